@@ -1,0 +1,327 @@
+//! One call of a plugin: environment and configuration, checked. Nothing else reads the environment.
+
+use std::borrow::Cow;
+use std::env;
+use std::ffi::OsString;
+use std::io::Read;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+
+use crate::error::{Code, Context, Error, Result};
+use crate::json::{self, Fault, Raw};
+use crate::logging::Wish;
+use crate::name::{ContainerId, IfName, NetworkName};
+use crate::netns::{self, Netns};
+use crate::plugin::Plugin;
+use crate::result::AddResult;
+use crate::version::Version;
+
+/// What the environment asks for.
+#[derive(Debug)]
+pub(crate) enum Request {
+    /// No `CNI_COMMAND`: a person looks at the plugin.
+    About,
+    /// VERSION needs nothing else.
+    Version,
+    /// ADD, DEL or CHECK of one interface.
+    Attachment(Verb, Attachment, Scope),
+    /// GC or STATUS of a network.
+    Network(Sweep, Scope),
+    /// Any other command; it is refused only after the configuration was looked at, as in the reference.
+    Unknown(String),
+}
+
+/// A command about one attachment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verb {
+    Add,
+    Del,
+    Check,
+}
+
+/// A command about a whole network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sweep {
+    Gc,
+    Status,
+}
+
+/// What all commands but VERSION carry.
+#[derive(Debug, Default)]
+pub(crate) struct Scope {
+    pub(crate) args: String,
+    pub(crate) path: Vec<PathBuf>,
+    /// `CNI_NETNS_OVERRIDE`: the plugin's own namespace may be worked on.
+    pub(crate) any_netns: bool,
+}
+
+/// One interface of one container: what ADD makes and DEL removes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// `CNI_CONTAINERID`
+    pub container: ContainerId,
+    /// `CNI_IFNAME`
+    pub ifname: IfName,
+    /// `CNI_NETNS` as it was given; only DEL can be without.
+    pub netns: Option<PathBuf>,
+}
+
+impl Attachment {
+    /// Opens the container's network namespace.
+    pub fn open_netns(&self) -> Result<Netns> {
+        match &self.netns {
+            Some(path) => Netns::open(path),
+            None => Err(Error::new(Code::NETNS, "CNI_NETNS is empty")),
+        }
+    }
+
+    /// Opens the container's network namespace for a command that removes: `None` if it is gone, that is if there is
+    /// no path, nothing at the path, or something that is no namespace (any more).
+    pub fn open_netns_if_there(&self) -> Result<Option<Netns>> {
+        self.netns.as_deref().map_or(Ok(None), Netns::open_if_there)
+    }
+
+    /// `CNI_NETNS` as text, for `sandbox` of an interface in a result.
+    pub fn sandbox(&self) -> String {
+        self.netns.as_ref().map_or_else(String::new, |path| path.to_string_lossy().into_owned())
+    }
+}
+
+/// A network that a plugin is called for.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Name of the network.
+    pub network: NetworkName,
+    /// Version of the configuration, and of the answer.
+    pub version: Version,
+    /// `CNI_ARGS`
+    pub args: &'a str,
+    /// The directories of `CNI_PATH`.
+    pub path: &'a [PathBuf],
+    /// The configuration.
+    pub config: &'a str,
+    /// stdin, byte for byte, for a delegate.
+    pub(crate) stdin: &'a [u8],
+    /// The plugins in this executable.
+    pub(crate) builtin: &'a [&'a dyn Plugin],
+}
+
+impl<'a> Call<'a> {
+    /// The configuration as the plugin's own type.
+    pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
+        Ok(json::parse(self.config)?)
+    }
+
+    /// `prevResult` of the configuration.
+    pub fn previous(&self) -> Result<Option<AddResult>> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Previous<'a> {
+            #[serde(borrow)]
+            prev_result: Option<Raw<'a>>,
+        }
+        let Previous { prev_result } = self.parse()?;
+        prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
+    }
+
+    /// The attachments that a GC must keep. Without a list nothing is known to be stale, which is an error: an empty
+    /// list means that everything is.
+    pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Lists {
+            #[serde(rename = "cni.dev/valid-attachments")]
+            valid: Option<Vec<ValidAttachment>>,
+            // libcni 1.2.0 sent only this one.
+            #[serde(rename = "cni.dev/attachments")]
+            old: Option<Vec<ValidAttachment>>,
+        }
+        let lists: Lists = self.parse()?;
+        lists.valid.or(lists.old).ok_or_else(|| {
+            let error = Error::new(Code::CONFIG, "GC without a list of valid attachments");
+            error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything")
+        })
+    }
+}
+
+/// An attachment that a runtime says is alive.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+pub struct ValidAttachment {
+    /// The container's id.
+    #[serde(rename = "containerID")]
+    pub container: String,
+    /// The interface in the container.
+    pub ifname: String,
+}
+
+/// The head of a configuration: what the protocol itself reads, value by value, so that the first fault wins.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct Head<'a> {
+    #[serde(borrow)]
+    name: Option<Raw<'a>>,
+    #[serde(borrow)]
+    cni_version: Option<Raw<'a>>,
+    #[serde(borrow)]
+    log_level: Option<Raw<'a>>,
+    #[serde(borrow)]
+    log_file: Option<Raw<'a>>,
+}
+
+impl<'a> Head<'a> {
+    pub(crate) fn parse(config: &'a str) -> Result<Head<'a>> {
+        // The reference takes `null` for an empty object.
+        let head: Option<Head<'a>> =
+            json::parse(config).trying(|| "read the network configuration on stdin")?;
+        Ok(head.unwrap_or_default())
+    }
+
+    pub(crate) fn network(&self) -> Result<NetworkName> {
+        NetworkName::parse(&text("name", self.name)?)
+    }
+
+    pub(crate) fn version(&self, command: &str, since: Version) -> Result<Version> {
+        Version::of_request(&text("cniVersion", self.cni_version)?, command, since)
+    }
+
+    pub(crate) fn log(&self) -> Result<Wish> {
+        Ok(Wish::of_config(text("logLevel", self.log_level)?, text("logFile", self.log_file)?)?)
+    }
+}
+
+fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String, Fault> {
+    value.map_or(Ok(String::new()), |raw| raw.parse().map_err(|fault: Fault| fault.under(key)))
+}
+
+/// Where variables come from: the process, or a test.
+pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<OsString>;
+
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+pub(crate) fn process_env(name: &str) -> Option<OsString> {
+    env::var_os(name)
+}
+
+impl Request {
+    /// Reads the environment in the reference's order: a bad value is reported at once, missing ones together.
+    pub(crate) fn read(env: Env<'_>) -> Result<Request> {
+        let optional = |name: &str| env(name).filter(|value| !value.is_empty());
+        let Some(command) = optional("CNI_COMMAND") else { return Ok(Request::About) };
+        let mut missing = Vec::new();
+        let mut required = |name: &'static str| {
+            let value = optional(name);
+            if value.is_none() {
+                missing.push(name);
+            }
+            value
+        };
+        let scope = |path: OsString| Scope {
+            args: optional("CNI_ARGS").unwrap_or_default().to_string_lossy().into_owned(),
+            path: env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
+            any_netns: optional("CNI_NETNS_OVERRIDE")
+                .is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
+        };
+        let request = match command.to_str() {
+            Some("VERSION") => Some(Request::Version),
+            Some("GC") => required("CNI_PATH").map(|path| Request::Network(Sweep::Gc, scope(path))),
+            Some("STATUS") => {
+                required("CNI_PATH").map(|path| Request::Network(Sweep::Status, scope(path)))
+            }
+            Some(name @ ("ADD" | "DEL" | "CHECK")) => {
+                let verb = match name {
+                    "ADD" => Verb::Add,
+                    "DEL" => Verb::Del,
+                    _ => Verb::Check,
+                };
+                let container =
+                    required("CNI_CONTAINERID").map(|id| ContainerId::parse(&id)).transpose()?;
+                let netns =
+                    if verb == Verb::Del { optional("CNI_NETNS") } else { required("CNI_NETNS") };
+                let ifname = required("CNI_IFNAME").map(|name| IfName::parse(&name)).transpose()?;
+                let path = required("CNI_PATH");
+                match (container, ifname, path) {
+                    (Some(container), Some(ifname), Some(path)) => {
+                        let attachment =
+                            Attachment { container, ifname, netns: netns.map(PathBuf::from) };
+                        Some(Request::Attachment(verb, attachment, scope(path)))
+                    }
+                    _ => None,
+                }
+            }
+            _ => Some(Request::Unknown(command.to_string_lossy().into_owned())),
+        };
+        match request {
+            Some(request) if missing.is_empty() => Ok(request),
+            _ => {
+                let names = missing.join(",");
+                let error = Error::new(
+                    Code::ENVIRONMENT,
+                    format!("required env variables [{names}] missing"),
+                );
+                Err(error
+                    .details(format!("the caller must set them for {}", command.to_string_lossy())))
+            }
+        }
+    }
+
+    /// The command, and the version that brought it.
+    pub(crate) fn command(&self) -> (&str, Version) {
+        match self {
+            Request::About => ("", Version::V0_1_0),
+            Request::Version => ("VERSION", Version::V0_1_0),
+            Request::Attachment(Verb::Add, ..) => ("ADD", Version::V0_1_0),
+            Request::Attachment(Verb::Del, ..) => ("DEL", Version::V0_1_0),
+            Request::Attachment(Verb::Check, ..) => ("CHECK", Version::V0_4_0),
+            Request::Network(Sweep::Gc, _) => ("GC", Version::V1_1_0),
+            Request::Network(Sweep::Status, _) => ("STATUS", Version::V1_1_0),
+            Request::Unknown(command) => (command, Version::V0_1_0),
+        }
+    }
+
+    /// The most that stdin may hold. A configuration is small; only GC's list grows with the node.
+    fn limit(&self) -> u64 {
+        if let Request::Network(Sweep::Gc, _) = self { 16 << 20 } else { 1 << 20 }
+    }
+
+    /// Reads stdin, and never more of it than makes sense.
+    pub(crate) fn read_stdin(&self, stdin: &mut dyn Read) -> Result<Vec<u8>> {
+        let limit = self.limit();
+        let mut bytes = Vec::new();
+        stdin
+            .take(limit + 1)
+            .read_to_end(&mut bytes)
+            .trying(|| "read the network configuration on stdin")?;
+        if bytes.len() as u64 > limit {
+            let what =
+                format!("the network configuration on stdin is larger than {} MiB", limit >> 20);
+            return Err(
+                Error::new(Code::DECODE, what).details("stdin must hold one network configuration")
+            );
+        }
+        Ok(bytes)
+    }
+
+    /// Refuses to work on the plugin's own namespace, before anything is done. Unlike upstream, which looks afterwards.
+    pub(crate) fn refuse_own_netns(&self) -> Result<()> {
+        let Request::Attachment(Verb::Add | Verb::Del, Attachment { netns: Some(path), .. }, scope) =
+            self
+        else {
+            return Ok(());
+        };
+        if scope.any_netns || !netns::is_own(path)? {
+            return Ok(());
+        }
+        let error = Error::new(
+            Code::NETNS,
+            format!("CNI_NETNS {path:?} is the plugin's own network namespace"),
+        );
+        Err(error.details(
+            "give the container's namespace, or set CNI_NETNS_OVERRIDE=1 if this is meant",
+        ))
+    }
+}
+
+/// The configuration as text; what is not UTF-8 in it is replaced, as the reference does.
+pub(crate) fn config_text(stdin: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(stdin)
+}

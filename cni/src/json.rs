@@ -1,0 +1,606 @@
+//! JSON as configurations in the wild are written, and as the reference prints it.
+//!
+//! Reading follows the reference's decoder: keys match in any letter case, a later duplicate wins, `null` leaves the
+//! default, unknown keys are ignored, anything after the document is an error. serde's derive does the rest. Nothing is
+//! copied into a tree: an object is a list of slices of the text, so that a large document costs no more than itself.
+//! A [`Fault`] names the key and its value.
+
+use std::borrow::Cow;
+use std::fmt::{self, Display};
+use std::io;
+
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize, forward_to_deserialize_any};
+use serde_json::ser::{CharEscape, Formatter, PrettyFormatter};
+use serde_json::value::RawValue;
+
+use crate::error::{Code, Error};
+
+/// Reads one document.
+pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
+    let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
+    T::deserialize(Node(raw.get()))
+}
+
+/// Prints `value` the way the reference does: indented by four, no newline at the end.
+pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
+    let mut out = Vec::with_capacity(512);
+    let layout = Layout(PrettyFormatter::with_indent(b"    "));
+    value
+        .serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout))
+        .map_err(Error::bug)?;
+    Ok(out)
+}
+
+/// What is wrong with a document: where, and why.
+#[derive(Debug)]
+pub struct Fault {
+    kind: Kind,
+    path: String,
+    why: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// It is not JSON.
+    Syntax,
+    /// A value is of another type than wanted.
+    Shape,
+    /// A value is of the right type, and wrong.
+    Value,
+}
+
+impl Fault {
+    /// A value of the right type that is wrong; the key is added on the way out.
+    pub fn value(why: impl Display) -> Fault {
+        Fault { kind: Kind::Value, path: String::new(), why: why.to_string() }
+    }
+
+    fn shape(why: impl Display) -> Fault {
+        Fault { kind: Kind::Shape, path: String::new(), why: why.to_string() }
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "it is what map_err hands over")]
+    fn syntax(error: serde_json::Error) -> Fault {
+        Fault { kind: Kind::Syntax, path: String::new(), why: error.to_string() }
+    }
+
+    /// Puts `key` in front of where the fault is.
+    #[must_use]
+    pub fn under(mut self, key: impl Display) -> Fault {
+        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
+        self.path = format!("{key}{dot}{}", self.path);
+        self
+    }
+}
+
+impl Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.kind, self.path.is_empty()) {
+            (Kind::Syntax, true) => write!(f, "invalid JSON: {}", self.why),
+            (_, true) => f.write_str(&self.why),
+            (_, false) => write!(f, "key {:?}: {}", self.path, self.why),
+        }
+    }
+}
+
+impl std::error::Error for Fault {}
+
+impl From<Fault> for Error {
+    fn from(fault: Fault) -> Error {
+        let code = if fault.kind == Kind::Value { Code::CONFIG } else { Code::DECODE };
+        Error::new(code, fault.to_string())
+    }
+}
+
+impl de::Error for Fault {
+    fn custom<T: Display>(why: T) -> Fault {
+        Fault::value(why)
+    }
+
+    fn invalid_type(got: de::Unexpected<'_>, want: &dyn de::Expected) -> Fault {
+        Fault::shape(mismatch(got, want))
+    }
+
+    fn invalid_value(got: de::Unexpected<'_>, want: &dyn de::Expected) -> Fault {
+        if let de::Unexpected::Unsigned(n) = got {
+            return Fault::value(format!("{n} is out of range"));
+        }
+        Fault::value(mismatch(got, want))
+    }
+
+    fn missing_field(field: &'static str) -> Fault {
+        Fault::value("it is missing").under(field)
+    }
+}
+
+/// serde's words for types, in JSON's.
+fn mismatch(got: de::Unexpected<'_>, want: &dyn de::Expected) -> String {
+    let want = match want.to_string() {
+        text if text.starts_with("struct ") || text == "a map" => "an object".to_owned(),
+        text if text == "a sequence" => "a list".to_owned(),
+        text if text == "a boolean" => "true or false".to_owned(),
+        text if matches!(text.as_str(), "u8" | "u16" | "u32" | "u64") => {
+            "an integer that is not negative".to_owned()
+        }
+        text if matches!(text.as_str(), "i8" | "i16" | "i32" | "i64") => "an integer".to_owned(),
+        text => text,
+    };
+    let got = match got {
+        de::Unexpected::Str(text) => format!("{text:?}"),
+        de::Unexpected::Bool(value) => value.to_string(),
+        de::Unexpected::Unsigned(n) => n.to_string(),
+        de::Unexpected::Signed(n) => n.to_string(),
+        de::Unexpected::Float(n) => format!("{n:?}"),
+        de::Unexpected::Unit => "null".to_owned(),
+        de::Unexpected::Seq => "a list".to_owned(),
+        de::Unexpected::Map => "an object".to_owned(),
+        other => other.to_string(),
+    };
+    format!("expected {want}, got {got}")
+}
+
+/// A value that is kept as text, to be read later or passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raw<'de>(&'de str);
+
+const RAW: &str = "cni::json::Raw";
+
+impl<'de> Raw<'de> {
+    /// The value's text.
+    pub fn text(self) -> &'de str {
+        self.0
+    }
+
+    /// Reads the value.
+    pub fn parse<T: Deserialize<'de>>(self) -> Result<T, Fault> {
+        T::deserialize(Node(self.0))
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Raw<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Raw<'a>, D::Error> {
+        struct Text;
+        impl<'de> Visitor<'de> for Text {
+            type Value = Raw<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a value")
+            }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Raw<'de>, E> {
+                Ok(Raw(text))
+            }
+        }
+        deserializer.deserialize_newtype_struct(RAW, Text)
+    }
+}
+
+/// One value of the document, as its text without white space around it.
+#[derive(Clone, Copy)]
+struct Node<'de>(&'de str);
+
+impl<'de> Node<'de> {
+    fn is_null(self) -> bool {
+        self.0 == "null"
+    }
+
+    fn pairs(self) -> Result<Vec<(Cow<'de, str>, Node<'de>)>, Fault> {
+        let Pairs(pairs) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
+        Ok(pairs)
+    }
+
+    fn number<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        // "1500.0" is no integer to the reference, so the text decides, not the value.
+        if self.0.contains(['.', 'e', 'E']) {
+            return visitor.visit_f64(self.0.parse().map_err(Fault::value)?);
+        }
+        if let Ok(n) = self.0.parse::<u64>() {
+            return visitor.visit_u64(n);
+        }
+        match self.0.parse::<i64>() {
+            Ok(n) => visitor.visit_i64(n),
+            Err(_) => Err(Fault::value(format!("{} is out of range", self.0))),
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for Node<'de> {
+    type Error = Fault;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.0.as_bytes().first() {
+            Some(b'n') => visitor.visit_unit(),
+            Some(b't') => visitor.visit_bool(true),
+            Some(b'f') => visitor.visit_bool(false),
+            Some(b'"') => {
+                let Text(text) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
+                match text {
+                    Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
+                    Cow::Owned(text) => visitor.visit_string(text),
+                }
+            }
+            Some(b'[') => {
+                let items: Vec<&RawValue> = serde_json::from_str(self.0).map_err(Fault::syntax)?;
+                visitor.visit_seq(Items { items: items.into_iter(), index: 0 })
+            }
+            Some(b'{') => visitor.visit_map(Fields::new(self.pairs()?)),
+            _ => self.number(visitor),
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        // serde's visitor would take a list for the fields in their order.
+        if self.0.starts_with('[') {
+            return Err(Fault::shape(mismatch(de::Unexpected::Seq, &"an object")));
+        }
+        if !self.0.starts_with('{') {
+            return self.deserialize_any(visitor);
+        }
+        let mut known: Vec<(Cow<'de, str>, Node<'de>)> = Vec::with_capacity(fields.len());
+        for (key, value) in self.pairs()? {
+            let Some(field) = fields.iter().find(|field| same_key(field, &key)) else { continue };
+            if value.is_null() {
+                continue;
+            }
+            match known.iter_mut().find(|(name, _)| name == field) {
+                Some(earlier) => earlier.1 = value,
+                None => known.push((Cow::Borrowed(field), value)),
+            }
+        }
+        visitor.visit_map(Fields::new(known))
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        if self.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(
+        self,
+        name: &'static str,
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        if name == RAW {
+            visitor.visit_borrowed_str(self.0)
+        } else {
+            visitor.visit_newtype_struct(self)
+        }
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
+        tuple_struct map enum identifier
+    }
+}
+
+/// Equal in any letter case. Like the reference's decoder this folds the two letters outside ASCII that have an ASCII
+/// letter as their simple fold: the long s and the Kelvin sign.
+fn same_key(field: &str, key: &str) -> bool {
+    let fold = |c: char| match c {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        c => c.to_ascii_lowercase(),
+    };
+    field == key || field.chars().map(fold).eq(key.chars().map(fold))
+}
+
+struct Fields<'de> {
+    pairs: std::vec::IntoIter<(Cow<'de, str>, Node<'de>)>,
+    value: Option<(Cow<'de, str>, Node<'de>)>,
+}
+
+impl<'de> Fields<'de> {
+    fn new(pairs: Vec<(Cow<'de, str>, Node<'de>)>) -> Fields<'de> {
+        Fields { pairs: pairs.into_iter(), value: None }
+    }
+}
+
+impl<'de> MapAccess<'de> for Fields<'de> {
+    type Error = Fault;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Fault> {
+        let Some((key, value)) = self.pairs.next() else { return Ok(None) };
+        let name = match &key {
+            Cow::Borrowed(key) => seed.deserialize(BorrowedStrDeserializer::new(key)),
+            Cow::Owned(key) => seed.deserialize(de::value::StrDeserializer::new(key)),
+        };
+        self.value = Some((key, value));
+        name.map(Some)
+    }
+
+    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
+        let (key, value) =
+            self.value.take().ok_or_else(|| Fault::shape("a value before its key"))?;
+        seed.deserialize(value).map_err(|fault| fault.under(key))
+    }
+}
+
+struct Items<'de> {
+    items: std::vec::IntoIter<&'de RawValue>,
+    index: usize,
+}
+
+impl<'de> SeqAccess<'de> for Items<'de> {
+    type Error = Fault;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(
+        &mut self,
+        seed: T,
+    ) -> Result<Option<T::Value>, Fault> {
+        let Some(item) = self.items.next() else { return Ok(None) };
+        let index = self.index;
+        self.index += 1;
+        seed.deserialize(Node(item.get()))
+            .map(Some)
+            .map_err(|fault| fault.under(format_args!("[{index}]")))
+    }
+
+    fn size_hint(&self) -> Option<usize> {
+        Some(self.items.len())
+    }
+}
+
+/// A text, borrowed from the document unless it has escapes.
+struct Text<'de>(Cow<'de, str>);
+
+impl<'de> Deserialize<'de> for Text<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Text<'de>, D::Error> {
+        struct Either;
+        impl<'de> Visitor<'de> for Either {
+            type Value = Text<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Borrowed(text)))
+            }
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Text<'de>, E> {
+                Ok(Text(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(Either)
+    }
+}
+
+/// The keys and values of an object, in the document's order.
+struct Pairs<'de>(Vec<(Cow<'de, str>, Node<'de>)>);
+
+impl<'de> Deserialize<'de> for Pairs<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs<'de>, D::Error> {
+        struct Object;
+        impl<'de> Visitor<'de> for Object {
+            type Value = Pairs<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<'de>, A::Error> {
+                let mut pairs = Vec::new();
+                while let Some((Text(key), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
+                    pairs.push((key, Node(value.get())));
+                }
+                Ok(Pairs(pairs))
+            }
+        }
+        deserializer.deserialize_map(Object)
+    }
+}
+
+/// The reference's layout: indented, and with the characters escaped that could end an HTML script.
+struct Layout(PrettyFormatter<'static>);
+
+impl Formatter for Layout {
+    fn write_string_fragment<W: ?Sized + io::Write>(
+        &mut self,
+        out: &mut W,
+        fragment: &str,
+    ) -> io::Result<()> {
+        let special = ['<', '>', '&', '\u{2028}', '\u{2029}'];
+        for piece in fragment.split_inclusive(special) {
+            let plain = piece.trim_end_matches(special);
+            out.write_all(plain.as_bytes())?;
+            for c in piece.chars().skip(plain.chars().count()) {
+                write!(out, "\\u{:04x}", u32::from(c))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_char_escape<W: ?Sized + io::Write>(
+        &mut self,
+        out: &mut W,
+        escape: CharEscape,
+    ) -> io::Result<()> {
+        self.0.write_char_escape(out, escape)
+    }
+
+    fn begin_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_array(out)
+    }
+
+    fn end_array<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_array(out)
+    }
+
+    fn begin_array_value<W: ?Sized + io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_array_value(out, first)
+    }
+
+    fn end_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_array_value(out)
+    }
+
+    fn begin_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_object(out)
+    }
+
+    fn end_object<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_object(out)
+    }
+
+    fn begin_object_key<W: ?Sized + io::Write>(
+        &mut self,
+        out: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(out, first)
+    }
+
+    fn begin_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(out)
+    }
+
+    fn end_object_value<W: ?Sized + io::Write>(&mut self, out: &mut W) -> io::Result<()> {
+        self.0.end_object_value(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Conf {
+        is_gateway: bool,
+        mtu: u32,
+        bridge: Option<String>,
+        ranges: Vec<Vec<Range>>,
+        #[serde(rename = "cni.dev/valid-attachments")]
+        valid: Option<Vec<String>>,
+        caps: BTreeMap<String, bool>,
+    }
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Range {
+        subnet: crate::ip::Cidr,
+    }
+
+    fn fault(text: &str) -> (u32, String) {
+        let error = Error::from(parse::<Conf>(text).unwrap_err());
+        (error.code().0, error.to_string())
+    }
+
+    #[test]
+    fn keys_match_in_any_letter_case() {
+        let conf: Conf =
+            parse(r#"{"ISGATEWAY": true, "Mtu": 1400, "bridGe": "b", "\u017fomething": 1}"#)
+                .unwrap();
+        assert_eq!(
+            conf,
+            Conf { is_gateway: true, mtu: 1400, bridge: Some("b".into()), ..Conf::default() }
+        );
+        assert!(
+            same_key("search", "\u{17f}earch")
+                && same_key("link", "lin\u{212a}")
+                && !same_key("a", "ä")
+        );
+        let conf: Conf = parse(r#"{"caps": {"a": true, "A": false}}"#).unwrap();
+        assert_eq!(conf.caps.len(), 2, "keys of a map are data");
+    }
+
+    #[test]
+    fn a_later_duplicate_wins_and_null_leaves_the_default() {
+        let conf: Conf =
+            parse(r#"{"mtu": 1, "MTU": 2, "bridge": null, "mtu": null, "caps": null}"#).unwrap();
+        assert_eq!(conf, Conf { mtu: 2, ..Conf::default() });
+    }
+
+    #[test]
+    fn faults_name_the_key_and_the_value() {
+        for (text, code, want) in [
+            (
+                r#"{"mtu": "1500"}"#,
+                6,
+                r#"key "mtu": expected an integer that is not negative, got "1500""#,
+            ),
+            (
+                r#"{"mtu": 1500.0}"#,
+                6,
+                r#"key "mtu": expected an integer that is not negative, got 1500.0"#,
+            ),
+            (
+                r#"{"mtu": 1e3}"#,
+                6,
+                r#"key "mtu": expected an integer that is not negative, got 1000.0"#,
+            ),
+            (r#"{"mtu": -1}"#, 7, r#"key "mtu": expected an integer that is not negative, got -1"#),
+            (r#"{"mtu": 4294967296}"#, 7, r#"key "mtu": 4294967296 is out of range"#),
+            (
+                r#"{"mtu": 99999999999999999999}"#,
+                7,
+                r#"key "mtu": 99999999999999999999 is out of range"#,
+            ),
+            (r#"{"isGateway": 1}"#, 6, r#"key "isGateway": expected true or false, got 1"#),
+            (r#"{"isGateway": "yes"}"#, 6, r#"key "isGateway": expected true or false, got "yes""#),
+            (
+                r#"{"ranges": [[], [{"subnet": "10.0.0.0/8"}, {"subnet": "x"}]]}"#,
+                7,
+                r#"key "ranges[1][1].subnet": invalid CIDR address: "x""#,
+            ),
+            (r#"{"ranges": [null]}"#, 6, r#"key "ranges[0]": expected a list, got null"#),
+            (r#"{"ranges": [[{}]]}"#, 7, r#"key "ranges[0][0].subnet": it is missing"#),
+            (r#"{"caps": []}"#, 6, r#"key "caps": expected an object, got a list"#),
+            ("[]", 6, "expected an object, got a list"),
+        ] {
+            assert_eq!(fault(text), (code, want.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_is_refused() {
+        for text in [
+            "",
+            " ",
+            "{",
+            "{}x",
+            "{} {}",
+            "{\"a\":1,}",
+            "{'a':1}",
+            "{\"a\":01}",
+            "{\"a\":\"\n\"}",
+            "nul",
+            "{\"a\" 1}",
+            "\u{feff}{}",
+        ] {
+            let (code, why) = fault(text);
+            assert!(code == 6 && why.starts_with("invalid JSON: "), "{text:?}: {code} {why}");
+        }
+    }
+
+    #[test]
+    fn deep_documents_cost_no_stack() {
+        let deep = format!("{{\"x\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
+        assert_eq!(parse::<Conf>(&deep).unwrap(), Conf::default());
+        let deep = format!("{{\"ranges\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
+        assert!(parse::<Conf>(&deep).is_err());
+    }
+
+    #[test]
+    fn printing_is_the_references() {
+        let text = print(
+            &serde_json::json!({"a": [], "b": {}, "c": ["x<y>&\u{2028}<>z", 1], "d": "é\n\""}),
+        )
+        .unwrap();
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            "{\n    \"a\": [],\n    \"b\": {},\n    \"c\": [\n        \"x\\u003cy\\u003e\\u0026\\u2028\\u003c\\u003ez\",\n        1\n    ],\n    \"d\": \"é\\n\\\"\"\n}"
+        );
+    }
+}

@@ -1,0 +1,510 @@
+//! Links: bridges, veth pairs, ports.
+
+use std::fmt;
+use std::num::NonZeroU32;
+
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{Iff, Ifla, IflaInfo, RtAddrFamily, Rtm};
+use neli::rtnl::IfinfomsgBuilder;
+
+use super::wire::{self, Attrs, CREATE, attr, list, message, nest};
+use super::{Change, Netlink};
+use crate::error::{Context, Error, Result};
+use crate::ip::MacAddr;
+use crate::netns::Netns;
+
+/// struct ifinfomsg
+const HEADER: usize = 16;
+
+/// The kernel's number for a link, unique in its namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LinkIndex(NonZeroU32);
+
+impl LinkIndex {
+    fn read(index: u32) -> Result<LinkIndex> {
+        NonZeroU32::new(index)
+            .map(LinkIndex)
+            .ok_or_else(|| wire::malformed("a link without an index"))
+    }
+
+    /// Zero is none.
+    pub(super) fn optional(index: u32) -> Option<LinkIndex> {
+        NonZeroU32::new(index).map(LinkIndex)
+    }
+
+    /// As most messages want it.
+    pub(super) fn signed(self) -> i32 {
+        self.0.get().cast_signed()
+    }
+
+    /// As some messages want it.
+    pub(super) fn unsigned(self) -> u32 {
+        self.0.get()
+    }
+}
+
+impl fmt::Display for LinkIndex {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.0)
+    }
+}
+
+/// A link by its number, or by its name where the number is not known yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkRef<'a> {
+    /// By number.
+    Index(LinkIndex),
+    /// By name.
+    Name(&'a str),
+}
+
+impl From<LinkIndex> for LinkRef<'_> {
+    fn from(index: LinkIndex) -> Self {
+        LinkRef::Index(index)
+    }
+}
+
+impl<'a> From<&'a str> for LinkRef<'a> {
+    fn from(name: &'a str) -> Self {
+        LinkRef::Name(name)
+    }
+}
+
+impl fmt::Display for LinkRef<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkRef::Index(index) => write!(f, "{index}"),
+            LinkRef::Name(name) => write!(f, "{name:?}"),
+        }
+    }
+}
+
+/// Whether a link can carry traffic (RFC 2863).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OperState {
+    /// It can.
+    Up,
+    /// It cannot.
+    Down,
+    /// The driver does not tell, as with `lo`.
+    Unknown,
+    /// Anything between, by the kernel's number.
+    Other(u8),
+}
+
+impl fmt::Display for OperState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            OperState::Up => f.write_str("up"),
+            OperState::Down => f.write_str("down"),
+            OperState::Unknown => f.write_str("unknown"),
+            OperState::Other(state) => write!(f, "state {state}"),
+        }
+    }
+}
+
+/// A link's settings as a port of a bridge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Port {
+    /// May a frame go out where it came in?
+    pub hairpin: bool,
+    /// Is the port kept from talking to other isolated ones?
+    pub isolated: bool,
+}
+
+/// A link as the kernel describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Its number.
+    pub index: LinkIndex,
+    /// Its name.
+    pub name: String,
+    /// `bridge`, `veth`, …; empty for hardware and `lo`.
+    pub kind: String,
+    /// Its Ethernet address.
+    pub mac: Option<MacAddr>,
+    /// Its MTU.
+    pub mtu: u32,
+    /// Was it set up?
+    pub up: bool,
+    /// Can it carry traffic?
+    pub state: OperState,
+    /// The bridge it is a port of.
+    pub master: Option<LinkIndex>,
+    /// The other end, for a veth; in the namespace that the kernel's `link-netnsid` names.
+    pub peer: Option<LinkIndex>,
+    /// The text that people see in `ip link`.
+    pub alias: String,
+    /// How many want it promiscuous.
+    pub promiscuity: u32,
+    /// Length of the transmit queue.
+    pub tx_queue: u32,
+    /// Its settings as a port of a bridge, if it is one.
+    pub port: Option<Port>,
+    /// Its spanning tree state as a port of a bridge: 3 is forwarding.
+    pub port_state: Option<u8>,
+    /// Does it filter VLANs, if it is a bridge?
+    pub vlan_filtering: Option<bool>,
+}
+
+impl Link {
+    pub(super) fn read(payload: &[u8]) -> Result<Link> {
+        let flags = wire::number(payload, 8)?;
+        let mut link = Link {
+            index: LinkIndex::read(wire::number(payload, 4)?)?,
+            name: String::new(),
+            kind: String::new(),
+            mac: None,
+            mtu: 0,
+            up: flags & libc::IFF_UP.cast_unsigned() != 0,
+            state: OperState::Unknown,
+            master: None,
+            peer: None,
+            alias: String::new(),
+            promiscuity: 0,
+            tx_queue: 0,
+            port: None,
+            port_state: None,
+            vlan_filtering: None,
+        };
+        for attribute in wire::attributes(payload, HEADER) {
+            let (kind, value) = attribute?;
+            match kind {
+                libc::IFLA_IFNAME => link.name = wire::text(value),
+                libc::IFLA_ADDRESS => link.mac = wire::mac(value),
+                libc::IFLA_MTU => link.mtu = wire::number(value, 0)?,
+                libc::IFLA_LINK => link.peer = LinkIndex::optional(wire::number(value, 0)?),
+                libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
+                libc::IFLA_IFALIAS => link.alias = wire::text(value),
+                libc::IFLA_PROMISCUITY => link.promiscuity = wire::number(value, 0)?,
+                libc::IFLA_TXQLEN => link.tx_queue = wire::number(value, 0)?,
+                libc::IFLA_OPERSTATE => {
+                    // linux/if.h: IF_OPER_*
+                    link.state = match wire::byte(value, 0)? {
+                        0 => OperState::Unknown,
+                        2 => OperState::Down,
+                        6 => OperState::Up,
+                        state => OperState::Other(state),
+                    }
+                }
+                libc::IFLA_LINKINFO => link.read_info(value)?,
+                _ => {}
+            }
+        }
+        Ok(link)
+    }
+
+    fn read_info(&mut self, info: &[u8]) -> Result<()> {
+        let (mut data, mut port_kind, mut port_data) = (None, String::new(), None);
+        for attribute in wire::attributes(info, 0) {
+            let (kind, value) = attribute?;
+            match kind {
+                libc::IFLA_INFO_KIND => self.kind = wire::text(value),
+                libc::IFLA_INFO_DATA => data = Some(value),
+                libc::IFLA_INFO_SLAVE_KIND => port_kind = wire::text(value),
+                libc::IFLA_INFO_SLAVE_DATA => port_data = Some(value),
+                _ => {}
+            }
+        }
+        if let Some(data) = data.filter(|_| self.kind == "bridge") {
+            for attribute in wire::attributes(data, 0) {
+                if let (wire::IFLA_BR_VLAN_FILTERING, value) = attribute? {
+                    self.vlan_filtering = Some(wire::byte(value, 0)? != 0);
+                }
+            }
+        }
+        if let Some(data) = port_data.filter(|_| port_kind == "bridge") {
+            let mut port = Port::default();
+            for attribute in wire::attributes(data, 0) {
+                match attribute? {
+                    (wire::IFLA_BRPORT_STATE, value) => {
+                        self.port_state = Some(wire::byte(value, 0)?)
+                    }
+                    (wire::IFLA_BRPORT_MODE, value) => port.hairpin = wire::byte(value, 0)? != 0,
+                    (wire::IFLA_BRPORT_ISOLATED, value) => {
+                        port.isolated = wire::byte(value, 0)? != 0
+                    }
+                    _ => {}
+                }
+            }
+            self.port = Some(port);
+        }
+        Ok(())
+    }
+}
+
+/// A bridge to be made. It comes up with its hardware address set for good: it will not follow its ports.
+#[derive(Clone, Debug)]
+pub struct BridgeSpec<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its hardware address.
+    pub mac: MacAddr,
+    /// Its MTU, if not the kernel's choice.
+    pub mtu: Option<u32>,
+    /// Should it filter VLANs? If not, nothing is said about it: the kernel may not know them.
+    pub vlan_filtering: bool,
+}
+
+/// One end of a veth pair to be made.
+#[derive(Clone, Debug)]
+pub struct VethEnd<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its hardware address, if not the kernel's choice.
+    pub mac: Option<MacAddr>,
+}
+
+/// A veth pair to be made, in its final place.
+#[derive(Debug)]
+pub struct VethSpec<'a> {
+    /// The end in the namespace of the socket. It is born up.
+    pub host: VethEnd<'a>,
+    /// The other end. It is born down: the kernel refuses anything else.
+    pub guest: VethEnd<'a>,
+    /// Where the other end is born.
+    pub netns: &'a Netns,
+    /// The bridge that the host's end is a port of.
+    pub bridge: Option<LinkIndex>,
+    /// MTU of both ends, if not the kernel's choice.
+    pub mtu: Option<u32>,
+}
+
+/// What should change about a link; what is `None` stays.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LinkChange<'a> {
+    /// Set it up or down.
+    pub up: Option<bool>,
+    /// Set or clear its promiscuous mode.
+    pub promiscuous: Option<bool>,
+    /// Give it this MTU.
+    pub mtu: Option<u32>,
+    /// Give it this hardware address.
+    pub mac: Option<MacAddr>,
+    /// Make it a port of this bridge.
+    pub bridge: Option<LinkIndex>,
+    /// Give it this alias.
+    pub alias: Option<&'a str>,
+    /// Announce IPv4 addresses when they or the link come up (`arp_notify`).
+    pub arp_notify: Option<bool>,
+}
+
+impl Change {
+    /// Makes a bridge. It is down: `accept_ra` must be off before it is up.
+    pub fn create_bridge(spec: &BridgeSpec<'_>) -> Change {
+        let encode = || {
+            let mut attrs = vec![attr(Ifla::Ifname, spec.name)?, attr(Ifla::Address, spec.mac.0)?];
+            if let Some(mtu) = spec.mtu {
+                attrs.push(attr(Ifla::Mtu, mtu)?);
+            }
+            let mut info = vec![attr(IflaInfo::Kind, "bridge".as_bytes())?];
+            if spec.vlan_filtering {
+                info.push(nest(IflaInfo::Data, vec![attr(wire::IFLA_BR_VLAN_FILTERING, 1_u8)?])?);
+            }
+            attrs.push(nest(Ifla::Linkinfo, info)?);
+            message(
+                Rtm::Newlink,
+                CREATE | NlmF::ECHO,
+                header(None).rtattrs(list(attrs)).build().map_err(Error::bug)?,
+            )
+        };
+        Change::new(format!("create bridge {:?}", spec.name), encode())
+    }
+
+    /// Makes a veth pair with both ends in their final places, in one message.
+    pub fn create_veth(spec: &VethSpec<'_>) -> Change {
+        let encode = || {
+            let mut peer = vec![attr(Ifla::Ifname, spec.guest.name)?];
+            let mut attrs = vec![attr(Ifla::Ifname, spec.host.name)?];
+            for (end, attrs) in [(&spec.guest, &mut peer), (&spec.host, &mut attrs)] {
+                if let Some(mac) = end.mac {
+                    attrs.push(attr(Ifla::Address, mac.0)?);
+                }
+                if let Some(mtu) = spec.mtu {
+                    attrs.push(attr(Ifla::Mtu, mtu)?);
+                }
+            }
+            peer.push(attr(Ifla::NetNsFd, spec.netns.fd())?);
+            if let Some(bridge) = spec.bridge {
+                attrs.push(attr(Ifla::Master, bridge.unsigned())?);
+            }
+            let peer = header(None).rtattrs(list(peer)).build().map_err(Error::bug)?;
+            let info = vec![
+                attr(IflaInfo::Kind, "veth".as_bytes())?,
+                nest(IflaInfo::Data, vec![attr(wire::VETH_INFO_PEER, peer)?])?,
+            ];
+            attrs.push(nest(Ifla::Linkinfo, info)?);
+            let body = header(None).up().rtattrs(list(attrs)).build().map_err(Error::bug)?;
+            message(Rtm::Newlink, CREATE | NlmF::ECHO, body)
+        };
+        Change::new(
+            format!(
+                "create veth {:?} with {:?} in {:?}",
+                spec.host.name,
+                spec.guest.name,
+                spec.netns.path()
+            ),
+            encode(),
+        )
+    }
+
+    /// Changes a link.
+    pub fn set_link<'a>(link: impl Into<LinkRef<'a>>, change: &LinkChange<'_>) -> Change {
+        let link = link.into();
+        let encode = || {
+            let mut attrs = name_of(link)?;
+            if let Some(mac) = change.mac {
+                attrs.push(attr(Ifla::Address, mac.0)?);
+            }
+            if let Some(mtu) = change.mtu {
+                attrs.push(attr(Ifla::Mtu, mtu)?);
+            }
+            if let Some(bridge) = change.bridge {
+                attrs.push(attr(Ifla::Master, bridge.unsigned())?);
+            }
+            if let Some(alias) = change.alias {
+                attrs.push(attr(Ifla::Ifalias, alias.as_bytes())?);
+            }
+            if let Some(notify) = change.arp_notify {
+                let conf = vec![attr(wire::IPV4_DEVCONF_ARP_NOTIFY, u32::from(notify))?];
+                let inet = vec![nest(wire::IFLA_INET_CONF, conf)?];
+                let spec = vec![nest(u16::try_from(libc::AF_INET).unwrap_or_default(), inet)?];
+                attrs.push(nest(Ifla::AfSpec, spec)?);
+            }
+            let (mut flags, mut mask) = (Iff::empty(), Iff::empty());
+            for (wish, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
+                if let Some(on) = wish {
+                    flags.set(flag, on);
+                    mask.insert(flag);
+                }
+            }
+            let body = header(Some(link)).ifi_flags(flags).ifi_change(mask).rtattrs(list(attrs));
+            message(Rtm::Newlink, NlmF::empty(), body.build().map_err(Error::bug)?)
+        };
+        Change::new(format!("set link {link}{change}"), encode())
+    }
+
+    /// Sets all of a link's settings as a port of a bridge.
+    pub fn set_port<'a>(link: impl Into<LinkRef<'a>>, port: Port) -> Change {
+        let link = link.into();
+        let encode = || {
+            let data = vec![
+                attr(wire::IFLA_BRPORT_MODE, u8::from(port.hairpin))?,
+                attr(wire::IFLA_BRPORT_ISOLATED, u8::from(port.isolated))?,
+            ];
+            let info = vec![
+                attr(IflaInfo::SlaveKind, "bridge".as_bytes())?,
+                nest(IflaInfo::SlaveData, data)?,
+            ];
+            let mut attrs = name_of(link)?;
+            attrs.push(nest(Ifla::Linkinfo, info)?);
+            let body = header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?;
+            message(Rtm::Newlink, NlmF::empty(), body)
+        };
+        let Port { hairpin, isolated } = port;
+        Change::new(format!("set port {link}: hairpin {hairpin}, isolated {isolated}"), encode())
+    }
+
+    /// Deletes a link, and the other end of a veth with it.
+    pub fn delete_link<'a>(link: impl Into<LinkRef<'a>>) -> Change {
+        let link = link.into();
+        let encode = || {
+            let body =
+                header(Some(link)).rtattrs(list(name_of(link)?)).build().map_err(Error::bug)?;
+            message(Rtm::Dellink, NlmF::empty(), body)
+        };
+        Change::new(format!("delete link {link}"), encode())
+    }
+}
+
+impl fmt::Display for LinkChange<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(up) = self.up {
+            f.write_str(if up { " up" } else { " down" })?;
+        }
+        if let Some(on) = self.promiscuous {
+            write!(f, " promiscuous {on}")?;
+        }
+        if let Some(mtu) = self.mtu {
+            write!(f, " mtu {mtu}")?;
+        }
+        if let Some(mac) = self.mac {
+            write!(f, " address {mac}")?;
+        }
+        if let Some(bridge) = self.bridge {
+            write!(f, " master {bridge}")?;
+        }
+        if let Some(alias) = self.alias {
+            write!(f, " alias {alias:?}")?;
+        }
+        if let Some(on) = self.arp_notify {
+            write!(f, " arp_notify {on}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Netlink {
+    /// The link called `name`.
+    pub fn link<'a>(&mut self, link: impl Into<LinkRef<'a>>) -> Result<Option<Link>> {
+        let link = link.into();
+        let request = get_link(link)?;
+        self.socket
+            .get(&request, &[libc::ENODEV, libc::ENXIO], |message| Link::read(message.payload))
+            .trying(|| format!("look for link {link}"))
+    }
+
+    /// All links, or all ports of one bridge.
+    pub fn links(&mut self, ports_of: Option<LinkIndex>) -> Result<Vec<Link>> {
+        let request = list_links(ports_of)?;
+        let wanted =
+            |link: Link| Some(link).filter(|link| ports_of.is_none() || link.master == ports_of);
+        self.socket
+            .list(&request, |message| Link::read(message.payload).map(wanted))
+            .trying(|| "list links")
+    }
+}
+
+pub(super) fn get_link(link: LinkRef<'_>) -> Result<Vec<u8>> {
+    let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
+    attrs.extend(name_of(link)?);
+    message(
+        Rtm::Getlink,
+        NlmF::empty(),
+        header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?,
+    )
+}
+
+pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Result<Vec<u8>> {
+    let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
+    if let Some(bridge) = ports_of {
+        attrs.push(attr(Ifla::Master, bridge.unsigned())?);
+    }
+    message(
+        Rtm::Getlink,
+        NlmF::empty(),
+        header(None).rtattrs(list(attrs)).build().map_err(Error::bug)?,
+    )
+}
+
+fn header(link: Option<LinkRef<'_>>) -> IfinfomsgBuilder {
+    let builder = IfinfomsgBuilder::default().ifi_family(RtAddrFamily::Unspecified);
+    match link {
+        Some(LinkRef::Index(index)) => builder.ifi_index(index.signed()),
+        _ => builder,
+    }
+}
+
+/// A link that is meant by its name has it among the attributes.
+fn name_of(link: LinkRef<'_>) -> Result<Attrs<Ifla>> {
+    match link {
+        LinkRef::Name(name) => Ok(vec![attr(Ifla::Ifname, name)?]),
+        LinkRef::Index(_) => Ok(Vec::new()),
+    }
+}
+
+/// For messages about a port that are of the bridge's family.
+pub(super) fn bridge_family(index: LinkIndex) -> IfinfomsgBuilder {
+    let family = RtAddrFamily::from(u8::try_from(libc::AF_BRIDGE).unwrap_or_default());
+    IfinfomsgBuilder::default().ifi_family(family).ifi_index(index.signed())
+}

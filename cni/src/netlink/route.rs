@@ -1,0 +1,151 @@
+//! Routes.
+
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
+use neli::rtnl::RtmsgBuilder;
+
+use super::link::LinkIndex;
+use super::wire::{self, attr, list, message, nest};
+use super::{Change, Netlink};
+use crate::error::{Context, Error, Result};
+use crate::ip::Cidr;
+use crate::result::Route;
+
+/// The table that is meant where none is named.
+const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+
+/// struct rtmsg
+const HEADER: usize = 12;
+
+/// A unicast route as the kernel has it. The route's `table` and `scope` are always given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelRoute {
+    /// What it says.
+    pub route: Route,
+    /// The link that it leaves by.
+    pub link: Option<LinkIndex>,
+}
+
+impl KernelRoute {
+    /// Does it go where `wanted` goes? Host bits do not count.
+    pub fn leads_to(&self, wanted: Cidr) -> bool {
+        self.route.dst.network() == wanted.network()
+    }
+
+    /// `None` for what is no plain route: local and broadcast entries, cached ones.
+    fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
+        let family = i32::from(wire::byte(payload, 0)?);
+        let prefix = wire::byte(payload, 1)?;
+        let mut table = u32::from(wire::byte(payload, 4)?);
+        let (scope, kind, flags) =
+            (wire::byte(payload, 6)?, wire::byte(payload, 7)?, wire::number(payload, 8)?);
+        if kind != libc::RTN_UNICAST || flags & libc::RTM_F_CLONED != 0 {
+            return Ok(None);
+        }
+        let (mut dst, mut gw, mut link, mut priority, mut mtu, mut advmss) =
+            (None, None, None, 0, 0, 0);
+        for attribute in wire::attributes(payload, HEADER) {
+            match attribute? {
+                (libc::RTA_DST, value) => dst = Some(wire::ip(value)?),
+                (libc::RTA_GATEWAY, value) => gw = Some(wire::ip(value)?),
+                (libc::RTA_OIF, value) => link = LinkIndex::optional(wire::number(value, 0)?),
+                (libc::RTA_PRIORITY, value) => priority = wire::number(value, 0)?,
+                (libc::RTA_TABLE, value) => table = wire::number(value, 0)?,
+                (libc::RTA_METRICS, metrics) => {
+                    for metric in wire::attributes(metrics, 0) {
+                        match metric? {
+                            (wire::RTAX_MTU, value) => mtu = wire::number(value, 0)?,
+                            (wire::RTAX_ADVMSS, value) => advmss = wire::number(value, 0)?,
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        let any = if family == libc::AF_INET { wire::ip(&[0; 4])? } else { wire::ip(&[0; 16])? };
+        let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
+        let route =
+            Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
+        Ok(Some(KernelRoute { route, link }))
+    }
+}
+
+impl Change {
+    /// Adds a route that leaves by `link`. A second one to the same destination by another way is put before the
+    /// first; the very same one is refused with EEXIST.
+    pub fn add_route(link: LinkIndex, route: &Route) -> Change {
+        let encode = || {
+            let table = route.table.unwrap_or(MAIN);
+            let mut attrs = Vec::new();
+            if route.dst.prefix() > 0 {
+                attrs.push(attr(Rta::Dst, wire::octets(route.dst.network().ip()))?);
+            }
+            if let Some(gw) = route.gw {
+                attrs.push(attr(Rta::Gateway, wire::octets(gw))?);
+            }
+            if route.priority > 0 {
+                attrs.push(attr(Rta::Priority, route.priority)?);
+            }
+            // The header has one byte for it.
+            if table > 255 {
+                attrs.push(attr(Rta::Table, table)?);
+            }
+            let mut metrics = Vec::new();
+            for (kind, value) in [(wire::RTAX_MTU, route.mtu), (wire::RTAX_ADVMSS, route.advmss)] {
+                if value > 0 {
+                    metrics.push(attr(kind, value)?);
+                }
+            }
+            if !metrics.is_empty() {
+                attrs.push(nest(Rta::Metrics, metrics)?);
+            }
+            attrs.push(attr(Rta::Oif, link.unsigned())?);
+            let body = RtmsgBuilder::default()
+                .rtm_family(wire::family(route.dst.ip()))
+                .rtm_dst_len(route.dst.prefix())
+                .rtm_src_len(0)
+                .rtm_tos(0)
+                .rtm_table(u8::try_from(table).map_or(RtTable::Unspec, RtTable::from))
+                .rtm_protocol(Rtprot::Boot)
+                .rtm_scope(route.scope.map_or(RtScope::Universe, RtScope::from))
+                .rtm_type(Rtn::Unicast)
+                .rtattrs(list(attrs));
+            message(Rtm::Newroute, NlmF::CREATE, body.build().map_err(Error::bug)?)
+        };
+        let via = route.gw.map_or_else(String::new, |gw| format!(" via {gw}"));
+        Change::new(format!("add route to {}{via} by link {link}", route.dst), encode())
+    }
+}
+
+impl Netlink {
+    /// All unicast routes that leave by `link`, of all tables and both families.
+    pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
+        let mut found = Vec::new();
+        for family in [RtAddrFamily::Inet, RtAddrFamily::Inet6] {
+            let request = list_routes(family, link)?;
+            let wanted =
+                |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
+            found.extend(
+                self.socket
+                    .list(&request, |message| KernelRoute::read(message.payload).map(wanted))
+                    .trying(|| format!("list the routes of link {link}"))?,
+            );
+        }
+        Ok(found)
+    }
+}
+
+pub(super) fn list_routes(family: RtAddrFamily, link: LinkIndex) -> Result<Vec<u8>> {
+    let body = RtmsgBuilder::default()
+        .rtm_family(family)
+        .rtm_dst_len(0)
+        .rtm_src_len(0)
+        .rtm_tos(0)
+        .rtm_table(RtTable::Unspec)
+        .rtm_protocol(Rtprot::Unspec)
+        .rtm_scope(RtScope::Universe)
+        .rtm_type(Rtn::Unspec)
+        .rtattrs(list(vec![attr(Rta::Oif, link.unsigned())?]));
+    message(Rtm::Getroute, NlmF::empty(), body.build().map_err(Error::bug)?)
+}

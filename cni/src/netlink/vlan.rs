@@ -1,0 +1,168 @@
+//! VLANs of a bridge port.
+
+use std::fmt;
+
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{Ifla, Rtm};
+use neli::rtnl::Rtattr;
+use neli::types::Buffer;
+
+use super::link::{LinkIndex, bridge_family};
+use super::wire::{self, Attrs, attr, list, message, nest};
+use super::{Change, Netlink};
+use crate::error::{Context, Error, Result};
+
+// linux/if_bridge.h: flags of a VLAN
+const PVID: u16 = 1 << 1;
+const UNTAGGED: u16 = 1 << 2;
+const RANGE_BEGIN: u16 = 1 << 3;
+const RANGE_END: u16 = 1 << 4;
+
+/// VLANs `first` to `last`, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VlanRange {
+    /// The first one.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
+}
+
+/// VLANs of a port, and how they are treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Vlan {
+    /// Which.
+    pub range: VlanRange,
+    /// Do untagged frames that come in belong here?
+    pub pvid: bool,
+    /// Do frames leave without their tag?
+    pub untagged: bool,
+}
+
+impl VlanRange {
+    /// The ranges that cover `ids`, which are in ascending order.
+    pub fn covering(ids: impl IntoIterator<Item = u16>) -> Vec<VlanRange> {
+        let mut ranges: Vec<VlanRange> = Vec::new();
+        for id in ids {
+            match ranges.last_mut() {
+                Some(range) if u32::from(id) <= u32::from(range.last) + 1 => range.last = id,
+                _ => ranges.push(VlanRange { first: id, last: id }),
+            }
+        }
+        ranges
+    }
+}
+
+impl fmt::Display for VlanRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}-{}", self.first, self.last)
+        }
+    }
+}
+
+impl Change {
+    /// Adds VLANs to a port, all in one message.
+    pub fn add_vlans(port: LinkIndex, vlans: &[Vlan]) -> Change {
+        Change::new(
+            format!("add VLANs {} to port {port}", names(vlans)),
+            encode(Rtm::Setlink, port, vlans),
+        )
+    }
+
+    /// Removes VLANs from a port, all in one message.
+    pub fn delete_vlans(port: LinkIndex, vlans: &[Vlan]) -> Change {
+        Change::new(
+            format!("delete VLANs {} from port {port}", names(vlans)),
+            encode(Rtm::Dellink, port, vlans),
+        )
+    }
+}
+
+fn names(vlans: &[Vlan]) -> String {
+    vlans.iter().map(|vlan| vlan.range.to_string()).collect::<Vec<_>>().join(",")
+}
+
+fn encode(kind: Rtm, port: LinkIndex, vlans: &[Vlan]) -> Result<Vec<u8>> {
+    let mut infos: Attrs<u16> = Vec::new();
+    for vlan in vlans {
+        let flags = if vlan.pvid { PVID } else { 0 } | if vlan.untagged { UNTAGGED } else { 0 };
+        if vlan.range.first == vlan.range.last {
+            infos.push(info(flags, vlan.range.first)?);
+        } else {
+            infos.push(info(flags | RANGE_BEGIN, vlan.range.first)?);
+            infos.push(info(flags | RANGE_END, vlan.range.last)?);
+        }
+    }
+    let body = bridge_family(port).rtattrs(list(vec![nest(Ifla::AfSpec, infos)?]));
+    message(kind, NlmF::empty(), body.build().map_err(Error::bug)?)
+}
+
+/// struct bridge_vlan_info
+fn info(flags: u16, id: u16) -> Result<Rtattr<u16, Buffer>> {
+    let [[a, b], [c, d]] = [flags.to_ne_bytes(), id.to_ne_bytes()];
+    attr(wire::IFLA_BRIDGE_VLAN_INFO, [a, b, c, d])
+}
+
+impl Netlink {
+    /// The VLANs of one port (Linux 5.6; the older way would list those of all ports of the host).
+    pub fn vlans(&mut self, port: LinkIndex) -> Result<Vec<Vlan>> {
+        let request = list_vlans(port)?;
+        let lists = self.socket.list(&request, |message| read(message.payload, port).map(Some));
+        Ok(lists
+            .trying(|| format!("list the VLANs of port {port}"))?
+            .into_iter()
+            .flatten()
+            .collect())
+    }
+}
+
+pub(super) fn list_vlans(port: LinkIndex) -> Result<Vec<u8>> {
+    // struct br_vlan_msg: family, padding, link
+    let mut body = vec![u8::try_from(libc::AF_BRIDGE).unwrap_or_default(), 0, 0, 0];
+    body.extend_from_slice(&port.unsigned().to_ne_bytes());
+    message(Rtm::from(wire::RTM_GETVLAN), NlmF::empty(), body)
+}
+
+fn read(payload: &[u8], port: LinkIndex) -> Result<Vec<Vlan>> {
+    let mut vlans = Vec::new();
+    if wire::number(payload, 4)? != port.unsigned() {
+        return Ok(vlans);
+    }
+    for entry in wire::attributes(payload, 8) {
+        let (wire::BRIDGE_VLANDB_ENTRY, entry) = entry? else { continue };
+        let (mut flags, mut first, mut last) = (0, 0, 0);
+        for attribute in wire::attributes(entry, 0) {
+            match attribute? {
+                (wire::BRIDGE_VLANDB_ENTRY_INFO, value) => {
+                    (flags, first) = (wire::number16(value, 0)?, wire::number16(value, 2)?);
+                }
+                (wire::BRIDGE_VLANDB_ENTRY_RANGE, value) => last = wire::number16(value, 0)?,
+                _ => {}
+            }
+        }
+        let range = VlanRange { first, last: last.max(first) };
+        vlans.push(Vlan { range, pvid: flags & PVID != 0, untagged: flags & UNTAGGED != 0 });
+    }
+    Ok(vlans)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_become_ranges() {
+        let ranges = |ids: &[u16]| {
+            VlanRange::covering(ids.iter().copied())
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ranges(&[]), [""; 0]);
+        assert_eq!(ranges(&[5]), ["5"]);
+        assert_eq!(ranges(&[1, 2, 3, 5, 7, 8, 4094]), ["1-3", "5", "7-8", "4094"]);
+        assert_eq!(ranges(&[1, 1, 2]), ["1-2"]);
+    }
+}

@@ -1,0 +1,244 @@
+//! Bytes: messages are built with neli, and read here.
+//!
+//! Replies are not read with neli's types: those keep the flag bits in an attribute's type, cut the last byte of a
+//! text whatever it is, and do not let a payload be moved out. Every length is checked; a reply that lies is an error.
+
+use std::io::Cursor;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{RtAddrFamily, Rtm};
+use neli::nl::{NlPayload, NlmsghdrBuilder};
+use neli::rtnl::{Rtattr, RtattrBuilder};
+use neli::types::{Buffer, RtBuffer};
+use neli::{Size, ToBytes};
+
+use crate::error::{Code, Error, Result};
+use crate::ip::{Cidr, MacAddr};
+
+// linux/if_link.h, linux/if_bridge.h, linux/veth.h, linux/rtnetlink.h: what neli and libc have no name for.
+pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
+pub(super) const IFLA_BRPORT_STATE: u16 = 1;
+pub(super) const IFLA_BRPORT_MODE: u16 = 4;
+pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;
+pub(super) const VETH_INFO_PEER: u16 = 1;
+pub(super) const IFLA_INET_CONF: u16 = 1;
+pub(super) const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
+pub(super) const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
+pub(super) const RTAX_MTU: u16 = 2;
+pub(super) const RTAX_ADVMSS: u16 = 8;
+pub(super) const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
+pub(super) const RTM_GETVLAN: u16 = 114;
+pub(super) const BRIDGE_VLANDB_ENTRY: u16 = 1;
+pub(super) const BRIDGE_VLANDB_ENTRY_INFO: u16 = 1;
+pub(super) const BRIDGE_VLANDB_ENTRY_RANGE: u16 = 2;
+
+const HEADER: usize = 16;
+
+/// A change that makes something new.
+pub(super) const CREATE: NlmF = NlmF::CREATE.union(NlmF::EXCL);
+
+pub(super) type Attrs<T> = Vec<Rtattr<T, Buffer>>;
+
+pub(super) fn attr<T: Size, P: Size + ToBytes>(kind: T, payload: P) -> Result<Rtattr<T, Buffer>> {
+    RtattrBuilder::default().rta_type(kind).rta_payload(payload).build().map_err(Error::bug)
+}
+
+/// An attribute made of attributes.
+pub(super) fn nest<T: Size, U>(kind: T, attrs: Attrs<U>) -> Result<Rtattr<T, Buffer>>
+where
+    RtBuffer<U, Buffer>: Size + ToBytes,
+{
+    attr(kind, list(attrs))
+}
+
+pub(super) fn list<T>(attrs: Attrs<T>) -> RtBuffer<T, Buffer> {
+    attrs.into_iter().collect()
+}
+
+/// A whole message; the socket fills in the sequence number.
+pub(super) fn message<P: Size + ToBytes>(kind: Rtm, flags: NlmF, body: P) -> Result<Vec<u8>> {
+    let message = NlmsghdrBuilder::default()
+        .nl_type(kind)
+        .nl_flags(NlmF::REQUEST | flags)
+        .nl_payload(NlPayload::Payload(body))
+        .build()
+        .map_err(Error::bug)?;
+    let mut out = Cursor::new(Vec::with_capacity(message.padded_size()));
+    message.to_bytes(&mut out).map_err(Error::bug)?;
+    Ok(out.into_inner())
+}
+
+pub(super) fn family(ip: IpAddr) -> RtAddrFamily {
+    if ip.is_ipv4() { RtAddrFamily::Inet } else { RtAddrFamily::Inet6 }
+}
+
+/// An address's bytes, of its family's length.
+pub(super) fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// A message as it was received.
+#[derive(Debug)]
+pub(super) struct Message<'a> {
+    pub(super) kind: u16,
+    pub(super) flags: u16,
+    pub(super) seq: u32,
+    pub(super) payload: &'a [u8],
+}
+
+/// A reply that is not as the kernel writes them.
+#[cold]
+pub(super) fn malformed(what: &str) -> Error {
+    Error::new(Code::INTERNAL, format!("malformed netlink reply: {what}"))
+}
+
+/// Cuts the first message off `bytes`.
+pub(super) fn next_message<'a>(bytes: &mut &'a [u8]) -> Result<Option<Message<'a>>> {
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let whole = *bytes;
+    let (Some(len), Some(kind), Some(flags), Some(seq)) =
+        (u32_at(whole, 0), u16_at(whole, 4), u16_at(whole, 6), u32_at(whole, 8))
+    else {
+        return Err(malformed("header cut off"));
+    };
+    let len = usize::try_from(len).unwrap_or(usize::MAX);
+    let payload = whole.get(HEADER..len).ok_or_else(|| malformed("message cut off"))?;
+    *bytes = whole.get(len.next_multiple_of(4)..).unwrap_or_default();
+    Ok(Some(Message { kind, flags, seq, payload }))
+}
+
+/// The attributes after a header of `skip` bytes, each with its type (without flag bits) and its value.
+pub(super) fn attributes(payload: &[u8], skip: usize) -> Attributes<'_> {
+    Attributes { rest: payload.get(skip..), failed: false }
+}
+
+#[derive(Debug)]
+pub(super) struct Attributes<'a> {
+    rest: Option<&'a [u8]>,
+    failed: bool,
+}
+
+impl<'a> Iterator for Attributes<'a> {
+    type Item = Result<(u16, &'a [u8])>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let rest = match self.rest {
+            _ if self.failed => return None,
+            Some([]) => return None,
+            Some(rest) => rest,
+            None => &[],
+        };
+        let attribute = u16_at(rest, 0).zip(u16_at(rest, 2)).and_then(|(len, kind)| {
+            let len = usize::from(len);
+            self.rest = Some(rest.get(len.next_multiple_of(4)..).unwrap_or_default());
+            // linux/netlink.h: NLA_TYPE_MASK
+            Some((kind & 0x3fff, rest.get(4..len)?))
+        });
+        self.failed = attribute.is_none();
+        Some(attribute.ok_or_else(|| malformed("attribute cut off")))
+    }
+}
+
+fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at + 2)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// A byte of a fixed header.
+pub(super) fn byte(payload: &[u8], at: usize) -> Result<u8> {
+    payload.get(at).copied().ok_or_else(|| malformed("header cut off"))
+}
+
+/// A 16 bit number of a fixed header or an attribute.
+pub(super) fn number16(payload: &[u8], at: usize) -> Result<u16> {
+    u16_at(payload, at).ok_or_else(|| malformed("number cut off"))
+}
+
+/// A 32 bit number of a fixed header or an attribute.
+pub(super) fn number(payload: &[u8], at: usize) -> Result<u32> {
+    u32_at(payload, at).ok_or_else(|| malformed("number cut off"))
+}
+
+/// A text, up to its NUL. Names are bytes to the kernel; what is not UTF-8 is shown as well as it can be.
+pub(super) fn text(value: &[u8]) -> String {
+    let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
+    String::from_utf8_lossy(value.get(..end).unwrap_or_default()).into_owned()
+}
+
+/// A hardware address; `None` for the kinds of links that have another or none.
+pub(super) fn mac(value: &[u8]) -> Option<MacAddr> {
+    value.try_into().ok().map(MacAddr)
+}
+
+/// An address of either family, by its length.
+pub(super) fn ip(value: &[u8]) -> Result<IpAddr> {
+    if let Ok(octets) = <[u8; 4]>::try_from(value) {
+        return Ok(Ipv4Addr::from(octets).into());
+    }
+    let octets =
+        <[u8; 16]>::try_from(value).map_err(|_| malformed("address of a strange length"))?;
+    Ok(Ipv6Addr::from(octets).into())
+}
+
+pub(super) fn cidr(ip: IpAddr, prefix: u8) -> Result<Cidr> {
+    Cidr::new(ip, prefix).ok_or_else(|| malformed("prefix longer than its address"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(text: &str) -> Vec<u8> {
+        text.split_whitespace().map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn attributes_are_walked_and_flag_bits_dropped() {
+        let bytes = hex("05 00 01 00 61 00 00 00  08 00 02 80 01 02 03 04  04 00 03 00");
+        let seen: Vec<_> = attributes(&bytes, 0).map(|a| a.unwrap()).collect();
+        assert_eq!(seen, [(1, &b"a"[..]), (2, &[1, 2, 3, 4][..]), (3, &[][..])]);
+    }
+
+    #[test]
+    #[cfg(target_endian = "little")]
+    fn lying_lengths_are_errors_and_end_the_walk() {
+        for bad in [
+            "03 00 01 00",
+            "00 00 01 00",
+            "09 00 01 00 61 00 00 00",
+            "ff ff 01 00",
+            "04 00 01",
+            "01",
+        ] {
+            let bytes = hex(bad);
+            let walk: Vec<_> = attributes(&bytes, 0).collect();
+            assert!(walk.len() == 1 && walk[0].is_err(), "{bad}");
+        }
+        assert!(attributes(&[0; 4], 8).next().unwrap().is_err(), "shorter than its header");
+        for bad in [
+            "10 00 00 00",
+            "0f 00 00 00 02 00 00 00 00 00 00 00 00 00 00 00",
+            "11 00 00 00 02 00 00 00 00 00 00 00 00 00 00 00",
+        ] {
+            assert!(next_message(&mut hex(bad).as_slice()).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn texts_end_at_their_nul() {
+        assert_eq!(text(b"eth0\0"), "eth0");
+        assert_eq!(text(b"veth"), "veth");
+        assert_eq!(text(b""), "");
+        assert_eq!(text(b"\xff\0"), "\u{fffd}");
+    }
+}

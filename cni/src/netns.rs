@@ -1,0 +1,118 @@
+//! Network namespaces: open one, compare it, run something inside.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::sched::{CloneFlags, setns};
+
+use crate::error::{Code, Context, Error, Result};
+use crate::sys;
+
+/// The namespace of the calling thread.
+const OWN: &str = "/proc/thread-self/ns/net";
+
+/// An open network namespace. It stays alive as long as this value.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    path: PathBuf,
+}
+
+impl Netns {
+    /// Opens the namespace at `path`; code 8 if there is none.
+    pub fn open(path: &Path) -> Result<Netns> {
+        Netns::open_if_there(path)?.ok_or_else(|| {
+            let error =
+                Error::new(Code::NETNS, format!("there is no network namespace at {path:?}"));
+            error.details(
+                "CNI_NETNS must be the path of a live network namespace, such as /run/netns/NAME",
+            )
+        })
+    }
+
+    /// Opens the namespace at `path`; `None` if nothing is there, or something that is no network namespace (any more),
+    /// such as the file that a bind mount of `ip netns` leaves when it is unmounted.
+    pub fn open_if_there(path: &Path) -> Result<Option<Netns>> {
+        // Without O_NONBLOCK a FIFO at the path would hold us for ever.
+        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+            Ok(file) => file,
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
+                return Ok(None);
+            }
+            Err(error) => {
+                let error = Error::from(error).code_is(Code::NETNS);
+                return Err(error).trying(|| format!("open the network namespace {path:?}"));
+            }
+        };
+        Ok(sys::is_network_namespace(file.as_fd()).then(|| Netns { file, path: path.to_owned() }))
+    }
+
+    /// The namespace this thread is in.
+    pub fn current() -> Result<Netns> {
+        let file = File::open(OWN).map_err(|error| Error::from(error).code_is(Code::NETNS));
+        let file = file.trying(|| format!("open the plugin's own network namespace {OWN:?}"))?;
+        Ok(Netns { file, path: PathBuf::from(OWN) })
+    }
+
+    /// Where it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// For a netlink message that names the namespace.
+    pub(crate) fn fd(&self) -> RawFd {
+        self.file.as_raw_fd()
+    }
+
+    /// Runs `work` with this thread inside the namespace, then goes back to `home`.
+    ///
+    /// Sockets opened inside stay inside; everything else is best done outside, through them.
+    pub fn run<T>(&self, home: &Netns, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.enter()?;
+        let outcome = work();
+        home.enter().trying(|| "return to the plugin's own network namespace")?;
+        outcome
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the one place that changes the namespace")]
+    fn enter(&self) -> Result<()> {
+        setns(&self.file, CloneFlags::CLONE_NEWNET)
+            .map_err(|errno| {
+                Error::from(errno).code_is(Code::NETNS).details("entering needs CAP_SYS_ADMIN")
+            })
+            .trying(|| format!("enter the network namespace {:?}", self.path))
+    }
+}
+
+/// Is `path` the namespace of this thread? What cannot be looked at is not.
+pub(crate) fn is_own(path: &Path) -> Result<bool> {
+    let Ok(theirs) = fs::metadata(path) else { return Ok(false) };
+    let ours = fs::metadata(OWN).map_err(|error| Error::from(error).code_is(Code::NETNS));
+    let ours = ours.trying(|| format!("look at the plugin's own network namespace {OWN:?}"))?;
+    Ok((theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_own_namespace_is_recognised() {
+        assert!(is_own(Path::new("/proc/self/ns/net")).unwrap());
+        assert!(!is_own(Path::new("/proc/self/ns/mnt")).unwrap());
+        assert!(!is_own(Path::new("/nowhere")).unwrap());
+    }
+
+    #[test]
+    fn what_is_no_network_namespace_is_told_apart() {
+        for path in ["/nowhere", "/proc/self/ns/mnt", "/dev/null", "/etc", "/etc/hostname/x"] {
+            assert!(Netns::open_if_there(Path::new(path)).unwrap().is_none(), "{path}");
+            let error = Netns::open(Path::new(path)).unwrap_err();
+            assert_eq!(error.code(), Code::NETNS);
+            assert!(error.to_string().contains(path), "{error}");
+        }
+        assert!(Netns::open(Path::new("/proc/self/ns/net")).is_ok());
+    }
+}

@@ -1,0 +1,31 @@
+//! The only unsafe code: three things that neither std nor nix nor neli wraps safely.
+#![expect(unsafe_code, reason = "each block says why it is sound")]
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use neli::socket::NlSocket;
+
+/// Asks the kernel (NS_GET_NSTYPE, since 4.11) whether `fd` is a network namespace.
+pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> bool {
+    // linux/nsfs.h: _IO(0xb7, 3)
+    const NS_GET_NSTYPE: libc::c_int = 0xb703;
+    // SAFETY: the descriptor is open, and this request takes no argument. The cast fits the C library at hand: the
+    // type of a request is signed in one and unsigned in the other.
+    let kind = unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as _) };
+    kind == libc::CLONE_NEWNET
+}
+
+/// A descriptor that becomes readable when the child `pid` ends; `None` before Linux 5.3.
+pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and touches no memory of ours.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// neli's socket as something that `poll` takes.
+pub(crate) fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open as long as the socket lives, and the borrow cannot outlive it.
+    unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
+}

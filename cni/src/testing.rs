@@ -1,0 +1,327 @@
+//! A laboratory for black-box tests: real programs, real namespaces, nothing of the machine touched.
+//!
+//! A [`Lab`] gives the test's thread a network and a mount namespace of its own, with empty `/run` and `/var/lib`, so
+//! that tests run side by side and leave nothing: the kernel cleans up when the thread ends. Plugins come from
+//! `$CNI0_TEST_BIN`, or from the directory where cargo puts them.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    clippy::indexing_slicing,
+    reason = "a test that cannot set itself up should stop and say where"
+)]
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::Value;
+
+use crate::delegate::converse;
+use crate::wait::Deadline;
+
+/// The plugins that [`Lab`] installs.
+pub const PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
+
+/// Where Debian's package puts the reference's plugins.
+pub const REFERENCE: &str = "/usr/lib/cni";
+
+/// How long a plugin may take before the test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How plugins are installed; both must behave the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// One program under all names, as hard links: delegation stays in the process.
+    Linked,
+    /// A program per plugin: delegation executes.
+    Separate,
+}
+
+/// A host of its own for one test.
+#[derive(Debug)]
+pub struct Lab {
+    dir: PathBuf,
+    layout: Layout,
+}
+
+impl Lab {
+    /// Moves this thread to a fresh host with linked plugins.
+    pub fn new() -> Lab {
+        Lab::with(Layout::Linked)
+    }
+
+    /// Moves this thread to a fresh host.
+    pub fn with(layout: Layout) -> Lab {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("cni0-lab-{}-{count}", std::process::id()));
+        fs::create_dir_all(dir.join("bin")).expect("make the laboratory's directory");
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
+            .expect("unshare (root, or `unshare -r`, is needed)");
+        let none: Option<&str> = None;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .expect("keep mounts private");
+        for empty in ["/run", "/var/lib"] {
+            mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none)
+                .expect("mount an empty directory");
+        }
+        fs::create_dir("/run/netns").expect("make /run/netns");
+        let lab = Lab { dir, layout };
+        lab.install();
+        lab
+    }
+
+    /// Runs `test` on a host with linked, and on one with separate plugins.
+    pub fn both(test: impl Fn(&Lab)) {
+        for layout in [Layout::Linked, Layout::Separate] {
+            eprintln!("--- {layout:?}");
+            test(&Lab::with(layout));
+        }
+    }
+
+    fn install(&self) {
+        let source = match std::env::var_os("CNI0_TEST_BIN") {
+            Some(dir) => PathBuf::from(dir),
+            // Tests lie in target/PROFILE/deps, programs one above.
+            None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
+        };
+        let copy = |from: &str, to: &str| {
+            let from = source.join(from);
+            let to = self.bin().join(to);
+            fs::copy(&from, &to).unwrap_or_else(|error| {
+                panic!("install {from:?} (cargo build --bins first): {error}")
+            });
+        };
+        match self.layout {
+            Layout::Linked => {
+                copy("cni0", "cni0");
+                for plugin in PLUGINS {
+                    fs::hard_link(self.bin().join("cni0"), self.bin().join(plugin)).unwrap();
+                }
+            }
+            Layout::Separate => PLUGINS.iter().for_each(|plugin| copy(plugin, plugin)),
+        }
+    }
+
+    /// How the plugins are installed here.
+    pub fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// A directory that goes with the test.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Where the plugins are.
+    pub fn bin(&self) -> PathBuf {
+        self.dir.join("bin")
+    }
+
+    /// Makes a network namespace at `/run/netns/NAME`, as `ip netns add` does.
+    pub fn netns(&self, name: &str) -> PathBuf {
+        let path = Path::new("/run/netns").join(name);
+        fs::write(&path, "").unwrap();
+        std::thread::scope(|scope| {
+            // Threads share the mount namespace, and have a network namespace each.
+            let maker = || {
+                unshare(CloneFlags::CLONE_NEWNET).unwrap();
+                let none: Option<&str> = None;
+                mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none)
+                    .unwrap();
+            };
+            scope.spawn(maker).join().unwrap();
+        });
+        path
+    }
+
+    /// A call of one of our plugins, with `CNI_PATH` set and nothing else.
+    pub fn plugin(&self, name: &str, command: &str) -> Calling {
+        Calling::new(&self.bin().join(name), command).env("CNI_PATH", self.bin())
+    }
+
+    /// A call about an attachment: container `c1` with `eth0` in `netns`.
+    pub fn attach(&self, name: &str, command: &str, netns: impl AsRef<OsStr>) -> Calling {
+        self.plugin(name, command).attachment("c1", "eth0", netns)
+    }
+
+    /// Runs a program, which must succeed; what it printed.
+    pub fn sh(&self, command: &str) -> String {
+        let outcome = Calling::program("sh").arg("-ec").arg(command).run();
+        assert_eq!(outcome.status, Some(0), "{command}\n{}{}", outcome.stdout, outcome.stderr);
+        outcome.stdout
+    }
+
+    /// `ip -j ARGUMENTS` as JSON, on this host.
+    pub fn ip(&self, arguments: &str) -> Value {
+        serde_json::from_str(&self.sh(&format!("ip -j -d {arguments}"))).unwrap_or(Value::Null)
+    }
+}
+
+impl Default for Lab {
+    fn default() -> Lab {
+        Lab::new()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Says aloud that a test cannot run here, where `ci/test` counts it.
+pub fn skip(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+    if let Some(file) = std::env::var_os("CNI0_TEST_SKIPS") {
+        let line = format!("{test}: {why}\n");
+        let mut file = fs::OpenOptions::new().append(true).create(true).open(file).unwrap();
+        file.write_all(line.as_bytes()).unwrap();
+    }
+}
+
+/// The reference's plugin, unless it is not installed; then the test is skipped.
+pub fn reference(plugin: &str, test: &str) -> Option<PathBuf> {
+    let path = Path::new(REFERENCE).join(plugin);
+    if !path.exists() {
+        skip(test, "the reference is missing (apt-get install containernetworking-plugins)");
+        return None;
+    }
+    Some(path)
+}
+
+/// A program about to be run, in an environment of its own.
+#[derive(Debug)]
+pub struct Calling {
+    command: Command,
+    stdin: Vec<u8>,
+}
+
+/// What a program did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// What it printed.
+    pub stdout: String,
+    /// What it printed for people.
+    pub stderr: String,
+    /// Its exit status; `None` if it was killed.
+    pub status: Option<i32>,
+}
+
+impl Calling {
+    /// A plugin by its path, with `CNI_COMMAND` and nothing else.
+    pub fn new(path: &Path, command: &str) -> Calling {
+        Calling::program(path).env("CNI_COMMAND", command)
+    }
+
+    /// Any program.
+    pub fn program(path: impl AsRef<OsStr>) -> Calling {
+        let mut command = Command::new(path);
+        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
+        Calling { command, stdin: Vec::new() }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Calling {
+        self.command.arg(argument);
+        self
+    }
+
+    /// Sets a variable.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Calling {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Removes a variable.
+    #[must_use]
+    pub fn without(mut self, name: &str) -> Calling {
+        self.command.env_remove(name);
+        self
+    }
+
+    /// Sets the variables of an attachment.
+    #[must_use]
+    pub fn attachment(self, container: &str, ifname: &str, netns: impl AsRef<OsStr>) -> Calling {
+        self.env("CNI_CONTAINERID", container).env("CNI_IFNAME", ifname).env("CNI_NETNS", netns)
+    }
+
+    /// What it reads.
+    #[must_use]
+    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Calling {
+        self.stdin = bytes.into();
+        self
+    }
+
+    /// The same call under `strace OPTIONS`.
+    #[must_use]
+    pub fn strace(self, options: &[&str]) -> Calling {
+        let mut traced = Command::new("strace");
+        traced
+            .args(options)
+            .arg("--")
+            .arg(self.command.get_program())
+            .args(self.command.get_args())
+            .env_clear();
+        let set: Vec<(OsString, OsString)> = self
+            .command
+            .get_envs()
+            .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
+            .collect();
+        traced.envs(set);
+        Calling { command: traced, stdin: self.stdin }
+    }
+
+    /// Runs it to its end.
+    pub fn run(mut self) -> Outcome {
+        let child = self
+            .command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let child = child.unwrap_or_else(|error| panic!("start {:?}: {error}", self.command));
+        let output = converse(child, &self.stdin, Deadline::after(PATIENCE)).unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        Outcome {
+            stdout: text(&output.stdout),
+            stderr: text(&output.stderr),
+            status: output.status.code(),
+        }
+    }
+}
+
+impl Outcome {
+    /// The answer of a call that must have succeeded.
+    #[track_caller]
+    pub fn ok(&self) -> Value {
+        assert_eq!(self.status, Some(0), "{}{}", self.stdout, self.stderr);
+        if self.stdout.is_empty() {
+            Value::Null
+        } else {
+            serde_json::from_str(&self.stdout).unwrap()
+        }
+    }
+
+    /// The error of a call that must have failed: exactly one JSON object with this code.
+    #[track_caller]
+    pub fn error(&self, code: u32) -> Value {
+        assert_eq!(self.status, Some(1), "{}{}", self.stdout, self.stderr);
+        let error: Value =
+            serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", self.stdout));
+        assert_eq!(error["code"], code, "{}", self.stdout);
+        assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{}", self.stdout);
+        error
+    }
+}

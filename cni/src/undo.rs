@@ -1,0 +1,130 @@
+//! Steps back: registered before the step forward, run newest first unless everything went well.
+
+use std::fmt;
+
+use log::{debug, warn};
+
+use crate::error::{Error, Result};
+
+type Step<'a, W> = Box<dyn FnOnce(&mut W) -> Result<()> + 'a>;
+
+/// A world (sockets, a store) that is changed step by step, and how to get back.
+///
+/// A step back is pushed before its step forward, because the answer to a step that was done can be lost. So it must
+/// take "not there" for success.
+pub struct Undo<'a, W> {
+    world: W,
+    steps: Vec<(String, Step<'a, W>)>,
+}
+
+impl<'a, W> Undo<'a, W> {
+    /// Nothing to undo yet.
+    pub fn new(world: W) -> Undo<'a, W> {
+        Undo { world, steps: Vec::new() }
+    }
+
+    /// What is being changed.
+    pub fn world(&mut self) -> &mut W {
+        &mut self.world
+    }
+
+    /// Registers a step back; `what` is a verb phrase: `delete link "veth1"`.
+    pub fn push(&mut self, what: impl Into<String>, step: impl FnOnce(&mut W) -> Result<()> + 'a) {
+        self.steps.push((what.into(), Box::new(step)));
+    }
+
+    /// Forgets the newest step: its step forward turned out not to be ours.
+    pub fn forget_last(&mut self) {
+        self.steps.pop();
+    }
+
+    /// Everything went well.
+    pub fn commit(mut self) {
+        self.steps.clear();
+    }
+
+    /// Goes all the way back because of `error`; what could not be undone is added to it.
+    #[must_use]
+    pub fn roll_back(mut self, error: Error) -> Error {
+        self.run().into_iter().fold(error, Error::details)
+    }
+
+    fn run(&mut self) -> Vec<String> {
+        let mut left = Vec::new();
+        while let Some((what, step)) = self.steps.pop() {
+            match step(&mut self.world) {
+                Ok(()) => debug!("undone: {what}"),
+                Err(error) => {
+                    warn!("not undone: {what}: {error:?}");
+                    left.push(format!("not undone: {what}: {error}"));
+                }
+            }
+        }
+        left
+    }
+}
+
+/// Leaving by `?` goes back as well; then the log alone tells what could not be undone.
+impl<W> Drop for Undo<'_, W> {
+    fn drop(&mut self) {
+        self.run();
+    }
+}
+
+impl<W> fmt::Debug for Undo<'_, W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.steps.iter().map(|(what, _)| what)).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Code;
+
+    #[test]
+    fn steps_run_newest_first_and_past_failures() {
+        let mut undo = Undo::new(Vec::new());
+        undo.push("a", |log: &mut Vec<&str>| {
+            log.push("a");
+            Ok(())
+        });
+        undo.push("b", |_| Err(Error::new(Code::IO, "stuck")));
+        undo.push("c", |log| {
+            log.push("c");
+            Ok(())
+        });
+        undo.push("never", |log| {
+            log.push("never");
+            Ok(())
+        });
+        undo.forget_last();
+        assert_eq!(undo.run(), ["not undone: b: stuck"]);
+        assert_eq!(undo.world, ["c", "a"]);
+    }
+
+    #[test]
+    fn the_error_tells_what_is_left() {
+        let mut undo = Undo::new(());
+        undo.push("delete link \"x\"", |()| Err(Error::new(Code::IO, "busy")));
+        let error = undo.roll_back(Error::new(Code::INTERNAL, "no"));
+        assert_eq!(format!("{error:?}"), "[999] no (not undone: delete link \"x\": busy)");
+    }
+
+    #[test]
+    fn a_commit_undoes_nothing_and_a_drop_everything() {
+        let count = std::cell::Cell::new(0);
+        let one = || {
+            let mut undo = Undo::new(());
+            undo.push("count", |()| {
+                count.set(count.get() + 1);
+                Ok(())
+            });
+            undo
+        };
+        one().commit();
+        assert_eq!(count.get(), 0);
+        drop(one());
+        assert_eq!(count.get(), 1);
+    }
+}

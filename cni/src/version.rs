@@ -1,0 +1,176 @@
+//! The versions of the protocol, and which of them knows which command.
+
+use std::fmt;
+
+use crate::error::{Code, Error, Result};
+
+/// A version of the CNI specification that is spoken here, oldest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// 0.1.0, and a configuration that names no version.
+    V0_1_0,
+    /// 0.2.0
+    V0_2_0,
+    /// 0.3.0
+    V0_3_0,
+    /// 0.3.1
+    V0_3_1,
+    /// 0.4.0: CHECK
+    V0_4_0,
+    /// 1.0.0
+    V1_0_0,
+    /// 1.1.0: GC and STATUS
+    V1_1_0,
+}
+
+impl Version {
+    /// All of them, oldest first.
+    pub const ALL: [Version; 7] = [
+        Version::V0_1_0,
+        Version::V0_2_0,
+        Version::V0_3_0,
+        Version::V0_3_1,
+        Version::V0_4_0,
+        Version::V1_0_0,
+        Version::V1_1_0,
+    ];
+
+    /// The newest.
+    pub const NEWEST: Version = Version::V1_1_0;
+
+    /// The version as it is written.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Version::V0_1_0 => "0.1.0",
+            Version::V0_2_0 => "0.2.0",
+            Version::V0_3_0 => "0.3.0",
+            Version::V0_3_1 => "0.3.1",
+            Version::V0_4_0 => "0.4.0",
+            Version::V1_0_0 => "1.0.0",
+            Version::V1_1_0 => "1.1.0",
+        }
+    }
+
+    /// The version written exactly so; an empty text is 0.1.0.
+    pub fn exact(text: &str) -> Option<Version> {
+        if text.is_empty() {
+            return Some(Version::V0_1_0);
+        }
+        Version::ALL.into_iter().find(|version| version.as_str() == text)
+    }
+
+    /// The version of a request, for a command that exists since `since`.
+    ///
+    /// Decides in the reference's order, which a test of a runtime can see: the number must be readable (6), the
+    /// configuration new enough for the command (1), we new enough for the configuration (1), and the text one of
+    /// ours (1).
+    pub fn of_request(text: &str, command: &str, since: Version) -> Result<Version> {
+        if since > Version::V0_1_0 {
+            let wanted = number(text)?;
+            if wanted < since.number() {
+                let what = format!("cniVersion {text:?} does not have the command {command}");
+                return Err(Error::new(Code::VERSION, what)
+                    .details(format!("{command} needs cniVersion {since} or newer")));
+            }
+            if wanted > Version::NEWEST.number() {
+                let what = format!("cniVersion {text:?} is newer than this plugin");
+                return Err(Error::new(Code::VERSION, what).details(supported()));
+            }
+        }
+        Version::exact(text).ok_or_else(|| {
+            let what = format!("cniVersion {text:?} is not supported");
+            Error::new(Code::VERSION, what).details(format!("config is {text:?}, {}", supported()))
+        })
+    }
+
+    fn number(self) -> [u64; 3] {
+        match self {
+            Version::V0_1_0 => [0, 1, 0],
+            Version::V0_2_0 => [0, 2, 0],
+            Version::V0_3_0 => [0, 3, 0],
+            Version::V0_3_1 => [0, 3, 1],
+            Version::V0_4_0 => [0, 4, 0],
+            Version::V1_0_0 => [1, 0, 0],
+            Version::V1_1_0 => [1, 1, 0],
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+fn supported() -> String {
+    let all: Vec<String> =
+        Version::ALL.iter().map(|version| format!("{:?}", version.as_str())).collect();
+    format!("plugin supports [{}]", all.join(" "))
+}
+
+/// Up to three numbers between dots; what is left out is zero.
+fn number(text: &str) -> Result<[u64; 3]> {
+    let unreadable = || {
+        let what = format!("cniVersion {text:?} is no version number");
+        Error::new(Code::DECODE, what).details("write it as major.minor.micro, such as \"1.0.0\"")
+    };
+    if text.is_empty() {
+        return Ok(Version::V0_1_0.number());
+    }
+    let mut number = [0; 3];
+    let mut slots = number.iter_mut();
+    for part in text.split('.') {
+        let slot = slots.next().ok_or_else(unreadable)?;
+        // `parse` alone would let a sign pass.
+        let digits = Some(part).filter(|part| part.bytes().all(|b| b.is_ascii_digit()));
+        *slot = digits.and_then(|digits| digits.parse().ok()).ok_or_else(unreadable)?;
+    }
+    Ok(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gates_in_their_order() {
+        let check = |text| {
+            Version::of_request(text, "CHECK", Version::V0_4_0).map_err(|error| error.code().0)
+        };
+        assert_eq!(check("0.4.0"), Ok(Version::V0_4_0));
+        assert_eq!(check("1.1.0"), Ok(Version::V1_1_0));
+        for (text, code) in [
+            ("", 1),
+            ("0.3.1", 1),
+            ("1.1", 1),
+            ("1", 1),
+            ("1.2.0", 1),
+            ("2.0.0", 1),
+            ("0.9.0", 1),
+            ("x", 6),
+            ("1.0.0.0", 6),
+            ("1..0", 6),
+            ("-1.0.0", 6),
+            ("+1.0.0", 6),
+            ("1.0.0 ", 6),
+            ("99999999999999999999.0.0", 6),
+        ] {
+            assert_eq!(check(text), Err(code), "{text:?}");
+        }
+        let add = |text| {
+            Version::of_request(text, "ADD", Version::V0_1_0).map_err(|error| error.code().0)
+        };
+        assert_eq!(add(""), Ok(Version::V0_1_0));
+        for text in ["x", "1.1", "0.4", "1.2.0", "1.0.0.0"] {
+            assert_eq!(add(text), Err(1), "{text:?}");
+        }
+        for version in Version::ALL {
+            assert_eq!(add(version.as_str()), Ok(version));
+        }
+    }
+
+    #[test]
+    fn order_is_age() {
+        assert!(Version::ALL.is_sorted() && Version::ALL.map(Version::number).is_sorted());
+    }
+}

@@ -1,0 +1,67 @@
+//! Waiting: always for something the kernel tells, never without an end.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+/// The moment when waiting ends.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    end: Instant,
+    length: Duration,
+}
+
+impl Deadline {
+    /// The moment after `length` from now.
+    pub fn after(length: Duration) -> Deadline {
+        Deadline { end: Instant::now() + length, length }
+    }
+
+    /// How long the wait was meant to be, for an error that tells it.
+    pub fn length(&self) -> Duration {
+        self.length
+    }
+
+    /// Waits until `fd` can be read; `false` if the deadline came first.
+    pub fn readable(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
+        self.poll(&mut [PollFd::new(fd, PollFlags::POLLIN)])
+    }
+
+    /// Waits until one of `fds` is ready; `false` if the deadline came first.
+    pub(crate) fn poll(&self, fds: &mut [PollFd<'_>]) -> io::Result<bool> {
+        loop {
+            // Rounded up, so that the last wait is not a busy one.
+            let left =
+                self.end.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+            match poll(fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
+                Err(nix::Error::EINTR) => {}
+                Ok(0) if Instant::now() < self.end => {}
+                outcome => return Ok(outcome? > 0),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Write, pipe};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    #[test]
+    fn a_deadline_ends_a_wait_and_data_ends_it_sooner() {
+        let (reader, mut writer) = pipe().unwrap();
+        let deadline = Deadline::after(Duration::from_millis(20));
+        assert!(!deadline.readable(reader.as_fd()).unwrap());
+        assert!(Instant::now() >= deadline.end);
+        writer.write_all(b"x").unwrap();
+        assert!(Deadline::after(Duration::from_secs(60)).readable(reader.as_fd()).unwrap());
+        assert!(
+            deadline.readable(reader.as_fd()).unwrap(),
+            "what is there is seen even after the deadline"
+        );
+    }
+}

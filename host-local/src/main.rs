@@ -1,0 +1,7 @@
+//! The `host-local` plugin as a program of its own.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cni::main(&[&host_local::HostLocal])
+}

@@ -1,0 +1,7 @@
+//! The `loopback` plugin as a program of its own.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cni::main(&[&loopback::Loopback])
+}
