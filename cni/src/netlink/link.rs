@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Iff, Ifla, IflaInfo, RtAddrFamily, Rtm};
-use neli::rtnl::IfinfomsgBuilder;
+use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder};
 
 use super::wire::{self, Attrs, CREATE, attr, list, message, nest};
 use super::{Change, Netlink};
@@ -21,7 +21,7 @@ const HEADER: usize = 16;
 pub struct LinkIndex(NonZeroU32);
 
 impl LinkIndex {
-    fn read(index: u32) -> Result<LinkIndex> {
+    pub(super) fn read(index: u32) -> Result<LinkIndex> {
         NonZeroU32::new(index)
             .map(LinkIndex)
             .ok_or_else(|| wire::malformed("a link without an index"))
@@ -293,57 +293,41 @@ impl Change {
     /// Makes a bridge. It is down: `accept_ra` must be off before it is up.
     pub fn create_bridge(spec: &BridgeSpec<'_>) -> Change {
         let encode = || {
-            let mut attrs = vec![attr(Ifla::Ifname, spec.name)?, attr(Ifla::Address, spec.mac.0)?];
+            let mut attrs = vec![attr(Ifla::Address, spec.mac.0)?];
             if let Some(mtu) = spec.mtu {
                 attrs.push(attr(Ifla::Mtu, mtu)?);
             }
+            attrs.push(attr(Ifla::Ifname, spec.name)?);
             let mut info = vec![attr(IflaInfo::Kind, "bridge".as_bytes())?];
             if spec.vlan_filtering {
                 info.push(nest(IflaInfo::Data, vec![attr(wire::IFLA_BR_VLAN_FILTERING, 1_u8)?])?);
             }
             attrs.push(nest(Ifla::Linkinfo, info)?);
-            message(
-                Rtm::Newlink,
-                CREATE | NlmF::ECHO,
-                header(None).rtattrs(list(attrs)).build().map_err(Error::bug)?,
-            )
+            message(Rtm::Newlink, CREATE | NlmF::ECHO, body(header(None), attrs)?)
         };
         Change::new(format!("create bridge {:?}", spec.name), encode())
     }
 
     /// Makes a veth pair with both ends in their final places, in one message.
     pub fn create_veth(spec: &VethSpec<'_>) -> Change {
+        let VethSpec { host, guest, netns, bridge, mtu } = spec;
         let encode = || {
-            let mut peer = vec![attr(Ifla::Ifname, spec.guest.name)?];
-            let mut attrs = vec![attr(Ifla::Ifname, spec.host.name)?];
-            for (end, attrs) in [(&spec.guest, &mut peer), (&spec.host, &mut attrs)] {
-                if let Some(mac) = end.mac {
-                    attrs.push(attr(Ifla::Address, mac.0)?);
-                }
-                if let Some(mtu) = spec.mtu {
-                    attrs.push(attr(Ifla::Mtu, mtu)?);
-                }
-            }
-            peer.push(attr(Ifla::NetNsFd, spec.netns.fd())?);
-            if let Some(bridge) = spec.bridge {
+            let mut peer = traits(guest.mac, *mtu)?;
+            peer.push(attr(Ifla::NetNsFd, netns.fd())?);
+            peer.push(attr(Ifla::Ifname, guest.name)?);
+            let mut attrs = traits(host.mac, *mtu)?;
+            if let Some(bridge) = bridge {
                 attrs.push(attr(Ifla::Master, bridge.unsigned())?);
             }
-            let peer = header(None).rtattrs(list(peer)).build().map_err(Error::bug)?;
-            let info = vec![
-                attr(IflaInfo::Kind, "veth".as_bytes())?,
-                nest(IflaInfo::Data, vec![attr(wire::VETH_INFO_PEER, peer)?])?,
-            ];
+            attrs.push(attr(Ifla::Ifname, host.name)?);
+            let peer = attr(wire::VETH_INFO_PEER, body(header(None), peer)?)?;
+            let info =
+                vec![attr(IflaInfo::Kind, "veth".as_bytes())?, nest(IflaInfo::Data, vec![peer])?];
             attrs.push(nest(Ifla::Linkinfo, info)?);
-            let body = header(None).up().rtattrs(list(attrs)).build().map_err(Error::bug)?;
-            message(Rtm::Newlink, CREATE | NlmF::ECHO, body)
+            message(Rtm::Newlink, CREATE | NlmF::ECHO, body(header(None).up(), attrs)?)
         };
         Change::new(
-            format!(
-                "create veth {:?} with {:?} in {:?}",
-                spec.host.name,
-                spec.guest.name,
-                spec.netns.path()
-            ),
+            format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path()),
             encode(),
         )
     }
@@ -353,12 +337,7 @@ impl Change {
         let link = link.into();
         let encode = || {
             let mut attrs = name_of(link)?;
-            if let Some(mac) = change.mac {
-                attrs.push(attr(Ifla::Address, mac.0)?);
-            }
-            if let Some(mtu) = change.mtu {
-                attrs.push(attr(Ifla::Mtu, mtu)?);
-            }
+            attrs.extend(traits(change.mac, change.mtu)?);
             if let Some(bridge) = change.bridge {
                 attrs.push(attr(Ifla::Master, bridge.unsigned())?);
             }
@@ -378,8 +357,8 @@ impl Change {
                     mask.insert(flag);
                 }
             }
-            let body = header(Some(link)).ifi_flags(flags).ifi_change(mask).rtattrs(list(attrs));
-            message(Rtm::Newlink, NlmF::empty(), body.build().map_err(Error::bug)?)
+            let header = header(Some(link)).ifi_flags(flags).ifi_change(mask);
+            message(Rtm::Newlink, NlmF::empty(), body(header, attrs)?)
         };
         Change::new(format!("set link {link}{change}"), encode())
     }
@@ -388,6 +367,7 @@ impl Change {
     pub fn set_port<'a>(link: impl Into<LinkRef<'a>>, port: Port) -> Change {
         let link = link.into();
         let encode = || {
+            // iproute2 names the kind of the link here, "bridge_slave", for which recent kernels go looking for a module.
             let data = vec![
                 attr(wire::IFLA_BRPORT_MODE, u8::from(port.hairpin))?,
                 attr(wire::IFLA_BRPORT_ISOLATED, u8::from(port.isolated))?,
@@ -398,8 +378,7 @@ impl Change {
             ];
             let mut attrs = name_of(link)?;
             attrs.push(nest(Ifla::Linkinfo, info)?);
-            let body = header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?;
-            message(Rtm::Newlink, NlmF::empty(), body)
+            message(Rtm::Newlink, NlmF::empty(), body(header(Some(link)), attrs)?)
         };
         let Port { hairpin, isolated } = port;
         Change::new(format!("set port {link}: hairpin {hairpin}, isolated {isolated}"), encode())
@@ -493,6 +472,22 @@ fn header(link: Option<LinkRef<'_>>) -> IfinfomsgBuilder {
         Some(LinkRef::Index(index)) => builder.ifi_index(index.signed()),
         _ => builder,
     }
+}
+
+fn body(header: IfinfomsgBuilder, attrs: Attrs<Ifla>) -> Result<Ifinfomsg> {
+    header.rtattrs(list(attrs)).build().map_err(Error::bug)
+}
+
+/// What every kind of link can be given.
+fn traits(mac: Option<MacAddr>, mtu: Option<u32>) -> Result<Attrs<Ifla>> {
+    let mut attrs = Vec::new();
+    if let Some(mac) = mac {
+        attrs.push(attr(Ifla::Address, mac.0)?);
+    }
+    if let Some(mtu) = mtu {
+        attrs.push(attr(Ifla::Mtu, mtu)?);
+    }
+    Ok(attrs)
 }
 
 /// A link that is meant by its name has it among the attributes.

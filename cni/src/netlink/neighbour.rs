@@ -50,11 +50,11 @@ impl Change {
         Change::new(format!("set neighbour {ip} on link {link} to {mac}"), encode())
     }
 
-    /// Makes the kernel forget a neighbour; ENOENT if it knows none.
+    /// Makes the kernel forget a neighbour, whatever its state; ENOENT if it knows none.
     pub fn delete_neighbour(link: LinkIndex, ip: IpAddr) -> Change {
         let encode = || {
             let attrs = vec![attr(Nda::Dst, wire::octets(ip))?];
-            let body = header(link, wire::family(ip), Nud::empty()).rtattrs(list(attrs));
+            let body = header(link, wire::family(ip), Nud::PERMANENT).rtattrs(list(attrs));
             message(Rtm::Delneigh, NlmF::empty(), body.build().map_err(Error::bug)?)
         };
         Change::new(format!("delete neighbour {ip} from link {link}"), encode())

@@ -1,5 +1,7 @@
 //! Routes.
 
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
 use neli::rtnl::RtmsgBuilder;
@@ -32,13 +34,18 @@ impl KernelRoute {
         self.route.dst.network() == wanted.network()
     }
 
-    /// `None` for what is no plain route: local and broadcast entries, cached ones.
+    /// `None` for what is no plain route: local and broadcast entries, cached ones, other families.
     fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
         let family = i32::from(wire::byte(payload, 0)?);
         let prefix = wire::byte(payload, 1)?;
         let mut table = u32::from(wire::byte(payload, 4)?);
         let (scope, kind, flags) =
             (wire::byte(payload, 6)?, wire::byte(payload, 7)?, wire::number(payload, 8)?);
+        let any = match family {
+            libc::AF_INET => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            _ => return Ok(None),
+        };
         if kind != libc::RTN_UNICAST || flags & libc::RTM_F_CLONED != 0 {
             return Ok(None);
         }
@@ -63,7 +70,6 @@ impl KernelRoute {
                 _ => {}
             }
         }
-        let any = if family == libc::AF_INET { wire::ip(&[0; 4])? } else { wire::ip(&[0; 16])? };
         let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
         let route =
             Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
@@ -91,6 +97,7 @@ impl Change {
             if table > 255 {
                 attrs.push(attr(Rta::Table, table)?);
             }
+            attrs.push(attr(Rta::Oif, link.unsigned())?);
             let mut metrics = Vec::new();
             for (kind, value) in [(wire::RTAX_MTU, route.mtu), (wire::RTAX_ADVMSS, route.advmss)] {
                 if value > 0 {
@@ -100,7 +107,6 @@ impl Change {
             if !metrics.is_empty() {
                 attrs.push(nest(Rta::Metrics, metrics)?);
             }
-            attrs.push(attr(Rta::Oif, link.unsigned())?);
             let body = RtmsgBuilder::default()
                 .rtm_family(wire::family(route.dst.ip()))
                 .rtm_dst_len(route.dst.prefix())
@@ -119,26 +125,22 @@ impl Change {
 }
 
 impl Netlink {
-    /// All unicast routes that leave by `link`, of all tables and both families.
+    /// All unicast routes that leave by `link`, of all tables, IPv4 before IPv6.
     pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
-        let mut found = Vec::new();
-        for family in [RtAddrFamily::Inet, RtAddrFamily::Inet6] {
-            let request = list_routes(family, link)?;
-            let wanted =
-                |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
-            found.extend(
-                self.socket
-                    .list(&request, |message| KernelRoute::read(message.payload).map(wanted))
-                    .trying(|| format!("list the routes of link {link}"))?,
-            );
-        }
+        let request = list_routes(link)?;
+        let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
+        let mut found = self
+            .socket
+            .list(&request, |message| KernelRoute::read(message.payload).map(wanted))
+            .trying(|| format!("list the routes of link {link}"))?;
+        found.sort_by_key(|route| route.route.dst.ip().is_ipv6());
         Ok(found)
     }
 }
 
-pub(super) fn list_routes(family: RtAddrFamily, link: LinkIndex) -> Result<Vec<u8>> {
+pub(super) fn list_routes(link: LinkIndex) -> Result<Vec<u8>> {
     let body = RtmsgBuilder::default()
-        .rtm_family(family)
+        .rtm_family(RtAddrFamily::Unspecified)
         .rtm_dst_len(0)
         .rtm_src_len(0)
         .rtm_tos(0)
