@@ -3,6 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# shellcheck disable=SC2034  # for those who source this
 plugins=(bridge host-local loopback)
 
 say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }

@@ -17,6 +17,9 @@ use crate::plugin::Plugin;
 use crate::result::AddResult;
 use crate::version::Version;
 
+/// What to do about a fault in the configuration.
+const REMEDY: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
+
 /// What the environment asks for.
 #[derive(Debug)]
 pub(crate) enum Request {
@@ -110,7 +113,7 @@ pub struct Call<'a> {
 impl<'a> Call<'a> {
     /// The configuration as the plugin's own type.
     pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
-        Ok(json::parse(self.config)?)
+        json::parse(self.config).map_err(|fault| Error::from(fault).details(REMEDY))
     }
 
     /// `prevResult` of the configuration.
@@ -172,8 +175,12 @@ pub(crate) struct Head<'a> {
 impl<'a> Head<'a> {
     pub(crate) fn parse(config: &'a str) -> Result<Head<'a>> {
         // The reference takes `null` for an empty object.
-        let head: Option<Head<'a>> =
-            json::parse(config).trying(|| "read the network configuration on stdin")?;
+        let head: Option<Head<'a>> = json::parse(config)
+            .map_err(|fault| {
+                Error::from(fault)
+                    .details("stdin must hold one network configuration, a JSON object")
+            })
+            .trying(|| "read the network configuration on stdin")?;
         Ok(head.unwrap_or_default())
     }
 
@@ -186,12 +193,15 @@ impl<'a> Head<'a> {
     }
 
     pub(crate) fn log(&self) -> Result<Wish> {
-        Ok(Wish::of_config(text("logLevel", self.log_level)?, text("logFile", self.log_file)?)?)
+        let wish =
+            Wish::of_config(text("logLevel", self.log_level)?, text("logFile", self.log_file)?);
+        wish.map_err(|fault| Error::from(fault).details(REMEDY))
     }
 }
 
-fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String, Fault> {
-    value.map_or(Ok(String::new()), |raw| raw.parse().map_err(|fault: Fault| fault.under(key)))
+fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String> {
+    let Some(raw) = value else { return Ok(String::new()) };
+    raw.parse().map_err(|fault: Fault| Error::from(fault.under(key)).details(REMEDY))
 }
 
 /// Where variables come from: the process, or a test.

@@ -15,11 +15,11 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -50,7 +50,6 @@ pub enum Layout {
 #[derive(Debug)]
 pub struct Lab {
     dir: PathBuf,
-    layout: Layout,
 }
 
 impl Lab {
@@ -61,6 +60,13 @@ impl Lab {
 
     /// Moves this thread to a fresh host.
     pub fn with(layout: Layout) -> Lab {
+        let lab = Lab::bare();
+        lab.install(layout);
+        lab
+    }
+
+    /// Moves this thread to a fresh host without any plugin.
+    pub fn bare() -> Lab {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("cni0-lab-{}-{count}", std::process::id()));
@@ -75,9 +81,7 @@ impl Lab {
                 .expect("mount an empty directory");
         }
         fs::create_dir("/run/netns").expect("make /run/netns");
-        let lab = Lab { dir, layout };
-        lab.install();
-        lab
+        Lab { dir }
     }
 
     /// Runs `test` on a host with linked, and on one with separate plugins.
@@ -88,7 +92,7 @@ impl Lab {
         }
     }
 
-    fn install(&self) {
+    fn install(&self, layout: Layout) {
         let source = match std::env::var_os("CNI0_TEST_BIN") {
             Some(dir) => PathBuf::from(dir),
             // Tests lie in target/PROFILE/deps, programs one above.
@@ -101,7 +105,7 @@ impl Lab {
                 panic!("install {from:?} (cargo build --bins first): {error}")
             });
         };
-        match self.layout {
+        match layout {
             Layout::Linked => {
                 copy("cni0", "cni0");
                 for plugin in PLUGINS {
@@ -110,11 +114,6 @@ impl Lab {
             }
             Layout::Separate => PLUGINS.iter().for_each(|plugin| copy(plugin, plugin)),
         }
-    }
-
-    /// How the plugins are installed here.
-    pub fn layout(&self) -> Layout {
-        self.layout
     }
 
     /// A directory that goes with the test.
@@ -285,13 +284,21 @@ impl Calling {
 
     /// Runs it to its end.
     pub fn run(mut self) -> Outcome {
-        let child = self
-            .command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn();
-        let child = child.unwrap_or_else(|error| panic!("start {:?}: {error}", self.command));
+        self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let deadline = Instant::now() + PATIENCE;
+        let child = loop {
+            match self.command.spawn() {
+                Ok(child) => break child,
+                // A child of another test, between fork and exec, has a copy of the descriptor that wrote the file.
+                Err(error)
+                    if error.kind() == ErrorKind::ExecutableFileBusy
+                        && Instant::now() < deadline =>
+                {
+                    std::thread::yield_now();
+                }
+                Err(error) => panic!("start {:?}: {error}", self.command),
+            }
+        };
         let output = converse(child, &self.stdin, Deadline::after(PATIENCE)).unwrap();
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Outcome {

@@ -1,4 +1,5 @@
 //! What we send, byte for byte what iproute2 sends for the same (`testdata/wire`).
+#![cfg(target_endian = "little")]
 
 use std::path::Path;
 

@@ -1,0 +1,330 @@
+//! Delegation: `relay` asks `stock` (see `examples/relay.rs`), in the process or by executing it, or asks a script.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cni::Version;
+use cni::testing::{Calling, Lab, Outcome};
+use serde_json::json;
+
+/// Installs the example under both names: linked to one file, or as two copies.
+fn install(lab: &Lab, linked: bool) -> PathBuf {
+    let program =
+        std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
+    let dir = lab.dir().join(if linked { "linked" } else { "copied" });
+    fs::create_dir_all(&dir).unwrap();
+    fs::copy(&program, dir.join("relay")).unwrap();
+    if linked {
+        fs::hard_link(dir.join("relay"), dir.join("stock")).unwrap();
+    } else {
+        fs::copy(&program, dir.join("stock")).unwrap();
+    }
+    dir
+}
+
+/// `relay` in `dir`, called about an attachment.
+fn relay(dir: &Path, command: &str, config: impl ToString) -> Calling {
+    let call = Calling::new(&dir.join("relay"), command).env("CNI_PATH", dir);
+    call.attachment("c1", "eth0", "/run/netns/c1").stdin(config.to_string())
+}
+
+/// Puts a script there as the plugin `name`.
+fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    path
+}
+
+fn asking(kind: &str) -> serde_json::Value {
+    json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": kind}})
+}
+
+#[test]
+fn both_ways_have_the_same_outcome() {
+    let lab = Lab::bare();
+    let (linked, copied) = (install(&lab, true), install(&lab, false));
+    let ips = json!([
+        {"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "10.2.0.2/24"},
+        {"address": "fd00::2/64", "gateway": "fd00::1", "interface": 0},
+    ]);
+    let routes =
+        json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400}, {"dst": "::/0", "table": 0}]);
+    let ipams = [
+        json!({"ips": ips, "routes": routes}),
+        json!({"ips": []}),
+        json!({"ips": "nonsense"}),
+        json!({"refuse": {"code": 11, "msg": "later", "details": "much later"}}),
+        json!({"refuse": {"code": 123, "msg": "<own> code"}}),
+        json!({"refuse": {"code": 0, "msg": "no code"}}),
+        json!({"refuse": {"code": 5}}),
+    ];
+    let mut outcomes = Vec::new();
+    for version in Version::ALL {
+        for ipam in &ipams {
+            for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+                let mut config =
+                    json!({"cniVersion": version.as_str(), "name": "net", "ipam": ipam});
+                config["ipam"]["type"] = "stock".into();
+                config["cni.dev/valid-attachments"] = json!([]);
+                let outcome = |dir| relay(dir, command, &config).run();
+                let [inside, executed] = [&linked, &copied].map(|dir| outcome(dir));
+                assert_eq!(inside, executed, "{command} {config}");
+                outcomes.push(inside);
+            }
+        }
+    }
+    assert_eq!(outcomes.len(), 245);
+    assert!(
+        outcomes.iter().any(|o| o.status == Some(0))
+            && outcomes.iter().any(|o| o.status == Some(1))
+    );
+}
+
+#[test]
+fn only_the_very_same_file_stays_in_the_process() {
+    let lab = Lab::bare();
+    let starts = |dir: &Path| {
+        let trace = lab.dir().join("trace");
+        let options = ["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()];
+        relay(dir, "ADD", asking("stock")).strace(&options).run().ok();
+        fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains("execve(")).count()
+    };
+    let linked = install(&lab, true);
+    assert_eq!(starts(&linked), 1, "a hard link");
+    assert_eq!(fs::metadata(linked.join("stock")).unwrap().nlink(), 2);
+    fs::remove_file(linked.join("stock")).unwrap();
+    std::os::unix::fs::symlink("relay", linked.join("stock")).unwrap();
+    assert_eq!(starts(&linked), 1, "a symbolic link");
+    assert_eq!(starts(&install(&lab, false)), 2, "a copy");
+    fs::remove_file(linked.join("stock")).unwrap();
+    script(&linked, "stock", "echo '{}'");
+    assert!(starts(&linked) >= 2, "somebody's own plugin of that name");
+}
+
+#[test]
+fn a_result_is_read_by_its_own_version() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    let add = |answer: &str, version: &str| {
+        script(&dir, "own", &format!("cat <<'EOF'\n{answer}\nEOF"));
+        let config = json!({"cniVersion": version, "name": "net", "ipam": {"type": "own"}});
+        relay(&dir, "ADD", config).run()
+    };
+    let address = |outcome: Outcome| outcome.ok()["ips"][0]["address"].clone();
+    assert_eq!(
+        address(add(r#"{"ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")),
+        "10.1.0.2/24",
+        "none: the config's"
+    );
+    assert_eq!(
+        address(add(r#"{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")),
+        "10.1.0.2/24"
+    );
+    assert_eq!(
+        address(add(r#"{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.2/24"}}"#, "1.1.0")),
+        "10.1.0.2/24"
+    );
+    let old = r#"{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.1.0.2/24", "gateway": ""}]}"#;
+    assert_eq!(address(add(old, "0.3.1")), "10.1.0.2/24");
+    assert_eq!(
+        address(add(r#"{"CNIVersion": "0.2.0", "IP4": {"Ip": "10.1.0.2/24"}}"#, "1.1.0")),
+        "10.1.0.2/24"
+    );
+    assert_eq!(
+        address(add(r#"{"ips": [{"address": "::ffff:10.1.0.2/120"}]}"#, "1.1.0")),
+        "10.1.0.2/24"
+    );
+    for nothing in ["null", "{}"] {
+        assert_eq!(add(nothing, "1.1.0").ok()["ips"], serde_json::Value::Null);
+    }
+    for (bad, code, culprit) in [
+        ("", 6, "own"),
+        ("nonsense", 6, "own"),
+        ("{} {}", 6, "own"),
+        (r#"{"cniVersion": "9.9.9"}"#, 6, "9.9.9"),
+        (r#"{"cniVersion": 1}"#, 6, "cniVersion"),
+        (r#"{"ips": [{"address": "10.1.0.2"}]}"#, 7, "ips[0].address"),
+        (r#"{"ips": [{}]}"#, 7, "ips[0].address"),
+        (r#"{"ips": {}}"#, 6, "ips"),
+        (r#"{"routes": [{"dst": "10.0.0.0/8", "gw": "x"}]}"#, 7, "routes[0].gw"),
+    ] {
+        let error = add(bad, "1.1.0").error(code);
+        assert!(error["msg"].as_str().unwrap().contains(culprit), "{bad}: {error}");
+    }
+}
+
+#[test]
+fn the_child_gets_our_environment_and_our_stdin() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    let body = format!("env >{0}/env; cat >{0}/stdin; echo '{{}}'", lab.dir().display());
+    script(&dir, "spy", &body);
+    // Not UTF-8 inside a text, and white space at the end: nothing is touched.
+    let config = b"{\"cniVersion\":\"1.1.0\",\"name\":\"net\",\"x\":\"\xff\",\"ipam\":{\"type\":\"spy\"}}\n\n".to_vec();
+    let call = relay(&dir, "CHECK", "")
+        .stdin(config.clone())
+        .env("CNI_ARGS", "A=1;B=2")
+        .env("OTHER", "x y");
+    call.run().ok();
+    assert_eq!(fs::read(lab.dir().join("stdin")).unwrap(), config);
+    let env = fs::read_to_string(lab.dir().join("env")).unwrap();
+    for line in [
+        "CNI_COMMAND=CHECK",
+        "CNI_CONTAINERID=c1",
+        "CNI_NETNS=/run/netns/c1",
+        "CNI_IFNAME=eth0",
+        "CNI_ARGS=A=1;B=2",
+        "OTHER=x y",
+        &format!("CNI_PATH={}", dir.display()),
+    ] {
+        assert!(env.lines().any(|l| l == line), "{line} in\n{env}");
+    }
+    // What the test itself was started with comes through; what the plugin opened does not.
+    let count = script(&dir, "count", "ls /proc/$$/fd | wc -l >&2; echo '{}'");
+    let direct = Calling::program(count).run().stderr;
+    assert_eq!(
+        relay(&dir, "ADD", asking("count")).run().stderr,
+        direct,
+        "descriptors of the plugin are handed down"
+    );
+}
+
+#[test]
+fn a_childs_stderr_is_never_lost() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    script(&dir, "loud", "echo 'for the log' >&2; echo '{}'");
+    let outcome = relay(&dir, "ADD", asking("loud")).run();
+    outcome.ok();
+    assert_eq!(outcome.stderr, "for the log\n");
+    script(&dir, "loud", r#"echo 'for the log' >&2; echo '{"code": 42, "msg": "no"}'; exit 1"#);
+    let outcome = relay(&dir, "ADD", asking("loud")).run();
+    assert_eq!(
+        outcome.error(42),
+        json!({"code": 42, "msg": "no"}),
+        "the child's own error, untouched"
+    );
+    assert_eq!(outcome.stderr, "for the log\n");
+}
+
+#[test]
+fn a_child_that_fails_without_a_cni_error() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    for (body, culprits) in [
+        ("exit 3", &["exit status: 3"][..]),
+        ("echo trouble >&2; exit 3", &["exit status: 3", "trouble"]),
+        ("echo trouble; exit 1", &["trouble"]),
+        ("echo '{}'; exit 1", &["exit status: 1"]),
+        ("echo '[1]'; exit 1", &["[1]"]),
+        ("kill -9 $$", &["signal: 9"]),
+    ] {
+        script(&dir, "broken", body);
+        let error = relay(&dir, "ADD", asking("broken")).run().error(0);
+        let text = format!("{} {}", error["msg"], error["details"]);
+        for culprit in culprits.iter().chain(&["broken"]) {
+            assert!(text.contains(culprit), "{body}: {culprit} in {text}");
+        }
+    }
+}
+
+#[test]
+fn a_child_need_not_read_and_may_leave_children() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    let filler = "x".repeat(300_000);
+    let config =
+        json!({"cniVersion": "1.1.0", "name": "net", "filler": filler, "ipam": {"type": "odd"}});
+    script(&dir, "odd", "exec <&-; echo '{}'");
+    relay(&dir, "ADD", &config).run().ok();
+    script(&dir, "odd", "head -c 200000 /dev/zero | tr '\\0' ' '; cat >/dev/null; echo '{}'");
+    relay(&dir, "ADD", &config).run().ok();
+    // The grandchild keeps stdout and stderr open; the child's end counts.
+    script(&dir, "odd", "cat >/dev/null; sleep 100 & echo '{}'");
+    let began = Instant::now();
+    relay(&dir, "ADD", &config).run().ok();
+    assert!(began.elapsed() < Duration::from_secs(30));
+    lab.sh("pkill -x sleep -f 'sleep 100' || true");
+}
+
+#[test]
+fn a_file_that_is_being_written_is_waited_for() {
+    let lab = Lab::bare();
+    let dir = install(&lab, false);
+    let stock = dir.join("stock");
+    let writer = OpenOptions::new().append(true).open(&stock).unwrap();
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| {
+            let trace = lab.dir().join("busy");
+            let options = [
+                "-f",
+                "-qq",
+                "-e",
+                "trace=execve,inotify_add_watch",
+                "-o",
+                trace.to_str().unwrap(),
+            ];
+            relay(&dir, "ADD", asking("stock")).strace(&options).run().ok();
+            fs::read_to_string(trace).unwrap()
+        });
+        // Until the plugin has seen it busy and watches the file.
+        let trace = lab.dir().join("busy");
+        while !fs::read_to_string(&trace).is_ok_and(|text| text.contains("inotify_add_watch")) {
+            std::thread::yield_now();
+        }
+        drop(writer);
+        let trace = add.join().unwrap();
+        assert!(trace.contains("ETXTBSY"), "{trace}");
+    });
+
+    let _writer = OpenOptions::new().append(true).open(&stock).unwrap();
+    let error = relay(&dir, "DEL", asking("stock")).run().error(11);
+    assert!(error["msg"].as_str().unwrap().contains("stock"), "never taken for success: {error}");
+}
+
+#[test]
+fn plugins_are_looked_for_in_order() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    let dirs: Vec<PathBuf> = (0..4).map(|n| lab.dir().join(format!("path{n}"))).collect();
+    dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
+    fs::create_dir(dirs[0].join("which")).unwrap();
+    File::create(dirs[1].join("which")).unwrap();
+    script(&dirs[2], "which", "echo '{\"dns\": {\"domain\": \"second\"}}'");
+    script(&dirs[3], "which", "echo '{\"dns\": {\"domain\": \"third\"}}'");
+    let path = |dirs: &[&PathBuf]| std::env::join_paths(dirs).unwrap();
+    let add = |path| relay(&dir, "ADD", asking("which")).env("CNI_PATH", path).run();
+    let nowhere = PathBuf::from("/nowhere");
+    let all = path(&[&nowhere, &dirs[0], &dirs[1], &dirs[2], &dirs[3]]);
+    assert_eq!(
+        add(all).ok()["dns"]["domain"],
+        "second",
+        "no directory, nothing that cannot be executed"
+    );
+    assert_eq!(add(path(&[&dirs[3], &dirs[2]])).ok()["dns"]["domain"], "third");
+    let error = add(path(&[&dirs[0], &dirs[1]])).error(999);
+    let wanted = format!(
+        "failed to find plugin \"which\" in path [{} {}]",
+        dirs[0].display(),
+        dirs[1].display()
+    );
+    assert_eq!(error["msg"], wanted.as_str());
+    assert!(error["details"].as_str().unwrap().contains("is not executable"), "{error}");
+}
+
+#[test]
+fn a_type_never_leaves_cni_path() {
+    let lab = Lab::bare();
+    let dir = install(&lab, true);
+    script(lab.dir(), "outside", "touch /run/executed; echo '{}'");
+    for kind in ["../outside", "/bin/true", "a/b", "", ".", "..", "./stock"] {
+        for command in ["ADD", "DEL", "CHECK", "STATUS"] {
+            let error = relay(&dir, command, asking(kind)).run().error(7);
+            assert!(error["msg"].as_str().unwrap().contains(&format!("{kind:?}")), "{error}");
+        }
+    }
+    assert!(!Path::new("/run/executed").exists());
+}

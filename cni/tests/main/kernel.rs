@@ -1,0 +1,453 @@
+//! Every verb of `cni::netlink` against the kernel, looked at with iproute2.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use cni::ip::{Cidr, MacAddr};
+use cni::netlink::{
+    BridgeSpec, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, OperState,
+    Port, VethEnd, VethSpec, Vlan, VlanRange,
+};
+use cni::testing::{Lab, skip};
+use cni::{Code, Deadline, Netns, Result, Route};
+
+const MAC: MacAddr = MacAddr([0x0a, 0x58, 1, 2, 3, 4]);
+const UP: LinkChange<'_> = LinkChange {
+    up: Some(true),
+    promiscuous: None,
+    mtu: None,
+    mac: None,
+    bridge: None,
+    alias: None,
+    arp_notify: None,
+};
+
+fn cidr(text: &str) -> Cidr {
+    text.parse().unwrap()
+}
+
+fn bridge(netlink: &mut Netlink, name: &str) -> Link {
+    let spec = BridgeSpec { name, mac: MAC, mtu: None, vlan_filtering: false };
+    netlink.create(&[Change::create_bridge(&spec)]).unwrap()
+}
+
+fn veth(
+    netlink: &mut Netlink,
+    host: &str,
+    guest: &Netns,
+    bridge: Option<LinkIndex>,
+) -> Result<Link> {
+    let spec = VethSpec {
+        host: VethEnd { name: host, mac: None },
+        guest: VethEnd { name: "eth0", mac: None },
+        netns: guest,
+        bridge,
+        mtu: None,
+    };
+    netlink.create(&[Change::create_veth(&spec)])
+}
+
+/// A host with a bridge that is up and a container on it: the sockets of both, the bridge, the two ends.
+fn attached(lab: &Lab) -> (Netlink, Netlink, Link, Link, Link) {
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    let mut host_side = Netlink::open().unwrap();
+    let mut guest_side = guest.run(&Netns::current().unwrap(), Netlink::open).unwrap();
+    let bridge = bridge(&mut host_side, "cni0");
+    host_side.apply(&[Change::set_link(bridge.index, &UP)]).unwrap();
+    let host = veth(&mut host_side, "veth0", &guest, Some(bridge.index)).unwrap();
+    let eth0 = guest_side.link("eth0").unwrap().unwrap();
+    guest_side.apply(&[Change::set_link(eth0.index, &UP)]).unwrap();
+    (host_side, guest_side, bridge, host, eth0)
+}
+
+#[test]
+fn a_bridge_is_made_as_wished_and_its_mac_stays() {
+    let lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let spec = BridgeSpec { name: "cni0", mac: MAC, mtu: Some(1400), vlan_filtering: false };
+    let made = netlink.create(&[Change::create_bridge(&spec)]).unwrap();
+    assert_eq!(
+        (made.kind.as_str(), made.mac, made.mtu, made.up),
+        ("bridge", Some(MAC), 1400, false)
+    );
+    let seen = &lab.ip("link show dev cni0")[0];
+    assert_eq!((&seen["address"], &seen["mtu"]), (&MAC.to_string().into(), &1400.into()));
+    assert_eq!(seen["linkinfo"]["info_kind"], "bridge");
+
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    for name in ["veth0", "veth1"] {
+        let host = veth(&mut netlink, name, &guest, Some(made.index));
+        let host = host.or_else(|_| {
+            let guest = Netns::open(&lab.netns("c2"))?;
+            veth(&mut netlink, name, &guest, Some(made.index))
+        });
+        let host = host.unwrap();
+        let lowest = LinkChange { mac: Some(MacAddr([2, 0, 0, 0, 0, 1])), ..LinkChange::default() };
+        netlink.apply(&[Change::set_link(host.index, &lowest)]).unwrap();
+        assert_eq!(netlink.link("cni0").unwrap().unwrap().mac, Some(MAC), "with {name}");
+        netlink.apply(&[Change::delete_link(host.index)]).unwrap();
+        assert_eq!(netlink.link("cni0").unwrap().unwrap().mac, Some(MAC), "without {name}");
+    }
+}
+
+#[test]
+fn a_veth_pair_is_born_in_its_final_place() {
+    let lab = Lab::bare();
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    let mut netlink = Netlink::open().unwrap();
+    let bridge = bridge(&mut netlink, "cni0");
+    let (host_mac, guest_mac) = (MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2]));
+    let spec = VethSpec {
+        host: VethEnd { name: "veth0", mac: Some(host_mac) },
+        guest: VethEnd { name: "eth0", mac: Some(guest_mac) },
+        netns: &guest,
+        bridge: Some(bridge.index),
+        mtu: Some(1300),
+    };
+    let port = Port { hairpin: true, isolated: true };
+    let alias = LinkChange { alias: Some("net1 c1 eth0"), ..LinkChange::default() };
+    let made = netlink
+        .create(&[
+            Change::create_veth(&spec),
+            Change::set_port("veth0", port),
+            Change::set_link("veth0", &alias),
+        ])
+        .unwrap();
+    let host = netlink.link(made.index).unwrap().unwrap();
+    assert_eq!(
+        (host.name.as_str(), host.kind.as_str(), host.mac, host.mtu),
+        ("veth0", "veth", Some(host_mac), 1300)
+    );
+    assert_eq!((host.up, host.master, host.port), (true, Some(bridge.index), Some(port)));
+    assert_eq!((host.alias.as_str(), host.tx_queue), ("net1 c1 eth0", 1000));
+    assert_eq!(netlink.links(Some(bridge.index)).unwrap(), [host]);
+
+    let seen = &lab.ip("-n c1 link show dev eth0")[0];
+    assert_eq!((&seen["address"], &seen["mtu"]), (&guest_mac.to_string().into(), &1300.into()));
+    assert!(!seen["flags"].as_array().unwrap().contains(&"UP".into()), "{seen}");
+    let port = &lab.ip("link show dev veth0")[0]["linkinfo"]["info_slave_data"];
+    assert_eq!((&port["hairpin"], &port["isolated"]), (&true.into(), &true.into()));
+}
+
+#[test]
+fn a_taken_name_is_refused_and_the_error_tells_what_was_tried() {
+    let lab = Lab::bare();
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    let mut netlink = Netlink::open().unwrap();
+    veth(&mut netlink, "veth0", &guest, None).unwrap();
+    let error = veth(&mut netlink, "veth0", &guest, None).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EEXIST));
+    assert!(
+        error.to_string().starts_with("create veth \"veth0\" with \"eth0\" in \"/run/netns/c1\": "),
+        "{error}"
+    );
+}
+
+#[test]
+fn the_kernels_explanation_is_kept() {
+    let _lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let index = bridge(&mut netlink, "cni0").index;
+    let small = LinkChange { mtu: Some(10), ..LinkChange::default() };
+    let error = netlink.apply(&[Change::set_link(index, &small)]).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EINVAL));
+    assert!(format!("{error:?}").contains("kernel: mtu less than device minimum"), "{error:?}");
+}
+
+#[test]
+fn a_failing_change_is_named_and_the_others_are_made() {
+    let lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let index = bridge(&mut netlink, "cni0").index;
+    let add = |address| Change::add_address(index, cidr(address), DuplicateDetection::Off);
+    let changes =
+        [add("10.1.0.1/24"), add("10.1.0.1/24"), Change::delete_link("nobody"), add("10.2.0.1/24")];
+    let error = netlink.apply(&changes).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EEXIST));
+    assert!(error.to_string().starts_with("add address 10.1.0.1/24 to link #"), "{error}");
+    assert_eq!(lab.ip("address show dev cni0")[0]["addr_info"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        netlink.addresses(index).unwrap().len(),
+        2,
+        "the socket is fit for the next question"
+    );
+    netlink.apply(&[]).unwrap();
+}
+
+#[test]
+fn a_link_that_is_not_there_is_none() {
+    let _lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    assert_eq!(netlink.link("nobody").unwrap(), None);
+    let index = bridge(&mut netlink, "cni0").index;
+    netlink.apply(&[Change::delete_link("cni0")]).unwrap();
+    assert_eq!(netlink.link(index).unwrap(), None);
+    assert_eq!(
+        netlink.apply(&[Change::delete_link(index)]).unwrap_err().errno(),
+        Some(libc::ENODEV)
+    );
+}
+
+#[test]
+fn settings_of_a_link() {
+    let lab = Lab::bare();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    let change = LinkChange {
+        promiscuous: Some(true),
+        mtu: Some(1280),
+        mac: Some(MAC),
+        alias: Some("who am I"),
+        arp_notify: Some(true),
+        ..LinkChange::default()
+    };
+    guest.apply(&[Change::set_link(eth0.index, &change)]).unwrap();
+    let now = guest.link("eth0").unwrap().unwrap();
+    assert_eq!(
+        (now.mtu, now.mac, now.alias.as_str(), now.promiscuity),
+        (1280, Some(MAC), "who am I", 1)
+    );
+    assert!(now.up, "what was not mentioned stays");
+    let notify = "ip netns exec c1 cat /proc/sys/net/ipv4/conf/eth0/arp_notify";
+    assert_eq!(lab.sh(notify).trim(), "1");
+    let off = LinkChange {
+        up: Some(false),
+        promiscuous: Some(false),
+        arp_notify: Some(false),
+        ..LinkChange::default()
+    };
+    guest.apply(&[Change::set_link("eth0", &off)]).unwrap();
+    let now = guest.link("eth0").unwrap().unwrap();
+    assert_eq!((now.up, now.promiscuity), (false, 0));
+    assert_eq!(lab.sh(notify).trim(), "0");
+}
+
+#[test]
+fn addresses_come_and_go() {
+    let lab = Lab::bare();
+    let (mut host, mut guest, bridge, _, eth0) = attached(&lab);
+    let add = |address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off);
+    guest.apply(&[add("10.1.0.2/24"), add("10.9.0.2/32"), add("fd00::2/64")]).unwrap();
+    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)])
+        .unwrap();
+
+    let found = guest.addresses(eth0.index).unwrap();
+    let global: Vec<String> =
+        found.iter().filter(|a| a.global).map(|a| a.cidr.to_string()).collect();
+    assert_eq!(
+        global,
+        ["10.1.0.2/24", "10.9.0.2/32", "fd00::2/64"],
+        "only those of this link, IPv4 first"
+    );
+    assert!(found.iter().filter(|a| a.global).all(|a| !a.tentative && !a.duplicate), "{found:?}");
+    let seen = lab.sh("ip -n c1 -4 address show dev eth0");
+    assert!(
+        seen.contains("inet 10.1.0.2/24 brd 10.1.0.255") && seen.contains("inet 10.9.0.2/32 scope"),
+        "{seen}"
+    );
+
+    guest.apply(&[Change::delete_address(eth0.index, cidr("10.1.0.2/24"))]).unwrap();
+    assert!(guest.addresses(eth0.index).unwrap().iter().all(|a| a.cidr != cidr("10.1.0.2/24")));
+    let again =
+        guest.apply(&[Change::delete_address(eth0.index, cidr("10.1.0.2/24"))]).unwrap_err();
+    assert_eq!(again.errno(), Some(libc::EADDRNOTAVAIL));
+}
+
+#[test]
+fn duplicate_detection_can_be_waited_for() {
+    let lab = Lab::bare();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    guest
+        .apply(&[Change::add_address(eth0.index, cidr("fd00::2/64"), DuplicateDetection::Default)])
+        .unwrap();
+    let mut looks = 0;
+    let deadline = Deadline::after(Duration::from_secs(20));
+    let found =
+        guest.wait_for(Event::Ipv6Address, deadline, "address fd00::2/64 of \"eth0\"", |netlink| {
+            looks += 1;
+            let found = netlink.addresses(eth0.index)?;
+            Ok(found.into_iter().find(|a| a.cidr == cidr("fd00::2/64") && !a.tentative))
+        });
+    assert!(!found.unwrap().duplicate);
+    assert!((2..50).contains(&looks), "{looks} looks: it is told, not polled");
+}
+
+#[test]
+fn routes_with_all_their_fields() {
+    let lab = Lab::bare();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    let gw = "10.1.0.1".parse().ok();
+    let routes = [
+        Route::new(cidr("0.0.0.0/0"), gw),
+        Route { mtu: 1300, advmss: 1200, priority: 5, ..Route::new(cidr("10.2.0.0/16"), gw) },
+        Route { table: Some(1000), scope: Some(253), ..Route::new(cidr("10.3.0.0/16"), None) },
+        Route::new(cidr("::/0"), "fd00::1".parse().ok()),
+        Route {
+            table: Some(99),
+            priority: 7,
+            ..Route::new(cidr("fd02::/64"), "fd00::1".parse().ok())
+        },
+    ];
+    let mut changes: Vec<Change> = ["10.1.0.2/24", "fd00::2/64"]
+        .map(|address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off))
+        .into();
+    changes.extend(routes.iter().map(|route| Change::add_route(eth0.index, route)));
+    guest.apply(&changes).unwrap();
+
+    let found = guest.routes(eth0.index).unwrap();
+    for wanted in &routes {
+        let matching = found.iter().filter(|r| r.leads_to(wanted.dst) && r.route.gw == wanted.gw);
+        let matching: Vec<_> =
+            matching.filter(|r| r.route.table == Some(wanted.table.unwrap_or(254))).collect();
+        let [one] = matching[..] else { panic!("{wanted:?} in {found:#?}") };
+        assert_eq!((one.route.mtu, one.route.advmss), (wanted.mtu, wanted.advmss), "{wanted:?}");
+        // IPv6 has a metric always.
+        let metric =
+            if wanted.dst.ip().is_ipv6() && wanted.priority == 0 { 1024 } else { wanted.priority };
+        assert_eq!(one.route.priority, metric, "{wanted:?}");
+        assert_eq!(one.link, Some(eth0.index));
+    }
+    let again = guest.apply(&[Change::add_route(eth0.index, &routes[0])]).unwrap_err();
+    assert_eq!(again.errno(), Some(libc::EEXIST));
+    let unreachable = Route::new(cidr("10.5.0.0/16"), "192.0.2.1".parse().ok());
+    let error = guest.apply(&[Change::add_route(eth0.index, &unreachable)]).unwrap_err();
+    assert!(
+        error.to_string().starts_with("add route to 10.5.0.0/16 via 192.0.2.1 by link #"),
+        "{error}"
+    );
+    assert!(format!("{error:?}").contains("kernel: Nexthop has invalid gateway"), "{error:?}");
+    assert!(
+        lab.sh("ip -n c1 route show")
+            .contains("10.2.0.0/16 via 10.1.0.1 dev eth0 metric 5 mtu 1300 advmss 1200")
+    );
+}
+
+#[test]
+fn neighbours_are_set_and_forgotten() {
+    let lab = Lab::bare();
+    let (mut host, _, bridge, _, _) = attached(&lab);
+    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)])
+        .unwrap();
+    let ip = "10.1.0.2".parse().unwrap();
+    for mac in [MAC, MacAddr([2, 0, 0, 0, 0, 9])] {
+        host.apply(&[Change::set_neighbour(bridge.index, ip, mac)]).unwrap();
+        let found = host.neighbours(bridge.index).unwrap();
+        assert!(found.iter().any(|n| n.ip == ip && n.mac == Some(mac)), "{found:?}");
+    }
+    host.apply(&[Change::delete_neighbour(bridge.index, ip)]).unwrap();
+    let seen = lab.sh("ip neigh show dev cni0 nud reachable");
+    assert!(!seen.contains("10.1.0.2"), "{seen}");
+}
+
+#[test]
+fn a_port_coming_up_is_told() {
+    let lab = Lab::bare();
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    let home = Netns::current().unwrap();
+    let mut host = Netlink::open().unwrap();
+    let made = veth(&mut host, "veth0", &guest, None).unwrap();
+    let is_up = |netlink: &mut Netlink| {
+        Ok(netlink.link("veth0")?.filter(|link| link.state == OperState::Up))
+    };
+
+    let soon = Deadline::after(Duration::from_millis(50));
+    let error = host.wait_for(Event::Link, soon, "link \"veth0\" to be up", is_up).unwrap_err();
+    assert_eq!(error.code(), Code::TRY_LATER);
+    assert_eq!(error.to_string(), "link \"veth0\" to be up: not seen within 50ms");
+
+    let mut inside = guest.run(&home, Netlink::open).unwrap();
+    std::thread::scope(|scope| {
+        let (looked, look) = mpsc::channel();
+        scope.spawn(move || {
+            // Only when the other side has looked once, and waits.
+            look.recv().unwrap();
+            inside.apply(&[Change::set_link("eth0", &UP)]).unwrap();
+        });
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let link = host.wait_for(Event::Link, deadline, "link \"veth0\" to be up", |netlink| {
+            let found = is_up(netlink)?;
+            let _ = looked.send(());
+            Ok(found)
+        });
+        assert_eq!(link.unwrap().index, made.index);
+    });
+}
+
+#[test]
+fn long_lists_are_whole_even_while_they_change() {
+    let lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let index = bridge(&mut netlink, "cni0").index;
+    let addresses: Vec<Change> = (1..=250)
+        .flat_map(|n| [format!("10.0.{n}.1/24"), format!("fd00::{n:x}/128")])
+        .map(|text| Change::add_address(index, cidr(&text), DuplicateDetection::Off))
+        .collect();
+    for some in addresses.chunks(50) {
+        netlink.apply(some).unwrap();
+    }
+    let home = Netns::current().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut netlink = home.run(&Netns::current().unwrap(), Netlink::open).unwrap();
+            let address = cidr("10.200.0.1/24");
+            while !stop.load(Ordering::Relaxed) {
+                netlink
+                    .apply(&[Change::add_address(index, address, DuplicateDetection::Off)])
+                    .unwrap();
+                netlink.apply(&[Change::delete_address(index, address)]).unwrap();
+            }
+        });
+        let mut whole = 0;
+        for _ in 0..50 {
+            match netlink.addresses(index) {
+                Ok(found) => {
+                    let found = found.iter().filter(|a| a.cidr != cidr("10.200.0.1/24")).count();
+                    assert_eq!(found, 500);
+                    whole += 1;
+                }
+                Err(error) => assert_eq!(error.code(), Code::TRY_LATER, "{error:?}"),
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        assert!(whole > 0);
+    });
+    drop(lab);
+}
+
+#[test]
+fn many_links_are_listed_by_their_bridge() {
+    let lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let bridge = bridge(&mut netlink, "cni0").index;
+    let mut script = String::new();
+    for n in 0..120 {
+        let master = if n % 2 == 0 { "master cni0" } else { "" };
+        script += &format!("link add v{n} {master} type veth peer name p{n}\n");
+    }
+    let batch = lab.dir().join("batch");
+    fs::write(&batch, script).unwrap();
+    lab.sh(&format!("ip -batch {}", batch.display()));
+    assert_eq!(netlink.links(Some(bridge)).unwrap().len(), 60);
+    assert_eq!(netlink.links(None).unwrap().len(), 242, "with lo and the bridge");
+}
+
+#[test]
+fn vlans_of_a_port() {
+    let lab = Lab::bare();
+    let (mut host, _, bridge, port, _) = attached(&lab);
+    if !lab.sh("ip link set cni0 type bridge vlan_filtering 1 2>&1 || true").is_empty() {
+        return skip("kernel::vlans_of_a_port", "this kernel has no bridge VLAN filtering");
+    }
+    assert_eq!(host.link(bridge.index).unwrap().unwrap().vlan_filtering, Some(true));
+    let plain =
+        |first, last| Vlan { range: VlanRange { first, last }, pvid: false, untagged: false };
+    let one = Vlan { pvid: true, untagged: true, ..plain(1, 1) };
+    assert_eq!(host.vlans(port.index).unwrap(), [one]);
+    let wanted =
+        [Vlan { pvid: true, untagged: true, ..plain(100, 100) }, plain(200, 204), plain(300, 300)];
+    host.apply(&[Change::delete_vlans(port.index, &[one]), Change::add_vlans(port.index, &wanted)])
+        .unwrap();
+    assert_eq!(host.vlans(port.index).unwrap(), wanted);
+}

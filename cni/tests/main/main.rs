@@ -1,0 +1,12 @@
+//! Black-box tests of what all plugins share: real kernel, real processes, private namespaces.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "these are tests"
+)]
+
+mod delegate;
+mod kernel;
+mod system;

@@ -1,0 +1,50 @@
+//! What a call may cost, as far as it can be counted exactly. Release builds only: debug ones are another thing.
+
+use std::fs;
+
+use cni::testing::{Lab, skip};
+
+/// Is the program under test a release build? Debug builds keep their symbols, and are large.
+fn is_release(lab: &Lab, test: &str) -> bool {
+    let release = fs::metadata(lab.bin().join("cni0")).unwrap().len() < 4 << 20;
+    if !release {
+        skip(test, "the programs are debug builds; ci/test runs it on release ones");
+    }
+    release
+}
+
+#[test]
+fn the_installed_set_is_small() {
+    let lab = Lab::new();
+    if is_release(&lab, "cost::the_installed_set_is_small") {
+        let size = fs::metadata(lab.bin().join("cni0")).unwrap().len();
+        assert!(size < 1 << 20, "{size} bytes");
+    }
+}
+
+#[test]
+fn version_needs_few_system_calls() {
+    let lab = Lab::new();
+    if is_release(&lab, "cost::version_needs_few_system_calls") {
+        let trace = lab.dir().join("trace");
+        lab.plugin("loopback", "VERSION")
+            .strace(&["-f", "-qq", "-o", trace.to_str().unwrap()])
+            .run()
+            .ok();
+        let calls =
+            fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains('(')).count();
+        assert!((5..60).contains(&calls), "{calls} system calls");
+    }
+}
+
+#[test]
+fn the_program_needs_no_library() {
+    let lab = Lab::new();
+    if is_release(&lab, "cost::the_program_needs_no_library") {
+        let said = lab.sh(&format!("ldd {}/loopback 2>&1 || true", lab.bin().display()));
+        assert!(
+            said.contains("statically linked") || said.contains("not a dynamic executable"),
+            "{said}"
+        );
+    }
+}

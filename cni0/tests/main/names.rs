@@ -1,0 +1,71 @@
+//! The name under which the program is called picks the plugin.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use cni::testing::{Calling, Lab, PLUGINS};
+
+/// The plugin that answers when `path` is called without a command.
+fn who(path: &Path) -> String {
+    let outcome = Calling::program(path).run();
+    assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{outcome:?}");
+    outcome.stderr.lines().next().unwrap().to_owned()
+}
+
+#[test]
+fn hard_links_symbolic_links_and_copies() {
+    let lab = Lab::new();
+    let elsewhere = lab.dir().join("elsewhere");
+    fs::create_dir(&elsewhere).unwrap();
+    for plugin in PLUGINS {
+        let wanted = format!("CNI {plugin} plugin v{}+cni0", env!("CARGO_PKG_VERSION"));
+        assert_eq!(who(&lab.bin().join(plugin)), wanted, "hard link, full path");
+        symlink(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
+        assert_eq!(who(&elsewhere.join(plugin)), wanted, "symbolic link");
+        fs::remove_file(elsewhere.join(plugin)).unwrap();
+        fs::copy(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
+        assert_eq!(who(&elsewhere.join(plugin)), wanted, "copy");
+        assert_eq!(
+            lab.sh(&format!("cd {}; ./{plugin} 2>&1", lab.bin().display())).lines().next().unwrap(),
+            wanted,
+            "relative"
+        );
+        assert_eq!(
+            lab.sh(&format!("PATH={}; {plugin} 2>&1", lab.bin().display())).lines().next().unwrap(),
+            wanted,
+            "by PATH"
+        );
+    }
+}
+
+#[test]
+fn the_program_itself_says_what_it_is() {
+    let lab = Lab::new();
+    let program = lab.bin().join("cni0");
+    let line = who(&program);
+    assert!(PLUGINS.iter().all(|plugin| line.contains(plugin)), "{line}");
+    for command in ["ADD", "VERSION"] {
+        let error = Calling::new(&program, command)
+            .attachment("c", "eth0", "/x")
+            .env("CNI_PATH", "/x")
+            .run()
+            .error(999);
+        assert!(error["msg"].as_str().unwrap().contains("cni0"), "{error}");
+        assert!(error["details"].as_str().unwrap().contains("loopback"), "{error}");
+    }
+}
+
+#[test]
+fn every_plugin_speaks_every_version() {
+    Lab::both(|lab| {
+        for plugin in PLUGINS {
+            // As libcni asks: everything but the command is a dummy.
+            let call =
+                lab.plugin(plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");
+            let outcome = call.env("CNI_PATH", "dummy").stdin(r#"{"cniVersion":"1.1.0"}"#).run();
+            let wanted = "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";
+            assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), wanted), "{plugin}");
+        }
+    });
+}

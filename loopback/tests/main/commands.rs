@@ -1,0 +1,250 @@
+//! What the commands do.
+
+use std::fs;
+use std::path::Path;
+
+use cni::testing::Lab;
+use cni::{Code, Version};
+use serde_json::json;
+
+use super::{call, config, is_up};
+
+/// The answer to ADD in all three layouts, for a namespace at /run/netns/c1.
+fn expected(version: Version) -> String {
+    if version < Version::V0_3_0 {
+        return format!(
+            r#"{{
+    "cniVersion": "{version}",
+    "ip4": {{
+        "ip": "127.0.0.1/8"
+    }},
+    "ip6": {{
+        "ip": "::1/128"
+    }},
+    "dns": {{}}
+}}"#
+        );
+    }
+    if version < Version::V1_0_0 {
+        return format!(
+            r#"{{
+    "cniVersion": "{version}",
+    "interfaces": [
+        {{
+            "name": "lo",
+            "mac": "00:00:00:00:00:00",
+            "sandbox": "/run/netns/c1"
+        }}
+    ],
+    "ips": [
+        {{
+            "version": "4",
+            "interface": 0,
+            "address": "127.0.0.1/8"
+        }},
+        {{
+            "version": "6",
+            "interface": 0,
+            "address": "::1/128"
+        }}
+    ],
+    "dns": {{}}
+}}"#
+        );
+    }
+    format!(
+        r#"{{
+    "cniVersion": "{version}",
+    "interfaces": [
+        {{
+            "mac": "00:00:00:00:00:00",
+            "name": "lo",
+            "sandbox": "/run/netns/c1"
+        }}
+    ],
+    "ips": [
+        {{
+            "address": "127.0.0.1/8",
+            "interface": 0
+        }},
+        {{
+            "address": "::1/128",
+            "interface": 0
+        }}
+    ]
+}}"#
+    )
+}
+
+#[test]
+fn add_answers_in_the_layout_of_every_version() {
+    Lab::both(|lab| {
+        let netns = lab.netns("c1");
+        for version in Version::ALL {
+            let outcome = call(lab, "ADD", &netns).stdin(config(version.as_str())).run();
+            outcome.ok();
+            assert_eq!(outcome.stdout, expected(version), "{version}");
+            assert_eq!(outcome.stderr, "", "{version}");
+            assert!(is_up(lab, "c1"));
+            call(lab, "DEL", &netns).stdin(config(version.as_str())).run().ok();
+            assert!(!is_up(lab, "c1"));
+        }
+        let outcome = call(lab, "ADD", &netns).stdin(config("")).run();
+        assert_eq!(outcome.stdout, expected(Version::V0_1_0), "no version is the oldest");
+    });
+}
+
+#[test]
+fn add_passes_a_previous_result_on() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let previous = json!({
+        "cniVersion": "1.1.0",
+        "interfaces": [{"name": "eth0", "sandbox": "/run/netns/c1"}],
+        "ips": [{"address": "10.1.0.2/24", "interface": 0}],
+        "routes": [{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400}],
+        "dns": {"nameservers": ["10.1.0.1"]},
+    });
+    let config = json!({"cniVersion": "1.1.0", "name": "lo", "prevResult": previous});
+    assert_eq!(call(&lab, "ADD", &netns).stdin(config.to_string()).run().ok(), previous);
+    assert!(is_up(&lab, "c1"));
+    call(&lab, "DEL", &netns).run().ok();
+    let bad = json!({"cniVersion": "1.1.0", "name": "lo", "prevResult": {"ips": [{"address": "nonsense"}]}});
+    let error = call(&lab, "ADD", &netns).stdin(bad.to_string()).run().error(7);
+    assert!(error["msg"].as_str().unwrap().contains("nonsense"), "{error}");
+    assert!(!is_up(&lab, "c1"), "nothing was done");
+}
+
+#[test]
+fn add_of_what_is_up_already() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    lab.sh("ip -n c1 link set lo up");
+    assert_eq!(call(&lab, "ADD", &netns).run().stdout, expected(Version::V1_1_0));
+    assert_eq!(call(&lab, "ADD", &netns).run().stdout, expected(Version::V1_1_0), "and again");
+}
+
+#[test]
+fn add_without_ipv6() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    lab.sh("ip netns exec c1 sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1");
+    let answer = call(&lab, "ADD", &netns).run().ok();
+    assert_eq!(answer["ips"], json!([{"address": "127.0.0.1/8", "interface": 0}]));
+}
+
+#[test]
+fn a_foreign_address_is_refused_before_anything_is_done() {
+    let lab = Lab::new();
+    for (name, foreign) in [("c4", "192.0.2.1/32"), ("c6", "2001:db8::1/128")] {
+        let netns = lab.netns(name);
+        lab.sh(&format!("ip -n {name} address add {foreign} dev lo"));
+        let error = call(&lab, "ADD", &netns).run().error(Code::INTERNAL.0);
+        assert!(error["msg"].as_str().unwrap().contains(foreign), "{error}");
+        assert!(!is_up(&lab, name), "{foreign}");
+    }
+}
+
+#[test]
+fn the_interface_is_lo_whatever_is_asked_for() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let answer = call(&lab, "ADD", &netns).env("CNI_IFNAME", "eth0").run().ok();
+    assert_eq!(answer["interfaces"][0]["name"], "lo");
+    call(&lab, "CHECK", &netns).env("CNI_IFNAME", "eth9").run().ok();
+    call(&lab, "DEL", &netns).env("CNI_IFNAME", "eth0").run().ok();
+    assert!(!is_up(&lab, "c1"));
+}
+
+#[test]
+fn check_tells_what_is_wrong() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let error = call(&lab, "CHECK", &netns).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("is down"), "{error}");
+    call(&lab, "ADD", &netns).run().ok();
+    let outcome = call(&lab, "CHECK", &netns).run();
+    outcome.ok();
+    assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("", ""));
+}
+
+#[test]
+fn a_namespace_that_is_not_there() {
+    let lab = Lab::new();
+    fs::write("/run/netns/file", "").unwrap();
+    fs::create_dir("/run/netns/dir").unwrap();
+    for path in [
+        "/run/netns/gone",
+        "/nowhere/at/all",
+        "/run/netns/file",
+        "/run/netns/dir",
+        "/proc/self/ns/mnt",
+    ] {
+        for command in ["ADD", "CHECK"] {
+            let error = call(&lab, command, Path::new(path)).run().error(8);
+            assert!(error["msg"].as_str().unwrap().contains(path), "{error}");
+        }
+        call(&lab, "DEL", Path::new(path)).run().ok();
+    }
+    for command in ["ADD", "CHECK"] {
+        call(&lab, command, Path::new("")).run().error(4);
+    }
+    call(&lab, "DEL", Path::new("")).run().ok();
+}
+
+#[test]
+fn del_can_be_repeated() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    call(&lab, "DEL", &netns).run().ok();
+    call(&lab, "ADD", &netns).run().ok();
+    for _ in 0..2 {
+        call(&lab, "DEL", &netns).run().ok();
+        assert!(!is_up(&lab, "c1"));
+    }
+}
+
+#[test]
+fn its_own_namespace_is_left_alone() {
+    let lab = Lab::new();
+    lab.sh("ip link set lo up; ip netns attach self $$");
+    for command in ["ADD", "DEL"] {
+        let outcome = call(&lab, command, Path::new("/run/netns/self")).run();
+        let error = outcome.error(8);
+        assert!(error["msg"].as_str().unwrap().contains("/run/netns/self"), "{error}");
+        assert!(is_up(&lab, "self"), "{command} did nothing");
+    }
+    call(&lab, "DEL", Path::new("/run/netns/self")).env("CNI_NETNS_OVERRIDE", "1").run().ok();
+    assert!(!is_up(&lab, "self"), "unless it is meant");
+}
+
+#[test]
+fn gc_and_status() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    call(&lab, "ADD", &netns).run().ok();
+    let gc = json!({"cniVersion": "1.1.0", "name": "lo", "cni.dev/valid-attachments": []});
+    for (command, stdin) in [("GC", gc.to_string()), ("STATUS", config("1.1.0"))] {
+        let outcome = lab.plugin("loopback", command).stdin(stdin).run();
+        outcome.ok();
+        assert_eq!((outcome.stdout.as_str(), outcome.stderr.as_str()), ("", ""), "{command}");
+        lab.plugin("loopback", command).stdin(config("1.0.0")).run().error(1);
+    }
+    assert!(is_up(&lab, "c1"));
+}
+
+#[test]
+fn without_privilege_the_error_says_what_is_missing() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let script = format!(
+        "exec setpriv --reuid=65534 --clear-groups --inh-caps=-all {}/loopback",
+        lab.bin().display()
+    );
+    lab.sh(&format!("chmod 755 {} {}", lab.dir().display(), lab.bin().display()));
+    let mut calling =
+        cni::testing::Calling::program("sh").arg("-c").arg(script).attachment("c1", "lo", &netns);
+    calling = calling.env("CNI_COMMAND", "ADD").env("CNI_PATH", lab.bin()).stdin(config("1.1.0"));
+    let error = calling.run().error(8);
+    assert!(error["details"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{error}");
+}
