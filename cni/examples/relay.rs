@@ -25,6 +25,7 @@ struct Ipam {
     ips: Vec<IpConfig>,
     routes: Vec<Route>,
     refuse: Option<Refusal>,
+    panic: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -81,6 +82,12 @@ struct Stock;
 impl Stock {
     fn stock(call: &Call<'_>) -> Result<AddResult> {
         let Conf { ipam } = call.parse()?;
+        if let Some(why) = ipam.panic {
+            #[expect(clippy::panic, reason = "to see what a caller gets then")]
+            {
+                panic!("{why}");
+            }
+        }
         match ipam.refuse {
             Some(Refusal { code, msg, details }) => {
                 Err(Error::new(Code(code), msg).details(details))

@@ -53,19 +53,30 @@ pub fn main(plugins: &[&dyn Plugin]) -> ExitCode {
     let answer = answer(plugins, &arg0, &process_env, &mut io::stdin().lock(), began);
     // Whoever does not listen cannot be helped.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
-    let mut stdout = io::stdout().lock();
-    let written = stdout.write_all(&answer.stdout).and_then(|()| stdout.flush());
+    let written = print(&answer.stdout);
     if let Err(error) = &written {
         let _ = writeln!(io::stderr(), "write the answer to stdout: {error}");
     }
     if answer.success && written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
+/// Writes to stdout in one piece: std's own stdout would break it at the last newline.
+fn print(mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(io::stdout(), bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(nix::Error::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
 /// A runtime must get a CNI error even from a mistake of ours. Nothing was printed before: the answer comes last.
 fn answer_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
-        let _ = io::stdout().write_all(&refusal(&error).stdout);
+        let _ = print(&refusal(&error).stdout);
         #[expect(
             clippy::exit,
             clippy::disallowed_methods,

@@ -320,3 +320,44 @@ fn explanation(attributes: Option<&[u8]>) -> String {
         .find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG);
     found.map_or_else(String::new, |(_, value)| wire::text(value))
 }
+
+#[cfg(test)]
+#[cfg(target_endian = "little")]
+mod tests {
+    use super::*;
+
+    /// An NLMSG_ERROR: status, the request (whole or its header alone), then attributes.
+    fn error(status: i32, request: &[u8], flags: u16, attributes: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0, 0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
+        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        bytes.extend_from_slice(&status.to_ne_bytes());
+        bytes.extend_from_slice(request);
+        bytes.extend_from_slice(attributes);
+        bytes[0] = u8::try_from(bytes.len()).unwrap();
+        bytes
+    }
+
+    fn read(bytes: &[u8]) -> Result<Option<Error>> {
+        refusal(&wire::next_message(&mut &*bytes).unwrap().unwrap())
+    }
+
+    #[test]
+    fn a_refusal_is_read_with_its_explanation() {
+        let request =
+            [&[20, 0, 0, 0, 16, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], &[1, 2, 3, 4]].concat();
+        let text = [&[9, 0, 1, 0][..], b"well\0\0\0\0"].concat();
+        let whole = read(&error(-libc::EEXIST, &request, 0, &text)).unwrap().unwrap();
+        assert_eq!(format!("{whole:?}"), "[999] File exists (os error 17) (kernel: well)");
+        let capped = read(&error(-libc::EEXIST, &request[..16], NlmF::CAPPED.bits(), &text))
+            .unwrap()
+            .unwrap();
+        assert_eq!(capped, whole);
+        assert_eq!(read(&error(0, &request, 0, &[])).unwrap(), None, "an acknowledgement");
+        let bare = read(&error(i32::MIN, &[], 0, &[])).unwrap().unwrap();
+        assert_eq!(bare.errno(), Some(i32::MAX), "cut off, and a number that no kernel sends");
+        assert!(
+            read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(),
+            "an attribute that lies"
+        );
+    }
+}

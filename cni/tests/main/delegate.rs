@@ -60,6 +60,7 @@ fn both_ways_have_the_same_outcome() {
         json!({"refuse": {"code": 123, "msg": "<own> code"}}),
         json!({"refuse": {"code": 0, "msg": "no code"}}),
         json!({"refuse": {"code": 5}}),
+        json!({"panic": "a mistake of ours"}),
     ];
     let mut outcomes = Vec::new();
     for version in Version::ALL {
@@ -76,11 +77,19 @@ fn both_ways_have_the_same_outcome() {
             }
         }
     }
-    assert_eq!(outcomes.len(), 245);
+    assert_eq!(outcomes.len(), 280);
     assert!(
         outcomes.iter().any(|o| o.status == Some(0))
             && outcomes.iter().any(|o| o.status == Some(1))
     );
+}
+
+#[test]
+fn a_mistake_of_ours_is_a_cni_error_too() {
+    let lab = Lab::bare();
+    let config = json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
+    let error = relay(&install(&lab, true), "ADD", config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("two and two is five"), "{error}");
 }
 
 #[test]

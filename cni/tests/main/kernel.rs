@@ -434,6 +434,24 @@ fn many_links_are_listed_by_their_bridge() {
 }
 
 #[test]
+fn an_answer_that_does_not_fit_is_asked_for_again() {
+    let lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let made = bridge(&mut netlink, "cni0");
+    for n in 0..9 {
+        let names: Vec<String> =
+            (0..10).map(|m| format!("altname {}{n}{m}", "x".repeat(120))).collect();
+        lab.sh(&format!("ip link property add dev cni0 {}", names.join(" ")));
+    }
+    let said = lab.sh("ip -d link show dev cni0").len();
+    assert!(said > 9_000, "more than the socket's buffer: {said}");
+    assert_eq!(netlink.link("cni0").unwrap().unwrap().index, made.index);
+    assert_eq!(netlink.links(None).unwrap().len(), 2, "with lo");
+    let up = netlink.apply(&[Change::set_link("cni0", &UP)]);
+    assert_eq!((up.is_ok(), netlink.link(made.index).unwrap().unwrap().up), (true, true));
+}
+
+#[test]
 fn vlans_of_a_port() {
     let lab = Lab::bare();
     let (mut host, _, bridge, port, _) = attached(&lab);

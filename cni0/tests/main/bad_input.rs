@@ -276,6 +276,32 @@ fn is_answered_with_the_code_and_the_culprit() {
     calling(&lab, &good).run().ok();
 }
 
+#[test]
+fn that_cannot_be_read_and_answers_that_cannot_be_written() {
+    let lab = Lab::new();
+    lab.netns("c1");
+    let shell = |script: &str| {
+        let script = format!("exec {}/loopback {script}", lab.bin().display());
+        let call = Calling::program("sh")
+            .arg("-c")
+            .arg(script)
+            .env("CNI_COMMAND", "ADD")
+            .env("CNI_PATH", "/x");
+        call.attachment("c1", "eth0", "/run/netns/c1").stdin(GOOD).run()
+    };
+    let error = shell("</").error(5);
+    assert!(error["msg"].as_str().unwrap().contains("stdin"), "{error}");
+    shell("<&-").error(6);
+    for full in [">/dev/full", ">&-"] {
+        let outcome = shell(full);
+        if full == ">/dev/full" {
+            assert_eq!(outcome.status, Some(1));
+            assert!(outcome.stderr.contains("stdout"), "{outcome:?}");
+        }
+    }
+    shell("2>&-").ok();
+}
+
 /// `CNI_ARGS` is not for loopback: nothing in it can hurt.
 #[test]
 fn in_variables_that_are_not_for_the_plugin_is_ignored() {
