@@ -38,11 +38,17 @@ pub struct Change {
     what: String,
     /// Its message; the error of a builder is kept until it is sent.
     message: Result<Vec<u8>>,
+    /// The name of the link that it makes.
+    makes: Option<String>,
 }
 
 impl Change {
     fn new(what: String, message: Result<Vec<u8>>) -> Change {
-        Change { what, message }
+        Change { what, message, makes: None }
+    }
+
+    fn making(self, link: &str) -> Change {
+        Change { makes: Some(link.to_owned()), ..self }
     }
 }
 
@@ -86,7 +92,9 @@ impl Netlink {
         self.send(changes, |_| Ok(()))
     }
 
-    /// Makes all `changes`, the first of which makes a link, and returns that link as it was when it was made.
+    /// Makes all `changes`, the first of which makes a link, and returns that link.
+    ///
+    /// A kernel since 6.2 tells it in the answer, as it was when it was made; an older one is asked once more.
     pub fn create(&mut self, changes: &[Change]) -> Result<Link> {
         let mut made = None;
         self.send(changes, |message| {
@@ -95,7 +103,20 @@ impl Netlink {
             }
             Ok(())
         })?;
-        made.ok_or_else(|| Error::bug("the kernel did not echo a new link"))
+        if let Some(made) = made {
+            return Ok(made);
+        }
+        let name = changes
+            .first()
+            .and_then(|change| change.makes.as_deref())
+            .ok_or_else(|| Error::bug("no link to make"))?;
+        let gone = || {
+            Error::new(
+                Code::INTERNAL,
+                format!("link {name:?} was made, and somebody deleted it at once"),
+            )
+        };
+        self.link(name)?.ok_or_else(gone)
     }
 
     fn send(

@@ -305,7 +305,7 @@ impl Change {
             attrs.push(nest(Ifla::Linkinfo, info)?);
             message(Rtm::Newlink, CREATE | NlmF::ECHO, body(header(None), attrs)?)
         };
-        Change::new(format!("create bridge {:?}", spec.name), encode())
+        Change::new(format!("create bridge {:?}", spec.name), encode()).making(spec.name)
     }
 
     /// Makes a veth pair with both ends in their final places, in one message.
@@ -326,10 +326,9 @@ impl Change {
             attrs.push(nest(Ifla::Linkinfo, info)?);
             message(Rtm::Newlink, CREATE | NlmF::ECHO, body(header(None).up(), attrs)?)
         };
-        Change::new(
-            format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path()),
-            encode(),
-        )
+        let what =
+            format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path());
+        Change::new(what, encode()).making(host.name)
     }
 
     /// Changes a link.
