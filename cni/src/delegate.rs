@@ -16,10 +16,9 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use crate::call::{Attachment, Call};
 use crate::error::{Answer, Code, Context, Error, Result};
 use crate::json;
-use crate::plugin::Plugin;
+use crate::plugin::{Attachment, Call, Plugin};
 use crate::result::AddResult;
 use crate::sys;
 use crate::wait::Deadline;

@@ -3,18 +3,17 @@
 //! One call, from top to bottom:
 //!
 //! 1. [`main`] picks the [`Plugin`] by the name under which the program was called.
-//! 2. `call` turns environment and stdin into checked values: a [`Call`], and for ADD, DEL and CHECK an [`Attachment`].
-//!    From there on no name, version or path can be wrong.
+//! 2. `request` turns environment and stdin into checked values: a [`Call`], and for ADD, DEL and CHECK an
+//!    [`Attachment`]. From there on no name, version or path can be wrong.
 //! 3. The plugin reads its own keys with [`Call::parse`], opens the container's [`Netns`] and a [`netlink::Netlink`] per
 //!    namespace, changes what has to change, registers each step back with [`Undo`] before it, and may ask another
 //!    plugin through [`Delegate`].
-//! 4. It returns an [`AddResult`] in the newest shape, or an [`Error`]; `plugin` prints either in the layout of the
+//! 4. It returns an [`AddResult`] in the newest shape, or an [`Error`]; `process` prints either in the layout of the
 //!    request's [`Version`].
 //!
 //! Nothing here knows a plugin.
 
 mod args;
-mod call;
 mod delegate;
 mod error;
 pub mod ip;
@@ -24,6 +23,8 @@ mod name;
 pub mod netlink;
 mod netns;
 mod plugin;
+mod process;
+mod request;
 mod result;
 mod sys;
 pub mod sysctl;
@@ -34,12 +35,12 @@ mod version;
 mod wait;
 
 pub use args::Args;
-pub use call::{Attachment, Call, ValidAttachment};
 pub use delegate::Delegate;
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
-pub use plugin::{Plugin, main};
+pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
+pub use process::main;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use undo::Undo;
 pub use version::Version;

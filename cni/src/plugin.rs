@@ -1,19 +1,20 @@
-//! From a process to a plugin and back: picks the plugin, checks the call, runs it, answers. Only writer of stdout.
+//! What a plugin is, and what it is given: a call about a network, and mostly one attachment to it.
 
-use std::env;
-use std::ffi::OsStr;
-use std::io::{self, Read, Write};
-use std::path::Path;
-use std::process::ExitCode;
-use std::time::Instant;
+use std::fmt;
+use std::path::PathBuf;
 
-use log::debug;
+use serde::Deserialize;
 
-use crate::call::{Attachment, Call, Env, Head, Request, Sweep, Verb, config_text, process_env};
 use crate::error::{Code, Error, Result};
-use crate::json;
+use crate::json::{self, Raw};
+use crate::name::{ContainerId, IfName, NetworkName};
+use crate::netns::Netns;
 use crate::result::AddResult;
 use crate::version::Version;
+
+/// What to do about a fault in the configuration.
+pub(crate) const REMEDY: &str =
+    "correct the network's configuration, usually a file in /etc/cni/net.d";
 
 /// A CNI plugin. What its methods are given has been checked; what they return is converted and printed.
 pub trait Plugin: Sync {
@@ -31,195 +32,107 @@ pub trait Plugin: Sync {
     fn status(&self, call: &Call<'_>) -> Result<()>;
 }
 
-impl std::fmt::Debug for dyn Plugin + '_ {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for dyn Plugin + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// What the process leaves behind.
-#[derive(Debug, PartialEq, Eq)]
-struct Answer {
-    stdout: Vec<u8>,
-    stderr: String,
-    success: bool,
+/// One interface of one container: what ADD makes and DEL removes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attachment {
+    /// `CNI_CONTAINERID`
+    pub container: ContainerId,
+    /// `CNI_IFNAME`
+    pub ifname: IfName,
+    /// `CNI_NETNS` as it was given; only DEL can be without.
+    pub netns: Option<PathBuf>,
 }
 
-/// The whole of a plugin's `main`. With several plugins the name under which the program was called picks one.
-pub fn main(plugins: &[&dyn Plugin]) -> ExitCode {
-    let began = Instant::now();
-    answer_panics();
-    let arg0 = env::args_os().next().unwrap_or_default();
-    let answer = answer(plugins, &arg0, &process_env, &mut io::stdin().lock(), began);
-    // Whoever does not listen cannot be helped.
-    let _ = io::stderr().write_all(answer.stderr.as_bytes());
-    let written = print(&answer.stdout);
-    if let Err(error) = &written {
-        let _ = writeln!(io::stderr(), "write the answer to stdout: {error}");
-    }
-    if answer.success && written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
-
-/// Writes to stdout in one piece: std's own stdout would break it at the last newline.
-fn print(mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match nix::unistd::write(io::stdout(), bytes) {
-            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-            Err(nix::Error::EINTR) => {}
-            Err(errno) => return Err(errno.into()),
+impl Attachment {
+    /// Opens the container's network namespace.
+    pub fn open_netns(&self) -> Result<Netns> {
+        match &self.netns {
+            Some(path) => Netns::open(path),
+            None => Err(Error::new(Code::NETNS, "CNI_NETNS is empty")),
         }
     }
-    Ok(())
+
+    /// Opens the container's network namespace for a command that removes: `None` if it is gone, that is if there is
+    /// no path, nothing at the path, or something that is no namespace (any more).
+    pub fn open_netns_if_there(&self) -> Result<Option<Netns>> {
+        self.netns.as_deref().map_or(Ok(None), Netns::open_if_there)
+    }
+
+    /// `CNI_NETNS` as text, for `sandbox` of an interface in a result.
+    pub fn sandbox(&self) -> String {
+        self.netns.as_ref().map_or_else(String::new, |path| path.to_string_lossy().into_owned())
+    }
 }
 
-/// A runtime must get a CNI error even from a mistake of ours. Nothing was printed before: the answer comes last.
-fn answer_panics() {
-    std::panic::set_hook(Box::new(|panic| {
-        let error = Error::bug(panic).details("please report this, with the configuration");
-        let _ = print(&refusal(&error).stdout);
-        #[expect(
-            clippy::exit,
-            clippy::disallowed_methods,
-            reason = "the process is lost; unwinding is off"
-        )]
-        std::process::exit(1);
-    }));
+/// A network that a plugin is called for.
+#[derive(Debug)]
+pub struct Call<'a> {
+    /// Name of the network.
+    pub network: NetworkName,
+    /// Version of the configuration, and of the answer.
+    pub version: Version,
+    /// `CNI_ARGS`
+    pub args: &'a str,
+    /// The directories of `CNI_PATH`.
+    pub path: &'a [PathBuf],
+    /// The configuration.
+    pub config: &'a str,
+    /// stdin, byte for byte, for a delegate.
+    pub(crate) stdin: &'a [u8],
+    /// The plugins in this executable.
+    pub(crate) builtin: &'a [&'a dyn Plugin],
 }
 
-fn answer(
-    plugins: &[&dyn Plugin],
-    arg0: &OsStr,
-    env: Env<'_>,
-    stdin: &mut dyn Read,
-    began: Instant,
-) -> Answer {
-    let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
-        (Request::About, plugin) => {
-            Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true })
+impl<'a> Call<'a> {
+    /// The configuration as the plugin's own type.
+    pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
+        json::parse(self.config).map_err(|fault| Error::from(fault).details(REMEDY))
+    }
+
+    /// `prevResult` of the configuration.
+    pub fn previous(&self) -> Result<Option<AddResult>> {
+        #[derive(Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        struct Previous<'a> {
+            #[serde(borrow)]
+            prev_result: Option<Raw<'a>>,
         }
-        (_, None) => Err(misnamed(plugins, arg0)),
-        (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, began).map(success),
-    });
-    outcome.unwrap_or_else(|error| refusal(&error))
-}
-
-fn success(stdout: Vec<u8>) -> Answer {
-    Answer { stdout, stderr: String::new(), success: true }
-}
-
-fn refusal(error: &Error) -> Answer {
-    // Printing an error object cannot fail; if it did, a fixed text would still be a CNI error.
-    let stdout = json::print(&error.answer())
-        .unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
-    Answer { stdout, stderr: String::new(), success: false }
-}
-
-/// A program with one plugin is that plugin under any name; one with several goes by the name of its file.
-fn pick<'a>(plugins: &[&'a dyn Plugin], arg0: &OsStr) -> Option<&'a dyn Plugin> {
-    let name = Path::new(arg0).file_name();
-    match plugins {
-        [only] => Some(*only),
-        many => many.iter().copied().find(|plugin| name == Some(OsStr::new(plugin.name()))),
+        let Previous { prev_result } = self.parse()?;
+        prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
     }
-}
 
-fn names(plugins: &[&dyn Plugin]) -> String {
-    plugins.iter().map(|plugin| plugin.name()).collect::<Vec<_>>().join(", ")
-}
-
-fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
-    let error = Error::new(
-        Code::INTERNAL,
-        format!("called as {arg0:?}, which is no plugin of this program"),
-    );
-    error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
-}
-
-fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
-    let spoken = Version::ALL.map(Version::as_str).join(", ");
-    let build = concat!("v", env!("CARGO_PKG_VERSION"), "+cni0");
-    match plugin {
-        Some(plugin) => format!(
-            "CNI {} plugin {build}\nCNI protocol versions supported: {spoken}\n",
-            plugin.name()
-        ),
-        None => format!(
-            "cni0 {build}: CNI plugins in one program, each under its own name: {}\n\
-             CNI protocol versions supported: {spoken}\n\
-             Link or copy this file under those names, for instance into /opt/cni/bin.\n",
-            names(plugins)
-        ),
-    }
-}
-
-/// The answer to VERSION, in one line unlike all others.
-fn versions() -> Vec<u8> {
-    let quoted = Version::ALL.map(|version| format!("\"{version}\"")).join(",");
-    format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST)
-        .into_bytes()
-}
-
-/// Checks the configuration, runs the command, prints its result.
-fn serve(
-    plugins: &[&dyn Plugin],
-    plugin: &dyn Plugin,
-    request: &Request,
-    env: Env<'_>,
-    stdin: &mut dyn Read,
-    began: Instant,
-) -> Result<Vec<u8>> {
-    let stdin = request.read_stdin(stdin)?;
-    let config = config_text(&stdin);
-    let head = Head::parse(&config)?;
-    let network = head.network()?;
-    let (command, since) = request.command();
-    let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = request else {
-        // Runtimes compare this text.
-        return Err(Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}")));
-    };
-    let version = head.version(command, since)?;
-    let wish = head.log()?.or_env(env("CNI_LOG"));
-    wish.start(began, context(plugin.name(), request, network.as_str()));
-    request.refuse_own_netns()?;
-
-    let call = Call {
-        network,
-        version,
-        args: &scope.args,
-        path: &scope.path,
-        config: &config,
-        stdin: &stdin,
-        builtin: plugins,
-    };
-    let done = |result: Result<()>| result.map(|()| Vec::new());
-    let outcome = match request {
-        Request::Attachment(Verb::Add, at, _) => {
-            plugin.add(&call, at).and_then(|result| result.print(version))
+    /// The attachments that a GC must keep. Without a list nothing is known to be stale, which is an error: an empty
+    /// list means that everything is.
+    pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Lists {
+            #[serde(rename = "cni.dev/valid-attachments")]
+            valid: Option<Vec<ValidAttachment>>,
+            // libcni 1.2.0 sent only this one.
+            #[serde(rename = "cni.dev/attachments")]
+            old: Option<Vec<ValidAttachment>>,
         }
-        Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
-        Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
-        Request::Network(Sweep::Gc, _) => done(plugin.gc(&call)),
-        Request::Network(Sweep::Status, _) => done(plugin.status(&call)),
-        Request::About | Request::Version | Request::Unknown(_) => Ok(Vec::new()),
-    };
-    match &outcome {
-        Ok(_) => debug!("done"),
-        Err(error) => debug!("failed: {error:?}"),
-    }
-    outcome
-}
-
-/// Who, what and for whom: what every line of the log begins with.
-fn context(plugin: &str, request: &Request, network: &str) -> String {
-    let (command, _) = request.command();
-    match request {
-        Request::Attachment(_, at, _) => {
-            format!("{plugin} {command} {network} {} {}", at.container, at.ifname)
-        }
-        _ => format!("{plugin} {command} {network}"),
+        let lists: Lists = self.parse()?;
+        lists.valid.or(lists.old).ok_or_else(|| {
+            let error = Error::new(Code::CONFIG, "GC without a list of valid attachments");
+            error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything")
+        })
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// An attachment that a runtime says is alive.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
+pub struct ValidAttachment {
+    /// The container's id.
+    #[serde(rename = "containerID")]
+    pub container: String,
+    /// The interface in the container.
+    pub ifname: String,
+}

@@ -1,4 +1,5 @@
-//! One call of a plugin: environment and configuration, checked. Nothing else reads the environment.
+//! What the caller asks for: environment, stdin and the head of the configuration, checked. Nothing else reads the
+//! environment.
 
 use std::borrow::Cow;
 use std::env;
@@ -12,13 +13,9 @@ use crate::error::{Code, Context, Error, Result};
 use crate::json::{self, Fault, Raw};
 use crate::logging::Wish;
 use crate::name::{ContainerId, IfName, NetworkName};
-use crate::netns::{self, Netns};
-use crate::plugin::Plugin;
-use crate::result::AddResult;
+use crate::netns;
+use crate::plugin::{Attachment, REMEDY};
 use crate::version::Version;
-
-/// What to do about a fault in the configuration.
-const REMEDY: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
 
 /// What the environment asks for.
 #[derive(Debug)]
@@ -57,105 +54,6 @@ pub(crate) struct Scope {
     pub(crate) path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: the plugin's own namespace may be worked on.
     pub(crate) any_netns: bool,
-}
-
-/// One interface of one container: what ADD makes and DEL removes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Attachment {
-    /// `CNI_CONTAINERID`
-    pub container: ContainerId,
-    /// `CNI_IFNAME`
-    pub ifname: IfName,
-    /// `CNI_NETNS` as it was given; only DEL can be without.
-    pub netns: Option<PathBuf>,
-}
-
-impl Attachment {
-    /// Opens the container's network namespace.
-    pub fn open_netns(&self) -> Result<Netns> {
-        match &self.netns {
-            Some(path) => Netns::open(path),
-            None => Err(Error::new(Code::NETNS, "CNI_NETNS is empty")),
-        }
-    }
-
-    /// Opens the container's network namespace for a command that removes: `None` if it is gone, that is if there is
-    /// no path, nothing at the path, or something that is no namespace (any more).
-    pub fn open_netns_if_there(&self) -> Result<Option<Netns>> {
-        self.netns.as_deref().map_or(Ok(None), Netns::open_if_there)
-    }
-
-    /// `CNI_NETNS` as text, for `sandbox` of an interface in a result.
-    pub fn sandbox(&self) -> String {
-        self.netns.as_ref().map_or_else(String::new, |path| path.to_string_lossy().into_owned())
-    }
-}
-
-/// A network that a plugin is called for.
-#[derive(Debug)]
-pub struct Call<'a> {
-    /// Name of the network.
-    pub network: NetworkName,
-    /// Version of the configuration, and of the answer.
-    pub version: Version,
-    /// `CNI_ARGS`
-    pub args: &'a str,
-    /// The directories of `CNI_PATH`.
-    pub path: &'a [PathBuf],
-    /// The configuration.
-    pub config: &'a str,
-    /// stdin, byte for byte, for a delegate.
-    pub(crate) stdin: &'a [u8],
-    /// The plugins in this executable.
-    pub(crate) builtin: &'a [&'a dyn Plugin],
-}
-
-impl<'a> Call<'a> {
-    /// The configuration as the plugin's own type.
-    pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
-        json::parse(self.config).map_err(|fault| Error::from(fault).details(REMEDY))
-    }
-
-    /// `prevResult` of the configuration.
-    pub fn previous(&self) -> Result<Option<AddResult>> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Previous<'a> {
-            #[serde(borrow)]
-            prev_result: Option<Raw<'a>>,
-        }
-        let Previous { prev_result } = self.parse()?;
-        prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
-    }
-
-    /// The attachments that a GC must keep. Without a list nothing is known to be stale, which is an error: an empty
-    /// list means that everything is.
-    pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Lists {
-            #[serde(rename = "cni.dev/valid-attachments")]
-            valid: Option<Vec<ValidAttachment>>,
-            // libcni 1.2.0 sent only this one.
-            #[serde(rename = "cni.dev/attachments")]
-            old: Option<Vec<ValidAttachment>>,
-        }
-        let lists: Lists = self.parse()?;
-        lists.valid.or(lists.old).ok_or_else(|| {
-            let error = Error::new(Code::CONFIG, "GC without a list of valid attachments");
-            error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything")
-        })
-    }
-}
-
-/// An attachment that a runtime says is alive.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
-pub struct ValidAttachment {
-    /// The container's id.
-    #[serde(rename = "containerID")]
-    pub container: String,
-    /// The interface in the container.
-    pub ifname: String,
 }
 
 /// The head of a configuration: what the protocol itself reads, value by value, so that the first fault wins.

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::Value;
 
 use super::*;
-use crate::result::Interface;
+use crate::plugin::Attachment;
+use crate::result::{AddResult, Interface};
 
 /// Counts its calls, and answers ADD with the attachment.
 struct Probe {

@@ -1,0 +1,203 @@
+//! From a process to a plugin and back: picks the plugin, checks the call, runs it, answers. Only writer of stdout.
+
+use std::env;
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use log::debug;
+
+use crate::error::{Code, Error, Result};
+use crate::json;
+use crate::plugin::{Call, Plugin};
+use crate::request::{Env, Head, Request, Sweep, Verb, config_text, process_env};
+use crate::version::Version;
+
+/// What the process leaves behind.
+#[derive(Debug, PartialEq, Eq)]
+struct Answer {
+    stdout: Vec<u8>,
+    stderr: String,
+    success: bool,
+}
+
+/// The whole of a plugin's `main`. With several plugins the name under which the program was called picks one.
+pub fn main(plugins: &[&dyn Plugin]) -> ExitCode {
+    let began = Instant::now();
+    answer_panics();
+    let arg0 = env::args_os().next().unwrap_or_default();
+    let answer = answer(plugins, &arg0, &process_env, &mut io::stdin().lock(), began);
+    // Whoever does not listen cannot be helped.
+    let _ = io::stderr().write_all(answer.stderr.as_bytes());
+    let written = print(&answer.stdout);
+    if let Err(error) = &written {
+        let _ = writeln!(io::stderr(), "write the answer to stdout: {error}");
+    }
+    if answer.success && written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Writes to stdout in one piece: std's own stdout would break it at the last newline.
+fn print(mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(io::stdout(), bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(nix::Error::EINTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// A runtime must get a CNI error even from a mistake of ours. Nothing was printed before: the answer comes last.
+fn answer_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let error = Error::bug(panic).details("please report this, with the configuration");
+        let _ = print(&refusal(&error).stdout);
+        #[expect(
+            clippy::exit,
+            clippy::disallowed_methods,
+            reason = "the process is lost; unwinding is off"
+        )]
+        std::process::exit(1);
+    }));
+}
+
+fn answer(
+    plugins: &[&dyn Plugin],
+    arg0: &OsStr,
+    env: Env<'_>,
+    stdin: &mut dyn Read,
+    began: Instant,
+) -> Answer {
+    let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
+        (Request::About, plugin) => {
+            Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true })
+        }
+        (_, None) => Err(misnamed(plugins, arg0)),
+        (Request::Version, _) => Ok(success(versions())),
+        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, began).map(success),
+    });
+    outcome.unwrap_or_else(|error| refusal(&error))
+}
+
+fn success(stdout: Vec<u8>) -> Answer {
+    Answer { stdout, stderr: String::new(), success: true }
+}
+
+fn refusal(error: &Error) -> Answer {
+    // Printing an error object cannot fail; if it did, a fixed text would still be a CNI error.
+    let stdout = json::print(&error.answer())
+        .unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
+    Answer { stdout, stderr: String::new(), success: false }
+}
+
+/// A program with one plugin is that plugin under any name; one with several goes by the name of its file.
+fn pick<'a>(plugins: &[&'a dyn Plugin], arg0: &OsStr) -> Option<&'a dyn Plugin> {
+    let name = Path::new(arg0).file_name();
+    match plugins {
+        [only] => Some(*only),
+        many => many.iter().copied().find(|plugin| name == Some(OsStr::new(plugin.name()))),
+    }
+}
+
+fn names(plugins: &[&dyn Plugin]) -> String {
+    plugins.iter().map(|plugin| plugin.name()).collect::<Vec<_>>().join(", ")
+}
+
+fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
+    let error = Error::new(
+        Code::INTERNAL,
+        format!("called as {arg0:?}, which is no plugin of this program"),
+    );
+    error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
+}
+
+fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
+    let spoken = Version::ALL.map(Version::as_str).join(", ");
+    let build = concat!("v", env!("CARGO_PKG_VERSION"), "+cni0");
+    match plugin {
+        Some(plugin) => format!(
+            "CNI {} plugin {build}\nCNI protocol versions supported: {spoken}\n",
+            plugin.name()
+        ),
+        None => format!(
+            "cni0 {build}: CNI plugins in one program, each under its own name: {}\n\
+             CNI protocol versions supported: {spoken}\n\
+             Link or copy this file under those names, for instance into /opt/cni/bin.\n",
+            names(plugins)
+        ),
+    }
+}
+
+/// The answer to VERSION, in one line unlike all others.
+fn versions() -> Vec<u8> {
+    let quoted = Version::ALL.map(|version| format!("\"{version}\"")).join(",");
+    format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST)
+        .into_bytes()
+}
+
+/// Checks the configuration, runs the command, prints its result.
+fn serve(
+    plugins: &[&dyn Plugin],
+    plugin: &dyn Plugin,
+    request: &Request,
+    env: Env<'_>,
+    stdin: &mut dyn Read,
+    began: Instant,
+) -> Result<Vec<u8>> {
+    let stdin = request.read_stdin(stdin)?;
+    let config = config_text(&stdin);
+    let head = Head::parse(&config)?;
+    let network = head.network()?;
+    let (command, since) = request.command();
+    let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = request else {
+        // Runtimes compare this text.
+        return Err(Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}")));
+    };
+    let version = head.version(command, since)?;
+    let wish = head.log()?.or_env(env("CNI_LOG"));
+    wish.start(began, context(plugin.name(), request, network.as_str()));
+    request.refuse_own_netns()?;
+
+    let call = Call {
+        network,
+        version,
+        args: &scope.args,
+        path: &scope.path,
+        config: &config,
+        stdin: &stdin,
+        builtin: plugins,
+    };
+    let done = |result: Result<()>| result.map(|()| Vec::new());
+    let outcome = match request {
+        Request::Attachment(Verb::Add, at, _) => {
+            plugin.add(&call, at).and_then(|result| result.print(version))
+        }
+        Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
+        Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
+        Request::Network(Sweep::Gc, _) => done(plugin.gc(&call)),
+        Request::Network(Sweep::Status, _) => done(plugin.status(&call)),
+        Request::About | Request::Version | Request::Unknown(_) => Ok(Vec::new()),
+    };
+    match &outcome {
+        Ok(_) => debug!("done"),
+        Err(error) => debug!("failed: {error:?}"),
+    }
+    outcome
+}
+
+/// Who, what and for whom: what every line of the log begins with.
+fn context(plugin: &str, request: &Request, network: &str) -> String {
+    let (command, _) = request.command();
+    match request {
+        Request::Attachment(_, at, _) => {
+            format!("{plugin} {command} {network} {} {}", at.container, at.ifname)
+        }
+        _ => format!("{plugin} {command} {network}"),
+    }
+}
+
+#[cfg(test)]
+mod tests;
