@@ -1,14 +1,22 @@
 # shellcheck shell=bash
 # What the commands in ci/ share. Sourced, not run.
 set -euo pipefail
+# shellcheck disable=SC2034  # for those who source this
+here=$PWD self=$(realpath "$0")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# shellcheck disable=SC2034  # for those who source this
+# shellcheck disable=SC2034
 plugins=(bridge host-local loopback)
+PATH=$PATH:/usr/sbin:/sbin # where ordinary users do not look, and ip and sysctl are
+if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 
-say() { printf '\033[1m==> %s\033[0m\n' "$*" >&2; }
-[ -t 2 ] || say() { printf '==> %s\n' "$*" >&2; }
+bold='' plain=''
+if [ -t 2 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
+say() { printf '%s==> %s%s\n' "$bold" "$*" "$plain" >&2; }
 die() { printf '%s: %s\n' "ci/$(basename "$0")" "$*" >&2; exit 1; }
+
+# help: prints the comment at the head of the command.
+help() { sed -n '2,/^$/s/^# \{0,1\}//p' "$self"; }
 
 # need PACKAGE=COMMAND ...: installs the Debian packages whose command (a name or a path) is missing.
 need() {
@@ -18,34 +26,38 @@ need() {
     done
     [ ${#missing[@]} -gt 0 ] || return 0
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-        die "missing: ${missing[*]} (on Debian: apt-get install ${missing[*]})"
+        die "missing: ${missing[*]} (on Debian, as root: apt-get install ${missing[*]})"
     fi
     say "installing ${missing[*]}"
     apt-get -q update >/dev/null
-    DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends "${missing[@]}" >/dev/null
+    DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
+        die "apt-get could not install ${missing[*]}"
 }
 
 # need_rust: cargo of at least the workspace's rust-version, and a linker.
 need_rust() {
     local wanted have
     need gcc=cc
-    if ! command -v cargo >/dev/null && [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo" ]; then
-        PATH=${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
-    fi
     wanted=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
+    PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
     if ! command -v cargo >/dev/null; then
-        need rustup=rustup # Debian 13 has it
-        rustup default stable >&2
+        # Debian has rustup since 13, and before that no Rust that is new enough.
+        if [ "$(id -u)" = 0 ] && [ -n "$(apt-cache madison rustup 2>/dev/null)" ]; then
+            need rustup=rustup
+            rustup default stable >&2
+        else
+            die "Rust $wanted or newer is missing; install it with rustup (Debian 13: apt-get install rustup)"
+        fi
     fi
     have=$(cargo --version | sed 's/^cargo \([0-9.]*\).*/\1/')
     [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n 1)" = "$wanted" ] ||
-        die "Rust $wanted is needed, this is $have (rustup update stable)"
+        die "Rust $wanted or newer is needed, this is $have (rustup update stable)"
 }
 
 # has_target TRIPLE: can this toolchain build for it? rustup is asked to add what is missing.
 has_target() {
     [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ] && return
-    command -v rustup >/dev/null && rustup target add "$1" >&2 2>/dev/null &&
+    command -v rustup >/dev/null && rustup -q target add "$1" >&2 &&
         [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]
 }
 
@@ -53,5 +65,7 @@ has_target() {
 as_root() {
     local map=()
     [ "$(id -u)" = 0 ] || map=(--map-root-user)
-    unshare "${map[@]}" --net --mount -- "$@"
+    unshare "${map[@]}" --net --mount -- true 2>/dev/null ||
+        die "cannot make namespaces: run it as root, or allow user namespaces (sysctl user.max_user_namespaces)"
+    [ $# = 0 ] || unshare "${map[@]}" --net --mount -- "$@"
 }

@@ -30,7 +30,7 @@ pub use neighbour::Neighbour;
 pub use route::KernelRoute;
 pub use vlan::{Vlan, VlanRange};
 
-use socket::Socket;
+use socket::{Notifications, Socket};
 use wire::Message;
 
 /// One change of the kernel's state, ready to be sent. The constructors are the verbs.
@@ -71,6 +71,43 @@ pub enum Event {
     Link,
     /// An IPv6 address came, went or changed, for instance because duplicate detection has finished.
     Ipv6Address,
+}
+
+/// Is told of one kind of events, in the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct Watch {
+    notifications: Notifications,
+}
+
+impl Watch {
+    /// Begins to listen in the namespace of this thread.
+    pub fn open(event: Event) -> Result<Watch> {
+        let group = match event {
+            Event::Link => libc::RTNLGRP_LINK,
+            Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
+        };
+        Ok(Watch { notifications: Notifications::route(group).trying(|| "listen to the kernel")? })
+    }
+
+    /// Waits until `look` finds what it looks for. It is asked at once, and again after every event.
+    pub fn wait_for<T>(
+        &mut self,
+        what: &str,
+        deadline: Deadline,
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut told = true;
+        while told {
+            if let Some(found) = look().trying(|| format!("wait for {what}"))? {
+                return Ok(found);
+            }
+            told = self.notifications.wait(deadline).trying(|| format!("wait for {what}"))?;
+        }
+        // The last change may have come with the deadline.
+        look()?.ok_or_else(|| {
+            Error::new(Code::TRY_LATER, format!("{what}: not seen within {:?}", deadline.length()))
+        })
+    }
 }
 
 /// A netlink socket in one network namespace.
@@ -136,44 +173,6 @@ impl Netlink {
             Some((index, error)) => {
                 Err(error).trying(|| changes.get(index).map_or("", |change| &change.what))
             }
-        }
-    }
-
-    /// Waits until `look` finds what it looks for. It is asked at once, and again after every `event`.
-    pub fn wait_for<T>(
-        &mut self,
-        event: Event,
-        deadline: Deadline,
-        what: &str,
-        mut look: impl FnMut(&mut Netlink) -> Result<Option<T>>,
-    ) -> Result<T> {
-        let group = match event {
-            Event::Link => libc::RTNLGRP_LINK,
-            Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
-        };
-        self.socket.subscribe(group).trying(|| format!("wait for {what}"))?;
-        let outcome = loop {
-            match look(self) {
-                Ok(None) => {}
-                found => break found,
-            }
-            match self.socket.notified(deadline) {
-                Ok(true) => {}
-                Ok(false) => {
-                    // The last change may have come with the deadline.
-                    break look(self);
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        let left = self.socket.unsubscribe(group);
-        match outcome.and_then(|found| left.map(|()| found)) {
-            Ok(Some(found)) => Ok(found),
-            Ok(None) => Err(Error::new(
-                Code::TRY_LATER,
-                format!("{what}: not seen within {:?}", deadline.length()),
-            )),
-            Err(error) => Err(error).trying(|| format!("wait for {what}")),
         }
     }
 }

@@ -114,7 +114,7 @@ impl Netlink {
         let request = list_addresses(link)?;
         let mut found = self
             .socket
-            .list(&request, |message| Address::read(message.payload, link))
+            .list(&request, libc::RTM_NEWADDR, |payload| Address::read(payload, link))
             .trying(|| format!("list the addresses of link {link}"))?;
         found.sort_by_key(|address| address.cidr.ip().is_ipv6());
         Ok(found)

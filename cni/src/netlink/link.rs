@@ -233,7 +233,7 @@ impl Link {
     }
 }
 
-/// A bridge to be made. It comes up with its hardware address set for good: it will not follow its ports.
+/// A bridge to be made. Its hardware address is set for good: it will not follow that of its ports.
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
     /// Its name.
@@ -428,7 +428,7 @@ impl Netlink {
         let link = link.into();
         let request = get_link(link)?;
         self.socket
-            .get(&request, &[libc::ENODEV, libc::ENXIO], |message| Link::read(message.payload))
+            .get(&request, libc::RTM_NEWLINK, &[libc::ENODEV, libc::ENXIO], Link::read)
             .trying(|| format!("look for link {link}"))
     }
 
@@ -438,7 +438,7 @@ impl Netlink {
         let wanted =
             |link: Link| Some(link).filter(|link| ports_of.is_none() || link.master == ports_of);
         self.socket
-            .list(&request, |message| Link::read(message.payload).map(wanted))
+            .list(&request, libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted))
             .trying(|| "list links")
     }
 }

@@ -66,7 +66,7 @@ impl Netlink {
     pub fn neighbours(&mut self, link: LinkIndex) -> Result<Vec<Neighbour>> {
         let request = list_neighbours(link)?;
         self.socket
-            .list(&request, |message| Neighbour::read(message.payload, link))
+            .list(&request, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link))
             .trying(|| format!("list the neighbours on link {link}"))
     }
 }

@@ -131,7 +131,7 @@ impl Netlink {
         let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
         let mut found = self
             .socket
-            .list(&request, |message| KernelRoute::read(message.payload).map(wanted))
+            .list(&request, libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
             .trying(|| format!("list the routes of link {link}"))?;
         found.sort_by_key(|route| route.route.dst.ip().is_ipv6());
         Ok(found)

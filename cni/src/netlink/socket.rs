@@ -25,6 +25,7 @@ const BUFFER: usize = 8 << 10;
 const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 
+/// A socket for requests. It subscribes to nothing, so that whatever it receives is an answer.
 pub(super) struct Socket {
     socket: NlSocket,
     seq: u32,
@@ -35,15 +36,6 @@ impl fmt::Debug for Socket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Socket").field("seq", &self.seq).finish_non_exhaustive()
     }
-}
-
-/// How an attempt to read a listing ended.
-enum Read {
-    Whole,
-    /// It changed while it was read.
-    Interrupted,
-    /// A datagram did not fit; the buffer is larger now.
-    CutOff,
 }
 
 impl Socket {
@@ -90,7 +82,7 @@ impl Socket {
             while let Some(message) = wire::next_message(&mut rest)? {
                 let place = message.seq.wrapping_sub(first) as usize;
                 if place >= messages.len() {
-                    continue; // A notification, or the answer to a request that was given up.
+                    continue; // The answer to a request that was given up.
                 }
                 if message.kind != NLMSG_ERROR {
                     each(&message)?;
@@ -106,16 +98,18 @@ impl Socket {
         }
     }
 
-    /// Asks for one object; `None` if the kernel says that there is none (`absent` is how it says so).
+    /// Asks for one object, which comes as a message of type `kind`; `None` if the kernel says that there is none
+    /// (`absent` is how it says so).
     pub(super) fn get<T>(
         &mut self,
-        message: &[u8],
+        question: &[u8],
+        kind: u16,
         absent: &[i32],
-        mut read: impl FnMut(&Message<'_>) -> Result<T>,
+        read: impl Fn(&[u8]) -> Result<T>,
     ) -> Result<Option<T>> {
         for _ in 0..ATTEMPTS {
-            let mut datagram = Vec::with_capacity(message.len());
-            let seq = self.append(&mut datagram, message, NlmF::empty());
+            let mut datagram = Vec::with_capacity(question.len());
+            let seq = self.append(&mut datagram, question, NlmF::empty());
             self.transmit(&datagram)?;
             let deadline = Deadline::after(PATIENCE);
             while let Some(mut rest) = self.receive(deadline)? {
@@ -123,8 +117,11 @@ impl Socket {
                     if message.seq != seq {
                         continue;
                     }
+                    if message.kind == kind {
+                        return read(message.payload).map(Some);
+                    }
                     if message.kind != NLMSG_ERROR {
-                        return read(&message).map(Some);
+                        return Err(malformed("an answer of another type"));
                     }
                     match refusal(&message)? {
                         Some(error)
@@ -141,21 +138,30 @@ impl Socket {
         Err(malformed("the answer never fits"))
     }
 
-    /// Asks for a list, again if it changed meanwhile. `read` may leave out what it does not want.
+    /// Asks for a list of messages of type `kind`, again if it changed meanwhile. `read` may leave out what it does not
+    /// want.
     pub(super) fn list<T>(
         &mut self,
-        message: &[u8],
-        mut read: impl FnMut(&Message<'_>) -> Result<Option<T>>,
+        question: &[u8],
+        kind: u16,
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
-        let mut items = Vec::new();
         for _ in 0..ATTEMPTS {
-            items.clear();
-            match self.list_once(message, |message| {
-                items.extend(read(message)?);
-                Ok(())
-            })? {
-                Read::Whole => return Ok(items),
-                Read::Interrupted | Read::CutOff => {}
+            let mut datagram = Vec::with_capacity(question.len());
+            let seq = self.append(&mut datagram, question, NlmF::DUMP);
+            self.transmit(&datagram)?;
+            let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
+            let deadline = Deadline::after(PATIENCE);
+            loop {
+                match self.receive(deadline)? {
+                    Some(datagram) if !listing.take(datagram, &read)? => {}
+                    Some(_) if listing.spoiled => break,
+                    Some(_) => return Ok(listing.items),
+                    None => {
+                        self.drain(&mut listing)?;
+                        break;
+                    }
+                }
             }
         }
         let error = Error::new(
@@ -165,74 +171,21 @@ impl Socket {
         Err(error.details("many links or addresses come and go at once; try again"))
     }
 
-    fn list_once(
-        &mut self,
-        message: &[u8],
-        mut each: impl FnMut(&Message<'_>) -> Result<()>,
-    ) -> Result<Read> {
-        let mut datagram = Vec::with_capacity(message.len());
-        let seq = self.append(&mut datagram, message, NlmF::DUMP);
-        self.transmit(&datagram)?;
-        let deadline = Deadline::after(PATIENCE);
-        let mut outcome = Read::Whole;
+    /// Reads what is left of a listing of which a datagram was cut off: until it has ended the kernel would refuse the
+    /// next one. It goes on with a listing whenever it is asked for more, so nothing to read is the end as well.
+    fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
         loop {
-            let Some(mut rest) = self.receive(deadline)? else {
-                // The rest must be read all the same, or it would be taken for the next answer: it has another
-                // sequence number, so the next attempt passes over it.
-                return Ok(Read::CutOff);
-            };
-            while let Some(message) = wire::next_message(&mut rest)? {
-                if message.seq != seq {
-                    continue;
+            match retry(|| self.socket.recv(&mut self.buffer, Msg::TRUNC | Msg::DONTWAIT)) {
+                Ok((len, _))
+                    if listing
+                        .take(self.buffer.get(..len).unwrap_or_default(), |_| Ok(None))? =>
+                {
+                    return Ok(());
                 }
-                if message.flags & NlmF::DUMP_INTR.bits() != 0 {
-                    outcome = Read::Interrupted;
-                }
-                match message.kind {
-                    NLMSG_DONE => {
-                        // A listing can fail at its end.
-                        let status = wire::number(message.payload, 0).unwrap_or(0).cast_signed();
-                        if status < 0 {
-                            return Err(Error::kernel(
-                                -status,
-                                &explanation(message.payload.get(4..)),
-                            ));
-                        }
-                        return Ok(outcome);
-                    }
-                    NLMSG_ERROR => match refusal(&message)? {
-                        // The kernel says so instead of setting the flag, in some places.
-                        Some(error) if error.errno() == Some(libc::EINTR) => {
-                            return Ok(Read::Interrupted);
-                        }
-                        Some(error) => return Err(error),
-                        None => return Err(malformed("an acknowledgement instead of a list")),
-                    },
-                    _ => each(&message)?,
-                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error).trying(|| "receive from the kernel"),
             }
-        }
-    }
-
-    /// Has notifications of `group` sent to this socket.
-    pub(super) fn subscribe(&mut self, group: u32) -> Result<()> {
-        Ok(self.socket.add_mcast_membership(Groups::new_groups(&[group]))?)
-    }
-
-    pub(super) fn unsubscribe(&mut self, group: u32) -> Result<()> {
-        Ok(self.socket.drop_mcast_membership(Groups::new_groups(&[group]))?)
-    }
-
-    /// Waits for any notification; `false` if the deadline came first. What it says is not looked at: whoever waits
-    /// asks for the state then, which is newer.
-    pub(super) fn notified(&mut self, deadline: Deadline) -> Result<bool> {
-        if !deadline.readable(sys::borrow(&self.socket))? {
-            return Ok(false);
-        }
-        match self.receive(deadline) {
-            // Too many came at once and some are lost; that much happened is a notification too.
-            Err(error) if error.errno() == Some(libc::ENOBUFS) => Ok(true),
-            outcome => outcome.map(|_| true),
         }
     }
 
@@ -287,6 +240,93 @@ impl Socket {
     }
 }
 
+/// A list that is being read.
+struct Listing<T> {
+    seq: u32,
+    kind: u16,
+    items: Vec<T>,
+    /// It changed while it was read, or a part of it is lost.
+    spoiled: bool,
+}
+
+impl<T> Listing<T> {
+    /// Takes what a datagram has of it; `true` if that was the end.
+    fn take(&mut self, mut rest: &[u8], read: impl Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
+        while let Some(message) = wire::next_message(&mut rest)? {
+            if message.seq != self.seq {
+                continue; // The answer to a request that was given up.
+            }
+            self.spoiled |= message.flags & NlmF::DUMP_INTR.bits() != 0;
+            match message.kind {
+                // A listing can fail at its end.
+                NLMSG_DONE => {
+                    let status = wire::number(message.payload, 0).unwrap_or(0).cast_signed();
+                    return self.end(status, message.payload.get(4..));
+                }
+                NLMSG_ERROR => match refusal(&message)? {
+                    Some(error) if error.errno() == Some(libc::EINTR) => {
+                        return self.end(-libc::EINTR, None);
+                    }
+                    Some(error) => return Err(error),
+                    None => return Err(malformed("an acknowledgement instead of a list")),
+                },
+                kind if kind == self.kind => self.items.extend(read(message.payload)?),
+                _ => return Err(malformed("an answer of another type")),
+            }
+        }
+        Ok(false)
+    }
+
+    fn end(&mut self, status: i32, attributes: Option<&[u8]>) -> Result<bool> {
+        match status {
+            // Some listings tell a change so, instead of by the flag.
+            status if status == -libc::EINTR => self.spoiled = true,
+            status if status < 0 => {
+                return Err(Error::kernel(status.saturating_neg(), &explanation(attributes)));
+            }
+            _ => {}
+        }
+        Ok(true)
+    }
+}
+
+/// A socket that is told of changes. Apart from that for requests, so that no notification is taken for an answer.
+pub(super) struct Notifications {
+    socket: NlSocket,
+}
+
+impl fmt::Debug for Notifications {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notifications").finish_non_exhaustive()
+    }
+}
+
+impl Notifications {
+    pub(super) fn route(group: u32) -> Result<Notifications> {
+        Ok(Notifications {
+            socket: NlSocket::connect(NlFamily::Route, None, Groups::new_groups(&[group]))?,
+        })
+    }
+
+    /// Waits for any; `false` if the deadline came first. What they say is not looked at: whoever waits asks for the
+    /// state then, which is newer.
+    pub(super) fn wait(&mut self, deadline: Deadline) -> Result<bool> {
+        if !deadline.readable(sys::borrow(&self.socket))? {
+            return Ok(false);
+        }
+        loop {
+            // All that is there counts as one. A datagram that does not fit is cut, which does not matter here.
+            match retry(|| self.socket.recv([0_u8; 64], Msg::DONTWAIT)) {
+                Ok(_) => {}
+                // Too many came at once and some are lost; that much happened is a notification too.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
@@ -326,15 +366,21 @@ fn explanation(attributes: Option<&[u8]>) -> String {
 mod tests {
     use super::*;
 
+    const MULTI: u16 = 2;
+
+    /// A message as the kernel sends it.
+    fn message(kind: u16, flags: u16, seq: u8, payload: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0, 0, 0, 0, 0, 0, 0, 0, seq, 0, 0, 0, 0, 0, 0, 0];
+        bytes[0] = u8::try_from(16 + payload.len()).unwrap();
+        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
+        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
+        bytes.extend_from_slice(payload);
+        bytes
+    }
+
     /// An NLMSG_ERROR: status, the request (whole or its header alone), then attributes.
     fn error(status: i32, request: &[u8], flags: u16, attributes: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0, 0, 0, 0, 2, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
-        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-        bytes.extend_from_slice(&status.to_ne_bytes());
-        bytes.extend_from_slice(request);
-        bytes.extend_from_slice(attributes);
-        bytes[0] = u8::try_from(bytes.len()).unwrap();
-        bytes
+        message(NLMSG_ERROR, flags, 7, &[&status.to_ne_bytes(), request, attributes].concat())
     }
 
     fn read(bytes: &[u8]) -> Result<Option<Error>> {
@@ -358,6 +404,55 @@ mod tests {
         assert!(
             read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(),
             "an attribute that lies"
+        );
+    }
+
+    /// Reads a list of messages of type 16 that was asked for with sequence number 7.
+    fn listing(datagrams: &[Vec<u8>]) -> Result<(Vec<u8>, bool, bool)> {
+        let mut listing = Listing { seq: 7, kind: 16, items: Vec::new(), spoiled: false };
+        let mut ended = false;
+        for datagram in datagrams {
+            ended = listing.take(datagram, |payload| Ok(payload.first().copied()))?;
+        }
+        Ok((listing.items, listing.spoiled, ended))
+    }
+
+    #[test]
+    fn a_list_is_read_to_its_end() {
+        let item = |n| message(16, MULTI, 7, &[n, 0, 0, 0]);
+        let done = message(NLMSG_DONE, MULTI, 7, &[0, 0, 0, 0]);
+        let stale = message(16, MULTI, 6, &[9, 0, 0, 0]);
+        let all = [[item(1), item(2)].concat(), stale, [item(3), done.clone()].concat()];
+        assert_eq!(listing(&all).unwrap(), (vec![1, 2, 3], false, true));
+        assert_eq!(listing(&all[..2]).unwrap(), (vec![1, 2], false, false), "not yet");
+        assert!(listing(&[message(17, MULTI, 7, &[0; 4])]).is_err(), "another type");
+        assert!(listing(&[message(16, MULTI, 7, &[0; 4])[..10].to_vec()]).is_err(), "cut off");
+    }
+
+    #[test]
+    fn a_list_that_changed_is_known_to() {
+        let done = message(NLMSG_DONE, MULTI, 7, &[0, 0, 0, 0]);
+        let interrupted = message(16, MULTI | NlmF::DUMP_INTR.bits(), 7, &[1, 0, 0, 0]);
+        assert_eq!(listing(&[interrupted, done]).unwrap(), (vec![1], true, true));
+        let late = message(NLMSG_DONE, MULTI | NlmF::DUMP_INTR.bits(), 7, &[0, 0, 0, 0]);
+        assert!(listing(&[late]).unwrap().1);
+        let by_status = message(NLMSG_DONE, MULTI, 7, &(-libc::EINTR).to_ne_bytes());
+        assert!(listing(&[by_status]).unwrap().1);
+        assert!(listing(&[error(-libc::EINTR, &[0; 16], NlmF::CAPPED.bits(), &[])]).unwrap().1);
+    }
+
+    #[test]
+    fn a_list_can_fail_at_its_end() {
+        let text = [&(-libc::EPERM).to_ne_bytes()[..], &[8, 0, 1, 0], b"no\0\0"].concat();
+        let failed = listing(&[message(NLMSG_DONE, MULTI, 7, &text)]).unwrap_err();
+        assert_eq!(
+            format!("{failed:?}"),
+            "[999] Operation not permitted (os error 1) (kernel: no)"
+        );
+        assert!(listing(&[error(-libc::EPERM, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err());
+        assert!(
+            listing(&[error(0, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err(),
+            "an acknowledgement is no list"
         );
     }
 }

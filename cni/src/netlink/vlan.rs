@@ -109,7 +109,8 @@ impl Netlink {
     /// The VLANs of one port (Linux 5.6; the older way would list those of all ports of the host).
     pub fn vlans(&mut self, port: LinkIndex) -> Result<Vec<Vlan>> {
         let request = list_vlans(port)?;
-        let lists = self.socket.list(&request, |message| read(message.payload, port).map(Some));
+        let lists =
+            self.socket.list(&request, wire::RTM_NEWVLAN, |payload| read(payload, port).map(Some));
         Ok(lists
             .trying(|| format!("list the VLANs of port {port}"))?
             .into_iter()

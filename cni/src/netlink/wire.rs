@@ -28,6 +28,7 @@ pub(super) const RTEXT_FILTER_SKIP_STATS: u32 = 1 << 3;
 pub(super) const RTAX_MTU: u16 = 2;
 pub(super) const RTAX_ADVMSS: u16 = 8;
 pub(super) const IFLA_BRIDGE_VLAN_INFO: u16 = 2;
+pub(super) const RTM_NEWVLAN: u16 = 112;
 pub(super) const RTM_GETVLAN: u16 = 114;
 pub(super) const BRIDGE_VLANDB_ENTRY: u16 = 1;
 pub(super) const BRIDGE_VLANDB_ENTRY_INFO: u16 = 1;

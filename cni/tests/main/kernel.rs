@@ -1,6 +1,7 @@
 //! Every verb of `cni::netlink` against the kernel, looked at with iproute2.
 
 use std::fs;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use std::time::Duration;
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::{
     BridgeSpec, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, OperState,
-    Port, VethEnd, VethSpec, Vlan, VlanRange,
+    Port, VethEnd, VethSpec, Vlan, VlanRange, Watch,
 };
 use cni::testing::{Lab, skip};
 use cni::{Code, Deadline, Netns, Result, Route};
@@ -261,16 +262,59 @@ fn duplicate_detection_can_be_waited_for() {
     guest
         .apply(&[Change::add_address(eth0.index, cidr("fd00::2/64"), DuplicateDetection::Default)])
         .unwrap();
+    let inside = Netns::open(Path::new("/run/netns/c1")).unwrap();
+    let mut watch =
+        inside.run(&Netns::current().unwrap(), || Watch::open(Event::Ipv6Address)).unwrap();
     let mut looks = 0;
     let deadline = Deadline::after(Duration::from_secs(20));
-    let found =
-        guest.wait_for(Event::Ipv6Address, deadline, "address fd00::2/64 of \"eth0\"", |netlink| {
-            looks += 1;
-            let found = netlink.addresses(eth0.index)?;
-            Ok(found.into_iter().find(|a| a.cidr == cidr("fd00::2/64") && !a.tentative))
-        });
+    let found = watch.wait_for("address fd00::2/64 of \"eth0\"", deadline, || {
+        looks += 1;
+        let found = guest.addresses(eth0.index)?;
+        Ok(found.into_iter().find(|a| a.cidr == cidr("fd00::2/64") && !a.tentative))
+    });
     assert!(!found.unwrap().duplicate);
     assert!((2..50).contains(&looks), "{looks} looks: it is told, not polled");
+}
+
+#[test]
+fn a_duplicate_address_is_recognised() {
+    let lab = Lab::bare();
+    let (mut host, mut guest, bridge, _, eth0) = attached(&lab);
+    let address = cidr("fd00::2/64");
+    let settled = |netlink: &mut Netlink, link| {
+        let mut watch = Watch::open(Event::Ipv6Address).unwrap();
+        let deadline = Deadline::after(Duration::from_secs(20));
+        let found = watch.wait_for("duplicate detection", deadline, || {
+            let found = netlink.addresses(link)?;
+            Ok(found.into_iter().find(|a| a.cidr == address && (!a.tentative || a.duplicate)))
+        });
+        found.unwrap()
+    };
+    host.apply(&[Change::add_address(bridge.index, address, DuplicateDetection::Off)]).unwrap();
+    assert!(!settled(&mut host, bridge.index).duplicate);
+    guest.apply(&[Change::add_address(eth0.index, address, DuplicateDetection::Default)]).unwrap();
+    let home = Netns::current().unwrap();
+    let inside = Netns::open(Path::new("/run/netns/c1")).unwrap();
+    let found = inside.run(&home, || Ok(settled(&mut guest, eth0.index))).unwrap();
+    assert!(found.duplicate, "the host has it already: {found:?}");
+}
+
+/// Notifications carry the sequence numbers of whoever caused them, and those of all sockets start alike.
+#[test]
+fn news_of_others_are_never_taken_for_answers() {
+    let _lab = Lab::bare();
+    let mut watch = Watch::open(Event::Link).unwrap();
+    let (mut ours, mut theirs) = (Netlink::open().unwrap(), Netlink::open().unwrap());
+    let mut round = 0;
+    let found =
+        watch.wait_for("the third bridge", Deadline::after(Duration::from_secs(20)), || {
+            bridge(&mut theirs, &format!("br{round}"));
+            round += 1;
+            assert_eq!(ours.link("lo")?.unwrap().name, "lo");
+            Ok((round == 3).then_some(()))
+        });
+    found.unwrap();
+    assert_eq!(ours.links(None).unwrap().len(), 4);
 }
 
 #[test]
@@ -347,12 +391,11 @@ fn a_port_coming_up_is_told() {
     let home = Netns::current().unwrap();
     let mut host = Netlink::open().unwrap();
     let made = veth(&mut host, "veth0", &guest, None).unwrap();
-    let is_up = |netlink: &mut Netlink| {
-        Ok(netlink.link("veth0")?.filter(|link| link.state == OperState::Up))
-    };
+    let mut is_up = || Ok(host.link("veth0")?.filter(|link| link.state == OperState::Up));
+    let mut watch = Watch::open(Event::Link).unwrap();
 
     let soon = Deadline::after(Duration::from_millis(50));
-    let error = host.wait_for(Event::Link, soon, "link \"veth0\" to be up", is_up).unwrap_err();
+    let error = watch.wait_for("link \"veth0\" to be up", soon, &mut is_up).unwrap_err();
     assert_eq!(error.code(), Code::TRY_LATER);
     assert_eq!(error.to_string(), "link \"veth0\" to be up: not seen within 50ms");
 
@@ -365,8 +408,8 @@ fn a_port_coming_up_is_told() {
             inside.apply(&[Change::set_link("eth0", &UP)]).unwrap();
         });
         let deadline = Deadline::after(Duration::from_secs(20));
-        let link = host.wait_for(Event::Link, deadline, "link \"veth0\" to be up", |netlink| {
-            let found = is_up(netlink)?;
+        let link = watch.wait_for("link \"veth0\" to be up", deadline, || {
+            let found = is_up()?;
             let _ = looked.send(());
             Ok(found)
         });
@@ -443,10 +486,16 @@ fn an_answer_that_does_not_fit_is_asked_for_again() {
             (0..10).map(|m| format!("altname {}{n}{m}", "x".repeat(120))).collect();
         lab.sh(&format!("ip link property add dev cni0 {}", names.join(" ")));
     }
+    // Enough to need several datagrams after the one that does not fit.
+    let links: String =
+        (0..60).map(|n| format!("link add v{n} type veth peer name p{n}\n")).collect();
+    let batch = lab.dir().join("batch");
+    fs::write(&batch, links).unwrap();
+    lab.sh(&format!("ip -batch {}", batch.display()));
     let said = lab.sh("ip -d link show dev cni0").len();
     assert!(said > 9_000, "more than the socket's buffer: {said}");
     assert_eq!(netlink.link("cni0").unwrap().unwrap().index, made.index);
-    assert_eq!(netlink.links(None).unwrap().len(), 2, "with lo");
+    assert_eq!(Netlink::open().unwrap().links(None).unwrap().len(), 122, "with lo and the bridge");
     let up = netlink.apply(&[Change::set_link("cni0", &UP)]);
     assert_eq!((up.is_ok(), netlink.link(made.index).unwrap().unwrap().up), (true, true));
 }
