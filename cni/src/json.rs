@@ -2,7 +2,8 @@
 //!
 //! Reading follows the reference's decoder: keys match in any letter case, a later duplicate wins, `null` leaves the
 //! default, unknown keys are ignored, anything after the document is an error. serde's derive does the rest. Nothing is
-//! copied into a tree: an object is a list of slices of the text, so that a large document costs no more than itself.
+//! copied into a tree: a value is a slice of the text until it is wanted, so that a large document costs no more than
+//! itself.
 //! A [`Fault`] names the key and its value.
 
 mod layout;
@@ -112,6 +113,10 @@ impl de::Error for Fault {
         Fault::value(mismatch(got, want))
     }
 
+    fn unknown_variant(got: &str, want: &'static [&'static str]) -> Fault {
+        Fault::value(format!("{got:?} is none of {want:?}"))
+    }
+
     fn missing_field(field: &'static str) -> Fault {
         Fault::value("it is missing").under(field)
     }
@@ -121,6 +126,7 @@ impl de::Error for Fault {
 fn mismatch(got: de::Unexpected<'_>, want: &dyn de::Expected) -> String {
     let want = match want.to_string() {
         text if text.starts_with("struct ") || text == "a map" => "an object".to_owned(),
+        text if text.starts_with("enum ") => "a string".to_owned(),
         text if text == "a sequence" => "a list".to_owned(),
         text if text == "a boolean" => "true or false".to_owned(),
         text if matches!(text.as_str(), "u8" | "u16" | "u32" | "u64") => {
@@ -195,6 +201,15 @@ mod tests {
         #[serde(rename = "cni.dev/valid-attachments")]
         valid: Option<Vec<String>>,
         caps: BTreeMap<String, bool>,
+        backend: Backend,
+    }
+
+    #[derive(Debug, Default, PartialEq, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    enum Backend {
+        #[default]
+        Iptables,
+        Nftables,
     }
 
     #[derive(Debug, PartialEq, Deserialize)]
@@ -223,6 +238,8 @@ mod tests {
         );
         let conf: Conf = parse(r#"{"caps": {"a": true, "A": false}}"#).unwrap();
         assert_eq!(conf.caps.len(), 2, "keys of a map are data");
+        let conf: Conf = parse(r#"{"backend": "nftables"}"#).unwrap();
+        assert_eq!(conf.backend, Backend::Nftables);
     }
 
     #[test]
@@ -268,6 +285,12 @@ mod tests {
             (r#"{"ranges": [[{}]]}"#, 7, r#"key "ranges[0][0].subnet": it is missing"#),
             (r#"{"caps": []}"#, 6, r#"key "caps": expected an object, got a list"#),
             ("[]", 6, "expected an object, got a list"),
+            (r#"{"backend": 5}"#, 6, r#"key "backend": expected a string, got 5"#),
+            (
+                r#"{"backend": "ebtables"}"#,
+                7,
+                r#"key "backend": "ebtables" is none of ["iptables", "nftables"]"#,
+            ),
         ] {
             assert_eq!(fault(text), (code, want.to_owned()), "{text}");
         }

@@ -1,6 +1,7 @@
 //! Network namespaces: open one, compare it, run something inside.
 
 use std::fs::{self, File, OpenOptions};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -42,18 +43,32 @@ impl Netns {
                 return Ok(None);
             }
             Err(error) => {
-                let error = Error::from(error).code_is(Code::NETNS);
-                return Err(error).trying(|| format!("open the network namespace {path:?}"));
+                return Err(of_namespace(error))
+                    .trying(|| format!("open the network namespace {path:?}"));
             }
         };
-        Ok(sys::is_network_namespace(file.as_fd()).then(|| Netns { file, path: path.to_owned() }))
+        let is_one = sys::is_network_namespace(file.as_fd()).map_err(of_namespace);
+        let is_one = is_one.trying(|| format!("look at the network namespace {path:?}"))?;
+        Ok(is_one.then(|| Netns { file, path: path.to_owned() }))
     }
 
     /// The namespace this thread is in.
     pub fn current() -> Result<Netns> {
-        let file = File::open(OWN).map_err(|error| Error::from(error).code_is(Code::NETNS));
+        let file = File::open(OWN).map_err(of_namespace);
         let file = file.trying(|| format!("open the plugin's own network namespace {OWN:?}"))?;
         Ok(Netns { file, path: PathBuf::from(OWN) })
+    }
+
+    /// Is it the same namespace? Paths can differ.
+    pub fn same_as(&self, other: &Netns) -> Result<bool> {
+        let identity = |netns: &Netns| -> Result<(u64, u64)> {
+            let file = netns
+                .file
+                .metadata()
+                .trying(|| format!("look at the network namespace {:?}", netns.path))?;
+            Ok((file.dev(), file.ino()))
+        };
+        Ok(identity(self)? == identity(other)?)
     }
 
     /// Where it was opened.
@@ -79,19 +94,30 @@ impl Netns {
     #[expect(clippy::disallowed_methods, reason = "the one place that changes the namespace")]
     fn enter(&self) -> Result<()> {
         setns(&self.file, CloneFlags::CLONE_NEWNET)
-            .map_err(|errno| {
-                Error::from(errno).code_is(Code::NETNS).details("entering needs CAP_SYS_ADMIN")
-            })
+            .map_err(|errno| of_namespace(errno.into()))
             .trying(|| format!("enter the network namespace {:?}", self.path))
     }
 }
 
-/// Is `path` the namespace of this thread? What cannot be looked at is not.
+/// Is `path` the namespace of this thread? What cannot be looked at is not: the plugin itself will say what is wrong.
+///
+/// As [`Netns::same_as`], but without opening anything: this is on the way of every call.
 pub(crate) fn is_own(path: &Path) -> Result<bool> {
     let Ok(theirs) = fs::metadata(path) else { return Ok(false) };
-    let ours = fs::metadata(OWN).map_err(|error| Error::from(error).code_is(Code::NETNS));
+    let ours = fs::metadata(OWN).map_err(of_namespace);
     let ours = ours.trying(|| format!("look at the plugin's own network namespace {OWN:?}"))?;
     Ok((theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()))
+}
+
+/// An error about a namespace, unless it is one about this process or the machine.
+fn of_namespace(error: io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => error.into(),
+        Some(libc::EPERM | libc::EACCES) => Error::from(error)
+            .code_is(Code::NETNS)
+            .details("that needs CAP_SYS_ADMIN: run the plugin as root"),
+        _ => Error::from(error).code_is(Code::NETNS),
+    }
 }
 
 #[cfg(test)]
@@ -103,6 +129,12 @@ mod tests {
         assert!(is_own(Path::new("/proc/self/ns/net")).unwrap());
         assert!(!is_own(Path::new("/proc/self/ns/mnt")).unwrap());
         assert!(!is_own(Path::new("/nowhere")).unwrap());
+    }
+
+    #[test]
+    fn namespaces_are_compared_by_what_they_are() {
+        let own = Netns::current().unwrap();
+        assert!(own.same_as(&Netns::open(Path::new("/proc/self/ns/net")).unwrap()).unwrap());
     }
 
     #[test]

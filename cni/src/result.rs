@@ -146,11 +146,23 @@ impl AddResult {
     ///
     /// Fails where printing would fail, so a plugin can ask before it makes its work final.
     pub fn as_seen_in(&self, version: Version) -> Result<AddResult> {
-        Ok(match Family::of(version) {
+        let seen: AddResult = match Family::of(version) {
             Family::V010 => v010::Answer::new(self, version)?.into(),
             Family::V030 => v030::Answer::new(self, version).into(),
             Family::V100 => v100::Answer::new(self, version).into(),
-        })
+        };
+        Ok(seen.canonical())
+    }
+
+    /// IPv4-mapped addresses as the IPv4 addresses that they mean.
+    fn canonical(mut self) -> AddResult {
+        for ip in &mut self.ips {
+            ip.address = ip.address.canonical();
+        }
+        for route in &mut self.routes {
+            route.dst = route.dst.canonical();
+        }
+        self
     }
 
     /// Reads `prevResult` of a configuration in `version`: an answer of that version's layout.
@@ -183,20 +195,12 @@ impl AddResult {
             return Err(Error::new(Code::INTERNAL, what)
                 .details("their layouts differ; give both the same cniVersion"));
         }
-        let mut result: AddResult = match family {
+        let result: AddResult = match family {
             Family::V010 => raw.parse::<v010::Answer>()?.into(),
             Family::V030 => raw.parse::<v030::Answer>()?.into(),
             Family::V100 => raw.parse::<v100::Answer>()?.into(),
         };
-        for cidr in result
-            .ips
-            .iter_mut()
-            .map(|ip| &mut ip.address)
-            .chain(result.routes.iter_mut().map(|r| &mut r.dst))
-        {
-            *cidr = cidr.canonical();
-        }
-        Ok(result)
+        Ok(result.canonical())
     }
 }
 

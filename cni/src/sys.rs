@@ -1,18 +1,26 @@
 //! The only unsafe code: three things that neither std nor nix nor neli wraps safely.
 #![expect(unsafe_code, reason = "each block says why it is sound")]
 
+use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use neli::socket::NlSocket;
 
 /// Asks the kernel (NS_GET_NSTYPE, since 4.11) whether `fd` is a network namespace.
-pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> bool {
+pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
     // linux/nsfs.h: _IO(0xb7, 3)
     const NS_GET_NSTYPE: libc::c_int = 0xb703;
     // SAFETY: the descriptor is open, and this request takes no argument. The cast fits the C library at hand: the
     // type of a request is signed in one and unsigned in the other.
     let kind = unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as _) };
-    kind == libc::CLONE_NEWNET
+    if kind >= 0 {
+        return Ok(kind == libc::CLONE_NEWNET);
+    }
+    match io::Error::last_os_error() {
+        // What any file says that is no namespace.
+        error if error.raw_os_error() == Some(libc::ENOTTY) => Ok(false),
+        error => Err(error),
+    }
 }
 
 /// A descriptor that becomes readable when the child `pid` ends; `None` before Linux 5.3.

@@ -18,6 +18,10 @@ impl Plugin for Loopback {
     /// Unlike upstream, looks at the addresses before it sets anything up.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let previous = call.previous()?;
+        if let Some(previous) = &previous {
+            // What cannot be answered is found out before anything is done.
+            previous.as_seen_in(call.version)?;
+        }
         let mut netlink = open(&at.open_netns()?)?;
         let lo = find(&mut netlink)?;
         let mut addresses = own_addresses(&mut netlink, &lo)?;
@@ -49,9 +53,10 @@ impl Plugin for Loopback {
         if find(&mut open(&at.open_netns()?)?)?.up {
             return Ok(());
         }
-        let what = format!("link {LO:?} in {:?} is down, it should be up", at.sandbox());
+        let sandbox = at.sandbox();
+        let what = format!("link {LO:?} in {sandbox:?} is down, it should be up");
         Err(Error::new(Code::INTERNAL, what)
-            .details("somebody set it down; `ip link set lo up` in the container helps"))
+            .details(format!("`nsenter --net={sandbox} ip link set lo up` sets it up")))
     }
 
     /// `lo` goes with its namespace: nothing can be left over, and nothing is looked for.
@@ -85,8 +90,9 @@ fn own_addresses(netlink: &mut Netlink, lo: &Link) -> Result<Vec<Address>> {
                 "link {LO:?} has the address {}, which is no loopback address",
                 foreign.cidr
             );
-            Err(Error::new(Code::INTERNAL, what)
-                .details("remove the address, or take the plugin out of the network"))
+            Err(Error::new(Code::INTERNAL, what).details(
+                "remove the address, or remove loopback from the network's list of plugins",
+            ))
         }
     }
 }

@@ -1,9 +1,9 @@
-//! The reader: serde's view of a text, object by object.
+//! The reader: serde's view of a text that has been checked, member by member.
 
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::value::{BorrowedStrDeserializer, StrDeserializer};
+use serde::de::value::CowStrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::value::RawValue;
@@ -14,14 +14,17 @@ use super::{Fault, RAW, mismatch};
 #[derive(Clone, Copy)]
 pub(super) struct Node<'de>(pub(super) &'de str);
 
+type Pair<'de> = (Cow<'de, str>, Node<'de>);
+
 impl<'de> Node<'de> {
     fn is_null(self) -> bool {
         self.0 == "null"
     }
 
-    fn pairs(self) -> Result<Vec<(Cow<'de, str>, Node<'de>)>, Fault> {
-        let Pairs(pairs) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
-        Ok(pairs)
+    /// The text of a string, borrowed from the document unless it has escapes.
+    fn text(self) -> Result<Cow<'de, str>, Fault> {
+        let Text(text) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
+        Ok(text)
     }
 
     fn number<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -47,18 +50,19 @@ impl<'de> Deserializer<'de> for Node<'de> {
             Some(b'n') => visitor.visit_unit(),
             Some(b't') => visitor.visit_bool(true),
             Some(b'f') => visitor.visit_bool(false),
-            Some(b'"') => {
-                let Text(text) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
-                match text {
-                    Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
-                    Cow::Owned(text) => visitor.visit_string(text),
+            Some(b'"') => match self.text()? {
+                Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
+                Cow::Owned(text) => visitor.visit_string(text),
+            },
+            Some(b'[') => visitor.visit_seq(Items { members: Members::of(self), index: 0 }),
+            Some(b'{') => {
+                let mut pairs = Vec::new();
+                let mut members = Members::of(self);
+                while let Some(pair) = members.next_pair()? {
+                    pairs.push(pair);
                 }
+                visitor.visit_map(Fields::new(pairs))
             }
-            Some(b'[') => {
-                let items: Vec<&RawValue> = serde_json::from_str(self.0).map_err(Fault::syntax)?;
-                visitor.visit_seq(Items { items: items.into_iter(), index: 0 })
-            }
-            Some(b'{') => visitor.visit_map(Fields::new(self.pairs()?)),
             _ => self.number(visitor),
         }
     }
@@ -76,8 +80,10 @@ impl<'de> Deserializer<'de> for Node<'de> {
         if !self.0.starts_with('{') {
             return self.deserialize_any(visitor);
         }
-        let mut known: Vec<(Cow<'de, str>, Node<'de>)> = Vec::with_capacity(fields.len());
-        for (key, value) in self.pairs()? {
+        // Only what is known is kept, so that an object of any size costs no more than its fields.
+        let mut known: Vec<Pair<'de>> = Vec::with_capacity(fields.len());
+        let mut members = Members::of(self);
+        while let Some((key, value)) = members.next_pair()? {
             let Some(field) = fields.iter().find(|field| same_key(field, &key)) else { continue };
             if value.is_null() {
                 continue;
@@ -106,13 +112,26 @@ impl<'de> Deserializer<'de> for Node<'de> {
         }
     }
 
+    /// One word out of several.
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        _variants: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        if self.0.starts_with('"') {
+            return visitor.visit_enum(CowStrDeserializer::new(self.text()?));
+        }
+        self.deserialize_any(visitor)
+    }
+
     fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         visitor.visit_unit()
     }
 
     forward_to_deserialize_any! {
         bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map enum identifier
+        tuple_struct map identifier
     }
 }
 
@@ -127,13 +146,41 @@ pub(super) fn same_key(field: &str, key: &str) -> bool {
     field == key || field.chars().map(fold).eq(key.chars().map(fold))
 }
 
+/// What is left of an object or a list.
+struct Members<'de>(&'de str);
+
+impl<'de> Members<'de> {
+    fn of(node: Node<'de>) -> Members<'de> {
+        Members(node.0.get(1..).unwrap_or_default())
+    }
+
+    /// The next value, or key; `None` at the closing bracket. The text is known to be good, so what separates members
+    /// can be passed over.
+    fn next(&mut self) -> Result<Option<Node<'de>>, Fault> {
+        let rest = self.0.trim_start_matches([' ', '\t', '\n', '\r', ',', ':']);
+        if rest.is_empty() || rest.starts_with([']', '}']) {
+            return Ok(None);
+        }
+        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<&'de RawValue>();
+        let value = values.next().transpose().map_err(Fault::syntax)?;
+        self.0 = rest.get(values.byte_offset()..).unwrap_or_default();
+        Ok(value.map(|value| Node(value.get())))
+    }
+
+    fn next_pair(&mut self) -> Result<Option<Pair<'de>>, Fault> {
+        let Some(key) = self.next()? else { return Ok(None) };
+        let value = self.next()?.ok_or_else(|| Fault::shape("a key without a value"))?;
+        Ok(Some((key.text()?, value)))
+    }
+}
+
 struct Fields<'de> {
-    pairs: std::vec::IntoIter<(Cow<'de, str>, Node<'de>)>,
-    value: Option<(Cow<'de, str>, Node<'de>)>,
+    pairs: std::vec::IntoIter<Pair<'de>>,
+    value: Option<Pair<'de>>,
 }
 
 impl<'de> Fields<'de> {
-    fn new(pairs: Vec<(Cow<'de, str>, Node<'de>)>) -> Fields<'de> {
+    fn new(pairs: Vec<Pair<'de>>) -> Fields<'de> {
         Fields { pairs: pairs.into_iter(), value: None }
     }
 }
@@ -145,13 +192,9 @@ impl<'de> MapAccess<'de> for Fields<'de> {
         &mut self,
         seed: K,
     ) -> Result<Option<K::Value>, Fault> {
-        let Some((key, value)) = self.pairs.next() else { return Ok(None) };
-        let name = match &key {
-            Cow::Borrowed(key) => seed.deserialize(BorrowedStrDeserializer::new(key)),
-            Cow::Owned(key) => seed.deserialize(StrDeserializer::new(key)),
-        };
-        self.value = Some((key, value));
-        name.map(Some)
+        self.value = self.pairs.next();
+        let Some((key, _)) = &self.value else { return Ok(None) };
+        seed.deserialize(CowStrDeserializer::new(key.clone())).map(Some)
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
@@ -162,7 +205,7 @@ impl<'de> MapAccess<'de> for Fields<'de> {
 }
 
 struct Items<'de> {
-    items: std::vec::IntoIter<&'de RawValue>,
+    members: Members<'de>,
     index: usize,
 }
 
@@ -173,20 +216,13 @@ impl<'de> SeqAccess<'de> for Items<'de> {
         &mut self,
         seed: T,
     ) -> Result<Option<T::Value>, Fault> {
-        let Some(item) = self.items.next() else { return Ok(None) };
+        let Some(item) = self.members.next()? else { return Ok(None) };
         let index = self.index;
         self.index += 1;
-        seed.deserialize(Node(item.get()))
-            .map(Some)
-            .map_err(|fault| fault.under(format_args!("[{index}]")))
-    }
-
-    fn size_hint(&self) -> Option<usize> {
-        Some(self.items.len())
+        seed.deserialize(item).map(Some).map_err(|fault| fault.under(format_args!("[{index}]")))
     }
 }
 
-/// A text, borrowed from the document unless it has escapes.
 struct Text<'de>(Cow<'de, str>);
 
 impl<'de> Deserialize<'de> for Text<'de> {
@@ -205,28 +241,5 @@ impl<'de> Deserialize<'de> for Text<'de> {
             }
         }
         deserializer.deserialize_str(Either)
-    }
-}
-
-/// The keys and values of an object, in the document's order.
-struct Pairs<'de>(Vec<(Cow<'de, str>, Node<'de>)>);
-
-impl<'de> Deserialize<'de> for Pairs<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Pairs<'de>, D::Error> {
-        struct Object;
-        impl<'de> Visitor<'de> for Object {
-            type Value = Pairs<'de>;
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("an object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Pairs<'de>, A::Error> {
-                let mut pairs = Vec::new();
-                while let Some((Text(key), value)) = map.next_entry::<Text<'de>, &'de RawValue>()? {
-                    pairs.push((key, Node(value.get())));
-                }
-                Ok(Pairs(pairs))
-            }
-        }
-        deserializer.deserialize_map(Object)
     }
 }
