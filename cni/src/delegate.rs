@@ -5,10 +5,10 @@
 
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, ChildStdout, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use log::debug;
@@ -27,6 +27,8 @@ use crate::wait::Deadline;
 const PATIENCE: Duration = Duration::from_secs(240);
 /// How long a file may be written to before it can be executed.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait where nothing tells the end.
+const BUSY_SLICE: Duration = Duration::from_millis(20);
 /// More than any plugin has to say.
 const MAX_OUTPUT: usize = 16 << 20;
 
@@ -80,7 +82,7 @@ impl<'a> Delegate<'a> {
         match &self.way {
             Way::Builtin(plugin) => plugin.add(self.call, at)?.as_seen_in(version),
             Way::File(path) => {
-                let stdout = self.execute(path, "ADD")?;
+                let stdout = self.execute(path, "ADD", Some(at))?;
                 let text = String::from_utf8_lossy(&stdout);
                 AddResult::read_answer(&text, version)
                     .trying(|| format!("read the result of plugin {:?}", self.name))
@@ -90,60 +92,71 @@ impl<'a> Delegate<'a> {
 
     /// DEL
     pub fn del(&self, at: &Attachment) -> Result<()> {
-        match &self.way {
-            Way::Builtin(plugin) => plugin.del(self.call, at),
-            Way::File(path) => self.execute(path, "DEL").map(drop),
-        }
+        self.run("DEL", Some(at), |plugin| plugin.del(self.call, at))
     }
 
     /// CHECK
     pub fn check(&self, at: &Attachment) -> Result<()> {
-        match &self.way {
-            Way::Builtin(plugin) => plugin.check(self.call, at),
-            Way::File(path) => self.execute(path, "CHECK").map(drop),
-        }
+        self.run("CHECK", Some(at), |plugin| plugin.check(self.call, at))
     }
 
     /// GC
     pub fn gc(&self) -> Result<()> {
-        match &self.way {
-            Way::Builtin(plugin) => plugin.gc(self.call),
-            Way::File(path) => self.execute(path, "GC").map(drop),
-        }
+        self.run("GC", None, |plugin| plugin.gc(self.call))
     }
 
     /// STATUS
     pub fn status(&self) -> Result<()> {
+        self.run("STATUS", None, |plugin| plugin.status(self.call))
+    }
+
+    /// A command that answers nothing.
+    fn run(
+        &self,
+        command: &str,
+        at: Option<&Attachment>,
+        inside: impl FnOnce(&dyn Plugin) -> Result<()>,
+    ) -> Result<()> {
         match &self.way {
-            Way::Builtin(plugin) => plugin.status(self.call),
-            Way::File(path) => self.execute(path, "STATUS").map(drop),
+            Way::Builtin(plugin) => inside(*plugin),
+            Way::File(path) => self.execute(path, command, at).map(drop),
         }
     }
 
     /// Runs the file with our environment and stdin, `CNI_COMMAND` replaced; what it printed.
-    fn execute(&self, path: &Path, command: &str) -> Result<Vec<u8>> {
+    fn execute(&self, path: &Path, command: &str, at: Option<&Attachment>) -> Result<Vec<u8>> {
         let deadline = Deadline::after(PATIENCE);
-        let child = start(path, command).trying(|| format!("execute plugin {path:?}"))?;
+        let mut process = Command::new(path);
+        process.env("CNI_COMMAND", command);
+        if let Some(Attachment { container, ifname, netns }) = at {
+            process.env("CNI_CONTAINERID", container.as_str()).env("CNI_IFNAME", ifname.as_str());
+            process.envs(netns.iter().map(|path| ("CNI_NETNS", path)));
+        }
+        let child = start(&mut process, path).trying(|| format!("execute plugin {path:?}"))?;
         debug!("execute {path:?} {command} as process {}", child.id());
-        let output = converse(child, self.call.stdin, deadline)
-            .trying(|| format!("talk to plugin {path:?}"))?;
+        let (stderr, outcome) = converse(child, self.call.stdin, deadline);
         // Ours is free-form too, and whoever collects it wants to read this.
-        let _ = io::stderr().write_all(&output.stderr);
-        if output.status.success() { Ok(output.stdout) } else { Err(self.failure(path, &output)) }
+        let _ = io::stderr().write_all(&stderr);
+        let (status, stdout) = outcome.trying(|| format!("talk to plugin {path:?}"))?;
+        if status.success() {
+            Ok(stdout)
+        } else {
+            Err(self.failure(path, status, &stdout, &stderr))
+        }
     }
 
     /// The child's own error object as it is; otherwise whatever can be told.
     #[cold]
-    fn failure(&self, path: &Path, output: &Output) -> Error {
-        let stdout = String::from_utf8_lossy(&output.stdout);
+    fn failure(&self, path: &Path, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Error {
+        let stdout = String::from_utf8_lossy(stdout);
         match json::parse::<Answer>(&stdout) {
             Ok(answer) if answer.code != Code::UNKNOWN || !answer.msg.is_empty() => {
                 return answer.into();
             }
             _ => {}
         }
-        let said = [stdout.trim(), String::from_utf8_lossy(&output.stderr).trim()].join(" ");
-        let what = format!("plugin {:?} failed with {} and no CNI error", self.name, output.status);
+        let said = [stdout.trim(), String::from_utf8_lossy(stderr).trim()].join(" ");
+        let what = format!("plugin {:?} failed with {status} and no CNI error", self.name);
         let error = Error::new(Code::UNKNOWN, what).details(format!("file {path:?}"));
         match said.trim() {
             "" => error,
@@ -158,28 +171,22 @@ fn is_this_program(file: &Metadata) -> bool {
         .is_ok_and(|own| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 
-/// Starts the file. If somebody still writes to it, waits until it was closed.
-fn start(path: &Path, command: &str) -> Result<Child> {
-    let spawn = || {
-        let mut process = Command::new(path);
-        process
-            .env("CNI_COMMAND", command)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-    };
+/// Starts the program. If somebody still writes to its file, waits until it was closed or replaced.
+fn start(process: &mut Command, path: &Path) -> Result<Child> {
+    process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let is_busy = |outcome: &io::Result<Child>| matches!(outcome, Err(e) if e.kind() == ErrorKind::ExecutableFileBusy);
-    let mut outcome = spawn();
+    let mut outcome = process.spawn();
     if is_busy(&outcome) {
         let deadline = Deadline::after(BUSY_PATIENCE);
         let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        watch.add_watch(path, AddWatchFlags::IN_CLOSE_WRITE)?;
-        // Once more before the first wait: it may have been closed before we watched.
-        outcome = spawn();
-        while is_busy(&outcome) && deadline.readable(watch.as_fd())? {
+        // Without the right to watch there is the slice.
+        let _ = watch.add_watch(path, AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB);
+        while is_busy(&outcome) && !deadline.is_over() {
+            // The kernel tells of the last close just before it lets the file be executed, and nothing of a file that was
+            // moved over this one: so a short slice is waited at most.
+            deadline.within(BUSY_SLICE).readable(watch.as_fd())?;
             let _ = watch.read_events();
-            outcome = spawn();
+            outcome = process.spawn();
         }
         if is_busy(&outcome) {
             let error =
@@ -192,29 +199,40 @@ fn start(path: &Path, command: &str) -> Result<Child> {
     Ok(outcome?)
 }
 
-/// What a child left behind.
-pub(crate) struct Output {
-    pub(crate) status: ExitStatus,
-    pub(crate) stdout: Vec<u8>,
-    pub(crate) stderr: Vec<u8>,
-}
-
-/// Feeds and reads a child at the same time, so that neither waits for the other, until it has ended.
-pub(crate) fn converse(mut child: Child, input: &[u8], deadline: Deadline) -> Result<Output> {
-    let outcome = exchange(&mut child, input, deadline);
+/// Feeds and reads a child at the same time, so that neither waits for the other, until it has ended. What it said on
+/// stderr is there whatever became of the rest.
+pub(crate) fn converse(
+    mut child: Child,
+    input: &[u8],
+    deadline: Deadline,
+) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
+    let mut stdout = Reading::new(child.stdout.take());
+    let mut stderr = Reading::new(child.stderr.take());
+    let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline);
     if outcome.is_err() {
         // It may have ended by itself meanwhile.
         let _ = child.kill();
     }
-    let status = child.wait()?;
-    let (stdout, stderr) = outcome?;
-    Ok(Output { status, stdout, stderr })
+    let status = child.wait().map_err(Error::from);
+    // Its last words.
+    let _ = stderr.read();
+    let outcome = outcome.and(status).and_then(|status| match stdout.surplus {
+        false => Ok((status, stdout.bytes)),
+        true => {
+            Err(Error::new(Code::UNKNOWN, format!("it printed more than {} MiB", MAX_OUTPUT >> 20)))
+        }
+    });
+    (stderr.bytes, outcome)
 }
 
-fn exchange(child: &mut Child, mut input: &[u8], deadline: Deadline) -> Result<(Vec<u8>, Vec<u8>)> {
+fn exchange(
+    child: &mut Child,
+    mut input: &[u8],
+    stdout: &mut Reading<ChildStdout>,
+    stderr: &mut Reading<ChildStderr>,
+    deadline: Deadline,
+) -> Result<()> {
     let mut stdin = child.stdin.take();
-    let mut stdout = Reading::new(child.stdout.take());
-    let mut stderr = Reading::new(child.stderr.take());
     for fd in [stdin.as_ref().map(AsFd::as_fd), stdout.fd(), stderr.fd()].into_iter().flatten() {
         fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     }
@@ -234,63 +252,109 @@ fn exchange(child: &mut Child, mut input: &[u8], deadline: Deadline) -> Result<(
         }
         stdout.read()?;
         stderr.read()?;
-        let open = [(stdout.fd(), PollFlags::POLLIN), (stderr.fd(), PollFlags::POLLIN)];
-        let end = end.as_ref().map(AsFd::as_fd);
-        if end.is_none() && open.iter().all(|(fd, _)| fd.is_none()) {
-            break;
+        if end.is_none()
+            && stdout.fd().is_none()
+            && stderr.fd().is_none()
+            && child.try_wait()?.is_some()
+        {
+            return Ok(());
         }
-        let wanted = open.into_iter().chain([
+        let wanted = [
+            (end.as_ref().map(AsFd::as_fd), PollFlags::POLLIN),
+            (stdout.fd(), PollFlags::POLLIN),
+            (stderr.fd(), PollFlags::POLLIN),
             (stdin.as_ref().map(AsFd::as_fd), PollFlags::POLLOUT),
-            (end, PollFlags::POLLIN),
-        ]);
+        ];
         let mut fds: Vec<PollFd<'_>> =
-            wanted.filter_map(|(fd, flags)| Some(PollFd::new(fd?, flags))).collect();
-        if !deadline.poll(&mut fds)? {
+            wanted.iter().filter_map(|(fd, flags)| Some(PollFd::new((*fd)?, *flags))).collect();
+        // Without pidfd (before Linux 5.3) nothing tells of the end of a child that has closed its pipes.
+        let wait = if fds.is_empty() { deadline.within(BUSY_SLICE) } else { deadline };
+        if !wait.poll(&mut fds)? && deadline.is_over() {
             let what = format!("it had not ended after {:?}", deadline.length());
             return Err(Error::new(Code::TRY_LATER, what).details("it was killed"));
         }
-        let ended = end.is_some() && fds.last().is_some_and(|fd| fd.any().unwrap_or(true));
+        let ended = end.is_some() && fds.first().is_some_and(|fd| fd.any().unwrap_or(true));
         drop(fds);
         if ended {
             stdout.read()?;
-            stderr.read()?;
-            break;
+            return stderr.read();
         }
     }
-    Ok((stdout.bytes, stderr.bytes))
 }
 
 /// One output of a child, as far as it has been read.
 struct Reading<R> {
     pipe: Option<R>,
     bytes: Vec<u8>,
+    /// It said more than anybody wants to keep.
+    surplus: bool,
 }
 
 impl<R: Read + AsFd> Reading<R> {
     fn new(pipe: Option<R>) -> Reading<R> {
-        Reading { pipe, bytes: Vec::new() }
+        Reading { pipe, bytes: Vec::new(), surplus: false }
     }
 
-    fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().map(AsFd::as_fd)
     }
 
     /// Takes what is there.
     fn read(&mut self) -> Result<()> {
-        let Some(pipe) = &mut self.pipe else { return Ok(()) };
-        let room = (MAX_OUTPUT - self.bytes.len().min(MAX_OUTPUT)) as u64 + 1;
-        match pipe.take(room).read_to_end(&mut self.bytes) {
-            Ok(_) if self.bytes.len() > MAX_OUTPUT => Err(Error::new(
-                Code::UNKNOWN,
-                format!("it printed more than {} MiB", MAX_OUTPUT >> 20),
-            )),
-            Ok(_) => {
-                self.pipe = None;
-                Ok(())
+        let mut piece = [0; 8 << 10];
+        while let Some(pipe) = &mut self.pipe {
+            match pipe.read(&mut piece) {
+                Ok(0) => self.pipe = None,
+                Ok(n) => {
+                    let room = MAX_OUTPUT - self.bytes.len();
+                    self.surplus |= n > room;
+                    self.bytes.extend_from_slice(piece.get(..n.min(room)).unwrap_or_default());
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
             }
-            // What was read before is kept.
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
-            Err(error) => Err(error.into()),
         }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Child {
+        let mut process = Command::new("sh");
+        process
+            .arg("-c")
+            .arg(script)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        process.spawn().unwrap()
+    }
+
+    #[test]
+    fn a_child_that_does_not_end_is_killed_and_heard() {
+        let child = shell("echo why >&2; exec sleep 1000");
+        let pid = child.id();
+        let (stderr, outcome) = converse(child, b"", Deadline::after(Duration::from_millis(300)));
+        let error = outcome.unwrap_err();
+        assert_eq!((error.code(), stderr.as_slice()), (Code::TRY_LATER, &b"why\n"[..]));
+        assert_eq!(error.to_string(), "it had not ended after 300ms");
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "no zombie is left");
+    }
+
+    #[test]
+    fn a_child_that_says_too_much_is_heard_to_the_end() {
+        let flood = "head -c 17000000 /dev/zero";
+        let (stderr, outcome) =
+            converse(shell(&format!("echo why >&2; {flood}")), b"", Deadline::after(PATIENCE));
+        assert!(outcome.unwrap_err().to_string().contains("16 MiB"));
+        assert_eq!(stderr, b"why\n");
+        let (stderr, outcome) =
+            converse(shell(&format!("echo fine; {flood} >&2")), b"", Deadline::after(PATIENCE));
+        assert_eq!(outcome.unwrap().1, b"fine\n", "noise on stderr is no failure");
+        assert_eq!(stderr.len(), MAX_OUTPUT);
     }
 }

@@ -46,7 +46,7 @@ fn is_identifier(text: &str) -> bool {
 }
 
 const IDENTIFIER_RULE: &str =
-    "letters, digits, '_', '.' and '-' are allowed, and the first must be a letter or a digit";
+    "allowed are letters, digits, '_', '.' and '-'; the first must be a letter or a digit";
 
 impl ContainerId {
     /// Checks `CNI_CONTAINERID`.
@@ -68,7 +68,9 @@ impl NetworkName {
     pub fn parse(text: &str) -> Result<NetworkName> {
         if text.is_empty() {
             let error = Error::new(Code::CONFIG, "the network configuration has no \"name\"");
-            return Err(error.details("give the network a \"name\""));
+            return Err(error.details(
+                "add \"name\": \"...\" to the configuration, usually a file in /etc/cni/net.d",
+            ));
         }
         if !is_identifier(text) {
             let error = Error::new(Code::CONFIG, format!("invalid network name {text:?}"));

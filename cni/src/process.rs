@@ -12,7 +12,7 @@ use log::debug;
 use crate::error::{Code, Error, Result};
 use crate::json;
 use crate::plugin::{Call, Plugin};
-use crate::request::{Env, Head, Request, Sweep, Verb, config_text, process_env};
+use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process_env};
 use crate::version::Version;
 
 /// What the process leaves behind.
@@ -109,7 +109,7 @@ fn names(plugins: &[&dyn Plugin]) -> String {
 fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
     let error = Error::new(
         Code::INTERNAL,
-        format!("called as {arg0:?}, which is no plugin of this program"),
+        format!("called as {arg0:?}, which is not a plugin of this program"),
     );
     error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
 }
@@ -154,11 +154,11 @@ fn serve(
     let (command, since) = request.command();
     let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = request else {
         // Runtimes compare this text.
-        return Err(Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}")));
+        let error = Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"));
+        return Err(error.details("use ADD, DEL, CHECK, GC, STATUS or VERSION, in capitals"));
     };
     let version = head.version(command, since)?;
-    let wish = head.log()?.or_env(env("CNI_LOG"));
-    wish.start(began, context(plugin.name(), request, network.as_str()));
+    head.log(env("CNI_LOG")).start(began, context(plugin.name(), request, network.as_str()));
     request.refuse_own_netns()?;
 
     let call = Call {
@@ -177,9 +177,11 @@ fn serve(
         }
         Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
         Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
-        Request::Network(Sweep::Gc, _) => done(plugin.gc(&call)),
-        Request::Network(Sweep::Status, _) => done(plugin.status(&call)),
-        Request::About | Request::Version | Request::Unknown(_) => Ok(Vec::new()),
+        Request::Network(NetworkVerb::Gc, _) => done(plugin.gc(&call)),
+        Request::Network(NetworkVerb::Status, _) => done(plugin.status(&call)),
+        Request::About | Request::Version | Request::Unknown(_) => {
+            Err(Error::bug("a command without a plugin"))
+        }
     };
     match &outcome {
         Ok(_) => debug!("done"),
@@ -193,9 +195,9 @@ fn context(plugin: &str, request: &Request, network: &str) -> String {
     let (command, _) = request.command();
     match request {
         Request::Attachment(_, at, _) => {
-            format!("{plugin} {command} {network} {} {}", at.container, at.ifname)
+            format!("{plugin} {command} net={network} container={} if={}", at.container, at.ifname)
         }
-        _ => format!("{plugin} {command} {network}"),
+        _ => format!("{plugin} {command} net={network}"),
     }
 }
 

@@ -27,7 +27,7 @@ pub(crate) enum Request {
     /// ADD, DEL or CHECK of one interface.
     Attachment(Verb, Attachment, Scope),
     /// GC or STATUS of a network.
-    Network(Sweep, Scope),
+    Network(NetworkVerb, Scope),
     /// Any other command; it is refused only after the configuration was looked at, as in the reference.
     Unknown(String),
 }
@@ -42,7 +42,7 @@ pub(crate) enum Verb {
 
 /// A command about a whole network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sweep {
+pub(crate) enum NetworkVerb {
     Gc,
     Status,
 }
@@ -90,10 +90,8 @@ impl<'a> Head<'a> {
         Version::of_request(&text("cniVersion", self.cni_version)?, command, since)
     }
 
-    pub(crate) fn log(&self) -> Result<Wish> {
-        let wish =
-            Wish::of_config(text("logLevel", self.log_level)?, text("logFile", self.log_file)?);
-        wish.map_err(|fault| Error::from(fault).details(REMEDY))
+    pub(crate) fn log(&self, env: Option<OsString>) -> Wish {
+        Wish::new(self.log_level, self.log_file, env)
     }
 }
 
@@ -131,9 +129,11 @@ impl Request {
         };
         let request = match command.to_str() {
             Some("VERSION") => Some(Request::Version),
-            Some("GC") => required("CNI_PATH").map(|path| Request::Network(Sweep::Gc, scope(path))),
+            Some("GC") => {
+                required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Gc, scope(path)))
+            }
             Some("STATUS") => {
-                required("CNI_PATH").map(|path| Request::Network(Sweep::Status, scope(path)))
+                required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Status, scope(path)))
             }
             Some(name @ ("ADD" | "DEL" | "CHECK")) => {
                 let verb = match name {
@@ -180,15 +180,15 @@ impl Request {
             Request::Attachment(Verb::Add, ..) => ("ADD", Version::V0_1_0),
             Request::Attachment(Verb::Del, ..) => ("DEL", Version::V0_1_0),
             Request::Attachment(Verb::Check, ..) => ("CHECK", Version::V0_4_0),
-            Request::Network(Sweep::Gc, _) => ("GC", Version::V1_1_0),
-            Request::Network(Sweep::Status, _) => ("STATUS", Version::V1_1_0),
+            Request::Network(NetworkVerb::Gc, _) => ("GC", Version::V1_1_0),
+            Request::Network(NetworkVerb::Status, _) => ("STATUS", Version::V1_1_0),
             Request::Unknown(command) => (command, Version::V0_1_0),
         }
     }
 
     /// The most that stdin may hold. A configuration is small; only GC's list grows with the node.
     fn limit(&self) -> u64 {
-        if let Request::Network(Sweep::Gc, _) = self { 16 << 20 } else { 1 << 20 }
+        if let Request::Network(NetworkVerb::Gc, _) = self { 16 << 20 } else { 1 << 20 }
     }
 
     /// Reads stdin, and never more of it than makes sense.
@@ -199,6 +199,10 @@ impl Request {
             .take(limit + 1)
             .read_to_end(&mut bytes)
             .trying(|| "read the network configuration on stdin")?;
+        if bytes.trim_ascii().is_empty() {
+            let error = Error::new(Code::DECODE, "the network configuration on stdin is empty");
+            return Err(error.details("stdin must hold one network configuration, a JSON object"));
+        }
         if bytes.len() as u64 > limit {
             let what =
                 format!("the network configuration on stdin is larger than {} MiB", limit >> 20);

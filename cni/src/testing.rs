@@ -71,6 +71,8 @@ impl Lab {
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("cni0-lab-{}-{count}", std::process::id()));
         fs::create_dir_all(dir.join("bin")).expect("make the laboratory's directory");
+        // From here on it is removed whatever happens.
+        let lab = Lab { dir };
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .expect("unshare (root, or `unshare -r`, is needed)");
         let none: Option<&str> = None;
@@ -81,7 +83,7 @@ impl Lab {
                 .expect("mount an empty directory");
         }
         fs::create_dir("/run/netns").expect("make /run/netns");
-        Lab { dir }
+        lab
     }
 
     /// Runs `test` on a host with linked, and on one with separate plugins.
@@ -299,13 +301,11 @@ impl Calling {
                 Err(error) => panic!("start {:?}: {error}", self.command),
             }
         };
-        let output = converse(child, &self.stdin, Deadline::after(PATIENCE)).unwrap();
+        let (stderr, outcome) = converse(child, &self.stdin, Deadline::after(PATIENCE));
+        let (status, stdout) =
+            outcome.unwrap_or_else(|error| panic!("{:?}: {error:?}", self.command));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Outcome {
-            stdout: text(&output.stdout),
-            stderr: text(&output.stderr),
-            status: output.status.code(),
-        }
+        Outcome { stdout: text(&stdout), stderr: text(&stderr), status: status.code() }
     }
 }
 

@@ -19,6 +19,18 @@ impl Deadline {
         Deadline { end: Instant::now() + length, length }
     }
 
+    /// Has it come?
+    pub fn is_over(&self) -> bool {
+        Instant::now() >= self.end
+    }
+
+    /// The sooner of this moment and the one after `length` from now.
+    #[must_use]
+    pub fn within(&self, length: Duration) -> Deadline {
+        let slice = Deadline::after(length);
+        if slice.end < self.end { slice } else { *self }
+    }
+
     /// How long the wait was meant to be, for an error that tells it.
     pub fn length(&self) -> Duration {
         self.length

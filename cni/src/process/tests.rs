@@ -159,7 +159,8 @@ fn missing_variables_are_named_together_in_order() {
 #[test]
 fn stdin_is_looked_at_after_the_environment_and_the_command_last() {
     Case::new("ADD").env("CNI_IFNAME", "a:b").stdin("nonsense").fails(4, "a:b");
-    Case::new("NONSENSE").stdin("").fails(6, "invalid JSON");
+    Case::new("NONSENSE").stdin("").fails(6, "empty");
+    Case::new("NONSENSE").stdin("{").fails(6, "invalid JSON");
     Case::new("NONSENSE").stdin("{}").fails(7, "name");
     Case::new("NONSENSE").version("9.9.9").fails(4, "unknown CNI_COMMAND: NONSENSE");
     Case::new("add").fails(4, "unknown CNI_COMMAND: add");

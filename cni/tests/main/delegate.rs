@@ -54,6 +54,7 @@ fn both_ways_have_the_same_outcome() {
         json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400}, {"dst": "::/0", "table": 0}]);
     let ipams = [
         json!({"ips": ips, "routes": routes}),
+        json!({"ips": [{"address": "::ffff:10.1.0.2/120"}], "routes": [{"dst": "::ffff:10.0.0.0/104"}]}),
         json!({"ips": []}),
         json!({"ips": "nonsense"}),
         json!({"refuse": {"code": 11, "msg": "later", "details": "much later"}}),
@@ -77,7 +78,7 @@ fn both_ways_have_the_same_outcome() {
             }
         }
     }
-    assert_eq!(outcomes.len(), 280);
+    assert_eq!(outcomes.len(), 315);
     assert!(
         outcomes.iter().any(|o| o.status == Some(0))
             && outcomes.iter().any(|o| o.status == Some(1))
@@ -192,7 +193,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
         assert!(env.lines().any(|l| l == line), "{line} in\n{env}");
     }
     // What the test itself was started with comes through; what the plugin opened does not.
-    let count = script(&dir, "count", "ls /proc/$$/fd | wc -l >&2; echo '{}'");
+    let count = script(&dir, "count", "set -- /proc/$$/fd/*; echo $# >&2; echo '{}'");
     let direct = Calling::program(count).run().stderr;
     assert_eq!(
         relay(&dir, "ADD", asking("count")).run().stderr,
@@ -252,11 +253,16 @@ fn a_child_need_not_read_and_may_leave_children() {
     script(&dir, "odd", "head -c 200000 /dev/zero | tr '\\0' ' '; cat >/dev/null; echo '{}'");
     relay(&dir, "ADD", &config).run().ok();
     // The grandchild keeps stdout and stderr open; the child's end counts.
-    script(&dir, "odd", "cat >/dev/null; sleep 100 & echo '{}'");
+    let pid = lab.dir().join("pid");
+    script(
+        &dir,
+        "odd",
+        &format!("cat >/dev/null; sleep 100 & echo $! >{}; echo '{{}}'", pid.display()),
+    );
     let began = Instant::now();
     relay(&dir, "ADD", &config).run().ok();
     assert!(began.elapsed() < Duration::from_secs(30));
-    lab.sh("pkill -x sleep -f 'sleep 100' || true");
+    lab.sh(&format!("kill $(cat {})", pid.display()));
 }
 
 #[test]
@@ -289,6 +295,16 @@ fn a_file_that_is_being_written_is_waited_for() {
         assert!(trace.contains("ETXTBSY"), "{trace}");
     });
 
+    // A new file moved over the busy one, as a package manager does it.
+    let writer = OpenOptions::new().append(true).open(&stock).unwrap();
+    fs::copy(dir.join("relay"), dir.join("new")).unwrap();
+    std::thread::scope(|scope| {
+        let add = scope.spawn(|| relay(&dir, "ADD", asking("stock")).run().ok());
+        fs::rename(dir.join("new"), &stock).unwrap();
+        add.join().unwrap();
+    });
+    drop(writer);
+
     let _writer = OpenOptions::new().append(true).open(&stock).unwrap();
     let error = relay(&dir, "DEL", asking("stock")).run().error(11);
     assert!(error["msg"].as_str().unwrap().contains("stock"), "never taken for success: {error}");
@@ -306,14 +322,11 @@ fn plugins_are_looked_for_in_order() {
     script(&dirs[3], "which", "echo '{\"dns\": {\"domain\": \"third\"}}'");
     let path = |dirs: &[&PathBuf]| std::env::join_paths(dirs).unwrap();
     let add = |path| relay(&dir, "ADD", asking("which")).env("CNI_PATH", path).run();
+    let domain = |outcome: Outcome| outcome.ok()["dns"]["domain"].to_string();
     let nowhere = PathBuf::from("/nowhere");
     let all = path(&[&nowhere, &dirs[0], &dirs[1], &dirs[2], &dirs[3]]);
-    assert_eq!(
-        add(all).ok()["dns"]["domain"],
-        "second",
-        "no directory, nothing that cannot be executed"
-    );
-    assert_eq!(add(path(&[&dirs[3], &dirs[2]])).ok()["dns"]["domain"], "third");
+    assert!(domain(add(all)).contains("second"), "no directory, nothing that cannot be executed");
+    assert!(domain(add(path(&[&dirs[3], &dirs[2]]))).contains("third"));
     let error = add(path(&[&dirs[0], &dirs[1]])).error(999);
     let wanted = format!(
         "failed to find plugin \"which\" in path [{} {}]",

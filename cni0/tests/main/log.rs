@@ -12,16 +12,25 @@ fn add(lab: &Lab, more: Value) -> Calling {
     lab.attach("loopback", "ADD", "/run/netns/c1").stdin(config.to_string())
 }
 
-/// Every line: microseconds, level, plugin, command, network, container, interface; one of them tells of the change.
+/// Every line: time, process, microseconds, level, plugin, command, network, container, interface; one of them tells
+/// of the change.
 #[track_caller]
 fn tells(log: &str) {
     let mut last = 0;
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let at: u64 = words[0].strip_suffix("us").unwrap().parse().unwrap();
+        assert!(
+            words[0].starts_with("20") && words[0].ends_with('Z') && words[1].starts_with('['),
+            "{log}"
+        );
+        let at: u64 = words[2].strip_suffix("us").unwrap().parse().unwrap();
         assert!(at >= last, "{log}");
         last = at;
-        assert_eq!(words[1..7], ["DEBUG", "loopback", "ADD", "net1", "c1", "eth0:"], "{log}");
+        assert_eq!(
+            words[3..9],
+            ["DEBUG", "loopback", "ADD", "net=net1", "container=c1", "if=eth0:"],
+            "{log}"
+        );
     }
     assert_eq!(log.matches("set link #1 up").count(), 1, "{log}");
 }
@@ -37,7 +46,7 @@ fn silence_by_default() {
         "somebody else's variable"
     );
     assert_eq!(add(&lab, json!({"logLevel": "warn"})).run().stderr, "");
-    assert_eq!(add(&lab, json!({})).env("CNI_LOG", "nonsense").run().stderr, "");
+    assert_eq!(add(&lab, json!({"logLevel": "debug"})).env("CNI_LOG", "off").run().stderr, "");
 }
 
 #[test]
@@ -71,16 +80,40 @@ fn to_a_file_that_grows() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_no_reason_to_fail() {
+fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
     let lab = Lab::new();
-    lab.netns("c1");
-    let target = lab.dir().join("target");
-    let link = lab.dir().join("link");
+    let (target, link, fifo) =
+        (lab.dir().join("target"), lab.dir().join("link"), lab.dir().join("fifo"));
     symlink(&target, &link).unwrap();
-    for file in [lab.dir().join("no/such/dir/log"), link] {
-        let outcome = add(&lab, json!({"logFile": file})).run();
-        outcome.ok();
-        assert!(outcome.stderr.contains("the log goes to stderr"), "{}", outcome.stderr);
+    lab.sh(&format!("mkfifo {}", fifo.display()));
+    for (count, (wish, culprit)) in [
+        (json!({"logFile": lab.dir().join("no/such/dir/log")}), "the log goes to stderr"),
+        (json!({"logFile": link}), "the log goes to stderr"),
+        (json!({"logFile": fifo}), "the log goes to stderr"),
+        (json!({"logFile": "relative.log"}), "relative.log"),
+        (json!({"logFile": {}}), "logFile"),
+        (json!({"logLevel": "verbose"}), "verbose"),
+        (json!({"logLevel": 3}), "logLevel"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let netns = lab.netns(&format!("c{count}"));
+        for command in ["ADD", "DEL"] {
+            let outcome =
+                add(&lab, wish.clone()).env("CNI_NETNS", &netns).env("CNI_COMMAND", command).run();
+            outcome.ok();
+            assert!(
+                outcome.stderr.contains("WARN") && outcome.stderr.contains(culprit),
+                "{}",
+                outcome.stderr
+            );
+        }
     }
     assert!(!target.exists(), "a symbolic link is not followed");
+    lab.netns("c");
+    let outcome =
+        add(&lab, json!({})).env("CNI_NETNS", "/run/netns/c").env("CNI_LOG", "loud").run();
+    outcome.ok();
+    assert!(outcome.stderr.contains("loud"), "{}", outcome.stderr);
 }

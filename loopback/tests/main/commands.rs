@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use cni::testing::Lab;
+use cni::testing::{Calling, Lab};
 use cni::{Code, Version};
 use serde_json::json;
 
@@ -238,13 +238,63 @@ fn without_privilege_the_error_says_what_is_missing() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let script = format!(
-        "exec setpriv --reuid=65534 --clear-groups --inh-caps=-all {}/loopback",
+        "exec setpriv --bounding-set=-all --inh-caps=-all {}/loopback",
         lab.bin().display()
     );
-    lab.sh(&format!("chmod 755 {} {}", lab.dir().display(), lab.bin().display()));
-    let mut calling =
-        cni::testing::Calling::program("sh").arg("-c").arg(script).attachment("c1", "lo", &netns);
-    calling = calling.env("CNI_COMMAND", "ADD").env("CNI_PATH", lab.bin()).stdin(config("1.1.0"));
-    let error = calling.run().error(8);
+    let calling = Calling::program("sh").arg("-c").arg(script).attachment("c1", "lo", &netns);
+    let error = calling
+        .env("CNI_COMMAND", "ADD")
+        .env("CNI_PATH", lab.bin())
+        .stdin(config("1.1.0"))
+        .run()
+        .error(8);
     assert!(error["details"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{error}");
+}
+
+#[test]
+fn an_answer_that_cannot_be_given_changes_nothing() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let config = json!({"cniVersion": "0.2.0", "name": "lo", "prevResult": {"dns": {}}});
+    let error = call(&lab, "ADD", &netns).stdin(config.to_string()).run().error(1);
+    assert!(error["msg"].as_str().unwrap().contains("without an address"), "{error}");
+    assert!(!is_up(&lab, "c1"));
+}
+
+/// A signal that interrupts a system call, and a kernel that refuses one: the first goes unnoticed, the second is told.
+#[test]
+fn interrupted_and_refused_system_calls() {
+    let lab = Lab::new();
+    let run = |command: &str, netns: &str, inject: &str| {
+        let trace = lab.dir().join("trace");
+        let (syscall, _) = inject.split_once(':').unwrap();
+        let options = [
+            "-qq",
+            "-o",
+            trace.to_str().unwrap(),
+            "-e",
+            &format!("trace={syscall}"),
+            "-e",
+            &format!("inject={inject}"),
+        ];
+        let outcome = call(&lab, command, Path::new(netns)).strace(&options).run();
+        assert!(fs::read_to_string(&trace).unwrap().contains("INJECTED"), "{inject}");
+        outcome
+    };
+    lab.netns("c1");
+    for syscall in ["sendto", "recvfrom"] {
+        for when in 1..=3 {
+            run("ADD", "/run/netns/c1", &format!("{syscall}:error=EINTR:when={when}")).ok();
+            call(&lab, "DEL", Path::new("/run/netns/c1")).run().ok();
+        }
+    }
+    call(&lab, "ADD", Path::new("/run/netns/c1")).run().ok();
+    let error = run("DEL", "/run/netns/c1", "ioctl:error=EPERM").error(8);
+    assert!(
+        is_up(&lab, "c1") && error["msg"].as_str().unwrap().contains("/run/netns/c1"),
+        "not taken for gone: {error}"
+    );
+    run("DEL", "/run/netns/c1", "setns:error=EINVAL:when=1").error(8);
+    run("DEL", "/run/netns/c1", "socket:error=EMFILE:when=1").error(5);
+    assert!(is_up(&lab, "c1"));
 }
