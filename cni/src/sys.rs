@@ -1,10 +1,11 @@
-//! The only unsafe code: three things that neither std nor nix nor neli wraps safely.
+//! The only unsafe code: what neither std nor nix nor neli wraps safely.
 #![expect(unsafe_code, reason = "each block says why it is sound")]
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use neli::socket::NlSocket;
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 
 /// Asks the kernel (NS_GET_NSTYPE, since 4.11) whether `fd` is a network namespace.
 pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
@@ -36,4 +37,12 @@ pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
 pub(crate) fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
     // SAFETY: the descriptor is open as long as the socket lives, and the borrow cannot outlive it.
     unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
+}
+
+/// Makes SIGALRM interrupt system calls instead of ending the process; they fail with EINTR then.
+pub(crate) fn let_alarm_interrupt() -> nix::Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing, so it is safe at any moment and on any thread.
+    unsafe { sigaction(Signal::SIGALRM, &action) }.map(drop)
 }

@@ -5,6 +5,11 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal};
+use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
+use nix::time::ClockId;
+
+use crate::sys;
 
 /// The moment when waiting ends.
 #[derive(Clone, Copy, Debug)]
@@ -51,6 +56,33 @@ impl Deadline {
                 Err(nix::Error::EINTR) => {}
                 Ok(0) if Instant::now() < self.end => {}
                 outcome => return Ok(outcome? > 0),
+            }
+        }
+    }
+
+    /// Runs a system call that blocks and that `poll` knows nothing of, such as `flock`; `None` if the deadline came
+    /// first. `call` must fail with EINTR when a signal comes.
+    ///
+    /// It takes SIGALRM, which goes to the process: there must be no other thread that could get it instead.
+    pub fn interrupt<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<Option<T>> {
+        sys::let_alarm_interrupt()?;
+        // Whoever started this process may have blocked it.
+        SigSet::from(Signal::SIGALRM).thread_unblock()?;
+        let signal = SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 };
+        let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(signal))?;
+        let left = self.end.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        // It repeats, because the first signal may come just before the call begins to wait.
+        let again = Duration::from_millis(50);
+        let times = Expiration::IntervalDelayed(left.into(), again.into());
+        timer.set(times, TimerSetTimeFlags::empty())?;
+        loop {
+            match call() {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                    if Instant::now() >= self.end {
+                        return Ok(None);
+                    }
+                }
+                outcome => return outcome.map(Some),
             }
         }
     }
