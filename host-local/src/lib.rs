@@ -1,7 +1,30 @@
-//! The `host-local` plugin. It is not finished: it speaks the protocol and refuses to work, so that nobody takes it for
-//! more than it is.
+//! The `host-local` plugin: gives containers addresses out of ranges, and remembers to whom, in files of this host.
+//!
+//! `config` turns the configuration into checked `range`s and wishes. `store` is the locked directory of leases, each
+//! a file that says whom its address belongs to; `index` finds the right ones among many.
+
+mod add;
+mod bitmap;
+mod boot;
+mod config;
+mod digest;
+mod dir;
+mod index;
+mod lease;
+mod lock;
+mod range;
+mod resolv;
+mod status;
+mod store;
 
 use cni::{AddResult, Attachment, Call, Code, Error, Plugin, Result};
+
+use crate::config::Config;
+use crate::lease::Owner;
+use crate::store::{Alive, Held, Store};
+
+/// No address is left. Of the codes that a plugin may choose.
+pub const EXHAUSTED: Code = Code(100);
 
 /// The `host-local` plugin.
 #[derive(Debug)]
@@ -12,33 +35,60 @@ impl Plugin for HostLocal {
         "host-local"
     }
 
-    fn add(&self, _call: &Call<'_>, _at: &Attachment) -> Result<AddResult> {
-        Err(unfinished())
+    fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        let config = Config::read(call)?;
+        let dns = config.resolv_conf.as_deref().map(resolv::read).transpose()?;
+        let ips = add::reserve(&config, call.network.as_str(), &Owner::of(at))?;
+        Ok(AddResult {
+            ips,
+            routes: config.routes,
+            dns: dns.unwrap_or_default(),
+            ..AddResult::default()
+        })
     }
 
-    fn del(&self, _call: &Call<'_>, _at: &Attachment) -> Result<()> {
-        Err(unfinished())
+    /// Unlike upstream, needs no valid ranges, and makes no directory to look into.
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let owner = Owner::of(at);
+        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(()) };
+        let Held { exact, bare } = store.held_by(&owner)?;
+        // An old record tells no interface: it is this one's if there is no better.
+        let (held, owner) = if exact.is_empty() { (bare, owner.bare()) } else { (exact, owner) };
+        let released: Vec<Result<()>> =
+            held.into_iter().map(|ip| store.release(ip, &owner)).collect();
+        released.into_iter().collect()
     }
 
-    fn check(&self, _call: &Call<'_>, _at: &Attachment) -> Result<()> {
-        Err(unfinished())
+    /// Unlike upstream, compares with the answer of ADD, if the runtime gives it.
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::read(call)?;
+        let owner = Owner::of(at);
+        let held = match Store::open(&config.dir)? {
+            Some(mut store) => store.held_by(&owner)?,
+            None => Held::default(),
+        };
+        let given = call.previous()?.unwrap_or_default().ips.into_iter().map(|ip| ip.address.ip());
+        // Addresses that are not ours may come from another plugin of the chain.
+        let ours = |ip: &_| config.sets.iter().any(|set| set.contains(*ip));
+        let missing = given.filter(ours).find(|ip| !held.all().any(|held| held == *ip));
+        if missing.is_none() && held.all().next().is_some() {
+            return Ok(());
+        }
+        let what =
+            missing.map_or_else(|| "no address".to_owned(), |ip| format!("not the address {ip}"));
+        let error = Error::new(Code::INTERNAL, format!("{owner} holds {what} in {:?}", config.dir));
+        Err(error.details("its lease was removed; detach the container and attach it again"))
     }
 
-    fn gc(&self, _call: &Call<'_>) -> Result<()> {
-        Err(unfinished())
+    fn gc(&self, call: &Call<'_>) -> Result<()> {
+        let valid = call.valid_attachments()?;
+        let alive =
+            Alive::new(valid.iter().map(|valid| Owner::new(&valid.container, &valid.ifname)));
+        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(()) };
+        store.sweep(|lease| !alive.has(lease)).map(drop)
     }
 
-    fn status(&self, _call: &Call<'_>) -> Result<()> {
-        Err(unfinished().code_is(Code::NOT_AVAILABLE))
+    fn status(&self, call: &Call<'_>) -> Result<()> {
+        status::status(&Config::read(call)?, call.network.as_str())
     }
-}
-
-fn unfinished() -> Error {
-    let error = Error::new(
-        Code::INTERNAL,
-        "the host-local plugin of this version of cni0 does not work yet",
-    );
-    error.details(
-        "use that of containernetworking-plugins; README.md tells the state of each plugin",
-    )
 }

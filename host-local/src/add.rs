@@ -1,0 +1,173 @@
+//! ADD: one address out of each range set, all of them or none.
+
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime};
+
+use cni::{Code, Error, IpConfig, Result, Undo};
+use log::warn;
+
+use crate::config::Config;
+use crate::lease::Owner;
+use crate::range::RangeSet;
+use crate::store::{Holder, Store};
+use crate::{EXHAUSTED, boot};
+
+/// Reserves an address of each range set for `owner`.
+pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<Vec<IpConfig>> {
+    let mut undo = Undo::new(Store::create(&config.dir)?);
+    let reserved =
+        config.sets.iter().zip(&config.wanted).enumerate().map(|(number, (set, wanted))| {
+            let order = Order { network, number, set, wanted: *wanted, owner };
+            let mut filled = order.fill(&mut undo)?;
+            if let Err(refusal) = &filled
+                && config.reclaim
+                && reclaim(undo.world())?
+            {
+                warn!("reclaimed leases of an earlier boot, because {refusal}");
+                filled = order.fill(&mut undo)?;
+            }
+            let ip = filled?;
+            let range = set.range_of(ip);
+            let address =
+                range.map_or_else(|| cni::ip::Cidr::host(ip), |range| range.with_prefix(ip));
+            Ok(IpConfig { address, gateway: range.map(|range| range.gateway()), interface: None })
+        });
+    match reserved.collect::<Result<Vec<_>>>() {
+        Ok(ips) => {
+            undo.commit();
+            Ok(ips)
+        }
+        Err(error) => Err(undo.roll_back(error)),
+    }
+}
+
+/// One address that has to be found.
+struct Order<'a> {
+    network: &'a str,
+    number: usize,
+    set: &'a RangeSet,
+    wanted: Option<IpAddr>,
+    owner: &'a Owner,
+}
+
+impl Order<'_> {
+    /// Finds and reserves an address; the inner error tells why there is none.
+    fn fill(&self, undo: &mut Undo<'_, Store>) -> Result<Result<IpAddr>> {
+        // An old record of the container is a lease of this interface too.
+        let held = undo.world().held_by(self.owner)?;
+        let mut here = held.all().filter(|ip| self.set.contains(*ip));
+        match (self.wanted, here.next()) {
+            // Unlike upstream: who asks again for what they have, gets it.
+            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => Ok(Ok(wanted)),
+            (_, Some(other)) => Ok(Err(self.duplicate(other))),
+            (Some(wanted), None) => Ok(match self.take(undo, wanted)? {
+                None => Ok(wanted),
+                Some(holder) => Err(in_use(wanted, &holder)),
+            }),
+            (None, None) => self.any(undo),
+        }
+    }
+
+    fn any(&self, undo: &mut Undo<'_, Store>) -> Result<Result<IpAddr>> {
+        let round = self.set.round(undo.world().last_reserved(self.number));
+        // Each address that turns out to be taken is known to be from then on: the search ends.
+        while let Some(ip) = undo.world().first_free(&round)? {
+            if self.take(undo, ip)?.is_none() {
+                return Ok(Ok(ip));
+            }
+        }
+        Ok(Err(exhausted(undo.world(), self.network, self.number, self.set)?))
+    }
+
+    /// Takes `ip`, unless somebody holds it.
+    fn take(&self, undo: &mut Undo<'_, Store>, ip: IpAddr) -> Result<Option<Holder>> {
+        let owner = self.owner.clone();
+        undo.push(format!("release {ip}"), move |store: &mut Store| store.release(ip, &owner));
+        let holder = undo.world().reserve(ip, self.owner)?;
+        if holder.is_some() {
+            undo.forget_last();
+        } else {
+            undo.world().set_last_reserved(self.number, ip);
+        }
+        Ok(holder)
+    }
+
+    fn duplicate(&self, held: IpAddr) -> Error {
+        let what = format!(
+            "duplicate allocation: {} already holds {held} in network {:?}",
+            self.owner, self.network
+        );
+        Error::new(Code::INTERNAL, what).details("detach it first, or request that address")
+    }
+}
+
+fn in_use(ip: IpAddr, holder: &Holder) -> Error {
+    let whom = match holder {
+        Holder::Owner(owner) => owner.to_string(),
+        Holder::Nobody | Holder::Unknown => "something that is no lease".to_owned(),
+    };
+    Error::new(Code::INTERNAL, format!("the requested address {ip} is in use by {whom}"))
+        .details("request another address, or detach its holder")
+}
+
+/// Nothing is free: says what there is, so that somebody can do something about it.
+pub(crate) fn exhausted(
+    store: &Store,
+    network: &str,
+    number: usize,
+    set: &RangeSet,
+) -> Result<Error> {
+    let (mut held, mut oldest) = (0, SystemTime::now());
+    store.each(|lease| {
+        if set.contains(lease.ip) {
+            held += 1;
+            oldest = oldest.min(lease.since);
+        }
+    })?;
+    let age = words(SystemTime::now().duration_since(oldest).unwrap_or_default());
+    let mut what =
+        format!("network {network:?}: no IP addresses available in range set {number} ({set}): ");
+    // Writing to a string does not fail.
+    let _ = write!(what, "{held} of {} leases held, the oldest for {age}", set.size());
+    let _ = write!(what, ", in {:?}", store.path());
+    Ok(Error::new(EXHAUSTED, what).details(
+        "release the leases of containers that are gone (GC does), widen the ranges, or set \"reclaimAfterReboot\"",
+    ))
+}
+
+/// Releases the leases of earlier boots; tells whether there were any.
+fn reclaim(store: &mut Store) -> Result<bool> {
+    let boot = boot::time()?;
+    Ok(store.sweep(|lease| lease.is_older(boot))? > 0)
+}
+
+/// A length of time in the largest unit of which there are two.
+fn words(time: Duration) -> String {
+    let seconds = time.as_secs();
+    let (count, unit) = match seconds {
+        0..120 => (seconds, "seconds"),
+        120..7_200 => (seconds / 60, "minutes"),
+        7_200..172_800 => (seconds / 3_600, "hours"),
+        _ => (seconds / 86_400, "days"),
+    };
+    format!("{count} {unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_are_told_in_a_sensible_unit() {
+        for (seconds, want) in [
+            (0, "0 seconds"),
+            (119, "119 seconds"),
+            (120, "2 minutes"),
+            (7_200, "2 hours"),
+            (200_000, "2 days"),
+        ] {
+            assert_eq!(words(Duration::from_secs(seconds)), want);
+        }
+    }
+}

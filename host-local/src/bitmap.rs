@@ -1,0 +1,81 @@
+//! Bitmaps of taken addresses, a block of addresses each. No input, no output.
+
+use std::net::IpAddr;
+
+use crate::range::{Span, bits, like};
+
+/// Addresses in a block; its bitmap is a kilobyte.
+const BLOCK: u128 = 8192;
+
+/// A bit for each address of a block, the first one lowest.
+pub(crate) type Bitmap = [u8; 1024];
+
+/// Nothing taken.
+pub(crate) const EMPTY: Bitmap = [0; 1024];
+
+/// The first address of the block that `ip` is in.
+pub(crate) fn base(ip: IpAddr) -> IpAddr {
+    like(ip, bits(ip) & !(BLOCK - 1))
+}
+
+/// Marks `ip` in the bitmap of its block; tells whether that changed anything.
+pub(crate) fn set(bitmap: &mut [u8], ip: IpAddr, taken: bool) -> bool {
+    let (byte, mask) = position(bits(ip) % BLOCK);
+    let Some(byte) = bitmap.get_mut(byte) else { return false };
+    let old = *byte;
+    *byte = if taken { old | mask } else { old & !mask };
+    *byte != old
+}
+
+/// The first address of `span` that is not taken and not the gateway. `bitmap` is asked for blocks by their first
+/// address.
+pub(crate) fn first_free<E>(
+    span: Span,
+    mut bitmap: impl FnMut(IpAddr) -> Result<Bitmap, E>,
+) -> Result<Option<IpAddr>, E> {
+    let (mut at, last, gateway) = (bits(span.first), bits(span.last), bits(span.gateway));
+    while at <= last {
+        let bitmap = bitmap(base(like(span.first, at)))?;
+        let end = last.min(at | (BLOCK - 1));
+        let taken = |n: u128| {
+            let (byte, mask) = position(n % BLOCK);
+            bitmap.get(byte).is_some_and(|byte| byte & mask != 0)
+        };
+        if let Some(free) = (at..=end).find(|n| !taken(*n) && *n != gateway) {
+            return Ok(Some(like(span.first, free)));
+        }
+        let Some(next) = end.checked_add(1) else { break };
+        at = next;
+    }
+    Ok(None)
+}
+
+fn position(offset: u128) -> (usize, u8) {
+    (usize::try_from(offset / 8).unwrap_or(usize::MAX), 1 << (offset % 8))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_aligned_and_keep_their_family() {
+        for (ip, want) in [
+            ("10.1.31.255", "10.1.0.0"),
+            ("10.1.32.0", "10.1.32.0"),
+            ("fd00::ffff", "fd00::e000"),
+            ("::1", "::"),
+        ] {
+            assert_eq!(base(ip.parse().unwrap()), want.parse::<IpAddr>().unwrap(), "{ip}");
+        }
+    }
+
+    #[test]
+    fn marking_tells_what_it_changed() {
+        let mut bitmap = EMPTY;
+        let ip = "10.1.0.9".parse().unwrap();
+        assert!(set(&mut bitmap, ip, true) && !set(&mut bitmap, ip, true));
+        assert_eq!(bitmap[1], 2);
+        assert!(set(&mut bitmap, ip, false) && bitmap == EMPTY);
+    }
+}

@@ -1,0 +1,40 @@
+//! Digests for the index: quick, the same on every machine, and not meant to withstand malice.
+
+/// Another layout of the index gets another number, so that nobody reads it wrongly.
+const LAYOUT: u64 = 1;
+
+/// A digest of `bytes`.
+pub(crate) fn digest(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let tail = rest.iter().rev().fold(0, |tail, byte| tail << 8 | u64::from(*byte));
+    let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    let words = words.iter().map(|word| u64::from_le_bytes(*word));
+    words.chain([tail, length]).fold(mix(LAYOUT), |state, word| mix(state ^ word))
+}
+
+/// The finishing steps of splitmix64: every bit of the input reaches every bit of the output.
+fn mix(mut n: u64) -> u64 {
+    n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    n = (n ^ n >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    n ^ n >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_counts() {
+        let base = *b"container-0123456789\r\neth0";
+        for byte in 0..base.len() {
+            for bit in 0..8 {
+                let mut other = base;
+                other[byte] ^= 1 << bit;
+                assert_ne!(digest(&base), digest(&other), "{byte}.{bit}");
+            }
+        }
+        assert_ne!(digest(b""), digest(b"\0"));
+        assert_ne!(digest(b"12345678"), digest(b"12345678\0"));
+    }
+}

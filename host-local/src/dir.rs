@@ -1,0 +1,203 @@
+//! A directory of small files, kept open: read, placed, replaced and removed by name. Nothing here knows what they mean.
+
+use std::fs::{self, DirBuilder, File};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::errno::Errno;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open, openat, renameat};
+use nix::sys::stat::{FileStat, Mode, fstat, futimens};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
+
+/// More than any file here holds.
+const LIMIT: usize = 256 << 10;
+
+/// Never through a link, never waiting at a pipe, never into a child.
+const CAREFUL: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
+
+/// An open directory.
+#[derive(Debug)]
+pub(crate) struct Dir {
+    fd: OwnedFd,
+    path: PathBuf,
+}
+
+/// Seconds and nanoseconds since 1970.
+pub(crate) type Moment = (i64, i64);
+
+impl Dir {
+    /// Opens `path`; `None` if there is no such directory.
+    pub(crate) fn open(path: &Path) -> io::Result<Option<Dir>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        match open(path, flags, Mode::empty()) {
+            Ok(fd) => Ok(Some(Dir { fd, path: path.to_owned() })),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Opens `path`, which is made if need be, with all above it.
+    pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Dir> {
+        if let Some(dir) = Dir::open(path)? {
+            return Ok(dir);
+        }
+        DirBuilder::new().recursive(true).mode(mode).create(path)?;
+        Dir::open(path)?.ok_or_else(|| Errno::ENOENT.into())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn stat(&self) -> io::Result<FileStat> {
+        Ok(fstat(&self.fd)?)
+    }
+
+    /// Opens a file; `None` if there is none.
+    pub(crate) fn file(&self, name: &str, flags: OFlag, mode: u32) -> io::Result<Option<File>> {
+        match openat(&self.fd, name, flags | CAREFUL, Mode::from_bits_truncate(mode)) {
+            Ok(fd) => Ok(Some(fd.into())),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Reads a file; `None` if there is none.
+    pub(crate) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
+    }
+
+    /// Reads a file, and tells when it was last written, renamed or handed over; `None` if there is none.
+    pub(crate) fn read_dated(&self, name: &str) -> io::Result<Option<(Vec<u8>, SystemTime)>> {
+        let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
+        let inode = file.metadata()?;
+        // A restored or copied file has an old time of writing; its inode cannot lie.
+        let since = UNIX_EPOCH
+            + Duration::from_secs(inode.mtime().max(inode.ctime()).try_into().unwrap_or(0));
+        Ok(Some((content(&file)?, since)))
+    }
+
+    /// Is there anything of this name?
+    pub(crate) fn has(&self, name: &str) -> io::Result<bool> {
+        match faccessat(&self.fd, name, AccessFlags::F_OK, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Fails unless files may be made here.
+    pub(crate) fn may_write(&self) -> nix::Result<()> {
+        faccessat(&self.fd, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::empty())
+    }
+
+    /// Writes a file in place. Whoever is killed here leaves anything.
+    pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC;
+        self.file(name, flags, 0o600)?.ok_or(Errno::ENOENT)?.write_all(content)
+    }
+
+    /// Makes a file appear with its content; `false` if there is one of this name. Whoever is killed here leaves the
+    /// whole file or nothing.
+    pub(crate) fn place(&self, name: &str, content: &[u8]) -> io::Result<bool> {
+        match self.place_unnamed(name, content) {
+            Err(Errno::EEXIST) => Ok(false),
+            // No unnamed files: EOPNOTSUPP by the file system, EISDIR by the kernel; ENOENT without /proc.
+            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => {
+                self.place_beside(name, content)
+            }
+            outcome => Ok(outcome.map(|()| true)?),
+        }
+    }
+
+    fn place_unnamed(&self, name: &str, content: &[u8]) -> nix::Result<()> {
+        let file = self.unnamed(content)?;
+        let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+        linkat(AT_FDCWD, source.as_str(), &self.fd, name, AtFlags::AT_SYMLINK_FOLLOW)
+    }
+
+    /// A file without a name, which is gone with its descriptor.
+    pub(crate) fn unnamed(&self, content: &[u8]) -> nix::Result<File> {
+        let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
+        let mut file = File::from(openat(&self.fd, ".", flags, Mode::from_bits_truncate(0o600))?);
+        match file.write_all(content) {
+            Ok(()) => Ok(file),
+            Err(error) => Err(error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)),
+        }
+    }
+
+    /// The same where files cannot be unnamed. The draft lies beside the directory and not in it, because the reference
+    /// would take it for a lease; it has one name, so that the next call clears up after one that was killed.
+    fn place_beside(&self, name: &str, content: &[u8]) -> io::Result<bool> {
+        let own = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let draft = format!("../.{own}.draft");
+        let linked = self.write(&draft, content).and_then(|()| {
+            match linkat(&self.fd, draft.as_str(), &self.fd, name, AtFlags::empty()) {
+                Err(Errno::EEXIST) => Ok(false),
+                outcome => Ok(outcome.map(|()| true)?),
+            }
+        });
+        self.remove(&draft)?;
+        linked
+    }
+
+    /// Replaces a file, or makes it: at every moment there is the old content or the new.
+    pub(crate) fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let draft = format!("{name}.new");
+        let renamed = self
+            .write(&draft, content)
+            .and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
+        if renamed.is_err() {
+            let _ = self.remove(&draft);
+        }
+        renamed
+    }
+
+    /// Removes a file; `false` if there is none.
+    pub(crate) fn remove(&self, name: &str) -> io::Result<bool> {
+        match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
+            Ok(()) => Ok(true),
+            Err(Errno::ENOENT) => Ok(false),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// The names of all files.
+    pub(crate) fn names(&self) -> io::Result<impl Iterator<Item = io::Result<String>>> {
+        let names = fs::read_dir(&self.path)?;
+        Ok(names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())))
+    }
+
+    /// When a name in the directory was last added or removed, or what [`Dir::mark`] said instead.
+    pub(crate) fn changed(&self) -> io::Result<Moment> {
+        let stat = self.stat()?;
+        // The types differ between C libraries and machines.
+        #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
+        Ok((stat.st_mtime.into(), stat.st_mtime_nsec.into()))
+    }
+
+    /// Sets the time that [`Dir::changed`] tells until something changes.
+    pub(crate) fn mark(&self, (seconds, nanoseconds): Moment) -> io::Result<()> {
+        #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
+        let moment = match (seconds.try_into(), nanoseconds.try_into()) {
+            (Ok(seconds), Ok(nanoseconds)) => TimeSpec::new(seconds, nanoseconds),
+            _ => return Err(Errno::EOVERFLOW.into()),
+        };
+        Ok(futimens(&self.fd, &TimeSpec::UTIME_OMIT, &moment)?)
+    }
+}
+
+/// Most files fit the first read, and a short one is the last.
+fn content(mut file: &File) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; 2048];
+    let length = file.read(&mut bytes)?;
+    bytes.truncate(length);
+    if length == 2048 {
+        file.take(LIMIT as u64).read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
+}

@@ -1,0 +1,264 @@
+//! What the lease files say, in a form that answers two questions without reading them all: which addresses does an
+//! attachment hold, and which address is free. It is only a hint: files are the truth, and losing it costs time only.
+//!
+//! It lies in `/run`, where the reference does not look and a reboot clears it, in a directory for each directory of
+//! leases. It consists of small pages, each with a digest at its head: buckets of `(owner, address)` pairs, and bitmaps
+//! of taken addresses.
+//!
+//! Is it current? The kernel stamps a directory with the time when a name comes or goes, but only as finely as its
+//! clock ticks. So whoever has brought the index up to date sets the directory's time itself, to a moment that has
+//! passed and that the kernel will not give again, and the index's own time to one that lies [`APART`] from it. If
+//! that is how the two still stand, nobody has added or removed a lease since, and nobody a page.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use log::debug;
+
+use crate::bitmap::{self, Bitmap};
+use crate::digest::digest;
+use crate::dir::{Dir, Moment};
+use crate::lease::Owner;
+use crate::range::Span;
+
+const HOME: &str = "/run/cni0/host-local";
+
+/// Seconds between the two directories' times: far more than pass between two changes that the kernel stamps.
+const APART: i64 = 1 << 20;
+
+const BUCKETS: u64 = 1024;
+
+/// A page that is not what this version wrote. The index has to be made anew.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+type Result<T> = std::result::Result<T, Broken>;
+
+/// The index of one directory of leases.
+#[derive(Debug, Default)]
+pub(crate) struct Index {
+    /// Where it is kept; `None` before it is kept anywhere.
+    home: Option<Dir>,
+    /// What is in `home` counts. Otherwise all there is to know is in `pages`.
+    current: bool,
+    pages: BTreeMap<String, Page>,
+}
+
+#[derive(Debug, Default)]
+struct Page {
+    bytes: Vec<u8>,
+    changed: bool,
+}
+
+/// One pair in a bucket: digest of the owner, and the address, IPv4 as mapped into IPv6.
+const PAIR: usize = 8 + 16;
+
+impl Index {
+    /// The index of `leases`, if there is one and it is current.
+    pub(crate) fn open(leases: &Dir) -> Option<Index> {
+        let home = Dir::open(&home(leases).ok()?).ok()??;
+        let current = is_apart(leases.changed().ok()?, home.changed().ok()?);
+        current.then(|| Index { home: Some(home), current, pages: BTreeMap::new() })
+    }
+
+    /// The addresses that `owner` holds, together with those of old records about the same container.
+    pub(crate) fn held_by(&mut self, owner: &Owner) -> Result<Vec<IpAddr>> {
+        let wanted = [owner.digest(), owner.bare().digest()];
+        let pairs = &self.bucket(owner)?.bytes;
+        let held = pairs.chunks_exact(PAIR).filter_map(|pair| {
+            let (owner, ip) = pair.split_first_chunk::<8>()?;
+            let ip = Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).to_canonical();
+            wanted.contains(&u64::from_le_bytes(*owner)).then_some(ip)
+        });
+        Ok(held.collect())
+    }
+
+    /// The first address in `spans` that is not taken.
+    pub(crate) fn first_free(&mut self, spans: &[Span]) -> Result<Option<IpAddr>> {
+        for span in spans {
+            let free = bitmap::first_free(*span, |base| {
+                let page = self.bitmap(base)?;
+                Ok(Bitmap::try_from(page.bytes.as_slice()).unwrap_or(bitmap::EMPTY))
+            })?;
+            if free.is_some() {
+                return Ok(free);
+            }
+        }
+        Ok(None)
+    }
+
+    /// `ip` is taken, by `owner` if that is known.
+    pub(crate) fn insert(&mut self, ip: IpAddr, owner: Option<&Owner>) -> Result<()> {
+        self.set_taken(ip, true)?;
+        let Some(owner) = owner else { return Ok(()) };
+        let pair = pair(ip, owner);
+        let page = self.bucket(owner)?;
+        if !page.bytes.chunks_exact(PAIR).any(|known| known == pair) {
+            page.bytes.extend(pair);
+            page.changed = true;
+        }
+        Ok(())
+    }
+
+    /// `ip` is free, and does not belong to `owner` any more.
+    pub(crate) fn remove(&mut self, ip: IpAddr, owner: &Owner) -> Result<()> {
+        self.set_taken(ip, false)?;
+        let pair = pair(ip, owner);
+        let page = self.bucket(owner)?;
+        page.bytes = page
+            .bytes
+            .chunks_exact(PAIR)
+            .filter(|known| *known != pair)
+            .flatten()
+            .copied()
+            .collect();
+        page.changed = true;
+        Ok(())
+    }
+
+    /// Keeps what has changed, and vouches for it. It is not worth failing for.
+    pub(crate) fn save(&mut self, leases: &Dir) {
+        let stale = !self.current || self.pages.values().any(|page| page.changed);
+        if stale && let Err(error) = self.try_save(leases) {
+            debug!("index of {:?} not kept: {error}", leases.path());
+        }
+    }
+
+    fn try_save(&mut self, leases: &Dir) -> io::Result<()> {
+        let home = match self.home.take() {
+            Some(home) => home,
+            None => Dir::create(&home(leases)?, 0o700)?,
+        };
+        if !self.current {
+            for name in home.names()? {
+                home.remove(&name?)?;
+            }
+        }
+        for (name, page) in self.pages.iter_mut().filter(|(_, page)| page.changed) {
+            let head = digest(&page.bytes).to_le_bytes();
+            home.write(name, &[&head, page.bytes.as_slice()].concat())?;
+            page.changed = false;
+        }
+        // A second ago: what the kernel stamps from now on is later.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
+        leases.mark((seconds - 1, now.subsec_nanos().into()))?;
+        // Read back, because not every file system keeps nanoseconds.
+        let (seconds, nanoseconds) = leases.changed()?;
+        home.mark((seconds - APART, nanoseconds))?;
+        (self.home, self.current) = (Some(home), true);
+        Ok(())
+    }
+
+    fn set_taken(&mut self, ip: IpAddr, taken: bool) -> Result<()> {
+        let page = self.bitmap(bitmap::base(ip))?;
+        page.bytes.resize(bitmap::EMPTY.len(), 0);
+        page.changed |= bitmap::set(&mut page.bytes, ip, taken);
+        Ok(())
+    }
+
+    fn bitmap(&mut self, base: IpAddr) -> Result<&mut Page> {
+        self.page(format!("taken-{base}"))
+    }
+
+    /// The bucket is found by the container alone, so that old records are in it too.
+    fn bucket(&mut self, owner: &Owner) -> Result<&mut Page> {
+        self.page(format!("held-{:03x}", owner.bare().digest() % BUCKETS))
+    }
+
+    fn page(&mut self, name: String) -> Result<&mut Page> {
+        match self.pages.entry(name) {
+            std::collections::btree_map::Entry::Occupied(page) => Ok(page.into_mut()),
+            std::collections::btree_map::Entry::Vacant(vacant) => {
+                let home = self.home.as_ref().filter(|_| self.current);
+                let kept = home
+                    .map(|home| home.read(vacant.key()))
+                    .transpose()
+                    .map_err(|_| Broken)?
+                    .flatten();
+                let bytes = kept.map_or(Ok(Vec::new()), |kept| verified(&kept))?;
+                Ok(vacant.insert(Page { bytes, changed: false }))
+            }
+        }
+    }
+}
+
+/// Where the index of `leases` is kept.
+fn home(leases: &Dir) -> io::Result<PathBuf> {
+    let stat = leases.stat()?;
+    Ok(PathBuf::from(format!("{HOME}/{:x}-{:x}", stat.st_dev, stat.st_ino)))
+}
+
+fn is_apart(leases: Moment, index: Moment) -> bool {
+    (leases.0.checked_sub(APART), leases.1) == (Some(index.0), index.1)
+}
+
+fn verified(kept: &[u8]) -> Result<Vec<u8>> {
+    let (head, bytes) = kept.split_first_chunk::<8>().ok_or(Broken)?;
+    if u64::from_le_bytes(*head) == digest(bytes) { Ok(bytes.to_vec()) } else { Err(Broken) }
+}
+
+fn pair(ip: IpAddr, owner: &Owner) -> [u8; PAIR] {
+    let ip = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    let mut pair = [0; PAIR];
+    let (head, tail) = pair.split_at_mut(8);
+    head.copy_from_slice(&owner.digest().to_le_bytes());
+    tail.copy_from_slice(&ip.octets());
+    pair
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holders_and_taken_addresses_come_and_go() {
+        let mut index = Index::default();
+        let (c1, c2) = (Owner::new("c1", "eth0"), Owner::new("c2", "eth0"));
+        let [a, b, c]: [IpAddr; 3] =
+            ["10.0.0.1", "fd00::1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
+        index.insert(a, Some(&c1)).unwrap();
+        index.insert(a, Some(&c1)).unwrap();
+        index.insert(b, Some(&c1.bare())).unwrap();
+        index.insert(c, Some(&c2)).unwrap();
+        assert_eq!(index.held_by(&c1).unwrap(), [a, b]);
+        assert_eq!(index.held_by(&Owner::new("c1", "eth1")).unwrap(), [b]);
+        let span = Span {
+            first: a,
+            last: "10.0.0.9".parse().unwrap(),
+            gateway: "10.0.0.3".parse().unwrap(),
+        };
+        assert_eq!(index.first_free(&[span]).unwrap(), Some("10.0.0.4".parse().unwrap()));
+        index.remove(a, &c1).unwrap();
+        assert_eq!(index.held_by(&c1).unwrap(), [b]);
+        assert_eq!(index.first_free(&[span]).unwrap(), Some(a));
+    }
+
+    #[test]
+    fn a_page_of_others_is_not_read() {
+        let page = |bytes: &[u8]| [&digest(bytes).to_le_bytes()[..], bytes].concat();
+        assert_eq!(verified(&page(b"abc")).unwrap(), b"abc");
+        let mut bad = page(b"abc");
+        bad.pop();
+        assert!(verified(&bad).is_err() && verified(b"").is_err() && verified(&[7; 32]).is_err());
+    }
+
+    #[test]
+    fn only_the_exact_distance_counts() {
+        assert!(is_apart((APART + 5, 7), (5, 7)));
+        for (leases, index) in [
+            ((5, 7), (5, 7)),
+            ((APART + 5, 8), (5, 7)),
+            ((APART + 6, 7), (5, 7)),
+            ((i64::MIN, 0), (0, 0)),
+        ] {
+            assert!(!is_apart(leases, index), "{leases:?} {index:?}");
+        }
+    }
+}

@@ -1,0 +1,351 @@
+//! The leases of one network: a file for each address, named after it. Having the store is having its lock.
+
+use std::collections::HashSet;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::SystemTime;
+
+use cni::{Code, Context, Error, Result};
+use log::{debug, warn};
+
+use crate::dir::Dir;
+use crate::index::{Broken, Index};
+use crate::lease::{self, Owner};
+use crate::lock::Lock;
+use crate::range::Span;
+
+/// The open, locked directory. The index is kept when it goes, just before the lock.
+#[derive(Debug)]
+pub(crate) struct Store {
+    dir: Dir,
+    /// `None` until somebody asks, if the one that was kept is of no use.
+    index: Option<Index>,
+    /// The index was made of the files by this very call.
+    surveyed: bool,
+    _lock: Lock,
+}
+
+/// What a lease's file says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Holder {
+    Owner(Owner),
+    /// It is empty or garbled: the address is free, whoever wants it removes the file.
+    Nobody,
+    /// It is no file: somebody means something by it.
+    Unknown,
+}
+
+/// A lease as it lies in the directory.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) ip: IpAddr,
+    pub(crate) holder: Holder,
+    /// When it was last written, renamed or handed over.
+    pub(crate) since: SystemTime,
+}
+
+impl Lease {
+    /// Was it written before `moment`? What is no lease never was.
+    pub(crate) fn is_older(&self, moment: SystemTime) -> bool {
+        self.holder != Holder::Unknown && self.since < moment
+    }
+}
+
+/// What an attachment holds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// By records that tell the interface.
+    pub(crate) exact: Vec<IpAddr>,
+    /// By old records of the container.
+    pub(crate) bare: Vec<IpAddr>,
+}
+
+impl Held {
+    pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> {
+        self.exact.iter().chain(&self.bare).copied()
+    }
+}
+
+impl Store {
+    /// Opens the directory `path`, which is made if need be.
+    pub(crate) fn create(path: &Path) -> Result<Store> {
+        // As often as that nobody removes a network while others are added to it.
+        for _ in 0..100 {
+            let dir = Dir::create(path, 0o755).trying(|| format!("make the directory {path:?}"))?;
+            if let Some(store) = Store::lock(dir)? {
+                return Ok(store);
+            }
+        }
+        Err(Error::new(
+            Code::TRY_LATER,
+            format!("the directory {path:?} is being removed again and again"),
+        ))
+    }
+
+    /// Opens the directory `path`; `None` if there is none.
+    pub(crate) fn open(path: &Path) -> Result<Option<Store>> {
+        match Dir::open(path).trying(|| format!("open the directory {path:?}"))? {
+            Some(dir) => Store::lock(dir),
+            None => Ok(None),
+        }
+    }
+
+    fn lock(dir: Dir) -> Result<Option<Store>> {
+        let lock = Lock::acquire(&dir)?;
+        let store = |lock| Store { index: Index::open(&dir), dir, surveyed: false, _lock: lock };
+        Ok(lock.map(store))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The addresses that `owner` holds. The index tells where to look, the files decide.
+    pub(crate) fn held_by(&mut self, owner: &Owner) -> Result<Held> {
+        loop {
+            let claimed = self.ask(|index| index.held_by(owner))?;
+            let mut held = Held::default();
+            for ip in &claimed {
+                match self.holder(*ip)? {
+                    Some(Holder::Owner(found)) if found == *owner => held.exact.push(*ip),
+                    Some(Holder::Owner(found)) if found == owner.bare() => held.bare.push(*ip),
+                    _ => {}
+                }
+            }
+            if self.surveyed || held.all().count() == claimed.len() {
+                return Ok(held);
+            }
+            debug!("index of {:?} is wrong about {owner}", self.path());
+            self.index = None;
+        }
+    }
+
+    /// The first address in `spans` that nobody holds, by the index.
+    pub(crate) fn first_free(&mut self, spans: &[Span]) -> Result<Option<IpAddr>> {
+        self.ask(|index| index.first_free(spans))
+    }
+
+    /// Gives `ip` to `owner`, unless somebody holds it: then tells who.
+    pub(crate) fn reserve(&mut self, ip: IpAddr, owner: &Owner) -> Result<Option<Holder>> {
+        let (name, record) = (ip.to_string(), owner.record());
+        let what = || format!("write the lease {:?}", self.dir.path().join(&name));
+        // Twice is enough under the lock; more often somebody changes it who does not take the lock.
+        for _ in 0..3 {
+            if self.dir.place(&name, record.as_bytes()).trying(what)? {
+                debug!("reserved {ip} for {owner}");
+                self.ask(|index| index.insert(ip, Some(owner)))?;
+                return Ok(None);
+            }
+            match self.holder(ip)? {
+                None => {}
+                Some(Holder::Nobody) => {
+                    warn!(
+                        "lease {:?} is empty or garbled, and so free",
+                        self.dir.path().join(&name)
+                    );
+                    self.dir.remove(&name).trying(what)?;
+                }
+                Some(holder) => {
+                    let owner = if let Holder::Owner(owner) = &holder { Some(owner) } else { None };
+                    self.ask(|index| index.insert(ip, owner))?;
+                    return Ok(Some(holder));
+                }
+            }
+        }
+        Err(Error::new(Code::TRY_LATER, format!("{}: it changes all the time", what())))
+    }
+
+    /// Takes `ip` from `owner`; nothing happens if it is not theirs.
+    pub(crate) fn release(&mut self, ip: IpAddr, owner: &Owner) -> Result<()> {
+        if self.holder(ip)? != Some(Holder::Owner(owner.clone())) {
+            return Ok(());
+        }
+        self.remove(ip)?;
+        self.ask(|index| index.remove(ip, owner))
+    }
+
+    fn remove(&self, ip: IpAddr) -> Result<()> {
+        let path = self.dir.path().join(ip.to_string());
+        self.dir.remove(&ip.to_string()).trying(|| format!("remove the lease {path:?}"))?;
+        debug!("released {ip}");
+        Ok(())
+    }
+
+    /// Removes the leases that `stale` tells, past those that cannot be removed; how many it removed, and the first
+    /// failure.
+    pub(crate) fn sweep(&mut self, stale: impl Fn(&Lease) -> bool) -> Result<usize> {
+        let mut doomed = Vec::new();
+        self.each(|lease| {
+            if stale(&lease) {
+                doomed.push(lease.ip);
+            }
+        })?;
+        let (mut removed, mut failure) = (0, None);
+        for ip in doomed {
+            match self.remove(ip) {
+                Ok(()) => removed += 1,
+                Err(error) => {
+                    warn!("{error:?}");
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+        if removed > 0 {
+            self.index = None;
+            self.ask(|_| Ok(()))?;
+        }
+        failure.map_or(Ok(removed), Err)
+    }
+
+    /// Reads all leases from their files, one by one: there may be many.
+    pub(crate) fn each(&self, mut then: impl FnMut(Lease)) -> Result<()> {
+        let what = || format!("read the directory {:?}", self.path());
+        for name in self.dir.names().trying(what)? {
+            let Some(ip) = lease::address(&name.trying(what)?) else { continue };
+            if let Some((holder, since)) = self.look(ip, true)? {
+                then(Lease { ip, holder, since });
+            }
+        }
+        Ok(())
+    }
+
+    fn holder(&self, ip: IpAddr) -> Result<Option<Holder>> {
+        Ok(self.look(ip, false)?.map(|(holder, _)| holder))
+    }
+
+    /// Reads one lease; when it was written only if that is `dated`, for it costs a call.
+    fn look(&self, ip: IpAddr, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
+        let name = ip.to_string();
+        let read = if dated {
+            self.dir.read_dated(&name)
+        } else {
+            self.dir.read(&name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
+        };
+        match read {
+            Ok(read) => Ok(read.map(|(content, since)| {
+                (Owner::parse(&content).map_or(Holder::Nobody, Holder::Owner), since)
+            })),
+            // A link, a directory, a socket.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)
+                ) =>
+            {
+                Ok(Some((Holder::Unknown, SystemTime::now())))
+            }
+            Err(error) => {
+                Err(error).trying(|| format!("read the lease {:?}", self.dir.path().join(name)))
+            }
+        }
+    }
+
+    /// The address that was last given out of range set `set`. What cannot be read counts for nothing.
+    pub(crate) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+        last_reserved(&self.dir, set).ok().flatten()
+    }
+
+    /// Remembers the address that was given out of range set `set`. Without it an address would only be used again
+    /// sooner, which is not worth failing for. Unlike upstream, which fails and keeps the lease.
+    pub(crate) fn set_last_reserved(&self, set: usize, ip: IpAddr) {
+        if let Err(error) = self.dir.replace(&pointer(set), ip.to_string().as_bytes()) {
+            warn!("write {:?}: {error}", self.dir.path().join(pointer(set)));
+        }
+    }
+
+    /// Asks the index, which is made anew if there is none or if it is broken.
+    fn ask<T>(&mut self, question: impl Fn(&mut Index) -> Result<T, Broken>) -> Result<T> {
+        loop {
+            let index = match &mut self.index {
+                Some(index) => index,
+                None => {
+                    let index = self.survey()?;
+                    self.surveyed = true;
+                    self.index.insert(index)
+                }
+            };
+            match question(index) {
+                Ok(answer) => return Ok(answer),
+                Err(Broken) => {
+                    debug!("index of {:?} is broken", self.path());
+                    self.index = None;
+                }
+            }
+        }
+    }
+
+    /// Makes an index of what the files say.
+    fn survey(&self) -> Result<Index> {
+        let what = || format!("read the directory {:?}", self.path());
+        let mut index = Index::default();
+        let mut count = 0;
+        for name in self.dir.names().trying(what)? {
+            let Some(ip) = lease::address(&name.trying(what)?) else { continue };
+            let inserted = match self.holder(ip)? {
+                Some(Holder::Owner(owner)) => index.insert(ip, Some(&owner)),
+                Some(Holder::Unknown) => index.insert(ip, None),
+                Some(Holder::Nobody) | None => Ok(()),
+            };
+            // It lies in memory alone, where nothing breaks.
+            debug_assert!(inserted.is_ok());
+            count += 1;
+        }
+        debug!("read {count} leases in {:?} for the index", self.path());
+        Ok(index)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        if let Some(index) = &mut self.index {
+            index.save(&self.dir);
+        }
+    }
+}
+
+fn pointer(set: usize) -> String {
+    format!("last_reserved_ip.{set}")
+}
+
+fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
+    let text = dir.read(&pointer(set))?.unwrap_or_default();
+    Ok(std::str::from_utf8(&text).ok().and_then(|text| cni::ip::parse_ip(text.trim()).ok()))
+}
+
+/// A look at the directory without its lock, for those who change nothing: is one of the next addresses of range set
+/// `set` free? `false` means that it takes a closer look.
+pub(crate) fn has_room(
+    dir: &Dir,
+    set: usize,
+    round: impl FnOnce(Option<IpAddr>) -> Vec<Span>,
+) -> io::Result<bool> {
+    const FEW: usize = 64;
+    let spans = round(last_reserved(dir, set)?);
+    for ip in spans.into_iter().flat_map(Span::addresses).take(FEW) {
+        if !dir.has(&ip.to_string())? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Attachments that are alive, for a sweep. Of their owners only the digests: should two have the same, a stale lease
+/// stays.
+#[derive(Debug)]
+pub(crate) struct Alive(HashSet<u64>);
+
+impl Alive {
+    pub(crate) fn new(owners: impl Iterator<Item = Owner>) -> Alive {
+        // An old record is alive with any interface of its container.
+        Alive(owners.flat_map(|owner| [owner.digest(), owner.bare().digest()]).collect())
+    }
+
+    pub(crate) fn has(&self, lease: &Lease) -> bool {
+        match &lease.holder {
+            Holder::Owner(owner) => self.0.contains(&owner.digest()),
+            Holder::Nobody => false,
+            Holder::Unknown => true,
+        }
+    }
+}
