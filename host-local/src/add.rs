@@ -16,30 +16,35 @@ use crate::{EXHAUSTED, boot};
 /// Reserves an address of each range set for `owner`.
 pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<Vec<IpConfig>> {
     let mut undo = Undo::new(Store::create(&config.dir)?);
-    let reserved =
-        config.sets.iter().zip(&config.wanted).enumerate().map(|(number, (set, wanted))| {
-            let order = Order { network, number, set, wanted: *wanted, owner };
-            let mut filled = order.fill(&mut undo)?;
-            if let Err(refusal) = &filled
-                && config.reclaim
-                && reclaim(undo.world())?
-            {
-                warn!("reclaimed leases of an earlier boot, because {refusal}");
-                filled = order.fill(&mut undo)?;
-            }
-            let ip = filled?;
-            let range = set.range_of(ip);
-            let address =
-                range.map_or_else(|| cni::ip::Cidr::host(ip), |range| range.with_prefix(ip));
-            Ok(IpConfig { address, gateway: range.map(|range| range.gateway()), interface: None })
-        });
-    match reserved.collect::<Result<Vec<_>>>() {
-        Ok(ips) => {
-            undo.commit();
-            Ok(ips)
+    let orders = config.sets.iter().zip(&config.wanted).enumerate();
+    let granted = orders.map(|(number, (set, wanted))| {
+        let order = Order { network, number, set, wanted: *wanted, owner };
+        let mut grant = order.fill(&mut undo)?;
+        if let Err(refusal) = &grant
+            && config.reclaim
+            && reclaim(undo.world())?
+        {
+            warn!("reclaimed leases of an earlier boot, because {refusal}");
+            grant = order.fill(&mut undo)?;
         }
-        Err(error) => Err(undo.roll_back(error)),
+        grant
+    });
+    let grants = match granted.collect::<Result<Vec<_>>>() {
+        Ok(grants) => grants,
+        Err(error) => return Err(undo.roll_back(error)),
+    };
+    for (number, grant) in grants.iter().enumerate().filter(|(_, grant)| grant.new) {
+        undo.world().set_last_reserved(number, grant.ip);
     }
+    undo.commit();
+    Ok(grants.iter().zip(&config.sets).map(|(grant, set)| set.describe(grant.ip)).collect())
+}
+
+/// An address for a container.
+struct Grant {
+    ip: IpAddr,
+    /// Reserved just now.
+    new: bool,
 }
 
 /// One address that has to be found.
@@ -53,28 +58,30 @@ struct Order<'a> {
 
 impl Order<'_> {
     /// Finds and reserves an address; the inner error tells why there is none.
-    fn fill(&self, undo: &mut Undo<'_, Store>) -> Result<Result<IpAddr>> {
+    fn fill(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
         // An old record of the container is a lease of this interface too.
         let held = undo.world().held_by(self.owner)?;
         let mut here = held.all().filter(|ip| self.set.contains(*ip));
         match (self.wanted, here.next()) {
             // Unlike upstream: who asks again for what they have, gets it.
-            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => Ok(Ok(wanted)),
+            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => {
+                Ok(Ok(Grant { ip: wanted, new: false }))
+            }
             (_, Some(other)) => Ok(Err(self.duplicate(other))),
             (Some(wanted), None) => Ok(match self.take(undo, wanted)? {
-                None => Ok(wanted),
+                None => Ok(Grant { ip: wanted, new: true }),
                 Some(holder) => Err(in_use(wanted, &holder)),
             }),
             (None, None) => self.any(undo),
         }
     }
 
-    fn any(&self, undo: &mut Undo<'_, Store>) -> Result<Result<IpAddr>> {
+    fn any(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
         let round = self.set.round(undo.world().last_reserved(self.number));
         // Each address that turns out to be taken is known to be from then on: the search ends.
         while let Some(ip) = undo.world().first_free(&round)? {
             if self.take(undo, ip)?.is_none() {
-                return Ok(Ok(ip));
+                return Ok(Ok(Grant { ip, new: true }));
             }
         }
         Ok(Err(exhausted(undo.world(), self.network, self.number, self.set)?))
@@ -87,8 +94,6 @@ impl Order<'_> {
         let holder = undo.world().reserve(ip, self.owner)?;
         if holder.is_some() {
             undo.forget_last();
-        } else {
-            undo.world().set_last_reserved(self.number, ip);
         }
         Ok(holder)
     }

@@ -146,7 +146,8 @@ fn place(call: &Call<'_>, data_dir: &str) -> Result<PathBuf> {
 /// A path that is given by `key`; empty means none.
 fn path(key: &str, text: &str) -> Result<Option<PathBuf>> {
     if text.contains('\0') {
-        return Err(Fault::value(format!("{text:?} is no path")).under(key).into());
+        let error = Error::from(Fault::value(format!("{text:?} is no path")).under(key));
+        return Err(error.details("a path holds no NUL"));
     }
     Ok(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from))
 }
@@ -215,27 +216,27 @@ fn faulty(key: &str, flaw: Flaw) -> Error {
     Error::from(Fault::value(flaw.what).under(key)).details(flaw.remedy)
 }
 
+const WISH: &str = "request an address such as 10.1.0.5 or 10.1.0.5/24";
+
 /// The addresses that are asked for, in the order of the reference, each once.
 fn wishes(call: &Call<'_>, args: &[String], runtime: &[String]) -> Result<Vec<IpAddr>> {
     let [variable] = Args::parse(call.args, ["IP"])?.values();
-    let mut wishes = Vec::new();
+    let mut wishes: Vec<IpAddr> = Vec::new();
+    let mut add = |ip| {
+        if !wishes.contains(&ip) {
+            wishes.push(ip)
+        }
+    };
     if let Some(text) = variable.filter(|text| !text.is_empty()) {
-        let ip = wish(text)
-            .map_err(|fault| Error::new(Code::ENVIRONMENT, format!("IP in CNI_ARGS: {fault}")))?;
-        wishes.push(ip);
+        let error = |why| Error::new(Code::ENVIRONMENT, format!("IP in CNI_ARGS: {why}"));
+        add(wish(text).map_err(|why| error(why).details(WISH))?);
     }
     for (key, texts) in [("args.cni.ips", args), ("runtimeConfig.ips", runtime)] {
         for (i, text) in texts.iter().enumerate() {
-            wishes.push(wish(text).map_err(|fault| fault.under(format!("{key}[{i}]")))?);
+            let error = |why: Fault| Error::from(why.under(format!("{key}[{i}]")));
+            add(wish(text).map_err(|why| error(why).details(WISH))?);
         }
     }
-    let mut seen = Vec::new();
-    wishes.retain(|ip| {
-        !seen.contains(ip) && {
-            seen.push(*ip);
-            true
-        }
-    });
     Ok(wishes)
 }
 

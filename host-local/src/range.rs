@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use cni::IpConfig;
 use cni::ip::{self, Cidr};
 
 /// What is wrong with a range, and what to do about it.
@@ -99,11 +100,6 @@ impl Range {
         all - u128::from(self.contains(self.gateway))
     }
 
-    /// `ip` with the prefix of the subnet.
-    pub(crate) fn with_prefix(&self, ip: IpAddr) -> Cidr {
-        Cidr::new(ip, self.subnet.prefix()).unwrap_or_else(|| Cidr::host(ip))
-    }
-
     pub(crate) fn gateway(&self) -> IpAddr {
         self.gateway
     }
@@ -152,6 +148,14 @@ impl RangeSet {
 
     pub(crate) fn contains(&self, ip: IpAddr) -> bool {
         self.range_of(ip).is_some()
+    }
+
+    /// `ip` as it stands in an answer: with the prefix and the gateway of its range.
+    pub(crate) fn describe(&self, ip: IpAddr) -> IpConfig {
+        let range = self.range_of(ip);
+        let address = range.and_then(|range| Cidr::new(ip, range.subnet.prefix()));
+        let gateway = range.map(|range| range.gateway);
+        IpConfig { address: address.unwrap_or_else(|| Cidr::host(ip)), gateway, interface: None }
     }
 
     /// How many addresses can be given out.

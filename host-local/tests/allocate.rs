@@ -1,0 +1,208 @@
+//! Which addresses ADD gives, and what its answers and refusals say.
+
+use std::fs;
+
+use cni::testing::Lab;
+use serde_json::json;
+
+use crate::support::{Net, ip};
+
+#[test]
+fn addresses_go_round_and_come_again_only_after_a_whole_round() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/29");
+    for (id, want) in [("a", 2), ("b", 3), ("c", 4)] {
+        assert_eq!(net.add(id), [ip(&format!("10.1.0.{want}"))]);
+    }
+    net.del("b");
+    assert_eq!(net.add("d"), [ip("10.1.0.5")]);
+    assert_eq!(net.add("e"), [ip("10.1.0.6")]);
+    assert_eq!(net.add("f"), [ip("10.1.0.3")]);
+    let error = net.call("ADD", "g").error(100);
+    let msg = error["msg"].as_str().unwrap();
+    for part in ["\"net\"", "10.1.0.1-10.1.0.6", "5 of 5", "oldest", "/var/lib/cni/networks/net"] {
+        assert!(msg.contains(part), "{part}: {msg}");
+    }
+    net.assert_tidy();
+}
+
+#[test]
+fn a_set_of_several_ranges_is_one_pool() {
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/30"}, {"subnet": "10.1.1.0/30"}]]));
+    assert_eq!(net.add("a"), [ip("10.1.0.2")]);
+    let second = net.call("ADD", "b").ok();
+    assert_eq!(second["ips"], json!([{"address": "10.1.1.2/30", "gateway": "10.1.1.1"}]));
+    net.call("ADD", "c").error(100);
+}
+
+#[test]
+fn each_set_gives_an_address_or_none_does() {
+    let lab = Lab::new();
+    let net = Net::new(
+        &lab,
+        json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/30"}]]),
+    );
+    assert_eq!(net.add("a"), [ip("10.1.0.2"), ip("fd00::2"), ip("10.2.0.2")]);
+    let before = net.leases();
+    net.call("ADD", "b").error(100);
+    assert_eq!(net.leases(), before, "what b had got was given back, what a has was not");
+    net.call("ADD", "a").error(999);
+    assert_eq!(net.leases(), before);
+}
+
+#[test]
+fn numbers_of_ipv6_that_fit_ipv4_stay_ipv6() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "::100:0/112");
+    assert_eq!(net.call("ADD", "a").ok()["ips"][0]["address"], "::100:2/112");
+    assert_eq!(net.add("b"), [ip("::100:3")]);
+}
+
+#[test]
+fn a_second_add_is_a_duplicate_unless_it_asks_for_what_it_has() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    let error = net.call("ADD", "a").error(999);
+    let msg = error["msg"].as_str().unwrap();
+    assert!(
+        msg.contains("duplicate allocation") && msg.contains("10.1.0.2") && msg.contains("\"a\""),
+        "{msg}"
+    );
+    let asking =
+        |id: &str, ip: &str| net.calling("ADD", id).env("CNI_ARGS", format!("IP={ip}")).run();
+    let before = net.files();
+    assert_eq!(asking("a", "10.1.0.2").ok()["ips"][0]["address"], "10.1.0.2/24");
+    let other = asking("a", "10.1.0.9").error(999);
+    assert!(other["msg"].as_str().unwrap().contains("duplicate allocation"));
+    let used = asking("b", "10.1.0.2").error(999);
+    let msg = used["msg"].as_str().unwrap();
+    assert!(msg.contains("10.1.0.2") && msg.contains("\"a\"") && msg.contains("\"eth0\""), "{msg}");
+    assert_eq!(net.files(), before, "none of them changed anything");
+}
+
+#[test]
+fn a_failed_repetition_leaves_what_was_held() {
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
+    net.add("a");
+    let before = net.leases();
+    // The first set is satisfied by what a holds, the second one is a duplicate.
+    net.calling("ADD", "a").env("CNI_ARGS", "IP=10.1.0.2").run().error(999);
+    assert_eq!(net.leases(), before);
+}
+
+#[test]
+fn wishes_come_from_three_places() {
+    let lab = Lab::new();
+    let net = Net::new(
+        &lab,
+        json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/24"}]]),
+    );
+    let net = net.with("/runtimeConfig", json!({"ips": ["10.2.0.77/24", "10.1.0.7"]}));
+    let net = net.with("/args", json!({"cni": {"ips": ["fd00::77/64"]}}));
+    let got =
+        net.calling("ADD", "a").env("CNI_ARGS", "IgnoreUnknown=1;K8S=x;IP=10.1.0.7/8").run().ok();
+    let want = ["10.1.0.7/24", "fd00::77/64", "10.2.0.77/24"];
+    assert_eq!(
+        got["ips"].as_array().unwrap().iter().map(|ip| &ip["address"]).collect::<Vec<_>>(),
+        want
+    );
+    assert_eq!(fs::read_to_string(net.dir().join("last_reserved_ip.2")).unwrap(), "10.2.0.77");
+    net.del("a");
+    assert!(net.leases().is_empty());
+}
+
+#[test]
+fn ranges_of_the_runtime_come_first_and_the_legacy_one_before_the_list() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.3.0.0/24")
+        .with("/ipam/subnet", json!("10.2.0.0/24"))
+        .with("/ipam/rangeStart", json!("10.2.0.10"))
+        .with("/ipam/rangeEnd", json!("10.2.0.20"))
+        .with("/ipam/gateway", json!("10.2.0.254"))
+        .with("/runtimeConfig", json!({"ipRanges": [[{"subnet": "10.1.0.0/24"}]]}));
+    let got = net.call("ADD", "a").ok();
+    assert_eq!(
+        got["ips"],
+        json!([
+            {"address": "10.1.0.2/24", "gateway": "10.1.0.1"},
+            {"address": "10.2.0.10/24", "gateway": "10.2.0.254"},
+            {"address": "10.3.0.2/24", "gateway": "10.3.0.1"},
+        ])
+    );
+}
+
+#[test]
+fn routes_and_dns_are_handed_on() {
+    let lab = Lab::new();
+    let resolv = lab.dir().join("resolv.conf");
+    fs::write(&resolv, "nameserver 10.0.0.1\nsearch a b\n").unwrap();
+    let routes = json!([{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.9", "mtu": 1400, "advmss": 1300,
+                         "priority": 5, "table": 0, "scope": 253}]);
+    let net = Net::of(&lab, "10.1.0.0/24")
+        .with("/ipam/routes", routes.clone())
+        .with("/ipam/resolvConf", json!(resolv));
+    let got = net.call("ADD", "a").ok();
+    assert_eq!(got["routes"], routes);
+    assert_eq!(got["dns"], json!({"nameservers": ["10.0.0.1"], "search": ["a", "b"]}));
+    let missing = net.with("/ipam/resolvConf", json!("/nowhere/resolv.conf"));
+    let error = missing.call("ADD", "b").error(5);
+    assert!(error["msg"].as_str().unwrap().contains("/nowhere/resolv.conf"));
+    let endless = net.with("/ipam/resolvConf", json!("/dev/zero")).call("ADD", "b").error(7);
+    assert!(endless["msg"].as_str().unwrap().contains("/dev/zero"));
+    assert_eq!(net.leases().len(), 1);
+}
+
+#[test]
+fn answers_have_the_shape_of_their_version() {
+    let lab = Lab::new();
+    for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
+        let net = net.with("/cniVersion", json!(version));
+        let got = net.call("ADD", version).ok();
+        assert_eq!(got["cniVersion"], version);
+        match version {
+            "0.1.0" | "0.2.0" => {
+                assert!(got["ip4"]["ip"].as_str().unwrap().starts_with("10.1.0."), "{got}");
+                assert!(got["ip6"]["ip"].as_str().unwrap().starts_with("fd00::"), "{got}");
+            }
+            "1.0.0" | "1.1.0" => assert!(got["ips"][1].get("version").is_none(), "{got}"),
+            _ => assert_eq!(got["ips"][1]["version"], "6", "{got}"),
+        }
+        net.del(version);
+    }
+}
+
+#[test]
+fn check_looks_at_what_is_held_and_at_the_answer_of_add() {
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
+    net.call("CHECK", "a").error(999);
+    assert!(!net.dir().exists(), "a look makes nothing");
+    let answer = net.call("ADD", "a").ok();
+    let checked = net.with("/prevResult", answer);
+    checked.call("CHECK", "a").ok();
+    checked.call("CHECK", "b").error(999);
+    fs::remove_file(net.dir().join("fd00::2")).unwrap();
+    net.call("CHECK", "a").ok();
+    let error = checked.call("CHECK", "a").error(999);
+    assert!(error["msg"].as_str().unwrap().contains("fd00::2"), "{error}");
+}
+
+#[test]
+fn empty_and_garbled_leases_are_free() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/29");
+    net.add("a");
+    fs::write(net.dir().join("10.1.0.3"), "").unwrap();
+    fs::write(net.dir().join("10.1.0.4"), [0; 8]).unwrap();
+    fs::create_dir(net.dir().join("10.1.0.5")).unwrap();
+    let outcome = net.calling("ADD", "b").env("CNI_LOG", "warn").run();
+    assert_eq!(outcome.ok()["ips"][0]["address"], "10.1.0.3/29");
+    assert!(outcome.stderr.contains("10.1.0.3"), "it is logged: {}", outcome.stderr);
+    let asked = net.calling("ADD", "c").env("CNI_ARGS", "IP=10.1.0.4").run();
+    assert_eq!(asked.ok()["ips"][0]["address"], "10.1.0.4/29");
+    assert_eq!(net.add("d"), [ip("10.1.0.6")], "what is no file is not touched");
+}

@@ -1,0 +1,119 @@
+//! Many processes at once on one directory: no address twice, none lost, and the disk equals the answers.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use cni::testing::{Lab, reference};
+use serde_json::json;
+
+use crate::support::{Net, addresses};
+
+/// Runs `job` for each number below `count`, `width` at a time.
+fn at_once(count: usize, width: usize, job: impl Fn(usize) + Sync) {
+    let next = AtomicUsize::new(0);
+    let work = || {
+        loop {
+            match next.fetch_add(1, Ordering::Relaxed) {
+                n if n < count => job(n),
+                _ => return,
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..width {
+            scope.spawn(work);
+        }
+    });
+}
+
+/// The disk must say what the answers said.
+#[track_caller]
+fn assert_equal(net: &Net<'_>, answers: &BTreeMap<IpAddr, String>) {
+    let want: BTreeMap<IpAddr, String> =
+        answers.iter().map(|(ip, id)| (*ip, format!("{id}\r\neth0"))).collect();
+    assert_eq!(net.leases(), want);
+    net.assert_tidy();
+}
+
+#[test]
+fn three_hundred_at_once() {
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/22"}], [{"subnet": "fd00::/64"}]]));
+    let answers = Mutex::new(BTreeMap::new());
+    at_once(300, 300, |n| {
+        let id = format!("c{n}");
+        for ip in net.add(&id) {
+            assert_eq!(
+                answers.lock().unwrap().insert(ip, id.clone()),
+                None,
+                "{ip} was given twice"
+            );
+        }
+    });
+    let mut answers = answers.into_inner().unwrap();
+    assert_eq!(answers.len(), 600);
+    assert_equal(&net, &answers);
+    at_once(200, 200, |n| net.del(&format!("c{n}")));
+    answers.retain(|_, id| id[1..].parse::<usize>().unwrap() >= 200);
+    assert_equal(&net, &answers);
+}
+
+#[test]
+fn a_pool_that_is_just_large_enough_is_enough() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/26");
+    at_once(61, 61, |n| drop(net.add(&format!("c{n}"))));
+    assert_eq!(net.leases().len(), 61);
+    net.call("ADD", "more").error(100);
+}
+
+/// Adds and releases in turns, by one or by both programs; half of the containers stay.
+fn churn(net: &Net<'_>, reference: Option<&Path>) {
+    let answers = Mutex::new(BTreeMap::new());
+    let call = |n: usize, command: &str, id: &str| match reference.filter(|_| n % 2 == 1) {
+        Some(path) => net.reference(path, command, id).run().ok(),
+        None => net.call(command, id).ok(),
+    };
+    at_once(120, 12, |n| {
+        let id = format!("c{n}");
+        let got = addresses(&call(n, "ADD", &id));
+        for ip in &got {
+            assert_eq!(
+                answers.lock().unwrap().insert(*ip, id.clone()),
+                None,
+                "{ip} was given twice"
+            );
+        }
+        if n % 4 < 2 {
+            // Before the DEL: after it the address may belong to another.
+            answers.lock().unwrap().retain(|_, owner| *owner != id);
+            // The other program releases what one has given.
+            call(n + 1, "DEL", &id);
+        }
+        if n % 30 == 0 {
+            let all: Vec<String> = (0..120).map(|n| format!("c{n}")).collect();
+            net.gc(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        }
+    });
+    assert_equal(net, &answers.into_inner().unwrap());
+}
+
+#[test]
+fn ours_add_release_and_collect_side_by_side() {
+    let lab = Lab::new();
+    churn(&Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]])), None);
+}
+
+#[test]
+fn ours_and_the_references_side_by_side() {
+    let test = "concurrency::ours_and_the_references_side_by_side";
+    let Some(reference) = reference("host-local", test) else { return };
+    let lab = Lab::new();
+    churn(
+        &Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]])),
+        Some(&reference),
+    );
+}

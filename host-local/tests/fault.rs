@@ -1,0 +1,226 @@
+//! A call that is killed, or that the kernel refuses something, at every one of its system calls.
+
+use std::collections::HashMap;
+use std::fs;
+
+use cni::testing::{Calling, Lab, Outcome};
+use serde_json::{Value, json};
+
+use crate::support::{Net, addresses};
+
+/// One system call of a run: the how-manieth of its name, and its text.
+struct Step {
+    name: String,
+    count: usize,
+    text: String,
+}
+
+/// The system calls of a call, from where it has read its configuration.
+fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
+    let trace = lab.dir().join("steps");
+    call.strace(&["-o", trace.to_str().unwrap()]).run().ok();
+    let text = fs::read_to_string(&trace).unwrap();
+    let mut counts: HashMap<String, usize> = HashMap::new();
+    let mut steps = Vec::new();
+    for line in text.lines() {
+        let Some((name, rest)) = line
+            .split_once('(')
+            .filter(|(name, _)| name.chars().all(|c| c.is_alphanumeric() || c == '_'))
+        else {
+            continue;
+        };
+        let count = counts.entry(name.to_owned()).or_default();
+        *count += 1;
+        steps.push(Step { name: name.to_owned(), count: *count, text: rest.to_owned() });
+    }
+    let from =
+        steps.iter().position(|step| step.name == "read" && step.text.starts_with("0, ")).unwrap();
+    steps.drain(..from);
+    steps
+}
+
+/// Runs `call` with something injected at `step`; it must have been.
+fn inject(lab: &Lab, call: Calling, step: &Step, what: &str) -> Outcome {
+    let trace = lab.dir().join("inject");
+    let rule = format!("inject={}:{what}:when={}", step.name, step.count);
+    let only = format!("trace={}", step.name);
+    let outcome = call.strace(&["-o", trace.to_str().unwrap(), "-e", &only, "-e", &rule]).run();
+    let text = fs::read_to_string(&trace).unwrap();
+    let injected = if what.starts_with("signal") { "SIGKILL" } else { "INJECTED" };
+    assert!(
+        text.contains(injected),
+        "nothing was injected at {} {}: {text}",
+        step.name,
+        step.count
+    );
+    outcome
+}
+
+fn dual(lab: &Lab) -> Net<'_> {
+    Net::new(lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]))
+}
+
+#[test]
+fn killed_anywhere_in_add_nothing_is_lost() {
+    let lab = Lab::new();
+    let net = dual(&lab);
+    net.add("other");
+    let others = net.leases();
+    // A network that exists, and one that has to be made.
+    for name in ["net", "fresh"] {
+        let net = net.with("/name", json!(name));
+        let remove = || {
+            if name == "fresh" {
+                lab.sh("rm -rf /var/lib/cni/networks/fresh")
+            } else {
+                String::new()
+            }
+        };
+        let plan = steps(&lab, net.calling("ADD", "a"));
+        net.del("a");
+        for step in plan {
+            remove();
+            inject(&lab, net.calling("ADD", "a"), &step, "signal=KILL");
+            for content in net.leases().into_values().filter(|content| content != "other\r\neth0") {
+                assert_eq!(content, "a\r\neth0", "killed at {}({}", step.name, step.text);
+            }
+            net.del("a");
+            assert_eq!(net.leases(), if name == "net" { others.clone() } else { net.leases() });
+            assert!(
+                !net.leases().values().any(|content| content.starts_with('a')),
+                "killed at {}({}",
+                step.name,
+                step.text
+            );
+            assert_eq!(net.add("b").len(), 2);
+            net.del("b");
+            net.call("CHECK", "b").error(999);
+            let stray = fs::read_dir(net.dir()).unwrap().filter(|entry| {
+                entry.as_ref().unwrap().file_name().to_string_lossy().ends_with(".new")
+            });
+            assert_eq!(stray.count(), 0, "killed at {}({}", step.name, step.text);
+        }
+    }
+}
+
+#[test]
+fn killed_anywhere_in_del_it_can_be_repeated() {
+    let lab = Lab::new();
+    let net = dual(&lab);
+    net.add("other");
+    let others = net.leases();
+    net.add("a");
+    for step in steps(&lab, net.calling("DEL", "a")) {
+        net.add("a");
+        inject(&lab, net.calling("DEL", "a"), &step, "signal=KILL");
+        net.del("a");
+        assert_eq!(net.leases(), others, "killed at {}({}", step.name, step.text);
+        net.call("CHECK", "a").error(999);
+        net.assert_tidy();
+    }
+}
+
+const ERRORS: [&str; 5] = ["ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE"];
+
+/// Calls about files, but for the answer itself: nobody can be told that it cannot be told.
+fn is_about_files(step: &Step) -> bool {
+    let names = [
+        "openat",
+        "read",
+        "write",
+        "flock",
+        "statx",
+        "newfstatat",
+        "fstat",
+        "linkat",
+        "renameat",
+        "unlinkat",
+        "utimensat",
+        "mkdir",
+        "getdents64",
+        "faccessat",
+        "faccessat2",
+    ];
+    names.contains(&step.name.as_str()) && !(step.name == "write" && step.text.starts_with("1, "))
+}
+
+/// A refused call ends with one CNI error.
+fn assert_error(outcome: &Outcome, step: &Step) {
+    let error: Value = serde_json::from_str(&outcome.stdout)
+        .unwrap_or_else(|e| panic!("{e} at {}({}: {outcome:?}", step.name, step.text));
+    assert!(error["code"].is_u64() && error["msg"].is_string(), "{error}");
+}
+
+#[test]
+fn refused_anything_add_succeeds_or_leaves_nothing() {
+    let lab = Lab::new();
+    let net = dual(&lab);
+    net.add("other");
+    let plan = steps(&lab, net.calling("ADD", "a"));
+    net.del("a");
+    let others = net.leases();
+    for step in plan.iter().filter(|step| is_about_files(step)) {
+        for error in ERRORS {
+            let at = format!("{error} at {}({}", step.name, step.text);
+            let outcome = inject(&lab, net.calling("ADD", "a"), step, &format!("error={error}"));
+            if outcome.status == Some(0) {
+                let mut want = others.clone();
+                want.extend(
+                    addresses(&outcome.ok()).into_iter().map(|ip| (ip, "a\r\neth0".to_owned())),
+                );
+                assert_eq!(net.leases(), want, "{at}");
+            } else {
+                assert_error(&outcome, step);
+                assert_eq!(net.leases(), others, "{at}");
+            }
+            net.assert_tidy();
+            net.del("a");
+            assert_eq!(net.leases(), others, "{at}");
+        }
+    }
+    assert_eq!(net.add("a").len(), 2);
+}
+
+#[test]
+fn refused_anything_del_succeeds_or_can_be_repeated() {
+    let lab = Lab::new();
+    let net = dual(&lab);
+    net.add("other");
+    let others = net.leases();
+    net.add("a");
+    let plan = steps(&lab, net.calling("DEL", "a"));
+    for step in plan.iter().filter(|step| is_about_files(step)) {
+        for error in ERRORS {
+            let at = format!("{error} at {}({}", step.name, step.text);
+            net.add("a");
+            let outcome = inject(&lab, net.calling("DEL", "a"), step, &format!("error={error}"));
+            if outcome.status == Some(0) {
+                assert_eq!(net.leases(), others, "{at}");
+            } else {
+                assert_error(&outcome, step);
+            }
+            net.del("a");
+            assert_eq!(net.leases(), others, "{at}");
+        }
+    }
+}
+
+#[test]
+fn where_files_cannot_be_unnamed_leases_are_written_beside() {
+    let lab = Lab::new();
+    let net = dual(&lab);
+    net.add("other");
+    let plan = steps(&lab, net.calling("ADD", "a"));
+    net.del("a");
+    let unnamed = plan.iter().find(|step| step.text.contains("O_TMPFILE")).unwrap();
+    let outcome = inject(&lab, net.calling("ADD", "a"), unnamed, "error=EOPNOTSUPP");
+    assert_eq!(addresses(&outcome.ok()).len(), 2);
+    net.call("CHECK", "a").ok();
+    net.assert_tidy();
+    let linked = plan.iter().find(|step| step.name == "linkat").unwrap();
+    assert_eq!(
+        addresses(&inject(&lab, net.calling("ADD", "b"), linked, "error=ENOENT").ok()).len(),
+        2
+    );
+    net.assert_tidy();
+}

@@ -1,0 +1,153 @@
+//! The index is a hint: whatever happens to it, answers stay right.
+
+use std::fs;
+
+use cni::testing::{Lab, reference};
+use serde_json::json;
+
+use crate::support::{Net, ip, names};
+
+/// Adds, looks, releases; every answer is compared with what must come.
+fn exercise(net: &Net<'_>, spoil: impl Fn(&Net<'_>)) {
+    net.gc(&[]);
+    fs::write(net.dir().join("last_reserved_ip.0"), "10.1.0.1").unwrap();
+    assert_eq!(net.add("a"), [ip("10.1.0.2")]);
+    spoil(net);
+    net.call("ADD", "a").error(999);
+    spoil(net);
+    assert_eq!(net.add("b"), [ip("10.1.0.3")]);
+    spoil(net);
+    net.call("CHECK", "b").ok();
+    spoil(net);
+    net.del("a");
+    assert_eq!(net.leases().into_values().collect::<Vec<_>>(), ["b\r\neth0"]);
+    spoil(net);
+    net.call("CHECK", "a").error(999);
+    spoil(net);
+    net.call("STATUS", "x").ok();
+    spoil(net);
+    net.del("b");
+    assert!(net.leases().is_empty());
+    net.assert_tidy();
+}
+
+/// Changes every page without the directory's time telling of it.
+fn spoil_pages(net: &Net<'_>, spoil: impl Fn(Vec<u8>) -> Vec<u8>) {
+    let Some(index) = net.index() else { return };
+    for name in names(&index) {
+        let path = index.join(name);
+        fs::write(&path, spoil(fs::read(&path).unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn a_lost_or_damaged_index_costs_time_only() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("x");
+    exercise(&net, |_| ());
+    exercise(&net, |net| net.index().iter().for_each(|index| fs::remove_dir_all(index).unwrap()));
+    exercise(&net, |net| {
+        let Some(index) = net.index() else { return };
+        names(&index).iter().for_each(|name| fs::remove_file(index.join(name)).unwrap());
+    });
+    exercise(&net, |net| spoil_pages(net, |_| Vec::new()));
+    exercise(&net, |net| spoil_pages(net, |bytes| bytes[..bytes.len() / 2].to_vec()));
+    exercise(&net, |net| spoil_pages(net, |bytes| vec![0xa5; bytes.len()]));
+    exercise(&net, |net| spoil_pages(net, |_| vec![0; 1032]));
+    // Another layout would have another digest at its head.
+    exercise(&net, |net| {
+        spoil_pages(net, |mut bytes| {
+            bytes[0] ^= 1;
+            bytes
+        })
+    });
+}
+
+#[test]
+fn an_index_that_cannot_be_kept_is_done_without() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    fs::write("/run/cni0", "in the way").unwrap();
+    net.add("x");
+    exercise(&net, |_| ());
+    assert_eq!(fs::read_to_string("/run/cni0").unwrap(), "in the way");
+}
+
+#[test]
+fn changes_of_others_are_noticed_at_once() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    // Again and again, because a clock that ticks slowly hides a change only sometimes.
+    for turn in 0..40 {
+        assert_eq!(net.add("a").len(), 1);
+        fs::write(net.dir().join("10.1.0.200"), "foreign\r\neth0").unwrap();
+        net.call("ADD", "foreign").error(999);
+        net.call("CHECK", "foreign").ok();
+        net.del("foreign");
+        assert_eq!(net.leases().len(), 1, "turn {turn}");
+        fs::remove_file(net.dir().join(net.leases().keys().next().unwrap().to_string())).unwrap();
+        net.call("CHECK", "a").error(999);
+        net.del("a");
+    }
+}
+
+#[test]
+fn a_lease_that_was_rewritten_in_place_is_believed_not_the_index() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    fs::write(net.dir().join("10.1.0.2"), "b\r\neth0").unwrap();
+    net.del("a");
+    assert_eq!(net.leases().len(), 1);
+    net.del("b");
+    assert!(net.leases().is_empty());
+}
+
+#[test]
+fn what_the_reference_does_between_two_calls_is_seen() {
+    let test = "index::what_the_reference_does_between_two_calls_is_seen";
+    let Some(reference) = reference("host-local", test) else { return };
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
+    for turn in 0..10 {
+        net.add("ours");
+        net.reference(&reference, "ADD", "theirs").run().ok();
+        net.call("CHECK", "theirs").ok();
+        net.call("ADD", "theirs").error(999);
+        net.reference(&reference, "CHECK", "ours").run().ok();
+        net.reference(&reference, "DEL", "ours").run().ok();
+        net.call("CHECK", "ours").error(999);
+        net.del("theirs");
+        assert!(net.leases().is_empty(), "turn {turn}");
+    }
+}
+
+#[test]
+fn a_steady_index_is_used_and_not_made_again() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/16");
+    for n in 0..50 {
+        net.add(&format!("c{n}"));
+    }
+    let trace = lab.dir().join("trace");
+    for (command, id) in [
+        ("ADD", "new"),
+        ("CHECK", "c7"),
+        ("DEL", "c7"),
+        ("DEL", "c7"),
+        ("DEL", "nobody"),
+        ("STATUS", "x"),
+    ] {
+        let call = net.calling(command, id).strace(&[
+            "-f",
+            "-e",
+            "trace=getdents64",
+            "-o",
+            trace.to_str().unwrap(),
+        ]);
+        call.run().ok();
+        let listed = fs::read_to_string(&trace).unwrap();
+        assert!(!listed.contains("getdents64"), "{command} {id} read the directory: {listed}");
+    }
+}

@@ -1,0 +1,178 @@
+//! DEL, GC and STATUS: commands that need little and must work with less.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use cni::testing::{Calling, Lab};
+use serde_json::json;
+
+use crate::support::{DATA, Net, ip};
+
+#[test]
+fn del_needs_neither_ranges_nor_a_directory() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.del("a");
+    assert!(!std::path::Path::new(DATA).exists(), "DEL makes nothing");
+    assert!(!std::path::Path::new("/run/cni0").exists());
+    for broken in [json!([[{"subnet": "nonsense"}]]), json!("nonsense"), json!(null), json!([])] {
+        net.add("a");
+        net.with("/ipam/ranges", broken.clone()).del("a");
+        assert!(net.leases().is_empty(), "{broken}");
+    }
+    net.add("a");
+    net.with("/args", json!({"cni": {"ips": [null]}}))
+        .calling("DEL", "a")
+        .env("CNI_ARGS", "x")
+        .run()
+        .ok();
+    assert!(net.leases().is_empty());
+    net.with("/ipam/dataDir", json!(5)).call("DEL", "a").error(6);
+}
+
+#[test]
+fn del_twice_succeeds_and_touches_nobody_else() {
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
+    net.add("a");
+    net.add("b");
+    net.calling("ADD", "a").env("CNI_IFNAME", "net1").run().ok();
+    net.del("a");
+    net.del("a");
+    let left: Vec<String> = net.leases().into_values().collect();
+    assert_eq!(left, ["b\r\neth0", "a\r\nnet1", "b\r\neth0", "a\r\nnet1"]);
+    assert_eq!(net.files()["last_reserved_ip.0"], "10.1.0.4");
+}
+
+#[test]
+fn files_that_are_no_addresses_are_nobodys_lease() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    for name in ["notes", "10.1.0.9.bak", "last_reserved_ip.7"] {
+        fs::write(net.dir().join(name), "a\r\neth0").unwrap();
+    }
+    fs::create_dir(net.dir().join("sub")).unwrap();
+    fs::write(net.dir().join("sub/10.1.0.8"), "a\r\neth0").unwrap();
+    symlink("notes", net.dir().join("10.1.0.7")).unwrap();
+    net.del("a");
+    net.gc(&[]);
+    for name in ["notes", "10.1.0.9.bak", "last_reserved_ip.7", "sub/10.1.0.8", "10.1.0.7"] {
+        assert!(net.dir().join(name).exists(), "{name}");
+    }
+    assert!(!net.dir().join("10.1.0.2").exists());
+}
+
+#[test]
+fn gc_keeps_what_is_valid_and_frees_the_rest() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    for id in ["a", "b", "c", "d"] {
+        net.add(id);
+    }
+    fs::write(net.dir().join("10.1.0.99"), "").unwrap();
+    fs::write(net.dir().join("10.1.0.98"), "b").unwrap();
+    fs::write(net.dir().join("10.1.0.97"), "gone").unwrap();
+    net.call("GC", "x").error(7);
+    assert_eq!(net.leases().len(), 7, "without a list nothing is freed");
+    net.with("/ipam/ranges", json!("broken")).gc(&["b", "d", "unknown"]);
+    let left: Vec<String> = net.leases().into_values().collect();
+    assert_eq!(left, ["b\r\neth0", "d\r\neth0", "b"]);
+    assert_eq!(net.add("e"), [ip("10.1.0.6")]);
+    net.gc(&[]);
+    assert!(net.leases().is_empty());
+    assert!(net.files().contains_key("lock") && net.files().contains_key("last_reserved_ip.0"));
+    net.with("/name", json!("unheard-of")).gc(&[]);
+    assert!(!net.dir().with_file_name("unheard-of").exists());
+}
+
+#[test]
+fn status_tells_when_a_set_is_full() {
+    let lab = Lab::new();
+    let net = Net::new(&lab, json!([[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/29"}]]));
+    net.call("STATUS", "x").ok();
+    assert!(!std::path::Path::new(DATA).exists(), "STATUS makes nothing");
+    for id in ["a", "b", "c", "d", "e"] {
+        net.call("STATUS", "x").ok();
+        net.add(id);
+    }
+    let error = net.call("STATUS", "x").error(50);
+    let msg = error["msg"].as_str().unwrap();
+    assert!(msg.contains("range set 1") && msg.contains("5 of 5"), "{msg}");
+    net.del("c");
+    net.call("STATUS", "x").ok();
+}
+
+#[test]
+fn status_tells_when_nothing_can_be_written() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/29");
+    fs::create_dir_all("/run/data").unwrap();
+    lab.sh("mount -t tmpfs -o size=64k none /run/data");
+    let net = net.with("/ipam/dataDir", json!("/run/data/networks"));
+    net.call("STATUS", "x").ok();
+    lab.sh("mount -o remount,ro /run/data");
+    let error = net.call("STATUS", "x").error(50);
+    assert!(error["msg"].as_str().unwrap().contains("/run/data"), "{error}");
+    net.call("ADD", "a").error(5);
+    lab.sh("mount -o remount,rw /run/data; head -c 1m /dev/zero > /run/data/full || true");
+    net.call("STATUS", "x").error(50);
+    net.call("ADD", "a").error(5);
+    lab.sh("rm /run/data/full");
+    net.call("STATUS", "x").ok();
+    net.call("ADD", "a").ok();
+    let file = net.with("/ipam/dataDir", json!("/etc/hostname"));
+    file.call("STATUS", "x").error(50);
+    file.call("ADD", "a").error(5);
+}
+
+#[test]
+fn a_full_disk_leaves_no_half_lease() {
+    let lab = Lab::new();
+    fs::create_dir_all("/run/data").unwrap();
+    lab.sh("mount -t tmpfs -o size=64k none /run/data");
+    let net = Net::of(&lab, "10.1.0.0/24").with("/ipam/dataDir", json!("/run/data"));
+    let first = net.call("ADD", "a").ok();
+    assert_eq!(first["ips"][0]["address"], "10.1.0.2/24");
+    lab.sh("head -c 1m /dev/zero > /run/data/full || true");
+    let before = crate::support::files(std::path::Path::new("/run/data/net"));
+    let error = net.call("ADD", "b").error(5);
+    assert!(error["msg"].as_str().unwrap().contains("No space left"), "{error}");
+    assert_eq!(crate::support::files(std::path::Path::new("/run/data/net")), before);
+    net.del("a");
+    lab.sh("rm /run/data/full");
+    net.call("ADD", "b").ok();
+}
+
+#[test]
+fn leases_of_an_earlier_boot_are_reclaimed_only_if_asked_for_and_only_when_needed() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/29");
+    for id in ["a", "b", "c", "d"] {
+        net.add(id);
+    }
+    // The machine is said to have been started in the future; the kernel is not asked.
+    fs::write("/run/stat", "cpu 1\nbtime 4102444800\n").unwrap();
+    let reboot = || lab.sh("mount --bind /run/stat /proc/stat");
+    let asking = net.with("/ipam/reclaimAfterReboot", json!(true));
+    assert_eq!(asking.add("e"), [ip("10.1.0.6")], "there was still one free");
+    net.call("ADD", "f").error(100);
+    asking.call("ADD", "f").error(100);
+    asking.call("STATUS", "x").error(50);
+    reboot();
+    net.call("ADD", "f").error(100);
+    assert_eq!(net.leases().len(), 5);
+    asking.call("STATUS", "x").ok();
+    assert_eq!(asking.add("f"), [ip("10.1.0.2")]);
+    assert_eq!(net.leases().into_values().collect::<Vec<_>>(), ["f\r\neth0"]);
+    asking.calling("ADD", "g").env("CNI_ARGS", "IP=10.1.0.2").run().ok();
+    lab.sh("umount /proc/stat");
+}
+
+#[test]
+fn the_plugin_says_what_it_is() {
+    let lab = Lab::new();
+    let about = Calling::program(lab.bin().join("host-local")).run();
+    assert!(about.stderr.starts_with("CNI host-local plugin"), "{about:?}");
+    assert_eq!(lab.plugin("host-local", "VERSION").run().ok()["cniVersion"], "1.1.0");
+}

@@ -1,0 +1,142 @@
+//! A network in a laboratory: its configuration, its directory, and calls about it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use cni::testing::{Calling, Lab, Outcome};
+use serde_json::{Value, json};
+
+/// Where leases lie by default.
+pub(crate) const DATA: &str = "/var/lib/cni/networks";
+
+/// A namespace that nobody opens.
+const NETNS: &str = "/run/netns/none";
+
+/// A network with some range sets.
+pub(crate) struct Net<'a> {
+    pub(crate) lab: &'a Lab,
+    pub(crate) config: Value,
+}
+
+impl<'a> Net<'a> {
+    /// A network `net` with these range sets.
+    pub(crate) fn new(lab: &'a Lab, ranges: Value) -> Net<'a> {
+        let ipam = json!({"type": "host-local", "ranges": ranges});
+        Net {
+            lab,
+            config: json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam}),
+        }
+    }
+
+    /// A network of one subnet.
+    pub(crate) fn of(lab: &'a Lab, subnet: &str) -> Net<'a> {
+        Net::new(lab, json!([[{"subnet": subnet}]]))
+    }
+
+    /// The same with another value under `pointer`, whose object must exist.
+    pub(crate) fn with(&self, pointer: &str, value: Value) -> Net<'a> {
+        let (object, key) = pointer.rsplit_once('/').unwrap();
+        let mut config = self.config.clone();
+        config.pointer_mut(object).unwrap()[key.replace("~1", "/")] = value;
+        Net { lab: self.lab, config }
+    }
+
+    pub(crate) fn dir(&self) -> PathBuf {
+        Path::new(DATA).join(self.config["name"].as_str().unwrap())
+    }
+
+    pub(crate) fn calling(&self, command: &str, id: &str) -> Calling {
+        let call = self.lab.plugin("host-local", command).attachment(id, "eth0", NETNS);
+        call.stdin(self.config.to_string())
+    }
+
+    /// The same call of the reference, in a version that it speaks.
+    pub(crate) fn reference(&self, path: &Path, command: &str, id: &str) -> Calling {
+        let old = self.with("/cniVersion", json!("1.0.0"));
+        let call =
+            Calling::new(path, command).env("CNI_PATH", "/none").attachment(id, "eth0", NETNS);
+        call.stdin(old.config.to_string())
+    }
+
+    pub(crate) fn call(&self, command: &str, id: &str) -> Outcome {
+        self.calling(command, id).run()
+    }
+
+    /// The addresses that an ADD gives.
+    #[track_caller]
+    pub(crate) fn add(&self, id: &str) -> Vec<IpAddr> {
+        addresses(&self.call("ADD", id).ok())
+    }
+
+    #[track_caller]
+    pub(crate) fn del(&self, id: &str) {
+        assert_eq!(self.call("DEL", id).ok(), Value::Null);
+    }
+
+    #[track_caller]
+    pub(crate) fn gc(&self, valid: &[&str]) {
+        let valid: Vec<Value> =
+            valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
+        self.with("/cni.dev~1valid-attachments", json!(valid)).call("GC", "x").ok();
+    }
+
+    /// All files of the network's directory.
+    pub(crate) fn files(&self) -> BTreeMap<String, String> {
+        files(&self.dir())
+    }
+
+    /// All leases of the network's directory, and whose they are.
+    pub(crate) fn leases(&self) -> BTreeMap<IpAddr, String> {
+        let lease = |(name, content): (String, String)| Some((name.parse().ok()?, content));
+        self.files().into_iter().filter_map(lease).collect()
+    }
+
+    /// Nothing but leases, pointers and the lock is in the directory, and nothing beside it.
+    #[track_caller]
+    pub(crate) fn assert_tidy(&self) {
+        for name in self.files().keys() {
+            let pointer =
+                name.strip_prefix("last_reserved_ip.").is_some_and(|n| n.parse::<u32>().is_ok());
+            assert!(
+                pointer || name == "lock" || name.parse::<IpAddr>().is_ok(),
+                "stray file {name}"
+            );
+        }
+        let beside: Vec<String> = names(self.dir().parent().unwrap());
+        assert_eq!(beside, [self.dir().file_name().unwrap().to_str().unwrap()]);
+    }
+
+    /// Where the index of the network is kept, if it is.
+    pub(crate) fn index(&self) -> Option<PathBuf> {
+        let home = Path::new("/run/cni0/host-local");
+        let [only] = names(home).try_into().ok()?;
+        Some(home.join(only))
+    }
+}
+
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+pub(crate) fn files(dir: &Path) -> BTreeMap<String, String> {
+    let read = |name: String| (name.clone(), fs::read_to_string(dir.join(name)).unwrap());
+    if dir.exists() { names(dir).into_iter().map(read).collect() } else { BTreeMap::new() }
+}
+
+/// The addresses of an answer, without their prefixes.
+#[track_caller]
+pub(crate) fn addresses(answer: &Value) -> Vec<IpAddr> {
+    let ips = answer["ips"].as_array().unwrap().iter();
+    ips.map(|ip| ip["address"].as_str().unwrap().split_once('/').unwrap().0.parse().unwrap())
+        .collect()
+}
+
+pub(crate) fn ip(text: &str) -> IpAddr {
+    text.parse().unwrap()
+}
