@@ -4,14 +4,14 @@ use std::net::IpAddr;
 
 use crate::range::{Span, bits, like};
 
-/// Addresses in a block; its bitmap is a kilobyte.
-const BLOCK: u128 = 8192;
+/// Addresses in a block.
+const BLOCK: u128 = 4096;
 
 /// A bit for each address of a block, the first one lowest.
-pub(crate) type Bitmap = [u8; 1024];
+pub(crate) type Bitmap = [u8; 512];
 
 /// Nothing taken.
-pub(crate) const EMPTY: Bitmap = [0; 1024];
+pub(crate) const EMPTY: Bitmap = [0; 512];
 
 /// The first address of the block that `ip` is in.
 pub(crate) fn base(ip: IpAddr) -> IpAddr {
@@ -61,9 +61,9 @@ mod tests {
     #[test]
     fn blocks_are_aligned_and_keep_their_family() {
         for (ip, want) in [
-            ("10.1.31.255", "10.1.0.0"),
-            ("10.1.32.0", "10.1.32.0"),
-            ("fd00::ffff", "fd00::e000"),
+            ("10.1.15.255", "10.1.0.0"),
+            ("10.1.16.0", "10.1.16.0"),
+            ("fd00::ffff", "fd00::f000"),
             ("::1", "::"),
         ] {
             assert_eq!(base(ip.parse().unwrap()), want.parse::<IpAddr>().unwrap(), "{ip}");

@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, open, openat, renameat};
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 
 /// More than any file here holds.
-const LIMIT: usize = 256 << 10;
+const LIMIT: u64 = 256 << 10;
 
 /// Never through a link, never waiting at a pipe, never into a child.
 const CAREFUL: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
@@ -33,7 +33,7 @@ impl Dir {
     /// Opens `path`; `None` if there is no such directory.
     pub(crate) fn open(path: &Path) -> io::Result<Option<Dir>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        match open(path, flags, Mode::empty()) {
+        match openat(AT_FDCWD, path, flags, Mode::empty()) {
             Ok(fd) => Ok(Some(Dir { fd, path: path.to_owned() })),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
@@ -97,8 +97,14 @@ impl Dir {
 
     /// Writes a file in place. Whoever is killed here leaves anything.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_TRUNC;
-        self.file(name, flags, 0o600)?.ok_or(Errno::ENOENT)?.write_all(content)
+        let file =
+            self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
+        (&file).write_all(content)?;
+        // Cutting it off first would give its memory back, only to ask for it again.
+        if file.metadata()?.len() > content.len() as u64 {
+            file.set_len(content.len() as u64)?;
+        }
+        Ok(())
     }
 
     /// Makes a file appear with its content; `false` if there is one of this name. Whoever is killed here leaves the
@@ -116,8 +122,14 @@ impl Dir {
 
     fn place_unnamed(&self, name: &str, content: &[u8]) -> nix::Result<()> {
         let file = self.unnamed(content)?;
-        let source = format!("/proc/self/fd/{}", file.as_raw_fd());
-        linkat(AT_FDCWD, source.as_str(), &self.fd, name, AtFlags::AT_SYMLINK_FOLLOW)
+        match linkat(&file, "", &self.fd, name, AtFlags::AT_EMPTY_PATH) {
+            // The direct way is for root of the machine alone; others have to take the one through /proc.
+            Err(Errno::ENOENT) => {
+                let source = format!("/proc/self/fd/{}", file.as_raw_fd());
+                linkat(AT_FDCWD, source.as_str(), &self.fd, name, AtFlags::AT_SYMLINK_FOLLOW)
+            }
+            outcome => outcome,
+        }
     }
 
     /// A file without a name, which is gone with its descriptor.
@@ -147,10 +159,16 @@ impl Dir {
 
     /// Replaces a file, or makes it: at every moment there is the old content or the new.
     pub(crate) fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        // A few bytes over as many are written at once; only another length takes another file.
+        if let Some(mut file) = self.file(name, OFlag::O_WRONLY, 0)?
+            && file.metadata()?.len() == content.len() as u64
+        {
+            return file.write_all(content);
+        }
         let draft = format!("{name}.new");
-        let renamed = self
-            .write(&draft, content)
-            .and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
+        let written = self.write(&draft, content);
+        let renamed =
+            written.and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
         if renamed.is_err() {
             let _ = self.remove(&draft);
         }
@@ -174,10 +192,7 @@ impl Dir {
 
     /// When a name in the directory was last added or removed, or what [`Dir::mark`] said instead.
     pub(crate) fn changed(&self) -> io::Result<Moment> {
-        let stat = self.stat()?;
-        // The types differ between C libraries and machines.
-        #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
-        Ok((stat.st_mtime.into(), stat.st_mtime_nsec.into()))
+        Ok(changed(&self.stat()?))
     }
 
     /// Sets the time that [`Dir::changed`] tells until something changes.
@@ -191,13 +206,20 @@ impl Dir {
     }
 }
 
-/// Most files fit the first read, and a short one is the last.
+/// [`Dir::changed`] of a directory whose status is known already.
+pub(crate) fn changed(stat: &FileStat) -> Moment {
+    // The types differ between C libraries and machines.
+    #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
+    (stat.st_mtime.into(), stat.st_mtime_nsec.into())
+}
+
+/// Most files fit a buffer on the stack, and a read that does not fill it is the last.
 fn content(mut file: &File) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; 2048];
-    let length = file.read(&mut bytes)?;
-    bytes.truncate(length);
-    if length == 2048 {
-        file.take(LIMIT as u64).read_to_end(&mut bytes)?;
+    let mut buffer = [0; 1536];
+    let length = file.read(&mut buffer)?;
+    let mut bytes = buffer.get(..length).unwrap_or_default().to_vec();
+    if length == buffer.len() {
+        file.take(LIMIT).read_to_end(&mut bytes)?;
     }
     Ok(bytes)
 }

@@ -17,10 +17,11 @@ use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::debug;
+use nix::sys::stat::FileStat;
 
 use crate::bitmap::{self, Bitmap};
 use crate::digest::digest;
-use crate::dir::{Dir, Moment};
+use crate::dir::{Dir, Moment, changed};
 use crate::lease::Owner;
 use crate::range::Span;
 
@@ -29,7 +30,8 @@ const HOME: &str = "/run/cni0/host-local";
 /// Seconds between the two directories' times: far more than pass between two changes that the kernel stamps.
 const APART: i64 = 1 << 20;
 
-const BUCKETS: u64 = 1024;
+/// Few enough that most exist already when they are needed, and enough that each stays small.
+const BUCKETS: u64 = 64;
 
 /// A page that is not what this version wrote. The index has to be made anew.
 #[derive(Debug)]
@@ -47,10 +49,42 @@ pub(crate) struct Index {
     pages: BTreeMap<String, Page>,
 }
 
-#[derive(Debug, Default)]
+/// A page, as it lies on disk but for the digest at its head.
+#[derive(Debug)]
 struct Page {
     bytes: Vec<u8>,
     changed: bool,
+}
+
+/// Room for the digest at the head of a page.
+const HEAD: usize = 8;
+
+impl Page {
+    fn new() -> Page {
+        Page { bytes: vec![0; HEAD], changed: false }
+    }
+
+    fn read(bytes: Vec<u8>) -> Result<Page> {
+        match bytes.split_first_chunk::<HEAD>() {
+            Some((head, body)) if u64::from_le_bytes(*head) == digest(body) => {
+                Ok(Page { bytes, changed: false })
+            }
+            _ => Err(Broken),
+        }
+    }
+
+    fn body(&self) -> &[u8] {
+        self.bytes.get(HEAD..).unwrap_or_default()
+    }
+
+    /// The page with its digest.
+    fn seal(&mut self) -> &[u8] {
+        let sum = digest(self.body()).to_le_bytes();
+        if let Some(head) = self.bytes.first_chunk_mut::<HEAD>() {
+            *head = sum;
+        }
+        &self.bytes
+    }
 }
 
 /// One pair in a bucket: digest of the owner, and the address, IPv4 as mapped into IPv6.
@@ -59,16 +93,16 @@ const PAIR: usize = 8 + 16;
 impl Index {
     /// The index of `leases`, if there is one and it is current.
     pub(crate) fn open(leases: &Dir) -> Option<Index> {
-        let home = Dir::open(&home(leases).ok()?).ok()??;
-        let current = is_apart(leases.changed().ok()?, home.changed().ok()?);
+        let stat = leases.stat().ok()?;
+        let home = Dir::open(&home(&stat)).ok()??;
+        let current = is_apart(changed(&stat), home.changed().ok()?);
         current.then(|| Index { home: Some(home), current, pages: BTreeMap::new() })
     }
 
     /// The addresses that `owner` holds, together with those of old records about the same container.
     pub(crate) fn held_by(&mut self, owner: &Owner) -> Result<Vec<IpAddr>> {
         let wanted = [owner.digest(), owner.bare().digest()];
-        let pairs = &self.bucket(owner)?.bytes;
-        let held = pairs.chunks_exact(PAIR).filter_map(|pair| {
+        let held = self.bucket(owner)?.body().chunks_exact(PAIR).filter_map(|pair| {
             let (owner, ip) = pair.split_first_chunk::<8>()?;
             let ip = Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).to_canonical();
             wanted.contains(&u64::from_le_bytes(*owner)).then_some(ip)
@@ -81,7 +115,7 @@ impl Index {
         for span in spans {
             let free = bitmap::first_free(*span, |base| {
                 let page = self.bitmap(base)?;
-                Ok(Bitmap::try_from(page.bytes.as_slice()).unwrap_or(bitmap::EMPTY))
+                Ok(Bitmap::try_from(page.body()).unwrap_or(bitmap::EMPTY))
             })?;
             if free.is_some() {
                 return Ok(free);
@@ -96,7 +130,7 @@ impl Index {
         let Some(owner) = owner else { return Ok(()) };
         let pair = pair(ip, owner);
         let page = self.bucket(owner)?;
-        if !page.bytes.chunks_exact(PAIR).any(|known| known == pair) {
+        if !page.body().chunks_exact(PAIR).any(|known| known == pair) {
             page.bytes.extend(pair);
             page.changed = true;
         }
@@ -108,13 +142,10 @@ impl Index {
         self.set_taken(ip, false)?;
         let pair = pair(ip, owner);
         let page = self.bucket(owner)?;
-        page.bytes = page
-            .bytes
-            .chunks_exact(PAIR)
-            .filter(|known| *known != pair)
-            .flatten()
-            .copied()
-            .collect();
+        if let Some(at) = page.body().chunks_exact(PAIR).position(|known| known == pair) {
+            let at = HEAD + at * PAIR;
+            page.bytes.drain(at..at + PAIR);
+        }
         page.changed = true;
         Ok(())
     }
@@ -130,7 +161,7 @@ impl Index {
     fn try_save(&mut self, leases: &Dir) -> io::Result<()> {
         let home = match self.home.take() {
             Some(home) => home,
-            None => Dir::create(&home(leases)?, 0o700)?,
+            None => Dir::create(&home(&leases.stat()?), 0o700)?,
         };
         if !self.current {
             for name in home.names()? {
@@ -138,8 +169,7 @@ impl Index {
             }
         }
         for (name, page) in self.pages.iter_mut().filter(|(_, page)| page.changed) {
-            let head = digest(&page.bytes).to_le_bytes();
-            home.write(name, &[&head, page.bytes.as_slice()].concat())?;
+            home.write(name, page.seal())?;
             page.changed = false;
         }
         // A second ago: what the kernel stamps from now on is later.
@@ -155,8 +185,9 @@ impl Index {
 
     fn set_taken(&mut self, ip: IpAddr, taken: bool) -> Result<()> {
         let page = self.bitmap(bitmap::base(ip))?;
-        page.bytes.resize(bitmap::EMPTY.len(), 0);
-        page.changed |= bitmap::set(&mut page.bytes, ip, taken);
+        page.bytes.resize(HEAD + bitmap::EMPTY.len(), 0);
+        let bitmap = page.bytes.get_mut(HEAD..).unwrap_or_default();
+        page.changed |= bitmap::set(bitmap, ip, taken);
         Ok(())
     }
 
@@ -179,26 +210,19 @@ impl Index {
                     .transpose()
                     .map_err(|_| Broken)?
                     .flatten();
-                let bytes = kept.map_or(Ok(Vec::new()), |kept| verified(&kept))?;
-                Ok(vacant.insert(Page { bytes, changed: false }))
+                Ok(vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?))
             }
         }
     }
 }
 
-/// Where the index of `leases` is kept.
-fn home(leases: &Dir) -> io::Result<PathBuf> {
-    let stat = leases.stat()?;
-    Ok(PathBuf::from(format!("{HOME}/{:x}-{:x}", stat.st_dev, stat.st_ino)))
+/// Where the index of a directory is kept.
+fn home(leases: &FileStat) -> PathBuf {
+    PathBuf::from(format!("{HOME}/{:x}-{:x}", leases.st_dev, leases.st_ino))
 }
 
 fn is_apart(leases: Moment, index: Moment) -> bool {
     (leases.0.checked_sub(APART), leases.1) == (Some(index.0), index.1)
-}
-
-fn verified(kept: &[u8]) -> Result<Vec<u8>> {
-    let (head, bytes) = kept.split_first_chunk::<8>().ok_or(Broken)?;
-    if u64::from_le_bytes(*head) == digest(bytes) { Ok(bytes.to_vec()) } else { Err(Broken) }
 }
 
 fn pair(ip: IpAddr, owner: &Owner) -> [u8; PAIR] {
@@ -242,11 +266,14 @@ mod tests {
 
     #[test]
     fn a_page_of_others_is_not_read() {
-        let page = |bytes: &[u8]| [&digest(bytes).to_le_bytes()[..], bytes].concat();
-        assert_eq!(verified(&page(b"abc")).unwrap(), b"abc");
-        let mut bad = page(b"abc");
-        bad.pop();
-        assert!(verified(&bad).is_err() && verified(b"").is_err() && verified(&[7; 32]).is_err());
+        let mut page = Page::new();
+        page.bytes.extend(b"abc");
+        let good = page.seal().to_vec();
+        assert_eq!(Page::read(good.clone()).unwrap().body(), b"abc");
+        let cut = good.get(..good.len() - 1).unwrap().to_vec();
+        for bad in [cut, Vec::new(), vec![7; 32], vec![0; 520]] {
+            assert!(Page::read(bad).is_err());
+        }
     }
 
     #[test]

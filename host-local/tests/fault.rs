@@ -125,21 +125,28 @@ const ERRORS: [&str; 5] = ["ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE"];
 /// Calls about files, but for the answer itself: nobody can be told that it cannot be told.
 fn is_about_files(step: &Step) -> bool {
     let names = [
+        "open",
         "openat",
         "read",
+        "readv",
         "write",
+        "writev",
         "flock",
-        "statx",
-        "newfstatat",
+        "stat",
         "fstat",
+        "newfstatat",
+        "statx",
         "linkat",
+        "rename",
         "renameat",
+        "unlink",
         "unlinkat",
         "utimensat",
         "mkdir",
         "getdents64",
         "faccessat",
         "faccessat2",
+        "ftruncate",
     ];
     names.contains(&step.name.as_str()) && !(step.name == "write" && step.text.starts_with("1, "))
 }
