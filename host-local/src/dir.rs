@@ -16,6 +16,9 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 /// More than any file here holds.
 const LIMIT: u64 = 256 << 10;
 
+/// How the name of a file ends that [`Dir::replace`] is about to rename. Whoever is killed before leaves it.
+pub(crate) const DRAFT: &str = ".new";
+
 /// Never through a link, never waiting at a pipe, never into a child.
 const CAREFUL: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
 
@@ -165,7 +168,7 @@ impl Dir {
         {
             return file.write_all(content);
         }
-        let draft = format!("{name}.new");
+        let draft = format!("{name}{DRAFT}");
         let written = self.write(&draft, content);
         let renamed =
             written.and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));

@@ -9,11 +9,14 @@ use std::time::SystemTime;
 use cni::{Code, Context, Error, Result};
 use log::{debug, warn};
 
-use crate::dir::Dir;
+use crate::dir::{DRAFT, Dir};
 use crate::index::{Broken, Index};
 use crate::lease::{self, Owner};
 use crate::lock::Lock;
 use crate::range::Span;
+
+/// How the names of files begin that tell the address given last, one for each range set.
+const POINTER: &str = "last_reserved_ip.";
 
 /// The open, locked directory. The index is kept when it goes, just before the lock.
 #[derive(Debug)]
@@ -281,7 +284,12 @@ impl Store {
         let mut index = Index::default();
         let mut count = 0;
         for name in self.dir.names().trying(what)? {
-            let Some(ip) = lease::address(&name.trying(what)?) else { continue };
+            let name = name.trying(what)?;
+            if name.starts_with(POINTER) && name.ends_with(DRAFT) {
+                // Left by a call that was killed, like the index that is being made anew. It is in nobody's way.
+                let _ = self.dir.remove(&name);
+            }
+            let Some(ip) = lease::address(&name) else { continue };
             let inserted = match self.holder(ip)? {
                 Some(Holder::Owner(owner)) => index.insert(ip, Some(&owner)),
                 Some(Holder::Unknown) => index.insert(ip, None),
@@ -305,7 +313,7 @@ impl Drop for Store {
 }
 
 fn pointer(set: usize) -> String {
-    format!("last_reserved_ip.{set}")
+    format!("{POINTER}{set}")
 }
 
 fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
