@@ -45,3 +45,6 @@ pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;
+
+#[global_allocator]
+static MEMORY: sys::arena::Arena = sys::arena::Arena::new();

@@ -1,6 +1,8 @@
 //! The only unsafe code: what neither std nor nix nor neli wraps safely.
 #![expect(unsafe_code, reason = "each block says why it is sound")]
 
+pub(crate) mod arena;
+
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
