@@ -25,7 +25,7 @@ pub(crate) struct Lock {
 }
 
 impl Lock {
-    /// Waits for the lock of `dir`; `None` if the directory was removed meanwhile, and the lock with it.
+    /// Waits for the lock of `dir`; `None` if its file was removed meanwhile, and with it perhaps the directory.
     pub(crate) fn acquire(dir: &Dir) -> Result<Option<Lock>> {
         let path = dir.path().join(NAME);
         let what = || format!("lock {path:?}");

@@ -73,31 +73,28 @@ impl Held {
 impl Store {
     /// Opens the directory `path`, which is made if need be.
     pub(crate) fn create(path: &Path) -> Result<Store> {
-        // As often as that nobody removes a network while others are added to it.
-        for _ in 0..100 {
-            let dir = Dir::create(path, 0o755).trying(|| format!("make the directory {path:?}"))?;
-            if let Some(store) = Store::lock(dir)? {
-                return Ok(store);
-            }
-        }
-        Err(Error::new(
-            Code::TRY_LATER,
-            format!("the directory {path:?} is being removed again and again"),
-        ))
+        let what = || format!("make the directory {path:?}");
+        let store = Store::lock(path, || Dir::create(path, 0o755).map(Some).trying(what))?;
+        store.ok_or_else(|| {
+            Error::new(Code::INTERNAL, format!("{path:?} was made and is not there"))
+        })
     }
 
     /// Opens the directory `path`; `None` if there is none.
     pub(crate) fn open(path: &Path) -> Result<Option<Store>> {
-        match Dir::open(path).trying(|| format!("open the directory {path:?}"))? {
-            Some(dir) => Store::lock(dir),
-            None => Ok(None),
-        }
+        Store::lock(path, || Dir::open(path).trying(|| format!("open the directory {path:?}")))
     }
 
-    fn lock(dir: Dir) -> Result<Option<Store>> {
-        let lock = Lock::acquire(&dir)?;
-        let store = |lock| Store { index: Index::open(&dir), dir, surveyed: false, _lock: lock };
-        Ok(lock.map(store))
+    fn lock(path: &Path, open: impl Fn() -> Result<Option<Dir>>) -> Result<Option<Store>> {
+        // As often as that nobody removes a network, or its lock, while others wait for it.
+        for _ in 0..100 {
+            let Some(dir) = open()? else { return Ok(None) };
+            if let Some(lock) = Lock::acquire(&dir)? {
+                let index = Index::open(&dir);
+                return Ok(Some(Store { dir, index, surveyed: false, _lock: lock }));
+            }
+        }
+        Err(Error::new(Code::TRY_LATER, format!("the lock in {path:?} is removed again and again")))
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -1,6 +1,7 @@
 //! The lock: waited for, but not for ever.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -20,6 +21,15 @@ fn holder(net: &Net<'_>) -> Child {
     // It says a line when it has the lock.
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
     child
+}
+
+/// Returns as soon as somebody waits for `lock`; only the kernel's list tells.
+fn wait_for_waiter(lock: &fs::File) {
+    let inode = format!(":{} ", lock.metadata().unwrap().ino());
+    let waits = |line: &str| line.contains("->") && line.contains(&inode);
+    while !fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
+        std::thread::yield_now();
+    }
 }
 
 #[test]
@@ -51,14 +61,29 @@ fn the_next_one_goes_on_when_the_holder_is_killed() {
     let began = Instant::now();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| net.add("b"));
+        wait_for_waiter(&lock);
         // Closing is what the kernel does for the killed.
-        while !fs::read_to_string("/proc/locks").unwrap().contains("->") {
-            std::thread::yield_now();
-        }
         drop(lock);
         assert_eq!(waiting.join().unwrap().len(), 1);
     });
     assert!(began.elapsed().as_secs() < 15, "it did not wait for its deadline");
+}
+
+#[test]
+fn a_lock_that_is_removed_meanwhile_is_taken_anew() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    let lock = fs::File::open(net.dir().join("lock")).unwrap();
+    fs2::FileExt::lock_exclusive(&lock).unwrap();
+    std::thread::scope(|scope| {
+        let releasing = scope.spawn(|| net.del("a"));
+        wait_for_waiter(&lock);
+        fs::remove_file(net.dir().join("lock")).unwrap();
+        drop(lock);
+        releasing.join().unwrap();
+    });
+    assert!(net.leases().is_empty());
 }
 
 #[test]
@@ -70,9 +95,7 @@ fn a_network_that_is_removed_meanwhile_is_made_again() {
     fs2::FileExt::lock_exclusive(&lock).unwrap();
     std::thread::scope(|scope| {
         let adding = scope.spawn(|| net.add("b"));
-        while !fs::read_to_string("/proc/locks").unwrap().contains("->") {
-            std::thread::yield_now();
-        }
+        wait_for_waiter(&lock);
         fs::remove_dir_all(net.dir()).unwrap();
         drop(lock);
         adding.join().unwrap();
