@@ -101,7 +101,7 @@ impl Index {
 
     /// The addresses that `owner` holds, together with those of old records about the same container.
     pub(crate) fn held_by(&mut self, owner: &Owner) -> Result<Vec<IpAddr>> {
-        let wanted = [owner.digest(), owner.bare().digest()];
+        let wanted = [owner.digest(), owner.bare_digest()];
         let held = self.bucket(owner)?.body().chunks_exact(PAIR).filter_map(|pair| {
             let (owner, ip) = pair.split_first_chunk::<8>()?;
             let ip = Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).to_canonical();
@@ -126,11 +126,12 @@ impl Index {
 
     /// `ip` is taken, by `owner` if that is known.
     pub(crate) fn insert(&mut self, ip: IpAddr, owner: Option<&Owner>) -> Result<()> {
-        self.set_taken(ip, true)?;
+        let new = self.set_taken(ip, true)?;
         let Some(owner) = owner else { return Ok(()) };
         let pair = pair(ip, owner);
         let page = self.bucket(owner)?;
-        if !page.body().chunks_exact(PAIR).any(|known| known == pair) {
+        // An address that was free has no pair that would have to be looked for among many.
+        if new || !page.body().chunks_exact(PAIR).any(|known| known == pair) {
             page.bytes.extend(pair);
             page.changed = true;
         }
@@ -183,12 +184,14 @@ impl Index {
         Ok(())
     }
 
-    fn set_taken(&mut self, ip: IpAddr, taken: bool) -> Result<()> {
+    /// Tells whether that was news.
+    fn set_taken(&mut self, ip: IpAddr, taken: bool) -> Result<bool> {
         let page = self.bitmap(bitmap::base(ip))?;
         page.bytes.resize(HEAD + bitmap::EMPTY.len(), 0);
         let bitmap = page.bytes.get_mut(HEAD..).unwrap_or_default();
-        page.changed |= bitmap::set(bitmap, ip, taken);
-        Ok(())
+        let new = bitmap::set(bitmap, ip, taken);
+        page.changed |= new;
+        Ok(new)
     }
 
     fn bitmap(&mut self, base: IpAddr) -> Result<&mut Page> {
@@ -197,7 +200,7 @@ impl Index {
 
     /// The bucket is found by the container alone, so that old records are in it too.
     fn bucket(&mut self, owner: &Owner) -> Result<&mut Page> {
-        self.page(format!("held-{:03x}", owner.bare().digest() % BUCKETS))
+        self.page(format!("held-{:03x}", owner.bare_digest() % BUCKETS))
     }
 
     fn page(&mut self, name: String) -> Result<&mut Page> {

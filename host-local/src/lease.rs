@@ -55,6 +55,11 @@ impl Owner {
     pub(crate) fn digest(&self) -> u64 {
         digest(self.record().as_bytes())
     }
+
+    /// The digest of [`Owner::bare`].
+    pub(crate) fn bare_digest(&self) -> u64 {
+        digest(self.container.as_bytes())
+    }
 }
 
 impl fmt::Display for Owner {

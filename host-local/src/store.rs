@@ -202,8 +202,9 @@ impl Store {
     pub(crate) fn each(&self, mut then: impl FnMut(Lease)) -> Result<()> {
         let what = || format!("read the directory {:?}", self.path());
         for name in self.dir.names().trying(what)? {
-            let Some(ip) = lease::address(&name.trying(what)?) else { continue };
-            if let Some((holder, since)) = self.look(ip, true)? {
+            let name = name.trying(what)?;
+            let Some(ip) = lease::address(&name) else { continue };
+            if let Some((holder, since)) = self.look(&name, true)? {
                 then(Lease { ip, holder, since });
             }
         }
@@ -211,16 +212,15 @@ impl Store {
     }
 
     fn holder(&self, ip: IpAddr) -> Result<Option<Holder>> {
-        Ok(self.look(ip, false)?.map(|(holder, _)| holder))
+        Ok(self.look(&ip.to_string(), false)?.map(|(holder, _)| holder))
     }
 
     /// Reads one lease; when it was written only if that is `dated`, for it costs a call.
-    fn look(&self, ip: IpAddr, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
-        let name = ip.to_string();
+    fn look(&self, name: &str, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
         let read = if dated {
-            self.dir.read_dated(&name)
+            self.dir.read_dated(name)
         } else {
-            self.dir.read(&name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
+            self.dir.read(name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
         };
         match read {
             Ok(read) => Ok(read.map(|(content, since)| {
@@ -287,7 +287,7 @@ impl Store {
                 let _ = self.dir.remove(&name);
             }
             let Some(ip) = lease::address(&name) else { continue };
-            let inserted = match self.holder(ip)? {
+            let inserted = match self.look(&name, false)?.map(|(holder, _)| holder) {
                 Some(Holder::Owner(owner)) => index.insert(ip, Some(&owner)),
                 Some(Holder::Unknown) => index.insert(ip, None),
                 Some(Holder::Nobody) | None => Ok(()),
@@ -343,7 +343,7 @@ pub(crate) struct Alive(HashSet<u64>);
 impl Alive {
     pub(crate) fn new(owners: impl Iterator<Item = Owner>) -> Alive {
         // An old record is alive with any interface of its container.
-        Alive(owners.flat_map(|owner| [owner.digest(), owner.bare().digest()]).collect())
+        Alive(owners.flat_map(|owner| [owner.digest(), owner.bare_digest()]).collect())
     }
 
     pub(crate) fn has(&self, lease: &Lease) -> bool {
