@@ -1,6 +1,5 @@
 //! ADD: one address out of each range set, all of them or none.
 
-use std::fmt::Write;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
@@ -84,7 +83,9 @@ impl Order<'_> {
                 return Ok(Ok(Grant { ip, new: true }));
             }
         }
-        Ok(Err(exhausted(undo.world(), self.network, self.number, self.set)?))
+        let store = undo.world();
+        let error = exhausted(store, self.network, self.number, self.set);
+        Ok(Err(error.details(format!("the oldest is held for {}", oldest(store, self.set)?))))
     }
 
     /// Takes `ip`, unless somebody holds it.
@@ -116,29 +117,27 @@ fn in_use(ip: IpAddr, holder: &Holder) -> Error {
         .details("request another address, or detach its holder")
 }
 
-/// Nothing is free: says what there is, so that somebody can do something about it.
-pub(crate) fn exhausted(
-    store: &Store,
-    network: &str,
-    number: usize,
-    set: &RangeSet,
-) -> Result<Error> {
-    let (mut held, mut oldest) = (0, SystemTime::now());
+/// Nothing is free in a range set: says what there is, so that somebody can do something about it.
+pub(crate) fn exhausted(store: &Store, network: &str, number: usize, set: &RangeSet) -> Error {
+    let what = format!(
+        "network {network:?}: no IP addresses available in range set {number} ({set}): all {} are leased in {:?}",
+        set.size(),
+        store.path()
+    );
+    Error::new(EXHAUSTED, what).details(
+        "release the leases of containers that are gone (GC does), widen the ranges, or set \"reclaimAfterReboot\"",
+    )
+}
+
+/// How long the oldest lease of a range set is held, in words. It takes reading them all.
+fn oldest(store: &Store, set: &RangeSet) -> Result<String> {
+    let mut oldest = SystemTime::now();
     store.each(|lease| {
         if set.contains(lease.ip) {
-            held += 1;
             oldest = oldest.min(lease.since);
         }
     })?;
-    let age = words(SystemTime::now().duration_since(oldest).unwrap_or_default());
-    let mut what =
-        format!("network {network:?}: no IP addresses available in range set {number} ({set}): ");
-    // Writing to a string does not fail.
-    let _ = write!(what, "{held} of {} leases held, the oldest for {age}", set.size());
-    let _ = write!(what, ", in {:?}", store.path());
-    Ok(Error::new(EXHAUSTED, what).details(
-        "release the leases of containers that are gone (GC does), widen the ranges, or set \"reclaimAfterReboot\"",
-    ))
+    Ok(words(SystemTime::now().duration_since(oldest).unwrap_or_default()))
 }
 
 /// Releases the leases of earlier boots; tells whether there were any.

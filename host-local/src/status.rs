@@ -29,7 +29,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
     for (number, set) in config.sets.iter().enumerate() {
         let full = store.first_free(&set.round(None))?.is_none();
         if full && !(config.reclaim && can_reclaim(&store)?) {
-            return Err(unavailable(exhausted(&store, network, number, set)?));
+            return Err(unavailable(exhausted(&store, network, number, set)));
         }
     }
     Ok(())

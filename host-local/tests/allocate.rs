@@ -19,10 +19,11 @@ fn addresses_go_round_and_come_again_only_after_a_whole_round() {
     assert_eq!(net.add("e"), [ip("10.1.0.6")]);
     assert_eq!(net.add("f"), [ip("10.1.0.3")]);
     let error = net.call("ADD", "g").error(100);
-    let msg = error["msg"].as_str().unwrap();
-    for part in ["\"net\"", "10.1.0.1-10.1.0.6", "5 of 5", "oldest", "/var/lib/cni/networks/net"] {
+    let (msg, details) = (error["msg"].as_str().unwrap(), error["details"].as_str().unwrap());
+    for part in ["\"net\"", "10.1.0.1-10.1.0.6", "all 5 are leased", "/var/lib/cni/networks/net"] {
         assert!(msg.contains(part), "{part}: {msg}");
     }
+    assert!(details.contains("the oldest is held for"), "{details}");
     net.assert_tidy();
 }
 

@@ -124,6 +124,19 @@ fn what_the_reference_does_between_two_calls_is_seen() {
 }
 
 #[test]
+fn status_of_a_full_network_reads_no_directory() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/25");
+    for n in 0..125 {
+        net.add(&format!("c{n}"));
+    }
+    let trace = lab.dir().join("trace");
+    let options = ["-f", "-e", "trace=getdents64", "-o", trace.to_str().unwrap()];
+    net.calling("STATUS", "x").strace(&options).run().error(50);
+    assert!(!fs::read_to_string(&trace).unwrap().contains("getdents64"));
+}
+
+#[test]
 fn a_steady_index_is_used_and_not_made_again() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/16");

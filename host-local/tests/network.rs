@@ -98,7 +98,7 @@ fn status_tells_when_a_set_is_full() {
     }
     let error = net.call("STATUS", "x").error(50);
     let msg = error["msg"].as_str().unwrap();
-    assert!(msg.contains("range set 1") && msg.contains("5 of 5"), "{msg}");
+    assert!(msg.contains("range set 1") && msg.contains("all 5 are leased"), "{msg}");
     net.del("c");
     net.call("STATUS", "x").ok();
 }
