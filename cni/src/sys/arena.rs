@@ -6,7 +6,8 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
 /// More than most calls need. Of what they do not touch the kernel gives nothing.
 const SIZE: usize = 64 << 10;
@@ -20,7 +21,8 @@ struct Space(UnsafeCell<[u8; SIZE]>);
 /// The allocator.
 pub(crate) struct Arena {
     space: Space,
-    /// Where the free part begins. Only whoever moves it owns what lies between.
+    /// Where the free part begins. Only whoever moves it owns what lies between; what the last owner wrote there comes
+    /// before, whichever threads they are.
     used: AtomicUsize,
 }
 
@@ -43,11 +45,11 @@ impl Arena {
 
     /// Takes `size` bytes; where they begin.
     fn take(&self, size: usize, align: usize) -> Option<usize> {
-        let mut used = self.used.load(Relaxed);
+        let mut used = self.used.load(Acquire);
         loop {
             let start = used.checked_next_multiple_of(align).filter(|_| align <= ALIGN)?;
             let end = start.checked_add(size).filter(|end| *end <= SIZE)?;
-            match self.used.compare_exchange_weak(used, end, Relaxed, Relaxed) {
+            match self.used.compare_exchange_weak(used, end, AcqRel, Acquire) {
                 Ok(_) => return Some(start),
                 Err(now) => used = now,
             }
@@ -58,7 +60,7 @@ impl Arena {
     fn resize(&self, start: usize, old: usize, new: usize) -> bool {
         match start.checked_add(new) {
             Some(end) if end <= SIZE => {
-                self.used.compare_exchange(start + old, end, Relaxed, Relaxed).is_ok()
+                self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok()
             }
             _ => false,
         }
