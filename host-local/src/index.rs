@@ -31,7 +31,7 @@ const HOME: &str = "/run/cni0/host-local";
 const APART: i64 = 1 << 20;
 
 /// Few enough that most exist already when they are needed, and enough that each stays small.
-const BUCKETS: u64 = 256;
+const BUCKETS: u64 = 128;
 
 /// A page that is not what this version wrote. The index has to be made anew.
 #[derive(Debug)]
