@@ -27,7 +27,8 @@ pub struct AddResult {
 }
 
 /// An interface in an answer.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 pub struct Interface {
     /// Its name.
     pub name: String,
@@ -40,6 +41,7 @@ pub struct Interface {
     /// The socket of a vhost-user interface, or empty.
     pub socket_path: String,
     /// The PCI address of a device, or empty.
+    #[serde(rename = "pciID")]
     pub pci_id: String,
 }
 
@@ -195,12 +197,53 @@ impl AddResult {
             return Err(Error::new(Code::INTERNAL, what)
                 .details("their layouts differ; give both the same cniVersion"));
         }
-        let result: AddResult = match family {
-            Family::V010 => raw.parse::<v010::Answer>()?.into(),
-            Family::V030 => raw.parse::<v030::Answer>()?.into(),
-            Family::V100 => raw.parse::<v100::Answer>()?.into(),
+        let found: Found = raw.parse()?;
+        let result = match family {
+            Family::V010 => found.by_family(),
+            Family::V030 => found.lists().as_seen_in(layout)?,
+            Family::V100 => found.lists(),
         };
         Ok(result.canonical())
+    }
+}
+
+/// A result of any version as it is read; its version decides what of it counts.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Found {
+    ip4: Option<FoundIp>,
+    ip6: Option<FoundIp>,
+    interfaces: Vec<Interface>,
+    ips: Vec<IpConfig>,
+    routes: Vec<Route>,
+    dns: Dns,
+}
+
+/// `ip4` or `ip6` of the oldest versions.
+#[derive(Deserialize)]
+struct FoundIp {
+    ip: Cidr,
+    #[serde(default, deserialize_with = "ip::optional")]
+    gateway: Option<IpAddr>,
+    #[serde(default)]
+    routes: Vec<Route>,
+}
+
+impl Found {
+    fn lists(self) -> AddResult {
+        let Found { interfaces, ips, routes, dns, .. } = self;
+        AddResult { interfaces, ips, routes, dns }
+    }
+
+    fn by_family(self) -> AddResult {
+        let mut result = AddResult { dns: self.dns, ..AddResult::default() };
+        for ip in [self.ip4, self.ip6].into_iter().flatten() {
+            result.ips.push(IpConfig { address: ip.ip, gateway: ip.gateway, interface: None });
+            result
+                .routes
+                .extend(ip.routes.into_iter().map(|route| Route::new(route.dst, route.gw)));
+        }
+        result
     }
 }
 

@@ -2,18 +2,17 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{AddResult, Dns, IpConfig};
 use crate::error::{Code, Error, Result};
-use crate::ip::{self, Cidr};
+use crate::ip::Cidr;
 use crate::version::Version;
 
 /// Fields stand in the order in which they are printed.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
-    #[serde(skip_deserializing)]
     cni_version: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     ip4: Option<Ip>,
@@ -22,19 +21,19 @@ pub(super) struct Answer {
     dns: Dns,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Ip {
     ip: Cidr,
-    #[serde(default, deserialize_with = "ip::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     gateway: Option<IpAddr>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     routes: Vec<Route>,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Route {
     dst: Cidr,
-    #[serde(default, deserialize_with = "ip::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     gw: Option<IpAddr>,
 }
 

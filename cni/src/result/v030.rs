@@ -2,17 +2,16 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{AddResult, Dns, Route};
-use crate::ip::{self, Cidr};
+use crate::ip::Cidr;
 use crate::version::Version;
 
 /// Fields stand in the order in which they are printed.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
-    #[serde(skip_deserializing)]
     cni_version: &'static str,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     interfaces: Vec<Interface>,
@@ -23,8 +22,7 @@ pub(super) struct Answer {
     dns: Dns,
 }
 
-#[derive(Default, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Serialize)]
 struct Interface {
     name: String,
     #[serde(skip_serializing_if = "String::is_empty")]
@@ -33,15 +31,14 @@ struct Interface {
     sandbox: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Ip {
-    /// "4" or "6". Not believed when read: the address tells.
-    #[serde(skip_deserializing)]
+    /// "4" or "6".
     version: &'static str,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     interface: Option<u32>,
     address: Cidr,
-    #[serde(default, deserialize_with = "ip::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     gateway: Option<IpAddr>,
 }
 

@@ -2,17 +2,16 @@
 
 use std::net::IpAddr;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{AddResult, IpConfig, is_zero};
-use crate::ip::{self, Cidr};
+use crate::ip::Cidr;
 use crate::version::Version;
 
 /// Fields stand in the order in which they are printed.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
-    #[serde(skip_deserializing)]
     cni_version: &'static str,
     #[serde(skip_serializing_if = "Dns::is_empty")]
     dns: Dns,
@@ -24,8 +23,7 @@ pub(super) struct Answer {
     routes: Vec<Route>,
 }
 
-#[derive(Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[derive(Default, PartialEq, Serialize)]
 struct Dns {
     #[serde(skip_serializing_if = "String::is_empty")]
     domain: String,
@@ -43,8 +41,8 @@ impl Dns {
     }
 }
 
-#[derive(Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
 struct Interface {
     #[serde(skip_serializing_if = "String::is_empty")]
     mac: String,
@@ -59,20 +57,20 @@ struct Interface {
     socket_path: String,
 }
 
-#[derive(Serialize, Deserialize)]
+#[derive(Serialize)]
 struct Route {
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero")]
     advmss: u32,
     dst: Cidr,
-    #[serde(default, deserialize_with = "ip::optional", skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     gw: Option<IpAddr>,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero")]
     mtu: u32,
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_zero")]
     priority: u32,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     scope: Option<u8>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     table: Option<u32>,
 }
 
