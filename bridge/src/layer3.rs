@@ -1,8 +1,10 @@
 //! Layer 3: addresses and routes in the container, the gateway on the host.
 
 use std::fs::OpenOptions;
+use std::net::IpAddr;
 use std::time::Duration;
 
+use cni::ip::Cidr;
 use cni::netlink::{
     Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch,
 };
@@ -57,11 +59,15 @@ impl<'a> Guest<'a> {
         plan: &Plan,
         config: &Config,
     ) -> Result<()> {
-        let v6 = plan.ips.iter().any(|ip| ip.address.ip().is_ipv6());
-        if v6 {
-            let ifname = self.at.ifname.as_str();
-            world.netns.run(&world.home, || enable_ipv6(ifname))?;
-        }
+        let v6: Vec<_> =
+            plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
+        let watch = match v6.as_slice() {
+            [] => None,
+            _ => Some(world.netns.run(&world.home, || {
+                enable_ipv6(self.at.ifname.as_str())?;
+                Watch::open(Event::Ipv6Address)
+            })?),
+        };
         let detection = match config.detect_duplicates {
             true => DuplicateDetection::Default,
             false => DuplicateDetection::Off,
@@ -80,16 +86,16 @@ impl<'a> Guest<'a> {
         changes.push(Change::set_link(self.link, &announce));
         let configured =
             || format!("configure {:?} in {:?}", self.at.ifname.as_str(), self.at.sandbox());
-        if !v6 {
+        let Some(mut watch) = watch else {
             return self.netlink.apply(&changes).trying(configured);
-        }
+        };
         let have = self.netlink.apply_and_list(self.link, &changes).trying(configured)?;
-        if settled(&have)? {
+        let deadline = Deadline::after(DETECTION);
+        watch.await_addresses(self.link, v6, deadline)?;
+        if !config.detect_duplicates && settled(&have)? {
             return Ok(());
         }
-        let mut watch = world.netns.run(&world.home, || Watch::open(Event::Ipv6Address))?;
-        let what = "IPv6 addresses to be free of duplicates";
-        watch.wait_for(what, Deadline::after(DETECTION), || {
+        watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
             Ok(settled(&self.netlink.addresses(self.link)?)?.then_some(()))
         })
     }
@@ -162,10 +168,15 @@ pub(crate) fn ensure_gateways(
             link.index,
             &LinkChange { mac: link.mac, ..LinkChange::default() },
         ));
+        let mut watch = Watch::open(Event::Ipv6Address)?;
         match host.apply(&changes) {
+            Ok(()) => {
+                let v6 = wanted.missing.iter().map(Cidr::ip).filter(IpAddr::is_ipv6);
+                return watch.await_addresses(link.index, v6, Deadline::after(DETECTION));
+            }
             // Another ADD was faster, with one of them or with all.
             Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => {}
-            outcome => return outcome.trying(|| format!("make {:?} the gateway", link.name)),
+            Err(error) => return Err(error).trying(|| format!("make {:?} the gateway", link.name)),
         }
         have = host.addresses(link.index)?;
     }

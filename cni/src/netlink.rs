@@ -17,6 +17,7 @@ mod wire;
 mod golden;
 
 use std::fmt;
+use std::net::IpAddr;
 
 use log::debug;
 use neli::consts::nl::NlmF;
@@ -135,6 +136,41 @@ impl Watch {
 }
 
 impl Watch {
+    /// Waits until the news say of all `ips` of `link` that they are ready, or that somebody else has them. The watch
+    /// must have been opened before they were given.
+    ///
+    /// An IPv6 address that was just given is listed at once, and packets to it are thrown away until a worker of the
+    /// kernel has made its route. It tells so.
+    pub fn await_addresses(
+        &mut self,
+        link: LinkIndex,
+        ips: impl IntoIterator<Item = IpAddr>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut missing: Vec<IpAddr> = ips.into_iter().collect();
+        while let Some(ip) = missing.first().copied() {
+            let news = self.notifications.next(deadline, |message| {
+                if message.kind == libc::RTM_NEWADDR
+                    && let Some(news) = Address::read(message.payload, link)?
+                    && (news.duplicate || !news.tentative)
+                {
+                    missing.retain(|ip| *ip != news.cidr.ip());
+                }
+                Ok(())
+            });
+            match news.trying(|| format!("wait for address {ip} to be ready"))? {
+                Some(true) => {}
+                // So much happened that it must have been long ago.
+                Some(false) => return Ok(()),
+                None => {
+                    let what = format!("address {ip}: not ready within {:?}", deadline.length());
+                    return Err(Error::new(Code::TRY_LATER, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until the news say of `link` what is `wanted`; `netlink` is asked only if they do not. The watch must have
     /// been opened before whatever makes the news.
     pub fn await_link(

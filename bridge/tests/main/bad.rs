@@ -118,7 +118,7 @@ const VALUES: &[(&str, u32, &[&str])] = &[
     (r#""name": "../net""#, 7, &["../net"]),
     (r#""name": """#, 7, &["name"]),
     (r#""name": 5"#, 6, &["name", "5"]),
-    (r#""logLevel": "loud""#, 7, &["logLevel", "loud"]),
+    (r#""ipMasqBackend": ["nftables"]"#, 6, &["ipMasqBackend", "list"]),
 ];
 
 /// Whole documents.

@@ -15,7 +15,7 @@ use neli::consts::rtnl::Rtm;
 
 use super::socket::Socket;
 use super::wire::{self, Attrs, attr, list, message};
-use crate::error::{Context, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 
 pub use rule::{Part, Rule};
 
@@ -30,6 +30,9 @@ const DELCHAIN: u16 = 5;
 const NEWRULE: u16 = 6;
 const GETRULE: u16 = 7;
 const DELRULE: u16 = 8;
+
+/// How often a listing is begun anew after the socket has given it up.
+const PERSISTENCE: u32 = 50;
 
 /// struct nfgenmsg
 const HEADER: usize = 4;
@@ -276,11 +279,18 @@ impl Nftables {
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
         let attrs = vec![attr(1, chain.table.name)?, attr(2, chain.name)?];
         let request = encode(GETRULE, NlmF::empty(), chain.table.family, attrs)?;
-        self.socket
-            .list(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
+        let mut outcome = Ok(Vec::new());
+        for _ in 0..PERSISTENCE {
+            outcome = self.socket.list(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
                 // Kernels before 4.17 look at neither name and list everything.
                 Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(chain)))
-            })
+            });
+            // Any change of any ruleset spoils a listing, and many may come and go at once.
+            if !matches!(&outcome, Err(error) if error.code() == Code::TRY_LATER) {
+                break;
+            }
+        }
+        outcome
             .or_else(|error| absent(error, Vec::new()))
             .trying(|| format!("list the rules of chain {chain}"))
     }
