@@ -19,6 +19,7 @@ mod spoofcheck;
 mod vlan;
 
 use std::net::IpAddr;
+use std::thread;
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
@@ -78,10 +79,24 @@ impl Plugin for Bridge {
         let config = Config::parse(call)?;
         let owner = Owner::new(call, at);
         let mut failures = Failures::default();
-        failures.note(delete_pair(owner, at));
-        failures
-            .note(ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
-        failures.note(remove_rules(owner, &known_ips(call)));
+        let ips = known_ips(call);
+        // A link that goes and rules that go each wait for all processors to forget them: side by side it is one wait.
+        // The lease is released after the link is gone, and does not care about rules.
+        let rules = || remove_rules(owner, &ips);
+        thread::scope(|scope| {
+            let beside = thread::Builder::new().spawn_scoped(scope, rules);
+            failures.note(delete_pair(owner, at));
+            failures.note(
+                ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))),
+            );
+            failures.note(match beside {
+                Ok(thread) => thread.join().unwrap_or_else(|_| {
+                    Err(cni::Error::new(Code::INTERNAL, "removing the rules ended in a panic"))
+                }),
+                // No thread to be had: then one after the other.
+                Err(_) => rules(),
+            });
+        });
         failures.into_result()
     }
 
