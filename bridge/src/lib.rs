@@ -1,7 +1,39 @@
-//! The `bridge` plugin. It is not finished: it speaks the protocol and refuses to work, so that nobody takes it for
-//! more than it is.
+//! The `bridge` plugin: connects containers to a Linux bridge.
+//!
+//! One ADD, in few messages to the kernel: `attach` makes the bridge and a pair of interfaces, the container's end comes
+//! up, an IPAM plugin is asked for addresses, `gateway` works out what follows from them, `layer3` applies it on both
+//! sides, `masquerade` and `spoofcheck` add rules. Each step back is registered before the step.
 
-use cni::{AddResult, Attachment, Call, Code, Error, Plugin, Result};
+mod attach;
+mod check;
+mod config;
+mod failures;
+mod gateway;
+mod gc;
+mod iptables;
+mod layer3;
+mod masquerade;
+mod name;
+mod sha512;
+mod spoofcheck;
+mod vlan;
+
+use std::net::IpAddr;
+use std::thread;
+
+use cni::ip::Cidr;
+use cni::netlink::nft::Nftables;
+use cni::netlink::{LinkChange, Netlink};
+use cni::{
+    AddResult, Attachment, Call, Code, Context, Delegate, Interface, Netns, Plugin, Result, Undo,
+};
+
+use attach::{Pair, World};
+use config::Config;
+use failures::Failures;
+use gateway::Plan;
+use layer3::Guest;
+use name::Owner;
 
 /// The `bridge` plugin.
 #[derive(Debug)]
@@ -12,31 +44,246 @@ impl Plugin for Bridge {
         "bridge"
     }
 
-    fn add(&self, _call: &Call<'_>, _at: &Attachment) -> Result<AddResult> {
-        Err(unfinished())
+    fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        let config = Config::parse(call)?;
+        config.refuse_contradictions()?;
+        let owner = Owner::new(call, at);
+        if config.spoof_check {
+            spoofcheck::validate(owner)?;
+        }
+        let ipam = ipam(call, &config)?;
+        if ipam.is_none() {
+            // Old versions cannot tell of a container without addresses.
+            AddResult::default().as_seen_in(call.version)?;
+        }
+        let mut undo = Undo::new(World::open(at)?);
+        let outcome = set_up(&mut undo, at, owner, &config, ipam.as_ref())
+            .and_then(|result| result.as_seen_in(call.version).map(|_| result));
+        match outcome {
+            Ok(result) => {
+                undo.commit();
+                Ok(result)
+            }
+            Err(error) => {
+                // Steps back are about the host, wherever the failure left us.
+                if let Err(lost) = undo.world().go_home() {
+                    return Err(undo.roll_back(error.details(lost.to_string())));
+                }
+                Err(undo.roll_back(error))
+            }
+        }
     }
 
-    fn del(&self, _call: &Call<'_>, _at: &Attachment) -> Result<()> {
-        Err(unfinished())
+    /// Does every step, whatever became of the one before.
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::parse(call)?;
+        let owner = Owner::new(call, at);
+        let mut failures = Failures::default();
+        let ips = known_ips(call);
+        // A link that goes and rules that go each wait for all processors to forget them: side by side it is one wait.
+        // The lease is released after the link is gone, and does not care about rules.
+        let rules = || remove_rules(owner, &ips);
+        thread::scope(|scope| {
+            let beside = thread::Builder::new().spawn_scoped(scope, rules);
+            failures.note(delete_pair(owner, at));
+            failures.note(
+                ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))),
+            );
+            failures.note(match beside {
+                Ok(thread) => thread.join().unwrap_or_else(|_| {
+                    Err(cni::Error::new(Code::INTERNAL, "removing the rules ended in a panic"))
+                }),
+                // No thread to be had: then one after the other.
+                Err(_) => rules(),
+            });
+        });
+        failures.into_result()
     }
 
-    fn check(&self, _call: &Call<'_>, _at: &Attachment) -> Result<()> {
-        Err(unfinished())
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::parse(call)?;
+        config.refuse_contradictions()?;
+        if let Some(ipam) = ipam(call, &config)? {
+            ipam.check(at)?;
+        }
+        check::run(call, at, &config)
     }
 
-    fn gc(&self, _call: &Call<'_>) -> Result<()> {
-        Err(unfinished())
+    fn gc(&self, call: &Call<'_>) -> Result<()> {
+        let config = Config::parse(call)?;
+        gc::run(call, ipam(call, &config)?.as_ref())
     }
 
-    fn status(&self, _call: &Call<'_>) -> Result<()> {
-        Err(unfinished().code_is(Code::NOT_AVAILABLE))
+    fn status(&self, call: &Call<'_>) -> Result<()> {
+        let config = Config::parse(call)?;
+        config.refuse_contradictions()?;
+        let not_available = |error: cni::Error| error.code_is(Code::NOT_AVAILABLE);
+        let ipam = ipam(call, &config).map_err(not_available)?;
+        attach::status(&mut Netlink::open()?, &config).map_err(not_available)?;
+        if let Some(ipam) = ipam {
+            ipam.status()?;
+            if config.gateway {
+                layer3::forwarding_status().map_err(not_available)?;
+            }
+            if let Some(backend) = config.masquerade {
+                masquerade::status(backend).map_err(not_available)?;
+            }
+        }
+        Ok(())
     }
 }
 
-fn unfinished() -> Error {
-    let error =
-        Error::new(Code::INTERNAL, "the bridge plugin of this version of cni0 does not work yet");
-    error.details(
-        "use that of containernetworking-plugins; README.md tells the state of each plugin",
-    )
+/// The IPAM plugin, if the network has one.
+fn ipam<'a>(call: &'a Call<'a>, config: &Config) -> Result<Option<Delegate<'a>>> {
+    config.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
+}
+
+/// Everything that an ADD makes.
+fn set_up<'a>(
+    undo: &mut Undo<'a, World>,
+    at: &'a Attachment,
+    owner: Owner<'a>,
+    config: &'a Config,
+    ipam: Option<&'a Delegate<'a>>,
+) -> Result<AddResult> {
+    let pair = attach::create(undo, config, owner, at)?;
+    if config.spoof_check {
+        undo.push("remove the spoof check", move |_| {
+            spoofcheck::remove(&mut Nftables::open()?, owner)
+        });
+        spoofcheck::add(owner, &pair.port_name, pair.mac)?;
+    }
+    let mut result = pair.describe(at);
+    match ipam {
+        None => bring_up(undo.world(), &pair, at, config)?,
+        Some(ipam) => give_addresses(undo, &pair, at, owner, config, ipam, &mut result)?,
+    }
+    if let Some(dns) = &config.dns {
+        result.dns = dns.clone();
+    }
+    Ok(result)
+}
+
+/// Layer 2: the container's end comes up, and nothing more.
+fn bring_up(world: &mut World, pair: &Pair, at: &Attachment, config: &Config) -> Result<()> {
+    if !config.container_up {
+        return Ok(());
+    }
+    let up = LinkChange { up: Some(true), ..LinkChange::default() };
+    Guest::bring_up(world, pair, at, &up, |_| ())?.await_port(world, pair)
+}
+
+/// Layer 3: addresses and routes in the container, gateway and masquerade on the host.
+fn give_addresses<'a>(
+    undo: &mut Undo<'a, World>,
+    pair: &Pair,
+    at: &'a Attachment,
+    owner: Owner<'a>,
+    config: &'a Config,
+    ipam: &'a Delegate<'a>,
+    result: &mut AddResult,
+) -> Result<()> {
+    // Unlike upstream, before the addresses are known: so the port comes up while the IPAM plugin works.
+    let up = LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() };
+    let prepare = |ifname: &str| layer3::prepare_ipv6(ifname, config.detect_duplicates);
+    let mut guest = Guest::bring_up(undo.world(), pair, at, &up, prepare)?;
+
+    let port = pair.port_name.clone();
+    undo.push("release the addresses", move |world| {
+        // Nobody may get an address that is still in use.
+        attach::delete(&mut world.host, &port)?;
+        ipam.del(at)
+    });
+    let answer = ipam.add(at)?;
+    result.dns = answer.dns.clone();
+    let plan = Plan::new(answer, config)?;
+
+    guest.await_port(undo.world(), pair)?;
+    guest.configure(undo.world(), pair, &plan, config)?;
+    if config.gateway {
+        result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config)?);
+        layer3::enable_forwarding(&plan)?;
+    }
+    if let Some(backend) = config.masquerade {
+        let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
+        let addresses: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
+        undo.push("remove the masquerade", move |_| remove_rules(owner, &addresses));
+        masquerade::add(backend, owner, &ips)?;
+    }
+    result.ips = plan.ips;
+    result.routes = plan.routes;
+    Ok(())
+}
+
+/// Gives the bridge, or the VLAN's own interface, the gateway's addresses; the latter is part of the answer.
+fn be_gateway(
+    world: &mut World,
+    pair: &Pair,
+    plan: &Plan,
+    config: &Config,
+) -> Result<Option<Interface>> {
+    let World { home, host, .. } = world;
+    let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
+        layer3::ensure_gateways(host, &pair.bridge, Some(&pair.addresses), plan, config)?;
+        return Ok(None);
+    };
+    let link = vlan::ensure_gateway(host, home, &pair.bridge, &name, vlans)?;
+    layer3::ensure_gateways(host, &link, None, plan, config)?;
+    let mac = link.mac.map_or_else(String::new, |mac| mac.to_string());
+    Ok(Some(Interface { name, mac, ..Interface::default() }))
+}
+
+/// Deletes the pair, by the end that can be found.
+fn delete_pair(owner: Owner<'_>, at: &Attachment) -> Result<()> {
+    let mut failures = Failures::default();
+    match at.open_netns_if_there() {
+        Ok(None) => {}
+        Ok(Some(netns)) => match delete_guest(&netns, at) {
+            Ok(true) => return Ok(()),
+            Ok(false) => {}
+            Err(error) => failures.note(Err(error)),
+        },
+        Err(error) => failures.note(Err(error)),
+    }
+    // The namespace may live on without its path, and with it the pair.
+    failures.note(delete_port(owner));
+    failures.into_result()
+}
+
+/// Deletes the container's end; `false` if there is none.
+fn delete_guest(netns: &Netns, at: &Attachment) -> Result<bool> {
+    let name = at.ifname.as_str();
+    let mut guest = netns.run(&Netns::current()?, Netlink::open)?;
+    match guest.apply(&[cni::netlink::Change::delete_link(name)]) {
+        Ok(()) => Ok(true),
+        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO)) => Ok(false),
+        Err(error) => Err(error).trying(|| format!("in {:?}", at.sandbox())),
+    }
+}
+
+/// Deletes the host's end, which its alias tells from all others.
+fn delete_port(owner: Owner<'_>) -> Result<()> {
+    let alias = owner.alias();
+    let mut host = Netlink::open()?;
+    let mut failures = Failures::default();
+    for link in host.links(None)?.iter().filter(|link| link.alias == alias) {
+        failures.note(attach::delete(&mut host, &link.name));
+    }
+    failures.into_result()
+}
+
+/// Removes all rules of an attachment, of either backend and whatever the configuration says.
+fn remove_rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+    let mut nft = Nftables::open()?;
+    let mut failures = Failures::default();
+    failures.note(spoofcheck::remove(&mut nft, owner));
+    failures.note(masquerade::remove(&mut nft, owner));
+    failures.note(iptables::remove(&mut nft, &mut Netlink::open()?, owner, ips));
+    failures.into_result()
+}
+
+/// The addresses that `prevResult` tells, where a runtime passes it on.
+fn known_ips(call: &Call<'_>) -> Vec<IpAddr> {
+    let told = call.previous().ok().flatten().unwrap_or_default();
+    told.ips.iter().map(|ip| ip.address.ip()).collect()
 }

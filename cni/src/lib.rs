@@ -30,6 +30,7 @@ mod sys;
 pub mod sysctl;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod tool;
 mod undo;
 mod version;
 mod wait;

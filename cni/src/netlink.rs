@@ -7,6 +7,7 @@
 mod address;
 mod link;
 mod neighbour;
+pub mod nft;
 mod route;
 mod socket;
 mod vlan;
@@ -16,8 +17,10 @@ mod wire;
 mod golden;
 
 use std::fmt;
+use std::net::IpAddr;
 
 use log::debug;
+use neli::consts::nl::NlmF;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::wait::Deadline;
@@ -62,6 +65,28 @@ impl fmt::Debug for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// The messages of `changes`, which are about to be sent.
+fn encoded(changes: &[Change]) -> Result<Vec<&[u8]>> {
+    let mut messages = Vec::with_capacity(changes.len() + 2);
+    for change in changes {
+        debug!("{change}");
+        let message = change.message.as_deref().map_err(Clone::clone);
+        messages.push(message.trying(|| change.what.as_str())?);
+    }
+    Ok(messages)
+}
+
+/// A port that was made, and the bridge as it is with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewPort {
+    /// The port, as it was when it was made: before it became a port.
+    pub port: Link,
+    /// The bridge.
+    pub bridge: Link,
+    /// The bridge's addresses.
+    pub addresses: Vec<Address>,
 }
 
 /// What the kernel tells unasked to those who wait.
@@ -110,6 +135,73 @@ impl Watch {
     }
 }
 
+impl Watch {
+    /// Waits until the news say of all `ips` of `link` that they are ready, or that somebody else has them. The watch
+    /// must have been opened before they were given.
+    ///
+    /// An IPv6 address that was just given is listed at once, and packets to it are thrown away until a worker of the
+    /// kernel has made its route. It tells so.
+    pub fn await_addresses(
+        &mut self,
+        link: LinkIndex,
+        ips: impl IntoIterator<Item = IpAddr>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut missing: Vec<IpAddr> = ips.into_iter().collect();
+        while let Some(ip) = missing.first().copied() {
+            let news = self.notifications.next(deadline, |message| {
+                if message.kind == libc::RTM_NEWADDR
+                    && let Some(news) = Address::read(message.payload, link)?
+                    && (news.duplicate || !news.tentative)
+                {
+                    missing.retain(|ip| *ip != news.cidr.ip());
+                }
+                Ok(())
+            });
+            match news.trying(|| format!("wait for address {ip} to be ready"))? {
+                Some(true) => {}
+                // So much happened that it must have been long ago.
+                Some(false) => return Ok(()),
+                None => {
+                    let what = format!("address {ip}: not ready within {:?}", deadline.length());
+                    return Err(Error::new(Code::TRY_LATER, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the news say of `link` what is `wanted`; `netlink` is asked only if they do not. The watch must have
+    /// been opened before whatever makes the news.
+    pub fn await_link(
+        &mut self,
+        netlink: &mut Netlink,
+        link: LinkIndex,
+        what: &str,
+        deadline: Deadline,
+        wanted: impl Fn(&Link) -> bool,
+    ) -> Result<Link> {
+        let mut found = None;
+        while found.is_none() {
+            let news = self.notifications.next(deadline, |message| {
+                if message.kind == libc::RTM_NEWLINK {
+                    let news = Link::read(message.payload)?;
+                    found = Some(news).filter(|news| news.index == link && wanted(news));
+                }
+                Ok(())
+            });
+            if news.trying(|| format!("wait for {what}"))? != Some(true) {
+                // Lost, or never sent: then what is there counts.
+                break;
+            }
+        }
+        match found {
+            Some(found) => Ok(found),
+            None => self.wait_for(what, deadline, || Ok(netlink.link(link)?.filter(&wanted))),
+        }
+    }
+}
+
 /// A netlink socket in one network namespace.
 #[derive(Debug)]
 pub struct Netlink {
@@ -140,20 +232,72 @@ impl Netlink {
             }
             Ok(())
         })?;
-        if let Some(made) = made {
-            return Ok(made);
+        self.or_look(made, changes)
+    }
+
+    /// The link that the first of `changes` made: as it was echoed, or, before Linux 6.2, looked for.
+    fn or_look(&mut self, made: Option<Link>, changes: &[Change]) -> Result<Link> {
+        if let Some(link) = made {
+            return Ok(link);
         }
-        let name = changes
-            .first()
-            .and_then(|change| change.makes.as_deref())
-            .ok_or_else(|| Error::bug("no link to make"))?;
-        let gone = || {
-            Error::new(
-                Code::INTERNAL,
-                format!("link {name:?} was made, and somebody deleted it at once"),
-            )
-        };
-        self.link(name)?.ok_or_else(gone)
+        let name = changes.first().and_then(|change| change.makes.as_deref()).unwrap_or_default();
+        self.link(name)?.ok_or_else(|| {
+            let what = format!("link {name:?} was made, and somebody deleted it at once");
+            Error::new(Code::INTERNAL, what)
+        })
+    }
+
+    /// Makes all `changes`, the first of which makes a link that becomes a port of `bridge`; then looks at the bridge
+    /// and its addresses. All with one message.
+    pub fn create_port(&mut self, bridge: LinkIndex, changes: &[Change]) -> Result<NewPort> {
+        let (look, list) = (link::get_link(bridge.into())?, address::list_addresses(bridge)?);
+        let mut messages = encoded(changes)?;
+        messages.extend([look.as_slice(), list.as_slice()]);
+        let (mut links, mut addresses, mut whole) = (Vec::new(), Vec::new(), true);
+        let refused = self.socket.change_and_list(&messages, |message| {
+            whole &= message.flags & NlmF::DUMP_INTR.bits() == 0;
+            match message.kind {
+                libc::RTM_NEWLINK => links.push(Link::read(message.payload)?),
+                libc::RTM_NEWADDR => addresses.extend(Address::read(message.payload, bridge)?),
+                _ => {}
+            }
+            Ok(())
+        })?;
+        if let Some((index, error)) = refused {
+            let what = changes.get(index).map(|change| change.what.as_str());
+            return Err(error).trying(|| what.unwrap_or("look at the bridge"));
+        }
+        if !whole {
+            addresses = self.addresses(bridge)?;
+        }
+        let bridge = links
+            .pop_if(|link| link.index == bridge)
+            .ok_or_else(|| Error::bug("the kernel did not show a bridge"))?;
+        let port = self.or_look(links.into_iter().next(), changes)?;
+        Ok(NewPort { port, bridge, addresses })
+    }
+
+    /// Makes all `changes`, then lists the addresses of `link`, all with one message.
+    pub fn apply_and_list(&mut self, link: LinkIndex, changes: &[Change]) -> Result<Vec<Address>> {
+        let list = address::list_addresses(link)?;
+        let mut messages = encoded(changes)?;
+        messages.push(&list);
+        let (mut addresses, mut whole) = (Vec::new(), true);
+        let refused = self.socket.change_and_list(&messages, |message| {
+            whole &= message.flags & NlmF::DUMP_INTR.bits() == 0;
+            if message.kind == libc::RTM_NEWADDR {
+                addresses.extend(Address::read(message.payload, link)?);
+            }
+            Ok(())
+        })?;
+        match refused {
+            Some((index, error)) => {
+                let what = changes.get(index).map(|change| change.what.as_str());
+                Err(error).trying(|| what.unwrap_or("list addresses"))
+            }
+            None if whole => Ok(addresses),
+            None => self.addresses(link),
+        }
     }
 
     fn send(
@@ -161,14 +305,7 @@ impl Netlink {
         changes: &[Change],
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<()> {
-        let mut messages = Vec::with_capacity(changes.len());
-        for change in changes {
-            debug!("{change}");
-            messages.push(
-                change.message.as_deref().map_err(Clone::clone).trying(|| change.what.as_str())?,
-            );
-        }
-        match self.socket.change(&messages, each)? {
+        match self.socket.change(&encoded(changes)?, each)? {
             None => Ok(()),
             Some((index, error)) => {
                 Err(error).trying(|| changes.get(index).map_or("", |change| &change.what))

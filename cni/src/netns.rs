@@ -1,11 +1,12 @@
 //! Network namespaces: open one, compare it, run something inside.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns};
 
 use crate::error::{Code, Context, Error, Result};
@@ -37,13 +38,11 @@ impl Netns {
     /// such as the file that a bind mount of `ip netns` leaves when it is unmounted.
     pub fn open_if_there(path: &Path) -> Result<Option<Netns>> {
         // Without O_NONBLOCK a FIFO at the path would hold us for ever.
-        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path) {
+        let file = match sys::open(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
             Ok(file) => file,
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR)) => {
-                return Ok(None);
-            }
-            Err(error) => {
-                return Err(of_namespace(error))
+            Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => return Ok(None),
+            Err(errno) => {
+                return Err(of_namespace(errno.into()))
                     .trying(|| format!("open the network namespace {path:?}"));
             }
         };
@@ -54,7 +53,8 @@ impl Netns {
 
     /// The namespace this thread is in.
     pub fn current() -> Result<Netns> {
-        let file = File::open(OWN).map_err(of_namespace);
+        let file = sys::open(Path::new(OWN), OFlag::O_RDONLY);
+        let file = file.map_err(|errno| of_namespace(errno.into()));
         let file = file.trying(|| format!("open the plugin's own network namespace {OWN:?}"))?;
         Ok(Netns { file, path: PathBuf::from(OWN) })
     }

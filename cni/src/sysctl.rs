@@ -1,12 +1,14 @@
 //! Kernel settings under /proc/sys: read first, written only where they differ.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use log::debug;
+use nix::fcntl::OFlag;
 
 use crate::error::{Context, Result};
+use crate::sys;
 
 /// What became of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,10 +43,20 @@ pub fn set(key: &[&str], value: &str) -> Result<Setting> {
     }
 }
 
-fn write_if_different(path: &PathBuf, value: &str) -> io::Result<Setting> {
-    if fs::read_to_string(path)?.trim_end() == value {
+fn write_if_different(path: &Path, value: &str) -> io::Result<Setting> {
+    // What is set already may be on a read-only file system.
+    let (file, writable) = match sys::open(path, OFlag::O_RDWR) {
+        Err(nix::Error::EROFS | nix::Error::EACCES) => (sys::open(path, OFlag::O_RDONLY)?, false),
+        file => (file?, true),
+    };
+    let mut have = [0; 64];
+    let len = file.read_at(&mut have, 0)?;
+    if have.get(..len).is_some_and(|have| have.trim_ascii_end() == value.as_bytes()) {
         return Ok(Setting::Kept);
     }
-    OpenOptions::new().write(true).open(path)?.write_all(value.as_bytes())?;
+    if !writable {
+        return Err(io::Error::from_raw_os_error(libc::EROFS));
+    }
+    file.write_all_at(value.as_bytes(), 0)?;
     Ok(Setting::Changed)
 }

@@ -8,7 +8,7 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::value::RawValue;
 
-use super::{Fault, RAW, mismatch};
+use super::{Fault, RAW};
 
 /// One value of the document, as its text without white space around it.
 #[derive(Clone, Copy)]
@@ -27,60 +27,38 @@ impl<'de> Node<'de> {
         Ok(text)
     }
 
-    fn number<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        // "1500.0" is no integer to the reference, so the text decides, not the value.
-        if self.0.contains(['.', 'e', 'E']) {
-            return visitor.visit_f64(self.0.parse().map_err(Fault::value)?);
-        }
-        if let Ok(n) = self.0.parse::<u64>() {
-            return visitor.visit_u64(n);
-        }
-        match self.0.parse::<i64>() {
-            Ok(n) => visitor.visit_i64(n),
-            Err(_) => Err(Fault::value(format!("{} is out of range", self.0))),
-        }
-    }
-}
-
-impl<'de> Deserializer<'de> for Node<'de> {
-    type Error = Fault;
-
-    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
-        match self.0.as_bytes().first() {
-            Some(b'n') => visitor.visit_unit(),
-            Some(b't') => visitor.visit_bool(true),
-            Some(b'f') => visitor.visit_bool(false),
-            Some(b'"') => match self.text()? {
-                Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
-                Cow::Owned(text) => visitor.visit_string(text),
+    /// The value itself. Not for one type of reader but for all: what serde makes for each type should be small.
+    fn value(self) -> Result<Value<'de>, Fault> {
+        Ok(match self.0.as_bytes().first() {
+            Some(b'n') => Value::Null,
+            Some(b't') => Value::Bool(true),
+            Some(b'f') => Value::Bool(false),
+            Some(b'"') => Value::Text(self.text()?),
+            Some(b'[') => Value::List,
+            Some(b'{') => Value::Object,
+            // "1500.0" is no integer to the reference, so the text decides, not the value.
+            _ if self.0.contains(['.', 'e', 'E']) => Value::Fraction,
+            _ => match (self.0.parse(), self.0.parse()) {
+                (Ok(n), _) => Value::Unsigned(n),
+                (_, Ok(n)) => Value::Signed(n),
+                _ => return Err(Fault::value(format!("{} is out of range", self.0))),
             },
-            Some(b'[') => visitor.visit_seq(Items { members: Members::of(self), index: 0 }),
-            Some(b'{') => {
-                let mut pairs = Vec::new();
-                let mut members = Members::of(self);
-                while let Some(pair) = members.next_pair()? {
-                    pairs.push(pair);
-                }
-                visitor.visit_map(Fields::new(pairs))
-            }
-            _ => self.number(visitor),
-        }
+        })
     }
 
-    fn deserialize_struct<V: Visitor<'de>>(
-        self,
-        _name: &'static str,
-        fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Fault> {
-        // serde's visitor would take a list for the fields in their order.
-        if self.0.starts_with('[') {
-            return Err(Fault::shape(mismatch(de::Unexpected::Seq, &"an object")));
+    /// All members of an object.
+    fn pairs(self) -> Result<Fields<'de>, Fault> {
+        let mut pairs = Vec::new();
+        let mut members = Members::of(self);
+        while let Some(pair) = members.next_pair()? {
+            pairs.push(pair);
         }
-        if !self.0.starts_with('{') {
-            return self.deserialize_any(visitor);
-        }
-        // Only what is known is kept, so that an object of any size costs no more than its fields.
+        Ok(Fields::new(pairs))
+    }
+
+    /// The members of an object that are among `fields`, the last of each, without those that are null. Only what is
+    /// known is kept, so that an object of any size costs no more than its fields.
+    fn known(self, fields: &'static [&'static str]) -> Result<Fields<'de>, Fault> {
         let mut known: Vec<Pair<'de>> = Vec::with_capacity(fields.len());
         let mut members = Members::of(self);
         while let Some((key, value)) = members.next_pair()? {
@@ -93,7 +71,113 @@ impl<'de> Deserializer<'de> for Node<'de> {
                 None => known.push((Cow::Borrowed(field), value)),
             }
         }
-        visitor.visit_map(Fields::new(known))
+        Ok(Fields::new(known))
+    }
+
+    /// That this is not what a reader wants.
+    #[cold]
+    fn unwanted(self, value: &Value<'_>, wanted: &dyn de::Expected) -> Fault {
+        let got = match value {
+            Value::Null => de::Unexpected::Unit,
+            Value::Bool(value) => de::Unexpected::Bool(*value),
+            Value::Unsigned(n) => de::Unexpected::Unsigned(*n),
+            Value::Signed(n) => de::Unexpected::Signed(*n),
+            Value::Fraction => de::Unexpected::Other(self.0),
+            Value::Text(text) => de::Unexpected::Str(text),
+            Value::List => de::Unexpected::Seq,
+            Value::Object => de::Unexpected::Map,
+        };
+        de::Error::invalid_type(got, wanted)
+    }
+}
+
+/// A value, told from its text. Members are read when somebody wants them.
+enum Value<'de> {
+    Null,
+    Bool(bool),
+    Unsigned(u64),
+    Signed(i64),
+    /// Nothing that is read here is one, so its text is enough.
+    Fraction,
+    Text(Cow<'de, str>),
+    List,
+    Object,
+}
+
+/// A method for each kind of integer that a reader may want.
+macro_rules! integers {
+    ($($method:ident)*) => {
+        $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+            match self.value()? {
+                Value::Unsigned(n) => visitor.visit_u64(n),
+                Value::Signed(n) => visitor.visit_i64(n),
+                other => Err(self.unwanted(&other, &visitor)),
+            }
+        })*
+    };
+}
+
+impl<'de> Deserializer<'de> for Node<'de> {
+    type Error = Fault;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value()? {
+            Value::Null => visitor.visit_unit(),
+            Value::Bool(value) => visitor.visit_bool(value),
+            Value::Unsigned(n) => visitor.visit_u64(n),
+            Value::Signed(n) => visitor.visit_i64(n),
+            Value::Text(Cow::Borrowed(text)) => visitor.visit_borrowed_str(text),
+            Value::Text(Cow::Owned(text)) => visitor.visit_string(text),
+            Value::List => visitor.visit_seq(Items { members: Members::of(self), index: 0 }),
+            Value::Object => visitor.visit_map(self.pairs()?),
+            other @ Value::Fraction => Err(self.unwanted(&other, &visitor)),
+        }
+    }
+
+    // The next ones could all be left to the one above, at ten times the size: there is one for each type.
+
+    fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value()? {
+            Value::Bool(value) => visitor.visit_bool(value),
+            other => Err(self.unwanted(&other, &visitor)),
+        }
+    }
+
+    integers! {
+        deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64
+        deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64
+    }
+
+    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value()? {
+            Value::Text(Cow::Borrowed(text)) => visitor.visit_borrowed_str(text),
+            Value::Text(Cow::Owned(text)) => visitor.visit_string(text),
+            other => Err(self.unwanted(&other, &visitor)),
+        }
+    }
+
+    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        self.deserialize_str(visitor)
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
+        match self.value()? {
+            Value::List => visitor.visit_seq(Items { members: Members::of(self), index: 0 }),
+            other => Err(self.unwanted(&other, &visitor)),
+        }
+    }
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _name: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, Fault> {
+        match self.value()? {
+            Value::Object => visitor.visit_map(self.known(fields)?),
+            // Not even a list, which serde's visitor would take for the fields in their order.
+            other => Err(self.unwanted(&other, &visitor)),
+        }
     }
 
     fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
@@ -130,8 +214,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
     }
 
     forward_to_deserialize_any! {
-        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
-        tuple_struct map identifier
+        i128 u128 f32 f64 char bytes byte_buf unit unit_struct tuple tuple_struct map identifier
     }
 }
 
@@ -188,6 +271,7 @@ impl<'de> Fields<'de> {
 impl<'de> MapAccess<'de> for Fields<'de> {
     type Error = Fault;
 
+    #[inline(never)]
     fn next_key_seed<K: DeserializeSeed<'de>>(
         &mut self,
         seed: K,
@@ -197,6 +281,8 @@ impl<'de> MapAccess<'de> for Fields<'de> {
         seed.deserialize(CowStrDeserializer::new(key.clone())).map(Some)
     }
 
+    // Fields of one type share what reads them.
+    #[inline(never)]
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
         let (key, value) =
             self.value.take().ok_or_else(|| Fault::shape("a value before its key"))?;
@@ -212,6 +298,7 @@ struct Items<'de> {
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = Fault;
 
+    #[inline(never)]
     fn next_element_seed<T: DeserializeSeed<'de>>(
         &mut self,
         seed: T,

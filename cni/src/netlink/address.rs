@@ -39,7 +39,7 @@ pub enum DuplicateDetection {
 
 impl Address {
     /// The address, if it belongs to `link`.
-    fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Address>> {
+    pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Address>> {
         let (prefix, scope, index) =
             (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
         let mut flags = u32::from(wire::byte(payload, 2)?);

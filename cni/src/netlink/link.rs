@@ -383,6 +383,20 @@ impl Change {
         Change::new(format!("set port {link}: hairpin {hairpin}, isolated {isolated}"), encode())
     }
 
+    /// Makes a bridge filter VLANs.
+    pub fn filter_vlans(bridge: LinkIndex) -> Change {
+        let encode = || {
+            let info = vec![
+                attr(IflaInfo::Kind, "bridge".as_bytes())?,
+                nest(IflaInfo::Data, vec![attr(wire::IFLA_BR_VLAN_FILTERING, 1_u8)?])?,
+            ];
+            let attrs = vec![nest(Ifla::Linkinfo, info)?];
+            let body = header(Some(bridge.into())).rtattrs(list(attrs));
+            message(Rtm::Newlink, NlmF::empty(), body.build().map_err(Error::bug)?)
+        };
+        Change::new(format!("make bridge {bridge} filter VLANs"), encode())
+    }
+
     /// Deletes a link, and the other end of a veth with it.
     pub fn delete_link<'a>(link: impl Into<LinkRef<'a>>) -> Change {
         let link = link.into();
@@ -430,6 +444,12 @@ impl Netlink {
         self.socket
             .get(&request, libc::RTM_NEWLINK, &[libc::ENODEV, libc::ENXIO], Link::read)
             .trying(|| format!("look for link {link}"))
+    }
+
+    /// The number of the link called `name`. Asked for without a message.
+    pub fn link_index(&mut self, name: &str) -> Result<Option<LinkIndex>> {
+        let index = self.socket.link_index(name).trying(|| format!("look for link {name:?}"))?;
+        Ok(index.and_then(LinkIndex::optional))
     }
 
     /// All links, or all ports of one bridge.

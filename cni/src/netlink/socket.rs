@@ -41,7 +41,8 @@ impl fmt::Debug for Socket {
 impl Socket {
     /// For links, addresses, routes.
     pub(super) fn route() -> Result<Socket> {
-        let socket = NlSocket::connect(NlFamily::Route, None, Groups::empty())?;
+        // The kernel gives it an address with the first message.
+        let socket = NlSocket::new(NlFamily::Route)?;
         socket.enable_ext_ack(true)?;
         // Makes the kernel apply the filter of a listing. It does not exist before 4.20, where we filter anyway.
         match socket.enable_strict_checking(true) {
@@ -53,13 +54,20 @@ impl Socket {
         Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER] })
     }
 
+    /// For nf_tables.
+    pub(super) fn netfilter() -> Result<Socket> {
+        let socket = NlSocket::new(NlFamily::Netfilter)?;
+        socket.enable_ext_ack(true)?;
+        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER] })
+    }
+
     /// Sends `messages` in one datagram and reads until the last is acknowledged. `each` is shown what they echo.
     ///
     /// The inner result is the first refusal, with the place of the message that was refused.
     pub(super) fn change(
         &mut self,
         messages: &[&[u8]],
-        mut each: impl FnMut(&Message<'_>) -> Result<()>,
+        each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
         let Some((last, others)) = messages.split_last() else { return Ok(None) };
         let first = self.seq.wrapping_add(1);
@@ -69,10 +77,65 @@ impl Socket {
         }
         // Refusals come by themselves; one acknowledgement, at the end, stands for all that was not refused.
         self.append(&mut datagram, last, NlmF::ACK);
+        let ended = |place, _| place + 1 == messages.len();
+        self.converse(&datagram, first, messages.len(), ended, each)
+    }
+
+    /// Sends `messages` in one datagram, the last of which asks for a list. `each` is shown what they echo, what they
+    /// ask for, and the list.
+    pub(super) fn change_and_list(
+        &mut self,
+        messages: &[&[u8]],
+        each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
+        let Some((last, others)) = messages.split_last() else { return Ok(None) };
+        let first = self.seq.wrapping_add(1);
+        let mut datagram = Vec::with_capacity(messages.iter().map(|message| message.len()).sum());
+        for message in others {
+            self.append(&mut datagram, message, NlmF::empty());
+        }
+        self.append(&mut datagram, last, NlmF::DUMP);
+        let ended = |place, _| place + 1 == messages.len();
+        self.converse(&datagram, first, messages.len(), ended, each)
+    }
+
+    /// Sends `messages` between `begin` and `end`: to nf_tables a transaction, of which all or nothing happens, and
+    /// without an end nothing. The inner result is as that of [`Socket::change`].
+    pub(super) fn transact(
+        &mut self,
+        begin: &[u8],
+        messages: &[&[u8]],
+        end: Option<&[u8]>,
+    ) -> Result<Option<(usize, Error)>> {
+        let Some((last, others)) = messages.split_last() else { return Ok(None) };
+        let mut datagram = Vec::new();
+        let first = self.append(&mut datagram, begin, NlmF::empty());
+        for message in others {
+            self.append(&mut datagram, message, NlmF::empty());
+        }
+        self.append(&mut datagram, last, NlmF::ACK);
+        if let Some(end) = end {
+            self.append(&mut datagram, end, NlmF::empty());
+        }
+        // What befalls the whole transaction is answered to its beginning.
+        let ended = |place, refused| place == messages.len() || (place == 0 && refused);
+        let refused = self.converse(&datagram, first, messages.len() + 1, ended, |_| Ok(()))?;
+        Ok(refused.map(|(place, error)| (place.saturating_sub(1), error)))
+    }
+
+    /// Sends a datagram of `count` messages, the first of which has the sequence number `first`, and reads until
+    /// `ended` says of an answer, by its place and whether it is a refusal, that it is the last.
+    fn converse(
+        &mut self,
+        datagram: &[u8],
+        first: u32,
+        count: usize,
+        ended: impl Fn(usize, bool) -> bool,
+        mut each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
         // A refusal repeats the message.
         self.reserve(datagram.len() + BUFFER / 2);
-        self.transmit(&datagram)?;
-
+        self.transmit(datagram)?;
         let mut refused = None;
         let deadline = Deadline::after(PATIENCE);
         loop {
@@ -81,20 +144,32 @@ impl Socket {
             };
             while let Some(message) = wire::next_message(&mut rest)? {
                 let place = message.seq.wrapping_sub(first) as usize;
-                if place >= messages.len() {
+                if place >= count {
                     continue; // The answer to a request that was given up.
                 }
-                if message.kind != NLMSG_ERROR {
+                if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
                     each(&message)?;
                     continue;
                 }
-                if let Some(error) = refusal(&message)? {
+                // The end of a list says what went wrong in the same way.
+                let refusal = refusal(&message)?;
+                let last = ended(place, refusal.is_some());
+                if let Some(error) = refusal {
                     refused.get_or_insert((place, error));
                 }
-                if place + 1 == messages.len() {
+                if last {
                     return Ok(refused);
                 }
             }
+        }
+    }
+
+    /// The number of the link called `name`, without a message; `None` if there is none.
+    pub(super) fn link_index(&self, name: &str) -> Result<Option<u32>> {
+        match sys::link_index(sys::borrow(&self.socket), name) {
+            Ok(index) => Ok(Some(index)),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -306,6 +381,36 @@ impl Notifications {
         Ok(Notifications {
             socket: NlSocket::connect(NlFamily::Route, None, Groups::new_groups(&[group]))?,
         })
+    }
+
+    /// Shows the next one to `each`; `None` if the deadline came first, `false` if some were lost because too many
+    /// came at once.
+    pub(super) fn next(
+        &mut self,
+        deadline: Deadline,
+        mut each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<bool>> {
+        let mut buffer = [0; BUFFER / 2];
+        loop {
+            match retry(|| self.socket.recv(&mut buffer, Msg::TRUNC | Msg::DONTWAIT)) {
+                Ok((len, _)) => {
+                    let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
+                    while let Some(message) = wire::next_message(&mut rest)? {
+                        each(&message)?;
+                    }
+                    return Ok(Some(true));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    return Ok(Some(false));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !deadline.readable(sys::borrow(&self.socket))? {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 
     /// Waits for any; `false` if the deadline came first. What they say is not looked at: whoever waits asks for the

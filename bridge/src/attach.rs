@@ -1,0 +1,287 @@
+//! Layer 2: the bridge, and a pair of interfaces between it and the container.
+
+use std::time::Duration;
+
+use cni::ip::MacAddr;
+use cni::netlink::{
+    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd,
+    VethSpec, Watch,
+};
+use cni::{
+    AddResult, Attachment, Code, Context, Deadline, Error, Interface, Netns, Result, Undo, sysctl,
+};
+use log::warn;
+
+use crate::config::Config;
+use crate::name::{self, Owner};
+
+/// How often a name, or a bridge that vanished, is tried again.
+const ATTEMPTS: u32 = 10;
+/// How long a port may take to come up.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// As many as a bridge can number (BR_MAX_PORTS less one).
+const MAX_PORTS: u32 = 1023;
+
+/// What an ADD changes, and what its steps back need.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) home: Netns,
+    pub(crate) netns: Netns,
+    pub(crate) host: Netlink,
+}
+
+impl World {
+    pub(crate) fn open(at: &Attachment) -> Result<World> {
+        Ok(World { netns: at.open_netns()?, home: Netns::current()?, host: Netlink::open()? })
+    }
+
+    /// Makes sure that this thread is where it began.
+    pub(crate) fn go_home(&self) -> Result<()> {
+        self.home.run(&self.home, || Ok(()))
+    }
+
+    /// Runs `work` inside the container, and opens a socket there.
+    pub(crate) fn enter(&self, work: impl FnOnce()) -> Result<Netlink> {
+        self.netns.run(&self.home, || {
+            work();
+            Netlink::open()
+        })
+    }
+}
+
+/// A pair between bridge and container.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) bridge: Link,
+    /// The bridge's addresses.
+    pub(crate) addresses: Vec<Address>,
+    /// The host's end.
+    pub(crate) port: LinkIndex,
+    pub(crate) port_name: String,
+    pub(crate) port_mac: MacAddr,
+    /// The container's end; `None` if the kernel did not tell.
+    peer: Option<LinkIndex>,
+    pub(crate) mac: MacAddr,
+}
+
+impl Pair {
+    /// The interfaces as an answer lists them: bridge, host's end, container's end.
+    pub(crate) fn describe(&self, at: &Attachment) -> AddResult {
+        let interface = |name: &str, mac: Option<MacAddr>, sandbox: String| Interface {
+            name: name.to_owned(),
+            mac: mac.map_or_else(String::new, |mac| mac.to_string()),
+            sandbox,
+            ..Interface::default()
+        };
+        let interfaces = vec![
+            interface(&self.bridge.name, self.bridge.mac, String::new()),
+            interface(&self.port_name, Some(self.port_mac), String::new()),
+            interface(at.ifname.as_str(), Some(self.mac), at.sandbox()),
+        ];
+        AddResult { interfaces, ..AddResult::default() }
+    }
+
+    /// The container's end by number.
+    pub(crate) fn guest(&self, guest: &mut Netlink, at: &Attachment) -> Result<LinkIndex> {
+        if let Some(peer) = self.peer {
+            return Ok(peer);
+        }
+        let name = at.ifname.as_str();
+        guest.link_index(name)?.ok_or_else(|| {
+            Error::new(Code::TRY_LATER, format!("{name:?} vanished from {:?}", at.sandbox()))
+        })
+    }
+
+    /// Waits until the bridge forwards what the container sends. `watch` must have been opened before the container's
+    /// end was set up.
+    pub(crate) fn await_up(&self, host: &mut Netlink, watch: &mut Watch) -> Result<()> {
+        let deadline = Deadline::after(PATIENCE);
+        let is_up = |link: &Link| link.state == OperState::Up;
+        let what = format!("port {:?} of bridge {:?} to come up", self.port_name, self.bridge.name);
+        watch.await_link(host, self.port, &what, deadline, is_up)?;
+        if is_up(&self.bridge) {
+            return Ok(());
+        }
+        // Its first port brings a bridge up, and until that is done the gateway's answers are thrown away.
+        let what = format!("bridge {:?} to come up", self.bridge.name);
+        watch
+            .wait_for(&what, deadline, || Ok(host.link(self.bridge.index)?.filter(is_up)))
+            .map(drop)
+    }
+}
+
+/// Makes the pair on the bridge, and the bridge if it is not there.
+pub(crate) fn create(
+    undo: &mut Undo<'_, World>,
+    config: &Config,
+    owner: Owner<'_>,
+    at: &Attachment,
+) -> Result<Pair> {
+    let (mac, port_mac) = (config.mac.unwrap_or_else(name::random_mac), name::random_mac());
+    let mut failure = None;
+    for _ in 0..ATTEMPTS {
+        let port_name = name::random_link();
+        let bridge = ensure_bridge(&mut undo.world().host, config)?;
+        let World { netns, .. } = undo.world();
+        let spec = VethSpec {
+            host: VethEnd { name: &port_name, mac: Some(port_mac) },
+            guest: VethEnd { name: at.ifname.as_str(), mac: Some(mac) },
+            netns,
+            bridge: Some(bridge),
+            mtu: config.mtu,
+        };
+        let mut changes = vec![Change::create_veth(&spec)];
+        // A new port has neither.
+        if config.port != Port::default() {
+            changes.push(Change::set_port(port_name.as_str(), config.port));
+        }
+        let alias = LinkChange { alias: Some(&owner.alias()), ..LinkChange::default() };
+        changes.push(Change::set_link(port_name.as_str(), &alias));
+        let doomed = port_name.clone();
+        undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, &doomed));
+        match undo.world().host.create_port(bridge, &changes) {
+            Ok(made) => {
+                let pair = Pair {
+                    peer: made.port.peer,
+                    port: made.port.index,
+                    bridge: made.bridge,
+                    addresses: made.addresses,
+                    port_name,
+                    port_mac,
+                    mac,
+                };
+                settle(&mut undo.world().host, config, &pair)?;
+                return Ok(pair);
+            }
+            Err(error) if error.errno() == Some(libc::EEXIST) => {
+                // Whoever has one of the names must keep it.
+                undo.forget_last();
+                refuse_taken(undo.world(), at)?;
+                failure = Some(error);
+            }
+            // Somebody deleted the bridge after we had looked.
+            Err(error) if error.errno() == Some(libc::ENODEV) => failure = Some(error),
+            Err(error) => return Err(explain(&mut undo.world().host, config, error)),
+        }
+    }
+    Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
+}
+
+/// Deletes a link that may be gone already.
+pub(crate) fn delete(netlink: &mut Netlink, name: &str) -> Result<()> {
+    match netlink.apply(&[Change::delete_link(name)]) {
+        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO)) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// The number of the bridge, which is made if it is not there. What is there need not be a bridge yet.
+fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
+    let name = config.bridge.as_str();
+    if let Some(index) = host.link_index(name)? {
+        return Ok(index);
+    }
+    let spec = BridgeSpec {
+        name,
+        mac: name::random_mac(),
+        mtu: config.mtu,
+        vlan_filtering: config.vlans.is_some(),
+    };
+    match host.create(&[Change::create_bridge(&spec)]) {
+        Ok(bridge) => Ok(bridge.index),
+        // Another ADD was faster.
+        Err(error) if error.errno() == Some(libc::EEXIST) => host.link_index(name)?.ok_or(error),
+        Err(error) => Err(explain(host, config, error)),
+    }
+}
+
+/// Brings the bridge to the state that the configuration wants, and gives the port its VLANs.
+fn settle(host: &mut Netlink, config: &Config, pair: &Pair) -> Result<()> {
+    let bridge = &pair.bridge;
+    let name = bridge.name.as_str();
+    if bridge.kind != "bridge" {
+        return Err(no_bridge(bridge));
+    }
+    let mut change = LinkChange::default();
+    if !bridge.up {
+        // Before it is up: the host must not take a router's word on the bridge, nor wait for its own address there.
+        for key in ["accept_ra", "accept_dad"] {
+            wish(&["net", "ipv6", "conf", name, key], "0");
+        }
+        change.up = Some(true);
+    }
+    if config.promiscuous && bridge.promiscuity == 0 {
+        change.promiscuous = Some(true);
+    }
+    // Unlike upstream, which leaves it: what a container may send would not fit through its gateway. A larger one
+    // harms nobody, and other networks may need it.
+    change.mtu = config.mtu.filter(|mtu| bridge.mtu < *mtu);
+    let mut changes = Vec::new();
+    if change.up.is_some() || change.promiscuous.is_some() || change.mtu.is_some() {
+        changes.push(Change::set_link(bridge.index, &change));
+    }
+    if config.vlans.is_some() && bridge.vlan_filtering != Some(true) {
+        changes.push(Change::filter_vlans(bridge.index));
+    }
+    if !changes.is_empty() {
+        host.apply(&changes).map_err(|error| explain(host, config, error))?;
+    }
+    // It is up without a carrier until the container's end is, so this is in time.
+    wish(&["net", "ipv6", "conf", &pair.port_name, "accept_ra"], "0");
+    match &config.vlans {
+        Some(vlans) => vlans.apply(host, pair.port),
+        None => Ok(()),
+    }
+}
+
+/// Sets what should be set, and goes on if it cannot be.
+pub(crate) fn wish(key: &[&str], value: &str) {
+    if let Err(error) = sysctl::set(key, value) {
+        warn!("{error}");
+    }
+}
+
+/// Tells whether it is the container's interface that exists, in which case another name for ours does not help.
+fn refuse_taken(world: &World, at: &Attachment) -> Result<()> {
+    let name = at.ifname.as_str();
+    let mut guest = world.enter(|| ())?;
+    if guest.link_index(name).trying(|| format!("look into {:?}", at.sandbox()))?.is_none() {
+        return Ok(());
+    }
+    let what = format!("interface {name:?} already exists in {:?}", at.sandbox());
+    Err(Error::new(Code::INTERNAL, what)
+        .details("the container is attached already: DEL it first, or use another CNI_IFNAME"))
+}
+
+fn no_bridge(link: &Link) -> Error {
+    let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
+    let what = format!("link {:?} is no bridge, it is of kind {kind:?}", link.name);
+    Error::new(Code::INTERNAL, what)
+        .details("give \"bridge\" another name, or remove the link that has this one")
+}
+
+/// The reason behind the kernel's refusal, where it can be told.
+fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
+    let name = config.bridge.as_str();
+    match error.errno() {
+        Some(libc::EXFULL) => {
+            error.details(format!("bridge {name:?} has {MAX_PORTS} ports, which is the most a bridge can have; use a second one"))
+        }
+        Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ELOOP | libc::EBUSY) => match host.link(name) {
+            Ok(Some(link)) if link.kind != "bridge" => no_bridge(&link),
+            _ if config.vlans.is_some() => error
+                .code_is(Code::UNSUPPORTED)
+                .details("keys \"vlan\" and \"vlanTrunk\" need a kernel with VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)"),
+            _ => error,
+        },
+        _ => error,
+    }
+}
+
+/// STATUS: could the bridge be used, or made?
+pub(crate) fn status(host: &mut Netlink, config: &Config) -> Result<()> {
+    match host.link(config.bridge.as_str())? {
+        Some(link) if link.kind != "bridge" => Err(no_bridge(&link)),
+        _ => Ok(()),
+    }
+}

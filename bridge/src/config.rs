@@ -1,0 +1,340 @@
+//! The network configuration: read, checked, and turned into a value that needs no more checking.
+
+use cni::ip::MacAddr;
+use cni::json::Fault;
+use cni::netlink::{Port, VlanRange};
+use cni::{Args, Call, Code, Dns, Error, IfName, Result};
+use serde::Deserialize;
+
+use crate::vlan::{self, Vlans};
+
+/// Limits of a veth's MTU: an IPv4 packet must fit, and the kernel has a largest one.
+const MTU: std::ops::RangeInclusive<i64> = 68..=65535;
+
+/// What the plugin should do.
+#[derive(Debug)]
+pub(crate) struct Config {
+    /// Name of the bridge.
+    pub(crate) bridge: IfName,
+    /// MTU of the pair and of a new bridge, if not the kernel's choice.
+    pub(crate) mtu: Option<u32>,
+    /// Should the bridge take all frames?
+    pub(crate) promiscuous: bool,
+    /// How the bridge treats the port.
+    pub(crate) port: Port,
+    /// VLANs of the port; `None` if the bridge need not know any.
+    pub(crate) vlans: Option<Vlans>,
+    /// Hardware address of the container's interface, if somebody asked for one.
+    pub(crate) mac: Option<MacAddr>,
+    /// Should frames with another source address than the container's be dropped?
+    pub(crate) spoof_check: bool,
+    /// Should the container's interface come up?
+    pub(crate) container_up: bool,
+    /// The plugin that gives addresses; without it the network is of layer 2.
+    pub(crate) ipam: Option<String>,
+    /// Does the bridge get the gateway's address?
+    pub(crate) gateway: bool,
+    /// Is the gateway the way to everywhere?
+    pub(crate) default_gateway: bool,
+    /// May an address in the way be taken from the bridge?
+    pub(crate) force_address: bool,
+    /// How the addresses of containers are hidden from the outside, if they are.
+    pub(crate) masquerade: Option<Backend>,
+    /// Are IPv6 addresses looked for on the link before they are used?
+    pub(crate) detect_duplicates: bool,
+    /// Resolver settings, if those of the IPAM plugin do not count.
+    pub(crate) dns: Option<Dns>,
+}
+
+/// Who translates addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Backend {
+    /// nftables if the kernel has it, else iptables. Unlike upstream, which prefers the latter.
+    Auto,
+    Nftables,
+    Iptables,
+}
+
+/// The keys as they are written.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Keys {
+    bridge: Option<String>,
+    is_gateway: bool,
+    is_default_gateway: bool,
+    force_address: bool,
+    ip_masq: bool,
+    ip_masq_backend: Option<String>,
+    mtu: i64,
+    hairpin_mode: bool,
+    promisc_mode: bool,
+    vlan: i64,
+    vlan_trunk: Option<Vec<Option<Trunk>>>,
+    preserve_default_vlan: bool,
+    macspoofchk: bool,
+    enabledad: bool,
+    disable_container_interface: bool,
+    port_isolation: bool,
+    ipam: Ipam,
+    dns: WrittenDns,
+    args: ConfigArgs,
+    runtime_config: Mac,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Trunk {
+    #[serde(rename = "minID")]
+    min: Option<i64>,
+    #[serde(rename = "maxID")]
+    max: Option<i64>,
+    id: Option<i64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Ipam {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+/// As [`Dns`], but a list that is empty is told from one that is missing.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WrittenDns {
+    nameservers: Option<Vec<String>>,
+    domain: String,
+    search: Option<Vec<String>>,
+    options: Option<Vec<String>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ConfigArgs {
+    cni: Mac,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Mac {
+    mac: String,
+}
+
+impl Config {
+    /// Reads the configuration and `CNI_ARGS`.
+    pub(crate) fn parse(call: &Call<'_>) -> Result<Config> {
+        let keys: Keys = call.parse()?;
+        let bridge = keys.bridge.as_deref().unwrap_or("cni0");
+        Ok(Config {
+            bridge: IfName::from_config(bridge).map_err(|why| {
+                invalid("bridge", format_args!("{bridge:?} cannot be the name of a bridge"), why)
+            })?,
+            mtu: mtu(keys.mtu)?,
+            promiscuous: keys.promisc_mode,
+            port: Port { hairpin: keys.hairpin_mode, isolated: keys.port_isolation },
+            vlans: keys.vlans()?,
+            mac: keys.mac(call.args)?,
+            spoof_check: keys.macspoofchk,
+            container_up: !keys.disable_container_interface,
+            gateway: keys.is_gateway || keys.is_default_gateway,
+            default_gateway: keys.is_default_gateway,
+            force_address: keys.force_address,
+            masquerade: keys.backend()?.filter(|_| keys.ip_masq),
+            detect_duplicates: keys.enabledad,
+            dns: keys.dns.given(),
+            ipam: Some(keys.ipam.kind).filter(|kind| !kind.is_empty()),
+        })
+    }
+
+    /// A gateway with an IPAM plugin, for tests.
+    #[cfg(test)]
+    pub(crate) fn example() -> Config {
+        Config {
+            bridge: IfName::from_config("br0").unwrap(),
+            mtu: None,
+            promiscuous: false,
+            port: Port::default(),
+            vlans: None,
+            mac: None,
+            spoof_check: false,
+            container_up: true,
+            ipam: Some("host-local".to_owned()),
+            gateway: true,
+            default_gateway: false,
+            force_address: false,
+            masquerade: None,
+            detect_duplicates: false,
+            dns: None,
+        }
+    }
+
+    /// Refuses what cannot be done together. A DEL does not care: it removes whatever is there.
+    pub(crate) fn refuse_contradictions(&self) -> Result<()> {
+        let contradiction =
+            |what: &str, remedy: &str| Err(Error::new(Code::CONFIG, what).details(remedy));
+        if self.port.hairpin && self.promiscuous {
+            return contradiction(
+                "keys \"hairpinMode\" and \"promiscMode\" are both true",
+                "leave one of them out: either lets a container reach itself, both double its frames",
+            );
+        }
+        if let (Some(ipam), false) = (&self.ipam, self.container_up) {
+            return contradiction(
+                &format!(
+                    "key \"disableContainerInterface\" is true, and key \"ipam.type\" is {ipam:?}"
+                ),
+                "an interface that stays down has no use for addresses: leave one of them out",
+            );
+        }
+        if let Some(name) = self.vlan_gateway()
+            && let Err(why) = IfName::from_config(&name)
+        {
+            return contradiction(
+                &format!("key \"bridge\": the gateway of the VLAN would be called {name:?}"),
+                &format!("{why}; give the bridge a shorter name"),
+            );
+        }
+        Ok(())
+    }
+
+    /// The name of the interface that has the gateway's address if the network is a VLAN of the bridge.
+    pub(crate) fn vlan_gateway(&self) -> Option<String> {
+        let own = self.vlans.as_ref()?.own?;
+        (self.gateway && self.ipam.is_some()).then(|| format!("{}.{own}", self.bridge))
+    }
+}
+
+impl Keys {
+    fn vlans(&self) -> Result<Option<Vlans>> {
+        if !(0..=i64::from(vlan::LAST)).contains(&self.vlan) {
+            let what = format_args!("{} is no VLAN", self.vlan);
+            return Err(invalid("vlan", what, "use 1 to 4094, or 0 for none"));
+        }
+        let own = vlan_id("vlan", self.vlan).ok();
+        let mut trunk = [false; vlan::LAST as usize + 1];
+        for (index, element) in self.vlan_trunk.iter().flatten().enumerate() {
+            let key = |name: &str| format!("vlanTrunk[{index}]{name}");
+            let Some(element) = element else {
+                let what = format_args!("null is no VLAN");
+                return Err(invalid(&key(""), what, TRUNK));
+            };
+            match (element.min, element.max) {
+                (Some(min), Some(max)) => {
+                    let first = vlan_id(&key(".minID"), min)?;
+                    let last = vlan_id(&key(".maxID"), max)?;
+                    if first > last {
+                        let what = format_args!("minID {first} is above maxID {last}");
+                        return Err(invalid(&key(""), what, TRUNK));
+                    }
+                    trunk
+                        .iter_mut()
+                        .take(usize::from(last) + 1)
+                        .skip(first.into())
+                        .for_each(|id| *id = true);
+                }
+                (None, None) => {}
+                (Some(min), None) => {
+                    let what = format_args!("minID is {min}, and maxID is missing");
+                    return Err(invalid(&key(""), what, TRUNK));
+                }
+                (None, Some(max)) => {
+                    let what = format_args!("maxID is {max}, and minID is missing");
+                    return Err(invalid(&key(""), what, TRUNK));
+                }
+            }
+            if let Some(id) = element.id {
+                let id = usize::from(vlan_id(&key(".id"), id)?);
+                trunk.iter_mut().skip(id).take(1).for_each(|id| *id = true);
+            }
+        }
+        Ok((own.is_some() || self.vlan_trunk.is_some()).then(|| Vlans {
+            own,
+            trunk: VlanRange::covering(
+                (0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id)),
+            ),
+            keep_default: self.preserve_default_vlan,
+        }))
+    }
+
+    fn backend(&self) -> Result<Option<Backend>> {
+        match self.ip_masq_backend.as_deref() {
+            None => Ok(Some(Backend::Auto)),
+            Some("nftables") => Ok(Some(Backend::Nftables)),
+            Some("iptables") => Ok(Some(Backend::Iptables)),
+            Some(other) => Err(invalid(
+                "ipMasqBackend",
+                format_args!("{other:?} is unknown"),
+                "use \"nftables\" or \"iptables\", or leave it out",
+            )),
+        }
+    }
+
+    /// The first that was given counts, and only that is looked at.
+    fn mac(&self, args: &str) -> Result<Option<MacAddr>> {
+        let [from_env] = Args::parse(args, ["MAC"])?.values();
+        let sources = [
+            ("key \"runtimeConfig.mac\"", Code::CONFIG, self.runtime_config.mac.as_str()),
+            ("key \"args.cni.mac\"", Code::CONFIG, self.args.cni.mac.as_str()),
+            ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_env.unwrap_or_default()),
+        ];
+        let Some((source, code, text)) = sources.into_iter().find(|(.., text)| !text.is_empty())
+        else {
+            return Ok(None);
+        };
+        let refuse = |why: &str, remedy: &str| {
+            Err(Error::new(code, format!("{source}: {why}")).details(remedy))
+        };
+        match text.parse::<MacAddr>() {
+            Err(why) => refuse(&why.to_string(), "write six bytes, as 0a:58:0a:f4:00:02"),
+            Ok(MacAddr([0, 0, 0, 0, 0, 0])) => {
+                refuse(&format!("{text:?} is the address of nobody"), "use another one")
+            }
+            Ok(MacAddr([first, ..])) if first & 1 != 0 => refuse(
+                &format!("{text:?} is the address of a group"),
+                "the first byte of an interface's address must be even",
+            ),
+            Ok(mac) => Ok(Some(mac)),
+        }
+    }
+}
+
+impl WrittenDns {
+    /// What was written replaces all that the IPAM plugin says, even if it is an empty list.
+    fn given(self) -> Option<Dns> {
+        let WrittenDns { nameservers, domain, search, options } = self;
+        let lists = [&nameservers, &search, &options];
+        let given = !domain.is_empty() || lists.into_iter().any(Option::is_some);
+        given.then(|| Dns {
+            nameservers: nameservers.unwrap_or_default(),
+            domain,
+            search: search.unwrap_or_default(),
+            options: options.unwrap_or_default(),
+        })
+    }
+}
+
+const TRUNK: &str = "give an \"id\", or a \"minID\" and a \"maxID\" not below it, all of 1 to 4094";
+
+/// Zero and less mean the kernel's choice, as in the reference.
+fn mtu(mtu: i64) -> Result<Option<u32>> {
+    match u32::try_from(mtu) {
+        _ if mtu <= 0 => Ok(None),
+        Ok(fits) if MTU.contains(&mtu) => Ok(Some(fits)),
+        _ => Err(invalid(
+            "mtu",
+            format_args!("{mtu} is out of range"),
+            "use 68 to 65535, or 0 for the kernel's choice",
+        )),
+    }
+}
+
+fn vlan_id(key: &str, id: i64) -> Result<u16> {
+    match u16::try_from(id) {
+        Ok(fits) if (1..=vlan::LAST).contains(&fits) => Ok(fits),
+        _ => Err(invalid(key, format_args!("{id} is no VLAN"), TRUNK)),
+    }
+}
+
+fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
+    Error::from(Fault::value(what).under(key)).details(remedy)
+}

@@ -1,0 +1,264 @@
+//! Which gateways, default routes and bridge addresses follow from an IPAM plugin's answer. No input, no output.
+
+use std::net::IpAddr;
+
+use cni::ip::{self, Cidr};
+use cni::netlink::Address;
+use cni::{AddResult, Code, Error, IpConfig, Result, Route};
+
+use crate::config::Config;
+
+/// Where the container's interface stands in the answer's list.
+pub(crate) const CONTAINER: u32 = 2;
+
+/// What a container gets, and what the bridge must have for it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// The container's addresses.
+    pub(crate) ips: Vec<IpConfig>,
+    /// The container's routes, as the answer tells them.
+    pub(crate) routes: Vec<Route>,
+    /// The bridge's addresses.
+    pub(crate) gateways: Vec<Cidr>,
+}
+
+impl Plan {
+    /// Works out what follows from `answer`.
+    pub(crate) fn new(answer: AddResult, config: &Config) -> Result<Plan> {
+        let AddResult { mut ips, mut routes, .. } = answer;
+        if ips.is_empty() {
+            let ipam = config.ipam.as_deref().unwrap_or_default();
+            let what = format!("IPAM plugin {ipam:?} returned no address");
+            return Err(Error::new(Code::INTERNAL, what)
+                .details("leave \"ipam\" out if the network is of layer 2"));
+        }
+        let mut gateways = Vec::new();
+        for ip in &mut ips {
+            ip.interface = Some(CONTAINER);
+            if config.gateway {
+                let gateway = gateway(ip)?;
+                gateways.extend(
+                    Cidr::new(gateway, ip.address.prefix())
+                        .filter(|gateway| !gateways.contains(gateway)),
+                );
+            }
+            if config.default_gateway
+                && let Some(gateway) = ip.gateway
+            {
+                ensure_default_route(&mut routes, gateway);
+            }
+        }
+        for route in &routes {
+            if let Some(gw) = route.gw
+                && gw.is_ipv4() != route.dst.ip().is_ipv4()
+            {
+                let what = format!("route to {} via {gw}: one is IPv4, the other IPv6", route.dst);
+                return Err(Error::new(Code::INTERNAL, what)
+                    .details("correct \"routes\" of the IPAM configuration"));
+            }
+        }
+        Ok(Plan { ips, routes, gateways })
+    }
+
+    /// The routes with the next hop filled in that those without one have: the first gateway of their family.
+    pub(crate) fn kernel_routes(&self) -> Vec<Route> {
+        let gateway = |like: IpAddr| {
+            let mut gateways = self.ips.iter().filter_map(|ip| ip.gateway);
+            gateways.find(|gateway| gateway.is_ipv4() == like.is_ipv4())
+        };
+        // Unlike upstream: what is said to be on the link itself has no next hop.
+        let on_link = |route: &Route| route.scope.is_some_and(|scope| scope >= libc::RT_SCOPE_LINK);
+        let fill = |route: &Route| {
+            let family = || gateway(route.dst.ip()).filter(|_| !on_link(route));
+            Route { gw: route.gw.or_else(family), ..route.clone() }
+        };
+        self.routes.iter().map(fill).collect()
+    }
+}
+
+/// The gateway of an address: if IPAM named none, the first address of its network.
+fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
+    if let Some(gateway) = ip.gateway {
+        if gateway.is_ipv4() != ip.address.ip().is_ipv4() {
+            let what = format!(
+                "address {} has the gateway {gateway}: one is IPv4, the other IPv6",
+                ip.address
+            );
+            return Err(Error::new(Code::INTERNAL, what).details("correct the IPAM configuration"));
+        }
+        return Ok(gateway);
+    }
+    let first = ip::next(ip.address.network().ip()).ok_or_else(|| {
+        let what = format!("address {} leaves no room for a gateway", ip.address);
+        Error::new(Code::INTERNAL, what).details("name one in the IPAM configuration")
+    })?;
+    ip.gateway = Some(first);
+    Ok(first)
+}
+
+/// A default route of the gateway's family, unless there is one. Unlike upstream, one that names no next hop counts:
+/// it gets this one, where a second would be refused.
+fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
+    let dst = Cidr::default_route(gateway);
+    let known = routes
+        .iter_mut()
+        .find(|route| route.dst.is_default() && route.dst == dst && route.table.is_none());
+    match known {
+        Some(route) => {
+            route.gw.get_or_insert(gateway);
+        }
+        None => routes.push(Route::new(dst, Some(gateway))),
+    }
+}
+
+/// What must change for a link to have all gateways.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Addressing {
+    pub(crate) missing: Vec<Cidr>,
+    pub(crate) in_the_way: Vec<Cidr>,
+}
+
+/// Compares the addresses that `link` has with those it should have.
+///
+/// Unlike upstream, an address of another network is not in the way, whatever its family: a bridge may be the gateway
+/// of many.
+pub(crate) fn compare(
+    link: &str,
+    have: &[Address],
+    gateways: &[Cidr],
+    force: bool,
+) -> Result<Addressing> {
+    let mut outcome = Addressing::default();
+    for gateway in gateways {
+        if have.iter().any(|address| address.cidr == *gateway) {
+            continue;
+        }
+        let overlaps = |other: &Cidr| other.contains(gateway.ip()) || gateway.contains(other.ip());
+        let others = have.iter().map(|address| address.cidr);
+        for other in others.filter(|other| overlaps(other) && !gateways.contains(other)) {
+            if !force {
+                let what =
+                    format!("{link:?} already has an IP address different from {gateway}: {other}");
+                return Err(Error::new(Code::INTERNAL, what).details(format!(
+                    "their networks overlap; `ip address del {other} dev {link}` removes the old one, \
+                     \"forceAddress\": true does it by itself"
+                )));
+            }
+            if !outcome.in_the_way.contains(&other) {
+                outcome.in_the_way.push(other);
+            }
+        }
+        outcome.missing.push(*gateway);
+    }
+    Ok(outcome)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(ips: &[(&str, &str)], routes: &[(&str, &str)], default_gateway: bool) -> Result<Plan> {
+        let ip = |text: &str| (!text.is_empty()).then(|| text.parse().unwrap());
+        let answer = AddResult {
+            ips: ips
+                .iter()
+                .map(|(address, gateway)| IpConfig {
+                    address: address.parse().unwrap(),
+                    gateway: ip(gateway),
+                    interface: None,
+                })
+                .collect(),
+            routes: routes
+                .iter()
+                .map(|(dst, gw)| Route::new(dst.parse().unwrap(), ip(gw)))
+                .collect(),
+            ..AddResult::default()
+        };
+        Plan::new(answer, &Config { default_gateway, ..Config::example() })
+    }
+
+    fn routes(plan: &Plan) -> Vec<String> {
+        let show = |route: &Route| {
+            let gw = route.gw.map_or_else(|| "-".to_owned(), |gw| gw.to_string());
+            format!("{} {gw}", route.dst)
+        };
+        plan.routes.iter().map(show).collect()
+    }
+
+    #[test]
+    fn a_missing_gateway_is_the_first_address() {
+        let plan = plan(&[("10.1.0.9/16", ""), ("fd01::9/64", "fd01::5")], &[], false).unwrap();
+        assert_eq!(
+            plan.gateways.iter().map(Cidr::to_string).collect::<Vec<_>>(),
+            ["10.1.0.1/16", "fd01::5/64"]
+        );
+        assert!(plan.ips.iter().all(|ip| ip.interface == Some(CONTAINER)));
+        assert!(plan.routes.is_empty());
+    }
+
+    #[test]
+    fn each_family_gets_one_default_route() {
+        let ips = [("10.1.0.9/16", ""), ("10.2.0.9/16", ""), ("fd01::9/64", "")];
+        assert_eq!(routes(&plan(&ips, &[], true).unwrap()), ["0.0.0.0/0 10.1.0.1", "::/0 fd01::1"]);
+        let given = [("0.0.0.0/0", "10.1.0.7"), ("::/0", ""), ("10.9.0.0/16", "")];
+        assert_eq!(
+            routes(&plan(&ips, &given, true).unwrap()),
+            ["0.0.0.0/0 10.1.0.7", "::/0 fd01::1", "10.9.0.0/16 -"]
+        );
+    }
+
+    #[test]
+    fn routes_without_a_next_hop_get_the_first_gateway_of_their_family() {
+        let ips = [("10.1.0.9/16", ""), ("10.2.0.9/16", "")];
+        let plan = plan(&ips, &[("10.9.0.0/16", ""), ("fd09::/64", "")], false).unwrap();
+        let hops: Vec<_> = plan.kernel_routes().iter().map(|route| route.gw).collect();
+        assert_eq!(hops, ["10.1.0.1".parse().ok(), None]);
+        let link = Route { scope: Some(253), ..Route::new("10.9.0.0/16".parse().unwrap(), None) };
+        let plan = Plan { routes: vec![link], ..plan };
+        assert_eq!(plan.kernel_routes()[0].gw, None);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused() {
+        assert!(plan(&[], &[], false).is_err());
+        assert!(plan(&[("255.255.255.255/32", "")], &[], false).is_err());
+        assert!(plan(&[("10.1.0.9/16", "fd01::1")], &[], false).is_err());
+        assert!(plan(&[("10.1.0.9/16", "")], &[("10.9.0.0/16", "fd01::1")], false).is_err());
+    }
+
+    #[test]
+    fn only_overlapping_addresses_are_in_the_way() {
+        let have = |texts: &[&str]| -> Vec<Address> {
+            let address = |text: &&str| Address {
+                cidr: text.parse().unwrap(),
+                tentative: false,
+                duplicate: false,
+                global: true,
+            };
+            texts.iter().map(address).collect()
+        };
+        let cidrs = |texts: &[&str]| -> Vec<Cidr> {
+            texts.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        for (have_texts, gateways, missing, in_the_way) in [
+            (&[][..], &["10.1.0.1/24"][..], &["10.1.0.1/24"][..], &[][..]),
+            (&["10.1.0.1/24"], &["10.1.0.1/24"], &[], &[]),
+            (
+                &["10.2.0.1/24", "fe80::1/64"],
+                &["10.1.0.1/24", "fd01::1/64"],
+                &["10.1.0.1/24", "fd01::1/64"],
+                &[],
+            ),
+            (&["10.1.0.1/16"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.0.1/16"]),
+            (&["10.1.9.9/8"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.9.9/8"]),
+            (&["fd01::9/48"], &["fd01::1/64"], &["fd01::1/64"], &["fd01::9/48"]),
+            // The gateways of one container are never in each other's way.
+            (&["10.1.0.1/16"], &["10.1.0.1/16", "10.1.5.1/24"], &["10.1.5.1/24"], &[]),
+        ] {
+            let want = Addressing { missing: cidrs(missing), in_the_way: cidrs(in_the_way) };
+            let outcome = |force| compare("br0", &have(have_texts), &cidrs(gateways), force);
+            assert_eq!(outcome(true).unwrap(), want, "{have_texts:?}");
+            assert_eq!(outcome(false).is_ok(), in_the_way.is_empty(), "{have_texts:?}");
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! GC: removes what belongs to attachments of this network that nobody lists.
+
+use cni::netlink::nft::Nftables;
+use cni::netlink::{Link, Netlink};
+use cni::{Call, Delegate, Result};
+
+use crate::failures::Failures;
+use crate::name::{self, Owner};
+use crate::{attach, iptables, masquerade, spoofcheck};
+
+/// Removes it all, goes on after failures, and tells them.
+pub(crate) fn run(call: &Call<'_>, ipam: Option<&Delegate<'_>>) -> Result<()> {
+    let network = call.network.as_str();
+    let valid = call.valid_attachments()?;
+    let keep: Vec<Owner<'_>> = valid
+        .iter()
+        .map(|valid| Owner { network, container: &valid.container, ifname: &valid.ifname })
+        .collect();
+
+    let mut failures = Failures::default();
+    let mut host = Netlink::open()?;
+    let mut nft = Nftables::open()?;
+    let links = host.links(None)?;
+    for link in links.iter().filter(|link| is_stale(link, network, &keep)) {
+        failures.note(attach::delete(&mut host, &link.name));
+    }
+    failures.note(ipam.map_or(Ok(()), Delegate::gc));
+    // Whose port is gone has no use for its check; ports of other networks are still there.
+    failures.note(spoofcheck::collect(&mut nft, |name| {
+        links
+            .iter()
+            .find(|link| link.name == name)
+            .is_none_or(|link| is_stale(link, network, &keep))
+    }));
+    failures.note(masquerade::collect(&mut nft, network, &keep));
+    failures.note(iptables::collect(&mut nft, &mut host, network, &keep));
+    failures.into_result()
+}
+
+/// Is it the host's end of a pair of this network that nobody needs?
+fn is_stale(link: &Link, network: &str, keep: &[Owner<'_>]) -> bool {
+    link.alias.starts_with(&name::alias_prefix(network))
+        && !keep.iter().any(|owner| owner.alias() == link.alias)
+}

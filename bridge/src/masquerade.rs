@@ -1,0 +1,177 @@
+//! Masquerade: containers share the host's address outside of their network. With nftables, or with iptables.
+//!
+//! Names and comments are those of the reference, so that each implementation removes what the other made. Whatever is
+//! removed is looked for with both backends: the configuration may have changed since.
+
+use std::net::IpAddr;
+
+use cni::ip::Cidr;
+use cni::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
+use cni::{Code, Context, Error, Result};
+use log::debug;
+
+use crate::config::Backend;
+use crate::iptables;
+use crate::name::{self, Owner};
+
+const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
+/// A rule for each address of each container.
+const CHECKS: Chain<'_> = TABLE.chain("masq_checks");
+/// Leads to them, except for multicast.
+const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
+
+/// How often rules are looked for again because somebody deleted one meanwhile.
+const ATTEMPTS: u32 = 10;
+
+/// Hides `ips` from everybody outside of their networks.
+pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+    match backend {
+        Backend::Iptables => iptables::add(owner, ips),
+        Backend::Nftables => add_rules(owner, ips),
+        Backend::Auto => match add_rules(owner, ips) {
+            Err(error) if nft::is_unavailable(&error) => {
+                debug!("iptables instead of nftables: {error}");
+                iptables::add(owner, ips)
+                    .map_err(|second| second.details(format!("nftables: {error}")))
+            }
+            outcome => outcome,
+        },
+    }
+    .trying(|| "masquerade")
+}
+
+/// Unlike upstream, the chains are made only where they are missing: making the base chain again costs the kernel
+/// ten times what a rule does.
+fn add_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+    let comment = owner.comment();
+    let rules = || {
+        ips.iter().map(|ip| {
+            let parts = [Part::Source(ip.ip()), Part::DestinationOutside(*ip), Part::Masquerade];
+            Edit::add_rule(CHECKS, &parts, &comment)
+        })
+    };
+    let mut nft = Nftables::open()?;
+    match nft.apply(&rules().collect::<Vec<_>>()) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => {
+            nft.apply(&frame().chain(rules()).collect::<Vec<_>>())
+        }
+        outcome => outcome,
+    }
+}
+
+/// Table and chains. Once more is no harm: the base chain is emptied before it is filled.
+fn frame() -> impl Iterator<Item = Edit> {
+    let multicast = |net: IpAddr, prefix| {
+        Cidr::new(net, prefix)
+            .map(|net| Edit::add_rule(POSTROUTING, &[Part::Destination(net), Part::Return], ""))
+    };
+    [
+        Some(Edit::add_table(TABLE)),
+        Some(Edit::add_chain(CHECKS)),
+        Some(Edit::add_base_chain(POSTROUTING, Hook::SOURCE_NAT)),
+        Some(Edit::flush(POSTROUTING)),
+        multicast(IpAddr::from([224, 0, 0, 0]), 4),
+        multicast(IpAddr::from([0xff00, 0, 0, 0, 0, 0, 0, 0]), 8),
+        Some(Edit::add_rule(POSTROUTING, &[Part::Goto(CHECKS.name)], "")),
+    ]
+    .into_iter()
+    .flatten()
+}
+
+/// Removes the rules of an attachment.
+pub(crate) fn remove(nft: &mut Nftables, owner: Owner<'_>) -> Result<()> {
+    let mark = owner.mark();
+    remove_rules(nft, |rule| rule.comment.starts_with(&mark))
+}
+
+/// GC: removes the rules of a network's attachments but those that `keep` knows, by their marks.
+pub(crate) fn collect(nft: &mut Nftables, network: &str, keep: &[Owner<'_>]) -> Result<()> {
+    let network = name::network_mark(network);
+    let keep: Vec<String> = keep.iter().map(Owner::mark).collect();
+    remove_rules(nft, |rule| {
+        let alive = || keep.iter().any(|mark| rule.comment.starts_with(mark));
+        rule.comment.starts_with(&network) && !alive()
+    })
+}
+
+fn remove_rules(nft: &mut Nftables, stale: impl Fn(&Rule) -> bool) -> Result<()> {
+    let mut outcome = Ok(());
+    for _ in 0..ATTEMPTS {
+        let rules = nft.rules(CHECKS)?;
+        let edits: Vec<_> = rules
+            .iter()
+            .filter(|rule| stale(rule))
+            .map(|rule| Edit::delete_rule(CHECKS, rule))
+            .collect();
+        outcome = nft.apply(&edits);
+        match &outcome {
+            // Somebody else deleted one of them; the transaction changed nothing.
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            _ => break,
+        }
+    }
+    outcome
+}
+
+/// CHECK: are all `ips` hidden?
+pub(crate) fn check(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+    if backend == Backend::Iptables {
+        return iptables::check(owner, ips);
+    }
+    match check_rules(owner, ips) {
+        // Who added the rules may have had no nftables, or preferred iptables as the reference does.
+        Err(error) if backend == Backend::Auto => iptables::check(owner, ips).map_err(|_| error),
+        outcome => outcome,
+    }
+}
+
+fn check_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+    let mut nft = Nftables::open()?;
+    let mark = owner.mark();
+    let mut rules = nft.rules(CHECKS)?;
+    rules.retain(|rule| rule.comment.starts_with(&mark) && rule.masquerades);
+    for ip in ips {
+        let source = octets(ip.ip());
+        if !rules.iter().any(|rule| rule.values.contains(&source)) {
+            let what = format!("no rule in chain {CHECKS} masquerades {}", ip.ip());
+            return Err(missing(what));
+        }
+    }
+    let leads = |rule: &Rule| rule.target.as_deref() == Some(CHECKS.name);
+    if !nft.rules(POSTROUTING)?.iter().any(leads) {
+        return Err(missing(format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name)));
+    }
+    Ok(())
+}
+
+pub(crate) fn missing(what: String) -> Error {
+    Error::new(Code::INTERNAL, what)
+        .details("somebody flushed the host's rules; attaching the container again restores them")
+}
+
+pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+/// STATUS: could an ADD masquerade?
+pub(crate) fn status(backend: Backend) -> Result<()> {
+    let try_nftables = || {
+        let ip = Cidr::host(IpAddr::from([192, 0, 2, 1]));
+        let parts = [Part::Source(ip.ip()), Part::DestinationOutside(ip), Part::Masquerade];
+        let rule = Edit::add_rule(CHECKS, &parts, "");
+        let edits: Vec<_> = frame().chain([rule]).collect();
+        Nftables::open()?.try_out(&edits)
+    };
+    let remedy =
+        "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
+    match backend {
+        Backend::Iptables => iptables::status(),
+        Backend::Nftables => try_nftables().map_err(|error| error.details(remedy)),
+        Backend::Auto => try_nftables().or_else(|error| {
+            iptables::status().map_err(|second| second.details(format!("nftables: {error}")))
+        }),
+    }
+}

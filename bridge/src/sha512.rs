@@ -1,0 +1,166 @@
+//! SHA-512 (FIPS 180-4), for the names of chains and rules that the reference derives with it. Not for secrets.
+
+/// Fractional parts of the square roots of the first eight primes.
+const START: [u64; 8] = [
+    0x6a09e667_f3bcc908,
+    0xbb67ae85_84caa73b,
+    0x3c6ef372_fe94f82b,
+    0xa54ff53a_5f1d36f1,
+    0x510e527f_ade682d1,
+    0x9b05688c_2b3e6c1f,
+    0x1f83d9ab_fb41bd6b,
+    0x5be0cd19_137e2179,
+];
+
+/// Fractional parts of the cube roots of the first eighty primes.
+const ROUNDS: [u64; 80] = [
+    0x428a2f98_d728ae22,
+    0x71374491_23ef65cd,
+    0xb5c0fbcf_ec4d3b2f,
+    0xe9b5dba5_8189dbbc,
+    0x3956c25b_f348b538,
+    0x59f111f1_b605d019,
+    0x923f82a4_af194f9b,
+    0xab1c5ed5_da6d8118,
+    0xd807aa98_a3030242,
+    0x12835b01_45706fbe,
+    0x243185be_4ee4b28c,
+    0x550c7dc3_d5ffb4e2,
+    0x72be5d74_f27b896f,
+    0x80deb1fe_3b1696b1,
+    0x9bdc06a7_25c71235,
+    0xc19bf174_cf692694,
+    0xe49b69c1_9ef14ad2,
+    0xefbe4786_384f25e3,
+    0x0fc19dc6_8b8cd5b5,
+    0x240ca1cc_77ac9c65,
+    0x2de92c6f_592b0275,
+    0x4a7484aa_6ea6e483,
+    0x5cb0a9dc_bd41fbd4,
+    0x76f988da_831153b5,
+    0x983e5152_ee66dfab,
+    0xa831c66d_2db43210,
+    0xb00327c8_98fb213f,
+    0xbf597fc7_beef0ee4,
+    0xc6e00bf3_3da88fc2,
+    0xd5a79147_930aa725,
+    0x06ca6351_e003826f,
+    0x14292967_0a0e6e70,
+    0x27b70a85_46d22ffc,
+    0x2e1b2138_5c26c926,
+    0x4d2c6dfc_5ac42aed,
+    0x53380d13_9d95b3df,
+    0x650a7354_8baf63de,
+    0x766a0abb_3c77b2a8,
+    0x81c2c92e_47edaee6,
+    0x92722c85_1482353b,
+    0xa2bfe8a1_4cf10364,
+    0xa81a664b_bc423001,
+    0xc24b8b70_d0f89791,
+    0xc76c51a3_0654be30,
+    0xd192e819_d6ef5218,
+    0xd6990624_5565a910,
+    0xf40e3585_5771202a,
+    0x106aa070_32bbd1b8,
+    0x19a4c116_b8d2d0c8,
+    0x1e376c08_5141ab53,
+    0x2748774c_df8eeb99,
+    0x34b0bcb5_e19b48a8,
+    0x391c0cb3_c5c95a63,
+    0x4ed8aa4a_e3418acb,
+    0x5b9cca4f_7763e373,
+    0x682e6ff3_d6b2b8a3,
+    0x748f82ee_5defb2fc,
+    0x78a5636f_43172f60,
+    0x84c87814_a1f0ab72,
+    0x8cc70208_1a6439ec,
+    0x90befffa_23631e28,
+    0xa4506ceb_de82bde9,
+    0xbef9a3f7_b2c67915,
+    0xc67178f2_e372532b,
+    0xca273ece_ea26619c,
+    0xd186b8c7_21c0c207,
+    0xeada7dd6_cde0eb1e,
+    0xf57d4f7f_ee6ed178,
+    0x06f067aa_72176fba,
+    0x0a637dc5_a2c898a6,
+    0x113f9804_bef90dae,
+    0x1b710b35_131c471b,
+    0x28db77f5_23047d84,
+    0x32caab7b_40c72493,
+    0x3c9ebe0a_15c9bebc,
+    0x431d67c4_9c100d4c,
+    0x4cc5d4be_cb3e42b6,
+    0x597f299c_fc657e2a,
+    0x5fcb6fab_3ad6faec,
+    0x6c44198c_4a475817,
+];
+
+/// The digest of `text` as lower-case hexadecimal digits.
+pub(crate) fn hex(text: &str) -> String {
+    let mut state = START;
+    let mut padded = text.as_bytes().to_vec();
+    padded.push(0x80);
+    padded.resize((padded.len() + 16).next_multiple_of(128) - 16, 0);
+    padded.extend_from_slice(&(text.len() as u128 * 8).to_be_bytes());
+    for block in padded.as_chunks::<128>().0 {
+        compress(&mut state, block);
+    }
+    state.iter().map(|word| format!("{word:016x}")).collect()
+}
+
+fn compress(state: &mut [u64; 8], block: &[u8; 128]) {
+    // The message schedule: sixteen words, of which each round uses one and makes the one sixteen rounds on.
+    let mut words = [0_u64; 16];
+    for (word, bytes) in words.iter_mut().zip(block.as_chunks::<8>().0) {
+        *word = u64::from_be_bytes(*bytes);
+    }
+    let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
+    for constant in ROUNDS {
+        let choice = (e & f) ^ (!e & g);
+        let majority = (a & b) ^ (a & c) ^ (b & c);
+        let big_e = e.rotate_right(14) ^ e.rotate_right(18) ^ e.rotate_right(41);
+        let big_a = a.rotate_right(28) ^ a.rotate_right(34) ^ a.rotate_right(39);
+        let one = [big_e, choice, constant, words[0]].into_iter().fold(h, u64::wrapping_add);
+        let two = big_a.wrapping_add(majority);
+        (h, g, f, e) = (g, f, e, d.wrapping_add(one));
+        (d, c, b, a) = (c, b, a, one.wrapping_add(two));
+        let early = words[1].rotate_right(1) ^ words[1].rotate_right(8) ^ (words[1] >> 7);
+        let late = words[14].rotate_right(19) ^ words[14].rotate_right(61) ^ (words[14] >> 6);
+        words[0] = [early, words[9], late].into_iter().fold(words[0], u64::wrapping_add);
+        words.rotate_left(1);
+    }
+    for (word, value) in state.iter_mut().zip([a, b, c, d, e, f, g, h]) {
+        *word = word.wrapping_add(value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_of_the_standard() {
+        let long = "a".repeat(1_000_000);
+        for (text, digest) in [
+            (
+                "",
+                "cf83e1357eefb8bdf1542850d66d8007d620e4050b5715dc83f4a921d36ce9ce47d0d13c5d85f2b0ff8318d2877eec2f63b931bd47417a81a538327af927da3e",
+            ),
+            (
+                "abc",
+                "ddaf35a193617abacc417349ae20413112e6fa4e89a97ea20a9eeee64b55d39a2192992a274fc1a836ba3c23a3feebbd454d4423643ce80e2a9ac94fa54ca49f",
+            ),
+            (
+                "abcdefghbcdefghicdefghijdefghijkefghijklfghijklmghijklmnhijklmnoijklmnopjklmnopqklmnopqrlmnopqrsmnopqrstnopqrstu",
+                "8e959b75dae313da8cf4f72814fc143f8f7779c6eb9f7fa17299aeadb6889018501d289e4900f7e4331b99dec4b5433ac7d329eeb6dd26545e96e55b874be909",
+            ),
+            (
+                &long,
+                "e718483d0ce769644e2e42c7bc15b4638e1f98b13b2044285632a803afa973ebde0ff244877ea60a4cb0432ce577c31beb009c5c2c49aa2e4eadb217ad8cc09b",
+            ),
+        ] {
+            assert_eq!(hex(text), digest, "{} bytes", text.len());
+        }
+    }
+}

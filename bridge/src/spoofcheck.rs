@@ -1,0 +1,164 @@
+//! Spoof check: of what comes in by a port, only frames with the container's hardware address pass.
+//!
+//! Names and comments are those of the reference, so that each implementation removes what the other made.
+
+use cni::ip::MacAddr;
+use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
+use cni::{Code, Context, Error, Result};
+
+use crate::failures::Failures;
+use crate::name::Owner;
+
+const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
+const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
+/// What all comments begin with; a container's id, a hyphen and an interface's name follow.
+const COMMENT: &str = "macspoofchk-";
+/// The longest reference that fits: a comment's length is a byte that counts a final NUL too.
+const REFERENCE: usize = 254 - COMMENT.len();
+/// How often rules are looked for again because somebody deleted one meanwhile.
+const ATTEMPTS: u32 = 10;
+
+/// The names for one container's interface.
+#[derive(Debug)]
+struct Names {
+    port: String,
+    mac: String,
+    comment: String,
+}
+
+impl Names {
+    fn new(reference: &str) -> Names {
+        Names {
+            port: format!("cni-br-iface-{reference}"),
+            mac: format!("cni-br-iface-{reference}-mac"),
+            comment: format!("{COMMENT}{reference}"),
+        }
+    }
+}
+
+/// Refuses an id for which the names would be too long.
+pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
+    let len = owner.reference().len();
+    if len <= REFERENCE {
+        return Ok(());
+    }
+    let what = format!("container id {:?} is too long for key \"macspoofchk\"", owner.container);
+    Err(Error::new(Code::CONFIG, what).details(format!(
+        "id and interface together have {len} characters, at most {REFERENCE} fit into a comment"
+    )))
+}
+
+/// Lets only frames from `mac` pass the port called `link`. Replaces whatever is there for the same interface.
+pub(crate) fn add(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
+    let names = Names::new(&owner.reference());
+    let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
+    let mut nft = Nftables::open()?;
+    retry(|| {
+        let mut edits = vec![
+            Edit::add_table(TABLE),
+            Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
+            Edit::add_chain(port),
+            Edit::add_chain(check),
+            Edit::flush(port),
+            Edit::flush(check),
+        ];
+        let rules = nft.rules(PREROUTING)?;
+        let old = rules.iter().filter(|rule| rule.comment == names.comment);
+        edits.extend(old.map(|rule| Edit::delete_rule(PREROUTING, rule)));
+        let mut rule = |chain, parts: &[Part<'_>]| {
+            edits.push(Edit::add_rule(chain, parts, &names.comment));
+        };
+        rule(PREROUTING, &[Part::InputLink(link), Part::Jump(port.name)]);
+        rule(port, &[Part::Jump(check.name)]);
+        rule(check, &[Part::SourceMac(mac), Part::Return]);
+        rule(check, &[Part::Drop]);
+        nft.apply(&edits)
+    })
+    .map_err(|error| error.details("key \"macspoofchk\" needs nf_tables for bridges in the kernel"))
+    .trying(|| "set up the spoof check")
+}
+
+/// Removes the check of an interface, if there is one.
+pub(crate) fn remove(nft: &mut Nftables, owner: Owner<'_>) -> Result<()> {
+    remove_named(nft, &Names::new(&owner.reference()))
+}
+
+fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
+    let chains = [TABLE.chain(&names.port), TABLE.chain(&names.mac)];
+    retry(|| {
+        // The rule in PREROUTING leads to the first chain, so without chains there is none.
+        let mut edits = Vec::new();
+        for chain in chains {
+            if nft.has_chain(chain)? {
+                edits.push(Edit::delete_chain(chain));
+            }
+        }
+        if edits.is_empty() {
+            return Ok(());
+        }
+        let rules = nft.rules(PREROUTING)?;
+        let old = rules.iter().filter(|rule| rule.comment == names.comment);
+        edits.splice(0..0, old.map(|rule| Edit::delete_rule(PREROUTING, rule)));
+        nft.apply(&edits)
+    })
+    .trying(|| "remove the spoof check")
+}
+
+/// GC: removes the checks of ports that `is_gone` says are gone. The names do not tell the network, the ports do.
+pub(crate) fn collect(nft: &mut Nftables, is_gone: impl Fn(&str) -> bool) -> Result<()> {
+    let mut failures = Failures::default();
+    for rule in nft.rules(PREROUTING)? {
+        if let Some(reference) = rule.comment.strip_prefix(COMMENT)
+            && link_of(&rule).is_some_and(|link| is_gone(&link))
+        {
+            failures.note(remove_named(nft, &Names::new(reference)));
+        }
+    }
+    failures.into_result()
+}
+
+/// The link whose frames a rule looks at.
+fn link_of(rule: &Rule) -> Option<String> {
+    let padded = String::from_utf8(rule.values.first()?.clone()).ok()?;
+    Some(padded.trim_end_matches('\0').to_owned())
+}
+
+/// CHECK: are the rules there, for this port and this address?
+pub(crate) fn check(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
+    let names = Names::new(&owner.reference());
+    let mut nft = Nftables::open()?;
+    let absent = |what: String| {
+        Err(Error::new(Code::INTERNAL, what).details(
+            "somebody flushed the host's rules; attaching the container again restores them",
+        ))
+    };
+    let rules = nft.rules(PREROUTING)?;
+    let leads = |rule: &&Rule| rule.target.as_deref() == Some(&names.port);
+    match rules.iter().find(leads).map(link_of) {
+        Some(Some(found)) if found == link => {}
+        Some(found) => {
+            let found = found.unwrap_or_default();
+            return absent(format!(
+                "the spoof check should be for port {link:?}, and is for {found:?}"
+            ));
+        }
+        None => return absent(format!("no rule in chain {PREROUTING} leads to {}", names.port)),
+    }
+    let rules = nft.rules(TABLE.chain(&names.mac))?;
+    if rules.iter().any(|rule| rule.values.iter().any(|value| value.as_slice() == mac.0)) {
+        return Ok(());
+    }
+    absent(format!("no rule in chain {} lets {mac} pass", TABLE.chain(&names.mac)))
+}
+
+/// Runs `work` again as long as somebody else deletes what it has just listed.
+fn retry(mut work: impl FnMut() -> Result<()>) -> Result<()> {
+    let mut outcome = work();
+    for _ in 1..ATTEMPTS {
+        match &outcome {
+            Err(error) if error.errno() == Some(libc::ENOENT) => outcome = work(),
+            _ => break,
+        }
+    }
+    outcome
+}

@@ -1,0 +1,177 @@
+//! VLANs of a port, and the gateway of a VLAN.
+
+use cni::netlink::{Change, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
+use cni::{Code, Context, Error, Netns, Result, sysctl};
+
+use crate::name;
+
+/// The last VLAN that frames can be tagged with.
+pub(crate) const LAST: u16 = 4094;
+/// Where the kernel puts untagged frames.
+const DEFAULT: u16 = 1;
+
+/// VLANs that a port should have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Vlans {
+    /// The one that the container's untagged frames belong to.
+    pub(crate) own: Option<u16>,
+    /// Those that it may tag its frames with, in ascending order.
+    pub(crate) trunk: Vec<VlanRange>,
+    /// Do those stay that the kernel gives every port?
+    pub(crate) keep_default: bool,
+}
+
+impl Vlans {
+    /// What the port should have, besides what the kernel gave it.
+    pub(crate) fn wanted(&self) -> Vec<Vlan> {
+        let untagged = match self.own {
+            None if self.trunk.is_empty() => None,
+            own => Some(own.unwrap_or(DEFAULT)),
+        };
+        // Unlike upstream, which takes the container's untagged frames away again if the trunk has their VLAN too.
+        let trunk = self.trunk.iter().flat_map(|range| without(*range, untagged));
+        let tagged = trunk.map(|range| Vlan { range, pvid: false, untagged: false });
+        let own = untagged.map(|id| Vlan {
+            range: VlanRange { first: id, last: id },
+            pvid: true,
+            untagged: true,
+        });
+        own.into_iter().chain(tagged).collect()
+    }
+
+    /// Gives a new port its VLANs.
+    pub(crate) fn apply(&self, host: &mut Netlink, port: LinkIndex) -> Result<()> {
+        let wanted = self.wanted();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut changes = Vec::with_capacity(2);
+        if !self.keep_default {
+            let given = host.vlans(port)?;
+            if !given.is_empty() {
+                changes.push(Change::delete_vlans(port, &given));
+            }
+        }
+        changes.push(Change::add_vlans(port, &wanted));
+        host.apply(&changes)
+    }
+
+    /// Compares a port with what it should have.
+    pub(crate) fn check(&self, host: &mut Netlink, port: LinkIndex, name: &str) -> Result<()> {
+        let got = host.vlans(port)?;
+        let covers = |vlan: &Vlan, id: u16| {
+            got.iter().any(|have| {
+                (have.range.first..=have.range.last).contains(&id)
+                    && (have.pvid, have.untagged) == (vlan.pvid, vlan.untagged)
+            })
+        };
+        for vlan in self.wanted() {
+            let missing = (vlan.range.first..=vlan.range.last).find(|id| !covers(&vlan, *id));
+            if let Some(id) = missing {
+                let kind = if vlan.pvid { "untagged" } else { "tagged" };
+                let have: Vec<_> = got.iter().map(|vlan| vlan.range.to_string()).collect();
+                let what = format!(
+                    "port {name:?} should have VLAN {id} {kind}, and has VLANs [{}]",
+                    have.join(" ")
+                );
+                return Err(Error::new(Code::INTERNAL, what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `range` without `id`.
+fn without(range: VlanRange, id: Option<u16>) -> Vec<VlanRange> {
+    match id {
+        Some(id) if (range.first..=range.last).contains(&id) => {
+            let before = (range.first < id).then(|| VlanRange { first: range.first, last: id - 1 });
+            let after = (id < range.last).then(|| VlanRange { first: id + 1, last: range.last });
+            before.into_iter().chain(after).collect()
+        }
+        _ => vec![range],
+    }
+}
+
+/// The interface that has the gateway's address of a VLAN: one end of a pair, the other end of which is a port of the
+/// bridge in that VLAN. It stays, as the bridge does.
+pub(crate) fn ensure_gateway(
+    host: &mut Netlink,
+    home: &Netns,
+    bridge: &cni::netlink::Link,
+    name: &str,
+    vlans: &Vlans,
+) -> Result<cni::netlink::Link> {
+    if host.link_index(name)?.is_none() {
+        create_gateway(host, home, bridge, name, vlans)
+            .trying(|| format!("make the VLAN's gateway {name:?}"))?;
+    }
+    let link = host.link(name)?.ok_or_else(|| {
+        Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted"))
+    })?;
+    if !link.up {
+        sysctl::set(&["net", "ipv6", "conf", name, "accept_ra"], "0")?;
+        host.apply(&[Change::set_link(
+            link.index,
+            &LinkChange { up: Some(true), ..LinkChange::default() },
+        )])?;
+    }
+    Ok(link)
+}
+
+fn create_gateway(
+    host: &mut Netlink,
+    home: &Netns,
+    bridge: &cni::netlink::Link,
+    name: &str,
+    vlans: &Vlans,
+) -> Result<()> {
+    let port_name = name::random_link();
+    let spec = VethSpec {
+        host: VethEnd { name: &port_name, mac: Some(name::random_mac()) },
+        guest: VethEnd { name, mac: Some(name::random_mac()) },
+        netns: home,
+        bridge: Some(bridge.index),
+        mtu: Some(bridge.mtu),
+    };
+    match host.create(&[Change::create_veth(&spec)]) {
+        // Another ADD was faster.
+        Err(error) if error.errno() == Some(libc::EEXIST) => Ok(()),
+        Err(error) => Err(error),
+        Ok(port) => {
+            sysctl::set(&["net", "ipv6", "conf", &port_name, "accept_ra"], "0")?;
+            Vlans { trunk: Vec::new(), ..vlans.clone() }.apply(host, port.index).inspect_err(|_| {
+                // Without its VLAN it would be a gateway to somewhere else.
+                let _ = host.apply(&[Change::delete_link(port.index)]);
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(own: Option<u16>, trunk: &[(u16, u16)]) -> String {
+        let trunk = trunk.iter().map(|&(first, last)| VlanRange { first, last }).collect();
+        let vlans = Vlans { own, trunk, keep_default: false };
+        let show = |vlan: &Vlan| format!("{}{}", vlan.range, if vlan.pvid { "*" } else { "" });
+        vlans.wanted().iter().map(show).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn a_port_has_one_untagged_vlan_and_its_trunk() {
+        assert_eq!(wanted(None, &[]), "");
+        assert_eq!(wanted(Some(100), &[]), "100*");
+        assert_eq!(wanted(None, &[(10, 12), (20, 20)]), "1* 10-12 20");
+        assert_eq!(wanted(Some(100), &[(10, 12)]), "100* 10-12");
+    }
+
+    #[test]
+    fn the_untagged_vlan_is_never_part_of_the_trunk() {
+        assert_eq!(wanted(Some(11), &[(10, 12)]), "11* 10 12");
+        assert_eq!(wanted(Some(10), &[(10, 12)]), "10* 11-12");
+        assert_eq!(wanted(Some(10), &[(10, 10)]), "10*");
+        assert_eq!(wanted(None, &[(1, 3)]), "1* 2-3");
+    }
+}

@@ -1,0 +1,392 @@
+//! ADD: what it makes, key by key, and what it answers.
+
+use cni::testing::Lab;
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3};
+
+#[test]
+fn layer3_makes_and_tells_what_the_reference_does() {
+    Lab::both(|lab| {
+        let pod = Pod::new(lab, "a");
+        pod.answer(json!({
+            "ips": [{ "address": "10.1.0.2/24", "interface": 7 }, { "address": "fd01::2/64", "gateway": "fd01::ff" }],
+            "routes": [{ "dst": "192.168.0.0/16" }],
+            "dns": { "nameservers": ["10.1.0.1"] },
+        }));
+        let config = layer3(json!({ "isDefaultGateway": true }));
+        let result = pod.add(&config);
+        assert_eq!(
+            result["ips"],
+            json!([
+                { "address": "10.1.0.2/24", "gateway": "10.1.0.1", "interface": 2 },
+                { "address": "fd01::2/64", "gateway": "fd01::ff", "interface": 2 },
+            ])
+        );
+        assert_eq!(
+            result["routes"],
+            json!([
+                { "dst": "192.168.0.0/16" },
+                { "dst": "0.0.0.0/0", "gw": "10.1.0.1" },
+                { "dst": "::/0", "gw": "fd01::ff" },
+            ])
+        );
+        assert_eq!(result["dns"], json!({ "nameservers": ["10.1.0.1"] }));
+        let interfaces = result["interfaces"].as_array().unwrap();
+        assert_eq!(interfaces.len(), 3);
+        assert_eq!(interfaces[0]["name"], "br0");
+        assert_eq!(interfaces[2]["name"], "eth0");
+        assert_eq!(interfaces[2]["sandbox"], pod.netns.to_str().unwrap());
+
+        let bridge = &lab.ip("link show br0")[0];
+        assert_eq!(bridge["address"], interfaces[0]["mac"]);
+        let port = &lab.ip(&format!("link show {}", pod.port(&result)))[0];
+        assert_eq!(port["address"], interfaces[1]["mac"]);
+        assert_eq!(port["master"], "br0");
+        assert_eq!(port["operstate"], "UP");
+        assert_eq!(port["linkinfo"]["info_slave_data"]["state"], "forwarding");
+        assert_eq!(port["txqlen"], 1000, "the queue is the kernel's");
+        assert_eq!(port["ifalias"], "cni0 net1 a eth0");
+        let inside = &pod.ip("link show eth0")[0];
+        assert_eq!(inside["address"], interfaces[2]["mac"]);
+        assert_eq!(inside["operstate"], "UP");
+        let tentative = format!(
+            "{}{}",
+            pod.sh("ip address show tentative"),
+            lab.sh("ip address show dev br0 scope global tentative")
+        );
+        assert!(!tentative.contains("tentative"), "{tentative}");
+        let routes = pod.sh("ip route; ip -6 route");
+        for route in ["default via 10.1.0.1", "192.168.0.0/16 via 10.1.0.1", "default via fd01::ff"]
+        {
+            assert!(routes.contains(route), "{routes}");
+        }
+        assert_eq!(lab.sh("sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv6.conf.br0.accept_ra"), "1\n1\n0\n");
+        assert_eq!(
+            lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", pod.port(&result))),
+            "0\n"
+        );
+        let inside = "net.ipv6.conf.eth0.accept_dad net.ipv4.conf.eth0.arp_notify net.ipv6.conf.eth0.keep_addr_on_down";
+        assert_eq!(pod.sh(&format!("sysctl -n {inside}")), "0\n1\n1\n");
+
+        pod.check(&config, &result).ok();
+        pod.del(&config);
+        assert_clean(lab);
+        assert_eq!(ipam_calls(lab), ["ADD a eth0", "CHECK a eth0", "DEL a eth0"]);
+    });
+}
+
+#[test]
+fn layer2_makes_a_port_and_nothing_else() {
+    Lab::both(|lab| {
+        let pod = Pod::new(lab, "a");
+        let config = layer2(json!({ "isGateway": true, "ipMasq": true }));
+        let result = pod.add(&config);
+        assert!(result.get("ips").is_none() && result.get("routes").is_none(), "{result}");
+        assert_eq!(pod.ip("link show eth0")[0]["operstate"], "UP");
+        assert!(!pod.sh("ip -4 address").contains("inet "));
+        assert_eq!(lab.sh("nft list ruleset"), "");
+        pod.check(&config, &result).ok();
+        pod.del(&config);
+        assert_clean(lab);
+    });
+}
+
+#[test]
+fn every_version_is_answered_in_its_own_layout() {
+    let lab = &Lab::new();
+    let config = |version: &str| layer3(json!({ "cniVersion": version, "isDefaultGateway": true }));
+    for (index, version) in
+        ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].iter().enumerate()
+    {
+        let pod = Pod::new(lab, &format!("v{index}"));
+        let address = format!("10.1.0.{}/24", index + 2);
+        pod.answer(json!({ "ips": [{ "address": address }] }));
+        let result = pod.add(&config(version));
+        let told = if version.is_empty() { "0.1.0" } else { version };
+        assert_eq!(result["cniVersion"], told);
+        if index < 3 {
+            assert_eq!(result["ip4"]["ip"], address);
+            assert_eq!(result["ip4"]["routes"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]));
+        } else {
+            assert_eq!(result["ips"][0]["address"], address);
+            assert_eq!(result["ips"][0].get("version").is_some(), index < 6, "{result}");
+        }
+        if index >= 5 {
+            pod.check(&config(version), &result).ok();
+        }
+        pod.del(&config(version));
+    }
+    assert_clean(lab);
+}
+
+#[test]
+fn layer2_in_a_version_that_cannot_tell_it_is_refused_before_anything_is_done() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    pod.call("ADD", &layer2(json!({ "cniVersion": "0.2.0" }))).run().error(1);
+    assert_eq!(lab.ip("link show type bridge"), json!([]));
+    assert_clean(lab);
+}
+
+#[test]
+fn port_flags_mtu_and_mac_are_set() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let config = layer3(json!({
+        "hairpinMode": true, "portIsolation": true, "mtu": 1400,
+        "runtimeConfig": { "mac": "02:00:00:00:00:01" }, "args": { "cni": { "mac": "bad, and not looked at" } },
+    }));
+    let result = pod.add(&config);
+    let port = &lab.ip(&format!("link show {}", pod.port(&result)))[0];
+    assert_eq!(port["linkinfo"]["info_slave_data"]["hairpin"], true);
+    assert_eq!(port["linkinfo"]["info_slave_data"]["isolated"], true);
+    assert_eq!(port["mtu"], 1400);
+    let inside = &pod.ip("link show eth0")[0];
+    assert_eq!(inside["mtu"], 1400);
+    assert_eq!(inside["address"], "02:00:00:00:00:01");
+    assert_eq!(result["interfaces"][2]["mac"], "02:00:00:00:00:01");
+    assert_eq!(lab.ip("link show br0")[0]["mtu"], 1400);
+    pod.check(&config, &result).ok();
+}
+
+#[test]
+fn the_mac_comes_from_the_first_that_names_one() {
+    let lab = &Lab::new();
+    for (index, (config, args, want)) in [
+        (
+            json!({ "args": { "cni": { "mac": "02-00-00-00-00-02" } } }),
+            "MAC=02:00:00:00:00:03",
+            "02:00:00:00:00:02",
+        ),
+        (
+            json!({ "runtimeConfig": { "mac": "" } }),
+            "IgnoreUnknown=1;K=V;MAC=0200.0000.0003",
+            "02:00:00:00:00:03",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let pod = Pod::new(lab, &format!("m{index}"));
+        let result = pod.call("ADD", &layer2(config)).env("CNI_ARGS", args).run().ok();
+        assert_eq!(result["interfaces"][2]["mac"], want);
+    }
+}
+
+#[test]
+fn the_bridges_mac_stays_as_ports_come_and_go() {
+    let lab = &Lab::new();
+    let pods: Vec<_> = (0..4).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
+    let config = layer2(json!({}));
+    let results: Vec<_> = pods.iter().map(|pod| pod.add(&config)).collect();
+    for (pod, result) in pods.iter().zip(&results) {
+        assert_eq!(result["interfaces"][0], results[0]["interfaces"][0]);
+        pod.check(&config, result).ok();
+    }
+    for pod in &pods[1..] {
+        pod.del(&config);
+    }
+    pods[0].check(&config, &results[0]).ok();
+    assert_eq!(lab.ip("link show br0")[0]["address"], results[0]["interfaces"][0]["mac"]);
+}
+
+#[test]
+fn an_existing_bridge_is_taken_as_it_is_and_reconciled() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type bridge; ip link set br0 mtu 1400");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let result = pod.add(&layer3(json!({ "mtu": 1450, "promiscMode": true })));
+    let bridge = &lab.ip("link show br0")[0];
+    assert_eq!(bridge["mtu"], 1450, "what fits through the port fits through the bridge");
+    assert_eq!(bridge["promiscuity"], 1);
+    assert_eq!(bridge["operstate"], "UP");
+    assert_eq!(bridge["address"], result["interfaces"][0]["mac"], "as it is with the port");
+    let pod = Pod::with_ips(lab, "b", &["10.1.0.3/24"]);
+    pod.add(&layer3(json!({ "mtu": 1300 })));
+    assert_eq!(lab.ip("link show br0")[0]["mtu"], 1450, "a larger one stays");
+}
+
+#[test]
+fn what_is_no_bridge_is_refused_and_left_alone() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type veth peer name br0peer; ip link set br0 up");
+    let before = lab.sh("ip -o link show br0");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("\"br0\" is no bridge"), "{error}");
+    assert_eq!(lab.sh("ip -o link show br0"), before);
+    assert!(!lab.sh("ip -o link").contains("cni0 net1"), "no port is left");
+    assert!(!pod.sh("ip -o link").contains("eth0"));
+}
+
+#[test]
+fn two_disjoint_networks_put_two_gateways_on_the_bridge() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "10.2.0.2/24"]);
+    let config = layer3(json!({ "isDefaultGateway": true }));
+    let result = pod.add(&config);
+    let addresses = lab.sh("ip -4 -o address show br0");
+    assert!(addresses.contains("10.1.0.1/24") && addresses.contains("10.2.0.1/24"), "{addresses}");
+    assert_eq!(
+        result["routes"],
+        json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]),
+        "one default route per family"
+    );
+    pod.check(&config, &result).ok();
+}
+
+#[test]
+fn an_overlapping_address_is_refused_with_both_names_or_replaced() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type bridge; ip address add 10.1.0.9/16 dev br0; ip link set br0 up");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
+    let msg = error["msg"].as_str().unwrap();
+    assert!(
+        msg.contains("already has an IP address different from 10.1.0.1/24: 10.1.0.9/16"),
+        "{error}"
+    );
+    assert!(error["details"].as_str().unwrap().contains("forceAddress"), "{error}");
+    assert_clean(lab);
+    assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
+    pod.add(&layer3(json!({ "forceAddress": true })));
+    let addresses = lab.sh("ip -4 -o address show br0");
+    assert!(addresses.contains("10.1.0.1/24") && !addresses.contains("10.1.0.9"), "{addresses}");
+}
+
+#[test]
+fn routes_are_applied_with_all_that_they_say() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    pod.answer(json!({
+        "ips": [{ "address": "10.1.0.2/24" }, { "address": "fd01::2/64" }],
+        "routes": [
+            { "dst": "192.168.1.0/24", "mtu": 1300, "advmss": 1200, "priority": 5 },
+            { "dst": "192.168.2.0/24", "gw": "10.1.0.9", "table": 1000 },
+            { "dst": "10.9.0.0/16", "table": 100, "scope": 253 },
+            { "dst": "fd02::/64", "gw": "fd01::9", "priority": 7 },
+            { "dst": "0.0.0.0/0" },
+        ],
+    }));
+    let config = layer3(json!({ "isDefaultGateway": true }));
+    let result = pod.add(&config);
+    let main = pod.sh("ip route; ip -6 route");
+    for want in [
+        "192.168.1.0/24 via 10.1.0.1 dev eth0 metric 5 mtu 1300 advmss 1200",
+        "fd02::/64 via fd01::9",
+        "default via 10.1.0.1",
+    ] {
+        assert!(main.contains(want), "{want}: {main}");
+    }
+    assert!(pod.sh("ip route show table 1000").contains("192.168.2.0/24 via 10.1.0.9"));
+    let defaults = result["routes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|route| route["dst"] == "0.0.0.0/0")
+        .count();
+    assert_eq!(defaults, 1, "the one without a gateway is the default route");
+    pod.check(&config, &result).ok();
+    pod.sh("ip route del 192.168.2.0/24 table 1000");
+    let error = pod.check(&config, &result).error(999);
+    assert!(
+        error["msg"].as_str().unwrap().contains("192.168.2.0/24 via 10.1.0.9 table 1000"),
+        "{error}"
+    );
+}
+
+#[test]
+fn single_addresses_work() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    pod.answer(json!({ "ips": [{ "address": "10.1.0.2/32" }, { "address": "fd01::2/128" }] }));
+    let config = layer3(json!({ "isGateway": false }));
+    let result = pod.add(&config);
+    pod.check(&config, &result).ok();
+}
+
+#[test]
+fn duplicate_detection_is_waited_for_where_it_is_asked_for() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["fd01::2/64"]);
+    let config = layer3(json!({ "enabledad": true }));
+    pod.add(&config);
+    assert_eq!(pod.sh("ip -6 address show tentative"), "");
+    assert_eq!(
+        pod.sh("sysctl -n net.ipv6.conf.eth0.accept_dad net.ipv6.conf.eth0.enhanced_dad"),
+        "1\n1\n"
+    );
+    let twin = Pod::with_ips(lab, "b", &["fd01::2/64"]);
+    let error = twin.call("ADD", &config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("fd01::2/64"), "{error}");
+    assert_eq!(lab.sh("ip -o link show type veth | wc -l"), "1\n", "the twin left nothing");
+}
+
+#[test]
+fn ipv6_is_enabled_where_a_container_has_it_off() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["fd01::2/64"]);
+    pod.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    pod.add(&layer3(json!({})));
+    assert!(pod.sh("ip -6 address").contains("fd01::2/64"));
+}
+
+#[test]
+fn a_container_interface_can_be_left_down() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    let config = layer2(json!({ "disableContainerInterface": true }));
+    let result = pod.add(&config);
+    assert_eq!(pod.ip("link show eth0")[0]["operstate"], "DOWN");
+    pod.check(&config, &result).ok();
+}
+
+#[test]
+fn dns_of_the_network_replaces_that_of_ipam_if_it_says_anything() {
+    let lab = &Lab::new();
+    for (index, (dns, want)) in [
+        (json!({}), json!({ "nameservers": ["1.1.1.1"] })),
+        (json!({ "nameservers": [] }), Value::Null),
+        (json!({ "domain": "d" }), json!({ "domain": "d" })),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let pod = Pod::new(lab, &format!("d{index}"));
+        let ips = json!([{ "address": format!("10.1.0.{}/24", index + 2) }]);
+        pod.answer(json!({ "ips": ips, "dns": { "nameservers": ["1.1.1.1"] } }));
+        let result = pod.add(&layer3(json!({ "dns": dns })));
+        assert_eq!(result.get("dns").cloned().unwrap_or_default(), want);
+    }
+}
+
+#[test]
+fn an_interface_that_exists_is_refused_and_left_alone() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let config = layer3(json!({}));
+    pod.add(&config);
+    let before = format!("{}{}", pod.sh("ip -o address"), lab.sh("ip -o link"));
+    let error = pod.call("ADD", &config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("\"eth0\" already exists"), "{error}");
+    assert_eq!(format!("{}{}", pod.sh("ip -o address"), lab.sh("ip -o link")), before);
+    assert_eq!(
+        ipam_calls(lab),
+        ["ADD a eth0"],
+        "the lease of the living attachment is not touched"
+    );
+}
+
+#[test]
+fn a_bridge_with_all_its_ports_says_so() {
+    let lab = &Lab::new();
+    // The kernel gives out port numbers, so ports without a name of their own are as good as any.
+    lab.sh(
+        "ip link add br0 type bridge
+         seq 1 1023 | sed 's/.*/link add p& type veth peer name q&\\nlink set p& master br0/' | ip -batch -",
+    );
+    let pod = Pod::new(lab, "a");
+    let error = pod.call("ADD", &layer2(json!({}))).run().error(999);
+    assert!(error["details"].as_str().unwrap().contains("1023 ports"), "{error}");
+}

@@ -1,0 +1,241 @@
+//! Bad configurations: one error with the right code, which names the key and the value; nothing is changed.
+
+use cni::testing::Lab;
+use serde_json::json;
+
+use crate::pod::{Pod, layer2};
+
+/// Key and value as JSON, the code, and what the message must name.
+const VALUES: &[(&str, u32, &[&str])] = &[
+    (r#""bridge": """#, 7, &["bridge", "\"\""]),
+    (r#""bridge": "sixteen-bytes-xx""#, 7, &["bridge", "sixteen-bytes-xx"]),
+    (r#""bridge": "a/b""#, 7, &["bridge", "a/b"]),
+    (r#""bridge": "..""#, 7, &["bridge", ".."]),
+    (r#""bridge": "a b""#, 7, &["bridge", "a b"]),
+    (r#""bridge": "a:b""#, 7, &["bridge", "a:b"]),
+    (r#""bridge": 7"#, 6, &["bridge", "7"]),
+    (r#""bridge": ["br0"]"#, 6, &["bridge", "list"]),
+    (r#""bridge": true"#, 6, &["bridge", "true"]),
+    (r#""isGateway": "yes""#, 6, &["isGateway", "yes"]),
+    (r#""isGateway": 1"#, 6, &["isGateway", "1"]),
+    (r#""isDefaultGateway": "true""#, 6, &["isDefaultGateway", "true"]),
+    (r#""isDefaultGateway": {}"#, 6, &["isDefaultGateway", "object"]),
+    (r#""forceAddress": 0"#, 6, &["forceAddress", "0"]),
+    (r#""ipMasq": "no""#, 6, &["ipMasq", "no"]),
+    (r#""ipMasq": []"#, 6, &["ipMasq", "list"]),
+    (r#""ipMasqBackend": "ipfw""#, 7, &["ipMasqBackend", "ipfw"]),
+    (r#""ipMasqBackend": """#, 7, &["ipMasqBackend", "\"\""]),
+    (r#""ipMasqBackend": "NFTABLES""#, 7, &["ipMasqBackend", "NFTABLES"]),
+    (r#""ipMasqBackend": true"#, 6, &["ipMasqBackend", "true"]),
+    (r#""mtu": "1500""#, 6, &["mtu", "\"1500\""]),
+    (r#""mtu": 1500.0"#, 6, &["mtu", "1500.0"]),
+    (r#""mtu": 67"#, 7, &["mtu", "67"]),
+    (r#""mtu": 65536"#, 7, &["mtu", "65536"]),
+    (r#""mtu": 99999999999"#, 7, &["mtu", "99999999999"]),
+    (r#""mtu": 1e400"#, 6, &["mtu", "1e400"]),
+    (r#""mtu": 18446744073709551615"#, 7, &["mtu", "18446744073709551615"]),
+    (r#""mtu": {}"#, 6, &["mtu", "object"]),
+    (r#""hairpinMode": "on""#, 6, &["hairpinMode", "on"]),
+    (r#""promiscMode": 2"#, 6, &["promiscMode", "2"]),
+    (r#""vlan": -1"#, 7, &["vlan", "-1"]),
+    (r#""vlan": 4095"#, 7, &["vlan", "4095"]),
+    (r#""vlan": 100000"#, 7, &["vlan", "100000"]),
+    (r#""vlan": "100""#, 6, &["vlan", "\"100\""]),
+    (r#""vlan": 1.5"#, 6, &["vlan", "1.5"]),
+    (r#""vlan": [100]"#, 6, &["vlan", "list"]),
+    (r#""vlanTrunk": {}"#, 6, &["vlanTrunk", "object"]),
+    (r#""vlanTrunk": 5"#, 6, &["vlanTrunk", "5"]),
+    (r#""vlanTrunk": [null]"#, 7, &["vlanTrunk[0]", "null"]),
+    (r#""vlanTrunk": [5]"#, 6, &["vlanTrunk[0]", "5"]),
+    (r#""vlanTrunk": [[]]"#, 6, &["vlanTrunk[0]", "list"]),
+    (r#""vlanTrunk": [{"id": 0}]"#, 7, &["vlanTrunk[0].id", "0"]),
+    (r#""vlanTrunk": [{"id": 4095}]"#, 7, &["vlanTrunk[0].id", "4095"]),
+    (r#""vlanTrunk": [{"id": -7}]"#, 7, &["vlanTrunk[0].id", "-7"]),
+    (r#""vlanTrunk": [{"id": "5"}]"#, 6, &["vlanTrunk[0].id", "\"5\""]),
+    (r#""vlanTrunk": [{"id": 1}, {"minID": 5}]"#, 7, &["vlanTrunk[1]", "5", "maxID"]),
+    (r#""vlanTrunk": [{"maxID": 5}]"#, 7, &["vlanTrunk[0]", "5", "minID"]),
+    (r#""vlanTrunk": [{"minID": 0, "maxID": 5}]"#, 7, &["vlanTrunk[0].minID", "0"]),
+    (r#""vlanTrunk": [{"minID": 1, "maxID": 4095}]"#, 7, &["vlanTrunk[0].maxID", "4095"]),
+    (r#""vlanTrunk": [{"minID": 9, "maxID": 5}]"#, 7, &["vlanTrunk[0]", "9", "5"]),
+    (r#""vlanTrunk": [{"minID": 1.5, "maxID": 5}]"#, 6, &["vlanTrunk[0].minID", "1.5"]),
+    (r#""preserveDefaultVlan": "x""#, 6, &["preserveDefaultVlan", "x"]),
+    (r#""macspoofchk": 1"#, 6, &["macspoofchk", "1"]),
+    (r#""enabledad": "1""#, 6, &["enabledad", "1"]),
+    (r#""disableContainerInterface": []"#, 6, &["disableContainerInterface", "list"]),
+    (r#""portIsolation": "false""#, 6, &["portIsolation", "false"]),
+    (r#""ipam": "host-local""#, 6, &["ipam", "host-local"]),
+    (r#""ipam": []"#, 6, &["ipam", "list"]),
+    (r#""ipam": true"#, 6, &["ipam", "true"]),
+    (r#""ipam": {"type": 5}"#, 6, &["ipam.type", "5"]),
+    (r#""ipam": {"type": ["host-local"]}"#, 6, &["ipam.type", "list"]),
+    (r#""ipam": {"type": "../bridge"}"#, 7, &["../bridge"]),
+    (r#""ipam": {"type": "a/b"}"#, 7, &["a/b"]),
+    (r#""ipam": {"type": ".."}"#, 7, &[".."]),
+    (r#""ipam": {"type": "absent"}"#, 999, &["absent"]),
+    (r#""dns": "1.1.1.1""#, 6, &["dns", "1.1.1.1"]),
+    (r#""dns": []"#, 6, &["dns", "list"]),
+    (r#""dns": {"nameservers": "1.1.1.1"}"#, 6, &["dns.nameservers", "1.1.1.1"]),
+    (r#""dns": {"nameservers": [1]}"#, 6, &["dns.nameservers[0]", "1"]),
+    (r#""dns": {"nameservers": [null]}"#, 6, &["dns.nameservers[0]", "null"]),
+    (r#""dns": {"domain": 1}"#, 6, &["dns.domain", "1"]),
+    (r#""dns": {"search": {}}"#, 6, &["dns.search", "object"]),
+    (r#""dns": {"options": [true]}"#, 6, &["dns.options[0]", "true"]),
+    (r#""args": "mac""#, 6, &["args", "mac"]),
+    (r#""args": {"cni": 1}"#, 6, &["args.cni", "1"]),
+    (r#""args": {"cni": {"mac": 1}}"#, 6, &["args.cni.mac", "1"]),
+    (r#""args": {"cni": {"mac": "xx"}}"#, 7, &["args.cni.mac", "xx"]),
+    (r#""args": {"cni": {"mac": "02:00:00:00:00"}}"#, 7, &["args.cni.mac", "02:00:00:00:00"]),
+    (r#""runtimeConfig": []"#, 6, &["runtimeConfig", "list"]),
+    (r#""runtimeConfig": {"mac": true}"#, 6, &["runtimeConfig.mac", "true"]),
+    (
+        r#""runtimeConfig": {"mac": "02:00:00:00:00:0g"}"#,
+        7,
+        &["runtimeConfig.mac", "02:00:00:00:00:0g"],
+    ),
+    (
+        r#""runtimeConfig": {"mac": "02:00:00:00:00:00:00:01"}"#,
+        7,
+        &["runtimeConfig.mac", "02:00:00:00:00:00:00:01"],
+    ),
+    (
+        r#""runtimeConfig": {"mac": "01:00:5e:00:00:01"}"#,
+        7,
+        &["runtimeConfig.mac", "01:00:5e:00:00:01"],
+    ),
+    (
+        r#""runtimeConfig": {"mac": "ff:ff:ff:ff:ff:ff"}"#,
+        7,
+        &["runtimeConfig.mac", "ff:ff:ff:ff:ff:ff"],
+    ),
+    (
+        r#""runtimeConfig": {"mac": "00:00:00:00:00:00"}"#,
+        7,
+        &["runtimeConfig.mac", "00:00:00:00:00:00"],
+    ),
+    (r#""cniVersion": "1.2.0""#, 1, &["1.2.0"]),
+    (r#""cniVersion": "9""#, 1, &["9"]),
+    (r#""cniVersion": 1"#, 6, &["cniVersion", "1"]),
+    (r#""name": "../net""#, 7, &["../net"]),
+    (r#""name": """#, 7, &["name"]),
+    (r#""name": 5"#, 6, &["name", "5"]),
+    (r#""ipMasqBackend": ["nftables"]"#, 6, &["ipMasqBackend", "list"]),
+];
+
+/// Whole documents.
+const DOCUMENTS: &[(&str, u32, &[&str])] = &[
+    ("", 6, &[]),
+    ("{", 6, &[]),
+    ("[]", 6, &["list"]),
+    ("\"text\"", 6, &["text"]),
+    ("42", 6, &["42"]),
+    ("null", 7, &["name"]),
+    ("{\"name\": \"n\"} x", 6, &[]),
+    ("{\"name\": \"n\", \"cniVersion\": \"1.1.0\", \"mtu\": }", 6, &[]),
+    ("{'name': 'n'}", 6, &[]),
+    ("\u{feff}{}", 6, &[]),
+];
+
+/// `CNI_ARGS`.
+const ARGS: &[(&str, &[&str])] = &[
+    ("MAC", &["MAC"]),
+    ("MAC=", &[]),
+    ("MAC=zz", &["MAC", "zz"]),
+    ("MAC=01:00:00:00:00:01", &["MAC", "01:00:00:00:00:01"]),
+    ("IP=10.0.0.1", &["IP"]),
+    ("MAC=02:00:00:00:00:01;", &["\"\""]),
+    ("IgnoreUnknown=maybe", &["maybe"]),
+    ("mac=02:00:00:00:00:01", &["mac"]),
+];
+
+fn config(pair: &str) -> String {
+    let mut base = layer2(json!({})).to_string();
+    // A later key wins, so the bad one does.
+    base.truncate(base.len() - 1);
+    format!("{base}, {pair}}}")
+}
+
+/// Runs `bad` under all three commands; each must be refused, and the host stay as it was.
+#[track_caller]
+fn refused(pod: &Pod<'_>, bad: &str, args: &str, code: u32, names: &[&str]) {
+    for command in ["ADD", "CHECK", "DEL"] {
+        let outcome = pod.call(command, &json!({})).stdin(bad).env("CNI_ARGS", args).run();
+        let error = outcome.error(code);
+        let msg = error["msg"].as_str().unwrap();
+        for name in names {
+            assert!(msg.contains(name), "{command} {bad} {args}: no {name:?} in {error}");
+        }
+    }
+    assert_eq!(
+        pod.lab.sh("ip -o link | wc -l; nft list ruleset; sysctl -n net.ipv4.ip_forward"),
+        "1\n0\n",
+        "{bad}"
+    );
+    assert_eq!(pod.sh("ip -o link | wc -l"), "1\n", "{bad}");
+}
+
+#[test]
+fn there_are_a_hundred_of_them() {
+    assert!(VALUES.len() + DOCUMENTS.len() + ARGS.len() >= 100);
+}
+
+#[test]
+fn bad_values_are_refused() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    for (pair, code, names) in VALUES {
+        refused(&pod, &config(pair), "", *code, names);
+    }
+}
+
+#[test]
+fn bad_documents_are_refused() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    for (document, code, names) in DOCUMENTS {
+        refused(&pod, document, "", *code, names);
+    }
+}
+
+#[test]
+fn bad_arguments_are_refused() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    for (args, names) in ARGS.iter().filter(|(_, names)| !names.is_empty()) {
+        refused(&pod, &layer2(json!({})).to_string(), args, 4, names);
+    }
+}
+
+#[test]
+fn contradictions_are_refused_and_do_not_keep_a_del_from_cleaning_up() {
+    let lab = &Lab::new();
+    for (id, (more, names)) in [
+        (json!({ "hairpinMode": true, "promiscMode": true }), ["hairpinMode", "promiscMode"]),
+        (json!({ "disableContainerInterface": true, "ipam": { "type": "scripted" } }), ["disableContainerInterface", "scripted"]),
+        (json!({ "bridge": "twelve-bytes", "vlan": 4000, "isGateway": true, "ipam": { "type": "scripted" } }), ["bridge", "twelve-bytes.4000"]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let pod = Pod::new(lab, &format!("c{id}"));
+        let config = layer2(more);
+        let error = pod.call("ADD", &config).run().error(7);
+        for name in names {
+            assert!(error["msg"].as_str().unwrap().contains(name), "{error}");
+        }
+        pod.del(&config);
+    }
+    assert_eq!(lab.sh("ip -o link | wc -l"), "1\n");
+}
+
+#[test]
+fn a_bad_namespace_is_refused_for_add_and_check() {
+    let lab = &Lab::new();
+    let mut pod = Pod::new(lab, "a");
+    for path in ["/nowhere", "/etc/passwd", "/proc/self/ns/mnt"] {
+        pod.netns = path.into();
+        let error = pod.call("ADD", &layer2(json!({}))).run().error(8);
+        assert!(error["msg"].as_str().unwrap().contains(path), "{error}");
+        pod.del(&layer2(json!({})));
+    }
+    assert_eq!(lab.sh("ip -o link | wc -l"), "1\n");
+}

@@ -1,0 +1,105 @@
+//! CHECK: finds what is not as it was made, and says what it wanted and what it got.
+
+use cni::testing::Lab;
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
+
+/// Sets up a pod, breaks something, and returns what CHECK says about it.
+#[track_caller]
+fn broken(more: Value, on_host: &str, inside: &str) -> String {
+    let lab = &Lab::new();
+    let config = layer3(more);
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let told = pod.add(&config);
+    pod.check(&config, &told).ok();
+    lab.sh(&on_host.replace("PORT", &pod.port(&told)));
+    if !inside.is_empty() {
+        pod.sh(inside);
+    }
+    let error = pod.check(&config, &told).error(999);
+    pod.del(&config);
+    error["msg"].as_str().unwrap().to_owned()
+}
+
+macro_rules! finds {
+    ($($name:ident: $more:tt, $on_host:expr, $inside:expr => $says:expr;)+) => {
+        $(#[test]
+        fn $name() {
+            let msg = broken(json!($more), $on_host, $inside);
+            for part in $says {
+                assert!(msg.contains(part), "{part}: {msg}");
+            }
+        })+
+    };
+}
+
+finds! {
+    finds_another_mac: {}, "", "ip link set eth0 address 02:00:00:00:00:09" => ["\"eth0\"", "want", "02:00:00:00:00:09"];
+    finds_a_link_that_is_down: {}, "", "ip link set eth0 down" => ["up of \"eth0\"", "want true, got false"];
+    finds_a_missing_link: {}, "", "ip link del eth0" => ["no link \"eth0\""];
+    finds_a_missing_address: {}, "", "ip address del 10.1.0.2/24 dev eth0" => ["10.1.0.2/24", "fd01::2/64"];
+    finds_another_prefix: {}, "", "ip address del 10.1.0.2/24 dev eth0; ip address add 10.1.0.2/16 dev eth0" => ["10.1.0.2/24", "10.1.0.2/16"];
+    finds_a_missing_route: {"isDefaultGateway": true}, "", "ip route del default" => ["0.0.0.0/0 via 10.1.0.1"];
+    finds_a_missing_gateway: {}, "ip address del 10.1.0.1/24 dev br0", "" => ["\"br0\"", "10.1.0.1/24"];
+    finds_a_port_without_a_bridge: {}, "ip link set PORT nomaster", "" => ["bridge of \"veth", "got None"];
+    finds_another_hairpin_mode: {"hairpinMode": true}, "ip link set PORT type bridge_slave hairpin off", "" => ["hairpin", "want true, got false"];
+    finds_another_isolation: {}, "ip link set PORT type bridge_slave isolated on", "" => ["isolation", "want false, got true"];
+    finds_a_bridge_without_promiscuity: {"promiscMode": true}, "ip link set br0 promisc off", "" => ["promiscuous of \"br0\""];
+    finds_another_bridge_mac: {}, "ip link set br0 address 02:00:00:00:00:08", "" => ["\"br0\"", "02:00:00:00:00:08"];
+    finds_flushed_masquerade: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade masq_checks", "" => ["masquerades 10.1.0.2"];
+    finds_a_flushed_way_to_masquerade: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade postrouting", "" => ["postrouting"];
+    finds_a_flushed_ruleset: {"ipMasq": true}, "nft flush ruleset", "" => ["10.1.0.2"];
+    finds_flushed_iptables: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F POSTROUTING", "" => ["10.1.0.2", "CNI-"];
+    finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush chain bridge nat PREROUTING", "" => ["cni-br-iface-a-eth0"];
+}
+
+#[test]
+fn what_others_may_change_is_not_found_fault_with() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "isDefaultGateway": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let told = pod.add(&config);
+    // Somebody listens on the bridge; a later plugin adds addresses and routes, and changes the MTU.
+    lab.sh("ip link set br0 promisc on");
+    pod.sh("ip address add 10.5.0.2/24 dev eth0; ip route add 10.6.0.0/16 via 10.1.0.9; ip link set eth0 mtu 1300");
+    pod.check(&config, &told).ok();
+}
+
+#[test]
+fn layer2_is_checked_without_ipam() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    let told = pod.add(&layer2(json!({})));
+    pod.check(&layer2(json!({})), &told).ok();
+    assert!(ipam_calls(lab).is_empty());
+}
+
+#[test]
+fn ipam_has_its_say() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let told = pod.add(&layer3(json!({})));
+    ipam_fails(lab, "CHECK");
+    assert_eq!(pod.check(&layer3(json!({})), &told).error(123)["msg"], "scripted failure");
+}
+
+#[test]
+fn a_previous_result_must_be_there_and_fit() {
+    let lab = &Lab::new();
+    let config = layer2(json!({}));
+    let pod = Pod::new(lab, "a");
+    let told = pod.add(&config);
+    assert!(
+        pod.call("CHECK", &config).run().error(7)["msg"].as_str().unwrap().contains("prevResult")
+    );
+    let mut other = told.clone();
+    other["interfaces"][2]["sandbox"] = json!("/elsewhere");
+    assert!(pod.check(&config, &other).error(999)["msg"].as_str().unwrap().contains("eth0"));
+    let mut other = told.clone();
+    other["interfaces"][1]["name"] = json!("vethother");
+    assert!(pod.check(&config, &other).error(999)["msg"].as_str().unwrap().contains("port"));
+    let mut other = told;
+    other["interfaces"][0]["mac"] = json!("nonsense");
+    assert!(pod.check(&config, &other).error(7)["msg"].as_str().unwrap().contains("nonsense"));
+}

@@ -1,0 +1,37 @@
+//! What an ADD costs, in system calls, messages and processes: a limit that only grows on purpose.
+
+use std::fs;
+
+use cni::testing::Lab;
+use serde_json::json;
+
+use crate::pod::{Pod, layer3};
+
+#[test]
+fn an_add_with_masquerade_takes_four_messages_and_no_process() {
+    let lab = &Lab::new();
+    let config = layer3(json!({
+        "isDefaultGateway": true, "ipMasq": true,
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] },
+    }));
+    for id in ["first", "second"] {
+        Pod::new(lab, id).add(&config);
+    }
+    let pod = Pod::new(lab, "third");
+    let trace = lab.dir().join("trace");
+    pod.call("ADD", &config).strace(&["-f", "-qq", "-o", trace.to_str().unwrap()]).run().ok();
+    let log = fs::read_to_string(trace).unwrap();
+    let count = |call: &str| log.lines().filter(|line| line.contains(&format!(" {call}("))).count();
+    // Before 6.2 the kernel does not show what it made, and is asked.
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut version = release.split('.').map(|part| part.parse().unwrap_or(0));
+    let old = (version.next(), version.next()) < (Some(6), Some(2));
+    assert_eq!(count("sendto"), if old { 5 } else { 4 }, "{log}");
+    assert_eq!(count("execve"), 1, "{log}");
+    assert_eq!(count("clone") + count("clone3") + count("fork") + count("vfork"), 0, "{log}");
+    // A program of the C library glibc, as tests may use, starts with more of them than the one that is shipped.
+    let calls = log.lines().filter(|line| line.contains('(')).count();
+    let start = log.lines().position(|line| line.contains("read(0,")).unwrap();
+    eprintln!("{calls} system calls, {start} of them before the first of ours");
+    assert!(calls - start <= 110, "{calls} - {start}: {log}");
+}

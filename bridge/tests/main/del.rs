@@ -1,0 +1,186 @@
+//! DEL: removes everything whatever is in the way, and as often as it is asked.
+
+use std::fs;
+
+use cni::testing::Lab;
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+
+/// With everything that can be left behind.
+fn everything(backend: &str) -> Value {
+    layer3(
+        json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true, "isDefaultGateway": true }),
+    )
+}
+
+#[test]
+fn del_removes_all_traces_and_can_be_repeated() {
+    Lab::both(|lab| {
+        for backend in ["nftables", "iptables"] {
+            let config = everything(backend);
+            let pod = Pod::with_ips(lab, &format!("c-{backend}"), &["10.1.0.2/24", "fd01::2/64"]);
+            pod.add(&config);
+            pod.del(&config);
+            assert_clean(lab);
+            pod.del(&config);
+        }
+    });
+}
+
+#[test]
+fn del_of_what_never_was_succeeds_and_makes_nothing() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    pod.del(&everything("iptables"));
+    assert_eq!(lab.sh("nft list ruleset"), "");
+    assert_eq!(lab.ip("link show type bridge"), json!([]));
+}
+
+#[test]
+fn del_works_wherever_the_namespace_went() {
+    for (index, backend) in ["nftables", "iptables", "nftables", "iptables"].into_iter().enumerate()
+    {
+        let lab = &Lab::new();
+        let config = everything(backend);
+        let mut pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+        pod.add(&config);
+        let alive = pod.netns.clone();
+        match index {
+            0 => pod.netns = "".into(),
+            1 => pod.netns = "/run/netns/nowhere".into(),
+            // The file stays where `ip netns` had mounted the namespace.
+            2 => {
+                lab.sh("umount /run/netns/a");
+            }
+            _ => {
+                fs::write("/run/netns/file", "").unwrap();
+                pod.netns = "/run/netns/file".into();
+            }
+        }
+        pod.del(&config);
+        if index != 2 {
+            let links = lab.sh(&format!("nsenter --net={} ip -o link", alive.display()));
+            assert!(!links.contains("eth0"), "the pair is found by its alias: {links}");
+        }
+        assert_clean(lab);
+        assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"], "{index}");
+        pod.del(&config);
+    }
+}
+
+#[test]
+fn del_goes_on_after_the_interface_is_gone() {
+    let lab = &Lab::new();
+    let config = everything("iptables");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    pod.add(&config);
+    pod.sh("ip link del eth0");
+    pod.del(&config);
+    assert_clean(lab);
+}
+
+#[test]
+fn del_goes_on_after_ipam_failed_and_tells() {
+    let lab = &Lab::new();
+    let config = everything("nftables");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    pod.add(&config);
+    ipam_fails(lab, "DEL");
+    let error = pod.call("DEL", &config).run().error(123);
+    assert_eq!(error["msg"], "scripted failure");
+    assert_clean(lab);
+}
+
+#[test]
+fn del_goes_on_without_the_ipam_plugin() {
+    let lab = &Lab::new();
+    let config = everything("nftables");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    pod.add(&config);
+    fs::remove_file(lab.bin().join("scripted")).unwrap();
+    let error = pod.call("DEL", &config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("\"scripted\""), "{error}");
+    assert_clean(lab);
+}
+
+#[test]
+fn del_removes_what_an_older_configuration_made() {
+    let lab = &Lab::new();
+    for backend in ["nftables", "iptables"] {
+        let pod = Pod::with_ips(lab, backend, &["10.1.0.2/24", "fd01::2/64"]);
+        pod.add(&everything(backend));
+        // Now without any of it, and on another bridge.
+        pod.del(&layer3(json!({ "bridge": "br1" })));
+        assert_clean(lab);
+    }
+}
+
+#[test]
+fn attachments_of_one_container_do_not_disturb_each_other() {
+    for backend in ["nftables", "iptables"] {
+        let lab = &Lab::new();
+        let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": backend }));
+        let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+        let told = first.add(&config);
+        let second = Pod { lab, id: "a".into(), ifname: "eth1".into(), netns: first.netns.clone() };
+        second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
+        let told_second = second.add(&config);
+        first.check(&config, &told).ok();
+        // A runtime passes on what ADD told.
+        let mut with_previous = config.clone();
+        with_previous["prevResult"] = told_second;
+        second.del(&with_previous);
+        first.check(&config, &told).ok();
+        let rules = lab.sh("nft list ruleset");
+        assert!(!rules.contains("10.1.0.3"), "{backend}: {rules}");
+        first.del(&config);
+        assert_clean(lab);
+    }
+}
+
+#[test]
+fn a_network_of_many_starts_no_process_to_delete() {
+    let lab = &Lab::new();
+    let config = everything("nftables");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    // Somebody else uses iptables here.
+    lab.sh("iptables -t nat -A POSTROUTING -s 10.9.0.0/16 -j ACCEPT");
+    pod.add(&config);
+    let trace = lab.dir().join("trace");
+    let traced = pod.call("DEL", &config).strace(&[
+        "-f",
+        "-qq",
+        "-e",
+        "trace=execve",
+        "-o",
+        trace.to_str().unwrap(),
+    ]);
+    traced.run().ok();
+    let log = fs::read_to_string(trace).unwrap();
+    assert!(!log.contains("iptables"), "{log}");
+    assert!(
+        lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"),
+        "not ours, not touched"
+    );
+}
+
+#[test]
+fn what_legacy_iptables_made_is_removed() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    // A host on which iptables is the older one.
+    let tools = lab.dir().join("tools");
+    lab.sh(&format!(
+        "mkdir {0}; for t in iptables iptables-save iptables-restore; do ln -s /usr/sbin/xtables-legacy-multi {0}/$t; done",
+        tools.display()
+    ));
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
+    let told = pod.call("ADD", &config).env("PATH", &path).run().ok();
+    assert!(lab.sh("iptables-legacy-save -t nat").contains("-j CNI-"));
+    pod.check(&config, &told).ok();
+    pod.del(&config);
+    let left = lab.sh("iptables-legacy-save -t nat");
+    assert!(!left.contains("CNI-"), "{left}");
+}

@@ -1,0 +1,148 @@
+//! A failed ADD leaves nothing, wherever it fails: by its delegate, and by every system call that can fail.
+
+use std::fs;
+
+use cni::testing::Lab;
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+
+fn everything() -> Value {
+    layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "macspoofchk": true }))
+}
+
+#[test]
+fn a_failing_ipam_plugin_is_told_to_release_after_the_pair_is_gone() {
+    Lab::both(|lab| {
+        let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+        ipam_fails(lab, "ADD");
+        let error = pod.call("ADD", &everything()).run().error(123);
+        assert_eq!(error["msg"], "scripted failure", "passed on as it is");
+        assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
+        assert_clean(lab);
+        assert!(!pod.sh("ip -o link").contains("eth0"));
+    });
+}
+
+#[test]
+fn answers_that_cannot_be_used_are_undone() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    for (answer, names) in [
+        (json!({}), "no address"),
+        (json!({ "ips": [{ "address": "10.1.0.2/24", "gateway": "fd01::1" }] }), "fd01::1"),
+        (
+            json!({ "ips": [{ "address": "10.1.0.2/24" }], "routes": [{ "dst": "10.5.0.0/16", "gw": "fd01::1" }] }),
+            "10.5.0.0/16",
+        ),
+        (
+            json!({ "ips": [{ "address": "10.1.0.2/24" }], "routes": [{ "dst": "10.5.0.0/16", "gw": "192.0.2.1" }] }),
+            "192.0.2.1",
+        ),
+        (json!({ "ips": [{ "address": "255.255.255.255/32" }] }), "255.255.255.255/32"),
+        (
+            json!({ "ips": [{ "address": "10.1.0.2/24" }, { "address": "10.1.0.2/24" }] }),
+            "10.1.0.2/24",
+        ),
+        (json!({ "ips": [{ "address": "nonsense" }] }), "nonsense"),
+    ] {
+        pod.answer(answer);
+        let outcome = pod.call("ADD", &everything()).run();
+        assert_eq!(outcome.status, Some(1), "{}", outcome.stdout);
+        assert!(outcome.stdout.contains(names), "{names}: {}", outcome.stdout);
+        assert_clean(lab);
+        assert!(!pod.sh("ip -o link").contains("eth0"));
+    }
+    let calls = ipam_calls(lab);
+    assert_eq!(calls.iter().filter(|call| call.starts_with("ADD")).count(), 7);
+    assert_eq!(calls.iter().filter(|call| call.starts_with("DEL")).count(), 7, "each is released");
+}
+
+#[test]
+fn a_result_that_the_version_cannot_tell_is_undone() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    // An answer in a layout of its own, without what 0.2.0 needs.
+    pod.answer(json!({ "cniVersion": "0.2.0" }));
+    let mut config = everything();
+    config["cniVersion"] = json!("0.2.0");
+    let outcome = pod.call("ADD", &config).run();
+    assert_eq!(outcome.status, Some(1), "{}", outcome.stdout);
+    assert_clean(lab);
+}
+
+/// Lets the `n`th call of `name` fail, or kills there; `false` if there are not so many.
+fn strike(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &str) -> Option<bool> {
+    let trace = pod.lab.dir().join("trace");
+    let traced = format!("trace={name}");
+    let inject = format!("inject={name}:{how}:when={n}");
+    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", &traced, "-e", &inject];
+    let outcome = pod.call("ADD", config).strace(&options).run();
+    let hit = fs::read_to_string(trace).unwrap().contains("INJECTED") || outcome.status.is_none();
+    if !hit {
+        outcome.ok();
+        return None;
+    }
+    if outcome.status == Some(1) {
+        // One error, and nothing else on stdout.
+        let error: Value = serde_json::from_str(&outcome.stdout)
+            .unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
+        assert!(!error["msg"].as_str().unwrap().is_empty());
+    }
+    Some(outcome.status == Some(0))
+}
+
+#[test]
+fn whatever_system_call_fails_nothing_is_left() {
+    let lab = &Lab::new();
+    let config = everything();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let mut strikes = 0;
+    for (name, errno) in [
+        ("sendto", "ENOBUFS"),
+        ("recvfrom", "ENOMEM"),
+        ("setns", "EPERM"),
+        ("socket", "EMFILE"),
+        ("setsockopt", "EINVAL"),
+        ("openat", "EMFILE"),
+        ("open", "EMFILE"),
+        ("ioctl", "EPERM"),
+        ("pwrite64", "EIO"),
+    ] {
+        for n in 1..60 {
+            match strike(&pod, &config, name, n, &format!("error={errno}")) {
+                None => {
+                    pod.del(&config);
+                    break;
+                }
+                Some(true) => pod.del(&config), // It can do without.
+                Some(false) => strikes += 1,
+            }
+            if n == 59 {
+                panic!("{name} is called without end");
+            }
+            eprintln!("{name} {n}");
+            assert_clean(lab);
+            assert!(!pod.sh("ip -o link").contains("eth0"), "{name} {n}");
+        }
+    }
+    assert!(strikes > 20, "{strikes} failures were met");
+    pod.add(&config);
+}
+
+#[test]
+fn wherever_it_is_killed_a_del_cleans_up() {
+    let lab = &Lab::new();
+    let config = everything();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    for n in 1..30 {
+        match strike(&pod, &config, "sendto", n, "signal=KILL") {
+            None => break,
+            Some(_) => {
+                pod.del(&config);
+                assert_clean(lab);
+            }
+        }
+        assert!(n < 29, "sendto is called without end");
+    }
+}

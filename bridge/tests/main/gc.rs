@@ -1,0 +1,97 @@
+//! GC: what is not listed goes, what is listed stays, and other networks are not looked at.
+
+use cni::testing::{Lab, Outcome};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+
+fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
+    let mut config = config.clone();
+    config["cni.dev/valid-attachments"] = valid;
+    pod.lab.plugin("bridge", "GC").stdin(config.to_string()).run()
+}
+
+#[test]
+fn only_stale_attachments_of_the_network_go() {
+    Lab::both(|lab| {
+        for backend in ["nftables", "iptables"] {
+            let common = json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true });
+            let (config, mut other) = (layer3(common.clone()), layer3(common));
+            other["name"] = json!("net1-other");
+            let ids = ["alive", "stale", "foreign"].map(|id| format!("{id}-{backend}"));
+            let pods: Vec<_> = ids
+                .iter()
+                .enumerate()
+                .map(|(n, id)| {
+                    Pod::with_ips(
+                        lab,
+                        id,
+                        &[&format!("10.1.0.{}/24", n + 2), &format!("fd01::{}/64", n + 2)],
+                    )
+                })
+                .collect();
+            let alive = pods[0].add(&config);
+            pods[1].add(&config);
+            let foreign = pods[2].add(&other);
+
+            let valid = json!([{ "containerID": ids[0], "ifname": "eth0" }]);
+            collect(&pods[0], &config, valid).ok();
+            pods[0].check(&config, &alive).ok();
+            pods[2].check(&other, &foreign).ok();
+            assert!(!pods[1].sh("ip -o link").contains("eth0"));
+            let rules = lab.sh("nft list ruleset");
+            assert!(
+                !rules.contains("10.1.0.3") && !rules.contains(&format!("-stale-{backend}")),
+                "{rules}"
+            );
+
+            collect(&pods[0], &config, json!([])).ok();
+            pods[2].check(&other, &foreign).ok();
+            pods[2].del(&other);
+            assert_clean(lab);
+        }
+        assert!(ipam_calls(lab).contains(&"GC".to_owned()));
+    });
+}
+
+#[test]
+fn what_a_lost_namespace_left_is_collected() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let told = pod.add(&config);
+    lab.sh(&format!("ip link del {}", pod.port(&told)));
+    collect(&pod, &config, json!([])).ok();
+    assert_clean(lab);
+}
+
+#[test]
+fn the_same_container_with_another_interface_is_another_attachment() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    pod.add(&config);
+    collect(&pod, &config, json!([{ "containerID": "a", "ifname": "eth1" }])).ok();
+    assert_clean(lab);
+}
+
+#[test]
+fn it_goes_on_after_ipam_failed_and_tells() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    pod.add(&config);
+    ipam_fails(lab, "GC");
+    collect(&pod, &config, json!([])).error(123);
+    assert_clean(lab);
+}
+
+#[test]
+fn without_a_list_nothing_is_removed() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let told = pod.add(&config);
+    lab.plugin("bridge", "GC").stdin(config.to_string()).run().error(7);
+    pod.check(&config, &told).ok();
+}

@@ -1,0 +1,25 @@
+//! Black-box tests of the bridge plugin: real programs, real kernel, real traffic.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    missing_docs,
+    reason = "a test that fails should stop and say where"
+)]
+
+mod add;
+mod bad;
+mod check;
+mod cost;
+mod del;
+mod differential;
+mod faults;
+mod gc;
+mod parallel;
+mod pod;
+mod status;
+mod traffic;
+mod upgrade;
+mod vlan;

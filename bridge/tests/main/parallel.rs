@@ -1,0 +1,74 @@
+//! Many at once, on a host that nobody has prepared.
+
+use std::collections::BTreeSet;
+
+use cni::testing::{Lab, REFERENCE};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, layer3};
+
+const PODS: usize = 100;
+
+/// Runs `command` for all pods at the same time; what each answered.
+fn all_at_once(lab: &Lab, command: &str, config: &Value) -> Vec<Value> {
+    let path = format!("{}:{REFERENCE}", lab.bin().display());
+    let script = format!(
+        "mkdir -p {dir}/out
+         for n in $(seq {PODS}); do
+             CNI_COMMAND={command} CNI_CONTAINERID=p$n CNI_NETNS=/run/netns/p$n CNI_IFNAME=eth0 CNI_PATH={path} \
+                 {bin}/bridge <{dir}/config >{dir}/out/$n 2>&1 || echo failed >>{dir}/out/$n &
+         done
+         wait",
+        dir = lab.dir().display(),
+        bin = lab.bin().display(),
+    );
+    std::fs::write(lab.dir().join("config"), config.to_string()).unwrap();
+    lab.sh(&script);
+    (1..=PODS)
+        .map(|n| {
+            let text = std::fs::read_to_string(lab.dir().join(format!("out/{n}"))).unwrap();
+            if text.is_empty() {
+                Value::Null
+            } else {
+                serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"))
+            }
+        })
+        .collect()
+}
+
+#[test]
+fn a_hundred_first_adds_and_a_hundred_dels() {
+    for backend in ["nftables", "iptables"] {
+        let lab = &Lab::new();
+        let _pods: Vec<_> = (1..=PODS).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
+        let config = layer3(json!({
+            "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true,
+            "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]] },
+        }));
+        let results = all_at_once(lab, "ADD", &config);
+        for family in [0, 1] {
+            let ips: BTreeSet<_> =
+                results.iter().map(|result| result["ips"][family]["address"].to_string()).collect();
+            assert_eq!(ips.len(), PODS, "every address once");
+        }
+        let bridges: BTreeSet<_> =
+            results.iter().map(|result| result["interfaces"][0].to_string()).collect();
+        assert_eq!(bridges.len(), 1, "one bridge, with one hardware address");
+        assert_eq!(lab.sh("ip -o link show master br0 | grep -c 'state UP'"), format!("{PODS}\n"));
+        assert_eq!(
+            lab.sh(
+                "ip -o -4 address show br0 | wc -l; ip -o -6 address show br0 scope global | wc -l"
+            ),
+            "1\n1\n"
+        );
+        if backend == "nftables" {
+            assert_eq!(
+                lab.sh("nft list chain inet cni_plugins_masquerade postrouting | grep -c goto"),
+                "1\n"
+            );
+            assert_eq!(lab.sh("nft list chain inet cni_plugins_masquerade masq_checks | grep -c masquerade.comment"), format!("{}\n", 2 * PODS));
+        }
+        all_at_once(lab, "DEL", &config);
+        assert_clean(lab);
+    }
+}

@@ -1,0 +1,71 @@
+//! STATUS: says whether an ADD could succeed, and changes nothing.
+
+use std::fs;
+
+use cni::testing::{Lab, Outcome};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
+
+fn status(lab: &Lab, config: &Value) -> Outcome {
+    lab.plugin("bridge", "STATUS").stdin(config.to_string()).run()
+}
+
+#[test]
+fn a_host_that_can_serve_says_so_and_stays_as_it_is() {
+    Lab::both(|lab| {
+        let _pod = Pod::new(lab, "a");
+        for more in [
+            json!({}),
+            json!({ "ipMasq": true }),
+            json!({ "ipMasq": true, "ipMasqBackend": "iptables" }),
+        ] {
+            status(lab, &layer3(more)).ok();
+        }
+        status(lab, &layer2(json!({}))).ok();
+        assert_eq!(
+            lab.sh(
+                "ip -o link | wc -l; nft list table inet cni_plugins_masquerade 2>/dev/null || true"
+            ),
+            "1\n"
+        );
+        assert_eq!(lab.sh("sysctl -n net.ipv4.ip_forward"), "0\n");
+        assert_eq!(ipam_calls(lab), ["STATUS"; 3]);
+    });
+}
+
+#[test]
+fn a_name_taken_by_something_else_is_told() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type veth peer name other");
+    let error = status(lab, &layer2(json!({}))).error(50);
+    assert!(error["msg"].as_str().unwrap().contains("\"br0\" is no bridge"), "{error}");
+}
+
+#[test]
+fn what_is_missing_is_told() {
+    let lab = &Lab::new();
+    let _pod = Pod::new(lab, "a");
+    let error = status(lab, &layer3(json!({ "ipam": { "type": "absent" } }))).error(50);
+    assert!(error["msg"].as_str().unwrap().contains("\"absent\""), "{error}");
+
+    let tools = lab.plugin("bridge", "STATUS").env("PATH", "/nowhere");
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    // The usual places are looked at as well, so they are hidden.
+    lab.sh("for f in /usr/sbin/*tables*; do mount --bind /dev/null $f; done");
+    let error = tools.stdin(config.to_string()).run().error(50);
+    assert!(error["msg"].as_str().unwrap().contains("iptables"), "{error}");
+
+    lab.sh("mount --bind /proc/sys/kernel /proc/sys/net 2>/dev/null; mount -o remount,bind,ro /proc/sys/net");
+    let error = status(lab, &layer3(json!({}))).error(50);
+    assert!(error["msg"].as_str().unwrap().contains("net.ipv4.ip_forward"), "{error}");
+}
+
+#[test]
+fn ipam_has_its_say() {
+    let lab = &Lab::new();
+    let _pod = Pod::new(lab, "a");
+    ipam_fails(lab, "STATUS");
+    assert_eq!(status(lab, &layer3(json!({}))).error(123)["msg"], "scripted failure");
+    assert!(fs::read_to_string(lab.dir().join("stdin.STATUS")).unwrap().contains("\"net1\""));
+}

@@ -1,0 +1,107 @@
+//! Upgrade in place: what one implementation added, the other checks and deletes, and nothing is left.
+
+use std::path::Path;
+
+use cni::testing::{Calling, Lab, Outcome, REFERENCE, reference};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, layer2, layer3};
+
+/// The configurations that both know.
+fn configurations() -> Vec<Value> {
+    let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
+    let ipam = json!({ "type": "host-local", "ranges": ranges, "routes": [{ "dst": "10.9.0.0/16", "gw": "10.1.0.9" }] });
+    let common = |more: Value| {
+        let mut config = layer3(json!({ "cniVersion": "1.0.0", "ipam": ipam }));
+        crate::pod::merge(&mut config, more);
+        config
+    };
+    vec![
+        layer2(json!({ "cniVersion": "1.0.0" })),
+        common(json!({})),
+        common(json!({ "isDefaultGateway": true, "hairpinMode": true })),
+        common(json!({ "ipMasq": true, "ipMasqBackend": "iptables" })),
+        common(
+            json!({ "ipMasq": true, "ipMasqBackend": "iptables", "macspoofchk": true, "mtu": 1400 }),
+        ),
+        common(json!({ "promiscMode": true, "cniVersion": "0.4.0" })),
+    ]
+}
+
+/// A call of the reference's plugin, with its own host-local.
+fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
+    Calling::new(&Path::new(REFERENCE).join("bridge"), command)
+        .env("CNI_PATH", REFERENCE)
+        .attachment(&pod.id, &pod.ifname, &pod.netns)
+        .stdin(config.to_string())
+        .run()
+}
+
+#[track_caller]
+fn check_theirs(pod: &Pod<'_>, config: &Value, told: &Value) {
+    let mut config = config.clone();
+    config["prevResult"] = told.clone();
+    theirs(pod, "CHECK", &config).ok();
+}
+
+#[test]
+fn ours_takes_over_what_the_reference_added() {
+    if reference("bridge", "ours_takes_over_what_the_reference_added").is_none() {
+        return;
+    }
+    Lab::both(|lab| {
+        for (index, config) in configurations().iter().enumerate() {
+            let pod = Pod::new(lab, &format!("c{index}"));
+            let told = theirs(&pod, "ADD", config).ok();
+            pod.check(config, &told).ok();
+            pod.del(config);
+            assert_clean(lab);
+            lab.sh("ip link del br0");
+        }
+    });
+}
+
+#[test]
+fn the_reference_takes_over_what_ours_added() {
+    if reference("bridge", "the_reference_takes_over_what_ours_added").is_none() {
+        return;
+    }
+    Lab::both(|lab| {
+        for (index, config) in configurations().iter().enumerate() {
+            let pod = Pod::new(lab, &format!("c{index}"));
+            let told = pod.add(config);
+            // Its CHECK of a network without IPAM always fails.
+            if config.get("ipam").is_some() {
+                check_theirs(&pod, config, &told);
+            }
+            theirs(&pod, "DEL", config).ok();
+            assert_clean(lab);
+            lab.sh("ip link del br0");
+        }
+    });
+}
+
+#[test]
+fn both_work_side_by_side_on_one_bridge() {
+    if reference("bridge", "both_work_side_by_side_on_one_bridge").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let config = &configurations()[3];
+    let pods: Vec<_> = (0..6).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
+    let told: Vec<_> = pods
+        .iter()
+        .enumerate()
+        .map(|(n, pod)| if n % 2 == 0 { theirs(pod, "ADD", config).ok() } else { pod.add(config) })
+        .collect();
+    for (n, (pod, told)) in pods.iter().zip(&told).enumerate() {
+        pod.check(config, told).ok();
+        check_theirs(pod, config, told);
+        if n % 3 == 0 {
+            theirs(pod, "DEL", config).ok()
+        } else {
+            pod.call("DEL", config).run().ok()
+        };
+    }
+    assert_clean(lab);
+}

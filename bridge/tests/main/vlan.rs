@@ -1,0 +1,162 @@
+//! VLANs, with tagged packets. Where the kernel cannot filter them the tests are skipped; `ci/vm` has one that can.
+
+use cni::testing::{Lab, skip};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, send, udp};
+
+/// Can this kernel filter VLANs? Leaves nothing.
+fn can_filter(lab: &Lab, test: &str) -> bool {
+    let probe = "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || echo no";
+    let can = lab.sh(probe) == "yes\n";
+    if !can {
+        skip(test, "this kernel cannot filter VLANs");
+    }
+    can
+}
+
+/// The VLANs of a port, such as `["1*", "100"]`, where `*` marks the one of untagged frames.
+fn vlans(lab: &Lab, port: &str) -> Vec<String> {
+    let listing: Value =
+        serde_json::from_str(&lab.sh(&format!("bridge -j -compressvlans vlan show dev {port}")))
+            .unwrap();
+    let show = |vlan: &Value| {
+        let end = vlan.get("vlanEnd").map_or_else(String::new, |end| format!("-{end}"));
+        let mark = if vlan["flags"].to_string().contains("PVID") { "*" } else { "" };
+        format!("{}{end}{mark}", vlan["vlan"])
+    };
+    listing[0]["vlans"].as_array().map(|list| list.iter().map(show).collect()).unwrap_or_default()
+}
+
+#[test]
+fn a_vlan_separates() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "a_vlan_separates") {
+        return;
+    }
+    let pods = [("a", 100, "10.1.0.2/24"), ("b", 100, "10.1.0.3/24"), ("c", 200, "10.1.0.4/24")]
+        .map(|(id, vlan, ip)| {
+            let pod = Pod::new(lab, id);
+            let config = layer2(json!({ "vlan": vlan }));
+            let told = pod.add(&config);
+            pod.sh(&format!("ip address add {ip} dev eth0"));
+            pod.check(&config, &told).ok();
+            assert_eq!(vlans(lab, &pod.port(&told)), [format!("{vlan}*")]);
+            pod
+        });
+    let [a, b, c] = &pods;
+    assert_eq!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
+    nothing_comes(&a.udp("0.0.0.0:0"), &c.udp("0.0.0.0:0"), "10.1.0.4");
+    for pod in &pods {
+        pod.del(&layer2(json!({})));
+    }
+    assert_clean(lab);
+}
+
+#[test]
+fn a_trunk_carries_tagged_frames() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "a_trunk_carries_tagged_frames") {
+        return;
+    }
+    let access = Pod::new(lab, "access");
+    access.add(&layer2(json!({ "vlan": 100 })));
+    access.sh("ip address add 10.1.0.2/24 dev eth0");
+    let trunk = Pod::new(lab, "trunk");
+    let config = layer2(json!({ "vlanTrunk": [{ "id": 100 }, { "minID": 200, "maxID": 202 }] }));
+    let told = trunk.add(&config);
+    assert_eq!(vlans(lab, &trunk.port(&told)), ["1*", "100", "200-202"]);
+    trunk.check(&config, &told).ok();
+    for (id, ip) in [(100, "10.1.0.3/24"), (101, "10.2.0.3/24")] {
+        trunk.sh(&format!(
+            "ip link add link eth0 name eth0.{id} type vlan id {id}; ip address add {ip} dev eth0.{id}; ip link set eth0.{id} up"
+        ));
+    }
+    assert_eq!(
+        send(&trunk.udp("0.0.0.0:0"), &access.udp("0.0.0.0:0"), "10.1.0.2"),
+        "10.1.0.3".parse().ok()
+    );
+    assert_eq!(
+        send(&access.udp("0.0.0.0:0"), &trunk.udp("0.0.0.0:0"), "10.1.0.3"),
+        "10.1.0.2".parse().ok()
+    );
+    // 101 is not in the trunk.
+    access.sh("ip address add 10.2.0.2/24 dev eth0");
+    nothing_comes(&trunk.udp("10.2.0.3:0"), &access.udp("0.0.0.0:0"), "10.2.0.2");
+    // One message for all of them.
+    let whole = Pod::new(lab, "whole");
+    let told = whole.add(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "minID": 1, "maxID": 4094 }], "preserveDefaultVlan": true })));
+    assert_eq!(vlans(lab, &whole.port(&told)), ["1-6", "7*", "8-4094"]);
+    lab.sh(&format!("bridge vlan del dev {} vid 4000", whole.port(&told)));
+    let error =
+        whole.check(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &told).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("VLAN 4000 tagged"), "{error}");
+}
+
+#[test]
+fn the_default_vlan_stays_only_where_it_is_wanted() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "the_default_vlan_stays_only_where_it_is_wanted") {
+        return;
+    }
+    // A bridge that knew nothing of VLANs is taught, and its ports stay connected.
+    let plain = Pod::with_ips(lab, "plain", &["10.1.0.2/24"]);
+    plain.add(&layer3(json!({})));
+    let kept = Pod::new(lab, "kept");
+    let told = kept.add(&layer2(json!({ "vlan": 100, "preserveDefaultVlan": true })));
+    assert_eq!(vlans(lab, &kept.port(&told)), ["1", "100*"]);
+    assert_eq!(lab.ip("link show br0")[0]["linkinfo"]["info_data"]["vlan_filtering"], 1);
+    assert!(send(&plain.udp("0.0.0.0:0"), &udp(None, "0.0.0.0:0"), "10.1.0.1").is_some());
+}
+
+#[test]
+fn a_vlan_has_a_gateway_of_its_own() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "a_vlan_has_a_gateway_of_its_own") {
+        return;
+    }
+    lab.sh("ip link set lo up");
+    let config = layer3(json!({ "vlan": 100, "isDefaultGateway": true, "ipMasq": true }));
+    let pods = [
+        Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]),
+        Pod::with_ips(lab, "b", &["10.1.0.3/24", "fd01::3/64"]),
+    ];
+    for pod in &pods {
+        let told = pod.add(&config);
+        assert_eq!(told["interfaces"][3]["name"], "br0.100", "{told}");
+        assert_eq!(told["interfaces"][3]["mac"], lab.ip("link show br0.100")[0]["address"]);
+        pod.check(&config, &told).ok();
+        for (any, gateway) in [("0.0.0.0:0", "10.1.0.1"), ("[::]:0", "fd01::1")] {
+            assert!(send(&pod.udp(any), &udp(None, any), gateway).is_some(), "{gateway}");
+        }
+    }
+    assert!(!lab.sh("ip -o -4 address show br0").contains("10.1.0.1"), "not on the bridge itself");
+    for pod in &pods {
+        pod.del(&config);
+    }
+}
+
+#[test]
+fn a_kernel_without_vlans_is_told_and_nothing_is_left() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    for bridge in ["new", "old"] {
+        if bridge == "old" {
+            lab.sh("ip link add old type bridge");
+        }
+        let config = layer2(json!({ "bridge": bridge, "vlan": 100 }));
+        let outcome = pod.call("ADD", &config).run();
+        if outcome.status == Some(0) {
+            // Then the kernel can, and does.
+            assert_eq!(
+                lab.ip(&format!("link show {bridge}"))[0]["linkinfo"]["info_data"]["vlan_filtering"],
+                1
+            );
+            pod.del(&config);
+            continue;
+        }
+        let error = outcome.error(2);
+        assert!(error["details"].as_str().unwrap().contains("VLAN filtering"), "{error}");
+        assert_clean(lab);
+    }
+}

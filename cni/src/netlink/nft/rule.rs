@@ -1,0 +1,373 @@
+//! Rules: what they match and do, to and from the kernel's expressions.
+
+use std::net::IpAddr;
+
+use neli::rtnl::Rtattr;
+use neli::types::Buffer;
+
+use super::{Chain, Family, HEADER, nest};
+use crate::error::{Error, Result};
+use crate::ip::{Cidr, MacAddr};
+use crate::netlink::wire::{self, Attrs, attr};
+
+type Attr = Rtattr<u16, Buffer>;
+
+// linux/netfilter/nf_tables.h
+const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_RULE_USERDATA: u16 = 7;
+const META_IIFNAME: u32 = 6;
+const META_NFPROTO: u32 = 15;
+const LINK_HEADER: u32 = 0;
+const NETWORK_HEADER: u32 = 1;
+const DROP: i32 = 0;
+const JUMP: i32 = -3;
+const GOTO: i32 = -4;
+const RETURN: i32 = -5;
+const REGISTER: u32 = 1;
+const VERDICT_REGISTER: u32 = 0;
+
+/// A part of a rule: something that must match, or what is done then.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part<'a> {
+    /// The source address is this one.
+    Source(IpAddr),
+    /// The destination is in this network.
+    Destination(Cidr),
+    /// The destination is outside of this network.
+    DestinationOutside(Cidr),
+    /// It came in by the link of this name.
+    InputLink(&'a str),
+    /// The frame's source address is this one.
+    SourceMac(MacAddr),
+    /// Give it the address of the link that it leaves by.
+    Masquerade,
+    /// Throw it away.
+    Drop,
+    /// Leave the chain.
+    Return,
+    /// Look at another chain, and come back.
+    Jump(&'a str),
+    /// Look at another chain, and do not come back.
+    Goto(&'a str),
+}
+
+/// A rule as the kernel lists it, as far as somebody asks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rule {
+    /// The kernel's number for it, unique in its table.
+    pub handle: u64,
+    /// Its comment, whether `nft` or `iptables` wrote it.
+    pub comment: String,
+    /// The chain that it jumps or goes to.
+    pub target: Option<String>,
+    /// Does it masquerade?
+    pub masquerades: bool,
+    /// The values that it compares with, in order.
+    pub values: Vec<Vec<u8>>,
+    table: String,
+    chain: String,
+}
+
+impl Rule {
+    pub(super) fn is_in(&self, chain: Chain<'_>) -> bool {
+        self.table == chain.table.name && self.chain == chain.name
+    }
+
+    /// `None` for what is no rule.
+    pub(super) fn read(payload: &[u8]) -> Result<Option<Rule>> {
+        let mut rule = Rule::default();
+        for attribute in wire::attributes(payload, HEADER) {
+            match attribute? {
+                (1, value) => rule.table = wire::text(value),
+                (2, value) => rule.chain = wire::text(value),
+                (3, value) => rule.handle = number64(value)?,
+                (NFTA_RULE_EXPRESSIONS, list) => {
+                    for expression in wire::attributes(list, 0) {
+                        rule.read_expression(expression?.1)?;
+                    }
+                }
+                (NFTA_RULE_USERDATA, data) => {
+                    if let Some(comment) = read_comment(data) {
+                        rule.comment = comment;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok((rule.handle != 0).then_some(rule))
+    }
+
+    fn read_expression(&mut self, expression: &[u8]) -> Result<()> {
+        let (mut name, mut data) = (String::new(), &[][..]);
+        for attribute in wire::attributes(expression, 0) {
+            match attribute? {
+                (1, value) => name = wire::text(value),
+                (2, value) => data = value,
+                _ => {}
+            }
+        }
+        match name.as_str() {
+            "cmp" => {
+                for (kind, value) in nested(data, &[3])? {
+                    if kind == 1 {
+                        self.values.push(value.to_vec());
+                    }
+                }
+            }
+            "immediate" => {
+                for (kind, value) in nested(data, &[2, 2])? {
+                    if kind == 2 {
+                        self.target = Some(wire::text(value));
+                    }
+                }
+            }
+            "masq" => self.masquerades = true,
+            // What iptables adds by its own extensions: a name, and data that only the extension knows.
+            "match" | "target" => {
+                let (mut extension, mut info) = (String::new(), &[][..]);
+                for (kind, value) in nested(data, &[])? {
+                    match kind {
+                        1 => extension = wire::text(value),
+                        3 => info = value,
+                        _ => {}
+                    }
+                }
+                match extension.as_str() {
+                    "comment" => self.comment = wire::text(info),
+                    "MASQUERADE" => self.masquerades = true,
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// The attributes at the end of `path`; none if there is no such path.
+fn nested<'a>(mut data: &'a [u8], path: &[u16]) -> Result<Vec<(u16, &'a [u8])>> {
+    for step in path {
+        let mut inner: &[u8] = &[];
+        for attribute in wire::attributes(data, 0) {
+            let (kind, value) = attribute?;
+            if kind == *step {
+                inner = value;
+            }
+        }
+        data = inner;
+    }
+    wire::attributes(data, 0).collect()
+}
+
+fn number64(value: &[u8]) -> Result<u64> {
+    let bytes = value.try_into().map_err(|_| wire::malformed("a handle of a strange length"))?;
+    Ok(u64::from_be_bytes(bytes))
+}
+
+/// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
+fn read_comment(mut data: &[u8]) -> Option<String> {
+    const COMMENT: u8 = 0;
+    while let [kind, len, rest @ ..] = data {
+        let value = rest.get(..usize::from(*len))?;
+        if *kind == COMMENT {
+            return Some(wire::text(value));
+        }
+        data = rest.get(usize::from(*len)..)?;
+    }
+    None
+}
+
+pub(super) fn comment(text: &str) -> Result<Attr> {
+    let len = u8::try_from(text.len() + 1)
+        .map_err(|_| Error::bug(format!("the comment {text:?} is too long for a rule")))?;
+    let mut data = vec![0, len];
+    data.extend_from_slice(text.as_bytes());
+    data.push(0);
+    attr(NFTA_RULE_USERDATA, data)
+}
+
+pub(super) fn expressions(family: Family, parts: &[Part<'_>]) -> Result<Attr> {
+    let mut list: Attrs<u16> = Vec::new();
+    let mut protocol_known = family != Family::Inet;
+    for part in parts {
+        if let (Some(ip), false) = (part.ip(), protocol_known) {
+            // Where both protocols pass, the headers must be told apart first.
+            let protocol = if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+            list.push(meta(META_NFPROTO)?);
+            list.push(compare(true, &[protocol.number()])?);
+            protocol_known = true;
+        }
+        part.encode(&mut list)?;
+    }
+    nest(NFTA_RULE_EXPRESSIONS, list)
+}
+
+impl Part<'_> {
+    fn ip(&self) -> Option<IpAddr> {
+        match self {
+            Part::Source(ip) => Some(*ip),
+            Part::Destination(net) | Part::DestinationOutside(net) => Some(net.ip()),
+            _ => None,
+        }
+    }
+
+    fn encode(&self, list: &mut Attrs<u16>) -> Result<()> {
+        match *self {
+            Part::Source(ip) => {
+                let offset = if ip.is_ipv4() { 12 } else { 8 };
+                let octets = wire::octets(ip);
+                list.push(payload(NETWORK_HEADER, offset, octets.len())?);
+                list.push(compare(true, &octets)?);
+            }
+            Part::Destination(net) => destination(list, net, true)?,
+            Part::DestinationOutside(net) => destination(list, net, false)?,
+            Part::InputLink(name) => {
+                let mut padded = name.as_bytes().to_vec();
+                padded.resize(libc::IFNAMSIZ, 0);
+                list.push(meta(META_IIFNAME)?);
+                list.push(compare(true, &padded)?);
+            }
+            Part::SourceMac(mac) => {
+                list.push(payload(LINK_HEADER, 6, mac.0.len())?);
+                list.push(compare(true, &mac.0)?);
+            }
+            Part::Masquerade => list.push(expression("masq", Vec::new())?),
+            Part::Drop => list.push(verdict(DROP, None)?),
+            Part::Return => list.push(verdict(RETURN, None)?),
+            Part::Jump(chain) => list.push(verdict(JUMP, Some(chain))?),
+            Part::Goto(chain) => list.push(verdict(GOTO, Some(chain))?),
+        }
+        Ok(())
+    }
+}
+
+/// As `nft` does it: of a prefix of whole bytes only these are loaded, any other is masked.
+fn destination(list: &mut Attrs<u16>, net: Cidr, inside: bool) -> Result<()> {
+    let offset = if net.ip().is_ipv4() { 16 } else { 24 };
+    let network = wire::octets(net.network().ip());
+    let bits = usize::from(net.prefix());
+    // Nothing can be loaded of a prefix of no bits, so that one is masked too.
+    let whole = bits.is_multiple_of(8) && bits > 0;
+    let len = if whole { bits / 8 } else { network.len() };
+    list.push(payload(NETWORK_HEADER, offset, len)?);
+    if !whole {
+        let mask: Vec<u8> = (0..network.len())
+            .map(|byte| match bits.saturating_sub(byte * 8) {
+                0 => 0,
+                left if left >= 8 => u8::MAX,
+                left => u8::MAX << (8 - left),
+            })
+            .collect();
+        list.push(bitwise(&mask)?);
+    }
+    list.push(compare(inside, network.get(..len).unwrap_or_default())?);
+    Ok(())
+}
+
+fn expression(name: &str, data: Attrs<u16>) -> Result<Attr> {
+    const NFTA_LIST_ELEM: u16 = 1;
+    nest(NFTA_LIST_ELEM, vec![attr(1, name)?, nest(2, data)?])
+}
+
+fn meta(key: u32) -> Result<Attr> {
+    expression("meta", vec![attr(2, key.to_be_bytes())?, attr(1, REGISTER.to_be_bytes())?])
+}
+
+fn payload(base: u32, offset: u32, len: usize) -> Result<Attr> {
+    expression(
+        "payload",
+        vec![
+            attr(1, REGISTER.to_be_bytes())?,
+            attr(2, base.to_be_bytes())?,
+            attr(3, offset.to_be_bytes())?,
+            attr(4, length(len))?,
+        ],
+    )
+}
+
+fn bitwise(mask: &[u8]) -> Result<Attr> {
+    expression(
+        "bitwise",
+        vec![
+            attr(1, REGISTER.to_be_bytes())?,
+            attr(2, REGISTER.to_be_bytes())?,
+            attr(3, length(mask.len()))?,
+            nest(4, vec![attr(1, mask.to_vec())?])?,
+            nest(5, vec![attr(1, vec![0_u8; mask.len()])?])?,
+        ],
+    )
+}
+
+fn compare(equal: bool, value: &[u8]) -> Result<Attr> {
+    expression(
+        "cmp",
+        vec![
+            attr(1, REGISTER.to_be_bytes())?,
+            attr(2, u32::from(!equal).to_be_bytes())?,
+            nest(3, vec![attr(1, value.to_vec())?])?,
+        ],
+    )
+}
+
+fn verdict(code: i32, chain: Option<&str>) -> Result<Attr> {
+    let mut verdict = vec![attr(1, code.to_be_bytes())?];
+    if let Some(chain) = chain {
+        verdict.push(attr(2, chain)?);
+    }
+    let data = nest(2, vec![nest(2, verdict)?])?;
+    expression("immediate", vec![attr(1, VERDICT_REGISTER.to_be_bytes())?, data])
+}
+
+/// A length in an expression. No value is longer than a name.
+fn length(len: usize) -> [u8; 4] {
+    u32::try_from(len).unwrap_or_default().to_be_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_back(family: Family, parts: &[Part<'_>], text: &str) -> Rule {
+        let attrs = vec![
+            attr(1, "t").unwrap(),
+            attr(2, "c").unwrap(),
+            attr(3, 7_u64.to_be_bytes()).unwrap(),
+            expressions(family, parts).unwrap(),
+            comment(text).unwrap(),
+        ];
+        let message = super::super::encode(6, neli::consts::nl::NlmF::empty(), family, attrs);
+        Rule::read(&message.unwrap()[16..]).unwrap().unwrap()
+    }
+
+    #[test]
+    fn a_rule_is_read_back_as_it_was_written() {
+        let ip: IpAddr = "10.1.0.2".parse().unwrap();
+        let net: Cidr = "10.1.0.2/20".parse().unwrap();
+        let parts = [Part::Source(ip), Part::DestinationOutside(net), Part::Masquerade];
+        let rule = read_back(Family::Inet, &parts, "x, net: n");
+        assert_eq!(rule.handle, 7);
+        assert_eq!(rule.comment, "x, net: n");
+        assert!(rule.masquerades);
+        assert_eq!(rule.values, [vec![2], vec![10, 1, 0, 2], vec![10, 1, 0, 0]]);
+
+        let parts = [Part::InputLink("veth1"), Part::Jump("next")];
+        let rule = read_back(Family::Bridge, &parts, "");
+        assert_eq!(rule.target.as_deref(), Some("next"));
+        assert_eq!(wire::text(&rule.values[0]), "veth1");
+    }
+
+    #[test]
+    fn a_prefix_of_whole_bytes_is_loaded_and_any_other_masked() {
+        for (net, value) in [
+            ("10.1.2.3/24", vec![10, 1, 2]),
+            ("10.1.2.3/32", vec![10, 1, 2, 3]),
+            ("10.1.2.3/23", vec![10, 1, 2, 0]),
+            ("0.0.0.0/0", vec![0; 4]),
+            ("fd00::/8", vec![0xfd]),
+        ] {
+            let net: Cidr = net.parse().unwrap();
+            let rule = read_back(Family::Inet, &[Part::Destination(net)], "");
+            assert_eq!(rule.values[1], value, "{net}");
+        }
+    }
+}
