@@ -4,12 +4,9 @@ use std::time::Duration;
 
 use cni::ip::MacAddr;
 use cni::netlink::{
-    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd,
-    VethSpec, Watch,
+    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd, VethSpec, Watch,
 };
-use cni::{
-    AddResult, Attachment, Code, Context, Deadline, Error, Interface, Netns, Result, Undo, sysctl,
-};
+use cni::{AddResult, Attachment, Code, Context, Deadline, Error, Interface, Netns, Result, Undo, sysctl};
 use log::warn;
 
 use crate::config::Config;
@@ -87,9 +84,9 @@ impl Pair {
             return Ok(peer);
         }
         let name = at.ifname.as_str();
-        guest.link_index(name)?.ok_or_else(|| {
-            Error::new(Code::TRY_LATER, format!("{name:?} vanished from {:?}", at.sandbox()))
-        })
+        guest
+            .link_index(name)?
+            .ok_or_else(|| Error::new(Code::TRY_LATER, format!("{name:?} vanished from {:?}", at.sandbox())))
     }
 
     /// Waits until the bridge forwards what the container sends. `watch` must have been opened before the container's
@@ -104,19 +101,12 @@ impl Pair {
         }
         // Its first port brings a bridge up, and until that is done the gateway's answers are thrown away.
         let what = format!("bridge {:?} to come up", self.bridge.name);
-        watch
-            .wait_for(&what, deadline, || Ok(host.link(self.bridge.index)?.filter(is_up)))
-            .map(drop)
+        watch.wait_for(&what, deadline, || Ok(host.link(self.bridge.index)?.filter(is_up))).map(drop)
     }
 }
 
 /// Makes the pair on the bridge, and the bridge if it is not there.
-pub(crate) fn create(
-    undo: &mut Undo<'_, World>,
-    config: &Config,
-    owner: Owner<'_>,
-    at: &Attachment,
-) -> Result<Pair> {
+pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'_>, at: &Attachment) -> Result<Pair> {
     let (mac, port_mac) = (config.mac.unwrap_or_else(name::random_mac), name::random_mac());
     let mut failure = None;
     for _ in 0..ATTEMPTS {
@@ -181,12 +171,7 @@ fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
     if let Some(index) = host.link_index(name)? {
         return Ok(index);
     }
-    let spec = BridgeSpec {
-        name,
-        mac: name::random_mac(),
-        mtu: config.mtu,
-        vlan_filtering: config.vlans.is_some(),
-    };
+    let spec = BridgeSpec { name, mac: name::random_mac(), mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
         Ok(bridge) => Ok(bridge.index),
         // Another ADD was faster.
@@ -256,22 +241,21 @@ fn refuse_taken(world: &World, at: &Attachment) -> Result<()> {
 fn no_bridge(link: &Link) -> Error {
     let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
     let what = format!("link {:?} is no bridge, it is of kind {kind:?}", link.name);
-    Error::new(Code::INTERNAL, what)
-        .details("give \"bridge\" another name, or remove the link that has this one")
+    Error::new(Code::INTERNAL, what).details("give \"bridge\" another name, or remove the link that has this one")
 }
 
 /// The reason behind the kernel's refusal, where it can be told.
 fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
     let name = config.bridge.as_str();
     match error.errno() {
-        Some(libc::EXFULL) => {
-            error.details(format!("bridge {name:?} has {MAX_PORTS} ports, which is the most a bridge can have; use a second one"))
-        }
+        Some(libc::EXFULL) => error.details(format!(
+            "bridge {name:?} has {MAX_PORTS} ports, which is the most a bridge can have; use a second one"
+        )),
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ELOOP | libc::EBUSY) => match host.link(name) {
             Ok(Some(link)) if link.kind != "bridge" => no_bridge(&link),
-            _ if config.vlans.is_some() => error
-                .code_is(Code::UNSUPPORTED)
-                .details("keys \"vlan\" and \"vlanTrunk\" need a kernel with VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)"),
+            _ if config.vlans.is_some() => error.code_is(Code::UNSUPPORTED).details(
+                "keys \"vlan\" and \"vlanTrunk\" need a kernel with VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)",
+            ),
             _ => error,
         },
         _ => error,

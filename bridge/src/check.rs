@@ -4,9 +4,7 @@ use std::fmt::Debug;
 
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::{KernelRoute, Link, Netlink, OperState};
-use cni::{
-    AddResult, Attachment, Call, Code, Context, Error, Interface, IpConfig, Netns, Result, Route,
-};
+use cni::{AddResult, Attachment, Call, Code, Context, Error, Interface, IpConfig, Netns, Result, Route};
 
 use crate::config::Config;
 use crate::name::Owner;
@@ -27,8 +25,7 @@ struct Scene<'a> {
 /// Compares everything; the first difference is the error.
 pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<()> {
     let told = call.previous()?.ok_or_else(|| {
-        Error::new(Code::CONFIG, "CHECK without \"prevResult\"")
-            .details("the runtime must pass on what ADD answered")
+        Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass on what ADD answered")
     })?;
     let guest = at.open_netns()?.run(&Netns::current()?, Netlink::open)?;
     let mut scene = Scene { config, at, told, host: Netlink::open()?, guest };
@@ -59,8 +56,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
 impl Scene<'_> {
     fn bridge(&mut self) -> Result<Link> {
         let name = self.config.bridge.as_str();
-        let told =
-            self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox.is_empty());
+        let told = self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox.is_empty());
         let told = told.ok_or_else(|| untold(&format!("bridge {name:?}")))?.clone();
         let bridge = look(&mut self.host, name, "on the host")?;
         same(name, "kind", &"bridge", &bridge.kind.as_str())?;
@@ -78,10 +74,8 @@ impl Scene<'_> {
 
     fn container(&mut self) -> Result<Link> {
         let (name, sandbox) = (self.at.ifname.as_str(), self.at.sandbox());
-        let told =
-            self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox == sandbox);
-        let told =
-            told.ok_or_else(|| untold(&format!("interface {name:?} in {sandbox:?}")))?.clone();
+        let told = self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox == sandbox);
+        let told = told.ok_or_else(|| untold(&format!("interface {name:?} in {sandbox:?}")))?.clone();
         let link = look(&mut self.guest, name, &format!("in {sandbox:?}"))?;
         same(name, "kind", &"veth", &link.kind.as_str())?;
         same_mac(&told, &link)?;
@@ -94,11 +88,7 @@ impl Scene<'_> {
     /// The host's end, found from the container's.
     fn port(&mut self, bridge: &Link, container: &Link) -> Result<Link> {
         let lost = || {
-            let what = format!(
-                "{:?} in {:?} has no other end on this host",
-                container.name,
-                self.at.sandbox()
-            );
+            let what = format!("{:?} in {:?} has no other end on this host", container.name, self.at.sandbox());
             Error::new(Code::INTERNAL, what)
         };
         let port = match container.peer {
@@ -110,8 +100,7 @@ impl Scene<'_> {
         same(name, "other end", &Some(container.index), &port.peer)?;
         same(name, "bridge", &Some(bridge.index), &port.master)
             .map_err(|error| error.details(format!("{:?} is {}", bridge.name, bridge.index)))?;
-        let told =
-            self.told.interfaces.iter().find(|told| told.name == name && told.sandbox.is_empty());
+        let told = self.told.interfaces.iter().find(|told| told.name == name && told.sandbox.is_empty());
         same_mac(told.ok_or_else(|| untold(&format!("port {name:?}")))?, &port)?;
         let settings = port.port.unwrap_or_default();
         same(name, "hairpin mode", &self.config.port.hairpin, &settings.hairpin)?;
@@ -128,11 +117,12 @@ impl Scene<'_> {
     /// The container's addresses, all of which must be there.
     fn addresses(&mut self, container: &Link) -> Result<Vec<IpConfig>> {
         let have = self.guest.addresses(container.index)?;
-        let place = self.told.interfaces.iter().rposition(|told| {
-            told.name == self.at.ifname.as_str() && told.sandbox == self.at.sandbox()
-        });
-        let is_ours =
-            |ip: &&IpConfig| ip.interface.is_none_or(|told| usize::try_from(told).ok() == place);
+        let place = self
+            .told
+            .interfaces
+            .iter()
+            .rposition(|told| told.name == self.at.ifname.as_str() && told.sandbox == self.at.sandbox());
+        let is_ours = |ip: &&IpConfig| ip.interface.is_none_or(|told| usize::try_from(told).ok() == place);
         let ips: Vec<_> = self.told.ips.iter().filter(is_ours).cloned().collect();
         for ip in &ips {
             if !have.iter().any(|have| have.cidr == ip.address) {
@@ -155,11 +145,8 @@ impl Scene<'_> {
             if have.iter().any(|have| fits(route, have)) {
                 continue;
             }
-            let near: Vec<_> = have
-                .iter()
-                .filter(|have| have.leads_to(route.dst))
-                .map(|have| describe(&have.route))
-                .collect();
+            let near: Vec<_> =
+                have.iter().filter(|have| have.leads_to(route.dst)).map(|have| describe(&have.route)).collect();
             let what = format!(
                 "{:?} should have the route {}, and has [{}]",
                 container.name,
@@ -182,17 +169,13 @@ impl Scene<'_> {
         };
         let have = self.host.addresses(link.index)?;
         for ip in ips {
-            let Some(want) = ip.gateway.and_then(|gateway| Cidr::new(gateway, ip.address.prefix()))
-            else {
+            let Some(want) = ip.gateway.and_then(|gateway| Cidr::new(gateway, ip.address.prefix())) else {
                 continue;
             };
             if !have.iter().any(|have| have.cidr == want) {
                 let have: Vec<_> = have.iter().map(|have| have.cidr.to_string()).collect();
-                let what = format!(
-                    "{:?} should have the gateway's address {want}, and has [{}]",
-                    link.name,
-                    have.join(" ")
-                );
+                let what =
+                    format!("{:?} should have the gateway's address {want}, and has [{}]", link.name, have.join(" "));
                 return Err(Error::new(Code::INTERNAL, what));
             }
         }
@@ -214,15 +197,12 @@ fn describe(route: &Route) -> String {
     let gw = route.gw.map_or_else(String::new, |gw| format!(" via {gw}"));
     let table = route.table.filter(|table| *table != MAIN);
     let table = table.map_or_else(String::new, |table| format!(" table {table}"));
-    let metric =
-        if route.priority > 0 { format!(" metric {}", route.priority) } else { String::new() };
+    let metric = if route.priority > 0 { format!(" metric {}", route.priority) } else { String::new() };
     format!("{}{gw}{table}{metric}", route.dst)
 }
 
 fn look(netlink: &mut Netlink, name: &str, place: &str) -> Result<Link> {
-    netlink
-        .link(name)?
-        .ok_or_else(|| Error::new(Code::INTERNAL, format!("there is no link {name:?} {place}")))
+    netlink.link(name)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("there is no link {name:?} {place}")))
 }
 
 fn untold(what: &str) -> Error {
@@ -235,9 +215,7 @@ fn same_mac(told: &Interface, link: &Link) -> Result<()> {
         return Ok(());
     }
     let want = told.mac.parse::<MacAddr>();
-    let want = want
-        .map_err(|why| Error::new(Code::CONFIG, why.to_string()))
-        .trying(|| "read \"prevResult\"")?;
+    let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).trying(|| "read \"prevResult\"")?;
     same(&link.name, "hardware address", &Some(want), &link.mac)
 }
 

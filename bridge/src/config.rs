@@ -126,9 +126,8 @@ impl Config {
         let keys: Keys = call.parse()?;
         let bridge = keys.bridge.as_deref().unwrap_or("cni0");
         Ok(Config {
-            bridge: IfName::from_config(bridge).map_err(|why| {
-                invalid("bridge", format_args!("{bridge:?} cannot be the name of a bridge"), why)
-            })?,
+            bridge: IfName::from_config(bridge)
+                .map_err(|why| invalid("bridge", format_args!("{bridge:?} cannot be the name of a bridge"), why))?,
             mtu: mtu(keys.mtu)?,
             promiscuous: keys.promisc_mode,
             port: Port { hairpin: keys.hairpin_mode, isolated: keys.port_isolation },
@@ -170,8 +169,7 @@ impl Config {
 
     /// Refuses what cannot be done together. A DEL does not care: it removes whatever is there.
     pub(crate) fn refuse_contradictions(&self) -> Result<()> {
-        let contradiction =
-            |what: &str, remedy: &str| Err(Error::new(Code::CONFIG, what).details(remedy));
+        let contradiction = |what: &str, remedy: &str| Err(Error::new(Code::CONFIG, what).details(remedy));
         if self.port.hairpin && self.promiscuous {
             return contradiction(
                 "keys \"hairpinMode\" and \"promiscMode\" are both true",
@@ -180,9 +178,7 @@ impl Config {
         }
         if let (Some(ipam), false) = (&self.ipam, self.container_up) {
             return contradiction(
-                &format!(
-                    "key \"disableContainerInterface\" is true, and key \"ipam.type\" is {ipam:?}"
-                ),
+                &format!("key \"disableContainerInterface\" is true, and key \"ipam.type\" is {ipam:?}"),
                 "an interface that stays down has no use for addresses: leave one of them out",
             );
         }
@@ -226,11 +222,7 @@ impl Keys {
                         let what = format_args!("minID {first} is above maxID {last}");
                         return Err(invalid(&key(""), what, TRUNK));
                     }
-                    trunk
-                        .iter_mut()
-                        .take(usize::from(last) + 1)
-                        .skip(first.into())
-                        .for_each(|id| *id = true);
+                    trunk.iter_mut().take(usize::from(last) + 1).skip(first.into()).for_each(|id| *id = true);
                 }
                 (None, None) => {}
                 (Some(min), None) => {
@@ -249,9 +241,7 @@ impl Keys {
         }
         Ok((own.is_some() || self.vlan_trunk.is_some()).then(|| Vlans {
             own,
-            trunk: VlanRange::covering(
-                (0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id)),
-            ),
+            trunk: VlanRange::covering((0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id))),
             keep_default: self.preserve_default_vlan,
         }))
     }
@@ -277,18 +267,13 @@ impl Keys {
             ("key \"args.cni.mac\"", Code::CONFIG, self.args.cni.mac.as_str()),
             ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_env.unwrap_or_default()),
         ];
-        let Some((source, code, text)) = sources.into_iter().find(|(.., text)| !text.is_empty())
-        else {
+        let Some((source, code, text)) = sources.into_iter().find(|(.., text)| !text.is_empty()) else {
             return Ok(None);
         };
-        let refuse = |why: &str, remedy: &str| {
-            Err(Error::new(code, format!("{source}: {why}")).details(remedy))
-        };
+        let refuse = |why: &str, remedy: &str| Err(Error::new(code, format!("{source}: {why}")).details(remedy));
         match text.parse::<MacAddr>() {
             Err(why) => refuse(&why.to_string(), "write six bytes, as 0a:58:0a:f4:00:02"),
-            Ok(MacAddr([0, 0, 0, 0, 0, 0])) => {
-                refuse(&format!("{text:?} is the address of nobody"), "use another one")
-            }
+            Ok(MacAddr([0, 0, 0, 0, 0, 0])) => refuse(&format!("{text:?} is the address of nobody"), "use another one"),
             Ok(MacAddr([first, ..])) if first & 1 != 0 => refuse(
                 &format!("{text:?} is the address of a group"),
                 "the first byte of an interface's address must be even",
@@ -320,11 +305,9 @@ fn mtu(mtu: i64) -> Result<Option<u32>> {
     match u32::try_from(mtu) {
         _ if mtu <= 0 => Ok(None),
         Ok(fits) if MTU.contains(&mtu) => Ok(Some(fits)),
-        _ => Err(invalid(
-            "mtu",
-            format_args!("{mtu} is out of range"),
-            "use 68 to 65535, or 0 for the kernel's choice",
-        )),
+        _ => {
+            Err(invalid("mtu", format_args!("{mtu} is out of range"), "use 68 to 65535, or 0 for the kernel's choice"))
+        }
     }
 }
 

@@ -29,18 +29,14 @@ impl Plan {
         if ips.is_empty() {
             let ipam = config.ipam.as_deref().unwrap_or_default();
             let what = format!("IPAM plugin {ipam:?} returned no address");
-            return Err(Error::new(Code::INTERNAL, what)
-                .details("leave \"ipam\" out if the network is of layer 2"));
+            return Err(Error::new(Code::INTERNAL, what).details("leave \"ipam\" out if the network is of layer 2"));
         }
         let mut gateways = Vec::new();
         for ip in &mut ips {
             ip.interface = Some(CONTAINER);
             if config.gateway {
                 let gateway = gateway(ip)?;
-                gateways.extend(
-                    Cidr::new(gateway, ip.address.prefix())
-                        .filter(|gateway| !gateways.contains(gateway)),
-                );
+                gateways.extend(Cidr::new(gateway, ip.address.prefix()).filter(|gateway| !gateways.contains(gateway)));
             }
             if config.default_gateway
                 && let Some(gateway) = ip.gateway
@@ -53,8 +49,7 @@ impl Plan {
                 && gw.is_ipv4() != route.dst.ip().is_ipv4()
             {
                 let what = format!("route to {} via {gw}: one is IPv4, the other IPv6", route.dst);
-                return Err(Error::new(Code::INTERNAL, what)
-                    .details("correct \"routes\" of the IPAM configuration"));
+                return Err(Error::new(Code::INTERNAL, what).details("correct \"routes\" of the IPAM configuration"));
             }
         }
         Ok(Plan { ips, routes, gateways })
@@ -80,10 +75,7 @@ impl Plan {
 fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
     if let Some(gateway) = ip.gateway {
         if gateway.is_ipv4() != ip.address.ip().is_ipv4() {
-            let what = format!(
-                "address {} has the gateway {gateway}: one is IPv4, the other IPv6",
-                ip.address
-            );
+            let what = format!("address {} has the gateway {gateway}: one is IPv4, the other IPv6", ip.address);
             return Err(Error::new(Code::INTERNAL, what).details("correct the IPAM configuration"));
         }
         return Ok(gateway);
@@ -100,9 +92,7 @@ fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
 /// it gets this one, where a second would be refused.
 fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
     let dst = Cidr::default_route(gateway);
-    let known = routes
-        .iter_mut()
-        .find(|route| route.dst.is_default() && route.dst == dst && route.table.is_none());
+    let known = routes.iter_mut().find(|route| route.dst.is_default() && route.dst == dst && route.table.is_none());
     match known {
         Some(route) => {
             route.gw.get_or_insert(gateway);
@@ -122,12 +112,7 @@ pub(crate) struct Addressing {
 ///
 /// Unlike upstream, an address of another network is not in the way, whatever its family: a bridge may be the gateway
 /// of many.
-pub(crate) fn compare(
-    link: &str,
-    have: &[Address],
-    gateways: &[Cidr],
-    force: bool,
-) -> Result<Addressing> {
+pub(crate) fn compare(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<Addressing> {
     let mut outcome = Addressing::default();
     for gateway in gateways {
         if have.iter().any(|address| address.cidr == *gateway) {
@@ -137,8 +122,7 @@ pub(crate) fn compare(
         let others = have.iter().map(|address| address.cidr);
         for other in others.filter(|other| overlaps(other) && !gateways.contains(other)) {
             if !force {
-                let what =
-                    format!("{link:?} already has an IP address different from {gateway}: {other}");
+                let what = format!("{link:?} already has an IP address different from {gateway}: {other}");
                 return Err(Error::new(Code::INTERNAL, what).details(format!(
                     "their networks overlap; `ip address del {other} dev {link}` removes the old one, \
                      \"forceAddress\": true does it by itself"
@@ -168,10 +152,7 @@ mod tests {
                     interface: None,
                 })
                 .collect(),
-            routes: routes
-                .iter()
-                .map(|(dst, gw)| Route::new(dst.parse().unwrap(), ip(gw)))
-                .collect(),
+            routes: routes.iter().map(|(dst, gw)| Route::new(dst.parse().unwrap(), ip(gw))).collect(),
             ..AddResult::default()
         };
         Plan::new(answer, &Config { default_gateway, ..Config::example() })
@@ -188,10 +169,7 @@ mod tests {
     #[test]
     fn a_missing_gateway_is_the_first_address() {
         let plan = plan(&[("10.1.0.9/16", ""), ("fd01::9/64", "fd01::5")], &[], false).unwrap();
-        assert_eq!(
-            plan.gateways.iter().map(Cidr::to_string).collect::<Vec<_>>(),
-            ["10.1.0.1/16", "fd01::5/64"]
-        );
+        assert_eq!(plan.gateways.iter().map(Cidr::to_string).collect::<Vec<_>>(), ["10.1.0.1/16", "fd01::5/64"]);
         assert!(plan.ips.iter().all(|ip| ip.interface == Some(CONTAINER)));
         assert!(plan.routes.is_empty());
     }
@@ -201,10 +179,7 @@ mod tests {
         let ips = [("10.1.0.9/16", ""), ("10.2.0.9/16", ""), ("fd01::9/64", "")];
         assert_eq!(routes(&plan(&ips, &[], true).unwrap()), ["0.0.0.0/0 10.1.0.1", "::/0 fd01::1"]);
         let given = [("0.0.0.0/0", "10.1.0.7"), ("::/0", ""), ("10.9.0.0/16", "")];
-        assert_eq!(
-            routes(&plan(&ips, &given, true).unwrap()),
-            ["0.0.0.0/0 10.1.0.7", "::/0 fd01::1", "10.9.0.0/16 -"]
-        );
+        assert_eq!(routes(&plan(&ips, &given, true).unwrap()), ["0.0.0.0/0 10.1.0.7", "::/0 fd01::1", "10.9.0.0/16 -"]);
     }
 
     #[test]
@@ -229,26 +204,15 @@ mod tests {
     #[test]
     fn only_overlapping_addresses_are_in_the_way() {
         let have = |texts: &[&str]| -> Vec<Address> {
-            let address = |text: &&str| Address {
-                cidr: text.parse().unwrap(),
-                tentative: false,
-                duplicate: false,
-                global: true,
-            };
+            let address =
+                |text: &&str| Address { cidr: text.parse().unwrap(), tentative: false, duplicate: false, global: true };
             texts.iter().map(address).collect()
         };
-        let cidrs = |texts: &[&str]| -> Vec<Cidr> {
-            texts.iter().map(|text| text.parse().unwrap()).collect()
-        };
+        let cidrs = |texts: &[&str]| -> Vec<Cidr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
         for (have_texts, gateways, missing, in_the_way) in [
             (&[][..], &["10.1.0.1/24"][..], &["10.1.0.1/24"][..], &[][..]),
             (&["10.1.0.1/24"], &["10.1.0.1/24"], &[], &[]),
-            (
-                &["10.2.0.1/24", "fe80::1/64"],
-                &["10.1.0.1/24", "fd01::1/64"],
-                &["10.1.0.1/24", "fd01::1/64"],
-                &[],
-            ),
+            (&["10.2.0.1/24", "fe80::1/64"], &["10.1.0.1/24", "fd01::1/64"], &["10.1.0.1/24", "fd01::1/64"], &[]),
             (&["10.1.0.1/16"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.0.1/16"]),
             (&["10.1.9.9/8"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.9.9/8"]),
             (&["fd01::9/48"], &["fd01::1/64"], &["fd01::1/64"], &["fd01::9/48"]),

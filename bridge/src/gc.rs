@@ -12,10 +12,8 @@ use crate::{attach, iptables, masquerade, spoofcheck};
 pub(crate) fn run(call: &Call<'_>, ipam: Option<&Delegate<'_>>) -> Result<()> {
     let network = call.network.as_str();
     let valid = call.valid_attachments()?;
-    let keep: Vec<Owner<'_>> = valid
-        .iter()
-        .map(|valid| Owner { network, container: &valid.container, ifname: &valid.ifname })
-        .collect();
+    let keep: Vec<Owner<'_>> =
+        valid.iter().map(|valid| Owner { network, container: &valid.container, ifname: &valid.ifname }).collect();
 
     let mut failures = Failures::default();
     let mut host = Netlink::open()?;
@@ -27,10 +25,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<&Delegate<'_>>) -> Result<()> {
     failures.note(ipam.map_or(Ok(()), Delegate::gc));
     // Whose port is gone has no use for its check; ports of other networks are still there.
     failures.note(spoofcheck::collect(&mut nft, |name| {
-        links
-            .iter()
-            .find(|link| link.name == name)
-            .is_none_or(|link| is_stale(link, network, &keep))
+        links.iter().find(|link| link.name == name).is_none_or(|link| is_stale(link, network, &keep))
     }));
     failures.note(masquerade::collect(&mut nft, network, &keep));
     failures.note(iptables::collect(&mut nft, &mut host, network, &keep));
@@ -39,6 +34,5 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<&Delegate<'_>>) -> Result<()> {
 
 /// Is it the host's end of a pair of this network that nobody needs?
 fn is_stale(link: &Link, network: &str, keep: &[Owner<'_>]) -> bool {
-    link.alias.starts_with(&name::alias_prefix(network))
-        && !keep.iter().any(|owner| owner.alias() == link.alias)
+    link.alias.starts_with(&name::alias_prefix(network)) && !keep.iter().any(|owner| owner.alias() == link.alias)
 }

@@ -42,10 +42,7 @@ const SIDES: [Side; 2] = [
         v4: true,
         nat: Table { family: Family::Ipv4, name: "nat" },
         restore: "iptables-restore",
-        legacy: [
-            ("iptables-legacy-save", "iptables-legacy-restore"),
-            ("iptables-save", "iptables-restore"),
-        ],
+        legacy: [("iptables-legacy-save", "iptables-legacy-restore"), ("iptables-save", "iptables-restore")],
         names: "/proc/net/ip_tables_names",
         multicast: "224.0.0.0/4",
     },
@@ -53,10 +50,7 @@ const SIDES: [Side; 2] = [
         v4: false,
         nat: Table { family: Family::Ipv6, name: "nat" },
         restore: "ip6tables-restore",
-        legacy: [
-            ("ip6tables-legacy-save", "ip6tables-legacy-restore"),
-            ("ip6tables-save", "ip6tables-restore"),
-        ],
+        legacy: [("ip6tables-legacy-save", "ip6tables-legacy-restore"), ("ip6tables-save", "ip6tables-restore")],
         names: "/proc/net/ip6_tables_names",
         multicast: "ff00::/8",
     },
@@ -73,9 +67,7 @@ impl Side {
         if !names.lines().any(|name| name == "nat") {
             return Ok(None);
         }
-        let Some((save, restore)) =
-            self.legacy.into_iter().find(|(save, _)| tool::find(save).is_some())
-        else {
+        let Some((save, restore)) = self.legacy.into_iter().find(|(save, _)| tool::find(save).is_some()) else {
             return Ok(None);
         };
         let listing = tool::run(save, &["-t", "nat"], "", PATIENCE)?;
@@ -87,9 +79,7 @@ impl Side {
         if Nftables::open()?.has_chain(self.nat.chain(chain))? {
             return Ok(true);
         }
-        let declares = |line: &String| {
-            line.strip_prefix(':').is_some_and(|rest| rest.split(' ').next() == Some(chain))
-        };
+        let declares = |line: &String| line.strip_prefix(':').is_some_and(|rest| rest.split(' ').next() == Some(chain));
         Ok(self.legacy()?.is_some_and(|(lines, _)| lines.iter().any(declares)))
     }
 }
@@ -138,20 +128,14 @@ fn script(side: &Side, owner: Owner<'_>, ips: &[&Cidr], chain_is_there: bool) ->
 
 /// Removes the rules of an attachment, and the chain with its last user. `ips` are its addresses, if they are known;
 /// they matter only while the container has other attachments to the network, with which it shares the chain.
-pub(crate) fn remove(
-    nft: &mut Nftables,
-    host: &mut Netlink,
-    owner: Owner<'_>,
-    ips: &[IpAddr],
-) -> Result<()> {
+pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let chain = owner.chain();
     let mut alone = None;
     let mut failures = Failures::default();
     for side in &SIDES {
         let mut remove = || -> Result<()> {
             let in_nft = nft.has_chain(side.nat.chain(&chain))?;
-            let legacy =
-                side.legacy()?.filter(|(lines, _)| lines.iter().any(|line| line.contains(&chain)));
+            let legacy = side.legacy()?.filter(|(lines, _)| lines.iter().any(|line| line.contains(&chain)));
             if !in_nft && legacy.is_none() {
                 return Ok(());
             }
@@ -177,27 +161,19 @@ pub(crate) fn remove(
 
 /// Is this the container's only attachment to the network?
 fn is_alone(host: &mut Netlink, owner: Owner<'_>) -> Result<bool> {
-    let (own, all) =
-        (owner.alias(), format!("{}{} ", name::alias_prefix(owner.network), owner.container));
+    let (own, all) = (owner.alias(), format!("{}{} ", name::alias_prefix(owner.network), owner.container));
     Ok(!host.links(None)?.iter().any(|link| link.alias.starts_with(&all) && link.alias != own))
 }
 
-fn remove_from_nft(
-    nft: &mut Nftables,
-    side: &Side,
-    chain: &str,
-    is_ours: impl Fn(&[u8]) -> bool,
-) -> Result<()> {
+fn remove_from_nft(nft: &mut Nftables, side: &Side, chain: &str, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {
     let postrouting = side.postrouting();
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
         let mut jumps = nft.rules(postrouting)?;
         jumps.retain(|rule| rule.target.as_deref() == Some(chain));
         let source = |rule: &Rule| rule.values.first().cloned().unwrap_or_default();
-        let (ours, others): (Vec<_>, Vec<_>) =
-            jumps.into_iter().partition(|rule| is_ours(&source(rule)));
-        let mut edits: Vec<_> =
-            ours.iter().map(|rule| Edit::delete_rule(postrouting, rule)).collect();
+        let (ours, others): (Vec<_>, Vec<_>) = jumps.into_iter().partition(|rule| is_ours(&source(rule)));
+        let mut edits: Vec<_> = ours.iter().map(|rule| Edit::delete_rule(postrouting, rule)).collect();
         if others.is_empty() {
             edits.push(Edit::flush(side.nat.chain(chain)));
             edits.push(Edit::delete_chain(side.nat.chain(chain)));
@@ -216,16 +192,11 @@ fn remove_from_nft(
     outcome
 }
 
-fn remove_from_legacy(
-    lines: &[String],
-    restore: &str,
-    chain: &str,
-    is_ours: impl Fn(&str) -> bool,
-) -> Result<()> {
+fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     let target = format!(" -j {chain}");
-    let jumps = lines.iter().filter_map(|line| {
-        line.strip_prefix("-A POSTROUTING ").filter(|rule| format!(" {rule}").ends_with(&target))
-    });
+    let jumps = lines
+        .iter()
+        .filter_map(|line| line.strip_prefix("-A POSTROUTING ").filter(|rule| format!(" {rule}").ends_with(&target)));
     let (ours, others): (Vec<_>, Vec<_>) = jumps.partition(|rule| is_ours(rule));
     let mut input = String::from("*nat\n");
     for rule in ours {
@@ -239,12 +210,7 @@ fn remove_from_legacy(
 }
 
 /// GC: removes the chains of a network's containers but those in `keep`.
-pub(crate) fn collect(
-    nft: &mut Nftables,
-    host: &mut Netlink,
-    network: &str,
-    keep: &[Owner<'_>],
-) -> Result<()> {
+pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, keep: &[Owner<'_>]) -> Result<()> {
     let prefix = name::iptables_prefix(network);
     let container = |comment: &str| {
         let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
@@ -252,9 +218,7 @@ pub(crate) fn collect(
     };
     let mut stale = Vec::new();
     for side in &SIDES {
-        stale.extend(
-            nft.rules(side.postrouting())?.iter().filter_map(|rule| container(&rule.comment)),
-        );
+        stale.extend(nft.rules(side.postrouting())?.iter().filter_map(|rule| container(&rule.comment)));
         let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
         stale.extend(lines.iter().filter_map(|line| {
             let (_, rest) = line.strip_prefix("-A POSTROUTING ")?.split_once("--comment \"")?;
@@ -282,15 +246,12 @@ pub(crate) fn check(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
         let legacy = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
         for ip in ips {
             let source = octets(ip.ip());
-            let in_nft = jumps.iter().any(|rule| {
-                rule.target.as_deref() == Some(&chain) && rule.values.contains(&source)
-            });
+            let in_nft =
+                jumps.iter().any(|rule| rule.target.as_deref() == Some(&chain) && rule.values.contains(&source));
             let text = format!("-s {} ", Cidr::host(ip.ip()));
-            let in_legacy =
-                || legacy.iter().any(|line| line.contains(&text) && line.ends_with(&chain));
+            let in_legacy = || legacy.iter().any(|line| line.contains(&text) && line.ends_with(&chain));
             if !in_nft && !in_legacy() {
-                let what =
-                    format!("no rule in chain POSTROUTING leads {} to chain {chain}", ip.ip());
+                let what = format!("no rule in chain POSTROUTING leads {} to chain {chain}", ip.ip());
                 return Err(missing(what));
             }
         }
@@ -300,12 +261,10 @@ pub(crate) fn check(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
 
 /// STATUS: are the tools there, and do they work?
 pub(crate) fn status() -> Result<()> {
-    tool::run(SIDES[0].restore, &["--noflush", "--test"], "*nat\nCOMMIT\n", PATIENCE)
-        .map(drop)
-        .map_err(|error| {
-            Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
-                .details("install iptables, or set \"ipMasqBackend\" to \"nftables\"")
-        })
+    tool::run(SIDES[0].restore, &["--noflush", "--test"], "*nat\nCOMMIT\n", PATIENCE).map(drop).map_err(|error| {
+        Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
+            .details("install iptables, or set \"ipMasqBackend\" to \"nftables\"")
+    })
 }
 
 #[cfg(test)]

@@ -5,9 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use cni::ip::Cidr;
-use cni::netlink::{
-    Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch,
-};
+use cni::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch};
 use cni::sysctl::{self, Setting};
 use cni::{Attachment, Code, Context, Deadline, Error, Result};
 
@@ -52,15 +50,8 @@ impl<'a> Guest<'a> {
     }
 
     /// Gives the container its addresses and routes, and tells its neighbours.
-    pub(crate) fn configure(
-        &mut self,
-        world: &World,
-        pair: &Pair,
-        plan: &Plan,
-        config: &Config,
-    ) -> Result<()> {
-        let v6: Vec<_> =
-            plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
+    pub(crate) fn configure(&mut self, world: &World, pair: &Pair, plan: &Plan, config: &Config) -> Result<()> {
+        let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
         let watch = match v6.as_slice() {
             [] => None,
             _ => Some(world.netns.run(&world.home, || {
@@ -84,8 +75,7 @@ impl<'a> Guest<'a> {
         // former owner of an address would miss the new one for as long as he believes himself.
         let announce = LinkChange { mac: Some(pair.mac), ..LinkChange::default() };
         changes.push(Change::set_link(self.link, &announce));
-        let configured =
-            || format!("configure {:?} in {:?}", self.at.ifname.as_str(), self.at.sandbox());
+        let configured = || format!("configure {:?} in {:?}", self.at.ifname.as_str(), self.at.sandbox());
         let Some(mut watch) = watch else {
             return self.netlink.apply(&changes).trying(configured);
         };
@@ -116,8 +106,9 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
         let setting = sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")?;
         if setting == Setting::ReadOnly {
             let what = format!("IPv6 is disabled on {link:?}, and /proc/sys is read-only");
-            return Err(Error::new(Code::INTERNAL, what)
-                .details("set net.ipv6.conf.default.disable_ipv6=0 for the container"));
+            return Err(
+                Error::new(Code::INTERNAL, what).details("set net.ipv6.conf.default.disable_ipv6=0 for the container")
+            );
         }
     }
     // An address should outlive a link that goes down for a moment, as IPv4 ones do.
@@ -130,8 +121,7 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
 fn settled(addresses: &[Address]) -> Result<bool> {
     if let Some(twice) = addresses.iter().find(|address| address.duplicate) {
         let what = format!("somebody else on the link has the address {}", twice.cidr);
-        return Err(Error::new(Code::INTERNAL, what)
-            .details("free the address there, or leave \"enabledad\" out"));
+        return Err(Error::new(Code::INTERNAL, what).details("free the address there, or leave \"enabledad\" out"));
     }
     Ok(!addresses.iter().any(|address| address.tentative))
 }
@@ -164,10 +154,7 @@ pub(crate) fn ensure_gateways(
             changes.push(Change::add_address(link.index, *address, DuplicateDetection::Off));
         }
         // Once it is a gateway, its hardware address must not follow those of its ports.
-        changes.push(Change::set_link(
-            link.index,
-            &LinkChange { mac: link.mac, ..LinkChange::default() },
-        ));
+        changes.push(Change::set_link(link.index, &LinkChange { mac: link.mac, ..LinkChange::default() }));
         let mut watch = Watch::open(Event::Ipv6Address)?;
         match host.apply(&changes) {
             Ok(()) => {
@@ -180,18 +167,13 @@ pub(crate) fn ensure_gateways(
         }
         have = host.addresses(link.index)?;
     }
-    let what = format!(
-        "the addresses of {:?} changed each of the {ATTEMPTS} times they were looked at",
-        link.name
-    );
+    let what = format!("the addresses of {:?} changed each of the {ATTEMPTS} times they were looked at", link.name);
     Err(Error::new(Code::TRY_LATER, what).details("does somebody else manage the bridge?"))
 }
 
 /// The settings that let the host forward, per family.
-const FORWARDING: [(&[&str], bool); 2] = [
-    (&["net", "ipv4", "ip_forward"], true),
-    (&["net", "ipv6", "conf", "all", "forwarding"], false),
-];
+const FORWARDING: [(&[&str], bool); 2] =
+    [(&["net", "ipv4", "ip_forward"], true), (&["net", "ipv6", "conf", "all", "forwarding"], false)];
 
 /// Lets the host forward packets of the families that have a gateway.
 pub(crate) fn enable_forwarding(plan: &Plan) -> Result<()> {
@@ -225,7 +207,6 @@ pub(crate) fn forwarding_status() -> Result<()> {
 
 fn cannot_forward(key: &[&str]) -> Error {
     let key = key.join(".");
-    Error::new(Code::INTERNAL, format!("{key} is not 1, and cannot be set")).details(format!(
-        "`sysctl -w {key}=1` on the host, or give the plugin a writable /proc/sys"
-    ))
+    Error::new(Code::INTERNAL, format!("{key} is not 1, and cannot be set"))
+        .details(format!("`sysctl -w {key}=1` on the host, or give the plugin a writable /proc/sys"))
 }

@@ -24,9 +24,7 @@ use std::thread;
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{LinkChange, Netlink};
-use cni::{
-    AddResult, Attachment, Call, Code, Context, Delegate, Interface, Netns, Plugin, Result, Undo,
-};
+use cni::{AddResult, Attachment, Call, Code, Context, Delegate, Interface, Netns, Plugin, Result, Undo};
 
 use attach::{Pair, World};
 use config::Config;
@@ -86,13 +84,11 @@ impl Plugin for Bridge {
         thread::scope(|scope| {
             let beside = thread::Builder::new().spawn_scoped(scope, rules);
             failures.note(delete_pair(owner, at));
-            failures.note(
-                ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))),
-            );
+            failures.note(ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
             failures.note(match beside {
-                Ok(thread) => thread.join().unwrap_or_else(|_| {
-                    Err(cni::Error::new(Code::INTERNAL, "removing the rules ended in a panic"))
-                }),
+                Ok(thread) => thread
+                    .join()
+                    .unwrap_or_else(|_| Err(cni::Error::new(Code::INTERNAL, "removing the rules ended in a panic"))),
                 // No thread to be had: then one after the other.
                 Err(_) => rules(),
             });
@@ -148,9 +144,7 @@ fn set_up<'a>(
 ) -> Result<AddResult> {
     let pair = attach::create(undo, config, owner, at)?;
     if config.spoof_check {
-        undo.push("remove the spoof check", move |_| {
-            spoofcheck::remove(&mut Nftables::open()?, owner)
-        });
+        undo.push("remove the spoof check", move |_| spoofcheck::remove(&mut Nftables::open()?, owner));
         spoofcheck::add(owner, &pair.port_name, pair.mac)?;
     }
     let mut result = pair.describe(at);
@@ -216,12 +210,7 @@ fn give_addresses<'a>(
 }
 
 /// Gives the bridge, or the VLAN's own interface, the gateway's addresses; the latter is part of the answer.
-fn be_gateway(
-    world: &mut World,
-    pair: &Pair,
-    plan: &Plan,
-    config: &Config,
-) -> Result<Option<Interface>> {
+fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> Result<Option<Interface>> {
     let World { home, host, .. } = world;
     let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
         layer3::ensure_gateways(host, &pair.bridge, Some(&pair.addresses), plan, config)?;

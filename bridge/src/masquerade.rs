@@ -31,8 +31,7 @@ pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()
         Backend::Auto => match add_rules(owner, ips) {
             Err(error) if nft::is_unavailable(&error) => {
                 debug!("iptables instead of nftables: {error}");
-                iptables::add(owner, ips)
-                    .map_err(|second| second.details(format!("nftables: {error}")))
+                iptables::add(owner, ips).map_err(|second| second.details(format!("nftables: {error}")))
             }
             outcome => outcome,
         },
@@ -52,9 +51,7 @@ fn add_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
     };
     let mut nft = Nftables::open()?;
     match nft.apply(&rules().collect::<Vec<_>>()) {
-        Err(error) if error.errno() == Some(libc::ENOENT) => {
-            nft.apply(&frame().chain(rules()).collect::<Vec<_>>())
-        }
+        Err(error) if error.errno() == Some(libc::ENOENT) => nft.apply(&frame().chain(rules()).collect::<Vec<_>>()),
         outcome => outcome,
     }
 }
@@ -62,8 +59,7 @@ fn add_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
 /// Table and chains. Once more is no harm: the base chain is emptied before it is filled.
 fn frame() -> impl Iterator<Item = Edit> {
     let multicast = |net: IpAddr, prefix| {
-        Cidr::new(net, prefix)
-            .map(|net| Edit::add_rule(POSTROUTING, &[Part::Destination(net), Part::Return], ""))
+        Cidr::new(net, prefix).map(|net| Edit::add_rule(POSTROUTING, &[Part::Destination(net), Part::Return], ""))
     };
     [
         Some(Edit::add_table(TABLE)),
@@ -98,11 +94,8 @@ fn remove_rules(nft: &mut Nftables, stale: impl Fn(&Rule) -> bool) -> Result<()>
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
         let rules = nft.rules(CHECKS)?;
-        let edits: Vec<_> = rules
-            .iter()
-            .filter(|rule| stale(rule))
-            .map(|rule| Edit::delete_rule(CHECKS, rule))
-            .collect();
+        let edits: Vec<_> =
+            rules.iter().filter(|rule| stale(rule)).map(|rule| Edit::delete_rule(CHECKS, rule)).collect();
         outcome = nft.apply(&edits);
         match &outcome {
             // Somebody else deleted one of them; the transaction changed nothing.
@@ -165,13 +158,11 @@ pub(crate) fn status(backend: Backend) -> Result<()> {
         let edits: Vec<_> = frame().chain([rule]).collect();
         Nftables::open()?.try_out(&edits)
     };
-    let remedy =
-        "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
+    let remedy = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
     match backend {
         Backend::Iptables => iptables::status(),
         Backend::Nftables => try_nftables().map_err(|error| error.details(remedy)),
-        Backend::Auto => try_nftables().or_else(|error| {
-            iptables::status().map_err(|second| second.details(format!("nftables: {error}")))
-        }),
+        Backend::Auto => try_nftables()
+            .or_else(|error| iptables::status().map_err(|second| second.details(format!("nftables: {error}")))),
     }
 }

@@ -23,11 +23,7 @@ pub(crate) struct Owner<'a> {
 
 impl<'a> Owner<'a> {
     pub(crate) fn new(call: &'a Call<'_>, at: &'a Attachment) -> Owner<'a> {
-        Owner {
-            network: call.network.as_str(),
-            container: at.container.as_str(),
-            ifname: at.ifname.as_str(),
-        }
+        Owner { network: call.network.as_str(), container: at.container.as_str(), ifname: at.ifname.as_str() }
     }
 
     /// The alias of the host's end of the pair, by which people and GC recognise it.
@@ -116,10 +112,7 @@ mod tests {
     fn names_are_those_of_the_reference() {
         assert_eq!(OWNER.chain(), "CNI-e8f6f419596f7f47b3468487");
         assert_eq!(OWNER.iptables_comment(), "name: \"net1\" id: \"cid1\"");
-        assert_eq!(
-            OWNER.comment(),
-            "8e48f37d5de60467-0b65a318f52e521b, net: net1, if: eth0, id: cid1"
-        );
+        assert_eq!(OWNER.comment(), "8e48f37d5de60467-0b65a318f52e521b, net: net1, if: eth0, id: cid1");
         assert!(OWNER.comment().starts_with(&network_mark("net1")));
         assert_eq!(OWNER.reference(), "cid1-eth0");
     }

@@ -43,9 +43,8 @@ pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
         return Ok(());
     }
     let what = format!("container id {:?} is too long for key \"macspoofchk\"", owner.container);
-    Err(Error::new(Code::CONFIG, what).details(format!(
-        "id and interface together have {len} characters, at most {REFERENCE} fit into a comment"
-    )))
+    Err(Error::new(Code::CONFIG, what)
+        .details(format!("id and interface together have {len} characters, at most {REFERENCE} fit into a comment")))
 }
 
 /// Lets only frames from `mac` pass the port called `link`. Replaces whatever is there for the same interface.
@@ -128,9 +127,8 @@ pub(crate) fn check(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
     let names = Names::new(&owner.reference());
     let mut nft = Nftables::open()?;
     let absent = |what: String| {
-        Err(Error::new(Code::INTERNAL, what).details(
-            "somebody flushed the host's rules; attaching the container again restores them",
-        ))
+        Err(Error::new(Code::INTERNAL, what)
+            .details("somebody flushed the host's rules; attaching the container again restores them"))
     };
     let rules = nft.rules(PREROUTING)?;
     let leads = |rule: &&Rule| rule.target.as_deref() == Some(&names.port);
@@ -138,9 +136,7 @@ pub(crate) fn check(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
         Some(Some(found)) if found == link => {}
         Some(found) => {
             let found = found.unwrap_or_default();
-            return absent(format!(
-                "the spoof check should be for port {link:?}, and is for {found:?}"
-            ));
+            return absent(format!("the spoof check should be for port {link:?}, and is for {found:?}"));
         }
         None => return absent(format!("no rule in chain {PREROUTING} leads to {}", names.port)),
     }

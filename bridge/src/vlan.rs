@@ -31,11 +31,7 @@ impl Vlans {
         // Unlike upstream, which takes the container's untagged frames away again if the trunk has their VLAN too.
         let trunk = self.trunk.iter().flat_map(|range| without(*range, untagged));
         let tagged = trunk.map(|range| Vlan { range, pvid: false, untagged: false });
-        let own = untagged.map(|id| Vlan {
-            range: VlanRange { first: id, last: id },
-            pvid: true,
-            untagged: true,
-        });
+        let own = untagged.map(|id| Vlan { range: VlanRange { first: id, last: id }, pvid: true, untagged: true });
         own.into_iter().chain(tagged).collect()
     }
 
@@ -70,10 +66,7 @@ impl Vlans {
             if let Some(id) = missing {
                 let kind = if vlan.pvid { "untagged" } else { "tagged" };
                 let have: Vec<_> = got.iter().map(|vlan| vlan.range.to_string()).collect();
-                let what = format!(
-                    "port {name:?} should have VLAN {id} {kind}, and has VLANs [{}]",
-                    have.join(" ")
-                );
+                let what = format!("port {name:?} should have VLAN {id} {kind}, and has VLANs [{}]", have.join(" "));
                 return Err(Error::new(Code::INTERNAL, what));
             }
         }
@@ -103,18 +96,14 @@ pub(crate) fn ensure_gateway(
     vlans: &Vlans,
 ) -> Result<cni::netlink::Link> {
     if host.link_index(name)?.is_none() {
-        create_gateway(host, home, bridge, name, vlans)
-            .trying(|| format!("make the VLAN's gateway {name:?}"))?;
+        create_gateway(host, home, bridge, name, vlans).trying(|| format!("make the VLAN's gateway {name:?}"))?;
     }
-    let link = host.link(name)?.ok_or_else(|| {
-        Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted"))
-    })?;
+    let link = host
+        .link(name)?
+        .ok_or_else(|| Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted")))?;
     if !link.up {
         sysctl::set(&["net", "ipv6", "conf", name, "accept_ra"], "0")?;
-        host.apply(&[Change::set_link(
-            link.index,
-            &LinkChange { up: Some(true), ..LinkChange::default() },
-        )])?;
+        host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
     }
     Ok(link)
 }

@@ -6,10 +6,7 @@
 
 use std::process::ExitCode;
 
-use cni::{
-    AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result,
-    Route,
-};
+use cni::{AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result, Route};
 use serde::Deserialize;
 
 #[derive(Debug, Default, Deserialize)]
@@ -53,11 +50,7 @@ impl Plugin for Relay {
 
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let result = Relay::ipam(call)?.add(at)?;
-        let interface = Interface {
-            name: at.ifname.to_string(),
-            sandbox: at.sandbox(),
-            ..Interface::default()
-        };
+        let interface = Interface { name: at.ifname.to_string(), sandbox: at.sandbox(), ..Interface::default() };
         // All that was received, for a test to see: the answer's version may not show it.
         let dns = Dns { domain: format!("{result:?}"), ..Dns::default() };
         Ok(AddResult { interfaces: vec![interface], dns, ..result })
@@ -93,9 +86,7 @@ impl Stock {
             }
         }
         match ipam.refuse {
-            Some(Refusal { code, msg, details }) => {
-                Err(Error::new(Code(code), msg).details(details))
-            }
+            Some(Refusal { code, msg, details }) => Err(Error::new(Code(code), msg).details(details)),
             None => Ok(AddResult { ips: ipam.ips, routes: ipam.routes, ..AddResult::default() }),
         }
     }

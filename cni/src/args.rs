@@ -17,25 +17,20 @@ impl<'a, const N: usize> Args<'a, N> {
             let (key, value) = match pair.split_once('=') {
                 Some((key, value)) if !value.contains('=') => (key, value),
                 _ => {
-                    let error =
-                        Error::new(Code::ENVIRONMENT, format!("invalid pair {pair:?} in CNI_ARGS"));
-                    return Err(error
-                        .details("write CNI_ARGS as KEY=VALUE;KEY=VALUE, without '=' in a value"));
+                    let error = Error::new(Code::ENVIRONMENT, format!("invalid pair {pair:?} in CNI_ARGS"));
+                    return Err(error.details("write CNI_ARGS as KEY=VALUE;KEY=VALUE, without '=' in a value"));
                 }
             };
             if key == "IgnoreUnknown" {
                 ignore_unknown = flag(value)?;
-            } else if let Some((_, slot)) =
-                keys.iter().zip(&mut values).find(|(known, _)| **known == key)
-            {
+            } else if let Some((_, slot)) = keys.iter().zip(&mut values).find(|(known, _)| **known == key) {
                 *slot = Some(value);
             } else {
                 unknown.push(pair);
             }
         }
         if !unknown.is_empty() && !ignore_unknown {
-            let error =
-                Error::new(Code::ENVIRONMENT, format!("unknown arguments {unknown:?} in CNI_ARGS"));
+            let error = Error::new(Code::ENVIRONMENT, format!("unknown arguments {unknown:?} in CNI_ARGS"));
             return Err(error.details("add IgnoreUnknown=1 to CNI_ARGS"));
         }
         Ok(Args(values))
@@ -52,10 +47,7 @@ fn flag(value: &str) -> Result<bool> {
         "1" | "true" => Ok(true),
         "0" | "false" => Ok(false),
         _ => {
-            let error = Error::new(
-                Code::ENVIRONMENT,
-                format!("invalid value {value:?} of IgnoreUnknown in CNI_ARGS"),
-            );
+            let error = Error::new(Code::ENVIRONMENT, format!("invalid value {value:?} of IgnoreUnknown in CNI_ARGS"));
             Err(error.details("use 1, true, 0 or false"))
         }
     }

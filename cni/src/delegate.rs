@@ -84,8 +84,7 @@ impl<'a> Delegate<'a> {
             Way::File(path) => {
                 let stdout = self.execute(path, "ADD", Some(at))?;
                 let text = String::from_utf8_lossy(&stdout);
-                AddResult::read_answer(&text, version)
-                    .trying(|| format!("read the result of plugin {:?}", self.name))
+                AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
             }
         }
     }
@@ -138,11 +137,7 @@ impl<'a> Delegate<'a> {
         // Ours is free-form too, and whoever collects it wants to read this.
         let _ = io::stderr().write_all(&stderr);
         let (status, stdout) = outcome.trying(|| format!("talk to plugin {path:?}"))?;
-        if status.success() {
-            Ok(stdout)
-        } else {
-            Err(self.failure(path, status, &stdout, &stderr))
-        }
+        if status.success() { Ok(stdout) } else { Err(self.failure(path, status, &stdout, &stderr)) }
     }
 
     /// The child's own error object as it is; otherwise whatever can be told.
@@ -167,8 +162,7 @@ impl<'a> Delegate<'a> {
 
 /// Same device and inode as the running executable. During an upgrade that is the old file, so the new one is executed.
 fn is_this_program(file: &Metadata) -> bool {
-    fs::metadata("/proc/self/exe")
-        .is_ok_and(|own| (own.dev(), own.ino()) == (file.dev(), file.ino()))
+    fs::metadata("/proc/self/exe").is_ok_and(|own| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 
 /// Starts the program. If somebody still writes to its file, waits until it was closed or replaced.
@@ -189,11 +183,8 @@ fn start(process: &mut Command, path: &Path) -> Result<Child> {
             outcome = process.spawn();
         }
         if is_busy(&outcome) {
-            let error =
-                Error::from(io::Error::from_raw_os_error(libc::ETXTBSY)).code_is(Code::TRY_LATER);
-            return Err(error.details(format!(
-                "somebody was still writing to the file after {BUSY_PATIENCE:?}"
-            )));
+            let error = Error::from(io::Error::from_raw_os_error(libc::ETXTBSY)).code_is(Code::TRY_LATER);
+            return Err(error.details(format!("somebody was still writing to the file after {BUSY_PATIENCE:?}")));
         }
     }
     Ok(outcome?)
@@ -201,11 +192,7 @@ fn start(process: &mut Command, path: &Path) -> Result<Child> {
 
 /// Feeds and reads a child at the same time, so that neither waits for the other, until it has ended. What it said on
 /// stderr is there whatever became of the rest.
-pub(crate) fn converse(
-    mut child: Child,
-    input: &[u8],
-    deadline: Deadline,
-) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
+pub(crate) fn converse(mut child: Child, input: &[u8], deadline: Deadline) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
     let mut stdout = Reading::new(child.stdout.take());
     let mut stderr = Reading::new(child.stderr.take());
     let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline);
@@ -218,9 +205,7 @@ pub(crate) fn converse(
     let _ = stderr.read();
     let outcome = outcome.and(status).and_then(|status| match stdout.surplus {
         false => Ok((status, stdout.bytes)),
-        true => {
-            Err(Error::new(Code::UNKNOWN, format!("it printed more than {} MiB", MAX_OUTPUT >> 20)))
-        }
+        true => Err(Error::new(Code::UNKNOWN, format!("it printed more than {} MiB", MAX_OUTPUT >> 20))),
     });
     (stderr.bytes, outcome)
 }
@@ -252,11 +237,7 @@ fn exchange(
         }
         stdout.read()?;
         stderr.read()?;
-        if end.is_none()
-            && stdout.fd().is_none()
-            && stderr.fd().is_none()
-            && child.try_wait()?.is_some()
-        {
+        if end.is_none() && stdout.fd().is_none() && stderr.fd().is_none() && child.try_wait()?.is_some() {
             return Ok(());
         }
         let wanted = [
@@ -325,12 +306,7 @@ mod tests {
 
     fn shell(script: &str) -> Child {
         let mut process = Command::new("sh");
-        process
-            .arg("-c")
-            .arg(script)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
+        process.arg("-c").arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         process.spawn().unwrap()
     }
 
@@ -348,12 +324,10 @@ mod tests {
     #[test]
     fn a_child_that_says_too_much_is_heard_to_the_end() {
         let flood = "head -c 17000000 /dev/zero";
-        let (stderr, outcome) =
-            converse(shell(&format!("echo why >&2; {flood}")), b"", Deadline::after(PATIENCE));
+        let (stderr, outcome) = converse(shell(&format!("echo why >&2; {flood}")), b"", Deadline::after(PATIENCE));
         assert!(outcome.unwrap_err().to_string().contains("16 MiB"));
         assert_eq!(stderr, b"why\n");
-        let (stderr, outcome) =
-            converse(shell(&format!("echo fine; {flood} >&2")), b"", Deadline::after(PATIENCE));
+        let (stderr, outcome) = converse(shell(&format!("echo fine; {flood} >&2")), b"", Deadline::after(PATIENCE));
         assert_eq!(outcome.unwrap().1, b"fine\n", "noise on stderr is no failure");
         assert_eq!(stderr.len(), MAX_OUTPUT);
     }

@@ -77,13 +77,7 @@ impl Error {
     #[cold]
     pub fn new(code: Code, cause: impl Into<String>) -> Error {
         let cause = cause.into();
-        Error(Box::new(Parts {
-            code,
-            trying: Vec::new(),
-            cause,
-            details: String::new(),
-            errno: None,
-        }))
+        Error(Box::new(Parts { code, trying: Vec::new(), cause, details: String::new(), errno: None }))
     }
 
     /// The kernel's refusal: its errno, and the text of its extended acknowledgement if it gave one.
@@ -196,10 +190,7 @@ mod tests {
     fn the_message_reads_outside_in() {
         let inner: Result<()> = Err(Error::kernel(libc::EPERM, "no such luck"));
         let error = inner.trying(|| "set \"lo\" up").trying(|| "prepare").unwrap_err();
-        assert_eq!(
-            error.to_string(),
-            "prepare: set \"lo\" up: Operation not permitted (os error 1)"
-        );
+        assert_eq!(error.to_string(), "prepare: set \"lo\" up: Operation not permitted (os error 1)");
         assert_eq!(error.errno(), Some(libc::EPERM));
         assert_eq!(format!("{error:?}"), format!("[999] {error} (kernel: no such luck)"));
     }

@@ -76,11 +76,9 @@ impl Cidr {
     #[must_use]
     pub fn canonical(self) -> Cidr {
         match (self.ip().to_canonical(), self.ip()) {
-            (v4 @ IpAddr::V4(_), IpAddr::V6(_)) => self
-                .prefix()
-                .checked_sub(96)
-                .and_then(|prefix| Cidr::new(v4, prefix))
-                .unwrap_or(self),
+            (v4 @ IpAddr::V4(_), IpAddr::V6(_)) => {
+                self.prefix().checked_sub(96).and_then(|prefix| Cidr::new(v4, prefix)).unwrap_or(self)
+            }
             _ => self,
         }
     }
@@ -96,8 +94,7 @@ impl FromStr for Cidr {
         if prefix.is_empty() || prefix.len() > 3 || !prefix.bytes().all(|b| b.is_ascii_digit()) {
             return Err(invalid());
         }
-        let (ip, prefix) =
-            (ip.parse().map_err(|_| invalid())?, prefix.parse().map_err(|_| invalid())?);
+        let (ip, prefix) = (ip.parse().map_err(|_| invalid())?, prefix.parse().map_err(|_| invalid())?);
         Cidr::new(ip, prefix).ok_or_else(invalid)
     }
 }
@@ -144,11 +141,7 @@ pub fn previous(ip: IpAddr) -> Option<IpAddr> {
     step(ip, |n| n.checked_sub(1), |n| n.checked_sub(1))
 }
 
-fn step(
-    ip: IpAddr,
-    v4: impl Fn(u32) -> Option<u32>,
-    v6: impl Fn(u128) -> Option<u128>,
-) -> Option<IpAddr> {
+fn step(ip: IpAddr, v4: impl Fn(u32) -> Option<u32>, v6: impl Fn(u128) -> Option<u128>) -> Option<IpAddr> {
     match ip {
         IpAddr::V4(ip) => v4(ip.to_bits()).map(|n| Ipv4Addr::from_bits(n).into()),
         IpAddr::V6(ip) => v6(ip.to_bits()).map(|n| Ipv6Addr::from_bits(n).into()),
@@ -206,15 +199,7 @@ mod tests {
 
     #[test]
     fn cidr_is_as_strict_as_the_reference() {
-        for good in [
-            "10.1.2.3/24",
-            "0.0.0.0/0",
-            "10.0.0.0/32",
-            "fd00::1/64",
-            "::/0",
-            "::1/128",
-            "10.0.0.0/08",
-        ] {
+        for good in ["10.1.2.3/24", "0.0.0.0/0", "10.0.0.0/32", "fd00::1/64", "::/0", "::1/128", "10.0.0.0/08"] {
             assert!(good.parse::<Cidr>().is_ok(), "{good}");
         }
         for bad in [
@@ -246,10 +231,7 @@ mod tests {
         assert_eq!(cidr.to_string(), "10.1.2.3/24");
         assert_eq!(cidr.network().to_string(), "10.1.2.0/24");
         assert_eq!(cidr.last().to_string(), "10.1.2.255");
-        assert!(
-            cidr.contains("10.1.2.200".parse().unwrap())
-                && !cidr.contains("10.1.3.0".parse().unwrap())
-        );
+        assert!(cidr.contains("10.1.2.200".parse().unwrap()) && !cidr.contains("10.1.3.0".parse().unwrap()));
         assert!("0.0.0.0/0".parse::<Cidr>().unwrap().is_default() && !cidr.is_default());
         assert_eq!(Cidr::default_route("fd00::1".parse().unwrap()).to_string(), "::/0");
         assert_eq!(Cidr::default_route("10.0.0.1".parse().unwrap()).to_string(), "0.0.0.0/0");

@@ -30,9 +30,7 @@ pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
 pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
     let layout = Layout::new();
-    value
-        .serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout))
-        .map_err(Error::bug)?;
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout)).map_err(Error::bug)?;
     Ok(out)
 }
 
@@ -129,9 +127,7 @@ fn mismatch(got: de::Unexpected<'_>, want: &dyn de::Expected) -> String {
         text if text.starts_with("enum ") => "a string".to_owned(),
         text if text == "a sequence" => "a list".to_owned(),
         text if text == "a boolean" => "true or false".to_owned(),
-        text if matches!(text.as_str(), "u8" | "u16" | "u32" | "u64") => {
-            "an integer that is not negative".to_owned()
-        }
+        text if matches!(text.as_str(), "u8" | "u16" | "u32" | "u64") => "an integer that is not negative".to_owned(),
         text if matches!(text.as_str(), "i8" | "i16" | "i32" | "i64") => "an integer".to_owned(),
         text => text,
     };
@@ -223,18 +219,9 @@ mod tests {
 
     #[test]
     fn keys_match_in_any_letter_case() {
-        let conf: Conf =
-            parse(r#"{"ISGATEWAY": true, "Mtu": 1400, "bridGe": "b", "\u017fomething": 1}"#)
-                .unwrap();
-        assert_eq!(
-            conf,
-            Conf { is_gateway: true, mtu: 1400, bridge: Some("b".into()), ..Conf::default() }
-        );
-        assert!(
-            same_key("search", "\u{17f}earch")
-                && same_key("link", "lin\u{212a}")
-                && !same_key("a", "ä")
-        );
+        let conf: Conf = parse(r#"{"ISGATEWAY": true, "Mtu": 1400, "bridGe": "b", "\u017fomething": 1}"#).unwrap();
+        assert_eq!(conf, Conf { is_gateway: true, mtu: 1400, bridge: Some("b".into()), ..Conf::default() });
+        assert!(same_key("search", "\u{17f}earch") && same_key("link", "lin\u{212a}") && !same_key("a", "ä"));
         let conf: Conf = parse(r#"{"caps": {"a": true, "A": false}}"#).unwrap();
         assert_eq!(conf.caps.len(), 2, "keys of a map are data");
         let conf: Conf = parse(r#"{"backend": "nftables"}"#).unwrap();
@@ -243,36 +230,19 @@ mod tests {
 
     #[test]
     fn a_later_duplicate_wins_and_null_leaves_the_default() {
-        let conf: Conf =
-            parse(r#"{"mtu": 1, "MTU": 2, "bridge": null, "mtu": null, "caps": null}"#).unwrap();
+        let conf: Conf = parse(r#"{"mtu": 1, "MTU": 2, "bridge": null, "mtu": null, "caps": null}"#).unwrap();
         assert_eq!(conf, Conf { mtu: 2, ..Conf::default() });
     }
 
     #[test]
     fn faults_name_the_key_and_the_value() {
         for (text, code, want) in [
-            (
-                r#"{"mtu": "1500"}"#,
-                6,
-                r#"key "mtu": expected an integer that is not negative, got "1500""#,
-            ),
-            (
-                r#"{"mtu": 1500.0}"#,
-                6,
-                r#"key "mtu": expected an integer that is not negative, got 1500.0"#,
-            ),
-            (
-                r#"{"mtu": 1e3}"#,
-                6,
-                r#"key "mtu": expected an integer that is not negative, got 1e3"#,
-            ),
+            (r#"{"mtu": "1500"}"#, 6, r#"key "mtu": expected an integer that is not negative, got "1500""#),
+            (r#"{"mtu": 1500.0}"#, 6, r#"key "mtu": expected an integer that is not negative, got 1500.0"#),
+            (r#"{"mtu": 1e3}"#, 6, r#"key "mtu": expected an integer that is not negative, got 1e3"#),
             (r#"{"mtu": -1}"#, 7, r#"key "mtu": expected an integer that is not negative, got -1"#),
             (r#"{"mtu": 4294967296}"#, 7, r#"key "mtu": 4294967296 is out of range"#),
-            (
-                r#"{"mtu": 99999999999999999999}"#,
-                7,
-                r#"key "mtu": 99999999999999999999 is out of range"#,
-            ),
+            (r#"{"mtu": 99999999999999999999}"#, 7, r#"key "mtu": 99999999999999999999 is out of range"#),
             (r#"{"isGateway": 1}"#, 6, r#"key "isGateway": expected true or false, got 1"#),
             (r#"{"isGateway": "yes"}"#, 6, r#"key "isGateway": expected true or false, got "yes""#),
             (
@@ -285,11 +255,7 @@ mod tests {
             (r#"{"caps": []}"#, 6, r#"key "caps": expected an object, got a list"#),
             ("[]", 6, "expected an object, got a list"),
             (r#"{"backend": 5}"#, 6, r#"key "backend": expected a string, got 5"#),
-            (
-                r#"{"backend": "ebtables"}"#,
-                7,
-                r#"key "backend": "ebtables" is none of ["iptables", "nftables"]"#,
-            ),
+            (r#"{"backend": "ebtables"}"#, 7, r#"key "backend": "ebtables" is none of ["iptables", "nftables"]"#),
         ] {
             assert_eq!(fault(text), (code, want.to_owned()), "{text}");
         }
@@ -326,10 +292,7 @@ mod tests {
 
     #[test]
     fn printing_is_the_references() {
-        let text = print(
-            &serde_json::json!({"a": [], "b": {}, "c": ["x<y>&\u{2028}<>z", 1], "d": "é\n\""}),
-        )
-        .unwrap();
+        let text = print(&serde_json::json!({"a": [], "b": {}, "c": ["x<y>&\u{2028}<>z", 1], "d": "é\n\""})).unwrap();
         assert_eq!(
             String::from_utf8(text).unwrap(),
             "{\n    \"a\": [],\n    \"b\": {},\n    \"c\": [\n        \"x\\u003cy\\u003e\\u0026\\u2028\\u003c\\u003ez\",\n        1\n    ],\n    \"d\": \"é\\n\\\"\"\n}"

@@ -30,11 +30,7 @@ pub(crate) struct Wish {
 impl Wish {
     /// What the configuration says, and `CNI_LOG`, which wins over its level. A mistake in them must not keep a
     /// container from starting, let alone from being removed.
-    pub(crate) fn new(
-        level: Option<Raw<'_>>,
-        file: Option<Raw<'_>>,
-        env: Option<OsString>,
-    ) -> Wish {
+    pub(crate) fn new(level: Option<Raw<'_>>, file: Option<Raw<'_>>, env: Option<OsString>) -> Wish {
         let mut troubles = Vec::new();
         let mut text = |key: &str, value: Option<Raw<'_>>| {
             let text: Result<String, Fault> = value.map_or(Ok(String::new()), Raw::parse);
@@ -47,15 +43,11 @@ impl Wish {
         let mut parse = |name: &str, from: &str| {
             let parsed = name.parse().ok();
             if parsed.is_none() {
-                troubles.push(format!(
-                    "{from} {name:?} is not a level; use off, error, warn, info or debug"
-                ));
+                troubles.push(format!("{from} {name:?} is not a level; use off, error, warn, info or debug"));
             }
             parsed
         };
-        let env = env
-            .filter(|name| !name.is_empty())
-            .and_then(|name| parse(&name.to_string_lossy(), "CNI_LOG"));
+        let env = env.filter(|name| !name.is_empty()).and_then(|name| parse(&name.to_string_lossy(), "CNI_LOG"));
         let level = env.or_else(|| match level.as_str() {
             // A file alone asks for everything.
             "" if !file.is_empty() => Some(LevelFilter::Debug),
@@ -71,15 +63,14 @@ impl Wish {
 
     /// Starts the log; `context` stands in every line.
     pub(crate) fn start(mut self, began: Instant, context: String) {
-        let target =
-            match self.file.filter(|_| self.level > LevelFilter::Off).map(|path| open(&path)) {
-                None => Target::Stderr,
-                Some(Ok(file)) => Target::Pipe(Box::new(file)),
-                Some(Err(error)) => {
-                    self.troubles.push(format!("{error}; the log goes to stderr"));
-                    Target::Stderr
-                }
-            };
+        let target = match self.file.filter(|_| self.level > LevelFilter::Off).map(|path| open(&path)) {
+            None => Target::Stderr,
+            Some(Ok(file)) => Target::Pipe(Box::new(file)),
+            Some(Err(error)) => {
+                self.troubles.push(format!("{error}; the log goes to stderr"));
+                Target::Stderr
+            }
+        };
         if !self.troubles.is_empty() {
             self.level = self.level.max(LevelFilter::Warn);
         }
@@ -90,12 +81,7 @@ impl Wish {
         let mut builder = Builder::new();
         builder.filter_level(self.level).target(target).format(move |out, record| {
             let (now, since) = (utc(SystemTime::now()), began.elapsed().as_micros());
-            writeln!(
-                out,
-                "{now} [{process}] {since:>6}us {:<5} {context}: {}",
-                record.level(),
-                record.args()
-            )
+            writeln!(out, "{now} [{process}] {since:>6}us {:<5} {context}: {}", record.level(), record.args())
         });
         // It fails only if a log was started before, by an earlier call in the same process.
         let _ = builder.try_init();
@@ -153,11 +139,7 @@ mod tests {
             ("\"debug\"", "", "off", LevelFilter::Off),
         ] {
             let wish = wish(level, file, env);
-            assert_eq!(
-                (wish.level, wish.troubles.as_slice()),
-                (wanted, &[][..]),
-                "{level} {file} {env}"
-            );
+            assert_eq!((wish.level, wish.troubles.as_slice()), (wanted, &[][..]), "{level} {file} {env}");
         }
     }
 

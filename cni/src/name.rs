@@ -45,20 +45,16 @@ fn is_identifier(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-const IDENTIFIER_RULE: &str =
-    "allowed are letters, digits, '_', '.' and '-'; the first must be a letter or a digit";
+const IDENTIFIER_RULE: &str = "allowed are letters, digits, '_', '.' and '-'; the first must be a letter or a digit";
 
 impl ContainerId {
     /// Checks `CNI_CONTAINERID`.
     pub fn parse(text: &OsStr) -> Result<ContainerId> {
         match text.to_str() {
             Some(text) if is_identifier(text) => Ok(ContainerId(text.to_owned())),
-            _ => Err(Error::new(
-                Code::ENVIRONMENT,
-                format!("invalid container id {text:?} in CNI_CONTAINERID"),
-            )
-            .details(text.to_string_lossy())
-            .details(IDENTIFIER_RULE)),
+            _ => Err(Error::new(Code::ENVIRONMENT, format!("invalid container id {text:?} in CNI_CONTAINERID"))
+                .details(text.to_string_lossy())
+                .details(IDENTIFIER_RULE)),
         }
     }
 }
@@ -68,9 +64,7 @@ impl NetworkName {
     pub fn parse(text: &str) -> Result<NetworkName> {
         if text.is_empty() {
             let error = Error::new(Code::CONFIG, "the network configuration has no \"name\"");
-            return Err(error.details(
-                "add \"name\": \"...\" to the configuration, usually a file in /etc/cni/net.d",
-            ));
+            return Err(error.details("add \"name\": \"...\" to the configuration, usually a file in /etc/cni/net.d"));
         }
         if !is_identifier(text) {
             let error = Error::new(Code::CONFIG, format!("invalid network name {text:?}"));
@@ -86,17 +80,11 @@ impl IfName {
 
     /// Checks `CNI_IFNAME`.
     pub fn parse(text: &OsStr) -> Result<IfName> {
-        let name = text
-            .to_str()
-            .ok_or("it is not UTF-8")
-            .and_then(|text| IfName::check(text).map(|()| text));
+        let name = text.to_str().ok_or("it is not UTF-8").and_then(|text| IfName::check(text).map(|()| text));
         match name {
             Ok(name) => Ok(IfName(name.to_owned())),
             Err(why) => {
-                let error = Error::new(
-                    Code::ENVIRONMENT,
-                    format!("invalid interface name {text:?} in CNI_IFNAME"),
-                );
+                let error = Error::new(Code::ENVIRONMENT, format!("invalid interface name {text:?} in CNI_IFNAME"));
                 Err(error.details(why))
             }
         }
@@ -141,25 +129,11 @@ mod tests {
     #[test]
     fn interface_names() {
         for good in ["eth0", "a", "fifteen-bytes-x", "eth0.100", "...", "ü", "a@b"] {
-            assert_eq!(
-                IfName::from_config(good).map(|n| n.as_str().to_owned()),
-                Ok(good.to_owned())
-            );
+            assert_eq!(IfName::from_config(good).map(|n| n.as_str().to_owned()), Ok(good.to_owned()));
         }
-        for bad in [
-            "",
-            ".",
-            "..",
-            "sixteen-bytes-xx",
-            "a/b",
-            "a:b",
-            "a b",
-            "a\t",
-            "a\u{a0}",
-            "a\u{85}",
-            "üüüüüüüü",
-            "a\0",
-        ] {
+        for bad in
+            ["", ".", "..", "sixteen-bytes-xx", "a/b", "a:b", "a b", "a\t", "a\u{a0}", "a\u{85}", "üüüüüüüü", "a\0"]
+        {
             assert!(IfName::from_config(bad).is_err(), "{bad:?}");
         }
     }

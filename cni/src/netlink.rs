@@ -11,29 +11,27 @@ pub mod nft;
 mod route;
 mod socket;
 mod vlan;
+mod watch;
 mod wire;
 
 #[cfg(test)]
 mod golden;
 
 use std::fmt;
-use std::net::IpAddr;
 
 use log::debug;
 use neli::consts::nl::NlmF;
 
 use crate::error::{Code, Context, Error, Result};
-use crate::wait::Deadline;
 
 pub use address::{Address, DuplicateDetection};
-pub use link::{
-    BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, OperState, Port, VethEnd, VethSpec,
-};
+pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, OperState, Port, VethEnd, VethSpec};
 pub use neighbour::Neighbour;
 pub use route::KernelRoute;
 pub use vlan::{Vlan, VlanRange};
+pub use watch::{Event, Watch};
 
-use socket::{Notifications, Socket};
+use socket::Socket;
 use wire::Message;
 
 /// One change of the kernel's state, ready to be sent. The constructors are the verbs.
@@ -87,119 +85,6 @@ pub struct NewPort {
     pub bridge: Link,
     /// The bridge's addresses.
     pub addresses: Vec<Address>,
-}
-
-/// What the kernel tells unasked to those who wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A link came, went or changed.
-    Link,
-    /// An IPv6 address came, went or changed, for instance because duplicate detection has finished.
-    Ipv6Address,
-}
-
-/// Is told of one kind of events, in the network namespace in which it was opened.
-#[derive(Debug)]
-pub struct Watch {
-    notifications: Notifications,
-}
-
-impl Watch {
-    /// Begins to listen in the namespace of this thread.
-    pub fn open(event: Event) -> Result<Watch> {
-        let group = match event {
-            Event::Link => libc::RTNLGRP_LINK,
-            Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
-        };
-        Ok(Watch { notifications: Notifications::route(group).trying(|| "listen to the kernel")? })
-    }
-
-    /// Waits until `look` finds what it looks for. It is asked at once, and again after every event.
-    pub fn wait_for<T>(
-        &mut self,
-        what: &str,
-        deadline: Deadline,
-        mut look: impl FnMut() -> Result<Option<T>>,
-    ) -> Result<T> {
-        let mut told = true;
-        while told {
-            if let Some(found) = look().trying(|| format!("wait for {what}"))? {
-                return Ok(found);
-            }
-            told = self.notifications.wait(deadline).trying(|| format!("wait for {what}"))?;
-        }
-        // The last change may have come with the deadline.
-        look()?.ok_or_else(|| {
-            Error::new(Code::TRY_LATER, format!("{what}: not seen within {:?}", deadline.length()))
-        })
-    }
-}
-
-impl Watch {
-    /// Waits until the news say of all `ips` of `link` that they are ready, or that somebody else has them. The watch
-    /// must have been opened before they were given.
-    ///
-    /// An IPv6 address that was just given is listed at once, and packets to it are thrown away until a worker of the
-    /// kernel has made its route. It tells so.
-    pub fn await_addresses(
-        &mut self,
-        link: LinkIndex,
-        ips: impl IntoIterator<Item = IpAddr>,
-        deadline: Deadline,
-    ) -> Result<()> {
-        let mut missing: Vec<IpAddr> = ips.into_iter().collect();
-        while let Some(ip) = missing.first().copied() {
-            let news = self.notifications.next(deadline, |message| {
-                if message.kind == libc::RTM_NEWADDR
-                    && let Some(news) = Address::read(message.payload, link)?
-                    && (news.duplicate || !news.tentative)
-                {
-                    missing.retain(|ip| *ip != news.cidr.ip());
-                }
-                Ok(())
-            });
-            match news.trying(|| format!("wait for address {ip} to be ready"))? {
-                Some(true) => {}
-                // So much happened that it must have been long ago.
-                Some(false) => return Ok(()),
-                None => {
-                    let what = format!("address {ip}: not ready within {:?}", deadline.length());
-                    return Err(Error::new(Code::TRY_LATER, what));
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Waits until the news say of `link` what is `wanted`; `netlink` is asked only if they do not. The watch must have
-    /// been opened before whatever makes the news.
-    pub fn await_link(
-        &mut self,
-        netlink: &mut Netlink,
-        link: LinkIndex,
-        what: &str,
-        deadline: Deadline,
-        wanted: impl Fn(&Link) -> bool,
-    ) -> Result<Link> {
-        let mut found = None;
-        while found.is_none() {
-            let news = self.notifications.next(deadline, |message| {
-                if message.kind == libc::RTM_NEWLINK {
-                    let news = Link::read(message.payload)?;
-                    found = Some(news).filter(|news| news.index == link && wanted(news));
-                }
-                Ok(())
-            });
-            if news.trying(|| format!("wait for {what}"))? != Some(true) {
-                // Lost, or never sent: then what is there counts.
-                break;
-            }
-        }
-        match found {
-            Some(found) => Ok(found),
-            None => self.wait_for(what, deadline, || Ok(netlink.link(link)?.filter(&wanted))),
-        }
-    }
 }
 
 /// A netlink socket in one network namespace.
@@ -270,9 +155,8 @@ impl Netlink {
         if !whole {
             addresses = self.addresses(bridge)?;
         }
-        let bridge = links
-            .pop_if(|link| link.index == bridge)
-            .ok_or_else(|| Error::bug("the kernel did not show a bridge"))?;
+        let bridge =
+            links.pop_if(|link| link.index == bridge).ok_or_else(|| Error::bug("the kernel did not show a bridge"))?;
         let port = self.or_look(links.into_iter().next(), changes)?;
         Ok(NewPort { port, bridge, addresses })
     }
@@ -300,16 +184,10 @@ impl Netlink {
         }
     }
 
-    fn send(
-        &mut self,
-        changes: &[Change],
-        each: impl FnMut(&Message<'_>) -> Result<()>,
-    ) -> Result<()> {
+    fn send(&mut self, changes: &[Change], each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<()> {
         match self.socket.change(&encoded(changes)?, each)? {
             None => Ok(()),
-            Some((index, error)) => {
-                Err(error).trying(|| changes.get(index).map_or("", |change| &change.what))
-            }
+            Some((index, error)) => Err(error).trying(|| changes.get(index).map_or("", |change| &change.what)),
         }
     }
 }

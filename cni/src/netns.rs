@@ -26,11 +26,8 @@ impl Netns {
     /// Opens the namespace at `path`; code 8 if there is none.
     pub fn open(path: &Path) -> Result<Netns> {
         Netns::open_if_there(path)?.ok_or_else(|| {
-            let error =
-                Error::new(Code::NETNS, format!("there is no network namespace at {path:?}"));
-            error.details(
-                "CNI_NETNS must be the path of a live network namespace, such as /run/netns/NAME",
-            )
+            let error = Error::new(Code::NETNS, format!("there is no network namespace at {path:?}"));
+            error.details("CNI_NETNS must be the path of a live network namespace, such as /run/netns/NAME")
         })
     }
 
@@ -42,8 +39,7 @@ impl Netns {
             Ok(file) => file,
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => return Ok(None),
             Err(errno) => {
-                return Err(of_namespace(errno.into()))
-                    .trying(|| format!("open the network namespace {path:?}"));
+                return Err(of_namespace(errno.into())).trying(|| format!("open the network namespace {path:?}"));
             }
         };
         let is_one = sys::is_network_namespace(file.as_fd()).map_err(of_namespace);
@@ -62,10 +58,7 @@ impl Netns {
     /// Is it the same namespace? Paths can differ.
     pub fn same_as(&self, other: &Netns) -> Result<bool> {
         let identity = |netns: &Netns| -> Result<(u64, u64)> {
-            let file = netns
-                .file
-                .metadata()
-                .trying(|| format!("look at the network namespace {:?}", netns.path))?;
+            let file = netns.file.metadata().trying(|| format!("look at the network namespace {:?}", netns.path))?;
             Ok((file.dev(), file.ino()))
         };
         Ok(identity(self)? == identity(other)?)
@@ -113,9 +106,9 @@ pub(crate) fn is_own(path: &Path) -> Result<bool> {
 fn of_namespace(error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => error.into(),
-        Some(libc::EPERM | libc::EACCES) => Error::from(error)
-            .code_is(Code::NETNS)
-            .details("that needs CAP_SYS_ADMIN: run the plugin as root"),
+        Some(libc::EPERM | libc::EACCES) => {
+            Error::from(error).code_is(Code::NETNS).details("that needs CAP_SYS_ADMIN: run the plugin as root")
+        }
         _ => Error::from(error).code_is(Code::NETNS),
     }
 }

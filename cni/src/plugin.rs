@@ -13,8 +13,7 @@ use crate::result::AddResult;
 use crate::version::Version;
 
 /// What to do about a fault in the configuration.
-pub(crate) const REMEDY: &str =
-    "correct the network's configuration, usually a file in /etc/cni/net.d";
+pub(crate) const REMEDY: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
 
 /// A CNI plugin. What its methods are given has been checked; what they return is converted and printed.
 pub trait Plugin: Sync {

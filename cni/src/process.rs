@@ -55,26 +55,14 @@ fn answer_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
         let _ = print(&refusal(&error).stdout);
-        #[expect(
-            clippy::exit,
-            clippy::disallowed_methods,
-            reason = "the process is lost; unwinding is off"
-        )]
+        #[expect(clippy::exit, clippy::disallowed_methods, reason = "the process is lost; unwinding is off")]
         std::process::exit(1);
     }));
 }
 
-fn answer(
-    plugins: &[&dyn Plugin],
-    arg0: &OsStr,
-    env: Env<'_>,
-    stdin: &mut dyn Read,
-    began: Instant,
-) -> Answer {
+fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read, began: Instant) -> Answer {
     let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
-        (Request::About, plugin) => {
-            Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true })
-        }
+        (Request::About, plugin) => Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true }),
         (_, None) => Err(misnamed(plugins, arg0)),
         (Request::Version, _) => Ok(success(versions())),
         (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, began).map(success),
@@ -88,8 +76,7 @@ fn success(stdout: Vec<u8>) -> Answer {
 
 fn refusal(error: &Error) -> Answer {
     // Printing an error object cannot fail; if it did, a fixed text would still be a CNI error.
-    let stdout = json::print(&error.answer())
-        .unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
+    let stdout = json::print(&error.answer()).unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
     Answer { stdout, stderr: String::new(), success: false }
 }
 
@@ -107,10 +94,7 @@ fn names(plugins: &[&dyn Plugin]) -> String {
 }
 
 fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
-    let error = Error::new(
-        Code::INTERNAL,
-        format!("called as {arg0:?}, which is not a plugin of this program"),
-    );
+    let error = Error::new(Code::INTERNAL, format!("called as {arg0:?}, which is not a plugin of this program"));
     error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
 }
 
@@ -118,10 +102,7 @@ fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
     let spoken = Version::ALL.map(Version::as_str).join(", ");
     let build = concat!("v", env!("CARGO_PKG_VERSION"), "+cni0");
     match plugin {
-        Some(plugin) => format!(
-            "CNI {} plugin {build}\nCNI protocol versions supported: {spoken}\n",
-            plugin.name()
-        ),
+        Some(plugin) => format!("CNI {} plugin {build}\nCNI protocol versions supported: {spoken}\n", plugin.name()),
         None => format!(
             "cni0 {build}: CNI plugins in one program, each under its own name: {}\n\
              CNI protocol versions supported: {spoken}\n\
@@ -134,8 +115,7 @@ fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
 /// The answer to VERSION, in one line unlike all others.
 fn versions() -> Vec<u8> {
     let quoted = Version::ALL.map(|version| format!("\"{version}\"")).join(",");
-    format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST)
-        .into_bytes()
+    format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST).into_bytes()
 }
 
 /// Checks the configuration, runs the command, prints its result.
@@ -172,16 +152,12 @@ fn serve(
     };
     let done = |result: Result<()>| result.map(|()| Vec::new());
     let outcome = match request {
-        Request::Attachment(Verb::Add, at, _) => {
-            plugin.add(&call, at).and_then(|result| result.print(version))
-        }
+        Request::Attachment(Verb::Add, at, _) => plugin.add(&call, at).and_then(|result| result.print(version)),
         Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
         Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
         Request::Network(NetworkVerb::Gc, _) => done(plugin.gc(&call)),
         Request::Network(NetworkVerb::Status, _) => done(plugin.status(&call)),
-        Request::About | Request::Version | Request::Unknown(_) => {
-            Err(Error::bug("a command without a plugin"))
-        }
+        Request::About | Request::Version | Request::Unknown(_) => Err(Error::bug("a command without a plugin")),
     };
     match &outcome {
         Ok(_) => debug!("done"),

@@ -74,10 +74,7 @@ impl<'a> Head<'a> {
     pub(crate) fn parse(config: &'a str) -> Result<Head<'a>> {
         // The reference takes `null` for an empty object.
         let head: Option<Head<'a>> = json::parse(config)
-            .map_err(|fault| {
-                Error::from(fault)
-                    .details("stdin must hold one network configuration, a JSON object")
-            })
+            .map_err(|fault| Error::from(fault).details("stdin must hold one network configuration, a JSON object"))
             .trying(|| "read the network configuration on stdin")?;
         Ok(head.unwrap_or_default())
     }
@@ -124,33 +121,25 @@ impl Request {
         let scope = |path: OsString| Scope {
             args: optional("CNI_ARGS").unwrap_or_default().to_string_lossy().into_owned(),
             path: env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
-            any_netns: optional("CNI_NETNS_OVERRIDE")
-                .is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
+            any_netns: optional("CNI_NETNS_OVERRIDE").is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
         };
         let request = match command.to_str() {
             Some("VERSION") => Some(Request::Version),
-            Some("GC") => {
-                required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Gc, scope(path)))
-            }
-            Some("STATUS") => {
-                required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Status, scope(path)))
-            }
+            Some("GC") => required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Gc, scope(path))),
+            Some("STATUS") => required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Status, scope(path))),
             Some(name @ ("ADD" | "DEL" | "CHECK")) => {
                 let verb = match name {
                     "ADD" => Verb::Add,
                     "DEL" => Verb::Del,
                     _ => Verb::Check,
                 };
-                let container =
-                    required("CNI_CONTAINERID").map(|id| ContainerId::parse(&id)).transpose()?;
-                let netns =
-                    if verb == Verb::Del { optional("CNI_NETNS") } else { required("CNI_NETNS") };
+                let container = required("CNI_CONTAINERID").map(|id| ContainerId::parse(&id)).transpose()?;
+                let netns = if verb == Verb::Del { optional("CNI_NETNS") } else { required("CNI_NETNS") };
                 let ifname = required("CNI_IFNAME").map(|name| IfName::parse(&name)).transpose()?;
                 let path = required("CNI_PATH");
                 match (container, ifname, path) {
                     (Some(container), Some(ifname), Some(path)) => {
-                        let attachment =
-                            Attachment { container, ifname, netns: netns.map(PathBuf::from) };
+                        let attachment = Attachment { container, ifname, netns: netns.map(PathBuf::from) };
                         Some(Request::Attachment(verb, attachment, scope(path)))
                     }
                     _ => None,
@@ -162,12 +151,8 @@ impl Request {
             Some(request) if missing.is_empty() => Ok(request),
             _ => {
                 let names = missing.join(",");
-                let error = Error::new(
-                    Code::ENVIRONMENT,
-                    format!("required env variables [{names}] missing"),
-                );
-                Err(error
-                    .details(format!("the caller must set them for {}", command.to_string_lossy())))
+                let error = Error::new(Code::ENVIRONMENT, format!("required env variables [{names}] missing"));
+                Err(error.details(format!("the caller must set them for {}", command.to_string_lossy())))
             }
         }
     }
@@ -195,41 +180,28 @@ impl Request {
     pub(crate) fn read_stdin(&self, stdin: &mut dyn Read) -> Result<Vec<u8>> {
         let limit = self.limit();
         let mut bytes = Vec::new();
-        stdin
-            .take(limit + 1)
-            .read_to_end(&mut bytes)
-            .trying(|| "read the network configuration on stdin")?;
+        stdin.take(limit + 1).read_to_end(&mut bytes).trying(|| "read the network configuration on stdin")?;
         if bytes.trim_ascii().is_empty() {
             let error = Error::new(Code::DECODE, "the network configuration on stdin is empty");
             return Err(error.details("stdin must hold one network configuration, a JSON object"));
         }
         if bytes.len() as u64 > limit {
-            let what =
-                format!("the network configuration on stdin is larger than {} MiB", limit >> 20);
-            return Err(
-                Error::new(Code::DECODE, what).details("stdin must hold one network configuration")
-            );
+            let what = format!("the network configuration on stdin is larger than {} MiB", limit >> 20);
+            return Err(Error::new(Code::DECODE, what).details("stdin must hold one network configuration"));
         }
         Ok(bytes)
     }
 
     /// Refuses to work on the plugin's own namespace, before anything is done. Unlike upstream, which looks afterwards.
     pub(crate) fn refuse_own_netns(&self) -> Result<()> {
-        let Request::Attachment(Verb::Add | Verb::Del, Attachment { netns: Some(path), .. }, scope) =
-            self
-        else {
+        let Request::Attachment(Verb::Add | Verb::Del, Attachment { netns: Some(path), .. }, scope) = self else {
             return Ok(());
         };
         if scope.any_netns || !netns::is_own(path)? {
             return Ok(());
         }
-        let error = Error::new(
-            Code::NETNS,
-            format!("CNI_NETNS {path:?} is the plugin's own network namespace"),
-        );
-        Err(error.details(
-            "give the container's namespace, or set CNI_NETNS_OVERRIDE=1 if this is meant",
-        ))
+        let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));
+        Err(error.details("give the container's namespace, or set CNI_NETNS_OVERRIDE=1 if this is meant"))
     }
 }
 

@@ -177,9 +177,8 @@ impl AddResult {
         let raw: Raw<'_> = json::parse(text)?;
         let own = match own_version(raw)?.as_str() {
             "" => version,
-            text => Version::exact(text).ok_or_else(|| {
-                Error::new(Code::DECODE, format!("the result has the unknown cniVersion {text:?}"))
-            })?,
+            text => Version::exact(text)
+                .ok_or_else(|| Error::new(Code::DECODE, format!("the result has the unknown cniVersion {text:?}")))?,
         };
         AddResult::read(raw, own, version)
     }
@@ -190,12 +189,10 @@ impl AddResult {
         }
         let own = own_version(raw)?;
         let family = Family::of(layout);
-        let fits =
-            own.is_empty() || Version::exact(&own).is_some_and(|own| Family::of(own) == family);
+        let fits = own.is_empty() || Version::exact(&own).is_some_and(|own| Family::of(own) == family);
         if !fits {
             let what = format!("the result has cniVersion {own:?}, the configuration {config}");
-            return Err(Error::new(Code::INTERNAL, what)
-                .details("their layouts differ; give both the same cniVersion"));
+            return Err(Error::new(Code::INTERNAL, what).details("their layouts differ; give both the same cniVersion"));
         }
         let found: Found = raw.parse()?;
         let result = match family {
@@ -239,9 +236,7 @@ impl Found {
         let mut result = AddResult { dns: self.dns, ..AddResult::default() };
         for ip in [self.ip4, self.ip6].into_iter().flatten() {
             result.ips.push(IpConfig { address: ip.ip, gateway: ip.gateway, interface: None });
-            result
-                .routes
-                .extend(ip.routes.into_iter().map(|route| Route::new(route.dst, route.gw)));
+            result.routes.extend(ip.routes.into_iter().map(|route| Route::new(route.dst, route.gw)));
         }
         result
     }

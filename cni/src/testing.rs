@@ -76,11 +76,9 @@ impl Lab {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .expect("unshare (root, or `unshare -r`, is needed)");
         let none: Option<&str> = None;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-            .expect("keep mounts private");
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("keep mounts private");
         for empty in ["/run", "/var/lib"] {
-            mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none)
-                .expect("mount an empty directory");
+            mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none).expect("mount an empty directory");
         }
         fs::create_dir("/run/netns").expect("make /run/netns");
         lab
@@ -103,9 +101,7 @@ impl Lab {
         let copy = |from: &str, to: &str| {
             let from = source.join(from);
             let to = self.bin().join(to);
-            fs::copy(&from, &to).unwrap_or_else(|error| {
-                panic!("install {from:?} (cargo build --bins first): {error}")
-            });
+            fs::copy(&from, &to).unwrap_or_else(|error| panic!("install {from:?} (cargo build --bins first): {error}"));
         };
         match layout {
             Layout::Linked => {
@@ -137,8 +133,7 @@ impl Lab {
             let maker = || {
                 unshare(CloneFlags::CLONE_NEWNET).unwrap();
                 let none: Option<&str> = None;
-                mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none)
-                    .unwrap();
+                mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none).unwrap();
             };
             scope.spawn(maker).join().unwrap();
         });
@@ -269,17 +264,9 @@ impl Calling {
     #[must_use]
     pub fn strace(self, options: &[&str]) -> Calling {
         let mut traced = Command::new("strace");
-        traced
-            .args(options)
-            .arg("--")
-            .arg(self.command.get_program())
-            .args(self.command.get_args())
-            .env_clear();
-        let set: Vec<(OsString, OsString)> = self
-            .command
-            .get_envs()
-            .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
-            .collect();
+        traced.args(options).arg("--").arg(self.command.get_program()).args(self.command.get_args()).env_clear();
+        let set: Vec<(OsString, OsString)> =
+            self.command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
         traced.envs(set);
         Calling { command: traced, stdin: self.stdin }
     }
@@ -292,18 +279,14 @@ impl Calling {
             match self.command.spawn() {
                 Ok(child) => break child,
                 // A child of another test, between fork and exec, has a copy of the descriptor that wrote the file.
-                Err(error)
-                    if error.kind() == ErrorKind::ExecutableFileBusy
-                        && Instant::now() < deadline =>
-                {
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
                     std::thread::yield_now();
                 }
                 Err(error) => panic!("start {:?}: {error}", self.command),
             }
         };
         let (stderr, outcome) = converse(child, &self.stdin, Deadline::after(PATIENCE));
-        let (status, stdout) =
-            outcome.unwrap_or_else(|error| panic!("{:?}: {error:?}", self.command));
+        let (status, stdout) = outcome.unwrap_or_else(|error| panic!("{:?}: {error:?}", self.command));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Outcome { stdout: text(&stdout), stderr: text(&stderr), status: status.code() }
     }
@@ -314,19 +297,14 @@ impl Outcome {
     #[track_caller]
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, Some(0), "{}{}", self.stdout, self.stderr);
-        if self.stdout.is_empty() {
-            Value::Null
-        } else {
-            serde_json::from_str(&self.stdout).unwrap()
-        }
+        if self.stdout.is_empty() { Value::Null } else { serde_json::from_str(&self.stdout).unwrap() }
     }
 
     /// The error of a call that must have failed: exactly one JSON object with this code.
     #[track_caller]
     pub fn error(&self, code: u32) -> Value {
         assert_eq!(self.status, Some(1), "{}{}", self.stdout, self.stderr);
-        let error: Value =
-            serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", self.stdout));
+        let error: Value = serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", self.stdout));
         assert_eq!(error["code"], code, "{}", self.stdout);
         assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{}", self.stdout);
         error

@@ -20,9 +20,8 @@ const USUAL: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = process_env("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(USUAL.iter().map(PathBuf::from));
-    dirs.map(|dir| dir.join(name)).find(|file| {
-        file.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-    })
+    dirs.map(|dir| dir.join(name))
+        .find(|file| file.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0))
 }
 
 /// Runs a program with `input` on its stdin; what it printed. One that fails, or takes longer than `patience`, is an

@@ -69,8 +69,9 @@ impl Version {
             let wanted = number(text)?;
             if wanted < since.number() {
                 let what = format!("cniVersion {text:?} does not have the command {command}");
-                return Err(Error::new(Code::VERSION, what)
-                    .details(format!("{command} needs cniVersion {since} or newer")));
+                return Err(
+                    Error::new(Code::VERSION, what).details(format!("{command} needs cniVersion {since} or newer"))
+                );
             }
             if wanted > Version::NEWEST.number() {
                 let what = format!("cniVersion {text:?} is newer than this plugin");
@@ -79,8 +80,7 @@ impl Version {
         }
         Version::exact(text).ok_or_else(|| {
             let what = format!("cniVersion {text:?} is not supported");
-            Error::new(Code::VERSION, what)
-                .details(format!("config is {text:?}, {}; use one of these", supported()))
+            Error::new(Code::VERSION, what).details(format!("config is {text:?}, {}; use one of these", supported()))
         })
     }
 
@@ -104,8 +104,7 @@ impl fmt::Display for Version {
 }
 
 fn supported() -> String {
-    let all: Vec<String> =
-        Version::ALL.iter().map(|version| format!("{:?}", version.as_str())).collect();
+    let all: Vec<String> = Version::ALL.iter().map(|version| format!("{:?}", version.as_str())).collect();
     format!("plugin supports [{}]", all.join(" "))
 }
 
@@ -133,9 +132,7 @@ mod tests {
 
     #[test]
     fn the_gates_in_their_order() {
-        let check = |text| {
-            Version::of_request(text, "CHECK", Version::V0_4_0).map_err(|error| error.code().0)
-        };
+        let check = |text| Version::of_request(text, "CHECK", Version::V0_4_0).map_err(|error| error.code().0);
         assert_eq!(check("0.4.0"), Ok(Version::V0_4_0));
         assert_eq!(check("1.1.0"), Ok(Version::V1_1_0));
         for (text, code) in [
@@ -156,9 +153,7 @@ mod tests {
         ] {
             assert_eq!(check(text), Err(code), "{text:?}");
         }
-        let add = |text| {
-            Version::of_request(text, "ADD", Version::V0_1_0).map_err(|error| error.code().0)
-        };
+        let add = |text| Version::of_request(text, "ADD", Version::V0_1_0).map_err(|error| error.code().0);
         assert_eq!(add(""), Ok(Version::V0_1_0));
         for text in ["x", "1.1", "0.4", "1.2.0", "1.0.0.0"] {
             assert_eq!(add(text), Err(1), "{text:?}");

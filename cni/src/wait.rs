@@ -8,6 +8,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal};
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::time::ClockId;
+use nix::unistd::gettid;
 
 use crate::sys;
 
@@ -50,8 +51,7 @@ impl Deadline {
     pub(crate) fn poll(&self, fds: &mut [PollFd<'_>]) -> io::Result<bool> {
         loop {
             // Rounded up, so that the last wait is not a busy one.
-            let left =
-                self.end.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+            let left = self.end.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
             match poll(fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
                 Err(nix::Error::EINTR) => {}
                 Ok(0) if Instant::now() < self.end => {}
@@ -61,14 +61,13 @@ impl Deadline {
     }
 
     /// Runs a system call that blocks and that `poll` knows nothing of, such as `flock`; `None` if the deadline came
-    /// first. `call` must fail with EINTR when a signal comes.
-    ///
-    /// It takes SIGALRM, which goes to the process: there must be no other thread that could get it instead.
+    /// first. `call` must fail with EINTR when a signal comes. It takes SIGALRM, sent to this thread alone.
     pub fn interrupt<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<Option<T>> {
         sys::let_alarm_interrupt()?;
         // Whoever started this process may have blocked it.
         SigSet::from(Signal::SIGALRM).thread_unblock()?;
-        let signal = SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 };
+        let thread_id = gettid().as_raw();
+        let signal = SigevNotify::SigevThreadId { signal: Signal::SIGALRM, thread_id, si_value: 0 };
         let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(signal))?;
         let left = self.end.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
         // It repeats, because the first signal may come just before the call begins to wait.
@@ -90,10 +89,29 @@ impl Deadline {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::io::{Write, pipe};
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn a_deadline_interrupts_a_call_that_blocks() {
+        let path = std::env::temp_dir().join(format!("cni0-lock-{}", std::process::id()));
+        let (ours, theirs) = (File::create(&path).unwrap(), File::create(&path).unwrap());
+        std::fs::remove_file(&path).unwrap();
+        theirs.lock().unwrap();
+        // Another thread, which must not get the signal instead.
+        std::thread::scope(|scope| {
+            let (stop, stopped) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || stopped.recv());
+            let soon = Deadline::after(Duration::from_millis(30));
+            assert!(soon.interrupt(|| ours.lock()).unwrap().is_none());
+            assert!(soon.is_over());
+            drop((theirs, stop));
+        });
+        assert!(Deadline::after(Duration::from_secs(60)).interrupt(|| ours.lock()).unwrap().is_some());
+    }
 
     #[test]
     fn a_deadline_ends_a_wait_and_data_ends_it_sooner() {
@@ -103,9 +121,6 @@ mod tests {
         assert!(Instant::now() >= deadline.end);
         writer.write_all(b"x").unwrap();
         assert!(Deadline::after(Duration::from_secs(60)).readable(reader.as_fd()).unwrap());
-        assert!(
-            deadline.readable(reader.as_fd()).unwrap(),
-            "what is there is seen even after the deadline"
-        );
+        assert!(deadline.readable(reader.as_fd()).unwrap(), "what is there is seen even after the deadline");
     }
 }

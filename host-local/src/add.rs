@@ -63,9 +63,7 @@ impl Order<'_> {
         let mut here = held.all().filter(|ip| self.set.contains(*ip));
         match (self.wanted, here.next()) {
             // Unlike upstream: who asks again for what they have, gets it.
-            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => {
-                Ok(Ok(Grant { ip: wanted, new: false }))
-            }
+            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => Ok(Ok(Grant { ip: wanted, new: false })),
             (_, Some(other)) => Ok(Err(self.duplicate(other))),
             (Some(wanted), None) => Ok(match self.take(undo, wanted)? {
                 None => Ok(Grant { ip: wanted, new: true }),
@@ -100,10 +98,7 @@ impl Order<'_> {
     }
 
     fn duplicate(&self, held: IpAddr) -> Error {
-        let what = format!(
-            "duplicate allocation: {} already holds {held} in network {:?}",
-            self.owner, self.network
-        );
+        let what = format!("duplicate allocation: {} already holds {held} in network {:?}", self.owner, self.network);
         Error::new(Code::INTERNAL, what).details("detach it first, or request that address")
     }
 }
@@ -164,13 +159,9 @@ mod tests {
 
     #[test]
     fn ages_are_told_in_a_sensible_unit() {
-        for (seconds, want) in [
-            (0, "0 seconds"),
-            (119, "119 seconds"),
-            (120, "2 minutes"),
-            (7_200, "2 hours"),
-            (200_000, "2 days"),
-        ] {
+        for (seconds, want) in
+            [(0, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7_200, "2 hours"), (200_000, "2 days")]
+        {
             assert_eq!(words(Duration::from_secs(seconds)), want);
         }
     }

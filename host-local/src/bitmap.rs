@@ -60,12 +60,9 @@ mod tests {
 
     #[test]
     fn blocks_are_aligned_and_keep_their_family() {
-        for (ip, want) in [
-            ("10.1.15.255", "10.1.0.0"),
-            ("10.1.16.0", "10.1.16.0"),
-            ("fd00::ffff", "fd00::f000"),
-            ("::1", "::"),
-        ] {
+        for (ip, want) in
+            [("10.1.15.255", "10.1.0.0"), ("10.1.16.0", "10.1.16.0"), ("fd00::ffff", "fd00::f000"), ("::1", "::")]
+        {
             assert_eq!(base(ip.parse().unwrap()), want.parse::<IpAddr>().unwrap(), "{ip}");
         }
     }

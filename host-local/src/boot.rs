@@ -10,9 +10,8 @@ const STAT: &str = "/proc/stat";
 /// The moment of this boot, as the kernel tells it by the clock of today.
 pub(crate) fn time() -> Result<SystemTime> {
     let text = fs::read_to_string(STAT).trying(|| format!("read {STAT:?}"))?;
-    let seconds = parse(&text).ok_or_else(|| {
-        Error::new(Code::INTERNAL, format!("{STAT:?} does not tell the time of boot"))
-    })?;
+    let seconds =
+        parse(&text).ok_or_else(|| Error::new(Code::INTERNAL, format!("{STAT:?} does not tell the time of boot")))?;
     Ok(SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
 }
 

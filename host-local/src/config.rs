@@ -87,17 +87,11 @@ struct CniArgs {
 impl Config {
     /// Reads and checks everything, before anything is touched.
     pub(crate) fn read(call: &Call<'_>) -> Result<Config> {
-        let network: Network = call
-            .parse()
-            .map_err(|error| error.details("correct the key in the network's configuration"))?;
+        let network: Network =
+            call.parse().map_err(|error| error.details("correct the key in the network's configuration"))?;
         let Some(ipam) = network.ipam else {
-            let error = Error::new(
-                Code::CONFIG,
-                format!("network {:?} has no \"ipam\"", call.network.as_str()),
-            );
-            return Err(
-                error.details("give it an \"ipam\" with \"type\": \"host-local\" and \"ranges\"")
-            );
+            let error = Error::new(Code::CONFIG, format!("network {:?} has no \"ipam\"", call.network.as_str()));
+            return Err(error.details("give it an \"ipam\" with \"type\": \"host-local\" and \"ranges\""));
         };
         let dir = place(call, &ipam.data_dir)?;
         let wishes = wishes(call, &network.args.cni.ips, &network.runtime_config.ips)?;
@@ -130,9 +124,7 @@ pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
     }
     let network: Network<'_> = call.parse()?;
     let ipam: Ipam = match network.ipam {
-        Some(raw) if raw.text().starts_with('{') => {
-            raw.parse().map_err(|fault: Fault| fault.under("ipam"))?
-        }
+        Some(raw) if raw.text().starts_with('{') => raw.parse().map_err(|fault: Fault| fault.under("ipam"))?,
         _ => Ipam::default(),
     };
     place(call, &ipam.data_dir)
@@ -153,21 +145,16 @@ fn path(key: &str, text: &str) -> Result<Option<PathBuf>> {
 }
 
 /// The order decides about the numbers in `last_reserved_ip.N`: those of the runtime, the one without a list, the rest.
-fn range_sets(
-    version: Version,
-    runtime: &[Vec<RangeConfig>],
-    ipam: &Ipam,
-) -> Result<Vec<RangeSet>> {
+fn range_sets(version: Version, runtime: &[Vec<RangeConfig>], ipam: &Ipam) -> Result<Vec<RangeSet>> {
     let legacy = RangeConfig {
         subnet: ipam.subnet,
         range_start: ipam.range_start,
         range_end: ipam.range_end,
         gateway: ipam.gateway,
     };
-    let listed =
-        |key: &'static str, sets: &[Vec<RangeConfig>]| -> Vec<(String, Vec<RangeConfig>)> {
-            sets.iter().enumerate().map(|(i, set)| (format!("{key}[{i}]"), set.clone())).collect()
-        };
+    let listed = |key: &'static str, sets: &[Vec<RangeConfig>]| -> Vec<(String, Vec<RangeConfig>)> {
+        sets.iter().enumerate().map(|(i, set)| (format!("{key}[{i}]"), set.clone())).collect()
+    };
     let mut written = listed("runtimeConfig.ipRanges", runtime);
     written.extend(legacy.subnet.map(|_| ("ipam".to_owned(), vec![legacy])));
     written.extend(listed("ipam.ranges", &ipam.ranges));
@@ -176,21 +163,14 @@ fn range_sets(
     for (key, ranges) in written {
         let ranges = ranges.iter().enumerate().map(|(i, range)| {
             let key = if key == "ipam" { key.clone() } else { format!("{key}[{i}]") };
-            let draft = Draft {
-                subnet: range.subnet,
-                start: range.range_start,
-                end: range.range_end,
-                gateway: range.gateway,
-            };
+            let draft =
+                Draft { subnet: range.subnet, start: range.range_start, end: range.range_end, gateway: range.gateway };
             Range::new(draft).map_err(|flaw| faulty(&key, flaw))
         });
-        let set =
-            RangeSet::new(ranges.collect::<Result<_>>()?).map_err(|flaw| faulty(&key, flaw))?;
+        let set = RangeSet::new(ranges.collect::<Result<_>>()?).map_err(|flaw| faulty(&key, flaw))?;
         if let Some((other, _)) = sets.iter().find(|(_, other)| set.overlaps(other)) {
             let what = format!("the range sets {other:?} and {key:?} overlap: {set}");
-            return Err(
-                Error::new(Code::CONFIG, what).details("an address must be in one range set only")
-            );
+            return Err(Error::new(Code::CONFIG, what).details("an address must be in one range set only"));
         }
         sets.push((key, set));
     }
@@ -201,12 +181,8 @@ fn range_sets(
     for (family, v4) in [("IPv4", true), ("IPv6", false)] {
         let count = sets.iter().filter(|(_, set)| set.is_ipv4() == v4).count();
         if version < Version::V0_3_0 && count > 1 {
-            let what = format!(
-                "{count} {family} range sets, and cniVersion {version} can express one address"
-            );
-            return Err(
-                Error::new(Code::CONFIG, what).details("set \"cniVersion\" to 0.3.0 or later")
-            );
+            let what = format!("{count} {family} range sets, and cniVersion {version} can express one address");
+            return Err(Error::new(Code::CONFIG, what).details("set \"cniVersion\" to 0.3.0 or later"));
         }
     }
     Ok(sets.into_iter().map(|(_, set)| set).collect())
@@ -242,11 +218,8 @@ fn wishes(call: &Call<'_>, args: &[String], runtime: &[String]) -> Result<Vec<Ip
 
 /// An address, or an address with a prefix that says nothing.
 fn wish(text: &str) -> Result<IpAddr, Fault> {
-    let ip = if text.contains('/') {
-        text.parse().map(|cidr: Cidr| cidr.ip().to_canonical())
-    } else {
-        ip::parse_ip(text)
-    };
+    let ip =
+        if text.contains('/') { text.parse().map(|cidr: Cidr| cidr.ip().to_canonical()) } else { ip::parse_ip(text) };
     ip.map_err(Fault::value)
 }
 
@@ -261,27 +234,18 @@ fn share_out(wishes: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Option<IpAddr>>
     }
     if let Some(ip) = left.first() {
         return Err(match sets.iter().find(|set| set.contains(*ip)) {
-            Some(set) => Error::new(
-                Code::CONFIG,
-                format!("the requested address {ip} is one too many for the range set {set}"),
-            )
-            .details("request one address for each range set"),
-            None => Error::new(
-                Code::CONFIG,
-                format!("the requested address {ip} is in none of the ranges"),
-            )
-            .details("request an address of the ranges, or add a range for it"),
+            Some(set) => {
+                Error::new(Code::CONFIG, format!("the requested address {ip} is one too many for the range set {set}"))
+                    .details("request one address for each range set")
+            }
+            None => Error::new(Code::CONFIG, format!("the requested address {ip} is in none of the ranges"))
+                .details("request an address of the ranges, or add a range for it"),
         });
     }
     for ip in wanted.iter().flatten() {
         if sets.iter().filter_map(|set| set.range_of(*ip)).any(|range| range.gateway() == *ip) {
-            let error = Error::new(
-                Code::CONFIG,
-                format!("the requested address {ip} is the gateway of its range"),
-            );
-            return Err(
-                error.details("request another address, or give the range another \"gateway\"")
-            );
+            let error = Error::new(Code::CONFIG, format!("the requested address {ip} is the gateway of its range"));
+            return Err(error.details("request another address, or give the range another \"gateway\""));
         }
     }
     Ok(wanted)

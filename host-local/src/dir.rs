@@ -79,8 +79,7 @@ impl Dir {
         let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
         let inode = file.metadata()?;
         // A restored or copied file has an old time of writing; its inode cannot lie.
-        let since = UNIX_EPOCH
-            + Duration::from_secs(inode.mtime().max(inode.ctime()).try_into().unwrap_or(0));
+        let since = UNIX_EPOCH + Duration::from_secs(inode.mtime().max(inode.ctime()).try_into().unwrap_or(0));
         Ok(Some((content(&file)?, since)))
     }
 
@@ -100,8 +99,7 @@ impl Dir {
 
     /// Writes a file in place. Whoever is killed here leaves anything.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
-        let file =
-            self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
+        let file = self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
         (&file).write_all(content)?;
         // Cutting it off first would give its memory back, only to ask for it again.
         if file.metadata()?.len() > content.len() as u64 {
@@ -116,9 +114,7 @@ impl Dir {
         match self.place_unnamed(name, content) {
             Err(Errno::EEXIST) => Ok(false),
             // No unnamed files: EOPNOTSUPP by the file system, EISDIR by the kernel; ENOENT without /proc.
-            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => {
-                self.place_beside(name, content)
-            }
+            Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => self.place_beside(name, content),
             outcome => Ok(outcome.map(|()| true)?),
         }
     }
@@ -170,8 +166,7 @@ impl Dir {
         }
         let draft = format!("{name}{DRAFT}");
         let written = self.write(&draft, content);
-        let renamed =
-            written.and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
+        let renamed = written.and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
         if renamed.is_err() {
             let _ = self.remove(&draft);
         }

@@ -66,9 +66,7 @@ impl Page {
 
     fn read(bytes: Vec<u8>) -> Result<Page> {
         match bytes.split_first_chunk::<HEAD>() {
-            Some((head, body)) if u64::from_le_bytes(*head) == digest(body) => {
-                Ok(Page { bytes, changed: false })
-            }
+            Some((head, body)) if u64::from_le_bytes(*head) == digest(body) => Ok(Page { bytes, changed: false }),
             _ => Err(Broken),
         }
     }
@@ -208,11 +206,7 @@ impl Index {
             std::collections::btree_map::Entry::Occupied(page) => Ok(page.into_mut()),
             std::collections::btree_map::Entry::Vacant(vacant) => {
                 let home = self.home.as_ref().filter(|_| self.current);
-                let kept = home
-                    .map(|home| home.read(vacant.key()))
-                    .transpose()
-                    .map_err(|_| Broken)?
-                    .flatten();
+                let kept = home.map(|home| home.read(vacant.key())).transpose().map_err(|_| Broken)?.flatten();
                 Ok(vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?))
             }
         }
@@ -248,19 +242,14 @@ mod tests {
     fn holders_and_taken_addresses_come_and_go() {
         let mut index = Index::default();
         let (c1, c2) = (Owner::new("c1", "eth0"), Owner::new("c2", "eth0"));
-        let [a, b, c]: [IpAddr; 3] =
-            ["10.0.0.1", "fd00::1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
+        let [a, b, c]: [IpAddr; 3] = ["10.0.0.1", "fd00::1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
         index.insert(a, Some(&c1)).unwrap();
         index.insert(a, Some(&c1)).unwrap();
         index.insert(b, Some(&c1.bare())).unwrap();
         index.insert(c, Some(&c2)).unwrap();
         assert_eq!(index.held_by(&c1).unwrap(), [a, b]);
         assert_eq!(index.held_by(&Owner::new("c1", "eth1")).unwrap(), [b]);
-        let span = Span {
-            first: a,
-            last: "10.0.0.9".parse().unwrap(),
-            gateway: "10.0.0.3".parse().unwrap(),
-        };
+        let span = Span { first: a, last: "10.0.0.9".parse().unwrap(), gateway: "10.0.0.3".parse().unwrap() };
         assert_eq!(index.first_free(&[span]).unwrap(), Some("10.0.0.4".parse().unwrap()));
         index.remove(a, &c1).unwrap();
         assert_eq!(index.held_by(&c1).unwrap(), [b]);
@@ -282,12 +271,9 @@ mod tests {
     #[test]
     fn only_the_exact_distance_counts() {
         assert!(is_apart((APART + 5, 7), (5, 7)));
-        for (leases, index) in [
-            ((5, 7), (5, 7)),
-            ((APART + 5, 8), (5, 7)),
-            ((APART + 6, 7), (5, 7)),
-            ((i64::MIN, 0), (0, 0)),
-        ] {
+        for (leases, index) in
+            [((5, 7), (5, 7)), ((APART + 5, 8), (5, 7)), ((APART + 6, 7), (5, 7)), ((i64::MIN, 0), (0, 0))]
+        {
             assert!(!is_apart(leases, index), "{leases:?} {index:?}");
         }
     }

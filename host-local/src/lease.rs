@@ -37,10 +37,7 @@ impl Owner {
             let bad = |c: char| c.is_control() || c.is_whitespace();
             Some(line).filter(|line| !line.is_empty() && !line.contains(bad)).map(str::to_owned)
         });
-        let owner = Owner {
-            container: lines.next()??,
-            ifname: lines.next().map_or(Some(None), |l| l.map(Some))?,
-        };
+        let owner = Owner { container: lines.next()??, ifname: lines.next().map_or(Some(None), |l| l.map(Some))? };
         lines.next().is_none().then_some(owner)
     }
 
@@ -93,16 +90,9 @@ mod tests {
 
     #[test]
     fn what_a_crash_leaves_belongs_to_nobody() {
-        for bytes in [
-            &b""[..],
-            b" \r\n",
-            b"\0\0\0\0",
-            b"c1\r\n\r\neth0",
-            b"c1\r\neth0\r\nx",
-            b"\xff\xfe",
-            b"a b",
-            b"c\x001",
-        ] {
+        for bytes in
+            [&b""[..], b" \r\n", b"\0\0\0\0", b"c1\r\n\r\neth0", b"c1\r\neth0\r\nx", b"\xff\xfe", b"a b", b"c\x001"]
+        {
             assert_eq!(Owner::parse(bytes), None, "{bytes:?}");
         }
     }
@@ -112,16 +102,7 @@ mod tests {
         for name in ["10.1.0.2", "fd00::a", "::100:2"] {
             assert_eq!(address(name).map(|ip| ip.to_string()).as_deref(), Some(name));
         }
-        for name in [
-            "lock",
-            "last_reserved_ip.0",
-            "010.1.0.2",
-            "10.1.0",
-            "FD00::A",
-            "10.1.0.2~",
-            "",
-            "fe80::1%1",
-        ] {
+        for name in ["lock", "last_reserved_ip.0", "010.1.0.2", "10.1.0", "FD00::A", "10.1.0.2~", "", "fe80::1%1"] {
             assert_eq!(address(name), None, "{name}");
         }
     }

@@ -39,12 +39,7 @@ impl Plugin for HostLocal {
         let config = Config::read(call)?;
         let dns = config.resolv_conf.as_deref().map(resolv::read).transpose()?;
         let ips = add::reserve(&config, call.network.as_str(), &Owner::of(at))?;
-        Ok(AddResult {
-            ips,
-            routes: config.routes,
-            dns: dns.unwrap_or_default(),
-            ..AddResult::default()
-        })
+        Ok(AddResult { ips, routes: config.routes, dns: dns.unwrap_or_default(), ..AddResult::default() })
     }
 
     /// Unlike upstream, needs no valid ranges, and makes no directory to look into.
@@ -54,8 +49,7 @@ impl Plugin for HostLocal {
         let Held { exact, bare } = store.held_by(&owner)?;
         // An old record tells no interface: it is this one's if there is no better.
         let (held, owner) = if exact.is_empty() { (bare, owner.bare()) } else { (exact, owner) };
-        let released: Vec<Result<()>> =
-            held.into_iter().map(|ip| store.release(ip, &owner)).collect();
+        let released: Vec<Result<()>> = held.into_iter().map(|ip| store.release(ip, &owner)).collect();
         released.into_iter().collect()
     }
 
@@ -74,16 +68,14 @@ impl Plugin for HostLocal {
         if missing.is_none() && held.all().next().is_some() {
             return Ok(());
         }
-        let what =
-            missing.map_or_else(|| "no address".to_owned(), |ip| format!("not the address {ip}"));
+        let what = missing.map_or_else(|| "no address".to_owned(), |ip| format!("not the address {ip}"));
         let error = Error::new(Code::INTERNAL, format!("{owner} holds {what} in {:?}", config.dir));
         Err(error.details("its lease was removed; detach the container and attach it again"))
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
         let valid = call.valid_attachments()?;
-        let alive =
-            Alive::new(valid.iter().map(|valid| Owner::new(&valid.container, &valid.ifname)));
+        let alive = Alive::new(valid.iter().map(|valid| Owner::new(&valid.container, &valid.ifname)));
         let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(()) };
         store.sweep(|lease| !alive.has(lease)).map(drop)
     }

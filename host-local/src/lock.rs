@@ -53,19 +53,14 @@ fn open(dir: &Dir) -> io::Result<Option<File>> {
 
 fn busy(path: &Path, file: &File) -> Error {
     let seconds = PATIENCE.as_secs();
-    let error = Error::new(
-        Code::TRY_LATER,
-        format!("{path:?} was locked by another for {seconds} seconds"),
-    );
+    let error = Error::new(Code::TRY_LATER, format!("{path:?} was locked by another for {seconds} seconds"));
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     match file.metadata().ok().and_then(|inode| holder(&locks, inode.dev(), inode.ino())) {
         Some(pid) => {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
             error.details(format!("process {pid} {:?} holds it; if it hangs, end it", name.trim()))
         }
-        None => {
-            error.details("who holds it cannot be seen from here; `lslocks` on the host may tell")
-        }
+        None => error.details("who holds it cannot be seen from here; `lslocks` on the host may tell"),
     }
 }
 

@@ -38,10 +38,7 @@ pub(crate) struct Draft {
 impl Range {
     pub(crate) fn new(draft: Draft) -> Result<Range, Flaw> {
         let Some(subnet) = draft.subnet else {
-            return Err(flaw(
-                "the range has no \"subnet\"",
-                "give it one, such as \"10.1.0.0/16\"",
-            ));
+            return Err(flaw("the range has no \"subnet\"", "give it one, such as \"10.1.0.0/16\""));
         };
         let (v4, width) = (subnet.ip().is_ipv4(), width(subnet.ip()));
         if subnet.ip().to_canonical().is_ipv4() != v4 {
@@ -75,8 +72,7 @@ impl Range {
         // Unlike upstream: a gateway of the other family is refused. One outside the subnet is not, it may be meant.
         let gateway = draft.gateway.unwrap_or(first);
         if gateway.is_ipv4() != v4 {
-            let what =
-                format!("\"gateway\" {gateway} is of another family than \"subnet\" {subnet}");
+            let what = format!("\"gateway\" {gateway} is of another family than \"subnet\" {subnet}");
             return Err(flaw(what, "give a gateway of the subnet's family"));
         }
         Ok(Range { subnet, start, end, gateway })
@@ -175,8 +171,7 @@ impl RangeSet {
             return self.0.iter().map(whole).collect();
         };
         let rest = ip::next(last).filter(|next| *next <= range.end);
-        let mut spans: Vec<Span> =
-            rest.map(|next| range.span(next, range.end)).into_iter().collect();
+        let mut spans: Vec<Span> = rest.map(|next| range.span(next, range.end)).into_iter().collect();
         spans.extend(from.iter().skip(1).chain(before).map(whole));
         spans.push(range.span(range.start, last));
         spans
@@ -204,10 +199,8 @@ impl Span {
     /// The addresses one by one.
     pub(crate) fn addresses(self) -> impl Iterator<Item = IpAddr> {
         let within = move |ip: &IpAddr| *ip <= self.last;
-        std::iter::successors(Some(self.first).filter(within), move |ip| {
-            ip::next(*ip).filter(within)
-        })
-        .filter(move |ip| *ip != self.gateway)
+        std::iter::successors(Some(self.first).filter(within), move |ip| ip::next(*ip).filter(within))
+            .filter(move |ip| *ip != self.gateway)
     }
 }
 
@@ -222,9 +215,7 @@ pub(crate) fn bits(ip: IpAddr) -> u128 {
 /// The address with this number, of the family of `model`. Bits that the family lacks are cut off.
 pub(crate) fn like(model: IpAddr, bits: u128) -> IpAddr {
     match model {
-        IpAddr::V4(_) => {
-            Ipv4Addr::from_bits(u32::try_from(bits & u128::from(u32::MAX)).unwrap_or(0)).into()
-        }
+        IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(bits & u128::from(u32::MAX)).unwrap_or(0)).into(),
         IpAddr::V6(_) => Ipv6Addr::from_bits(bits).into(),
     }
 }

@@ -15,9 +15,7 @@ pub(crate) fn read(path: &Path) -> Result<Dns> {
     let what = || format!("read \"resolvConf\" {path:?}");
     // Without this flag opening a pipe waits for a writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = file
-        .trying(what)
-        .map_err(|error| error.details("\"resolvConf\" must name a readable file"))?;
+    let file = file.trying(what).map_err(|error| error.details("\"resolvConf\" must name a readable file"))?;
     if !file.metadata().trying(what)?.is_file() {
         let error = Error::new(Code::CONFIG, format!("\"resolvConf\" {path:?} is no regular file"));
         return Err(error.details("name a file such as /etc/resolv.conf"));

@@ -19,9 +19,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
     if nearest.path() != config.dir {
         return Ok(());
     }
-    let has_room = |number, set: &RangeSet| {
-        store::has_room(&nearest, number, |last| set.round(last)).unwrap_or(false)
-    };
+    let has_room = |number, set: &RangeSet| store::has_room(&nearest, number, |last| set.round(last)).unwrap_or(false);
     if config.sets.iter().enumerate().all(|(number, set)| has_room(number, set)) {
         return Ok(());
     }
@@ -37,8 +35,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
 
 /// The directory, or the one above it that exists: there it would be made.
 fn nearest(dir: &Path) -> Result<Dir> {
-    let above =
-        dir.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
+    let above = dir.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     for path in above {
         if let Some(dir) = Dir::open(path).trying(|| format!("open the directory {path:?}"))? {
             return Ok(dir);

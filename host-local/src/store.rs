@@ -75,9 +75,7 @@ impl Store {
     pub(crate) fn create(path: &Path) -> Result<Store> {
         let what = || format!("make the directory {path:?}");
         let store = Store::lock(path, || Dir::create(path, 0o755).map(Some).trying(what))?;
-        store.ok_or_else(|| {
-            Error::new(Code::INTERNAL, format!("{path:?} was made and is not there"))
-        })
+        store.ok_or_else(|| Error::new(Code::INTERNAL, format!("{path:?} was made and is not there")))
     }
 
     /// Opens the directory `path`; `None` if there is none.
@@ -140,10 +138,7 @@ impl Store {
             match self.holder(ip)? {
                 None => {}
                 Some(Holder::Nobody) => {
-                    warn!(
-                        "lease {:?} is empty or garbled, and so free",
-                        self.dir.path().join(&name)
-                    );
+                    warn!("lease {:?} is empty or garbled, and so free", self.dir.path().join(&name));
                     self.dir.remove(&name).trying(what)?;
                 }
                 Some(holder) => {
@@ -223,21 +218,14 @@ impl Store {
             self.dir.read(name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
         };
         match read {
-            Ok(read) => Ok(read.map(|(content, since)| {
-                (Owner::parse(&content).map_or(Holder::Nobody, Holder::Owner), since)
-            })),
+            Ok(read) => {
+                Ok(read.map(|(content, since)| (Owner::parse(&content).map_or(Holder::Nobody, Holder::Owner), since)))
+            }
             // A link, a directory, a socket.
-            Err(error)
-                if matches!(
-                    error.raw_os_error(),
-                    Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)
-                ) =>
-            {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
                 Ok(Some((Holder::Unknown, SystemTime::now())))
             }
-            Err(error) => {
-                Err(error).trying(|| format!("read the lease {:?}", self.dir.path().join(name)))
-            }
+            Err(error) => Err(error).trying(|| format!("read the lease {:?}", self.dir.path().join(name))),
         }
     }
 
@@ -320,11 +308,7 @@ fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
 
 /// A look at the directory without its lock, for those who change nothing: is one of the next addresses of range set
 /// `set` free? `false` means that it takes a closer look.
-pub(crate) fn has_room(
-    dir: &Dir,
-    set: usize,
-    round: impl FnOnce(Option<IpAddr>) -> Vec<Span>,
-) -> io::Result<bool> {
+pub(crate) fn has_room(dir: &Dir, set: usize, round: impl FnOnce(Option<IpAddr>) -> Vec<Span>) -> io::Result<bool> {
     const FEW: usize = 64;
     let spans = round(last_reserved(dir, set)?);
     for ip in spans.into_iter().flat_map(Span::addresses).take(FEW) {

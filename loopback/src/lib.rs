@@ -26,10 +26,7 @@ impl Plugin for Loopback {
         let lo = find(&mut netlink)?;
         let mut addresses = own_addresses(&mut netlink, &lo)?;
         if !lo.up {
-            netlink.apply(&[Change::set_link(
-                lo.index,
-                &LinkChange { up: Some(true), ..LinkChange::default() },
-            )])?;
+            netlink.apply(&[Change::set_link(lo.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
             // The kernel gave it 127.0.0.1 and, unless IPv6 is off, ::1.
             addresses = own_addresses(&mut netlink, &lo)?;
         }
@@ -43,10 +40,7 @@ impl Plugin for Loopback {
         if !lo.up {
             return Ok(());
         }
-        netlink.apply(&[Change::set_link(
-            lo.index,
-            &LinkChange { up: Some(false), ..LinkChange::default() },
-        )])
+        netlink.apply(&[Change::set_link(lo.index, &LinkChange { up: Some(false), ..LinkChange::default() })])
     }
 
     fn check(&self, _call: &Call<'_>, at: &Attachment) -> Result<()> {
@@ -55,8 +49,7 @@ impl Plugin for Loopback {
         }
         let sandbox = at.sandbox();
         let what = format!("link {LO:?} in {sandbox:?} is down, it should be up");
-        Err(Error::new(Code::INTERNAL, what)
-            .details(format!("`nsenter --net={sandbox} ip link set lo up` sets it up")))
+        Err(Error::new(Code::INTERNAL, what).details(format!("`nsenter --net={sandbox} ip link set lo up` sets it up")))
     }
 
     /// `lo` goes with its namespace: nothing can be left over, and nothing is looked for.
@@ -75,9 +68,7 @@ fn open(netns: &Netns) -> Result<Netlink> {
 }
 
 fn find(netlink: &mut Netlink) -> Result<Link> {
-    netlink
-        .link(LO)?
-        .ok_or_else(|| Error::new(Code::INTERNAL, format!("the namespace has no link {LO:?}")))
+    netlink.link(LO)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("the namespace has no link {LO:?}")))
 }
 
 /// The addresses on `lo`; one that is not the host's own is refused.
@@ -86,13 +77,9 @@ fn own_addresses(netlink: &mut Netlink, lo: &Link) -> Result<Vec<Address>> {
     match addresses.iter().find(|address| !address.cidr.ip().is_loopback()) {
         None => Ok(addresses),
         Some(foreign) => {
-            let what = format!(
-                "link {LO:?} has the address {}, which is no loopback address",
-                foreign.cidr
-            );
-            Err(Error::new(Code::INTERNAL, what).details(
-                "remove the address, or remove loopback from the network's list of plugins",
-            ))
+            let what = format!("link {LO:?} has the address {}, which is no loopback address", foreign.cidr);
+            Err(Error::new(Code::INTERNAL, what)
+                .details("remove the address, or remove loopback from the network's list of plugins"))
         }
     }
 }
@@ -100,8 +87,7 @@ fn own_addresses(netlink: &mut Netlink, lo: &Link) -> Result<Vec<Address>> {
 /// `lo` and the first address of each family.
 fn describe(lo: &Link, addresses: &[Address], at: &Attachment) -> AddResult {
     let first = |v4: bool| addresses.iter().find(|address| address.cidr.ip().is_ipv4() == v4);
-    let ip =
-        |address: &Address| IpConfig { address: address.cidr, gateway: None, interface: Some(0) };
+    let ip = |address: &Address| IpConfig { address: address.cidr, gateway: None, interface: Some(0) };
     let interface = Interface {
         name: LO.to_owned(),
         mac: lo.mac.map_or_else(String::new, |mac| mac.to_string()),

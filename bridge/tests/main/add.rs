@@ -57,15 +57,14 @@ fn layer3_makes_and_tells_what_the_reference_does() {
         );
         assert!(!tentative.contains("tentative"), "{tentative}");
         let routes = pod.sh("ip route; ip -6 route");
-        for route in ["default via 10.1.0.1", "192.168.0.0/16 via 10.1.0.1", "default via fd01::ff"]
-        {
+        for route in ["default via 10.1.0.1", "192.168.0.0/16 via 10.1.0.1", "default via fd01::ff"] {
             assert!(routes.contains(route), "{routes}");
         }
-        assert_eq!(lab.sh("sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv6.conf.br0.accept_ra"), "1\n1\n0\n");
         assert_eq!(
-            lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", pod.port(&result))),
-            "0\n"
+            lab.sh("sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv6.conf.br0.accept_ra"),
+            "1\n1\n0\n"
         );
+        assert_eq!(lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", pod.port(&result))), "0\n");
         let inside = "net.ipv6.conf.eth0.accept_dad net.ipv4.conf.eth0.arp_notify net.ipv6.conf.eth0.keep_addr_on_down";
         assert_eq!(pod.sh(&format!("sysctl -n {inside}")), "0\n1\n1\n");
 
@@ -96,9 +95,7 @@ fn layer2_makes_a_port_and_nothing_else() {
 fn every_version_is_answered_in_its_own_layout() {
     let lab = &Lab::new();
     let config = |version: &str| layer3(json!({ "cniVersion": version, "isDefaultGateway": true }));
-    for (index, version) in
-        ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].iter().enumerate()
-    {
+    for (index, version) in ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].iter().enumerate() {
         let pod = Pod::new(lab, &format!("v{index}"));
         let address = format!("10.1.0.{}/24", index + 2);
         pod.answer(json!({ "ips": [{ "address": address }] }));
@@ -154,16 +151,8 @@ fn port_flags_mtu_and_mac_are_set() {
 fn the_mac_comes_from_the_first_that_names_one() {
     let lab = &Lab::new();
     for (index, (config, args, want)) in [
-        (
-            json!({ "args": { "cni": { "mac": "02-00-00-00-00-02" } } }),
-            "MAC=02:00:00:00:00:03",
-            "02:00:00:00:00:02",
-        ),
-        (
-            json!({ "runtimeConfig": { "mac": "" } }),
-            "IgnoreUnknown=1;K=V;MAC=0200.0000.0003",
-            "02:00:00:00:00:03",
-        ),
+        (json!({ "args": { "cni": { "mac": "02-00-00-00-00-02" } } }), "MAC=02:00:00:00:00:03", "02:00:00:00:00:02"),
+        (json!({ "runtimeConfig": { "mac": "" } }), "IgnoreUnknown=1;K=V;MAC=0200.0000.0003", "02:00:00:00:00:03"),
     ]
     .into_iter()
     .enumerate()
@@ -228,11 +217,7 @@ fn two_disjoint_networks_put_two_gateways_on_the_bridge() {
     let result = pod.add(&config);
     let addresses = lab.sh("ip -4 -o address show br0");
     assert!(addresses.contains("10.1.0.1/24") && addresses.contains("10.2.0.1/24"), "{addresses}");
-    assert_eq!(
-        result["routes"],
-        json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]),
-        "one default route per family"
-    );
+    assert_eq!(result["routes"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]), "one default route per family");
     pod.check(&config, &result).ok();
 }
 
@@ -243,10 +228,7 @@ fn an_overlapping_address_is_refused_with_both_names_or_replaced() {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
     let msg = error["msg"].as_str().unwrap();
-    assert!(
-        msg.contains("already has an IP address different from 10.1.0.1/24: 10.1.0.9/16"),
-        "{error}"
-    );
+    assert!(msg.contains("already has an IP address different from 10.1.0.1/24: 10.1.0.9/16"), "{error}");
     assert!(error["details"].as_str().unwrap().contains("forceAddress"), "{error}");
     assert_clean(lab);
     assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
@@ -280,20 +262,12 @@ fn routes_are_applied_with_all_that_they_say() {
         assert!(main.contains(want), "{want}: {main}");
     }
     assert!(pod.sh("ip route show table 1000").contains("192.168.2.0/24 via 10.1.0.9"));
-    let defaults = result["routes"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter(|route| route["dst"] == "0.0.0.0/0")
-        .count();
+    let defaults = result["routes"].as_array().unwrap().iter().filter(|route| route["dst"] == "0.0.0.0/0").count();
     assert_eq!(defaults, 1, "the one without a gateway is the default route");
     pod.check(&config, &result).ok();
     pod.sh("ip route del 192.168.2.0/24 table 1000");
     let error = pod.check(&config, &result).error(999);
-    assert!(
-        error["msg"].as_str().unwrap().contains("192.168.2.0/24 via 10.1.0.9 table 1000"),
-        "{error}"
-    );
+    assert!(error["msg"].as_str().unwrap().contains("192.168.2.0/24 via 10.1.0.9 table 1000"), "{error}");
 }
 
 #[test]
@@ -313,10 +287,7 @@ fn duplicate_detection_is_waited_for_where_it_is_asked_for() {
     let config = layer3(json!({ "enabledad": true }));
     pod.add(&config);
     assert_eq!(pod.sh("ip -6 address show tentative"), "");
-    assert_eq!(
-        pod.sh("sysctl -n net.ipv6.conf.eth0.accept_dad net.ipv6.conf.eth0.enhanced_dad"),
-        "1\n1\n"
-    );
+    assert_eq!(pod.sh("sysctl -n net.ipv6.conf.eth0.accept_dad net.ipv6.conf.eth0.enhanced_dad"), "1\n1\n");
     let twin = Pod::with_ips(lab, "b", &["fd01::2/64"]);
     let error = twin.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("fd01::2/64"), "{error}");
@@ -371,21 +342,15 @@ fn an_interface_that_exists_is_refused_and_left_alone() {
     let error = pod.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("\"eth0\" already exists"), "{error}");
     assert_eq!(format!("{}{}", pod.sh("ip -o address"), lab.sh("ip -o link")), before);
-    assert_eq!(
-        ipam_calls(lab),
-        ["ADD a eth0"],
-        "the lease of the living attachment is not touched"
-    );
+    assert_eq!(ipam_calls(lab), ["ADD a eth0"], "the lease of the living attachment is not touched");
 }
 
 #[test]
 fn a_bridge_with_all_its_ports_says_so() {
     let lab = &Lab::new();
     // The kernel gives out port numbers, so ports without a name of their own are as good as any.
-    lab.sh(
-        "ip link add br0 type bridge
-         seq 1 1023 | sed 's/.*/link add p& type veth peer name q&\\nlink set p& master br0/' | ip -batch -",
-    );
+    lab.sh("ip link add br0 type bridge
+         seq 1 1023 | sed 's/.*/link add p& type veth peer name q&\\nlink set p& master br0/' | ip -batch -");
     let pod = Pod::new(lab, "a");
     let error = pod.call("ADD", &layer2(json!({}))).run().error(999);
     assert!(error["details"].as_str().unwrap().contains("1023 ports"), "{error}");

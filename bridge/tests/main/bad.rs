@@ -87,31 +87,11 @@ const VALUES: &[(&str, u32, &[&str])] = &[
     (r#""args": {"cni": {"mac": "02:00:00:00:00"}}"#, 7, &["args.cni.mac", "02:00:00:00:00"]),
     (r#""runtimeConfig": []"#, 6, &["runtimeConfig", "list"]),
     (r#""runtimeConfig": {"mac": true}"#, 6, &["runtimeConfig.mac", "true"]),
-    (
-        r#""runtimeConfig": {"mac": "02:00:00:00:00:0g"}"#,
-        7,
-        &["runtimeConfig.mac", "02:00:00:00:00:0g"],
-    ),
-    (
-        r#""runtimeConfig": {"mac": "02:00:00:00:00:00:00:01"}"#,
-        7,
-        &["runtimeConfig.mac", "02:00:00:00:00:00:00:01"],
-    ),
-    (
-        r#""runtimeConfig": {"mac": "01:00:5e:00:00:01"}"#,
-        7,
-        &["runtimeConfig.mac", "01:00:5e:00:00:01"],
-    ),
-    (
-        r#""runtimeConfig": {"mac": "ff:ff:ff:ff:ff:ff"}"#,
-        7,
-        &["runtimeConfig.mac", "ff:ff:ff:ff:ff:ff"],
-    ),
-    (
-        r#""runtimeConfig": {"mac": "00:00:00:00:00:00"}"#,
-        7,
-        &["runtimeConfig.mac", "00:00:00:00:00:00"],
-    ),
+    (r#""runtimeConfig": {"mac": "02:00:00:00:00:0g"}"#, 7, &["runtimeConfig.mac", "02:00:00:00:00:0g"]),
+    (r#""runtimeConfig": {"mac": "02:00:00:00:00:00:00:01"}"#, 7, &["runtimeConfig.mac", "02:00:00:00:00:00:00:01"]),
+    (r#""runtimeConfig": {"mac": "01:00:5e:00:00:01"}"#, 7, &["runtimeConfig.mac", "01:00:5e:00:00:01"]),
+    (r#""runtimeConfig": {"mac": "ff:ff:ff:ff:ff:ff"}"#, 7, &["runtimeConfig.mac", "ff:ff:ff:ff:ff:ff"]),
+    (r#""runtimeConfig": {"mac": "00:00:00:00:00:00"}"#, 7, &["runtimeConfig.mac", "00:00:00:00:00:00"]),
     (r#""cniVersion": "1.2.0""#, 1, &["1.2.0"]),
     (r#""cniVersion": "9""#, 1, &["9"]),
     (r#""cniVersion": 1"#, 6, &["cniVersion", "1"]),
@@ -165,11 +145,7 @@ fn refused(pod: &Pod<'_>, bad: &str, args: &str, code: u32, names: &[&str]) {
             assert!(msg.contains(name), "{command} {bad} {args}: no {name:?} in {error}");
         }
     }
-    assert_eq!(
-        pod.lab.sh("ip -o link | wc -l; nft list ruleset; sysctl -n net.ipv4.ip_forward"),
-        "1\n0\n",
-        "{bad}"
-    );
+    assert_eq!(pod.lab.sh("ip -o link | wc -l; nft list ruleset; sysctl -n net.ipv4.ip_forward"), "1\n0\n", "{bad}");
     assert_eq!(pod.sh("ip -o link | wc -l"), "1\n", "{bad}");
 }
 
@@ -210,8 +186,14 @@ fn contradictions_are_refused_and_do_not_keep_a_del_from_cleaning_up() {
     let lab = &Lab::new();
     for (id, (more, names)) in [
         (json!({ "hairpinMode": true, "promiscMode": true }), ["hairpinMode", "promiscMode"]),
-        (json!({ "disableContainerInterface": true, "ipam": { "type": "scripted" } }), ["disableContainerInterface", "scripted"]),
-        (json!({ "bridge": "twelve-bytes", "vlan": 4000, "isGateway": true, "ipam": { "type": "scripted" } }), ["bridge", "twelve-bytes.4000"]),
+        (
+            json!({ "disableContainerInterface": true, "ipam": { "type": "scripted" } }),
+            ["disableContainerInterface", "scripted"],
+        ),
+        (
+            json!({ "bridge": "twelve-bytes", "vlan": 4000, "isGateway": true, "ipam": { "type": "scripted" } }),
+            ["bridge", "twelve-bytes.4000"],
+        ),
     ]
     .into_iter()
     .enumerate()

@@ -90,9 +90,7 @@ fn a_previous_result_must_be_there_and_fit() {
     let config = layer2(json!({}));
     let pod = Pod::new(lab, "a");
     let told = pod.add(&config);
-    assert!(
-        pod.call("CHECK", &config).run().error(7)["msg"].as_str().unwrap().contains("prevResult")
-    );
+    assert!(pod.call("CHECK", &config).run().error(7)["msg"].as_str().unwrap().contains("prevResult"));
     let mut other = told.clone();
     other["interfaces"][2]["sandbox"] = json!("/elsewhere");
     assert!(pod.check(&config, &other).error(999)["msg"].as_str().unwrap().contains("eth0"));

@@ -9,9 +9,7 @@ use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 
 /// With everything that can be left behind.
 fn everything(backend: &str) -> Value {
-    layer3(
-        json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true, "isDefaultGateway": true }),
-    )
+    layer3(json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true, "isDefaultGateway": true }))
 }
 
 #[test]
@@ -39,8 +37,7 @@ fn del_of_what_never_was_succeeds_and_makes_nothing() {
 
 #[test]
 fn del_works_wherever_the_namespace_went() {
-    for (index, backend) in ["nftables", "iptables", "nftables", "iptables"].into_iter().enumerate()
-    {
+    for (index, backend) in ["nftables", "iptables", "nftables", "iptables"].into_iter().enumerate() {
         let lab = &Lab::new();
         let config = everything(backend);
         let mut pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
@@ -148,21 +145,11 @@ fn a_network_of_many_starts_no_process_to_delete() {
     lab.sh("iptables -t nat -A POSTROUTING -s 10.9.0.0/16 -j ACCEPT");
     pod.add(&config);
     let trace = lab.dir().join("trace");
-    let traced = pod.call("DEL", &config).strace(&[
-        "-f",
-        "-qq",
-        "-e",
-        "trace=execve",
-        "-o",
-        trace.to_str().unwrap(),
-    ]);
+    let traced = pod.call("DEL", &config).strace(&["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()]);
     traced.run().ok();
     let log = fs::read_to_string(trace).unwrap();
     assert!(!log.contains("iptables"), "{log}");
-    assert!(
-        lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"),
-        "not ours, not touched"
-    );
+    assert!(lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"), "not ours, not touched");
 }
 
 #[test]

@@ -21,8 +21,7 @@ struct Case {
 }
 
 fn case(name: &'static str, more: Value) -> Case {
-    let mut config =
-        json!({ "cniVersion": "1.0.0", "name": "net1", "type": "bridge", "bridge": "br0" });
+    let mut config = json!({ "cniVersion": "1.0.0", "name": "net1", "type": "bridge", "bridge": "br0" });
     merge(&mut config, more);
     Case { name, prepare: "true", config, args: "" }
 }
@@ -45,33 +44,18 @@ fn cases() -> Vec<Case> {
         case("layer 2, promiscuous", json!({ "promiscMode": true })),
         case("layer 2, MTU", json!({ "mtu": 1400 })),
         case("layer 2, negative MTU", json!({ "mtu": -5 })),
-        case(
-            "layer 2, gateway has no effect",
-            json!({ "isGateway": true, "isDefaultGateway": true, "ipMasq": true }),
-        ),
-        case(
-            "layer 2, dns",
-            json!({ "dns": { "nameservers": ["1.1.1.1"], "search": ["a", "b"] } }),
-        ),
+        case("layer 2, gateway has no effect", json!({ "isGateway": true, "isDefaultGateway": true, "ipMasq": true })),
+        case("layer 2, dns", json!({ "dns": { "nameservers": ["1.1.1.1"], "search": ["a", "b"] } })),
         case("layer 2, mac by runtime", json!({ "runtimeConfig": { "mac": "02:00:00:00:00:07" } })),
         case("layer 2, mac by args", json!({ "args": { "cni": { "mac": "02:00:00:00:00:08" } } })),
         case("keys in any case", json!({ "ISGATEWAY": true, "Mtu": 1300, "IPAM": v4() })),
-        case(
-            "null is nothing",
-            json!({ "mtu": null, "vlan": null, "ipam": null, "hairpinMode": null }),
-        ),
+        case("null is nothing", json!({ "mtu": null, "vlan": null, "ipam": null, "hairpinMode": null })),
         case("unknown keys", json!({ "frobnicate": [1, 2], "capabilities": { "mac": true } })),
         case("plain", json!({ "ipam": v4() })),
         case("gateway", json!({ "isGateway": true, "ipam": v4() })),
         case("default gateway", json!({ "isDefaultGateway": true, "ipam": v4() })),
-        case(
-            "default gateway, hairpin",
-            json!({ "isDefaultGateway": true, "hairpinMode": true, "ipam": v4() }),
-        ),
-        case(
-            "IPv6",
-            json!({ "isDefaultGateway": true, "ipam": ranges(&["fd01::/64"], json!([])) }),
-        ),
+        case("default gateway, hairpin", json!({ "isDefaultGateway": true, "hairpinMode": true, "ipam": v4() })),
+        case("IPv6", json!({ "isDefaultGateway": true, "ipam": ranges(&["fd01::/64"], json!([])) })),
         case("IPv6 without gateway", json!({ "ipam": ranges(&["fd01::/64"], json!([])) })),
         case("dual stack", json!({ "isDefaultGateway": true, "ipam": dual() })),
         case(
@@ -79,10 +63,7 @@ fn cases() -> Vec<Case> {
             json!({ "isDefaultGateway": true, "ipam": ranges(&["fd01::/64", "10.1.0.0/24"], json!([])) }),
         ),
         case("dual stack, MTU", json!({ "isGateway": true, "mtu": 1400, "ipam": dual() })),
-        case(
-            "small networks",
-            json!({ "isGateway": true, "ipam": ranges(&["10.1.0.0/29", "fd01::/120"], json!([])) }),
-        ),
+        case("small networks", json!({ "isGateway": true, "ipam": ranges(&["10.1.0.0/29", "fd01::/120"], json!([])) })),
         case(
             "routes",
             json!({ "isGateway": true, "ipam": ranges(&["10.1.0.0/24"], json!([{ "dst": "10.9.0.0/16" }, { "dst": "10.8.0.0/16", "gw": "10.1.0.9" }])) }),
@@ -91,10 +72,7 @@ fn cases() -> Vec<Case> {
             "routes of both families",
             json!({ "isGateway": true, "ipam": ranges(&["10.1.0.0/24", "fd01::/64"], json!([{ "dst": "10.9.0.0/16" }, { "dst": "fd09::/64", "gw": "fd01::9" }])) }),
         ),
-        case(
-            "routes without gateway",
-            json!({ "ipam": ranges(&["10.1.0.0/24"], json!([{ "dst": "10.9.0.0/16" }])) }),
-        ),
+        case("routes without gateway", json!({ "ipam": ranges(&["10.1.0.0/24"], json!([{ "dst": "10.9.0.0/16" }])) })),
         case(
             "own default route",
             json!({ "isDefaultGateway": true, "ipam": ranges(&["10.1.0.0/24"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.9" }])) }),
@@ -141,10 +119,7 @@ fn cases() -> Vec<Case> {
         case("force address", json!({ "isGateway": true, "forceAddress": true, "ipam": v4() })),
     ];
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0"] {
-        cases.push(case(
-            "older version",
-            json!({ "cniVersion": version, "isDefaultGateway": true, "ipam": dual() }),
-        ));
+        cases.push(case("older version", json!({ "cniVersion": version, "isDefaultGateway": true, "ipam": dual() })));
     }
     cases.push(Case {
         prepare: "ip link add br0 type bridge; ip link set br0 up",
@@ -168,12 +143,10 @@ fn cases() -> Vec<Case> {
 /// Where answers differ on purpose, and why.
 fn on_purpose(case: &str, step: &str) -> Option<&'static str> {
     match (case, step) {
-        ("routes" | "routes of both families" | "routes without gateway", "CHECK") => Some(
-            "the reference looks for the route without the next hop that it gave it, and fails",
-        ),
-        ("dns of ipam", "ADD") => {
-            Some("1.1.1 takes an empty \"dns\" for an answer, which 1.9.1 does not")
+        ("routes" | "routes of both families" | "routes without gateway", "CHECK") => {
+            Some("the reference looks for the route without the next hop that it gave it, and fails")
         }
+        ("dns of ipam", "ADD") => Some("1.1.1 takes an empty \"dns\" for an answer, which 1.9.1 does not"),
         _ => None,
     }
 }
@@ -215,48 +188,31 @@ impl Side<'_> {
         let addresses = format!("ip -o address show scope global | sed 's/.*: //' | {tidy}");
         note("host addresses", lab.sh(&format!("{addresses} | sort")));
         note("container addresses", self.pod.sh(&addresses.replace('\'', "\"")));
-        note("container routes", self.pod.sh("ip -4 route show table all; ip -6 route show table all | grep -v fe80 | grep -v ff00 || true"));
-        let bridge = |key: &str| {
-            format!("ip -j -d link show master {} | jq -c \"[.[] | {key}]\"", self.bridge())
-        };
+        note(
+            "container routes",
+            self.pod.sh("ip -4 route show table all; ip -6 route show table all | grep -v fe80 | grep -v ff00 || true"),
+        );
+        let bridge = |key: &str| format!("ip -j -d link show master {} | jq -c \"[.[] | {key}]\"", self.bridge());
         if self.has_bridge() {
             note("port", lab.sh(&bridge("[.operstate, .mtu, .linkinfo.info_slave_data.hairpin, .linkinfo.info_slave_data.isolated, .linkinfo.info_slave_data.state]")));
             note(
                 "bridge",
-                lab.sh(&format!(
-                    "ip -j -d link show {} | jq -c '.[0] | [.mtu, .promiscuity, .flags]'",
-                    self.bridge()
-                )),
+                lab.sh(&format!("ip -j -d link show {} | jq -c '.[0] | [.mtu, .promiscuity, .flags]'", self.bridge())),
             );
-            note(
-                "bridge settings",
-                lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", self.bridge())),
-            );
+            note("bridge settings", lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", self.bridge())));
         }
         note("forwarding", lab.sh("sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding"));
         let keys = "net.ipv6.conf.eth0.accept_dad net.ipv6.conf.eth0.enhanced_dad net.ipv4.conf.eth0.arp_notify net.ipv6.conf.eth0.accept_ra net.ipv6.conf.lo.disable_ipv6";
         note("container settings", self.pod.sh(&format!("sysctl -n {keys} 2>/dev/null || true")));
-        note(
-            "container link",
-            self.pod.sh("ip -j link show | jq -c \"[.[] | [.ifname, .mtu, .operstate, .flags]]\""),
-        );
+        note("container link", self.pod.sh("ip -j link show | jq -c \"[.[] | [.ifname, .mtu, .operstate, .flags]]\""));
         note("iptables", lab.sh("iptables-save -t nat 2>/dev/null | grep -v '^[#:]' | sort; ip6tables-save -t nat 2>/dev/null | grep -v '^[#:]' | sort"));
         note("spoof check", lab.sh("nft list table bridge nat 2>/dev/null || true"));
-        note(
-            "leases",
-            lab.sh(
-                "find /var/lib/cni -type f ! -name lock ! -name '.*' 2>/dev/null | sort || true",
-            ),
-        );
+        note("leases", lab.sh("find /var/lib/cni -type f ! -name lock ! -name '.*' 2>/dev/null | sort || true"));
         state
     }
 
     fn bridge(&self) -> &'static str {
-        if self.pod.lab.sh("ip -o link show other 2>/dev/null || true").is_empty() {
-            "br0"
-        } else {
-            "other"
-        }
+        if self.pod.lab.sh("ip -o link show other 2>/dev/null || true").is_empty() { "br0" } else { "other" }
     }
 
     fn has_bridge(&self) -> bool {
@@ -288,8 +244,7 @@ fn run(case: &Case, ours: bool) -> Vec<(String, State)> {
     let told = added.ok();
     let mut answer = told.clone();
     // By their places: the reference's bridge has the hardware address of its port until it is a gateway.
-    for (index, interface) in answer["interfaces"].as_array_mut().into_iter().flatten().enumerate()
-    {
+    for (index, interface) in answer["interfaces"].as_array_mut().into_iter().flatten().enumerate() {
         interface["mac"] = json!(format!("MAC{index}"));
         if index == 1 {
             interface["name"] = json!("PORT");
@@ -326,10 +281,7 @@ fn compare(cases: &[Case]) {
         for ((their_answer, their_state), (our_answer, our_state)) in theirs.iter().zip(&ours) {
             let step = their_answer.split(' ').next().unwrap();
             if their_answer != our_answer && on_purpose(case.name, step).is_none() {
-                differences.push(format!(
-                    "{} {step}\n  theirs: {their_answer}\n  ours:   {our_answer}",
-                    case.name
-                ));
+                differences.push(format!("{} {step}\n  theirs: {their_answer}\n  ours:   {our_answer}", case.name));
             }
             for (key, theirs) in their_state {
                 if our_state.get(key) != Some(theirs) {
@@ -342,12 +294,7 @@ fn compare(cases: &[Case]) {
             }
         }
     }
-    assert!(
-        differences.is_empty(),
-        "{} differences:\n{}",
-        differences.len(),
-        differences.join("\n")
-    );
+    assert!(differences.is_empty(), "{} differences:\n{}", differences.len(), differences.join("\n"));
 }
 
 #[test]
@@ -357,12 +304,8 @@ fn there_are_enough_cases() {
 
 /// In parts, so that they run side by side.
 fn part(n: usize) {
-    let cases: Vec<_> = cases()
-        .into_iter()
-        .enumerate()
-        .filter(|(index, _)| index % 4 == n)
-        .map(|(_, case)| case)
-        .collect();
+    let cases: Vec<_> =
+        cases().into_iter().enumerate().filter(|(index, _)| index % 4 == n).map(|(_, case)| case).collect();
     compare(&cases);
 }
 

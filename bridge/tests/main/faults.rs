@@ -40,10 +40,7 @@ fn answers_that_cannot_be_used_are_undone() {
             "192.0.2.1",
         ),
         (json!({ "ips": [{ "address": "255.255.255.255/32" }] }), "255.255.255.255/32"),
-        (
-            json!({ "ips": [{ "address": "10.1.0.2/24" }, { "address": "10.1.0.2/24" }] }),
-            "10.1.0.2/24",
-        ),
+        (json!({ "ips": [{ "address": "10.1.0.2/24" }, { "address": "10.1.0.2/24" }] }), "10.1.0.2/24"),
         (json!({ "ips": [{ "address": "nonsense" }] }), "nonsense"),
     ] {
         pod.answer(answer);
@@ -85,8 +82,8 @@ fn strike(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &str) -> Opt
     }
     if outcome.status == Some(1) {
         // One error, and nothing else on stdout.
-        let error: Value = serde_json::from_str(&outcome.stdout)
-            .unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
+        let error: Value =
+            serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
         assert!(!error["msg"].as_str().unwrap().is_empty());
     }
     Some(outcome.status == Some(0))

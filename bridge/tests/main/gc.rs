@@ -23,11 +23,7 @@ fn only_stale_attachments_of_the_network_go() {
                 .iter()
                 .enumerate()
                 .map(|(n, id)| {
-                    Pod::with_ips(
-                        lab,
-                        id,
-                        &[&format!("10.1.0.{}/24", n + 2), &format!("fd01::{}/64", n + 2)],
-                    )
+                    Pod::with_ips(lab, id, &[&format!("10.1.0.{}/24", n + 2), &format!("fd01::{}/64", n + 2)])
                 })
                 .collect();
             let alive = pods[0].add(&config);
@@ -40,10 +36,7 @@ fn only_stale_attachments_of_the_network_go() {
             pods[2].check(&other, &foreign).ok();
             assert!(!pods[1].sh("ip -o link").contains("eth0"));
             let rules = lab.sh("nft list ruleset");
-            assert!(
-                !rules.contains("10.1.0.3") && !rules.contains(&format!("-stale-{backend}")),
-                "{rules}"
-            );
+            assert!(!rules.contains("10.1.0.3") && !rules.contains(&format!("-stale-{backend}")), "{rules}");
 
             collect(&pods[0], &config, json!([])).ok();
             pods[2].check(&other, &foreign).ok();

@@ -27,11 +27,7 @@ fn all_at_once(lab: &Lab, command: &str, config: &Value) -> Vec<Value> {
     (1..=PODS)
         .map(|n| {
             let text = std::fs::read_to_string(lab.dir().join(format!("out/{n}"))).unwrap();
-            if text.is_empty() {
-                Value::Null
-            } else {
-                serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}"))
-            }
+            if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}")) }
         })
         .collect()
 }
@@ -47,26 +43,22 @@ fn a_hundred_first_adds_and_a_hundred_dels() {
         }));
         let results = all_at_once(lab, "ADD", &config);
         for family in [0, 1] {
-            let ips: BTreeSet<_> =
-                results.iter().map(|result| result["ips"][family]["address"].to_string()).collect();
+            let ips: BTreeSet<_> = results.iter().map(|result| result["ips"][family]["address"].to_string()).collect();
             assert_eq!(ips.len(), PODS, "every address once");
         }
-        let bridges: BTreeSet<_> =
-            results.iter().map(|result| result["interfaces"][0].to_string()).collect();
+        let bridges: BTreeSet<_> = results.iter().map(|result| result["interfaces"][0].to_string()).collect();
         assert_eq!(bridges.len(), 1, "one bridge, with one hardware address");
         assert_eq!(lab.sh("ip -o link show master br0 | grep -c 'state UP'"), format!("{PODS}\n"));
         assert_eq!(
-            lab.sh(
-                "ip -o -4 address show br0 | wc -l; ip -o -6 address show br0 scope global | wc -l"
-            ),
+            lab.sh("ip -o -4 address show br0 | wc -l; ip -o -6 address show br0 scope global | wc -l"),
             "1\n1\n"
         );
         if backend == "nftables" {
+            assert_eq!(lab.sh("nft list chain inet cni_plugins_masquerade postrouting | grep -c goto"), "1\n");
             assert_eq!(
-                lab.sh("nft list chain inet cni_plugins_masquerade postrouting | grep -c goto"),
-                "1\n"
+                lab.sh("nft list chain inet cni_plugins_masquerade masq_checks | grep -c masquerade.comment"),
+                format!("{}\n", 2 * PODS)
             );
-            assert_eq!(lab.sh("nft list chain inet cni_plugins_masquerade masq_checks | grep -c masquerade.comment"), format!("{}\n", 2 * PODS));
         }
         all_at_once(lab, "DEL", &config);
         assert_clean(lab);

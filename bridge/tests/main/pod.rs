@@ -27,8 +27,7 @@ pub(crate) fn layer3(more: Value) -> Value {
 
 /// The same without IPAM.
 pub(crate) fn layer2(more: Value) -> Value {
-    let mut config =
-        json!({ "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0" });
+    let mut config = json!({ "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0" });
     merge(&mut config, more);
     config
 }
@@ -115,8 +114,7 @@ impl<'a> Pod<'a> {
 
 /// A UDP socket in a namespace, or on the host.
 pub(crate) fn udp(netns: Option<&Path>, address: &str) -> UdpSocket {
-    let bind =
-        || Ok(UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}")));
+    let bind = || Ok(UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}")));
     let socket = match netns {
         None => bind(),
         Some(path) => Netns::open(path).unwrap().run(&Netns::current().unwrap(), bind),
@@ -176,8 +174,7 @@ pub(crate) fn assert_clean(lab: &Lab) {
     for trace in ["masquerade comment", "macspoofchk", "cni-br-iface", "CNI-"] {
         assert!(!rules.contains(trace), "left: {rules}");
     }
-    let leases = lab
-        .sh("find /var/lib/cni -type f ! -name lock ! -name 'last_reserved*' 2>/dev/null || true");
+    let leases = lab.sh("find /var/lib/cni -type f ! -name lock ! -name 'last_reserved*' 2>/dev/null || true");
     assert_eq!(leases, "", "left");
 }
 

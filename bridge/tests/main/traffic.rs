@@ -21,10 +21,9 @@ fn two<'a>(lab: &'a Lab, config: &Value) -> [Pod<'a>; 2] {
 fn pods_reach_each_other_and_their_gateway() {
     Lab::both(|lab| {
         let [a, b] = two(lab, &layer3(json!({ "isDefaultGateway": true })));
-        for (any, own, other, gateway) in [
-            ("0.0.0.0:0", "10.1.0.2", "10.1.0.3", "10.1.0.1"),
-            ("[::]:0", "fd01::2", "fd01::3", "fd01::1"),
-        ] {
+        for (any, own, other, gateway) in
+            [("0.0.0.0:0", "10.1.0.2", "10.1.0.3", "10.1.0.1"), ("[::]:0", "fd01::2", "fd01::3", "fd01::1")]
+        {
             let own = own.parse().ok();
             assert_eq!(send(&a.udp(any), &b.udp(any), other), own);
             assert_eq!(send(&a.udp(any), &udp(None, any), gateway), own);
@@ -42,27 +41,16 @@ fn masquerade_hides_pods(config: &Value) {
         ("[::]:0", "fd01::2", "fd01::3", "2001:db8::2", "2001:db8::1"),
     ] {
         let (pod, server) = (a.udp(any), udp(Some(&beyond), any));
-        assert_eq!(
-            send(&pod, &server, outside),
-            host.parse().ok(),
-            "outside sees the host's address"
-        );
+        assert_eq!(send(&pod, &server, outside), host.parse().ok(), "outside sees the host's address");
         // The way back: to where it seemed to come from.
-        pod.send_to(
-            b"hello",
-            (outside.parse::<std::net::IpAddr>().unwrap(), server.local_addr().unwrap().port()),
-        )
-        .unwrap();
+        pod.send_to(b"hello", (outside.parse::<std::net::IpAddr>().unwrap(), server.local_addr().unwrap().port()))
+            .unwrap();
         let mut buffer = [0; 16];
         let (_, seen) = server.recv_from(&mut buffer).unwrap();
         server.send_to(b"answer", seen).unwrap();
         pod.set_read_timeout(Some(std::time::Duration::from_secs(3))).unwrap();
         assert_eq!(pod.recv(&mut buffer).unwrap(), 6, "the answer finds its way back");
-        assert_eq!(
-            send(&a.udp(any), &b.udp(any), other),
-            own.parse().ok(),
-            "pods see each other's own"
-        );
+        assert_eq!(send(&a.udp(any), &b.udp(any), other), own.parse().ok(), "pods see each other's own");
     }
     // The rules of one do not matter to the other.
     a.del(config);
@@ -75,16 +63,12 @@ fn masquerade_hides_pods(config: &Value) {
 #[test]
 fn masquerade_by_nftables_hides_pods() {
     masquerade_hides_pods(&layer3(json!({ "isDefaultGateway": true, "ipMasq": true })));
-    masquerade_hides_pods(&layer3(
-        json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables" }),
-    ));
+    masquerade_hides_pods(&layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables" })));
 }
 
 #[test]
 fn masquerade_by_iptables_hides_pods() {
-    masquerade_hides_pods(&layer3(
-        json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables" }),
-    ));
+    masquerade_hides_pods(&layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables" })));
 }
 
 #[test]
@@ -116,9 +100,7 @@ fn own_networks_of_a_pod_are_inside() {
 fn isolated_ports_reach_their_gateway_only() {
     let lab = &Lab::new();
     let [a, b] = two(lab, &layer3(json!({ "portIsolation": true })));
-    for (any, other, gateway) in
-        [("0.0.0.0:0", "10.1.0.3", "10.1.0.1"), ("[::]:0", "fd01::3", "fd01::1")]
-    {
+    for (any, other, gateway) in [("0.0.0.0:0", "10.1.0.3", "10.1.0.1"), ("[::]:0", "fd01::3", "fd01::1")] {
         nothing_comes(&a.udp(any), &b.udp(any), other);
         assert!(send(&a.udp(any), &udp(None, any), gateway).is_some());
     }
@@ -129,10 +111,7 @@ fn a_pod_reaches_itself_through_dnat_only_with_hairpin_mode() {
     for hairpin in [true, false] {
         let lab = &Lab::new();
         if !std::path::Path::new("/proc/sys/net/bridge").exists() {
-            return skip(
-                "a_pod_reaches_itself_through_dnat_only_with_hairpin_mode",
-                "no br_netfilter",
-            );
+            return skip("a_pod_reaches_itself_through_dnat_only_with_hairpin_mode", "no br_netfilter");
         }
         // With this, frames between ports are translated too, and go back out where they came in.
         lab.sh("sysctl -qw net.bridge.bridge-nf-call-iptables=1");
@@ -181,10 +160,7 @@ fn an_address_given_again_is_reached_at_the_first_packet() {
         // Host and neighbour learn the present owner…
         for (any, address) in [("0.0.0.0:0", "10.1.0.2"), ("[::]:0", "fd01::2")] {
             assert!(send(&b.udp(any), &a.udp(any), address).is_some(), "round {round}: {address}");
-            assert!(
-                send(&udp(None, any), &a.udp(any), address).is_some(),
-                "round {round}: {address}"
-            );
+            assert!(send(&udp(None, any), &a.udp(any), address).is_some(), "round {round}: {address}");
         }
         // …who gives way to another one, with another hardware address.
         a.del(&config);

@@ -10,7 +10,8 @@ use crate::pod::{Pod, assert_clean, layer2, layer3};
 /// The configurations that both know.
 fn configurations() -> Vec<Value> {
     let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
-    let ipam = json!({ "type": "host-local", "ranges": ranges, "routes": [{ "dst": "10.9.0.0/16", "gw": "10.1.0.9" }] });
+    let ipam =
+        json!({ "type": "host-local", "ranges": ranges, "routes": [{ "dst": "10.9.0.0/16", "gw": "10.1.0.9" }] });
     let common = |more: Value| {
         let mut config = layer3(json!({ "cniVersion": "1.0.0", "ipam": ipam }));
         crate::pod::merge(&mut config, more);
@@ -21,9 +22,7 @@ fn configurations() -> Vec<Value> {
         common(json!({})),
         common(json!({ "isDefaultGateway": true, "hairpinMode": true })),
         common(json!({ "ipMasq": true, "ipMasqBackend": "iptables" })),
-        common(
-            json!({ "ipMasq": true, "ipMasqBackend": "iptables", "macspoofchk": true, "mtu": 1400 }),
-        ),
+        common(json!({ "ipMasq": true, "ipMasqBackend": "iptables", "macspoofchk": true, "mtu": 1400 })),
         common(json!({ "promiscMode": true, "cniVersion": "0.4.0" })),
     ]
 }

@@ -7,7 +7,8 @@ use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, send, udp};
 
 /// Can this kernel filter VLANs? Leaves nothing.
 fn can_filter(lab: &Lab, test: &str) -> bool {
-    let probe = "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || echo no";
+    let probe =
+        "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || echo no";
     let can = lab.sh(probe) == "yes\n";
     if !can {
         skip(test, "this kernel cannot filter VLANs");
@@ -18,8 +19,7 @@ fn can_filter(lab: &Lab, test: &str) -> bool {
 /// The VLANs of a port, such as `["1*", "100"]`, where `*` marks the one of untagged frames.
 fn vlans(lab: &Lab, port: &str) -> Vec<String> {
     let listing: Value =
-        serde_json::from_str(&lab.sh(&format!("bridge -j -compressvlans vlan show dev {port}")))
-            .unwrap();
+        serde_json::from_str(&lab.sh(&format!("bridge -j -compressvlans vlan show dev {port}"))).unwrap();
     let show = |vlan: &Value| {
         let end = vlan.get("vlanEnd").map_or_else(String::new, |end| format!("-{end}"));
         let mark = if vlan["flags"].to_string().contains("PVID") { "*" } else { "" };
@@ -34,8 +34,8 @@ fn a_vlan_separates() {
     if !can_filter(lab, "a_vlan_separates") {
         return;
     }
-    let pods = [("a", 100, "10.1.0.2/24"), ("b", 100, "10.1.0.3/24"), ("c", 200, "10.1.0.4/24")]
-        .map(|(id, vlan, ip)| {
+    let pods =
+        [("a", 100, "10.1.0.2/24"), ("b", 100, "10.1.0.3/24"), ("c", 200, "10.1.0.4/24")].map(|(id, vlan, ip)| {
             let pod = Pod::new(lab, id);
             let config = layer2(json!({ "vlan": vlan }));
             let told = pod.add(&config);
@@ -72,24 +72,18 @@ fn a_trunk_carries_tagged_frames() {
             "ip link add link eth0 name eth0.{id} type vlan id {id}; ip address add {ip} dev eth0.{id}; ip link set eth0.{id} up"
         ));
     }
-    assert_eq!(
-        send(&trunk.udp("0.0.0.0:0"), &access.udp("0.0.0.0:0"), "10.1.0.2"),
-        "10.1.0.3".parse().ok()
-    );
-    assert_eq!(
-        send(&access.udp("0.0.0.0:0"), &trunk.udp("0.0.0.0:0"), "10.1.0.3"),
-        "10.1.0.2".parse().ok()
-    );
+    assert_eq!(send(&trunk.udp("0.0.0.0:0"), &access.udp("0.0.0.0:0"), "10.1.0.2"), "10.1.0.3".parse().ok());
+    assert_eq!(send(&access.udp("0.0.0.0:0"), &trunk.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
     // 101 is not in the trunk.
     access.sh("ip address add 10.2.0.2/24 dev eth0");
     nothing_comes(&trunk.udp("10.2.0.3:0"), &access.udp("0.0.0.0:0"), "10.2.0.2");
     // One message for all of them.
     let whole = Pod::new(lab, "whole");
-    let told = whole.add(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "minID": 1, "maxID": 4094 }], "preserveDefaultVlan": true })));
+    let told = whole
+        .add(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "minID": 1, "maxID": 4094 }], "preserveDefaultVlan": true })));
     assert_eq!(vlans(lab, &whole.port(&told)), ["1-6", "7*", "8-4094"]);
     lab.sh(&format!("bridge vlan del dev {} vid 4000", whole.port(&told)));
-    let error =
-        whole.check(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &told).error(999);
+    let error = whole.check(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &told).error(999);
     assert!(error["msg"].as_str().unwrap().contains("VLAN 4000 tagged"), "{error}");
 }
 
@@ -148,10 +142,7 @@ fn a_kernel_without_vlans_is_told_and_nothing_is_left() {
         let outcome = pod.call("ADD", &config).run();
         if outcome.status == Some(0) {
             // Then the kernel can, and does.
-            assert_eq!(
-                lab.ip(&format!("link show {bridge}"))[0]["linkinfo"]["info_data"]["vlan_filtering"],
-                1
-            );
+            assert_eq!(lab.ip(&format!("link show {bridge}"))[0]["linkinfo"]["info_data"]["vlan_filtering"], 1);
             pod.del(&config);
             continue;
         }

@@ -13,11 +13,7 @@ impl Layout {
 }
 
 impl Formatter for Layout {
-    fn write_string_fragment<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        fragment: &str,
-    ) -> io::Result<()> {
+    fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
         let special = ['<', '>', '&', '\u{2028}', '\u{2029}'];
         for piece in fragment.split_inclusive(special) {
             let plain = piece.trim_end_matches(special);
@@ -29,11 +25,7 @@ impl Formatter for Layout {
         Ok(())
     }
 
-    fn write_char_escape<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        escape: CharEscape,
-    ) -> io::Result<()> {
+    fn write_char_escape<W: ?Sized + io::Write>(&mut self, out: &mut W, escape: CharEscape) -> io::Result<()> {
         self.0.write_char_escape(out, escape)
     }
 
@@ -45,11 +37,7 @@ impl Formatter for Layout {
         self.0.end_array(out)
     }
 
-    fn begin_array_value<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
+    fn begin_array_value<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         self.0.begin_array_value(out, first)
     }
 
@@ -65,11 +53,7 @@ impl Formatter for Layout {
         self.0.end_object(out)
     }
 
-    fn begin_object_key<W: ?Sized + io::Write>(
-        &mut self,
-        out: &mut W,
-        first: bool,
-    ) -> io::Result<()> {
+    fn begin_object_key<W: ?Sized + io::Write>(&mut self, out: &mut W, first: bool) -> io::Result<()> {
         self.0.begin_object_key(out, first)
     }
 

@@ -184,16 +184,8 @@ impl<'de> Deserializer<'de> for Node<'de> {
         if self.is_null() { visitor.visit_none() } else { visitor.visit_some(self) }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Fault> {
-        if name == RAW {
-            visitor.visit_borrowed_str(self.0)
-        } else {
-            visitor.visit_newtype_struct(self)
-        }
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Fault> {
+        if name == RAW { visitor.visit_borrowed_str(self.0) } else { visitor.visit_newtype_struct(self) }
     }
 
     /// One word out of several.
@@ -272,10 +264,7 @@ impl<'de> MapAccess<'de> for Fields<'de> {
     type Error = Fault;
 
     #[inline(never)]
-    fn next_key_seed<K: DeserializeSeed<'de>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Fault> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
         self.value = self.pairs.next();
         let Some((key, _)) = &self.value else { return Ok(None) };
         seed.deserialize(CowStrDeserializer::new(key.clone())).map(Some)
@@ -284,8 +273,7 @@ impl<'de> MapAccess<'de> for Fields<'de> {
     // Fields of one type share what reads them.
     #[inline(never)]
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
-        let (key, value) =
-            self.value.take().ok_or_else(|| Fault::shape("a value before its key"))?;
+        let (key, value) = self.value.take().ok_or_else(|| Fault::shape("a value before its key"))?;
         seed.deserialize(value).map_err(|fault| fault.under(key))
     }
 }
@@ -299,10 +287,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = Fault;
 
     #[inline(never)]
-    fn next_element_seed<T: DeserializeSeed<'de>>(
-        &mut self,
-        seed: T,
-    ) -> Result<Option<T::Value>, Fault> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
         let Some(item) = self.members.next()? else { return Ok(None) };
         let index = self.index;
         self.index += 1;

@@ -40,8 +40,7 @@ pub enum DuplicateDetection {
 impl Address {
     /// The address, if it belongs to `link`.
     pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Address>> {
-        let (prefix, scope, index) =
-            (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
+        let (prefix, scope, index) = (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
         let mut flags = u32::from(wire::byte(payload, 2)?);
         let (mut local, mut address) = (None, None);
         for attribute in wire::attributes(payload, HEADER) {
@@ -53,8 +52,7 @@ impl Address {
             }
         }
         // With both, the other one is that of the far end.
-        let ip =
-            local.or(address).ok_or_else(|| wire::malformed("an address without an address"))?;
+        let ip = local.or(address).ok_or_else(|| wire::malformed("an address without an address"))?;
         Ok((index == link.unsigned()).then_some(Address {
             cidr: wire::cidr(ip, prefix)?,
             tentative: flags & libc::IFA_F_TENTATIVE != 0,
@@ -68,10 +66,8 @@ impl Change {
     /// Gives a link an address.
     pub fn add_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection) -> Change {
         let encode = || {
-            let mut attrs = vec![
-                attr(Ifa::Local, wire::octets(address.ip()))?,
-                attr(Ifa::Address, wire::octets(address.ip()))?,
-            ];
+            let mut attrs =
+                vec![attr(Ifa::Local, wire::octets(address.ip()))?, attr(Ifa::Address, wire::octets(address.ip()))?];
             let mut flags = IfaF::empty();
             match address.ip() {
                 // A network of one or two has no broadcast address.
@@ -81,11 +77,7 @@ impl Change {
                 IpAddr::V4(_) => {}
                 IpAddr::V6(_) => flags.set(IfaF::NODAD, detection == DuplicateDetection::Off),
             }
-            let body = header(link, address)
-                .ifa_flags(flags)
-                .rtattrs(list(attrs))
-                .build()
-                .map_err(Error::bug)?;
+            let body = header(link, address).ifa_flags(flags).rtattrs(list(attrs)).build().map_err(Error::bug)?;
             message(Rtm::Newaddr, CREATE, body)
         };
         Change::new(format!("add address {address} to link {link}"), encode())
@@ -94,10 +86,8 @@ impl Change {
     /// Takes an address from a link.
     pub fn delete_address(link: LinkIndex, address: Cidr) -> Change {
         let encode = || {
-            let attrs = vec![
-                attr(Ifa::Local, wire::octets(address.ip()))?,
-                attr(Ifa::Address, wire::octets(address.ip()))?,
-            ];
+            let attrs =
+                vec![attr(Ifa::Local, wire::octets(address.ip()))?, attr(Ifa::Address, wire::octets(address.ip()))?];
             message(
                 Rtm::Deladdr,
                 NlmF::empty(),

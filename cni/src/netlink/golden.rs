@@ -26,16 +26,10 @@ fn cidr(text: &str) -> Cidr {
 
 /// The captured message.
 fn captured(name: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("../testdata/wire")
-        .join(name)
-        .with_extension("hex");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/wire").join(name).with_extension("hex");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines
-        .flat_map(str::split_whitespace)
-        .map(|byte| u8::from_str_radix(byte, 16).unwrap())
-        .collect()
+    lines.flat_map(str::split_whitespace).map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
 }
 
 /// The message without what cannot agree: its sequence number, and the flags that ask for an answer.
@@ -62,8 +56,7 @@ fn agrees(change: &Change, name: &str) {
 
 /// Replaces the only place where `theirs` stands; a difference that is meant.
 fn differing(mut message: Vec<u8>, theirs: &[u8], ours: &[u8]) -> Vec<u8> {
-    let places: Vec<_> =
-        (0..message.len()).filter(|at| message[*at..].starts_with(theirs)).collect();
+    let places: Vec<_> = (0..message.len()).filter(|at| message[*at..].starts_with(theirs)).collect();
     let [at] = places[..] else { panic!("{theirs:02x?} stands in {places:?}") };
     message.splice(at..at + theirs.len(), ours.iter().copied());
     message
@@ -108,14 +101,8 @@ fn changes_of_a_link() {
 
 #[test]
 fn a_link_by_its_name() {
-    let by_index =
-        Change::set_link(vhost(), &LinkChange { up: Some(true), ..LinkChange::default() })
-            .message
-            .unwrap();
-    let by_name =
-        Change::set_link("vhost", &LinkChange { up: Some(true), ..LinkChange::default() })
-            .message
-            .unwrap();
+    let by_index = Change::set_link(vhost(), &LinkChange { up: Some(true), ..LinkChange::default() }).message.unwrap();
+    let by_name = Change::set_link("vhost", &LinkChange { up: Some(true), ..LinkChange::default() }).message.unwrap();
     let mut expected = differing(by_index, &[4, 0, 0, 0, 1, 0, 0, 0], &[0, 0, 0, 0, 1, 0, 0, 0]);
     expected.extend_from_slice(b"\x0a\0\x03\0vhost\0\0\0");
     expected[0] += 12;
@@ -125,8 +112,7 @@ fn a_link_by_its_name() {
 /// iproute2 has no command for it: the layout is that of linux/if_link.h, and the kernel takes it in another test.
 #[test]
 fn arp_notify() {
-    let change =
-        Change::set_link(vhost(), &LinkChange { arp_notify: Some(true), ..LinkChange::default() });
+    let change = Change::set_link(vhost(), &LinkChange { arp_notify: Some(true), ..LinkChange::default() });
     let mut expected = captured("set_link_alias")[..32].to_vec();
     // AF_SPEC { AF_INET { INET_CONF { ARP_NOTIFY: 1 } } }
     expected.extend_from_slice(&[20, 0, 26, 0, 16, 0, 2, 0, 12, 0, 1, 0, 8, 0, 22, 0, 1, 0, 0, 0]);
@@ -138,9 +124,7 @@ fn arp_notify() {
 #[test]
 fn ports() {
     let change = Change::set_port(vhost(), Port { hairpin: true, isolated: true });
-    let kind = |kind: u8, name: &[u8]| {
-        [&[u8::try_from(name.len()).unwrap() + 4, 0, kind, 0], name].concat()
-    };
+    let kind = |kind: u8, name: &[u8]| [&[u8::try_from(name.len()).unwrap() + 4, 0, kind, 0], name].concat();
     let ours = [kind(4, b"bridge"), vec![0, 0]].concat();
     let mut theirs = differing(captured("set_port_iproute2"), &kind(1, b"bridge_slave"), &ours);
     theirs[0] -= 4; // the message
@@ -166,10 +150,7 @@ fn routes() {
     add(&Route::new(cidr("0.0.0.0/0"), gw), "add_route_default");
     add(&Route { scope: Some(253), ..Route::new(cidr("10.3.0.0/16"), None) }, "add_route_link");
     let full = Route::new(cidr("10.4.0.0/16"), gw);
-    add(
-        &Route { mtu: 1300, advmss: 1200, priority: 5, table: Some(1000), ..full },
-        "add_route_full",
-    );
+    add(&Route { mtu: 1300, advmss: 1200, priority: 5, table: Some(1000), ..full }, "add_route_full");
     add(&Route::new(cidr("fd01::/64"), "fd00::1".parse().ok()), "add_route6");
 }
 
@@ -182,12 +163,8 @@ fn neighbours() {
 
 #[test]
 fn vlans() {
-    let plain =
-        |first, last| Vlan { range: VlanRange { first, last }, pvid: false, untagged: false };
-    agrees(
-        &Change::add_vlans(vhost(), &[Vlan { pvid: true, untagged: true, ..plain(100, 100) }]),
-        "add_vlan",
-    );
+    let plain = |first, last| Vlan { range: VlanRange { first, last }, pvid: false, untagged: false };
+    agrees(&Change::add_vlans(vhost(), &[Vlan { pvid: true, untagged: true, ..plain(100, 100) }]), "add_vlan");
     agrees(&Change::add_vlans(vhost(), &[plain(10, 20)]), "add_vlan_range");
     agrees(&Change::delete_vlans(vhost(), &[plain(1, 1)]), "delete_vlan");
 }
@@ -205,8 +182,6 @@ fn questions() {
     same(&route::list_routes(vhost()).unwrap(), &captured("list_routes"));
     same(&neighbour::list_neighbours(vhost()).unwrap(), &captured("list_neighbours"));
     // iproute2 lists the VLANs of all ports and picks one; the kernel can pick. struct br_vlan_msg in linux/if_bridge.h.
-    let request =
-        [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]]
-            .concat();
+    let request = [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]].concat();
     same(&vlan::list_vlans(vhost()).unwrap(), &request);
 }

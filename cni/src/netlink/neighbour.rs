@@ -82,9 +82,5 @@ pub(super) fn list_neighbours(link: LinkIndex) -> Result<Vec<u8>> {
 }
 
 fn header(link: LinkIndex, family: RtAddrFamily, state: Nud) -> NdmsgBuilder {
-    NdmsgBuilder::default()
-        .ndm_family(family)
-        .ndm_index(link.signed())
-        .ndm_state(state)
-        .ndm_type(Rtn::Unspec)
+    NdmsgBuilder::default().ndm_family(family).ndm_index(link.signed()).ndm_state(state).ndm_type(Rtn::Unspec)
 }

@@ -154,8 +154,7 @@ impl Edit {
     pub fn add_base_chain(chain: Chain<'_>, hook: Hook) -> Edit {
         const ACCEPT: u32 = 1;
         let attrs = || {
-            let place =
-                vec![attr(1, hook.place.to_be_bytes())?, attr(2, hook.priority.to_be_bytes())?];
+            let place = vec![attr(1, hook.place.to_be_bytes())?, attr(2, hook.priority.to_be_bytes())?];
             Ok(vec![
                 attr(1, chain.table.name)?,
                 attr(3, chain.name)?,
@@ -182,50 +181,23 @@ impl Edit {
     /// Adds a rule at the end of a chain.
     pub fn add_rule(chain: Chain<'_>, parts: &[Part<'_>], comment: &str) -> Edit {
         let attrs = || {
-            let mut attrs = vec![
-                attr(1, chain.table.name)?,
-                attr(2, chain.name)?,
-                rule::expressions(chain.table.family, parts)?,
-            ];
+            let mut attrs =
+                vec![attr(1, chain.table.name)?, attr(2, chain.name)?, rule::expressions(chain.table.family, parts)?];
             if !comment.is_empty() {
                 attrs.push(rule::comment(comment)?);
             }
             Ok(attrs)
         };
-        Edit::new(
-            format!("add rule to chain {chain}"),
-            NEWRULE,
-            NlmF::CREATE | NlmF::APPEND,
-            chain.table,
-            attrs(),
-        )
+        Edit::new(format!("add rule to chain {chain}"), NEWRULE, NlmF::CREATE | NlmF::APPEND, chain.table, attrs())
     }
 
     /// Deletes a rule; ENOENT if somebody else was faster.
     pub fn delete_rule(chain: Chain<'_>, rule: &Rule) -> Edit {
-        let attrs = || {
-            Ok(vec![
-                attr(1, chain.table.name)?,
-                attr(2, chain.name)?,
-                attr(3, rule.handle.to_be_bytes())?,
-            ])
-        };
-        Edit::new(
-            format!("delete rule {} of chain {chain}", rule.handle),
-            DELRULE,
-            NlmF::empty(),
-            chain.table,
-            attrs(),
-        )
+        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(2, chain.name)?, attr(3, rule.handle.to_be_bytes())?]);
+        Edit::new(format!("delete rule {} of chain {chain}", rule.handle), DELRULE, NlmF::empty(), chain.table, attrs())
     }
 
-    fn new(
-        what: String,
-        kind: u16,
-        flags: NlmF,
-        table: Table<'_>,
-        attrs: Result<Attrs<u16>>,
-    ) -> Edit {
+    fn new(what: String, kind: u16, flags: NlmF, table: Table<'_>, attrs: Result<Attrs<u16>>) -> Edit {
         Edit { what, message: attrs.and_then(|attrs| encode(kind, flags, table.family, attrs)) }
     }
 }
@@ -269,9 +241,9 @@ impl Nftables {
         let refused = self.socket.transact(&begin, &messages, commit.then_some(end.as_slice()))?;
         match refused {
             None => Ok(()),
-            Some((index, error)) => Err(error)
-                .trying(|| edits.get(index).map_or("", |edit| &edit.what))
-                .trying(|| "nf_tables"),
+            Some((index, error)) => {
+                Err(error).trying(|| edits.get(index).map_or("", |edit| &edit.what)).trying(|| "nf_tables")
+            }
         }
     }
 
@@ -290,17 +262,14 @@ impl Nftables {
                 break;
             }
         }
-        outcome
-            .or_else(|error| absent(error, Vec::new()))
-            .trying(|| format!("list the rules of chain {chain}"))
+        outcome.or_else(|error| absent(error, Vec::new())).trying(|| format!("list the rules of chain {chain}"))
     }
 
     /// Is there such a chain?
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
         let attrs = vec![attr(1, chain.table.name)?, attr(3, chain.name)?];
         let request = encode(GETCHAIN, NlmF::empty(), chain.table.family, attrs)?;
-        let found =
-            self.socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |_| Ok(()));
+        let found = self.socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |_| Ok(()));
         found
             .map(|found| found.is_some())
             .or_else(|error| absent(error, false))
@@ -310,10 +279,7 @@ impl Nftables {
 
 /// Does this error say that the kernel has no nf_tables, or not the part of it that was asked for?
 pub fn is_unavailable(error: &Error) -> bool {
-    matches!(
-        error.errno(),
-        Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT | libc::ENOENT)
-    )
+    matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT | libc::ENOENT))
 }
 
 /// Without nf_tables nothing is there.

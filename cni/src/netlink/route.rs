@@ -39,8 +39,7 @@ impl KernelRoute {
         let family = i32::from(wire::byte(payload, 0)?);
         let prefix = wire::byte(payload, 1)?;
         let mut table = u32::from(wire::byte(payload, 4)?);
-        let (scope, kind, flags) =
-            (wire::byte(payload, 6)?, wire::byte(payload, 7)?, wire::number(payload, 8)?);
+        let (scope, kind, flags) = (wire::byte(payload, 6)?, wire::byte(payload, 7)?, wire::number(payload, 8)?);
         let any = match family {
             libc::AF_INET => IpAddr::from(Ipv4Addr::UNSPECIFIED),
             libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
@@ -49,8 +48,7 @@ impl KernelRoute {
         if kind != libc::RTN_UNICAST || flags & libc::RTM_F_CLONED != 0 {
             return Ok(None);
         }
-        let (mut dst, mut gw, mut link, mut priority, mut mtu, mut advmss) =
-            (None, None, None, 0, 0, 0);
+        let (mut dst, mut gw, mut link, mut priority, mut mtu, mut advmss) = (None, None, None, 0, 0, 0);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
                 (libc::RTA_DST, value) => dst = Some(wire::ip(value)?),
@@ -71,8 +69,7 @@ impl KernelRoute {
             }
         }
         let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
-        let route =
-            Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
+        let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
         Ok(Some(KernelRoute { route, link }))
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
-use neli::utils::Groups;
 
 use super::wire::{self, Message, malformed};
 use crate::error::{Code, Context, Error, Result};
@@ -199,9 +198,7 @@ impl Socket {
                         return Err(malformed("an answer of another type"));
                     }
                     match refusal(&message)? {
-                        Some(error)
-                            if error.errno().is_some_and(|errno| absent.contains(&errno)) =>
-                        {
+                        Some(error) if error.errno().is_some_and(|errno| absent.contains(&errno)) => {
                             return Ok(None);
                         }
                         Some(error) => return Err(error),
@@ -239,10 +236,7 @@ impl Socket {
                 }
             }
         }
-        let error = Error::new(
-            Code::TRY_LATER,
-            format!("the list changed each of the {ATTEMPTS} times it was read"),
-        );
+        let error = Error::new(Code::TRY_LATER, format!("the list changed each of the {ATTEMPTS} times it was read"));
         Err(error.details("many links or addresses come and go at once; try again"))
     }
 
@@ -251,10 +245,7 @@ impl Socket {
     fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
         loop {
             match retry(|| self.socket.recv(&mut self.buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-                Ok((len, _))
-                    if listing
-                        .take(self.buffer.get(..len).unwrap_or_default(), |_| Ok(None))? =>
-                {
+                Ok((len, _)) if listing.take(self.buffer.get(..len).unwrap_or_default(), |_| Ok(None))? => {
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -286,8 +277,7 @@ impl Socket {
     }
 
     fn transmit(&mut self, datagram: &[u8]) -> Result<()> {
-        let sent =
-            retry(|| self.socket.send(datagram, Msg::empty())).trying(|| "send to the kernel")?;
+        let sent = retry(|| self.socket.send(datagram, Msg::empty())).trying(|| "send to the kernel")?;
         if sent == datagram.len() { Ok(()) } else { Err(malformed("the request was cut off")) }
     }
 
@@ -299,8 +289,7 @@ impl Socket {
                 Ok((len, _)) => break len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     if !deadline.readable(sys::borrow(&self.socket))? {
-                        let what =
-                            format!("no answer from the kernel within {:?}", deadline.length());
+                        let what = format!("no answer from the kernel within {:?}", deadline.length());
                         return Err(Error::new(Code::TRY_LATER, what));
                     }
                 }
@@ -365,74 +354,7 @@ impl<T> Listing<T> {
     }
 }
 
-/// A socket that is told of changes. Apart from that for requests, so that no notification is taken for an answer.
-pub(super) struct Notifications {
-    socket: NlSocket,
-}
-
-impl fmt::Debug for Notifications {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Notifications").finish_non_exhaustive()
-    }
-}
-
-impl Notifications {
-    pub(super) fn route(group: u32) -> Result<Notifications> {
-        Ok(Notifications {
-            socket: NlSocket::connect(NlFamily::Route, None, Groups::new_groups(&[group]))?,
-        })
-    }
-
-    /// Shows the next one to `each`; `None` if the deadline came first, `false` if some were lost because too many
-    /// came at once.
-    pub(super) fn next(
-        &mut self,
-        deadline: Deadline,
-        mut each: impl FnMut(&Message<'_>) -> Result<()>,
-    ) -> Result<Option<bool>> {
-        let mut buffer = [0; BUFFER / 2];
-        loop {
-            match retry(|| self.socket.recv(&mut buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-                Ok((len, _)) => {
-                    let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
-                    while let Some(message) = wire::next_message(&mut rest)? {
-                        each(&message)?;
-                    }
-                    return Ok(Some(true));
-                }
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                    return Ok(Some(false));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !deadline.readable(sys::borrow(&self.socket))? {
-                        return Ok(None);
-                    }
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-
-    /// Waits for any; `false` if the deadline came first. What they say is not looked at: whoever waits asks for the
-    /// state then, which is newer.
-    pub(super) fn wait(&mut self, deadline: Deadline) -> Result<bool> {
-        if !deadline.readable(sys::borrow(&self.socket))? {
-            return Ok(false);
-        }
-        loop {
-            // All that is there counts as one. A datagram that does not fit is cut, which does not matter here.
-            match retry(|| self.socket.recv([0_u8; 64], Msg::DONTWAIT)) {
-                Ok(_) => {}
-                // Too many came at once and some are lost; that much happened is a notification too.
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
-}
-
-fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+pub(super) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -494,22 +416,16 @@ mod tests {
 
     #[test]
     fn a_refusal_is_read_with_its_explanation() {
-        let request =
-            [&[20, 0, 0, 0, 16, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], &[1, 2, 3, 4]].concat();
+        let request = [&[20, 0, 0, 0, 16, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], &[1, 2, 3, 4]].concat();
         let text = [&[9, 0, 1, 0][..], b"well\0\0\0\0"].concat();
         let whole = read(&error(-libc::EEXIST, &request, 0, &text)).unwrap().unwrap();
         assert_eq!(format!("{whole:?}"), "[999] File exists (os error 17) (kernel: well)");
-        let capped = read(&error(-libc::EEXIST, &request[..16], NlmF::CAPPED.bits(), &text))
-            .unwrap()
-            .unwrap();
+        let capped = read(&error(-libc::EEXIST, &request[..16], NlmF::CAPPED.bits(), &text)).unwrap().unwrap();
         assert_eq!(capped, whole);
         assert_eq!(read(&error(0, &request, 0, &[])).unwrap(), None, "an acknowledgement");
         let bare = read(&error(i32::MIN, &[], 0, &[])).unwrap().unwrap();
         assert_eq!(bare.errno(), Some(i32::MAX), "cut off, and a number that no kernel sends");
-        assert!(
-            read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(),
-            "an attribute that lies"
-        );
+        assert!(read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(), "an attribute that lies");
     }
 
     /// Reads a list of messages of type 16 that was asked for with sequence number 7.
@@ -550,14 +466,8 @@ mod tests {
     fn a_list_can_fail_at_its_end() {
         let text = [&(-libc::EPERM).to_ne_bytes()[..], &[8, 0, 1, 0], b"no\0\0"].concat();
         let failed = listing(&[message(NLMSG_DONE, MULTI, 7, &text)]).unwrap_err();
-        assert_eq!(
-            format!("{failed:?}"),
-            "[999] Operation not permitted (os error 1) (kernel: no)"
-        );
+        assert_eq!(format!("{failed:?}"), "[999] Operation not permitted (os error 1) (kernel: no)");
         assert!(listing(&[error(-libc::EPERM, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err());
-        assert!(
-            listing(&[error(0, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err(),
-            "an acknowledgement is no list"
-        );
+        assert!(listing(&[error(0, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err(), "an acknowledgement is no list");
     }
 }

@@ -54,29 +54,19 @@ impl VlanRange {
 
 impl fmt::Display for VlanRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.first == self.last {
-            write!(f, "{}", self.first)
-        } else {
-            write!(f, "{}-{}", self.first, self.last)
-        }
+        if self.first == self.last { write!(f, "{}", self.first) } else { write!(f, "{}-{}", self.first, self.last) }
     }
 }
 
 impl Change {
     /// Adds VLANs to a port, all in one message.
     pub fn add_vlans(port: LinkIndex, vlans: &[Vlan]) -> Change {
-        Change::new(
-            format!("add VLANs {} to port {port}", names(vlans)),
-            encode(Rtm::Setlink, port, vlans),
-        )
+        Change::new(format!("add VLANs {} to port {port}", names(vlans)), encode(Rtm::Setlink, port, vlans))
     }
 
     /// Removes VLANs from a port, all in one message.
     pub fn delete_vlans(port: LinkIndex, vlans: &[Vlan]) -> Change {
-        Change::new(
-            format!("delete VLANs {} from port {port}", names(vlans)),
-            encode(Rtm::Dellink, port, vlans),
-        )
+        Change::new(format!("delete VLANs {} from port {port}", names(vlans)), encode(Rtm::Dellink, port, vlans))
     }
 }
 
@@ -109,13 +99,8 @@ impl Netlink {
     /// The VLANs of one port (Linux 5.6; the older way would list those of all ports of the host).
     pub fn vlans(&mut self, port: LinkIndex) -> Result<Vec<Vlan>> {
         let request = list_vlans(port)?;
-        let lists =
-            self.socket.list(&request, wire::RTM_NEWVLAN, |payload| read(payload, port).map(Some));
-        Ok(lists
-            .trying(|| format!("list the VLANs of port {port}"))?
-            .into_iter()
-            .flatten()
-            .collect())
+        let lists = self.socket.list(&request, wire::RTM_NEWVLAN, |payload| read(payload, port).map(Some));
+        Ok(lists.trying(|| format!("list the VLANs of port {port}"))?.into_iter().flatten().collect())
     }
 }
 
@@ -155,12 +140,8 @@ mod tests {
 
     #[test]
     fn ids_become_ranges() {
-        let ranges = |ids: &[u16]| {
-            VlanRange::covering(ids.iter().copied())
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-        };
+        let ranges =
+            |ids: &[u16]| VlanRange::covering(ids.iter().copied()).iter().map(ToString::to_string).collect::<Vec<_>>();
         assert_eq!(ranges(&[]), [""; 0]);
         assert_eq!(ranges(&[5]), ["5"]);
         assert_eq!(ranges(&[1, 2, 3, 5, 7, 8, 4094]), ["1-3", "5", "7-8", "4094"]);

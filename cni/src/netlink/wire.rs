@@ -185,8 +185,7 @@ pub(super) fn ip(value: &[u8]) -> Result<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(value) {
         return Ok(Ipv4Addr::from(octets).into());
     }
-    let octets =
-        <[u8; 16]>::try_from(value).map_err(|_| malformed("address of a strange length"))?;
+    let octets = <[u8; 16]>::try_from(value).map_err(|_| malformed("address of a strange length"))?;
     Ok(Ipv6Addr::from(octets).into())
 }
 
@@ -213,14 +212,7 @@ mod tests {
     #[test]
     #[cfg(target_endian = "little")]
     fn lying_lengths_are_errors_and_end_the_walk() {
-        for bad in [
-            "03 00 01 00",
-            "00 00 01 00",
-            "09 00 01 00 61 00 00 00",
-            "ff ff 01 00",
-            "04 00 01",
-            "01",
-        ] {
+        for bad in ["03 00 01 00", "00 00 01 00", "09 00 01 00 61 00 00 00", "ff ff 01 00", "04 00 01", "01"] {
             let bytes = hex(bad);
             let walk: Vec<_> = attributes(&bytes, 0).collect();
             assert!(walk.len() == 1 && walk[0].is_err(), "{bad}");

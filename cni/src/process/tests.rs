@@ -29,11 +29,7 @@ impl Plugin for Probe {
     }
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         self.done()?;
-        let interface = Interface {
-            name: at.ifname.to_string(),
-            sandbox: at.sandbox(),
-            ..Interface::default()
-        };
+        let interface = Interface { name: at.ifname.to_string(), sandbox: at.sandbox(), ..Interface::default() };
         let previous = call.previous()?.unwrap_or_default();
         Ok(AddResult { interfaces: vec![interface], ..previous })
     }
@@ -95,8 +91,7 @@ impl Case {
     fn run(&self) -> (Answer, u32) {
         let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
         let env = |name: &str| self.env.get(name).cloned();
-        let answer =
-            answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes(), Instant::now());
+        let answer = answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes(), Instant::now());
         (answer, probe.calls.into_inner())
     }
 
@@ -104,11 +99,7 @@ impl Case {
     fn succeeds(&self) -> Value {
         let (answer, calls) = self.run();
         assert!(answer.success && calls == 1, "{answer:?}");
-        if answer.stdout.is_empty() {
-            Value::Null
-        } else {
-            serde_json::from_slice(&answer.stdout).unwrap()
-        }
+        if answer.stdout.is_empty() { Value::Null } else { serde_json::from_slice(&answer.stdout).unwrap() }
     }
 
     /// It fails with this code, names the culprit, and the plugin is never called.
@@ -142,8 +133,7 @@ fn every_command_reaches_the_plugin() {
 #[test]
 fn missing_variables_are_named_together_in_order() {
     let all = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
-    let bare =
-        |command| all.iter().fold(Case::new(command), |case, name| case.without(name)).stdin("");
+    let bare = |command| all.iter().fold(Case::new(command), |case, name| case.without(name)).stdin("");
     let wanted = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
     bare("ADD").fails(4, wanted);
     bare("CHECK").fails(4, wanted);
@@ -207,8 +197,7 @@ fn its_own_namespace_is_refused_before_anything_is_done() {
 fn a_person_is_told_what_this_is() {
     let (answer, calls) = Case::new("").run();
     assert!(answer.success && calls == 0 && answer.stdout.is_empty());
-    let wanted =
-        "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n";
+    let wanted = "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n";
     let (first, rest) = answer.stderr.split_once('\n').unwrap();
     assert!(first.starts_with("CNI probe plugin v") && rest == wanted, "{}", answer.stderr);
 }
@@ -216,13 +205,10 @@ fn a_person_is_told_what_this_is() {
 #[test]
 fn version_needs_nothing_else() {
     let names = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
-    let (answer, calls) = names
-        .iter()
-        .fold(Case::new("VERSION"), |case, name| case.without(name))
-        .stdin("junk")
-        .run();
+    let (answer, calls) = names.iter().fold(Case::new("VERSION"), |case, name| case.without(name)).stdin("junk").run();
     assert!(answer.success && calls == 0);
-    let want = r#"{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#;
+    let want =
+        r#"{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#;
     assert_eq!(String::from_utf8(answer.stdout).unwrap(), format!("{want}\n"));
 }
 
@@ -230,9 +216,7 @@ fn version_needs_nothing_else() {
 fn with_several_plugins_the_name_picks_one() {
     let [one, two] = ["one", "two"].map(|name| Probe { name, calls: AtomicU32::new(0) });
     let table: [&dyn Plugin; 2] = [&one, &two];
-    for (arg0, want) in
-        [("two", Some("two")), ("/opt/cni/bin/one", Some("one")), ("./two", Some("two"))]
-    {
+    for (arg0, want) in [("two", Some("two")), ("/opt/cni/bin/one", Some("one")), ("./two", Some("two"))] {
         assert_eq!(pick(&table, arg0.as_ref()).map(Plugin::name), want);
     }
     for arg0 in ["", "cni0", "/", "one ", "two.bak", "/one/x"] {
@@ -241,8 +225,7 @@ fn with_several_plugins_the_name_picks_one() {
     assert_eq!(pick(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
     let case = Case::new("ADD");
     let env = |name: &str| case.env.get(name).cloned();
-    let refused =
-        answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes(), Instant::now());
+    let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes(), Instant::now());
     let text = String::from_utf8(refused.stdout).unwrap();
     assert!(!refused.success && text.contains("/bin/cni0") && text.contains("one, two"), "{text}");
 }
@@ -250,18 +233,13 @@ fn with_several_plugins_the_name_picks_one() {
 #[test]
 fn previous_results_are_read_by_the_configurations_version() {
     let add = |version: &str, previous: &str| {
-        let text =
-            format!(r#"{{"cniVersion": "{version}", "name": "net", "prevResult": {previous}}}"#);
+        let text = format!(r#"{{"cniVersion": "{version}", "name": "net", "prevResult": {previous}}}"#);
         Case::new("ADD").stdin(&text)
     };
     let ips = r#"{"ips": [{"address": "10.0.0.1/8"}]}"#;
     assert_eq!(add("1.1.0", ips).succeeds()["ips"][0]["address"], "10.0.0.1/8");
     let older = r#"{"cniVersion": "1.0.0", "ips": [{"address": "10.0.0.1/8"}]}"#;
-    assert_eq!(
-        add("1.1.0", older).succeeds()["ips"][0]["address"],
-        "10.0.0.1/8",
-        "the same family"
-    );
+    assert_eq!(add("1.1.0", older).succeeds()["ips"][0]["address"], "10.0.0.1/8", "the same family");
     assert_eq!(add("1.1.0", "null").succeeds()["ips"], Value::Null);
     let fails = |case: Case, code: u32, culprit: &str| {
         let (answer, _) = case.run();
@@ -283,11 +261,8 @@ fn a_gc_without_a_list_removes_nothing() {
         .fails(7, "valid");
     let one = r#"[{"containerID": "c1", "ifname": "eth0"}]"#;
     for key in ["cni.dev/valid-attachments", "cni.dev/attachments"] {
-        Case::new("GC")
-            .stdin(&format!(r#"{{"cniVersion": "1.1.0", "name": "net", "{key}": {one}}}"#))
-            .succeeds();
-        let bad =
-            format!(r#"{{"cniVersion": "1.1.0", "name": "net", "{key}": [{{"ifname": "eth0"}}]}}"#);
+        Case::new("GC").stdin(&format!(r#"{{"cniVersion": "1.1.0", "name": "net", "{key}": {one}}}"#)).succeeds();
+        let bad = format!(r#"{{"cniVersion": "1.1.0", "name": "net", "{key}": [{{"ifname": "eth0"}}]}}"#);
         Case::new("GC").stdin(&bad).fails(7, "containerID");
     }
 }

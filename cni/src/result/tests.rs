@@ -28,11 +28,7 @@ fn full() -> AddResult {
             },
             interface("eth0", "9a:ef:ce:ba:72:9d", "/run/netns/<a&b>"),
         ],
-        ips: vec![
-            ip("10.77.0.8/24", "10.77.0.1"),
-            ip("10.78.0.8/24", ""),
-            ip("fd77::8/64", "fd77::1"),
-        ],
+        ips: vec![ip("10.77.0.8/24", "10.77.0.1"), ip("10.78.0.8/24", ""), ip("fd77::8/64", "fd77::1")],
         routes: vec![
             Route { mtu: 1300, advmss: 1200, priority: 5, ..route("192.168.77.0/24", "") },
             Route { table: Some(0), scope: Some(0), ..route("0.0.0.0/0", "10.77.0.1") },
@@ -50,10 +46,7 @@ fn full() -> AddResult {
 /// An address and nothing else.
 fn plain() -> AddResult {
     let address = "10.77.0.8/24".parse().unwrap();
-    AddResult {
-        ips: vec![IpConfig { address, gateway: None, interface: None }],
-        ..AddResult::default()
-    }
+    AddResult { ips: vec![IpConfig { address, gateway: None, interface: None }], ..AddResult::default() }
 }
 
 fn expected(version: Version, case: &str) -> String {
@@ -85,16 +78,10 @@ fn read_back_without_loss_but_what_the_version_lacks() {
     assert_eq!(full().as_seen_in(Version::NEWEST).unwrap(), full());
     let old = full().as_seen_in(Version::V0_2_0).unwrap();
     assert!(old.interfaces.is_empty());
-    assert_eq!(
-        old.ips.iter().map(|ip| ip.address.to_string()).collect::<Vec<_>>(),
-        ["10.77.0.8/24", "fd77::8/64"]
-    );
+    assert_eq!(old.ips.iter().map(|ip| ip.address.to_string()).collect::<Vec<_>>(), ["10.77.0.8/24", "fd77::8/64"]);
     assert_eq!(old.routes.len(), 3);
     let middle = full().as_seen_in(Version::V0_4_0).unwrap();
-    assert_eq!(
-        (middle.interfaces[1].mtu, middle.ips.len(), &middle.routes),
-        (0, 3, &full().routes)
-    );
+    assert_eq!((middle.interfaces[1].mtu, middle.ips.len(), &middle.routes), (0, 3, &full().routes));
 }
 
 #[test]
@@ -107,7 +94,5 @@ fn the_oldest_versions_need_an_address() {
     // Routes of a family without an address are not shown.
     let mut v4 = full();
     v4.ips.truncate(1);
-    assert!(
-        v4.as_seen_in(Version::V0_1_0).unwrap().routes.iter().all(|route| route.dst.ip().is_ipv4())
-    );
+    assert!(v4.as_seen_in(Version::V0_1_0).unwrap().routes.iter().all(|route| route.dst.ip().is_ipv4()));
 }

@@ -61,9 +61,7 @@ impl From<Answer> for AddResult {
         let mut result = AddResult { dns: answer.dns, ..AddResult::default() };
         for ip in [answer.ip4, answer.ip6].into_iter().flatten() {
             result.ips.push(IpConfig { address: ip.ip, gateway: ip.gateway, interface: None });
-            result
-                .routes
-                .extend(ip.routes.into_iter().map(|route| super::Route::new(route.dst, route.gw)));
+            result.routes.extend(ip.routes.into_iter().map(|route| super::Route::new(route.dst, route.gw)));
         }
         result
     }

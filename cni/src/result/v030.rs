@@ -73,11 +73,7 @@ impl From<Answer> for AddResult {
             sandbox: link.sandbox,
             ..super::Interface::default()
         };
-        let ip = |ip: Ip| super::IpConfig {
-            address: ip.address,
-            gateway: ip.gateway,
-            interface: ip.interface,
-        };
+        let ip = |ip: Ip| super::IpConfig { address: ip.address, gateway: ip.gateway, interface: ip.interface };
         AddResult {
             interfaces: answer.interfaces.into_iter().map(interface).collect(),
             ips: answer.ips.into_iter().map(ip).collect(),

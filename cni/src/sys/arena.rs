@@ -59,9 +59,7 @@ impl Arena {
     /// Moves the end of the newest block; `false` if there is a newer one, or no room.
     fn resize(&self, start: usize, old: usize, new: usize) -> bool {
         match start.checked_add(new) {
-            Some(end) if end <= SIZE => {
-                self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok()
-            }
+            Some(end) if end <= SIZE => self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok(),
             _ => false,
         }
     }
@@ -143,8 +141,6 @@ mod tests {
         for n in 0..200_000_u32 {
             bytes.extend(n.to_le_bytes());
         }
-        assert!(
-            bytes.chunks_exact(4).zip(0..200_000_u32).all(|(chunk, n)| chunk == n.to_le_bytes())
-        );
+        assert!(bytes.chunks_exact(4).zip(0..200_000_u32).all(|(chunk, n)| chunk == n.to_le_bytes()));
     }
 }

@@ -11,8 +11,7 @@ use serde_json::json;
 
 /// Installs the example under both names: linked to one file, or as two copies.
 fn install(lab: &Lab, linked: bool) -> PathBuf {
-    let program =
-        std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
+    let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
     let dir = lab.dir().join(if linked { "linked" } else { "copied" });
     fs::create_dir_all(&dir).unwrap();
     fs::copy(&program, dir.join("relay")).unwrap();
@@ -50,8 +49,7 @@ fn both_ways_have_the_same_outcome() {
         {"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "10.2.0.2/24"},
         {"address": "fd00::2/64", "gateway": "fd00::1", "interface": 0},
     ]);
-    let routes =
-        json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400}, {"dst": "::/0", "table": 0}]);
+    let routes = json!([{"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400}, {"dst": "::/0", "table": 0}]);
     let ipams = [
         json!({"ips": ips, "routes": routes}),
         json!({"ips": [{"address": "::ffff:10.1.0.2/120"}], "routes": [{"dst": "::ffff:10.0.0.0/104"}]}),
@@ -67,8 +65,7 @@ fn both_ways_have_the_same_outcome() {
     for version in Version::ALL {
         for ipam in &ipams {
             for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
-                let mut config =
-                    json!({"cniVersion": version.as_str(), "name": "net", "ipam": ipam});
+                let mut config = json!({"cniVersion": version.as_str(), "name": "net", "ipam": ipam});
                 config["ipam"]["type"] = "stock".into();
                 config["cni.dev/valid-attachments"] = json!([]);
                 let outcome = |dir| relay(dir, command, &config).run();
@@ -79,16 +76,14 @@ fn both_ways_have_the_same_outcome() {
         }
     }
     assert_eq!(outcomes.len(), 315);
-    assert!(
-        outcomes.iter().any(|o| o.status == Some(0))
-            && outcomes.iter().any(|o| o.status == Some(1))
-    );
+    assert!(outcomes.iter().any(|o| o.status == Some(0)) && outcomes.iter().any(|o| o.status == Some(1)));
 }
 
 #[test]
 fn a_mistake_of_ours_is_a_cni_error_too() {
     let lab = Lab::bare();
-    let config = json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
+    let config =
+        json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
     let error = relay(&install(&lab, true), "ADD", config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("two and two is five"), "{error}");
 }
@@ -124,29 +119,13 @@ fn a_result_is_read_by_its_own_version() {
         relay(&dir, "ADD", config).run()
     };
     let address = |outcome: Outcome| outcome.ok()["ips"][0]["address"].clone();
-    assert_eq!(
-        address(add(r#"{"ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")),
-        "10.1.0.2/24",
-        "none: the config's"
-    );
-    assert_eq!(
-        address(add(r#"{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")),
-        "10.1.0.2/24"
-    );
-    assert_eq!(
-        address(add(r#"{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.2/24"}}"#, "1.1.0")),
-        "10.1.0.2/24"
-    );
+    assert_eq!(address(add(r#"{"ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")), "10.1.0.2/24", "none: the config's");
+    assert_eq!(address(add(r#"{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")), "10.1.0.2/24");
+    assert_eq!(address(add(r#"{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.2/24"}}"#, "1.1.0")), "10.1.0.2/24");
     let old = r#"{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.1.0.2/24", "gateway": ""}]}"#;
     assert_eq!(address(add(old, "0.3.1")), "10.1.0.2/24");
-    assert_eq!(
-        address(add(r#"{"CNIVersion": "0.2.0", "IP4": {"Ip": "10.1.0.2/24"}}"#, "1.1.0")),
-        "10.1.0.2/24"
-    );
-    assert_eq!(
-        address(add(r#"{"ips": [{"address": "::ffff:10.1.0.2/120"}]}"#, "1.1.0")),
-        "10.1.0.2/24"
-    );
+    assert_eq!(address(add(r#"{"CNIVersion": "0.2.0", "IP4": {"Ip": "10.1.0.2/24"}}"#, "1.1.0")), "10.1.0.2/24");
+    assert_eq!(address(add(r#"{"ips": [{"address": "::ffff:10.1.0.2/120"}]}"#, "1.1.0")), "10.1.0.2/24");
     for nothing in ["null", "{}"] {
         assert_eq!(add(nothing, "1.1.0").ok()["ips"], serde_json::Value::Null);
     }
@@ -174,10 +153,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
     script(&dir, "spy", &body);
     // Not UTF-8 inside a text, and white space at the end: nothing is touched.
     let config = b"{\"cniVersion\":\"1.1.0\",\"name\":\"net\",\"x\":\"\xff\",\"ipam\":{\"type\":\"spy\"}}\n\n".to_vec();
-    let call = relay(&dir, "CHECK", "")
-        .stdin(config.clone())
-        .env("CNI_ARGS", "A=1;B=2")
-        .env("OTHER", "x y");
+    let call = relay(&dir, "CHECK", "").stdin(config.clone()).env("CNI_ARGS", "A=1;B=2").env("OTHER", "x y");
     call.run().ok();
     assert_eq!(fs::read(lab.dir().join("stdin")).unwrap(), config);
     let env = fs::read_to_string(lab.dir().join("env")).unwrap();
@@ -195,11 +171,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
     // What the test itself was started with comes through; what the plugin opened does not.
     let count = script(&dir, "count", "set -- /proc/$$/fd/*; echo $# >&2; echo '{}'");
     let direct = Calling::program(count).run().stderr;
-    assert_eq!(
-        relay(&dir, "ADD", asking("count")).run().stderr,
-        direct,
-        "descriptors of the plugin are handed down"
-    );
+    assert_eq!(relay(&dir, "ADD", asking("count")).run().stderr, direct, "descriptors of the plugin are handed down");
 }
 
 #[test]
@@ -212,11 +184,7 @@ fn a_childs_stderr_is_never_lost() {
     assert_eq!(outcome.stderr, "for the log\n");
     script(&dir, "loud", r#"echo 'for the log' >&2; echo '{"code": 42, "msg": "no"}'; exit 1"#);
     let outcome = relay(&dir, "ADD", asking("loud")).run();
-    assert_eq!(
-        outcome.error(42),
-        json!({"code": 42, "msg": "no"}),
-        "the child's own error, untouched"
-    );
+    assert_eq!(outcome.error(42), json!({"code": 42, "msg": "no"}), "the child's own error, untouched");
     assert_eq!(outcome.stderr, "for the log\n");
 }
 
@@ -246,19 +214,14 @@ fn a_child_need_not_read_and_may_leave_children() {
     let lab = Lab::bare();
     let dir = install(&lab, true);
     let filler = "x".repeat(300_000);
-    let config =
-        json!({"cniVersion": "1.1.0", "name": "net", "filler": filler, "ipam": {"type": "odd"}});
+    let config = json!({"cniVersion": "1.1.0", "name": "net", "filler": filler, "ipam": {"type": "odd"}});
     script(&dir, "odd", "exec <&-; echo '{}'");
     relay(&dir, "ADD", &config).run().ok();
     script(&dir, "odd", "head -c 200000 /dev/zero | tr '\\0' ' '; cat >/dev/null; echo '{}'");
     relay(&dir, "ADD", &config).run().ok();
     // The grandchild keeps stdout and stderr open; the child's end counts.
     let pid = lab.dir().join("pid");
-    script(
-        &dir,
-        "odd",
-        &format!("cat >/dev/null; sleep 100 & echo $! >{}; echo '{{}}'", pid.display()),
-    );
+    script(&dir, "odd", &format!("cat >/dev/null; sleep 100 & echo $! >{}; echo '{{}}'", pid.display()));
     let began = Instant::now();
     relay(&dir, "ADD", &config).run().ok();
     assert!(began.elapsed() < Duration::from_secs(30));
@@ -274,14 +237,7 @@ fn a_file_that_is_being_written_is_waited_for() {
     std::thread::scope(|scope| {
         let add = scope.spawn(|| {
             let trace = lab.dir().join("busy");
-            let options = [
-                "-f",
-                "-qq",
-                "-e",
-                "trace=execve,inotify_add_watch",
-                "-o",
-                trace.to_str().unwrap(),
-            ];
+            let options = ["-f", "-qq", "-e", "trace=execve,inotify_add_watch", "-o", trace.to_str().unwrap()];
             relay(&dir, "ADD", asking("stock")).strace(&options).run().ok();
             fs::read_to_string(trace).unwrap()
         });
@@ -328,11 +284,7 @@ fn plugins_are_looked_for_in_order() {
     assert!(domain(add(all)).contains("second"), "no directory, nothing that cannot be executed");
     assert!(domain(add(path(&[&dirs[3], &dirs[2]]))).contains("third"));
     let error = add(path(&[&dirs[0], &dirs[1]])).error(999);
-    let wanted = format!(
-        "failed to find plugin \"which\" in path [{} {}]",
-        dirs[0].display(),
-        dirs[1].display()
-    );
+    let wanted = format!("failed to find plugin \"which\" in path [{} {}]", dirs[0].display(), dirs[1].display());
     assert_eq!(error["msg"], wanted.as_str());
     assert!(error["details"].as_str().unwrap().contains("is not executable"), "{error}");
 }

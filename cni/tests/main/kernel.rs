@@ -8,22 +8,15 @@ use std::time::Duration;
 
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::{
-    BridgeSpec, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, OperState,
-    Port, VethEnd, VethSpec, Vlan, VlanRange, Watch,
+    BridgeSpec, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd,
+    VethSpec, Vlan, VlanRange, Watch,
 };
 use cni::testing::{Lab, skip};
 use cni::{Code, Deadline, Netns, Result, Route};
 
 const MAC: MacAddr = MacAddr([0x0a, 0x58, 1, 2, 3, 4]);
-const UP: LinkChange<'_> = LinkChange {
-    up: Some(true),
-    promiscuous: None,
-    mtu: None,
-    mac: None,
-    bridge: None,
-    alias: None,
-    arp_notify: None,
-};
+const UP: LinkChange<'_> =
+    LinkChange { up: Some(true), promiscuous: None, mtu: None, mac: None, bridge: None, alias: None, arp_notify: None };
 
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
@@ -34,12 +27,7 @@ fn bridge(netlink: &mut Netlink, name: &str) -> Link {
     netlink.create(&[Change::create_bridge(&spec)]).unwrap()
 }
 
-fn veth(
-    netlink: &mut Netlink,
-    host: &str,
-    guest: &Netns,
-    bridge: Option<LinkIndex>,
-) -> Result<Link> {
+fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkIndex>) -> Result<Link> {
     let spec = VethSpec {
         host: VethEnd { name: host, mac: None },
         guest: VethEnd { name: "eth0", mac: None },
@@ -69,10 +57,7 @@ fn a_bridge_is_made_as_wished_and_its_mac_stays() {
     let mut netlink = Netlink::open().unwrap();
     let spec = BridgeSpec { name: "cni0", mac: MAC, mtu: Some(1400), vlan_filtering: false };
     let made = netlink.create(&[Change::create_bridge(&spec)]).unwrap();
-    assert_eq!(
-        (made.kind.as_str(), made.mac, made.mtu, made.up),
-        ("bridge", Some(MAC), 1400, false)
-    );
+    assert_eq!((made.kind.as_str(), made.mac, made.mtu, made.up), ("bridge", Some(MAC), 1400, false));
     let seen = &lab.ip("link show dev cni0")[0];
     assert_eq!((&seen["address"], &seen["mtu"]), (&MAC.to_string().into(), &1400.into()));
     assert_eq!(seen["linkinfo"]["info_kind"], "bridge");
@@ -110,17 +95,10 @@ fn a_veth_pair_is_born_in_its_final_place() {
     let port = Port { hairpin: true, isolated: true };
     let alias = LinkChange { alias: Some("net1 c1 eth0"), ..LinkChange::default() };
     let made = netlink
-        .create(&[
-            Change::create_veth(&spec),
-            Change::set_port("veth0", port),
-            Change::set_link("veth0", &alias),
-        ])
+        .create(&[Change::create_veth(&spec), Change::set_port("veth0", port), Change::set_link("veth0", &alias)])
         .unwrap();
     let host = netlink.link(made.index).unwrap().unwrap();
-    assert_eq!(
-        (host.name.as_str(), host.kind.as_str(), host.mac, host.mtu),
-        ("veth0", "veth", Some(host_mac), 1300)
-    );
+    assert_eq!((host.name.as_str(), host.kind.as_str(), host.mac, host.mtu), ("veth0", "veth", Some(host_mac), 1300));
     assert_eq!((host.up, host.master, host.port), (true, Some(bridge.index), Some(port)));
     assert_eq!((host.alias.as_str(), host.tx_queue), ("net1 c1 eth0", 1000));
     assert_eq!(netlink.links(Some(bridge.index)).unwrap(), [host]);
@@ -140,10 +118,7 @@ fn a_taken_name_is_refused_and_the_error_tells_what_was_tried() {
     veth(&mut netlink, "veth0", &guest, None).unwrap();
     let error = veth(&mut netlink, "veth0", &guest, None).unwrap_err();
     assert_eq!(error.errno(), Some(libc::EEXIST));
-    assert!(
-        error.to_string().starts_with("create veth \"veth0\" with \"eth0\" in \"/run/netns/c1\": "),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("create veth \"veth0\" with \"eth0\" in \"/run/netns/c1\": "), "{error}");
 }
 
 #[test]
@@ -163,17 +138,12 @@ fn a_failing_change_is_named_and_the_others_are_made() {
     let mut netlink = Netlink::open().unwrap();
     let index = bridge(&mut netlink, "cni0").index;
     let add = |address| Change::add_address(index, cidr(address), DuplicateDetection::Off);
-    let changes =
-        [add("10.1.0.1/24"), add("10.1.0.1/24"), Change::delete_link("nobody"), add("10.2.0.1/24")];
+    let changes = [add("10.1.0.1/24"), add("10.1.0.1/24"), Change::delete_link("nobody"), add("10.2.0.1/24")];
     let error = netlink.apply(&changes).unwrap_err();
     assert_eq!(error.errno(), Some(libc::EEXIST));
     assert!(error.to_string().starts_with("add address 10.1.0.1/24 to link #"), "{error}");
     assert_eq!(lab.ip("address show dev cni0")[0]["addr_info"].as_array().unwrap().len(), 2);
-    assert_eq!(
-        netlink.addresses(index).unwrap().len(),
-        2,
-        "the socket is fit for the next question"
-    );
+    assert_eq!(netlink.addresses(index).unwrap().len(), 2, "the socket is fit for the next question");
     netlink.apply(&[]).unwrap();
 }
 
@@ -185,10 +155,7 @@ fn a_link_that_is_not_there_is_none() {
     let index = bridge(&mut netlink, "cni0").index;
     netlink.apply(&[Change::delete_link("cni0")]).unwrap();
     assert_eq!(netlink.link(index).unwrap(), None);
-    assert_eq!(
-        netlink.apply(&[Change::delete_link(index)]).unwrap_err().errno(),
-        Some(libc::ENODEV)
-    );
+    assert_eq!(netlink.apply(&[Change::delete_link(index)]).unwrap_err().errno(), Some(libc::ENODEV));
 }
 
 #[test]
@@ -205,19 +172,12 @@ fn settings_of_a_link() {
     };
     guest.apply(&[Change::set_link(eth0.index, &change)]).unwrap();
     let now = guest.link("eth0").unwrap().unwrap();
-    assert_eq!(
-        (now.mtu, now.mac, now.alias.as_str(), now.promiscuity),
-        (1280, Some(MAC), "who am I", 1)
-    );
+    assert_eq!((now.mtu, now.mac, now.alias.as_str(), now.promiscuity), (1280, Some(MAC), "who am I", 1));
     assert!(now.up, "what was not mentioned stays");
     let notify = "ip netns exec c1 cat /proc/sys/net/ipv4/conf/eth0/arp_notify";
     assert_eq!(lab.sh(notify).trim(), "1");
-    let off = LinkChange {
-        up: Some(false),
-        promiscuous: Some(false),
-        arp_notify: Some(false),
-        ..LinkChange::default()
-    };
+    let off =
+        LinkChange { up: Some(false), promiscuous: Some(false), arp_notify: Some(false), ..LinkChange::default() };
     guest.apply(&[Change::set_link("eth0", &off)]).unwrap();
     let now = guest.link("eth0").unwrap().unwrap();
     assert_eq!((now.up, now.promiscuity), (false, 0));
@@ -230,28 +190,18 @@ fn addresses_come_and_go() {
     let (mut host, mut guest, bridge, _, eth0) = attached(&lab);
     let add = |address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off);
     guest.apply(&[add("10.1.0.2/24"), add("10.9.0.2/32"), add("fd00::2/64")]).unwrap();
-    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)])
-        .unwrap();
+    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)]).unwrap();
 
     let found = guest.addresses(eth0.index).unwrap();
-    let global: Vec<String> =
-        found.iter().filter(|a| a.global).map(|a| a.cidr.to_string()).collect();
-    assert_eq!(
-        global,
-        ["10.1.0.2/24", "10.9.0.2/32", "fd00::2/64"],
-        "only those of this link, IPv4 first"
-    );
+    let global: Vec<String> = found.iter().filter(|a| a.global).map(|a| a.cidr.to_string()).collect();
+    assert_eq!(global, ["10.1.0.2/24", "10.9.0.2/32", "fd00::2/64"], "only those of this link, IPv4 first");
     assert!(found.iter().filter(|a| a.global).all(|a| !a.tentative && !a.duplicate), "{found:?}");
     let seen = lab.sh("ip -n c1 -4 address show dev eth0");
-    assert!(
-        seen.contains("inet 10.1.0.2/24 brd 10.1.0.255") && seen.contains("inet 10.9.0.2/32 scope"),
-        "{seen}"
-    );
+    assert!(seen.contains("inet 10.1.0.2/24 brd 10.1.0.255") && seen.contains("inet 10.9.0.2/32 scope"), "{seen}");
 
     guest.apply(&[Change::delete_address(eth0.index, cidr("10.1.0.2/24"))]).unwrap();
     assert!(guest.addresses(eth0.index).unwrap().iter().all(|a| a.cidr != cidr("10.1.0.2/24")));
-    let again =
-        guest.apply(&[Change::delete_address(eth0.index, cidr("10.1.0.2/24"))]).unwrap_err();
+    let again = guest.apply(&[Change::delete_address(eth0.index, cidr("10.1.0.2/24"))]).unwrap_err();
     assert_eq!(again.errno(), Some(libc::EADDRNOTAVAIL));
 }
 
@@ -259,12 +209,9 @@ fn addresses_come_and_go() {
 fn duplicate_detection_can_be_waited_for() {
     let lab = Lab::bare();
     let (_, mut guest, _, _, eth0) = attached(&lab);
-    guest
-        .apply(&[Change::add_address(eth0.index, cidr("fd00::2/64"), DuplicateDetection::Default)])
-        .unwrap();
+    guest.apply(&[Change::add_address(eth0.index, cidr("fd00::2/64"), DuplicateDetection::Default)]).unwrap();
     let inside = Netns::open(Path::new("/run/netns/c1")).unwrap();
-    let mut watch =
-        inside.run(&Netns::current().unwrap(), || Watch::open(Event::Ipv6Address)).unwrap();
+    let mut watch = inside.run(&Netns::current().unwrap(), || Watch::open(Event::Ipv6Address)).unwrap();
     let mut looks = 0;
     let deadline = Deadline::after(Duration::from_secs(20));
     let found = watch.wait_for("address fd00::2/64 of \"eth0\"", deadline, || {
@@ -306,13 +253,12 @@ fn news_of_others_are_never_taken_for_answers() {
     let mut watch = Watch::open(Event::Link).unwrap();
     let (mut ours, mut theirs) = (Netlink::open().unwrap(), Netlink::open().unwrap());
     let mut round = 0;
-    let found =
-        watch.wait_for("the third bridge", Deadline::after(Duration::from_secs(20)), || {
-            bridge(&mut theirs, &format!("br{round}"));
-            round += 1;
-            assert_eq!(ours.link("lo")?.unwrap().name, "lo");
-            Ok((round == 3).then_some(()))
-        });
+    let found = watch.wait_for("the third bridge", Deadline::after(Duration::from_secs(20)), || {
+        bridge(&mut theirs, &format!("br{round}"));
+        round += 1;
+        assert_eq!(ours.link("lo")?.unwrap().name, "lo");
+        Ok((round == 3).then_some(()))
+    });
     found.unwrap();
     assert_eq!(ours.links(None).unwrap().len(), 4);
 }
@@ -327,11 +273,7 @@ fn routes_with_all_their_fields() {
         Route { mtu: 1300, advmss: 1200, priority: 5, ..Route::new(cidr("10.2.0.0/16"), gw) },
         Route { table: Some(1000), scope: Some(253), ..Route::new(cidr("10.3.0.0/16"), None) },
         Route::new(cidr("::/0"), "fd00::1".parse().ok()),
-        Route {
-            table: Some(99),
-            priority: 7,
-            ..Route::new(cidr("fd02::/64"), "fd00::1".parse().ok())
-        },
+        Route { table: Some(99), priority: 7, ..Route::new(cidr("fd02::/64"), "fd00::1".parse().ok()) },
     ];
     let mut changes: Vec<Change> = ["10.1.0.2/24", "fd00::2/64"]
         .map(|address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off))
@@ -342,13 +284,11 @@ fn routes_with_all_their_fields() {
     let found = guest.routes(eth0.index).unwrap();
     for wanted in &routes {
         let matching = found.iter().filter(|r| r.leads_to(wanted.dst) && r.route.gw == wanted.gw);
-        let matching: Vec<_> =
-            matching.filter(|r| r.route.table == Some(wanted.table.unwrap_or(254))).collect();
+        let matching: Vec<_> = matching.filter(|r| r.route.table == Some(wanted.table.unwrap_or(254))).collect();
         let [one] = matching[..] else { panic!("{wanted:?} in {found:#?}") };
         assert_eq!((one.route.mtu, one.route.advmss), (wanted.mtu, wanted.advmss), "{wanted:?}");
         // IPv6 has a metric always.
-        let metric =
-            if wanted.dst.ip().is_ipv6() && wanted.priority == 0 { 1024 } else { wanted.priority };
+        let metric = if wanted.dst.ip().is_ipv6() && wanted.priority == 0 { 1024 } else { wanted.priority };
         assert_eq!(one.route.priority, metric, "{wanted:?}");
         assert_eq!(one.link, Some(eth0.index));
     }
@@ -356,23 +296,16 @@ fn routes_with_all_their_fields() {
     assert_eq!(again.errno(), Some(libc::EEXIST));
     let unreachable = Route::new(cidr("10.5.0.0/16"), "192.0.2.1".parse().ok());
     let error = guest.apply(&[Change::add_route(eth0.index, &unreachable)]).unwrap_err();
-    assert!(
-        error.to_string().starts_with("add route to 10.5.0.0/16 via 192.0.2.1 by link #"),
-        "{error}"
-    );
+    assert!(error.to_string().starts_with("add route to 10.5.0.0/16 via 192.0.2.1 by link #"), "{error}");
     assert!(format!("{error:?}").contains("kernel: Nexthop has invalid gateway"), "{error:?}");
-    assert!(
-        lab.sh("ip -n c1 route show")
-            .contains("10.2.0.0/16 via 10.1.0.1 dev eth0 metric 5 mtu 1300 advmss 1200")
-    );
+    assert!(lab.sh("ip -n c1 route show").contains("10.2.0.0/16 via 10.1.0.1 dev eth0 metric 5 mtu 1300 advmss 1200"));
 }
 
 #[test]
 fn neighbours_are_set_and_forgotten() {
     let lab = Lab::bare();
     let (mut host, _, bridge, _, _) = attached(&lab);
-    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)])
-        .unwrap();
+    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)]).unwrap();
     let ip = "10.1.0.2".parse().unwrap();
     for mac in [MAC, MacAddr([2, 0, 0, 0, 0, 9])] {
         host.apply(&[Change::set_neighbour(bridge.index, ip, mac)]).unwrap();
@@ -436,9 +369,7 @@ fn long_lists_are_whole_even_while_they_change() {
             let mut netlink = home.run(&Netns::current().unwrap(), Netlink::open).unwrap();
             let address = cidr("10.200.0.1/24");
             while !stop.load(Ordering::Relaxed) {
-                netlink
-                    .apply(&[Change::add_address(index, address, DuplicateDetection::Off)])
-                    .unwrap();
+                netlink.apply(&[Change::add_address(index, address, DuplicateDetection::Off)]).unwrap();
                 netlink.apply(&[Change::delete_address(index, address)]).unwrap();
             }
         });
@@ -482,13 +413,11 @@ fn an_answer_that_does_not_fit_is_asked_for_again() {
     let mut netlink = Netlink::open().unwrap();
     let made = bridge(&mut netlink, "cni0");
     for n in 0..9 {
-        let names: Vec<String> =
-            (0..10).map(|m| format!("altname {}{n}{m}", "x".repeat(120))).collect();
+        let names: Vec<String> = (0..10).map(|m| format!("altname {}{n}{m}", "x".repeat(120))).collect();
         lab.sh(&format!("ip link property add dev cni0 {}", names.join(" ")));
     }
     // Enough to need several datagrams after the one that does not fit.
-    let links: String =
-        (0..60).map(|n| format!("link add v{n} type veth peer name p{n}\n")).collect();
+    let links: String = (0..60).map(|n| format!("link add v{n} type veth peer name p{n}\n")).collect();
     let batch = lab.dir().join("batch");
     fs::write(&batch, links).unwrap();
     lab.sh(&format!("ip -batch {}", batch.display()));
@@ -508,13 +437,10 @@ fn vlans_of_a_port() {
         return skip("kernel::vlans_of_a_port", "this kernel has no bridge VLAN filtering");
     }
     assert_eq!(host.link(bridge.index).unwrap().unwrap().vlan_filtering, Some(true));
-    let plain =
-        |first, last| Vlan { range: VlanRange { first, last }, pvid: false, untagged: false };
+    let plain = |first, last| Vlan { range: VlanRange { first, last }, pvid: false, untagged: false };
     let one = Vlan { pvid: true, untagged: true, ..plain(1, 1) };
     assert_eq!(host.vlans(port.index).unwrap(), [one]);
-    let wanted =
-        [Vlan { pvid: true, untagged: true, ..plain(100, 100) }, plain(200, 204), plain(300, 300)];
-    host.apply(&[Change::delete_vlans(port.index, &[one]), Change::add_vlans(port.index, &wanted)])
-        .unwrap();
+    let wanted = [Vlan { pvid: true, untagged: true, ..plain(100, 100) }, plain(200, 204), plain(300, 300)];
+    host.apply(&[Change::delete_vlans(port.index, &[one]), Change::add_vlans(port.index, &wanted)]).unwrap();
     assert_eq!(host.vlans(port.index).unwrap(), wanted);
 }

@@ -18,10 +18,7 @@ fn work_runs_inside_and_the_thread_comes_back() {
     assert!(Netlink::open().unwrap().link("outside").unwrap().is_some(), "the thread does not");
     let refused = guest.run(&home, || Err::<(), _>(Error::new(Code::IO, "no")));
     assert_eq!(refused.unwrap_err().to_string(), "no");
-    assert!(
-        Netlink::open().unwrap().link("outside").unwrap().is_some(),
-        "not even after a failure"
-    );
+    assert!(Netlink::open().unwrap().link("outside").unwrap().is_some(), "not even after a failure");
 }
 
 #[test]
@@ -30,10 +27,7 @@ fn a_namespace_that_was_unmounted_is_gone() {
     let path = lab.netns("c1");
     assert!(Netns::open_if_there(&path).unwrap().is_some());
     lab.sh("umount /run/netns/c1");
-    assert!(
-        path.exists() && Netns::open_if_there(&path).unwrap().is_none(),
-        "the file is left, empty"
-    );
+    assert!(path.exists() && Netns::open_if_there(&path).unwrap().is_none(), "the file is left, empty");
     lab.sh("rm /run/netns/c1; mkfifo /run/netns/c1");
     assert!(Netns::open_if_there(&path).unwrap().is_none(), "a FIFO does not hold us");
 }
@@ -45,10 +39,7 @@ fn settings_are_written_only_where_they_differ() {
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::Changed);
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::Kept);
     assert_eq!(fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap(), "1\n");
-    assert_eq!(
-        sysctl::set(&["net", "ipv4", "conf", "nobody", "arp_notify"], "1").unwrap(),
-        Setting::Missing
-    );
+    assert_eq!(sysctl::set(&["net", "ipv4", "conf", "nobody", "arp_notify"], "1").unwrap(), Setting::Missing);
     let error = sysctl::set(&key, "nonsense").unwrap_err();
     assert!(error.to_string().starts_with("set net.ipv4.ip_forward to nonsense: "), "{error}");
 }
@@ -59,9 +50,5 @@ fn read_only_settings_are_told_apart() {
     lab.sh("mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys");
     let key = ["net", "ipv4", "ip_forward"];
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::ReadOnly);
-    assert_eq!(
-        sysctl::set(&key, "0").unwrap(),
-        Setting::Kept,
-        "reading is enough where nothing changes"
-    );
+    assert_eq!(sysctl::set(&key, "0").unwrap(), Setting::Kept, "reading is enough where nothing changes");
 }

@@ -26,11 +26,7 @@ fn environments() -> Vec<Case> {
     let mut cases = Vec::new();
     for command in ["", "CHECK", "DEL"] {
         let with = |change: Change| {
-            if command.is_empty() {
-                vec![change]
-            } else {
-                vec![("CNI_COMMAND", Some(command.as_bytes())), change]
-            }
+            if command.is_empty() { vec![change] } else { vec![("CNI_COMMAND", Some(command.as_bytes())), change] }
         };
         for (name, value, culprit) in [
             ("CNI_CONTAINERID", None, "CNI_CONTAINERID"),
@@ -64,33 +60,17 @@ fn environments() -> Vec<Case> {
         let command = ("CNI_COMMAND", Some(command.as_bytes()));
         cases.push(case(&[command, ("CNI_NETNS", None)], GOOD, 4, "CNI_NETNS"));
         cases.push(case(&[command, ("CNI_NETNS", Some(b""))], GOOD, 4, "CNI_NETNS"));
-        for path in [
-            "/nowhere",
-            "relative",
-            "/",
-            "/etc/passwd/x",
-            "/dev/null",
-            "/proc/self/ns/mnt",
-            "/proc/1/ns/nonsense",
-        ] {
+        for path in
+            ["/nowhere", "relative", "/", "/etc/passwd/x", "/dev/null", "/proc/self/ns/mnt", "/proc/1/ns/nonsense"]
+        {
             cases.push(case(&[command, ("CNI_NETNS", Some(path.as_bytes()))], GOOD, 8, path));
         }
     }
     for command in ["GC", "STATUS"] {
-        cases.push(case(
-            &[("CNI_COMMAND", Some(command.as_bytes())), ("CNI_PATH", None)],
-            GOOD,
-            4,
-            "CNI_PATH",
-        ));
+        cases.push(case(&[("CNI_COMMAND", Some(command.as_bytes())), ("CNI_PATH", None)], GOOD, 4, "CNI_PATH"));
     }
     for command in ["add", "ADD ", " ADD", "ADDX", "GC\n", "VERSIONS", "ADD;DEL"] {
-        cases.push(case(
-            &[("CNI_COMMAND", Some(command.as_bytes()))],
-            GOOD,
-            4,
-            "unknown CNI_COMMAND: ",
-        ));
+        cases.push(case(&[("CNI_COMMAND", Some(command.as_bytes()))], GOOD, 4, "unknown CNI_COMMAND: "));
     }
     cases.push(case(&[("CNI_COMMAND", Some(b"\xff"))], GOOD, 4, "unknown CNI_COMMAND: "));
     cases.push(case(&[("CNI_NETNS", Some(b"/proc/self/ns/net"))], GOOD, 8, "/proc/self/ns/net"));
@@ -152,9 +132,7 @@ fn configurations() -> Vec<Case> {
     bad(br#"{"cniVersion": "1.1.0"}"#, 7, "name");
     bad(br#"{"name": null}"#, 7, "name");
     bad(br#"{"name": ""}"#, 7, "name");
-    for (value, culprit) in
-        [("5", "5"), ("true", "true"), ("[]", "list"), ("{}", "object"), ("1.5", "1.5")]
-    {
+    for (value, culprit) in [("5", "5"), ("true", "true"), ("[]", "list"), ("{}", "object"), ("1.5", "1.5")] {
         bad(format!(r#"{{"name": {value}}}"#).as_bytes(), 6, culprit);
     }
     for (name, culprit) in [
@@ -176,24 +154,12 @@ fn configurations() -> Vec<Case> {
     bad(br#"{"cniVersion": "1.1.0", "name": "net", "NAME": "a/b"}"#, 7, "a/b");
     bad(b"{\"cniVersion\": \"1.1.0\", \"name\": \"\xff\"}", 7, "\u{fffd}");
     // The version.
-    for (value, culprit) in
-        [("5", "5"), ("1.1", "1.1"), ("true", "true"), ("[]", "list"), ("{}", "object")]
-    {
+    for (value, culprit) in [("5", "5"), ("1.1", "1.1"), ("true", "true"), ("[]", "list"), ("{}", "object")] {
         bad(format!(r#"{{"name": "net", "cniVersion": {value}}}"#).as_bytes(), 6, culprit);
     }
-    for version in [
-        "1.1",
-        "1",
-        "v1.1.0",
-        "1.1.0 ",
-        "0.5.0",
-        "1.2.0",
-        "2.0.0",
-        "nonsense",
-        "1.1.0-rc1",
-        "0.0.0",
-        "1.1.0.0",
-    ] {
+    for version in
+        ["1.1", "1", "v1.1.0", "1.1.0 ", "0.5.0", "1.2.0", "2.0.0", "nonsense", "1.1.0-rc1", "0.0.0", "1.1.0.0"]
+    {
         bad(format!(r#"{{"name": "net", "cniVersion": "{version}"}}"#).as_bytes(), 1, version);
     }
     // The previous result.
@@ -223,12 +189,7 @@ fn configurations() -> Vec<Case> {
         (r#"{"dns": {"nameservers": "10.0.0.1"}}"#, 6, "dns.nameservers"),
         (r#"{"dns": {"search": [5]}}"#, 6, "dns.search[0]"),
     ] {
-        bad(
-            format!(r#"{{"cniVersion": "1.1.0", "name": "net", "prevResult": {previous}}}"#)
-                .as_bytes(),
-            code,
-            culprit,
-        );
+        bad(format!(r#"{{"cniVersion": "1.1.0", "name": "net", "prevResult": {previous}}}"#).as_bytes(), code, culprit);
     }
     cases
 }
@@ -250,18 +211,13 @@ fn is_answered_with_the_code_and_the_culprit() {
     assert!(cases.len() >= 120, "{}", cases.len());
     for case in &cases {
         let what = || {
-            let stdin: OsString =
-                OsString::from_vec(case.stdin.iter().take(200).copied().collect());
+            let stdin: OsString = OsString::from_vec(case.stdin.iter().take(200).copied().collect());
             format!("{:?} {stdin:?}", case.env)
         };
         let outcome = calling(&lab, case).run();
         assert_eq!(outcome.status, Some(1), "{}: {outcome:?}", what());
         let error = outcome.error(case.code);
-        let said = format!(
-            "{} {}",
-            error["msg"].as_str().unwrap(),
-            error["details"].as_str().unwrap_or("")
-        );
+        let said = format!("{} {}", error["msg"].as_str().unwrap(), error["details"].as_str().unwrap_or(""));
         assert!(said.contains(case.culprit), "{}: {:?} in {said}", what(), case.culprit);
         assert_eq!(outcome.stderr, "", "{}", what());
     }
@@ -277,11 +233,7 @@ fn that_cannot_be_read_and_answers_that_cannot_be_written() {
     lab.netns("c1");
     let shell = |script: &str| {
         let script = format!("exec {}/loopback {script}", lab.bin().display());
-        let call = Calling::program("sh")
-            .arg("-c")
-            .arg(script)
-            .env("CNI_COMMAND", "ADD")
-            .env("CNI_PATH", "/x");
+        let call = Calling::program("sh").arg("-c").arg(script).env("CNI_COMMAND", "ADD").env("CNI_PATH", "/x");
         call.attachment("c1", "eth0", "/run/netns/c1").stdin(GOOD).run()
     };
     let error = shell("</").error(5);
@@ -308,8 +260,7 @@ fn of_any_size_costs_little_memory() {
     let lab = Lab::new();
     lab.netns("c1");
     let filler = |piece: &str, size: usize| piece.repeat(size / piece.len());
-    let object =
-        |inside: String| format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"net\", {inside}}}");
+    let object = |inside: String| format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"net\", {inside}}}");
     let refused = [
         (filler(" ", 50 << 20), 6),
         (filler("[", 50 << 20), 6),
@@ -318,22 +269,12 @@ fn of_any_size_costs_little_memory() {
         (object(format!("{}\"cniVersion\": 5", filler("\"\":0,", 1_000_000))), 6),
         (object(format!("\"x\": [{}0], \"cniVersion\": 5", filler("0,", 1_000_000))), 6),
         (object(format!("\"prevResult\": {{\"ips\": [{}0]}}", filler("{},", 1_000_000))), 7),
-        (
-            object(format!(
-                "\"prevResult\": {{\"dns\": {{\"search\": [{}0]}}}}",
-                filler("\"\",", 200_000)
-            )),
-            6,
-        ),
+        (object(format!("\"prevResult\": {{\"dns\": {{\"search\": [{}0]}}}}", filler("\"\",", 200_000))), 6),
     ];
     // The address space, in KB, for the program, its stack and all that it reads.
     let run = |command: &str, space: u32, stdin: String| {
         let script = format!("ulimit -v {space}; exec {}/loopback", lab.bin().display());
-        let call = Calling::program("sh")
-            .arg("-c")
-            .arg(script)
-            .env("CNI_COMMAND", command)
-            .env("CNI_PATH", "/x");
+        let call = Calling::program("sh").arg("-c").arg(script).env("CNI_COMMAND", command).env("CNI_PATH", "/x");
         call.attachment("c1", "eth0", "/run/netns/c1").stdin(stdin).run()
     };
     for (stdin, code) in refused {

@@ -27,12 +27,8 @@ fn version_needs_few_system_calls() {
     let lab = Lab::new();
     if is_release(&lab, "cost::version_needs_few_system_calls") {
         let trace = lab.dir().join("trace");
-        lab.plugin("loopback", "VERSION")
-            .strace(&["-f", "-qq", "-o", trace.to_str().unwrap()])
-            .run()
-            .ok();
-        let calls =
-            fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains('(')).count();
+        lab.plugin("loopback", "VERSION").strace(&["-f", "-qq", "-o", trace.to_str().unwrap()]).run().ok();
+        let calls = fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains('(')).count();
         assert!((5..60).contains(&calls), "{calls} system calls");
     }
 }
@@ -42,9 +38,6 @@ fn the_program_needs_no_library() {
     let lab = Lab::new();
     if is_release(&lab, "cost::the_program_needs_no_library") {
         let said = lab.sh(&format!("ldd {}/loopback 2>&1 || true", lab.bin().display()));
-        assert!(
-            said.contains("statically linked") || said.contains("not a dynamic executable"),
-            "{said}"
-        );
+        assert!(said.contains("statically linked") || said.contains("not a dynamic executable"), "{said}");
     }
 }

@@ -19,18 +19,11 @@ fn tells(log: &str) {
     let mut last = 0;
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        assert!(
-            words[0].starts_with("20") && words[0].ends_with('Z') && words[1].starts_with('['),
-            "{log}"
-        );
+        assert!(words[0].starts_with("20") && words[0].ends_with('Z') && words[1].starts_with('['), "{log}");
         let at: u64 = words[2].strip_suffix("us").unwrap().parse().unwrap();
         assert!(at >= last, "{log}");
         last = at;
-        assert_eq!(
-            words[3..9],
-            ["DEBUG", "loopback", "ADD", "net=net1", "container=c1", "if=eth0:"],
-            "{log}"
-        );
+        assert_eq!(words[3..9], ["DEBUG", "loopback", "ADD", "net=net1", "container=c1", "if=eth0:"], "{log}");
     }
     assert_eq!(log.matches("set link #1 up").count(), 1, "{log}");
 }
@@ -40,11 +33,7 @@ fn silence_by_default() {
     let lab = Lab::new();
     lab.netns("c1");
     assert_eq!(add(&lab, json!({})).run().stderr, "");
-    assert_eq!(
-        add(&lab, json!({})).env("RUST_LOG", "debug").run().stderr,
-        "",
-        "somebody else's variable"
-    );
+    assert_eq!(add(&lab, json!({})).env("RUST_LOG", "debug").run().stderr, "", "somebody else's variable");
     assert_eq!(add(&lab, json!({"logLevel": "warn"})).run().stderr, "");
     assert_eq!(add(&lab, json!({"logLevel": "debug"})).env("CNI_LOG", "off").run().stderr, "");
 }
@@ -82,8 +71,7 @@ fn to_a_file_that_grows() {
 #[test]
 fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
     let lab = Lab::new();
-    let (target, link, fifo) =
-        (lab.dir().join("target"), lab.dir().join("link"), lab.dir().join("fifo"));
+    let (target, link, fifo) = (lab.dir().join("target"), lab.dir().join("link"), lab.dir().join("fifo"));
     symlink(&target, &link).unwrap();
     lab.sh(&format!("mkfifo {}", fifo.display()));
     for (count, (wish, culprit)) in [
@@ -100,20 +88,14 @@ fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
     {
         let netns = lab.netns(&format!("c{count}"));
         for command in ["ADD", "DEL"] {
-            let outcome =
-                add(&lab, wish.clone()).env("CNI_NETNS", &netns).env("CNI_COMMAND", command).run();
+            let outcome = add(&lab, wish.clone()).env("CNI_NETNS", &netns).env("CNI_COMMAND", command).run();
             outcome.ok();
-            assert!(
-                outcome.stderr.contains("WARN") && outcome.stderr.contains(culprit),
-                "{}",
-                outcome.stderr
-            );
+            assert!(outcome.stderr.contains("WARN") && outcome.stderr.contains(culprit), "{}", outcome.stderr);
         }
     }
     assert!(!target.exists(), "a symbolic link is not followed");
     lab.netns("c");
-    let outcome =
-        add(&lab, json!({})).env("CNI_NETNS", "/run/netns/c").env("CNI_LOG", "loud").run();
+    let outcome = add(&lab, json!({})).env("CNI_NETNS", "/run/netns/c").env("CNI_LOG", "loud").run();
     outcome.ok();
     assert!(outcome.stderr.contains("loud"), "{}", outcome.stderr);
 }

@@ -46,11 +46,8 @@ fn the_program_itself_says_what_it_is() {
     let line = who(&program);
     assert!(PLUGINS.iter().all(|plugin| line.contains(plugin)), "{line}");
     for command in ["ADD", "VERSION"] {
-        let error = Calling::new(&program, command)
-            .attachment("c", "eth0", "/x")
-            .env("CNI_PATH", "/x")
-            .run()
-            .error(999);
+        let error =
+            Calling::new(&program, command).attachment("c", "eth0", "/x").env("CNI_PATH", "/x").run().error(999);
         assert!(error["msg"].as_str().unwrap().contains("cni0"), "{error}");
         assert!(error["details"].as_str().unwrap().contains("loopback"), "{error}");
     }
@@ -61,8 +58,7 @@ fn every_plugin_speaks_every_version() {
     Lab::both(|lab| {
         for plugin in PLUGINS {
             // As libcni asks: everything but the command is a dummy.
-            let call =
-                lab.plugin(plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");
+            let call = lab.plugin(plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");
             let outcome = call.env("CNI_PATH", "dummy").stdin(r#"{"cniVersion":"1.1.0"}"#).run();
             let wanted = "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";
             assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), wanted), "{plugin}");

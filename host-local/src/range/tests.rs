@@ -56,13 +56,7 @@ fn flaws_name_the_value() {
         ("10.1.0.0/24", "10.2.0.1", "", "", "10.2.0.1"),
         ("10.1.0.0/24", "fd00::1", "", "", "fd00::1"),
         ("10.1.0.0/24", "", "10.1.1.0", "", "10.1.1.0"),
-        (
-            "10.1.0.0/24",
-            "10.1.0.9",
-            "10.1.0.8",
-            "",
-            "\"rangeStart\" 10.1.0.9 is after \"rangeEnd\" 10.1.0.8",
-        ),
+        ("10.1.0.0/24", "10.1.0.9", "10.1.0.8", "", "\"rangeStart\" 10.1.0.9 is after \"rangeEnd\" 10.1.0.8"),
         ("10.1.0.0/24", "10.1.0.255", "", "", "10.1.0.255"),
         ("10.1.0.0/24", "", "", "fd00::1", "fd00::1"),
         ("fd00::/64", "", "", "10.0.0.1", "10.0.0.1"),
@@ -74,8 +68,7 @@ fn flaws_name_the_value() {
 
 #[test]
 fn sets_have_one_family_and_no_overlap() {
-    let (a, b) =
-        (range("10.1.0.0/24", "", "10.1.0.99", ""), range("10.1.0.0/24", "10.1.0.100", "", ""));
+    let (a, b) = (range("10.1.0.0/24", "", "10.1.0.99", ""), range("10.1.0.0/24", "10.1.0.100", "", ""));
     let (a, b, six) = (a.unwrap(), b.unwrap(), range("fd00::/64", "", "", "").unwrap());
     assert!(RangeSet::new(vec![a.clone(), b.clone()]).is_ok());
     for bad in [vec![], vec![a.clone(), six], vec![a.clone(), b, a]] {
@@ -104,8 +97,7 @@ fn random_set(dice: &mut Dice, base: IpAddr) -> RangeSet {
         let at = |n: u64| Some(like(base, bits(subnet.ip()) + u128::from(n)));
         let all = 1 << size;
         let (a, b) = (dice.roll(all), dice.roll(all));
-        let (start, end) =
-            if dice.roll(2) == 0 { (None, None) } else { (at(a.min(b)), at(a.max(b))) };
+        let (start, end) = if dice.roll(2) == 0 { (None, None) } else { (at(a.min(b)), at(a.max(b))) };
         let gateway = if dice.roll(2) == 0 { None } else { at(dice.roll(2 * all)) };
         Range::new(Draft { subnet: Some(subnet), start, end, gateway }).unwrap()
     });
@@ -122,14 +114,9 @@ fn model(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Opti
             n += 1;
         }
     }
-    let from =
-        last.and_then(|last| all.iter().position(|(ip, _)| *ip == last)).map_or(0, |at| at + 1);
+    let from = last.and_then(|last| all.iter().position(|(ip, _)| *ip == last)).map_or(0, |at| at + 1);
     let (before, after) = all.split_at(from);
-    after
-        .iter()
-        .chain(before)
-        .find(|(ip, gateway)| ip != gateway && !taken.contains(ip))
-        .map(|(ip, _)| *ip)
+    after.iter().chain(before).find(|(ip, gateway)| ip != gateway && !taken.contains(ip)).map(|(ip, _)| *ip)
 }
 
 /// What we do: spans, and bitmaps of blocks.
@@ -162,11 +149,9 @@ fn the_next_address_is_the_models() {
         let set = random_set(&mut dice, base);
         let around = |dice: &mut Dice| like(base, bits(base) + u128::from(dice.roll(192)));
         let density = dice.roll(100);
-        let addresses: Vec<IpAddr> =
-            set.round(None).into_iter().flat_map(Span::addresses).collect();
+        let addresses: Vec<IpAddr> = set.round(None).into_iter().flat_map(Span::addresses).collect();
         assert!(u128::try_from(addresses.len()).unwrap() == set.size(), "{set}");
-        let taken: BTreeSet<IpAddr> =
-            addresses.iter().copied().filter(|_| dice.roll(100) < density * 2).collect();
+        let taken: BTreeSet<IpAddr> = addresses.iter().copied().filter(|_| dice.roll(100) < density * 2).collect();
         let last = (dice.roll(4) > 0).then(|| around(&mut dice));
         assert_eq!(
             ours(&set, last, &taken),
@@ -181,8 +166,7 @@ fn a_round_visits_every_address_once_and_the_last_one_last() {
     let mut dice = Dice(0xabcd);
     for _ in 0..500 {
         let set = random_set(&mut dice, ip("10.0.0.0"));
-        let addresses =
-            |last| set.round(last).into_iter().flat_map(Span::addresses).collect::<Vec<_>>();
+        let addresses = |last| set.round(last).into_iter().flat_map(Span::addresses).collect::<Vec<_>>();
         let all = addresses(None);
         for last in all.iter().copied().take(20) {
             let round = addresses(Some(last));

@@ -40,10 +40,8 @@ fn a_set_of_several_ranges_is_one_pool() {
 #[test]
 fn each_set_gives_an_address_or_none_does() {
     let lab = Lab::new();
-    let net = Net::new(
-        &lab,
-        json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/30"}]]),
-    );
+    let net =
+        Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/30"}]]));
     assert_eq!(net.add("a"), [ip("10.1.0.2"), ip("fd00::2"), ip("10.2.0.2")]);
     let before = net.leases();
     net.call("ADD", "b").error(100);
@@ -67,12 +65,8 @@ fn a_second_add_is_a_duplicate_unless_it_asks_for_what_it_has() {
     net.add("a");
     let error = net.call("ADD", "a").error(999);
     let msg = error["msg"].as_str().unwrap();
-    assert!(
-        msg.contains("duplicate allocation") && msg.contains("10.1.0.2") && msg.contains("\"a\""),
-        "{msg}"
-    );
-    let asking =
-        |id: &str, ip: &str| net.calling("ADD", id).env("CNI_ARGS", format!("IP={ip}")).run();
+    assert!(msg.contains("duplicate allocation") && msg.contains("10.1.0.2") && msg.contains("\"a\""), "{msg}");
+    let asking = |id: &str, ip: &str| net.calling("ADD", id).env("CNI_ARGS", format!("IP={ip}")).run();
     let before = net.files();
     assert_eq!(asking("a", "10.1.0.2").ok()["ips"][0]["address"], "10.1.0.2/24");
     let other = asking("a", "10.1.0.9").error(999);
@@ -97,19 +91,13 @@ fn a_failed_repetition_leaves_what_was_held() {
 #[test]
 fn wishes_come_from_three_places() {
     let lab = Lab::new();
-    let net = Net::new(
-        &lab,
-        json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/24"}]]),
-    );
+    let net =
+        Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/24"}]]));
     let net = net.with("/runtimeConfig", json!({"ips": ["10.2.0.77/24", "10.1.0.7"]}));
     let net = net.with("/args", json!({"cni": {"ips": ["fd00::77/64"]}}));
-    let got =
-        net.calling("ADD", "a").env("CNI_ARGS", "IgnoreUnknown=1;K8S=x;IP=10.1.0.7/8").run().ok();
+    let got = net.calling("ADD", "a").env("CNI_ARGS", "IgnoreUnknown=1;K8S=x;IP=10.1.0.7/8").run().ok();
     let want = ["10.1.0.7/24", "fd00::77/64", "10.2.0.77/24"];
-    assert_eq!(
-        got["ips"].as_array().unwrap().iter().map(|ip| &ip["address"]).collect::<Vec<_>>(),
-        want
-    );
+    assert_eq!(got["ips"].as_array().unwrap().iter().map(|ip| &ip["address"]).collect::<Vec<_>>(), want);
     assert_eq!(fs::read_to_string(net.dir().join("last_reserved_ip.2")).unwrap(), "10.2.0.77");
     net.del("a");
     assert!(net.leases().is_empty());
@@ -142,9 +130,7 @@ fn routes_and_dns_are_handed_on() {
     fs::write(&resolv, "nameserver 10.0.0.1\nsearch a b\n").unwrap();
     let routes = json!([{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.9", "mtu": 1400, "advmss": 1300,
                          "priority": 5, "table": 0, "scope": 253}]);
-    let net = Net::of(&lab, "10.1.0.0/24")
-        .with("/ipam/routes", routes.clone())
-        .with("/ipam/resolvConf", json!(resolv));
+    let net = Net::of(&lab, "10.1.0.0/24").with("/ipam/routes", routes.clone()).with("/ipam/resolvConf", json!(resolv));
     let got = net.call("ADD", "a").ok();
     assert_eq!(got["routes"], routes);
     assert_eq!(got["dns"], json!({"nameservers": ["10.0.0.1"], "search": ["a", "b"]}));

@@ -26,18 +26,8 @@ fn ranges() -> Vec<Case> {
         ("/ipam/ranges", json!([[{"subnet": "10.1.0.0/24"}], []]), 7, &["ipam.ranges[1]"]),
         ("/ipam/ranges", json!([[{}]]), 7, &["ipam.ranges[0][0]", "subnet"]),
         ("/ipam/ranges", json!([[{"subnet": null}]]), 7, &["ipam.ranges[0][0]", "subnet"]),
-        (
-            "/ipam/ranges",
-            json!([[{"rangeStart": "10.1.0.1"}]]),
-            7,
-            &["ipam.ranges[0][0]", "subnet"],
-        ),
-        (
-            "/ipam/ranges",
-            json!([[{"subnet": "10.1.0.0/24"}, {"subnet": "fd00::/64"}]]),
-            7,
-            &["ipam.ranges[0]", "IPv6"],
-        ),
+        ("/ipam/ranges", json!([[{"rangeStart": "10.1.0.1"}]]), 7, &["ipam.ranges[0][0]", "subnet"]),
+        ("/ipam/ranges", json!([[{"subnet": "10.1.0.0/24"}, {"subnet": "fd00::/64"}]]), 7, &["ipam.ranges[0]", "IPv6"]),
         (
             "/ipam/ranges",
             json!([[{"subnet": "10.1.0.0/24"}, {"subnet": "10.1.0.0/25"}]]),
@@ -50,12 +40,7 @@ fn ranges() -> Vec<Case> {
             7,
             &["ipam.ranges[0]", "ipam.ranges[1]", "overlap"],
         ),
-        (
-            "/ipam/ranges",
-            json!([[{"subnet": "fd00::/64"}], [{"subnet": "fd00::/48"}]]),
-            7,
-            &["overlap"],
-        ),
+        ("/ipam/ranges", json!([[{"subnet": "fd00::/64"}], [{"subnet": "fd00::/48"}]]), 7, &["overlap"]),
         ("/ipam/subnet", json!("10.1.0.0/16"), 7, &["overlap", "ipam.ranges[0]"]),
         (
             "/runtimeConfig",
@@ -109,12 +94,7 @@ fn ranges() -> Vec<Case> {
         ("fd00::1/64", "fd00::/64"),
         ("::ffff:10.1.0.0/120", "IPv4"),
     ] {
-        cases.push((
-            "/ipam/ranges",
-            json!([[{"subnet": bad}]]),
-            7,
-            Box::leak(Box::new(["ipam.ranges[0][0]", why])),
-        ));
+        cases.push(("/ipam/ranges", json!([[{"subnet": bad}]]), 7, Box::leak(Box::new(["ipam.ranges[0][0]", why]))));
     }
     for key in ["rangeStart", "rangeEnd", "gateway"] {
         let named: &'static [&'static str] = Box::leak(Box::new([key]));
@@ -168,25 +148,10 @@ fn others() -> Vec<Case> {
         ("/ipam/routes", json!([{"dst": null}]), 7, &["ipam.routes[0].dst", "missing"]),
         ("/ipam/routes", json!([{"dst": ""}]), 7, &["ipam.routes[0].dst"]),
         ("/ipam/routes", json!([{"dst": "10.0.0.0"}]), 7, &["ipam.routes[0].dst", "10.0.0.0"]),
-        (
-            "/ipam/routes",
-            json!([{"dst": "10.0.0.0/8"}, {"dst": "x/8"}]),
-            7,
-            &["ipam.routes[1].dst", "x/8"],
-        ),
+        ("/ipam/routes", json!([{"dst": "10.0.0.0/8"}, {"dst": "x/8"}]), 7, &["ipam.routes[1].dst", "x/8"]),
         ("/ipam/routes", json!([{"dst": "10.0.0.0/8", "gw": "x"}]), 7, &["ipam.routes[0].gw", "x"]),
-        (
-            "/ipam/routes",
-            json!([{"dst": "10.0.0.0/8", "mtu": "1500"}]),
-            6,
-            &["ipam.routes[0].mtu", "1500"],
-        ),
-        (
-            "/ipam/routes",
-            json!([{"dst": "10.0.0.0/8", "mtu": 1500.5}]),
-            6,
-            &["ipam.routes[0].mtu", "1500.5"],
-        ),
+        ("/ipam/routes", json!([{"dst": "10.0.0.0/8", "mtu": "1500"}]), 6, &["ipam.routes[0].mtu", "1500"]),
+        ("/ipam/routes", json!([{"dst": "10.0.0.0/8", "mtu": 1500.5}]), 6, &["ipam.routes[0].mtu", "1500.5"]),
         (
             "/ipam/routes",
             json!([{"dst": "10.0.0.0/8", "priority": 4294967296u64}]),
@@ -194,21 +159,11 @@ fn others() -> Vec<Case> {
             &["ipam.routes[0].priority", "4294967296"],
         ),
         ("/ipam/routes", json!([{"dst": "10.0.0.0/8", "table": []}]), 6, &["ipam.routes[0].table"]),
-        (
-            "/ipam/routes",
-            json!([{"dst": "10.0.0.0/8", "scope": 256}]),
-            7,
-            &["ipam.routes[0].scope", "256"],
-        ),
+        ("/ipam/routes", json!([{"dst": "10.0.0.0/8", "scope": 256}]), 7, &["ipam.routes[0].scope", "256"]),
         ("/runtimeConfig", json!({"ips": [null]}), 6, &["runtimeConfig.ips[0]", "null"]),
         ("/runtimeConfig", json!({"ips": [""]}), 7, &["runtimeConfig.ips[0]"]),
         ("/runtimeConfig", json!({"ips": ["10.1.0.5", "x"]}), 7, &["runtimeConfig.ips[1]", "x"]),
-        (
-            "/runtimeConfig",
-            json!({"ips": ["10.1.0.5/33"]}),
-            7,
-            &["runtimeConfig.ips[0]", "10.1.0.5/33"],
-        ),
+        ("/runtimeConfig", json!({"ips": ["10.1.0.5/33"]}), 7, &["runtimeConfig.ips[0]", "10.1.0.5/33"]),
         ("/runtimeConfig", json!({"ips": "10.1.0.5"}), 6, &["runtimeConfig.ips", "10.1.0.5"]),
         ("/runtimeConfig", json!({"ips": ["10.9.0.5"]}), 7, &["10.9.0.5", "none of the ranges"]),
         ("/runtimeConfig", json!({"ips": ["10.1.0.5", "10.1.0.6"]}), 7, &["10.1.0.6", "too many"]),
@@ -249,14 +204,8 @@ fn every_bad_configuration_is_refused_before_anything_is_made() {
             assert!(text.contains(part), "{pointer} = {value} does not name {part}: {text}");
         }
         let hint = error["details"].as_str().unwrap_or_default();
-        assert!(
-            !hint.is_empty() || code < 4 || pointer == "/name" || pointer == "/cniVersion",
-            "no remedy: {text}"
-        );
-        assert!(
-            !Path::new(DATA).exists() && !Path::new("/run/cni0").exists(),
-            "{pointer} = {value} made something"
-        );
+        assert!(!hint.is_empty() || code < 4 || pointer == "/name" || pointer == "/cniVersion", "no remedy: {text}");
+        assert!(!Path::new(DATA).exists() && !Path::new("/run/cni0").exists(), "{pointer} = {value} made something");
     }
 }
 

@@ -32,8 +32,7 @@ fn at_once(count: usize, width: usize, job: impl Fn(usize) + Sync) {
 /// The disk must say what the answers said.
 #[track_caller]
 fn assert_equal(net: &Net<'_>, answers: &BTreeMap<IpAddr, String>) {
-    let want: BTreeMap<IpAddr, String> =
-        answers.iter().map(|(ip, id)| (*ip, format!("{id}\r\neth0"))).collect();
+    let want: BTreeMap<IpAddr, String> = answers.iter().map(|(ip, id)| (*ip, format!("{id}\r\neth0"))).collect();
     assert_eq!(net.leases(), want);
     net.assert_tidy();
 }
@@ -46,11 +45,7 @@ fn three_hundred_at_once() {
     at_once(300, 300, |n| {
         let id = format!("c{n}");
         for ip in net.add(&id) {
-            assert_eq!(
-                answers.lock().unwrap().insert(ip, id.clone()),
-                None,
-                "{ip} was given twice"
-            );
+            assert_eq!(answers.lock().unwrap().insert(ip, id.clone()), None, "{ip} was given twice");
         }
     });
     let mut answers = answers.into_inner().unwrap();
@@ -81,11 +76,7 @@ fn churn(net: &Net<'_>, reference: Option<&Path>) {
         let id = format!("c{n}");
         let got = addresses(&call(n, "ADD", &id));
         for ip in &got {
-            assert_eq!(
-                answers.lock().unwrap().insert(*ip, id.clone()),
-                None,
-                "{ip} was given twice"
-            );
+            assert_eq!(answers.lock().unwrap().insert(*ip, id.clone()), None, "{ip} was given twice");
         }
         if n % 4 < 2 {
             // Before the DEL: after it the address may belong to another.
@@ -112,8 +103,5 @@ fn ours_and_the_references_side_by_side() {
     let test = "concurrency::ours_and_the_references_side_by_side";
     let Some(reference) = reference("host-local", test) else { return };
     let lab = Lab::new();
-    churn(
-        &Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]])),
-        Some(&reference),
-    );
+    churn(&Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]])), Some(&reference));
 }

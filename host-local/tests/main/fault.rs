@@ -23,9 +23,8 @@ fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
     let mut counts: HashMap<String, usize> = HashMap::new();
     let mut steps = Vec::new();
     for line in text.lines() {
-        let Some((name, rest)) = line
-            .split_once('(')
-            .filter(|(name, _)| name.chars().all(|c| c.is_alphanumeric() || c == '_'))
+        let Some((name, rest)) =
+            line.split_once('(').filter(|(name, _)| name.chars().all(|c| c.is_alphanumeric() || c == '_'))
         else {
             continue;
         };
@@ -33,8 +32,7 @@ fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
         *count += 1;
         steps.push(Step { name: name.to_owned(), count: *count, text: rest.to_owned() });
     }
-    let from =
-        steps.iter().position(|step| step.name == "read" && step.text.starts_with("0, ")).unwrap();
+    let from = steps.iter().position(|step| step.name == "read" && step.text.starts_with("0, ")).unwrap();
     steps.drain(..from);
     steps
 }
@@ -47,12 +45,7 @@ fn inject(lab: &Lab, call: Calling, step: &Step, what: &str) -> Outcome {
     let outcome = call.strace(&["-o", trace.to_str().unwrap(), "-e", &only, "-e", &rule]).run();
     let text = fs::read_to_string(&trace).unwrap();
     let injected = if what.starts_with("signal") { "SIGKILL" } else { "INJECTED" };
-    assert!(
-        text.contains(injected),
-        "nothing was injected at {} {}: {text}",
-        step.name,
-        step.count
-    );
+    assert!(text.contains(injected), "nothing was injected at {} {}: {text}", step.name, step.count);
     outcome
 }
 
@@ -81,25 +74,14 @@ fn killed_anywhere_in_add_nothing_is_lost() {
             prepare();
             inject(&lab, net.calling("ADD", "a"), &step, "signal=KILL");
             for content in net.leases().into_values() {
-                assert!(
-                    ["a\r\neth0", "other\r\neth0"].contains(&content.as_str()),
-                    "{content:?}, {at}"
-                );
+                assert!(["a\r\neth0", "other\r\neth0"].contains(&content.as_str()), "{content:?}, {at}");
             }
             net.del("a");
-            assert_eq!(
-                net.leases(),
-                if name == "net" { others.clone() } else { BTreeMap::new() },
-                "{at}"
-            );
+            assert_eq!(net.leases(), if name == "net" { others.clone() } else { BTreeMap::new() }, "{at}");
             assert_eq!(net.add("b").len(), 2, "{at}");
             net.del("b");
             net.call("CHECK", "b").error(999);
-            assert_eq!(
-                net.leases(),
-                if name == "net" { others.clone() } else { BTreeMap::new() },
-                "{at}"
-            );
+            assert_eq!(net.leases(), if name == "net" { others.clone() } else { BTreeMap::new() }, "{at}");
             net.assert_tidy();
         }
     }
@@ -174,9 +156,7 @@ fn refused_anything_add_succeeds_or_leaves_nothing() {
             let outcome = inject(&lab, net.calling("ADD", "a"), step, &format!("error={error}"));
             if outcome.status == Some(0) {
                 let mut want = others.clone();
-                want.extend(
-                    addresses(&outcome.ok()).into_iter().map(|ip| (ip, "a\r\neth0".to_owned())),
-                );
+                want.extend(addresses(&outcome.ok()).into_iter().map(|ip| (ip, "a\r\neth0".to_owned())));
                 assert_eq!(net.leases(), want, "{at}");
             } else {
                 assert_error(&outcome, step);
@@ -227,9 +207,6 @@ fn where_files_cannot_be_unnamed_leases_are_written_beside() {
     net.call("CHECK", "a").ok();
     net.assert_tidy();
     let linked = plan.iter().find(|step| step.name == "linkat").unwrap();
-    assert_eq!(
-        addresses(&inject(&lab, net.calling("ADD", "b"), linked, "error=ENOENT").ok()).len(),
-        2
-    );
+    assert_eq!(addresses(&inject(&lab, net.calling("ADD", "b"), linked, "error=ENOENT").ok()).len(), 2);
     net.assert_tidy();
 }

@@ -29,10 +29,7 @@ fn files_have_the_references_names_modes_and_bytes() {
         ("last_reserved_ip.1", "fd77::2", 0o600),
         ("lock", "", 0o750),
     ];
-    assert_eq!(
-        net.files(),
-        want.iter().map(|(name, content, _)| ((*name).into(), (*content).into())).collect()
-    );
+    assert_eq!(net.files(), want.iter().map(|(name, content, _)| ((*name).into(), (*content).into())).collect());
     for (name, _, mode) in want {
         let found = fs::metadata(net.dir().join(name)).unwrap().permissions().mode();
         assert_eq!(found & 0o7777, mode, "{name}");
@@ -42,16 +39,12 @@ fn files_have_the_references_names_modes_and_bytes() {
 
 #[test]
 fn both_leave_the_same_directory_after_the_same_calls() {
-    let Some(reference) =
-        reference("host-local", "format::both_leave_the_same_directory_after_the_same_calls")
-    else {
+    let Some(reference) = reference("host-local", "format::both_leave_the_same_directory_after_the_same_calls") else {
         return;
     };
     let lab = Lab::new();
-    let net = Net::new(
-        &lab,
-        json!([[{"subnet": "10.77.0.0/29", "rangeStart": "10.77.0.3"}], [{"subnet": "fd77::/125"}]]),
-    );
+    let net =
+        Net::new(&lab, json!([[{"subnet": "10.77.0.0/29", "rangeStart": "10.77.0.3"}], [{"subnet": "fd77::/125"}]]));
     let mut seen = Vec::new();
     for name in ["ours", "theirs"] {
         let net = net.with("/name", json!(name)).with("/cniVersion", json!("1.0.0"));
@@ -70,15 +63,10 @@ fn both_leave_the_same_directory_after_the_same_calls() {
             ("CHECK", "b"),
             ("CHECK", "c"),
         ] {
-            let call = if name == "ours" {
-                net.calling(command, id)
-            } else {
-                net.reference(&reference, command, id)
-            };
+            let call = if name == "ours" { net.calling(command, id) } else { net.reference(&reference, command, id) };
             let outcome = call.run();
             // This release prints an empty "dns" in 1.0.0, later ones do not.
-            let ips =
-                if outcome.status == Some(0) { outcome.ok()["ips"].clone() } else { json!(null) };
+            let ips = if outcome.status == Some(0) { outcome.ok()["ips"].clone() } else { json!(null) };
             log.push((command, id, outcome.status, ips));
         }
         seen.push((log, files(&net.dir())));

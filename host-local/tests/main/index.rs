@@ -144,21 +144,10 @@ fn a_steady_index_is_used_and_not_made_again() {
         net.add(&format!("c{n}"));
     }
     let trace = lab.dir().join("trace");
-    for (command, id) in [
-        ("ADD", "new"),
-        ("CHECK", "c7"),
-        ("DEL", "c7"),
-        ("DEL", "c7"),
-        ("DEL", "nobody"),
-        ("STATUS", "x"),
-    ] {
-        let call = net.calling(command, id).strace(&[
-            "-f",
-            "-e",
-            "trace=getdents64",
-            "-o",
-            trace.to_str().unwrap(),
-        ]);
+    for (command, id) in
+        [("ADD", "new"), ("CHECK", "c7"), ("DEL", "c7"), ("DEL", "c7"), ("DEL", "nobody"), ("STATUS", "x")]
+    {
+        let call = net.calling(command, id).strace(&["-f", "-e", "trace=getdents64", "-o", trace.to_str().unwrap()]);
         call.run().ok();
         let listed = fs::read_to_string(&trace).unwrap();
         assert!(!listed.contains("getdents64"), "{command} {id} read the directory: {listed}");

@@ -21,11 +21,7 @@ fn del_needs_neither_ranges_nor_a_directory() {
         assert!(net.leases().is_empty(), "{broken}");
     }
     net.add("a");
-    net.with("/args", json!({"cni": {"ips": [null]}}))
-        .calling("DEL", "a")
-        .env("CNI_ARGS", "x")
-        .run()
-        .ok();
+    net.with("/args", json!({"cni": {"ips": [null]}})).calling("DEL", "a").env("CNI_ARGS", "x").run().ok();
     assert!(net.leases().is_empty());
     net.with("/ipam/dataDir", json!(5)).call("DEL", "a").error(6);
 }

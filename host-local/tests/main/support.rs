@@ -24,10 +24,7 @@ impl<'a> Net<'a> {
     /// A network `net` with these range sets.
     pub(crate) fn new(lab: &'a Lab, ranges: Value) -> Net<'a> {
         let ipam = json!({"type": "host-local", "ranges": ranges});
-        Net {
-            lab,
-            config: json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam}),
-        }
+        Net { lab, config: json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam}) }
     }
 
     /// A network of one subnet.
@@ -55,8 +52,7 @@ impl<'a> Net<'a> {
     /// The same call of the reference, in a version that it speaks.
     pub(crate) fn reference(&self, path: &Path, command: &str, id: &str) -> Calling {
         let old = self.with("/cniVersion", json!("1.0.0"));
-        let call =
-            Calling::new(path, command).env("CNI_PATH", "/none").attachment(id, "eth0", NETNS);
+        let call = Calling::new(path, command).env("CNI_PATH", "/none").attachment(id, "eth0", NETNS);
         call.stdin(old.config.to_string())
     }
 
@@ -77,8 +73,7 @@ impl<'a> Net<'a> {
 
     #[track_caller]
     pub(crate) fn gc(&self, valid: &[&str]) {
-        let valid: Vec<Value> =
-            valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
+        let valid: Vec<Value> = valid.iter().map(|id| json!({"containerID": id, "ifname": "eth0"})).collect();
         self.with("/cni.dev~1valid-attachments", json!(valid)).call("GC", "x").ok();
     }
 
@@ -97,12 +92,8 @@ impl<'a> Net<'a> {
     #[track_caller]
     pub(crate) fn assert_tidy(&self) {
         for name in self.files().keys() {
-            let pointer =
-                name.strip_prefix("last_reserved_ip.").is_some_and(|n| n.parse::<u32>().is_ok());
-            assert!(
-                pointer || name == "lock" || name.parse::<IpAddr>().is_ok(),
-                "stray file {name}"
-            );
+            let pointer = name.strip_prefix("last_reserved_ip.").is_some_and(|n| n.parse::<u32>().is_ok());
+            assert!(pointer || name == "lock" || name.parse::<IpAddr>().is_ok(), "stray file {name}");
         }
         let beside = names(self.dir().parent().unwrap());
         assert!(beside.iter().all(|name| !name.starts_with('.')), "{beside:?}");
@@ -118,8 +109,7 @@ impl<'a> Net<'a> {
 
 pub(crate) fn names(dir: &Path) -> Vec<String> {
     let entries = fs::read_dir(dir).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
     names.sort();
     names
 }
@@ -133,8 +123,7 @@ pub(crate) fn files(dir: &Path) -> BTreeMap<String, String> {
 #[track_caller]
 pub(crate) fn addresses(answer: &Value) -> Vec<IpAddr> {
     let ips = answer["ips"].as_array().unwrap().iter();
-    ips.map(|ip| ip["address"].as_str().unwrap().split_once('/').unwrap().0.parse().unwrap())
-        .collect()
+    ips.map(|ip| ip["address"].as_str().unwrap().split_once('/').unwrap().0.parse().unwrap()).collect()
 }
 
 pub(crate) fn ip(text: &str) -> IpAddr {

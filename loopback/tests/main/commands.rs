@@ -173,13 +173,7 @@ fn a_namespace_that_is_not_there() {
     let lab = Lab::new();
     fs::write("/run/netns/file", "").unwrap();
     fs::create_dir("/run/netns/dir").unwrap();
-    for path in [
-        "/run/netns/gone",
-        "/nowhere/at/all",
-        "/run/netns/file",
-        "/run/netns/dir",
-        "/proc/self/ns/mnt",
-    ] {
+    for path in ["/run/netns/gone", "/nowhere/at/all", "/run/netns/file", "/run/netns/dir", "/proc/self/ns/mnt"] {
         for command in ["ADD", "CHECK"] {
             let error = call(&lab, command, Path::new(path)).run().error(8);
             assert!(error["msg"].as_str().unwrap().contains(path), "{error}");
@@ -237,17 +231,9 @@ fn gc_and_status() {
 fn without_privilege_the_error_says_what_is_missing() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
-    let script = format!(
-        "exec setpriv --bounding-set=-all --inh-caps=-all {}/loopback",
-        lab.bin().display()
-    );
+    let script = format!("exec setpriv --bounding-set=-all --inh-caps=-all {}/loopback", lab.bin().display());
     let calling = Calling::program("sh").arg("-c").arg(script).attachment("c1", "lo", &netns);
-    let error = calling
-        .env("CNI_COMMAND", "ADD")
-        .env("CNI_PATH", lab.bin())
-        .stdin(config("1.1.0"))
-        .run()
-        .error(8);
+    let error = calling.env("CNI_COMMAND", "ADD").env("CNI_PATH", lab.bin()).stdin(config("1.1.0")).run().error(8);
     assert!(error["details"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{error}");
 }
 

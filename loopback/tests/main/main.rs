@@ -24,8 +24,5 @@ fn call(lab: &Lab, command: &str, netns: &Path) -> Calling {
 
 /// Is `lo` of a namespace under /run/netns up?
 fn is_up(lab: &Lab, netns: &str) -> bool {
-    lab.ip(&format!("-n {netns} link show dev lo"))[0]["flags"]
-        .as_array()
-        .unwrap()
-        .contains(&"UP".into())
+    lab.ip(&format!("-n {netns} link show dev lo"))[0]["flags"].as_array().unwrap().contains(&"UP".into())
 }

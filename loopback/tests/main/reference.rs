@@ -39,8 +39,7 @@ fn the_same_bytes_where_it_is_right() {
         })
     };
     let with = |version: &str, previous: Value| {
-        json!({"cniVersion": version, "name": "lo", "type": "loopback", "prevResult": previous})
-            .to_string()
+        json!({"cniVersion": version, "name": "lo", "type": "loopback", "prevResult": previous}).to_string()
     };
     let mut configs = vec![config(""), with("0.2.0", old)];
     configs.extend(["0.3.0", "0.3.1", "0.4.0"].map(|version| with(version, middle(version))));
@@ -62,15 +61,9 @@ fn the_same_bytes_where_it_is_right() {
 fn the_same_codes_for_bad_calls() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
-    for stdin in [
-        "",
-        "{",
-        "[]",
-        "{}",
-        r#"{"name": 5}"#,
-        r#"{"name": "a/b"}"#,
-        r#"{"name": "x", "cniVersion": "9.9.9"}"#,
-    ] {
+    for stdin in
+        ["", "{", "[]", "{}", r#"{"name": 5}"#, r#"{"name": "a/b"}"#, r#"{"name": "x", "cniVersion": "9.9.9"}"#]
+    {
         let Some(theirs) = theirs("ADD", &netns, stdin) else { return };
         let theirs: Value = serde_json::from_str(&theirs.run().stdout).unwrap();
         let code = theirs["code"].as_u64().unwrap().try_into().unwrap();

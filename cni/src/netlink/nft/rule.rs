@@ -178,8 +178,8 @@ fn read_comment(mut data: &[u8]) -> Option<String> {
 }
 
 pub(super) fn comment(text: &str) -> Result<Attr> {
-    let len = u8::try_from(text.len() + 1)
-        .map_err(|_| Error::bug(format!("the comment {text:?} is too long for a rule")))?;
+    let len =
+        u8::try_from(text.len() + 1).map_err(|_| Error::bug(format!("the comment {text:?} is too long for a rule")))?;
     let mut data = vec![0, len];
     data.extend_from_slice(text.as_bytes());
     data.push(0);

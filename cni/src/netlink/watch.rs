@@ -1,0 +1,189 @@
+//! Waiting for what the kernel tells unasked: notifications, on a socket of their own.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+
+use neli::consts::socket::{Msg, NlFamily};
+use neli::socket::NlSocket;
+use neli::utils::Groups;
+
+use super::socket::retry;
+use super::wire::{self, Message};
+use super::{Address, Link, LinkIndex, Netlink};
+use crate::error::{Code, Context, Error, Result};
+use crate::sys;
+use crate::wait::Deadline;
+
+/// Enough for what the kernel tells of one link; what does not fit is asked for.
+const NEWS: usize = 4 << 10;
+
+/// What the kernel tells unasked to those who wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A link came, went or changed.
+    Link,
+    /// An IPv6 address came, went or changed, for instance because duplicate detection has finished.
+    Ipv6Address,
+}
+
+/// Is told of one kind of events, in the network namespace in which it was opened.
+#[derive(Debug)]
+pub struct Watch {
+    notifications: Notifications,
+}
+
+impl Watch {
+    /// Begins to listen in the namespace of this thread.
+    pub fn open(event: Event) -> Result<Watch> {
+        let group = match event {
+            Event::Link => libc::RTNLGRP_LINK,
+            Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
+        };
+        Ok(Watch { notifications: Notifications::route(group).trying(|| "listen to the kernel")? })
+    }
+
+    /// Waits until `look` finds what it looks for. It is asked at once, and again after every event.
+    pub fn wait_for<T>(
+        &mut self,
+        what: &str,
+        deadline: Deadline,
+        mut look: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let mut told = true;
+        while told {
+            if let Some(found) = look().trying(|| format!("wait for {what}"))? {
+                return Ok(found);
+            }
+            told = self.notifications.wait(deadline).trying(|| format!("wait for {what}"))?;
+        }
+        // The last change may have come with the deadline.
+        look()?.ok_or_else(|| Error::new(Code::TRY_LATER, format!("{what}: not seen within {:?}", deadline.length())))
+    }
+
+    /// Waits until the news say of all `ips` of `link` that they are ready, or that somebody else has them. The watch
+    /// must have been opened before they were given.
+    ///
+    /// An IPv6 address that was just given is listed at once, and packets to it are thrown away until a worker of the
+    /// kernel has made its route. It tells so.
+    pub fn await_addresses(
+        &mut self,
+        link: LinkIndex,
+        ips: impl IntoIterator<Item = IpAddr>,
+        deadline: Deadline,
+    ) -> Result<()> {
+        let mut missing: Vec<IpAddr> = ips.into_iter().collect();
+        while let Some(ip) = missing.first().copied() {
+            let news = self.notifications.next(deadline, |message| {
+                if message.kind == libc::RTM_NEWADDR
+                    && let Some(news) = Address::read(message.payload, link)?
+                    && (news.duplicate || !news.tentative)
+                {
+                    missing.retain(|ip| *ip != news.cidr.ip());
+                }
+                Ok(())
+            });
+            match news.trying(|| format!("wait for address {ip} to be ready"))? {
+                Some(true) => {}
+                // So much happened that it must have been long ago.
+                Some(false) => return Ok(()),
+                None => {
+                    let what = format!("address {ip}: not ready within {:?}", deadline.length());
+                    return Err(Error::new(Code::TRY_LATER, what));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the news say of `link` what is `wanted`; `netlink` is asked only if they do not. The watch must have
+    /// been opened before whatever makes the news.
+    pub fn await_link(
+        &mut self,
+        netlink: &mut Netlink,
+        link: LinkIndex,
+        what: &str,
+        deadline: Deadline,
+        wanted: impl Fn(&Link) -> bool,
+    ) -> Result<Link> {
+        let mut found = None;
+        while found.is_none() {
+            let news = self.notifications.next(deadline, |message| {
+                if message.kind == libc::RTM_NEWLINK {
+                    let news = Link::read(message.payload)?;
+                    found = Some(news).filter(|news| news.index == link && wanted(news));
+                }
+                Ok(())
+            });
+            if news.trying(|| format!("wait for {what}"))? != Some(true) {
+                // Lost, or never sent: then what is there counts.
+                break;
+            }
+        }
+        match found {
+            Some(found) => Ok(found),
+            None => self.wait_for(what, deadline, || Ok(netlink.link(link)?.filter(&wanted))),
+        }
+    }
+}
+
+/// A socket that is told of changes. Apart from that for requests, so that no notification is taken for an answer.
+struct Notifications {
+    socket: NlSocket,
+}
+
+impl fmt::Debug for Notifications {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Notifications").finish_non_exhaustive()
+    }
+}
+
+impl Notifications {
+    fn route(group: u32) -> Result<Notifications> {
+        Ok(Notifications { socket: NlSocket::connect(NlFamily::Route, None, Groups::new_groups(&[group]))? })
+    }
+
+    /// Shows the next one to `each`; `None` if the deadline came first, `false` if some were lost because too many
+    /// came at once.
+    fn next(&mut self, deadline: Deadline, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
+        let mut buffer = [0; NEWS];
+        loop {
+            match retry(|| self.socket.recv(&mut buffer, Msg::TRUNC | Msg::DONTWAIT)) {
+                Ok((len, _)) => {
+                    let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
+                    while let Some(message) = wire::next_message(&mut rest)? {
+                        each(&message)?;
+                    }
+                    return Ok(Some(true));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    return Ok(Some(false));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !deadline.readable(sys::borrow(&self.socket))? {
+                        return Ok(None);
+                    }
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Waits for any; `false` if the deadline came first. What they say is not looked at: whoever waits asks for the
+    /// state then, which is newer.
+    fn wait(&mut self, deadline: Deadline) -> Result<bool> {
+        if !deadline.readable(sys::borrow(&self.socket))? {
+            return Ok(false);
+        }
+        loop {
+            // All that is there counts as one. A datagram that does not fit is cut, which does not matter here.
+            match retry(|| self.socket.recv([0_u8; 64], Msg::DONTWAIT)) {
+                Ok(_) => {}
+                // Too many came at once and some are lost; that much happened is a notification too.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
