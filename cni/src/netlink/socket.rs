@@ -68,16 +68,8 @@ impl Socket {
         messages: &[&[u8]],
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
-        let Some((last, others)) = messages.split_last() else { return Ok(None) };
-        let first = self.seq.wrapping_add(1);
-        let mut datagram = Vec::with_capacity(messages.iter().map(|message| message.len()).sum());
-        for message in others {
-            self.append(&mut datagram, message, NlmF::empty());
-        }
         // Refusals come by themselves; one acknowledgement, at the end, stands for all that was not refused.
-        self.append(&mut datagram, last, NlmF::ACK);
-        let ended = |place, _| place + 1 == messages.len();
-        self.converse(&datagram, first, messages.len(), ended, each)
+        self.batch(messages, NlmF::ACK, each)
     }
 
     /// Sends `messages` in one datagram, the last of which asks for a list. `each` is shown what they echo, what they
@@ -87,13 +79,23 @@ impl Socket {
         messages: &[&[u8]],
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
+        self.batch(messages, NlmF::DUMP, each)
+    }
+
+    /// Sends `messages` in one datagram, the last with `flags` that make the kernel answer it.
+    fn batch(
+        &mut self,
+        messages: &[&[u8]],
+        flags: NlmF,
+        each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
         let Some((last, others)) = messages.split_last() else { return Ok(None) };
         let first = self.seq.wrapping_add(1);
         let mut datagram = Vec::with_capacity(messages.iter().map(|message| message.len()).sum());
         for message in others {
             self.append(&mut datagram, message, NlmF::empty());
         }
-        self.append(&mut datagram, last, NlmF::DUMP);
+        self.append(&mut datagram, last, flags);
         let ended = |place, _| place + 1 == messages.len();
         self.converse(&datagram, first, messages.len(), ended, each)
     }
