@@ -23,10 +23,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<&Delegate<'_>>) -> Result<()> {
         failures.note(attach::delete(&mut host, &link.name));
     }
     failures.note(ipam.map_or(Ok(()), Delegate::gc));
-    // Whose port is gone has no use for its check; ports of other networks are still there.
-    failures.note(spoofcheck::collect(&mut nft, |name| {
-        links.iter().find(|link| link.name == name).is_none_or(|link| is_stale(link, network, &keep))
-    }));
+    failures.note(spoofcheck::collect(&mut nft, &mut host, |link| is_stale(link, network, &keep)));
     failures.note(masquerade::collect(&mut nft, network, &keep));
     failures.note(iptables::collect(&mut nft, &mut host, network, &keep));
     failures.into_result()

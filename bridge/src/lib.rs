@@ -23,7 +23,7 @@ use std::thread;
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
-use cni::netlink::{LinkChange, Netlink};
+use cni::netlink::{Change, Link, LinkChange, Netlink};
 use cni::{AddResult, Attachment, Call, Code, Context, Delegate, Interface, Netns, Plugin, Result, Undo};
 
 use attach::{Pair, World};
@@ -77,13 +77,15 @@ impl Plugin for Bridge {
         let config = Config::parse(call)?;
         let owner = Owner::new(call, at);
         let mut failures = Failures::default();
-        let ips = known_ips(call);
+        // What ADD answered, where a runtime passes it on; it only helps.
+        let told = call.previous().ok().flatten().unwrap_or_default();
+        let ips: Vec<IpAddr> = told.ips.iter().map(|ip| ip.address.ip()).collect();
         // A link that goes and rules that go each wait for all processors to forget them: side by side it is one wait.
         // The lease is released after the link is gone, and does not care about rules.
         let rules = || remove_rules(owner, &ips);
         thread::scope(|scope| {
             let beside = thread::Builder::new().spawn_scoped(scope, rules);
-            failures.note(delete_pair(owner, at));
+            failures.note(delete_pair(owner, at, &told));
             failures.note(ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
             failures.note(match beside {
                 Ok(thread) => thread
@@ -222,43 +224,43 @@ fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> R
     Ok(Some(Interface { name, mac, ..Interface::default() }))
 }
 
-/// Deletes the pair, by the end that can be found.
-fn delete_pair(owner: Owner<'_>, at: &Attachment) -> Result<()> {
+/// Deletes the pair by the host's end, of which the container can change nothing. Only a pair that somebody else made
+/// has no alias there, and is deleted by the container's end.
+fn delete_pair(owner: Owner<'_>, at: &Attachment, told: &AddResult) -> Result<()> {
     let mut failures = Failures::default();
-    match at.open_netns_if_there() {
-        Ok(None) => {}
-        Ok(Some(netns)) => match delete_guest(&netns, at) {
-            Ok(true) => return Ok(()),
-            Ok(false) => {}
-            Err(error) => failures.note(Err(error)),
-        },
-        Err(error) => failures.note(Err(error)),
+    match delete_port(owner, told) {
+        Ok(true) => return Ok(()),
+        outcome => failures.note(outcome.map(drop)),
     }
-    // The namespace may live on without its path, and with it the pair.
-    failures.note(delete_port(owner));
+    failures.note(at.open_netns_if_there().and_then(|netns| netns.map_or(Ok(()), |netns| delete_guest(&netns, at))));
     failures.into_result()
 }
 
-/// Deletes the container's end; `false` if there is none.
-fn delete_guest(netns: &Netns, at: &Attachment) -> Result<bool> {
-    let name = at.ifname.as_str();
+/// Deletes the container's end, if there is one. What cannot be deleted, such as `lo` under another name, is not ours.
+fn delete_guest(netns: &Netns, at: &Attachment) -> Result<()> {
     let mut guest = netns.run(&Netns::current()?, Netlink::open)?;
-    match guest.apply(&[cni::netlink::Change::delete_link(name)]) {
-        Ok(()) => Ok(true),
-        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO)) => Ok(false),
-        Err(error) => Err(error).trying(|| format!("in {:?}", at.sandbox())),
+    match guest.apply(&[Change::delete_link(at.ifname.as_str())]) {
+        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO | libc::EOPNOTSUPP)) => Ok(()),
+        outcome => outcome.trying(|| format!("in {:?}", at.sandbox())),
     }
 }
 
-/// Deletes the host's end, which its alias tells from all others.
-fn delete_port(owner: Owner<'_>) -> Result<()> {
+/// Deletes the host's end, which its alias tells from all others; `false` if there is none. What ADD answered tells
+/// where to look first: a host may have thousands of links.
+fn delete_port(owner: Owner<'_>, told: &AddResult) -> Result<bool> {
     let alias = owner.alias();
     let mut host = Netlink::open()?;
-    let mut failures = Failures::default();
-    for link in host.links(None)?.iter().filter(|link| link.alias == alias) {
-        failures.note(attach::delete(&mut host, &link.name));
+    for interface in told.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
+        if host.link(interface.name.as_str())?.is_some_and(|link| link.alias == alias) {
+            return attach::delete(&mut host, &interface.name).map(|()| true);
+        }
     }
-    failures.into_result()
+    let mut failures = Failures::default();
+    let ports: Vec<Link> = host.links(None)?.into_iter().filter(|link| link.alias == alias).collect();
+    for port in &ports {
+        failures.note(attach::delete(&mut host, &port.name));
+    }
+    failures.into_result().map(|()| !ports.is_empty())
 }
 
 /// Removes all rules of an attachment, of either backend and whatever the configuration says.
@@ -269,10 +271,4 @@ fn remove_rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     failures.note(masquerade::remove(&mut nft, owner));
     failures.note(iptables::remove(&mut nft, &mut Netlink::open()?, owner, ips));
     failures.into_result()
-}
-
-/// The addresses that `prevResult` tells, where a runtime passes it on.
-fn known_ips(call: &Call<'_>) -> Vec<IpAddr> {
-    let told = call.previous().ok().flatten().unwrap_or_default();
-    told.ips.iter().map(|ip| ip.address.ip()).collect()
 }

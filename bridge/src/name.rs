@@ -29,7 +29,12 @@ impl<'a> Owner<'a> {
     /// The alias of the host's end of the pair, by which people and GC recognise it.
     pub(crate) fn alias(&self) -> String {
         let alias = format!("{}{} {}", alias_prefix(self.network), self.container, self.ifname);
-        cut(alias, ALIAS)
+        if alias.len() <= ALIAS {
+            return alias;
+        }
+        // Two that begin alike must not be taken for each other.
+        let digest = first(16, &alias);
+        format!("{} {digest}", cut(alias, ALIAS - 1 - digest.len()))
     }
 
     /// What an nftables rule's comment begins with.

@@ -4,6 +4,7 @@
 
 use cni::ip::MacAddr;
 use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
+use cni::netlink::{Link, Netlink};
 use cni::{Code, Context, Error, Result};
 
 use crate::failures::Failures;
@@ -13,8 +14,8 @@ const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
 const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
 /// What all comments begin with; a container's id, a hyphen and an interface's name follow.
 const COMMENT: &str = "macspoofchk-";
-/// The longest reference that fits: a comment's length is a byte that counts a final NUL too.
-const REFERENCE: usize = 254 - COMMENT.len();
+/// The longest reference that fits into the longest name of a chain; a comment has more room.
+const REFERENCE: usize = 255 - "cni-br-iface-".len() - "-mac".len();
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
 
@@ -43,8 +44,9 @@ pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
         return Ok(());
     }
     let what = format!("container id {:?} is too long for key \"macspoofchk\"", owner.container);
-    Err(Error::new(Code::CONFIG, what)
-        .details(format!("id and interface together have {len} characters, at most {REFERENCE} fit into a comment")))
+    Err(Error::new(Code::CONFIG, what).details(format!(
+        "id and interface together have {len} characters, at most {REFERENCE} fit into the name of a chain"
+    )))
 }
 
 /// Lets only frames from `mac` pass the port called `link`. Replaces whatever is there for the same interface.
@@ -103,10 +105,16 @@ fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
     .trying(|| "remove the spoof check")
 }
 
-/// GC: removes the checks of ports that `is_gone` says are gone. The names do not tell the network, the ports do.
-pub(crate) fn collect(nft: &mut Nftables, is_gone: impl Fn(&str) -> bool) -> Result<()> {
+/// GC: removes the checks of ports that are gone or `stale`. The names do not tell the network, the ports do.
+///
+/// A port is made before its rule: so with rules listed before links, a port that is not among them is gone, whoever
+/// attaches containers to other networks meanwhile.
+pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Link) -> bool) -> Result<()> {
+    let rules = nft.rules(PREROUTING)?;
+    let links = host.links(None)?;
+    let is_gone = |name: &str| links.iter().find(|link| link.name == name).is_none_or(&stale);
     let mut failures = Failures::default();
-    for rule in nft.rules(PREROUTING)? {
+    for rule in rules {
         if let Some(reference) = rule.comment.strip_prefix(COMMENT)
             && link_of(&rule).is_some_and(|link| is_gone(&link))
         {

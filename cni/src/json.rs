@@ -26,6 +26,12 @@ pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
     T::deserialize(Node(raw.get()))
 }
 
+/// Does the object have this key, even if only with `null`?
+pub fn has(text: &str, key: &str) -> Result<bool, Fault> {
+    let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
+    Node(raw.get()).has(key)
+}
+
 /// Prints `value` the way the reference does: indented by four, no newline at the end.
 pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);

@@ -12,6 +12,10 @@ use crate::netns::Netns;
 use crate::result::AddResult;
 use crate::version::Version;
 
+/// The keys of GC's list. libcni 1.2.0 sent only the second.
+const VALID: &str = "cni.dev/valid-attachments";
+const OLD_VALID: &str = "cni.dev/attachments";
+
 /// What to do about a fault in the configuration.
 pub(crate) const REMEDY: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
 
@@ -114,15 +118,19 @@ impl<'a> Call<'a> {
         struct Lists {
             #[serde(rename = "cni.dev/valid-attachments")]
             valid: Option<Vec<ValidAttachment>>,
-            // libcni 1.2.0 sent only this one.
             #[serde(rename = "cni.dev/attachments")]
             old: Option<Vec<ValidAttachment>>,
         }
         let lists: Lists = self.parse()?;
-        lists.valid.or(lists.old).ok_or_else(|| {
-            let error = Error::new(Code::CONFIG, "GC without a list of valid attachments");
-            error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything")
-        })
+        if let Some(valid) = lists.valid.or(lists.old) {
+            return Ok(valid);
+        }
+        // libcni sends an empty list as `null`.
+        if json::has(self.config, VALID)? || json::has(self.config, OLD_VALID)? {
+            return Ok(Vec::new());
+        }
+        let error = Error::new(Code::CONFIG, "GC without a list of valid attachments");
+        Err(error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything"))
     }
 }
 

@@ -77,6 +77,38 @@ fn del_goes_on_after_the_interface_is_gone() {
     assert_clean(lab);
 }
 
+/// Whatever it does to the names in its namespace.
+#[test]
+fn a_container_cannot_keep_its_port_nor_its_check() {
+    let hide = "ip link set eth0 down; ip link set eth0 name x0; ip link set x0 up;";
+    for decoy in ["ip link add eth0 type veth peer name y0", "ip link set lo down; ip link set lo name eth0"] {
+        let lab = &Lab::new();
+        let config = everything("nftables");
+        let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+        pod.add(&config);
+        pod.sh(&format!("{hide} {decoy}"));
+        pod.del(&config);
+        assert_clean(lab);
+        pod.del(&config);
+    }
+}
+
+#[test]
+fn long_ids_that_begin_alike_are_told_apart() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "isGateway": true }));
+    let [one, two] = ["1", "2"].map(|end| format!("{}{end}", "c".repeat(245)));
+    let one = Pod::with_ips(lab, &one, &["10.1.0.2/24"]);
+    one.add(&config);
+    let two = Pod::with_ips(lab, &two, &["10.1.0.3/24"]);
+    two.add(&config);
+    one.sh("ip link del eth0");
+    one.del(&config);
+    two.sh("ip link show dev eth0");
+    two.del(&config);
+    assert_clean(lab);
+}
+
 #[test]
 fn del_goes_on_after_ipam_failed_and_tells() {
     let lab = &Lab::new();

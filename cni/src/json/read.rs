@@ -21,6 +21,17 @@ impl<'de> Node<'de> {
         self.0 == "null"
     }
 
+    /// Does the object have this key?
+    pub(super) fn has(self, wanted: &str) -> Result<bool, Fault> {
+        let mut members = Members::of(self);
+        while let Some((key, _)) = members.next_pair()? {
+            if same_key(wanted, &key) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// The text of a string, borrowed from the document unless it has escapes.
     fn text(self) -> Result<Cow<'de, str>, Fault> {
         let Text(text) = serde_json::from_str(self.0).map_err(Fault::syntax)?;

@@ -211,13 +211,19 @@ impl fmt::Debug for Edit {
 /// A socket to nf_tables in one network namespace.
 #[derive(Debug)]
 pub struct Nftables {
-    socket: Socket,
+    /// `None` where the kernel has no netfilter over netlink: then nothing is there, and nothing can be made.
+    socket: Option<Socket>,
 }
 
 impl Nftables {
     /// Opens a socket in the namespace of this thread.
     pub fn open() -> Result<Nftables> {
-        Ok(Nftables { socket: Socket::netfilter().trying(|| "open a netfilter socket")? })
+        match Socket::netfilter() {
+            Err(error) if matches!(error.errno(), Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT)) => {
+                Ok(Nftables { socket: None })
+            }
+            socket => Ok(Nftables { socket: Some(socket.trying(|| "open a netfilter socket")?) }),
+        }
     }
 
     /// Makes all `edits`, in order, or none of them.
@@ -238,7 +244,10 @@ impl Nftables {
             messages.push(encoded.trying(|| edit.what.as_str())?);
         }
         let (begin, end) = (bound(BATCH_BEGIN)?, bound(BATCH_END)?);
-        let refused = self.socket.transact(&begin, &messages, commit.then_some(end.as_slice()))?;
+        let Some(socket) = &mut self.socket else {
+            return Err(Error::kernel(libc::EPROTONOSUPPORT, "")).trying(|| "nf_tables");
+        };
+        let refused = socket.transact(&begin, &messages, commit.then_some(end.as_slice()))?;
         match refused {
             None => Ok(()),
             Some((index, error)) => {
@@ -249,11 +258,12 @@ impl Nftables {
 
     /// The rules of a chain; none if there is no such chain.
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
+        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
         let attrs = vec![attr(1, chain.table.name)?, attr(2, chain.name)?];
         let request = encode(GETRULE, NlmF::empty(), chain.table.family, attrs)?;
         let mut outcome = Ok(Vec::new());
         for _ in 0..PERSISTENCE {
-            outcome = self.socket.list(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
+            outcome = socket.list(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
                 // Kernels before 4.17 look at neither name and list everything.
                 Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(chain)))
             });
@@ -267,9 +277,10 @@ impl Nftables {
 
     /// Is there such a chain?
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
+        let Some(socket) = &mut self.socket else { return Ok(false) };
         let attrs = vec![attr(1, chain.table.name)?, attr(3, chain.name)?];
         let request = encode(GETCHAIN, NlmF::empty(), chain.table.family, attrs)?;
-        let found = self.socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |_| Ok(()));
+        let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |_| Ok(()));
         found
             .map(|found| found.is_some())
             .or_else(|error| absent(error, false))
@@ -282,10 +293,10 @@ pub fn is_unavailable(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT | libc::ENOENT))
 }
 
-/// Without nf_tables nothing is there.
+/// Without nf_tables nothing is there, nor is anything whose name is longer than the kernel takes.
 fn absent<T>(error: Error, nothing: T) -> Result<T> {
     match error.errno() {
-        Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => Ok(nothing),
+        Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::ERANGE) => Ok(nothing),
         _ => Err(error),
     }
 }
