@@ -163,6 +163,7 @@ fn neighbours() {
 
 #[test]
 fn vlans() {
+    agrees(&Change::filter_vlans(bridge()), "filter_vlans");
     let plain = |first, last| Vlan { range: VlanRange { first, last }, pvid: false, untagged: false };
     agrees(&Change::add_vlans(vhost(), &[Vlan { pvid: true, untagged: true, ..plain(100, 100) }]), "add_vlan");
     agrees(&Change::add_vlans(vhost(), &[plain(10, 20)]), "add_vlan_range");
