@@ -107,10 +107,10 @@ impl Pair {
 
 /// Makes the pair on the bridge, and the bridge if it is not there.
 pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'_>, at: &Attachment) -> Result<Pair> {
-    let (mac, port_mac) = (config.mac.unwrap_or_else(name::random_mac), name::random_mac());
+    let (mac, port_mac) = (config.mac.map_or_else(name::random_mac, Ok)?, name::random_mac()?);
     let mut failure = None;
     for _ in 0..ATTEMPTS {
-        let port_name = name::random_link();
+        let port_name = name::random_link()?;
         let bridge = ensure_bridge(&mut undo.world().host, config)?;
         let World { netns, .. } = undo.world();
         let spec = VethSpec {
@@ -171,7 +171,7 @@ fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
     if let Some(index) = host.link_index(name)? {
         return Ok(index);
     }
-    let spec = BridgeSpec { name, mac: name::random_mac(), mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
+    let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
         Ok(bridge) => Ok(bridge.index),
         // Another ADD was faster.

@@ -1,7 +1,4 @@
 //! The `bridge` plugin as a program of its own.
+#![no_main]
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    cni::main(&[&bridge::Bridge])
-}
+cni::main!(bridge::Bridge);

@@ -1,10 +1,7 @@
 //! Names that both implementations must agree on, so that each removes what the other made; and those of our own.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
-
 use cni::ip::MacAddr;
-use cni::{Attachment, Call};
+use cni::{Attachment, Call, Context, Result};
 
 use crate::sha512;
 
@@ -81,19 +78,19 @@ pub(crate) fn iptables_prefix(network: &str) -> String {
 }
 
 /// The name of a host's end of a pair, as the reference makes them.
-pub(crate) fn random_link() -> String {
-    format!("veth{:08x}", random() >> 32)
+pub(crate) fn random_link() -> Result<String> {
+    Ok(format!("veth{:08x}", u32::from_be_bytes(random()?)))
 }
 
 /// A hardware address that no vendor gave out, and that is nobody's group.
-pub(crate) fn random_mac() -> MacAddr {
-    let [a, b, c, d, e, f, ..] = random().to_be_bytes();
-    MacAddr([a & 0xfc | 0x02, b, c, d, e, f])
+pub(crate) fn random_mac() -> Result<MacAddr> {
+    let [a, rest @ ..]: [u8; 6] = random()?;
+    let [b, c, d, e, f] = rest;
+    Ok(MacAddr([a & 0xfc | 0x02, b, c, d, e, f]))
 }
 
-/// A number that nobody else has, from the kernel's randomness.
-fn random() -> u64 {
-    RandomState::new().hash_one(())
+fn random<const N: usize>() -> Result<[u8; N]> {
+    cni::random().trying(|| "get randomness from the kernel")
 }
 
 fn first(digits: usize, text: &str) -> String {
@@ -135,9 +132,9 @@ mod tests {
     #[test]
     fn random_things_differ_and_are_valid() {
         assert_ne!(random_link(), random_link());
-        assert_eq!(random_link().len(), 12);
+        assert_eq!(random_link().unwrap().len(), 12);
         for _ in 0..100 {
-            assert_eq!(random_mac().0[0] & 3, 2, "local, and no group");
+            assert_eq!(random_mac().unwrap().0[0] & 3, 2, "local, and no group");
         }
     }
 }

@@ -3,8 +3,7 @@
 //! `relay` asks the plugin that `ipam.type` names for addresses, as `bridge` does, and answers with an interface for
 //! them. `stock` is such a plugin: it gives what its configuration says. Linked under both names the call stays in the
 //! process; as copies, `relay` executes `stock`.
-
-use std::process::ExitCode;
+#![no_main]
 
 use cni::{AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result, Route};
 use serde::Deserialize;
@@ -119,6 +118,4 @@ impl Plugin for Stock {
     }
 }
 
-fn main() -> ExitCode {
-    cni::main(&[&Relay, &Stock])
-}
+cni::main!(Relay, Stock);

@@ -2,7 +2,7 @@
 //!
 //! One call, from top to bottom:
 //!
-//! 1. [`main`] picks the [`Plugin`] by the name under which the program was called.
+//! 1. [`main!`] makes a program, which picks the [`Plugin`] by the name under which the program was called.
 //! 2. `request` turns environment and stdin into checked values: a [`Call`], and for ADD, DEL and CHECK an
 //!    [`Attachment`]. From there on no name, version or path can be wrong.
 //! 3. The plugin reads its own keys with [`Call::parse`], opens the container's [`Netns`] and a [`netlink::Netlink`] per
@@ -41,8 +41,10 @@ pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
 pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
-pub use process::main;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
+pub use sys::random;
+#[doc(hidden)]
+pub use sys::start;
 pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;

@@ -1,7 +1,7 @@
 //! A log for people who look for trouble: off unless asked for, never on stdout, and never a reason to fail.
 //!
 //! `CNI_LOG=debug`, or `"logLevel"` and `"logFile"` in the configuration. A line tells the time, the process, the
-//! microseconds since its start, the plugin, the command, the network and the attachment, and one change of the kernel
+//! microseconds since the log began, the plugin, the command, the network and the attachment, and one change of the kernel
 //! or of the disk.
 
 use std::ffi::OsString;
@@ -62,7 +62,7 @@ impl Wish {
     }
 
     /// Starts the log; `context` stands in every line.
-    pub(crate) fn start(mut self, began: Instant, context: String) {
+    pub(crate) fn start(mut self, context: String) {
         let target = match self.file.filter(|_| self.level > LevelFilter::Off).map(|path| open(&path)) {
             None => Target::Stderr,
             Some(Ok(file)) => Target::Pipe(Box::new(file)),
@@ -77,7 +77,7 @@ impl Wish {
         if self.level == LevelFilter::Off {
             return;
         }
-        let process = std::process::id();
+        let (process, began) = (std::process::id(), Instant::now());
         let mut builder = Builder::new();
         builder.filter_level(self.level).target(target).format(move |out, record| {
             let (now, since) = (utc(SystemTime::now()), began.elapsed().as_micros());

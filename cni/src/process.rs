@@ -1,11 +1,8 @@
 //! From a process to a plugin and back: picks the plugin, checks the call, runs it, answers. Only writer of stdout.
 
-use std::env;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::ExitCode;
-use std::time::Instant;
 
 use log::debug;
 
@@ -13,6 +10,7 @@ use crate::error::{Code, Error, Result};
 use crate::json;
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process_env};
+use crate::sys;
 use crate::version::Version;
 
 /// What the process leaves behind.
@@ -23,25 +21,32 @@ struct Answer {
     success: bool,
 }
 
-/// The whole of a plugin's `main`. With several plugins the name under which the program was called picks one.
-pub fn main(plugins: &[&dyn Plugin]) -> ExitCode {
-    let began = Instant::now();
+/// The whole of a program that is called as `arg0`; `false` if it failed. With several plugins the name picks one.
+pub(crate) fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
     answer_panics();
-    let arg0 = env::args_os().next().unwrap_or_default();
-    let answer = answer(plugins, &arg0, &process_env, &mut io::stdin().lock(), began);
+    let answer = answer(plugins, arg0, &process_env, &mut Stdin);
     // Whoever does not listen cannot be helped.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = print(&answer.stdout);
     if let Err(error) = &written {
         let _ = writeln!(io::stderr(), "write the answer to stdout: {error}");
     }
-    if answer.success && written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    answer.success && written.is_ok()
 }
 
-/// Writes to stdout in one piece: std's own stdout would break it at the last newline.
+/// Reads stdin piece by piece, as it comes.
+struct Stdin;
+
+impl Read for Stdin {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(nix::unistd::read(sys::stdin(), buffer)?)
+    }
+}
+
+/// Writes to stdout in one piece: std's own would break it at the last newline.
 fn print(mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
-        match nix::unistd::write(io::stdout(), bytes) {
+        match nix::unistd::write(sys::stdout(), bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
             Err(nix::Error::EINTR) => {}
             Err(errno) => return Err(errno.into()),
@@ -60,12 +65,12 @@ fn answer_panics() {
     }));
 }
 
-fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read, began: Instant) -> Answer {
+fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read) -> Answer {
     let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
         (Request::About, plugin) => Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true }),
         (_, None) => Err(misnamed(plugins, arg0)),
         (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, began).map(success),
+        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin).map(success),
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }
@@ -125,7 +130,6 @@ fn serve(
     request: &Request,
     env: Env<'_>,
     stdin: &mut dyn Read,
-    began: Instant,
 ) -> Result<Vec<u8>> {
     let stdin = request.read_stdin(stdin)?;
     let config = config_text(&stdin);
@@ -138,7 +142,7 @@ fn serve(
         return Err(error.details("use ADD, DEL, CHECK, GC, STATUS or VERSION, in capitals"));
     };
     let version = head.version(command, since)?;
-    head.log(env("CNI_LOG")).start(began, context(plugin.name(), request, network.as_str()));
+    head.log(env("CNI_LOG")).start(context(plugin.name(), request, network.as_str()));
     request.refuse_own_netns()?;
 
     let call = Call {

@@ -179,7 +179,7 @@ impl Request {
     /// Reads stdin, and never more of it than makes sense.
     pub(crate) fn read_stdin(&self, stdin: &mut dyn Read) -> Result<Vec<u8>> {
         let limit = self.limit();
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(1 << 10); // most fit, and are read at once
         stdin.take(limit + 1).read_to_end(&mut bytes).trying(|| "read the network configuration on stdin")?;
         if bytes.trim_ascii().is_empty() {
             let error = Error::new(Code::DECODE, "the network configuration on stdin is empty");

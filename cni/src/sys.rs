@@ -2,6 +2,9 @@
 #![expect(unsafe_code, reason = "each block says why it is sound")]
 
 pub(crate) mod arena;
+mod start;
+
+pub use start::start;
 
 use std::fs::File;
 use std::io;
@@ -69,6 +72,26 @@ pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> 
 /// users.
 pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
     openat(AT_FDCWD, path, access | OFlag::O_CLOEXEC, Mode::empty()).map(File::from)
+}
+
+/// The process's stdin. std's own has a buffer, of which a short call would touch two pages for nothing.
+pub(crate) fn stdin() -> BorrowedFd<'static> {
+    // SAFETY: `start` made sure that it is open, and nobody closes it.
+    unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
+}
+
+/// The process's stdout, without a buffer as well.
+pub(crate) fn stdout() -> BorrowedFd<'static> {
+    // SAFETY: as above.
+    unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) }
+}
+
+/// Bytes that nobody can guess, at most 256 of them: so many come at once or not at all.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    // SAFETY: the kernel writes at most as many bytes as there are.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if usize::try_from(got) == Ok(N) { Ok(bytes) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Makes SIGALRM interrupt system calls instead of ending the process; they fail with EINTR then.

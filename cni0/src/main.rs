@@ -1,7 +1,4 @@
 //! All plugins in one program. The name under which it is called picks one; linked under all names it serves as all.
+#![no_main]
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    cni::main(&[&bridge::Bridge, &host_local::HostLocal, &loopback::Loopback])
-}
+cni::main!(bridge::Bridge, host_local::HostLocal, loopback::Loopback);

@@ -14,7 +14,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use log::debug;
 use nix::sys::stat::FileStat;
@@ -171,10 +170,9 @@ impl Index {
             home.write(name, page.seal())?;
             page.changed = false;
         }
-        // A second ago: what the kernel stamps from now on is later.
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let seconds = i64::try_from(now.as_secs()).unwrap_or(i64::MAX);
-        leases.mark((seconds - 1, now.subsec_nanos().into()))?;
+        // A second before the last change: what the kernel stamps from now on is later.
+        let (seconds, nanoseconds) = leases.changed()?;
+        leases.mark((seconds - 1, nanoseconds))?;
         // Read back, because not every file system keeps nanoseconds.
         let (seconds, nanoseconds) = leases.changed()?;
         home.mark((seconds - APART, nanoseconds))?;

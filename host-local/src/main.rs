@@ -1,7 +1,4 @@
 //! The `host-local` plugin as a program of its own.
+#![no_main]
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    cni::main(&[&host_local::HostLocal])
-}
+cni::main!(host_local::HostLocal);

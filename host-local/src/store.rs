@@ -1,6 +1,5 @@
 //! The leases of one network: a file for each address, named after it. Having the store is having its lock.
 
-use std::collections::HashSet;
 use std::io;
 use std::net::IpAddr;
 use std::path::Path;
@@ -322,17 +321,19 @@ pub(crate) fn has_room(dir: &Dir, set: usize, round: impl FnOnce(Option<IpAddr>)
 /// Attachments that are alive, for a sweep. Of their owners only the digests: should two have the same, a stale lease
 /// stays.
 #[derive(Debug)]
-pub(crate) struct Alive(HashSet<u64>);
+pub(crate) struct Alive(Vec<u64>);
 
 impl Alive {
     pub(crate) fn new(owners: impl Iterator<Item = Owner>) -> Alive {
         // An old record is alive with any interface of its container.
-        Alive(owners.flat_map(|owner| [owner.digest(), owner.bare_digest()]).collect())
+        let mut digests: Vec<u64> = owners.flat_map(|owner| [owner.digest(), owner.bare_digest()]).collect();
+        digests.sort_unstable();
+        Alive(digests)
     }
 
     pub(crate) fn has(&self, lease: &Lease) -> bool {
         match &lease.holder {
-            Holder::Owner(owner) => self.0.contains(&owner.digest()),
+            Holder::Owner(owner) => self.0.binary_search(&owner.digest()).is_ok(),
             Holder::Nobody => false,
             Holder::Unknown => true,
         }

@@ -1,7 +1,4 @@
 //! The `loopback` plugin as a program of its own.
+#![no_main]
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    cni::main(&[&loopback::Loopback])
-}
+cni::main!(loopback::Loopback);

@@ -138,9 +138,9 @@ impl Socket {
         self.reserve(datagram.len() + BUFFER / 2);
         self.transmit(datagram)?;
         let mut refused = None;
-        let deadline = Deadline::after(PATIENCE);
+        let mut deadline = None;
         loop {
-            let Some(mut rest) = self.receive(deadline)? else {
+            let Some(mut rest) = self.receive(&mut deadline)? else {
                 return Err(malformed("the answer to a change was cut off"));
             };
             while let Some(message) = wire::next_message(&mut rest)? {
@@ -187,8 +187,8 @@ impl Socket {
             let mut datagram = Vec::with_capacity(question.len());
             let seq = self.append(&mut datagram, question, NlmF::empty());
             self.transmit(&datagram)?;
-            let deadline = Deadline::after(PATIENCE);
-            while let Some(mut rest) = self.receive(deadline)? {
+            let mut deadline = None;
+            while let Some(mut rest) = self.receive(&mut deadline)? {
                 while let Some(message) = wire::next_message(&mut rest)? {
                     if message.seq != seq {
                         continue;
@@ -225,9 +225,9 @@ impl Socket {
             let seq = self.append(&mut datagram, question, NlmF::DUMP);
             self.transmit(&datagram)?;
             let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
-            let deadline = Deadline::after(PATIENCE);
+            let mut deadline = None;
             loop {
-                match self.receive(deadline)? {
+                match self.receive(&mut deadline)? {
                     Some(datagram) if !listing.take(datagram, &read)? => {}
                     Some(_) if listing.spoiled => break,
                     Some(_) => return Ok(listing.items),
@@ -283,15 +283,17 @@ impl Socket {
         if sent == datagram.len() { Ok(()) } else { Err(malformed("the request was cut off")) }
     }
 
-    /// One datagram; `None` if it did not fit, and then there is more room the next time.
-    fn receive(&mut self, deadline: Deadline) -> Result<Option<&[u8]>> {
+    /// One datagram; `None` if it did not fit, and then there is more room the next time. The deadline begins with the
+    /// first wait, because most answers are there already, and the first look at the clock costs two pages of memory.
+    fn receive(&mut self, deadline: &mut Option<Deadline>) -> Result<Option<&[u8]>> {
         let len = loop {
             // With TRUNC the true length comes back, so that a cut is seen.
             match retry(|| self.socket.recv(&mut self.buffer, Msg::TRUNC | Msg::DONTWAIT)) {
                 Ok((len, _)) => break len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let deadline = deadline.get_or_insert_with(|| Deadline::after(PATIENCE));
                     if !deadline.readable(sys::borrow(&self.socket))? {
-                        let what = format!("no answer from the kernel within {:?}", deadline.length());
+                        let what = format!("no answer from the kernel within {PATIENCE:?}");
                         return Err(Error::new(Code::TRY_LATER, what));
                     }
                 }

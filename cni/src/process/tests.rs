@@ -91,7 +91,7 @@ impl Case {
     fn run(&self) -> (Answer, u32) {
         let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
         let env = |name: &str| self.env.get(name).cloned();
-        let answer = answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes(), Instant::now());
+        let answer = answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes());
         (answer, probe.calls.into_inner())
     }
 
@@ -225,7 +225,7 @@ fn with_several_plugins_the_name_picks_one() {
     assert_eq!(pick(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
     let case = Case::new("ADD");
     let env = |name: &str| case.env.get(name).cloned();
-    let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes(), Instant::now());
+    let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes());
     let text = String::from_utf8(refused.stdout).unwrap();
     assert!(!refused.success && text.contains("/bin/cni0") && text.contains("one, two"), "{text}");
 }

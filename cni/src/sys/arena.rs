@@ -18,12 +18,15 @@ const ALIGN: usize = 16;
 #[repr(align(16))]
 struct Space(UnsafeCell<[u8; SIZE]>);
 
-/// The allocator.
+/// The allocator. What is always needed comes first, on the same page of memory as the first blocks.
+#[repr(C)]
 pub(crate) struct Arena {
-    space: Space,
     /// Where the free part begins. Only whoever moves it owns what lies between; what the last owner wrote there comes
     /// before, whichever threads they are.
     used: AtomicUsize,
+    /// Where the part begins that nobody ever had: it is still zero, and need not be touched to be made so.
+    touched: AtomicUsize,
+    space: Space,
 }
 
 // SAFETY: the space is only handed out in pieces, and no piece twice, because each comes from its own step of `used`.
@@ -31,7 +34,7 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     pub(crate) const fn new() -> Arena {
-        Arena { space: Space(UnsafeCell::new([0; SIZE])), used: AtomicUsize::new(0) }
+        Arena { used: AtomicUsize::new(0), touched: AtomicUsize::new(0), space: Space(UnsafeCell::new([0; SIZE])) }
     }
 
     fn base(&self) -> *mut u8 {
@@ -43,14 +46,14 @@ impl Arena {
         block.addr().checked_sub(self.base().addr()).filter(|offset| *offset < SIZE)
     }
 
-    /// Takes `size` bytes; where they begin.
-    fn take(&self, size: usize, align: usize) -> Option<usize> {
+    /// Takes `size` bytes: where they begin, and how many of them somebody had before.
+    fn take(&self, size: usize, align: usize) -> Option<(usize, usize)> {
         let mut used = self.used.load(Acquire);
         loop {
             let start = used.checked_next_multiple_of(align).filter(|_| align <= ALIGN)?;
             let end = start.checked_add(size).filter(|end| *end <= SIZE)?;
             match self.used.compare_exchange_weak(used, end, AcqRel, Acquire) {
-                Ok(_) => return Some(start),
+                Ok(_) => return Some((start, self.touched.fetch_max(end, AcqRel).saturating_sub(start).min(size))),
                 Err(now) => used = now,
             }
         }
@@ -59,7 +62,10 @@ impl Arena {
     /// Moves the end of the newest block; `false` if there is a newer one, or no room.
     fn resize(&self, start: usize, old: usize, new: usize) -> bool {
         match start.checked_add(new) {
-            Some(end) if end <= SIZE => self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok(),
+            Some(end) if end <= SIZE && self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok() => {
+                self.touched.fetch_max(end, AcqRel);
+                true
+            }
             _ => false,
         }
     }
@@ -71,9 +77,22 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match self.take(layout.size(), layout.align()) {
             // SAFETY: the offset is inside the space.
-            Some(start) => unsafe { self.base().add(start) },
+            Some((start, _)) => unsafe { self.base().add(start) },
             // SAFETY: the caller's promises about the layout are passed on.
             None => unsafe { System.alloc(layout) },
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        match self.take(layout.size(), layout.align()) {
+            // SAFETY: the offset is inside the space, and the part to be cleared inside the block.
+            Some((start, stale)) => unsafe {
+                let block = self.base().add(start);
+                block.write_bytes(0, stale);
+                block
+            },
+            // SAFETY: as above.
+            None => unsafe { System.alloc_zeroed(layout) },
         }
     }
 
@@ -115,11 +134,11 @@ mod tests {
     #[test]
     fn blocks_are_aligned_apart_and_in_bounds() {
         let arena = Arena::new();
-        assert_eq!(arena.take(5, 1), Some(0));
-        assert_eq!(arena.take(8, 8), Some(8));
+        assert_eq!(arena.take(5, 1), Some((0, 0)));
+        assert_eq!(arena.take(8, 8), Some((8, 0)));
         assert_eq!(arena.take(1, 32), None, "stricter than the arena is");
         assert_eq!(arena.take(SIZE, 1), None);
-        assert_eq!(arena.take(SIZE - 16, 16), Some(16));
+        assert_eq!(arena.take(SIZE - 16, 16), Some((16, 0)));
         assert_eq!(arena.take(1, 1), None);
         assert_eq!(arena.take(usize::MAX, 16), None);
     }
@@ -127,11 +146,28 @@ mod tests {
     #[test]
     fn the_newest_block_grows_and_goes() {
         let arena = Arena::new();
-        let (a, b) = (arena.take(16, 1).unwrap(), arena.take(16, 1).unwrap());
+        let ((a, _), (b, _)) = (arena.take(16, 1).unwrap(), arena.take(16, 1).unwrap());
         assert!(!arena.resize(a, 16, 32), "b is in its way");
         assert!(arena.resize(b, 16, 32) && !arena.resize(b, 32, SIZE));
         assert!(arena.resize(b, 32, 0));
-        assert_eq!(arena.take(4, 4), Some(16));
+        assert_eq!(arena.take(4, 4), Some((16, 4)));
+    }
+
+    #[test]
+    fn what_somebody_had_is_known_and_cleared() {
+        let arena = Arena::new();
+        let layout = |size| Layout::from_size_align(size, 1).unwrap();
+        // SAFETY: blocks are written and read within their size, and given back once.
+        unsafe {
+            let block = arena.alloc(layout(8));
+            block.write_bytes(7, 8);
+            let block = arena.realloc(block, layout(8), 12);
+            block.write_bytes(7, 12);
+            arena.dealloc(block, layout(12));
+            let block = arena.alloc_zeroed(layout(100));
+            assert!(std::slice::from_raw_parts(block, 100).iter().all(|byte| *byte == 0));
+        }
+        assert_eq!(arena.take(4, 1), Some((100, 0)), "nobody had what comes now");
     }
 
     #[test]

@@ -5,3 +5,4 @@ mod bad_input;
 mod cost;
 mod log;
 mod names;
+mod streams;

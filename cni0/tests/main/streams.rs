@@ -1,0 +1,54 @@
+//! What becomes of a call whose stdin, stdout or stderr is not there.
+
+use std::fs::{self, File};
+use std::io;
+use std::net::IpAddr;
+use std::process::{Command, Stdio};
+
+use cni::testing::Lab;
+
+const CONFIG: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "type": "bridge",
+    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}"#;
+
+/// An ADD by host-local, through a shell that changes its streams as `redirected` says.
+fn add(lab: &Lab, container: &str, redirected: &str) -> Command {
+    let config = lab.dir().join("conf");
+    fs::write(&config, CONFIG).unwrap();
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("exec {}/host-local {redirected}", lab.bin().display()));
+    shell.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", container).env("CNI_NETNS", "/x");
+    shell.env("CNI_IFNAME", "eth0").env("CNI_PATH", lab.bin());
+    shell.stdin(File::open(&config).unwrap()).stdout(Stdio::null()).stderr(Stdio::null());
+    shell
+}
+
+#[test]
+fn files_never_take_the_place_of_a_closed_stream() {
+    let lab = Lab::new();
+    let leases = "/var/lib/cni/networks/pods";
+    for (n, closed) in ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"].iter().enumerate() {
+        let status = add(&lab, &format!("c{n}"), closed).status().unwrap();
+        assert_eq!(status.code(), Some(i32::from(closed.starts_with('<'))), "{closed}: only stdin is needed");
+        for entry in fs::read_dir(leases).into_iter().flatten() {
+            let entry = entry.unwrap();
+            let (name, content) = (entry.file_name(), fs::read_to_string(entry.path()).unwrap());
+            let sound = match name.to_str().unwrap() {
+                "lock" => content.is_empty(),
+                "last_reserved_ip.0" => content.parse::<IpAddr>().is_ok(),
+                _ => content.starts_with('c') && content.ends_with("\r\neth0") && content.len() == 8,
+            };
+            assert!(sound, "{closed}: {name:?} holds {content:?}");
+        }
+    }
+    assert_eq!(fs::read_dir(leases).unwrap().count(), 5, "three leases, the lock and the pointer");
+}
+
+#[test]
+fn whoever_does_not_listen_is_no_reason_to_be_killed() {
+    let lab = Lab::new();
+    let (reader, writer) = io::pipe().unwrap();
+    drop(reader);
+    let outcome = add(&lab, "deaf", "").stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    assert_eq!(outcome.status.code(), Some(1), "a failure, and no signal");
+    assert!(String::from_utf8(outcome.stderr).unwrap().contains("write the answer to stdout"));
+}
