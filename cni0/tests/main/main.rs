@@ -3,5 +3,6 @@
 
 mod bad_input;
 mod cost;
+mod documents;
 mod log;
 mod names;
