@@ -240,7 +240,7 @@ fn every_error_is_described() {
 }
 
 /// What stands in front of an error's text in the source.
-const ERRORS: [&str; 12] = [
+const ERRORS: [&str; 15] = [
     "let what = ",
     "let what = format!(",
     "let what = format_args!(",
@@ -253,6 +253,9 @@ const ERRORS: [&str; 12] = [
     "contradiction(&format!(",
     "refuse(&format!(",
     "absent(format!(",
+    "missing(format!(",
+    "Fault::shape(",
+    "Invalid(format!(",
 ];
 
 /// `Error::new(CODE, ` and `Error::new(CODE, format!(`.
