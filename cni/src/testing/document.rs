@@ -45,7 +45,7 @@ pub fn rows(text: &str) -> Vec<Vec<&str>> {
     let mut rows = Vec::new();
     for (at, line) in lines.iter().enumerate() {
         let is_rule = |line: &&str| line.starts_with("|--") || line.starts_with("|:-");
-        let head = is_rule(line) || lines.get(at + 1).is_some_and(|next| is_rule(next));
+        let head = is_rule(line) || lines.get(at + 1).is_some_and(is_rule);
         if line.starts_with('|') && !head {
             rows.push(line.trim_matches('|').split('|').map(str::trim).collect());
         }
@@ -134,7 +134,7 @@ pub fn describes_type<'de, T: Deserialize<'de>>(heading: &str) {
 pub fn value_at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
     if let Some(list) = path.strip_suffix("[]") {
         let list = value_at(config, list);
-        if !list.as_array().is_some_and(|items| !items.is_empty()) {
+        if list.as_array().is_none_or(Vec::is_empty) {
             *list = Value::Array(vec![Value::Null]);
         }
         return list.as_array_mut().and_then(|items| items.first_mut()).unwrap();
