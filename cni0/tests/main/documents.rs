@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use cni::testing::document::{self, Key, code, keys_under, rows, section, value_at};
-use cni::testing::{Calling, Lab, Outcome, reference};
+use cni::testing::{Calling, Lab, Outcome, PLUGINS, reference};
 use serde_json::{Value, json};
 
 /// A network with everything on the way to `path` that the key needs around it.
@@ -133,10 +133,9 @@ fn the_reference_knows_what_it_is_said_to_know() {
     }
 }
 
-/// The JSON in the documents is whole networks; each plugin of each of them works.
+/// Each of our plugins in each network that the documents show works, on a host of its own.
 #[test]
 fn every_network_in_the_documents_works() {
-    let lab = Lab::new();
     let mut lived = 0;
     for (path, text) in documents() {
         for block in text.split("```json\n").skip(1) {
@@ -144,11 +143,15 @@ fn every_network_in_the_documents_works() {
             let whole: Value = serde_json::from_str(block).unwrap_or_else(|error| panic!("{path:?}: {error}: {block}"));
             let single = vec![whole.clone()];
             for plugin in whole["plugins"].as_array().unwrap_or(&single) {
+                // Answers, and plugins of others.
+                if !plugin["type"].as_str().is_some_and(|name| PLUGINS.contains(&name)) {
+                    continue;
+                }
                 let mut config = plugin.clone();
                 for key in ["cniVersion", "name"] {
                     config[key] = whole[key].clone();
                 }
-                lives(&lab, &format!("n{lived}"), &config, "");
+                lives(&Lab::new(), "c1", &config, "");
                 lived += 1;
             }
         }
