@@ -321,3 +321,21 @@ fn vlan_id(key: &str, id: i64) -> Result<u16> {
 fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
     Error::from(Fault::value(what).under(key)).details(remedy)
 }
+
+#[cfg(test)]
+mod tests {
+    use cni::testing::document;
+
+    use super::*;
+
+    #[test]
+    fn the_keys_are_described() {
+        document::describes_type::<Keys>("bridge");
+    }
+
+    #[test]
+    fn defaults_are_as_described() {
+        let bare = serde_json::json!({});
+        document::defaults("bridge", &bare, |call| Config::parse(call).map(|config| format!("{config:?}")));
+    }
+}

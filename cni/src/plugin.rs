@@ -100,12 +100,6 @@ impl<'a> Call<'a> {
 
     /// `prevResult` of the configuration.
     pub fn previous(&self) -> Result<Option<AddResult>> {
-        #[derive(Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        struct Previous<'a> {
-            #[serde(borrow)]
-            prev_result: Option<Raw<'a>>,
-        }
         let Previous { prev_result } = self.parse()?;
         prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
     }
@@ -113,14 +107,6 @@ impl<'a> Call<'a> {
     /// The attachments that a GC must keep. Without a list nothing is known to be stale, which is an error: an empty
     /// list means that everything is.
     pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
-        #[derive(Default, Deserialize)]
-        #[serde(default)]
-        struct Lists {
-            #[serde(rename = "cni.dev/valid-attachments")]
-            valid: Option<Vec<ValidAttachment>>,
-            #[serde(rename = "cni.dev/attachments")]
-            old: Option<Vec<ValidAttachment>>,
-        }
         let lists: Lists = self.parse()?;
         if let Some(valid) = lists.valid.or(lists.old) {
             return Ok(valid);
@@ -134,6 +120,24 @@ impl<'a> Call<'a> {
     }
 }
 
+/// What ADD answered, in the configurations of CHECK and DEL.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Previous<'a> {
+    #[serde(borrow)]
+    prev_result: Option<Raw<'a>>,
+}
+
+/// The lists of a GC's configuration.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Lists {
+    #[serde(rename = "cni.dev/valid-attachments")]
+    valid: Option<Vec<ValidAttachment>>,
+    #[serde(rename = "cni.dev/attachments")]
+    old: Option<Vec<ValidAttachment>>,
+}
+
 /// An attachment that a runtime says is alive.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub struct ValidAttachment {
@@ -142,4 +146,19 @@ pub struct ValidAttachment {
     pub container: String,
     /// The interface in the container.
     pub ifname: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::Head;
+    use crate::testing::{document, keys};
+
+    #[test]
+    fn the_keys_of_the_protocol_are_described() {
+        let mut ours = keys::of::<Head<'_>>();
+        ours.extend(keys::of::<Previous<'_>>());
+        ours.extend(keys::of::<Lists>());
+        document::describes("Every network", &ours);
+    }
 }

@@ -13,6 +13,9 @@
     reason = "a test that cannot set itself up should stop and say where"
 )]
 
+pub mod document;
+pub mod keys;
+
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{ErrorKind, Write};

@@ -250,3 +250,22 @@ fn share_out(wishes: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Option<IpAddr>>
     }
     Ok(wanted)
 }
+
+#[cfg(test)]
+mod tests {
+    use cni::testing::document;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_keys_are_described() {
+        document::describes_type::<Network>("host-local");
+    }
+
+    #[test]
+    fn defaults_are_as_described() {
+        let bare = json!({"ipam": {"subnet": "10.22.0.0/16", "routes": [{"dst": "10.9.0.0/16"}]}});
+        document::defaults("host-local", &bare, |call| Config::read(call).map(|config| format!("{config:?}")));
+    }
+}

@@ -3,6 +3,7 @@
 
 mod bad_input;
 mod cost;
+mod documents;
 mod log;
 mod names;
 mod streams;

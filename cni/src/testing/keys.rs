@@ -1,0 +1,235 @@
+//! Which keys a type reads, asked of serde itself: there is no second list that somebody could forget.
+//!
+//! A derived `Deserialize` tells its reader the names of all fields before it reads one. So a reader that has no document
+//! at all can walk down one way after the other and note what it is asked for. Each walk ends in an error, on purpose.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::value::BorrowedStrDeserializer;
+use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
+
+/// The keys that `T` reads, with the kind of their values. `a.b[].c` is `c` in the elements of the list `b` in the object
+/// `a`. Objects themselves are not listed, their keys are.
+pub fn of<'de, T: Deserialize<'de>>() -> BTreeMap<String, &'static str> {
+    let mut keys = BTreeMap::new();
+    let mut ways: Vec<Vec<Step>> = vec![Vec::new()];
+    while let Some(way) = ways.pop() {
+        let asked = RefCell::new(Asked::Nothing);
+        let end = T::deserialize(Walk { left: &way, asked: &asked });
+        assert!(end.is_err(), "{way:?} did not end");
+        let on = |step| way.iter().copied().chain([step]).collect();
+        match asked.into_inner() {
+            Asked::Nothing => panic!("nobody asked for anything at {way:?}"),
+            Asked::Object(fields) => ways.extend(fields.iter().map(|field| on(Step::Key(field)))),
+            Asked::List => {
+                ways.push(on(Step::Item));
+                note(&mut keys, &way, "list");
+            }
+            Asked::Value(kind) => note(&mut keys, &way, kind),
+        }
+    }
+    keys
+}
+
+/// Notes what is at the end of a way; an item is part of its list.
+fn note(keys: &mut BTreeMap<String, &'static str>, way: &[Step], kind: &'static str) {
+    if let Some(Step::Key(_)) = way.last() {
+        let path: String = way.iter().map(Step::to_string).collect();
+        keys.insert(path.trim_start_matches('.').to_owned(), kind);
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Key(&'static str),
+    Item,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Step::Key(key) => write!(f, ".{key}"),
+            Step::Item => f.write_str("[]"),
+        }
+    }
+}
+
+/// What the type wants at the end of the way.
+#[derive(Debug)]
+enum Asked {
+    Nothing,
+    Object(&'static [&'static str]),
+    List,
+    Value(&'static str),
+}
+
+/// A reader without a document.
+struct Walk<'a> {
+    left: &'a [Step],
+    asked: &'a RefCell<Asked>,
+}
+
+impl Walk<'_> {
+    fn end(&self, asked: Asked) -> End {
+        *self.asked.borrow_mut() = asked;
+        End
+    }
+}
+
+/// The end of a walk.
+#[derive(Debug)]
+struct End;
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the end of the walk")
+    }
+}
+
+impl std::error::Error for End {}
+
+impl de::Error for End {
+    fn custom<T: fmt::Display>(_: T) -> End {
+        End
+    }
+}
+
+/// Values at which a way ends, by the method that asks for them.
+macro_rules! values {
+    ($($kind:literal: $($method:ident)*;)*) => {
+        $($(fn $method<V: Visitor<'de>>(self, _: V) -> Result<V::Value, End> {
+            Err(self.end(Asked::Value($kind)))
+        })*)*
+    };
+}
+
+impl<'de> Deserializer<'de> for Walk<'_> {
+    type Error = End;
+
+    fn deserialize_struct<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        fields: &'static [&'static str],
+        visitor: V,
+    ) -> Result<V::Value, End> {
+        match self.left {
+            [Step::Key(key), left @ ..] => visitor.visit_map(One { key: Some(*key), walk: Walk { left, ..self } }),
+            _ => Err(self.end(Asked::Object(fields))),
+        }
+    }
+
+    fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
+        match self.left {
+            [Step::Item, left @ ..] => visitor.visit_seq(One { key: None, walk: Walk { left, ..self } }),
+            _ => Err(self.end(Asked::List)),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
+        visitor.visit_some(self)
+    }
+
+    values! {
+        "boolean": deserialize_bool;
+        "number": deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64 deserialize_i128
+            deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128;
+        "text": deserialize_str deserialize_string deserialize_char;
+        "anything": deserialize_any deserialize_map deserialize_ignored_any deserialize_identifier deserialize_f32
+            deserialize_f64 deserialize_bytes deserialize_byte_buf deserialize_unit;
+    }
+
+    /// What is kept as text, for later.
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, End> {
+        Err(self.end(Asked::Value("anything")))
+    }
+
+    fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, End> {
+        Err(self.end(Asked::Value("anything")))
+    }
+
+    fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, End> {
+        Err(self.end(Asked::Value("anything")))
+    }
+
+    fn deserialize_tuple_struct<V: Visitor<'de>>(self, _: &'static str, _: usize, _: V) -> Result<V::Value, End> {
+        Err(self.end(Asked::Value("anything")))
+    }
+
+    fn deserialize_enum<V: Visitor<'de>>(
+        self,
+        _: &'static str,
+        _: &'static [&'static str],
+        _: V,
+    ) -> Result<V::Value, End> {
+        Err(self.end(Asked::Value("text")))
+    }
+}
+
+/// An object or a list with nothing but the next step of the way.
+struct One<'a> {
+    key: Option<&'static str>,
+    walk: Walk<'a>,
+}
+
+impl<'de> MapAccess<'de> for One<'_> {
+    type Error = End;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, End> {
+        let key = self.key.take().map(BorrowedStrDeserializer::new);
+        key.map(|key| seed.deserialize(key)).transpose()
+    }
+
+    fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, End> {
+        seed.deserialize(Walk { ..self.walk })
+    }
+}
+
+impl<'de> SeqAccess<'de> for One<'_> {
+    type Error = End;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, End> {
+        seed.deserialize(Walk { ..self.walk }).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_found_with_its_way() {
+        #[derive(Debug, Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        #[expect(dead_code, reason = "only its shape matters")]
+        struct Outer<'a> {
+            is_good: bool,
+            inner: Option<Inner>,
+            sets: Vec<Vec<Inner>>,
+            names: Vec<String>,
+            #[serde(borrow)]
+            raw: Option<crate::json::Raw<'a>>,
+        }
+        #[derive(Debug, Deserialize)]
+        #[expect(dead_code, reason = "only its shape matters")]
+        struct Inner {
+            #[serde(rename = "minID", deserialize_with = "crate::ip::optional")]
+            min: Option<std::net::IpAddr>,
+            mtu: u32,
+        }
+        let keys: Vec<String> = of::<Outer<'_>>().into_iter().map(|(key, kind)| format!("{key} {kind}")).collect();
+        let wanted = [
+            "inner.minID text",
+            "inner.mtu number",
+            "isGood boolean",
+            "names list",
+            "raw anything",
+            "sets list",
+            "sets[][].minID text",
+            "sets[][].mtu number",
+        ];
+        assert_eq!(keys, wanted);
+    }
+}
