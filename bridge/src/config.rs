@@ -200,6 +200,17 @@ impl Config {
     }
 }
 
+/// The plugin that gives addresses, whatever the other keys say: what was given must be taken back.
+pub(crate) fn ipam(call: &Call<'_>) -> Result<Option<String>> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Only {
+        ipam: Ipam,
+    }
+    let only: Only = call.parse()?;
+    Ok(Some(only.ipam.kind).filter(|kind| !kind.is_empty()))
+}
+
 impl Keys {
     fn vlans(&self) -> Result<Option<Vlans>> {
         if !(0..=i64::from(vlan::LAST)).contains(&self.vlan) {

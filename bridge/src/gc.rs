@@ -8,25 +8,24 @@ use crate::failures::Failures;
 use crate::name::{self, Owner};
 use crate::{attach, iptables, masquerade, spoofcheck};
 
-/// Removes it all, goes on after failures, and tells them.
-pub(crate) fn run(call: &Call<'_>, ipam: Option<&Delegate<'_>>) -> Result<()> {
+/// Removes it all, goes on after `failures`, and adds to them.
+pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures: &mut Failures) -> Result<()> {
     let network = call.network.as_str();
     let valid = call.valid_attachments()?;
     let keep: Vec<Owner<'_>> =
         valid.iter().map(|valid| Owner { network, container: &valid.container, ifname: &valid.ifname }).collect();
 
-    let mut failures = Failures::default();
     let mut host = Netlink::open()?;
     let mut nft = Nftables::open()?;
     let links = host.links(None)?;
     for link in links.iter().filter(|link| is_stale(link, network, &keep)) {
         failures.note(attach::delete(&mut host, &link.name));
     }
-    failures.note(ipam.map_or(Ok(()), Delegate::gc));
+    failures.note(ipam.and_then(|ipam| ipam.as_ref().map_or(Ok(()), Delegate::gc)));
     failures.note(spoofcheck::collect(&mut nft, &mut host, |link| is_stale(link, network, &keep)));
     failures.note(masquerade::collect(&mut nft, network, &keep));
     failures.note(iptables::collect(&mut nft, &mut host, network, &keep));
-    failures.into_result()
+    Ok(())
 }
 
 /// Is it the host's end of a pair of this network that nobody needs?

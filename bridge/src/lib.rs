@@ -14,12 +14,12 @@ mod iptables;
 mod layer3;
 mod masquerade;
 mod name;
+mod removal;
 mod sha512;
 mod spoofcheck;
 mod vlan;
 
 use std::net::IpAddr;
-use std::thread;
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
@@ -74,27 +74,22 @@ impl Plugin for Bridge {
 
     /// Does every step, whatever became of the one before.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let config = Config::parse(call)?;
         let owner = Owner::new(call, at);
         let mut failures = Failures::default();
+        let ipam = ipam_to_clean_up(call, &mut failures);
         // What ADD answered, where a runtime passes it on; it only helps.
         let told = call.previous().ok().flatten().unwrap_or_default();
         let ips: Vec<IpAddr> = told.ips.iter().map(|ip| ip.address.ip()).collect();
-        // A link that goes and rules that go each wait for all processors to forget them: side by side it is one wait.
-        // The lease is released after the link is gone, and does not care about rules.
-        let rules = || remove_rules(owner, &ips);
-        thread::scope(|scope| {
-            let beside = thread::Builder::new().spawn_scoped(scope, rules);
-            failures.note(delete_pair(owner, at, &told));
-            failures.note(ipam(call, &config).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
-            failures.note(match beside {
-                Ok(thread) => thread
-                    .join()
-                    .unwrap_or_else(|_| Err(cni::Error::new(Code::INTERNAL, "removing the rules ended in a panic"))),
-                // No thread to be had: then one after the other.
-                Err(_) => rules(),
-            });
-        });
+        removal::beside(
+            &mut failures,
+            owner,
+            || delete_pair(owner, at, &told),
+            |failures| {
+                // Nobody may get an address that is still in use.
+                failures.note(ipam.and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
+                failures.note(remove_rules(owner, &ips));
+            },
+        );
         failures.into_result()
     }
 
@@ -108,8 +103,10 @@ impl Plugin for Bridge {
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
-        let config = Config::parse(call)?;
-        gc::run(call, ipam(call, &config)?.as_ref())
+        let mut failures = Failures::default();
+        let ipam = ipam_to_clean_up(call, &mut failures);
+        gc::run(call, ipam, &mut failures)?;
+        failures.into_result()
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {
@@ -134,6 +131,19 @@ impl Plugin for Bridge {
 /// The IPAM plugin, if the network has one.
 fn ipam<'a>(call: &'a Call<'a>, config: &Config) -> Result<Option<Delegate<'a>>> {
     config.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
+}
+
+/// The same for those who clean up. A mistake elsewhere in the configuration is told, and keeps nothing from being
+/// cleaned up.
+fn ipam_to_clean_up<'a>(call: &'a Call<'a>, failures: &mut Failures) -> Result<Option<Delegate<'a>>> {
+    let name = match Config::parse(call) {
+        Ok(config) => config.ipam,
+        Err(mistake) => {
+            failures.note(Err(mistake));
+            config::ipam(call).unwrap_or_default()
+        }
+    };
+    name.map(|name| Delegate::find(call, &name)).transpose()
 }
 
 /// Everything that an ADD makes.

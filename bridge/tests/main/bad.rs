@@ -3,7 +3,7 @@
 use cni::testing::Lab;
 use serde_json::json;
 
-use crate::pod::{Pod, layer2};
+use crate::pod::{Pod, ipam_calls, layer2, layer3};
 
 /// Key and value as JSON, the code, and what the message must name.
 const VALUES: &[(&str, u32, &[&str])] = &[
@@ -178,6 +178,34 @@ fn bad_arguments_are_refused() {
     let pod = Pod::new(lab, "a");
     for (args, names) in ARGS.iter().filter(|(_, names)| !names.is_empty()) {
         refused(&pod, &layer2(json!({})).to_string(), args, 4, names);
+    }
+}
+
+#[test]
+fn bad_values_keep_nothing_from_being_removed() {
+    let lab = &Lab::new();
+    let good = layer3(json!({ "ipMasq": true, "isGateway": true }));
+    for (n, bad) in [
+        r#""mtu": 99999"#,
+        r#""mtu": "x""#,
+        r#""ipMasqBackend": "x""#,
+        r#""vlan": 5000"#,
+        r#""runtimeConfig": {"mac": "zz"}"#,
+        r#""bridge": "a/b""#,
+    ]
+    .iter()
+    .enumerate()
+    {
+        let pod = Pod::with_ips(lab, &format!("c{n}"), &["10.1.0.2/24"]);
+        pod.add(&good);
+        let mut text = good.to_string();
+        text.truncate(text.len() - 1);
+        let error = pod.call("DEL", &json!({})).stdin(format!("{text}, {bad}}}")).run();
+        assert_eq!(error.status, Some(1), "{bad} is told");
+        assert_eq!(lab.sh("ip -o link show type veth"), "", "{bad}");
+        assert_eq!(pod.sh("ip -o link | wc -l"), "1\n", "{bad}");
+        assert!(!lab.sh("nft list ruleset").contains(&format!("c{n}")), "{bad}");
+        assert_eq!(ipam_calls(lab).last().unwrap(), &format!("DEL c{n} eth0"), "{bad}");
     }
 }
 

@@ -3,10 +3,12 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
 use neli::utils::Groups;
+use nix::poll::{PollFd, PollFlags};
 
 use super::socket::retry;
 use super::wire::{self, Message};
@@ -125,6 +127,35 @@ impl Watch {
             None => self.wait_for(what, deadline, || Ok(netlink.link(link)?.filter(&wanted))),
         }
     }
+
+    /// Waits until the news say that a link is gone of which `wanted` holds, or until the writers of the pipe `until` have
+    /// ended.
+    pub fn await_gone(
+        &mut self,
+        until: BorrowedFd<'_>,
+        deadline: Deadline,
+        wanted: impl Fn(&Link) -> bool,
+    ) -> Result<()> {
+        let mut gone = false;
+        while !gone {
+            let news = self.notifications.read(|message| {
+                gone |= message.kind == libc::RTM_DELLINK && wanted(&Link::read(message.payload)?);
+                Ok(())
+            })?;
+            if news.is_some() {
+                continue;
+            }
+            let mut either =
+                [sys::borrow(&self.notifications.socket), until].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+            if !deadline.poll(&mut either)? {
+                let what = format!("a link to go: not seen within {:?}", deadline.length());
+                return Err(Error::new(Code::TRY_LATER, what));
+            }
+            let [_, until] = either;
+            gone |= until.any().unwrap_or(true);
+        }
+        Ok(())
+    }
 }
 
 /// A socket that is told of changes. Apart from that for requests, so that no notification is taken for an answer.
@@ -146,26 +177,30 @@ impl Notifications {
     /// Shows the next one to `each`; `None` if the deadline came first, `false` if some were lost because too many
     /// came at once.
     fn next(&mut self, deadline: Deadline, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
-        let mut buffer = [0; NEWS];
         loop {
-            match retry(|| self.socket.recv(&mut buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-                Ok((len, _)) => {
-                    let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
-                    while let Some(message) = wire::next_message(&mut rest)? {
-                        each(&message)?;
-                    }
-                    return Ok(Some(true));
-                }
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                    return Ok(Some(false));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !deadline.readable(sys::borrow(&self.socket))? {
-                        return Ok(None);
-                    }
-                }
-                Err(error) => return Err(error.into()),
+            if let Some(whole) = self.read(&mut each)? {
+                return Ok(Some(whole));
             }
+            if !deadline.readable(sys::borrow(&self.socket))? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// The same without waiting: `None` if there is none.
+    fn read(&mut self, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
+        let mut buffer = [0; NEWS];
+        match retry(|| self.socket.recv(&mut buffer, Msg::TRUNC | Msg::DONTWAIT)) {
+            Ok((len, _)) => {
+                let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
+                while let Some(message) = wire::next_message(&mut rest)? {
+                    each(&message)?;
+                }
+                Ok(Some(true))
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(Some(false)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 
