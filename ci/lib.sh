@@ -7,6 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # shellcheck disable=SC2034
 plugins=(bridge host-local loopback)
+# shellcheck disable=SC2034
+tools=() # programs for people, a file each: built, installed and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # where ordinary users do not look, and ip and sysctl are
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 
@@ -69,3 +71,19 @@ as_root() {
         die "cannot make namespaces: run it as root, or allow user namespaces (sysctl user.max_user_namespaces)"
     [ $# = 0 ] || unshare "${map[@]}" --net --mount -- "$@"
 }
+
+# place DIR FILE NAME ...: FILE becomes each NAME in DIR, as links to one copy. It is written beside them and is on disk
+# before a name is given to it, so that nobody sees half of it, nor does a crash leave that.
+place() (
+    dir=$1 file=$2
+    shift 2
+    new=$(mktemp -d "$dir/.new.XXXXXX")
+    trap 'rm -rf "$new"' EXIT
+    install -m "$([ -x "$file" ] && echo 755 || echo 644)" "$file" "$new/.file"
+    sync "$new/.file"
+    for name; do
+        ln "$new/.file" "$new/$name"
+        mv -fT "$new/$name" "$dir/$name"
+    done
+    sync "$dir"
+)
