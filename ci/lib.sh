@@ -87,3 +87,17 @@ place() (
     done
     sync "$dir"
 )
+
+# where_installed PREFIX: sets where ci/install puts things and ci/uninstall finds them.
+# shellcheck disable=SC2034
+where_installed() {
+    dir=$(realpath -m "${DESTDIR:-}/$1")
+    net_d=$(realpath -m "${DESTDIR:-}/etc/cni/net.d") conflist=10-cni0.conflist
+    record=$dir/.cni0 # files: sums and names of what is ours; made: directories; before/: what had our names
+}
+
+# sum_of FILE [CONTENT]: the line of FILE in the record, with what it or CONTENT holds.
+sum_of() { printf '%s  %s\n' "$(sha256sum <"${2:-$1}" | cut -c -64)" "$1"; }
+
+# is_ours FILE: is it as ci/install left it?
+is_ours() { [ -f "$1" ] && [ ! -L "$1" ] && grep -qxF "$(sum_of "$1")" "$record/files" 2>/dev/null; }
