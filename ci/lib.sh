@@ -91,8 +91,8 @@ place() (
 # where_installed PREFIX: sets where ci/install puts things and ci/uninstall finds them.
 # shellcheck disable=SC2034
 where_installed() {
-    dir=$(realpath -m "${DESTDIR:-}/$1")
-    net_d=$(realpath -m "${DESTDIR:-}/etc/cni/net.d") conflist=10-cni0.conflist
+    dir=$(cd "$here" && realpath -m "${DESTDIR:+$DESTDIR/}$1")
+    net_d=$(cd "$here" && realpath -m "${DESTDIR:-}/etc/cni/net.d") conflist=10-cni0.conflist
     record=$dir/.cni0 # files: sums and names of what is ours; made: directories; before/: what had our names
 }
 
