@@ -32,7 +32,11 @@ need() {
     fi
     say "installing ${missing[*]}"
     apt-get -q update >/dev/null
-    DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
+    # Programs are wanted, not services: what cannot see systemd does not ask it to start any.
+    local apt=(apt-get)
+    # shellcheck disable=SC2016  # expanded by that sh
+    [ ! -d /run/systemd/system ] || apt=(unshare --mount -- sh -c 'mount -t tmpfs tmpfs /run/systemd && exec apt-get "$@"' -)
+    DEBIAN_FRONTEND=noninteractive "${apt[@]}" -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
         die "apt-get could not install ${missing[*]}"
 }
 
