@@ -7,6 +7,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # shellcheck disable=SC2034
 plugins=(bridge host-local loopback)
+# shellcheck disable=SC2034
+tools=() # programs for people, a file each: built, installed and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # where ordinary users do not look, and ip and sysctl are
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 
@@ -30,7 +32,11 @@ need() {
     fi
     say "installing ${missing[*]}"
     apt-get -q update >/dev/null
-    DEBIAN_FRONTEND=noninteractive apt-get -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
+    # Programs are wanted, not services: what cannot see systemd does not ask it to start any.
+    local apt=(apt-get)
+    # shellcheck disable=SC2016  # expanded by that sh
+    [ ! -d /run/systemd/system ] || apt=(unshare --mount -- sh -c 'mount -t tmpfs tmpfs /run/systemd && exec apt-get "$@"' -)
+    DEBIAN_FRONTEND=noninteractive "${apt[@]}" -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
         die "apt-get could not install ${missing[*]}"
 }
 
@@ -69,3 +75,33 @@ as_root() {
         die "cannot make namespaces: run it as root, or allow user namespaces (sysctl user.max_user_namespaces)"
     [ $# = 0 ] || unshare "${map[@]}" --net --mount -- "$@"
 }
+
+# place DIR FILE NAME ...: FILE becomes each NAME in DIR, as links to one copy. It is written beside them and is on disk
+# before a name is given to it, so that nobody sees half of it, nor does a crash leave that.
+place() (
+    dir=$1 file=$2
+    shift 2
+    new=$(mktemp -d "$dir/.new.XXXXXX")
+    trap 'rm -rf "$new"' EXIT
+    install -m "$([ -x "$file" ] && echo 755 || echo 644)" "$file" "$new/.file"
+    sync "$new/.file"
+    for name; do
+        ln "$new/.file" "$new/$name"
+        mv -fT "$new/$name" "$dir/$name"
+    done
+    sync "$dir"
+)
+
+# where_installed PREFIX: sets where ci/install puts things and ci/uninstall finds them.
+# shellcheck disable=SC2034
+where_installed() {
+    dir=$(cd "$here" && realpath -m "${DESTDIR:+$DESTDIR/}$1")
+    net_d=$(cd "$here" && realpath -m "${DESTDIR:-}/etc/cni/net.d") conflist=10-cni0.conflist
+    record=$dir/.cni0 # files: sums and names of what is ours; made: directories; before/: what had our names
+}
+
+# sum_of FILE [CONTENT]: the line of FILE in the record, with what it or CONTENT holds.
+sum_of() { printf '%s  %s\n' "$(sha256sum <"${2:-$1}" | cut -c -64)" "$1"; }
+
+# is_ours FILE: is it as ci/install left it?
+is_ours() { [ -f "$1" ] && [ ! -L "$1" ] && grep -qxF "$(sum_of "$1")" "$record/files" 2>/dev/null; }
