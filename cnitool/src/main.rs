@@ -5,6 +5,7 @@ mod chain;
 mod cli;
 mod commands;
 mod conf;
+mod demo;
 mod out;
 mod settings;
 
@@ -12,6 +13,7 @@ use std::env;
 use std::process::ExitCode;
 
 use cni::{Code, Error, Result};
+use nix::errno::Errno;
 
 use cli::Command;
 
@@ -29,7 +31,10 @@ fn main() -> ExitCode {
         Ok(command) => match run(command) {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                out::complain(&error);
+                // Whoever reads only the first lines knows that there are more.
+                if error.errno() != Some(Errno::EPIPE as i32) {
+                    out::complain(&error);
+                }
                 ExitCode::from(FAILED)
             }
         },
@@ -45,6 +50,7 @@ fn run(command: Command) -> Result<()> {
         Command::Check { network, netns } => commands::check(&network, &netns),
         Command::Gc { network } => commands::gc(&network),
         Command::Status { network } => commands::status(&network),
+        Command::Demo => demo::run(&settings::plugins()),
         other => Err(Error::new(Code::UNSUPPORTED, format!("not made yet: {other:?}"))),
     }
 }
