@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC2034
 plugins=(bridge host-local loopback)
 # shellcheck disable=SC2034
-tools=() # programs for people, a file each: built, installed and released beside the plugins
+tools=(cnitool) # programs for people, a file each: built, installed and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # where ordinary users do not look, and ip and sysctl are
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 

@@ -15,7 +15,6 @@ mod layer3;
 mod masquerade;
 mod name;
 mod removal;
-mod sha512;
 mod spoofcheck;
 mod vlan;
 

@@ -1,9 +1,7 @@
 //! Names that both implementations must agree on, so that each removes what the other made; and those of our own.
 
 use cni::ip::MacAddr;
-use cni::{Attachment, Call, Context, Result};
-
-use crate::sha512;
+use cni::{Attachment, Call, Context, Result, sha512};
 
 /// The longest comment that the reference writes, in bytes.
 const COMMENT: usize = 128;

@@ -26,6 +26,7 @@ mod plugin;
 mod process;
 mod request;
 mod result;
+pub mod sha512;
 mod sys;
 pub mod sysctl;
 #[cfg(feature = "testing")]
@@ -36,11 +37,12 @@ mod version;
 mod wait;
 
 pub use args::Args;
-pub use delegate::Delegate;
+pub use delegate::{Delegate, Program};
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
 pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
+pub use request::process_env;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use sys::random;
 #[doc(hidden)]
