@@ -10,12 +10,12 @@
  *
  * What it leaves out:
  * - JSON, and every check of the input: its parameters stand at the head of the configuration, as
- *   {"floor":"NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
+ *   {"floor": "NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
  *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, - none.
- * - undo, waiting, time limits and useful errors
- * - looking for an earlier lease of the same container, for leases that appear atomically, and for an index of them:
- *   it probes one address after the other. DEL finds the addresses in the previous result, and does not look into the
- *   files that it removes
+ * - undo, time limits and useful errors
+ * - waiting until the port forwards and everybody can reach the addresses
+ * - an earlier lease of the same container, leases that appear atomically, an index: it probes one address after the
+ *   other. DEL finds the addresses in the previous result, and does not look into the files that it removes
  * - the alias of the host's end, by which bridge finds it again, and the hash that comments on rules begin with
  * - reading back what the kernel made: the link, its state, the bridge's addresses
  * - table and chains of nftables, which ci/bench makes, and the lease directory
@@ -297,9 +297,9 @@ static void transmit(long fd)
     tail = batch;
 }
 
-/* Only the last message of a batch asks for an answer; of the others the kernel tells failures. */
 static struct nlmsghdr *next(struct nlmsghdr *at) { return (void *)((byte *)at + NLMSG_ALIGN(at->nlmsg_len)); }
 
+/* Only the last message of a batch asks for an answer; of the others the kernel tells failures. */
 static void answered(long fd, unsigned last)
 {
     for (;;) {
