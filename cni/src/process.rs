@@ -9,10 +9,11 @@ use std::time::Instant;
 
 use log::debug;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::json;
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process_env};
+use crate::result::AddResult;
 use crate::version::Version;
 
 /// What the process leaves behind.
@@ -28,7 +29,7 @@ pub fn main(plugins: &[&dyn Plugin]) -> ExitCode {
     let began = Instant::now();
     answer_panics();
     let arg0 = env::args_os().next().unwrap_or_default();
-    let answer = answer(plugins, &arg0, &process_env, &mut io::stdin().lock(), began);
+    let answer = answer(plugins, &arg0, &process_env, &mut io::stdin().lock(), &print, began);
     // Whoever does not listen cannot be helped.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = print(&answer.stdout);
@@ -37,6 +38,9 @@ pub fn main(plugins: &[&dyn Plugin]) -> ExitCode {
     }
     if answer.success && written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
+
+/// How an answer gets to whoever asked.
+type Print<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 
 /// Writes to stdout in one piece: std's own stdout would break it at the last newline.
 fn print(mut bytes: &[u8]) -> io::Result<()> {
@@ -60,12 +64,19 @@ fn answer_panics() {
     }));
 }
 
-fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read, began: Instant) -> Answer {
+fn answer(
+    plugins: &[&dyn Plugin],
+    arg0: &OsStr,
+    env: Env<'_>,
+    stdin: &mut dyn Read,
+    print: Print<'_>,
+    began: Instant,
+) -> Answer {
     let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
         (Request::About, plugin) => Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true }),
         (_, None) => Err(misnamed(plugins, arg0)),
         (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, began).map(success),
+        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, print, began).map(success),
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }
@@ -118,13 +129,14 @@ fn versions() -> Vec<u8> {
     format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST).into_bytes()
 }
 
-/// Checks the configuration, runs the command, prints its result.
+/// Checks the configuration and runs the command; what is left to print.
 fn serve(
     plugins: &[&dyn Plugin],
     plugin: &dyn Plugin,
     request: &Request,
     env: Env<'_>,
     stdin: &mut dyn Read,
+    print: Print<'_>,
     began: Instant,
 ) -> Result<Vec<u8>> {
     let stdin = request.read_stdin(stdin)?;
@@ -152,7 +164,16 @@ fn serve(
     };
     let done = |result: Result<()>| result.map(|()| Vec::new());
     let outcome = match request {
-        Request::Attachment(Verb::Add, at, _) => plugin.add(&call, at).and_then(|result| result.print(version)),
+        Request::Attachment(Verb::Add, at, _) => {
+            let told = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
+            done(plugin.add(&call, at).and_then(|result| {
+                // An ADD that nobody knows of is a failed one, which leaves nothing.
+                told(result).map_err(|error| match plugin.take_back(&call, at) {
+                    Ok(()) => error,
+                    Err(left) => error.details(format!("not undone: {left}")),
+                })
+            }))
+        }
         Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
         Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
         Request::Network(NetworkVerb::Gc, _) => done(plugin.gc(&call)),
