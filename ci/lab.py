@@ -4,6 +4,7 @@ Everything happens in network, mount and process namespaces of its own, with emp
 of the machine, and the kernel clears it away, with all that still runs in it.
 """
 
+import atexit
 import collections
 import ipaddress
 import json
@@ -40,12 +41,16 @@ def programs(directory):
     return built.stdout.split("\n")[-2]
 
 
-def inside(arguments):
-    """The command line that runs this very program, with `arguments`, in namespaces of its own."""
+def start(arguments, **options):
+    """Starts this very program, with `arguments`, in namespaces of its own, which end with this process."""
     if os.geteuid() != 0:
         sys.exit(f"{sys.argv[0]}: needs root")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    return ["env", f"{INSIDE}=1", *unshare, "--", sys.executable, os.path.abspath(sys.argv[0]), *arguments]
+    command = [*unshare, "--", sys.executable, os.path.abspath(sys.argv[0]), *arguments]
+    process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"}, stdout=subprocess.PIPE, **options)
+    atexit.register(process.kill)
+    return process
 
 
 def is_inside():
@@ -133,9 +138,13 @@ def addresses(answer):
 
 def links(netns=None):
     """The links of a namespace: by name what kind they are, their alias, bridge and addresses (but for link-local ones)."""
-    there = json.loads(run("ip", *(["-n", netns] if netns else []), "-j", "-d", "address", "show"))
+    command = ["ip", *(["-n", netns] if netns else []), "-j", "-d", "address", "show"]
+    while True:
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        if b"interrupted" not in done.stderr:  # something changed while it was listed
+            break
     found = {}
-    for link in filter(None, there):
+    for link in filter(None, json.loads(done.stdout)):
         ips = sorted(f"{ip['local']}/{ip['prefixlen']}" for ip in link["addr_info"] if ip.get("scope") != "link")
         kind = link.get("linkinfo", {}).get("info_kind", "")
         found[link["ifname"]] = (kind, link.get("ifalias", ""), link.get("master", ""), tuple(ips))
