@@ -14,6 +14,7 @@ use crate::json;
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process_env};
 use crate::result::AddResult;
+use crate::sys;
 use crate::version::Version;
 
 /// What the process leaves behind.
@@ -56,6 +57,8 @@ fn print(mut bytes: &[u8]) -> io::Result<()> {
 
 /// A runtime must get a CNI error even from a mistake of ours. Nothing was printed before: the answer comes last.
 fn answer_panics() {
+    // Of what no hook is told: the end of memory or of the stack.
+    let _ = sys::answer_aborts();
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
         let _ = print(&refusal(&error).stdout);
