@@ -41,14 +41,14 @@ def programs(directory):
     return built.stdout.split("\n")[-2]
 
 
-def start(arguments, **options):
+def start(arguments, stdout=subprocess.PIPE):
     """Starts this very program, with `arguments`, in namespaces of its own, which end with this process."""
     if os.geteuid() != 0:
         sys.exit(f"{sys.argv[0]}: needs root")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*unshare, "--", sys.executable, os.path.abspath(sys.argv[0]), *arguments]
-    process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"}, stdout=subprocess.PIPE, **options)
+    process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"}, stdout=stdout)
     atexit.register(process.kill)
     return process
 
