@@ -43,10 +43,10 @@ def programs(directory):
 
 def start(arguments, stdout=subprocess.PIPE):
     """Starts this very program, with `arguments`, in namespaces of its own, which end with this process."""
-    if os.geteuid() != 0:
-        sys.exit(f"{sys.argv[0]}: needs root")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    if os.geteuid() != 0:
+        unshare.append("--map-root-user")
     command = [*unshare, "--", sys.executable, os.path.abspath(sys.argv[0]), *arguments]
     process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"}, stdout=stdout)
     atexit.register(process.kill)
