@@ -92,6 +92,10 @@ impl Plugin for Bridge {
         failures.into_result()
     }
 
+    fn take_back(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        self.del(call, at)
+    }
+
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;

@@ -27,6 +27,11 @@ pub trait Plugin: Sync {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Undoes an ADD, as far as it got; succeeds if nothing is there.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
+    /// Undoes an ADD of this very process whose answer could not be told to whoever asked. Nothing is to be done for a
+    /// plugin that others delegate to: they call its DEL when it fails.
+    fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+        Ok(())
+    }
     /// Compares what is there with what ADD made.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
     /// Removes what belongs to no attachment in [`Call::valid_attachments`].

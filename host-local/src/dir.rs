@@ -1,6 +1,6 @@
 //! A directory of small files, kept open: read, placed, replaced and removed by name. Nothing here knows what they mean.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -182,10 +182,13 @@ impl Dir {
         }
     }
 
-    /// The names of all files.
+    /// The names of all files, and the two of the directory itself.
+    ///
+    /// Not by std, which panics when the directory cannot be closed: nothing could be undone then.
     pub(crate) fn names(&self) -> io::Result<impl Iterator<Item = io::Result<String>>> {
-        let names = fs::read_dir(&self.path)?;
-        Ok(names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())))
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let names = nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())?;
+        Ok(names.into_iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())))
     }
 
     /// When a name in the directory was last added or removed, or what [`Dir::mark`] said instead.

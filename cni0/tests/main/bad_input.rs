@@ -290,3 +290,14 @@ fn of_any_size_costs_little_memory() {
     }
     run("GC", 48_000, filler(" ", 50 << 20)).error(6);
 }
+
+#[test]
+fn a_plugin_that_has_to_abort_says_so() {
+    let lab = Lab::new();
+    let netns = lab.netns("a");
+    // As abort() does it, in the midst of the work.
+    let trace = lab.dir().join("trace");
+    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "inject=setsockopt:signal=ABRT:when=1"];
+    let error = lab.attach("loopback", "ADD", netns).stdin(GOOD).strace(&options).run().error(999);
+    assert!(error["details"].as_str().unwrap().contains("DEL"), "{error}");
+}
