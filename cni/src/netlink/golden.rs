@@ -180,7 +180,7 @@ fn questions() {
     let theirs = differing(theirs, &[17, 0, 0, 0], &[0, 0, 0, 0]);
     same(&list_links(Some(bridge())).unwrap(), &theirs);
     same(&address::list_addresses(vhost()).unwrap(), &captured("list_addresses"));
-    same(&route::list_routes(vhost()).unwrap(), &captured("list_routes"));
+    same(&route::list_routes(Some(vhost())).unwrap(), &captured("list_routes"));
     same(&neighbour::list_neighbours(vhost()).unwrap(), &captured("list_neighbours"));
     // iproute2 lists the VLANs of all ports and picks one; the kernel can pick. struct br_vlan_msg in linux/if_bridge.h.
     let request = [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]].concat();

@@ -50,6 +50,22 @@ impl fmt::Display for LinkIndex {
     }
 }
 
+/// The kernel's number for another namespace, as seen from the one that was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetnsId(u32);
+
+impl NetnsId {
+    /// Negative is none.
+    fn optional(id: u32) -> Option<NetnsId> {
+        (id.cast_signed() >= 0).then_some(NetnsId(id))
+    }
+
+    /// As messages want it.
+    pub(super) fn unsigned(self) -> u32 {
+        self.0
+    }
+}
+
 /// A link by its number, or by its name where the number is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkRef<'a> {
@@ -132,8 +148,10 @@ pub struct Link {
     pub state: OperState,
     /// The bridge it is a port of.
     pub master: Option<LinkIndex>,
-    /// The other end, for a veth; in the namespace that the kernel's `link-netnsid` names.
+    /// The other end, for a veth.
     pub peer: Option<LinkIndex>,
+    /// The namespace of the other end, if it is another one.
+    pub peer_netns: Option<NetnsId>,
     /// The text that people see in `ip link`.
     pub alias: String,
     /// How many want it promiscuous.
@@ -161,6 +179,7 @@ impl Link {
             state: OperState::Unknown,
             master: None,
             peer: None,
+            peer_netns: None,
             alias: String::new(),
             promiscuity: 0,
             tx_queue: 0,
@@ -175,6 +194,7 @@ impl Link {
                 libc::IFLA_ADDRESS => link.mac = wire::mac(value),
                 libc::IFLA_MTU => link.mtu = wire::number(value, 0)?,
                 libc::IFLA_LINK => link.peer = LinkIndex::optional(wire::number(value, 0)?),
+                libc::IFLA_LINK_NETNSID => link.peer_netns = NetnsId::optional(wire::number(value, 0)?),
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
                 libc::IFLA_PROMISCUITY => link.promiscuity = wire::number(value, 0)?,
@@ -240,6 +260,18 @@ impl Netlink {
             .trying(|| format!("look for link {link}"))
     }
 
+    /// A link of another namespace, which is not entered for it (Linux 4.20). That takes the right to administer it.
+    pub fn link_elsewhere(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
+        let request = get_link_elsewhere(netns, link)?;
+        let read = |payload: &[u8]| {
+            wire::is_from(netns, payload, HEADER, wire::IFLA_TARGET_NETNSID)?;
+            Link::read(payload)
+        };
+        self.socket
+            .get(&request, libc::RTM_NEWLINK, &[libc::ENODEV, libc::ENXIO], read)
+            .trying(|| format!("look for link {link} in another namespace"))
+    }
+
     /// The number of the link called `name`. Asked for without a message.
     pub fn link_index(&mut self, name: &str) -> Result<Option<LinkIndex>> {
         let index = self.socket.link_index(name).trying(|| format!("look for link {name:?}"))?;
@@ -258,6 +290,14 @@ pub(super) fn get_link(link: LinkRef<'_>) -> Result<Vec<u8>> {
     let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
     attrs.extend(name_of(link)?);
     message(Rtm::Getlink, NlmF::empty(), header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?)
+}
+
+pub(super) fn get_link_elsewhere(netns: NetnsId, link: LinkIndex) -> Result<Vec<u8>> {
+    let attrs = vec![
+        attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?,
+        attr(Ifla::from(wire::IFLA_TARGET_NETNSID), netns.unsigned())?,
+    ];
+    message(Rtm::Getlink, NlmF::empty(), body(header(Some(link.into())), attrs)?)
 }
 
 pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Result<Vec<u8>> {
