@@ -26,6 +26,7 @@ mod plugin;
 mod process;
 mod request;
 mod result;
+pub mod sha512;
 mod sys;
 pub mod sysctl;
 #[cfg(feature = "testing")]
@@ -42,6 +43,7 @@ pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
 pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
 pub use process::main;
+pub use request::process_env;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use undo::Undo;
 pub use version::Version;

@@ -1,0 +1,27 @@
+//! What the user sees. The only module that writes to stdout and stderr.
+
+use std::io::{self, Write};
+
+use cni::{Context, Error, Result};
+
+/// Writes `text` to stdout as it is.
+pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).trying(|| "write to stdout")
+}
+
+/// Writes an error to stderr: one line, whatever a plugin put into its text.
+pub(crate) fn complain(error: &Error) {
+    let text = match error.remarks() {
+        "" => error.to_string(),
+        remarks => format!("{error} ({remarks})"),
+    };
+    warn(&text);
+}
+
+/// Writes one line to stderr.
+pub(crate) fn warn(text: &str) {
+    let words: Vec<&str> = text.split(char::is_control).map(str::trim).filter(|piece| !piece.is_empty()).collect();
+    // Whoever does not listen cannot be helped.
+    let _ = writeln!(io::stderr(), "cnitool: {}", words.join(" "));
+}
