@@ -504,19 +504,19 @@ fn base_chains_are_listed_with_their_policy() {
     let lab = Lab::bare();
     let mut nft = Nftables::open().unwrap();
     assert_eq!(nft.base_chains().unwrap(), []);
-    lab.sh("nft -f - <<END
-         table inet strict { chain fwd { type filter hook forward priority 0; policy drop; }
-                             chain in { type filter hook input priority 0; }
-                             chain helper { } }
-         table ip6 six { chain fwd { type filter hook forward priority 0; policy accept; } }
-         END");
+    lab.sh("nft 'table inet strict {
+             chain passing { type filter hook forward priority 0; policy drop; }
+             chain mine { type filter hook input priority 0; }
+             chain helper { }
+         }
+         table ip6 six { chain passing { type filter hook forward priority 0; policy accept; } }'");
     let chains = nft.base_chains().unwrap();
     let seen = |name: &str| chains.iter().find(|chain| chain.to_string() == name);
     assert_eq!(chains.len(), 3, "{chains:?}");
-    let strict = seen("inet strict fwd").unwrap();
+    let strict = seen("inet strict passing").unwrap();
     assert!(strict.drops && strict.place == BaseChain::FORWARD);
     assert!(strict.sees(Family::Ipv4) && strict.sees(Family::Ipv6) && !strict.sees(Family::Bridge));
-    assert!(!seen("inet strict in").unwrap().drops && seen("inet strict in").unwrap().place != BaseChain::FORWARD);
-    let six = seen("ip6 six fwd").unwrap();
+    assert!(!seen("inet strict mine").unwrap().drops && seen("inet strict mine").unwrap().place != BaseChain::FORWARD);
+    let six = seen("ip6 six passing").unwrap();
     assert!(!six.drops && six.sees(Family::Ipv6) && !six.sees(Family::Ipv4));
 }
