@@ -3,8 +3,10 @@
 mod change;
 
 use std::fmt;
+use std::io::Cursor;
 use std::num::NonZeroU32;
 
+use neli::ToBytes;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifla, RtAddrFamily, Rtm};
 use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder};
@@ -13,11 +15,14 @@ use super::Netlink;
 use super::wire::{self, Attrs, attr, list, message};
 use crate::error::{Context, Error, Result};
 use crate::ip::MacAddr;
+use crate::netns::Netns;
 
 pub use change::{BridgeSpec, LinkChange, VethEnd, VethSpec};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
+/// struct rtgenmsg, filled up
+const RTGENMSG: usize = 4;
 
 /// The kernel's number for a link, unique in its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -260,6 +265,20 @@ impl Netlink {
             .trying(|| format!("look for link {link}"))
     }
 
+    /// The number of a namespace as [`Link::peer_netns`] tells it; `None` if it has none here, as nothing leads to it.
+    pub fn netns_id(&mut self, netns: &Netns) -> Result<Option<NetnsId>> {
+        let read = |payload: &[u8]| {
+            for attribute in wire::attributes(payload, RTGENMSG) {
+                if let (wire::NETNSA_NSID, value) = attribute? {
+                    return Ok(NetnsId::optional(wire::number(value, 0)?));
+                }
+            }
+            Ok(None)
+        };
+        let found = self.socket.get(&get_netns_id(netns)?, wire::RTM_NEWNSID, &[], read);
+        Ok(found.trying(|| format!("look for the number of the namespace {:?}", netns.path()))?.flatten())
+    }
+
     /// A link of another namespace, which is not entered for it (Linux 4.20). That takes the right to administer it.
     pub fn link_elsewhere(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
         let request = get_link_elsewhere(netns, link)?;
@@ -290,6 +309,14 @@ pub(super) fn get_link(link: LinkRef<'_>) -> Result<Vec<u8>> {
     let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
     attrs.extend(name_of(link)?);
     message(Rtm::Getlink, NlmF::empty(), header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?)
+}
+
+pub(super) fn get_netns_id(netns: &Netns) -> Result<Vec<u8>> {
+    // struct rtgenmsg: the family, and what fills it up
+    let mut body = Cursor::new(vec![0; RTGENMSG]);
+    body.set_position(RTGENMSG as u64);
+    list(vec![attr(wire::NETNSA_FD, netns.fd())?]).to_bytes(&mut body).map_err(Error::bug)?;
+    message(Rtm::from(wire::RTM_GETNSID), NlmF::empty(), body.into_inner())
 }
 
 pub(super) fn get_link_elsewhere(netns: NetnsId, link: LinkIndex) -> Result<Vec<u8>> {

@@ -459,6 +459,8 @@ fn the_other_end_is_looked_at_without_entering_its_namespace() {
         .unwrap();
     let port = host.link(port.index).unwrap().unwrap();
     let netns = port.peer_netns.expect("the other end is elsewhere");
+    assert_eq!(host.netns_id(&Netns::open(Path::new("/run/netns/c1")).unwrap()).unwrap(), Some(netns));
+    assert_eq!(host.netns_id(&Netns::open(&lab.netns("c2")).unwrap()).unwrap(), None, "nothing leads there");
     let peer = host.link_elsewhere(netns, port.peer.unwrap()).unwrap().unwrap();
     assert_eq!((peer.name.as_str(), peer.mac), ("eth0", eth0.mac));
     lab.sh("ip link add name far index 4000 type bridge");
@@ -509,7 +511,7 @@ fn base_chains_are_listed_with_their_policy() {
              chain mine { type filter hook input priority 0; }
              chain helper { }
          }
-         table ip6 six { chain passing { type filter hook forward priority 0; policy accept; } }'");
+         table ip6 six { chain passing { type filter hook forward priority 0; policy accept; }; }'");
     let chains = nft.base_chains().unwrap();
     let seen = |name: &str| chains.iter().find(|chain| chain.to_string() == name);
     assert_eq!(chains.len(), 3, "{chains:?}");
