@@ -37,7 +37,7 @@ mod version;
 mod wait;
 
 pub use args::Args;
-pub use delegate::Delegate;
+pub use delegate::{Delegate, Program};
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;

@@ -26,6 +26,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
 use crate::delegate::converse;
+use crate::netns::Netns;
 use crate::wait::Deadline;
 
 /// The plugins that [`Lab`] installs.
@@ -127,16 +128,7 @@ impl Lab {
     /// Makes a network namespace at `/run/netns/NAME`, as `ip netns add` does.
     pub fn netns(&self, name: &str) -> PathBuf {
         let path = Path::new("/run/netns").join(name);
-        fs::write(&path, "").unwrap();
-        std::thread::scope(|scope| {
-            // Threads share the mount namespace, and have a network namespace each.
-            let maker = || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                let none: Option<&str> = None;
-                mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none).unwrap();
-            };
-            scope.spawn(maker).join().unwrap();
-        });
+        Netns::make(&path).unwrap();
         path
     }
 

@@ -1,6 +1,9 @@
 //! The runtime side of CNI on the command line: calls plugins as kubelet or podman would, and looks at what they made.
 
+mod cache;
+mod chain;
 mod cli;
+mod commands;
 mod conf;
 mod out;
 mod settings;
@@ -37,10 +40,11 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Help(text) => out::print(text),
         Command::Version => out::print(concat!("cnitool ", env!("CARGO_PKG_VERSION"), "+cni0\n")),
-        Command::Status { network } => {
-            let (list, _) = conf::find(&settings::configurations(), &network)?;
-            out::print(format!("{list:?}\n"))
-        }
+        Command::Add { network, netns } => commands::add(&network, &netns),
+        Command::Del { network, netns } => commands::del(&network, &netns),
+        Command::Check { network, netns } => commands::check(&network, &netns),
+        Command::Gc { network } => commands::gc(&network),
+        Command::Status { network } => commands::status(&network),
         other => Err(Error::new(Code::UNSUPPORTED, format!("not made yet: {other:?}"))),
     }
 }
