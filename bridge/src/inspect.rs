@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use cni::ip::Cidr;
+use cni::netlink::Address;
 use cni::netlink::nft::Nftables;
 use cni::{Call, Result};
 
 use crate::config::{Backend, Config};
 use crate::name::{self, Owner};
-use crate::{iptables, masquerade, spoofcheck};
+use crate::{gateway, iptables, masquerade, spoofcheck};
 
 /// What a network's configuration asks for, as far as it can be seen on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +45,11 @@ pub fn settings(call: &Call<'_>) -> Result<Settings> {
         needs_nftables: config.spoof_check || config.masquerade == Some(Backend::Nftables),
         ipam: config.ipam,
     })
+}
+
+/// Would an ADD refuse to give `link` the addresses `gateways`, beside those that it has?
+pub fn refuse_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
+    gateway::compare(link, have, gateways, force).map(drop)
 }
 
 /// The alias of the host's end of an attachment's pair.

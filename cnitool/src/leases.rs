@@ -38,10 +38,10 @@ pub(crate) fn not_seen(node: &Node) -> String {
 }
 
 fn page(node: &Node, network: &Network, paint: Paint) -> String {
-    let place = network.directory.as_ref().map_or_else(
-        || "does not use host-local".to_owned(),
-        |directory| directory.display().to_string(),
-    );
+    let place = network
+        .directory
+        .as_ref()
+        .map_or_else(|| "does not use host-local".to_owned(), |directory| directory.display().to_string());
     let title = table::shorten(&format!("network {}", network.name), table::WIDTH);
     let mut text = format!("{}\n{}", paint.paint(Tone::Bold, &title), table::wrap(&place, 2));
     let mut bars = Table::new(&["RANGE", "", "USED", "FREE"]);

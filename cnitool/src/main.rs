@@ -5,8 +5,14 @@ mod chain;
 mod cli;
 mod commands;
 mod conf;
+mod doctor;
+mod leases;
+mod node;
 mod out;
+mod prune;
 mod settings;
+mod show;
+mod table;
 
 use std::env;
 use std::process::ExitCode;
@@ -15,10 +21,14 @@ use cni::{Code, Error, Result};
 
 use cli::Command;
 
+/// Exit code of a command that did what it should.
+const DONE: u8 = 0;
 /// Exit code of a command that failed. The error is on stderr.
 const FAILED: u8 = 1;
 /// Exit code of a command line that is wrong.
 const USAGE: u8 = 2;
+/// Exit code of `doctor` if it found a failure.
+const UNHEALTHY: u8 = 3;
 
 fn main() -> ExitCode {
     match cli::parse(env::args_os().skip(1)) {
@@ -26,14 +36,17 @@ fn main() -> ExitCode {
             out::warn(&usage);
             ExitCode::from(USAGE)
         }
-        Ok(command) => match run(command) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                out::complain(&error);
-                ExitCode::from(FAILED)
-            }
-        },
+        Ok(Command::Doctor { json }) => finish(doctor::run(json).map(|healthy| if healthy { DONE } else { UNHEALTHY })),
+        Ok(command) => finish(run(command).map(|()| DONE)),
     }
+}
+
+fn finish(outcome: Result<u8>) -> ExitCode {
+    let code = outcome.unwrap_or_else(|error| {
+        out::complain(&error);
+        FAILED
+    });
+    ExitCode::from(code)
 }
 
 fn run(command: Command) -> Result<()> {
@@ -45,6 +58,9 @@ fn run(command: Command) -> Result<()> {
         Command::Check { network, netns } => commands::check(&network, &netns),
         Command::Gc { network } => commands::gc(&network),
         Command::Status { network } => commands::status(&network),
+        Command::Leases { network, json } => leases::run(network.as_deref(), json),
+        Command::Show { network, json } => show::run(network.as_deref(), json),
+        Command::Prune { network, dry_run } => prune::run(network.as_deref(), dry_run),
         other => Err(Error::new(Code::UNSUPPORTED, format!("not made yet: {other:?}"))),
     }
 }

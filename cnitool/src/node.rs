@@ -14,11 +14,11 @@ use bridge::inspect::{Masquerade, PortOwner, Settings, SpoofCheck};
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
-use cni::{Call, Context, Error, Netns, Result};
+use cni::{Call, Error, Netns, Result};
 use host_local::inspect::{Lease, Owner, Range};
 use serde_json::Value;
 
-use crate::cache;
+use crate::cache::{Cache, Entry};
 use crate::conf::{self, Broken, NetworkList};
 use crate::settings;
 
@@ -44,6 +44,8 @@ pub(crate) struct Node {
     /// Could the other ends of all ports be looked at?
     all_guests_seen: bool,
     cached: Vec<Cached>,
+    /// Entries of the cache that cannot be read.
+    pub(crate) corrupt: Vec<Error>,
     boot: Option<SystemTime>,
     /// What could not be looked at, and why.
     pub(crate) unseen: Vec<String>,
@@ -178,7 +180,8 @@ impl Node {
     pub(crate) fn look() -> Result<Node> {
         let conf::Found { lists, broken } = conf::all(&settings::configurations())?;
         let mut unseen = Vec::new();
-        let cached = note(&mut unseen, cached()).unwrap_or_default();
+        let mut corrupt = Vec::new();
+        let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = networks(lists, &mut unseen);
         let mut nft = Nftables::open()?;
         let masquerades = note(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
@@ -197,6 +200,7 @@ impl Node {
             elsewhere: BTreeSet::new(),
             all_guests_seen: true,
             cached,
+            corrupt,
             boot: note(&mut unseen, host_local::inspect::boot()),
             unseen,
         };
@@ -320,6 +324,11 @@ impl Node {
         found
     }
 
+    /// All addresses of a link, as the kernel describes them.
+    pub(crate) fn raw_addresses(&self, link: LinkIndex) -> Vec<Address> {
+        self.addresses.iter().filter(|(owner, _)| *owner == link).map(|(_, address)| *address).collect()
+    }
+
     /// The links that have an address.
     pub(crate) fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &Link> {
         let has = move |link: &&Link| self.addresses.iter().any(|(i, a)| *i == link.index && a.cidr.ip() == ip);
@@ -404,8 +413,9 @@ impl Node {
     }
 
     fn evidence(&self, network: &Network, at: &Attachment, strangers: bool) -> Evidence {
-        let is_its = |link: &&Link| match (&at.ifname, owner(link)) {
-            (Some(ifname), _) => link.alias == bridge::inspect::alias(&network.name, &at.container, ifname),
+        let alias = at.ifname.as_ref().map(|ifname| bridge::inspect::alias(&network.name, &at.container, ifname));
+        let is_its = |link: &Link| match (&alias, owner(link)) {
+            (Some(alias), _) => link.alias == *alias,
             (None, Some(PortOwner { network: name, attachment: Some((container, _)) })) => {
                 name == network.name && container == at.container
             }
@@ -420,7 +430,7 @@ impl Node {
         let mut ips = ips.chain(at.leases.iter().map(|lease| lease.ip));
         let on_bridge = !self.bridges(network).is_empty();
         Evidence {
-            port: self.links.iter().any(|link| is_its(&link)),
+            port: self.links.iter().any(is_its),
             place: told.filter_map(|cached| cached.netns.as_deref()).map(place).next(),
             address: ips.any(|ip| self.is_used(network, ip)),
             before_boot: !at.leases.is_empty()
@@ -530,10 +540,26 @@ fn networks(lists: Vec<NetworkList>, unseen: &mut Vec<String>) -> (Vec<Network>,
     (networks, shadowed)
 }
 
-/// What the cache of results knows.
-fn cached() -> Result<Vec<Cached>> {
-    let _ = cache::directory();
-    Ok(Vec::new())
+/// What the cache of results knows. Entries that cannot be read are told.
+fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<Error>) -> Vec<Cached> {
+    let Some((entries, failures)) = note(unseen, Cache::of_host().all()) else { return Vec::new() };
+    corrupt.extend(failures);
+    let cached = |entry: Entry| Cached {
+        addresses: entry.result.as_ref().map(addresses).unwrap_or_default(),
+        network: entry.network,
+        container: entry.container,
+        ifname: entry.ifname,
+        netns: entry.netns,
+    };
+    entries.into_iter().map(cached).collect()
+}
+
+/// The addresses in a result of any version.
+fn addresses(result: &Value) -> Vec<IpAddr> {
+    let listed = result.get("ips").and_then(Value::as_array).into_iter().flatten().filter_map(|ip| ip.get("address"));
+    let oldest = ["ip4", "ip6"].into_iter().filter_map(|key| result.get(key)?.get("ip"));
+    let texts = listed.chain(oldest).filter_map(Value::as_str);
+    texts.filter_map(|text| text.parse::<Cidr>().ok()).map(|cidr| cidr.ip()).collect()
 }
 
 /// Keeps what was found; what was not is told.
@@ -594,14 +620,8 @@ fn unknown(name: &str, networks: &[Network], broken: &[Broken]) -> Error {
 mod tests {
     use super::*;
 
-    const BRIDGE: Evidence = Evidence {
-        port: false,
-        place: None,
-        address: false,
-        before_boot: false,
-        on_bridge: true,
-        ports_known: true,
-    };
+    const BRIDGE: Evidence =
+        Evidence { port: false, place: None, address: false, before_boot: false, on_bridge: true, ports_known: true };
 
     fn state(evidence: Evidence) -> State {
         evidence.judge().0
@@ -642,7 +662,8 @@ mod tests {
     fn mounts_of_network_namespaces_are_told_from_others() {
         let net = "84 28 0:4 net:[4026532177] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw";
         assert_eq!(mounted_netns(net).as_deref(), Some("/run/netns/a b"));
-        for other in ["84 28 0:4 mnt:[4026532177] /run/x rw - nsfs nsfs rw", "21 1 8:1 / / rw - ext4 /dev/sda1 rw", ""] {
+        for other in ["84 28 0:4 mnt:[4026532177] /run/x rw - nsfs nsfs rw", "21 1 8:1 / / rw - ext4 /dev/sda1 rw", ""]
+        {
             assert_eq!(mounted_netns(other), None);
         }
     }

@@ -2,12 +2,20 @@
 
 use std::io::{self, Write};
 
-use cni::{Context, Error, Result};
+use cni::{Context, Error, Result, json};
+use serde_json::Value;
 
 /// Writes `text` to stdout as it is.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).trying(|| "write to stdout")
+}
+
+/// Writes a JSON document to stdout.
+pub(crate) fn print_json(value: &Value) -> Result<()> {
+    let mut text = json::print(value)?;
+    text.push(b'\n');
+    print(text)
 }
 
 /// Writes an error to stderr: one line, whatever a plugin put into its text.

@@ -3,6 +3,7 @@
 use bridge::inspect::Masquerade;
 use cni::Result;
 use cni::netlink::{Link, Netlink, Vlan};
+use host_local::inspect::Owner;
 use serde_json::{Value, json};
 
 use crate::leases::not_seen;
@@ -91,13 +92,14 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, bridge: &Link, link: &'a Link) -
         && let Some(guest) = guest
     {
         // The reference gives its ports no alias: then the lease of the address at the other end tells.
-        for one in &node.networks {
-            for at in node.attachments(one) {
-                if at.leases.iter().any(|lease| guest.addresses.iter().any(|cidr| cidr.ip() == lease.ip)) {
-                    network = Some(one.name.clone());
-                    container = Some(at.container);
-                    ifname = at.ifname;
-                }
+        let leases = node.networks.iter().flat_map(|one| one.leases.iter().map(move |lease| (one, lease)));
+        for (one, lease) in leases {
+            if let Owner::Container(id, name) = &lease.owner
+                && guest.addresses.iter().any(|cidr| cidr.ip() == lease.ip)
+            {
+                network = Some(one.name.clone());
+                container = Some(id.clone());
+                ifname = name.clone().or_else(|| Some(guest.name.clone()));
             }
         }
     }
@@ -157,7 +159,8 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
     match view.link {
         None => text += &table::wrap("not there yet: the first add makes it", 2),
         Some(link) => {
-            let mut facts = vec![if link.up { "up".to_owned() } else { "down".to_owned() }, format!("mtu {}", link.mtu)];
+            let mut facts =
+                vec![if link.up { "up".to_owned() } else { "down".to_owned() }, format!("mtu {}", link.mtu)];
             facts.extend(link.mac.map(|mac| mac.to_string()));
             facts.extend((link.promiscuity > 0).then(|| "promiscuous".to_owned()));
             facts.extend((link.vlan_filtering == Some(true)).then(|| "filters VLANs".to_owned()));

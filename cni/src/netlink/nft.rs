@@ -320,6 +320,18 @@ impl Nftables {
         }
     }
 
+    /// Has the kernel nf_tables at all? Who may not ask gets an error.
+    pub fn is_there(&mut self) -> Result<bool> {
+        if self.socket.is_none() {
+            return Ok(false);
+        }
+        let request = encode(GETCHAIN, NlmF::empty(), 0, Vec::new())?;
+        match self.list(&request, NEWCHAIN, |_| Ok(None::<()>)) {
+            Ok(_) => Ok(true),
+            Err(error) => absent(error, false).trying(|| "ask for nf_tables"),
+        }
+    }
+
     /// The rules of a chain; none if there is no such chain.
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
         let attrs = vec![attr(1, chain.table.name)?, attr(2, chain.name)?];

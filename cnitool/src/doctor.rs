@@ -1,0 +1,4 @@
+//! stub
+pub(crate) fn run(_json: bool) -> cni::Result<bool> {
+    Ok(true)
+}
