@@ -91,6 +91,14 @@ pub struct Masquerade {
 }
 
 impl Masquerade {
+    /// Whose it is, without what is for machines.
+    pub fn about(&self) -> &str {
+        match self.comment.split_once(", net: ") {
+            Some((_, about)) if !self.iptables => about,
+            _ => &self.comment,
+        }
+    }
+
     /// Is it a rule of this network?
     pub fn is_of(&self, network: &str) -> bool {
         match self.iptables {

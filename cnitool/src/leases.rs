@@ -44,12 +44,12 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
         .map_or_else(|| "does not use host-local".to_owned(), |directory| directory.display().to_string());
     let title = table::shorten(&format!("network {}", network.name), table::WIDTH);
     let mut text = format!("{}\n{}", paint.paint(Tone::Bold, &title), table::wrap(&place, 2));
-    let mut bars = Table::new(&["RANGE", "", "USED", "FREE"]);
+    let mut bars = Table::new(&["RANGE*", "", "USED", "FREE"]);
     for range in network.ranges.iter().flatten() {
         let used = network.used(range);
         let tone = fullness(range, used);
         bars.row(vec![
-            (Tone::Plain, range.to_string()),
+            (Tone::Plain, if range.is_whole() { range.subnet().to_string() } else { range.to_string() }),
             (tone, bar(used as u128, range.size(), BAR)),
             (tone, used.to_string()),
             (tone, approximate(free(range, used))),
@@ -138,7 +138,7 @@ fn outside(network: &Network) -> impl Iterator<Item = &Lease> {
 
 /// A number that need not be exact where nobody would count.
 fn approximate(number: u128) -> String {
-    if number < 1_000_000 { number.to_string() } else { format!("2^{}", number.ilog2()) }
+    if number < 1_000_000 { number.to_string() } else { format!("{:.1e}", number as f64) }
 }
 
 fn elapsed(lease: &Lease) -> Duration {
@@ -180,10 +180,11 @@ fn describe(node: &Node, network: &Network) -> Value {
             let port = at.as_ref().and_then(|at| at.port);
             let port = port.and_then(|port| node.links.iter().find(|link| link.index == port));
             let since = lease.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let beyond = port.and_then(|port| node.guest(port.index)?.netns.clone());
             json!({
                 "address": lease.ip, "container": container, "interface": ifname, "since": since,
                 "age": elapsed(lease).as_secs(), "state": state, "why": why, "port": port.map(|port| &port.name),
-                "netns": at.and_then(|at| at.netns),
+                "netns": at.and_then(|at| at.netns).or(beyond),
             })
         })
         .collect();

@@ -140,11 +140,11 @@ impl Plan {
             }
         }
         for ip in &self.empty {
-            row("lease", ip.to_string(), "-", "-", "its file is empty or garbled");
+            row("lease", ip.to_string(), "-", "-", "it is empty or garbled");
         }
         for rule in &self.rules {
             let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
-            row("rule", source, "-", "-", "it hides an address that nobody has");
+            row("rule", source, "-", "-", "it hides nobody");
         }
         for check in &self.checks {
             row("rule", check.port.clone(), "-", "-", "its port is gone");

@@ -221,7 +221,7 @@ fn rules(view: &View<'_>, paint: Paint) -> String {
     }
     for rule in stale {
         let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
-        text += &table::wrap(&format!("{source}: {}", rule.comment), 4);
+        text += &table::wrap(&format!("{source}: {}", rule.about()), 4);
     }
     text
 }

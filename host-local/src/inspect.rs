@@ -32,6 +32,11 @@ impl Range {
         self.0.size()
     }
 
+    /// Is it all of its subnet?
+    pub fn is_whole(&self) -> bool {
+        self.0.is_whole()
+    }
+
     /// The address that the bridge should have.
     pub fn gateway(&self) -> IpAddr {
         self.0.gateway()

@@ -96,6 +96,12 @@ impl Range {
         all - u128::from(self.contains(self.gateway))
     }
 
+    /// Is it all of its subnet that can be given out?
+    pub(crate) fn is_whole(&self) -> bool {
+        let whole = Range::new(Draft { subnet: Some(self.subnet), start: None, end: None, gateway: None });
+        whole.is_ok_and(|whole| (whole.start, whole.end) == (self.start, self.end))
+    }
+
     pub(crate) fn subnet(&self) -> Cidr {
         self.subnet
     }

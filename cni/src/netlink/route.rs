@@ -26,6 +26,8 @@ pub struct KernelRoute {
     pub route: Route,
     /// The link that it leaves by.
     pub link: Option<LinkIndex>,
+    /// Did a router tell it (IPv6)?
+    pub is_advertised: bool,
 }
 
 impl KernelRoute {
@@ -70,7 +72,9 @@ impl KernelRoute {
         }
         let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
         let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
-        Ok(Some(KernelRoute { route, link }))
+        // linux/rtnetlink.h: RTPROT_RA
+        let is_advertised = wire::byte(payload, 5)? == 9;
+        Ok(Some(KernelRoute { route, link, is_advertised }))
     }
 }
 
