@@ -94,13 +94,8 @@ impl Lab {
     }
 
     fn install(&self, layout: Layout) {
-        let source = match std::env::var_os("CNI0_TEST_BIN") {
-            Some(dir) => PathBuf::from(dir),
-            // Tests lie in target/PROFILE/deps, programs one above.
-            None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
-        };
         let copy = |from: &str, to: &str| {
-            let from = source.join(from);
+            let from = built(from);
             let to = self.bin().join(to);
             fs::copy(&from, &to).unwrap_or_else(|error| panic!("install {from:?} (cargo build --bins first): {error}"));
         };
@@ -165,6 +160,16 @@ impl Drop for Lab {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.dir);
     }
+}
+
+/// A program of this workspace.
+pub fn built(name: &str) -> PathBuf {
+    let dir = match std::env::var_os("CNI0_TEST_BIN") {
+        Some(dir) => PathBuf::from(dir),
+        // Tests lie in target/PROFILE/deps, programs one above.
+        None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
+    };
+    dir.join(name)
 }
 
 /// Says aloud that a test cannot run here, where `ci/test` counts it.

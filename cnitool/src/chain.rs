@@ -67,7 +67,8 @@ impl<'a> Chain<'a> {
     pub(crate) fn find(list: &'a NetworkList, dirs: &[PathBuf]) -> Result<Chain<'a>> {
         let links = list.plugins.iter().map(|plugin| Ok(Link { plugin, program: Program::find(dirs, &plugin.kind)? }));
         let path = env::join_paths(dirs).map_err(|error| Error::new(Code::ENVIRONMENT, error.to_string()))?;
-        Ok(Chain { list, links: links.collect::<Result<_>>()?, path, cache: Cache::of_host() })
+        let links = links.collect::<Result<_>>().trying(|| list.path.display().to_string())?;
+        Ok(Chain { list, links, path, cache: Cache::of_host() })
     }
 
     /// ADD. What was done is undone if a plugin or the cache fails; the specification leaves that to runtimes.

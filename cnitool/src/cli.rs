@@ -37,7 +37,7 @@ const PAGES: [Page; 10] = [
     Page {
         name: "add",
         arguments: "<network> <netns>",
-        summary: "attach the namespace to the network, print the result",
+        summary: "attach the namespace to the network",
         options: &[],
         text: "\
 Calls ADD of the network's plugins, one after the other; each gets the result
@@ -154,7 +154,7 @@ Without <network> all networks with a configuration are pruned. One with
     Page {
         name: "doctor",
         arguments: "",
-        summary: "what on this host would make an add fail, and the remedy",
+        summary: "what would make an add fail, and the remedy",
         options: &[("--json", "print JSON")],
         text: "\
 Looks at configurations, plugins, leases, bridges, the firewall and the
@@ -261,7 +261,7 @@ fn overview() -> String {
     text += "usage: cnitool <command> [arguments]\n\n";
     for page in &PAGES {
         let call = format!("{} {}", page.name, page.arguments);
-        text += &format!("  {:<25}{}\n", call.trim_end(), page.summary);
+        text += &format!("  {:<28}{}\n", call.trim_end(), page.summary);
     }
     text + "\ncnitool <command> --help says more about each.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
 }

@@ -20,7 +20,7 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
     let result = chain.add(&at).trying(|| attempt("add", &at, network, "to"))?;
-    out::print(result.print(list.version)?)
+    out::print([result.print(list.version)?.as_slice(), b"\n"].concat())
 }
 
 /// `cnitool del`

@@ -5,6 +5,7 @@ mod chain;
 mod cli;
 mod commands;
 mod conf;
+mod demo;
 mod doctor;
 mod leases;
 mod node;
@@ -17,7 +18,8 @@ mod table;
 use std::env;
 use std::process::ExitCode;
 
-use cni::{Code, Error, Result};
+use cni::Result;
+use nix::errno::Errno;
 
 use cli::Command;
 
@@ -36,21 +38,22 @@ fn main() -> ExitCode {
             out::warn(&usage);
             ExitCode::from(USAGE)
         }
-        Ok(Command::Doctor { json }) => finish(doctor::run(json).map(|healthy| if healthy { DONE } else { UNHEALTHY })),
-        Ok(command) => finish(run(command).map(|()| DONE)),
+        Ok(command) => {
+            let code = run(command).unwrap_or_else(|error| {
+                // Whoever reads only the first lines knows that there are more.
+                if error.errno() != Some(Errno::EPIPE as i32) {
+                    out::complain(&error);
+                }
+                FAILED
+            });
+            ExitCode::from(code)
+        }
     }
 }
 
-fn finish(outcome: Result<u8>) -> ExitCode {
-    let code = outcome.unwrap_or_else(|error| {
-        out::complain(&error);
-        FAILED
-    });
-    ExitCode::from(code)
-}
-
-fn run(command: Command) -> Result<()> {
-    match command {
+/// Does what was asked for; the exit code.
+fn run(command: Command) -> Result<u8> {
+    let done = match command {
         Command::Help(text) => out::print(text),
         Command::Version => out::print(concat!("cnitool ", env!("CARGO_PKG_VERSION"), "+cni0\n")),
         Command::Add { network, netns } => commands::add(&network, &netns),
@@ -58,9 +61,13 @@ fn run(command: Command) -> Result<()> {
         Command::Check { network, netns } => commands::check(&network, &netns),
         Command::Gc { network } => commands::gc(&network),
         Command::Status { network } => commands::status(&network),
+        Command::Demo => demo::run(&settings::plugins()),
         Command::Leases { network, json } => leases::run(network.as_deref(), json),
         Command::Show { network, json } => show::run(network.as_deref(), json),
         Command::Prune { network, dry_run } => prune::run(network.as_deref(), dry_run),
-        other => Err(Error::new(Code::UNSUPPORTED, format!("not made yet: {other:?}"))),
-    }
+        Command::Doctor { json } => {
+            return doctor::run(json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
+        }
+    };
+    done.map(|()| DONE)
 }

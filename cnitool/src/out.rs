@@ -18,18 +18,23 @@ pub(crate) fn print_json(value: &Value) -> Result<()> {
     print(text)
 }
 
-/// Writes an error to stderr: one line, whatever a plugin put into its text.
-pub(crate) fn complain(error: &Error) {
+/// An error as it is told: what, and in brackets why and what to do. One line, whatever a plugin put into its text.
+pub(crate) fn one_line(error: &Error) -> String {
     let text = match error.remarks() {
         "" => error.to_string(),
         remarks => format!("{error} ({remarks})"),
     };
-    warn(&text);
+    let pieces: Vec<&str> = text.split(char::is_control).map(str::trim).filter(|piece| !piece.is_empty()).collect();
+    pieces.join(" ")
+}
+
+/// Writes an error to stderr.
+pub(crate) fn complain(error: &Error) {
+    warn(&one_line(error));
 }
 
 /// Writes one line to stderr.
-pub(crate) fn warn(text: &str) {
-    let words: Vec<&str> = text.split(char::is_control).map(str::trim).filter(|piece| !piece.is_empty()).collect();
+pub(crate) fn warn(line: &str) {
     // Whoever does not listen cannot be helped.
-    let _ = writeln!(io::stderr(), "cnitool: {}", words.join(" "));
+    let _ = writeln!(io::stderr(), "cnitool: {line}");
 }
