@@ -99,22 +99,24 @@ impl Masquerade {
         }
     }
 
-    /// Is it a rule of this network?
-    pub fn is_of(&self, network: &str) -> bool {
+    /// What tells whose it is: one of [`rule_keys`].
+    pub fn key(&self) -> &str {
         match self.iptables {
-            true => self.comment.starts_with(&name::iptables_prefix(network)),
-            false => self.comment.starts_with(&name::network_mark(network)),
+            true => &self.comment,
+            false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),
         }
     }
+}
 
-    /// Is it a rule of this attachment? Those of iptables are of all attachments of a container.
-    pub fn belongs_to(&self, network: &str, container: &str, ifname: &str) -> bool {
-        let owner = Owner { network, container, ifname };
-        match self.iptables {
-            true => self.comment == owner.iptables_comment(),
-            false => self.comment.starts_with(&owner.mark()),
-        }
-    }
+/// The keys of an attachment's rules, one for each backend. Those of iptables are of all attachments of a container.
+pub fn rule_keys(network: &str, container: &str, ifname: &str) -> [String; 2] {
+    let owner = Owner { network, container, ifname };
+    [owner.mark(), owner.iptables_comment()]
+}
+
+/// What the keys of all rules of a network begin with, one for each backend.
+pub fn network_keys(network: &str) -> [String; 2] {
+    [name::network_mark(network), name::iptables_prefix(network)]
 }
 
 /// All rules that hide addresses of containers, of both backends.
@@ -158,10 +160,15 @@ mod tests {
         let owner = Owner { network: "net1", container: "c1", ifname: "eth0" };
         let nft = Masquerade { source: None, iptables: false, comment: owner.comment() };
         let iptables = Masquerade { source: None, iptables: true, comment: owner.iptables_comment() };
+        let keys = |container, ifname| rule_keys("net1", container, ifname);
         for rule in [&nft, &iptables] {
-            assert!(rule.is_of("net1") && !rule.is_of("net") && !rule.is_of("net2"));
-            assert!(rule.belongs_to("net1", "c1", "eth0") && !rule.belongs_to("net1", "c2", "eth0"));
+            let is_of = |network| network_keys(network).iter().any(|key| rule.key().starts_with(key));
+            assert!(is_of("net1") && !is_of("net") && !is_of("net2"));
+            assert!(keys("c1", "eth0").iter().any(|key| key == rule.key()));
+            assert!(!keys("c2", "eth0").iter().any(|key| key == rule.key()));
         }
-        assert!(!nft.belongs_to("net1", "c1", "eth1") && iptables.belongs_to("net1", "c1", "eth1"));
+        assert!(!keys("c1", "eth1").contains(&nft.key().to_owned()));
+        assert!(keys("c1", "eth1").contains(&iptables.key().to_owned()), "of all attachments of the container");
+        assert_eq!(nft.about(), "net1, if: eth0, id: c1");
     }
 }

@@ -94,7 +94,7 @@ impl Report {
         about.map(|finding| finding.level).max().unwrap_or(Level::Ok)
     }
 
-    /// Does the finding of what may not be looked at, instead of what is wrong, depend on who asks?
+    /// What kept us from looking.
     fn unseen(&mut self, error: &Error) {
         self.unseen.push(error.to_string());
     }
@@ -115,7 +115,11 @@ pub(crate) fn run(as_json: bool) -> Result<bool> {
     leases::check(&mut report);
     config::ask_plugins(&mut report);
     let healthy = report.count(Level::Fail) == 0;
-    report.node.unseen.append(&mut report.unseen);
+    for what in std::mem::take(&mut report.unseen) {
+        if !report.node.unseen.contains(&what) {
+            report.node.unseen.push(what);
+        }
+    }
     match as_json {
         true => out::print_json(&describe(&report))?,
         false => out::print(page(&report, Paint::of_stdout()))?,

@@ -1,5 +1,7 @@
 //! `cnitool leases`: the addresses that host-local has given away, to whom, and whether they are still there.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::Result;
@@ -33,7 +35,8 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
 
 /// What could not be looked at, for the end of a page.
 pub(crate) fn not_seen(node: &Node) -> String {
-    let lines: String = node.unseen.iter().map(|what| table::wrap(&format!("- {what}"), 2)).collect();
+    let item = |what: &String| format!("  - {}", table::wrap(what, 4).trim_start());
+    let lines: String = node.unseen.iter().map(item).collect();
     if lines.is_empty() { lines } else { format!("\nnot seen (root sees more):\n{lines}") }
 }
 
@@ -85,7 +88,9 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
 /// Each lease, with the attachment that it belongs to.
 fn owners<'a>(node: &Node, network: &'a Network) -> Vec<(&'a Lease, Option<Attachment>)> {
     let attachments = node.attachments(network);
-    let owner = |lease: &Lease| attachments.iter().find(|at| at.leases.contains(lease)).cloned();
+    let by_ip: BTreeMap<IpAddr, &Attachment> =
+        attachments.iter().flat_map(|at| at.leases.iter().map(move |lease| (lease.ip, at))).collect();
+    let owner = |lease: &Lease| by_ip.get(&lease.ip).map(|at| (*at).clone());
     network.leases.iter().map(|lease| (lease, owner(lease))).collect()
 }
 

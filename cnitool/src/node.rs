@@ -21,6 +21,7 @@ use serde_json::Value;
 use crate::cache::{Cache, Entry};
 use crate::conf::{self, Broken, NetworkList};
 use crate::settings;
+use crate::table;
 
 /// All that was found.
 #[derive(Debug)]
@@ -100,9 +101,18 @@ pub(crate) struct Attachment {
     pub(crate) cached: bool,
     /// Its namespace, as the cache tells it.
     pub(crate) netns: Option<PathBuf>,
+    /// The keys of its rules.
+    keys: [String; 2],
     pub(crate) state: State,
     /// How that is known.
     pub(crate) why: &'static str,
+}
+
+impl Attachment {
+    /// Is it a rule of this attachment?
+    pub(crate) fn has_rule(&self, rule: &Masquerade) -> bool {
+        self.keys.iter().any(|key| key == rule.key())
+    }
 }
 
 /// Is it still there?
@@ -138,7 +148,7 @@ enum Place {
     Hidden,
 }
 
-/// What speaks for and against an attachment.
+/// What speaks for and against an attachment. Its default is what nothing speaks for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Evidence {
     /// There is a port with its alias.
@@ -272,7 +282,7 @@ impl Node {
         // Loopback addresses are everybody's.
         self.elsewhere.retain(|ip| !ip.is_loopback());
         if refused > 0 {
-            let what = if refused == 1 { "1 namespace".to_owned() } else { format!("{refused} namespaces") };
+            let what = table::count(refused, "namespace");
             self.unseen.push(format!("the addresses in {what}, which may not be entered"));
         }
         Ok(paths)
@@ -340,11 +350,9 @@ impl Node {
         self.guests.get(&port)
     }
 
-    /// Does a live container have this address of the network? On a bridge it is at the other end of a pair; another
-    /// host that lives on this one may use the same address elsewhere.
-    pub(crate) fn is_used(&self, network: &Network, ip: IpAddr) -> bool {
-        let only_beyond = self.all_guests_seen && !self.bridges(network).is_empty();
-        self.beyond.contains(&ip) || (!only_beyond && self.elsewhere.contains(&ip))
+    /// Is the address in use in any other namespace that could be found?
+    pub(crate) fn is_used(&self, ip: IpAddr) -> bool {
+        self.beyond.contains(&ip) || self.elsewhere.contains(&ip)
     }
 
     /// The ports of a bridge.
@@ -354,19 +362,17 @@ impl Node {
 
     /// The bridges of a network: the one that its configuration names, and those that its ports are on.
     pub(crate) fn bridges(&self, network: &Network) -> Vec<&Link> {
-        let named = network.bridge.as_ref().and_then(|settings| self.link(&settings.bridge));
-        let of_ports = self
-            .links
-            .iter()
-            .filter(|link| owner(link).is_some_and(|owner| owner.network == network.name))
-            .filter_map(|port| self.links.iter().find(|link| Some(link.index) == port.master));
-        let mut bridges: Vec<&Link> = Vec::new();
-        for bridge in named.into_iter().chain(of_ports).filter(|link| link.kind == "bridge") {
-            if !bridges.iter().any(|other| other.index == bridge.index) {
-                bridges.push(bridge);
-            }
-        }
-        bridges
+        let ports = self.links.iter().filter(|link| owner(link).is_some_and(|owner| owner.network == network.name));
+        let of_ports: BTreeSet<LinkIndex> = ports.filter_map(|port| port.master).collect();
+        let named = network.bridge.as_ref().map(|settings| settings.bridge.as_str());
+        let is_its = |link: &&Link| of_ports.contains(&link.index) || named == Some(link.name.as_str());
+        self.links.iter().filter(|link| link.kind == "bridge").filter(is_its).collect()
+    }
+
+    /// The masquerade rules of a network.
+    pub(crate) fn rules(&self, network: &str) -> Vec<&Masquerade> {
+        let keys = bridge::inspect::network_keys(network);
+        self.masquerades.iter().filter(|rule| keys.iter().any(|key| rule.key().starts_with(key))).collect()
     }
 
     /// All attachments of a network, by whatever trace they have left.
@@ -375,6 +381,7 @@ impl Node {
         let mut entry = |container: &str, ifname: Option<&str>, change: &mut dyn FnMut(&mut Attachment)| {
             let key = (container.to_owned(), ifname.map(str::to_owned));
             change(found.entry(key.clone()).or_insert_with(|| Attachment {
+                keys: bridge::inspect::rule_keys(&network.name, container, ifname.unwrap_or_default()),
                 container: key.0,
                 ifname: key.1,
                 leases: Vec::new(),
@@ -404,54 +411,69 @@ impl Node {
             });
         }
         let mut found: Vec<Attachment> = found.into_values().collect();
-        let strangers = self.has_strangers(network);
+        let bridges = self.bridges(network);
+        let general = Evidence {
+            on_bridge: !bridges.is_empty(),
+            ports_known: self.all_guests_seen && !self.has_strangers(network, &bridges),
+            ..Evidence::default()
+        };
+        let aliases: BTreeSet<&str> = self.links.iter().map(|link| link.alias.as_str()).collect();
+        let mut told: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
+        for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
+            told.entry(&cached.container).or_default().push(cached);
+        }
         for at in &mut found {
-            (at.state, at.why) = self.evidence(network, at, strangers).judge();
+            let told = told.get(at.container.as_str()).map(Vec::as_slice).unwrap_or_default();
+            (at.state, at.why) = self.evidence(network, at, told, &aliases, general).judge();
         }
         found.sort_by_key(|at| at.leases.first().map(|lease| lease.ip));
         found
     }
 
-    fn evidence(&self, network: &Network, at: &Attachment, strangers: bool) -> Evidence {
-        let alias = at.ifname.as_ref().map(|ifname| bridge::inspect::alias(&network.name, &at.container, ifname));
-        let is_its = |link: &Link| match (&alias, owner(link)) {
-            (Some(alias), _) => link.alias == *alias,
-            (None, Some(PortOwner { network: name, attachment: Some((container, _)) })) => {
-                name == network.name && container == at.container
-            }
-            _ => false,
-        };
-        let told = self.cached.iter().filter(|cached| {
-            cached.network == network.name
-                && cached.container == at.container
-                && at.ifname.as_ref().is_none_or(|ifname| *ifname == cached.ifname)
-        });
+    /// What speaks for and against one attachment; `general` is what does for all of the network.
+    fn evidence(
+        &self,
+        network: &Network,
+        at: &Attachment,
+        told: &[&Cached],
+        aliases: &BTreeSet<&str>,
+        general: Evidence,
+    ) -> Evidence {
+        let told = told.iter().filter(|cached| at.ifname.as_ref().is_none_or(|ifname| *ifname == cached.ifname));
         let ips = told.clone().flat_map(|cached| cached.addresses.iter().copied());
         let mut ips = ips.chain(at.leases.iter().map(|lease| lease.ip));
-        let on_bridge = !self.bridges(network).is_empty();
+        let is_used = |ip: &IpAddr| {
+            let only_beyond = general.on_bridge && self.all_guests_seen;
+            self.beyond.contains(ip) || (!only_beyond && self.elsewhere.contains(ip))
+        };
+        let port = match &at.ifname {
+            Some(ifname) => aliases.contains(bridge::inspect::alias(&network.name, &at.container, ifname).as_str()),
+            // Any interface of the container.
+            None => self.links.iter().filter_map(owner).any(|owner| {
+                owner.network == network.name && owner.attachment.is_some_and(|(id, _)| id == at.container)
+            }),
+        };
         Evidence {
-            port: self.links.iter().any(is_its),
+            port,
             place: told.filter_map(|cached| cached.netns.as_deref()).map(place).next(),
-            address: ips.any(|ip| self.is_used(network, ip)),
+            address: ips.any(|ip| is_used(&ip)),
             before_boot: !at.leases.is_empty()
                 && at.leases.iter().all(|lease| self.boot.is_some_and(|boot| lease.since < boot)),
-            on_bridge,
-            ports_known: self.all_guests_seen && !strangers,
+            ..general
         }
     }
 
     /// Has a bridge of the network a port of which nothing tells whose it is? The reference gives its ports no alias;
     /// then the address at the other end tells.
-    fn has_strangers(&self, network: &Network) -> bool {
+    fn has_strangers(&self, network: &Network, bridges: &[&Link]) -> bool {
+        let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
         let is_stranger = |port: &Link| {
             let cut_short = owner(port).is_some_and(|owner| owner.attachment.is_none());
             let leads_away = port.peer_netns.is_some() && owner(port).is_none();
-            let leased = |guest: &Guest| {
-                guest.addresses.iter().any(|cidr| network.leases.iter().any(|lease| lease.ip == cidr.ip()))
-            };
+            let leased = |guest: &Guest| guest.addresses.iter().any(|cidr| leases.contains(&cidr.ip()));
             cut_short || (leads_away && !self.guest(port.index).is_some_and(leased))
         };
-        self.bridges(network).iter().any(|bridge| self.ports(bridge).any(is_stranger))
+        bridges.iter().any(|bridge| self.ports(bridge).any(is_stranger))
     }
 }
 
@@ -508,8 +530,8 @@ impl Network {
         let leases = note(unseen, host_local::inspect::leases(directory)).flatten().unwrap_or_default();
         let hidden = leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
         if hidden > 0 {
-            let what = if hidden == 1 { "1 lease".to_owned() } else { format!("{hidden} leases") };
-            unseen.push(format!("whose {what} in {} are: the files cannot be read", directory.display()));
+            let what = table::count(hidden, "lease");
+            unseen.push(format!("the owners of {what} in {}: their files cannot be read", directory.display()));
         }
         self.leases = leases;
     }

@@ -88,11 +88,8 @@ fn without_configuration(network: &Network) -> String {
 
 fn plan(node: &Node, network: &Network) -> Result<Plan> {
     let (dead, keep): (Vec<_>, Vec<_>) = node.attachments(network).into_iter().partition(|at| at.state == State::Gone);
-    let is_kept = |rule: &Masquerade| {
-        keep.iter().any(|at| rule.belongs_to(&network.name, &at.container, at.ifname.as_deref().unwrap_or_default()))
-    };
-    let rules: Vec<Masquerade> =
-        node.masquerades.iter().filter(|rule| rule.is_of(&network.name) && !is_kept(rule)).cloned().collect();
+    let rules = node.rules(&network.name).into_iter().filter(|rule| !keep.iter().any(|at| at.has_rule(rule)));
+    let rules: Vec<Masquerade> = rules.cloned().collect();
     let nameless = |what: String| {
         let error = Error::new(Code::INTERNAL, format!("{what} is in use, and nothing tells its container's whole id"));
         Err(error.details("a GC would remove it, so nothing was done; remove its leftovers by hand"))
@@ -108,11 +105,8 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
             }
         }
     }
-    let of_dead = |rule: &Masquerade| {
-        dead.iter().any(|at| rule.belongs_to(&network.name, &at.container, at.ifname.as_deref().unwrap_or_default()))
-    };
-    for rule in rules.iter().filter(|rule| !of_dead(rule)) {
-        if let Some(source) = rule.source.filter(|source| node.is_used(network, *source)) {
+    for rule in rules.iter().filter(|rule| !dead.iter().any(|at| at.has_rule(rule))) {
+        if let Some(source) = rule.source.filter(|source| node.is_used(*source)) {
             return nameless(format!("address {source}, which a rule hides,"));
         }
     }
@@ -144,7 +138,9 @@ impl Plan {
         }
         for rule in &self.rules {
             let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
-            row("rule", source, "-", "-", "it hides nobody");
+            let owner = self.dead.iter().find(|at| at.has_rule(rule));
+            let container = owner.map_or("-", |at| at.container.as_str());
+            row("rule", source, container, owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-"), "it hides nobody");
         }
         for check in &self.checks {
             row("rule", check.port.clone(), "-", "-", "its port is gone");

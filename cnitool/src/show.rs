@@ -1,5 +1,7 @@
 //! `cnitool show`: a bridge, its ports with whom they belong to, and the rules: what otherwise takes six commands.
 
+use std::collections::BTreeSet;
+
 use bridge::inspect::Masquerade;
 use cni::Result;
 use cni::netlink::{Link, Netlink, Vlan};
@@ -27,6 +29,8 @@ struct PortView<'a> {
     container: Option<String>,
     ifname: Option<String>,
     vlans: Vec<Vlan>,
+    /// The keys of its rules.
+    keys: Vec<String>,
     masqueraded: bool,
     checked: bool,
 }
@@ -69,7 +73,7 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
     }
     let mut netlink = Netlink::open()?;
     for view in &mut views {
-        view.rules = node.masquerades.iter().filter(|rule| view.networks.iter().any(|n| rule.is_of(&n.name))).collect();
+        view.rules = view.networks.iter().flat_map(|network| node.rules(&network.name)).collect();
         let Some(bridge) = view.link else { continue };
         for link in node.ports(bridge) {
             let port = port(node, &mut netlink, bridge, link)?;
@@ -82,7 +86,7 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
     Ok(views)
 }
 
-fn port<'a>(node: &Node, netlink: &mut Netlink, bridge: &Link, link: &'a Link) -> Result<PortView<'a>> {
+fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -> Result<PortView<'a>> {
     let owner = owner(link);
     let network = owner.as_ref().map(|owner| owner.network.clone());
     let (mut container, mut ifname) = owner.and_then(|owner| owner.attachment).unzip();
@@ -103,22 +107,23 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, bridge: &Link, link: &'a Link) -
             }
         }
     }
-    let rule = |rule: &&Masquerade| match (&network, &container, &ifname) {
-        (Some(network), Some(container), Some(ifname)) => rule.belongs_to(network, container, ifname),
-        _ => false,
+    let keys = match (&network, &container, &ifname) {
+        (Some(network), Some(container), Some(ifname)) => bridge::inspect::rule_keys(network, container, ifname).into(),
+        _ => Vec::new(),
     };
-    let vlans = match bridge.vlan_filtering {
+    let vlans = match master.vlan_filtering {
         Some(true) => netlink.vlans(link.index)?,
         _ => Vec::new(),
     };
     Ok(PortView {
-        masqueraded: node.masquerades.iter().any(|one| rule(&one)),
+        masqueraded: node.masquerades.iter().any(|rule| keys.iter().any(|key| key == rule.key())),
         checked: node.spoof_checks.iter().any(|check| check.port == link.name),
         link,
         network,
         container,
         ifname,
         vlans,
+        keys,
     })
 }
 
@@ -143,15 +148,10 @@ impl PortView<'_> {
     }
 }
 
-/// What of a rule's owner can be told: the network's name in the comment is for people.
+/// The rules of no port that is shown.
 fn stale<'a>(view: &View<'a>) -> Vec<&'a Masquerade> {
-    let is_known = |rule: &Masquerade| {
-        view.ports.iter().any(|port| match (&port.network, &port.container, &port.ifname) {
-            (Some(network), Some(container), Some(ifname)) => rule.belongs_to(network, container, ifname),
-            _ => false,
-        })
-    };
-    view.rules.iter().copied().filter(|rule| !is_known(rule)).collect()
+    let keys: BTreeSet<&str> = view.ports.iter().flat_map(|port| &port.keys).map(String::as_str).collect();
+    view.rules.iter().copied().filter(|rule| !keys.contains(rule.key())).collect()
 }
 
 fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {

@@ -53,7 +53,7 @@ fn files(report: &mut Report) {
         Some(first) => {
             let file = first.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let what = format!(
-                "{} in {}; kubelet, containerd and CRI-O take the first file, {file} (network {})",
+                "{} in {}; kubelet, containerd and CRI-O take the first valid file, {file} (network {})",
                 table::count(lists.len(), "network"),
                 dir.display(),
                 first.name

@@ -37,7 +37,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
 /// Packets to and from containers pass the place FORWARD; with br_netfilter even those that stay on a bridge.
 fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
     let filtered = sysctl::read(&["net", "bridge", "bridge-nf-call-iptables"])?.is_some_and(|value| value != "0");
-    let mut strict = Vec::new();
+    let (mut strict, mut blind) = (Vec::new(), false);
     for (family, names, save) in [
         (Family::Ipv4, "/proc/net/ip_tables_names", ["iptables-legacy-save", "iptables-save"]),
         (Family::Ipv6, "/proc/net/ip6_tables_names", ["ip6tables-legacy-save", "ip6tables-save"]),
@@ -49,12 +49,16 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
             .iter()
             .flat_map(|network| network.ranges.iter().flatten())
             .any(|range| range.gateway().is_ipv4() == v4);
-        if !is_used {
+        // Where the ranges are not known, IPv4 is what most use.
+        if !is_used && !v4 {
             continue;
         }
         match in_nftables(family) {
             Ok(found) => strict.extend(found),
-            Err(error) => report.unseen(&error),
+            Err(error) => {
+                report.unseen(&error);
+                blind = true;
+            }
         }
         strict.extend(in_iptables(names, save)?);
     }
@@ -84,7 +88,7 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
             }
         }
     }
-    if strict.is_empty() {
+    if strict.is_empty() && !blind {
         report.ok("firewall", None, "no chain drops forwarded packets by its policy");
     }
     let what = if filtered { "on: packets within a bridge pass the firewall" } else { "off" };
@@ -133,21 +137,14 @@ fn masquerade(report: &mut Report) {
     let (mut bare, mut stale) = (Vec::new(), Vec::new());
     for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
         let attachments = report.node.attachments(network);
-        let mut naked = 0;
-        for at in attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()) {
-            let ifname = at.ifname.as_deref().unwrap_or_default();
-            let rules = &report.node.masquerades;
-            naked += usize::from(!rules.iter().any(|rule| rule.belongs_to(&network.name, &at.container, ifname)));
-        }
-        bare.push((network.name.clone(), naked, attachments.iter().filter(|at| at.state == State::Alive).count()));
+        let rules = report.node.rules(&network.name);
+        let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
+        let naked = alive.iter().filter(|at| !rules.iter().any(|rule| at.has_rule(rule))).count();
+        bare.push((network.name.clone(), naked, alive.len()));
         let is_kept = |rule: &bridge::inspect::Masquerade| {
-            attachments.iter().any(|at| {
-                at.state != State::Gone
-                    && rule.belongs_to(&network.name, &at.container, at.ifname.as_deref().unwrap_or_default())
-            })
+            attachments.iter().any(|at| at.state != State::Gone && at.has_rule(rule))
         };
-        let left = report.node.masquerades.iter().filter(|rule| rule.is_of(&network.name) && !is_kept(rule)).count();
-        stale.push((network.name.clone(), left));
+        stale.push((network.name.clone(), rules.iter().filter(|rule| !is_kept(rule)).count()));
     }
     let blind = report.node.unseen.iter().any(|what| what.starts_with("list the rules"));
     if blind {

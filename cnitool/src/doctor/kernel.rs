@@ -14,8 +14,11 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
     nf_tables(report)
 }
 
-/// Does a network have ranges of this family?
+/// Does a network have ranges of this family? Where they are not known, IPv4 is what most use.
 fn has_family(network: &Network, v4: bool) -> bool {
+    if network.ranges.is_empty() {
+        return v4;
+    }
     network.ranges.iter().flatten().any(|range| range.gateway().is_ipv4() == v4)
 }
 

@@ -75,8 +75,10 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
     let before = news.len();
     for gateway in &wanted {
         for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
-            let what = format!("the gateway's address {} is on {}, not on {name} alone", gateway.ip(), other.name);
-            let remedy = format!("ip address del {gateway} dev {}, or give the range another \"gateway\"", other.name);
+            let what = format!("the gateway's address {} is on {}, and belongs on {name}", gateway.ip(), other.name);
+            let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip());
+            let cidr = cidr.unwrap_or(*gateway);
+            let remedy = format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name);
             news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
         for (other, cidr) in neighbours(node, name, gateway) {
