@@ -93,6 +93,7 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)>
     if let Some(list) = lists.into_iter().find(|list| list.name.as_str() == name) {
         return Ok((list, broken));
     }
+    names.sort();
     names.dedup();
     let mut error = Error::new(Code::CONFIG, format!("there is no network {name:?} in {}", dir.display()));
     error = match names.is_empty() {
