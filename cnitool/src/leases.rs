@@ -67,7 +67,7 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
     if !bars.is_empty() && outside > 0 {
         text += &format!("  {} outside of its ranges\n", table::count(outside, "lease"));
     }
-    let mut rows = Table::new(&["ADDRESS", "CONTAINER*", "INTERFACE", "AGE", "STATE"]);
+    let mut rows = Table::new(&["ADDRESS", "CONTAINER*", "INTERFACE*", "AGE", "STATE"]);
     for (lease, at) in owners(node, network) {
         let (container, ifname) = names(lease);
         let (state, _) = state(lease, at.as_ref());

@@ -9,7 +9,7 @@ use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::{Code, Context, Error, Result};
 use host_local::inspect::Owner;
 
-use crate::cache::Entry;
+use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::commands::require_capabilities;
 use crate::conf::NetworkList;
@@ -119,7 +119,7 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
 
 impl Plan {
     fn page(&self, dry_run: bool, paint: Paint) -> String {
-        let mut rows = Table::new(&["REMOVE", "WHAT", "CONTAINER*", "INTERFACE", "WHY*"]);
+        let mut rows = Table::new(&["REMOVE", "WHAT", "CONTAINER*", "INTERFACE*", "WHY*"]);
         let mut row = |kind: &str, what: String, container: &str, ifname: &str, why: &str| {
             let cells = [kind.to_owned(), what, table::shorten(container, 24), ifname.to_owned(), why.to_owned()];
             rows.row(cells.into_iter().map(|cell| (Tone::Plain, cell)).collect());
@@ -184,6 +184,8 @@ impl Plan {
 /// DEL for what is dead and not in the cache, where GC does it; then GC. A DEL works with plugins that know no GC, too.
 fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
     let chain = Chain::find(list, &settings::plugins())?;
+    // GC does not begin with an entry that it cannot read, and neither do we.
+    Cache::of_host().of_network(list.name.as_str())?;
     let entry = |at: &Attachment| Entry {
         network: list.name.to_string(),
         container: at.container.clone(),

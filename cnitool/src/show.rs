@@ -13,6 +13,9 @@ use crate::node::{Network, Node, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
 
+/// How wide the column of flags may be.
+const FLAGS: usize = 16;
+
 /// A bridge, and the networks that use it.
 struct View<'a> {
     name: &'a str,
@@ -173,20 +176,27 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
         let file = file.unwrap_or_else(|| "no configuration".to_owned());
         text += &table::wrap(&format!("network {} ({file})", network.name), 2);
     }
-    let mut ports = Table::new(&["PORT", "CONTAINER*", "INTERFACE", "ITS MAC", "FLAGS"]);
+    let mut ports = Table::new(&["PORT", "CONTAINER*", "INTERFACE*", "ITS MAC", "FLAGS"]);
     for port in &view.ports {
         let guest = node.guest(port.link.index);
         let mac = guest.and_then(|guest| guest.mac).map_or_else(|| "-".to_owned(), |mac| mac.to_string());
         let unknown = if port.network.is_some() { "(id too long)" } else { "-" };
+        let flags = port.flags().join(" ");
+        // All flags of a port are too many for a column, and then stand below it.
+        let fit = flags.len() <= FLAGS;
         let ifname = port.ifname.as_deref().or(guest.map(|guest| guest.name.as_str()));
         ports.row(vec![
             (Tone::Plain, port.link.name.clone()),
             (Tone::Plain, table::shorten(port.container.as_deref().unwrap_or(unknown), 24)),
             (Tone::Plain, ifname.unwrap_or("-").to_owned()),
             (Tone::Plain, mac),
-            (if port.link.up { Tone::Plain } else { Tone::Bad }, port.flags().join(" ")),
+            (
+                if port.link.up { Tone::Plain } else { Tone::Bad },
+                Some(flags.as_str()).filter(|_| fit).unwrap_or("").to_owned(),
+            ),
         ]);
         let mut more: Vec<String> = guest.iter().flat_map(|guest| &guest.addresses).map(ToString::to_string).collect();
+        more.extend((!fit).then_some(flags));
         more.extend((!port.vlans.is_empty()).then(|| format!("vlan {}", port.vlan_text())));
         if view.networks.len() > 1 {
             more.extend(port.network.as_ref().map(|network| format!("network {network}")));
