@@ -141,9 +141,9 @@ Changes nothing.",
         summary: "remove attachments whose namespace is gone",
         options: &[("--dry-run", "only say what would be removed")],
         text: "\
-Calls DEL for attachments whose namespace is gone, then GC of the network's
-plugins, for which all others are valid: what is alive stays, and so does what
-cannot be told. leases shows which is which.
+Calls GC of the network's plugins. Valid are all attachments but those whose
+namespace is gone: what is alive stays, and so does what cannot be told; leases
+shows which is which. What plugins without GC leave is removed by DEL.
 
 An add that begins while prune looks around may be taken for a leftover. Stop
 the runtime, or let it be idle, if that matters.

@@ -3,13 +3,14 @@
 //! A GC removes whatever it is not told to keep. So everything that is alive, or that cannot be told, is on its list;
 //! where something alive cannot be named for that list, nothing is done.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::{Code, Context, Error, Result};
 use host_local::inspect::Owner;
 
-use crate::cache::{Cache, Entry};
+use crate::cache::Entry;
 use crate::chain::{Chain, Endpoint};
 use crate::commands::require_capabilities;
 use crate::conf::NetworkList;
@@ -72,8 +73,7 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
         return Ok(());
     }
     carry_out(list, &plan)?;
-    let node = Node::look()?;
-    let left = node.chosen(Some(list.name.as_str())).map(|networks| plan.left(&node, &networks)).unwrap_or_default();
+    let left = plan.left(&Node::look()?, list.name.as_str());
     if left.is_empty() {
         return Ok(());
     }
@@ -162,30 +162,28 @@ impl Plan {
         text
     }
 
+    /// Which of the dead are still there.
+    fn undead(&self, node: &Node, network: &str) -> Vec<&Attachment> {
+        let networks = node.networks.iter().filter(|one| one.name == network);
+        let there: BTreeSet<(String, Option<String>)> =
+            networks.flat_map(|one| node.attachments(one)).map(|at| (at.container, at.ifname)).collect();
+        self.dead.iter().filter(|at| there.contains(&(at.container.clone(), at.ifname.clone()))).collect()
+    }
+
     /// What is still there of what should have been removed.
-    fn left(&self, node: &Node, networks: &[&Network]) -> Vec<String> {
-        let mut left = Vec::new();
-        for network in networks {
-            let attachments = node.attachments(network);
-            let is_there = |dead: &&Attachment| {
-                attachments.iter().any(|at| (&at.container, &at.ifname) == (&dead.container, &dead.ifname))
-            };
-            let dead = self.dead.iter().filter(is_there);
-            left.extend(dead.map(|at| format!("container {:?}", at.container)));
-        }
+    fn left(&self, node: &Node, network: &str) -> Vec<String> {
+        let dead = self.undead(node, network).into_iter().map(|at| format!("container {:?}", at.container));
         let rules = self.rules.iter().filter(|rule| node.masquerades.contains(rule));
-        left.extend(rules.map(|rule| format!("the rule {:?}", rule.comment)));
+        let rules = rules.map(|rule| format!("the rule {:?}", rule.comment));
         let checks = self.checks.iter().filter(|check| node.spoof_checks.contains(check));
-        left.extend(checks.map(|check| format!("the check of port {:?}", check.port)));
-        left
+        let checks = checks.map(|check| format!("the check of port {:?}", check.port));
+        dead.chain(rules).chain(checks).collect()
     }
 }
 
-/// DEL for what is dead and not in the cache, where GC does it; then GC. A DEL works with plugins that know no GC, too.
+/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
 fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
     let chain = Chain::find(list, &settings::plugins())?;
-    // GC does not begin with an entry that it cannot read, and neither do we.
-    Cache::of_host().of_network(list.name.as_str())?;
     let entry = |at: &Attachment| Entry {
         network: list.name.to_string(),
         container: at.container.clone(),
@@ -193,12 +191,14 @@ fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
         ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
         ..Entry::default()
     };
-    let mut failures = Vec::new();
-    for at in plan.dead.iter().filter(|at| !at.cached) {
-        failures.extend(Endpoint::of_entry(&entry(at)).and_then(|at| chain.del(&at)).err());
-    }
     let valid: Vec<Entry> = plan.keep.iter().map(entry).collect();
-    failures.extend(chain.gc(&valid).err());
+    let mut failures: Vec<Error> = chain.gc(&valid).err().into_iter().collect();
+    // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
+    if failures.is_empty() && !plan.dead.is_empty() {
+        for at in plan.undead(&Node::look()?, list.name.as_str()) {
+            failures.extend(Endpoint::of_entry(&entry(at)).and_then(|at| chain.del(&at)).err());
+        }
+    }
     let mut failures = failures.into_iter();
     let Some(first) = failures.next() else { return Ok(()) };
     Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))

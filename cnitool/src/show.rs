@@ -184,7 +184,7 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
         let flags = port.flags().join(" ");
         // All flags of a port are too many for a column, and then stand below it.
         let fit = flags.len() <= FLAGS;
-        let ifname = port.ifname.as_deref().or(guest.map(|guest| guest.name.as_str()));
+        let ifname = port.ifname.as_deref().or_else(|| guest.map(|guest| guest.name.as_str()));
         ports.row(vec![
             (Tone::Plain, port.link.name.clone()),
             (Tone::Plain, table::shorten(port.container.as_deref().unwrap_or(unknown), 24)),

@@ -121,3 +121,37 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
 pub fn boot() -> Result<SystemTime> {
     boot::time()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn leases_are_listed_whatever_lies_among_them() {
+        let dir = std::env::temp_dir().join(format!("host-local-inspect-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let put = |name: &str, content: &str| fs::write(dir.join(name), content).unwrap();
+        put("10.1.0.10", "c1\r\neth0");
+        put("10.1.0.9", "c2");
+        put("10.1.0.11", "");
+        put("lock", "");
+        put("last_reserved_ip.0", "10.1.0.10");
+        fs::create_dir(dir.join("10.1.0.12")).unwrap();
+        let found = leases(&dir).unwrap().unwrap();
+        let before: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let found: Vec<_> = found.into_iter().map(|lease| (lease.ip.to_string(), lease.owner)).collect();
+        assert_eq!(
+            found,
+            [
+                ("10.1.0.9".to_owned(), Owner::Container("c2".to_owned(), None)),
+                ("10.1.0.10".to_owned(), Owner::Container("c1".to_owned(), Some("eth0".to_owned()))),
+                ("10.1.0.11".to_owned(), Owner::Nobody),
+                ("10.1.0.12".to_owned(), Owner::Unknown),
+            ]
+        );
+        assert_eq!(before.len(), 6, "nothing was added");
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(leases(&dir).unwrap(), None);
+    }
+}

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
+use cni::testing::skip;
 use serde_json::{Value, json};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
@@ -179,6 +181,16 @@ fn a_firewall_that_drops_what_is_forwarded() {
     );
     let what = ailment(&host, "firewall", "fail");
     assert!(what.contains("inet strict pass drops everything") && what.contains("-i br-pods"), "{what}");
+    let bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    if Path::new(bridged).exists() {
+        for (value, reach) in [("1", "neither each other nor the outside"), ("0", "do not reach the outside")] {
+            fs::write(bridged, value).unwrap();
+            let what = ailment(&host, "firewall", "fail");
+            assert!(what.contains(reach), "{what}");
+        }
+    } else {
+        skip("a_firewall_that_drops_what_is_forwarded", "the kernel has no br_netfilter; the rest of it ran");
+    }
     host.lab.sh("nft 'add rule inet strict pass iifname \"br-pods\" accept'");
     assert!(ailment(&host, "firewall", "warn").contains("drops what none of its rules accepts"));
     host.lab.sh("nft 'delete table inet strict; add table ip6 six; add chain ip6 six pass { type filter hook forward priority 0; policy drop; }'");
@@ -192,6 +204,13 @@ fn iptables_with_a_policy() {
     attach(&host, "blue");
     host.lab.sh("iptables-nft -P FORWARD DROP");
     assert!(ailment(&host, "firewall", "fail").contains("ip filter FORWARD"));
+    host.lab.sh("iptables-nft -P FORWARD ACCEPT");
+    // The older tables, which nf_tables does not show.
+    let legacy = cni::testing::Calling::program("sh").arg("-c").arg("iptables-legacy -P FORWARD DROP").run();
+    if legacy.status != Some(0) {
+        return skip("iptables_with_a_policy", "the kernel or the host has no iptables-legacy; the rest of it ran");
+    }
+    assert!(ailment(&host, "firewall", "fail").contains("FORWARD of iptables-legacy-save"));
 }
 
 #[test]
