@@ -116,10 +116,13 @@ impl<'a> Chain<'a> {
             return error.details(format!("nothing was undone, because {:?} was there before", at.ifname.as_str()));
         }
         let done = self.links.get(..=last).unwrap_or_default();
-        done.iter().rev().fold(error, |error, link| match self.run("DEL", link, Some(at), &[]) {
-            Ok(()) => error,
-            Err(why) => error.details(format!("not undone: {why}")),
-        })
+        let mut failures: Vec<Error> =
+            done.iter().rev().filter_map(|link| self.run("DEL", link, Some(at), &[]).err()).collect();
+        if failures.is_empty() {
+            // One of an attachment that ended without a DEL, such as by a reboot.
+            failures.extend(self.forget(at).err());
+        }
+        failures.into_iter().fold(error, |error, why| error.details(format!("not undone: {why}")))
     }
 
     /// DEL, in reverse order. The first failure stops it and keeps the cache, so that it can be repeated.
@@ -128,7 +131,7 @@ impl<'a> Chain<'a> {
         for link in self.links.iter().rev() {
             self.run("DEL", link, Some(at), &previous)?;
         }
-        self.cache.remove(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str())
+        self.forget(at)
     }
 
     /// CHECK
@@ -177,6 +180,10 @@ impl<'a> Chain<'a> {
             return Ok(());
         }
         self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[]))
+    }
+
+    fn forget(&self, at: &Endpoint) -> Result<()> {
+        self.cache.remove(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str())
     }
 
     fn cached(&self, at: &Endpoint) -> Result<Option<Entry>> {

@@ -121,7 +121,7 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     for entry in entries {
         let path = entry.trying(what)?.path();
         let fits = |wanted: &&str| path.extension() == Some(OsStr::new(wanted));
-        if extensions.iter().any(|wanted| fits(&wanted)) && !path.is_dir() {
+        if extensions.iter().any(fits) && !path.is_dir() {
             paths.push(path);
         }
     }

@@ -119,6 +119,18 @@ fn a_failed_add_is_undone_in_reverse_from_the_one_that_failed() {
 }
 
 #[test]
+fn a_failed_add_leaves_no_entry_of_an_attachment_that_ended_by_itself() {
+    let host = two();
+    host.run("add two /run/netns/blue").ok();
+    assert_eq!(host.cached().len(), 1);
+    // The recorders made no interface: as after a reboot, there is the entry and nothing else.
+    host.fail("first", "ADD");
+    failure(&host.run("add two /run/netns/blue"));
+    assert_eq!(host.calls()[2..], ["ADD first", "DEL first"]);
+    assert_eq!(host.cached(), [""; 0]);
+}
+
+#[test]
 fn what_could_not_be_undone_is_told() {
     let host = two();
     host.fail("second", "ADD");
