@@ -130,6 +130,7 @@ fn a_live_port_that_cannot_be_named_stops_everything() {
     fs::remove_file("/var/lib/cni/networks/pods/10.126.0.3").unwrap();
     let outcome = host.run("prune");
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("port veth"), "{outcome:?}");
     assert!(outcome.stderr.contains("is in use, and nothing tells its container's whole id"), "{outcome:?}");
     assert_eq!(leases(), ["10.126.0.2", "10.126.0.99"]);
     leak("10.126.0.3", &format!("{id}\r\neth0"));
