@@ -3,10 +3,12 @@
 //! What may not be looked at is missing, and [`Node::unseen`] says so. Nothing is taken for gone because it could not
 //! be seen.
 
+mod evidence;
+mod namespaces;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -22,6 +24,10 @@ use crate::cache::{Cache, Entry};
 use crate::conf::{self, Broken, NetworkList};
 use crate::settings;
 use crate::table;
+
+pub(crate) use evidence::State;
+use evidence::{Evidence, Place};
+use namespaces::{identity, mounted, of_processes};
 
 /// All that was found.
 #[derive(Debug)]
@@ -112,75 +118,6 @@ impl Attachment {
     /// Is it a rule of this attachment?
     pub(crate) fn has_rule(&self, rule: &Masquerade) -> bool {
         self.keys.iter().any(|key| key == rule.key())
-    }
-}
-
-/// Is it still there?
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
-    Alive,
-    /// Its namespace is there, its interface is not.
-    NoPort,
-    Gone,
-    /// It cannot be told.
-    Unknown,
-}
-
-impl State {
-    pub(crate) fn text(self) -> &'static str {
-        match self {
-            State::Alive => "alive",
-            State::NoPort => "no port",
-            State::Gone => "gone",
-            State::Unknown => "unknown",
-        }
-    }
-}
-
-/// What is at the path of a namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
-    /// A namespace that is not the host's.
-    There,
-    /// Nothing, or the host's own: the number of a process is used again.
-    Empty,
-    /// It may not be looked at.
-    Hidden,
-}
-
-/// What speaks for and against an attachment. Its default is what nothing speaks for.
-#[derive(Clone, Copy, Debug, Default)]
-struct Evidence {
-    /// There is a port with its alias.
-    port: bool,
-    /// What is at the path that the cache knows.
-    place: Option<Place>,
-    /// A live namespace has one of its addresses.
-    address: bool,
-    /// All its leases are older than this boot.
-    before_boot: bool,
-    /// Were it alive, its other end would be on a bridge that was looked at.
-    on_bridge: bool,
-    /// All ports of that bridge are known to belong to others.
-    ports_known: bool,
-}
-
-impl Evidence {
-    fn judge(self) -> (State, &'static str) {
-        match self {
-            Evidence { port: true, .. } => (State::Alive, "its port is there"),
-            Evidence { address: true, .. } => (State::Alive, "its address is in use"),
-            Evidence { place: Some(Place::There), on_bridge: true, ports_known: true, .. } => {
-                (State::NoPort, "its namespace is there, its interface is not")
-            }
-            Evidence { place: Some(Place::There), .. } => (State::Alive, "its namespace is there"),
-            Evidence { before_boot: true, .. } => (State::Gone, "it is from before the last boot"),
-            Evidence { place: Some(Place::Hidden), .. } => (State::Unknown, "its namespace may not be looked at"),
-            Evidence { ports_known: false, .. } => (State::Unknown, "not all ports and namespaces could be told apart"),
-            Evidence { place: Some(Place::Empty), .. } => (State::Gone, "its namespace is gone"),
-            Evidence { on_bridge: true, .. } => (State::Gone, "no port is its"),
-            _ => (State::Unknown, "nothing tells its namespace"),
-        }
     }
 }
 
@@ -600,33 +537,6 @@ fn place(path: &Path) -> Place {
     }
 }
 
-/// What tells a namespace from others.
-fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|inode| (inode.dev(), inode.ino()))
-}
-
-/// Where network namespaces are mounted, as `ip netns` and runtimes do it.
-fn mounted() -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    text.lines().filter_map(mounted_netns).map(PathBuf::from).collect()
-}
-
-/// The mount point in a line of mountinfo, if a network namespace is mounted there.
-fn mounted_netns(line: &str) -> Option<String> {
-    let mut words = line.split(' ').skip(3);
-    let (root, point) = (words.next()?, words.next()?);
-    // proc(5): white space and backslashes are written as octal numbers.
-    let plain = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
-    root.starts_with("net:[").then(|| plain.iter().fold(point.to_owned(), |text, (code, c)| text.replace(code, c)))
-}
-
-/// The namespaces of all processes.
-fn of_processes() -> Vec<PathBuf> {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let numbered = processes.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok());
-    numbered.map(|entry| entry.path().join("ns/net")).collect()
-}
-
 fn unknown(name: &str, networks: &[Network], broken: &[Broken]) -> Error {
     let what = format!("there is no network {name:?} in {}, nor a trace of one", settings::configurations().display());
     let names: Vec<&str> = networks.iter().map(|network| network.name.as_str()).collect();
@@ -636,57 +546,4 @@ fn unknown(name: &str, networks: &[Network], broken: &[Broken]) -> Error {
         false => error.details(format!("there is {}", names.join(", "))),
     };
     broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}")))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const BRIDGE: Evidence =
-        Evidence { port: false, place: None, address: false, before_boot: false, on_bridge: true, ports_known: true };
-
-    fn state(evidence: Evidence) -> State {
-        evidence.judge().0
-    }
-
-    #[test]
-    fn a_port_or_an_address_in_use_outweighs_everything() {
-        for place in [None, Some(Place::Empty), Some(Place::There), Some(Place::Hidden)] {
-            assert_eq!(state(Evidence { port: true, place, before_boot: true, ..BRIDGE }), State::Alive);
-            assert_eq!(state(Evidence { address: true, place, before_boot: true, ..BRIDGE }), State::Alive);
-        }
-    }
-
-    #[test]
-    fn only_what_surely_has_no_namespace_is_gone() {
-        assert_eq!(state(BRIDGE), State::Gone);
-        assert_eq!(state(Evidence { place: Some(Place::Empty), ..BRIDGE }), State::Gone);
-        assert_eq!(state(Evidence { place: Some(Place::Empty), on_bridge: false, ..BRIDGE }), State::Gone);
-        assert_eq!(state(Evidence { before_boot: true, on_bridge: false, ports_known: false, ..BRIDGE }), State::Gone);
-        for unsure in [
-            Evidence { ports_known: false, ..BRIDGE },
-            Evidence { on_bridge: false, ..BRIDGE },
-            Evidence { place: Some(Place::Hidden), ..BRIDGE },
-            Evidence { place: Some(Place::Empty), ports_known: false, ..BRIDGE },
-        ] {
-            assert_eq!(state(unsure), State::Unknown, "{unsure:?}");
-        }
-    }
-
-    #[test]
-    fn a_namespace_without_its_interface_is_no_live_attachment_and_no_dead_one() {
-        assert_eq!(state(Evidence { place: Some(Place::There), ..BRIDGE }), State::NoPort);
-        assert_eq!(state(Evidence { place: Some(Place::There), on_bridge: false, ..BRIDGE }), State::Alive);
-        assert_eq!(state(Evidence { place: Some(Place::There), ports_known: false, ..BRIDGE }), State::Alive);
-    }
-
-    #[test]
-    fn mounts_of_network_namespaces_are_told_from_others() {
-        let net = "84 28 0:4 net:[4026532177] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw";
-        assert_eq!(mounted_netns(net).as_deref(), Some("/run/netns/a b"));
-        for other in ["84 28 0:4 mnt:[4026532177] /run/x rw - nsfs nsfs rw", "21 1 8:1 / / rw - ext4 /dev/sda1 rw", ""]
-        {
-            assert_eq!(mounted_netns(other), None);
-        }
-    }
 }
