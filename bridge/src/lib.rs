@@ -10,6 +10,7 @@ mod config;
 mod failures;
 mod gateway;
 mod gc;
+pub mod inspect;
 mod iptables;
 mod layer3;
 mod masquerade;

@@ -11,6 +11,7 @@ use cni::{Code, Context, Error, Result};
 use log::debug;
 
 use crate::config::Backend;
+use crate::inspect::Masquerade;
 use crate::iptables;
 use crate::name::{self, Owner};
 
@@ -104,6 +105,20 @@ fn remove_rules(nft: &mut Nftables, stale: impl Fn(&Rule) -> bool) -> Result<()>
         }
     }
     outcome
+}
+
+/// All rules of all networks.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
+    let rules = nft.rules(CHECKS)?.into_iter().filter(|rule| rule.masquerades);
+    Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
+}
+
+/// The address that a rule is about. Where both protocols pass, the protocol is compared with before.
+pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
+    rule.values.iter().find_map(|value| match value.as_slice() {
+        octets @ [_, _, _, _] => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
+        octets => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),
+    })
 }
 
 /// CHECK: are all `ips` hidden?

@@ -8,6 +8,7 @@ use cni::netlink::{Link, Netlink};
 use cni::{Code, Context, Error, Result};
 
 use crate::failures::Failures;
+use crate::inspect::SpoofCheck;
 use crate::name::Owner;
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
@@ -122,6 +123,14 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Li
         }
     }
     failures.into_result()
+}
+
+/// All checks of all networks.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
+    let check = |rule: &Rule| {
+        Some(SpoofCheck { port: link_of(rule)?, reference: rule.comment.strip_prefix(COMMENT)?.to_owned() })
+    };
+    Ok(nft.rules(PREROUTING)?.iter().filter_map(check).collect())
 }
 
 /// The link whose frames a rule looks at.

@@ -25,7 +25,7 @@ use neli::consts::nl::NlmF;
 use crate::error::{Code, Context, Error, Result};
 
 pub use address::{Address, DuplicateDetection};
-pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, OperState, Port, VethEnd, VethSpec};
+pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec};
 pub use neighbour::Neighbour;
 pub use route::KernelRoute;
 pub use vlan::{Vlan, VlanRange};

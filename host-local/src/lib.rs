@@ -10,6 +10,7 @@ mod config;
 mod digest;
 mod dir;
 mod index;
+pub mod inspect;
 mod lease;
 mod lock;
 mod range;

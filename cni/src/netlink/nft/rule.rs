@@ -335,7 +335,7 @@ mod tests {
             expressions(family, parts).unwrap(),
             comment(text).unwrap(),
         ];
-        let message = super::super::encode(6, neli::consts::nl::NlmF::empty(), family, attrs);
+        let message = super::super::encode(6, neli::consts::nl::NlmF::empty(), family.number(), attrs);
         Rule::read(&message.unwrap()[16..]).unwrap().unwrap()
     }
 
