@@ -16,6 +16,8 @@
 mod args;
 mod delegate;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod ip;
 pub mod json;
 mod logging;
@@ -47,5 +49,6 @@ pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;
 
-#[global_allocator]
+#[cfg_attr(not(feature = "fuzzing"), global_allocator)]
+#[cfg_attr(feature = "fuzzing", expect(dead_code, reason = "the sanitizer must see every block"))]
 static MEMORY: sys::arena::Arena = sys::arena::Arena::new();

@@ -193,24 +193,55 @@ impl Index {
     }
 
     fn bitmap(&mut self, base: IpAddr) -> Result<&mut Page> {
-        self.page(format!("taken-{base}"))
+        self.page(taken(base), |len| len == 0 || len == bitmap::EMPTY.len())
     }
 
     /// The bucket is found by the container alone, so that old records are in it too.
     fn bucket(&mut self, owner: &Owner) -> Result<&mut Page> {
-        self.page(format!("held-{:03x}", owner.bare_digest() % BUCKETS))
+        self.page(held(owner), |len| len.is_multiple_of(PAIR))
     }
 
-    fn page(&mut self, name: String) -> Result<&mut Page> {
-        match self.pages.entry(name) {
-            std::collections::btree_map::Entry::Occupied(page) => Ok(page.into_mut()),
+    fn page(&mut self, name: String, fits: impl Fn(usize) -> bool) -> Result<&mut Page> {
+        let page = match self.pages.entry(name) {
+            std::collections::btree_map::Entry::Occupied(page) => page.into_mut(),
             std::collections::btree_map::Entry::Vacant(vacant) => {
                 let home = self.home.as_ref().filter(|_| self.current);
                 let kept = home.map(|home| home.read(vacant.key())).transpose().map_err(|_| Broken)?.flatten();
-                Ok(vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?))
+                vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?)
             }
-        }
+        };
+        if fits(page.body().len()) { Ok(page) } else { Err(Broken) }
     }
+
+    /// An index of which the pages about `owner` and `ip` were kept with this in them, `sealed` as they should be or not.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn of_pages(
+        owner: &Owner,
+        ip: IpAddr,
+        [in_bucket, in_bitmap]: [&[u8]; 2],
+        sealed: bool,
+    ) -> Result<Index> {
+        let page = |content: &[u8]| {
+            let mut page = Page::new();
+            page.bytes.extend(content);
+            Page::read(if sealed { page.seal().to_vec() } else { content.to_vec() })
+        };
+        let pages = [(held(owner), page(in_bucket)?), (taken(bitmap::base(ip)), page(in_bitmap)?)];
+        let mut index = Index { pages: pages.into(), ..Index::default() };
+        index.bucket(owner)?;
+        index.bitmap(bitmap::base(ip))?;
+        Ok(index)
+    }
+}
+
+/// The page that tells which addresses of a block are taken.
+fn taken(base: IpAddr) -> String {
+    format!("taken-{base}")
+}
+
+/// The page that tells what an owner holds.
+fn held(owner: &Owner) -> String {
+    format!("held-{:03x}", owner.bare_digest() % BUCKETS)
 }
 
 /// Where the index of a directory is kept.
