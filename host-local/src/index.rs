@@ -92,8 +92,8 @@ impl Index {
     /// The index of `leases`, if there is one and it is current.
     pub(crate) fn open(leases: &Dir) -> Option<Index> {
         let stat = leases.stat().ok()?;
-        let home = Dir::open(&home(&stat)).ok()??;
-        let current = is_apart(changed(&stat), home.changed().ok()?);
+        let (home, kept) = Dir::open_private(&home(&stat)).ok()??;
+        let current = is_apart(changed(&stat), changed(&kept));
         current.then(|| Index { home: Some(home), current, pages: BTreeMap::new() })
     }
 
@@ -160,7 +160,7 @@ impl Index {
     fn try_save(&mut self, leases: &Dir) -> io::Result<()> {
         let home = match self.home.take() {
             Some(home) => home,
-            None => Dir::create(&home(&leases.stat()?), 0o700)?,
+            None => Dir::create_private(&home(&leases.stat()?))?,
         };
         if !self.current {
             for name in home.names()? {
