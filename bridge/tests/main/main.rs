@@ -17,6 +17,7 @@ mod del;
 mod differential;
 mod faults;
 mod gc;
+mod host;
 mod hostile;
 mod parallel;
 mod pod;
