@@ -6,7 +6,7 @@ use std::path::Path;
 use cni::testing::Lab;
 use serde_json::json;
 
-use crate::pod::{Pod, assert_clean, layer2, layer3, merge, send};
+use crate::pod::{Pod, assert_clean, layer2, layer3, merge, outside, send, udp};
 
 /// /proc/sys as many containers have it, whatever namespace looks at it.
 fn freeze_settings(lab: &Lab) {
@@ -62,6 +62,7 @@ fn without_ipv6_there_is_ipv4() {
     let lab = &Lab::new();
     let off = "! [ -e /proc/sys/net/ipv6 ] || \
                sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1";
+    let far = outside(lab);
     lab.sh(off);
     let config = layer3(json!({
         "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true,
@@ -76,7 +77,8 @@ fn without_ipv6_there_is_ipv4() {
     a.check(&config, &result).ok();
     lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
     assert!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3").is_some());
-    assert_eq!(lab.sh("ip -6 address show scope global"), "");
+    let seen = send(&a.udp("0.0.0.0:0"), &udp(Some(&far), "0.0.0.0:0"), "192.0.2.2");
+    assert_eq!(seen, "192.0.2.1".parse().ok(), "masqueraded");
     a.del(&config);
     b.del(&config);
     assert_clean(lab);
