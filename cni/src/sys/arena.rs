@@ -92,7 +92,9 @@ unsafe impl GlobalAlloc for Arena {
             return unsafe { System.realloc(block, layout, size) };
         };
         if self.resize(start, layout.size(), size) {
-            return block;
+            // Not `block` itself, by which only the old size may be reached.
+            // SAFETY: the offset is inside the space.
+            return unsafe { self.base().add(start) };
         }
         // SAFETY: the size is not zero and does not overflow, as the caller promised.
         let larger = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
