@@ -16,7 +16,6 @@ mod iptables;
 mod layer3;
 mod masquerade;
 mod name;
-mod sha512;
 mod spoofcheck;
 mod vlan;
 

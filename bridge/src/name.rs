@@ -4,9 +4,7 @@ use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
 use cni::ip::MacAddr;
-use cni::{Attachment, Call};
-
-use crate::sha512;
+use cni::{Attachment, Call, sha512};
 
 /// The longest comment that the reference writes, in bytes.
 const COMMENT: usize = 128;

@@ -1,8 +1,9 @@
 //! Calling another plugin: found in `CNI_PATH`, run in this process if it is this very program, else executed.
 //!
 //! Both ways give the same result, and the same error. A copy, another build, the reference's file or a wrapper script
-//! is always executed, so that nobody's replacement is bypassed.
+//! is always executed, so that nobody's replacement is bypassed. A [`Program`] is the second way alone, for a runtime.
 
+use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -21,6 +22,7 @@ use crate::json;
 use crate::plugin::{Attachment, Call, Plugin};
 use crate::result::AddResult;
 use crate::sys;
+use crate::version::Version;
 use crate::wait::Deadline;
 
 /// Longer than any runtime waits for us, and than a DHCP lease takes.
@@ -36,44 +38,25 @@ const MAX_OUTPUT: usize = 16 << 20;
 #[derive(Debug)]
 pub struct Delegate<'a> {
     call: &'a Call<'a>,
-    name: String,
     way: Way<'a>,
 }
 
 #[derive(Debug)]
 enum Way<'a> {
     Builtin(&'a dyn Plugin),
-    File(PathBuf),
+    File(Program),
 }
 
 impl<'a> Delegate<'a> {
     /// Looks `name` up in `CNI_PATH`: the first executable file of that name.
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
-        if name.is_empty() || name.contains('/') || name == "." || name == ".." {
-            let error = Error::new(Code::CONFIG, format!("invalid plugin name {name:?}"));
-            return Err(error.details("a \"type\" is the name of a file in CNI_PATH, without '/'"));
-        }
-        let mut unusable = Vec::new();
-        for dir in call.path {
-            let path = dir.join(name);
-            match fs::metadata(&path) {
-                Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => {
-                    let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
-                    let way = match builtin.filter(|_| is_this_program(&file)) {
-                        Some(plugin) => Way::Builtin(plugin),
-                        None => Way::File(path),
-                    };
-                    return Ok(Delegate { call, name: name.to_owned(), way });
-                }
-                Ok(file) if file.is_file() => unusable.push(format!("{path:?} is not executable")),
-                // Not there, or not to be looked at: the next directory may have it.
-                _ => {}
-            }
-        }
-        let dirs: Vec<_> = call.path.iter().map(|dir| dir.to_string_lossy()).collect();
-        let what = format!("failed to find plugin {name:?} in path [{}]", dirs.join(" "));
-        let error = unusable.into_iter().fold(Error::new(Code::INTERNAL, what), Error::details);
-        Err(error.details("install the plugin there, or correct CNI_PATH or the \"type\""))
+        let (program, file) = Program::look_up(call.path, name)?;
+        let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
+        let way = match builtin.filter(|_| is_this_program(&file)) {
+            Some(plugin) => Way::Builtin(plugin),
+            None => Way::File(program),
+        };
+        Ok(Delegate { call, way })
     }
 
     /// ADD
@@ -81,11 +64,7 @@ impl<'a> Delegate<'a> {
         let version = self.call.version;
         match &self.way {
             Way::Builtin(plugin) => plugin.add(self.call, at)?.as_seen_in(version),
-            Way::File(path) => {
-                let stdout = self.execute(path, "ADD", Some(at))?;
-                let text = String::from_utf8_lossy(&stdout);
-                AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
-            }
+            Way::File(program) => program.add(&variables(at), self.call.stdin, version),
         }
     }
 
@@ -118,38 +97,105 @@ impl<'a> Delegate<'a> {
     ) -> Result<()> {
         match &self.way {
             Way::Builtin(plugin) => inside(*plugin),
-            Way::File(path) => self.execute(path, command, at).map(drop),
+            Way::File(program) => {
+                let variables = at.map(variables).unwrap_or_default();
+                program.run(command, &variables, self.call.stdin)
+            }
         }
     }
+}
 
-    /// Runs the file with our environment and stdin, `CNI_COMMAND` replaced; what it printed.
-    fn execute(&self, path: &Path, command: &str, at: Option<&Attachment>) -> Result<Vec<u8>> {
+/// The variables of an attachment; all others are inherited.
+fn variables(at: &Attachment) -> Vec<(&'static str, OsString)> {
+    let Attachment { container, ifname, netns } = at;
+    let mut variables = vec![("CNI_CONTAINERID", container.as_str().into()), ("CNI_IFNAME", ifname.as_str().into())];
+    variables.extend(netns.iter().map(|path| ("CNI_NETNS", path.clone().into())));
+    variables
+}
+
+/// The program of a plugin, which is executed for each call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Program {
+    name: String,
+    path: PathBuf,
+}
+
+impl Program {
+    /// Looks `name` up in the directories of `path`: the first executable file of that name.
+    pub fn find(path: &[PathBuf], name: &str) -> Result<Program> {
+        Program::look_up(path, name).map(|(program, _)| program)
+    }
+
+    fn look_up(dirs: &[PathBuf], name: &str) -> Result<(Program, Metadata)> {
+        if name.is_empty() || name.contains('/') || name == "." || name == ".." {
+            let error = Error::new(Code::CONFIG, format!("invalid plugin name {name:?}"));
+            return Err(error.details("a \"type\" is the name of a file in CNI_PATH, without '/'"));
+        }
+        let mut unusable = Vec::new();
+        for dir in dirs {
+            let path = dir.join(name);
+            match fs::metadata(&path) {
+                Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => {
+                    return Ok((Program { name: name.to_owned(), path }, file));
+                }
+                Ok(file) if file.is_file() => unusable.push(format!("{path:?} is not executable")),
+                // Not there, or not to be looked at: the next directory may have it.
+                _ => {}
+            }
+        }
+        let dirs: Vec<_> = dirs.iter().map(|dir| dir.to_string_lossy()).collect();
+        let what = format!("failed to find plugin {name:?} in path [{}]", dirs.join(" "));
+        let error = unusable.into_iter().fold(Error::new(Code::INTERNAL, what), Error::details);
+        Err(error.details("install the plugin there, or correct CNI_PATH or the \"type\""))
+    }
+
+    /// Its `type`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// ADD of a configuration in `version`.
+    pub fn add(&self, env: &[(&str, OsString)], config: &[u8], version: Version) -> Result<AddResult> {
+        let stdout = self.execute("ADD", env, config)?;
+        let text = String::from_utf8_lossy(&stdout);
+        AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
+    }
+
+    /// A command that answers nothing.
+    pub fn run(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<()> {
+        self.execute(command, env, config).map(drop)
+    }
+
+    /// Runs the file with our environment and `env`; what it printed.
+    fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>> {
+        let path = &self.path;
         let deadline = Deadline::after(PATIENCE);
         let mut process = Command::new(path);
-        process.env("CNI_COMMAND", command);
-        if let Some(Attachment { container, ifname, netns }) = at {
-            process.env("CNI_CONTAINERID", container.as_str()).env("CNI_IFNAME", ifname.as_str());
-            process.envs(netns.iter().map(|path| ("CNI_NETNS", path)));
-        }
+        process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
         let child = start(&mut process, path).trying(|| format!("execute plugin {path:?}"))?;
         debug!("execute {path:?} {command} as process {}", child.id());
-        let (stderr, outcome) = converse(child, self.call.stdin, deadline);
+        let (stderr, outcome) = converse(child, config, deadline);
         // Ours is free-form too, and whoever collects it wants to read this.
         let _ = io::stderr().write_all(&stderr);
         let (status, stdout) = outcome.trying(|| format!("talk to plugin {path:?}"))?;
-        if status.success() { Ok(stdout) } else { Err(self.failure(path, status, &stdout, &stderr)) }
+        if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) }
     }
 
     /// The child's own error object as it is; otherwise whatever can be told.
     #[cold]
-    fn failure(&self, path: &Path, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Error {
+    fn failure(&self, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Error {
         let stdout = String::from_utf8_lossy(stdout);
         if let Some(error) = read_error(&stdout) {
             return error;
         }
         let said = [stdout.trim(), String::from_utf8_lossy(stderr).trim()].join(" ");
         let what = format!("plugin {:?} failed with {status} and no CNI error", self.name);
-        let error = Error::new(Code::UNKNOWN, what).details(format!("file {path:?}"));
+        let error = Error::new(Code::UNKNOWN, what).details(format!("file {:?}", self.path));
         match said.trim() {
             "" => error,
             said => error.details(format!("it printed: {said}")),

@@ -121,6 +121,11 @@ impl Error {
         self.0.errno
     }
 
+    /// What was said beside the message: the culprit, the remedy; or empty.
+    pub fn remarks(&self) -> &str {
+        &self.0.details
+    }
+
     pub(crate) fn answer(&self) -> Answer {
         Answer { code: self.0.code, msg: self.to_string(), details: self.0.details.clone() }
     }

@@ -35,7 +35,15 @@ pub fn has(text: &str, key: &str) -> Result<bool, Fault> {
 /// Prints `value` the way the reference does: indented by four, no newline at the end.
 pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
-    let layout = Layout::new();
+    let layout = Layout::indented();
+    value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout)).map_err(Error::bug)?;
+    Ok(out)
+}
+
+/// Prints `value` in one line, as the reference writes what only programs read.
+pub fn compact<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
+    let mut out = Vec::with_capacity(512);
+    let layout = Layout::compact();
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout)).map_err(Error::bug)?;
     Ok(out)
 }
@@ -298,10 +306,15 @@ mod tests {
 
     #[test]
     fn printing_is_the_references() {
-        let text = print(&serde_json::json!({"a": [], "b": {}, "c": ["x<y>&\u{2028}<>z", 1], "d": "é\n\""})).unwrap();
+        let value = serde_json::json!({"a": [], "b": {}, "c": ["x<y>&\u{2028}<>z", 1], "d": "é\n\""});
+        let text = print(&value).unwrap();
         assert_eq!(
             String::from_utf8(text).unwrap(),
             "{\n    \"a\": [],\n    \"b\": {},\n    \"c\": [\n        \"x\\u003cy\\u003e\\u0026\\u2028\\u003c\\u003ez\",\n        1\n    ],\n    \"d\": \"é\\n\\\"\"\n}"
+        );
+        assert_eq!(
+            String::from_utf8(compact(&value).unwrap()).unwrap(),
+            r#"{"a":[],"b":{},"c":["x\u003cy\u003e\u0026\u2028\u003c\u003ez",1],"d":"é\n\""}"#
         );
     }
 }

@@ -28,6 +28,7 @@ mod plugin;
 mod process;
 mod request;
 mod result;
+pub mod sha512;
 mod sys;
 pub mod sysctl;
 #[cfg(feature = "testing")]
@@ -38,12 +39,13 @@ mod version;
 mod wait;
 
 pub use args::Args;
-pub use delegate::Delegate;
+pub use delegate::{Delegate, Program};
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
 pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
 pub use process::main;
+pub use request::process_env;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use undo::Undo;
 pub use version::Version;

@@ -5,9 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use nix::fcntl::OFlag;
-use nix::sched::{CloneFlags, setns};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::sys;
@@ -45,6 +47,22 @@ impl Netns {
         let is_one = sys::is_network_namespace(file.as_fd()).map_err(of_namespace);
         let is_one = is_one.trying(|| format!("look at the network namespace {path:?}"))?;
         Ok(is_one.then(|| Netns { file, path: path.to_owned() }))
+    }
+
+    /// Makes a namespace and mounts it at `path`, where it stays until it is unmounted, as `ip netns add` does.
+    pub fn make(path: &Path) -> Result<Netns> {
+        let what = || format!("make the network namespace {path:?}");
+        fs::write(path, "").trying(what)?;
+        let none: Option<&str> = None;
+        let mount_new = || {
+            unshare(CloneFlags::CLONE_NEWNET)?;
+            mount(Some(OWN), path, none, MsFlags::MS_BIND, none)
+        };
+        // Threads share the mount namespace, and have a network namespace each: this one keeps its own.
+        let made = thread::scope(|scope| scope.spawn(mount_new).join());
+        let made = made.map_err(|_| Error::bug("a thread panicked"));
+        made.and_then(|made| made.map_err(|errno| of_namespace(errno.into()))).trying(what)?;
+        Netns::open(path)
     }
 
     /// The namespace this thread is in.

@@ -100,8 +100,9 @@ fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String> {
 /// Where variables come from: the process, or a test.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
+/// A variable of the environment, for programs around the plugins: these themselves get a checked request.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-pub(crate) fn process_env(name: &str) -> Option<OsString> {
+pub fn process_env(name: &str) -> Option<OsString> {
     env::var_os(name)
 }
 

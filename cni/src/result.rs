@@ -172,8 +172,8 @@ impl AddResult {
         AddResult::read(raw, version, version).trying(|| "read \"prevResult\"")
     }
 
-    /// Reads what a delegate answered to a configuration in `version`. Its own `cniVersion` decides the layout.
-    pub(crate) fn read_answer(text: &str, version: Version) -> Result<AddResult> {
+    /// Reads what a plugin answered to a configuration in `version`. Its own `cniVersion` decides the layout.
+    pub fn read_answer(text: &str, version: Version) -> Result<AddResult> {
         let raw: Raw<'_> = json::parse(text)?;
         let own = match own_version(raw)?.as_str() {
             "" => version,

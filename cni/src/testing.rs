@@ -26,6 +26,7 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
 use crate::delegate::converse;
+use crate::netns::Netns;
 use crate::wait::Deadline;
 
 /// The plugins that [`Lab`] installs.
@@ -93,13 +94,8 @@ impl Lab {
     }
 
     fn install(&self, layout: Layout) {
-        let source = match std::env::var_os("CNI0_TEST_BIN") {
-            Some(dir) => PathBuf::from(dir),
-            // Tests lie in target/PROFILE/deps, programs one above.
-            None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
-        };
         let copy = |from: &str, to: &str| {
-            let from = source.join(from);
+            let from = built(from);
             let to = self.bin().join(to);
             fs::copy(&from, &to).unwrap_or_else(|error| panic!("install {from:?} (cargo build --bins first): {error}"));
         };
@@ -127,16 +123,7 @@ impl Lab {
     /// Makes a network namespace at `/run/netns/NAME`, as `ip netns add` does.
     pub fn netns(&self, name: &str) -> PathBuf {
         let path = Path::new("/run/netns").join(name);
-        fs::write(&path, "").unwrap();
-        std::thread::scope(|scope| {
-            // Threads share the mount namespace, and have a network namespace each.
-            let maker = || {
-                unshare(CloneFlags::CLONE_NEWNET).unwrap();
-                let none: Option<&str> = None;
-                mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none).unwrap();
-            };
-            scope.spawn(maker).join().unwrap();
-        });
+        Netns::make(&path).unwrap();
         path
     }
 
@@ -173,6 +160,16 @@ impl Drop for Lab {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.dir);
     }
+}
+
+/// A program of this workspace.
+pub fn built(name: &str) -> PathBuf {
+    let dir = match std::env::var_os("CNI0_TEST_BIN") {
+        Some(dir) => PathBuf::from(dir),
+        // Tests lie in target/PROFILE/deps, programs one above.
+        None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
+    };
+    dir.join(name)
 }
 
 /// Says aloud that a test cannot run here, where `ci/test` counts it.

@@ -84,6 +84,19 @@ impl Version {
         })
     }
 
+    /// The newest of `texts` that is not newer than what is spoken here: how a network that names several versions is
+    /// read. `None` if all are newer.
+    pub fn newest_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Option<&'a str>> {
+        let mut newest = None;
+        for text in texts {
+            let number = number(text)?;
+            if number <= Version::NEWEST.number() && newest.is_none_or(|(greatest, _)| greatest < number) {
+                newest = Some((number, text));
+            }
+        }
+        Ok(newest.map(|(_, text)| text))
+    }
+
     fn number(self) -> [i64; 3] {
         match self {
             Version::V0_1_0 => [0, 1, 0],
@@ -161,6 +174,16 @@ mod tests {
         for version in Version::ALL {
             assert_eq!(add(version.as_str()), Ok(version));
         }
+    }
+
+    #[test]
+    fn of_several_versions_the_newest_that_is_spoken_counts() {
+        let newest = |texts: &[&'static str]| Version::newest_of(texts.iter().copied()).map_err(|e| e.code().0);
+        assert_eq!(newest(&["0.4.0", "1.0.0", "0.3.1"]), Ok(Some("1.0.0")));
+        assert_eq!(newest(&["0.10.0", "0.9.0", "9.0.0"]), Ok(Some("0.10.0")), "by number, not by letters");
+        assert_eq!(newest(&["1.2.0", "2.0.0"]), Ok(None));
+        assert_eq!(newest(&[]), Ok(None));
+        assert_eq!(newest(&["1.0.0", "x"]), Err(6));
     }
 
     #[test]

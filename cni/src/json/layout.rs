@@ -1,18 +1,25 @@
-//! The reference's layout: indented by four, with the characters escaped that could end an HTML script.
+//! The reference's layouts: indented by four, or in one line; both with the characters escaped that could end an HTML
+//! script.
 
 use std::io;
 
-use serde_json::ser::{CharEscape, Formatter, PrettyFormatter};
+use serde_json::ser::{CharEscape, CompactFormatter, Formatter, PrettyFormatter};
 
-pub(super) struct Layout(PrettyFormatter<'static>);
+pub(super) struct Layout<F>(F);
 
-impl Layout {
-    pub(super) fn new() -> Layout {
+impl Layout<PrettyFormatter<'static>> {
+    pub(super) fn indented() -> Self {
         Layout(PrettyFormatter::with_indent(b"    "))
     }
 }
 
-impl Formatter for Layout {
+impl Layout<CompactFormatter> {
+    pub(super) fn compact() -> Self {
+        Layout(CompactFormatter)
+    }
+}
+
+impl<F: Formatter> Formatter for Layout<F> {
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
         let special = ['<', '>', '&', '\u{2028}', '\u{2029}'];
         for piece in fragment.split_inclusive(special) {

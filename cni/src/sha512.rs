@@ -1,4 +1,5 @@
-//! SHA-512 (FIPS 180-4), for the names of chains and rules that the reference derives with it. Not for secrets.
+//! SHA-512 (FIPS 180-4), for the names that the reference derives with it: of chains, of rules, of containers. Not for
+//! secrets.
 
 /// Fractional parts of the square roots of the first eight primes.
 const START: [u64; 8] = [
@@ -97,7 +98,7 @@ const ROUNDS: [u64; 80] = [
 ];
 
 /// The digest of `text` as lower-case hexadecimal digits.
-pub(crate) fn hex(text: &str) -> String {
+pub fn hex(text: &str) -> String {
     let mut state = START;
     let mut padded = text.as_bytes().to_vec();
     padded.push(0x80);

@@ -1,0 +1,253 @@
+//! The cache of results: what was attached, with which configuration, and what came of it.
+//!
+//! Place and format are the reference's, which podman, containerd and others keep their attachments in as well: any of
+//! them can remove what another one added. Unlike upstream, an entry appears at once and as a whole, and one that is
+//! about another attachment (names are joined with '-', which they may contain) is never taken for ours.
+
+mod base64;
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use cni::json::{self, Raw};
+use cni::{Code, Context, Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// Where runtimes keep it.
+const DIRECTORY: &str = "/var/lib/cni/results";
+/// The only kind of entry there has been.
+const KIND: &str = "cniCacheV1";
+
+/// An attachment as the cache knows it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Entry {
+    pub(crate) network: String,
+    pub(crate) container: String,
+    pub(crate) ifname: String,
+    /// Older tools did not keep it.
+    pub(crate) netns: Option<PathBuf>,
+    /// `CNI_ARGS`
+    pub(crate) args: Vec<(String, String)>,
+    /// What plugins got by their capabilities.
+    pub(crate) capabilities: Map<String, Value>,
+    /// The text of the network's list.
+    pub(crate) config: Vec<u8>,
+    /// What ADD answered.
+    pub(crate) result: Option<Value>,
+}
+
+/// An entry as it is written. Fields stand in the order in which the reference prints them.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Written<'a> {
+    kind: &'a str,
+    container_id: &'a str,
+    config: String,
+    if_name: &'a str,
+    network_name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    netns: Option<&'a Path>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    cni_args: &'a [(String, String)],
+    #[serde(skip_serializing_if = "Map::is_empty")]
+    capability_args: &'a Map<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    result: Option<&'a Value>,
+}
+
+/// An entry as it is read.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Found<'a> {
+    kind: String,
+    container_id: String,
+    config: String,
+    if_name: String,
+    network_name: String,
+    netns: Option<PathBuf>,
+    cni_args: Vec<Vec<String>>,
+    #[serde(borrow)]
+    capability_args: Option<Raw<'a>>,
+    #[serde(borrow)]
+    result: Option<Raw<'a>>,
+}
+
+/// The directory with a file for each attachment.
+#[derive(Clone, Debug)]
+pub(crate) struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    /// The one that runtimes share.
+    pub(crate) fn of_host() -> Cache {
+        Cache { dir: PathBuf::from(DIRECTORY) }
+    }
+
+    /// The file of an attachment.
+    pub(crate) fn path(&self, network: &str, container: &str, ifname: &str) -> PathBuf {
+        self.dir.join(format!("{network}-{container}-{ifname}"))
+    }
+
+    /// The entry of an attachment, if there is one.
+    pub(crate) fn load(&self, network: &str, container: &str, ifname: &str) -> Result<Option<Entry>> {
+        let path = self.path(network, container, ifname);
+        let Some(mut entry) = read(&path)? else { return Ok(None) };
+        if entry.container.is_empty() {
+            // The oldest format is the bare result; only the name of the file says whose it is.
+            entry = Entry {
+                network: network.to_owned(),
+                container: container.to_owned(),
+                ifname: ifname.to_owned(),
+                ..entry
+            };
+        }
+        if (entry.network.as_str(), entry.container.as_str(), entry.ifname.as_str()) != (network, container, ifname) {
+            let what = format!(
+                "the cache entry {} is about another attachment: network {:?}, container {:?}, interface {:?}",
+                path.display(),
+                entry.network,
+                entry.container,
+                entry.ifname
+            );
+            return Err(Error::new(Code::CONFIG, what).details("rename the network, or remove that attachment first"));
+        }
+        Ok(Some(entry))
+    }
+
+    /// Writes the entry, in one step.
+    pub(crate) fn store(&self, entry: &Entry) -> Result<()> {
+        let path = self.path(&entry.network, &entry.container, &entry.ifname);
+        let written = Written {
+            kind: KIND,
+            container_id: &entry.container,
+            config: base64::encode(&entry.config),
+            if_name: &entry.ifname,
+            network_name: &entry.network,
+            netns: entry.netns.as_deref(),
+            cni_args: &entry.args,
+            capability_args: &entry.capabilities,
+            result: entry.result.as_ref(),
+        };
+        let bytes = json::compact(&written)?;
+        self.replace(&path, &bytes).trying(|| format!("write the cache entry {}", path.display()))
+    }
+
+    fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
+        // Beside the directory: a tool that lists it must not take half an entry for one.
+        let new = self.dir.with_file_name(format!(".new-result-{}", std::process::id()));
+        let outcome = (|| {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            fs::rename(&new, path)?;
+            File::open(&self.dir)?.sync_all()
+        })();
+        if outcome.is_err() {
+            // It may not have come into being.
+            let _ = fs::remove_file(&new);
+        }
+        Ok(outcome?)
+    }
+
+    /// Forgets an attachment.
+    pub(crate) fn remove(&self, network: &str, container: &str, ifname: &str) -> Result<()> {
+        let path = self.path(network, container, ifname);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(error).trying(|| format!("remove the cache entry {}", path.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All attachments to a network, in the order of their files' names. One entry that may be of this network and cannot
+    /// be read makes the answer unknown, which is an error: what is not listed is taken for stale.
+    pub(crate) fn of_network(&self, network: &str) -> Result<Vec<Entry>> {
+        let what = || format!("read the directory {}", self.dir.display());
+        let files = match fs::read_dir(&self.dir) {
+            Ok(files) => files,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(error).trying(what),
+        };
+        let mut names = Vec::new();
+        for file in files {
+            let name = file.trying(what)?.file_name().to_string_lossy().into_owned();
+            if name.strip_prefix(network).is_some_and(|rest| rest.starts_with('-')) {
+                names.push(name);
+            }
+        }
+        names.sort();
+        let mut entries = Vec::new();
+        for name in names {
+            // It may have been removed meanwhile.
+            let Some(entry) = read(&self.dir.join(&name))? else { continue };
+            if entry.network == network {
+                entries.push(entry);
+            } else if entry.network.is_empty() {
+                // The oldest format. An interface's name may contain '-' too, but hardly does.
+                let rest = name.get(network.len() + 1..).unwrap_or_default();
+                if let Some((container, ifname)) = rest.rsplit_once('-') {
+                    let (network, container) = (network.to_owned(), container.to_owned());
+                    entries.push(Entry { network, container, ifname: ifname.to_owned(), ..entry });
+                }
+            }
+        }
+        Ok(entries)
+    }
+}
+
+/// Reads one file; `None` if it is not there.
+fn read(path: &Path) -> Result<Option<Entry>> {
+    let bytes = match fs::read(path) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error).trying(|| format!("read the cache entry {}", path.display())),
+    };
+    let entry = understand(&String::from_utf8_lossy(&bytes)).map_err(|why| {
+        let error = Error::new(Code::DECODE, format!("the cache entry {} is corrupt: {why}", path.display()));
+        error.details("remove the file; del then does without it")
+    })?;
+    Ok(Some(entry))
+}
+
+fn understand(text: &str) -> Result<Entry, String> {
+    let found: Found<'_> = json::parse(text).map_err(|fault| fault.to_string())?;
+    let value = |raw: Raw<'_>| serde_json::from_str::<Value>(raw.text()).map_err(|error| error.to_string());
+    if found.kind.is_empty() {
+        if !json::has(text, "cniVersion").unwrap_or(false) {
+            return Err("it has neither \"kind\" nor \"cniVersion\"".to_owned());
+        }
+        let result = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        return Ok(Entry { result: Some(result), ..Entry::default() });
+    }
+    if found.kind != KIND {
+        return Err(format!("its kind is {:?}, not {KIND:?}", found.kind));
+    }
+    if found.container_id.is_empty() || found.if_name.is_empty() || found.network_name.is_empty() {
+        return Err("it does not say whose it is".to_owned());
+    }
+    let pair = |pair: Vec<String>| match <[String; 2]>::try_from(pair) {
+        Ok([key, value]) => Ok((key, value)),
+        Err(_) => Err("key \"cniArgs\": expected pairs".to_owned()),
+    };
+    let capabilities = match found.capability_args.map(value).transpose()? {
+        None => Map::new(),
+        Some(Value::Object(map)) => map,
+        Some(_) => return Err("key \"capabilityArgs\": expected an object".to_owned()),
+    };
+    Ok(Entry {
+        network: found.network_name,
+        container: found.container_id,
+        ifname: found.if_name,
+        netns: found.netns.filter(|path| !path.as_os_str().is_empty()),
+        args: found.cni_args.into_iter().map(pair).collect::<Result<_, _>>()?,
+        capabilities,
+        config: base64::decode(&found.config).ok_or("key \"config\": it is not Base64")?,
+        result: found.result.map(value).transpose()?,
+    })
+}

@@ -1,0 +1,259 @@
+//! Calling the plugins of a network, one after the other, as the specification asks of a runtime.
+
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use cni::netlink::Netlink;
+use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, json, sha512};
+use serde_json::{Map, Value, json};
+
+use crate::cache::{Cache, Entry};
+use crate::conf::{NetworkList, Plugin};
+
+/// The end of an attachment that is in the container, and what goes along with it.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint {
+    pub(crate) container: ContainerId,
+    pub(crate) ifname: IfName,
+    pub(crate) netns: PathBuf,
+    /// `CNI_ARGS`
+    pub(crate) args: Vec<(String, String)>,
+    /// What plugins get that declare the capability.
+    pub(crate) capabilities: Map<String, Value>,
+}
+
+impl Endpoint {
+    /// An attachment that the cache knows, with all that it was made with.
+    pub(crate) fn of_entry(entry: &Entry) -> Result<Endpoint> {
+        Ok(Endpoint {
+            container: ContainerId::parse(OsStr::new(&entry.container))?,
+            ifname: IfName::parse(OsStr::new(&entry.ifname))?,
+            netns: entry.netns.clone().unwrap_or_default(),
+            args: entry.args.clone(),
+            capabilities: entry.capabilities.clone(),
+        })
+    }
+}
+
+/// The id that the reference's tool gives to the container at `netns`, which must be absolute.
+pub(crate) fn container_id(netns: &Path) -> Result<ContainerId> {
+    let digest = sha512::hex(&netns.to_string_lossy());
+    ContainerId::parse(format!("cnitool-{}", digest.get(..20).unwrap_or_default()).as_ref())
+}
+
+/// A key that the runtime adds to a plugin's configuration.
+type Addition = (&'static str, Value);
+
+/// One plugin of a network, and its program.
+#[derive(Debug)]
+struct Link<'a> {
+    plugin: &'a Plugin,
+    program: Program,
+}
+
+/// A network whose plugins have all been found.
+#[derive(Debug)]
+pub(crate) struct Chain<'a> {
+    list: &'a NetworkList,
+    links: Vec<Link<'a>>,
+    /// `CNI_PATH`
+    path: OsString,
+    cache: Cache,
+}
+
+impl<'a> Chain<'a> {
+    /// Finds all plugins before any is called, so that a missing one changes nothing.
+    pub(crate) fn find(list: &'a NetworkList, dirs: &[PathBuf]) -> Result<Chain<'a>> {
+        let links = list.plugins.iter().map(|plugin| Ok(Link { plugin, program: Program::find(dirs, &plugin.kind)? }));
+        let path = env::join_paths(dirs).map_err(|error| Error::new(Code::ENVIRONMENT, error.to_string()))?;
+        let links = links.collect::<Result<_>>().trying(|| list.path.display().to_string())?;
+        Ok(Chain { list, links, path, cache: Cache::of_host() })
+    }
+
+    /// ADD. What was done is undone if a plugin or the cache fails; the specification leaves that to runtimes.
+    pub(crate) fn add(&self, at: &Endpoint) -> Result<AddResult> {
+        let netns = Netns::open(&at.netns)?;
+        let mut netlink = netns.run(&Netns::current()?, Netlink::open)?;
+        // Then it belongs to an earlier ADD, which DEL would undo as well.
+        let was_there = netlink.link(at.ifname.as_str())?.is_some();
+        // An entry that is about somebody else, or that nobody can read, is not overwritten.
+        self.cached(at)?;
+        let mut previous = Vec::new();
+        let mut result = AddResult::default();
+        for (i, link) in self.links.iter().enumerate() {
+            let step = self.add_one(link, at, &previous).and_then(|answer| {
+                let value = self.value(&answer)?;
+                if i + 1 == self.links.len() {
+                    self.cache.store(&self.entry(at, value.clone()))?;
+                }
+                Ok((answer, value))
+            });
+            match step {
+                Ok((answer, value)) => (result, previous) = (answer, vec![("prevResult", value)]),
+                Err(error) => return Err(self.undo(at, i, was_there, error)),
+            }
+        }
+        Ok(result)
+    }
+
+    fn add_one(&self, link: &Link<'_>, at: &Endpoint, previous: &[Addition]) -> Result<AddResult> {
+        let config = self.request(link.plugin, Some(at), previous)?;
+        let answer = link.program.add(&self.variables(Some(at)), &config, self.list.version);
+        answer.map_err(with_code).trying(|| format!("plugin {:?}", link.plugin.kind))
+    }
+
+    /// A command that answers nothing.
+    fn run(&self, command: &str, link: &Link<'_>, at: Option<&Endpoint>, additions: &[Addition]) -> Result<()> {
+        let config = self.request(link.plugin, at, additions)?;
+        let answer = link.program.run(command, &self.variables(at), &config);
+        answer.map_err(with_code).trying(|| format!("plugin {:?}", link.plugin.kind))
+    }
+
+    /// DELs the plugins from the one at `last` back to the first, because of `error`, to which it adds what is left.
+    fn undo(&self, at: &Endpoint, last: usize, was_there: bool, error: Error) -> Error {
+        if was_there {
+            return error.details(format!("nothing was undone, because {:?} was there before", at.ifname.as_str()));
+        }
+        let done = self.links.get(..=last).unwrap_or_default();
+        let mut failures: Vec<Error> =
+            done.iter().rev().filter_map(|link| self.run("DEL", link, Some(at), &[]).err()).collect();
+        if failures.is_empty() {
+            // One of an attachment that ended without a DEL, such as by a reboot.
+            failures.extend(self.forget(at).err());
+        }
+        failures.into_iter().fold(error, |error, why| error.details(format!("not undone: {why}")))
+    }
+
+    /// DEL, in reverse order. The first failure stops it and keeps the cache, so that it can be repeated.
+    pub(crate) fn del(&self, at: &Endpoint) -> Result<()> {
+        let previous = if self.list.version >= Version::V0_4_0 { self.previous(at)? } else { Vec::new() };
+        for link in self.links.iter().rev() {
+            self.run("DEL", link, Some(at), &previous)?;
+        }
+        self.forget(at)
+    }
+
+    /// CHECK
+    pub(crate) fn check(&self, at: &Endpoint) -> Result<()> {
+        if self.list.version < Version::V0_4_0 {
+            let what = format!("cniVersion {} of the network does not have the command CHECK", self.list.version);
+            return Err(Error::new(Code::VERSION, what).details("CHECK needs cniVersion 0.4.0 or newer"));
+        }
+        if self.list.disable_check {
+            return Ok(());
+        }
+        Netns::open(&at.netns)?;
+        let previous = self.previous(at)?;
+        self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
+    }
+
+    /// GC: what belongs to none of the `valid` attachments is removed. Attachments of the cache that are not among them
+    /// get a DEL each, with what they were added with; then each plugin looks for leftovers. Goes on after failures.
+    pub(crate) fn gc(&self, valid: &[Entry]) -> Result<()> {
+        if self.list.disable_gc {
+            return Ok(());
+        }
+        let mut failures = Vec::new();
+        // Unlike upstream, which takes an unreadable cache for an empty one.
+        for entry in self.cache.of_network(self.list.name.as_str())? {
+            let is_same = |other: &Entry| (&other.container, &other.ifname) == (&entry.container, &entry.ifname);
+            if !valid.iter().any(is_same) {
+                failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
+            }
+        }
+        if self.list.version >= Version::V1_1_0 {
+            let valid = valid.iter().map(|entry| json!({ "containerID": entry.container, "ifname": entry.ifname }));
+            let valid: Value = valid.collect();
+            // libcni 1.2.0 sent only the second, and plugins of its time read only that.
+            let lists = [("cni.dev/valid-attachments", valid.clone()), ("cni.dev/attachments", valid)];
+            failures.extend(self.links.iter().filter_map(|link| self.run("GC", link, None, &lists).err()));
+        }
+        let mut failures = failures.into_iter();
+        let Some(first) = failures.next() else { return Ok(()) };
+        Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
+    }
+
+    /// STATUS, which versions before 1.1.0 do not have: there it is enough that the plugins were found.
+    pub(crate) fn status(&self) -> Result<()> {
+        if self.list.version < Version::V1_1_0 {
+            return Ok(());
+        }
+        self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[]))
+    }
+
+    fn forget(&self, at: &Endpoint) -> Result<()> {
+        self.cache.remove(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str())
+    }
+
+    fn cached(&self, at: &Endpoint) -> Result<Option<Entry>> {
+        self.cache.load(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str())
+    }
+
+    /// The cached result, if there is one, in the network's version.
+    fn previous(&self, at: &Endpoint) -> Result<Vec<Addition>> {
+        let Some(result) = self.cached(at)?.and_then(|entry| entry.result) else { return Ok(Vec::new()) };
+        let result = AddResult::read_answer(&result.to_string(), self.list.version);
+        let result = result.and_then(|result| self.value(&result)).trying(|| {
+            let path = self.cache.path(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str());
+            format!("read the result in the cache entry {}", path.display())
+        })?;
+        Ok(vec![("prevResult", result)])
+    }
+
+    /// A result as plugins and the cache get it.
+    fn value(&self, result: &AddResult) -> Result<Value> {
+        let text = result.print(self.list.version)?;
+        serde_json::from_slice(&text).map_err(|error| Error::new(Code::INTERNAL, error.to_string()))
+    }
+
+    fn entry(&self, at: &Endpoint, result: Value) -> Entry {
+        Entry {
+            network: self.list.name.to_string(),
+            container: at.container.to_string(),
+            ifname: at.ifname.to_string(),
+            netns: Some(at.netns.clone()),
+            args: at.args.clone(),
+            capabilities: at.capabilities.clone(),
+            config: self.list.text.clone().into_bytes(),
+            result: Some(result),
+        }
+    }
+
+    /// The configuration that a plugin is called with: its own, with what the network and the runtime add.
+    fn request(&self, plugin: &Plugin, at: Option<&Endpoint>, additions: &[Addition]) -> Result<Vec<u8>> {
+        let mut config = plugin.config.clone();
+        config.insert("name".to_owned(), self.list.name.as_str().into());
+        config.insert("cniVersion".to_owned(), self.list.version.as_str().into());
+        config.extend(additions.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        // Unlike upstream, which lets plugins see what is for the runtime alone.
+        if let Some(Value::Object(declared)) = config.remove("capabilities") {
+            let given = at.iter().flat_map(|at| &at.capabilities);
+            let wanted = given.filter(|(name, _)| declared.get(*name) == Some(&Value::Bool(true)));
+            let wanted: Map<_, _> = wanted.map(|(name, value)| (name.clone(), value.clone())).collect();
+            if !wanted.is_empty() {
+                config.insert("runtimeConfig".to_owned(), Value::Object(wanted));
+            }
+        }
+        json::compact(&config)
+    }
+
+    /// What a plugin gets beside our own environment. What does not apply is empty, lest ours shine through.
+    fn variables(&self, at: Option<&Endpoint>) -> Vec<(&'static str, OsString)> {
+        let args: Vec<String> =
+            at.iter().flat_map(|at| &at.args).map(|(key, value)| format!("{key}={value}")).collect();
+        vec![
+            ("CNI_CONTAINERID", at.map_or_else(OsString::new, |at| at.container.as_str().into())),
+            ("CNI_NETNS", at.map_or_else(OsString::new, |at| at.netns.clone().into())),
+            ("CNI_IFNAME", at.map_or_else(OsString::new, |at| at.ifname.as_str().into())),
+            ("CNI_ARGS", args.join(";").into()),
+            ("CNI_PATH", self.path.clone()),
+        ]
+    }
+}
+
+/// An error of a plugin, with its code for who looks it up.
+fn with_code(error: Error) -> Error {
+    let code = error.code().0;
+    error.details(format!("code {code}"))
+}

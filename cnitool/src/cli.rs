@@ -1,0 +1,245 @@
+//! The command line: what can be asked for, and the help that says so.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// What the command line asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Help(String),
+    Version,
+    Add { network: String, netns: PathBuf },
+    Del { network: String, netns: PathBuf },
+    Check { network: String, netns: PathBuf },
+    Gc { network: String },
+    Status { network: String },
+    Demo,
+    Leases { network: Option<String>, json: bool },
+    Show { network: Option<String>, json: bool },
+    Prune { network: Option<String>, dry_run: bool },
+    Doctor,
+}
+
+/// A command as its help describes it.
+struct Page {
+    name: &'static str,
+    /// What follows the name.
+    arguments: &'static str,
+    /// One line, for the list of all commands.
+    summary: &'static str,
+    /// The options that it knows, without a value.
+    options: &'static [(&'static str, &'static str)],
+    /// The rest of its help.
+    text: &'static str,
+}
+
+const PAGES: [Page; 10] = [
+    Page {
+        name: "add",
+        arguments: "<network> <netns>",
+        summary: "attach the namespace to the network",
+        options: &[],
+        text: "\
+Calls ADD of the network's plugins, one after the other; each gets the result
+of the one before. The last result is printed, and kept in the cache.
+
+If a plugin fails, those that ran are undone by DEL in reverse order, the
+failed one first. Nothing is undone if the interface was there before: it
+belongs to an earlier add.",
+    },
+    Page {
+        name: "del",
+        arguments: "<network> <netns>",
+        summary: "undo an add; the namespace may be gone",
+        options: &[],
+        text: "\
+Calls DEL of the network's plugins in reverse order, with the cached result,
+then forgets the attachment. If the network has no configuration any more, the
+one it was added with is used. CNI_ARGS and CAP_ARGS are those of the add
+unless they are set.",
+    },
+    Page {
+        name: "check",
+        arguments: "<network> <netns>",
+        summary: "is the attachment still as add made it?",
+        options: &[],
+        text: "\
+Calls CHECK of the network's plugins with the cached result. Needs cniVersion
+0.4.0 or newer; does nothing for a network with \"disableCheck\".",
+    },
+    Page {
+        name: "gc",
+        arguments: "<network> [<netns>]",
+        summary: "let plugins remove what belongs to no attachment",
+        options: &[],
+        text: "\
+Calls GC of the network's plugins. Valid are all attachments in the cache, so
+nothing that is known to it is removed, whatever <netns> is; prune removes
+attachments too, those whose namespace is gone. Needs cniVersion 1.1.0; does
+nothing for a network with \"disableGC\".",
+    },
+    Page {
+        name: "status",
+        arguments: "<network> [<netns>]",
+        summary: "could an add succeed now?",
+        options: &[],
+        text: "\
+Calls STATUS of the network's plugins. For a cniVersion before 1.1.0, which
+does not have it, finding the plugins is enough.",
+    },
+    Page {
+        name: "demo",
+        arguments: "",
+        summary: "show how CNI works, touching nothing of this host",
+        options: &[],
+        text: "\
+Makes two containers in namespaces of its own, gives them their interfaces as
+kubelet would, lets them talk, and removes everything. Each step is shown with
+the ip command that does the same by hand, and its time. Needs the plugins
+bridge, host-local and loopback in CNI_PATH; root, or user namespaces.",
+    },
+    Page {
+        name: "leases",
+        arguments: "[<network>]",
+        summary: "addresses that host-local has given away",
+        options: &[("--json", "print JSON")],
+        text: "",
+    },
+    Page {
+        name: "show",
+        arguments: "[<network>]",
+        summary: "the bridge, its ports and rules, with their owners",
+        options: &[("--json", "print JSON")],
+        text: "",
+    },
+    Page {
+        name: "prune",
+        arguments: "[<network>]",
+        summary: "remove attachments whose namespace is gone",
+        options: &[("--dry-run", "only say what would be removed")],
+        text: "",
+    },
+    Page {
+        name: "doctor",
+        arguments: "",
+        summary: "what would make an add fail, and the remedy",
+        options: &[],
+        text: "",
+    },
+];
+
+const ENVIRONMENT: &str = "\
+environment:
+  NETCONFPATH  directory of network configurations (/etc/cni/net.d)
+  CNI_PATH     directories of plugins, with ':' between them (/opt/cni/bin)
+  CNI_IFNAME   the interface in the namespace (eth0)
+  CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
+  CAP_ARGS     arguments for plugins with the capability, as JSON:
+               {\"portMappings\": [{\"hostPort\": 80, \"containerPort\": 80}]}
+";
+
+const EXIT_CODES: &str = "\
+exit codes:
+  0  done
+  1  failed: one line on stderr says why
+  2  the command line is wrong
+";
+
+/// Reads the command line; the error is one line for the user.
+pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, String> {
+    let mut words = Vec::new();
+    let mut options = Vec::new();
+    let mut only_words = false;
+    for arg in args {
+        match arg.to_str() {
+            Some("--") if !only_words => only_words = true,
+            Some(text) if text.len() > 1 && text.starts_with('-') && !only_words => options.push(text.to_owned()),
+            _ => words.push(arg),
+        }
+    }
+    let wants = |short: &str, long: &str| options.iter().any(|option| option == short || option == long);
+    let mut words = words.into_iter();
+    let Some(name) = words.next() else {
+        return match options.first() {
+            Some(_) if wants("-h", "--help") => Ok(Command::Help(overview())),
+            Some(_) if wants("-V", "--version") => Ok(Command::Version),
+            Some(option) => Err(format!("unknown option {option} (--help shows them)")),
+            None => Err("a command is missing (--help shows them)".to_owned()),
+        };
+    };
+    let name = name.to_string_lossy().into_owned();
+    if name == "help" {
+        let topic = words.next().map(|word| word.to_string_lossy().into_owned());
+        return Ok(Command::Help(topic.map_or_else(|| Ok(overview()), |topic| page(&topic).map(help))?));
+    }
+    let page = page(&name)?;
+    if wants("-h", "--help") {
+        return Ok(Command::Help(help(page)));
+    }
+    if let Some(option) = options.iter().find(|option| !page.options.iter().any(|(known, _)| known == option)) {
+        return Err(format!("{name}: unknown option {option} ({name} --help shows them)"));
+    }
+    let wants = |wanted: &str| options.iter().any(|option| option == wanted);
+    let usage = || format!("usage: cnitool {} {} ({name} --help says more)", page.name, page.arguments);
+    let mut word = || words.next();
+    let mut network = || word().map(|word| word.to_string_lossy().into_owned());
+    let command = match page.name {
+        "add" | "del" | "check" => {
+            let (Some(network), Some(netns)) = (network(), word()) else { return Err(usage()) };
+            let netns = PathBuf::from(netns);
+            match page.name {
+                "add" => Command::Add { network, netns },
+                "del" => Command::Del { network, netns },
+                _ => Command::Check { network, netns },
+            }
+        }
+        "gc" | "status" => {
+            let Some(network) = network() else { return Err(usage()) };
+            // The reference's tool demands a namespace here and has no use for it.
+            let _ = word();
+            if page.name == "gc" { Command::Gc { network } } else { Command::Status { network } }
+        }
+        "demo" => Command::Demo,
+        "leases" => Command::Leases { network: network(), json: wants("--json") },
+        "show" => Command::Show { network: network(), json: wants("--json") },
+        "prune" => Command::Prune { network: network(), dry_run: wants("--dry-run") },
+        _ => Command::Doctor,
+    };
+    match word() {
+        None => Ok(command),
+        Some(surplus) => Err(format!("{name}: {surplus:?} is one argument too many; {}", usage())),
+    }
+}
+
+fn page(name: &str) -> Result<&'static Page, String> {
+    PAGES.iter().find(|page| page.name == name).ok_or_else(|| {
+        let all: Vec<&str> = PAGES.iter().map(|page| page.name).collect();
+        format!("unknown command {name:?}; there is {}", all.join(", "))
+    })
+}
+
+fn overview() -> String {
+    let mut text = "The runtime side of CNI: calls plugins, and looks at what they made.\n\n".to_owned();
+    text += "usage: cnitool <command> [arguments]\n\n";
+    for page in &PAGES {
+        let call = format!("{} {}", page.name, page.arguments);
+        text += &format!("  {:<28}{}\n", call.trim_end(), page.summary);
+    }
+    text + "\ncnitool <command> --help says more about each.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
+}
+
+fn help(page: &Page) -> String {
+    let flags: String = page.options.iter().map(|(name, _)| format!(" [{name}]")).collect();
+    let mut text = format!("usage: cnitool {}{flags} {}", page.name, page.arguments).trim_end().to_owned();
+    text += &format!("\n\n{}: {}\n", page.name, page.summary);
+    if !page.text.is_empty() {
+        text += &format!("\n{}\n", page.text);
+    }
+    if !page.options.is_empty() {
+        text += "\noptions:\n";
+    }
+    for (name, meaning) in page.options {
+        text += &format!("  {name:<11}  {meaning}\n");
+    }
+    text + "\n" + ENVIRONMENT + "\n" + EXIT_CODES
+}

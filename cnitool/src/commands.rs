@@ -1,0 +1,140 @@
+//! `add`, `del`, `check`, `gc` and `status`: from the command line and the environment to a call of the plugins.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use cni::{Code, Context, Error, Netns, Result};
+
+use crate::cache::{Cache, Entry};
+use crate::chain::{Chain, Endpoint, container_id};
+use crate::conf::{self, NetworkList};
+use crate::{out, settings};
+
+/// What plugins need to change networks, and to enter namespaces: names, and numbers in linux/capability.h.
+const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)];
+
+/// `cnitool add`
+pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
+    let list = find(network)?;
+    let at = endpoint(netns, None)?;
+    let chain = Chain::find(&list, &settings::plugins())?;
+    require_capabilities()?;
+    let result = chain.add(&at).trying(|| attempt("add", &at, network, "to"))?;
+    out::print([result.print(list.version)?.as_slice(), b"\n"].concat())
+}
+
+/// `cnitool del`
+pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
+    require_capabilities()?;
+    let at = endpoint(netns, None)?;
+    let entry = Cache::of_host().load(network, at.container.as_str(), at.ifname.as_str())?;
+    let list = match (find(network), &entry) {
+        (Ok(list), _) => list,
+        (Err(error), Some(entry)) if !entry.config.is_empty() => {
+            out::complain(&error.details("using the configuration of the add"));
+            let cache = Cache::of_host().path(network, at.container.as_str(), at.ifname.as_str());
+            conf::from_cache(&cache, &entry.config)?
+        }
+        (Err(error), _) => return Err(error),
+    };
+    if entry.is_none() && Netns::open_if_there(&at.netns)?.is_none() {
+        let what = format!("there is no network namespace at {:?}, and nothing was added there", at.netns);
+        return Err(Error::new(Code::NETNS, what).details("give the path that the add was given"));
+    }
+    let at = endpoint(netns, entry)?;
+    let chain = Chain::find(&list, &settings::plugins())?;
+    chain.del(&at).trying(|| attempt("delete", &at, network, "from"))
+}
+
+/// `cnitool check`
+pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
+    let list = find(network)?;
+    let at = endpoint(netns, None)?;
+    let chain = Chain::find(&list, &settings::plugins())?;
+    require_capabilities()?;
+    let entry = Cache::of_host().load(network, at.container.as_str(), at.ifname.as_str())?;
+    let at = endpoint(netns, entry)?;
+    chain.check(&at).trying(|| attempt("check", &at, network, "in"))
+}
+
+/// `cnitool gc`. What the cache knows stays: a tool that kept nothing would take everything for garbage.
+pub(crate) fn gc(network: &str) -> Result<()> {
+    let list = find(network)?;
+    let chain = Chain::find(&list, &settings::plugins())?;
+    require_capabilities()?;
+    let valid = Cache::of_host().of_network(network)?;
+    chain.gc(&valid).trying(|| format!("collect the garbage of network {network:?}"))
+}
+
+/// `cnitool status`
+pub(crate) fn status(network: &str) -> Result<()> {
+    let list = find(network)?;
+    let chain = Chain::find(&list, &settings::plugins())?;
+    chain.status().trying(|| format!("ask for the status of network {network:?}"))
+}
+
+fn attempt(verb: &str, at: &Endpoint, network: &str, preposition: &str) -> String {
+    format!("{verb} {:?} of {} {preposition} network {network:?}", at.ifname.as_str(), at.netns.display())
+}
+
+/// The network's configuration. Broken files beside it are told, and do not matter.
+fn find(network: &str) -> Result<NetworkList> {
+    let (list, broken) = conf::find(&settings::configurations(), network)?;
+    broken.iter().for_each(|broken| out::warn(&format!("ignored: {broken}")));
+    Ok(list)
+}
+
+/// What is to be attached: as the environment says, and where it says nothing as it was when it was added.
+fn endpoint(netns: &Path, entry: Option<Entry>) -> Result<Endpoint> {
+    let netns = absolute(netns)?;
+    let entry = entry.unwrap_or_default();
+    Ok(Endpoint {
+        container: container_id(&netns)?,
+        ifname: settings::ifname()?,
+        netns,
+        args: settings::args()?.unwrap_or(entry.args),
+        capabilities: settings::capabilities()?.unwrap_or(entry.capabilities),
+    })
+}
+
+/// The path as the reference writes it: absolute, without `.` and `..`, which are taken out of the text alone. The
+/// container's id is made of it.
+fn absolute(path: &Path) -> Result<PathBuf> {
+    let path = std::path::absolute(path).trying(|| format!("find the namespace {path:?}"))?;
+    let mut clean = PathBuf::from("/");
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => clean.push(name),
+            Component::ParentDir => {
+                clean.pop();
+            }
+            _ => {}
+        }
+    }
+    Ok(clean)
+}
+
+/// Without these a plugin would fail half way.
+fn require_capabilities() -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status").trying(|| "read /proc/self/status")?;
+    let held = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    let held = held.ok_or_else(|| Error::new(Code::INTERNAL, "/proc/self/status does not tell capabilities"))?;
+    let missing: Vec<_> = NEEDED.iter().filter(|(_, number)| held >> number & 1 == 0).map(|(name, _)| *name).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::new(Code::INTERNAL, format!("permission missing: {}", missing.join(" and "))).details("run it as root"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_those_of_the_reference() {
+        // printf %s /run/netns/blue | sha512sum
+        let id = container_id(&absolute(Path::new("/run//netns/./x/../blue/")).unwrap()).unwrap();
+        assert_eq!(id, container_id(Path::new("/run/netns/blue")).unwrap());
+        assert_eq!(id.as_str(), "cnitool-df26705e2e4ffd095eb1");
+    }
+}

@@ -1,0 +1,370 @@
+//! `cnitool demo`: how CNI works, shown on two containers. Everything is real, and nothing of the host is touched.
+
+mod ping;
+mod stage;
+
+use std::ffi::OsStr;
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use cni::netlink::Netlink;
+use cni::netlink::nft::{self, Edit, Nftables};
+use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, tool};
+use serde_json::Map;
+
+use crate::chain::{Chain, Endpoint};
+use crate::conf::{self, NetworkList};
+use crate::out::{self, WIDTH};
+
+/// Stands for /etc/cni/net.d.
+const CONFIGURATIONS: &str = "/run/net.d";
+const CONTAINERS: [&str; 2] = ["blue", "green"];
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 22, 0, 1);
+
+const LOOPBACK: &str = r#"{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}
+"#;
+const PODS: &str = r#"{
+    "cniVersion": "1.0.0", "name": "pods",
+    "plugins": [{
+        "type": "bridge", "bridge": "cni0",
+        "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
+        "ipam": {
+            "type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]
+        }
+    }]
+}
+"#;
+
+/// `cnitool demo`, with the plugins in `dirs`.
+pub(crate) fn run(dirs: &[PathBuf]) -> Result<()> {
+    let dirs: Vec<PathBuf> = dirs.iter().map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone())).collect();
+    for plugin in ["bridge", "host-local", "loopback"] {
+        Program::find(&dirs, plugin)?;
+    }
+    stage::enter(&dirs)?;
+    Demo { dirs, step: 0 }.run()
+}
+
+struct Demo {
+    dirs: Vec<PathBuf>,
+    /// How many steps were shown.
+    step: usize,
+}
+
+/// What a step did, and how long it took.
+type Timed<T> = Result<(T, Duration)>;
+
+impl Demo {
+    fn run(&mut self) -> Result<()> {
+        out::print(
+            "How CNI works, shown on two containers. All of it happens in namespaces of this\n\
+             program: nothing of this host is touched, and everything ends with it. Lines\n\
+             after '$' are what one would type to do the same by hand.\n",
+        )?;
+        self.containers()?;
+        let (lo, pods) = self.networks()?;
+        self.loopback(&lo)?;
+        let [blue, green] = CONTAINERS;
+        let first = self.attach(&pods, blue, true)?;
+        let second = self.attach(&pods, green, false)?;
+        self.kernel()?;
+        self.pings(address(&second)?)?;
+        self.files()?;
+        self.masquerade()?;
+        self.check(&pods, &first)?;
+        self.removal(&lo, &pods)?;
+        self.mistake(&pods)?;
+        out::print(format!("\nThe containers are gone with this demonstration. The plugins are in\n{}\n", self.path()))
+    }
+
+    /// Prints the title of a step, with the time that it took.
+    fn title(&mut self, text: &str, time: Option<Duration>) -> Result<()> {
+        self.step += 1;
+        let time = time.map(show).unwrap_or_default();
+        let text = format!("{:2}  {text}", self.step);
+        let gap = WIDTH.saturating_sub(text.chars().count() + time.len());
+        let time = if time.is_empty() { time } else { " ".repeat(gap) + &time };
+        out::print(format!("\n{}{time}\n", out::bold(&text)))
+    }
+
+    fn containers(&mut self) -> Result<()> {
+        let (_, time) = timed(|| CONTAINERS.iter().try_for_each(|name| Netns::make(&netns(name)).map(drop)))?;
+        self.title("Two containers. For CNI, a container is a network namespace", Some(time))?;
+        commands(CONTAINERS.map(|name| format!("ip netns add {name}")))
+    }
+
+    /// The two networks of a node, written and read.
+    fn networks(&mut self) -> Result<(NetworkList, NetworkList)> {
+        let dir = Path::new(CONFIGURATIONS);
+        let mut pods = PODS.to_owned();
+        let masquerades = can_masquerade()?;
+        if !masquerades {
+            pods = pods.replace("\"ipMasq\": true, ", "");
+        }
+        fs::create_dir(dir).trying(|| format!("make {dir:?}"))?;
+        for (name, text) in [("10-pods.conflist", pods.as_str()), ("99-lo.conflist", LOOPBACK)] {
+            fs::write(dir.join(name), text).trying(|| format!("write {name:?}"))?;
+        }
+        let ((lo, _), (pods_list, _)) = (conf::find(dir, "lo")?, conf::find(dir, "pods")?);
+        self.title("A network is a file, usually in /etc/cni/net.d", None)?;
+        out::print("    Its plugins run one after the other. A \"type\" is the name of a program, and\n")?;
+        out::print("    a plugin may call others: this one asks host-local for an address.\n")?;
+        lines(&pods)?;
+        if !masquerades {
+            out::print("    (This kernel has no nf_tables, so there is no \"ipMasq\" here.)\n")?;
+        }
+        Ok((lo, pods_list))
+    }
+
+    fn loopback(&mut self, lo: &NetworkList) -> Result<()> {
+        let chain = Chain::find(lo, &self.dirs)?;
+        let (_, time) = timed(|| CONTAINERS.iter().try_for_each(|name| chain.add(&endpoint(name, "lo")?).map(drop)))?;
+        self.title("ADD lo: a runtime executes a plugin for each container", Some(time))?;
+        out::print("    Variables say what is wanted, and the configuration comes on stdin:\n")?;
+        lines(
+            "CNI_COMMAND=ADD CNI_CONTAINERID=blue CNI_NETNS=/run/netns/blue \\\n\
+             CNI_IFNAME=lo CNI_PATH=... loopback <configuration\n",
+        )?;
+        out::print("    What it does:\n")?;
+        commands(CONTAINERS.map(|name| format!("ip -n {name} link set lo up")))
+    }
+
+    /// ADD eth0, and what it amounts to.
+    fn attach(&mut self, pods: &NetworkList, container: &str, is_first: bool) -> Result<AddResult> {
+        let chain = Chain::find(pods, &self.dirs)?;
+        let at = endpoint(container, "eth0")?;
+        let (result, time) = timed(|| chain.add(&at))?;
+        self.title(&format!("ADD eth0 of {container}: bridge, which asks host-local"), Some(time))?;
+        let ours = address(&result)?;
+        let port = result.interfaces.get(1).map(|link| link.name.clone()).unwrap_or_default();
+        let mut typed = Vec::new();
+        if is_first {
+            typed.extend(["ip link add cni0 type bridge".to_owned(), "ip link set cni0 up".to_owned()]);
+        }
+        typed.push(format!("ip link add {port} type veth peer name eth0 netns {container}"));
+        typed.push(format!("ip link set {port} master cni0 up"));
+        typed.push(format!("bridge link set dev {port} hairpin on"));
+        typed.push(format!("ip -n {container} link set eth0 up"));
+        typed.push(format!("ip -n {container} address add {ours}/16 dev eth0"));
+        typed.push(format!("ip -n {container} route add default via {GATEWAY}"));
+        if is_first {
+            typed.push(format!("ip address add {GATEWAY}/16 dev cni0"));
+            typed.push("sysctl -w net.ipv4.ip_forward=1".to_owned());
+        }
+        commands(typed)?;
+        if is_first {
+            out::print("    It answers with what it made. The next plugin of a list would get that as\n")?;
+            out::print("    \"prevResult\"; the runtime keeps it for CHECK and DEL.\n")?;
+            lines(&String::from_utf8_lossy(&result.print(Version::V1_0_0)?))?;
+        }
+        Ok(result)
+    }
+
+    /// The bridge and its ports, as the kernel tells them.
+    fn kernel(&mut self) -> Result<()> {
+        let mut host = Netlink::open()?;
+        let bridge = host.link("cni0")?.ok_or_else(|| Error::new(Code::INTERNAL, "the bridge is gone"))?;
+        let addresses = host.addresses(bridge.index)?;
+        let ports = host.links(Some(bridge.index))?;
+        self.title("What the kernel has now: the gateway, and a port for each container", None)?;
+        commands(["ip address show cni0; ip link show master cni0"])?;
+        let shown: Vec<String> = addresses.iter().map(|address| address.cidr.to_string()).collect();
+        lines(&format!("cni0  {}\n", shown.join(" ")))?;
+        ports.iter().try_for_each(|port| lines(&format!("  {}  {}\n", port.name, port.alias)))
+    }
+
+    fn pings(&mut self, green: Ipv4Addr) -> Result<()> {
+        let home = Netns::current()?;
+        for (title, from, to) in [("Container to container", "blue", green), ("Container to gateway", "green", GATEWAY)]
+        {
+            let time = Netns::open(&netns(from))?.run(&home, || ping::ping(to))?;
+            self.title(title, Some(time))?;
+            commands([format!("ip netns exec {from} ping -c 1 {to}")])?;
+            lines("1 packet sent, 1 answered, 0% packet loss\n")?;
+        }
+        Ok(())
+    }
+
+    /// What plugin and runtime remember.
+    fn files(&mut self) -> Result<()> {
+        self.title("Who has which address: host-local keeps a file for each", None)?;
+        commands(["grep . /var/lib/cni/networks/pods/10.*"])?;
+        for (path, text) in files("/var/lib/cni/networks/pods")? {
+            if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("10.")) {
+                let words: Vec<&str> = text.split_whitespace().collect();
+                lines(&format!("{}  {}\n", path.display(), words.join(" ")))?;
+            }
+        }
+        self.title("Who is attached, and with what: the runtime keeps the answers", None)?;
+        commands(["ls /var/lib/cni/results"])?;
+        files("/var/lib/cni/results")?.iter().try_for_each(|(path, _)| lines(&format!("{}\n", path.display())))
+    }
+
+    fn masquerade(&mut self) -> Result<()> {
+        if !can_masquerade()? {
+            return Ok(());
+        }
+        self.title("Masquerade: what leaves the network takes the host's address", None)?;
+        let arguments = ["list", "chain", "inet", "cni_plugins_masquerade", "masq_checks"];
+        commands([format!("nft {}", arguments.join(" "))])?;
+        if tool::find("nft").is_none() {
+            return lines("(there is no nft on this host to show it)\n");
+        }
+        let Ok(chain) = tool::run("nft", &arguments, "", Duration::from_secs(10)) else {
+            return lines("(these plugins masquerade by other means: see iptables-save)\n");
+        };
+        chain.lines().filter(|line| line.contains(" masquerade ")).try_for_each(wrapped)
+    }
+
+    fn check(&mut self, pods: &NetworkList, first: &AddResult) -> Result<()> {
+        let chain = Chain::find(pods, &self.dirs)?;
+        let [blue, _] = CONTAINERS;
+        let at = endpoint(blue, "eth0")?;
+        let (_, time) = timed(|| chain.check(&at))?;
+        self.title("CHECK: is everything still as ADD made it?", Some(time))?;
+        let home = Netns::current()?;
+        let mut inside = Netns::open(&netns(blue))?.run(&home, Netlink::open)?;
+        let eth0 = inside.link("eth0")?.ok_or_else(|| Error::new(Code::INTERNAL, "eth0 is gone"))?;
+        inside.apply(&[cni::netlink::Change::delete_address(eth0.index, first_cidr(first)?)])?;
+        let complaint = match chain.check(&at) {
+            Err(error) => error,
+            Ok(()) => return Err(Error::new(Code::INTERNAL, "CHECK did not see that the address is gone")),
+        };
+        lines("It is. Now somebody takes the address away:\n")?;
+        commands([format!("ip -n {blue} address del {} dev eth0", first_cidr(first)?)])?;
+        wrapped(&out::one_line(&complaint))
+    }
+
+    fn removal(&mut self, lo: &NetworkList, pods: &NetworkList) -> Result<()> {
+        let (lo, pods) = (Chain::find(lo, &self.dirs)?, Chain::find(pods, &self.dirs)?);
+        let (_, time) = timed(|| {
+            CONTAINERS.iter().try_for_each(|name| {
+                pods.del(&endpoint(name, "eth0")?)?;
+                lo.del(&endpoint(name, "lo")?)
+            })
+        })?;
+        self.title("DEL: the same calls, last plugin first. Everything is removed", Some(time))?;
+        commands(CONTAINERS.map(|name| format!("ip -n {name} link del eth0; ip -n {name} link set lo down")))?;
+        let mut host = Netlink::open()?;
+        let bridge = host.link("cni0")?.ok_or_else(|| Error::new(Code::INTERNAL, "the bridge is gone"))?;
+        let ports = host.links(Some(bridge.index))?.len();
+        let leases = files("/var/lib/cni/networks/pods")?;
+        let is_lease = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("10."));
+        let leases = leases.iter().filter(|(path, _)| is_lease(path)).count();
+        let results = files("/var/lib/cni/results")?.len();
+        lines(&format!(
+            "Left are {ports} ports, {leases} leases and {results} results. The bridge stays for the next.\n"
+        ))?;
+        if (ports, leases, results) != (0, 0, 0) {
+            return Err(Error::new(Code::INTERNAL, "DEL has left something behind"));
+        }
+        Ok(())
+    }
+
+    fn mistake(&mut self, pods: &NetworkList) -> Result<()> {
+        let mut broken = pods.clone();
+        for plugin in &mut broken.plugins {
+            let text = serde_json::to_string(&plugin.config).unwrap_or_default().replace("10.22.0.0", "10.22.0.1");
+            plugin.config = serde_json::from_str(&text).unwrap_or_default();
+        }
+        let [blue, _] = CONTAINERS;
+        let at = endpoint(blue, "eth0")?;
+        let chain = Chain::find(&broken, &self.dirs)?;
+        let began = Instant::now();
+        let Err(error) = chain.add(&at) else {
+            return Err(Error::new(Code::INTERNAL, "a wrong subnet was not noticed"));
+        };
+        self.title("A mistake, here a subnet of 10.22.0.1/16, is answered with a code", Some(began.elapsed()))?;
+        wrapped(&out::one_line(&error))
+    }
+
+    fn path(&self) -> String {
+        self.dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(":")
+    }
+}
+
+fn netns(container: &str) -> PathBuf {
+    Path::new("/run/netns").join(container)
+}
+
+fn endpoint(container: &str, ifname: &str) -> Result<Endpoint> {
+    Ok(Endpoint {
+        container: ContainerId::parse(OsStr::new(container))?,
+        ifname: IfName::parse(OsStr::new(ifname))?,
+        netns: netns(container),
+        args: Vec::new(),
+        capabilities: Map::new(),
+    })
+}
+
+fn first_cidr(result: &AddResult) -> Result<cni::ip::Cidr> {
+    let first = result.ips.first().map(|ip| ip.address);
+    first.ok_or_else(|| Error::new(Code::INTERNAL, "the result has no address"))
+}
+
+fn address(result: &AddResult) -> Result<Ipv4Addr> {
+    match first_cidr(result)?.ip() {
+        IpAddr::V4(address) => Ok(address),
+        IpAddr::V6(address) => Err(Error::new(Code::INTERNAL, format!("{address} is not an IPv4 address"))),
+    }
+}
+
+fn can_masquerade() -> Result<bool> {
+    let table = nft::Table { family: nft::Family::Inet, name: "try" };
+    match Nftables::open()?.try_out(&[Edit::add_table(table)]) {
+        Err(error) if nft::is_unavailable(&error) => Ok(false),
+        outcome => outcome.map(|()| true),
+    }
+}
+
+fn timed<T>(work: impl FnOnce() -> Result<T>) -> Timed<T> {
+    let began = Instant::now();
+    let done = work()?;
+    Ok((done, began.elapsed()))
+}
+
+fn show(time: Duration) -> String {
+    let milliseconds = time.as_secs_f64() * 1000.0;
+    if milliseconds < 1.0 { format!("{milliseconds:.2} ms") } else { format!("{milliseconds:.1} ms") }
+}
+
+/// Files of a directory with their text, by name.
+fn files(dir: &str) -> Result<Vec<(PathBuf, String)>> {
+    let what = || format!("read {dir}");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(dir).trying(what)? {
+        let path = entry.trying(what)?.path();
+        let text = fs::read(&path).trying(what)?;
+        found.push((path, String::from_utf8_lossy(&text).into_owned()));
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// What one would type.
+fn commands(typed: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
+    typed.into_iter().try_for_each(|line| out::print(format!("    $ {}\n", line.as_ref())))
+}
+
+/// What there is to see.
+fn lines(text: &str) -> Result<()> {
+    text.lines().try_for_each(|line| out::print(format!("      {line}\n")))
+}
+
+/// A long line, broken between words.
+fn wrapped(text: &str) -> Result<()> {
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        if 6 + line.len() + 1 + word.len() > WIDTH {
+            lines(&line)?;
+            line.clear();
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines(&line)
+}

@@ -1,0 +1,134 @@
+//! Bad input: one clear line, exit code 1, nothing changed.
+
+use std::fs;
+
+use crate::support::{Host, failure};
+
+const NET: &str = r#"{"cniVersion": "1.1.0", "name": "net", "plugins": [{"type": "first"}, {"type": "second"}]}"#;
+
+fn host() -> Host {
+    let host = Host::new();
+    host.recorder("first");
+    host.recorder("second");
+    host.configure("net.conflist", NET);
+    host.lab.netns("blue");
+    host
+}
+
+#[test]
+fn unknown_network() {
+    let host = host();
+    host.configure("other.conf", r#"{"name": "other", "type": "first"}"#);
+    for command in ["add", "del", "check", "gc", "status"] {
+        let why = failure(&host.run(&format!("{command} nowhere /run/netns/blue")));
+        let dir = host.conf_dir().display().to_string();
+        assert_eq!(why, format!("there is no network \"nowhere\" in {dir} (there is net, other)"));
+    }
+    host.lab.sh(&format!("rm {}/*", host.conf_dir().display()));
+    let why = failure(&host.run("add nowhere /run/netns/blue"));
+    assert!(why.ends_with("(there is none at all)"), "{why}");
+    let why = failure(&host.call("add nowhere /run/netns/blue").env("NETCONFPATH", "/missing").run());
+    assert_eq!(why, "there is no network \"nowhere\" in /missing (there is none at all)");
+    let why = failure(&host.call("add nowhere /run/netns/blue").env("NETCONFPATH", "/dev/null").run());
+    assert!(why.starts_with("read the directory /dev/null: Not a directory"), "{why}");
+}
+
+#[test]
+fn missing_plugin() {
+    let host = host();
+    fs::remove_file(host.lab.bin().join("second")).unwrap();
+    let path = format!("/missing:{}", host.lab.bin().display());
+    for command in ["add", "del", "check", "gc", "status"] {
+        let why = failure(&host.call(&format!("{command} net /run/netns/blue")).env("CNI_PATH", &path).run());
+        let expected = format!("failed to find plugin \"second\" in path [/missing {}]", host.lab.bin().display());
+        assert!(why.contains(&expected) && why.contains("net.conflist: "), "{why}");
+    }
+    assert_eq!(host.log(), [""; 0], "the first plugin was not called either");
+    fs::write(host.lab.bin().join("second"), "").unwrap();
+    let why = failure(&host.run("add net /run/netns/blue"));
+    assert!(why.contains("second\" is not executable"), "{why}");
+    let why = failure(&host.call("status net").without("CNI_PATH").run());
+    assert!(why.contains("in path [/opt/cni/bin]"), "{why}");
+}
+
+#[test]
+fn missing_permission() {
+    let host = host();
+    host.lab.sh(&format!("chmod 755 {0} {0}/bin; chmod 1777 {0}", host.lab.dir().display()));
+    let tool = cni::testing::built("cnitool");
+    // Where ordinary users may look.
+    fs::copy(&tool, host.lab.bin().join("cnitool")).unwrap();
+    for command in ["add", "del", "check", "gc"] {
+        let outcome = cni::testing::Calling::program("setpriv")
+            .arg("--bounding-set=-net_admin")
+            .arg(host.lab.bin().join("cnitool"))
+            .arg(command)
+            .arg("net")
+            .arg("/run/netns/blue")
+            .env("NETCONFPATH", host.conf_dir())
+            .env("CNI_PATH", host.lab.bin())
+            .run();
+        assert_eq!(failure(&outcome), "permission missing: CAP_NET_ADMIN (run it as root)");
+    }
+    assert_eq!(host.log(), [""; 0]);
+    assert_eq!(host.cached(), [""; 0]);
+}
+
+#[test]
+fn wrong_namespace() {
+    let host = host();
+    fs::write("/run/file", "").unwrap();
+    for path in ["/run/netns/red", "/run/file", "/proc/self/ns/mnt", "/run"] {
+        for command in ["add", "check"] {
+            let why = failure(&host.run(&format!("{command} net {path}")));
+            assert!(why.contains(&format!("there is no network namespace at \"{path}\"")), "{why}");
+        }
+        let why = failure(&host.run(&format!("del net {path}")));
+        let expected = format!("there is no network namespace at {path:?}, and nothing was added there");
+        assert!(why.starts_with(&expected), "{why}");
+    }
+    assert_eq!(host.log(), [""; 0]);
+    host.run("add net /run/netns/blue").ok();
+    host.lab.sh("umount /run/netns/blue; rm /run/netns/blue");
+    host.run("del net /run/netns/blue").ok();
+    assert_eq!(host.calls()[2..], ["DEL second", "DEL first"], "one that is gone is deleted");
+}
+
+#[test]
+fn wrong_environment() {
+    let host = host();
+    for (name, value, told) in [
+        ("CNI_ARGS", "A", "invalid pair \"A\" in CNI_ARGS"),
+        ("CNI_ARGS", "A=1;", "invalid pair \"\" in CNI_ARGS"),
+        ("CNI_ARGS", "A=b=c", "invalid pair \"A=b=c\" in CNI_ARGS"),
+        ("CAP_ARGS", "{", "CAP_ARGS is not a JSON object: EOF"),
+        ("CAP_ARGS", "[]", "CAP_ARGS is not a JSON object: invalid type"),
+        ("CNI_IFNAME", "a/b", "invalid interface name \"a/b\" in CNI_IFNAME"),
+    ] {
+        for command in ["add", "del", "check"] {
+            let why = failure(&host.call(&format!("{command} net /run/netns/blue")).env(name, value).run());
+            assert!(why.contains(told), "{why}");
+        }
+    }
+    assert_eq!(host.log(), [""; 0]);
+}
+
+#[test]
+fn a_plugin_that_is_no_plugin() {
+    let host = host();
+    host.configure("odd.conf", r#"{"cniVersion": "1.0.0", "name": "odd", "type": "odd"}"#);
+    for (script, told) in [
+        ("echo noise; exit 3", "plugin \"odd\": plugin \"odd\" failed with exit status: 3 and no CNI error"),
+        ("echo hello", "plugin \"odd\": read the result of plugin \"odd\": invalid JSON"),
+        ("echo '{\"cniVersion\": \"7\"}'", "the result has the unknown cniVersion \"7\""),
+        ("kill -9 $$", "signal: 9"),
+    ] {
+        let path = host.lab.bin().join("odd");
+        // A wrong answer to ADD is followed by DEL, which is answered with nothing.
+        fs::write(&path, format!("#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\n{script}\n")).unwrap();
+        host.lab.sh(&format!("chmod 755 {}", path.display()));
+        let why = failure(&host.run("add odd /run/netns/blue"));
+        assert!(why.contains(told), "{why}");
+        assert_eq!(host.cached(), [""; 0]);
+    }
+}

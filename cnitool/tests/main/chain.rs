@@ -1,0 +1,199 @@
+//! Plugins of a list: their order, what each of them gets, and what becomes of a failure.
+
+use std::fs;
+
+use cni::testing::reference;
+use serde_json::json;
+
+use crate::support::{Host, failure};
+
+const TWO: &str = r#"{"cniVersion": "1.0.0", "name": "two", "plugins": [
+    {"type": "first", "key": 1},
+    {"type": "second", "capabilities": {"portMappings": true, "bandwidth": false, "mac": true}}
+]}"#;
+
+fn two() -> Host {
+    let host = Host::new();
+    host.recorder("first");
+    host.recorder("second");
+    host.configure("two.conflist", TWO);
+    host.lab.netns("blue");
+    host
+}
+
+#[test]
+fn a_chain_with_real_peers() {
+    if reference("portmap", "a_chain_with_real_peers").is_none() {
+        return;
+    }
+    let host = Host::new();
+    host.reference("tuning");
+    host.reference("portmap");
+    host.configure(
+        "pods.conflist",
+        r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+            {"type": "bridge", "isDefaultGateway": true,
+             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]}},
+            {"type": "tuning", "sysctl": {"net.ipv4.conf.eth0.arp_notify": "1"}, "mtu": 1400},
+            {"type": "portmap", "capabilities": {"portMappings": true}}
+        ]}"#,
+    );
+    let blue = host.lab.netns("blue");
+    let ports = r#"{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}"#;
+    let result = host.call("add pods /run/netns/blue").env("CAP_ARGS", ports).run().ok();
+    assert_eq!(result["ips"][0]["address"], "10.22.0.2/16");
+    assert_eq!(result["interfaces"].as_array().unwrap().len(), 3, "tuning passed on what bridge made");
+    let inside = format!("nsenter --net={}", blue.display());
+    assert_eq!(host.lab.sh(&format!("{inside} cat /proc/sys/net/ipv4/conf/eth0/arp_notify")), "1\n");
+    assert!(host.lab.sh(&format!("{inside} ip link show eth0")).contains("mtu 1400"));
+    let rules = "iptables-save -t nat";
+    assert!(host.lab.sh(rules).contains("--to-destination 10.22.0.2:80"), "the capability reached portmap");
+
+    // portmap's own CHECK of that release wants rules for IPv6 where there is no such address: here tuning is enough.
+    host.configure(
+        "tuned.conflist",
+        r#"{"cniVersion": "1.0.0", "name": "tuned", "plugins": [
+            {"type": "bridge", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.23.0.0/16"}]]}},
+            {"type": "tuning", "mtu": 1300}
+        ]}"#,
+    );
+    let tuned = |command: &str| host.call(&format!("{command} tuned /run/netns/blue")).env("CNI_IFNAME", "net1").run();
+    tuned("add").ok();
+    tuned("check").ok();
+    host.lab.sh(&format!("{inside} ip link set net1 mtu 1301"));
+    let why = failure(&tuned("check"));
+    assert!(why.starts_with("check \"net1\" of /run/netns/blue in network \"tuned\": plugin \"tuning\": "), "{why}");
+    tuned("del").ok();
+
+    host.run("del pods /run/netns/blue").ok();
+    assert!(!host.lab.sh(rules).contains("10.22.0.2:80"));
+    assert_eq!(host.lab.sh("ip -o link show type veth"), "");
+    assert_eq!(host.lab.sh("find /var/lib/cni/networks -name '10.*'"), "");
+    assert_eq!(host.cached(), [""; 0]);
+    host.run("del pods /run/netns/blue").ok();
+}
+
+#[test]
+fn each_plugin_gets_its_own_configuration_and_the_result_before() {
+    let host = two();
+    let given = r#"{"portMappings": [{"hostPort": 1}], "bandwidth": {}, "dns": {}}"#;
+    let call = host.call("add two /run/netns/../netns/blue").env("CAP_ARGS", given);
+    let result = call.env("CNI_ARGS", "A=b;C=d").env("CNI_IFNAME", "net1").run().ok();
+    let expected = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]});
+    assert_eq!(result, expected);
+    assert_eq!(host.seen("first", "ADD"), json!({"cniVersion": "1.0.0", "key": 1, "name": "two", "type": "first"}));
+    assert_eq!(
+        host.seen("second", "ADD"),
+        json!({"cniVersion": "1.0.0", "name": "two", "prevResult": expected, "type": "second",
+            "runtimeConfig": {"portMappings": [{"hostPort": 1}]}}),
+        "only what it declares, and not the declaration"
+    );
+    let id = "cnitool-df26705e2e4ffd095eb1";
+    let call = |command: &str, name: &str| format!("{command} {name} {id} /run/netns/blue net1 A=b;C=d");
+    assert_eq!(host.log(), [call("ADD", "first"), call("ADD", "second")]);
+    assert_eq!(host.cached(), [format!("two-{id}-net1")]);
+
+    fs::remove_file(host.lab.dir().join("log")).unwrap();
+    host.call("check two /run/netns/blue").env("CNI_IFNAME", "net1").run().ok();
+    host.call("del two /run/netns/blue").env("CNI_IFNAME", "net1").run().ok();
+    let expected_log = [call("CHECK", "first"), call("CHECK", "second"), call("DEL", "second"), call("DEL", "first")];
+    assert_eq!(host.log(), expected_log, "in order, then in reverse, with the arguments of the add");
+    for seen in [host.seen("first", "CHECK"), host.seen("second", "CHECK"), host.seen("first", "DEL")] {
+        assert_eq!(seen["prevResult"], expected, "the last result for all");
+    }
+    assert_eq!(host.seen("second", "DEL")["runtimeConfig"]["portMappings"][0]["hostPort"], 1);
+    assert_eq!(host.cached(), [""; 0]);
+}
+
+#[test]
+fn a_failed_add_is_undone_in_reverse_from_the_one_that_failed() {
+    let host = two();
+    host.fail("second", "ADD");
+    let why = failure(&host.run("add two /run/netns/blue"));
+    assert_eq!(
+        why,
+        "add \"eth0\" of /run/netns/blue to network \"two\": plugin \"second\": told to fail (by a test; code 7)"
+    );
+    assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+    assert_eq!(host.cached(), [""; 0]);
+}
+
+#[test]
+fn a_failed_add_leaves_no_entry_of_an_attachment_that_ended_by_itself() {
+    let host = two();
+    host.run("add two /run/netns/blue").ok();
+    assert_eq!(host.cached().len(), 1);
+    // The recorders made no interface: as after a reboot, there is the entry and nothing else.
+    host.fail("first", "ADD");
+    failure(&host.run("add two /run/netns/blue"));
+    assert_eq!(host.calls()[2..], ["ADD first", "DEL first"]);
+    assert_eq!(host.cached(), [""; 0]);
+}
+
+#[test]
+fn what_could_not_be_undone_is_told() {
+    let host = two();
+    host.fail("second", "ADD");
+    host.fail("second", "DEL");
+    let why = failure(&host.run("add two /run/netns/blue"));
+    assert!(why.contains("not undone: plugin \"second\": told to fail"), "{why}");
+    assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"], "and the rest is still undone");
+}
+
+#[test]
+fn a_second_add_does_not_take_down_the_first() {
+    let host = two();
+    host.configure(
+        "pods.conflist",
+        r#"{"cniVersion": "1.0.0", "name": "pods", "plugins": [
+            {"type": "bridge", "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]}},
+            {"type": "second"}
+        ]}"#,
+    );
+    host.run("add pods /run/netns/blue").ok();
+    let why = failure(&host.run("add pods /run/netns/blue"));
+    assert!(why.contains("nothing was undone, because \"eth0\" was there before"), "{why}");
+    host.run("check pods /run/netns/blue").ok();
+    assert_eq!(host.cached().len(), 1);
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_undoes_the_add() {
+    let host = two();
+    fs::create_dir_all("/var/lib/cni/results").unwrap();
+    host.lab.sh("mount --bind -o ro /var/lib/cni /var/lib/cni");
+    let why = failure(&host.run("add two /run/netns/blue"));
+    assert!(why.contains("write the cache entry /var/lib/cni/results/two-cnitool-"), "{why}");
+    assert!(why.contains("Read-only file system"), "{why}");
+    assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+}
+
+#[test]
+fn a_failed_del_keeps_the_attachment_to_be_repeated() {
+    let host = two();
+    host.run("add two /run/netns/blue").ok();
+    host.fail("second", "DEL");
+    failure(&host.run("del two /run/netns/blue"));
+    assert_eq!(host.calls()[2..], ["DEL second"]);
+    assert_eq!(host.cached().len(), 1);
+    fs::remove_file(host.lab.dir().join("fail.second.DEL")).unwrap();
+    host.run("del two /run/netns/blue").ok();
+    assert_eq!(host.cached(), [""; 0]);
+}
+
+#[test]
+fn old_versions_and_switches() {
+    let host = two();
+    host.configure("old.conflist", &TWO.replace("1.0.0", "0.3.1").replace("\"two\"", "\"old\""));
+    host.run("add old /run/netns/blue").ok();
+    host.run("del old /run/netns/blue").ok();
+    assert!(host.seen("first", "DEL").get("prevResult").is_none(), "DEL has it since 0.4.0");
+    let why = failure(&host.run("check old /run/netns/blue"));
+    assert!(why.ends_with("(CHECK needs cniVersion 0.4.0 or newer)"), "{why}");
+
+    let count = host.calls().len();
+    let quiet = TWO.replace("\"two\"", "\"quiet\"").replace("\"name\"", "\"disableCheck\": \"True\", \"name\"");
+    host.configure("quiet.conflist", &quiet);
+    host.run("check quiet /run/netns/blue").ok();
+    assert_eq!(host.calls().len(), count, "nobody was asked");
+}

@@ -1,0 +1,47 @@
+//! The command line: help for everything, and exit codes.
+
+use crate::support::Host;
+
+const COMMANDS: [&str; 10] = ["add", "del", "check", "gc", "status", "demo", "leases", "show", "prune", "doctor"];
+
+#[test]
+fn there_is_help_for_everything_and_it_fits_a_terminal() {
+    let host = Host::new();
+    let overview = host.run("--help");
+    for command in COMMANDS {
+        assert!(overview.stdout.contains(&format!("\n  {command} ")), "{command}");
+        let help = host.run(&format!("{command} --help"));
+        assert_eq!((help.status, help.stderr.as_str()), (Some(0), ""));
+        assert!(help.stdout.starts_with(&format!("usage: cnitool {command}")), "{}", help.stdout);
+        assert!(help.stdout.contains("exit codes:") && help.stdout.contains("NETCONFPATH"));
+        assert_eq!(help, host.run(&format!("help {command}")));
+        assert_eq!(help, host.run(&format!("-h {command}")));
+        assert!(help.stdout.lines().all(|line| line.len() <= 80), "{}", help.stdout);
+    }
+    assert!(overview.stdout.lines().all(|line| line.len() <= 80), "{}", overview.stdout);
+    assert_eq!(overview, host.run("help"));
+    assert!(host.run("--version").stdout.starts_with("cnitool "));
+}
+
+#[test]
+fn a_wrong_command_line_is_told_in_one_line() {
+    let host = Host::new();
+    for (words, told) in [
+        ("fly", "unknown command \"fly\"; there is add, del, "),
+        ("help fly", "unknown command \"fly\""),
+        ("--fly", "unknown option --fly"),
+        ("add --fly net /x", "add: unknown option --fly"),
+        ("add --json net /x", "add: unknown option --json"),
+        ("add", "usage: cnitool add <network> <netns>"),
+        ("add net", "usage: cnitool add <network> <netns>"),
+        ("status", "usage: cnitool status <network> [<netns>]"),
+        ("add net /x more", "add: \"more\" is one argument too many"),
+        ("gc net /x more", "gc: \"more\" is one argument too many"),
+        ("demo more", "demo: \"more\" is one argument too many"),
+    ] {
+        let outcome = host.run(words);
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""), "{words}");
+        assert!(outcome.stderr.starts_with(&format!("cnitool: {told}")), "{}", outcome.stderr);
+        assert_eq!(outcome.stderr.lines().count(), 1);
+    }
+}

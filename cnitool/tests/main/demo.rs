@@ -1,0 +1,79 @@
+//! The demonstration.
+
+use std::fs;
+
+use cni::testing::{Calling, built, skip};
+
+use crate::support::{Host, failure};
+
+#[test]
+fn it_shows_everything_and_touches_nothing() {
+    let host = Host::new();
+    fs::write("/var/lib/mine", "").unwrap();
+    let before = host.lab.sh("find /run /var/lib | sort; ip link; nft list ruleset");
+    let outcome = host.run("demo");
+    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    assert_eq!(host.lab.sh("find /run /var/lib | sort; ip link; nft list ruleset"), before);
+    let shown = outcome.stdout;
+    assert_eq!(shown.matches(" 0% packet loss").count(), 2);
+    for piece in [
+        "$ ip netns add blue\n",
+        "$ ip -n blue link set lo up\n",
+        "peer name eth0 netns blue\n",
+        "\"address\": \"10.22.0.2/16\"",
+        "/var/lib/cni/networks/pods/10.22.0.3  green eth0\n",
+        "/var/lib/cni/results/pods-blue-eth0\n",
+        " masquerade comment",
+        "\"eth0\" should have the address 10.22.0.2/16",
+        "Left are 0 ports, 0 leases and 0 results.",
+        "code 7)",
+        " ms\n",
+    ] {
+        assert!(shown.contains(piece), "{piece:?} in\n{shown}");
+    }
+    for line in shown.lines() {
+        assert!(line.chars().count() <= 80 && line == line.trim_end() && !line.contains('\x1b'), "{line:?}");
+    }
+}
+
+#[test]
+fn plugins_below_a_directory_that_it_hides_stay_in_sight() {
+    let host = Host::new();
+    host.lab.sh(&format!("mkdir -p /var/lib/k3s; cp -r {}/bin /var/lib/k3s", host.lab.dir().display()));
+    let outcome = host.call("demo").env("CNI_PATH", "/var/lib/k3s/bin").run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+}
+
+#[test]
+fn it_needs_no_root_where_users_may_have_namespaces() {
+    let host = Host::new();
+    let tool = host.lab.bin().join("cnitool");
+    fs::copy(built("cnitool"), &tool).unwrap();
+    let as_nobody = || {
+        let setpriv = Calling::program("setpriv").arg("--reuid=65534").arg("--regid=65534");
+        setpriv.arg("--clear-groups")
+    };
+    if as_nobody().arg("unshare").arg("-rn").arg("true").run().status != Some(0) {
+        return skip("it_needs_no_root_where_users_may_have_namespaces", "users may not have namespaces here");
+    }
+    let calling = as_nobody().arg(tool).arg("demo");
+    let outcome = calling.env("CNI_PATH", host.lab.bin()).run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+}
+
+#[test]
+fn without_plugins_it_says_where_it_looked() {
+    let host = Host::new();
+    fs::remove_file(host.lab.bin().join("host-local")).unwrap();
+    let why = failure(&host.run("demo"));
+    let dir = host.lab.bin().display().to_string();
+    assert!(why.starts_with(&format!("failed to find plugin \"host-local\" in path [{dir}]")), "{why}");
+}
+
+#[test]
+fn who_reads_only_the_beginning_hears_no_complaint() {
+    let host = Host::new();
+    let calling = Calling::program("sh").arg("-c").arg("(\"$0\" demo | true) 2>&1").arg(built("cnitool"));
+    let outcome = calling.env("CNI_PATH", host.lab.bin()).run();
+    assert_eq!(outcome.stdout, "");
+}

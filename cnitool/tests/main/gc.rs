@@ -1,0 +1,100 @@
+//! GC and STATUS.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::support::{Host, failure};
+
+const PODS: &str = r#"{"cniVersion": "1.1.0", "name": "pods", "plugins": [
+    {"type": "bridge", "isGateway": true, "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]}},
+    {"type": "second"}
+]}"#;
+
+fn host() -> Host {
+    let host = Host::new();
+    host.recorder("second");
+    host.configure("pods.conflist", PODS);
+    host
+}
+
+#[test]
+fn what_the_cache_knows_stays_and_the_rest_goes() {
+    let host = host();
+    for name in ["blue", "green", "red"] {
+        host.lab.netns(name);
+        host.run(&format!("add pods /run/netns/{name}")).ok();
+    }
+    // A runtime that crashed has forgotten red; green's namespace is gone, which is not for gc to judge.
+    let red = host.cached().into_iter().find(|name| {
+        let text = fs::read_to_string(format!("/var/lib/cni/results/{name}")).unwrap();
+        text.contains("/run/netns/red")
+    });
+    fs::remove_file(format!("/var/lib/cni/results/{}", red.unwrap())).unwrap();
+    host.lab.sh("umount /run/netns/green; rm /run/netns/green");
+    let leases = || host.lab.sh("ls /var/lib/cni/networks/pods | grep ^10").lines().count();
+    assert_eq!(leases(), 3);
+    host.run("gc pods").ok();
+    assert_eq!(leases(), 2);
+    assert_eq!(host.cached().len(), 2);
+    let seen = host.seen("second", "GC");
+    let valid = seen["cni.dev/valid-attachments"].as_array().unwrap();
+    assert_eq!(valid.len(), 2);
+    assert!(valid.contains(&json!({"containerID": "cnitool-df26705e2e4ffd095eb1", "ifname": "eth0"})), "{seen}");
+    assert_eq!(seen["cni.dev/attachments"], seen["cni.dev/valid-attachments"]);
+    assert_eq!(host.log().last().unwrap(), "GC second", "without an attachment");
+    host.run("check pods /run/netns/blue").ok();
+    host.run("gc pods /run/netns/blue").ok();
+    assert_eq!(leases(), 2, "the reference's form, with a namespace");
+}
+
+#[test]
+fn all_plugins_are_asked_and_failures_add_up() {
+    let host = host();
+    host.recorder("third");
+    host.configure("pods.conflist", &PODS.replace(r#"{"type": "second"}"#, r#"{"type": "second"}, {"type": "third"}"#));
+    host.fail("second", "GC");
+    host.fail("third", "GC");
+    let why = failure(&host.run("gc pods"));
+    assert!(
+        why.starts_with("collect the garbage of network \"pods\": plugin \"second\": told to fail (by a test"),
+        "{why}"
+    );
+    assert!(why.contains("and plugin \"third\": told to fail"), "{why}");
+}
+
+#[test]
+fn a_cache_that_cannot_be_listed_is_not_taken_for_empty() {
+    let host = host();
+    fs::create_dir_all("/var/lib/cni").unwrap();
+    fs::write("/var/lib/cni/results", "").unwrap();
+    let why = failure(&host.run("gc pods"));
+    assert!(why.starts_with("read the directory /var/lib/cni/results: Not a directory"), "{why}");
+    assert_eq!(host.log(), [""; 0]);
+}
+
+#[test]
+fn networks_that_want_no_gc_or_do_not_know_it() {
+    let host = host();
+    for (old, new) in [("\"name\"", "\"disableGC\": true, \"name\""), ("1.1.0", "1.0.0")] {
+        host.configure("pods.conflist", &PODS.replace(old, new));
+        host.run("gc pods").ok();
+    }
+    assert_eq!(host.log(), [""; 0]);
+}
+
+#[test]
+fn status_tells_whether_an_add_could_succeed() {
+    let host = host();
+    host.run("status pods").ok();
+    assert_eq!(host.log(), ["STATUS second"]);
+    host.fail("second", "STATUS");
+    let why = failure(&host.run("status pods /run/netns/blue"));
+    assert_eq!(why, "ask for the status of network \"pods\": plugin \"second\": told to fail (by a test; code 7)");
+    host.configure("pods.conflist", &PODS.replace("10.22.0.0/16", "10.22.0.0/32"));
+    let why = failure(&host.run("status pods"));
+    assert!(why.contains("plugin \"bridge\": "), "a real one: {why}");
+    host.configure("pods.conflist", &PODS.replace("1.1.0", "1.0.0"));
+    host.run("status pods").ok();
+    assert_eq!(host.log().len(), 2, "nobody was asked");
+}

@@ -1,0 +1,18 @@
+//! Black-box tests of cnitool: real programs, real plugins, real namespaces.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    missing_docs,
+    reason = "a test that fails should stop and say where"
+)]
+
+mod bad;
+mod cache;
+mod chain;
+mod command_line;
+mod configurations;
+mod demo;
+mod gc;
+mod support;

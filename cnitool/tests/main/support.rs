@@ -1,0 +1,104 @@
+//! A host with cnitool, a directory of configurations, and a plugin that writes down how it is called.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use cni::testing::{Calling, Lab, Outcome, REFERENCE, built};
+use serde_json::Value;
+
+/// Writes each call to `../log`, and its configuration to `../NAME.COMMAND`; answers its `prevResult`, or one address. It
+/// fails if there is a file `../fail.NAME.COMMAND`.
+const RECORDER: &str = r#"#!/bin/sh
+name=$(basename "$0") dir=$(dirname "$0")/..
+cat >"$dir/$name.$CNI_COMMAND"
+echo "$CNI_COMMAND $name $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS" >>"$dir/log"
+if [ -e "$dir/fail.$name.$CNI_COMMAND" ]; then
+    printf '{"code": 7, "msg": "told\\nto fail", "details": "by a test"}'
+    exit 1
+fi
+[ "$CNI_COMMAND" != ADD ] || jq '.prevResult // {cniVersion, ips: [{address: "10.9.0.2/24"}]}' "$dir/$name.ADD"
+"#;
+
+pub(crate) struct Host {
+    pub(crate) lab: Lab,
+}
+
+impl Host {
+    pub(crate) fn new() -> Host {
+        let host = Host { lab: Lab::new() };
+        fs::create_dir(host.conf_dir()).unwrap();
+        host
+    }
+
+    pub(crate) fn conf_dir(&self) -> PathBuf {
+        self.lab.dir().join("net.d")
+    }
+
+    /// Writes a file to the directory of configurations.
+    pub(crate) fn configure(&self, name: &str, text: &str) {
+        fs::write(self.conf_dir().join(name), text).unwrap();
+    }
+
+    /// Installs the recorder under this name.
+    pub(crate) fn recorder(&self, name: &str) {
+        let path = self.lab.bin().join(name);
+        fs::write(&path, RECORDER).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+
+    /// Installs one of the reference's plugins.
+    pub(crate) fn reference(&self, name: &str) {
+        std::os::unix::fs::symlink(PathBuf::from(REFERENCE).join(name), self.lab.bin().join(name)).unwrap();
+    }
+
+    /// Lets a recorder fail.
+    pub(crate) fn fail(&self, name: &str, command: &str) {
+        fs::write(self.lab.dir().join(format!("fail.{name}.{command}")), "").unwrap();
+    }
+
+    /// What recorders were called with: `COMMAND NAME CONTAINER NETNS INTERFACE ARGS`.
+    pub(crate) fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.lab.dir().join("log")).unwrap_or_default();
+        text.lines().map(|line| line.trim_end().to_owned()).collect()
+    }
+
+    /// The first two words of each call.
+    pub(crate) fn calls(&self) -> Vec<String> {
+        let words = |line: &String| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        self.log().iter().map(words).collect()
+    }
+
+    /// The configuration that a recorder got last.
+    pub(crate) fn seen(&self, name: &str, command: &str) -> Value {
+        serde_json::from_slice(&fs::read(self.lab.dir().join(format!("{name}.{command}"))).unwrap()).unwrap()
+    }
+
+    /// cnitool with these words, about to be run.
+    pub(crate) fn call(&self, words: &str) -> Calling {
+        let calling = Calling::program(built("cnitool")).env("NETCONFPATH", self.conf_dir());
+        words.split(' ').fold(calling.env("CNI_PATH", self.lab.bin()), Calling::arg)
+    }
+
+    pub(crate) fn run(&self, words: &str) -> Outcome {
+        self.call(words).run()
+    }
+
+    /// Names in the cache.
+    pub(crate) fn cached(&self) -> Vec<String> {
+        let Ok(dir) = fs::read_dir("/var/lib/cni/results") else { return Vec::new() };
+        let mut names: Vec<String> = dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+/// What a call that must fail says: one line, exit code 1, nothing on stdout.
+#[track_caller]
+pub(crate) fn failure(outcome: &Outcome) -> String {
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert_eq!(outcome.stdout, "");
+    let line = outcome.stderr.strip_suffix('\n').unwrap();
+    assert!(!line.contains('\n'), "one line: {line}");
+    line.strip_prefix("cnitool: ").unwrap().to_owned()
+}
