@@ -51,6 +51,7 @@ pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;
 
-#[cfg_attr(not(feature = "fuzzing"), global_allocator)]
-#[cfg_attr(feature = "fuzzing", expect(dead_code, reason = "the sanitizer must see every block"))]
+// Sanitizers and miri must see every block by itself.
+#[cfg_attr(not(any(feature = "fuzzing", miri)), global_allocator)]
+#[cfg_attr(any(feature = "fuzzing", miri), expect(dead_code, reason = "then the system's is used"))]
 static MEMORY: sys::arena::Arena = sys::arena::Arena::new();

@@ -300,6 +300,18 @@ mod tests {
     }
 
     #[test]
+    fn a_page_of_a_strange_length_is_broken() {
+        let (owner, ip) = (Owner::new("c1", "eth0"), "10.0.0.1".parse().unwrap());
+        for (name, wrong) in [(held(&owner), PAIR + 1), (taken(bitmap::base(ip)), 511)] {
+            let mut page = Page::new();
+            page.bytes.resize(HEAD + wrong, 0);
+            let page = Page::read(page.seal().to_vec()).unwrap();
+            let mut index = Index { pages: [(name, page)].into(), ..Index::default() };
+            assert!(index.insert(ip, Some(&owner)).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn only_the_exact_distance_counts() {
         assert!(is_apart((APART + 5, 7), (5, 7)));
         for (leases, index) in
