@@ -8,6 +8,8 @@ mod attach;
 mod check;
 mod config;
 mod failures;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod gateway;
 mod gc;
 pub mod inspect;

@@ -14,6 +14,8 @@ mod vlan;
 mod watch;
 mod wire;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod golden;
 

@@ -9,6 +9,8 @@ mod boot;
 mod config;
 mod digest;
 mod dir;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod index;
 pub mod inspect;
 mod lease;

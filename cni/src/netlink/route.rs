@@ -37,7 +37,7 @@ impl KernelRoute {
     }
 
     /// `None` for what is no plain route: local and broadcast entries, cached ones, other families.
-    fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
+    pub(super) fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
         let family = i32::from(wire::byte(payload, 0)?);
         let prefix = wire::byte(payload, 1)?;
         let mut table = u32::from(wire::byte(payload, 4)?);

@@ -213,6 +213,28 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_grew_can_be_used_to_its_end() {
+        static ARENA: Arena = Arena::new();
+        let arena = &ARENA;
+        let sized = |size| Layout::from_size_align(size, 1).unwrap();
+        // SAFETY: no layout is empty, and each block is used inside, and not after it was given back.
+        unsafe {
+            let block = arena.alloc(sized(2));
+            // A pointer that stands for these two bytes, as that of a box does. Only miri minds if it is used for more.
+            let block = std::ptr::from_mut(&mut *block.cast::<[u8; 2]>()).cast::<u8>();
+            block.write(7);
+            let larger = arena.realloc(block, sized(2), 64);
+            larger.add(63).write(8);
+            assert_eq!((larger.addr(), larger.read(), larger.add(63).read()), (block.addr(), 7, 8));
+            let outside = arena.realloc(larger, sized(64), SIZE + 1);
+            assert_eq!((arena.offset(outside), outside.read(), outside.add(63).read()), (None, 7, 8));
+            arena.dealloc(outside, sized(SIZE + 1));
+        }
+        assert_eq!(arena.take(1, 1, SIZE), Some((0, 1)), "all of it was given back");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too many steps")]
     fn contents_survive_the_way_out_of_the_arena() {
         // The arena is this process's allocator too.
         let mut bytes = Vec::new();

@@ -46,6 +46,7 @@ fn environments() -> Vec<Case> {
             ("CNI_IFNAME", Some(b".."), "\"..\""),
             ("CNI_IFNAME", Some(b"../x"), "../x"),
             ("CNI_IFNAME", Some(b"a:b"), "a:b"),
+            ("CNI_IFNAME", Some(b"eth%d"), "eth%d"),
             ("CNI_IFNAME", Some(b"a b"), "a b"),
             ("CNI_IFNAME", Some(b"a\t"), "a\\t"),
             ("CNI_IFNAME", Some("a\u{a0}".as_bytes()), "a\\u{a0}"),

@@ -74,7 +74,7 @@ impl Rule {
     }
 
     /// `None` for what is no rule.
-    pub(super) fn read(payload: &[u8]) -> Result<Option<Rule>> {
+    pub(in crate::netlink) fn read(payload: &[u8]) -> Result<Option<Rule>> {
         let mut rule = Rule::default();
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
