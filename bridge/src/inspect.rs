@@ -1,7 +1,5 @@
 //! For those who look and change nothing: what a configuration asks for, and whose the ports and rules of a host are.
 
-use std::net::IpAddr;
-
 use cni::ip::Cidr;
 use cni::netlink::Address;
 use cni::netlink::nft::Nftables;
@@ -10,6 +8,9 @@ use cni::{Call, IfName, Result};
 use crate::config::{Backend, Config};
 use crate::name::{self, Owner};
 use crate::{gateway, iptables, masquerade, spoofcheck};
+
+pub use crate::masquerade::Masquerade;
+pub use crate::spoofcheck::SpoofCheck;
 
 /// What a network's configuration asks for, as far as it can be seen on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,35 +81,6 @@ pub fn port_owner(text: &str) -> Option<PortOwner> {
     Some(PortOwner { network: (*network).to_owned(), attachment })
 }
 
-/// A rule that hides a container's address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Masquerade {
-    /// The address that is hidden.
-    pub source: Option<IpAddr>,
-    /// Is it one of iptables?
-    pub iptables: bool,
-    /// Whose it is, for people; long ids may be cut.
-    pub comment: String,
-}
-
-impl Masquerade {
-    /// Whose it is, without what is for machines.
-    pub fn about(&self) -> &str {
-        match self.comment.split_once(", net: ") {
-            Some((_, about)) if !self.iptables => about,
-            _ => &self.comment,
-        }
-    }
-
-    /// What tells whose it is: one of [`rule_keys`].
-    pub fn key(&self) -> &str {
-        match self.iptables {
-            true => &self.comment,
-            false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),
-        }
-    }
-}
-
 /// The keys of an attachment's rules, one for each backend. Those of iptables are of all attachments of a container.
 pub fn rule_keys(network: &str, container: &str, ifname: &str) -> [String; 2] {
     let owner = Owner { network, container, ifname };
@@ -125,15 +97,6 @@ pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let mut rules = masquerade::list(nft)?;
     rules.extend(iptables::list(nft)?);
     Ok(rules)
-}
-
-/// A check of source addresses.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpoofCheck {
-    /// The port whose frames are checked.
-    pub port: String,
-    /// Container and interface, with a hyphen between them.
-    pub reference: String,
 }
 
 /// All checks of source addresses.

@@ -14,8 +14,7 @@ use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
 use cni::{Code, Error, Result, tool};
 
 use crate::failures::Failures;
-use crate::inspect::Masquerade;
-use crate::masquerade::{self, missing, octets};
+use crate::masquerade::{self, Masquerade, missing, octets};
 use crate::name::{self, Owner};
 
 /// How long a tool may take, and a bit less for the lock that it may have to wait for.

@@ -11,7 +11,6 @@ use cni::{Code, Context, Error, Result};
 use log::debug;
 
 use crate::config::Backend;
-use crate::inspect::Masquerade;
 use crate::iptables;
 use crate::name::{self, Owner};
 
@@ -23,6 +22,35 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
+
+/// A rule that hides a container's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Masquerade {
+    /// The address that is hidden.
+    pub source: Option<IpAddr>,
+    /// Is it one of iptables?
+    pub iptables: bool,
+    /// Whose it is, for people; long ids may be cut.
+    pub comment: String,
+}
+
+impl Masquerade {
+    /// Whose it is, without what is for machines.
+    pub fn about(&self) -> &str {
+        match self.comment.split_once(", net: ") {
+            Some((_, about)) if !self.iptables => about,
+            _ => &self.comment,
+        }
+    }
+
+    /// What tells whose it is: one of [`rule_keys`](crate::inspect::rule_keys).
+    pub fn key(&self) -> &str {
+        match self.iptables {
+            true => &self.comment,
+            false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),
+        }
+    }
+}
 
 /// Hides `ips` from everybody outside of their networks.
 pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {

@@ -8,7 +8,6 @@ use cni::netlink::{Link, Netlink};
 use cni::{Code, Context, Error, Result};
 
 use crate::failures::Failures;
-use crate::inspect::SpoofCheck;
 use crate::name::Owner;
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
@@ -36,6 +35,15 @@ impl Names {
             comment: format!("{COMMENT}{reference}"),
         }
     }
+}
+
+/// A check of source addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpoofCheck {
+    /// The port whose frames are checked.
+    pub port: String,
+    /// Container and interface, with a hyphen between them.
+    pub reference: String,
 }
 
 /// Refuses an id for which the names would be too long.
