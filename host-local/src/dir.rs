@@ -216,13 +216,15 @@ impl Dir {
         }
     }
 
-    /// The names of all files, and the two of the directory itself.
+    /// The names of all files.
     ///
     /// Not by std, which panics when the directory cannot be closed: nothing could be undone then.
     pub(crate) fn names(&self) -> io::Result<impl Iterator<Item = io::Result<String>>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let names = nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())?;
-        Ok(names.into_iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())))
+        let entries = nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())?;
+        let names = entries.into_iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        // But not the two of the directory itself.
+        Ok(names.filter(|name| !matches!(name.as_deref(), Ok("." | ".."))))
     }
 
     /// When a name in the directory was last added or removed, or what [`Dir::mark`] said instead.
