@@ -6,7 +6,8 @@ use cni::ip::MacAddr;
 use cni::netlink::{
     Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd, VethSpec, Watch,
 };
-use cni::{AddResult, Attachment, Code, Context, Deadline, Error, Interface, Netns, Result, Undo, sysctl};
+use cni::sysctl::{self, Setting};
+use cni::{AddResult, Attachment, Code, Context, Deadline, Error, Interface, Netns, Result, Undo};
 use log::warn;
 
 use crate::config::Config;
@@ -221,8 +222,10 @@ fn settle(host: &mut Netlink, config: &Config, pair: &Pair) -> Result<()> {
 
 /// Sets what should be set, and goes on if it cannot be.
 pub(crate) fn wish(key: &[&str], value: &str) {
-    if let Err(error) = sysctl::set(key, value) {
-        warn!("{error}");
+    match sysctl::set(key, value) {
+        Ok(Setting::ReadOnly) => warn!("{} is not {value}, and /proc/sys is read-only", key.join(".")),
+        Ok(_) => {}
+        Err(error) => warn!("{error}"),
     }
 }
 

@@ -14,7 +14,7 @@ use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
 use cni::{Code, Error, Result, tool};
 
 use crate::failures::Failures;
-use crate::masquerade::{missing, octets};
+use crate::masquerade::{self, Masquerade, missing, octets};
 use crate::name::{self, Owner};
 
 /// How long a tool may take, and a bit less for the lock that it may have to wait for.
@@ -212,25 +212,35 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
 /// GC: removes the chains of a network's containers but those in `keep`.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, keep: &[Owner<'_>]) -> Result<()> {
     let prefix = name::iptables_prefix(network);
-    let container = |comment: &str| {
-        let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
+    let container = |rule: Masquerade| {
+        let id = rule.comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
         (!keep.iter().any(|owner| owner.container == id)).then_some(id)
     };
-    let mut stale = Vec::new();
-    for side in &SIDES {
-        stale.extend(nft.rules(side.postrouting())?.iter().filter_map(|rule| container(&rule.comment)));
-        let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
-        stale.extend(lines.iter().filter_map(|line| {
-            let (_, rest) = line.strip_prefix("-A POSTROUTING ")?.split_once("--comment \"")?;
-            let (comment, _) = rest.split_once("\\\"\"")?;
-            container(&format!("{}\"", comment.replace("\\\"", "\"")))
-        }));
-    }
+    let stale: Vec<String> = list(nft)?.into_iter().filter_map(container).collect();
     let mut failures = Failures::default();
     for id in &stale {
         failures.note(remove(nft, host, Owner { network, container: id, ifname: "" }, &[]));
     }
     failures.into_result()
+}
+
+/// The rules of all networks and containers that lead to their chains. What others wrote has another comment.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
+    let mut found = Vec::new();
+    for side in &SIDES {
+        for rule in nft.rules(side.postrouting())? {
+            found.push(Masquerade { source: masquerade::source(&rule), iptables: true, comment: rule.comment });
+        }
+        let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+        found.extend(lines.iter().filter_map(|line| {
+            let (what, rest) = line.strip_prefix("-A POSTROUTING ")?.split_once("--comment \"")?;
+            let (comment, _) = rest.split_once("\\\"\"")?;
+            let source = what.strip_prefix("-s ").and_then(|rest| rest.split(['/', ' ']).next()?.parse().ok());
+            Some(Masquerade { source, iptables: true, comment: format!("{}\"", comment.replace("\\\"", "\"")) })
+        }));
+    }
+    found.retain(|rule| rule.comment.starts_with("name: \""));
+    Ok(found)
 }
 
 /// CHECK: does a rule lead to the chain for each address?

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use cni::ip::Cidr;
@@ -103,12 +104,17 @@ pub(crate) fn prepare_ipv6(ifname: &str, detect_duplicates: bool) {
 /// Makes sure that IPv6 addresses can be given. Runs inside the container.
 fn enable_ipv6(ifname: &str) -> Result<()> {
     for link in ["lo", ifname] {
-        let setting = sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")?;
-        if setting == Setting::ReadOnly {
-            let what = format!("IPv6 is disabled on {link:?}, and /proc/sys is read-only");
-            return Err(
-                Error::new(Code::INTERNAL, what).details("set net.ipv6.conf.default.disable_ipv6=0 for the container")
-            );
+        match sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")? {
+            Setting::ReadOnly => {
+                let what = format!("IPv6 is disabled on {link:?}, and /proc/sys is read-only");
+                let error = Error::new(Code::INTERNAL, what);
+                return Err(error.details("set net.ipv6.conf.default.disable_ipv6=0 for the container"));
+            }
+            Setting::Missing if !Path::new("/proc/sys/net/ipv6").exists() => {
+                let error = Error::new(Code::INTERNAL, "this kernel has no IPv6");
+                return Err(error.details("start it without ipv6.disable=1, or give the network IPv4 addresses only"));
+            }
+            Setting::Kept | Setting::Changed | Setting::Missing => {}
         }
     }
     // An address should outlive a link that goes down for a moment, as IPv4 ones do.

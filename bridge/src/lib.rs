@@ -8,8 +8,11 @@ mod attach;
 mod check;
 mod config;
 mod failures;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod gateway;
 mod gc;
+pub mod inspect;
 mod iptables;
 mod layer3;
 mod masquerade;
@@ -90,6 +93,10 @@ impl Plugin for Bridge {
             },
         );
         failures.into_result()
+    }
+
+    fn take_back(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        self.del(call, at)
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

@@ -23,6 +23,35 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
 
+/// A rule that hides a container's address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Masquerade {
+    /// The address that is hidden.
+    pub source: Option<IpAddr>,
+    /// Is it one of iptables?
+    pub iptables: bool,
+    /// Whose it is, for people; long ids may be cut.
+    pub comment: String,
+}
+
+impl Masquerade {
+    /// Whose it is, without what is for machines.
+    pub fn about(&self) -> &str {
+        match self.comment.split_once(", net: ") {
+            Some((_, about)) if !self.iptables => about,
+            _ => &self.comment,
+        }
+    }
+
+    /// What tells whose it is: one of [`rule_keys`](crate::inspect::rule_keys).
+    pub fn key(&self) -> &str {
+        match self.iptables {
+            true => &self.comment,
+            false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),
+        }
+    }
+}
+
 /// Hides `ips` from everybody outside of their networks.
 pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
     match backend {
@@ -104,6 +133,20 @@ fn remove_rules(nft: &mut Nftables, stale: impl Fn(&Rule) -> bool) -> Result<()>
         }
     }
     outcome
+}
+
+/// All rules of all networks.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
+    let rules = nft.rules(CHECKS)?.into_iter().filter(|rule| rule.masquerades);
+    Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
+}
+
+/// The address that a rule is about. Where both protocols pass, the protocol is compared with before.
+pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
+    rule.values.iter().find_map(|value| match value.as_slice() {
+        octets @ [_, _, _, _] => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
+        octets => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),
+    })
 }
 
 /// CHECK: are all `ips` hidden?

@@ -37,7 +37,7 @@ pub(crate) fn beside(
             return the_rest(failures);
         };
         let alias = owner.alias();
-        // If it is never told, it has ended, and what became of it is told below.
+        // If it is never told, the thread has ended, and what became of it is told below.
         let _ = watch.await_gone(until.as_fd(), Deadline::after(PATIENCE), |link| link.alias == alias);
         the_rest(failures);
         let lost = || Err(Error::new(Code::INTERNAL, "deleting the pair ended in a panic"));

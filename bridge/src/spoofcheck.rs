@@ -37,6 +37,15 @@ impl Names {
     }
 }
 
+/// A check of source addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SpoofCheck {
+    /// The port whose frames are checked.
+    pub port: String,
+    /// Container and interface, with a hyphen between them.
+    pub reference: String,
+}
+
 /// Refuses an id for which the names would be too long.
 pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
     let len = owner.reference().len();
@@ -122,6 +131,14 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Li
         }
     }
     failures.into_result()
+}
+
+/// All checks of all networks.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
+    let check = |rule: &Rule| {
+        Some(SpoofCheck { port: link_of(rule)?, reference: rule.comment.strip_prefix(COMMENT)?.to_owned() })
+    };
+    Ok(nft.rules(PREROUTING)?.iter().filter_map(check).collect())
 }
 
 /// The link whose frames a rule looks at.

@@ -190,11 +190,8 @@ impl Program {
     #[cold]
     fn failure(&self, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Error {
         let stdout = String::from_utf8_lossy(stdout);
-        match json::parse::<Answer>(&stdout) {
-            Ok(answer) if answer.code != Code::UNKNOWN || !answer.msg.is_empty() => {
-                return answer.into();
-            }
-            _ => {}
+        if let Some(error) = read_error(&stdout) {
+            return error;
         }
         let said = [stdout.trim(), String::from_utf8_lossy(stderr).trim()].join(" ");
         let what = format!("plugin {:?} failed with {status} and no CNI error", self.name);
@@ -204,6 +201,12 @@ impl Program {
             said => error.details(format!("it printed: {said}")),
         }
     }
+}
+
+/// The error that a plugin printed; `None` if it is none, or says nothing.
+pub(crate) fn read_error(stdout: &str) -> Option<Error> {
+    let answer: Answer = json::parse(stdout).ok()?;
+    (answer.code != Code::UNKNOWN || !answer.msg.is_empty()).then(|| answer.into())
 }
 
 /// Same device and inode as the running executable. During an upgrade that is the old file, so the new one is executed.

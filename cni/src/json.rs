@@ -297,6 +297,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many steps")]
     fn deep_documents_cost_no_stack() {
         let deep = format!("{{\"x\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
         assert_eq!(parse::<Conf>(&deep).unwrap(), Conf::default());

@@ -16,6 +16,8 @@
 mod args;
 mod delegate;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 pub mod ip;
 pub mod json;
 mod logging;
@@ -51,5 +53,7 @@ pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;
 
-#[global_allocator]
+// Sanitizers and miri must see every block by itself.
+#[cfg_attr(not(any(feature = "fuzzing", miri)), global_allocator)]
+#[cfg_attr(any(feature = "fuzzing", miri), expect(dead_code, reason = "then the system's is used"))]
 static MEMORY: sys::arena::Arena = sys::arena::Arena::new();

@@ -5,16 +5,16 @@
 //! or of the disk.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use env_logger::{Builder, Target};
 use log::{LevelFilter, warn};
 
-use crate::error::{Context, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
 
 /// What should be logged, and where to.
@@ -91,11 +91,20 @@ impl Wish {
     }
 }
 
-/// Never through a symbolic link, never waiting for the reader of a FIFO, and for nobody else to read.
+/// Never through a symbolic link, never waiting for the reader of a FIFO, and for nobody else to read: a file of ours
+/// that has no other name, or none.
 fn open(path: &Path) -> Result<File> {
+    let what = || format!("open \"logFile\" {path:?}");
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    options.open(path).trying(|| format!("open \"logFile\" {path:?}"))
+    let file = options.open(path).trying(what)?;
+    let inode = file.metadata().trying(what)?;
+    // The owner of this directory is the user that we are.
+    let ours = fs::metadata("/proc/self").map(|process| process.uid()).trying(what)?;
+    if !inode.is_file() || inode.nlink() > 1 || inode.uid() != ours {
+        return Err(Error::new(Code::CONFIG, "it is no file of our own")).trying(what);
+    }
+    Ok(file)
 }
 
 /// RFC 3339, to the millisecond.

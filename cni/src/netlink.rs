@@ -14,6 +14,8 @@ mod vlan;
 mod watch;
 mod wire;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) mod fuzzing;
 #[cfg(test)]
 mod golden;
 
@@ -25,7 +27,7 @@ use neli::consts::nl::NlmF;
 use crate::error::{Code, Context, Error, Result};
 
 pub use address::{Address, DuplicateDetection};
-pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, OperState, Port, VethEnd, VethSpec};
+pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec};
 pub use neighbour::Neighbour;
 pub use route::KernelRoute;
 pub use vlan::{Vlan, VlanRange};

@@ -9,6 +9,7 @@ use crate::error::{Code, Error, Result};
 use crate::json::{self, Raw};
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::netns::Netns;
+use crate::request::Head;
 use crate::result::AddResult;
 use crate::version::Version;
 
@@ -27,6 +28,11 @@ pub trait Plugin: Sync {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Undoes an ADD, as far as it got; succeeds if nothing is there.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
+    /// Undoes an ADD of this very process whose answer could not be told to whoever asked. Nothing is to be done for a
+    /// plugin that others delegate to: they call its DEL when it fails.
+    fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+        Ok(())
+    }
     /// Compares what is there with what ADD made.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
     /// Removes what belongs to no attachment in [`Call::valid_attachments`].
@@ -93,6 +99,20 @@ pub struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
+    /// A call that nobody makes: for those who only want to know what a plugin reads out of a configuration.
+    pub fn about(config: &'a str) -> Result<Call<'a>> {
+        let head = Head::parse(config)?;
+        Ok(Call {
+            network: head.network()?,
+            version: head.version("ADD", Version::V0_1_0)?,
+            args: "",
+            path: &[],
+            config,
+            stdin: config.as_bytes(),
+            builtin: &[],
+        })
+    }
+
     /// The configuration as the plugin's own type.
     pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
         json::parse(self.config).map_err(|fault| Error::from(fault).details(REMEDY))

@@ -6,10 +6,11 @@ use std::path::Path;
 
 use log::debug;
 
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::json;
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process_env};
+use crate::result::AddResult;
 use crate::sys;
 use crate::version::Version;
 
@@ -24,7 +25,7 @@ struct Answer {
 /// The whole of a program that is called as `arg0`; `false` if it failed. With several plugins the name picks one.
 pub(crate) fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
     answer_panics();
-    let answer = answer(plugins, arg0, &process_env, &mut Stdin);
+    let answer = answer(plugins, arg0, &process_env, &mut Stdin, &print);
     // Whoever does not listen cannot be helped.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = print(&answer.stdout);
@@ -43,6 +44,9 @@ impl Read for Stdin {
     }
 }
 
+/// How an answer gets to whoever asked.
+type Print<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
+
 /// Writes to stdout in one piece: std's own would break it at the last newline.
 fn print(mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
@@ -57,6 +61,8 @@ fn print(mut bytes: &[u8]) -> io::Result<()> {
 
 /// A runtime must get a CNI error even from a mistake of ours. Nothing was printed before: the answer comes last.
 fn answer_panics() {
+    // Of what no hook is told: the end of memory or of the stack.
+    let _ = sys::answer_aborts();
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
         let _ = print(&refusal(&error).stdout);
@@ -65,12 +71,12 @@ fn answer_panics() {
     }));
 }
 
-fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read) -> Answer {
+fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read, print: Print<'_>) -> Answer {
     let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
         (Request::About, plugin) => Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true }),
         (_, None) => Err(misnamed(plugins, arg0)),
         (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin).map(success),
+        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, print).map(success),
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }
@@ -123,13 +129,14 @@ fn versions() -> Vec<u8> {
     format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST).into_bytes()
 }
 
-/// Checks the configuration, runs the command, prints its result.
+/// Checks the configuration and runs the command; what is left to print.
 fn serve(
     plugins: &[&dyn Plugin],
     plugin: &dyn Plugin,
     request: &Request,
     env: Env<'_>,
     stdin: &mut dyn Read,
+    print: Print<'_>,
 ) -> Result<Vec<u8>> {
     let stdin = request.read_stdin(stdin)?;
     let config = config_text(&stdin);
@@ -156,7 +163,16 @@ fn serve(
     };
     let done = |result: Result<()>| result.map(|()| Vec::new());
     let outcome = match request {
-        Request::Attachment(Verb::Add, at, _) => plugin.add(&call, at).and_then(|result| result.print(version)),
+        Request::Attachment(Verb::Add, at, _) => {
+            let told = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
+            done(plugin.add(&call, at).and_then(|result| {
+                // An ADD that nobody knows of is a failed one, which leaves nothing.
+                told(result).map_err(|error| match plugin.take_back(&call, at) {
+                    Ok(()) => error,
+                    Err(left) => error.details(format!("not undone: {left}")),
+                })
+            }))
+        }
         Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
         Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
         Request::Network(NetworkVerb::Gc, _) => done(plugin.gc(&call)),

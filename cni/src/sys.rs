@@ -101,3 +101,22 @@ pub(crate) fn let_alarm_interrupt() -> nix::Result<()> {
     // SAFETY: the handler does nothing, so it is safe at any moment and on any thread.
     unsafe { sigaction(Signal::SIGALRM, &action) }.map(drop)
 }
+
+/// Makes a process that is aborted, because it has no memory for instance, tell `stdout` so and exit with 1.
+pub(crate) fn answer_aborts() -> nix::Result<()> {
+    const ANSWER: &[u8] = br#"{
+    "code": 999,
+    "msg": "the plugin had to abort",
+    "details": "it had no memory left, or it is a bug of cni0; stderr tells; what was done is undone by DEL"
+}"#;
+    extern "C" fn answer(_: libc::c_int) {
+        // SAFETY: both may be called by a handler, the text lives for ever, and nothing runs after them.
+        unsafe {
+            libc::write(libc::STDOUT_FILENO, ANSWER.as_ptr().cast(), ANSWER.len());
+            libc::_exit(1);
+        }
+    }
+    let action = SigAction::new(SigHandler::Handler(answer), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler only makes calls that a handler may make.
+    unsafe { sigaction(Signal::SIGABRT, &action) }.map(drop)
+}

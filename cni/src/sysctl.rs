@@ -43,6 +43,16 @@ pub fn set(key: &[&str], value: &str) -> Result<Setting> {
     }
 }
 
+/// What `key` says in the network namespace of this thread; `None` if this kernel, or this interface, does not have it.
+pub fn read(key: &[&str]) -> Result<Option<String>> {
+    let path: PathBuf = ["/proc/sys"].iter().chain(key).collect();
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).trying(|| format!("read {}", key.join("."))),
+    }
+}
+
 fn write_if_different(path: &Path, value: &str) -> io::Result<Setting> {
     // What is set already may be on a read-only file system.
     let (file, writable) = match sys::open(path, OFlag::O_RDWR) {

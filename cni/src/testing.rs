@@ -263,12 +263,23 @@ impl Calling {
     /// The same call under `strace OPTIONS`.
     #[must_use]
     pub fn strace(self, options: &[&str]) -> Calling {
-        let mut traced = Command::new("strace");
-        traced.args(options).arg("--").arg(self.command.get_program()).args(self.command.get_args()).env_clear();
+        self.under("strace", &[options, &["--"]].concat())
+    }
+
+    /// The same call by a shell that runs `script`, to which the program is `$0`.
+    #[must_use]
+    pub fn through(self, script: &str) -> Calling {
+        self.under("sh", &["-ec", script])
+    }
+
+    /// The same call by another program, which is given it after `options`.
+    fn under(self, program: &str, options: &[&str]) -> Calling {
+        let mut outer = Command::new(program);
+        outer.args(options).arg(self.command.get_program()).args(self.command.get_args()).env_clear();
         let set: Vec<(OsString, OsString)> =
             self.command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
-        traced.envs(set);
-        Calling { command: traced, stdin: self.stdin }
+        outer.envs(set);
+        Calling { command: outer, stdin: self.stdin }
     }
 
     /// Runs it to its end.

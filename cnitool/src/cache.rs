@@ -165,9 +165,20 @@ impl Cache {
         }
     }
 
-    /// All attachments to a network, in the order of their files' names. One entry that may be of this network and cannot
-    /// be read makes the answer unknown, which is an error: what is not listed is taken for stale.
-    pub(crate) fn of_network(&self, network: &str) -> Result<Vec<Entry>> {
+    /// All attachments that entries tell by themselves, and what is wrong with the entries that cannot be read.
+    pub(crate) fn all(&self) -> Result<(Vec<Entry>, Vec<Error>)> {
+        let (mut entries, mut failures) = (Vec::new(), Vec::new());
+        for name in self.names()? {
+            match read(&self.dir.join(&name)) {
+                Ok(entry) => entries.extend(entry.filter(|entry| !entry.network.is_empty())),
+                Err(error) => failures.push(error),
+            }
+        }
+        Ok((entries, failures))
+    }
+
+    /// The names of all files, in order.
+    fn names(&self) -> Result<Vec<String>> {
         let what = || format!("read the directory {}", self.dir.display());
         let files = match fs::read_dir(&self.dir) {
             Ok(files) => files,
@@ -176,14 +187,18 @@ impl Cache {
         };
         let mut names = Vec::new();
         for file in files {
-            let name = file.trying(what)?.file_name().to_string_lossy().into_owned();
-            if name.strip_prefix(network).is_some_and(|rest| rest.starts_with('-')) {
-                names.push(name);
-            }
+            names.push(file.trying(what)?.file_name().to_string_lossy().into_owned());
         }
         names.sort();
+        Ok(names)
+    }
+
+    /// All attachments to a network, in the order of their files' names. One entry that may be of this network and cannot
+    /// be read makes the answer unknown, which is an error: what is not listed is taken for stale.
+    pub(crate) fn of_network(&self, network: &str) -> Result<Vec<Entry>> {
+        let is_of = |name: &String| name.strip_prefix(network).is_some_and(|rest| rest.starts_with('-'));
         let mut entries = Vec::new();
-        for name in names {
+        for name in self.names()?.into_iter().filter(is_of) {
             // It may have been removed meanwhile.
             let Some(entry) = read(&self.dir.join(&name))? else { continue };
             if entry.network == network {

@@ -17,7 +17,7 @@ pub(crate) enum Command {
     Leases { network: Option<String>, json: bool },
     Show { network: Option<String>, json: bool },
     Prune { network: Option<String>, dry_run: bool },
-    Doctor,
+    Doctor { json: bool },
 }
 
 /// A command as its help describes it.
@@ -102,29 +102,66 @@ bridge, host-local and loopback in CNI_PATH; root, or user namespaces.",
         name: "leases",
         arguments: "[<network>]",
         summary: "addresses that host-local has given away",
-        options: &[("--json", "print JSON")],
-        text: "",
+        options: &[("--json", "print JSON, with ids at full length")],
+        text: "\
+Shows how full the ranges are, and each lease with its container, its age and
+whether that is still there:
+
+  alive    its port is on the bridge, or its namespace is there
+  no port  its namespace is there, and its interface is not
+  gone     no namespace has it: prune removes it
+  unknown  this cannot be told, for example without root
+  free     the file is empty or garbled: the next add may take the address
+
+Without <network> all that have leases are shown, even if the configuration is
+gone. Takes no lock and changes nothing.",
     },
     Page {
         name: "show",
         arguments: "[<network>]",
         summary: "the bridge, its ports and rules, with their owners",
-        options: &[("--json", "print JSON")],
-        text: "",
+        options: &[("--json", "print JSON, with ids at full length")],
+        text: "\
+Shows the bridge with its addresses, and each port with its container, the
+container's MAC and addresses, and its flags:
+
+  down      the port is not up
+  hairpin   what comes in by it may go out by it
+  isolated  it does not talk to other isolated ports
+  masq      a rule hides its addresses behind the host's
+  spoofchk  a rule drops frames with another source than the container's
+  vlan N*   untagged frames belong to VLAN N
+
+Without <network> all bridges that configurations or ports name are shown.
+Changes nothing.",
     },
     Page {
         name: "prune",
         arguments: "[<network>]",
         summary: "remove attachments whose namespace is gone",
         options: &[("--dry-run", "only say what would be removed")],
-        text: "",
+        text: "\
+Calls GC of the network's plugins. Valid are all attachments but those whose
+namespace is gone: what is alive stays, and so does what cannot be told; leases
+shows which is which. What plugins without GC leave is removed by DEL.
+
+An add that begins while prune looks around may be taken for a leftover. Stop
+the runtime, or let it be idle, if that matters.
+
+Without <network> all networks with a configuration are pruned. One with
+\"disableGC\" is left alone.",
     },
     Page {
         name: "doctor",
         arguments: "",
         summary: "what would make an add fail, and the remedy",
-        options: &[],
-        text: "",
+        options: &[("--json", "print JSON")],
+        text: "\
+Looks at configurations, plugins, leases, bridges, the firewall and the
+kernel's settings. Each finding is ok, warn or fail; the latter two come with a
+remedy. Changes nothing. What cannot be seen without root is said at the end.
+
+The exit code is 3 if anything is fail, and 0 if not.",
     },
 ];
 
@@ -143,6 +180,7 @@ exit codes:
   0  done
   1  failed: one line on stderr says why
   2  the command line is wrong
+  3  doctor found something that must be mended
 ";
 
 /// Reads the command line; the error is one line for the user.
@@ -203,7 +241,7 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         "leases" => Command::Leases { network: network(), json: wants("--json") },
         "show" => Command::Show { network: network(), json: wants("--json") },
         "prune" => Command::Prune { network: network(), dry_run: wants("--dry-run") },
-        _ => Command::Doctor,
+        _ => Command::Doctor { json: wants("--json") },
     };
     match word() {
         None => Ok(command),

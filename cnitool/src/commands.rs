@@ -115,7 +115,7 @@ fn absolute(path: &Path) -> Result<PathBuf> {
 }
 
 /// Without these a plugin would fail half way.
-fn require_capabilities() -> Result<()> {
+pub(crate) fn require_capabilities() -> Result<()> {
     let status = fs::read_to_string("/proc/self/status").trying(|| "read /proc/self/status")?;
     let held = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
     let held = held.ok_or_else(|| Error::new(Code::INTERNAL, "/proc/self/status does not tell capabilities"))?;

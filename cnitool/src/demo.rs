@@ -16,7 +16,8 @@ use serde_json::Map;
 
 use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
-use crate::out::{self, WIDTH};
+use crate::out;
+use crate::table::{Paint, Tone, WIDTH};
 
 /// Stands for /etc/cni/net.d.
 const CONFIGURATIONS: &str = "/run/net.d";
@@ -86,7 +87,7 @@ impl Demo {
         let text = format!("{:2}  {text}", self.step);
         let gap = WIDTH.saturating_sub(text.chars().count() + time.len());
         let time = if time.is_empty() { time } else { " ".repeat(gap) + &time };
-        out::print(format!("\n{}{time}\n", out::bold(&text)))
+        out::print(format!("\n{}{time}\n", Paint::of_stdout().paint(Tone::Bold, &text)))
     }
 
     fn containers(&mut self) -> Result<()> {

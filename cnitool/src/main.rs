@@ -6,21 +6,31 @@ mod cli;
 mod commands;
 mod conf;
 mod demo;
+mod doctor;
+mod leases;
+mod node;
 mod out;
+mod prune;
 mod settings;
+mod show;
+mod table;
 
 use std::env;
 use std::process::ExitCode;
 
-use cni::{Code, Error, Result};
+use cni::Result;
 use nix::errno::Errno;
 
 use cli::Command;
 
+/// Exit code of a command that did what it should.
+const DONE: u8 = 0;
 /// Exit code of a command that failed. The error is on stderr.
 const FAILED: u8 = 1;
 /// Exit code of a command line that is wrong.
 const USAGE: u8 = 2;
+/// Exit code of `doctor` if it found a failure.
+const UNHEALTHY: u8 = 3;
 
 fn main() -> ExitCode {
     match cli::parse(env::args_os().skip(1)) {
@@ -28,21 +38,22 @@ fn main() -> ExitCode {
             out::warn(&usage);
             ExitCode::from(USAGE)
         }
-        Ok(command) => match run(command) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
+        Ok(command) => {
+            let code = run(command).unwrap_or_else(|error| {
                 // Whoever reads only the first lines knows that there are more.
                 if error.errno() != Some(Errno::EPIPE as i32) {
                     out::complain(&error);
                 }
-                ExitCode::from(FAILED)
-            }
-        },
+                FAILED
+            });
+            ExitCode::from(code)
+        }
     }
 }
 
-fn run(command: Command) -> Result<()> {
-    match command {
+/// Does what was asked for; the exit code.
+fn run(command: Command) -> Result<u8> {
+    let done = match command {
         Command::Help(text) => out::print(text),
         Command::Version => out::print(concat!("cnitool ", env!("CARGO_PKG_VERSION"), "+cni0\n")),
         Command::Add { network, netns } => commands::add(&network, &netns),
@@ -51,6 +62,12 @@ fn run(command: Command) -> Result<()> {
         Command::Gc { network } => commands::gc(&network),
         Command::Status { network } => commands::status(&network),
         Command::Demo => demo::run(&settings::plugins()),
-        other => Err(Error::new(Code::UNSUPPORTED, format!("not made yet: {other:?}"))),
-    }
+        Command::Leases { network, json } => leases::run(network.as_deref(), json),
+        Command::Show { network, json } => show::run(network.as_deref(), json),
+        Command::Prune { network, dry_run } => prune::run(network.as_deref(), dry_run),
+        Command::Doctor { json } => {
+            return doctor::run(json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
+        }
+    };
+    done.map(|()| DONE)
 }

@@ -1,21 +1,21 @@
 //! What the user sees. The only module that writes to stdout and stderr.
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, Write};
 
-use cni::{Context, Error, Result};
-
-/// The columns that everything fits.
-pub(crate) const WIDTH: usize = 80;
-
-/// `text` in bold letters, where stdout is a terminal.
-pub(crate) fn bold(text: &str) -> String {
-    if io::stdout().is_terminal() { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
-}
+use cni::{Context, Error, Result, json};
+use serde_json::Value;
 
 /// Writes `text` to stdout as it is.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).trying(|| "write to stdout")
+}
+
+/// Writes a JSON document to stdout.
+pub(crate) fn print_json(value: &Value) -> Result<()> {
+    let mut text = json::print(value)?;
+    text.push(b'\n');
+    print(text)
 }
 
 /// An error as it is told: what, and in brackets why and what to do. One line, whatever a plugin put into its text.

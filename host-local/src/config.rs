@@ -10,7 +10,8 @@ use serde::Deserialize;
 
 use crate::range::{Draft, Flaw, Range, RangeSet};
 
-const DATA_DIR: &str = "/var/lib/cni/networks";
+/// Where the directories of networks are unless `dataDir` says otherwise.
+pub const DATA_DIR: &str = "/var/lib/cni/networks";
 
 /// All that ADD, CHECK and STATUS need to know.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! A directory of small files, kept open: read, placed, replaced and removed by name. Nothing here knows what they mean.
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
@@ -52,6 +52,30 @@ impl Dir {
         Dir::open(path)?.ok_or_else(|| Errno::ENOENT.into())
     }
 
+    /// Opens `path`, and tells its status, if it is a directory that only root can change; `None` if there is nothing.
+    pub(crate) fn open_private(path: &Path) -> io::Result<Option<(Dir, FileStat)>> {
+        const OTHERS: u32 = 0o022;
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let fd = match openat(AT_FDCWD, path, flags, Mode::empty()) {
+            Err(Errno::ENOENT) => return Ok(None),
+            fd => fd?,
+        };
+        let stat = fstat(&fd)?;
+        if stat.st_uid != 0 || stat.st_mode & OTHERS != 0 {
+            return Err(Errno::EPERM.into());
+        }
+        Ok(Some((Dir { fd, path: path.to_owned() }, stat)))
+    }
+
+    /// The same, and it is made if need be, with all above it.
+    pub(crate) fn create_private(path: &Path) -> io::Result<Dir> {
+        if let Some((dir, _)) = Dir::open_private(path)? {
+            return Ok(dir);
+        }
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
+        Dir::open_private(path)?.map(|(dir, _)| dir).ok_or_else(|| Errno::ENOENT.into())
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -95,6 +119,14 @@ impl Dir {
     /// Fails unless files may be made here.
     pub(crate) fn may_write(&self) -> nix::Result<()> {
         faccessat(&self.fd, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::empty())
+    }
+
+    /// Writes a file that is nobody else's by another name: what has the name is removed first. Whoever is killed here
+    /// leaves anything.
+    fn draft(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        self.remove(name)?;
+        let file = self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL, 0o600)?.ok_or(Errno::ENOENT)?;
+        (&file).write_all(content)
     }
 
     /// Writes a file in place. Whoever is killed here leaves anything.
@@ -146,7 +178,7 @@ impl Dir {
     fn place_beside(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         let own = self.path.file_name().unwrap_or_default().to_string_lossy();
         let draft = format!("../.{own}.draft");
-        let linked = self.write(&draft, content).and_then(|()| {
+        let linked = self.draft(&draft, content).and_then(|()| {
             match linkat(&self.fd, draft.as_str(), &self.fd, name, AtFlags::empty()) {
                 Err(Errno::EEXIST) => Ok(false),
                 outcome => Ok(outcome.map(|()| true)?),
@@ -159,13 +191,15 @@ impl Dir {
     /// Replaces a file, or makes it: at every moment there is the old content or the new.
     pub(crate) fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
         // A few bytes over as many are written at once; only another length takes another file.
-        if let Some(mut file) = self.file(name, OFlag::O_WRONLY, 0)?
-            && file.metadata()?.len() == content.len() as u64
-        {
-            return file.write_all(content);
+        // Nor is a file written to that has a second name, wherever that is.
+        if let Some(mut file) = self.file(name, OFlag::O_WRONLY, 0)? {
+            let inode = file.metadata()?;
+            if inode.len() == content.len() as u64 && inode.nlink() == 1 {
+                return file.write_all(content);
+            }
         }
         let draft = format!("{name}{DRAFT}");
-        let written = self.write(&draft, content);
+        let written = self.draft(&draft, content);
         let renamed = written.and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
         if renamed.is_err() {
             let _ = self.remove(&draft);
@@ -183,9 +217,14 @@ impl Dir {
     }
 
     /// The names of all files.
+    ///
+    /// Not by std, which panics when the directory cannot be closed: nothing could be undone then.
     pub(crate) fn names(&self) -> io::Result<impl Iterator<Item = io::Result<String>>> {
-        let names = fs::read_dir(&self.path)?;
-        Ok(names.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())))
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let entries = nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())?;
+        let names = entries.into_iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+        // But not the two of the directory itself.
+        Ok(names.filter(|name| !matches!(name.as_deref(), Ok("." | ".."))))
     }
 
     /// When a name in the directory was last added or removed, or what [`Dir::mark`] said instead.

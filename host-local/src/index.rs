@@ -91,8 +91,8 @@ impl Index {
     /// The index of `leases`, if there is one and it is current.
     pub(crate) fn open(leases: &Dir) -> Option<Index> {
         let stat = leases.stat().ok()?;
-        let home = Dir::open(&home(&stat)).ok()??;
-        let current = is_apart(changed(&stat), home.changed().ok()?);
+        let (home, kept) = Dir::open_private(&home(&stat)).ok()??;
+        let current = is_apart(changed(&stat), changed(&kept));
         current.then(|| Index { home: Some(home), current, pages: BTreeMap::new() })
     }
 
@@ -159,7 +159,7 @@ impl Index {
     fn try_save(&mut self, leases: &Dir) -> io::Result<()> {
         let home = match self.home.take() {
             Some(home) => home,
-            None => Dir::create(&home(&leases.stat()?), 0o700)?,
+            None => Dir::create_private(&home(&leases.stat()?))?,
         };
         if !self.current {
             for name in home.names()? {
@@ -191,24 +191,55 @@ impl Index {
     }
 
     fn bitmap(&mut self, base: IpAddr) -> Result<&mut Page> {
-        self.page(format!("taken-{base}"))
+        self.page(taken(base), |len| len == 0 || len == bitmap::EMPTY.len())
     }
 
     /// The bucket is found by the container alone, so that old records are in it too.
     fn bucket(&mut self, owner: &Owner) -> Result<&mut Page> {
-        self.page(format!("held-{:03x}", owner.bare_digest() % BUCKETS))
+        self.page(held(owner), |len| len.is_multiple_of(PAIR))
     }
 
-    fn page(&mut self, name: String) -> Result<&mut Page> {
-        match self.pages.entry(name) {
-            std::collections::btree_map::Entry::Occupied(page) => Ok(page.into_mut()),
+    fn page(&mut self, name: String, fits: impl Fn(usize) -> bool) -> Result<&mut Page> {
+        let page = match self.pages.entry(name) {
+            std::collections::btree_map::Entry::Occupied(page) => page.into_mut(),
             std::collections::btree_map::Entry::Vacant(vacant) => {
                 let home = self.home.as_ref().filter(|_| self.current);
                 let kept = home.map(|home| home.read(vacant.key())).transpose().map_err(|_| Broken)?.flatten();
-                Ok(vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?))
+                vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?)
             }
-        }
+        };
+        if fits(page.body().len()) { Ok(page) } else { Err(Broken) }
     }
+
+    /// An index of which the pages about `owner` and `ip` were kept with this in them, `sealed` as they should be or not.
+    #[cfg(feature = "fuzzing")]
+    pub(crate) fn of_pages(
+        owner: &Owner,
+        ip: IpAddr,
+        [in_bucket, in_bitmap]: [&[u8]; 2],
+        sealed: bool,
+    ) -> Result<Index> {
+        let page = |content: &[u8]| {
+            let mut page = Page::new();
+            page.bytes.extend(content);
+            Page::read(if sealed { page.seal().to_vec() } else { content.to_vec() })
+        };
+        let pages = [(held(owner), page(in_bucket)?), (taken(bitmap::base(ip)), page(in_bitmap)?)];
+        let mut index = Index { pages: pages.into(), ..Index::default() };
+        index.bucket(owner)?;
+        index.bitmap(bitmap::base(ip))?;
+        Ok(index)
+    }
+}
+
+/// The page that tells which addresses of a block are taken.
+fn taken(base: IpAddr) -> String {
+    format!("taken-{base}")
+}
+
+/// The page that tells what an owner holds.
+fn held(owner: &Owner) -> String {
+    format!("held-{:03x}", owner.bare_digest() % BUCKETS)
 }
 
 /// Where the index of a directory is kept.
@@ -263,6 +294,18 @@ mod tests {
         let cut = good.get(..good.len() - 1).unwrap().to_vec();
         for bad in [cut, Vec::new(), vec![7; 32], vec![0; 520]] {
             assert!(Page::read(bad).is_err());
+        }
+    }
+
+    #[test]
+    fn a_page_of_a_strange_length_is_broken() {
+        let (owner, ip) = (Owner::new("c1", "eth0"), "10.0.0.1".parse().unwrap());
+        for (name, wrong) in [(held(&owner), PAIR + 1), (taken(bitmap::base(ip)), 511)] {
+            let mut page = Page::new();
+            page.bytes.resize(HEAD + wrong, 0);
+            let page = Page::read(page.seal().to_vec()).unwrap();
+            let mut index = Index { pages: [(name, page)].into(), ..Index::default() };
+            assert!(index.insert(ip, Some(&owner)).is_err(), "{wrong}");
         }
     }
 

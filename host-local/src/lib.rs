@@ -9,7 +9,10 @@ mod boot;
 mod config;
 mod digest;
 mod dir;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod index;
+pub mod inspect;
 mod lease;
 mod lock;
 mod range;

@@ -91,9 +91,19 @@ impl Range {
     }
 
     /// How many addresses can be given out.
-    fn size(&self) -> u128 {
+    pub(crate) fn size(&self) -> u128 {
         let all = (bits(self.end) - bits(self.start)).saturating_add(1);
         all - u128::from(self.contains(self.gateway))
+    }
+
+    /// Is it all of its subnet that can be given out?
+    pub(crate) fn is_whole(&self) -> bool {
+        let whole = Range::new(Draft { subnet: Some(self.subnet), start: None, end: None, gateway: None });
+        whole.is_ok_and(|whole| (whole.start, whole.end) == (self.start, self.end))
+    }
+
+    pub(crate) fn subnet(&self) -> Cidr {
+        self.subnet
     }
 
     pub(crate) fn gateway(&self) -> IpAddr {
@@ -131,6 +141,10 @@ impl RangeSet {
 
     pub(crate) fn is_ipv4(&self) -> bool {
         self.0.first().is_some_and(|range| range.start.is_ipv4())
+    }
+
+    pub(crate) fn ranges(&self) -> &[Range] {
+        &self.0
     }
 
     pub(crate) fn overlaps(&self, other: &RangeSet) -> bool {

@@ -25,7 +25,7 @@ pub(crate) fn read(path: &Path) -> Result<Dns> {
     Ok(parse(&String::from_utf8_lossy(&text)))
 }
 
-fn parse(text: &str) -> Dns {
+pub(crate) fn parse(text: &str) -> Dns {
     let mut dns = Dns::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
         let mut words = line.split_whitespace().map(str::to_owned);

@@ -34,7 +34,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
 }
 
 /// The directory, or the one above it that exists: there it would be made.
-fn nearest(dir: &Path) -> Result<Dir> {
+pub(crate) fn nearest(dir: &Path) -> Result<Dir> {
     let above = dir.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     for path in above {
         if let Some(dir) = Dir::open(path).trying(|| format!("open the directory {path:?}"))? {
@@ -45,7 +45,7 @@ fn nearest(dir: &Path) -> Result<Dir> {
 }
 
 /// Writes a file that nobody sees. Asking for permission would not tell that the disk is full.
-fn writable(dir: &Dir) -> Result<()> {
+pub(crate) fn writable(dir: &Dir) -> Result<()> {
     match dir.unnamed(b"status") {
         Ok(_) => Ok(()),
         // Where files cannot be unnamed, permission is all that can be asked for.

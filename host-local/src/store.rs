@@ -193,39 +193,12 @@ impl Store {
     }
 
     /// Reads all leases from their files, one by one: there may be many.
-    pub(crate) fn each(&self, mut then: impl FnMut(Lease)) -> Result<()> {
-        let what = || format!("read the directory {:?}", self.path());
-        for name in self.dir.names().trying(what)? {
-            let name = name.trying(what)?;
-            let Some(ip) = lease::address(&name) else { continue };
-            if let Some((holder, since)) = self.look(&name, true)? {
-                then(Lease { ip, holder, since });
-            }
-        }
-        Ok(())
+    pub(crate) fn each(&self, then: impl FnMut(Lease)) -> Result<()> {
+        each(&self.dir, then)
     }
 
     fn holder(&self, ip: IpAddr) -> Result<Option<Holder>> {
-        Ok(self.look(&ip.to_string(), false)?.map(|(holder, _)| holder))
-    }
-
-    /// Reads one lease; when it was written only if that is `dated`, for it costs a call.
-    fn look(&self, name: &str, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
-        let read = if dated {
-            self.dir.read_dated(name)
-        } else {
-            self.dir.read(name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
-        };
-        match read {
-            Ok(read) => {
-                Ok(read.map(|(content, since)| (Owner::parse(&content).map_or(Holder::Nobody, Holder::Owner), since)))
-            }
-            // A link, a directory, a socket.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
-                Ok(Some((Holder::Unknown, SystemTime::now())))
-            }
-            Err(error) => Err(error).trying(|| format!("read the lease {:?}", self.dir.path().join(name))),
-        }
+        Ok(look(&self.dir, &ip.to_string(), false)?.map(|(holder, _)| holder))
     }
 
     /// The address that was last given out of range set `set`. What cannot be read counts for nothing.
@@ -274,7 +247,7 @@ impl Store {
                 let _ = self.dir.remove(&name);
             }
             let Some(ip) = lease::address(&name) else { continue };
-            let inserted = match self.look(&name, false)?.map(|(holder, _)| holder) {
+            let inserted = match look(&self.dir, &name, false)?.map(|(holder, _)| holder) {
                 Some(Holder::Owner(owner)) => index.insert(ip, Some(&owner)),
                 Some(Holder::Unknown) => index.insert(ip, None),
                 Some(Holder::Nobody) | None => Ok(()),
@@ -293,6 +266,38 @@ impl Drop for Store {
         if let Some(index) = &mut self.index {
             index.save(&self.dir);
         }
+    }
+}
+
+/// Reads all leases of a directory from their files, with its lock or without.
+pub(crate) fn each(dir: &Dir, mut then: impl FnMut(Lease)) -> Result<()> {
+    let what = || format!("read the directory {:?}", dir.path());
+    for name in dir.names().trying(what)? {
+        let name = name.trying(what)?;
+        let Some(ip) = lease::address(&name) else { continue };
+        if let Some((holder, since)) = look(dir, &name, true)? {
+            then(Lease { ip, holder, since });
+        }
+    }
+    Ok(())
+}
+
+/// Reads one lease; when it was written only if that is `dated`, for it costs a call.
+pub(crate) fn look(dir: &Dir, name: &str, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
+    let read = if dated {
+        dir.read_dated(name)
+    } else {
+        dir.read(name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
+    };
+    match read {
+        Ok(read) => {
+            Ok(read.map(|(content, since)| (Owner::parse(&content).map_or(Holder::Nobody, Holder::Owner), since)))
+        }
+        // A link, a directory, a socket.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
+            Ok(Some((Holder::Unknown, SystemTime::now())))
+        }
+        Err(error) => Err(error).trying(|| format!("read the lease {:?}", dir.path().join(name))),
     }
 }
 

@@ -13,6 +13,7 @@ const VALUES: &[(&str, u32, &[&str])] = &[
     (r#""bridge": "..""#, 7, &["bridge", ".."]),
     (r#""bridge": "a b""#, 7, &["bridge", "a b"]),
     (r#""bridge": "a:b""#, 7, &["bridge", "a:b"]),
+    (r#""bridge": "br%d""#, 7, &["bridge", "br%d"]),
     (r#""bridge": 7"#, 6, &["bridge", "7"]),
     (r#""bridge": ["br0"]"#, 6, &["bridge", "list"]),
     (r#""bridge": true"#, 6, &["bridge", "true"]),

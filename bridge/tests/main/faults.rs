@@ -143,3 +143,51 @@ fn wherever_it_is_killed_a_del_cleans_up() {
         assert!(n < 29, "sendto is called without end");
     }
 }
+
+/// The numbers, among those of its name, of the calls of `name` that an ADD makes after it has read its configuration,
+/// and their texts.
+fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)> {
+    let trace = pod.lab.dir().join("calls");
+    let traced = format!("trace=read,{name}");
+    pod.call("ADD", config).strace(&["-qq", "-o", trace.to_str().unwrap(), "-e", &traced]).run().ok();
+    pod.del(config);
+    let log = fs::read_to_string(trace).unwrap();
+    let begin = log.lines().position(|line| line.starts_with("read(0,")).unwrap();
+    let prefix = format!("{name}(");
+    let all = log.lines().enumerate().filter_map(|(place, line)| Some((place, line.strip_prefix(&prefix)?)));
+    let numbered = all.enumerate().map(|(n, (place, text))| (n + 1, place, text.to_owned()));
+    numbered.filter(|(_, place, _)| *place > begin).map(|(n, _, text)| (n, text)).collect()
+}
+
+#[test]
+fn an_add_whose_answer_cannot_be_written_is_taken_back() {
+    Lab::both(|lab| {
+        let config = everything();
+        let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+        let calls = later_calls(&pod, &config, "write");
+        let (answer, _) = calls.iter().rfind(|(_, text)| text.starts_with("1, ")).unwrap();
+        assert_eq!(strike(&pod, &config, "write", *answer, "error=ENOSPC"), Some(false));
+        assert_clean(lab);
+        assert!(!pod.sh("ip -o link").contains("eth0"));
+        assert_eq!(ipam_calls(lab).last().unwrap(), "DEL a eth0");
+    });
+}
+
+#[test]
+fn without_memory_an_add_comes_to_its_end() {
+    let lab = &Lab::new();
+    let config = everything();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let first = later_calls(&pod, &config, "mmap").first().map_or(1, |(n, _)| *n);
+    let trace = lab.dir().join("memory");
+    let inject = format!("inject=mmap:error=ENOMEM:when={first}+");
+    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=mmap", "-e", &inject];
+    let outcome = pod.call("ADD", &config).strace(&options).run();
+    if outcome.status == Some(0) {
+        pod.del(&config);
+    } else {
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        assert!(serde_json::from_str::<Value>(&outcome.stdout).unwrap()["msg"].is_string());
+    }
+    assert_clean(lab);
+}

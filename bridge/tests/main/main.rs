@@ -17,6 +17,8 @@ mod del;
 mod differential;
 mod faults;
 mod gc;
+mod host;
+mod hostile;
 mod parallel;
 mod pod;
 mod status;

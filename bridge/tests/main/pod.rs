@@ -154,11 +154,14 @@ pub(crate) fn outside(lab: &Lab) -> PathBuf {
         "ip link set lo up
          ip link add uplink type veth peer name eth0 netns outside
          ip address add 192.0.2.1/24 dev uplink
-         ip address add 2001:db8::1/64 dev uplink nodad
+         ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::1/64 dev uplink nodad
          ip link set uplink up
          nsenter --net={} sh -ec 'ip address add 192.0.2.2/24 dev eth0
-             ip address add 2001:db8::2/64 dev eth0 nodad
-             ip link set eth0 up'",
+             ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::2/64 dev eth0 nodad
+             ip link set eth0 up'
+         # On a busy machine it takes a while until both ends are ready.
+         ping -q -c 1 -w 10 192.0.2.2
+         ! [ -e /proc/sys/net/ipv6 ] || ping -6 -q -c 1 -w 10 2001:db8::2",
         path.display()
     ));
     path

@@ -6,7 +6,7 @@ use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifa, IfaF, RtAddrFamily, RtScope, Rtm};
 use neli::rtnl::IfaddrmsgBuilder;
 
-use super::link::LinkIndex;
+use super::link::{LinkIndex, NetnsId};
 use super::wire::{self, CREATE, attr, list, message};
 use super::{Change, Netlink};
 use crate::error::{Context, Error, Result};
@@ -40,6 +40,12 @@ pub enum DuplicateDetection {
 impl Address {
     /// The address, if it belongs to `link`.
     pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Address>> {
+        let (owner, address) = Address::read_any(payload)?;
+        Ok((owner == link).then_some(address))
+    }
+
+    /// The address, and the link that it belongs to.
+    fn read_any(payload: &[u8]) -> Result<(LinkIndex, Address)> {
         let (prefix, scope, index) = (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
         let mut flags = u32::from(wire::byte(payload, 2)?);
         let (mut local, mut address) = (None, None);
@@ -53,12 +59,13 @@ impl Address {
         }
         // With both, the other one is that of the far end.
         let ip = local.or(address).ok_or_else(|| wire::malformed("an address without an address"))?;
-        Ok((index == link.unsigned()).then_some(Address {
+        let address = Address {
             cidr: wire::cidr(ip, prefix)?,
             tentative: flags & libc::IFA_F_TENTATIVE != 0,
             duplicate: flags & libc::IFA_F_DADFAILED != 0,
             global: scope < libc::RT_SCOPE_LINK,
-        }))
+        };
+        Ok((LinkIndex::read(index)?, address))
     }
 }
 
@@ -109,6 +116,38 @@ impl Netlink {
         found.sort_by_key(|address| address.cidr.ip().is_ipv6());
         Ok(found)
     }
+
+    /// The addresses of all links.
+    pub fn all_addresses(&mut self) -> Result<Vec<(LinkIndex, Address)>> {
+        let request = list_all_addresses(None)?;
+        let read = |payload: &[u8]| Address::read_any(payload).map(Some);
+        self.socket.list(&request, libc::RTM_NEWADDR, read).trying(|| "list the addresses of all links")
+    }
+
+    /// The addresses of all links of another namespace, which is not entered for it (Linux 4.20). That takes the right
+    /// to administer it.
+    pub fn addresses_elsewhere(&mut self, netns: NetnsId) -> Result<Vec<(LinkIndex, Address)>> {
+        let request = list_all_addresses(Some(netns))?;
+        let read = |payload: &[u8]| {
+            wire::is_from(netns, payload, HEADER, wire::IFA_TARGET_NETNSID)?;
+            Address::read_any(payload).map(Some)
+        };
+        self.socket.list(&request, libc::RTM_NEWADDR, read).trying(|| "list the addresses of another namespace")
+    }
+}
+
+pub(super) fn list_all_addresses(netns: Option<NetnsId>) -> Result<Vec<u8>> {
+    let mut attrs = Vec::new();
+    if let Some(netns) = netns {
+        attrs.push(attr(Ifa::from(wire::IFA_TARGET_NETNSID), netns.unsigned())?);
+    }
+    let body = IfaddrmsgBuilder::default()
+        .ifa_family(RtAddrFamily::Unspecified)
+        .ifa_prefixlen(0)
+        .ifa_scope(RtScope::Universe)
+        .ifa_index(0)
+        .rtattrs(list(attrs));
+    message(Rtm::Getaddr, NlmF::empty(), body.build().map_err(Error::bug)?)
 }
 
 pub(super) fn list_addresses(link: LinkIndex) -> Result<Vec<u8>> {

@@ -180,9 +180,36 @@ fn questions() {
     let theirs = differing(theirs, &[17, 0, 0, 0], &[0, 0, 0, 0]);
     same(&list_links(Some(bridge())).unwrap(), &theirs);
     same(&address::list_addresses(vhost()).unwrap(), &captured("list_addresses"));
-    same(&route::list_routes(vhost()).unwrap(), &captured("list_routes"));
+    same(&route::list_routes(Some(vhost())).unwrap(), &captured("list_routes"));
     same(&neighbour::list_neighbours(vhost()).unwrap(), &captured("list_neighbours"));
     // iproute2 lists the VLANs of all ports and picks one; the kernel can pick. struct br_vlan_msg in linux/if_bridge.h.
     let request = [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]].concat();
     same(&vlan::list_vlans(vhost()).unwrap(), &request);
+}
+
+/// iproute2 enters a namespace instead: the layouts are those of linux/if_link.h, if_addr.h and net_namespace.h.
+#[test]
+fn questions_about_other_namespaces() {
+    let link = Link::read(
+        &[
+            &[0; 4][..],
+            &[9, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], // struct ifinfomsg, link 9
+            &[8, 0, 37, 0, 5, 0, 0, 0],            // IFLA_LINK_NETNSID 5
+        ]
+        .concat(),
+    );
+    let netns = link.unwrap().peer_netns.unwrap();
+    let mut expected = vec![48, 0, 0, 0, 18, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    expected.extend_from_slice(&[0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    expected.extend_from_slice(&[8, 0, 29, 0, 8, 0, 0, 0, 8, 0, 46, 0, 5, 0, 0, 0]);
+    same(&link::get_link_elsewhere(netns, vhost()).unwrap(), &expected);
+    let mut expected = vec![32, 0, 0, 0, 22, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    expected.extend_from_slice(&[8, 0, 10, 0, 5, 0, 0, 0]);
+    same(&address::list_all_addresses(Some(netns)).unwrap(), &expected);
+    let own = Netns::current().unwrap();
+    let mut expected = vec![28, 0, 0, 0, 90, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 3, 0];
+    expected.extend_from_slice(&own.fd().to_ne_bytes());
+    same(&link::get_netns_id(&own).unwrap(), &expected);
+    let nobody = Link::read(&[&[0; 4][..], &[9], &[0; 11], &[8, 0, 37, 0, 255, 255, 255, 255]].concat());
+    assert_eq!(nobody.unwrap().peer_netns, None, "negative is none");
 }

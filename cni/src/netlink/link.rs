@@ -3,8 +3,10 @@
 mod change;
 
 use std::fmt;
+use std::io::Cursor;
 use std::num::NonZeroU32;
 
+use neli::ToBytes;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifla, RtAddrFamily, Rtm};
 use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder};
@@ -13,11 +15,14 @@ use super::Netlink;
 use super::wire::{self, Attrs, attr, list, message};
 use crate::error::{Context, Error, Result};
 use crate::ip::MacAddr;
+use crate::netns::Netns;
 
 pub use change::{BridgeSpec, LinkChange, VethEnd, VethSpec};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
+/// struct rtgenmsg, filled up
+const RTGENMSG: usize = 4;
 
 /// The kernel's number for a link, unique in its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -47,6 +52,22 @@ impl LinkIndex {
 impl fmt::Display for LinkIndex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}", self.0)
+    }
+}
+
+/// The kernel's number for another namespace, as seen from the one that was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NetnsId(u32);
+
+impl NetnsId {
+    /// Negative is none.
+    fn optional(id: u32) -> Option<NetnsId> {
+        (id.cast_signed() >= 0).then_some(NetnsId(id))
+    }
+
+    /// As messages want it.
+    pub(super) fn unsigned(self) -> u32 {
+        self.0
     }
 }
 
@@ -132,8 +153,10 @@ pub struct Link {
     pub state: OperState,
     /// The bridge it is a port of.
     pub master: Option<LinkIndex>,
-    /// The other end, for a veth; in the namespace that the kernel's `link-netnsid` names.
+    /// The other end, for a veth.
     pub peer: Option<LinkIndex>,
+    /// The namespace of the other end, if it is another one.
+    pub peer_netns: Option<NetnsId>,
     /// The text that people see in `ip link`.
     pub alias: String,
     /// How many want it promiscuous.
@@ -161,6 +184,7 @@ impl Link {
             state: OperState::Unknown,
             master: None,
             peer: None,
+            peer_netns: None,
             alias: String::new(),
             promiscuity: 0,
             tx_queue: 0,
@@ -175,6 +199,7 @@ impl Link {
                 libc::IFLA_ADDRESS => link.mac = wire::mac(value),
                 libc::IFLA_MTU => link.mtu = wire::number(value, 0)?,
                 libc::IFLA_LINK => link.peer = LinkIndex::optional(wire::number(value, 0)?),
+                libc::IFLA_LINK_NETNSID => link.peer_netns = NetnsId::optional(wire::number(value, 0)?),
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
                 libc::IFLA_PROMISCUITY => link.promiscuity = wire::number(value, 0)?,
@@ -240,6 +265,32 @@ impl Netlink {
             .trying(|| format!("look for link {link}"))
     }
 
+    /// The number of a namespace as [`Link::peer_netns`] tells it; `None` if it has none here, as nothing leads to it.
+    pub fn netns_id(&mut self, netns: &Netns) -> Result<Option<NetnsId>> {
+        let read = |payload: &[u8]| {
+            for attribute in wire::attributes(payload, RTGENMSG) {
+                if let (wire::NETNSA_NSID, value) = attribute? {
+                    return Ok(NetnsId::optional(wire::number(value, 0)?));
+                }
+            }
+            Ok(None)
+        };
+        let found = self.socket.get(&get_netns_id(netns)?, wire::RTM_NEWNSID, &[], read);
+        Ok(found.trying(|| format!("look for the number of the namespace {:?}", netns.path()))?.flatten())
+    }
+
+    /// A link of another namespace, which is not entered for it (Linux 4.20). That takes the right to administer it.
+    pub fn link_elsewhere(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
+        let request = get_link_elsewhere(netns, link)?;
+        let read = |payload: &[u8]| {
+            wire::is_from(netns, payload, HEADER, wire::IFLA_TARGET_NETNSID)?;
+            Link::read(payload)
+        };
+        self.socket
+            .get(&request, libc::RTM_NEWLINK, &[libc::ENODEV, libc::ENXIO], read)
+            .trying(|| format!("look for link {link} in another namespace"))
+    }
+
     /// The number of the link called `name`. Asked for without a message.
     pub fn link_index(&mut self, name: &str) -> Result<Option<LinkIndex>> {
         let index = self.socket.link_index(name).trying(|| format!("look for link {name:?}"))?;
@@ -258,6 +309,22 @@ pub(super) fn get_link(link: LinkRef<'_>) -> Result<Vec<u8>> {
     let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
     attrs.extend(name_of(link)?);
     message(Rtm::Getlink, NlmF::empty(), header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?)
+}
+
+pub(super) fn get_netns_id(netns: &Netns) -> Result<Vec<u8>> {
+    // struct rtgenmsg: the family, and what fills it up
+    let mut body = Cursor::new(vec![0; RTGENMSG]);
+    body.set_position(RTGENMSG as u64);
+    list(vec![attr(wire::NETNSA_FD, netns.fd())?]).to_bytes(&mut body).map_err(Error::bug)?;
+    message(Rtm::from(wire::RTM_GETNSID), NlmF::empty(), body.into_inner())
+}
+
+pub(super) fn get_link_elsewhere(netns: NetnsId, link: LinkIndex) -> Result<Vec<u8>> {
+    let attrs = vec![
+        attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?,
+        attr(Ifla::from(wire::IFLA_TARGET_NETNSID), netns.unsigned())?,
+    ];
+    message(Rtm::Getlink, NlmF::empty(), body(header(Some(link.into())), attrs)?)
 }
 
 pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Result<Vec<u8>> {

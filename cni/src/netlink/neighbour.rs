@@ -25,7 +25,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Neighbour>> {
+    pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Neighbour>> {
         let index = wire::number(payload, 4)?;
         let (mut ip, mut mac) = (None, None);
         for attribute in wire::attributes(payload, HEADER) {

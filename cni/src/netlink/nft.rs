@@ -131,6 +131,70 @@ impl Hook {
     pub const BRIDGE_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
 }
 
+/// A chain that packets come into, as the kernel lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BaseChain {
+    /// Its family, by the kernel's number: other programs use more of them than we do.
+    family: u8,
+    /// Its table.
+    pub table: String,
+    /// Its name.
+    pub name: String,
+    /// The place where packets come into it, by the kernel's number.
+    pub place: u32,
+    /// Is what no rule decides about thrown away?
+    pub drops: bool,
+}
+
+impl BaseChain {
+    /// Where packets pass that are not for this host.
+    pub const FORWARD: u32 = 2;
+
+    /// Does it see packets of this family, because it is of the family or of both?
+    pub fn sees(&self, family: Family) -> bool {
+        self.family == family.number() || (self.family == Family::Inet.number() && family != Family::Bridge)
+    }
+
+    /// `None` for a chain that others lead to.
+    fn read(payload: &[u8]) -> Result<Option<BaseChain>> {
+        let mut chain = BaseChain {
+            family: wire::byte(payload, 0)?,
+            table: String::new(),
+            name: String::new(),
+            place: 0,
+            drops: false,
+        };
+        let mut is_base = false;
+        for attribute in wire::attributes(payload, HEADER) {
+            match attribute? {
+                (1, value) => chain.table = wire::text(value),
+                (3, value) => chain.name = wire::text(value),
+                (4, hook) => {
+                    is_base = true;
+                    for attribute in wire::attributes(hook, 0) {
+                        if let (1, value) = attribute? {
+                            chain.place = u32::from_be(wire::number(value, 0)?);
+                        }
+                    }
+                }
+                (5, value) => chain.drops = wire::number(value, 0)? == 0,
+                _ => {}
+            }
+        }
+        Ok(is_base.then_some(chain))
+    }
+}
+
+impl fmt::Display for BaseChain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let known = [Family::Inet, Family::Ipv4, Family::Ipv6, Family::Bridge];
+        match known.into_iter().find(|family| family.number() == self.family) {
+            Some(family) => write!(f, "{family} {} {}", self.table, self.name),
+            None => write!(f, "{} {}", self.table, self.name),
+        }
+    }
+}
+
 /// One change of a ruleset. The constructors are the verbs.
 pub struct Edit {
     what: String,
@@ -198,7 +262,7 @@ impl Edit {
     }
 
     fn new(what: String, kind: u16, flags: NlmF, table: Table<'_>, attrs: Result<Attrs<u16>>) -> Edit {
-        Edit { what, message: attrs.and_then(|attrs| encode(kind, flags, table.family, attrs)) }
+        Edit { what, message: attrs.and_then(|attrs| encode(kind, flags, table.family.number(), attrs)) }
     }
 }
 
@@ -256,30 +320,60 @@ impl Nftables {
         }
     }
 
+    /// Has the kernel nf_tables at all? Who may not ask gets an error.
+    pub fn is_there(&mut self) -> Result<bool> {
+        if self.socket.is_none() {
+            return Ok(false);
+        }
+        let request = encode(GETCHAIN, NlmF::empty(), 0, Vec::new())?;
+        match self.list(&request, NEWCHAIN, |_| Ok(None::<()>)) {
+            Ok(_) => Ok(true),
+            Err(error) => absent(error, false).trying(|| "ask for nf_tables"),
+        }
+    }
+
     /// The rules of a chain; none if there is no such chain.
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
-        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
         let attrs = vec![attr(1, chain.table.name)?, attr(2, chain.name)?];
-        let request = encode(GETRULE, NlmF::empty(), chain.table.family, attrs)?;
+        let request = encode(GETRULE, NlmF::empty(), chain.table.family.number(), attrs)?;
+        let listed = self.list(&request, NEWRULE, |payload| {
+            // Kernels before 4.17 look at neither name and list everything.
+            Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(chain)))
+        });
+        listed.or_else(|error| absent(error, Vec::new())).trying(|| format!("list the rules of chain {chain}"))
+    }
+
+    /// The chains of all tables and families that packets come into.
+    pub fn base_chains(&mut self) -> Result<Vec<BaseChain>> {
+        const ALL: u8 = 0;
+        let request = encode(GETCHAIN, NlmF::empty(), ALL, Vec::new())?;
+        let listed = self.list(&request, NEWCHAIN, BaseChain::read);
+        listed.or_else(|error| absent(error, Vec::new())).trying(|| "list the chains of all tables")
+    }
+
+    fn list<T>(
+        &mut self,
+        request: &[u8],
+        kind: u16,
+        read: impl Fn(&[u8]) -> Result<Option<T>> + Copy,
+    ) -> Result<Vec<T>> {
+        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
         let mut outcome = Ok(Vec::new());
         for _ in 0..PERSISTENCE {
-            outcome = socket.list(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
-                // Kernels before 4.17 look at neither name and list everything.
-                Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(chain)))
-            });
+            outcome = socket.list(request, SUBSYSTEM << 8 | kind, read);
             // Any change of any ruleset spoils a listing, and many may come and go at once.
             if !matches!(&outcome, Err(error) if error.code() == Code::TRY_LATER) {
                 break;
             }
         }
-        outcome.or_else(|error| absent(error, Vec::new())).trying(|| format!("list the rules of chain {chain}"))
+        outcome
     }
 
     /// Is there such a chain?
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
         let Some(socket) = &mut self.socket else { return Ok(false) };
         let attrs = vec![attr(1, chain.table.name)?, attr(3, chain.name)?];
-        let request = encode(GETCHAIN, NlmF::empty(), chain.table.family, attrs)?;
+        let request = encode(GETCHAIN, NlmF::empty(), chain.table.family.number(), attrs)?;
         let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |_| Ok(()));
         found
             .map(|found| found.is_some())
@@ -301,9 +395,9 @@ fn absent<T>(error: Error, nothing: T) -> Result<T> {
     }
 }
 
-fn encode(kind: u16, flags: NlmF, family: Family, attrs: Attrs<u16>) -> Result<Vec<u8>> {
+fn encode(kind: u16, flags: NlmF, family: u8, attrs: Attrs<u16>) -> Result<Vec<u8>> {
     let mut body = Cursor::new(Vec::new());
-    head(family.number(), 0).to_bytes(&mut body).map_err(Error::bug)?;
+    head(family, 0).to_bytes(&mut body).map_err(Error::bug)?;
     list(attrs).to_bytes(&mut body).map_err(Error::bug)?;
     message(Rtm::from(SUBSYSTEM << 8 | kind), flags, body.into_inner())
 }

@@ -26,6 +26,8 @@ pub struct KernelRoute {
     pub route: Route,
     /// The link that it leaves by.
     pub link: Option<LinkIndex>,
+    /// Did a router tell it (IPv6)?
+    pub is_advertised: bool,
 }
 
 impl KernelRoute {
@@ -35,7 +37,7 @@ impl KernelRoute {
     }
 
     /// `None` for what is no plain route: local and broadcast entries, cached ones, other families.
-    fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
+    pub(super) fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
         let family = i32::from(wire::byte(payload, 0)?);
         let prefix = wire::byte(payload, 1)?;
         let mut table = u32::from(wire::byte(payload, 4)?);
@@ -70,7 +72,9 @@ impl KernelRoute {
         }
         let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
         let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
-        Ok(Some(KernelRoute { route, link }))
+        // linux/rtnetlink.h: RTPROT_RA
+        let is_advertised = wire::byte(payload, 5)? == 9;
+        Ok(Some(KernelRoute { route, link, is_advertised }))
     }
 }
 
@@ -124,7 +128,7 @@ impl Change {
 impl Netlink {
     /// All unicast routes that leave by `link`, of all tables, IPv4 before IPv6.
     pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
-        let request = list_routes(link)?;
+        let request = list_routes(Some(link))?;
         let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
         let mut found = self
             .socket
@@ -133,9 +137,26 @@ impl Netlink {
         found.sort_by_key(|route| route.route.dst.ip().is_ipv6());
         Ok(found)
     }
+
+    /// The routes of the main table that lead everywhere, the preferred one of each family first.
+    pub fn default_routes(&mut self) -> Result<Vec<KernelRoute>> {
+        let wanted = |route: Option<KernelRoute>| {
+            route.filter(|route| route.route.dst.is_default() && route.route.table == Some(MAIN))
+        };
+        let mut found = self
+            .socket
+            .list(&list_routes(None)?, libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
+            .trying(|| "list the default routes")?;
+        found.sort_by_key(|route| (route.route.dst.ip().is_ipv6(), route.route.priority));
+        Ok(found)
+    }
 }
 
-pub(super) fn list_routes(link: LinkIndex) -> Result<Vec<u8>> {
+pub(super) fn list_routes(link: Option<LinkIndex>) -> Result<Vec<u8>> {
+    let mut attrs = Vec::new();
+    if let Some(link) = link {
+        attrs.push(attr(Rta::Oif, link.unsigned())?);
+    }
     let body = RtmsgBuilder::default()
         .rtm_family(RtAddrFamily::Unspecified)
         .rtm_dst_len(0)
@@ -145,6 +166,6 @@ pub(super) fn list_routes(link: LinkIndex) -> Result<Vec<u8>> {
         .rtm_protocol(Rtprot::Unspec)
         .rtm_scope(RtScope::Universe)
         .rtm_type(Rtn::Unspec)
-        .rtattrs(list(vec![attr(Rta::Oif, link.unsigned())?]));
+        .rtattrs(list(attrs));
     message(Rtm::Getroute, NlmF::empty(), body.build().map_err(Error::bug)?)
 }

@@ -137,30 +137,13 @@ impl Socket {
         // A refusal repeats the message.
         self.reserve(datagram.len() + BUFFER / 2);
         self.transmit(datagram)?;
-        let mut refused = None;
+        let mut answers = Answers { first, count, refused: None };
         let mut deadline = None;
         loop {
-            let Some(mut rest) = self.receive(&mut deadline)? else {
-                return Err(malformed("the answer to a change was cut off"));
-            };
-            while let Some(message) = wire::next_message(&mut rest)? {
-                let place = message.seq.wrapping_sub(first) as usize;
-                if place >= count {
-                    continue; // The answer to a request that was given up.
-                }
-                if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
-                    each(&message)?;
-                    continue;
-                }
-                // The end of a list says what went wrong in the same way.
-                let refusal = refusal(&message)?;
-                let last = ended(place, refusal.is_some());
-                if let Some(error) = refusal {
-                    refused.get_or_insert((place, error));
-                }
-                if last {
-                    return Ok(refused);
-                }
+            match self.receive(&mut deadline)? {
+                Some(datagram) if answers.take(datagram, &ended, &mut each)? => return Ok(answers.refused),
+                Some(_) => {}
+                None => return Err(malformed("the answer to a change was cut off")),
             }
         }
     }
@@ -308,18 +291,57 @@ impl Socket {
     }
 }
 
+/// The answers to `count` messages, the first of which has the sequence number `first`.
+pub(super) struct Answers {
+    pub(super) first: u32,
+    pub(super) count: usize,
+    /// The first refusal, with the place of the message that was refused.
+    pub(super) refused: Option<(usize, Error)>,
+}
+
+impl Answers {
+    /// Takes what a datagram has of them; `true` if `ended` said so of one, by its place and whether it is a refusal.
+    pub(super) fn take(
+        &mut self,
+        mut rest: &[u8],
+        ended: impl Fn(usize, bool) -> bool,
+        mut each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<bool> {
+        while let Some(message) = wire::next_message(&mut rest)? {
+            let place = message.seq.wrapping_sub(self.first) as usize;
+            if place >= self.count {
+                continue; // The answer to a request that was given up.
+            }
+            if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
+                each(&message)?;
+                continue;
+            }
+            // The end of a list says what went wrong in the same way.
+            let refusal = refusal(&message)?;
+            let last = ended(place, refusal.is_some());
+            if let Some(error) = refusal {
+                self.refused.get_or_insert((place, error));
+            }
+            if last {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
 /// A list that is being read.
-struct Listing<T> {
-    seq: u32,
-    kind: u16,
-    items: Vec<T>,
+pub(super) struct Listing<T> {
+    pub(super) seq: u32,
+    pub(super) kind: u16,
+    pub(super) items: Vec<T>,
     /// It changed while it was read, or a part of it is lost.
-    spoiled: bool,
+    pub(super) spoiled: bool,
 }
 
 impl<T> Listing<T> {
     /// Takes what a datagram has of it; `true` if that was the end.
-    fn take(&mut self, mut rest: &[u8], read: impl Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
+    pub(super) fn take(&mut self, mut rest: &[u8], read: impl Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
         while let Some(message) = wire::next_message(&mut rest)? {
             if message.seq != self.seq {
                 continue; // The answer to a request that was given up.
@@ -379,7 +401,7 @@ fn refusal(message: &Message<'_>) -> Result<Option<Error>> {
     } else {
         wire::number(message.payload, 4).map_or(0, |len| len as usize)
     };
-    let rest = message.payload.get(4 + repeated.next_multiple_of(4)..);
+    let rest = repeated.checked_next_multiple_of(4).and_then(|len| message.payload.get(len.checked_add(4)?..));
     Ok(Some(Error::kernel(status.saturating_neg(), &explanation(rest))))
 }
 

@@ -111,7 +111,7 @@ pub(super) fn list_vlans(port: LinkIndex) -> Result<Vec<u8>> {
     message(Rtm::from(wire::RTM_GETVLAN), NlmF::empty(), body)
 }
 
-fn read(payload: &[u8], port: LinkIndex) -> Result<Vec<Vlan>> {
+pub(super) fn read(payload: &[u8], port: LinkIndex) -> Result<Vec<Vlan>> {
     let mut vlans = Vec::new();
     if wire::number(payload, 4)? != port.unsigned() {
         return Ok(vlans);

@@ -13,6 +13,7 @@ use neli::rtnl::{Rtattr, RtattrBuilder};
 use neli::types::{Buffer, RtBuffer};
 use neli::{Size, ToBytes};
 
+use super::link::NetnsId;
 use crate::error::{Code, Error, Result};
 use crate::ip::{Cidr, MacAddr};
 
@@ -21,6 +22,12 @@ pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 pub(super) const IFLA_BRPORT_STATE: u16 = 1;
 pub(super) const IFLA_BRPORT_MODE: u16 = 4;
 pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;
+pub(super) const IFLA_TARGET_NETNSID: u16 = 46;
+pub(super) const RTM_NEWNSID: u16 = 88;
+pub(super) const RTM_GETNSID: u16 = 90;
+pub(super) const NETNSA_NSID: u16 = 1;
+pub(super) const NETNSA_FD: u16 = 3;
+pub(super) const IFA_TARGET_NETNSID: u16 = 10;
 pub(super) const VETH_INFO_PEER: u16 = 1;
 pub(super) const IFLA_INET_CONF: u16 = 1;
 pub(super) const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
@@ -178,6 +185,18 @@ pub(super) fn text(value: &[u8]) -> String {
 /// A hardware address; `None` for the kinds of links that have another or none.
 pub(super) fn mac(value: &[u8]) -> Option<MacAddr> {
     value.try_into().ok().map(MacAddr)
+}
+
+/// Fails unless a reply is about the namespace that was asked for. Kernels before 4.20 look at their own instead.
+pub(super) fn is_from(netns: NetnsId, payload: &[u8], header: usize, kind: u16) -> Result<()> {
+    for attribute in attributes(payload, header) {
+        let (found, value) = attribute?;
+        if found == kind && number(value, 0)? == netns.unsigned() {
+            return Ok(());
+        }
+    }
+    let error = Error::kernel(libc::EOPNOTSUPP, "");
+    Err(error.details("this kernel cannot be asked about another namespace (Linux 4.20 can)"))
 }
 
 /// An address of either family, by its length.

@@ -1,5 +1,6 @@
 //! The border of a plugin, with an environment and a plugin of the test's making.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,6 +36,10 @@ impl Plugin for Probe {
     }
     fn del(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         self.done()
+    }
+    fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+        self.calls.fetch_add(100, Ordering::Relaxed);
+        Ok(())
     }
     fn check(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         self.done()
@@ -91,7 +96,10 @@ impl Case {
     fn run(&self) -> (Answer, u32) {
         let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
         let env = |name: &str| self.env.get(name).cloned();
-        let answer = answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes());
+        let printed = RefCell::new(Vec::new());
+        let print = |bytes: &[u8]| printed.borrow_mut().write_all(bytes);
+        let mut answer = answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes(), &print);
+        answer.stdout.splice(0..0, printed.into_inner());
         (answer, probe.calls.into_inner())
     }
 
@@ -128,6 +136,21 @@ fn every_command_reaches_the_plugin() {
         Case::new("STATUS").env(name, "").succeeds();
         Case::new("GC").stdin(gc).env(name, "in/valid:").succeeds();
     }
+}
+
+#[test]
+fn an_add_whose_answer_is_lost_is_taken_back() {
+    let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
+    let lose = |command: &str| {
+        let case = Case::new(command);
+        let env = |name: &str| case.env.get(name).cloned();
+        let full = |_: &[u8]| Err(io::Error::from_raw_os_error(libc::ENOSPC));
+        answer(&[&probe], "probe".as_ref(), &env, &mut case.stdin.as_bytes(), &full)
+    };
+    let refused = lose("ADD");
+    assert!(!refused.success && probe.calls.load(Ordering::Relaxed) == 101, "{refused:?}");
+    assert!(String::from_utf8(refused.stdout).unwrap().contains("stdout"));
+    assert!(lose("DEL").success, "it has nothing to say");
 }
 
 #[test]
@@ -225,7 +248,7 @@ fn with_several_plugins_the_name_picks_one() {
     assert_eq!(pick(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
     let case = Case::new("ADD");
     let env = |name: &str| case.env.get(name).cloned();
-    let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes());
+    let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes(), &|_| Ok(()));
     let text = String::from_utf8(refused.stdout).unwrap();
     assert!(!refused.success && text.contains("/bin/cni0") && text.contains("one, two"), "{text}");
 }

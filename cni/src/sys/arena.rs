@@ -2,15 +2,19 @@
 //!
 //! musl's allocator asks the kernel for each size of block apart, and gives it back just as eagerly; a tenth of a short
 //! call goes into that. Here blocks come one after the other out of a fixed piece of memory, and most are never given
-//! back. What does not fit goes to the allocator of the C library, so that a call that needs much is none the worse.
+//! back. What does not fit goes to the allocator of the C library, so that a call that needs much is none the worse; and
+//! when the kernel refuses that one, there is a reserve, for a call that has begun to change something must get to its end.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-/// More than most calls need. Of what they do not touch the kernel gives nothing.
-const SIZE: usize = 64 << 10;
+/// More than most calls need, on hosts with hundreds of links. Of what they do not touch the kernel gives nothing.
+const SIZE: usize = 512 << 10;
+
+/// The end of it that is only given out when there is nothing else: more than an ADD needs from its first change on.
+const RESERVE: usize = 256 << 10;
 
 /// The strictest alignment that a block in the arena can have.
 const ALIGN: usize = 16;
@@ -46,12 +50,12 @@ impl Arena {
         block.addr().checked_sub(self.base().addr()).filter(|offset| *offset < SIZE)
     }
 
-    /// Takes `size` bytes: where they begin, and how many of them somebody had before.
-    fn take(&self, size: usize, align: usize) -> Option<(usize, usize)> {
+    /// Takes `size` bytes before `limit`: where they begin, and how many of them somebody had before.
+    fn take(&self, size: usize, align: usize, limit: usize) -> Option<(usize, usize)> {
         let mut used = self.used.load(Acquire);
         loop {
             let start = used.checked_next_multiple_of(align).filter(|_| align <= ALIGN)?;
-            let end = start.checked_add(size).filter(|end| *end <= SIZE)?;
+            let end = start.checked_add(size).filter(|end| *end <= limit)?;
             match self.used.compare_exchange_weak(used, end, AcqRel, Acquire) {
                 Ok(_) => return Some((start, self.touched.fetch_max(end, AcqRel).saturating_sub(start).min(size))),
                 Err(now) => used = now,
@@ -59,10 +63,20 @@ impl Arena {
         }
     }
 
+    /// The same, as a pointer.
+    fn block(&self, layout: Layout, limit: usize) -> Option<(*mut u8, usize)> {
+        let (start, stale) = self.take(layout.size(), layout.align(), limit)?;
+        // SAFETY: the offset is inside the space.
+        Some((unsafe { self.base().add(start) }, stale))
+    }
+
     /// Moves the end of the newest block; `false` if there is a newer one, or no room.
     fn resize(&self, start: usize, old: usize, new: usize) -> bool {
         match start.checked_add(new) {
-            Some(end) if end <= SIZE && self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok() => {
+            Some(end)
+                if (end <= SIZE - RESERVE || new < old)
+                    && self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok() =>
+            {
                 self.touched.fetch_max(end, AcqRel);
                 true
             }
@@ -75,24 +89,32 @@ impl Arena {
 // that are not in the arena are System's from beginning to end.
 unsafe impl GlobalAlloc for Arena {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        match self.take(layout.size(), layout.align()) {
-            // SAFETY: the offset is inside the space.
-            Some((start, _)) => unsafe { self.base().add(start) },
-            // SAFETY: the caller's promises about the layout are passed on.
-            None => unsafe { System.alloc(layout) },
+        if let Some((block, _)) = self.block(layout, SIZE - RESERVE) {
+            return block;
         }
+        // SAFETY: the caller's promises about the layout are passed on.
+        let block = unsafe { System.alloc(layout) };
+        if block.is_null()
+            && let Some((block, _)) = self.block(layout, SIZE)
+        {
+            return block;
+        }
+        block
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        match self.take(layout.size(), layout.align()) {
-            // SAFETY: the offset is inside the space, and the part to be cleared inside the block.
-            Some((start, stale)) => unsafe {
-                let block = self.base().add(start);
-                block.write_bytes(0, stale);
-                block
-            },
-            // SAFETY: as above.
-            None => unsafe { System.alloc_zeroed(layout) },
+        if let Some((block, stale)) = self.block(layout, SIZE - RESERVE) {
+            // SAFETY: what somebody had is a part of the block.
+            unsafe { block.write_bytes(0, stale) };
+            return block;
+        }
+        // SAFETY: the caller's promises about the layout are passed on; a block is as large as asked for.
+        unsafe {
+            let block = self.alloc(layout);
+            if !block.is_null() {
+                block.write_bytes(0, layout.size());
+            }
+            block
         }
     }
 
@@ -108,11 +130,27 @@ unsafe impl GlobalAlloc for Arena {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         let Some(start) = self.offset(block) else {
             // SAFETY: it came from System.
-            return unsafe { System.realloc(block, layout, size) };
+            let new = unsafe { System.realloc(block, layout, size) };
+            // SAFETY: as for `alloc`. System leaves the block alone when it has no larger one.
+            return if new.is_null() { unsafe { self.move_to_larger(block, layout, size) } } else { new };
         };
         if self.resize(start, layout.size(), size) {
-            return block;
+            // Not `block` itself, by which only the old size may be reached.
+            // SAFETY: the offset is inside the space.
+            return unsafe { self.base().add(start) };
         }
+        // SAFETY: the caller's promises are passed on.
+        unsafe { self.move_to_larger(block, layout, size) }
+    }
+}
+
+impl Arena {
+    /// What `realloc` does with a block that cannot stay where it is.
+    ///
+    /// # Safety
+    ///
+    /// As that of [`GlobalAlloc::realloc`].
+    unsafe fn move_to_larger(&self, block: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the size is not zero and does not overflow, as the caller promised.
         let larger = unsafe { Layout::from_size_align_unchecked(size, layout.align()) };
         // SAFETY: as above; both blocks are at least as long as what is copied, and they are different ones.
@@ -133,29 +171,33 @@ mod tests {
 
     #[test]
     fn blocks_are_aligned_apart_and_in_bounds() {
-        let arena = Arena::new();
-        assert_eq!(arena.take(5, 1), Some((0, 0)));
-        assert_eq!(arena.take(8, 8), Some((8, 0)));
-        assert_eq!(arena.take(1, 32), None, "stricter than the arena is");
-        assert_eq!(arena.take(SIZE, 1), None);
-        assert_eq!(arena.take(SIZE - 16, 16), Some((16, 0)));
-        assert_eq!(arena.take(1, 1), None);
-        assert_eq!(arena.take(usize::MAX, 16), None);
+        static ARENA: Arena = Arena::new();
+        let arena = &ARENA;
+        assert_eq!(arena.take(5, 1, SIZE), Some((0, 0)));
+        assert_eq!(arena.take(8, 8, SIZE), Some((8, 0)));
+        assert_eq!(arena.take(1, 32, SIZE), None, "stricter than the arena is");
+        assert_eq!(arena.take(SIZE, 1, SIZE), None);
+        assert_eq!(arena.take(1000, 1, 1000), None, "it is in the reserve");
+        assert_eq!(arena.take(SIZE - 16, 16, SIZE), Some((16, 0)));
+        assert_eq!(arena.take(1, 1, SIZE), None);
+        assert_eq!(arena.take(usize::MAX, 16, SIZE), None);
     }
 
     #[test]
     fn the_newest_block_grows_and_goes() {
-        let arena = Arena::new();
-        let ((a, _), (b, _)) = (arena.take(16, 1).unwrap(), arena.take(16, 1).unwrap());
+        static ARENA: Arena = Arena::new();
+        let arena = &ARENA;
+        let ((a, _), (b, _)) = (arena.take(16, 1, SIZE).unwrap(), arena.take(16, 1, SIZE).unwrap());
         assert!(!arena.resize(a, 16, 32), "b is in its way");
         assert!(arena.resize(b, 16, 32) && !arena.resize(b, 32, SIZE));
         assert!(arena.resize(b, 32, 0));
-        assert_eq!(arena.take(4, 4), Some((16, 4)));
+        assert_eq!(arena.take(4, 4, SIZE), Some((16, 4)));
     }
 
     #[test]
     fn what_somebody_had_is_known_and_cleared() {
-        let arena = Arena::new();
+        static ARENA: Arena = Arena::new();
+        let arena = &ARENA;
         let layout = |size| Layout::from_size_align(size, 1).unwrap();
         // SAFETY: blocks are written and read within their size, and given back once.
         unsafe {
@@ -167,10 +209,32 @@ mod tests {
             let block = arena.alloc_zeroed(layout(100));
             assert!(std::slice::from_raw_parts(block, 100).iter().all(|byte| *byte == 0));
         }
-        assert_eq!(arena.take(4, 1), Some((100, 0)), "nobody had what comes now");
+        assert_eq!(arena.take(4, 1, SIZE), Some((100, 0)), "nobody had what comes now");
     }
 
     #[test]
+    fn a_block_that_grew_can_be_used_to_its_end() {
+        static ARENA: Arena = Arena::new();
+        let arena = &ARENA;
+        let sized = |size| Layout::from_size_align(size, 1).unwrap();
+        // SAFETY: no layout is empty, and each block is used inside, and not after it was given back.
+        unsafe {
+            let block = arena.alloc(sized(2));
+            // A pointer that stands for these two bytes, as that of a box does. Only miri minds if it is used for more.
+            let block = std::ptr::from_mut(&mut *block.cast::<[u8; 2]>()).cast::<u8>();
+            block.write(7);
+            let larger = arena.realloc(block, sized(2), 64);
+            larger.add(63).write(8);
+            assert_eq!((larger.addr(), larger.read(), larger.add(63).read()), (block.addr(), 7, 8));
+            let outside = arena.realloc(larger, sized(64), SIZE + 1);
+            assert_eq!((arena.offset(outside), outside.read(), outside.add(63).read()), (None, 7, 8));
+            arena.dealloc(outside, sized(SIZE + 1));
+        }
+        assert_eq!(arena.take(1, 1, SIZE), Some((0, 1)), "all of it was given back");
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too many steps")]
     fn contents_survive_the_way_out_of_the_arena() {
         // The arena is this process's allocator too.
         let mut bytes = Vec::new();

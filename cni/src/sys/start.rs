@@ -49,10 +49,13 @@ pub unsafe fn start(arguments: *const *const c_char, plugins: &[&dyn Plugin]) ->
 /// Puts /dev/null where stdin, stdout or stderr is closed: the next file to be opened would take its place, and be
 /// written an answer into. `false` if that cannot be had.
 fn keep_streams() -> bool {
-    (0..=2).all(|stream| {
-        // SAFETY: this asks about a number, whatever it stands for, and touches no memory.
-        let open = unsafe { libc::fcntl(stream, libc::F_GETFD) } != -1;
+    let mut streams = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
+    // SAFETY: the array is as long as is said. It asks about numbers, whatever they stand for, and does not wait.
+    if unsafe { libc::poll(streams.as_mut_ptr(), 3, 0) } == 0 {
+        return true;
+    }
+    streams.iter().filter(|stream| stream.revents & libc::POLLNVAL != 0).all(|stream| {
         // SAFETY: the path ends with a NUL. The lowest free number is taken, which is this one: those below are open.
-        open || unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) } == stream
+        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) == stream.fd }
     })
 }

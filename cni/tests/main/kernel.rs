@@ -7,6 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use cni::ip::{Cidr, MacAddr};
+use cni::netlink::nft::{BaseChain, Family, Nftables};
 use cni::netlink::{
     BridgeSpec, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd,
     VethSpec, Vlan, VlanRange, Watch,
@@ -444,4 +445,81 @@ fn vlans_of_a_port() {
     let wanted = [Vlan { pvid: true, untagged: true, ..plain(100, 100) }, plain(200, 204), plain(300, 300)];
     host.apply(&[Change::delete_vlans(port.index, &[one]), Change::add_vlans(port.index, &wanted)]).unwrap();
     assert_eq!(host.vlans(port.index).unwrap(), wanted);
+}
+
+#[test]
+fn the_other_end_is_looked_at_without_entering_its_namespace() {
+    let lab = Lab::bare();
+    let (mut host, mut guest, _, port, eth0) = attached(&lab);
+    guest
+        .apply(&[
+            Change::add_address(eth0.index, cidr("10.1.0.2/24"), DuplicateDetection::Off),
+            Change::add_address(eth0.index, cidr("fd00::2/64"), DuplicateDetection::Off),
+        ])
+        .unwrap();
+    let port = host.link(port.index).unwrap().unwrap();
+    let netns = port.peer_netns.expect("the other end is elsewhere");
+    assert_eq!(host.netns_id(&Netns::open(Path::new("/run/netns/c1")).unwrap()).unwrap(), Some(netns));
+    assert_eq!(host.netns_id(&Netns::open(&lab.netns("c2")).unwrap()).unwrap(), None, "nothing leads there");
+    let peer = host.link_elsewhere(netns, port.peer.unwrap()).unwrap().unwrap();
+    assert_eq!((peer.name.as_str(), peer.mac), ("eth0", eth0.mac));
+    lab.sh("ip link add name far index 4000 type bridge");
+    let far = host.link("far").unwrap().unwrap();
+    assert_eq!(host.link_elsewhere(netns, far.index).unwrap(), None, "it is here");
+    let addresses = host.addresses_elsewhere(netns).unwrap();
+    let on_peer: Vec<_> = addresses.iter().filter(|(link, address)| *link == peer.index && address.global).collect();
+    assert_eq!(on_peer.iter().map(|(_, a)| a.cidr).collect::<Vec<_>>(), [cidr("10.1.0.2/24"), cidr("fd00::2/64")]);
+    assert_eq!(host.link("lo").unwrap().unwrap().peer_netns, None);
+}
+
+#[test]
+fn addresses_of_all_links_are_listed_with_their_links() {
+    let lab = Lab::bare();
+    let (mut host, _, bridge, port, _) = attached(&lab);
+    host.apply(&[
+        Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off),
+        Change::add_address(port.index, cidr("10.2.0.1/24"), DuplicateDetection::Off),
+    ])
+    .unwrap();
+    let all = host.all_addresses().unwrap();
+    for (link, address) in [(bridge.index, "10.1.0.1/24"), (port.index, "10.2.0.1/24")] {
+        assert!(all.iter().any(|(owner, found)| *owner == link && found.cidr == cidr(address)), "{address}: {all:?}");
+    }
+}
+
+#[test]
+fn the_preferred_default_route_comes_first() {
+    let lab = Lab::bare();
+    let (mut host, _, bridge, port, _) = attached(&lab);
+    assert_eq!(host.default_routes().unwrap(), []);
+    lab.sh(
+        "ip address add 10.1.0.1/24 dev cni0; ip address add 10.2.0.1/24 dev veth0; ip link set veth0 nomaster
+         ip route add default via 10.1.0.254 dev cni0 metric 200; ip route add default via 10.2.0.254 dev veth0 metric 100
+         ip route add default via 10.2.0.253 dev veth0 table 99; ip -6 route add default dev cni0",
+    );
+    let links: Vec<_> = host.default_routes().unwrap().iter().map(|route| route.link).collect();
+    assert_eq!(links, [Some(port.index), Some(bridge.index), Some(bridge.index)]);
+}
+
+#[test]
+fn base_chains_are_listed_with_their_policy() {
+    let lab = Lab::bare();
+    let mut nft = Nftables::open().unwrap();
+    assert!(nft.is_there().unwrap());
+    assert_eq!(nft.base_chains().unwrap(), []);
+    lab.sh("nft 'table inet strict {
+             chain passing { type filter hook forward priority 0; policy drop; }
+             chain mine { type filter hook input priority 0; }
+             chain helper { }
+         }
+         table ip6 six { chain passing { type filter hook forward priority 0; policy accept; }; }'");
+    let chains = nft.base_chains().unwrap();
+    let seen = |name: &str| chains.iter().find(|chain| chain.to_string() == name);
+    assert_eq!(chains.len(), 3, "{chains:?}");
+    let strict = seen("inet strict passing").unwrap();
+    assert!(strict.drops && strict.place == BaseChain::FORWARD);
+    assert!(strict.sees(Family::Ipv4) && strict.sees(Family::Ipv6) && !strict.sees(Family::Bridge));
+    assert!(!seen("inet strict mine").unwrap().drops && seen("inet strict mine").unwrap().place != BaseChain::FORWARD);
+    let six = seen("ip6 six passing").unwrap();
+    assert!(!six.drops && six.sees(Family::Ipv6) && !six.sees(Family::Ipv4));
 }

@@ -46,6 +46,7 @@ fn environments() -> Vec<Case> {
             ("CNI_IFNAME", Some(b".."), "\"..\""),
             ("CNI_IFNAME", Some(b"../x"), "../x"),
             ("CNI_IFNAME", Some(b"a:b"), "a:b"),
+            ("CNI_IFNAME", Some(b"eth%d"), "eth%d"),
             ("CNI_IFNAME", Some(b"a b"), "a b"),
             ("CNI_IFNAME", Some(b"a\t"), "a\\t"),
             ("CNI_IFNAME", Some("a\u{a0}".as_bytes()), "a\\u{a0}"),
@@ -289,4 +290,15 @@ fn of_any_size_costs_little_memory() {
         run("GC", 48_000, object(inside)).ok();
     }
     run("GC", 48_000, filler(" ", 50 << 20)).error(6);
+}
+
+#[test]
+fn a_plugin_that_has_to_abort_says_so() {
+    let lab = Lab::new();
+    let netns = lab.netns("a");
+    // As abort() does it, in the midst of the work.
+    let trace = lab.dir().join("trace");
+    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "inject=setsockopt:signal=ABRT:when=1"];
+    let error = lab.attach("loopback", "ADD", netns).stdin(GOOD).strace(&options).run().error(999);
+    assert!(error["details"].as_str().unwrap().contains("DEL"), "{error}");
 }

@@ -74,10 +74,15 @@ fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
     let (target, link, fifo) = (lab.dir().join("target"), lab.dir().join("link"), lab.dir().join("fifo"));
     symlink(&target, &link).unwrap();
     lab.sh(&format!("mkfifo {}", fifo.display()));
+    let (precious, second) = (lab.dir().join("precious"), lab.dir().join("second"));
+    fs::write(&precious, "precious").unwrap();
+    fs::hard_link(&precious, &second).unwrap();
     for (count, (wish, culprit)) in [
         (json!({"logFile": lab.dir().join("no/such/dir/log")}), "the log goes to stderr"),
         (json!({"logFile": link}), "the log goes to stderr"),
         (json!({"logFile": fifo}), "the log goes to stderr"),
+        (json!({"logFile": second}), "no file of our own"),
+        (json!({"logFile": "/dev/null"}), "no file of our own"),
         (json!({"logFile": "relative.log"}), "relative.log"),
         (json!({"logFile": {}}), "logFile"),
         (json!({"logLevel": "verbose"}), "verbose"),
@@ -94,6 +99,7 @@ fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
         }
     }
     assert!(!target.exists(), "a symbolic link is not followed");
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "nor a file written to that is another's too");
     lab.netns("c");
     let outcome = add(&lab, json!({})).env("CNI_NETNS", "/run/netns/c").env("CNI_LOG", "loud").run();
     outcome.ok();

@@ -168,10 +168,11 @@ fn an_entry_of_somebody_else_under_the_same_name_is_left_alone() {
 
 #[test]
 fn hand_over_to_and_from_libcni() {
-    let Some(runtime) = std::env::vars_os().find(|(name, _)| name == "CNI0_TEST_LIBCNI").map(|(_, value)| value) else {
+    let given = std::env::vars_os().find(|(name, _)| name == "CNI0_TEST_LIBCNI").map(|(_, value)| value);
+    let Some(runtime) = given.filter(|path| !path.is_empty()) else {
         return skip(
             "hand_over_to_and_from_libcni",
-            "no runtime on libcni (testdata/cache/capture DIR builds one: CNI0_TEST_LIBCNI=DIR/runtime)",
+            "no runtime on libcni (testdata/cache/capture --runtime DIR builds one: CNI0_TEST_LIBCNI=DIR/runtime)",
         );
     };
     let host = Host::new();

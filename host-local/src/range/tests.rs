@@ -162,6 +162,7 @@ fn the_next_address_is_the_models() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many steps")]
 fn a_round_visits_every_address_once_and_the_last_one_last() {
     let mut dice = Dice(0xabcd);
     for _ in 0..500 {

@@ -210,3 +210,22 @@ fn where_files_cannot_be_unnamed_leases_are_written_beside() {
     assert_eq!(addresses(&inject(&lab, net.calling("ADD", "b"), linked, "error=ENOENT").ok()).len(), 2);
     net.assert_tidy();
 }
+
+#[test]
+fn a_directory_that_cannot_be_closed_is_no_reason_to_fail() {
+    let lab = Lab::new();
+    let net = dual(&lab);
+    net.add("other");
+    // Without an index all leases are listed.
+    let forget = || lab.sh("rm -rf /run/cni0");
+    forget();
+    let plan = steps(&lab, net.calling("ADD", "a"));
+    net.del("a");
+    assert!(plan.iter().any(|step| step.name == "getdents64"), "the directory is listed");
+    for step in plan.iter().filter(|step| step.name == "close") {
+        forget();
+        let outcome = inject(&lab, net.calling("ADD", "a"), step, "error=EIO");
+        assert_eq!(addresses(&outcome.ok()).len(), 2, "close({}", step.text);
+        net.del("a");
+    }
+}

@@ -40,6 +40,35 @@ fn spoil_pages(net: &Net<'_>, spoil: impl Fn(Vec<u8>) -> Vec<u8>) {
     }
 }
 
+/// How many leases a call reads.
+fn opened(net: &Net<'_>, command: &str, id: &str) -> usize {
+    let trace = net.lab.dir().join("trace");
+    net.calling(command, id).strace(&["-f", "-qq", "-e", "trace=openat", "-o", trace.to_str().unwrap()]).run().ok();
+    let text = fs::read_to_string(&trace).unwrap();
+    text.lines().filter(|line| line.contains("\"10.1.0.") && line.contains("O_RDONLY")).count()
+}
+
+#[test]
+fn no_call_reads_the_leases_of_others() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    let fill = |from: u8| {
+        fs::create_dir_all(net.dir()).unwrap();
+        (from..from + 50)
+            .for_each(|n| fs::write(net.dir().join(format!("10.1.0.{n}")), format!("s{n}\r\neth0")).unwrap());
+    };
+    // Also after somebody else has changed the directory, once each time.
+    for from in [10, 100] {
+        fill(from);
+        assert!(opened(&net, "ADD", &format!("first{from}")) >= 50, "the index has to be made");
+        let id = format!("second{from}");
+        for command in ["ADD", "CHECK", "DEL"] {
+            let read = opened(&net, command, &id);
+            assert!(read <= 3, "{command} read {read} leases");
+        }
+    }
+}
+
 #[test]
 fn a_lost_or_damaged_index_costs_time_only() {
     let lab = Lab::new();

@@ -12,6 +12,7 @@ mod bad;
 mod concurrency;
 mod fault;
 mod format;
+mod hostile;
 mod index;
 mod lock;
 mod network;

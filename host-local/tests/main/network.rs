@@ -107,11 +107,11 @@ fn status_tells_when_nothing_can_be_written() {
     lab.sh("mount -t tmpfs -o size=64k none /run/data");
     let net = net.with("/ipam/dataDir", json!("/run/data/networks"));
     net.call("STATUS", "x").ok();
-    lab.sh("mount -o remount,ro /run/data");
+    lab.sh("mount -o remount,bind,ro /run/data");
     let error = net.call("STATUS", "x").error(50);
     assert!(error["msg"].as_str().unwrap().contains("/run/data"), "{error}");
     net.call("ADD", "a").error(5);
-    lab.sh("mount -o remount,rw /run/data; head -c 1m /dev/zero > /run/data/full || true");
+    lab.sh("mount -o remount,bind,rw /run/data; head -c 1m /dev/zero > /run/data/full || true");
     net.call("STATUS", "x").error(50);
     net.call("ADD", "a").error(5);
     lab.sh("rm /run/data/full");

@@ -74,7 +74,7 @@ impl Rule {
     }
 
     /// `None` for what is no rule.
-    pub(super) fn read(payload: &[u8]) -> Result<Option<Rule>> {
+    pub(in crate::netlink) fn read(payload: &[u8]) -> Result<Option<Rule>> {
         let mut rule = Rule::default();
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
@@ -335,7 +335,7 @@ mod tests {
             expressions(family, parts).unwrap(),
             comment(text).unwrap(),
         ];
-        let message = super::super::encode(6, neli::consts::nl::NlmF::empty(), family, attrs);
+        let message = super::super::encode(6, neli::consts::nl::NlmF::empty(), family.number(), attrs);
         Rule::read(&message.unwrap()[16..]).unwrap().unwrap()
     }
 

@@ -1,0 +1,138 @@
+//! For those who look and change nothing: what a configuration asks for, and whose the ports and rules of a host are.
+
+use cni::ip::Cidr;
+use cni::netlink::Address;
+use cni::netlink::nft::Nftables;
+use cni::{Call, IfName, Result};
+
+use crate::config::{Backend, Config};
+use crate::name::{self, Owner};
+use crate::{gateway, iptables, masquerade, spoofcheck};
+
+pub use crate::masquerade::Masquerade;
+pub use crate::spoofcheck::SpoofCheck;
+
+/// What a network's configuration asks for, as far as it can be seen on the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Name of the bridge.
+    pub bridge: String,
+    /// Name of the link that has the gateway's address, if one should have it: the bridge, or that of a VLAN.
+    pub gateway: Option<String>,
+    /// May an address in the way be taken from the bridge?
+    pub force_address: bool,
+    /// MTU of the pair, if not the kernel's choice.
+    pub mtu: Option<u32>,
+    /// Are containers hidden behind the host's addresses?
+    pub masquerade: bool,
+    /// Is nf_tables needed, and nothing else will do?
+    pub needs_nftables: bool,
+    /// The plugin that gives addresses.
+    pub ipam: Option<String>,
+}
+
+/// Reads a configuration; everything that an ADD would refuse is an error.
+pub fn settings(call: &Call<'_>) -> Result<Settings> {
+    let config = Config::parse(call)?;
+    config.refuse_contradictions()?;
+    let bridge = config.bridge.to_string();
+    let is_gateway = config.gateway && config.ipam.is_some();
+    Ok(Settings {
+        gateway: is_gateway.then(|| config.vlan_gateway().unwrap_or_else(|| bridge.clone())),
+        bridge,
+        force_address: config.force_address,
+        mtu: config.mtu,
+        masquerade: config.masquerade.is_some(),
+        needs_nftables: config.spoof_check || config.masquerade == Some(Backend::Nftables),
+        ipam: config.ipam,
+    })
+}
+
+/// Would an ADD refuse to give `link` the addresses `gateways`, beside those that it has?
+pub fn refuse_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
+    gateway::compare(link, have, gateways, force).map(drop)
+}
+
+/// The alias of the host's end of an attachment's pair.
+pub fn alias(network: &str, container: &str, ifname: &str) -> String {
+    Owner { network, container, ifname }.alias()
+}
+
+/// What the alias of a host's end says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortOwner {
+    /// The network.
+    pub network: String,
+    /// The container and its interface; `None` if they were too long for the alias.
+    pub attachment: Option<(String, String)>,
+}
+
+/// Whose port has this alias; `None` if it is none of ours.
+pub fn port_owner(text: &str) -> Option<PortOwner> {
+    let words: Vec<&str> = text.split(' ').collect();
+    let ["cni0", network, rest @ ..] = words.as_slice() else { return None };
+    let attachment = match rest {
+        // What a long alias ends in is too long for the name of an interface.
+        [container, ifname] if IfName::from_config(ifname).is_ok() => {
+            Some(((*container).to_owned(), (*ifname).to_owned()))
+        }
+        _ => None,
+    };
+    Some(PortOwner { network: (*network).to_owned(), attachment })
+}
+
+/// The keys of an attachment's rules, one for each backend. Those of iptables are of all attachments of a container.
+pub fn rule_keys(network: &str, container: &str, ifname: &str) -> [String; 2] {
+    let owner = Owner { network, container, ifname };
+    [owner.mark(), owner.iptables_comment()]
+}
+
+/// What the keys of all rules of a network begin with, one for each backend.
+pub fn network_keys(network: &str) -> [String; 2] {
+    [name::network_mark(network), name::iptables_prefix(network)]
+}
+
+/// All rules that hide addresses of containers, of both backends.
+pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
+    let mut rules = masquerade::list(nft)?;
+    rules.extend(iptables::list(nft)?);
+    Ok(rules)
+}
+
+/// All checks of source addresses.
+pub fn spoof_checks(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
+    spoofcheck::list(nft)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_tells_whose_a_port_is() {
+        let owner = port_owner(&alias("net1", "c1", "eth0")).unwrap();
+        assert_eq!((owner.network.as_str(), owner.attachment), ("net1", Some(("c1".to_owned(), "eth0".to_owned()))));
+        let cut = port_owner(&alias("net1", &"c".repeat(300), "eth0")).unwrap();
+        assert_eq!((cut.network.as_str(), cut.attachment), ("net1", None));
+        for other in ["", "cni0", "uplink to rack 4", "net1 c1 eth0"] {
+            assert_eq!(port_owner(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn rules_are_told_apart_by_their_comments() {
+        let owner = Owner { network: "net1", container: "c1", ifname: "eth0" };
+        let nft = Masquerade { source: None, iptables: false, comment: owner.comment() };
+        let iptables = Masquerade { source: None, iptables: true, comment: owner.iptables_comment() };
+        let keys = |container, ifname| rule_keys("net1", container, ifname);
+        for rule in [&nft, &iptables] {
+            let is_of = |network| network_keys(network).iter().any(|key| rule.key().starts_with(key));
+            assert!(is_of("net1") && !is_of("net") && !is_of("net2"));
+            assert!(keys("c1", "eth0").iter().any(|key| key == rule.key()));
+            assert!(!keys("c2", "eth0").iter().any(|key| key == rule.key()));
+        }
+        assert!(!keys("c1", "eth1").contains(&nft.key().to_owned()));
+        assert!(keys("c1", "eth1").contains(&iptables.key().to_owned()), "of all attachments of the container");
+        assert_eq!(nft.about(), "net1, if: eth0, id: c1");
+    }
+}

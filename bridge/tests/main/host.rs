@@ -1,0 +1,136 @@
+//! Hosts that lack something: what can be served is, and what cannot is refused and says why.
+
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use cni::testing::Lab;
+use serde_json::json;
+
+use crate::pod::{Pod, assert_clean, layer2, layer3, merge, outside, send, udp};
+
+/// /proc/sys as many containers have it, whatever namespace looks at it.
+fn freeze_settings(lab: &Lab) {
+    lab.sh("mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys");
+}
+
+#[test]
+fn with_read_only_settings_what_is_set_already_is_enough() {
+    let lab = &Lab::new();
+    lab.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
+    freeze_settings(lab);
+    let config = layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables" }));
+    let [a, b] = [("a", 2), ("b", 3)]
+        .map(|(id, n)| Pod::with_ips(lab, id, &[format!("10.1.0.{n}/24").as_str(), format!("fd01::{n}/64").as_str()]));
+    let outcome = a.call("ADD", &config).env("CNI_LOG", "warn").run();
+    let result = outcome.ok();
+    // A host that may listen to routers is told of.
+    for key in ["net.ipv6.conf.br0.accept_ra is not 0", "read-only"] {
+        assert!(outcome.stderr.contains(key), "{}", outcome.stderr);
+    }
+    b.add(&config);
+    a.check(&config, &result).ok();
+    for (any, other) in [("0.0.0.0:0", "10.1.0.3"), ("[::]:0", "fd01::3")] {
+        assert!(send(&a.udp(any), &b.udp(any), other).is_some(), "{other}");
+    }
+    a.del(&config);
+    b.del(&config);
+    assert_clean(lab);
+}
+
+#[test]
+fn with_read_only_settings_what_is_missing_is_told_and_nothing_left() {
+    let lab = &Lab::new();
+    lab.sh("sysctl -qw net.ipv4.ip_forward=0");
+    freeze_settings(lab);
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("net.ipv4.ip_forward"), "{error}");
+    assert!(error["details"].as_str().unwrap().contains("sysctl -w net.ipv4.ip_forward=1"), "{error}");
+    assert_clean(lab);
+    // Layer 2 needs no forwarding, nor does a network without a gateway.
+    for config in [layer2(json!({})), layer3(json!({ "isGateway": false }))] {
+        let result = pod.add(&config);
+        pod.check(&config, &result).ok();
+        pod.del(&config);
+    }
+    assert_clean(lab);
+}
+
+/// On a kernel without it (`ipv6.disable=1`), or where it is switched off.
+#[test]
+fn without_ipv6_there_is_ipv4() {
+    let lab = &Lab::new();
+    let off = "! [ -e /proc/sys/net/ipv6 ] || \
+               sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1";
+    let far = outside(lab);
+    lab.sh(off);
+    let config = layer3(json!({
+        "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true,
+    }));
+    let [a, b] = [("a", "10.1.0.2/24"), ("b", "10.1.0.3/24")].map(|(id, ip)| {
+        let pod = Pod::with_ips(lab, id, &[ip]);
+        pod.sh(off);
+        pod
+    });
+    let result = a.add(&config);
+    b.add(&config);
+    a.check(&config, &result).ok();
+    lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
+    assert!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3").is_some());
+    let seen = send(&a.udp("0.0.0.0:0"), &udp(Some(&far), "0.0.0.0:0"), "192.0.2.2");
+    assert_eq!(seen, "192.0.2.1".parse().ok(), "masqueraded");
+    a.del(&config);
+    b.del(&config);
+    assert_clean(lab);
+    if !Path::new("/proc/sys/net/ipv6").exists() {
+        let dual = Pod::with_ips(lab, "c", &["10.1.0.4/24", "fd01::4/64"]);
+        let error = dual.call("ADD", &config).run().error(999);
+        assert!(error["msg"].as_str().unwrap().contains("no IPv6"), "{error}");
+        assert_clean(lab);
+    }
+}
+
+#[test]
+#[ignore = "needs a kernel without nf_tables: `ci/kernels no-nftables`"]
+fn without_nf_tables_the_older_tables_serve() {
+    let lab = &Lab::new();
+    assert!(lab.sh("nft list tables 2>&1 || true").contains("rror"), "this kernel has nf_tables");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let config = layer3(json!({ "ipMasq": true }));
+    let no_veth = || assert_eq!(lab.sh("ip -o link show type veth"), "");
+
+    // What the host calls iptables may be made for nf_tables itself.
+    lab.sh("for f in /usr/sbin/*tables-legacy*; do mount --bind /dev/null $f; done");
+    let error = pod.call("ADD", &config).run().error(999);
+    assert!(error.to_string().contains("iptables") && error.to_string().contains("nf_tables"), "{error}");
+    no_veth();
+    lab.sh("for f in /usr/sbin/*tables-legacy*; do umount $f; done");
+
+    for more in [json!({ "ipMasqBackend": "nftables" }), json!({ "macspoofchk": true })] {
+        let mut config = config.clone();
+        merge(&mut config, more);
+        let error = pod.call("ADD", &config).run().error(999);
+        assert!(error.to_string().contains("nf_tables"), "{error}");
+        no_veth();
+    }
+
+    let tools = lab.dir().join("tools");
+    std::fs::create_dir(&tools).unwrap();
+    for tool in ["iptables-restore", "iptables-save", "ip6tables-restore", "ip6tables-save"] {
+        symlink("/usr/sbin/xtables-legacy-multi", tools.join(tool)).unwrap();
+    }
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
+    let result = pod.call("ADD", &config).env("PATH", &path).run().ok();
+    for (save, ip) in [("iptables-legacy-save", "10.1.0.2"), ("ip6tables-legacy-save", "fd01::2")] {
+        let rules = lab.sh(&format!("{save} -t nat"));
+        assert!(rules.contains("MASQUERADE") && rules.contains(ip), "{rules}");
+    }
+    let mut checked = config.clone();
+    checked["prevResult"] = result;
+    pod.call("CHECK", &checked).env("PATH", &path).run().ok();
+    pod.call("DEL", &config).env("PATH", &path).run().ok();
+    for save in ["iptables-legacy-save", "ip6tables-legacy-save"] {
+        assert!(!lab.sh(&format!("{save} -t nat")).contains("CNI-"));
+    }
+    no_veth();
+}

@@ -1,0 +1,179 @@
+//! A hostile container at the other end: what it prepares inside is not believed, and what it sends changes no host.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use cni::testing::{Calling, Lab};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, layer2, layer3};
+
+/// The host's settings that are not about one of the interfaces that come and go.
+const SETTINGS: &str = "sysctl -a 2>/dev/null | grep -E '^net.ipv[46].conf.(all|default|lo)\\.'";
+
+#[test]
+fn strange_things_inside_stay_inside() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    // Names that a shell, a log or a rule would trip over, the addresses of others, and settings that do not fit.
+    pod.sh(
+        r#"for name in "\$(reboot)" "a;b" "\"" "$(printf "\033[2J")" "$(printf "\377\376")" "-rf" "br0"
+           do ip link add name "$name" type bridge; done
+           ip link set lo up
+           for n in $(seq 250); do echo "address add 10.9.0.$n/32 dev lo"; done | ip -batch -
+           ip address add 10.1.0.1/24 dev br0; ip address add fd01::1/64 dev br0 nodad; ip link set br0 up
+           sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1 net.ipv6.conf.all.forwarding=1
+           sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.arp_ignore=8"#,
+    );
+    let before = lab.sh(SETTINGS);
+    let result = pod.add(&config);
+    let names: Vec<_> = result["interfaces"].as_array().unwrap().iter().map(|link| link["name"].clone()).collect();
+    assert_eq!(names, [json!("br0"), names[1].clone(), json!("eth0")]);
+    assert_eq!(pod.ip("address show eth0")[0]["addr_info"][0]["local"], "10.1.0.2");
+    pod.check(&config, &result).ok();
+    // With what the container says about itself, an ADD and a DEL of another still are about that other alone.
+    let other = Pod::with_ips(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
+    other.add(&config);
+    pod.sh("ip address add 10.1.0.3/24 dev eth0; ip link set eth0 alias \"cni0 net1 b eth0\"");
+    pod.del(&config);
+    let rules = lab.sh("nft list ruleset");
+    assert!(rules.contains("10.1.0.3") && !rules.contains("10.1.0.2"), "{rules}");
+    other.del(&config);
+    assert_clean(lab);
+    // Forwarding is on, and with it the kernel listens to no redirects.
+    let after = lab.sh(SETTINGS);
+    let changed = after.lines().zip(before.lines()).filter(|(after, before)| after != before);
+    let strange: Vec<_> =
+        changed.filter(|(line, _)| !line.contains("forwarding") && !line.contains("redirects")).collect();
+    assert!(strange.is_empty(), "{strange:?}");
+}
+
+#[test]
+fn of_the_container_only_its_network_is_entered() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "nftables" }));
+    let trace = lab.dir().join("trace");
+    let options = ["-f", "-e", "trace=setns,chroot,pivot_root,open,openat,openat2", "-o", trace.to_str().unwrap()];
+    let result = pod.call("ADD", &config).strace(&options).run().ok();
+    let mut traced = fs::read_to_string(&trace).unwrap();
+    let mut with_previous = config.clone();
+    with_previous["prevResult"] = result;
+    for command in ["CHECK", "DEL"] {
+        pod.call(command, &with_previous).strace(&options).run().ok();
+        traced += &fs::read_to_string(&trace).unwrap();
+    }
+    let entered: Vec<_> = traced.lines().filter(|line| line.contains("setns(")).collect();
+    assert!(entered.len() >= 4 && entered.iter().all(|line| line.contains("CLONE_NEWNET")), "{entered:?}");
+    // Its /proc and its files lie in another mount namespace, which nothing leads into.
+    for way in ["chroot(", "pivot_root(", "/root/", "CLONE_NEWNS"] {
+        assert!(!traced.contains(way), "{way}: {traced}");
+    }
+    let settings: Vec<_> = traced.lines().filter(|line| line.contains("/proc/sys/")).collect();
+    assert!(settings.iter().all(|line| line.contains("\"/proc/sys/net/")), "{settings:?}");
+}
+
+/// Sends a router advertisement from inside to `ip`, then waits for an echo, which comes after it was looked at.
+fn advertise(pod: &Pod<'_>, ip: &str) {
+    let script = pod.lab.dir().join("advertise");
+    fs::write(
+        &script,
+        r#"use Socket qw(AF_INET6 SOCK_RAW inet_pton pack_sockaddr_in6);
+socket(my $socket, AF_INET6, SOCK_RAW, 58) or die "socket: $!";
+setsockopt($socket, 41, 16, pack("i", 255)) or die "hops: $!";
+my $advertisement = pack("CCnCCnNN", 134, 0, 0, 64, 0, 1800, 0, 0)
+    . pack("CCCCNNN", 3, 4, 64, 0xc0, 3600, 3600, 0) . inet_pton(AF_INET6, "2001:db8:bad::");
+my $to = pack_sockaddr_in6(0, inet_pton(AF_INET6, $ARGV[0]), $ARGV[1], 0);
+send($socket, $advertisement, 0, $to) or die "send: $!";
+"#,
+    )
+    .unwrap();
+    let link = pod.ip("link show eth0")[0]["ifindex"].to_string();
+    // Its own address may still be looked for on the link.
+    pod.sh(&format!(
+        "ip address replace fe80::99/64 dev eth0 nodad; perl {} {ip} {link}; ping -6 -c 1 -W 5 -I fe80::99%eth0 {ip}%eth0",
+        script.display()
+    ));
+}
+
+fn local(addresses: &Value) -> String {
+    let mut all = addresses[0]["addr_info"].as_array().unwrap().iter();
+    all.find(|address| address["scope"] == "link").unwrap()["local"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_router_advertisement_does_not_reach_the_host() {
+    let lab = &Lab::new();
+    // Layer 2 and IPv4 alone do not make the host forward IPv6, which would make it deaf anyway.
+    for (id, config) in [("a", layer2(json!({}))), ("b", layer3(json!({ "bridge": "br1" })))] {
+        let pod = Pod::with_ips(lab, id, &["10.1.0.2/24"]);
+        let outcome = pod.call("ADD", &config).env("CNI_LOG", "debug").run();
+        let bridge = config["bridge"].as_str().unwrap();
+        // It is deaf before it can hear.
+        let (log, at) = (&outcome.stderr, |what: &str| outcome.stderr.find(what).unwrap_or(usize::MAX));
+        let (deaf, up) = (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at(" up\n"));
+        assert!(deaf < up && up < usize::MAX, "{log}");
+        let result = outcome.ok();
+        let port = pod.port(&result);
+        assert_eq!(lab.sh(&format!("sysctl -n net.ipv6.conf.{port}.accept_ra")), "0\n");
+
+        let ip = local(&lab.ip(&format!("address show {bridge}")));
+        let learned = || lab.sh("ip -6 route show table all; ip -6 address").matches("2001:db8:bad:").count();
+        advertise(&pod, &ip);
+        assert_eq!((learned(), lab.sh("ip -6 route show default").as_str()), (0, ""));
+        // The same advertisement would have done harm.
+        lab.sh(&format!("sysctl -qw net.ipv6.conf.{bridge}.accept_ra=1"));
+        advertise(&pod, &ip);
+        assert!(learned() > 0 && lab.sh("ip -6 route show default").contains(bridge), "the test proves nothing");
+        lab.sh(&format!("ip link delete {bridge}"));
+    }
+}
+
+#[test]
+fn children_get_what_they_need_and_no_more() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let spy = |name: &str, then: &str| {
+        let path = lab.bin().join(name);
+        let notes = lab.dir().display();
+        let script = format!("#!/bin/sh\nenv >{notes}/env.{name}\nls -l /proc/$$/fd >{notes}/fd.{name}\n{then}\n");
+        fs::write(&path, script).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let numbers = |name: &str| -> (usize, String) {
+        let fds = fs::read_to_string(lab.dir().join(format!("fd.{name}"))).unwrap();
+        (fds.lines().count(), fds)
+    };
+    // What the test itself was started with comes through.
+    Calling::program(spy("direct", "")).run();
+    let (expected, _) = numbers("direct");
+    spy("watched", &format!("exec {}", lab.bin().join("scripted").display()));
+    spy("iptables-restore", "exec /usr/sbin/iptables-restore \"$@\"");
+    spy("ip6tables-restore", "exec /usr/sbin/ip6tables-restore \"$@\"");
+    let config = layer3(
+        json!({ "ipMasq": true, "ipMasqBackend": "iptables", "macspoofchk": true, "ipam": { "type": "watched" } }),
+    );
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", lab.bin().display());
+    pod.call("ADD", &config).env("PATH", &path).env("OTHER", "kept").run().ok();
+    let inherited =
+        ["CNI_PATH", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_COMMAND", "PATH", "LC_ALL", "OTHER"];
+    for child in ["watched", "iptables-restore", "ip6tables-restore"] {
+        let env = fs::read_to_string(lab.dir().join(format!("env.{child}"))).unwrap();
+        for line in env.lines() {
+            let name = line.split('=').next().unwrap();
+            // The shell adds its own.
+            assert!(inherited.contains(&name) || ["PWD", "OLDPWD", "SHLVL", "_"].contains(&name), "{child}: {line}");
+        }
+        assert!(env.contains("OTHER=kept") && env.contains("CNI_COMMAND=ADD"), "{env}");
+        // Sockets and namespaces are the plugin's.
+        let (found, fds) = numbers(child);
+        assert_eq!(found, expected, "{child}: {fds}");
+        for own in ["net:[", "/run/netns", "/var/lib/cni"] {
+            assert!(!fds.contains(own), "{child}: {fds}");
+        }
+    }
+    pod.del(&config);
+    assert_clean(lab);
+}

@@ -1,0 +1,65 @@
+//! Doors for the fuzzer: datagrams as if from the kernel, read by everything that reads them.
+
+use super::nft::Rule;
+use super::socket::{Answers, Listing};
+use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, vlan, wire};
+use crate::error::Result;
+use crate::ip::Cidr;
+
+/// The sequence number and the link that the first message is about, so that they are the ones that are waited for.
+fn first(datagram: &[u8]) -> Result<(u32, LinkIndex)> {
+    Ok((wire::number(datagram, 8)?, LinkIndex::read(wire::number(datagram, 20).map_or(1, |link| link.max(1)))?))
+}
+
+fn list<T>(datagram: &[u8], seq: u32, kind: u16, read: impl Fn(&[u8]) -> Result<Option<T>>) -> Vec<T> {
+    let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
+    let _ = listing.take(datagram, read);
+    listing.items
+}
+
+fn sound(cidr: Cidr) {
+    assert!(cidr.prefix() <= if cidr.ip().is_ipv4() { 32 } else { 128 } && cidr.contains(cidr.network().ip()));
+}
+
+/// An answer about links, addresses, routes, neighbours and VLANs: to a question, or to changes.
+pub fn reply(datagram: &[u8]) {
+    let Ok((seq, link)) = first(datagram) else { return };
+    for link in list(datagram, seq, libc::RTM_NEWLINK, |payload| Link::read(payload).map(Some)) {
+        assert!(![&link.name, &link.alias, &link.kind].into_iter().any(|text| text.contains('\0')));
+    }
+    for address in list(datagram, seq, libc::RTM_NEWADDR, |payload| Address::read(payload, link)) {
+        sound(address.cidr);
+    }
+    for route in list(datagram, seq, libc::RTM_NEWROUTE, KernelRoute::read) {
+        sound(route.route.dst);
+    }
+    list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));
+    for vlan in list(datagram, seq, wire::RTM_NEWVLAN, |payload| vlan::read(payload, link).map(Some)).concat() {
+        assert!(vlan.range.first <= vlan.range.last);
+    }
+    let mut answers = Answers { first: seq, count: 3, refused: None };
+    let _ = answers.take(
+        datagram,
+        |place, refused| place == 2 || refused,
+        |message| {
+            match message.kind {
+                libc::RTM_NEWLINK => drop(Link::read(message.payload)?),
+                libc::RTM_NEWADDR => drop(Address::read(message.payload, link)?),
+                _ => {}
+            }
+            Ok(())
+        },
+    );
+    if let Some((place, error)) = answers.refused {
+        assert!(place < 3 && error.errno().is_some(), "{error:?}");
+    }
+}
+
+/// An answer of nf_tables.
+pub fn rules(datagram: &[u8]) {
+    const NEWRULE: u16 = 10 << 8 | 6;
+    let Ok((seq, _)) = first(datagram) else { return };
+    for rule in list(datagram, seq, NEWRULE, Rule::read) {
+        assert!(rule.handle != 0 && !rule.comment.contains('\0'));
+    }
+}

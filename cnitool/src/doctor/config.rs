@@ -1,0 +1,118 @@
+//! Configurations and plugins: would a runtime find what it needs?
+
+use cni::Program;
+
+use super::{Level, Report};
+use crate::chain::Chain;
+use crate::commands::require_capabilities;
+use crate::conf::NetworkList;
+use crate::settings;
+use crate::table;
+
+/// Needed by every runtime, though no configuration names it.
+const LOOPBACK: &str = "loopback";
+
+pub(super) fn check(report: &mut Report) {
+    files(report);
+    plugins(report);
+}
+
+fn files(report: &mut Report) {
+    let dir = settings::configurations();
+    let broken: Vec<String> = report.node.broken.iter().map(ToString::to_string).collect();
+    for broken in broken {
+        report.add(Level::Fail, "config", None, broken, "correct the file, or move it out of the directory");
+    }
+    let shadowed: Vec<(String, String)> =
+        report.node.shadowed.iter().map(|list| (list.name.to_string(), list.path.display().to_string())).collect();
+    for (name, path) in shadowed {
+        let winner = report.node.networks.iter().find(|network| network.name == name);
+        let winner = winner.and_then(|network| Some(network.list.as_ref()?.path.display().to_string()));
+        let what = format!("{path} is never used: {} has the same name", winner.unwrap_or_default());
+        report.add(Level::Warn, "config", Some(&name), what, "remove one of the two, or give it another \"name\"");
+    }
+    let faults: Vec<(String, cni::Error)> = report
+        .node
+        .networks
+        .iter()
+        .flat_map(|network| network.faults.iter().map(|fault| (network.name.clone(), fault.clone())))
+        .collect();
+    for (name, fault) in faults {
+        report.fail("config", Some(&name), &fault);
+    }
+    let lists: Vec<&NetworkList> = report.node.networks.iter().filter_map(|network| network.list.as_ref()).collect();
+    // Unlike a search by name, which looks at lists before single plugins, these take the first file of any kind.
+    let first =
+        lists.iter().chain(&report.node.shadowed.iter().collect::<Vec<_>>()).min_by_key(|list| &list.path).copied();
+    match first {
+        None => {
+            let what = format!("there is no network configuration in {}", dir.display());
+            let remedy = "write one there, such as 10-pods.conflist, or set NETCONFPATH";
+            report.add(Level::Fail, "config", None, what, remedy);
+        }
+        Some(first) => {
+            let file = first.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let what = format!(
+                "{} in {}; kubelet, containerd and CRI-O take the first valid file, {file} (network {})",
+                table::count(lists.len(), "network"),
+                dir.display(),
+                first.name
+            );
+            report.ok("config", None, what);
+        }
+    }
+}
+
+fn plugins(report: &mut Report) {
+    let dirs = settings::plugins();
+    let mut wanted: Vec<(String, String)> = Vec::new();
+    for network in &report.node.networks {
+        for plugin in network.list.iter().flat_map(|list| &list.plugins) {
+            let ipam = plugin.config.get("ipam").and_then(|ipam| ipam.get("type")?.as_str());
+            for kind in [Some(plugin.kind.as_str()), ipam.filter(|kind| !kind.is_empty())].into_iter().flatten() {
+                if !wanted.iter().any(|(_, other)| other == kind) {
+                    wanted.push((network.name.clone(), kind.to_owned()));
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
+    for (network, kind) in wanted {
+        match Program::find(&dirs, &kind) {
+            Ok(_) => found.push(kind),
+            Err(error) => report.fail("plugins", Some(&network), &error),
+        }
+    }
+    match Program::find(&dirs, LOOPBACK) {
+        Ok(_) if found.iter().any(|kind| kind == LOOPBACK) => {}
+        Ok(_) => found.push(LOOPBACK.to_owned()),
+        Err(error) => {
+            let remedy = format!("{}; kubelet and containerd give every pod its \"lo\" by it", error.remarks());
+            report.add(Level::Warn, "plugins", None, error.to_string(), remedy);
+        }
+    }
+    if !found.is_empty() {
+        report.ok("plugins", None, format!("{} can be executed", found.join(", ")));
+    }
+}
+
+/// Asks the plugins themselves. What was found before is not repeated in their words.
+pub(super) fn ask_plugins(report: &mut Report) {
+    if require_capabilities().is_err() {
+        report.unseen.push("the plugins' own STATUS, for which they need root".to_owned());
+        return;
+    }
+    let lists: Vec<NetworkList> = report.node.networks.iter().filter_map(|network| network.list.clone()).collect();
+    let dirs = settings::plugins();
+    for list in lists {
+        let name = list.name.as_str();
+        if report.worst(name) == Level::Fail {
+            continue;
+        }
+        let Ok(chain) = Chain::find(&list, &dirs) else { continue };
+        match chain.status() {
+            Ok(()) => report.ok("status", Some(name), "its plugins are ready for an add"),
+            Err(error) => report.fail("status", Some(name), &error),
+        }
+    }
+}

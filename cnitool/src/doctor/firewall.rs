@@ -1,0 +1,186 @@
+//! The host's firewall: does it let containers' packets pass?
+
+use std::fs;
+use std::time::Duration;
+
+use cni::netlink::nft::{BaseChain, Family, Nftables, Table};
+use cni::{Result, sysctl, tool};
+
+use super::{Level, Report};
+use crate::node::State;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A chain that throws away what no rule of it accepts.
+struct Strict {
+    name: String,
+    /// How many rules it has; `None` if nobody counted.
+    rules: Option<usize>,
+}
+
+pub(super) fn check(report: &mut Report) -> Result<()> {
+    let bridges: Vec<String> = report
+        .node
+        .networks
+        .iter()
+        .filter_map(|network| network.bridge.as_ref())
+        .filter(|bridge| bridge.gateway.is_some())
+        .map(|bridge| bridge.bridge.clone())
+        .collect();
+    if !bridges.is_empty() {
+        forwarding(report, &bridges)?;
+    }
+    masquerade(report);
+    Ok(())
+}
+
+/// Packets to and from containers pass the place FORWARD; with br_netfilter even those that stay on a bridge.
+fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
+    let filtered = sysctl::read(&["net", "bridge", "bridge-nf-call-iptables"])?.is_some_and(|value| value != "0");
+    let (mut strict, mut blind) = (Vec::new(), false);
+    for (family, names, save) in [
+        (Family::Ipv4, "/proc/net/ip_tables_names", ["iptables-legacy-save", "iptables-save"]),
+        (Family::Ipv6, "/proc/net/ip6_tables_names", ["ip6tables-legacy-save", "ip6tables-save"]),
+    ] {
+        let v4 = family == Family::Ipv4;
+        let is_used = report
+            .node
+            .networks
+            .iter()
+            .flat_map(|network| network.ranges.iter().flatten())
+            .any(|range| range.gateway().is_ipv4() == v4);
+        // Where the ranges are not known, IPv4 is what most use.
+        if !is_used && !v4 {
+            continue;
+        }
+        match in_nftables(family) {
+            Ok(found) => strict.extend(found),
+            Err(error) => {
+                report.unseen(&error);
+                blind = true;
+            }
+        }
+        strict.extend(in_iptables(names, save)?);
+    }
+    strict.dedup_by(|a, b| a.name == b.name);
+    let (reach, scope) = match filtered {
+        true => (
+            "containers reach neither each other nor the outside",
+            "br_netfilter is on, so bridged packets pass it too",
+        ),
+        false => ("containers do not reach the outside", "packets within a bridge do not pass it"),
+    };
+    for chain in &strict {
+        let name = &chain.name;
+        let accept: Vec<String> = bridges.iter().map(|bridge| format!("-i {bridge} and -o {bridge}")).collect();
+        let remedy = format!(
+            "accept {} there, add the plugin \"firewall\" to the network's list, or set the policy to accept",
+            accept.join(", ")
+        );
+        match chain.rules {
+            Some(0) => {
+                let what = format!("chain {name} drops everything: {reach}");
+                report.add(Level::Fail, "firewall", None, what, remedy);
+            }
+            _ => {
+                let what = format!("chain {name} drops what none of its rules accepts; {scope}");
+                report.add(Level::Warn, "firewall", None, what, remedy);
+            }
+        }
+    }
+    if strict.is_empty() && !blind {
+        report.ok("firewall", None, "no chain drops forwarded packets by its policy");
+    }
+    let what = if filtered { "on: packets within a bridge pass the firewall" } else { "off" };
+    let told = format!("{what}{}", if filtered { "" } else { " (kube-proxy needs it on for services)" });
+    report.ok("br_netfilter", None, told);
+    Ok(())
+}
+
+fn in_nftables(family: Family) -> Result<Vec<Strict>> {
+    let mut nft = Nftables::open()?;
+    let chains = nft.base_chains()?;
+    let strict = chains.iter().filter(|chain| chain.drops && chain.place == BaseChain::FORWARD && chain.sees(family));
+    let mut found = Vec::new();
+    for chain in strict {
+        let mut rules = 0;
+        for family in [family, Family::Inet] {
+            let table = Table { family, name: &chain.table };
+            rules += nft.rules(table.chain(&chain.name))?.len();
+        }
+        found.push(Strict { name: chain.to_string(), rules: Some(rules) });
+    }
+    Ok(found)
+}
+
+/// The older tables, which nf_tables does not show. The tool is run only where there is such a table, which it would
+/// make otherwise.
+fn in_iptables(names: &str, save: [&str; 2]) -> Result<Option<Strict>> {
+    let in_use = fs::read_to_string(names).unwrap_or_default();
+    let Some(tool) = save.into_iter().find(|tool| tool::find(tool).is_some()) else { return Ok(None) };
+    if !in_use.lines().any(|table| table == "filter") {
+        return Ok(None);
+    }
+    let listing = tool::run(tool, &["-t", "filter"], "", PATIENCE)?;
+    Ok(strict_forward(&listing).map(|rules| Strict { name: format!("FORWARD of {tool}"), rules: Some(rules) }))
+}
+
+/// The number of FORWARD's rules if its policy is not to accept.
+fn strict_forward(listing: &str) -> Option<usize> {
+    let policy = listing.lines().find_map(|line| line.strip_prefix(":FORWARD "))?;
+    let rules = listing.lines().filter(|line| line.starts_with("-A FORWARD ")).count();
+    policy.starts_with("DROP").then_some(rules)
+}
+
+/// A flush of the host's rules takes the masquerade with it, and nobody restores it.
+fn masquerade(report: &mut Report) {
+    let (mut bare, mut stale) = (Vec::new(), Vec::new());
+    for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
+        let attachments = report.node.attachments(network);
+        let rules = report.node.rules(&network.name);
+        let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
+        let naked = alive.iter().filter(|at| !rules.iter().any(|rule| at.has_rule(rule))).count();
+        bare.push((network.name.clone(), naked, alive.len()));
+        let is_kept = |rule: &bridge::inspect::Masquerade| {
+            attachments.iter().any(|at| at.state != State::Gone && at.has_rule(rule))
+        };
+        stale.push((network.name.clone(), rules.iter().filter(|rule| !is_kept(rule)).count()));
+    }
+    let blind = report.node.unseen.iter().any(|what| what.starts_with("list the rules"));
+    if blind {
+        return;
+    }
+    for (name, naked, alive) in bare {
+        if naked > 0 {
+            let what =
+                format!("{naked} of {alive} live containers have no masquerade rule: they get no answers from outside");
+            let remedy = "something flushed the host's rules; detach these containers and attach them again";
+            report.add(Level::Fail, "masquerade", Some(&name), what, remedy);
+        } else {
+            report.ok("masquerade", Some(&name), "every live container has its rule");
+        }
+    }
+    for (name, left) in stale.into_iter().filter(|(_, left)| *left > 0) {
+        let what = format!("{left} rules are of containers that are gone");
+        report.add(Level::Warn, "masquerade", Some(&name), what, format!("cnitool prune {name}"));
+    }
+    let dangling = report.node.spoof_checks.iter().filter(|check| report.node.link(&check.port).is_none()).count();
+    if dangling > 0 {
+        let what = format!("{dangling} spoof checks are of ports that are gone");
+        report.add(Level::Warn, "spoofcheck", None, what, "cnitool prune");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::strict_forward;
+
+    #[test]
+    fn a_policy_is_read_as_iptables_saves_it() {
+        let listing = "# Generated\n*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [3:252]\n:OUTPUT ACCEPT [0:0]\n\
+                       -A FORWARD -i cni0 -j ACCEPT\n-A INPUT -j ACCEPT\nCOMMIT\n";
+        assert_eq!(strict_forward(listing), Some(1));
+        assert_eq!(strict_forward(&listing.replace("FORWARD DROP", "FORWARD ACCEPT")), None);
+        assert_eq!(strict_forward(""), None);
+    }
+}

@@ -1,0 +1,104 @@
+//! Leases: is there room for more, and do those that are there belong to somebody?
+
+use std::path::Path;
+
+use host_local::inspect::{Owner, Range};
+
+use super::{Level, Report};
+use crate::commands::require_capabilities;
+use crate::node::{Network, State};
+use crate::table;
+
+pub(super) fn check(report: &mut Report) {
+    let mut news: Vec<(Level, &'static str, Option<String>, String, String)> = Vec::new();
+    let mut hidden = Vec::new();
+    for network in &report.node.networks {
+        let Some(directory) = &network.directory else { continue };
+        let mut note = |level, check, what: String, remedy: String| {
+            news.push((level, check, Some(network.name.clone()), what, remedy));
+        };
+        if network.list.is_some() {
+            writable(directory, &mut note, &mut hidden);
+        }
+        let attachments = report.node.attachments(network);
+        let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
+        let gone = of(State::Gone);
+        for set in &network.ranges {
+            room(network, set, gone, &mut note);
+        }
+        let remedy = match network.list {
+            Some(_) => format!("cnitool prune {}", network.name),
+            None => format!("the network has no configuration: remove {}", directory.display()),
+        };
+        if gone > 0 {
+            let what = format!("{} of containers that are gone", table::count(gone, "lease"));
+            note(Level::Warn, "leases", what, remedy.clone());
+        }
+        let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Nobody).count();
+        if empty > 0 {
+            let what = format!(
+                "{} without an owner, as after a crash: other plugins take them for taken",
+                table::count(empty, "lease")
+            );
+            note(Level::Warn, "leases", what, remedy);
+        }
+        for at in attachments.iter().filter(|at| at.state == State::NoPort) {
+            let what = format!("container {} is there, and its interface is not", table::shorten(&at.container, 24));
+            note(Level::Warn, "leases", what, "detach the container and attach it again".to_owned());
+        }
+        let unknown = of(State::Unknown);
+        if unknown > 0 {
+            let what =
+                format!("of {} it cannot be told whether the container is there", table::count(unknown, "lease"));
+            note(Level::Ok, "leases", what, String::new());
+        } else if gone == 0 && empty == 0 {
+            note(
+                Level::Ok,
+                "leases",
+                format!("{}, all of live containers", table::count(network.leases.len(), "lease")),
+                String::new(),
+            );
+        }
+    }
+    for error in report.node.corrupt.clone() {
+        news.push((Level::Warn, "cache", None, error.to_string(), error.remarks().to_owned()));
+    }
+    for (level, check, network, what, remedy) in news {
+        report.add(level, check, network.as_deref(), what, remedy);
+    }
+    report.unseen.append(&mut hidden);
+}
+
+fn writable(directory: &Path, note: &mut impl FnMut(Level, &'static str, String, String), hidden: &mut Vec<String>) {
+    match host_local::inspect::writable(directory) {
+        Ok(()) => {}
+        // Of a plugin, which runs as root, this says nothing.
+        Err(error) if error.errno() == Some(libc::EACCES) && require_capabilities().is_err() => {
+            hidden.push(format!("whether leases can be written: {error}"));
+        }
+        Err(error) => {
+            let remedy = format!("make room for, or allow writing in, {}", directory.display());
+            note(Level::Fail, "leases", error.to_string(), remedy);
+        }
+    }
+}
+
+/// A container gets an address out of each set: one that is full is enough to refuse it.
+fn room(network: &Network, set: &[Range], gone: usize, note: &mut impl FnMut(Level, &'static str, String, String)) {
+    let size = set.iter().map(Range::size).fold(0, u128::saturating_add);
+    let used: usize = set.iter().map(|range| network.used(range)).sum();
+    let names: Vec<String> = set.iter().map(ToString::to_string).collect();
+    let names = names.join(", ");
+    let free = size.saturating_sub(used as u128);
+    let remedy = match gone {
+        0 => "remove containers, or give the network another range".to_owned(),
+        _ => format!("cnitool prune {}: {gone} leases are of containers that are gone", network.name),
+    };
+    if free == 0 {
+        note(Level::Fail, "ranges", format!("no address is left of {names}"), remedy);
+    } else if free < size / 10 {
+        note(Level::Warn, "ranges", format!("{free} of {size} addresses are left of {names}"), remedy);
+    } else {
+        note(Level::Ok, "ranges", format!("{used} used of {names}"), String::new());
+    }
+}

@@ -1,0 +1,169 @@
+//! Bridges: their addresses, their MTU, and how many ports they have left.
+
+use cni::Result;
+use cni::ip::Cidr;
+use cni::netlink::Netlink;
+
+use super::{Level, Report};
+use crate::node::{Network, Node};
+
+/// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS less the one that no port has).
+const MOST_PORTS: usize = 1023;
+const MANY_PORTS: usize = 950;
+/// What the kernel gives a link unless told otherwise.
+const USUAL_MTU: u32 = 1500;
+
+pub(super) fn check(report: &mut Report) -> Result<()> {
+    let mut news = Vec::new();
+    for network in &report.node.networks {
+        let Some(settings) = &network.bridge else { continue };
+        let link = report.node.link(&settings.bridge);
+        match link {
+            Some(link) if link.kind != "bridge" => {
+                let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
+                let what = format!("{} is no bridge, but a link of {kind}", link.name);
+                let remedy = "give the network another \"bridge\", or rename that link".to_owned();
+                news.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
+                continue;
+            }
+            Some(link) if !link.up && report.node.ports(link).next().is_some() => {
+                let what = format!("{} is down: its containers reach nobody", link.name);
+                let remedy = format!("ip link set {} up", link.name);
+                news.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
+            }
+            Some(link) => {
+                let ports = report.node.ports(link).count();
+                let level = match ports {
+                    MOST_PORTS.. => Level::Fail,
+                    MANY_PORTS.. => Level::Warn,
+                    _ => Level::Ok,
+                };
+                let what = format!("{} is up with {ports} of at most {MOST_PORTS} ports", link.name);
+                let remedy = match level {
+                    Level::Ok => "",
+                    _ => "spread containers over networks with other bridges",
+                };
+                news.push((level, "bridge", network.name.clone(), what, remedy.to_owned()));
+            }
+            None => {
+                let what = format!("{} is not there yet: the first add makes it", settings.bridge);
+                news.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
+            }
+        }
+        gateways(&report.node, network, &mut news);
+    }
+    overlaps(&report.node, &mut news);
+    mtu(&report.node, &mut news)?;
+    for (level, check, network, what, remedy) in news {
+        report.add(level, check, Some(&network), what, remedy);
+    }
+    Ok(())
+}
+
+type News = Vec<(Level, &'static str, String, String, String)>;
+
+/// The gateway's address must be free for the bridge, and be nobody else's.
+fn gateways(node: &Node, network: &Network, news: &mut News) {
+    let Some(settings) = &network.bridge else { return };
+    let Some(name) = &settings.gateway else { return };
+    let wanted: Vec<Cidr> = network
+        .ranges
+        .iter()
+        .flatten()
+        .filter_map(|range| Cidr::new(range.gateway(), range.subnet().prefix()))
+        .collect();
+    let before = news.len();
+    for gateway in &wanted {
+        for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
+            let what = format!("the gateway's address {} is on {}, and belongs on {name}", gateway.ip(), other.name);
+            let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip());
+            let cidr = cidr.unwrap_or(*gateway);
+            let remedy = format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name);
+            news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+        }
+        for (other, cidr) in neighbours(node, name, gateway) {
+            let what = format!(
+                "the subnet {} is on {other} too ({cidr}): packets take one way or the other",
+                gateway.network()
+            );
+            let remedy = "give the range another \"subnet\", or that link another address".to_owned();
+            news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+        }
+    }
+    if let Some(link) = node.link(name) {
+        let have = node.raw_addresses(link.index);
+        if let Err(error) = bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
+            news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), error.remarks().to_owned()));
+        }
+    }
+    if news.len() == before && !wanted.is_empty() {
+        let ips: Vec<String> = wanted.iter().map(|gateway| gateway.ip().to_string()).collect();
+        let what = format!("{} of {name}: nobody else's", ips.join(", "));
+        news.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
+    }
+}
+
+/// Addresses of other links in the gateway's network. Ports of VLAN gateways and far ends are not meant.
+fn neighbours(node: &Node, name: &str, gateway: &Cidr) -> Vec<(String, Cidr)> {
+    let mut found = Vec::new();
+    for link in node.links.iter().filter(|link| link.name != *name) {
+        for cidr in node.addresses(link.index) {
+            let same = cidr.ip() == gateway.ip();
+            if !same && (gateway.contains(cidr.ip()) || cidr.contains(gateway.ip())) {
+                found.push((link.name.clone(), cidr));
+            }
+        }
+    }
+    found
+}
+
+/// Networks that give out the same addresses, each without knowing of the other.
+fn overlaps(node: &Node, news: &mut News) {
+    let subnets: Vec<(&Network, Cidr)> = node
+        .networks
+        .iter()
+        .flat_map(|network| network.ranges.iter().flatten().map(move |range| (network, range.subnet())))
+        .collect();
+    for (at, (network, subnet)) in subnets.iter().enumerate() {
+        let others = subnets.iter().take(at).filter(|(other, _)| other.name != network.name);
+        for (other, second) in others.filter(|(_, other)| other.contains(subnet.ip()) || subnet.contains(other.ip())) {
+            let what = format!(
+                "its subnet {subnet} overlaps {second} of network {}: addresses are given out twice",
+                other.name
+            );
+            let remedy = "give one of them another \"subnet\"".to_owned();
+            news.push((Level::Warn, "ranges", network.name.clone(), what, remedy));
+        }
+    }
+}
+
+fn mtu(node: &Node, news: &mut News) -> Result<()> {
+    let defaults = Netlink::open()?.default_routes()?;
+    let uplink = defaults.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
+    for network in &node.networks {
+        let Some(settings) = &network.bridge else { continue };
+        let link = node.link(&settings.bridge);
+        if let (Some(wanted), Some(link)) = (settings.mtu, link)
+            && link.kind == "bridge"
+            && link.mtu != wanted
+        {
+            let what = format!("\"mtu\" is {wanted}, and {} has {}: larger packets are lost", link.name, link.mtu);
+            let remedy = format!("ip link set {} mtu {wanted}, or correct \"mtu\"", link.name);
+            news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+        }
+        let inside = settings.mtu.unwrap_or_else(|| link.map_or(USUAL_MTU, |link| link.mtu));
+        let Some(uplink) = uplink.filter(|_| settings.gateway.is_some()) else { continue };
+        if inside > uplink.mtu {
+            let what = format!(
+                "containers send packets of {inside} bytes, and {} carries {}: where ICMP is filtered they vanish",
+                uplink.name, uplink.mtu
+            );
+            let remedy = format!("set \"mtu\": {} in the network's configuration", uplink.mtu);
+            news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+        } else {
+            let what = format!("{inside} inside, {} on {}", uplink.mtu, uplink.name);
+            news.push((Level::Ok, "mtu", network.name.clone(), what, String::new()));
+        }
+    }
+    Ok(())
+}

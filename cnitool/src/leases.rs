@@ -1,0 +1,200 @@
+//! `cnitool leases`: the addresses that host-local has given away, to whom, and whether they are still there.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use cni::Result;
+use host_local::inspect::{Lease, Owner, Range};
+use serde_json::{Value, json};
+
+use crate::node::{Attachment, Network, Node, State};
+use crate::out;
+use crate::table::{self, Paint, Table, Tone, bar};
+
+const BAR: usize = 20;
+
+/// Prints the leases of a network, or of all.
+pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
+    let node = Node::look()?;
+    let networks = node.chosen(network)?;
+    // Without being asked for, a network that has nothing to do with host-local is not mentioned.
+    let shown = networks.into_iter().filter(|one| network.is_some() || one.directory.is_some());
+    if as_json {
+        let networks: Vec<Value> = shown.map(|network| describe(&node, network)).collect();
+        return out::print_json(&json!({ "networks": networks, "notSeen": node.unseen }));
+    }
+    let paint = Paint::of_stdout();
+    let texts: Vec<String> = shown.map(|network| page(&node, network, paint)).collect();
+    let mut text = texts.join("\n");
+    if texts.is_empty() {
+        text = "no network uses host-local, and nothing is left of one that did\n".to_owned();
+    }
+    out::print(text + &not_seen(&node))
+}
+
+/// What could not be looked at, for the end of a page.
+pub(crate) fn not_seen(node: &Node) -> String {
+    let item = |what: &String| format!("  - {}", table::wrap(what, 4).trim_start());
+    let lines: String = node.unseen.iter().map(item).collect();
+    if lines.is_empty() { lines } else { format!("\nnot seen (root sees more):\n{lines}") }
+}
+
+fn page(node: &Node, network: &Network, paint: Paint) -> String {
+    let place = network
+        .directory
+        .as_ref()
+        .map_or_else(|| "does not use host-local".to_owned(), |directory| directory.display().to_string());
+    let title = table::shorten(&format!("network {}", network.name), table::WIDTH);
+    let mut text = format!("{}\n{}", paint.paint(Tone::Bold, &title), table::wrap(&place, 2));
+    let mut bars = Table::new(&["RANGE*", "", "USED", "FREE"]);
+    for range in network.ranges.iter().flatten() {
+        let used = network.used(range);
+        let tone = fullness(range, used);
+        bars.row(vec![
+            (Tone::Plain, if range.is_whole() { range.subnet().to_string() } else { range.to_string() }),
+            (tone, bar(used as u128, range.size(), BAR)),
+            (tone, used.to_string()),
+            (tone, approximate(free(range, used))),
+        ]);
+    }
+    if !bars.is_empty() {
+        text += &bars.render(paint, 2);
+    } else if network.directory.is_some() {
+        text += "  its ranges are not known here\n";
+    }
+    let outside = outside(network).count();
+    if !bars.is_empty() && outside > 0 {
+        text += &format!("  {} outside of its ranges\n", table::count(outside, "lease"));
+    }
+    let mut rows = Table::new(&["ADDRESS", "CONTAINER*", "INTERFACE*", "AGE", "STATE"]);
+    for (lease, at) in owners(node, network) {
+        let (container, ifname) = names(lease);
+        let (state, _) = state(lease, at.as_ref());
+        rows.row(vec![
+            (Tone::Plain, lease.ip.to_string()),
+            (Tone::Plain, table::shorten(container.unwrap_or("-"), 32)),
+            (Tone::Plain, ifname.unwrap_or("-").to_owned()),
+            (Tone::Plain, age(lease)),
+            (tone(at.as_ref()), state.to_owned()),
+        ]);
+    }
+    match rows.is_empty() {
+        true => text + "  no leases\n",
+        false => text + "\n" + &rows.render(paint, 2),
+    }
+}
+
+/// Each lease, with the attachment that it belongs to.
+fn owners<'a>(node: &Node, network: &'a Network) -> Vec<(&'a Lease, Option<Attachment>)> {
+    let attachments = node.attachments(network);
+    let by_ip: BTreeMap<IpAddr, &Attachment> =
+        attachments.iter().flat_map(|at| at.leases.iter().map(move |lease| (lease.ip, at))).collect();
+    let owner = |lease: &Lease| by_ip.get(&lease.ip).map(|at| (*at).clone());
+    network.leases.iter().map(|lease| (lease, owner(lease))).collect()
+}
+
+fn names(lease: &Lease) -> (Option<&str>, Option<&str>) {
+    match &lease.owner {
+        Owner::Container(container, ifname) => (Some(container), ifname.as_deref()),
+        Owner::Nobody | Owner::Unknown => (None, None),
+    }
+}
+
+fn state(lease: &Lease, at: Option<&Attachment>) -> (&'static str, &'static str) {
+    match (at, &lease.owner) {
+        (Some(at), _) => (at.state.text(), at.why),
+        (None, Owner::Nobody) => ("free", "its file is empty or garbled: the next add may take the address"),
+        (None, _) => (State::Unknown.text(), "its file cannot be read"),
+    }
+}
+
+fn tone(at: Option<&Attachment>) -> Tone {
+    at.map_or(Tone::Doubtful, |at| at.state.tone())
+}
+
+impl State {
+    pub(crate) fn tone(self) -> Tone {
+        match self {
+            State::Alive => Tone::Good,
+            State::Gone => Tone::Bad,
+            State::NoPort | State::Unknown => Tone::Doubtful,
+        }
+    }
+}
+
+fn free(range: &Range, used: usize) -> u128 {
+    range.size().saturating_sub(used as u128)
+}
+
+/// Nearly full is when less than a tenth is left.
+pub(crate) fn fullness(range: &Range, used: usize) -> Tone {
+    match free(range, used) {
+        0 => Tone::Bad,
+        left if left < range.size() / 10 => Tone::Doubtful,
+        _ => Tone::Good,
+    }
+}
+
+fn outside(network: &Network) -> impl Iterator<Item = &Lease> {
+    let inside = |lease: &&Lease| network.ranges.iter().flatten().any(|range| range.contains(lease.ip));
+    network.leases.iter().filter(move |lease| !inside(lease))
+}
+
+/// A number that need not be exact where nobody would count.
+fn approximate(number: u128) -> String {
+    if number < 1_000_000 { number.to_string() } else { format!("{:.1e}", number as f64) }
+}
+
+fn elapsed(lease: &Lease) -> Duration {
+    SystemTime::now().duration_since(lease.since).unwrap_or_default()
+}
+
+/// How old a lease is, in one unit.
+fn age(lease: &Lease) -> String {
+    let seconds = elapsed(lease).as_secs();
+    match seconds {
+        _ if lease.owner == Owner::Unknown => "-".to_owned(),
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..86400 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86400),
+    }
+}
+
+fn describe(node: &Node, network: &Network) -> Value {
+    let ranges: Vec<Value> = network
+        .ranges
+        .iter()
+        .flatten()
+        .map(|range| {
+            let used = network.used(range);
+            // More than JSON's readers can count is as good as the most that they can.
+            let countable = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
+            json!({
+                "range": range.to_string(), "subnet": range.subnet(), "gateway": range.gateway(),
+                "size": countable(range.size()), "used": used, "free": countable(free(range, used)),
+            })
+        })
+        .collect();
+    let leases: Vec<Value> = owners(node, network)
+        .into_iter()
+        .map(|(lease, at)| {
+            let (container, ifname) = names(lease);
+            let (state, why) = state(lease, at.as_ref());
+            let port = at.as_ref().and_then(|at| at.port);
+            let port = port.and_then(|port| node.links.iter().find(|link| link.index == port));
+            let since = lease.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+            let beyond = port.and_then(|port| node.guest(port.index)?.netns.clone());
+            json!({
+                "address": lease.ip, "container": container, "interface": ifname, "since": since,
+                "age": elapsed(lease).as_secs(), "state": state, "why": why, "port": port.map(|port| &port.name),
+                "netns": at.and_then(|at| at.netns).or(beyond),
+            })
+        })
+        .collect();
+    json!({
+        "name": network.name, "file": network.list.as_ref().map(|list| &list.path),
+        "directory": network.directory, "ranges": ranges, "leases": leases,
+    })
+}

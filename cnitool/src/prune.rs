@@ -1,0 +1,205 @@
+//! `cnitool prune`: removes what belongs to attachments whose namespace is gone, through the network's plugins.
+//!
+//! A GC removes whatever it is not told to keep. So everything that is alive, or that cannot be told, is on its list;
+//! where something alive cannot be named for that list, nothing is done.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use bridge::inspect::{Masquerade, SpoofCheck};
+use cni::{Code, Context, Error, Result};
+use host_local::inspect::Owner;
+
+use crate::cache::Entry;
+use crate::chain::{Chain, Endpoint};
+use crate::commands::require_capabilities;
+use crate::conf::NetworkList;
+use crate::leases::not_seen;
+use crate::node::{Attachment, Network, Node, State, owner};
+use crate::out;
+use crate::settings;
+use crate::table::{self, Paint, Table, Tone};
+
+/// What a GC of one network would do.
+#[derive(Debug)]
+struct Plan {
+    /// What is dead.
+    dead: Vec<Attachment>,
+    /// Leases that belong to nobody.
+    empty: Vec<IpAddr>,
+    /// Rules of nobody who is kept.
+    rules: Vec<Masquerade>,
+    checks: Vec<SpoofCheck>,
+    keep: Vec<Attachment>,
+}
+
+/// Prunes a network, or all that have a configuration.
+pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
+    if !dry_run {
+        require_capabilities()?;
+    }
+    let node = Node::look()?;
+    let paint = Paint::of_stdout();
+    let mut failures = Vec::new();
+    let chosen = node.chosen(network)?;
+    for (at, one) in chosen.iter().enumerate() {
+        let gap = if at > 0 { "\n" } else { "" };
+        let title = table::shorten(&format!("network {}", one.name), table::WIDTH);
+        out::print(format!("{gap}{}\n", paint.paint(Tone::Bold, &title)))?;
+        failures.extend(prune(one, dry_run, paint).trying(|| format!("prune network {:?}", one.name)).err());
+    }
+    if chosen.is_empty() {
+        out::print("there is no network\n")?;
+    }
+    out::print(not_seen(&node))?;
+    let mut failures = failures.into_iter();
+    let Some(first) = failures.next() else { return Ok(()) };
+    Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
+}
+
+fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
+    let Some(list) = &network.list else {
+        return out::print(table::wrap(&without_configuration(network), 2));
+    };
+    if list.disable_gc {
+        return out::print(table::wrap("left alone: its configuration has \"disableGC\"", 2));
+    }
+    // As late as possible, lest an attachment is made meanwhile.
+    let node = Node::look()?;
+    let network = node.chosen(Some(&network.name))?.into_iter().next().unwrap_or(network);
+    let plan = plan(&node, network)?;
+    out::print(plan.page(dry_run, paint))?;
+    if dry_run {
+        return Ok(());
+    }
+    carry_out(list, &plan)?;
+    let left = plan.left(&Node::look()?, list.name.as_str());
+    if left.is_empty() {
+        return Ok(());
+    }
+    let what = format!("the plugins left {}", left.join(", "));
+    Err(Error::new(Code::INTERNAL, what).details("plugins that know no GC, or that did not make it, cannot remove it"))
+}
+
+fn without_configuration(network: &Network) -> String {
+    let place = network.directory.as_ref().map(|directory| format!("; its leases are in {}", directory.display()));
+    format!("left alone: it has no configuration, so nobody knows its plugins{}", place.unwrap_or_default())
+}
+
+fn plan(node: &Node, network: &Network) -> Result<Plan> {
+    let (dead, keep): (Vec<_>, Vec<_>) = node.attachments(network).into_iter().partition(|at| at.state == State::Gone);
+    let rules = node.rules(&network.name).into_iter().filter(|rule| !keep.iter().any(|at| at.has_rule(rule)));
+    let rules: Vec<Masquerade> = rules.cloned().collect();
+    let nameless = |what: String| {
+        let error = Error::new(Code::INTERNAL, format!("{what} is in use, and nothing tells its container's whole id"));
+        Err(error.details("a GC would remove it, so nothing was done; remove its leftovers by hand"))
+    };
+    for link in &node.links {
+        if owner(link).is_some_and(|owner| owner.network == network.name && owner.attachment.is_none()) {
+            let is_its = |at: &Attachment| {
+                let ifname = at.ifname.as_deref().unwrap_or_default();
+                link.alias == bridge::inspect::alias(&network.name, &at.container, ifname)
+            };
+            if !keep.iter().any(is_its) {
+                return nameless(format!("port {}", link.name));
+            }
+        }
+    }
+    for rule in rules.iter().filter(|rule| !dead.iter().any(|at| at.has_rule(rule))) {
+        if let Some(source) = rule.source.filter(|source| node.is_used(*source)) {
+            return nameless(format!("address {source}, which a rule hides,"));
+        }
+    }
+    let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Nobody).map(|lease| lease.ip).collect();
+    let has_bridge = network.bridge.is_some();
+    let checks =
+        node.spoof_checks.iter().filter(|check| has_bridge && node.link(&check.port).is_none()).cloned().collect();
+    Ok(Plan { dead, empty, rules, checks, keep })
+}
+
+impl Plan {
+    fn page(&self, dry_run: bool, paint: Paint) -> String {
+        let mut rows = Table::new(&["REMOVE", "WHAT", "CONTAINER*", "INTERFACE*", "WHY*"]);
+        let mut row = |kind: &str, what: String, container: &str, ifname: &str, why: &str| {
+            let cells = [kind.to_owned(), what, table::shorten(container, 24), ifname.to_owned(), why.to_owned()];
+            rows.row(cells.into_iter().map(|cell| (Tone::Plain, cell)).collect());
+        };
+        for at in &self.dead {
+            let ifname = at.ifname.as_deref().unwrap_or("-");
+            for lease in &at.leases {
+                row("lease", lease.ip.to_string(), &at.container, ifname, at.why);
+            }
+            if at.cached {
+                row("result", "in the cache".to_owned(), &at.container, ifname, at.why);
+            }
+        }
+        for ip in &self.empty {
+            row("lease", ip.to_string(), "-", "-", "it is empty or garbled");
+        }
+        for rule in &self.rules {
+            let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
+            let owner = self.dead.iter().find(|at| at.has_rule(rule));
+            let container = owner.map_or("-", |at| at.container.as_str());
+            row("rule", source, container, owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-"), "it hides nobody");
+        }
+        for check in &self.checks {
+            row("rule", check.port.clone(), "-", "-", "its port is gone");
+        }
+        let mut text = match rows.is_empty() {
+            true => "  nothing to remove\n".to_owned(),
+            false => rows.render(paint, 2),
+        };
+        let of = |state| self.keep.iter().filter(|at| at.state == state).count();
+        let kept = [State::Alive, State::NoPort, State::Unknown].map(|state| (of(state), state.text()));
+        let kept: Vec<String> =
+            kept.iter().filter(|(count, _)| *count > 0).map(|(count, text)| format!("{count} {text}")).collect();
+        if !kept.is_empty() {
+            text += &table::wrap(&format!("kept: {}", kept.join(", ")), 2);
+        }
+        if dry_run && !rows.is_empty() {
+            text += "  nothing was changed\n";
+        }
+        text
+    }
+
+    /// Which of the dead are still there.
+    fn undead(&self, node: &Node, network: &str) -> Vec<&Attachment> {
+        let networks = node.networks.iter().filter(|one| one.name == network);
+        let there: BTreeSet<(String, Option<String>)> =
+            networks.flat_map(|one| node.attachments(one)).map(|at| (at.container, at.ifname)).collect();
+        self.dead.iter().filter(|at| there.contains(&(at.container.clone(), at.ifname.clone()))).collect()
+    }
+
+    /// What is still there of what should have been removed.
+    fn left(&self, node: &Node, network: &str) -> Vec<String> {
+        let dead = self.undead(node, network).into_iter().map(|at| format!("container {:?}", at.container));
+        let rules = self.rules.iter().filter(|rule| node.masquerades.contains(rule));
+        let rules = rules.map(|rule| format!("the rule {:?}", rule.comment));
+        let checks = self.checks.iter().filter(|check| node.spoof_checks.contains(check));
+        let checks = checks.map(|check| format!("the check of port {:?}", check.port));
+        dead.chain(rules).chain(checks).collect()
+    }
+}
+
+/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
+fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
+    let chain = Chain::find(list, &settings::plugins())?;
+    let entry = |at: &Attachment| Entry {
+        network: list.name.to_string(),
+        container: at.container.clone(),
+        // Old records are of any interface; the others of the container have theirs.
+        ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
+        ..Entry::default()
+    };
+    let valid: Vec<Entry> = plan.keep.iter().map(entry).collect();
+    let mut failures: Vec<Error> = chain.gc(&valid).err().into_iter().collect();
+    // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
+    if failures.is_empty() && !plan.dead.is_empty() {
+        for at in plan.undead(&Node::look()?, list.name.as_str()) {
+            failures.extend(Endpoint::of_entry(&entry(at)).and_then(|at| chain.del(&at)).err());
+        }
+    }
+    let mut failures = failures.into_iter();
+    let Some(first) = failures.next() else { return Ok(()) };
+    Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
+}

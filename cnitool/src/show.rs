@@ -1,0 +1,289 @@
+//! `cnitool show`: a bridge, its ports with whom they belong to, and the rules: what otherwise takes six commands.
+
+use std::collections::BTreeSet;
+
+use bridge::inspect::Masquerade;
+use cni::Result;
+use cni::netlink::{Link, Netlink, Vlan};
+use host_local::inspect::Owner;
+use serde_json::{Value, json};
+
+use crate::leases::not_seen;
+use crate::node::{Network, Node, owner};
+use crate::out;
+use crate::table::{self, Paint, Table, Tone};
+
+/// How wide the column of flags may be.
+const FLAGS: usize = 16;
+
+/// A bridge, and the networks that use it.
+struct View<'a> {
+    name: &'a str,
+    /// `None` if it is not there: the first add makes it.
+    link: Option<&'a Link>,
+    networks: Vec<&'a Network>,
+    ports: Vec<PortView<'a>>,
+    rules: Vec<&'a Masquerade>,
+}
+
+struct PortView<'a> {
+    link: &'a Link,
+    network: Option<String>,
+    container: Option<String>,
+    ifname: Option<String>,
+    vlans: Vec<Vlan>,
+    /// The keys of its rules.
+    keys: Vec<String>,
+    masqueraded: bool,
+    checked: bool,
+}
+
+/// Prints the bridge of a network, or all that configurations or ports name.
+pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
+    let node = Node::look()?;
+    let chosen = node.chosen(network)?;
+    let views = views(&node, &chosen, network)?;
+    if as_json {
+        let bridges: Vec<Value> = views.iter().map(|view| describe(&node, view)).collect();
+        return out::print_json(&json!({ "bridges": bridges, "notSeen": node.unseen }));
+    }
+    let paint = Paint::of_stdout();
+    let pages: Vec<String> = views.iter().map(|view| page(&node, view, paint)).collect();
+    let mut text = pages.join("\n");
+    if pages.is_empty() {
+        text = match network {
+            Some(name) => format!("network {name} has no bridge\n"),
+            None => "no network has a bridge\n".to_owned(),
+        };
+    }
+    out::print(text + &not_seen(&node))
+}
+
+fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Result<Vec<View<'a>>> {
+    let mut views: Vec<View<'a>> = Vec::new();
+    for network in networks {
+        let links = node.bridges(network);
+        let named = network.bridge.as_ref().map(|settings| settings.bridge.as_str());
+        let names = named.into_iter().chain(links.iter().map(|link| link.name.as_str()));
+        for name in names {
+            let link = node.link(name).filter(|link| link.kind == "bridge");
+            match views.iter_mut().find(|view| view.name == name) {
+                Some(view) if view.networks.iter().any(|other| other.name == network.name) => {}
+                Some(view) => view.networks.push(network),
+                None => views.push(View { name, link, networks: vec![network], ports: Vec::new(), rules: Vec::new() }),
+            }
+        }
+    }
+    let mut netlink = Netlink::open()?;
+    for view in &mut views {
+        view.rules = view.networks.iter().flat_map(|network| node.rules(&network.name)).collect();
+        let Some(bridge) = view.link else { continue };
+        for link in node.ports(bridge) {
+            let port = port(node, &mut netlink, bridge, link)?;
+            // Asked for one network, those of others on the same bridge are left out, and nobody's are not.
+            if only.is_none() || port.network.is_none() || port.network.as_deref() == only {
+                view.ports.push(port);
+            }
+        }
+    }
+    Ok(views)
+}
+
+fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -> Result<PortView<'a>> {
+    let owner = owner(link);
+    let network = owner.as_ref().map(|owner| owner.network.clone());
+    let (mut container, mut ifname) = owner.and_then(|owner| owner.attachment).unzip();
+    let guest = node.guest(link.index);
+    let mut network = network;
+    if network.is_none()
+        && let Some(guest) = guest
+    {
+        // The reference gives its ports no alias: then the lease of the address at the other end tells.
+        let leases = node.networks.iter().flat_map(|one| one.leases.iter().map(move |lease| (one, lease)));
+        for (one, lease) in leases {
+            if let Owner::Container(id, name) = &lease.owner
+                && guest.addresses.iter().any(|cidr| cidr.ip() == lease.ip)
+            {
+                network = Some(one.name.clone());
+                container = Some(id.clone());
+                ifname = name.clone().or_else(|| Some(guest.name.clone()));
+            }
+        }
+    }
+    let keys = match (&network, &container, &ifname) {
+        (Some(network), Some(container), Some(ifname)) => bridge::inspect::rule_keys(network, container, ifname).into(),
+        _ => Vec::new(),
+    };
+    let vlans = match master.vlan_filtering {
+        Some(true) => netlink.vlans(link.index)?,
+        _ => Vec::new(),
+    };
+    Ok(PortView {
+        masqueraded: node.masquerades.iter().any(|rule| keys.iter().any(|key| key == rule.key())),
+        checked: node.spoof_checks.iter().any(|check| check.port == link.name),
+        link,
+        network,
+        container,
+        ifname,
+        vlans,
+        keys,
+    })
+}
+
+impl PortView<'_> {
+    /// In the words of the configuration's keys.
+    fn flags(&self) -> Vec<&'static str> {
+        let port = self.link.port.unwrap_or_default();
+        let flags = [
+            (!self.link.up, "down"),
+            (port.hairpin, "hairpin"),
+            (port.isolated, "isolated"),
+            (self.masqueraded, "masq"),
+            (self.checked, "spoofchk"),
+        ];
+        flags.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
+    }
+
+    /// As `bridge vlan` says it, but shorter: `*` is for untagged frames.
+    fn vlan_text(&self) -> String {
+        let one = |vlan: &Vlan| format!("{}{}", vlan.range, if vlan.pvid { "*" } else { "" });
+        self.vlans.iter().map(one).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// The rules of no port that is shown.
+fn stale<'a>(view: &View<'a>) -> Vec<&'a Masquerade> {
+    let keys: BTreeSet<&str> = view.ports.iter().flat_map(|port| &port.keys).map(String::as_str).collect();
+    view.rules.iter().copied().filter(|rule| !keys.contains(rule.key())).collect()
+}
+
+fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
+    let mut text = paint.paint(Tone::Bold, &format!("bridge {}", view.name)) + "\n";
+    match view.link {
+        None => text += &table::wrap("not there yet: the first add makes it", 2),
+        Some(link) => {
+            let mut facts =
+                vec![if link.up { "up".to_owned() } else { "down".to_owned() }, format!("mtu {}", link.mtu)];
+            facts.extend(link.mac.map(|mac| mac.to_string()));
+            facts.extend((link.promiscuity > 0).then(|| "promiscuous".to_owned()));
+            facts.extend((link.vlan_filtering == Some(true)).then(|| "filters VLANs".to_owned()));
+            facts.extend(node.addresses(link.index).iter().map(ToString::to_string));
+            text += &table::wrap(&facts.join(", "), 2);
+        }
+    }
+    for network in &view.networks {
+        let file = network.list.as_ref().map(|list| list.path.display().to_string());
+        let file = file.unwrap_or_else(|| "no configuration".to_owned());
+        text += &table::wrap(&format!("network {} ({file})", network.name), 2);
+    }
+    let mut ports = Table::new(&["PORT", "CONTAINER*", "INTERFACE*", "ITS MAC", "FLAGS"]);
+    for port in &view.ports {
+        let guest = node.guest(port.link.index);
+        let mac = guest.and_then(|guest| guest.mac).map_or_else(|| "-".to_owned(), |mac| mac.to_string());
+        let unknown = if port.network.is_some() { "(id too long)" } else { "-" };
+        let flags = port.flags().join(" ");
+        // All flags of a port are too many for a column, and then stand below it.
+        let fit = flags.len() <= FLAGS;
+        let ifname = port.ifname.as_deref().or_else(|| guest.map(|guest| guest.name.as_str()));
+        ports.row(vec![
+            (Tone::Plain, port.link.name.clone()),
+            (Tone::Plain, table::shorten(port.container.as_deref().unwrap_or(unknown), 24)),
+            (Tone::Plain, ifname.unwrap_or("-").to_owned()),
+            (Tone::Plain, mac),
+            (
+                if port.link.up { Tone::Plain } else { Tone::Bad },
+                Some(flags.as_str()).filter(|_| fit).unwrap_or("").to_owned(),
+            ),
+        ]);
+        let mut more: Vec<String> = guest.iter().flat_map(|guest| &guest.addresses).map(ToString::to_string).collect();
+        more.extend((!fit).then_some(flags));
+        more.extend((!port.vlans.is_empty()).then(|| format!("vlan {}", port.vlan_text())));
+        if view.networks.len() > 1 {
+            more.extend(port.network.as_ref().map(|network| format!("network {network}")));
+        }
+        if !more.is_empty() {
+            ports.more(more.join(", "));
+        }
+    }
+    match ports.is_empty() {
+        true => text += "  no ports\n",
+        false => text += &format!("\n{}", ports.render(paint, 2)),
+    }
+    text + &rules(view, paint)
+}
+
+fn rules(view: &View<'_>, paint: Paint) -> String {
+    if view.rules.is_empty() {
+        return String::new();
+    }
+    let stale = stale(view);
+    let by = |iptables: bool| view.rules.iter().filter(|rule| rule.iptables == iptables).count();
+    let kinds = [(by(false), "nftables"), (by(true), "iptables")];
+    let kinds: Vec<String> =
+        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} by {name}")).collect();
+    let mut text = format!("\n  masquerade: {}", kinds.join(", "));
+    match stale.is_empty() {
+        true => text += ", all of ports above\n",
+        false => {
+            text += &paint.paint(Tone::Doubtful, &format!(", {} of no port above:", stale.len()));
+            text.push('\n');
+        }
+    }
+    for rule in stale {
+        let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
+        text += &table::wrap(&format!("{source}: {}", rule.about()), 4);
+    }
+    text
+}
+
+fn describe(node: &Node, view: &View<'_>) -> Value {
+    let bridge = view.link.map(|link| {
+        json!({
+            "up": link.up, "mtu": link.mtu, "mac": link.mac.map(|mac| mac.to_string()),
+            "promiscuous": link.promiscuity > 0, "vlanFiltering": link.vlan_filtering.unwrap_or_default(),
+            "addresses": node.addresses(link.index),
+        })
+    });
+    let networks: Vec<Value> = view
+        .networks
+        .iter()
+        .map(|network| json!({ "name": network.name, "file": network.list.as_ref().map(|list| &list.path) }))
+        .collect();
+    let ports: Vec<Value> = view.ports.iter().map(|port| describe_port(node, port)).collect();
+    let stale = stale(view);
+    let rules: Vec<Value> = view
+        .rules
+        .iter()
+        .map(|rule| {
+            json!({
+                "source": rule.source, "backend": if rule.iptables { "iptables" } else { "nftables" },
+                "comment": rule.comment, "ofPort": !stale.contains(rule),
+            })
+        })
+        .collect();
+    json!({ "name": view.name, "link": bridge, "networks": networks, "ports": ports, "masquerade": rules })
+}
+
+fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
+    let guest = node.guest(port.link.index);
+    let vlans: Vec<Value> = port
+        .vlans
+        .iter()
+        .map(|vlan| {
+            json!({
+                "first": vlan.range.first, "last": vlan.range.last, "pvid": vlan.pvid, "untagged": vlan.untagged,
+            })
+        })
+        .collect();
+    let settings = port.link.port.unwrap_or_default();
+    json!({
+        "name": port.link.name, "network": port.network, "container": port.container, "interface": port.ifname,
+        "up": port.link.up, "mtu": port.link.mtu, "mac": port.link.mac.map(|mac| mac.to_string()),
+        "hairpin": settings.hairpin, "isolated": settings.isolated, "masquerade": port.masqueraded,
+        "spoofCheck": port.checked, "vlans": vlans,
+        "guest": guest.map(|guest| json!({
+            "name": guest.name, "mac": guest.mac.map(|mac| mac.to_string()), "addresses": guest.addresses,
+            "netns": guest.netns,
+        })),
+    })
+}

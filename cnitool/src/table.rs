@@ -1,0 +1,267 @@
+//! What a terminal shows: tables that fit 80 columns, bars, and colours where they are seen.
+
+use std::io::{self, IsTerminal};
+
+use cni::process_env;
+
+/// The columns of the narrowest terminal that anybody uses.
+pub(crate) const WIDTH: usize = 80;
+/// The least that is left of a cell that is cut.
+const LEAST: usize = 8;
+/// What stands for the rest of a cell that is cut. ASCII, as all else here: not every console knows more.
+const CUT: &str = "..";
+const GAP: usize = 2;
+
+/// What a text means, which its colour says too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tone {
+    Plain,
+    Bold,
+    Good,
+    Doubtful,
+    Bad,
+}
+
+/// How tones are shown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paint {
+    colours: bool,
+}
+
+impl Paint {
+    /// Colours only for a terminal, and only if nobody objects (no-color.org).
+    pub(crate) fn of_stdout() -> Paint {
+        let objects = process_env("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = process_env("TERM").is_none_or(|term| term == "dumb");
+        Paint { colours: io::stdout().is_terminal() && !objects && !dumb }
+    }
+
+    pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
+        let code = match tone {
+            _ if !self.colours => return text.to_owned(),
+            Tone::Plain => return text.to_owned(),
+            Tone::Bold => 1,
+            Tone::Good => 32,
+            Tone::Doubtful => 33,
+            Tone::Bad => 31,
+        };
+        format!("\x1b[{code}m{text}\x1b[0m")
+    }
+}
+
+/// A table: columns as wide as they need to be, cut where that is too much.
+#[derive(Debug)]
+pub(crate) struct Table {
+    heads: Vec<Column>,
+    rows: Vec<Row>,
+}
+
+#[derive(Debug)]
+struct Column {
+    head: &'static str,
+    /// May its cells be cut?
+    flexible: bool,
+}
+
+#[derive(Debug)]
+enum Row {
+    Cells(Vec<(Tone, String)>),
+    /// More about the row above, broken between words.
+    More(String),
+}
+
+impl Table {
+    /// A table with these heads; cells of a column whose head ends in `*` may be cut.
+    pub(crate) fn new(heads: &[&'static str]) -> Table {
+        let column = |head: &&'static str| match head.strip_suffix('*') {
+            Some(head) => Column { head, flexible: true },
+            None => Column { head, flexible: false },
+        };
+        Table { heads: heads.iter().map(column).collect(), rows: Vec::new() }
+    }
+
+    pub(crate) fn row(&mut self, cells: Vec<(Tone, String)>) {
+        self.rows.push(Row::Cells(cells));
+    }
+
+    /// Says more about the last row, below its second column.
+    pub(crate) fn more(&mut self, text: String) {
+        self.rows.push(Row::More(text));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The text, each line after `indent` spaces.
+    pub(crate) fn render(&self, paint: Paint, indent: usize) -> String {
+        let widths = self.widths(indent);
+        let heads = self.heads.iter().map(|column| (Tone::Bold, column.head.to_owned())).collect::<Vec<_>>();
+        let mut text = line(&heads, &widths, paint, indent);
+        for row in &self.rows {
+            match row {
+                Row::Cells(cells) => text += &line(cells, &widths, paint, indent),
+                Row::More(more) => {
+                    let at = indent + widths.first().map_or(0, |width| width + GAP);
+                    text += &wrap(more, at);
+                }
+            }
+        }
+        text
+    }
+
+    fn widths(&self, indent: usize) -> Vec<usize> {
+        let mut widths: Vec<usize> = self.heads.iter().map(|column| column.head.len()).collect();
+        for row in &self.rows {
+            let Row::Cells(cells) = row else { continue };
+            for (width, (_, cell)) in widths.iter_mut().zip(cells) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        let room = WIDTH.saturating_sub(indent + GAP * widths.len().saturating_sub(1));
+        loop {
+            let surplus = widths.iter().sum::<usize>().saturating_sub(room);
+            let widest = widths
+                .iter_mut()
+                .zip(&self.heads)
+                .filter(|(width, column)| column.flexible && **width > LEAST)
+                .max_by_key(|(width, _)| **width);
+            match widest {
+                Some((width, _)) if surplus > 0 => *width -= 1,
+                _ => return widths,
+            }
+        }
+    }
+}
+
+fn line(cells: &[(Tone, String)], widths: &[usize], paint: Paint, indent: usize) -> String {
+    let mut text = " ".repeat(indent);
+    let last = cells.len().saturating_sub(1);
+    for (at, ((tone, cell), width)) in cells.iter().zip(widths).enumerate() {
+        let cell = shorten(cell, *width);
+        text += &paint.paint(*tone, &cell);
+        if at < last {
+            text += &" ".repeat((width + GAP).saturating_sub(cell.chars().count()));
+        }
+    }
+    text.truncate(text.trim_end().len());
+    text + "\n"
+}
+
+/// At most `width` characters; what is cut shows that it was.
+pub(crate) fn shorten(text: &str, width: usize) -> String {
+    if text.chars().count() <= width {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(width.saturating_sub(CUT.len())).collect();
+    kept + CUT
+}
+
+/// `text` in lines of at most 80 characters, each after `indent` spaces. A word that is longer has a line of its own,
+/// and is cut if even that is too short.
+pub(crate) fn wrap(text: &str, indent: usize) -> String {
+    let room = WIDTH.saturating_sub(indent).max(1);
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        let mut rest: Vec<char> = word.chars().collect();
+        while rest.len() > room {
+            let tail = rest.split_off(room);
+            lines.push(rest.into_iter().collect());
+            rest = tail;
+        }
+        let word: String = rest.into_iter().collect();
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+                line.push(' ');
+                line.push_str(&word);
+            }
+            _ => lines.push(word),
+        }
+    }
+    lines.iter().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect()
+}
+
+/// A bar of `width` characters, `used` of `all` filled. It is empty only if nothing is used, and full only if all is.
+pub(crate) fn bar(used: u128, all: u128, width: usize) -> String {
+    let share = u128::try_from(width).unwrap_or_default();
+    let filled = match all {
+        0 => share,
+        _ if used >= all => share,
+        _ if used == 0 => 0,
+        // Such numbers of addresses that this would overflow are never used up.
+        _ => used.saturating_mul(share).checked_div(all).unwrap_or_default().clamp(1, share.saturating_sub(1).max(1)),
+    };
+    let filled = usize::try_from(filled).unwrap_or(width).min(width);
+    format!("[{}{}]", "#".repeat(filled), "-".repeat(width - filled))
+}
+
+/// `1 lease`, `2 leases`.
+pub(crate) fn count(number: usize, what: &str) -> String {
+    let end = match what {
+        _ if number == 1 => "",
+        _ if what.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{number} {what}{end}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAIN: Paint = Paint { colours: false };
+
+    fn widest(text: &str) -> usize {
+        text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
+    }
+
+    #[test]
+    fn a_table_is_as_narrow_as_its_cells_and_never_wider_than_a_terminal() {
+        let mut table = Table::new(&["ADDRESS", "CONTAINER*", "STATE"]);
+        table.row(vec![(Tone::Plain, "10.0.0.2".into()), (Tone::Plain, "c1".into()), (Tone::Good, "alive".into())]);
+        assert_eq!(table.render(PLAIN, 2), "  ADDRESS   CONTAINER  STATE\n  10.0.0.2  c1         alive\n");
+        let id = "0123456789abcdef".repeat(8);
+        table.row(vec![(Tone::Plain, "10.0.0.3".into()), (Tone::Plain, id.clone()), (Tone::Bad, "gone".into())]);
+        table.more(format!("{id} {id}"));
+        let text = table.render(PLAIN, 2);
+        assert_eq!(widest(&text), WIDTH, "{text}");
+        assert!(text.contains("..  gone"), "{text}");
+    }
+
+    #[test]
+    fn colours_do_not_shift_columns() {
+        let mut table = Table::new(&["A", "B"]);
+        table.row(vec![(Tone::Good, "alive".into()), (Tone::Plain, "x".into())]);
+        let plain = table.render(PLAIN, 0);
+        let coloured = table.render(Paint { colours: true }, 0);
+        assert!(coloured.contains("\x1b[32malive\x1b[0m  x"), "{coloured:?}");
+        let stripped: String = coloured.replace("\x1b[32m", "").replace("\x1b[1m", "").replace("\x1b[0m", "");
+        assert_eq!(stripped, plain);
+    }
+
+    #[test]
+    fn bars_say_full_only_when_they_are() {
+        assert_eq!(bar(0, 253, 10), "[----------]");
+        assert_eq!(bar(1, 253, 10), "[#---------]");
+        assert_eq!(bar(252, 253, 10), "[#########-]");
+        assert_eq!(bar(253, 253, 10), "[##########]");
+        assert_eq!(bar(300, 253, 10), "[##########]", "ranges may have shrunk");
+        assert_eq!(bar(7, u128::MAX, 10), "[#---------]");
+        assert_eq!(bar(u128::MAX - 1, u128::MAX, 10), "[#---------]", "too many to be told");
+        assert_eq!(bar(0, 0, 10), "[##########]");
+    }
+
+    #[test]
+    fn words_are_kept_whole_where_they_fit() {
+        let text = wrap(&"word ".repeat(40), 6);
+        assert!(widest(&text) <= WIDTH && text.lines().all(|line| line.starts_with("      word")), "{text}");
+        assert_eq!(widest(&wrap(&"x".repeat(200), 6)), WIDTH);
+        assert_eq!(wrap("", 6), "");
+    }
+
+    #[test]
+    fn things_are_counted_in_english() {
+        assert_eq!((count(1, "lease").as_str(), count(2, "lease").as_str()), ("1 lease", "2 leases"));
+        assert_eq!(count(2, "address"), "2 addresses");
+    }
+}

@@ -1,0 +1,349 @@
+//! `cnitool doctor`: a healthy host, and one ailment after the other.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use cni::testing::skip;
+use serde_json::{Value, json};
+
+use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
+use crate::support::Host;
+
+/// What is not well, each as `CHECK LEVEL`.
+fn ailments(answer: &Value) -> Vec<String> {
+    let findings = answer["findings"].as_array().unwrap().iter();
+    let mut ill: Vec<String> = findings
+        .filter(|finding| finding["level"] != "ok")
+        .map(|finding| {
+            assert!(finding["remedy"].as_str().is_some_and(|remedy| !remedy.is_empty()), "{finding}");
+            format!("{} {}", finding["check"].as_str().unwrap(), finding["level"].as_str().unwrap())
+        })
+        .collect();
+    ill.dedup();
+    ill
+}
+
+/// The one thing that is not well: what it says. The exit code agrees, and the page for people has it too.
+#[track_caller]
+fn ailment(host: &Host, check: &str, level: &str) -> String {
+    let outcome = host.run("doctor --json");
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
+    assert_eq!(ailments(&answer), [format!("{check} {level}")], "{answer:#}");
+    assert_eq!(outcome.status, Some(if level == "fail" { 3 } else { 0 }), "{outcome:?}");
+    let text = page(&host.run("doctor"));
+    assert!(text.lines().any(|line| line.starts_with(&format!("{level:<6}{check}: "))), "{text}");
+    let findings = answer["findings"].as_array().unwrap();
+    findings.iter().find(|finding| finding["level"] == level).unwrap().to_string()
+}
+
+#[test]
+fn a_healthy_host_is_healthy_and_stays_as_it_is() {
+    let host = host("10.131.0.0/24");
+    attach(&host, "blue");
+    let before = snapshot(&host);
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+    assert_eq!((&answer["failures"], &answer["warnings"], &answer["notSeen"]), (&0.into(), &0.into(), &json!([])));
+    let outcome = host.run("doctor");
+    assert_eq!(outcome.status, Some(0));
+    let text = page(&outcome);
+    assert!(text.contains("0 warnings, 0 failures"), "{text}");
+    assert_eq!(snapshot(&host), before);
+}
+
+#[test]
+fn before_the_first_add_only_forwarding_is_missing() {
+    let host = host("10.132.0.0/24");
+    host.lab.sh("echo 0 >/proc/sys/net/ipv4/ip_forward");
+    let what = ailment(&host, "forwarding", "warn");
+    assert!(what.contains("the first add to pods turns it on"), "{what}");
+    attach(&host, "blue");
+    host.lab.sh("echo 0 >/proc/sys/net/ipv4/ip_forward");
+    let what = ailment(&host, "forwarding", "fail");
+    assert!(what.contains("sysctl -w net.ipv4.ip_forward=1"), "{what}");
+    host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/conf/br-pods/forwarding");
+    let what = ailment(&host, "forwarding", "fail");
+    assert!(what.contains("net/ipv4/conf/br-pods/forwarding=1"), "{what}");
+}
+
+#[test]
+fn leaked_leases_and_lost_interfaces() {
+    let host = host("10.133.0.0/24");
+    attach(&host, "blue");
+    leak("10.133.0.99", &format!("{LONG_ID}\r\neth0"));
+    assert!(ailment(&host, "leases", "warn").contains("cnitool prune pods"));
+    host.run("prune").ok_page();
+    leak("10.133.0.98", "");
+    assert!(ailment(&host, "leases", "warn").contains("1 lease without an owner"));
+    host.run("prune").ok_page();
+    let cut = attach(&host, "cut");
+    host.lab.sh(&format!("ip link del {}", port(&cut)));
+    assert!(ailment(&host, "leases", "warn").contains(&cut[..20]));
+}
+
+/// Runs to its end, as a page.
+trait OkPage {
+    fn ok_page(&self);
+}
+
+impl OkPage for cni::testing::Outcome {
+    #[track_caller]
+    fn ok_page(&self) {
+        assert_eq!(self.status, Some(0), "{self:?}");
+        page(self);
+    }
+}
+
+#[test]
+fn a_deleted_namespace_leaves_a_lease_and_a_rule() {
+    let host = host("10.134.0.0/24");
+    attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), ["masquerade warn", "leases warn"], "{answer:#}");
+}
+
+#[test]
+fn a_range_that_is_full_or_nearly() {
+    let host = host("10.135.0.0/24");
+    let ranges = json!([[{ "subnet": "10.135.0.0/24", "rangeStart": "10.135.0.10", "rangeEnd": "10.135.0.30" }]]);
+    let ipam = json!({ "ipam": { "type": "host-local", "ranges": ranges } });
+    host.configure("10-pods.conflist", &network("pods", "", &ipam).to_string());
+    for name in ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p", "q", "r", "s", "t"] {
+        attach(&host, name);
+    }
+    assert!(ailment(&host, "ranges", "warn").contains("1 of 21 addresses are left"));
+    attach(&host, "u");
+    let what = ailment(&host, "ranges", "fail");
+    assert!(what.contains("no address is left of 10.135.0.10-10.135.0.30"), "{what}");
+    assert!(page(&host.run("leases")).contains("[####################]  21    0"));
+}
+
+#[test]
+fn files_that_are_shadowed_or_broken() {
+    let host = host("10.136.0.0/24");
+    attach(&host, "blue");
+    host.configure("20-pods.conflist", &network("pods", "10.136.0.0/24", &json!({})).to_string());
+    let what = ailment(&host, "config", "warn");
+    assert!(what.contains("20-pods.conflist is never used") && what.contains("10-pods.conflist"), "{what}");
+    fs::remove_file(host.conf_dir().join("20-pods.conflist")).unwrap();
+    host.configure("05-broken.conflist", "{\n  \"name\": \"x\",,\n}");
+    let what = ailment(&host, "config", "fail");
+    assert!(what.contains("05-broken.conflist:2:"), "{what}");
+    host.configure("05-broken.conflist", &network("bad", "10.136.1.0/24", &json!({ "mtu": 7 })).to_string());
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), ["config fail"], "{answer:#}");
+    assert!(answer.to_string().contains("key \\\"mtu\\\": 7 is out of range"), "{answer:#}");
+}
+
+#[test]
+fn the_first_file_by_name_is_the_one_that_kubelet_takes() {
+    let host = host("10.137.0.0/24");
+    attach(&host, "blue");
+    host.configure("05-single.conf", r#"{"cniVersion": "1.1.0", "name": "lo", "type": "loopback"}"#);
+    let text = page(&host.run("doctor"));
+    let text: Vec<&str> = text.split_whitespace().collect();
+    assert!(text.join(" ").contains("first valid file, 05-single.conf (network lo)"), "{text:?}");
+}
+
+#[test]
+fn a_host_without_any_configuration() {
+    let host = host("10.138.0.0/24");
+    fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
+    assert!(ailment(&host, "config", "fail").contains("there is no network configuration"));
+}
+
+#[test]
+fn plugins_that_are_missing_or_not_executable() {
+    let host = host("10.139.0.0/24");
+    attach(&host, "blue");
+    let file = |name: &str| host.lab.bin().join(name);
+    fs::rename(file("host-local"), file("away")).unwrap();
+    let what = ailment(&host, "plugins", "fail");
+    assert!(what.contains("host-local") && what.contains(&*host.lab.bin().to_string_lossy()), "{what}");
+    // The others are the same file by other names.
+    fs::copy(file("away"), file("host-local")).unwrap();
+    fs::set_permissions(file("host-local"), fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(ailment(&host, "plugins", "fail").contains("is not executable"));
+    fs::set_permissions(file("host-local"), fs::Permissions::from_mode(0o755)).unwrap();
+    fs::remove_file(file("loopback")).unwrap();
+    assert!(ailment(&host, "plugins", "warn").contains("loopback"));
+}
+
+#[test]
+fn a_firewall_that_drops_what_is_forwarded() {
+    let host = host("10.140.0.0/24");
+    attach(&host, "blue");
+    host.lab.sh(
+        "nft 'add table inet strict; add chain inet strict pass { type filter hook forward priority 0; policy drop; }'",
+    );
+    let what = ailment(&host, "firewall", "fail");
+    assert!(what.contains("inet strict pass drops everything") && what.contains("-i br-pods"), "{what}");
+    let bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables";
+    if Path::new(bridged).exists() {
+        for (value, reach) in [("1", "neither each other nor the outside"), ("0", "do not reach the outside")] {
+            fs::write(bridged, value).unwrap();
+            let what = ailment(&host, "firewall", "fail");
+            assert!(what.contains(reach), "{what}");
+        }
+    } else {
+        skip("a_firewall_that_drops_what_is_forwarded", "the kernel has no br_netfilter; the rest of it ran");
+    }
+    host.lab.sh("nft 'add rule inet strict pass iifname \"br-pods\" accept'");
+    assert!(ailment(&host, "firewall", "warn").contains("drops what none of its rules accepts"));
+    host.lab.sh("nft 'delete table inet strict; add table ip6 six; add chain ip6 six pass { type filter hook forward priority 0; policy drop; }'");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "the network has no IPv6: {answer:#}");
+}
+
+#[test]
+fn iptables_with_a_policy() {
+    let host = host("10.141.0.0/24");
+    attach(&host, "blue");
+    host.lab.sh("iptables-nft -P FORWARD DROP");
+    assert!(ailment(&host, "firewall", "fail").contains("ip filter FORWARD"));
+    host.lab.sh("iptables-nft -P FORWARD ACCEPT");
+    // The older tables, which nf_tables does not show.
+    let legacy = cni::testing::Calling::program("sh").arg("-c").arg("iptables-legacy -P FORWARD DROP").run();
+    if legacy.status != Some(0) {
+        return skip("iptables_with_a_policy", "the kernel or the host has no iptables-legacy; the rest of it ran");
+    }
+    assert!(ailment(&host, "firewall", "fail").contains("FORWARD of iptables-legacy-save"));
+}
+
+#[test]
+fn rules_that_somebody_flushed() {
+    let host = host("10.142.0.0/24");
+    attach(&host, "blue");
+    host.lab.sh("nft flush chain inet cni_plugins_masquerade masq_checks");
+    assert!(ailment(&host, "masquerade", "fail").contains("1 of 1 live containers have no masquerade rule"));
+}
+
+#[test]
+fn addresses_in_the_gateways_way() {
+    let host = host("10.143.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("outside");
+    host.lab.sh("ip link add uplink type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev uplink");
+    let what = ailment(&host, "gateway", "fail");
+    assert!(
+        what.contains("10.143.0.1 is on uplink") && what.contains("ip address del 10.143.0.1/16 dev uplink"),
+        "{what}"
+    );
+    host.lab.sh("ip address flush dev uplink; ip address add 10.143.0.200/24 dev uplink");
+    assert!(ailment(&host, "gateway", "fail").contains("the subnet 10.143.0.0/24 is on uplink too"));
+    host.lab.sh("ip address flush dev uplink; ip address flush dev br-pods; ip address add 10.143.0.5/24 dev br-pods");
+    let what = ailment(&host, "gateway", "fail");
+    assert!(what.contains("already has an IP address different from 10.143.0.1/24"), "{what}");
+}
+
+#[test]
+fn a_name_that_is_no_bridges() {
+    let host = host("10.144.0.0/24");
+    host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; ip link add br-pods type veth peer name other");
+    assert!(ailment(&host, "bridge", "fail").contains("br-pods is no bridge"));
+}
+
+#[test]
+fn packets_that_are_too_large() {
+    let host = host("10.145.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("outside");
+    host.lab.sh("ip link add uplink mtu 1400 type veth peer name eth0 netns outside
+         ip address add 192.0.2.1/24 dev uplink; ip link set uplink up; ip route add default via 192.0.2.2");
+    assert!(ailment(&host, "mtu", "warn").contains("set \\\"mtu\\\": 1400"));
+    host.configure("10-pods.conflist", &network("pods", "10.145.0.0/24", &json!({ "mtu": 1300 })).to_string());
+    let what = ailment(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1500"), "{what}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written() {
+    let host = host("10.146.0.0/24");
+    attach(&host, "blue");
+    host.lab
+        .sh("mount --bind /var/lib/cni/networks /var/lib/cni/networks; mount -o remount,bind,ro /var/lib/cni/networks");
+    assert!(ailment(&host, "leases", "fail").contains("Read-only file system"));
+}
+
+#[test]
+fn strict_reverse_paths_matter_with_two_ways_out() {
+    let host = host("10.147.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("outside");
+    host.lab.sh("echo 1 >/proc/sys/net/ipv4/conf/all/rp_filter");
+    let way = |n: u32| {
+        host.lab.sh(&format!(
+            "ip link add up{n} type veth peer name eth{n} netns outside; ip address add 192.0.{n}.1/24 dev up{n}
+             ip link set up{n} up; ip route add default via 192.0.{n}.2 metric {n}"
+        ));
+    };
+    way(2);
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+    way(3);
+    assert!(ailment(&host, "rp_filter", "warn").contains("2 default routes"));
+}
+
+#[test]
+fn networks_that_give_out_the_same_addresses() {
+    let host = host("10.148.0.0/24");
+    attach(&host, "blue");
+    host.configure(
+        "20-other.conflist",
+        &network("other", "10.148.0.0/16", &json!({ "isDefaultGateway": false })).to_string(),
+    );
+    assert!(ailment(&host, "ranges", "warn").contains("overlaps 10.148.0.0/24 of network pods"));
+}
+
+#[test]
+fn ipv6_that_is_switched_off() {
+    let host = host("10.149.0.0/24");
+    host.configure("10-pods.conflist", &network("pods", "fd00:149::/64", &json!({})).to_string());
+    attach(&host, "blue");
+    host.lab.sh("echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    let answer = json(&host, "doctor --json");
+    assert!(ailments(&answer).contains(&"ipv6 fail".to_owned()), "{answer:#}");
+}
+
+#[test]
+fn a_kernel_without_nf_tables() {
+    let host = host("10.150.0.0/24");
+    let config = network("pods", "10.150.0.0/24", &json!({ "ipMasqBackend": "nftables" }));
+    host.configure("10-pods.conflist", &config.to_string());
+    host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward");
+    // What cannot be had here is pretended: the socket by which it asks is refused as by such a kernel. In a process
+    // namespace of its own, because each namespace that is found among processes takes a socket.
+    let doctor = |inject: &str| {
+        host.lab.sh(&format!(
+            "CNI_PATH={} NETCONFPATH={} unshare --pid --fork --mount-proc \
+                 strace -qq -o /run/sockets -e trace=socket {inject} -- {} doctor --json || [ $? = 3 ]",
+            host.lab.bin().display(),
+            host.conf_dir().display(),
+            cni::testing::built("cnitool").display()
+        ))
+    };
+    doctor("");
+    let sockets = fs::read_to_string("/run/sockets").unwrap();
+    let mut asked = (1..).zip(sockets.lines()).filter(|(_, line)| line.contains("NETLINK_NETFILTER"));
+    // The first lists rules.
+    let (number, _) = asked.nth(1).unwrap_or_else(|| panic!("{sockets}"));
+    let answer = doctor(&format!("-e inject=socket:error=EPROTONOSUPPORT:when={number}"));
+    let traced = fs::read_to_string("/run/sockets").unwrap();
+    assert!(traced.lines().any(|line| line.contains("NETFILTER") && line.contains("INJECTED")), "{traced}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert!(ailments(&answer).contains(&"nf_tables fail".to_owned()), "{answer:#}");
+}
+
+#[test]
+fn who_may_not_look_is_told_what_was_not_seen() {
+    let host = host("10.151.0.0/24");
+    attach(&host, "blue");
+    let answer: Value = serde_json::from_str(&powerless(&host, "doctor --json").stdout).unwrap();
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+    assert!(!answer["notSeen"].as_array().unwrap().is_empty());
+    let claims = answer["findings"].as_array().unwrap().iter().any(|finding| finding["check"] == "firewall");
+    assert!(!claims, "nothing is said of what was not seen: {answer:#}");
+}

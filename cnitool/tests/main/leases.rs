@@ -1,0 +1,166 @@
+//! `cnitool leases`.
+
+use std::path::Path;
+
+use cni::testing::{Calling, REFERENCE, reference};
+use serde_json::{Value, json};
+
+use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless};
+use crate::support::failure;
+
+/// The lease of an address.
+fn lease(answer: &Value, ip: &str) -> Value {
+    let all = answer["networks"].as_array().unwrap().iter().flat_map(|network| network["leases"].as_array().unwrap());
+    all.clone().find(|lease| lease["address"] == ip).unwrap_or_else(|| panic!("{ip} in {answer}")).clone()
+}
+
+#[test]
+fn live_leases_are_alive_and_ranges_show_how_full_they_are() {
+    let host = host("10.101.0.0/24");
+    let (blue, green) = (attach(&host, "blue"), attach(&host, "green"));
+    let text = page(&host.run("leases"));
+    assert!(text.contains("network pods\n"), "{text}");
+    assert!(text.contains("10.101.0.0/24  [#-------------------]  2     251"), "{text}");
+    for id in [&blue, &green] {
+        let line = text.lines().find(|line| line.contains(id.as_str())).unwrap_or_else(|| panic!("{id} in {text}"));
+        assert!(line.contains("eth0") && line.ends_with("alive"), "{line}");
+    }
+    let answer = json(&host, "leases pods --json");
+    assert_eq!(answer["notSeen"], json!([]));
+    let range = &answer["networks"][0]["ranges"][0];
+    assert_eq!((&range["size"], &range["used"], &range["free"]), (&253.into(), &2.into(), &251.into()));
+    let first = lease(&answer, "10.101.0.2");
+    assert_eq!((&first["container"], &first["interface"]), (&blue.as_str().into(), &"eth0".into()));
+    assert_eq!((&first["port"], &first["netns"]), (&port(&blue).into(), &"/run/netns/blue".into()));
+}
+
+#[test]
+fn what_became_of_a_container_is_told() {
+    let host = host("10.102.0.0/24");
+    let (_, lost, cut) = (attach(&host, "blue"), attach(&host, "lost"), attach(&host, "cut"));
+    lose_namespace(&host, "lost", &lost);
+    host.lab.sh(&format!("ip link del {}", port(&cut)));
+    leak("10.102.0.99", &format!("{LONG_ID}\r\neth0"));
+    leak("10.102.0.98", LONG_ID);
+    leak("10.102.0.97", "");
+    let answer = json(&host, "leases --json");
+    for (ip, state) in [
+        ("10.102.0.2", "alive"),
+        ("10.102.0.3", "gone"),
+        ("10.102.0.4", "no port"),
+        ("10.102.0.97", "free"),
+        ("10.102.0.98", "gone"),
+        ("10.102.0.99", "gone"),
+    ] {
+        assert_eq!(lease(&answer, ip)["state"], state, "{ip}");
+    }
+    assert_eq!(lease(&answer, "10.102.0.99")["container"], LONG_ID, "whole");
+    assert_eq!(lease(&answer, "10.102.0.98")["interface"], Value::Null);
+    let text = page(&host.run("leases"));
+    assert!(!text.contains(LONG_ID) && text.contains("0123456789abcdef"), "short: {text}");
+}
+
+#[test]
+fn a_table_of_long_names_fits_a_terminal() {
+    let host = host("10.103.0.0/24");
+    let subnet = "fd00:1234:5678:9abc:def0:1234:5678:0/112";
+    let ranges = json!([[{ "subnet": subnet, "rangeStart": "fd00:1234:5678:9abc:def0:1234:5678:1000",
+        "rangeEnd": "fd00:1234:5678:9abc:def0:1234:5678:ffff" }]]);
+    let config = network("pods", subnet, &json!({ "ipam": { "type": "host-local", "ranges": ranges } }));
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let all = json!({ "hairpinMode": true, "portIsolation": true, "macspoofchk": true });
+    let mut second = network("more", "10.109.0.0/24", &all);
+    second["plugins"][0]["bridge"] = "fifteen-bytes-b".into();
+    host.configure("20-more.conflist", &second.to_string());
+    host.lab.netns("green");
+    host.run("add more /run/netns/green").ok();
+    assert!(page(&host.run("show more")).contains("hairpin isolated masq spoofchk"));
+    leak("fd00:1234:5678:9abc:def0:1234:5678:ffff", &format!("{}\r\nfifteen-bytes-x", LONG_ID.repeat(3)));
+    for command in ["leases", "show", "prune --dry-run", "doctor"] {
+        page(&host.run(command));
+    }
+}
+
+#[test]
+fn leases_of_a_network_without_a_configuration_are_not_forgotten() {
+    let host = host("10.104.0.0/24");
+    attach(&host, "blue");
+    std::fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
+    let answer = json(&host, "leases pods --json");
+    assert_eq!(answer["networks"][0]["file"], Value::Null);
+    assert_eq!(lease(&answer, "10.104.0.2")["state"], "alive");
+    assert!(page(&host.run("leases")).contains("its ranges are not known here"));
+}
+
+#[test]
+fn who_may_not_look_is_told_so_and_nothing_is_called_gone() {
+    let host = host("10.105.0.0/24");
+    attach(&host, "blue");
+    leak("10.105.0.99", &format!("{LONG_ID}\r\neth0"));
+    let text = page(&powerless(&host, "leases"));
+    assert!(text.contains("not seen") && text.contains("unknown") && !text.contains("gone"), "{text}");
+}
+
+/// The reference gives its ports no alias.
+#[test]
+fn a_container_of_the_reference_is_known_by_its_address() {
+    if reference("bridge", "a_container_of_the_reference_is_known_by_its_address").is_none() {
+        return;
+    }
+    let host = host("10.106.0.0/24");
+    let netns = host.lab.netns("old");
+    let mut config = network("pods", "10.106.0.0/24", &json!({}))["plugins"][0].clone();
+    config["name"] = "pods".into();
+    config["cniVersion"] = "1.0.0".into();
+    let reference = Path::new(REFERENCE);
+    Calling::new(&reference.join("bridge"), "ADD")
+        .env("CNI_PATH", REFERENCE)
+        .attachment("old", "eth0", &netns)
+        .stdin(config.to_string())
+        .run()
+        .ok();
+    leak("10.106.0.99", &format!("{LONG_ID}\r\neth0"));
+    let answer = json(&host, "leases --json");
+    assert_eq!(lease(&answer, "10.106.0.2")["state"], "alive");
+    assert_eq!(lease(&answer, "10.106.0.99")["state"], "gone", "every port is somebody else's");
+    let shown = json(&host, "show --json");
+    assert_eq!(shown["bridges"][0]["ports"][0]["container"], "old");
+
+    // A container may lose its address; then its port might be anybody's.
+    host.lab.sh(&format!("nsenter --net={} ip address flush dev eth0", netns.display()));
+    let answer = json(&host, "leases --json");
+    for ip in ["10.106.0.2", "10.106.0.99"] {
+        assert_eq!(lease(&answer, ip)["state"], "unknown", "{ip}");
+    }
+}
+
+#[test]
+fn an_unknown_network_is_one_line_on_stderr() {
+    let host = host("10.107.0.0/24");
+    for command in ["leases nope", "show nope", "prune nope", "leases nope --json"] {
+        let line = failure(&host.run(command));
+        assert!(line.contains("\"nope\"") && line.contains("there is pods"), "{line}");
+    }
+}
+
+#[test]
+fn colours_are_for_terminals_whose_users_want_them() {
+    let host = host("10.108.0.0/24");
+    attach(&host, "blue");
+    let on_terminal = |more: &str| {
+        let tool = cni::testing::built("cnitool");
+        let command = format!(
+            "CNI_PATH={} NETCONFPATH={} {more} script -qec '{} leases' /dev/null",
+            host.lab.bin().display(),
+            host.conf_dir().display(),
+            tool.display()
+        );
+        host.lab.sh(&command)
+    };
+    assert!(on_terminal("TERM=xterm").contains("\x1b[32malive\x1b[0m"));
+    for objection in ["TERM=xterm NO_COLOR=1", "TERM=dumb"] {
+        let text = on_terminal(objection);
+        assert!(text.contains("alive") && !text.contains('\x1b'), "{objection}: {text:?}");
+    }
+}

@@ -1,0 +1,107 @@
+//! What the tests of inspection need: a network with containers, and ways to lose them.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cni::Deadline;
+use cni::netlink::{Event, Netlink, Watch};
+use cni::testing::Outcome;
+use serde_json::{Value, json};
+
+use crate::support::Host;
+
+/// As long as runtimes make them.
+pub(crate) const LONG_ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+
+/// How long the kernel may take to remove a namespace.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A bridge with host-local on it, as most networks are, with `more` keys. A test has a subnet of its own: what others
+/// do meanwhile can be seen in `/proc`.
+pub(crate) fn network(name: &str, subnet: &str, more: &Value) -> Value {
+    let mut plugin = json!({
+        "type": "bridge", "bridge": format!("br-{name}"), "isDefaultGateway": true, "ipMasq": true,
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": subnet }]] },
+    });
+    for (key, value) in more.as_object().cloned().unwrap_or_default() {
+        plugin[key] = value;
+    }
+    json!({ "cniVersion": "1.1.0", "name": name, "plugins": [plugin] })
+}
+
+/// A host with the network `pods`.
+pub(crate) fn host(subnet: &str) -> Host {
+    let host = Host::new();
+    host.configure("10-pods.conflist", &network("pods", subnet, &json!({})).to_string());
+    host.lab.sh("ip link set lo up");
+    host
+}
+
+/// Attaches a container in a namespace of this name; its id.
+pub(crate) fn attach(host: &Host, name: &str) -> String {
+    host.lab.netns(name);
+    host.run(&format!("add pods /run/netns/{name}")).ok();
+    let entry = host.cached().into_iter().find_map(|file| {
+        let text = fs::read_to_string(format!("/var/lib/cni/results/{file}")).unwrap();
+        let entry: Value = serde_json::from_str(&text).unwrap();
+        (entry["netns"] == format!("/run/netns/{name}")).then(|| entry["containerId"].as_str().unwrap().to_owned())
+    });
+    entry.unwrap()
+}
+
+/// The name of a container's port.
+pub(crate) fn port(id: &str) -> String {
+    let links = Netlink::open().unwrap().links(None).unwrap();
+    links.into_iter().find(|link| link.alias.contains(id)).unwrap().name
+}
+
+/// Removes a namespace, and waits until the kernel has removed what was in it.
+pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
+    let mut netlink = Netlink::open().unwrap();
+    let mut watch = Watch::open(Event::Link).unwrap();
+    host.lab.sh(&format!("umount /run/netns/{name}; rm /run/netns/{name}"));
+    let gone = || Ok(netlink.links(None)?.iter().all(|link| !link.alias.contains(id)).then_some(()));
+    watch.wait_for("the port to go", Deadline::after(PATIENCE), gone).unwrap();
+}
+
+/// Writes a lease by hand, as somebody who then died.
+pub(crate) fn leak(ip: &str, content: &str) {
+    let path = PathBuf::from("/var/lib/cni/networks/pods");
+    fs::create_dir_all(&path).unwrap();
+    fs::write(path.join(ip), content).unwrap();
+}
+
+/// The answer in JSON, whatever the exit code.
+#[track_caller]
+pub(crate) fn json(host: &Host, words: &str) -> Value {
+    let outcome = host.run(words);
+    serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
+}
+
+/// A page for people: it fits a terminal, and has no colours, since nobody sees them.
+#[track_caller]
+pub(crate) fn page(outcome: &Outcome) -> String {
+    assert_eq!(outcome.stderr, "", "{outcome:?}");
+    assert!(!outcome.stdout.contains('\x1b'), "{outcome:?}");
+    for line in outcome.stdout.lines() {
+        assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?} in\n{}", outcome.stdout);
+    }
+    outcome.stdout.clone()
+}
+
+/// All that a command might change, and nothing that changes by itself.
+pub(crate) fn snapshot(host: &Host) -> String {
+    host.lab.sh("find /var/lib /run -printf '%p %y %s %T@\\n' | sort; find /var/lib /run/cni0 -type f -exec cat {} +
+         ip -j link | jq -c '.[] | [.ifname, .address, .mtu, .master, .ifalias]'
+         ip -o -4 address; ip -4 route show table all; nft list ruleset
+         for f in ip_forward conf/all/rp_filter; do cat /proc/sys/net/ipv4/$f; done")
+}
+
+/// The same command for somebody who may do nothing.
+pub(crate) fn powerless(host: &Host, words: &str) -> Outcome {
+    let program = cni::testing::built("cnitool");
+    let calling = cni::testing::Calling::program("setpriv").arg("--bounding-set=-all").arg("--inh-caps=-all").arg("--");
+    let calling = calling.arg(program).env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
+    words.split(' ').fold(calling, cni::testing::Calling::arg).run()
+}

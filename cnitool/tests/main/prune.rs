@@ -1,0 +1,180 @@
+//! `cnitool prune`.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
+use crate::support::{Host, failure};
+
+fn leases() -> Vec<String> {
+    let dir = fs::read_dir("/var/lib/cni/networks/pods").unwrap();
+    let names = dir.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut leases: Vec<String> = names.filter(|name| name.starts_with("10.")).collect();
+    leases.sort();
+    leases
+}
+
+/// One that lives, one whose namespace is gone, one without a port, a leaked lease, an empty one.
+fn battlefield(subnet: &str) -> (Host, [String; 3]) {
+    let host = host(&format!("{subnet}.0/24"));
+    let ids = [attach(&host, "blue"), attach(&host, "lost"), attach(&host, "cut")];
+    lose_namespace(&host, "lost", &ids[1]);
+    host.lab.sh(&format!("ip link del {}", port(&ids[2])));
+    leak(&format!("{subnet}.99"), &format!("{LONG_ID}\r\neth0"));
+    leak(&format!("{subnet}.98"), "");
+    (host, ids)
+}
+
+#[test]
+fn a_dry_run_tells_all_and_changes_nothing() {
+    let (host, ids) = battlefield("10.121.0");
+    let before = snapshot(&host);
+    let text = page(&host.run("prune --dry-run"));
+    assert_eq!(snapshot(&host), before);
+    for part in
+        ["10.121.0.3", "10.121.0.98", "10.121.0.99", "in the cache", "kept: 1 alive, 1 no port", "nothing was changed"]
+    {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    for kept in ["10.121.0.2 ", "10.121.0.4 ", &ids[0]] {
+        assert!(!text.contains(kept), "{kept} in {text}");
+    }
+}
+
+#[test]
+fn exactly_the_dead_are_removed() {
+    let (host, ids) = battlefield("10.122.0");
+    let alive = port(&ids[0]);
+    assert_eq!(leases(), ["10.122.0.2", "10.122.0.3", "10.122.0.4", "10.122.0.98", "10.122.0.99"]);
+    page(&host.run("prune pods"));
+    assert_eq!(leases(), ["10.122.0.2", "10.122.0.4"]);
+    assert_eq!(host.cached().len(), 2);
+    assert!(!host.cached().iter().any(|name| name.contains(&ids[1])), "{:?}", host.cached());
+    assert_eq!(port(&ids[0]), alive);
+    let rules = host.lab.sh("nft list ruleset");
+    assert!(rules.contains("10.122.0.2") && rules.contains("10.122.0.4") && !rules.contains("10.122.0.3"), "{rules}");
+    host.run("check pods /run/netns/blue").ok();
+
+    let before = snapshot(&host);
+    assert!(page(&host.run("prune")).contains("nothing to remove"));
+    let without_times =
+        |text: &str| text.lines().map(|line| line.split(' ').take(3).collect()).collect::<Vec<String>>();
+    assert_eq!(without_times(&snapshot(&host)), without_times(&before));
+}
+
+/// Versions before 1.1.0 know no GC, and the cache knows nothing of a container whose runtime lost it.
+#[test]
+fn an_old_network_is_pruned_by_del() {
+    let host = host("10.123.0.0/24");
+    let mut config = network("pods", "10.123.0.0/24", &json!({}));
+    config["cniVersion"] = "0.4.0".into();
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    leak("10.123.0.99", &format!("{LONG_ID}\r\neth0"));
+    page(&host.run("prune"));
+    assert_eq!(leases(), ["10.123.0.2"]);
+}
+
+#[test]
+fn what_cannot_be_told_is_kept() {
+    let host = host("10.124.0.0/24");
+    attach(&host, "blue");
+    leak("10.124.0.99", &format!("{LONG_ID}\r\neth0"));
+    // Somebody's port, and nothing says whose.
+    host.lab.netns("stranger");
+    host.lab.sh("ip link add stranger type veth peer name eth0 netns stranger; ip link set stranger master br-pods up");
+    let text = page(&host.run("prune"));
+    assert!(text.contains("nothing to remove") && text.contains("kept: 1 alive, 1 unknown"), "{text}");
+    assert_eq!(leases(), ["10.124.0.2", "10.124.0.99"]);
+    host.lab.sh("ip link del stranger");
+    page(&host.run("prune"));
+    assert_eq!(leases(), ["10.124.0.2"]);
+}
+
+/// A network of which nothing is on a bridge: only the cache knows where its containers are.
+#[test]
+fn a_network_without_a_bridge_is_judged_by_the_cache() {
+    let host = host("10.125.0.0/24");
+    host.recorder("other");
+    let config = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [{ "type": "other",
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.125.0.0/24" }]] } }] });
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    host.lab.sh("umount /run/netns/lost; rm /run/netns/lost");
+    leak("10.125.0.99", &format!("{LONG_ID}\r\neth0"));
+    let text = page(&host.run("prune"));
+    assert!(text.contains("kept: 1 alive, 1 unknown"), "{text}");
+    let deleted: Vec<String> = host.log().into_iter().filter(|line| line.starts_with("DEL ")).collect();
+    assert_eq!(deleted.len(), 1, "{deleted:?}");
+    assert!(deleted[0].contains(&lost), "{deleted:?}");
+    let valid = host.seen("other", "GC")["cni.dev/valid-attachments"].clone();
+    assert_eq!(valid.as_array().unwrap().len(), 2, "{valid}");
+    assert!(valid.to_string().contains(LONG_ID), "{valid}");
+}
+
+/// An alias has room for 255 bytes. The lease tells the rest; without it a GC could not be told what to keep.
+#[test]
+fn a_live_port_that_cannot_be_named_stops_everything() {
+    let host = host("10.126.0.0/24");
+    attach(&host, "blue");
+    leak("10.126.0.99", &format!("{LONG_ID}\r\neth0"));
+    let netns = host.lab.netns("long");
+    let mut config = network("pods", "10.126.0.0/24", &json!({}))["plugins"][0].clone();
+    config["name"] = "pods".into();
+    config["cniVersion"] = "1.1.0".into();
+    let id = "c".repeat(300);
+    host.lab.plugin("bridge", "ADD").attachment(&id, "eth0", netns).stdin(config.to_string()).run().ok();
+    fs::remove_file("/var/lib/cni/networks/pods/10.126.0.3").unwrap();
+    let outcome = host.run("prune");
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("port veth"), "{outcome:?}");
+    assert!(outcome.stderr.contains("is in use, and nothing tells its container's whole id"), "{outcome:?}");
+    assert_eq!(leases(), ["10.126.0.2", "10.126.0.99"]);
+    leak("10.126.0.3", &format!("{id}\r\neth0"));
+    page(&host.run("prune"));
+    assert!(leases().contains(&"10.126.0.3".to_owned()), "{:?}", leases());
+}
+
+#[test]
+fn networks_that_want_no_gc_and_those_without_a_configuration_are_left_alone() {
+    let host = host("10.127.0.0/24");
+    let mut config = network("pods", "10.127.0.0/24", &json!({}));
+    config["disableGC"] = true.into();
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    leak("10.127.0.99", &format!("{LONG_ID}\r\neth0"));
+    fs::create_dir_all("/var/lib/cni/networks/former").unwrap();
+    fs::write("/var/lib/cni/networks/former/10.1.1.1", "c1\r\neth0").unwrap();
+    let text = page(&host.run("prune"));
+    assert!(text.contains("disableGC") && text.contains("no configuration"), "{text}");
+    assert_eq!(leases(), ["10.127.0.2", "10.127.0.99"]);
+    assert!(Path::new("/var/lib/cni/networks/former/10.1.1.1").exists());
+}
+
+#[test]
+fn who_may_not_prune_changes_nothing() {
+    let (host, _) = battlefield("10.128.0");
+    let before = snapshot(&host);
+    let line = failure(&powerless(&host, "prune"));
+    assert!(line.contains("CAP_NET_ADMIN"), "{line}");
+    assert_eq!(snapshot(&host), before);
+}
+
+#[test]
+fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
+    let (host, _) = battlefield("10.129.0");
+    let before = leases();
+    fs::write("/var/lib/cni/results/pods-x-eth0", "{").unwrap();
+    let outcome = host.run("prune");
+    assert!(outcome.status == Some(1) && outcome.stderr.contains("pods-x-eth0"), "{outcome:?}");
+    assert_eq!(leases(), before);
+    fs::remove_file("/var/lib/cni/results/pods-x-eth0").unwrap();
+    fs::remove_file(host.lab.bin().join("bridge")).unwrap();
+    let outcome = host.run("prune");
+    assert!(outcome.status == Some(1) && outcome.stderr.contains("failed to find plugin \"bridge\""), "{outcome:?}");
+    assert_eq!(leases(), before);
+    let _ = json(&host, "leases --json");
+}

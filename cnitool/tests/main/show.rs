@@ -1,0 +1,95 @@
+//! `cnitool show`.
+
+use serde_json::{Value, json};
+
+use crate::node::{LONG_ID, attach, host, json, lose_namespace, network, page, port};
+
+fn shown(answer: &Value, id: &str) -> Value {
+    let ports = answer["bridges"][0]["ports"].as_array().unwrap();
+    ports.iter().find(|port| port["container"] == id).unwrap_or_else(|| panic!("{id} in {answer}")).clone()
+}
+
+#[test]
+fn a_port_is_shown_with_its_container() {
+    let host = host("10.111.0.0/24");
+    let more = json!({ "hairpinMode": true, "macspoofchk": true, "mtu": 1400 });
+    host.configure("10-pods.conflist", &network("pods", "10.111.0.0/24", &more).to_string());
+    let id = attach(&host, "blue");
+    let answer = json(&host, "show pods --json");
+    let bridge = &answer["bridges"][0];
+    assert_eq!((&bridge["name"], &bridge["link"]["mtu"]), (&"br-pods".into(), &1400.into()));
+    assert_eq!(bridge["link"]["addresses"], json!(["10.111.0.1/24"]));
+    let seen = shown(&answer, &id);
+    for (key, value) in
+        [("hairpin", true), ("isolated", false), ("masquerade", true), ("spoofCheck", true), ("up", true)]
+    {
+        assert_eq!(seen[key], value, "{key}");
+    }
+    assert_eq!((&seen["name"], &seen["network"]), (&port(&id).into(), &"pods".into()));
+    let guest = &host.lab.ip("-n blue address show dev eth0")[0];
+    assert_eq!(seen["guest"]["mac"], guest["address"]);
+    assert_eq!(seen["guest"]["addresses"], json!(["10.111.0.2/24"]));
+    assert_eq!(seen["guest"]["netns"], "/run/netns/blue");
+    assert_eq!(bridge["masquerade"][0]["source"], "10.111.0.2");
+    assert_eq!(bridge["masquerade"][0]["ofPort"], true);
+
+    let text = page(&host.run("show"));
+    for part in ["bridge br-pods\n", "10.111.0.1/24", "hairpin masq spoofchk", "10.111.0.2/24", "10-pods.conflist"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
+    assert!(text.contains("all of ports above"), "{text}");
+}
+
+#[test]
+fn rules_of_nobody_stand_out() {
+    let host = host("10.112.0.0/24");
+    attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    let text = page(&host.run("show pods"));
+    assert!(text.contains("2 by nftables, 1 of no port above"), "{text}");
+    assert!(text.contains(&format!("10.112.0.3: pods, if: eth0, id: {lost}")), "{text}");
+}
+
+#[test]
+fn one_network_of_a_shared_bridge_is_shown_alone_and_all_are_shown_together() {
+    let host = host("10.113.0.0/24");
+    let other = network("other", "10.114.0.0/24", &json!({ "bridge": "br-pods" }));
+    host.configure("20-other.conflist", &other.to_string());
+    let id = attach(&host, "blue");
+    host.lab.netns("green");
+    host.run("add other /run/netns/green").ok();
+    let ports = |answer: &Value| answer["bridges"][0]["ports"].as_array().unwrap().len();
+    let answer = json(&host, "show --json");
+    assert_eq!((answer["bridges"].as_array().unwrap().len(), ports(&answer)), (1, 2));
+    let answer = json(&host, "show pods --json");
+    assert_eq!(ports(&answer), 1);
+    shown(&answer, &id);
+    assert!(page(&host.run("show")).contains("network other"));
+}
+
+#[test]
+fn a_bridge_that_is_not_there_yet_and_one_without_a_configuration() {
+    let host = host("10.115.0.0/24");
+    assert!(page(&host.run("show")).contains("not there yet"));
+    let id = attach(&host, "blue");
+    std::fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
+    let answer = json(&host, "show --json");
+    shown(&answer, &id);
+    assert_eq!(answer["bridges"][0]["networks"][0]["file"], Value::Null);
+    host.configure("10-pods.conflist", r#"{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}"#);
+    assert_eq!(page(&host.run("show lo")), "network lo has no bridge\n");
+}
+
+#[test]
+fn ids_are_whole_in_json() {
+    let host = host("10.116.0.0/24");
+    let netns = host.lab.netns("blue");
+    let mut config = network("pods", "10.116.0.0/24", &json!({}))["plugins"][0].clone();
+    config["name"] = "pods".into();
+    config["cniVersion"] = "1.1.0".into();
+    host.lab.plugin("bridge", "ADD").attachment(LONG_ID, "eth0", netns).stdin(config.to_string()).run().ok();
+    shown(&json(&host, "show --json"), LONG_ID);
+    let text = page(&host.run("show"));
+    assert!(!text.contains(LONG_ID) && text.contains("0123456789"), "{text}");
+}

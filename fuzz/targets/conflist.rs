@@ -1,0 +1,25 @@
+//! Lists of plugins, as they stand in files and in the cache that runtimes share.
+#![no_main]
+
+use std::path::Path;
+
+use libfuzzer_sys::fuzz_target;
+
+#[allow(dead_code, reason = "what looks into directories")]
+#[path = "../../cnitool/src/conf.rs"]
+mod conf;
+
+fuzz_target!(|input: &[u8]| {
+    let path = Path::new("list");
+    match conf::from_cache(path, input) {
+        Ok(list) => {
+            assert!(!list.plugins.is_empty() && list.plugins.iter().all(|plugin| !plugin.kind.is_empty()));
+            let again = conf::from_cache(path, list.text.as_bytes()).expect("what was read can be read again");
+            assert_eq!((again.name, again.version, again.plugins.len()), (list.name, list.version, list.plugins.len()));
+        }
+        Err(broken) => {
+            let (line, column) = broken.place.expect("a place in the text");
+            assert!(line >= 1 && column >= 1 && line <= input.split(|byte| *byte == b'\n').count().max(1), "{broken}");
+        }
+    }
+});

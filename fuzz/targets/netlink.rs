@@ -1,0 +1,6 @@
+//! Replies of the kernel about links, addresses, routes, neighbours and VLANs.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| cni::fuzzing::reply(input));

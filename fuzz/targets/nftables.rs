@@ -1,0 +1,6 @@
+//! Replies of nf_tables.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| cni::fuzzing::rules(input));

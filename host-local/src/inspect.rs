@@ -1,0 +1,157 @@
+//! For those who look and change nothing: a network's ranges, and the leases in its directory. Takes no lock, writes no
+//! index, and needs no more rights than the files ask for.
+
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use cni::{Call, Context, Result};
+
+use crate::config::{self, Config};
+use crate::dir::Dir;
+use crate::lease;
+use crate::range;
+use crate::store::{self, Holder};
+use crate::{boot, status};
+
+/// Where networks have their directories unless they say otherwise.
+pub use crate::config::DATA_DIR;
+
+/// Addresses that a network gives out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range(range::Range);
+
+impl Range {
+    /// Does it have this address?
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        self.0.contains(ip)
+    }
+
+    /// How many addresses can be given out.
+    pub fn size(&self) -> u128 {
+        self.0.size()
+    }
+
+    /// Is it all of its subnet?
+    pub fn is_whole(&self) -> bool {
+        self.0.is_whole()
+    }
+
+    /// The address that the bridge should have.
+    pub fn gateway(&self) -> IpAddr {
+        self.0.gateway()
+    }
+
+    /// The subnet that the range is a part of.
+    pub fn subnet(&self) -> cni::ip::Cidr {
+        self.0.subnet()
+    }
+}
+
+impl std::fmt::Display for Range {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The ranges of a network, a list for each address that a container gets.
+pub fn ranges(call: &Call<'_>) -> Result<Vec<Vec<Range>>> {
+    let sets = Config::read(call)?.sets;
+    Ok(sets.iter().map(|set| set.ranges().iter().cloned().map(Range).collect()).collect())
+}
+
+/// The directory of a network's leases, even if its ranges are not valid.
+pub fn directory(call: &Call<'_>) -> Result<PathBuf> {
+    config::directory(call)
+}
+
+/// Could an ADD write a lease? Nothing of it stays.
+pub fn writable(directory: &Path) -> Result<()> {
+    status::writable(&status::nearest(directory)?)
+}
+
+/// Whom an address belongs to, as far as its file tells.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// A container, and its interface unless the record is an old one.
+    Container(String, Option<String>),
+    /// Nobody: the file is empty or garbled, and the next ADD that wants the address takes it.
+    Nobody,
+    /// The file cannot be read, or is no file.
+    Unknown,
+}
+
+/// A lease as it lies in the directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The address.
+    pub ip: IpAddr,
+    /// Whom it belongs to.
+    pub owner: Owner,
+    /// When it was last written, renamed or handed over.
+    pub since: SystemTime,
+}
+
+/// The leases in a directory in the order of their addresses; `None` if there is no such directory.
+pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
+    let Some(dir) = Dir::open(directory).trying(|| format!("open the directory {directory:?}"))? else {
+        return Ok(None);
+    };
+    let what = || format!("read the directory {directory:?}");
+    let mut leases = Vec::new();
+    for name in dir.names().trying(what)? {
+        let name = name.trying(what)?;
+        let Some(ip) = lease::address(&name) else { continue };
+        let (owner, since) = match store::look(&dir, &name, true) {
+            Ok(None) => continue,
+            Ok(Some((Holder::Owner(owner), since))) => (Owner::Container(owner.container, owner.ifname), since),
+            Ok(Some((Holder::Nobody, since))) => (Owner::Nobody, since),
+            Ok(Some((Holder::Unknown, since))) => (Owner::Unknown, since),
+            // The name says enough for those who may not read the file.
+            Err(error) if error.errno() == Some(libc::EACCES) => (Owner::Unknown, SystemTime::now()),
+            Err(error) => return Err(error),
+        };
+        leases.push(Lease { ip, owner, since });
+    }
+    leases.sort_by_key(|lease| lease.ip);
+    Ok(Some(leases))
+}
+
+/// When this machine was started: no container is older.
+pub fn boot() -> Result<SystemTime> {
+    boot::time()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn leases_are_listed_whatever_lies_among_them() {
+        let dir = std::env::temp_dir().join(format!("host-local-inspect-{}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let put = |name: &str, content: &str| fs::write(dir.join(name), content).unwrap();
+        put("10.1.0.10", "c1\r\neth0");
+        put("10.1.0.9", "c2");
+        put("10.1.0.11", "");
+        put("lock", "");
+        put("last_reserved_ip.0", "10.1.0.10");
+        fs::create_dir(dir.join("10.1.0.12")).unwrap();
+        let found = leases(&dir).unwrap().unwrap();
+        let before: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let found: Vec<_> = found.into_iter().map(|lease| (lease.ip.to_string(), lease.owner)).collect();
+        assert_eq!(
+            found,
+            [
+                ("10.1.0.9".to_owned(), Owner::Container("c2".to_owned(), None)),
+                ("10.1.0.10".to_owned(), Owner::Container("c1".to_owned(), Some("eth0".to_owned()))),
+                ("10.1.0.11".to_owned(), Owner::Nobody),
+                ("10.1.0.12".to_owned(), Owner::Unknown),
+            ]
+        );
+        assert_eq!(before.len(), 6, "nothing was added");
+        fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(leases(&dir).unwrap(), None);
+    }
+}
