@@ -1,4 +1,4 @@
-"""What ci/faults, ci/chaos and ci/load share: private namespaces, calling a plugin, and seeing what is there.
+"""What ci/faults, ci/chaos, ci/load and ci/bench share: private namespaces, calling a plugin, and seeing what is there.
 
 Everything happens in network, mount and process namespaces of its own, with empty /run and /var/lib: it touches nothing
 of the machine, and the kernel clears it away, with all that still runs in it.
