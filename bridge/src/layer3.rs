@@ -40,7 +40,7 @@ impl<'a> Guest<'a> {
     ) -> Result<Guest<'a>> {
         let mut netlink = world.enter(|| prepare(at.ifname.as_str()))?;
         let link = pair.guest(&mut netlink, at)?;
-        let watch = Watch::open(Event::Link)?;
+        let watch = Watch::links([pair.port, pair.bridge.index])?;
         netlink.apply(&[Change::set_link(link, change)])?;
         Ok(Guest { netlink, link, at, watch })
     }

@@ -74,6 +74,34 @@ pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
     openat(AT_FDCWD, path, access | OFlag::O_CLOEXEC, Mode::empty()).map(File::from)
 }
 
+/// Lets a socket for notifications hear of two links alone: what is told of others is thrown away before it costs
+/// anything. Where everybody makes links at once that is most of it.
+pub(crate) fn hear_of(socket: BorrowedFd<'_>, links: [u32; 2]) -> io::Result<()> {
+    // linux/filter.h, bpf_common.h: a program for each message. The index stands behind the header (16) and four bytes
+    // of `ifinfomsg`; it is read as if it were big-endian.
+    const LOAD_WORD: u16 = 0x20;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const RETURN: u16 = 0x06;
+    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+    let [first, second] = links.map(|link| u32::from_be_bytes(link.to_ne_bytes()));
+    let mut steps = [
+        step(LOAD_WORD, 0, 20),
+        step(JUMP_IF_EQUAL, 2, first),
+        step(JUMP_IF_EQUAL, 1, second),
+        step(RETURN, 0, 0),
+        step(RETURN, 0, u32::MAX),
+    ];
+    let program = libc::sock_fprog { len: 5, filter: steps.as_mut_ptr() };
+    #[expect(clippy::cast_possible_truncation, reason = "sixteen")]
+    let size = size_of_val(&program) as libc::socklen_t;
+    // SAFETY: the socket is open, and the program lives through the call, which copies it.
+    let status = unsafe {
+        let program = std::ptr::from_ref(&program).cast();
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program, size)
+    };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// The process's stdin. std's own has a buffer, of which a short call would touch two pages for nothing.
 pub(crate) fn stdin() -> BorrowedFd<'static> {
     // SAFETY: `start` made sure that it is open, and nobody closes it.

@@ -42,7 +42,16 @@ impl Watch {
             Event::Link => libc::RTNLGRP_LINK,
             Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
         };
-        Ok(Watch { notifications: Notifications::route(group).trying(|| "listen to the kernel")? })
+        Watch::new(group, None)
+    }
+
+    /// Begins to listen in the namespace of this thread, to what happens to these links alone.
+    pub fn links(links: [LinkIndex; 2]) -> Result<Watch> {
+        Watch::new(libc::RTNLGRP_LINK, Some(links))
+    }
+
+    fn new(group: u32, links: Option<[LinkIndex; 2]>) -> Result<Watch> {
+        Ok(Watch { notifications: Notifications::route(group, links).trying(|| "listen to the kernel")? })
     }
 
     /// Waits until `look` finds what it looks for. It is asked at once, and again after every event.
@@ -169,8 +178,15 @@ impl fmt::Debug for Notifications {
 }
 
 impl Notifications {
-    fn route(group: u32) -> Result<Notifications> {
-        Ok(Notifications { socket: NlSocket::connect(NlFamily::Route, None, Groups::new_groups(&[group]))? })
+    /// Of all links unless some are given.
+    fn route(group: u32, links: Option<[LinkIndex; 2]>) -> Result<Notifications> {
+        let socket = NlSocket::new(NlFamily::Route)?;
+        if let Some(links) = links {
+            // Without it more is heard, and nothing is missed.
+            let _ = sys::hear_of(sys::borrow(&socket), links.map(LinkIndex::unsigned));
+        }
+        socket.bind(None, Groups::new_groups(&[group]))?;
+        Ok(Notifications { socket })
     }
 
     /// Shows the next one to `each`; `None` if the deadline came first, `false` if some were lost because too many

@@ -320,6 +320,26 @@ fn neighbours_are_set_and_forgotten() {
 }
 
 #[test]
+fn who_listens_to_some_links_hears_of_no_others() {
+    let _lab = Lab::bare();
+    let mut host = Netlink::open().unwrap();
+    let [first, second, _] = ["br0", "br1", "br2"].map(|name| bridge(&mut host, name).index);
+    let mut watch = Watch::links([first, second]).unwrap();
+    let mut news = |name: &str| {
+        host.apply(&[Change::set_link(name, &UP)]).unwrap();
+        let mut looks = 0;
+        // It is looked for at the beginning, at each news, and at the end.
+        let nothing = watch.wait_for("nothing", Deadline::after(Duration::from_millis(50)), || {
+            looks += 1;
+            Ok(None::<()>)
+        });
+        assert!(nothing.is_err());
+        looks - 2
+    };
+    assert_eq!(["br0", "br1", "br2"].map(|name| news(name) > 0), [true, true, false]);
+}
+
+#[test]
 fn a_port_coming_up_is_told() {
     let lab = Lab::bare();
     let guest = Netns::open(&lab.netns("c1")).unwrap();
