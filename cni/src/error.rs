@@ -192,6 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has its own words for errors")]
     fn the_message_reads_outside_in() {
         let inner: Result<()> = Err(Error::kernel(libc::EPERM, "no such luck"));
         let error = inner.trying(|| "set \"lo\" up").trying(|| "prepare").unwrap_err();

@@ -66,6 +66,7 @@ fn printed_as_the_reference_prints() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many steps")]
 fn read_back_without_loss_but_what_the_version_lacks() {
     for version in Version::ALL {
         for result in [full(), plain()] {

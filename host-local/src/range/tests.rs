@@ -134,6 +134,7 @@ fn ours(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Optio
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "too many steps")]
 fn the_next_address_is_the_models() {
     let mut dice = Dice(0x5eed);
     let bases = [
