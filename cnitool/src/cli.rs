@@ -145,8 +145,9 @@ Calls GC of the network's plugins. Valid are all attachments but those whose
 namespace is gone: what is alive stays, and so does what cannot be told; leases
 shows which is which. What plugins without GC leave is removed by DEL.
 
-An add that begins while prune looks around may be taken for a leftover. Stop
-the runtime, or let it be idle, if that matters.
+Adds of cnitool wait meanwhile. One of another runtime that begins while GC
+runs may be taken for a leftover: let that be idle. Without anything to remove
+GC is not called.
 
 Without <network> all networks with a configuration are pruned. One with
 \"disableGC\" is left alone.",

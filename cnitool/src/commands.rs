@@ -8,6 +8,7 @@ use cni::{Code, Context, Error, Netns, Result};
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
 use crate::conf::{self, NetworkList};
+use crate::lock::Lock;
 use crate::{out, settings};
 
 /// What plugins need to change networks, and to enter namespaces: names, and numbers in linux/capability.h.
@@ -19,6 +20,7 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let at = endpoint(netns, None)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
+    let _lock = Lock::shared()?;
     let result = chain.add(&at).trying(|| attempt("add", &at, network, "to"))?;
     out::print([result.print(list.version)?.as_slice(), b"\n"].concat())
 }
@@ -27,6 +29,7 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
 pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
     require_capabilities()?;
     let at = endpoint(netns, None)?;
+    let _lock = Lock::shared()?;
     let entry = Cache::of_host().load(network, at.container.as_str(), at.ifname.as_str())?;
     let list = match (find(network), &entry) {
         (Ok(list), _) => list,
@@ -62,6 +65,7 @@ pub(crate) fn gc(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
+    let _lock = Lock::exclusive()?;
     let valid = Cache::of_host().of_network(network)?;
     chain.gc(&valid).trying(|| format!("collect the garbage of network {network:?}"))
 }

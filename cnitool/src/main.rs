@@ -8,6 +8,7 @@ mod conf;
 mod demo;
 mod doctor;
 mod leases;
+mod lock;
 mod node;
 mod out;
 mod prune;

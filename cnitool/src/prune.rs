@@ -10,18 +10,19 @@ use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::{Code, Context, Error, Result};
 use host_local::inspect::Owner;
 
-use crate::cache::Entry;
+use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::commands::require_capabilities;
 use crate::conf::NetworkList;
 use crate::leases::not_seen;
+use crate::lock::Lock;
 use crate::node::{Attachment, Network, Node, State, owner};
 use crate::out;
 use crate::settings;
 use crate::table::{self, Paint, Table, Tone};
 
 /// What a GC of one network would do.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Plan {
     /// What is dead.
     dead: Vec<Attachment>,
@@ -64,12 +65,23 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
     if list.disable_gc {
         return out::print(table::wrap("left alone: its configuration has \"disableGC\"", 2));
     }
-    // As late as possible, lest an attachment is made meanwhile.
-    let node = Node::look()?;
-    let network = node.chosen(Some(&network.name))?.into_iter().next().unwrap_or(network);
-    let plan = plan(&node, network)?;
+    let plan = plan_of(list)?;
     out::print(plan.page(dry_run, paint))?;
-    if dry_run {
+    // A GC with nothing to remove could only hit what was made meanwhile.
+    if dry_run || plan.is_empty() {
+        return Ok(());
+    }
+    // Not before the page is out: whoever reads it slowly must not hold up an add.
+    let _lock = Lock::exclusive()?;
+    let told = plan.dead.len();
+    // Other runtimes do not know the lock: what came to life, or into being, since the first look is kept.
+    let plan = plan_of(list)?.without_news(&plan);
+    if plan.dead.len() < told {
+        let what =
+            format!("kept after all: {}, alive or removed by now", table::count(told - plan.dead.len(), "container"));
+        out::print(table::wrap(&what, 2))?;
+    }
+    if plan.is_empty() {
         return Ok(());
     }
     carry_out(list, &plan)?;
@@ -84,6 +96,13 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
 fn without_configuration(network: &Network) -> String {
     let place = network.directory.as_ref().map(|directory| format!("; its leases are in {}", directory.display()));
     format!("left alone: it has no configuration, so nobody knows its plugins{}", place.unwrap_or_default())
+}
+
+/// What is to be done now.
+fn plan_of(list: &NetworkList) -> Result<Plan> {
+    let node = Node::look()?;
+    let network = node.chosen(Some(list.name.as_str()))?.into_iter().next();
+    network.map_or_else(|| Ok(Plan::default()), |network| plan(&node, network))
 }
 
 fn plan(node: &Node, network: &Network) -> Result<Plan> {
@@ -118,6 +137,25 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
 }
 
 impl Plan {
+    fn is_empty(&self) -> bool {
+        self.dead.is_empty() && self.empty.is_empty() && self.rules.is_empty() && self.checks.is_empty()
+    }
+
+    /// Of what is to be removed, only what `earlier` says as well; the rest is kept.
+    fn without_news(self, earlier: &Plan) -> Plan {
+        let was_dead = |at: &Attachment| {
+            earlier.dead.iter().any(|other| (&other.container, &other.ifname) == (&at.container, &at.ifname))
+        };
+        let (dead, news): (Vec<_>, Vec<_>) = self.dead.into_iter().partition(was_dead);
+        let mut rules = self.rules;
+        rules.retain(|rule| earlier.rules.contains(rule) && !news.iter().any(|at| at.has_rule(rule)));
+        let mut checks = self.checks;
+        checks.retain(|check| earlier.checks.contains(check));
+        let mut empty = self.empty;
+        empty.retain(|ip| earlier.empty.contains(ip));
+        Plan { dead, empty, rules, checks, keep: self.keep.into_iter().chain(news).collect() }
+    }
+
     fn page(&self, dry_run: bool, paint: Paint) -> String {
         let mut rows = Table::new(&["REMOVE", "WHAT", "CONTAINER*", "INTERFACE*", "WHY*"]);
         let mut row = |kind: &str, what: String, container: &str, ifname: &str, why: &str| {
@@ -191,7 +229,14 @@ fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
         ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
         ..Entry::default()
     };
-    let valid: Vec<Entry> = plan.keep.iter().map(entry).collect();
+    let mut valid: Vec<Entry> = plan.keep.iter().map(entry).collect();
+    // What another runtime has written since.
+    let dead: Vec<Entry> = plan.dead.iter().map(entry).collect();
+    for new in Cache::of_host().of_network(list.name.as_str())? {
+        if !dead.iter().chain(&valid).any(|known| (&known.container, &known.ifname) == (&new.container, &new.ifname)) {
+            valid.push(new);
+        }
+    }
     let mut failures: Vec<Error> = chain.gc(&valid).err().into_iter().collect();
     // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
     if failures.is_empty() && !plan.dead.is_empty() {
