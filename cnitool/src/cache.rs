@@ -39,6 +39,13 @@ pub(crate) struct Entry {
     pub(crate) result: Option<Value>,
 }
 
+impl Entry {
+    /// Are both about the same interface of a container? Networks are not compared.
+    pub(crate) fn is_same(&self, other: &Entry) -> bool {
+        (&self.container, &self.ifname) == (&other.container, &other.ifname)
+    }
+}
+
 /// An entry as it is written. Fields stand in the order in which the reference prints them.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]

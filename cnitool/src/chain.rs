@@ -157,8 +157,7 @@ impl<'a> Chain<'a> {
         let mut failures = Vec::new();
         // Unlike upstream, which takes an unreadable cache for an empty one.
         for entry in self.cache.of_network(self.list.name.as_str())? {
-            let is_same = |other: &Entry| (&other.container, &other.ifname) == (&entry.container, &entry.ifname);
-            if !valid.iter().any(is_same) {
+            if !valid.iter().any(|other| other.is_same(&entry)) {
                 failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
             }
         }

@@ -73,9 +73,9 @@ Calls CHECK of the network's plugins with the cached result. Needs cniVersion
         summary: "let plugins remove what belongs to no attachment",
         options: &[],
         text: "\
-Calls GC of the network's plugins. Valid are all attachments in the cache, so
-nothing that is known to it is removed, whatever <netns> is; prune removes
-attachments too, those whose namespace is gone. Needs cniVersion 1.1.0; does
+Calls GC of the network's plugins. Valid are all attachments in the cache,
+whatever <netns> is, and those of other runtimes that are alive or of which that
+cannot be told. prune also removes what the cache knows and is gone. Needs cniVersion 1.1.0; does
 nothing for a network with \"disableGC\".",
     },
     Page {

@@ -9,7 +9,7 @@ use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
-use crate::{out, settings};
+use crate::{out, prune, settings};
 
 /// What plugins need to change networks, and to enter namespaces: names, and numbers in linux/capability.h.
 const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)];
@@ -60,13 +60,18 @@ pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     chain.check(&at).trying(|| attempt("check", &at, network, "in"))
 }
 
-/// `cnitool gc`. What the cache knows stays: a tool that kept nothing would take everything for garbage.
+/// `cnitool gc`. What the cache knows stays, and so does what may be alive: other runtimes keep their own books.
 pub(crate) fn gc(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
     let _lock = Lock::exclusive()?;
-    let valid = Cache::of_host().of_network(network)?;
+    let mut valid = Cache::of_host().of_network(network)?;
+    for alive in prune::kept(&list).trying(|| format!("find what network {network:?} must keep"))? {
+        if !valid.iter().any(|entry| entry.is_same(&alive)) {
+            valid.push(alive);
+        }
+    }
     chain.gc(&valid).trying(|| format!("collect the garbage of network {network:?}"))
 }
 

@@ -219,21 +219,30 @@ impl Plan {
     }
 }
 
-/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
-fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
-    let chain = Chain::find(list, &settings::plugins())?;
-    let entry = |at: &Attachment| Entry {
+/// All attachments of the network that are alive, or of which that cannot be told.
+pub(crate) fn kept(list: &NetworkList) -> Result<Vec<Entry>> {
+    Ok(plan_of(list)?.keep.iter().map(|at| entry(list, at)).collect())
+}
+
+/// An attachment as a GC is told of it.
+fn entry(list: &NetworkList, at: &Attachment) -> Entry {
+    Entry {
         network: list.name.to_string(),
         container: at.container.clone(),
         // Old records are of any interface; the others of the container have theirs.
         ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
         ..Entry::default()
-    };
-    let mut valid: Vec<Entry> = plan.keep.iter().map(entry).collect();
+    }
+}
+
+/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
+fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
+    let chain = Chain::find(list, &settings::plugins())?;
+    let mut valid: Vec<Entry> = plan.keep.iter().map(|at| entry(list, at)).collect();
     // What another runtime has written since.
-    let dead: Vec<Entry> = plan.dead.iter().map(entry).collect();
+    let dead: Vec<Entry> = plan.dead.iter().map(|at| entry(list, at)).collect();
     for new in Cache::of_host().of_network(list.name.as_str())? {
-        if !dead.iter().chain(&valid).any(|known| (&known.container, &known.ifname) == (&new.container, &new.ifname)) {
+        if !dead.iter().chain(&valid).any(|known| known.is_same(&new)) {
             valid.push(new);
         }
     }
@@ -241,7 +250,7 @@ fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
     // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
     if failures.is_empty() && !plan.dead.is_empty() {
         for at in plan.undead(&Node::look()?, list.name.as_str()) {
-            failures.extend(Endpoint::of_entry(&entry(at)).and_then(|at| chain.del(&at)).err());
+            failures.extend(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)).err());
         }
     }
     let mut failures = failures.into_iter();
