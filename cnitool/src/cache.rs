@@ -16,6 +16,8 @@ use cni::{Code, Context, Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::file;
+
 /// Where runtimes keep it.
 const DIRECTORY: &str = "/var/lib/cni/results";
 /// The only kind of entry there has been.
@@ -225,7 +227,7 @@ impl Cache {
 
 /// Reads one file; `None` if it is not there.
 fn read(path: &Path) -> Result<Option<Entry>> {
-    let bytes = match fs::read(path) {
+    let bytes = match file::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).trying(|| format!("read the cache entry {}", path.display())),

@@ -17,6 +17,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
+use crate::file;
+
 /// A network: the plugins that are called for it, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkList {
@@ -131,7 +133,7 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
 
 /// Reads one file; its extension says whether it is a list.
 fn read(path: &Path) -> Result<NetworkList, Broken> {
-    let bytes = fs::read(path).map_err(|error| unreadable(path, error))?;
+    let bytes = file::read(path).map_err(|error| unreadable(path, error))?;
     let is_list = path.extension() == Some(OsStr::new("conflist"));
     let text = Text::new(path, &bytes)?;
     if !is_list {
@@ -170,9 +172,9 @@ fn add_folder(path: &Path, list: &mut NetworkList) -> Result<(), Broken> {
     if files.is_empty() {
         return Ok(());
     }
-    for file in files {
-        let bytes = fs::read(&file).map_err(|error| unreadable(&file, error))?;
-        let text = Text::new(&file, &bytes)?;
+    for path in files {
+        let bytes = file::read(&path).map_err(|error| unreadable(&path, error))?;
+        let text = Text::new(&path, &bytes)?;
         let whole = text.whole()?;
         list.plugins.push(text.plugin(whole)?);
     }

@@ -7,6 +7,7 @@ mod commands;
 mod conf;
 mod demo;
 mod doctor;
+mod file;
 mod leases;
 mod lock;
 mod node;
