@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use cni::{Code, Context, Error, Netns, Result};
+use cni::{Code, Context, Error, Netns, Result, Version};
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
@@ -65,6 +65,13 @@ pub(crate) fn gc(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
+    if list.disable_gc {
+        return Ok(());
+    }
+    if list.version < Version::V1_1_0 {
+        let what = format!("cniVersion {} of the network does not have the command GC", list.version);
+        return Err(Error::new(Code::VERSION, what).details("GC needs cniVersion 1.1.0; prune works without it"));
+    }
     let _lock = Lock::exclusive()?;
     let mut valid = Cache::of_host().of_network(network)?;
     for alive in prune::kept(&list).trying(|| format!("find what network {network:?} must keep"))? {
