@@ -122,6 +122,8 @@ impl<'a> Chain<'a> {
             // One of an attachment that ended without a DEL, such as by a reboot.
             failures.extend(self.forget(at).err());
         }
+        // What refuses an ADD refuses its DEL for the same reason; that leaves nothing, and is told already.
+        failures.retain(|why| why.to_string() != error.to_string());
         failures.into_iter().fold(error, |error, why| error.details(format!("not undone: {why}")))
     }
 
