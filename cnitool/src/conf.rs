@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use crate::file;
+use crate::{file, out};
 
 /// A network: the plugins that are called for it, in order.
 #[derive(Clone, Debug)]
@@ -103,6 +103,11 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)>
         false => error.details(format!("there is {}", names.join(", "))),
     };
     Err(broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}"))))
+}
+
+/// Tells of broken files, which do not matter otherwise.
+pub(crate) fn ignore(broken: &[Broken]) {
+    broken.iter().for_each(|broken| out::warn(&format!("ignored: {broken}")));
 }
 
 /// The files of a directory that are configurations by their name, in the order in which they are looked at.

@@ -13,7 +13,7 @@ use host_local::inspect::Owner;
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::commands::require_capabilities;
-use crate::conf::NetworkList;
+use crate::conf::{self, NetworkList};
 use crate::leases::not_seen;
 use crate::lock::Lock;
 use crate::node::{Attachment, Network, Node, State, owner};
@@ -43,11 +43,18 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
     let paint = Paint::of_stdout();
     let mut failures = Vec::new();
     let chosen = node.chosen(network)?;
+    conf::ignore(&node.broken);
     for (at, one) in chosen.iter().enumerate() {
         let gap = if at > 0 { "\n" } else { "" };
         let title = table::shorten(&format!("network {}", one.name), table::WIDTH);
         out::print(format!("{gap}{}\n", paint.paint(Tone::Bold, &title)))?;
-        failures.extend(prune(one, dry_run, paint).trying(|| format!("prune network {:?}", one.name)).err());
+        let pruned = prune(one, dry_run, paint).and_then(|left_alone| match left_alone {
+            None => Ok(()),
+            // Who asks for one network wants it pruned; who asks for all, those that can be.
+            Some(why) if network.is_some() => Err(why),
+            Some(why) => out::print(table::wrap(&format!("left alone: {}", out::one_line(&why)), 2)),
+        });
+        failures.extend(pruned.trying(|| format!("prune network {:?}", one.name)).err());
     }
     if chosen.is_empty() {
         out::print("there is no network\n")?;
@@ -58,18 +65,17 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
     Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
 }
 
-fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
-    let Some(list) = &network.list else {
-        return out::print(table::wrap(&without_configuration(network), 2));
-    };
+/// Prunes a network; or says why it is left alone.
+fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>> {
+    let Some(list) = &network.list else { return Ok(Some(without_configuration(network))) };
     if list.disable_gc {
-        return out::print(table::wrap("left alone: its configuration has \"disableGC\"", 2));
+        return Ok(Some(Error::new(Code::CONFIG, "its configuration has \"disableGC\"")));
     }
     let plan = plan_of(list)?;
     out::print(plan.page(dry_run, paint))?;
     // A GC with nothing to remove could only hit what was made meanwhile.
     if dry_run || plan.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     // Not before the page is out: whoever reads it slowly must not hold up an add.
     let _lock = Lock::exclusive()?;
@@ -82,20 +88,23 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
         out::print(table::wrap(&what, 2))?;
     }
     if plan.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     carry_out(list, &plan)?;
     let left = plan.left(&Node::look()?, list.name.as_str());
     if left.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let what = format!("the plugins left {}", left.join(", "));
     Err(Error::new(Code::INTERNAL, what).details("plugins that know no GC, or that did not make it, cannot remove it"))
 }
 
-fn without_configuration(network: &Network) -> String {
-    let place = network.directory.as_ref().map(|directory| format!("; its leases are in {}", directory.display()));
-    format!("left alone: it has no configuration, so nobody knows its plugins{}", place.unwrap_or_default())
+fn without_configuration(network: &Network) -> Error {
+    let error = Error::new(Code::CONFIG, "it has no configuration, so nobody knows its plugins");
+    match &network.directory {
+        Some(directory) => error.details(format!("its leases are in {}", directory.display())),
+        None => error,
+    }
 }
 
 /// What is to be done now.

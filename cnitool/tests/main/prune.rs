@@ -240,3 +240,20 @@ fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
     host.run("del pods /run/netns/blue").ok();
     assert_eq!(fs::read_to_string(&seen).unwrap(), "ADD shared\nDEL shared\n");
 }
+
+#[test]
+fn a_network_that_was_asked_for_and_left_alone_is_a_failure() {
+    let host = host("10.134.0.0/24");
+    attach(&host, "blue");
+    let outcome = host.call("prune pods").env("NETCONFPATH", "/nonexist").run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("prune network \"pods\": it has no configuration"), "{outcome:?}");
+    let outcome = host.call("prune").env("NETCONFPATH", "/nonexist").run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let mut config = network("pods", "10.134.0.0/24", &json!({}));
+    config["disableGC"] = true.into();
+    host.configure("10-pods.conflist", &config.to_string());
+    let outcome = host.run("prune pods");
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("disableGC"), "{outcome:?}");
+}
