@@ -73,6 +73,11 @@ impl<'a> Chain<'a> {
 
     /// ADD. What was done is undone if a plugin or the cache fails; the specification leaves that to runtimes.
     pub(crate) fn add(&self, at: &Endpoint) -> Result<AddResult> {
+        self.add_and(at, |_| Ok(()))
+    }
+
+    /// ADD, which is undone as well if nobody takes the result.
+    pub(crate) fn add_and(&self, at: &Endpoint, deliver: impl FnOnce(&AddResult) -> Result<()>) -> Result<AddResult> {
         let netns = Netns::open(&at.netns)?;
         let mut netlink = netns.run(&Netns::current()?, Netlink::open)?;
         // Then it belongs to an earlier ADD, which DEL would undo as well.
@@ -94,6 +99,7 @@ impl<'a> Chain<'a> {
                 Err(error) => return Err(self.undo(at, i, was_there, error)),
             }
         }
+        deliver(&result).map_err(|error| self.undo(at, self.links.len().saturating_sub(1), was_there, error))?;
         Ok(result)
     }
 
@@ -146,6 +152,10 @@ impl<'a> Chain<'a> {
             return Ok(());
         }
         Netns::open(&at.netns)?;
+        if self.cached(at)?.is_none() {
+            let error = Error::new(Code::UNKNOWN_CONTAINER, "nothing was added there");
+            return Err(error.details("the cache has no entry of it"));
+        }
         let previous = self.previous(at)?;
         self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
     }

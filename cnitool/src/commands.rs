@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use cni::{Code, Context, Error, Netns, Result, Version};
+use cni::{AddResult, Code, Context, Error, Netns, Result, Version};
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
@@ -21,8 +21,12 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
     let _lock = Lock::shared()?;
-    let result = chain.add(&at).trying(|| attempt("add", &at, network, "to"))?;
-    out::print([result.print(list.version)?.as_slice(), b"\n"].concat())
+    let deliver = |result: &AddResult| {
+        let text = [result.print(list.version)?.as_slice(), b"\n"].concat();
+        // Even if nobody reads it any more, it must be told that the add failed.
+        out::print(text).map_err(|error| Error::new(error.code(), error.to_string()).details(error.remarks()))
+    };
+    chain.add_and(&at, deliver).map(drop).trying(|| attempt("add", &at, network, "to"))
 }
 
 /// `cnitool del`
@@ -86,6 +90,7 @@ pub(crate) fn gc(network: &str) -> Result<()> {
 pub(crate) fn status(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
+    require_capabilities()?;
     chain.status().trying(|| format!("ask for the status of network {network:?}"))
 }
 
@@ -96,7 +101,7 @@ fn attempt(verb: &str, at: &Endpoint, network: &str, preposition: &str) -> Strin
 /// The network's configuration. Broken files beside it are told, and do not matter.
 fn find(network: &str) -> Result<NetworkList> {
     let (list, broken) = conf::find(&settings::configurations(), network)?;
-    broken.iter().for_each(|broken| out::warn(&format!("ignored: {broken}")));
+    conf::ignore(&broken);
     Ok(list)
 }
 
