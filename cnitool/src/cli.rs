@@ -75,8 +75,8 @@ Calls CHECK of the network's plugins with the cached result. Needs cniVersion
         text: "\
 Calls GC of the network's plugins. Valid are all attachments in the cache,
 whatever <netns> is, and those of other runtimes that are alive or of which that
-cannot be told. prune also removes what the cache knows and is gone. Needs cniVersion 1.1.0; does
-nothing for a network with \"disableGC\".",
+cannot be told. prune also removes what the cache knows and is gone. Needs
+cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
     },
     Page {
         name: "status",
@@ -219,12 +219,15 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         return Err(format!("{name}: unknown option {option} ({name} --help shows them)"));
     }
     let wants = |wanted: &str| options.iter().any(|option| option == wanted);
-    let usage = || format!("usage: cnitool {} {} ({name} --help says more)", page.name, page.arguments);
+    let usage = || format!("{} ({name} --help says more)", usage(page));
     let mut word = || words.next();
     let mut network = || word().map(|word| word.to_string_lossy().into_owned());
     let command = match page.name {
         "add" | "del" | "check" => {
             let (Some(network), Some(netns)) = (network(), word()) else { return Err(usage()) };
+            if netns.is_empty() {
+                return Err(format!("{name}: the path of the namespace is empty; {}", usage()));
+            }
             let netns = PathBuf::from(netns);
             match page.name {
                 "add" => Command::Add { network, netns },
@@ -267,9 +270,13 @@ fn overview() -> String {
     text + "\ncnitool <command> --help says more about each.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
 }
 
-fn help(page: &Page) -> String {
+fn usage(page: &Page) -> String {
     let flags: String = page.options.iter().map(|(name, _)| format!(" [{name}]")).collect();
-    let mut text = format!("usage: cnitool {}{flags} {}", page.name, page.arguments).trim_end().to_owned();
+    format!("usage: cnitool {}{flags} {}", page.name, page.arguments).trim_end().to_owned()
+}
+
+fn help(page: &Page) -> String {
+    let mut text = usage(page);
     text += &format!("\n\n{}: {}\n", page.name, page.summary);
     if !page.text.is_empty() {
         text += &format!("\n{}\n", page.text);
