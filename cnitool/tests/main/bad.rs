@@ -170,3 +170,14 @@ fn an_add_whose_result_cannot_be_told_is_undone() {
         ["log", "rc"].iter().for_each(|name| fs::remove_file(host.lab.dir().join(name)).unwrap());
     }
 }
+
+#[test]
+fn a_remedy_is_told_once() {
+    let host = host();
+    let ipam = r#"{"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/99"}]]}"#;
+    let list =
+        format!(r#"{{"cniVersion": "1.1.0", "name": "net", "plugins": [{{"type": "bridge", "ipam": {ipam}}}]}}"#);
+    host.configure("net.conflist", &list);
+    let why = failure(&host.run("status net"));
+    assert!(why.contains("\"10.1.0.0/99\"") && why.matches("correct the").count() == 1, "{why}");
+}
