@@ -44,8 +44,8 @@ Calls ADD of the network's plugins, one after the other; each gets the result
 of the one before. The last result is printed, and kept in the cache.
 
 If a plugin fails, those that ran are undone by DEL in reverse order, the
-failed one first. Nothing is undone if the interface was there before: it
-belongs to an earlier add.",
+failed one first; all are if the result cannot be printed. Nothing is undone if
+the interface was there before: it belongs to an earlier add.",
     },
     Page {
         name: "del",
@@ -150,7 +150,7 @@ runs may be taken for a leftover: let that be idle. Without anything to remove
 GC is not called.
 
 Without <network> all networks with a configuration are pruned. One with
-\"disableGC\" is left alone.",
+\"disableGC\" is left alone, which is a failure if it was asked for by name.",
     },
     Page {
         name: "doctor",
