@@ -16,6 +16,8 @@ use cni::{Code, Context, Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::file;
+
 /// Where runtimes keep it.
 const DIRECTORY: &str = "/var/lib/cni/results";
 /// The only kind of entry there has been.
@@ -37,6 +39,13 @@ pub(crate) struct Entry {
     pub(crate) config: Vec<u8>,
     /// What ADD answered.
     pub(crate) result: Option<Value>,
+}
+
+impl Entry {
+    /// Are both about the same interface of a container? Networks are not compared.
+    pub(crate) fn is_same(&self, other: &Entry) -> bool {
+        (&self.container, &self.ifname) == (&other.container, &other.ifname)
+    }
 }
 
 /// An entry as it is written. Fields stand in the order in which the reference prints them.
@@ -218,7 +227,7 @@ impl Cache {
 
 /// Reads one file; `None` if it is not there.
 fn read(path: &Path) -> Result<Option<Entry>> {
-    let bytes = match fs::read(path) {
+    let bytes = match file::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).trying(|| format!("read the cache entry {}", path.display())),

@@ -73,6 +73,11 @@ impl<'a> Chain<'a> {
 
     /// ADD. What was done is undone if a plugin or the cache fails; the specification leaves that to runtimes.
     pub(crate) fn add(&self, at: &Endpoint) -> Result<AddResult> {
+        self.add_and(at, |_| Ok(()))
+    }
+
+    /// ADD, which is undone as well if nobody takes the result.
+    pub(crate) fn add_and(&self, at: &Endpoint, deliver: impl FnOnce(&AddResult) -> Result<()>) -> Result<AddResult> {
         let netns = Netns::open(&at.netns)?;
         let mut netlink = netns.run(&Netns::current()?, Netlink::open)?;
         // Then it belongs to an earlier ADD, which DEL would undo as well.
@@ -94,6 +99,7 @@ impl<'a> Chain<'a> {
                 Err(error) => return Err(self.undo(at, i, was_there, error)),
             }
         }
+        deliver(&result).map_err(|error| self.undo(at, self.links.len().saturating_sub(1), was_there, error))?;
         Ok(result)
     }
 
@@ -122,6 +128,8 @@ impl<'a> Chain<'a> {
             // One of an attachment that ended without a DEL, such as by a reboot.
             failures.extend(self.forget(at).err());
         }
+        // What refuses an ADD refuses its DEL for the same reason; that leaves nothing, and is told already.
+        failures.retain(|why| why.to_string() != error.to_string());
         failures.into_iter().fold(error, |error, why| error.details(format!("not undone: {why}")))
     }
 
@@ -144,6 +152,10 @@ impl<'a> Chain<'a> {
             return Ok(());
         }
         Netns::open(&at.netns)?;
+        if self.cached(at)?.is_none() {
+            let error = Error::new(Code::UNKNOWN_CONTAINER, "nothing was added there");
+            return Err(error.details("the cache has no entry of it"));
+        }
         let previous = self.previous(at)?;
         self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
     }
@@ -157,8 +169,7 @@ impl<'a> Chain<'a> {
         let mut failures = Vec::new();
         // Unlike upstream, which takes an unreadable cache for an empty one.
         for entry in self.cache.of_network(self.list.name.as_str())? {
-            let is_same = |other: &Entry| (&other.container, &other.ifname) == (&entry.container, &entry.ifname);
-            if !valid.iter().any(is_same) {
+            if !valid.iter().any(|other| other.is_same(&entry)) {
                 failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
             }
         }

@@ -44,8 +44,8 @@ Calls ADD of the network's plugins, one after the other; each gets the result
 of the one before. The last result is printed, and kept in the cache.
 
 If a plugin fails, those that ran are undone by DEL in reverse order, the
-failed one first. Nothing is undone if the interface was there before: it
-belongs to an earlier add.",
+failed one first; all are if the result cannot be printed. Nothing is undone if
+the interface was there before: it belongs to an earlier add.",
     },
     Page {
         name: "del",
@@ -73,10 +73,10 @@ Calls CHECK of the network's plugins with the cached result. Needs cniVersion
         summary: "let plugins remove what belongs to no attachment",
         options: &[],
         text: "\
-Calls GC of the network's plugins. Valid are all attachments in the cache, so
-nothing that is known to it is removed, whatever <netns> is; prune removes
-attachments too, those whose namespace is gone. Needs cniVersion 1.1.0; does
-nothing for a network with \"disableGC\".",
+Calls GC of the network's plugins. Valid are all attachments in the cache,
+whatever <netns> is, and those of other runtimes that are alive or of which that
+cannot be told. prune also removes what the cache knows and is gone. Needs
+cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
     },
     Page {
         name: "status",
@@ -145,11 +145,12 @@ Calls GC of the network's plugins. Valid are all attachments but those whose
 namespace is gone: what is alive stays, and so does what cannot be told; leases
 shows which is which. What plugins without GC leave is removed by DEL.
 
-An add that begins while prune looks around may be taken for a leftover. Stop
-the runtime, or let it be idle, if that matters.
+Adds of cnitool wait meanwhile. One of another runtime that begins while GC
+runs may be taken for a leftover: let that be idle. Without anything to remove
+GC is not called.
 
 Without <network> all networks with a configuration are pruned. One with
-\"disableGC\" is left alone.",
+\"disableGC\" is left alone, which is a failure if it was asked for by name.",
     },
     Page {
         name: "doctor",
@@ -218,12 +219,15 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         return Err(format!("{name}: unknown option {option} ({name} --help shows them)"));
     }
     let wants = |wanted: &str| options.iter().any(|option| option == wanted);
-    let usage = || format!("usage: cnitool {} {} ({name} --help says more)", page.name, page.arguments);
+    let usage = || format!("{} ({name} --help says more)", usage(page));
     let mut word = || words.next();
     let mut network = || word().map(|word| word.to_string_lossy().into_owned());
     let command = match page.name {
         "add" | "del" | "check" => {
             let (Some(network), Some(netns)) = (network(), word()) else { return Err(usage()) };
+            if netns.is_empty() {
+                return Err(format!("{name}: the path of the namespace is empty; {}", usage()));
+            }
             let netns = PathBuf::from(netns);
             match page.name {
                 "add" => Command::Add { network, netns },
@@ -266,9 +270,13 @@ fn overview() -> String {
     text + "\ncnitool <command> --help says more about each.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
 }
 
-fn help(page: &Page) -> String {
+fn usage(page: &Page) -> String {
     let flags: String = page.options.iter().map(|(name, _)| format!(" [{name}]")).collect();
-    let mut text = format!("usage: cnitool {}{flags} {}", page.name, page.arguments).trim_end().to_owned();
+    format!("usage: cnitool {}{flags} {}", page.name, page.arguments).trim_end().to_owned()
+}
+
+fn help(page: &Page) -> String {
+    let mut text = usage(page);
     text += &format!("\n\n{}: {}\n", page.name, page.summary);
     if !page.text.is_empty() {
         text += &format!("\n{}\n", page.text);

@@ -3,12 +3,13 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-use cni::{Code, Context, Error, Netns, Result};
+use cni::{AddResult, Code, Context, Error, Netns, Result, Version};
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
 use crate::conf::{self, NetworkList};
-use crate::{out, settings};
+use crate::lock::Lock;
+use crate::{out, prune, settings};
 
 /// What plugins need to change networks, and to enter namespaces: names, and numbers in linux/capability.h.
 const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)];
@@ -19,14 +20,20 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let at = endpoint(netns, None)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
-    let result = chain.add(&at).trying(|| attempt("add", &at, network, "to"))?;
-    out::print([result.print(list.version)?.as_slice(), b"\n"].concat())
+    let _lock = Lock::shared()?;
+    let deliver = |result: &AddResult| {
+        let text = [result.print(list.version)?.as_slice(), b"\n"].concat();
+        // Even if nobody reads it any more, it must be told that the add failed.
+        out::print(text).map_err(|error| Error::new(error.code(), error.to_string()).details(error.remarks()))
+    };
+    chain.add_and(&at, deliver).map(drop).trying(|| attempt("add", &at, network, "to"))
 }
 
 /// `cnitool del`
 pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
     require_capabilities()?;
     let at = endpoint(netns, None)?;
+    let _lock = Lock::shared()?;
     let entry = Cache::of_host().load(network, at.container.as_str(), at.ifname.as_str())?;
     let list = match (find(network), &entry) {
         (Ok(list), _) => list,
@@ -57,12 +64,25 @@ pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     chain.check(&at).trying(|| attempt("check", &at, network, "in"))
 }
 
-/// `cnitool gc`. What the cache knows stays: a tool that kept nothing would take everything for garbage.
+/// `cnitool gc`. What the cache knows stays, and so does what may be alive: other runtimes keep their own books.
 pub(crate) fn gc(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
-    let valid = Cache::of_host().of_network(network)?;
+    if list.disable_gc {
+        return Ok(());
+    }
+    if list.version < Version::V1_1_0 {
+        let what = format!("cniVersion {} of the network does not have the command GC", list.version);
+        return Err(Error::new(Code::VERSION, what).details("GC needs cniVersion 1.1.0; prune works without it"));
+    }
+    let _lock = Lock::exclusive()?;
+    let mut valid = Cache::of_host().of_network(network)?;
+    for alive in prune::kept(&list).trying(|| format!("find what network {network:?} must keep"))? {
+        if !valid.iter().any(|entry| entry.is_same(&alive)) {
+            valid.push(alive);
+        }
+    }
     chain.gc(&valid).trying(|| format!("collect the garbage of network {network:?}"))
 }
 
@@ -70,6 +90,7 @@ pub(crate) fn gc(network: &str) -> Result<()> {
 pub(crate) fn status(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
+    require_capabilities()?;
     chain.status().trying(|| format!("ask for the status of network {network:?}"))
 }
 
@@ -80,7 +101,7 @@ fn attempt(verb: &str, at: &Endpoint, network: &str, preposition: &str) -> Strin
 /// The network's configuration. Broken files beside it are told, and do not matter.
 fn find(network: &str) -> Result<NetworkList> {
     let (list, broken) = conf::find(&settings::configurations(), network)?;
-    broken.iter().for_each(|broken| out::warn(&format!("ignored: {broken}")));
+    conf::ignore(&broken);
     Ok(list)
 }
 

@@ -17,6 +17,8 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
+use crate::{file, out};
+
 /// A network: the plugins that are called for it, in order.
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkList {
@@ -103,6 +105,11 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)>
     Err(broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}"))))
 }
 
+/// Tells of broken files, which do not matter otherwise.
+pub(crate) fn ignore(broken: &[Broken]) {
+    broken.iter().for_each(|broken| out::warn(&format!("ignored: {broken}")));
+}
+
 /// The files of a directory that are configurations by their name, in the order in which they are looked at.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut lists = with_extension(dir, &["conflist"])?;
@@ -131,7 +138,7 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
 
 /// Reads one file; its extension says whether it is a list.
 fn read(path: &Path) -> Result<NetworkList, Broken> {
-    let bytes = fs::read(path).map_err(|error| unreadable(path, error))?;
+    let bytes = file::read(path).map_err(|error| unreadable(path, error))?;
     let is_list = path.extension() == Some(OsStr::new("conflist"));
     let text = Text::new(path, &bytes)?;
     if !is_list {
@@ -170,9 +177,9 @@ fn add_folder(path: &Path, list: &mut NetworkList) -> Result<(), Broken> {
     if files.is_empty() {
         return Ok(());
     }
-    for file in files {
-        let bytes = fs::read(&file).map_err(|error| unreadable(&file, error))?;
-        let text = Text::new(&file, &bytes)?;
+    for path in files {
+        let bytes = file::read(&path).map_err(|error| unreadable(&path, error))?;
+        let text = Text::new(&path, &bytes)?;
         let whole = text.whole()?;
         list.plugins.push(text.plugin(whole)?);
     }

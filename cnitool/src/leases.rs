@@ -8,6 +8,8 @@ use cni::Result;
 use host_local::inspect::{Lease, Owner, Range};
 use serde_json::{Value, json};
 
+use crate::commands::require_capabilities;
+use crate::conf;
 use crate::node::{Attachment, Network, Node, State};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone, bar};
@@ -18,6 +20,7 @@ const BAR: usize = 20;
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let node = Node::look()?;
     let networks = node.chosen(network)?;
+    conf::ignore(&node.broken);
     // Without being asked for, a network that has nothing to do with host-local is not mentioned.
     let shown = networks.into_iter().filter(|one| network.is_some() || one.directory.is_some());
     if as_json {
@@ -37,7 +40,8 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
 pub(crate) fn not_seen(node: &Node) -> String {
     let item = |what: &String| format!("  - {}", table::wrap(what, 4).trim_start());
     let lines: String = node.unseen.iter().map(item).collect();
-    if lines.is_empty() { lines } else { format!("\nnot seen (root sees more):\n{lines}") }
+    let advice = if require_capabilities().is_ok() { "" } else { " (root sees more)" };
+    if lines.is_empty() { lines } else { format!("\nnot seen{advice}:\n{lines}") }
 }
 
 fn page(node: &Node, network: &Network, paint: Paint) -> String {

@@ -5,6 +5,8 @@ use std::io::{self, Write};
 use cni::{Context, Error, Result, json};
 use serde_json::Value;
 
+use crate::table::harmless;
+
 /// Writes `text` to stdout as it is.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = io::stdout().lock();
@@ -36,5 +38,5 @@ pub(crate) fn complain(error: &Error) {
 /// Writes one line to stderr.
 pub(crate) fn warn(line: &str) {
     // Whoever does not listen cannot be helped.
-    let _ = writeln!(io::stderr(), "cnitool: {line}");
+    let _ = writeln!(io::stderr(), "cnitool: {}", harmless(line));
 }

@@ -10,18 +10,19 @@ use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::{Code, Context, Error, Result};
 use host_local::inspect::Owner;
 
-use crate::cache::Entry;
+use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::commands::require_capabilities;
-use crate::conf::NetworkList;
+use crate::conf::{self, NetworkList};
 use crate::leases::not_seen;
+use crate::lock::Lock;
 use crate::node::{Attachment, Network, Node, State, owner};
 use crate::out;
 use crate::settings;
 use crate::table::{self, Paint, Table, Tone};
 
 /// What a GC of one network would do.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Plan {
     /// What is dead.
     dead: Vec<Attachment>,
@@ -42,11 +43,18 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
     let paint = Paint::of_stdout();
     let mut failures = Vec::new();
     let chosen = node.chosen(network)?;
+    conf::ignore(&node.broken);
     for (at, one) in chosen.iter().enumerate() {
         let gap = if at > 0 { "\n" } else { "" };
         let title = table::shorten(&format!("network {}", one.name), table::WIDTH);
         out::print(format!("{gap}{}\n", paint.paint(Tone::Bold, &title)))?;
-        failures.extend(prune(one, dry_run, paint).trying(|| format!("prune network {:?}", one.name)).err());
+        let pruned = prune(one, dry_run, paint).and_then(|left_alone| match left_alone {
+            None => Ok(()),
+            // Who asks for one network wants it pruned; who asks for all, those that can be.
+            Some(why) if network.is_some() => Err(why),
+            Some(why) => out::print(table::wrap(&format!("left alone: {}", out::one_line(&why)), 2)),
+        });
+        failures.extend(pruned.trying(|| format!("prune network {:?}", one.name)).err());
     }
     if chosen.is_empty() {
         out::print("there is no network\n")?;
@@ -57,33 +65,53 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
     Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
 }
 
-fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<()> {
-    let Some(list) = &network.list else {
-        return out::print(table::wrap(&without_configuration(network), 2));
-    };
+/// Prunes a network; or says why it is left alone.
+fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>> {
+    let Some(list) = &network.list else { return Ok(Some(without_configuration(network))) };
     if list.disable_gc {
-        return out::print(table::wrap("left alone: its configuration has \"disableGC\"", 2));
+        return Ok(Some(Error::new(Code::CONFIG, "its configuration has \"disableGC\"")));
     }
-    // As late as possible, lest an attachment is made meanwhile.
-    let node = Node::look()?;
-    let network = node.chosen(Some(&network.name))?.into_iter().next().unwrap_or(network);
-    let plan = plan(&node, network)?;
+    let plan = plan_of(list)?;
     out::print(plan.page(dry_run, paint))?;
-    if dry_run {
-        return Ok(());
+    // A GC with nothing to remove could only hit what was made meanwhile.
+    if dry_run || plan.is_empty() {
+        return Ok(None);
+    }
+    // Not before the page is out: whoever reads it slowly must not hold up an add.
+    let _lock = Lock::exclusive()?;
+    let told = plan.dead.len();
+    // Other runtimes do not know the lock: what came to life, or into being, since the first look is kept.
+    let plan = plan_of(list)?.without_news(&plan);
+    if plan.dead.len() < told {
+        let what =
+            format!("kept after all: {}, alive or removed by now", table::count(told - plan.dead.len(), "container"));
+        out::print(table::wrap(&what, 2))?;
+    }
+    if plan.is_empty() {
+        return Ok(None);
     }
     carry_out(list, &plan)?;
     let left = plan.left(&Node::look()?, list.name.as_str());
     if left.is_empty() {
-        return Ok(());
+        return Ok(None);
     }
     let what = format!("the plugins left {}", left.join(", "));
     Err(Error::new(Code::INTERNAL, what).details("plugins that know no GC, or that did not make it, cannot remove it"))
 }
 
-fn without_configuration(network: &Network) -> String {
-    let place = network.directory.as_ref().map(|directory| format!("; its leases are in {}", directory.display()));
-    format!("left alone: it has no configuration, so nobody knows its plugins{}", place.unwrap_or_default())
+fn without_configuration(network: &Network) -> Error {
+    let error = Error::new(Code::CONFIG, "it has no configuration, so nobody knows its plugins");
+    match &network.directory {
+        Some(directory) => error.details(format!("its leases are in {}", directory.display())),
+        None => error,
+    }
+}
+
+/// What is to be done now.
+fn plan_of(list: &NetworkList) -> Result<Plan> {
+    let node = Node::look()?;
+    let network = node.chosen(Some(list.name.as_str()))?.into_iter().next();
+    network.map_or_else(|| Ok(Plan::default()), |network| plan(&node, network))
 }
 
 fn plan(node: &Node, network: &Network) -> Result<Plan> {
@@ -118,6 +146,25 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
 }
 
 impl Plan {
+    fn is_empty(&self) -> bool {
+        self.dead.is_empty() && self.empty.is_empty() && self.rules.is_empty() && self.checks.is_empty()
+    }
+
+    /// Of what is to be removed, only what `earlier` says as well; the rest is kept.
+    fn without_news(self, earlier: &Plan) -> Plan {
+        let was_dead = |at: &Attachment| {
+            earlier.dead.iter().any(|other| (&other.container, &other.ifname) == (&at.container, &at.ifname))
+        };
+        let (dead, news): (Vec<_>, Vec<_>) = self.dead.into_iter().partition(was_dead);
+        let mut rules = self.rules;
+        rules.retain(|rule| earlier.rules.contains(rule) && !news.iter().any(|at| at.has_rule(rule)));
+        let mut checks = self.checks;
+        checks.retain(|check| earlier.checks.contains(check));
+        let mut empty = self.empty;
+        empty.retain(|ip| earlier.empty.contains(ip));
+        Plan { dead, empty, rules, checks, keep: self.keep.into_iter().chain(news).collect() }
+    }
+
     fn page(&self, dry_run: bool, paint: Paint) -> String {
         let mut rows = Table::new(&["REMOVE", "WHAT", "CONTAINER*", "INTERFACE*", "WHY*"]);
         let mut row = |kind: &str, what: String, container: &str, ifname: &str, why: &str| {
@@ -181,22 +228,38 @@ impl Plan {
     }
 }
 
-/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
-fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
-    let chain = Chain::find(list, &settings::plugins())?;
-    let entry = |at: &Attachment| Entry {
+/// All attachments of the network that are alive, or of which that cannot be told.
+pub(crate) fn kept(list: &NetworkList) -> Result<Vec<Entry>> {
+    Ok(plan_of(list)?.keep.iter().map(|at| entry(list, at)).collect())
+}
+
+/// An attachment as a GC is told of it.
+fn entry(list: &NetworkList, at: &Attachment) -> Entry {
+    Entry {
         network: list.name.to_string(),
         container: at.container.clone(),
         // Old records are of any interface; the others of the container have theirs.
         ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
         ..Entry::default()
-    };
-    let valid: Vec<Entry> = plan.keep.iter().map(entry).collect();
+    }
+}
+
+/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
+fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
+    let chain = Chain::find(list, &settings::plugins())?;
+    let mut valid: Vec<Entry> = plan.keep.iter().map(|at| entry(list, at)).collect();
+    // What another runtime has written since.
+    let dead: Vec<Entry> = plan.dead.iter().map(|at| entry(list, at)).collect();
+    for new in Cache::of_host().of_network(list.name.as_str())? {
+        if !dead.iter().chain(&valid).any(|known| known.is_same(&new)) {
+            valid.push(new);
+        }
+    }
     let mut failures: Vec<Error> = chain.gc(&valid).err().into_iter().collect();
     // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
     if failures.is_empty() && !plan.dead.is_empty() {
         for at in plan.undead(&Node::look()?, list.name.as_str()) {
-            failures.extend(Endpoint::of_entry(&entry(at)).and_then(|at| chain.del(&at)).err());
+            failures.extend(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)).err());
         }
     }
     let mut failures = failures.into_iter();

@@ -8,6 +8,7 @@ use cni::netlink::{Link, Netlink, Vlan};
 use host_local::inspect::Owner;
 use serde_json::{Value, json};
 
+use crate::conf;
 use crate::leases::not_seen;
 use crate::node::{Network, Node, owner};
 use crate::out;
@@ -42,6 +43,7 @@ struct PortView<'a> {
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let node = Node::look()?;
     let chosen = node.chosen(network)?;
+    conf::ignore(&node.broken);
     let views = views(&node, &chosen, network)?;
     if as_json {
         let bridges: Vec<Value> = views.iter().map(|view| describe(&node, view)).collect();
@@ -52,7 +54,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let mut text = pages.join("\n");
     if pages.is_empty() {
         text = match network {
-            Some(name) => format!("network {name} has no bridge\n"),
+            Some(name) => format!("network {} has no bridge\n", table::harmless(name)),
             None => "no network has a bridge\n".to_owned(),
         };
     }

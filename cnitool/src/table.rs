@@ -36,10 +36,12 @@ impl Paint {
         Paint { colours: io::stdout().is_terminal() && !objects && !dumb }
     }
 
+    /// The text in its colour. It is harmless, whoever gave the names in it.
     pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
+        let text = harmless(text);
         let code = match tone {
-            _ if !self.colours => return text.to_owned(),
-            Tone::Plain => return text.to_owned(),
+            _ if !self.colours => return text,
+            Tone::Plain => return text,
             Tone::Bold => 1,
             Tone::Good => 32,
             Tone::Doubtful => 33,
@@ -148,6 +150,11 @@ fn line(cells: &[(Tone, String)], widths: &[usize], paint: Paint, indent: usize)
     text + "\n"
 }
 
+/// The text without what a terminal would obey instead of showing it.
+pub(crate) fn harmless(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
 /// At most `width` characters; what is cut shows that it was.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
@@ -163,7 +170,7 @@ pub(crate) fn wrap(text: &str, indent: usize) -> String {
     let room = WIDTH.saturating_sub(indent).max(1);
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
-        let mut rest: Vec<char> = word.chars().collect();
+        let mut rest: Vec<char> = harmless(word).chars().collect();
         while rest.len() > room {
             let tail = rest.split_off(room);
             lines.push(rest.into_iter().collect());

@@ -88,8 +88,7 @@ struct CniArgs {
 impl Config {
     /// Reads and checks everything, before anything is touched.
     pub(crate) fn read(call: &Call<'_>) -> Result<Config> {
-        let network: Network =
-            call.parse().map_err(|error| error.details("correct the key in the network's configuration"))?;
+        let network: Network = call.parse()?;
         let Some(ipam) = network.ipam else {
             let error = Error::new(Code::CONFIG, format!("network {:?} has no \"ipam\"", call.network.as_str()));
             return Err(error.details("give it an \"ipam\" with \"type\": \"host-local\" and \"ranges\""));

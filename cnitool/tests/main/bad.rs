@@ -58,7 +58,7 @@ fn missing_permission() {
     let tool = cni::testing::built("cnitool");
     // Where ordinary users may look.
     fs::copy(&tool, host.lab.bin().join("cnitool")).unwrap();
-    for command in ["add", "del", "check", "gc"] {
+    for command in ["add", "del", "check", "gc", "status"] {
         let outcome = cni::testing::Calling::program("setpriv")
             .arg("--bounding-set=-net_admin")
             .arg(host.lab.bin().join("cnitool"))
@@ -131,4 +131,53 @@ fn a_plugin_that_is_no_plugin() {
         assert!(why.contains(told), "{why}");
         assert_eq!(host.cached(), [""; 0]);
     }
+}
+
+#[test]
+fn nothing_was_added_there() {
+    let host = host();
+    let why = failure(&host.run("check net /run/netns/blue"));
+    assert_eq!(
+        why,
+        "check \"eth0\" of /run/netns/blue in network \"net\": nothing was added there (the cache has no entry of it)"
+    );
+    assert_eq!(host.log(), [""; 0]);
+}
+
+/// Who does not get the result takes the add for failed.
+#[test]
+fn an_add_whose_result_cannot_be_told_is_undone() {
+    let host = host();
+    let tool = cni::testing::built("cnitool");
+    // The second is a pipe whose reader is gone.
+    let pipe = host.lab.dir().join("pipe").display().to_string();
+    let orphan = format!("mkfifo {pipe}; exec 3<>{pipe}; exec 4>{pipe}; exec 3<&-");
+    for (before, sink, told) in [("", "/dev/full", "No space left on device"), (orphan.as_str(), "&4", "Broken pipe")] {
+        let command = format!(
+            "{before}
+             NETCONFPATH={} CNI_PATH={} {} add net /run/netns/blue 2>{dir}/err >{sink} || echo $? >{dir}/rc",
+            host.conf_dir().display(),
+            host.lab.bin().display(),
+            tool.display(),
+            dir = host.lab.dir().display()
+        );
+        host.lab.sh(&command);
+        let told_us = fs::read_to_string(host.lab.dir().join("err")).unwrap();
+        assert!(told_us.contains("write to stdout: ") && told_us.contains(told), "{told_us}");
+        assert_eq!(fs::read_to_string(host.lab.dir().join("rc")).unwrap(), "1\n");
+        assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
+        assert_eq!(host.cached(), [""; 0]);
+        ["log", "rc"].iter().for_each(|name| fs::remove_file(host.lab.dir().join(name)).unwrap());
+    }
+}
+
+#[test]
+fn a_remedy_is_told_once() {
+    let host = host();
+    let ipam = r#"{"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/99"}]]}"#;
+    let list =
+        format!(r#"{{"cniVersion": "1.1.0", "name": "net", "plugins": [{{"type": "bridge", "ipam": {ipam}}}]}}"#);
+    host.configure("net.conflist", &list);
+    let why = failure(&host.run("status net"));
+    assert!(why.contains("\"10.1.0.0/99\"") && why.matches("correct the").count() == 1, "{why}");
 }

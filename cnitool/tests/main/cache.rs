@@ -140,6 +140,8 @@ fn a_corrupt_entry_is_named_and_nothing_is_done() {
             assert!(told.starts_with(&format!("the cache entry {ENTRY} is corrupt: ")) || command == "add", "{told}");
             assert!(told.contains(ENTRY) && told.contains(why) && told.contains("remove the file"), "{told}");
         }
+        let list = fs::read_to_string(testdata().join("net.conflist")).unwrap();
+        host.configure("net.conflist", &list.replace("1.0.0", "1.1.0"));
         let told = failure(&host.run("gc net"));
         assert!(told.contains(ENTRY), "{told}");
         assert_eq!(fs::read_to_string(ENTRY).unwrap(), text);

@@ -134,9 +134,9 @@ fn a_failed_add_leaves_no_entry_of_an_attachment_that_ended_by_itself() {
 fn what_could_not_be_undone_is_told() {
     let host = two();
     host.fail("second", "ADD");
-    host.fail("second", "DEL");
+    host.fail("first", "DEL");
     let why = failure(&host.run("add two /run/netns/blue"));
-    assert!(why.contains("not undone: plugin \"second\": told to fail"), "{why}");
+    assert!(why.contains("not undone: plugin \"first\": told to fail"), "{why}");
     assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"], "and the rest is still undone");
 }
 
@@ -196,4 +196,26 @@ fn old_versions_and_switches() {
     host.configure("quiet.conflist", &quiet);
     host.run("check quiet /run/netns/blue").ok();
     assert_eq!(host.calls().len(), count, "nobody was asked");
+}
+
+/// What refuses an ADD refuses its DEL too. Nothing is left then, and nothing must sound as if it were.
+#[test]
+fn a_refusal_is_told_once() {
+    let host = Host::new();
+    host.lab.netns("blue");
+    let bridge = |ipam: &str| format!(r#"{{"type": "bridge", "ipam": {{"type": "{ipam}", "subnet": "10.9.0.0/24"}}}}"#);
+    let list = |plugins: &str| format!(r#"{{"cniVersion": "1.1.0", "name": "net", "plugins": [{plugins}]}}"#);
+    host.configure("net.conflist", &list(&bridge("host-local")));
+    let refused = failure(&host.call("add net /run/netns/blue").env("CNI_ARGS", "A=B").run());
+    host.configure("net.conflist", &list(&bridge("missing")));
+    let missing = failure(&host.run("add net /run/netns/blue"));
+    for why in [refused, missing] {
+        assert!(why.contains("plugin \"bridge\": ") && !why.contains("undone"), "{why}");
+    }
+    host.recorder("first");
+    host.configure("net.conflist", &list(r#"{"type": "first"}"#));
+    let text = "[ $CNI_COMMAND = VERSION ] || { printf '{\"code\": 9, \"msg\": \"no '$CNI_COMMAND'\"}'; exit 1; }";
+    fs::write(host.lab.bin().join("first"), format!("#!/bin/sh\n{text}\n")).unwrap();
+    let why = failure(&host.run("add net /run/netns/blue"));
+    assert!(why.contains("no ADD") && why.contains("not undone: plugin \"first\": no DEL"), "{why}");
 }

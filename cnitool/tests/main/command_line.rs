@@ -37,7 +37,11 @@ fn a_wrong_command_line_is_told_in_one_line() {
         ("status", "usage: cnitool status <network> [<netns>]"),
         ("add net /x more", "add: \"more\" is one argument too many"),
         ("gc net /x more", "gc: \"more\" is one argument too many"),
-        ("demo more", "demo: \"more\" is one argument too many"),
+        ("demo more", "demo: \"more\" is one argument too many; usage: cnitool demo (demo --help"),
+        ("leases a b", "leases: \"b\" is one argument too many; usage: cnitool leases [--json] [<network>] ("),
+        ("add net ", "add: the path of the namespace is empty; usage: cnitool add <network> <netns> ("),
+        ("check net ", "check: the path of the namespace is empty"),
+        ("add --\x1b[31mred net /x", "add: unknown option --?[31mred ("),
     ] {
         let outcome = host.run(words);
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""), "{words}");

@@ -147,3 +147,28 @@ fn a_broken_file_is_named_with_its_place_and_others_work() {
     assert!(told.contains("00.conflist: cannot be read: No such file or directory"), "{told}");
     assert_eq!(told.lines().count(), 1, "a directory is no configuration");
 }
+
+#[test]
+fn what_is_no_regular_file_or_has_no_end_is_broken() {
+    let host = host();
+    host.configure("net.conflist", &list("net", r#", "cniVersion": "1.1.0""#));
+    host.lab.sh(&format!(
+        "cd {}; mkfifo 01.conf; ln -s /dev/zero 02.conf; truncate -s 2M 03.json; mkdir net; mkfifo net/9.txt",
+        host.conf_dir().display()
+    ));
+    let outcome = host.run("add net /run/netns/blue");
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    for told in [
+        "01.conf: cannot be read: it is not a regular file",
+        "02.conf: cannot be read: it is not a regular file",
+        "03.json: cannot be read: it has more than 1 MiB",
+    ] {
+        assert!(outcome.stderr.contains(told), "{told} in {}", outcome.stderr);
+    }
+    host.lab.sh(&format!("mkfifo {}/net/1.conf", host.conf_dir().display()));
+    let why = failure(&host.run("status net"));
+    assert!(why.contains("net/1.conf: cannot be read: it is not a regular file"), "{why}");
+    host.lab.sh("mkfifo /var/lib/cni/results/net-x-eth0");
+    let outcome = host.run("leases");
+    assert_eq!(outcome.status, Some(0), "a FIFO in the cache: {outcome:?}");
+}

@@ -4,6 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
+use crate::node::{attach, lose_namespace, network};
 use crate::support::{Host, failure};
 
 const PODS: &str = r#"{"cniVersion": "1.1.0", "name": "pods", "plugins": [
@@ -21,17 +22,15 @@ fn host() -> Host {
 #[test]
 fn what_the_cache_knows_stays_and_the_rest_goes() {
     let host = host();
-    for name in ["blue", "green", "red"] {
-        host.lab.netns(name);
-        host.run(&format!("add pods /run/netns/{name}")).ok();
-    }
-    // A runtime that crashed has forgotten red; green's namespace is gone, which is not for gc to judge.
+    let [_, green, lost] = ["blue", "green", "red"].map(|name| attach(&host, name));
+    // A runtime that crashed has forgotten red, which is gone; so is green, which the cache still knows.
     let red = host.cached().into_iter().find(|name| {
         let text = fs::read_to_string(format!("/var/lib/cni/results/{name}")).unwrap();
         text.contains("/run/netns/red")
     });
     fs::remove_file(format!("/var/lib/cni/results/{}", red.unwrap())).unwrap();
-    host.lab.sh("umount /run/netns/green; rm /run/netns/green");
+    lose_namespace(&host, "red", &lost);
+    lose_namespace(&host, "green", &green);
     let leases = || host.lab.sh("ls /var/lib/cni/networks/pods | grep ^10").lines().count();
     assert_eq!(leases(), 3);
     host.run("gc pods").ok();
@@ -76,10 +75,11 @@ fn a_cache_that_cannot_be_listed_is_not_taken_for_empty() {
 #[test]
 fn networks_that_want_no_gc_or_do_not_know_it() {
     let host = host();
-    for (old, new) in [("\"name\"", "\"disableGC\": true, \"name\""), ("1.1.0", "1.0.0")] {
-        host.configure("pods.conflist", &PODS.replace(old, new));
-        host.run("gc pods").ok();
-    }
+    host.configure("pods.conflist", &PODS.replace("\"name\"", "\"disableGC\": true, \"name\""));
+    host.run("gc pods").ok();
+    host.configure("pods.conflist", &PODS.replace("1.1.0", "1.0.0"));
+    let why = failure(&host.run("gc pods"));
+    assert!(why.starts_with("cniVersion 1.0.0 of the network does not have the command GC (GC needs"), "{why}");
     assert_eq!(host.log(), [""; 0]);
 }
 
@@ -97,4 +97,28 @@ fn status_tells_whether_an_add_could_succeed() {
     host.configure("pods.conflist", &PODS.replace("1.1.0", "1.0.0"));
     host.run("status pods").ok();
     assert_eq!(host.log().len(), 2, "nobody was asked");
+}
+
+/// Containers of runtimes that keep no cache, or keep it elsewhere.
+#[test]
+fn what_is_alive_stays_even_if_the_cache_does_not_know_it() {
+    let host = host();
+    host.configure("pods.conflist", &network("pods", "10.22.0.0/16", &json!({})).to_string());
+    let netns = host.lab.netns("other");
+    let mut config = network("pods", "10.22.0.0/16", &json!({}))["plugins"][0].clone();
+    config["name"] = "pods".into();
+    config["cniVersion"] = "1.1.0".into();
+    let bridge = |command| {
+        let calling = host.lab.plugin("bridge", command).attachment("other", "eth0", &netns);
+        calling.stdin(config.to_string()).run()
+    };
+    bridge("ADD").ok();
+    fs::write("/var/lib/cni/networks/pods/10.22.0.99", "lost\r\neth0").unwrap();
+    host.run("gc pods").ok();
+    assert_eq!(host.lab.sh("ls /var/lib/cni/networks/pods | grep ^10"), "10.22.0.2\n");
+    assert!(host.lab.sh("nft list ruleset").contains("10.22.0.2"));
+    assert!(host.lab.sh("ip -o link show master br-pods").contains("veth"));
+    lose_namespace(&host, "other", "other");
+    host.run("gc pods").ok();
+    assert_eq!(host.lab.sh("ls /var/lib/cni/networks/pods | grep -c ^10 || true"), "0\n");
 }

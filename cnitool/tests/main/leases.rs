@@ -164,3 +164,40 @@ fn colours_are_for_terminals_whose_users_want_them() {
         assert!(text.contains("alive") && !text.contains('\x1b'), "{objection}: {text:?}");
     }
 }
+
+#[test]
+fn names_do_not_reach_the_terminal_as_commands() {
+    let host = host("10.110.0.0/24");
+    std::fs::create_dir_all("/var/lib/cni/networks/e\x1b[31mvil\n\u{9b}x").unwrap();
+    leak("10.110.0.9", "c\x1b]0;title\x07\r\neth\x1b0");
+    leak("10.110.0.8", "\x1b[2J\r\neth0");
+    for command in ["leases", "show", "prune --dry-run"] {
+        let text = page(&host.run(command));
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+        assert!(command == "show" || text.contains("e?[31mvil??x"), "{text:?}");
+    }
+}
+
+#[test]
+fn root_is_not_told_to_become_root() {
+    let host = host("10.111.0.0/24");
+    std::fs::create_dir_all("/var/lib/cni").unwrap();
+    std::fs::write("/var/lib/cni/results", "").unwrap();
+    let text = page(&host.run("leases"));
+    assert!(text.contains("not seen:\n  - read the directory /var/lib/cni/results"), "{text}");
+    let text = page(&powerless(&host, "leases"));
+    assert!(text.contains("not seen (root sees more):\n"), "{text}");
+}
+
+#[test]
+fn broken_configurations_are_told() {
+    let host = host("10.112.0.0/24");
+    host.configure("20-broken.conflist", "{");
+    for command in ["leases", "show --json", "prune", "prune --dry-run pods"] {
+        let outcome = host.run(command);
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert!(outcome.stderr.starts_with("cnitool: ignored: "), "{outcome:?}");
+        assert!(outcome.stderr.contains("20-broken.conflist:1:1: invalid JSON"), "{outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+    }
+}

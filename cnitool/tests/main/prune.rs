@@ -178,3 +178,82 @@ fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
     assert_eq!(leases(), before);
     let _ = json(&host, "leases --json");
 }
+
+/// A GC that has nothing to remove could only hit what is made meanwhile.
+#[test]
+fn nobody_is_asked_if_nothing_is_gone() {
+    let host = host("10.131.0.0/24");
+    host.recorder("second");
+    let mut config = network("pods", "10.131.0.0/24", &json!({}));
+    config["plugins"].as_array_mut().unwrap().push(json!({ "type": "second" }));
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    assert!(page(&host.run("prune")).contains("nothing to remove"));
+    assert_eq!(host.calls(), ["ADD second"]);
+    leak("10.131.0.99", &format!("{LONG_ID}\r\neth0"));
+    page(&host.run("prune"));
+    assert_eq!(host.calls(), ["ADD second", "GC second"]);
+}
+
+#[test]
+fn adds_that_go_on_meanwhile_lose_nothing() {
+    let host = host("10.132.0.0/24");
+    let names: Vec<String> = (0..12).map(|i| format!("z{i}")).collect();
+    names.iter().for_each(|name| drop(host.lab.netns(name)));
+    let tool = cni::testing::built("cnitool");
+    host.lab.sh(&format!(
+        "export NETCONFPATH={} CNI_PATH={}
+         mkdir -p /var/lib/cni/networks/pods; for i in 1 2 3 4 5 6; do echo >/var/lib/cni/networks/pods/10.132.0.$((i + 90)); {tool} prune; done &
+         for name in {}; do {tool} add pods /run/netns/$name; done
+         wait $!",
+        host.conf_dir().display(),
+        host.lab.bin().display(),
+        names.join(" "),
+        tool = tool.display()
+    ));
+    for name in names {
+        host.run(&format!("check pods /run/netns/{name}")).ok();
+    }
+}
+
+/// Plugins see who else could get the lock while they run.
+#[test]
+fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
+    let host = host("10.133.0.0/24");
+    let plugin = host.lab.bin().join("locked");
+    let seen = host.lab.dir().join("locks");
+    let script = format!(
+        "#!/bin/sh\nfor how in shared exclusive; do
+             flock --$how --nonblock /run/cni0/cnitool.lock true && echo $CNI_COMMAND $how >>{}
+         done\n[ $CNI_COMMAND != ADD ] || jq .prevResult\n",
+        seen.display()
+    );
+    fs::write(&plugin, script).unwrap();
+    host.lab.sh(&format!("chmod 755 {}", plugin.display()));
+    let mut config = network("pods", "10.133.0.0/24", &json!({}));
+    config["plugins"].as_array_mut().unwrap().push(json!({ "type": "locked" }));
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    leak("10.133.0.99", &format!("{LONG_ID}\r\neth0"));
+    page(&host.run("prune"));
+    host.run("gc pods").ok();
+    host.run("del pods /run/netns/blue").ok();
+    assert_eq!(fs::read_to_string(&seen).unwrap(), "ADD shared\nDEL shared\n");
+}
+
+#[test]
+fn a_network_that_was_asked_for_and_left_alone_is_a_failure() {
+    let host = host("10.134.0.0/24");
+    attach(&host, "blue");
+    let outcome = host.call("prune pods").env("NETCONFPATH", "/nonexist").run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("prune network \"pods\": it has no configuration"), "{outcome:?}");
+    let outcome = host.call("prune").env("NETCONFPATH", "/nonexist").run();
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let mut config = network("pods", "10.134.0.0/24", &json!({}));
+    config["disableGC"] = true.into();
+    host.configure("10-pods.conflist", &config.to_string());
+    let outcome = host.run("prune pods");
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("disableGC"), "{outcome:?}");
+}
