@@ -1,11 +1,13 @@
 //! Bridges: their addresses, their MTU, and how many ports they have left.
 
+use std::net::IpAddr;
+
 use cni::Result;
 use cni::ip::Cidr;
-use cni::netlink::Netlink;
+use cni::netlink::{Link, Netlink};
 
 use super::{Level, Report};
-use crate::node::{Network, Node};
+use crate::node::{Network, Node, State};
 
 /// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS less the one that no port has).
 const MOST_PORTS: usize = 1023;
@@ -92,14 +94,39 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
-        if let Err(error) = bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
-            news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), error.remarks().to_owned()));
+        match bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
+            Ok(()) => lost(node, network, link, news),
+            Err(error) => {
+                let remedy = error.remarks().to_owned();
+                news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
+            }
         }
     }
     if news.len() == before && !wanted.is_empty() {
         let ips: Vec<String> = wanted.iter().map(|gateway| gateway.ip().to_string()).collect();
         let what = format!("{} of {name}: nobody else's", ips.join(", "));
         news.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
+    }
+}
+
+/// Gateways' addresses that live containers send to, and that their link has lost. A range that nobody has an address
+/// of needs none yet: the first add from it brings its own.
+fn lost(node: &Node, network: &Network, link: &Link, news: &mut News) {
+    let have = node.raw_addresses(link.index);
+    let attachments = node.attachments(network);
+    let alive = attachments.iter().filter(|at| at.state == State::Alive);
+    let ips: Vec<IpAddr> = alive.flat_map(|at| &at.leases).map(|lease| lease.ip).collect();
+    for range in network.ranges.iter().flatten().filter(|range| ips.iter().any(|ip| range.contains(*ip))) {
+        let gateway = range.gateway();
+        if have.iter().any(|address| address.cidr.ip() == gateway) {
+            continue;
+        }
+        let what = format!("{} has lost the gateway's address {gateway}: containers reach only each other", link.name);
+        // Nobody else has it, and until that is found out it could not be used.
+        let nodad = if gateway.is_ipv6() { " nodad" } else { "" };
+        let prefix = range.subnet().prefix();
+        let remedy = format!("ip address add {gateway}/{prefix} dev {}{nodad}", link.name);
+        news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
     }
 }
 

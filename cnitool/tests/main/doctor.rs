@@ -240,6 +240,45 @@ fn addresses_in_the_gateways_way() {
 }
 
 #[test]
+fn a_gateway_address_that_was_lost() {
+    let host = host("10.152.0.0/24");
+    let ranges =
+        json!([[{ "subnet": "10.152.0.0/24" }, { "subnet": "10.152.1.0/24" }], [{ "subnet": "fd00:152::/64" }]]);
+    let ipam = json!({ "ipam": { "type": "host-local", "ranges": ranges } });
+    host.configure("10-pods.conflist", &network("pods", "", &ipam).to_string());
+    attach(&host, "blue");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "nobody needs the second range's gateway yet: {answer:#}");
+    host.lab.sh("ip -4 address flush dev br-pods");
+    follow(&host, "ip address add 10.152.0.1/24 dev br-pods");
+    // The kernel drops IPv6 addresses of a link that goes down.
+    host.lab.sh("ip link set br-pods down; ip link set br-pods up");
+    follow(&host, "ip address add fd00:152::1/64 dev br-pods nodad");
+    host.lab.sh("ip link set br-pods down");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), ["bridge fail", "gateway fail"], "{answer:#}");
+    host.lab.sh(&remedies(&answer).join("\n"));
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+}
+
+/// What is told to be done, in its order.
+fn remedies(answer: &Value) -> Vec<String> {
+    let findings = answer["findings"].as_array().unwrap().iter();
+    findings.filter_map(|finding| finding["remedy"].as_str().map(str::to_owned)).collect()
+}
+
+/// The one remedy is this command, and it helps.
+#[track_caller]
+fn follow(host: &Host, remedy: &str) {
+    let answer = json(host, "doctor --json");
+    assert_eq!(remedies(&answer), [remedy], "{answer:#}");
+    host.lab.sh(remedy);
+    let answer = json(host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+}
+
+#[test]
 fn a_name_that_is_no_bridges() {
     let host = host("10.144.0.0/24");
     host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; ip link add br-pods type veth peer name other");
