@@ -80,7 +80,10 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
             let what = format!("the gateway's address {} is on {}, and belongs on {name}", gateway.ip(), other.name);
             let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip());
             let cidr = cidr.unwrap_or(*gateway);
-            let remedy = format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name);
+            let remedy = match gateway_of(node, network, &other.name, cidr.ip()) {
+                Some(second) => other_subnet(network, second),
+                None => format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name),
+            };
             news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
         for (other, cidr) in neighbours(node, name, gateway) {
@@ -88,7 +91,10 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
                 "the subnet {} is on {other} too ({cidr}): packets take one way or the other",
                 gateway.network()
             );
-            let remedy = "give the range another \"subnet\", or that link another address".to_owned();
+            let remedy = match gateway_of(node, network, &other, cidr.ip()) {
+                Some(second) => other_subnet(network, second),
+                None => "give the range another \"subnet\", or that link another address".to_owned(),
+            };
             news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
     }
@@ -97,7 +103,12 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
         match bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
             Ok(()) => lost(node, network, link, news),
             Err(error) => {
-                let remedy = error.remarks().to_owned();
+                let is_in_the_way = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
+                let mut in_the_way = have.iter().map(|address| address.cidr.ip()).filter(is_in_the_way);
+                let remedy = match in_the_way.find_map(|ip| gateway_of(node, network, name, ip)) {
+                    Some(second) => other_subnet(network, second),
+                    None => error.remarks().to_owned(),
+                };
                 news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
             }
         }
@@ -107,6 +118,17 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
         let what = format!("{} of {name}: nobody else's", ips.join(", "));
         news.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
     }
+}
+
+/// The other network whose gateway has this address on this link. Its containers would miss it.
+fn gateway_of<'a>(node: &'a Node, network: &Network, link: &str, ip: IpAddr) -> Option<&'a Network> {
+    let others = node.networks.iter().filter(|other| other.name != network.name);
+    let mut on_link = others.filter(|other| other.bridge.as_ref().is_some_and(|b| b.gateway.as_deref() == Some(link)));
+    on_link.find(|other| other.ranges.iter().flatten().any(|range| range.gateway() == ip))
+}
+
+fn other_subnet(network: &Network, second: &Network) -> String {
+    format!("give one of the networks {} and {} another \"subnet\"", network.name, second.name)
 }
 
 /// Gateways' addresses that live containers send to, and that their link has lost. A range that nobody has an address

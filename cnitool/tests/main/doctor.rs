@@ -240,6 +240,33 @@ fn addresses_in_the_gateways_way() {
 }
 
 #[test]
+fn no_remedy_takes_another_networks_gateway() {
+    let host = host("10.153.0.0/24");
+    attach(&host, "blue");
+    let shared = json!({ "bridge": "br-pods", "ipam": { "type": "host-local", "ranges": [[
+        { "subnet": "10.153.0.0/24", "gateway": "10.153.0.254" },
+    ]] } });
+    for (subnet, more) in [
+        ("10.153.0.0/24", json!({})),
+        // Another gateway in the same subnet, on another bridge and on the same.
+        (
+            "10.153.0.0/16",
+            json!({ "ipam": { "type": "host-local", "ranges": [[
+            { "subnet": "10.153.0.0/16", "gateway": "10.153.7.1" },
+        ]] } }),
+        ),
+        ("", shared),
+    ] {
+        host.configure("20-other.conflist", &network("other", subnet, &more).to_string());
+        let answer = json(&host, "doctor --json");
+        assert_eq!(ailments(&answer), ["gateway fail", "ranges warn"], "{answer:#}");
+        let remedies = remedies(&answer);
+        assert_eq!(remedies.first().unwrap(), "give one of the networks other and pods another \"subnet\"");
+        assert!(remedies.iter().all(|remedy| !remedy.contains("address del")), "{remedies:?}");
+    }
+}
+
+#[test]
 fn a_gateway_address_that_was_lost() {
     let host = host("10.152.0.0/24");
     let ranges =
