@@ -127,6 +127,16 @@ pub(crate) fn run(as_json: bool) -> Result<bool> {
     Ok(healthy)
 }
 
+/// A list of names for one finding. Of many, the first are enough to begin with.
+fn some(names: &[String]) -> String {
+    const MOST: usize = 3;
+    let first = names.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => first,
+        more => format!("{first} and {more} more"),
+    }
+}
+
 fn page(report: &Report, paint: Paint) -> String {
     const MARGIN: usize = 6;
     let mut text = String::new();

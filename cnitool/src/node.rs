@@ -85,6 +85,13 @@ pub(crate) struct Guest {
     pub(crate) netns: Option<PathBuf>,
 }
 
+impl Guest {
+    /// Has it one of these addresses?
+    fn has_any(&self, ips: &BTreeSet<IpAddr>) -> bool {
+        self.addresses.iter().any(|cidr| ips.contains(&cidr.ip()))
+    }
+}
+
 /// An attachment that the cache of results knows.
 #[derive(Debug)]
 struct Cached {
@@ -297,6 +304,17 @@ impl Node {
         self.links.iter().filter(|link| link.master == Some(bridge.index))
     }
 
+    /// The ports that lead to containers of a network, wherever they are. The reference gives its ports no alias: then
+    /// the address at the other end tells.
+    pub(crate) fn ports_of(&self, network: &Network) -> Vec<&Link> {
+        let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
+        let is_its = |link: &&Link| match owner(link) {
+            Some(owner) => owner.network == network.name,
+            None => self.guest(link.index).is_some_and(|guest| guest.has_any(&leases)),
+        };
+        self.links.iter().filter(|link| link.peer_netns.is_some()).filter(is_its).collect()
+    }
+
     /// The bridges of a network: the one that its configuration names, and those that its ports are on.
     pub(crate) fn bridges(&self, network: &Network) -> Vec<&Link> {
         let ports = self.links.iter().filter(|link| owner(link).is_some_and(|owner| owner.network == network.name));
@@ -407,8 +425,7 @@ impl Node {
         let is_stranger = |port: &Link| {
             let cut_short = owner(port).is_some_and(|owner| owner.attachment.is_none());
             let leads_away = port.peer_netns.is_some() && owner(port).is_none();
-            let leased = |guest: &Guest| guest.addresses.iter().any(|cidr| leases.contains(&cidr.ip()));
-            cut_short || (leads_away && !self.guest(port.index).is_some_and(leased))
+            cut_short || (leads_away && !self.guest(port.index).is_some_and(|guest| guest.has_any(&leases)))
         };
         bridges.iter().any(|bridge| self.ports(bridge).any(is_stranger))
     }

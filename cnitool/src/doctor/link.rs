@@ -6,8 +6,11 @@ use cni::Result;
 use cni::ip::Cidr;
 use cni::netlink::{Link, Netlink};
 
-use super::{Level, Report};
+use bridge::inspect::Settings;
+
+use super::{Level, Report, some};
 use crate::node::{Network, Node, State};
+use crate::table;
 
 /// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS less the one that no port has).
 const MOST_PORTS: usize = 1023;
@@ -52,6 +55,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
                 news.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
             }
         }
+        ports(&report.node, network, settings, &mut news);
         gateways(&report.node, network, &mut news);
     }
     overlaps(&report.node, &mut news);
@@ -63,6 +67,40 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
 }
 
 type News = Vec<(Level, &'static str, String, String, String)>;
+
+/// The host's ends of pairs must be up, and on the bridge.
+fn ports(node: &Node, network: &Network, settings: &Settings, news: &mut News) {
+    let bridge = node.link(&settings.bridge);
+    let ports = node.ports_of(network);
+    let named = |is_ill: &dyn Fn(&Link) -> bool| -> Vec<String> {
+        ports.iter().filter(|port| is_ill(port)).map(|port| port.name.clone()).collect()
+    };
+    let again = "detach the container and attach it again";
+    let mut note = |level, ill: &[String], how: &str, remedy: String| {
+        let Some(first) = ill.first() else { return };
+        let what = match ill.len() {
+            1 => format!("port {first} is {how}"),
+            number => format!("{} are {how}: {}", table::count(number, "port"), some(ill)),
+        };
+        let remedy = if ill.len() == 1 { remedy } else { format!("{remedy}; and so for each") };
+        news.push((level, "bridge", network.name.clone(), what, remedy));
+    };
+    let detached = named(&|port| port.master.is_none());
+    let remedy = match (detached.first(), bridge) {
+        // By hand it would lack its VLANs.
+        (Some(port), Some(bridge)) if bridge.vlan_filtering != Some(true) => {
+            format!("ip link set {port} master {}", bridge.name)
+        }
+        _ => again.to_owned(),
+    };
+    note(Level::Fail, &detached, "on no bridge", remedy);
+    let down = named(&|port| !port.up);
+    let remedy = down.first().map(|port| format!("ip link set {port} up")).unwrap_or_default();
+    note(Level::Fail, &down, "down", remedy);
+    let moved = named(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
+    let how = format!("on another bridge than {}", settings.bridge);
+    note(Level::Warn, &moved, &how, format!("{again}, or correct \"bridge\""));
+}
 
 /// The gateway's address must be free for the bridge, and be nobody else's.
 fn gateways(node: &Node, network: &Network, news: &mut News) {

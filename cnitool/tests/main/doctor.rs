@@ -240,6 +240,43 @@ fn addresses_in_the_gateways_way() {
 }
 
 #[test]
+fn ports_that_lead_nowhere() {
+    let host = host("10.154.0.0/24");
+    let blue = port(&attach(&host, "blue"));
+    host.lab.sh(&format!("ip link set {blue} down"));
+    follow(&host, &format!("ip link set {blue} up"));
+    host.lab.sh(&format!("ip link set {blue} nomaster"));
+    follow(&host, &format!("ip link set {blue} master br-pods"));
+    host.lab.sh(&format!("ip link add other type bridge; ip link set {blue} master other"));
+    assert!(ailment(&host, "bridge", "warn").contains("on another bridge than br-pods"));
+    host.lab.sh(&format!("ip link del other; ip link set {blue} master br-pods"));
+    let ports: Vec<String> = ["a", "b", "c", "d"].iter().map(|name| port(&attach(&host, name))).collect();
+    ports.iter().for_each(|port| drop(host.lab.sh(&format!("ip link set {port} nomaster"))));
+    let what = ailment(&host, "bridge", "fail");
+    assert!(what.contains("4 ports are on no bridge") && what.contains("and 1 more"), "{what}");
+    // Those of a bridge that is gone cannot be put back on it.
+    host.lab.sh("ip link del br-pods");
+    let what = ailment(&host, "bridge", "fail");
+    assert!(what.contains("5 ports are on no bridge") && what.contains("attach it again"), "{what}");
+}
+
+#[test]
+fn a_port_of_the_reference_that_leads_nowhere() {
+    let host = host("10.155.0.0/24");
+    fs::remove_file(host.lab.bin().join("bridge")).unwrap();
+    host.reference("bridge");
+    let mut config = network("pods", "10.155.0.0/24", &json!({ "ipMasq": false }));
+    config["cniVersion"] = json!("1.0.0");
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let links: Value = serde_json::from_str(&host.lab.sh("ip -j link show master br-pods")).unwrap();
+    let port = links[0]["ifname"].as_str().unwrap();
+    host.lab.sh(&format!("ip link set {port} nomaster"));
+    let what = ailment(&host, "bridge", "fail");
+    assert!(what.contains(&format!("ip link set {port} master br-pods")), "{what}");
+}
+
+#[test]
 fn no_remedy_takes_another_networks_gateway() {
     let host = host("10.153.0.0/24");
     attach(&host, "blue");
