@@ -73,6 +73,8 @@ pub(crate) struct Network {
     /// A list for each address that a container gets; none if only the runtime knows.
     pub(crate) ranges: Vec<Vec<Range>>,
     pub(crate) leases: Vec<Lease>,
+    /// Could the directory be listed? Otherwise there may be leases of which nothing is known.
+    pub(crate) leases_seen: bool,
 }
 
 /// The other end of a port.
@@ -441,6 +443,7 @@ impl Network {
             directory: None,
             ranges: Vec::new(),
             leases: Vec::new(),
+            leases_seen: true,
         }
     }
 
@@ -481,7 +484,9 @@ impl Network {
 
     fn read_leases(&mut self, unseen: &mut Vec<String>) {
         let Some(directory) = &self.directory else { return };
-        let leases = note(unseen, host_local::inspect::leases(directory)).flatten().unwrap_or_default();
+        let listing = note(unseen, host_local::inspect::leases(directory));
+        self.leases_seen = listing.is_some();
+        let leases = listing.flatten().unwrap_or_default();
         let hidden = leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
         if hidden > 0 {
             let what = table::count(hidden, "lease");

@@ -80,6 +80,19 @@ fn leaked_leases_and_lost_interfaces() {
     let cut = attach(&host, "cut");
     host.lab.sh(&format!("ip link del {}", port(&cut)));
     assert!(ailment(&host, "leases", "warn").contains(&cut[..20]));
+    assert!(!claims_all_alive(&host.run("doctor")));
+    for name in ["a", "b", "c", "d"] {
+        let id = attach(&host, name);
+        host.lab.sh(&format!("ip link del {}", port(&id)));
+    }
+    let what = ailment(&host, "leases", "warn");
+    assert!(what.contains("5 containers are there, and their interfaces are not"), "{what}");
+    assert!(what.contains("and 2 more"), "{what}");
+    assert!(!claims_all_alive(&host.run("doctor")));
+}
+
+fn claims_all_alive(outcome: &cni::testing::Outcome) -> bool {
+    outcome.stdout.contains("of live containers")
 }
 
 /// Runs to its end, as a page.
@@ -449,4 +462,23 @@ fn who_may_not_look_is_told_what_was_not_seen() {
     assert!(!answer["notSeen"].as_array().unwrap().is_empty());
     let claims = answer["findings"].as_array().unwrap().iter().any(|finding| finding["check"] == "firewall");
     assert!(!claims, "nothing is said of what was not seen: {answer:#}");
+}
+
+#[test]
+fn who_may_not_look_is_told_nothing_of_leases() {
+    let host = host("10.156.0.0/24");
+    attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    // Read by somebody who may do nothing, and is not the owner of the files either.
+    host.lab.sh("chown -R 4711 /var/lib/cni; chmod 600 /var/lib/cni/networks/pods/10*");
+    let outcome = powerless(&host, "doctor --json");
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let unseen = answer["notSeen"].to_string();
+    assert!(unseen.contains("whether 2 leases belong to live containers"), "{answer:#}");
+    assert!(!claims_all_alive(&powerless(&host, "doctor")));
+    host.lab.sh("chmod 700 /var/lib/cni/networks/pods");
+    let answer: Value = serde_json::from_str(&powerless(&host, "doctor --json").stdout).unwrap();
+    let claims = |check: &str| answer["findings"].as_array().unwrap().iter().any(|finding| finding["check"] == check);
+    assert!(!claims("leases") && !claims("ranges"), "the directory was not seen: {answer:#}");
 }
