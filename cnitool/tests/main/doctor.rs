@@ -152,6 +152,21 @@ fn files_that_are_shadowed_or_broken() {
 }
 
 #[test]
+fn two_files_of_one_network_of_which_each_is_used() {
+    let host = host("10.157.0.0/24");
+    attach(&host, "blue");
+    let mut single = network("pods", "10.157.0.0/24", &json!({}))["plugins"][0].clone();
+    (single["name"], single["cniVersion"]) = (json!("pods"), json!("1.1.0"));
+    host.configure("00-pods.conf", &single.to_string());
+    let what = ailment(&host, "config", "warn");
+    assert!(what.contains("10-pods.conflist") && what.contains("CRI-O use the second"), "{what}");
+    assert!(!what.contains("never used"), "{what}");
+    // After the list it is nobody's.
+    fs::rename(host.conf_dir().join("00-pods.conf"), host.conf_dir().join("20-pods.conf")).unwrap();
+    assert!(ailment(&host, "config", "warn").contains("20-pods.conf is never used"));
+}
+
+#[test]
 fn the_first_file_by_name_is_the_one_that_kubelet_takes() {
     let host = host("10.137.0.0/24");
     attach(&host, "blue");
