@@ -1,6 +1,6 @@
 //! Configurations and plugins: would a runtime find what it needs?
 
-use cni::Program;
+use cni::{Code, Program};
 
 use super::{Level, Report};
 use crate::chain::Chain;
@@ -118,6 +118,10 @@ pub(super) fn ask_plugins(report: &mut Report) {
         let Ok(chain) = Chain::find(&list, &dirs) else { continue };
         match chain.status() {
             Ok(()) => report.ok("status", Some(name), "its plugins are ready for an add"),
+            Err(error) if error.code() == Code::TRY_LATER => {
+                let remedy = format!("find out what the plugin waits for ({})", error.remarks());
+                report.add(Level::Fail, "status", Some(name), error.to_string(), remedy);
+            }
             Err(error) => report.fail("status", Some(name), &error),
         }
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cni::testing::skip;
 use serde_json::{Value, json};
@@ -496,4 +497,26 @@ fn who_may_not_look_is_told_nothing_of_leases() {
     let answer: Value = serde_json::from_str(&powerless(&host, "doctor --json").stdout).unwrap();
     let claims = |check: &str| answer["findings"].as_array().unwrap().iter().any(|finding| finding["check"] == check);
     assert!(!claims("leases") && !claims("ranges"), "the directory was not seen: {answer:#}");
+}
+
+#[test]
+fn a_plugin_that_hangs_keeps_nothing_from_being_told() {
+    let host = host("10.158.0.0/24");
+    attach(&host, "blue");
+    // It keeps what was printed when it was asked.
+    let (out, seen) = (host.lab.dir().join("out"), host.lab.dir().join("seen"));
+    let script = format!("#!/bin/sh\ncp {} {}\nexec sleep 1000\n", out.display(), seen.display());
+    fs::write(host.lab.bin().join("slow"), script).unwrap();
+    fs::set_permissions(host.lab.bin().join("slow"), fs::Permissions::from_mode(0o755)).unwrap();
+    let list = json!({ "cniVersion": "1.1.0", "name": "slow", "plugins": [{ "type": "slow" }] });
+    host.configure("05-slow.conflist", &list.to_string());
+    let began = Instant::now();
+    let outcome = host.call("doctor").env("OUT", &out).through("exec \"$0\" \"$@\" >\"$OUT\"").run();
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(outcome.status, Some(3), "{outcome:?}");
+    let (text, before) = (fs::read_to_string(out).unwrap(), fs::read_to_string(seen).unwrap());
+    assert!(before.contains("ok    leases: network pods: 1 lease") && text.starts_with(&before), "{before}");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    assert!(words.join(" ").contains("it had not ended after 5s remedy: find out what the plugin waits for"), "{text}");
+    assert!(text.contains("ok    status: network pods") && text.contains("1 failure"), "{text}");
 }
