@@ -1,5 +1,6 @@
 //! Bridges: their addresses, their MTU, and how many ports they have left.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni::Result;
@@ -238,7 +239,12 @@ fn mtu(node: &Node, news: &mut News) -> Result<()> {
             let remedy = format!("ip link set {} mtu {wanted}, or correct \"mtu\"", link.name);
             news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
         }
-        let inside = settings.mtu.unwrap_or_else(|| link.map_or(USUAL_MTU, |link| link.mtu));
+        let of_ports: BTreeSet<u32> = node.ports_of(network).iter().map(|port| port.mtu).collect();
+        if let Some(link) = link.filter(|link| link.kind == "bridge") {
+            unequal(network, link, &of_ports, news);
+        }
+        let of_bridge = || link.map_or(USUAL_MTU, |link| link.mtu);
+        let inside = settings.mtu.or_else(|| of_ports.last().copied()).unwrap_or_else(of_bridge);
         let Some(uplink) = uplink.filter(|_| settings.gateway.is_some()) else { continue };
         if inside > uplink.mtu {
             let what = format!(
@@ -253,4 +259,19 @@ fn mtu(node: &Node, news: &mut News) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A bridge must have the MTU of its ports: what is larger than the bridge's is not sent to containers, and what is
+/// larger than a port's is dropped there without a word.
+fn unequal(network: &Network, bridge: &Link, of_ports: &BTreeSet<u32>, news: &mut News) {
+    if of_ports.iter().all(|mtu| *mtu == bridge.mtu) {
+        return;
+    }
+    let all: Vec<String> = of_ports.iter().map(ToString::to_string).collect();
+    let what = format!("{} has {}, and its ports {}: larger packets are lost", bridge.name, bridge.mtu, all.join(", "));
+    let remedy = match all.as_slice() {
+        [only] => format!("ip link set {} mtu {only}", bridge.name),
+        _ => "set \"mtu\" in the network's configuration; detach the containers and attach them again".to_owned(),
+    };
+    news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
 }

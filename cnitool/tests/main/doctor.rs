@@ -392,6 +392,19 @@ fn packets_that_are_too_large() {
 }
 
 #[test]
+fn a_bridge_with_another_mtu_than_its_ports() {
+    let host = host("10.159.0.0/24");
+    let blue = port(&attach(&host, "blue"));
+    attach(&host, "red");
+    host.lab.sh("ip link set br-pods mtu 1300");
+    assert!(ailment(&host, "mtu", "warn").contains("br-pods has 1300, and its ports 1500"));
+    follow(&host, "ip link set br-pods mtu 1500");
+    host.lab.sh(&format!("ip link set {blue} mtu 1400; ip link set br-pods mtu 1500"));
+    let what = ailment(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1500, and its ports 1400, 1500"), "{what}");
+}
+
+#[test]
 fn a_directory_that_cannot_be_written() {
     let host = host("10.146.0.0/24");
     attach(&host, "blue");
