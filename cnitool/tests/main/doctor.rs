@@ -54,6 +54,17 @@ fn a_healthy_host_is_healthy_and_stays_as_it_is() {
 }
 
 #[test]
+fn every_check_is_documented() {
+    let host = host("10.160.0.0/24");
+    attach(&host, "blue");
+    let answer = json(&host, "doctor --json");
+    for finding in answer["findings"].as_array().unwrap() {
+        let row = format!("| `{}` |", finding["check"].as_str().unwrap());
+        assert!(include_str!("../../../docs/cnitool.md").contains(&row), "{row}");
+    }
+}
+
+#[test]
 fn before_the_first_add_only_forwarding_is_missing() {
     let host = host("10.132.0.0/24");
     host.lab.sh("echo 0 >/proc/sys/net/ipv4/ip_forward");
