@@ -51,6 +51,8 @@ fn files(report: &mut Report) {
         report.fail("config", Some(&name), &fault);
     }
     match first {
+        // What is wrong with those that are there has been told.
+        None if !report.node.broken.is_empty() => {}
         None => {
             let what = format!("there is no network configuration in {}", dir.display());
             let remedy = "write one there, such as 10-pods.conflist, or set NETCONFPATH";

@@ -98,7 +98,10 @@ fn room(network: &Network, set: &[Range], gone: usize, note: &mut impl FnMut(Lev
     let free = size.saturating_sub(used as u128);
     let remedy = match gone {
         0 => "remove containers, or give the network another range".to_owned(),
-        _ => format!("cnitool prune {}: {gone} leases are of containers that are gone", network.name),
+        _ => {
+            let leases = table::count(gone, "lease");
+            format!("cnitool prune {}, which frees {leases} of containers that are gone", network.name)
+        }
     };
     if free == 0 {
         note(Level::Fail, "ranges", format!("no address is left of {names}"), remedy);

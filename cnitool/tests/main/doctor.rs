@@ -128,6 +128,7 @@ fn a_deleted_namespace_leaves_a_lease_and_a_rule() {
     lose_namespace(&host, "lost", &lost);
     let answer = json(&host, "doctor --json");
     assert_eq!(ailments(&answer), ["masquerade warn", "leases warn"], "{answer:#}");
+    assert!(answer.to_string().contains("\"1 rule of containers that are gone"), "{answer:#}");
 }
 
 #[test]
@@ -193,6 +194,9 @@ fn a_host_without_any_configuration() {
     let host = host("10.138.0.0/24");
     fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
     assert!(ailment(&host, "config", "fail").contains("there is no network configuration"));
+    host.configure("10-pods.conflist", "{");
+    assert!(ailment(&host, "config", "fail").contains("10-pods.conflist:1:"));
+    assert!(!page(&host.run("doctor")).contains("there is no network configuration"));
 }
 
 #[test]
