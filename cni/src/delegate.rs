@@ -27,6 +27,8 @@ use crate::wait::Deadline;
 
 /// Longer than any runtime waits for us, and than a DHCP lease takes.
 const PATIENCE: Duration = Duration::from_secs(240);
+/// How long a runtime waits for the answer to a mere question, such as STATUS, which others wait for as well.
+const QUESTION_PATIENCE: Duration = Duration::from_secs(5);
 /// How long a file may be written to before it can be executed.
 const BUSY_PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait where nothing tells the end.
@@ -99,7 +101,7 @@ impl<'a> Delegate<'a> {
             Way::Builtin(plugin) => inside(*plugin),
             Way::File(program) => {
                 let variables = at.map(variables).unwrap_or_default();
-                program.run(command, &variables, self.call.stdin)
+                program.execute(command, &variables, self.call.stdin, PATIENCE).map(drop)
             }
         }
     }
@@ -161,20 +163,21 @@ impl Program {
 
     /// ADD of a configuration in `version`.
     pub fn add(&self, env: &[(&str, OsString)], config: &[u8], version: Version) -> Result<AddResult> {
-        let stdout = self.execute("ADD", env, config)?;
+        let stdout = self.execute("ADD", env, config, PATIENCE)?;
         let text = String::from_utf8_lossy(&stdout);
         AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
     }
 
     /// A command that answers nothing.
     pub fn run(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<()> {
-        self.execute(command, env, config).map(drop)
+        let patience = if command == "STATUS" { QUESTION_PATIENCE } else { PATIENCE };
+        self.execute(command, env, config, patience).map(drop)
     }
 
     /// Runs the file with our environment and `env`; what it printed.
-    fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>> {
+    fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8], patience: Duration) -> Result<Vec<u8>> {
         let path = &self.path;
-        let deadline = Deadline::after(PATIENCE);
+        let deadline = Deadline::after(patience);
         let mut process = Command::new(path);
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
         let child = start(&mut process, path).trying(|| format!("execute plugin {path:?}"))?;

@@ -64,6 +64,10 @@ struct Report {
     findings: Vec<Finding>,
     /// What could not be looked at, and why.
     unseen: Vec<String>,
+    /// How findings are shown as soon as they are made: some take long. `None` if they are collected.
+    live: Option<Paint>,
+    /// Why they could not be shown.
+    mute: Option<Error>,
 }
 
 impl Report {
@@ -76,7 +80,11 @@ impl Report {
         remedy: impl Into<String>,
     ) {
         let network = network.map(str::to_owned);
-        self.findings.push(Finding { check, level, network, what: what.into(), remedy: remedy.into() });
+        let finding = Finding { check, level, network, what: what.into(), remedy: remedy.into() };
+        if let (Some(paint), None) = (self.live, &self.mute) {
+            self.mute = out::print(entry(&finding, paint)).err();
+        }
+        self.findings.push(finding);
     }
 
     fn ok(&mut self, check: &'static str, network: Option<&str>, what: impl Into<String>) {
@@ -107,7 +115,8 @@ impl Report {
 /// Looks at everything; `false` if anything must be mended.
 pub(crate) fn run(as_json: bool) -> Result<bool> {
     let node = Node::look()?;
-    let mut report = Report { node, findings: Vec::new(), unseen: Vec::new() };
+    let live = (!as_json).then(Paint::of_stdout);
+    let mut report = Report { node, findings: Vec::new(), unseen: Vec::new(), live, mute: None };
     config::check(&mut report);
     kernel::check(&mut report)?;
     firewall::check(&mut report)?;
@@ -120,33 +129,47 @@ pub(crate) fn run(as_json: bool) -> Result<bool> {
             report.node.unseen.push(what);
         }
     }
-    match as_json {
-        true => out::print_json(&describe(&report))?,
-        false => out::print(page(&report, Paint::of_stdout()))?,
+    match (as_json, report.mute.take()) {
+        (true, _) => out::print_json(&describe(&report))?,
+        (false, Some(error)) => return Err(error),
+        (false, None) => out::print(summary(&report))?,
     }
     Ok(healthy)
 }
 
-fn page(report: &Report, paint: Paint) -> String {
-    const MARGIN: usize = 6;
-    let mut text = String::new();
-    for finding in &report.findings {
-        let network = finding.network.as_ref().map_or_else(String::new, |network| format!("network {network}: "));
-        let wrapped = table::wrap(&format!("{}: {network}{}", finding.check, finding.what), MARGIN);
-        // The level stands in the margin of the first line.
-        let label = finding.level.text();
-        text += &paint.paint(finding.level.tone(), label);
-        text += wrapped.get(label.len()..).unwrap_or_default();
-        if !finding.remedy.is_empty() {
-            text += &table::wrap(&format!("remedy: {}", finding.remedy), MARGIN);
-        }
+/// A list of names for one finding. Of many, the first are enough to begin with.
+fn some(names: &[String]) -> String {
+    const MOST: usize = 3;
+    let first = names.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => first,
+        more => format!("{first} and {more} more"),
     }
-    let summary = [
+}
+
+/// One finding on the page.
+fn entry(finding: &Finding, paint: Paint) -> String {
+    const MARGIN: usize = 6;
+    let network = finding.network.as_ref().map_or_else(String::new, |network| format!("network {network}: "));
+    let wrapped = table::wrap(&format!("{}: {network}{}", finding.check, finding.what), MARGIN);
+    // The level stands in the margin of the first line.
+    let label = finding.level.text();
+    let mut text = paint.paint(finding.level.tone(), label);
+    text += wrapped.get(label.len()..).unwrap_or_default();
+    if !finding.remedy.is_empty() {
+        text += &table::wrap(&format!("remedy: {}", finding.remedy), MARGIN);
+    }
+    text
+}
+
+/// The end of the page.
+fn summary(report: &Report) -> String {
+    let counts = [
         format!("{} ok", report.count(Level::Ok)),
         table::count(report.count(Level::Warn), "warning"),
         table::count(report.count(Level::Fail), "failure"),
     ];
-    text + &format!("\n{}\n", summary.join(", ")) + &not_seen(&report.node)
+    format!("\n{}\n", counts.join(", ")) + &not_seen(&report.node)
 }
 
 fn describe(report: &Report) -> Value {

@@ -73,6 +73,8 @@ pub(crate) struct Network {
     /// A list for each address that a container gets; none if only the runtime knows.
     pub(crate) ranges: Vec<Vec<Range>>,
     pub(crate) leases: Vec<Lease>,
+    /// Could the directory be listed? Otherwise there may be leases of which nothing is known.
+    pub(crate) leases_seen: bool,
 }
 
 /// The other end of a port.
@@ -83,6 +85,13 @@ pub(crate) struct Guest {
     pub(crate) addresses: Vec<Cidr>,
     /// A path at which its namespace can be opened.
     pub(crate) netns: Option<PathBuf>,
+}
+
+impl Guest {
+    /// Has it one of these addresses?
+    fn has_any(&self, ips: &BTreeSet<IpAddr>) -> bool {
+        self.addresses.iter().any(|cidr| ips.contains(&cidr.ip()))
+    }
 }
 
 /// An attachment that the cache of results knows.
@@ -297,6 +306,17 @@ impl Node {
         self.links.iter().filter(|link| link.master == Some(bridge.index))
     }
 
+    /// The ports that lead to containers of a network, wherever they are. The reference gives its ports no alias: then
+    /// the address at the other end tells.
+    pub(crate) fn ports_of(&self, network: &Network) -> Vec<&Link> {
+        let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
+        let is_its = |link: &&Link| match owner(link) {
+            Some(owner) => owner.network == network.name,
+            None => self.guest(link.index).is_some_and(|guest| guest.has_any(&leases)),
+        };
+        self.links.iter().filter(|link| link.peer_netns.is_some()).filter(is_its).collect()
+    }
+
     /// The bridges of a network: the one that its configuration names, and those that its ports are on.
     pub(crate) fn bridges(&self, network: &Network) -> Vec<&Link> {
         let ports = self.links.iter().filter(|link| owner(link).is_some_and(|owner| owner.network == network.name));
@@ -407,8 +427,7 @@ impl Node {
         let is_stranger = |port: &Link| {
             let cut_short = owner(port).is_some_and(|owner| owner.attachment.is_none());
             let leads_away = port.peer_netns.is_some() && owner(port).is_none();
-            let leased = |guest: &Guest| guest.addresses.iter().any(|cidr| leases.contains(&cidr.ip()));
-            cut_short || (leads_away && !self.guest(port.index).is_some_and(leased))
+            cut_short || (leads_away && !self.guest(port.index).is_some_and(|guest| guest.has_any(&leases)))
         };
         bridges.iter().any(|bridge| self.ports(bridge).any(is_stranger))
     }
@@ -424,6 +443,7 @@ impl Network {
             directory: None,
             ranges: Vec::new(),
             leases: Vec::new(),
+            leases_seen: true,
         }
     }
 
@@ -464,7 +484,9 @@ impl Network {
 
     fn read_leases(&mut self, unseen: &mut Vec<String>) {
         let Some(directory) = &self.directory else { return };
-        let leases = note(unseen, host_local::inspect::leases(directory)).flatten().unwrap_or_default();
+        let listing = note(unseen, host_local::inspect::leases(directory));
+        self.leases_seen = listing.is_some();
+        let leases = listing.flatten().unwrap_or_default();
         let hidden = leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
         if hidden > 0 {
             let what = table::count(hidden, "lease");

@@ -1,6 +1,6 @@
 //! Configurations and plugins: would a runtime find what it needs?
 
-use cni::Program;
+use cni::{Code, Program};
 
 use super::{Level, Report};
 use crate::chain::Chain;
@@ -23,13 +23,23 @@ fn files(report: &mut Report) {
     for broken in broken {
         report.add(Level::Fail, "config", None, broken, "correct the file, or move it out of the directory");
     }
-    let shadowed: Vec<(String, String)> =
-        report.node.shadowed.iter().map(|list| (list.name.to_string(), list.path.display().to_string())).collect();
-    for (name, path) in shadowed {
-        let winner = report.node.networks.iter().find(|network| network.name == name);
-        let winner = winner.and_then(|network| Some(network.list.as_ref()?.path.display().to_string()));
-        let what = format!("{path} is never used: {} has the same name", winner.unwrap_or_default());
-        report.add(Level::Warn, "config", Some(&name), what, "remove one of the two, or give it another \"name\"");
+    let lists: Vec<NetworkList> = report.node.networks.iter().filter_map(|network| network.list.clone()).collect();
+    let shadowed = report.node.shadowed.clone();
+    // Unlike a search by name, which looks at lists before single plugins, these take the first file of any kind.
+    let first = lists.iter().chain(&shadowed).min_by_key(|list| &list.path);
+    for list in &shadowed {
+        let winner = lists.iter().find(|other| other.name == list.name);
+        let winner = winner.map(|winner| winner.path.display().to_string()).unwrap_or_default();
+        let path = list.path.display();
+        let what = match first.is_some_and(|first| first.path == list.path) {
+            true => format!(
+                "{winner} and {path} have the same name: cnitool uses the first; \
+                 kubelet, containerd and CRI-O use the second, whose file name comes before"
+            ),
+            false => format!("{path} is never used: {winner} has the same name"),
+        };
+        let remedy = "remove one of the two, or give it another \"name\"";
+        report.add(Level::Warn, "config", Some(list.name.as_str()), what, remedy);
     }
     let faults: Vec<(String, cni::Error)> = report
         .node
@@ -40,11 +50,9 @@ fn files(report: &mut Report) {
     for (name, fault) in faults {
         report.fail("config", Some(&name), &fault);
     }
-    let lists: Vec<&NetworkList> = report.node.networks.iter().filter_map(|network| network.list.as_ref()).collect();
-    // Unlike a search by name, which looks at lists before single plugins, these take the first file of any kind.
-    let first =
-        lists.iter().chain(&report.node.shadowed.iter().collect::<Vec<_>>()).min_by_key(|list| &list.path).copied();
     match first {
+        // What is wrong with those that are there has been told.
+        None if !report.node.broken.is_empty() => {}
         None => {
             let what = format!("there is no network configuration in {}", dir.display());
             let remedy = "write one there, such as 10-pods.conflist, or set NETCONFPATH";
@@ -112,6 +120,10 @@ pub(super) fn ask_plugins(report: &mut Report) {
         let Ok(chain) = Chain::find(&list, &dirs) else { continue };
         match chain.status() {
             Ok(()) => report.ok("status", Some(name), "its plugins are ready for an add"),
+            Err(error) if error.code() == Code::TRY_LATER => {
+                let remedy = format!("find out what the plugin waits for ({})", error.remarks());
+                report.add(Level::Fail, "status", Some(name), error.to_string(), remedy);
+            }
             Err(error) => report.fail("status", Some(name), &error),
         }
     }

@@ -8,6 +8,7 @@ use cni::{Result, sysctl, tool};
 
 use super::{Level, Report};
 use crate::node::State;
+use crate::table;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -161,12 +162,12 @@ fn masquerade(report: &mut Report) {
         }
     }
     for (name, left) in stale.into_iter().filter(|(_, left)| *left > 0) {
-        let what = format!("{left} rules are of containers that are gone");
+        let what = format!("{} of containers that are gone", table::count(left, "rule"));
         report.add(Level::Warn, "masquerade", Some(&name), what, format!("cnitool prune {name}"));
     }
     let dangling = report.node.spoof_checks.iter().filter(|check| report.node.link(&check.port).is_none()).count();
     if dangling > 0 {
-        let what = format!("{dangling} spoof checks are of ports that are gone");
+        let what = format!("{} of ports that are gone", table::count(dangling, "spoof check"));
         report.add(Level::Warn, "spoofcheck", None, what, "cnitool prune");
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use host_local::inspect::{Owner, Range};
 
-use super::{Level, Report};
+use super::{Level, Report, some};
 use crate::commands::require_capabilities;
 use crate::node::{Network, State};
 use crate::table;
@@ -19,6 +19,9 @@ pub(super) fn check(report: &mut Report) {
         };
         if network.list.is_some() {
             writable(directory, &mut note, &mut hidden);
+        }
+        if !network.leases_seen {
+            continue;
         }
         let attachments = report.node.attachments(network);
         let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
@@ -42,22 +45,25 @@ pub(super) fn check(report: &mut Report) {
             );
             note(Level::Warn, "leases", what, remedy);
         }
-        for at in attachments.iter().filter(|at| at.state == State::NoPort) {
-            let what = format!("container {} is there, and its interface is not", table::shorten(&at.container, 24));
+        let cut = attachments.iter().filter(|at| at.state == State::NoPort);
+        let cut: Vec<String> = cut.map(|at| table::shorten(&at.container, 24)).collect();
+        if let [only] = cut.as_slice() {
+            let what = format!("container {only} is there, and its interface is not");
             note(Level::Warn, "leases", what, "detach the container and attach it again".to_owned());
+        } else if !cut.is_empty() {
+            let number = table::count(cut.len(), "container");
+            let what = format!("{number} are there, and their interfaces are not: {}", some(&cut));
+            note(Level::Warn, "leases", what, "detach the containers and attach them again".to_owned());
         }
-        let unknown = of(State::Unknown);
+        let all = table::count(network.leases.len(), "lease");
+        let alive = of(State::Alive);
+        let hidden_owners = network.leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
+        let unknown = of(State::Unknown) + hidden_owners;
         if unknown > 0 {
-            let what =
-                format!("of {} it cannot be told whether the container is there", table::count(unknown, "lease"));
-            note(Level::Ok, "leases", what, String::new());
-        } else if gone == 0 && empty == 0 {
-            note(
-                Level::Ok,
-                "leases",
-                format!("{}, all of live containers", table::count(network.leases.len(), "lease")),
-                String::new(),
-            );
+            let which = if unknown == network.leases.len() { all } else { format!("{unknown} of {all}") };
+            hidden.push(format!("network {}: whether {which} belong to live containers", network.name));
+        } else if alive == network.leases.len() {
+            note(Level::Ok, "leases", format!("{all}, all of live containers"), String::new());
         }
     }
     for error in report.node.corrupt.clone() {
@@ -92,7 +98,10 @@ fn room(network: &Network, set: &[Range], gone: usize, note: &mut impl FnMut(Lev
     let free = size.saturating_sub(used as u128);
     let remedy = match gone {
         0 => "remove containers, or give the network another range".to_owned(),
-        _ => format!("cnitool prune {}: {gone} leases are of containers that are gone", network.name),
+        _ => {
+            let leases = table::count(gone, "lease");
+            format!("cnitool prune {}, which frees {leases} of containers that are gone", network.name)
+        }
     };
     if free == 0 {
         note(Level::Fail, "ranges", format!("no address is left of {names}"), remedy);

@@ -1,11 +1,17 @@
 //! Bridges: their addresses, their MTU, and how many ports they have left.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
 use cni::Result;
 use cni::ip::Cidr;
-use cni::netlink::Netlink;
+use cni::netlink::{Link, Netlink};
 
-use super::{Level, Report};
-use crate::node::{Network, Node};
+use bridge::inspect::Settings;
+
+use super::{Level, Report, some};
+use crate::node::{Network, Node, State};
+use crate::table;
 
 /// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS less the one that no port has).
 const MOST_PORTS: usize = 1023;
@@ -50,6 +56,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
                 news.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
             }
         }
+        ports(&report.node, network, settings, &mut news);
         gateways(&report.node, network, &mut news);
     }
     overlaps(&report.node, &mut news);
@@ -61,6 +68,40 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
 }
 
 type News = Vec<(Level, &'static str, String, String, String)>;
+
+/// The host's ends of pairs must be up, and on the bridge.
+fn ports(node: &Node, network: &Network, settings: &Settings, news: &mut News) {
+    let bridge = node.link(&settings.bridge);
+    let ports = node.ports_of(network);
+    let named = |is_ill: &dyn Fn(&Link) -> bool| -> Vec<String> {
+        ports.iter().filter(|port| is_ill(port)).map(|port| port.name.clone()).collect()
+    };
+    let again = "detach the container and attach it again";
+    let mut note = |level, ill: &[String], how: &str, remedy: String| {
+        let Some(first) = ill.first() else { return };
+        let what = match ill.len() {
+            1 => format!("port {first} is {how}"),
+            number => format!("{} are {how}: {}", table::count(number, "port"), some(ill)),
+        };
+        let remedy = if ill.len() == 1 { remedy } else { format!("{remedy}; and so for each") };
+        news.push((level, "bridge", network.name.clone(), what, remedy));
+    };
+    let detached = named(&|port| port.master.is_none());
+    let remedy = match (detached.first(), bridge) {
+        // By hand it would lack its VLANs.
+        (Some(port), Some(bridge)) if bridge.vlan_filtering != Some(true) => {
+            format!("ip link set {port} master {}", bridge.name)
+        }
+        _ => again.to_owned(),
+    };
+    note(Level::Fail, &detached, "on no bridge", remedy);
+    let down = named(&|port| !port.up);
+    let remedy = down.first().map(|port| format!("ip link set {port} up")).unwrap_or_default();
+    note(Level::Fail, &down, "down", remedy);
+    let moved = named(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
+    let how = format!("on another bridge than {}", settings.bridge);
+    note(Level::Warn, &moved, &how, format!("{again}, or correct \"bridge\""));
+}
 
 /// The gateway's address must be free for the bridge, and be nobody else's.
 fn gateways(node: &Node, network: &Network, news: &mut News) {
@@ -78,7 +119,10 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
             let what = format!("the gateway's address {} is on {}, and belongs on {name}", gateway.ip(), other.name);
             let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip());
             let cidr = cidr.unwrap_or(*gateway);
-            let remedy = format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name);
+            let remedy = match gateway_of(node, network, &other.name, cidr.ip()) {
+                Some(second) => other_subnet(network, second),
+                None => format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name),
+            };
             news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
         for (other, cidr) in neighbours(node, name, gateway) {
@@ -86,20 +130,64 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
                 "the subnet {} is on {other} too ({cidr}): packets take one way or the other",
                 gateway.network()
             );
-            let remedy = "give the range another \"subnet\", or that link another address".to_owned();
+            let remedy = match gateway_of(node, network, &other, cidr.ip()) {
+                Some(second) => other_subnet(network, second),
+                None => "give the range another \"subnet\", or that link another address".to_owned(),
+            };
             news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
-        if let Err(error) = bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
-            news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), error.remarks().to_owned()));
+        match bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
+            Ok(()) => lost(node, network, link, news),
+            Err(error) => {
+                let is_in_the_way = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
+                let mut in_the_way = have.iter().map(|address| address.cidr.ip()).filter(is_in_the_way);
+                let remedy = match in_the_way.find_map(|ip| gateway_of(node, network, name, ip)) {
+                    Some(second) => other_subnet(network, second),
+                    None => error.remarks().to_owned(),
+                };
+                news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
+            }
         }
     }
     if news.len() == before && !wanted.is_empty() {
         let ips: Vec<String> = wanted.iter().map(|gateway| gateway.ip().to_string()).collect();
         let what = format!("{} of {name}: nobody else's", ips.join(", "));
         news.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
+    }
+}
+
+/// The other network whose gateway has this address on this link. Its containers would miss it.
+fn gateway_of<'a>(node: &'a Node, network: &Network, link: &str, ip: IpAddr) -> Option<&'a Network> {
+    let others = node.networks.iter().filter(|other| other.name != network.name);
+    let mut on_link = others.filter(|other| other.bridge.as_ref().is_some_and(|b| b.gateway.as_deref() == Some(link)));
+    on_link.find(|other| other.ranges.iter().flatten().any(|range| range.gateway() == ip))
+}
+
+fn other_subnet(network: &Network, second: &Network) -> String {
+    format!("give one of the networks {} and {} another \"subnet\"", network.name, second.name)
+}
+
+/// Gateways' addresses that live containers send to, and that their link has lost. A range that nobody has an address
+/// of needs none yet: the first add from it brings its own.
+fn lost(node: &Node, network: &Network, link: &Link, news: &mut News) {
+    let have = node.raw_addresses(link.index);
+    let attachments = node.attachments(network);
+    let alive = attachments.iter().filter(|at| at.state == State::Alive);
+    let ips: Vec<IpAddr> = alive.flat_map(|at| &at.leases).map(|lease| lease.ip).collect();
+    for range in network.ranges.iter().flatten().filter(|range| ips.iter().any(|ip| range.contains(*ip))) {
+        let gateway = range.gateway();
+        if have.iter().any(|address| address.cidr.ip() == gateway) {
+            continue;
+        }
+        let what = format!("{} has lost the gateway's address {gateway}: containers reach only each other", link.name);
+        // Nobody else has it, and until that is found out it could not be used.
+        let nodad = if gateway.is_ipv6() { " nodad" } else { "" };
+        let prefix = range.subnet().prefix();
+        let remedy = format!("ip address add {gateway}/{prefix} dev {}{nodad}", link.name);
+        news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
     }
 }
 
@@ -151,7 +239,12 @@ fn mtu(node: &Node, news: &mut News) -> Result<()> {
             let remedy = format!("ip link set {} mtu {wanted}, or correct \"mtu\"", link.name);
             news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
         }
-        let inside = settings.mtu.unwrap_or_else(|| link.map_or(USUAL_MTU, |link| link.mtu));
+        let of_ports: BTreeSet<u32> = node.ports_of(network).iter().map(|port| port.mtu).collect();
+        if let Some(link) = link.filter(|link| link.kind == "bridge") {
+            unequal(network, link, &of_ports, news);
+        }
+        let of_bridge = || link.map_or(USUAL_MTU, |link| link.mtu);
+        let inside = settings.mtu.or_else(|| of_ports.last().copied()).unwrap_or_else(of_bridge);
         let Some(uplink) = uplink.filter(|_| settings.gateway.is_some()) else { continue };
         if inside > uplink.mtu {
             let what = format!(
@@ -166,4 +259,19 @@ fn mtu(node: &Node, news: &mut News) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A bridge must have the MTU of its ports: what is larger than the bridge's is not sent to containers, and what is
+/// larger than a port's is dropped there without a word.
+fn unequal(network: &Network, bridge: &Link, of_ports: &BTreeSet<u32>, news: &mut News) {
+    if of_ports.iter().all(|mtu| *mtu == bridge.mtu) {
+        return;
+    }
+    let all: Vec<String> = of_ports.iter().map(ToString::to_string).collect();
+    let what = format!("{} has {}, and its ports {}: larger packets are lost", bridge.name, bridge.mtu, all.join(", "));
+    let remedy = match all.as_slice() {
+        [only] => format!("ip link set {} mtu {only}", bridge.name),
+        _ => "set \"mtu\" in the network's configuration; detach the containers and attach them again".to_owned(),
+    };
+    news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use cni::testing::skip;
 use serde_json::{Value, json};
@@ -53,6 +54,17 @@ fn a_healthy_host_is_healthy_and_stays_as_it_is() {
 }
 
 #[test]
+fn every_check_is_documented() {
+    let host = host("10.160.0.0/24");
+    attach(&host, "blue");
+    let answer = json(&host, "doctor --json");
+    for finding in answer["findings"].as_array().unwrap() {
+        let row = format!("| `{}` |", finding["check"].as_str().unwrap());
+        assert!(include_str!("../../../docs/cnitool.md").contains(&row), "{row}");
+    }
+}
+
+#[test]
 fn before_the_first_add_only_forwarding_is_missing() {
     let host = host("10.132.0.0/24");
     host.lab.sh("echo 0 >/proc/sys/net/ipv4/ip_forward");
@@ -80,6 +92,19 @@ fn leaked_leases_and_lost_interfaces() {
     let cut = attach(&host, "cut");
     host.lab.sh(&format!("ip link del {}", port(&cut)));
     assert!(ailment(&host, "leases", "warn").contains(&cut[..20]));
+    assert!(!claims_all_alive(&host.run("doctor")));
+    for name in ["a", "b", "c", "d"] {
+        let id = attach(&host, name);
+        host.lab.sh(&format!("ip link del {}", port(&id)));
+    }
+    let what = ailment(&host, "leases", "warn");
+    assert!(what.contains("5 containers are there, and their interfaces are not"), "{what}");
+    assert!(what.contains("and 2 more"), "{what}");
+    assert!(!claims_all_alive(&host.run("doctor")));
+}
+
+fn claims_all_alive(outcome: &cni::testing::Outcome) -> bool {
+    outcome.stdout.contains("of live containers")
 }
 
 /// Runs to its end, as a page.
@@ -103,6 +128,7 @@ fn a_deleted_namespace_leaves_a_lease_and_a_rule() {
     lose_namespace(&host, "lost", &lost);
     let answer = json(&host, "doctor --json");
     assert_eq!(ailments(&answer), ["masquerade warn", "leases warn"], "{answer:#}");
+    assert!(answer.to_string().contains("\"1 rule of containers that are gone"), "{answer:#}");
 }
 
 #[test]
@@ -139,6 +165,21 @@ fn files_that_are_shadowed_or_broken() {
 }
 
 #[test]
+fn two_files_of_one_network_of_which_each_is_used() {
+    let host = host("10.157.0.0/24");
+    attach(&host, "blue");
+    let mut single = network("pods", "10.157.0.0/24", &json!({}))["plugins"][0].clone();
+    (single["name"], single["cniVersion"]) = (json!("pods"), json!("1.1.0"));
+    host.configure("00-pods.conf", &single.to_string());
+    let what = ailment(&host, "config", "warn");
+    assert!(what.contains("10-pods.conflist") && what.contains("CRI-O use the second"), "{what}");
+    assert!(!what.contains("never used"), "{what}");
+    // After the list it is nobody's.
+    fs::rename(host.conf_dir().join("00-pods.conf"), host.conf_dir().join("20-pods.conf")).unwrap();
+    assert!(ailment(&host, "config", "warn").contains("20-pods.conf is never used"));
+}
+
+#[test]
 fn the_first_file_by_name_is_the_one_that_kubelet_takes() {
     let host = host("10.137.0.0/24");
     attach(&host, "blue");
@@ -153,6 +194,9 @@ fn a_host_without_any_configuration() {
     let host = host("10.138.0.0/24");
     fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
     assert!(ailment(&host, "config", "fail").contains("there is no network configuration"));
+    host.configure("10-pods.conflist", "{");
+    assert!(ailment(&host, "config", "fail").contains("10-pods.conflist:1:"));
+    assert!(!page(&host.run("doctor")).contains("there is no network configuration"));
 }
 
 #[test]
@@ -240,6 +284,109 @@ fn addresses_in_the_gateways_way() {
 }
 
 #[test]
+fn ports_that_lead_nowhere() {
+    let host = host("10.154.0.0/24");
+    let blue = port(&attach(&host, "blue"));
+    host.lab.sh(&format!("ip link set {blue} down"));
+    follow(&host, &format!("ip link set {blue} up"));
+    host.lab.sh(&format!("ip link set {blue} nomaster"));
+    follow(&host, &format!("ip link set {blue} master br-pods"));
+    host.lab.sh(&format!("ip link add other type bridge; ip link set {blue} master other"));
+    assert!(ailment(&host, "bridge", "warn").contains("on another bridge than br-pods"));
+    host.lab.sh(&format!("ip link del other; ip link set {blue} master br-pods"));
+    let ports: Vec<String> = ["a", "b", "c", "d"].iter().map(|name| port(&attach(&host, name))).collect();
+    ports.iter().for_each(|port| drop(host.lab.sh(&format!("ip link set {port} nomaster"))));
+    let what = ailment(&host, "bridge", "fail");
+    assert!(what.contains("4 ports are on no bridge") && what.contains("and 1 more"), "{what}");
+    // Those of a bridge that is gone cannot be put back on it.
+    host.lab.sh("ip link del br-pods");
+    let what = ailment(&host, "bridge", "fail");
+    assert!(what.contains("5 ports are on no bridge") && what.contains("attach it again"), "{what}");
+}
+
+#[test]
+fn a_port_of_the_reference_that_leads_nowhere() {
+    let host = host("10.155.0.0/24");
+    fs::remove_file(host.lab.bin().join("bridge")).unwrap();
+    host.reference("bridge");
+    let mut config = network("pods", "10.155.0.0/24", &json!({ "ipMasq": false }));
+    config["cniVersion"] = json!("1.0.0");
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let links: Value = serde_json::from_str(&host.lab.sh("ip -j link show master br-pods")).unwrap();
+    let port = links[0]["ifname"].as_str().unwrap();
+    host.lab.sh(&format!("ip link set {port} nomaster"));
+    let what = ailment(&host, "bridge", "fail");
+    assert!(what.contains(&format!("ip link set {port} master br-pods")), "{what}");
+}
+
+#[test]
+fn no_remedy_takes_another_networks_gateway() {
+    let host = host("10.153.0.0/24");
+    attach(&host, "blue");
+    let shared = json!({ "bridge": "br-pods", "ipam": { "type": "host-local", "ranges": [[
+        { "subnet": "10.153.0.0/24", "gateway": "10.153.0.254" },
+    ]] } });
+    for (subnet, more) in [
+        ("10.153.0.0/24", json!({})),
+        // Another gateway in the same subnet, on another bridge and on the same.
+        (
+            "10.153.0.0/16",
+            json!({ "ipam": { "type": "host-local", "ranges": [[
+            { "subnet": "10.153.0.0/16", "gateway": "10.153.7.1" },
+        ]] } }),
+        ),
+        ("", shared),
+    ] {
+        host.configure("20-other.conflist", &network("other", subnet, &more).to_string());
+        let answer = json(&host, "doctor --json");
+        assert_eq!(ailments(&answer), ["gateway fail", "ranges warn"], "{answer:#}");
+        let remedies = remedies(&answer);
+        assert_eq!(remedies.first().unwrap(), "give one of the networks other and pods another \"subnet\"");
+        assert!(remedies.iter().all(|remedy| !remedy.contains("address del")), "{remedies:?}");
+    }
+}
+
+#[test]
+fn a_gateway_address_that_was_lost() {
+    let host = host("10.152.0.0/24");
+    let ranges =
+        json!([[{ "subnet": "10.152.0.0/24" }, { "subnet": "10.152.1.0/24" }], [{ "subnet": "fd00:152::/64" }]]);
+    let ipam = json!({ "ipam": { "type": "host-local", "ranges": ranges } });
+    host.configure("10-pods.conflist", &network("pods", "", &ipam).to_string());
+    attach(&host, "blue");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "nobody needs the second range's gateway yet: {answer:#}");
+    host.lab.sh("ip -4 address flush dev br-pods");
+    follow(&host, "ip address add 10.152.0.1/24 dev br-pods");
+    // The kernel drops IPv6 addresses of a link that goes down.
+    host.lab.sh("ip link set br-pods down; ip link set br-pods up");
+    follow(&host, "ip address add fd00:152::1/64 dev br-pods nodad");
+    host.lab.sh("ip link set br-pods down");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), ["bridge fail", "gateway fail"], "{answer:#}");
+    host.lab.sh(&remedies(&answer).join("\n"));
+    let answer = json(&host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+}
+
+/// What is told to be done, in its order.
+fn remedies(answer: &Value) -> Vec<String> {
+    let findings = answer["findings"].as_array().unwrap().iter();
+    findings.filter_map(|finding| finding["remedy"].as_str().map(str::to_owned)).collect()
+}
+
+/// The one remedy is this command, and it helps.
+#[track_caller]
+fn follow(host: &Host, remedy: &str) {
+    let answer = json(host, "doctor --json");
+    assert_eq!(remedies(&answer), [remedy], "{answer:#}");
+    host.lab.sh(remedy);
+    let answer = json(host, "doctor --json");
+    assert_eq!(ailments(&answer), [""; 0], "{answer:#}");
+}
+
+#[test]
 fn a_name_that_is_no_bridges() {
     let host = host("10.144.0.0/24");
     host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; ip link add br-pods type veth peer name other");
@@ -257,6 +404,19 @@ fn packets_that_are_too_large() {
     host.configure("10-pods.conflist", &network("pods", "10.145.0.0/24", &json!({ "mtu": 1300 })).to_string());
     let what = ailment(&host, "mtu", "warn");
     assert!(what.contains("br-pods has 1500"), "{what}");
+}
+
+#[test]
+fn a_bridge_with_another_mtu_than_its_ports() {
+    let host = host("10.159.0.0/24");
+    let blue = port(&attach(&host, "blue"));
+    attach(&host, "red");
+    host.lab.sh("ip link set br-pods mtu 1300");
+    assert!(ailment(&host, "mtu", "warn").contains("br-pods has 1300, and its ports 1500"));
+    follow(&host, "ip link set br-pods mtu 1500");
+    host.lab.sh(&format!("ip link set {blue} mtu 1400; ip link set br-pods mtu 1500"));
+    let what = ailment(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1500, and its ports 1400, 1500"), "{what}");
 }
 
 #[test]
@@ -346,4 +506,45 @@ fn who_may_not_look_is_told_what_was_not_seen() {
     assert!(!answer["notSeen"].as_array().unwrap().is_empty());
     let claims = answer["findings"].as_array().unwrap().iter().any(|finding| finding["check"] == "firewall");
     assert!(!claims, "nothing is said of what was not seen: {answer:#}");
+}
+
+#[test]
+fn who_may_not_look_is_told_nothing_of_leases() {
+    let host = host("10.156.0.0/24");
+    attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    // Read by somebody who may do nothing, and is not the owner of the files either.
+    host.lab.sh("chown -R 4711 /var/lib/cni; chmod 600 /var/lib/cni/networks/pods/10*");
+    let outcome = powerless(&host, "doctor --json");
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let unseen = answer["notSeen"].to_string();
+    assert!(unseen.contains("whether 2 leases belong to live containers"), "{answer:#}");
+    assert!(!claims_all_alive(&powerless(&host, "doctor")));
+    host.lab.sh("chmod 700 /var/lib/cni/networks/pods");
+    let answer: Value = serde_json::from_str(&powerless(&host, "doctor --json").stdout).unwrap();
+    let claims = |check: &str| answer["findings"].as_array().unwrap().iter().any(|finding| finding["check"] == check);
+    assert!(!claims("leases") && !claims("ranges"), "the directory was not seen: {answer:#}");
+}
+
+#[test]
+fn a_plugin_that_hangs_keeps_nothing_from_being_told() {
+    let host = host("10.158.0.0/24");
+    attach(&host, "blue");
+    // It keeps what was printed when it was asked.
+    let (out, seen) = (host.lab.dir().join("out"), host.lab.dir().join("seen"));
+    let script = format!("#!/bin/sh\ncp {} {}\nexec sleep 1000\n", out.display(), seen.display());
+    fs::write(host.lab.bin().join("slow"), script).unwrap();
+    fs::set_permissions(host.lab.bin().join("slow"), fs::Permissions::from_mode(0o755)).unwrap();
+    let list = json!({ "cniVersion": "1.1.0", "name": "slow", "plugins": [{ "type": "slow" }] });
+    host.configure("05-slow.conflist", &list.to_string());
+    let began = Instant::now();
+    let outcome = host.call("doctor").env("OUT", &out).through("exec \"$0\" \"$@\" >\"$OUT\"").run();
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
+    assert_eq!(outcome.status, Some(3), "{outcome:?}");
+    let (text, before) = (fs::read_to_string(out).unwrap(), fs::read_to_string(seen).unwrap());
+    assert!(before.contains("ok    leases: network pods: 1 lease") && text.starts_with(&before), "{before}");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    assert!(words.join(" ").contains("it had not ended after 5s remedy: find out what the plugin waits for"), "{text}");
+    assert!(text.contains("ok    status: network pods") && text.contains("1 failure"), "{text}");
 }
