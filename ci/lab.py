@@ -99,7 +99,9 @@ class Call:
     def __init__(self, path, command, config, container, netns="", ifname="eth0", prefix=(), cni_path=None, env=None):
         environment = {
             "CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
-            "CNI_PATH": cni_path or os.path.dirname(path), "PATH": os.environ["PATH"], **(env or {}),
+            "CNI_PATH": cni_path or os.path.dirname(path), "PATH": os.environ["PATH"],
+            "TMPDIR": "/run",  # where the reference leaves files when it is killed
+            **(env or {}),
         }
         self.began = time.monotonic()
         self.process = subprocess.Popen(

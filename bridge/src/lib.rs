@@ -25,7 +25,7 @@ use std::net::IpAddr;
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
-use cni::netlink::{Change, Link, LinkChange, Netlink};
+use cni::netlink::{Change, LinkChange, Netlink};
 use cni::{AddResult, Attachment, Call, Code, Context, Delegate, Interface, Netns, Plugin, Result, Undo};
 
 use attach::{Pair, World};
@@ -272,7 +272,7 @@ fn delete_port(owner: Owner<'_>, told: &AddResult) -> Result<bool> {
         }
     }
     let mut failures = Failures::default();
-    let ports: Vec<Link> = host.links(None)?.into_iter().filter(|link| link.alias == alias).collect();
+    let ports = host.find_links(|link| link.alias == alias)?;
     for port in &ports {
         failures.note(attach::delete(&mut host, &port.name));
     }

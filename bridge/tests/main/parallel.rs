@@ -64,3 +64,30 @@ fn a_hundred_first_adds_and_a_hundred_dels() {
         assert_clean(lab);
     }
 }
+
+#[test]
+fn a_del_among_links_that_come_and_go_finds_its_own() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] } }));
+    let pod = Pod::new(lab, "p1");
+    pod.add(&config);
+    std::fs::write(lab.dir().join("config"), config.to_string()).unwrap();
+    // Enough links for many pieces, read so slowly that each list changes before its end.
+    let script = format!(
+        "seq 1 60 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -
+         touch {dir}/go
+         while [ -e {dir}/go ]; do ip link add z type veth peer name zz; ip link del z; done &
+         for n in 1 2; do
+             CNI_COMMAND=DEL CNI_CONTAINERID=p1 CNI_NETNS=/run/netns/p1 CNI_IFNAME=eth0 CNI_PATH={bin} \
+                 strace -f -qq -o {dir}/trace -e inject=recvfrom:delay_enter=20000 {bin}/bridge <{dir}/config || echo failed
+         done
+         rm {dir}/go
+         wait",
+        dir = lab.dir().display(),
+        bin = lab.bin().display(),
+    );
+    assert_eq!(lab.sh(&script), "", "there, and not there any more");
+    let trace = std::fs::read_to_string(lab.dir().join("trace")).unwrap();
+    assert!(trace.contains("NLM_F_DUMP_INTR"), "nothing changed meanwhile: {trace}");
+    assert_eq!(lab.sh("ip -o link show type veth | grep -c cni0 || true"), "0\n");
+}

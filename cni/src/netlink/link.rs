@@ -303,6 +303,12 @@ impl Netlink {
         let wanted = |link: Link| Some(link).filter(|link| ports_of.is_none() || link.master == ports_of);
         self.socket.list(&request, libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted)).trying(|| "list links")
     }
+
+    /// The links that `wanted` tells, however many others come and go meanwhile. It may be one of several then.
+    pub fn find_links(&mut self, wanted: impl Fn(&Link) -> bool) -> Result<Vec<Link>> {
+        let read = |payload: &[u8]| Link::read(payload).map(|link| Some(link).filter(&wanted));
+        self.socket.find(&list_links(None)?, libc::RTM_NEWLINK, read).trying(|| "look through the links")
+    }
 }
 
 pub(super) fn get_link(link: LinkRef<'_>) -> Result<Vec<u8>> {

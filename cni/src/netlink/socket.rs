@@ -204,25 +204,55 @@ impl Socket {
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
         for _ in 0..ATTEMPTS {
-            let mut datagram = Vec::with_capacity(question.len());
-            let seq = self.append(&mut datagram, question, NlmF::DUMP);
-            self.transmit(&datagram)?;
-            let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
-            let mut deadline = None;
-            loop {
-                match self.receive(&mut deadline)? {
-                    Some(datagram) if !listing.take(datagram, &read)? => {}
-                    Some(_) if listing.spoiled => break,
-                    Some(_) => return Ok(listing.items),
-                    None => {
-                        self.drain(&mut listing)?;
-                        break;
-                    }
-                }
+            let listing = self.list_once(question, kind, &read)?;
+            if !listing.spoiled {
+                return Ok(listing.items);
             }
         }
         let error = Error::new(Code::TRY_LATER, format!("the list changed each of the {ATTEMPTS} times it was read"));
         Err(error.details("many links or addresses come and go at once; try again"))
+    }
+
+    /// Looks in a list for what `read` wants. A list that changed meanwhile may have left something out, and what it
+    /// shows was there all the same: so it is asked for again only as long as it shows nothing. What was there all the
+    /// time is not left out ten times in a row.
+    pub(super) fn find<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
+    ) -> Result<Vec<T>> {
+        for _ in 0..ATTEMPTS {
+            let listing = self.list_once(question, kind, &read)?;
+            if !listing.spoiled || !listing.items.is_empty() {
+                return Ok(listing.items);
+            }
+        }
+        Ok(Vec::new())
+    }
+
+    fn list_once<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
+    ) -> Result<Listing<T>> {
+        let mut datagram = Vec::with_capacity(question.len());
+        let seq = self.append(&mut datagram, question, NlmF::DUMP);
+        self.transmit(&datagram)?;
+        let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
+        let mut deadline = None;
+        loop {
+            match self.receive(&mut deadline)? {
+                Some(datagram) if !listing.take(datagram, &read)? => {}
+                Some(_) => return Ok(listing),
+                None => {
+                    self.drain(&mut listing)?;
+                    listing.spoiled = true;
+                    return Ok(listing);
+                }
+            }
+        }
     }
 
     /// Reads what is left of a listing of which a datagram was cut off: until it has ended the kernel would refuse the
