@@ -212,16 +212,36 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
 /// GC: removes the chains of a network's containers but those in `keep`.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, keep: &[Owner<'_>]) -> Result<()> {
     let prefix = name::iptables_prefix(network);
-    let container = |rule: Masquerade| {
-        let id = rule.comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
+    let container = |comment: String| {
+        let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
         (!keep.iter().any(|owner| owner.container == id)).then_some(id)
     };
-    let stale: Vec<String> = list(nft)?.into_iter().filter_map(container).collect();
+    // Of rules in any chain: whoever was killed may have left one to which nothing leads.
+    let mut stale: Vec<String> = comments(nft)?.into_iter().filter_map(container).collect();
+    stale.dedup(); // the rules of a chain stand together
     let mut failures = Failures::default();
     for id in &stale {
         failures.note(remove(nft, host, Owner { network, container: id, ifname: "" }, &[]));
     }
     failures.into_result()
+}
+
+/// What the rules of the nat tables say whose they are.
+fn comments(nft: &mut Nftables) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    for side in &SIDES {
+        found.extend(nft.table_rules(side.nat)?.into_iter().map(|rule| rule.comment));
+        let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+        found.extend(lines.iter().filter_map(|line| legacy_comment(line)).map(|(_, comment)| comment));
+    }
+    Ok(found)
+}
+
+/// What stands before the comment of a rule of the older tables, and the comment.
+fn legacy_comment(line: &str) -> Option<(&str, String)> {
+    let (what, rest) = line.split_once("--comment \"")?;
+    let (comment, _) = rest.split_once("\\\"\"")?;
+    Some((what, format!("{}\"", comment.replace("\\\"", "\""))))
 }
 
 /// The rules of all networks and containers that lead to their chains. What others wrote has another comment.
@@ -233,10 +253,9 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
         }
         let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
         found.extend(lines.iter().filter_map(|line| {
-            let (what, rest) = line.strip_prefix("-A POSTROUTING ")?.split_once("--comment \"")?;
-            let (comment, _) = rest.split_once("\\\"\"")?;
+            let (what, comment) = legacy_comment(line.strip_prefix("-A POSTROUTING ")?)?;
             let source = what.strip_prefix("-s ").and_then(|rest| rest.split(['/', ' ']).next()?.parse().ok());
-            Some(Masquerade { source, iptables: true, comment: format!("{}\"", comment.replace("\\\"", "\"")) })
+            Some(Masquerade { source, iptables: true, comment })
         }));
     }
     found.retain(|rule| rule.comment.starts_with("name: \""));

@@ -69,6 +69,18 @@ fn the_same_container_with_another_interface_is_another_attachment() {
 }
 
 #[test]
+fn a_chain_of_iptables_to_which_nothing_leads_any_more_is_collected() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    pod.add(&config);
+    // As somebody leaves it who is killed in the midst of a DEL.
+    lab.sh("iptables -t nat -F POSTROUTING");
+    collect(&pod, &config, json!([])).ok();
+    assert!(!lab.sh("iptables-save -t nat").contains("CNI-"));
+}
+
+#[test]
 fn it_goes_on_after_ipam_failed_and_tells() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true }));

@@ -13,7 +13,7 @@ fn first(datagram: &[u8]) -> Result<(u32, LinkIndex)> {
 
 fn list<T>(datagram: &[u8], seq: u32, kind: u16, read: impl Fn(&[u8]) -> Result<Option<T>>) -> Vec<T> {
     let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
-    let _ = listing.take(datagram, read);
+    let _ = listing.take(datagram, &read);
     listing.items
 }
 

@@ -334,13 +334,25 @@ impl Nftables {
 
     /// The rules of a chain; none if there is no such chain.
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
-        let attrs = vec![attr(1, chain.table.name)?, attr(2, chain.name)?];
-        let request = encode(GETRULE, NlmF::empty(), chain.table.family.number(), attrs)?;
+        self.rules_in(chain.table, Some(chain.name)).trying(|| format!("list the rules of chain {chain}"))
+    }
+
+    /// The rules of all chains of a table; none if there is no such table.
+    pub fn table_rules(&mut self, table: Table<'_>) -> Result<Vec<Rule>> {
+        self.rules_in(table, None).trying(|| format!("list the rules of table {table}"))
+    }
+
+    fn rules_in(&mut self, table: Table<'_>, chain: Option<&str>) -> Result<Vec<Rule>> {
+        let mut attrs = vec![attr(1, table.name)?];
+        if let Some(chain) = chain {
+            attrs.push(attr(2, chain)?);
+        }
+        let request = encode(GETRULE, NlmF::empty(), table.family.number(), attrs)?;
         let listed = self.list(&request, NEWRULE, |payload| {
             // Kernels before 4.17 look at neither name and list everything.
-            Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(chain)))
+            Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(table, chain)))
         });
-        listed.or_else(|error| absent(error, Vec::new())).trying(|| format!("list the rules of chain {chain}"))
+        listed.or_else(|error| absent(error, Vec::new()))
     }
 
     /// The chains of all tables and families that packets come into.

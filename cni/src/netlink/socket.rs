@@ -235,7 +235,7 @@ impl Socket {
         &mut self,
         question: &[u8],
         kind: u16,
-        read: impl Fn(&[u8]) -> Result<Option<T>>,
+        read: &dyn Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Listing<T>> {
         let mut datagram = Vec::with_capacity(question.len());
         let seq = self.append(&mut datagram, question, NlmF::DUMP);
@@ -244,7 +244,7 @@ impl Socket {
         let mut deadline = None;
         loop {
             match self.receive(&mut deadline)? {
-                Some(datagram) if !listing.take(datagram, &read)? => {}
+                Some(datagram) if !listing.take(datagram, read)? => {}
                 Some(_) => return Ok(listing),
                 None => {
                     self.drain(&mut listing)?;
@@ -260,7 +260,7 @@ impl Socket {
     fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
         loop {
             match retry(|| self.socket.recv(&mut self.buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-                Ok((len, _)) if listing.take(self.buffer.get(..len).unwrap_or_default(), |_| Ok(None))? => {
+                Ok((len, _)) if listing.take(self.buffer.get(..len).unwrap_or_default(), &|_| Ok(None))? => {
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -371,7 +371,7 @@ pub(super) struct Listing<T> {
 
 impl<T> Listing<T> {
     /// Takes what a datagram has of it; `true` if that was the end.
-    pub(super) fn take(&mut self, mut rest: &[u8], read: impl Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
+    pub(super) fn take(&mut self, mut rest: &[u8], read: &dyn Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
         while let Some(message) = wire::next_message(&mut rest)? {
             if message.seq != self.seq {
                 continue; // The answer to a request that was given up.
@@ -489,7 +489,7 @@ mod tests {
         let mut listing = Listing { seq: 7, kind: 16, items: Vec::new(), spoiled: false };
         let mut ended = false;
         for datagram in datagrams {
-            ended = listing.take(datagram, |payload| Ok(payload.first().copied()))?;
+            ended = listing.take(datagram, &|payload| Ok(payload.first().copied()))?;
         }
         Ok((listing.items, listing.spoiled, ended))
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use neli::rtnl::Rtattr;
 use neli::types::Buffer;
 
-use super::{Chain, Family, HEADER, nest};
+use super::{Family, HEADER, Table, nest};
 use crate::error::{Error, Result};
 use crate::ip::{Cidr, MacAddr};
 use crate::netlink::wire::{self, Attrs, attr};
@@ -69,8 +69,9 @@ pub struct Rule {
 }
 
 impl Rule {
-    pub(super) fn is_in(&self, chain: Chain<'_>) -> bool {
-        self.table == chain.table.name && self.chain == chain.name
+    /// In any chain of the table if `chain` is none.
+    pub(super) fn is_in(&self, table: Table<'_>, chain: Option<&str>) -> bool {
+        self.table == table.name && chain.is_none_or(|chain| self.chain == chain)
     }
 
     /// `None` for what is no rule.
