@@ -74,12 +74,12 @@ fn a_del_among_links_that_come_and_go_finds_its_own() {
     std::fs::write(lab.dir().join("config"), config.to_string()).unwrap();
     // Enough links for many pieces, read so slowly that each list changes before its end.
     let script = format!(
-        "seq 1 60 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -
+        "seq 1 30 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -
          touch {dir}/go
          while [ -e {dir}/go ]; do ip link add z type veth peer name zz; ip link del z; done &
          for n in 1 2; do
              CNI_COMMAND=DEL CNI_CONTAINERID=p1 CNI_NETNS=/run/netns/p1 CNI_IFNAME=eth0 CNI_PATH={bin} \
-                 strace -f -qq -o {dir}/trace -e inject=recvfrom:delay_enter=20000 {bin}/bridge <{dir}/config || echo failed
+                 strace -f -qq -o {dir}/trace -e inject=recvfrom:delay_enter=8000 {bin}/bridge <{dir}/config || echo failed
          done
          rm {dir}/go
          wait",
