@@ -203,14 +203,10 @@ impl Socket {
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
-        for _ in 0..ATTEMPTS {
-            let listing = self.list_once(question, kind, &read)?;
-            if !listing.spoiled {
-                return Ok(listing.items);
-            }
-        }
-        let error = Error::new(Code::TRY_LATER, format!("the list changed each of the {ATTEMPTS} times it was read"));
-        Err(error.details("many links or addresses come and go at once; try again"))
+        self.list_until(question, kind, &read, |listing| !listing.spoiled)?.ok_or_else(|| {
+            let what = format!("the list changed each of the {ATTEMPTS} times it was read");
+            Error::new(Code::TRY_LATER, what).details("many links or addresses come and go at once; try again")
+        })
     }
 
     /// Looks in a list for what `read` wants. A list that changed meanwhile may have left something out, and what it
@@ -222,13 +218,25 @@ impl Socket {
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
+        let enough = |listing: &Listing<T>| !listing.spoiled || !listing.items.is_empty();
+        Ok(self.list_until(question, kind, &read, enough)?.unwrap_or_default())
+    }
+
+    /// Asks for a list until it is `good`; `None` if it never was.
+    fn list_until<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: &dyn Fn(&[u8]) -> Result<Option<T>>,
+        good: impl Fn(&Listing<T>) -> bool,
+    ) -> Result<Option<Vec<T>>> {
         for _ in 0..ATTEMPTS {
-            let listing = self.list_once(question, kind, &read)?;
-            if !listing.spoiled || !listing.items.is_empty() {
-                return Ok(listing.items);
+            let listing = self.list_once(question, kind, read)?;
+            if good(&listing) {
+                return Ok(Some(listing.items));
             }
         }
-        Ok(Vec::new())
+        Ok(None)
     }
 
     fn list_once<T>(
