@@ -59,31 +59,42 @@ pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
 }
 
 /// Lets only frames from `mac` pass the port called `link`. Replaces whatever is there for the same interface.
+///
+/// Most often nothing is, and the table is: then it is enough to add. To make the base chain again, or to look for what
+/// is to be replaced, costs the kernel ten times as much.
 pub(crate) fn add(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
     let names = Names::new(&owner.reference());
     let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
+    let rules = || {
+        let rule = |chain, parts: &[Part<'_>]| Edit::add_rule(chain, parts, &names.comment);
+        [
+            rule(PREROUTING, &[Part::InputLink(link), Part::Jump(port.name)]),
+            rule(port, &[Part::Jump(check.name)]),
+            rule(check, &[Part::SourceMac(mac), Part::Return]),
+            rule(check, &[Part::Drop]),
+        ]
+    };
     let mut nft = Nftables::open()?;
-    retry(|| {
-        let mut edits = vec![
-            Edit::add_table(TABLE),
-            Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
-            Edit::add_chain(port),
-            Edit::add_chain(check),
-            Edit::flush(port),
-            Edit::flush(check),
-        ];
-        let rules = nft.rules(PREROUTING)?;
-        let old = rules.iter().filter(|rule| rule.comment == names.comment);
-        edits.extend(old.map(|rule| Edit::delete_rule(PREROUTING, rule)));
-        let mut rule = |chain, parts: &[Part<'_>]| {
-            edits.push(Edit::add_rule(chain, parts, &names.comment));
-        };
-        rule(PREROUTING, &[Part::InputLink(link), Part::Jump(port.name)]);
-        rule(port, &[Part::Jump(check.name)]);
-        rule(check, &[Part::SourceMac(mac), Part::Return]);
-        rule(check, &[Part::Drop]);
-        nft.apply(&edits)
-    })
+    let mut edits = vec![Edit::new_chain(port), Edit::new_chain(check)];
+    edits.extend(rules());
+    match nft.apply(&edits) {
+        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => retry(|| {
+            let mut edits = vec![
+                Edit::add_table(TABLE),
+                Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
+                Edit::add_chain(port),
+                Edit::add_chain(check),
+                Edit::flush(port),
+                Edit::flush(check),
+            ];
+            let old = nft.rules(PREROUTING)?;
+            let old = old.iter().filter(|rule| rule.comment == names.comment);
+            edits.extend(old.map(|rule| Edit::delete_rule(PREROUTING, rule)));
+            edits.extend(rules());
+            nft.apply(&edits)
+        }),
+        outcome => outcome,
+    }
     .map_err(|error| error.details("key \"macspoofchk\" needs nf_tables for bridges in the kernel"))
     .trying(|| "set up the spoof check")
 }

@@ -214,6 +214,12 @@ impl Edit {
         Edit::new(format!("add chain {chain}"), NEWCHAIN, NlmF::CREATE, chain.table, attrs())
     }
 
+    /// Makes a chain; EEXIST if it is there.
+    pub fn new_chain(chain: Chain<'_>) -> Edit {
+        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(3, chain.name)?]);
+        Edit::new(format!("make chain {chain}"), NEWCHAIN, NlmF::CREATE | NlmF::EXCL, chain.table, attrs())
+    }
+
     /// Makes a chain that packets come into, unless it is there; it lets pass what no rule decides about.
     pub fn add_base_chain(chain: Chain<'_>, hook: Hook) -> Edit {
         const ACCEPT: u32 = 1;
