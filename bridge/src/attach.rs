@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use cni::ip::MacAddr;
 use cni::netlink::{
-    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd, VethSpec, Watch,
+    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd, VethSpec,
 };
 use cni::sysctl::{self, Setting};
-use cni::{AddResult, Attachment, Code, Context, Deadline, Error, Interface, Netns, Result, Undo};
+use cni::{AddResult, Attachment, Code, Context, Error, Interface, Netns, Result, Undo};
 use log::warn;
 
 use crate::config::Config;
@@ -30,7 +30,9 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn open(at: &Attachment) -> Result<World> {
-        Ok(World { netns: at.open_netns()?, home: Netns::current()?, host: Netlink::open()? })
+        let netns = at.open_netns()?;
+        let (host, home) = Netlink::open_with_netns()?;
+        Ok(World { home, netns, host })
     }
 
     /// Makes sure that this thread is where it began.
@@ -90,19 +92,17 @@ impl Pair {
             .ok_or_else(|| Error::new(Code::TRY_LATER, format!("{name:?} vanished from {:?}", at.sandbox())))
     }
 
-    /// Waits until the bridge forwards what the container sends. `watch` must have been opened before the container's
-    /// end was set up.
-    pub(crate) fn await_up(&self, host: &mut Netlink, watch: &mut Watch) -> Result<()> {
-        let deadline = Deadline::after(PATIENCE);
-        let is_up = |link: &Link| link.state == OperState::Up;
-        let what = format!("port {:?} of bridge {:?} to come up", self.port_name, self.bridge.name);
-        watch.await_link(host, self.port, &what, deadline, is_up)?;
-        if is_up(&self.bridge) {
+    /// Waits until the bridge forwards what the container sends.
+    pub(crate) fn await_up(&self, host: &mut Netlink) -> Result<()> {
+        let Pair { bridge, port, port_name, .. } = self;
+        host.await_running(*port, port_name, PATIENCE, || {
+            format!("port {port_name:?} of bridge {:?} to come up", bridge.name)
+        })?;
+        if bridge.state == OperState::Up {
             return Ok(());
         }
         // Its first port brings a bridge up, and until that is done the gateway's answers are thrown away.
-        let what = format!("bridge {:?} to come up", self.bridge.name);
-        watch.wait_for(&what, deadline, || Ok(host.link(self.bridge.index)?.filter(is_up))).map(drop)
+        host.await_running(bridge.index, &bridge.name, PATIENCE, || format!("bridge {:?} to come up", bridge.name))
     }
 }
 

@@ -25,8 +25,6 @@ pub(crate) struct Guest<'a> {
     netlink: Netlink,
     link: LinkIndex,
     at: &'a Attachment,
-    /// Tells of the host's links since before the container's end came up.
-    watch: Watch,
 }
 
 impl<'a> Guest<'a> {
@@ -40,14 +38,8 @@ impl<'a> Guest<'a> {
     ) -> Result<Guest<'a>> {
         let mut netlink = world.enter(|| prepare(at.ifname.as_str()))?;
         let link = pair.guest(&mut netlink, at)?;
-        let watch = Watch::links([pair.port, pair.bridge.index])?;
         netlink.apply(&[Change::set_link(link, change)])?;
-        Ok(Guest { netlink, link, at, watch })
-    }
-
-    /// Waits until the port forwards.
-    pub(crate) fn await_port(&mut self, world: &mut World, pair: &Pair) -> Result<()> {
-        pair.await_up(&mut world.host, &mut self.watch)
+        Ok(Guest { netlink, link, at })
     }
 
     /// Gives the container its addresses and routes, and tells its neighbours.

@@ -182,7 +182,8 @@ fn bring_up(world: &mut World, pair: &Pair, at: &Attachment, config: &Config) ->
         return Ok(());
     }
     let up = LinkChange { up: Some(true), ..LinkChange::default() };
-    Guest::bring_up(world, pair, at, &up, |_| ())?.await_port(world, pair)
+    Guest::bring_up(world, pair, at, &up, |_| ())?;
+    pair.await_up(&mut world.host)
 }
 
 /// Layer 3: addresses and routes in the container, gateway and masquerade on the host.
@@ -210,7 +211,7 @@ fn give_addresses<'a>(
     result.dns = answer.dns.clone();
     let plan = Plan::new(answer, config)?;
 
-    guest.await_port(undo.world(), pair)?;
+    pair.await_up(&mut undo.world().host)?;
     guest.configure(undo.world(), pair, &plan, config)?;
     if config.gateway {
         result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config)?);

@@ -212,9 +212,12 @@ pub(crate) fn read_error(stdout: &str) -> Option<Error> {
     (answer.code != Code::UNKNOWN || !answer.msg.is_empty()).then(|| answer.into())
 }
 
-/// Same device and inode as the running executable. During an upgrade that is the old file, so the new one is executed.
+/// Same device and inode as the running executable, by the path under which it was started: a look at /proc/self would
+/// make the kernel build a directory for this process. Whoever has upgraded both meanwhile is served by the old ones,
+/// as if he had come a little later.
 fn is_this_program(file: &Metadata) -> bool {
-    fs::metadata("/proc/self/exe").is_ok_and(|own| (own.dev(), own.ino()) == (file.dev(), file.ino()))
+    let own = sys::program().and_then(|path| fs::metadata(path).ok());
+    own.is_some_and(|own| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }
 
 /// Starts the program. If somebody still writes to its file, waits until it was closed or replaced.

@@ -25,6 +25,7 @@ use log::debug;
 use neli::consts::nl::NlmF;
 
 use crate::error::{Code, Context, Error, Result};
+use crate::netns::Netns;
 
 pub use address::{Address, DuplicateDetection};
 pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec};
@@ -99,6 +100,13 @@ impl Netlink {
     /// Opens a socket in the namespace of this thread.
     pub fn open() -> Result<Netlink> {
         Ok(Netlink { socket: Socket::route().trying(|| "open a netlink socket")? })
+    }
+
+    /// Opens a socket in the namespace of this thread, and that namespace.
+    pub fn open_with_netns() -> Result<(Netlink, Netns)> {
+        let netlink = Netlink::open()?;
+        let netns = Netns::holding(Some(netlink.socket.fd()))?;
+        Ok((netlink, netns))
     }
 
     /// Makes all `changes`, in order, with one message to the kernel.

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -10,6 +10,7 @@ use std::thread;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::sys;
@@ -67,19 +68,31 @@ impl Netns {
 
     /// The namespace this thread is in.
     pub fn current() -> Result<Netns> {
-        let file = sys::open(Path::new(OWN), OFlag::O_RDONLY);
-        let file = file.map_err(|errno| of_namespace(errno.into()));
+        let route = SockProtocol::NetlinkRoute;
+        let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route);
+        Netns::holding(socket.ok().as_ref().map(AsFd::as_fd))
+    }
+
+    /// The namespace of `socket`, which must be that of this thread. By way of a socket because to look into /proc takes
+    /// ten times as long: the kernel builds a directory for this process then. But everybody may.
+    pub(crate) fn holding(socket: Option<BorrowedFd<'_>>) -> Result<Netns> {
+        let path = PathBuf::from(OWN);
+        if let Some(Ok(file)) = socket.map(sys::namespace_of) {
+            return Ok(Netns { file, path });
+        }
+        let file = sys::open(&path, OFlag::O_RDONLY).map_err(|errno| of_namespace(errno.into()));
         let file = file.trying(|| format!("open the plugin's own network namespace {OWN:?}"))?;
-        Ok(Netns { file, path: PathBuf::from(OWN) })
+        Ok(Netns { file, path })
     }
 
     /// Is it the same namespace? Paths can differ.
     pub fn same_as(&self, other: &Netns) -> Result<bool> {
-        let identity = |netns: &Netns| -> Result<(u64, u64)> {
-            let file = netns.file.metadata().trying(|| format!("look at the network namespace {:?}", netns.path))?;
-            Ok((file.dev(), file.ino()))
-        };
-        Ok(identity(self)? == identity(other)?)
+        Ok(self.identity()? == other.identity()?)
+    }
+
+    fn identity(&self) -> Result<(u64, u64)> {
+        let file = self.file.metadata().trying(|| format!("look at the network namespace {:?}", self.path))?;
+        Ok((file.dev(), file.ino()))
     }
 
     /// Where it was opened.
@@ -111,13 +124,9 @@ impl Netns {
 }
 
 /// Is `path` the namespace of this thread? What cannot be looked at is not: the plugin itself will say what is wrong.
-///
-/// As [`Netns::same_as`], but without opening anything: this is on the way of every call.
 pub(crate) fn is_own(path: &Path) -> Result<bool> {
     let Ok(theirs) = fs::metadata(path) else { return Ok(false) };
-    let ours = fs::metadata(OWN).map_err(of_namespace);
-    let ours = ours.trying(|| format!("look at the plugin's own network namespace {OWN:?}"))?;
-    Ok((theirs.dev(), theirs.ino()) == (ours.dev(), ours.ino()))
+    Ok((theirs.dev(), theirs.ino()) == Netns::current()?.identity()?)
 }
 
 /// An error about a namespace, unless it is one about this process or the machine.

@@ -6,9 +6,11 @@ mod start;
 
 pub use start::start;
 
+use std::ffi::{CStr, OsStr};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use neli::socket::NlSocket;
@@ -48,8 +50,62 @@ pub(crate) fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
 }
 
+// linux/sockios.h: what sockets are asked. libc has them in a type that depends on the C library.
+const SIOCGIFFLAGS: u16 = 0x8913;
+const SIOCGIFINDEX: u16 = 0x8933;
+const SIOCETHTOOL: u16 = 0x8946;
+const SIOCGSKNS: u16 = 0x894c;
+
 /// The number of the link called `name` in the network namespace of `socket`, which may be of any family.
 pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    let mut request = request_about(name)?;
+    // SAFETY: the request is an `ifreq`, and asks for a number.
+    unsafe { ask(socket, SIOCGIFINDEX, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
+}
+
+/// Is the link called `name` up, and does it carry? The same socket serves.
+///
+/// What a change of its carrier set going is done first: by a worker that is waited for, or, since Linux 6.8, at once
+/// because we ask.
+pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    // linux/ethtool.h: a command, and room for its answer
+    const ETHTOOL_GLINK: u32 = 0x0a;
+    let mut carrier = [ETHTOOL_GLINK, 0_u32];
+    let mut request = request_about(name)?;
+    request.ifr_ifru.ifru_data = carrier.as_mut_ptr().cast();
+    // SAFETY: the request is an `ifreq` that points to a command which outlives it.
+    unsafe { ask(socket, SIOCETHTOOL, &mut request) }?;
+    // SAFETY: the request is an `ifreq`, and asks for a number.
+    unsafe { ask(socket, SIOCGIFFLAGS, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    Ok(flags & libc::IFF_RUNNING != 0)
+}
+
+/// The network namespace of `socket` (since Linux 4.9).
+pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> io::Result<File> {
+    // SAFETY: the socket is open, and this question has no argument.
+    let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS.into()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just made this descriptor, which is close-on-exec, and nobody else knows it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// The path under which the kernel started this program.
+pub(crate) fn program() -> Option<&'static Path> {
+    // SAFETY: the address is that of a text that lives as long as the process, or null.
+    let path = unsafe {
+        let address = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
+        if address.is_null() { return None } else { CStr::from_ptr(address) }
+    };
+    Some(Path::new(OsStr::from_bytes(path.to_bytes())))
+}
+
+fn request_about(name: &str) -> io::Result<libc::ifreq> {
     // SAFETY: all zeroes are a valid `ifreq`, which is made of numbers, bytes and a pointer.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     // One byte stays zero: the kernel reads up to a NUL.
@@ -59,47 +115,23 @@ pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> 
     for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
         *place = libc::c_char::from_ne_bytes([byte]);
     }
-    // SAFETY: the socket is open, and the request points to an `ifreq` that lives through the call. The cast is as above.
-    let status = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFINDEX as _, &mut request) };
-    if status < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just written this member of the union.
-    Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
+    Ok(request)
+}
+
+/// # Safety
+///
+/// `what` must be a question that an `ifreq` answers, and a pointer in it must be valid for that question.
+unsafe fn ask(socket: BorrowedFd<'_>, what: u16, request: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: the socket is open, the request lives through the call, and the rest is the caller's promise. The type of
+    // a question is signed in one C library and unsigned in the other, and each has room for it.
+    let status = unsafe { libc::ioctl(socket.as_raw_fd(), what.into(), request) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Opens a file by `openat`, which costs one system call where the `open` of musl costs two. Not unsafe, but for the same
 /// users.
 pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
     openat(AT_FDCWD, path, access | OFlag::O_CLOEXEC, Mode::empty()).map(File::from)
-}
-
-/// Lets a socket for notifications hear of two links alone: what is told of others is thrown away before it costs
-/// anything. Where everybody makes links at once that is most of it.
-pub(crate) fn hear_of(socket: BorrowedFd<'_>, links: [u32; 2]) -> io::Result<()> {
-    // linux/filter.h, bpf_common.h: a program for each message. The index stands behind the header (16) and four bytes
-    // of `ifinfomsg`; it is read as if it were big-endian.
-    const LOAD_WORD: u16 = 0x20;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const RETURN: u16 = 0x06;
-    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
-    let [first, second] = links.map(|link| u32::from_be_bytes(link.to_ne_bytes()));
-    let mut steps = [
-        step(LOAD_WORD, 0, 20),
-        step(JUMP_IF_EQUAL, 2, first),
-        step(JUMP_IF_EQUAL, 1, second),
-        step(RETURN, 0, 0),
-        step(RETURN, 0, u32::MAX),
-    ];
-    let program = libc::sock_fprog { len: 5, filter: steps.as_mut_ptr() };
-    #[expect(clippy::cast_possible_truncation, reason = "sixteen")]
-    let size = size_of_val(&program) as libc::socklen_t;
-    // SAFETY: the socket is open, and the program lives through the call, which copies it.
-    let status = unsafe {
-        let program = std::ptr::from_ref(&program).cast();
-        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program, size)
-    };
-    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// The process's stdin. std's own has a buffer, of which a short call would touch two pages for nothing.

@@ -22,6 +22,10 @@ impl Layout<CompactFormatter> {
 impl<F: Formatter> Formatter for Layout<F> {
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
         let special = ['<', '>', '&', '\u{2028}', '\u{2029}'];
+        // Most have none of them; the last two begin with 0xe2.
+        if !fragment.bytes().any(|byte| matches!(byte, b'<' | b'>' | b'&' | 0xe2)) {
+            return out.write_all(fragment.as_bytes());
+        }
         for piece in fragment.split_inclusive(special) {
             let plain = piece.trim_end_matches(special);
             out.write_all(plain.as_bytes())?;

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use neli::consts::nl::NlmF;
@@ -148,13 +149,22 @@ impl Socket {
         }
     }
 
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        sys::borrow(&self.socket)
+    }
+
     /// The number of the link called `name`, without a message; `None` if there is none.
     pub(super) fn link_index(&self, name: &str) -> Result<Option<u32>> {
-        match sys::link_index(sys::borrow(&self.socket), name) {
+        match sys::link_index(self.fd(), name) {
             Ok(index) => Ok(Some(index)),
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Is the link called `name` up, and does it carry? Nobody knows of one that is not there.
+    pub(super) fn link_is_running(&self, name: &str) -> bool {
+        sys::link_is_running(self.fd(), name).unwrap_or(false)
     }
 
     /// Asks for one object, which comes as a message of type `kind`; `None` if the kernel says that there is none
@@ -313,7 +323,7 @@ impl Socket {
                 Ok((len, _)) => break len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let deadline = deadline.get_or_insert_with(|| Deadline::after(PATIENCE));
-                    if !deadline.readable(sys::borrow(&self.socket))? {
+                    if !deadline.readable(self.fd())? {
                         let what = format!("no answer from the kernel within {PATIENCE:?}");
                         return Err(Error::new(Code::TRY_LATER, what));
                     }

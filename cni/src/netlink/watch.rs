@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
@@ -12,7 +13,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::socket::retry;
 use super::wire::{self, Message};
-use super::{Address, Link, LinkIndex, Netlink};
+use super::{Address, Link, LinkIndex, Netlink, OperState};
 use crate::error::{Code, Context, Error, Result};
 use crate::sys;
 use crate::wait::Deadline;
@@ -42,16 +43,7 @@ impl Watch {
             Event::Link => libc::RTNLGRP_LINK,
             Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
         };
-        Watch::new(group, None)
-    }
-
-    /// Begins to listen in the namespace of this thread, to what happens to these links alone.
-    pub fn links(links: [LinkIndex; 2]) -> Result<Watch> {
-        Watch::new(libc::RTNLGRP_LINK, Some(links))
-    }
-
-    fn new(group: u32, links: Option<[LinkIndex; 2]>) -> Result<Watch> {
-        Ok(Watch { notifications: Notifications::route(group, links).trying(|| "listen to the kernel")? })
+        Ok(Watch { notifications: Notifications::route(group).trying(|| "listen to the kernel")? })
     }
 
     /// Waits until `look` finds what it looks for. It is asked at once, and again after every event.
@@ -107,36 +99,6 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until the news say of `link` what is `wanted`; `netlink` is asked only if they do not. The watch must have
-    /// been opened before whatever makes the news.
-    pub fn await_link(
-        &mut self,
-        netlink: &mut Netlink,
-        link: LinkIndex,
-        what: &str,
-        deadline: Deadline,
-        wanted: impl Fn(&Link) -> bool,
-    ) -> Result<Link> {
-        let mut found = None;
-        while found.is_none() {
-            let news = self.notifications.next(deadline, |message| {
-                if message.kind == libc::RTM_NEWLINK {
-                    let news = Link::read(message.payload)?;
-                    found = Some(news).filter(|news| news.index == link && wanted(news));
-                }
-                Ok(())
-            });
-            if news.trying(|| format!("wait for {what}"))? != Some(true) {
-                // Lost, or never sent: then what is there counts.
-                break;
-            }
-        }
-        match found {
-            Some(found) => Ok(found),
-            None => self.wait_for(what, deadline, || Ok(netlink.link(link)?.filter(&wanted))),
-        }
-    }
-
     /// Waits until the news say that a link is gone of which `wanted` holds, or until the writers of the pipe `until` have
     /// ended; `false` if the deadline came first.
     pub fn await_gone(
@@ -166,6 +128,28 @@ impl Watch {
     }
 }
 
+impl Netlink {
+    /// Waits until `link`, which is called `name`, is up and carries; `what` tells an error what was waited for.
+    ///
+    /// Whoever asks in time need not listen: with a socket that is told of links he would hear of everybody's.
+    pub fn await_running(
+        &mut self,
+        link: LinkIndex,
+        name: &str,
+        patience: Duration,
+        what: impl FnOnce() -> String,
+    ) -> Result<()> {
+        if self.socket.link_is_running(name) {
+            return Ok(());
+        }
+        let mut watch = Watch::open(Event::Link)?;
+        watch.wait_for(&what(), Deadline::after(patience), || match self.link(link)? {
+            Some(link) => Ok((link.state == OperState::Up).then_some(())),
+            None => Err(Error::new(Code::TRY_LATER, format!("link {name:?} vanished"))),
+        })
+    }
+}
+
 /// A socket that is told of changes. Apart from that for requests, so that no notification is taken for an answer.
 struct Notifications {
     socket: NlSocket,
@@ -178,13 +162,8 @@ impl fmt::Debug for Notifications {
 }
 
 impl Notifications {
-    /// Of all links unless some are given.
-    fn route(group: u32, links: Option<[LinkIndex; 2]>) -> Result<Notifications> {
+    fn route(group: u32) -> Result<Notifications> {
         let socket = NlSocket::new(NlFamily::Route)?;
-        if let Some(links) = links {
-            // Without it more is heard, and nothing is missed.
-            let _ = sys::hear_of(sys::borrow(&socket), links.map(LinkIndex::unsigned));
-        }
         socket.bind(None, Groups::new_groups(&[group]))?;
         Ok(Notifications { socket })
     }
