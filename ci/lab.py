@@ -47,7 +47,9 @@ def start(arguments, stdout=subprocess.PIPE):
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid() != 0:
         unshare.append("--map-root-user")
-    command = [*unshare, "--", sys.executable, os.path.abspath(sys.argv[0]), *arguments]
+    # The first process of the namespace is a shell: as on every machine, one that buries what others leave.
+    unshare += ["--", "sh", "-c", '"$@"; exit $?', "init"]
+    command = [*unshare, sys.executable, os.path.abspath(sys.argv[0]), *arguments]
     process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"}, stdout=stdout)
     atexit.register(process.kill)
     return process

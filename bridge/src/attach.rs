@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cni::ip::MacAddr;
 use cni::netlink::{
-    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, OperState, Port, VethEnd, VethSpec,
+    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, OperState, Port, VethEnd, VethSpec,
 };
 use cni::sysctl::{self, Setting};
 use cni::{AddResult, Attachment, Code, Context, Error, Interface, Netns, Result, Undo};
@@ -108,10 +108,10 @@ impl Pair {
 
 /// Makes the pair on the bridge, and the bridge if it is not there.
 pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'_>, at: &Attachment) -> Result<Pair> {
-    let (mac, port_mac) = (config.mac.map_or_else(name::random_mac, Ok)?, name::random_mac()?);
     let mut failure = None;
     for _ in 0..ATTEMPTS {
-        let port_name = name::random_link()?;
+        let (port_name, port_mac, mac) = name::random_pair()?;
+        let mac = config.mac.unwrap_or(mac);
         let bridge = ensure_bridge(&mut undo.world().host, config)?;
         let World { netns, .. } = undo.world();
         let spec = VethSpec {
@@ -129,7 +129,7 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
         let alias = LinkChange { alias: Some(&owner.alias()), ..LinkChange::default() };
         changes.push(Change::set_link(port_name.as_str(), &alias));
         let doomed = port_name.clone();
-        undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, &doomed));
+        undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, doomed.as_str()));
         match undo.world().host.create_port(bridge, &changes) {
             Ok(made) => {
                 let pair = Pair {
@@ -159,8 +159,8 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
 }
 
 /// Deletes a link that may be gone already.
-pub(crate) fn delete(netlink: &mut Netlink, name: &str) -> Result<()> {
-    match netlink.apply(&[Change::delete_link(name)]) {
+pub(crate) fn delete<'a>(netlink: &mut Netlink, link: impl Into<LinkRef<'a>>) -> Result<()> {
+    match netlink.apply(&[Change::delete_link(link)]) {
         Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO)) => Ok(()),
         outcome => outcome,
     }

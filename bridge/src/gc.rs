@@ -19,7 +19,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures:
     let mut nft = Nftables::open()?;
     let links = host.links(None)?;
     for link in links.iter().filter(|link| is_stale(link, network, &keep)) {
-        failures.note(attach::delete(&mut host, &link.name));
+        failures.note(attach::delete(&mut host, link.index));
     }
     failures.note(ipam.and_then(|ipam| ipam.as_ref().map_or(Ok(()), Delegate::gc)));
     failures.note(spoofcheck::collect(&mut nft, &mut host, |link| is_stale(link, network, &keep)));

@@ -25,8 +25,8 @@ use std::net::IpAddr;
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
-use cni::netlink::{Change, LinkChange, Netlink};
-use cni::{AddResult, Attachment, Call, Code, Context, Delegate, Interface, Netns, Plugin, Result, Undo};
+use cni::netlink::{LinkChange, Netlink};
+use cni::{AddResult, Attachment, Call, Code, Delegate, Interface, Plugin, Result, Undo};
 
 use attach::{Pair, World};
 use config::Config;
@@ -82,16 +82,12 @@ impl Plugin for Bridge {
         // What ADD answered, where a runtime passes it on; it only helps.
         let told = call.previous().ok().flatten().unwrap_or_default();
         let ips: Vec<IpAddr> = told.ips.iter().map(|ip| ip.address.ip()).collect();
-        removal::beside(
-            &mut failures,
-            owner,
-            || delete_pair(owner, at, &told),
-            |failures| {
-                // Nobody may get an address that is still in use.
-                failures.note(ipam.and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
-                failures.note(remove_rules(owner, &ips));
-            },
-        );
+        let nft = Nftables::open();
+        let hold = nft.as_ref().ok().and_then(Nftables::fd);
+        failures.note(removal::delete_pair(owner, at, &told, hold));
+        // Nobody may get an address that is still in use.
+        failures.note(ipam.and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
+        failures.note(nft.and_then(|mut nft| remove_rules(&mut nft, owner, &ips)));
         failures.into_result()
     }
 
@@ -204,7 +200,7 @@ fn give_addresses<'a>(
     let port = pair.port_name.clone();
     undo.push("release the addresses", move |world| {
         // Nobody may get an address that is still in use.
-        attach::delete(&mut world.host, &port)?;
+        attach::delete(&mut world.host, port.as_str())?;
         ipam.del(at)
     });
     let answer = ipam.add(at)?;
@@ -220,7 +216,7 @@ fn give_addresses<'a>(
     if let Some(backend) = config.masquerade {
         let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
         let addresses: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
-        undo.push("remove the masquerade", move |_| remove_rules(owner, &addresses));
+        undo.push("remove the masquerade", move |_| remove_rules(&mut Nftables::open()?, owner, &addresses));
         masquerade::add(backend, owner, &ips)?;
     }
     result.ips = plan.ips;
@@ -241,51 +237,11 @@ fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> R
     Ok(Some(Interface { name, mac, ..Interface::default() }))
 }
 
-/// Deletes the pair by the host's end, of which the container can change nothing. Only a pair that somebody else made
-/// has no alias there, and is deleted by the container's end.
-fn delete_pair(owner: Owner<'_>, at: &Attachment, told: &AddResult) -> Result<()> {
-    let mut failures = Failures::default();
-    match delete_port(owner, told) {
-        Ok(true) => return Ok(()),
-        outcome => failures.note(outcome.map(drop)),
-    }
-    failures.note(at.open_netns_if_there().and_then(|netns| netns.map_or(Ok(()), |netns| delete_guest(&netns, at))));
-    failures.into_result()
-}
-
-/// Deletes the container's end, if there is one. What cannot be deleted, such as `lo` under another name, is not ours.
-fn delete_guest(netns: &Netns, at: &Attachment) -> Result<()> {
-    let mut guest = netns.run(&Netns::current()?, Netlink::open)?;
-    match guest.apply(&[Change::delete_link(at.ifname.as_str())]) {
-        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO | libc::EOPNOTSUPP)) => Ok(()),
-        outcome => outcome.trying(|| format!("in {:?}", at.sandbox())),
-    }
-}
-
-/// Deletes the host's end, which its alias tells from all others; `false` if there is none. What ADD answered tells
-/// where to look first: a host may have thousands of links.
-fn delete_port(owner: Owner<'_>, told: &AddResult) -> Result<bool> {
-    let alias = owner.alias();
-    let mut host = Netlink::open()?;
-    for interface in told.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
-        if host.link(interface.name.as_str())?.is_some_and(|link| link.alias == alias) {
-            return attach::delete(&mut host, &interface.name).map(|()| true);
-        }
-    }
-    let mut failures = Failures::default();
-    let ports = host.find_links(|link| link.alias == alias)?;
-    for port in &ports {
-        failures.note(attach::delete(&mut host, &port.name));
-    }
-    failures.into_result().map(|()| !ports.is_empty())
-}
-
 /// Removes all rules of an attachment, of either backend and whatever the configuration says.
-fn remove_rules(owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
-    let mut nft = Nftables::open()?;
+fn remove_rules(nft: &mut Nftables, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::default();
-    failures.note(spoofcheck::remove(&mut nft, owner));
-    failures.note(masquerade::remove(&mut nft, owner));
-    failures.note(iptables::remove(&mut nft, &mut Netlink::open()?, owner, ips));
+    failures.note(spoofcheck::remove(nft, owner));
+    failures.note(masquerade::remove(nft, owner));
+    failures.note(iptables::remove(nft, &mut Netlink::open()?, owner, ips));
     failures.into_result()
 }

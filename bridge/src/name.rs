@@ -28,13 +28,13 @@ impl<'a> Owner<'a> {
             return alias;
         }
         // Two that begin alike must not be taken for each other.
-        let digest = first(16, &alias);
+        let digest = sha512::hex(16, &alias);
         format!("{} {digest}", cut(alias, ALIAS - 1 - digest.len()))
     }
 
     /// What an nftables rule's comment begins with.
     pub(crate) fn mark(&self) -> String {
-        let attachment = first(16, &format!("{}:{}", self.ifname, self.container));
+        let attachment = sha512::hex(16, &format!("{}:{}", self.ifname, self.container));
         format!("{}{attachment}", network_mark(self.network))
     }
 
@@ -46,7 +46,7 @@ impl<'a> Owner<'a> {
 
     /// The iptables chain, which all attachments of a container to a network share.
     pub(crate) fn chain(&self) -> String {
-        format!("CNI-{}", first(24, &format!("{}{}", self.network, self.container)))
+        format!("CNI-{}", sha512::hex(24, &format!("{}{}", self.network, self.container)))
     }
 
     /// The comment of all iptables rules.
@@ -67,7 +67,7 @@ pub(crate) fn alias_prefix(network: &str) -> String {
 
 /// What the comments of a network's nftables rules begin with.
 pub(crate) fn network_mark(network: &str) -> String {
-    format!("{}-", first(16, network))
+    format!("{}-", sha512::hex(16, network))
 }
 
 /// What the comments of a network's iptables rules begin with; the container's id and a quote follow.
@@ -75,24 +75,26 @@ pub(crate) fn iptables_prefix(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
 }
 
-/// The name of a host's end of a pair, as the reference makes them.
-pub(crate) fn random_link() -> Result<String> {
-    Ok(format!("veth{:08x}", u32::from_be_bytes(random()?)))
+/// What a new pair is called by: the name of the host's end, as the reference makes them, and a hardware address for each.
+pub(crate) fn random_pair() -> Result<(String, MacAddr, MacAddr)> {
+    let [n0, n1, n2, n3, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5] = random()?;
+    let name = format!("veth{:08x}", u32::from_be_bytes([n0, n1, n2, n3]));
+    Ok((name, unassigned([a0, a1, a2, a3, a4, a5]), unassigned([b0, b1, b2, b3, b4, b5])))
 }
 
-/// A hardware address that no vendor gave out, and that is nobody's group.
+/// A hardware address for a bridge.
 pub(crate) fn random_mac() -> Result<MacAddr> {
-    let [a, rest @ ..]: [u8; 6] = random()?;
+    random().map(unassigned)
+}
+
+/// One that no vendor gave out, and that is nobody's group.
+fn unassigned([first, rest @ ..]: [u8; 6]) -> MacAddr {
     let [b, c, d, e, f] = rest;
-    Ok(MacAddr([a & 0xfc | 0x02, b, c, d, e, f]))
+    MacAddr([first & 0xfc | 0x02, b, c, d, e, f])
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {
     cni::random().trying(|| "get randomness from the kernel")
-}
-
-fn first(digits: usize, text: &str) -> String {
-    cut(sha512::hex(text), digits)
 }
 
 /// At most `max` bytes. What comes here is ASCII, but for the name of an interface.
@@ -129,10 +131,14 @@ mod tests {
 
     #[test]
     fn random_things_differ_and_are_valid() {
-        assert_ne!(random_link(), random_link());
-        assert_eq!(random_link().unwrap().len(), 12);
         for _ in 0..100 {
-            assert_eq!(random_mac().unwrap().0[0] & 3, 2, "local, and no group");
+            let (name, first, second) = random_pair().unwrap();
+            assert_eq!(name.len(), 12);
+            assert_ne!(first, second);
+            assert_ne!(name, random_pair().unwrap().0);
+            for mac in [first, second, random_mac().unwrap()] {
+                assert_eq!(mac.0[0] & 3, 2, "local, and no group");
+            }
         }
     }
 }

@@ -1,46 +1,85 @@
-//! The order of a removal. A link that goes and rules that go each make the kernel wait until all processors have
-//! forgotten them, for ten milliseconds and more; side by side it is one wait.
+//! Deleting a pair, without the kernel's last wait.
+//!
+//! A link is gone, with both ends and its name, after half a millisecond, and the kernel tells so. Whoever asked for it
+//! gets his answer when all processors have forgotten the link, ten to twenty milliseconds later. Nobody needs to wait for
+//! that: a child does, which nobody hears of.
 
-use std::io;
-use std::os::fd::AsFd;
-use std::thread;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use cni::netlink::{Event, Watch};
-use cni::{Code, Deadline, Error, Result};
+use cni::netlink::{Change, Event, LinkIndex, Netlink, Watch};
+use cni::{AddResult, Attachment, Context, Deadline, Netns, Result};
+use log::debug;
 
+use crate::attach;
 use crate::failures::Failures;
 use crate::name::Owner;
 
 /// How long a link may take to go. It takes less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Runs `delete`, which deletes the pair of `owner`, and does `the_rest` as soon as the kernel tells that its port is
-/// gone: long before it answers, and not before, because it would make the kernel wait twice.
-pub(crate) fn beside(
-    failures: &mut Failures,
+/// Deletes the pair by the host's end, of which the container can change nothing. Only a pair that somebody else made
+/// has no alias there, and is deleted by the container's end.
+///
+/// `hold` is kept open until the kernel has done everything: what is deleted by that socket meanwhile shares its wait.
+pub(crate) fn delete_pair(
     owner: Owner<'_>,
-    delete: impl Fn() -> Result<()> + Sync,
-    the_rest: impl FnOnce(&mut Failures),
-) {
-    thread::scope(|scope| {
-        let started =
-            Watch::open(Event::Link).and_then(|watch| Ok((watch, io::pipe()?))).and_then(|(watch, (until, done))| {
-                let delete = &delete;
-                // It says by closing the pipe that it has ended.
-                let run = move || (delete(), drop(done)).0;
-                Ok((watch, until, thread::Builder::new().spawn_scoped(scope, run)?))
-            });
-        let Ok((mut watch, until, thread)) = started else {
-            // Something cannot be had: then one after the other.
-            failures.note(delete());
-            return the_rest(failures);
-        };
-        let alias = owner.alias();
-        // If it is never told, the thread has ended, and what became of it is told below.
-        let _ = watch.await_gone(until.as_fd(), Deadline::after(PATIENCE), |link| link.alias == alias);
-        the_rest(failures);
-        let lost = || Err(Error::new(Code::INTERNAL, "deleting the pair ended in a panic"));
-        failures.note(thread.join().unwrap_or_else(|_| lost()));
+    at: &Attachment,
+    told: &AddResult,
+    hold: Option<BorrowedFd<'_>>,
+) -> Result<()> {
+    let mut failures = Failures::default();
+    match delete_ports(owner, told, hold) {
+        Ok(true) => return Ok(()),
+        outcome => failures.note(outcome.map(drop)),
+    }
+    failures.note(at.open_netns_if_there().and_then(|netns| netns.map_or(Ok(()), |netns| delete_guest(&netns, at))));
+    failures.into_result()
+}
+
+/// Deletes the container's end, if there is one. What cannot be deleted, such as `lo` under another name, is not ours.
+fn delete_guest(netns: &Netns, at: &Attachment) -> Result<()> {
+    let mut guest = netns.run(&Netns::current()?, Netlink::open)?;
+    match guest.apply(&[Change::delete_link(at.ifname.as_str())]) {
+        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO | libc::EOPNOTSUPP)) => Ok(()),
+        outcome => outcome.trying(|| format!("in {:?}", at.sandbox())),
+    }
+}
+
+/// Deletes the host's end, which its alias tells from all others; `false` if there is none. What ADD answered tells
+/// where to look first: a host may have thousands of links.
+fn delete_ports(owner: Owner<'_>, told: &AddResult, hold: Option<BorrowedFd<'_>>) -> Result<bool> {
+    let alias = owner.alias();
+    let mut host = Netlink::open()?;
+    for interface in told.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
+        if let Some(port) = host.link(interface.name.as_str())?.filter(|link| link.alias == alias) {
+            return delete_aside(&mut host, port.index, hold).map(|()| true);
+        }
+    }
+    let mut failures = Failures::default();
+    let ports = host.find_links(|link| link.alias == alias)?;
+    for port in &ports {
+        failures.note(delete_aside(&mut host, port.index, hold));
+    }
+    failures.into_result().map(|()| !ports.is_empty())
+}
+
+/// Deletes a link by way of a child, and returns when it is gone.
+fn delete_aside(host: &mut Netlink, link: LinkIndex, hold: Option<BorrowedFd<'_>>) -> Result<()> {
+    let told = Watch::open(Event::Link).and_then(|mut watch| {
+        let keep: Vec<_> = hold.into_iter().collect();
+        let child = cni::aside(&keep, || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link))))?;
+        watch.await_gone(link, child.as_fd(), Deadline::after(PATIENCE))
     });
+    match told {
+        Ok(true) => {
+            debug!("link {link} is gone");
+            Ok(())
+        }
+        // It failed, was killed, or could not be had: whatever it was, it is found out here.
+        outcome => {
+            debug!("delete link {link} without a child: {outcome:?}");
+            attach::delete(host, link)
+        }
+    }
 }

@@ -115,10 +115,10 @@ fn create_gateway(
     name: &str,
     vlans: &Vlans,
 ) -> Result<()> {
-    let port_name = name::random_link()?;
+    let (port_name, port_mac, mac) = name::random_pair()?;
     let spec = VethSpec {
-        host: VethEnd { name: &port_name, mac: Some(name::random_mac()?) },
-        guest: VethEnd { name, mac: Some(name::random_mac()?) },
+        host: VethEnd { name: &port_name, mac: Some(port_mac) },
+        guest: VethEnd { name, mac: Some(mac) },
         netns: home,
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),

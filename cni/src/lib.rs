@@ -46,9 +46,9 @@ pub use netns::Netns;
 pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
 pub use request::process_env;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
-pub use sys::random;
 #[doc(hidden)]
 pub use sys::start;
+pub use sys::{aside, random};
 pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;

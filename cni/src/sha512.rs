@@ -97,8 +97,8 @@ const ROUNDS: [u64; 80] = [
     0x6c44198c_4a475817,
 ];
 
-/// The digest of `text` as lower-case hexadecimal digits.
-pub fn hex(text: &str) -> String {
+/// The first `digits` of the digest of `text`, which has 128, as lower-case hexadecimal digits.
+pub fn hex(digits: usize, text: &str) -> String {
     let mut state = START;
     let mut padded = text.as_bytes().to_vec();
     padded.push(0x80);
@@ -107,29 +107,42 @@ pub fn hex(text: &str) -> String {
     for block in padded.as_chunks::<128>().0 {
         compress(&mut state, block);
     }
-    state.iter().map(|word| format!("{word:016x}")).collect()
+    let mut hex = String::with_capacity(digits);
+    for word in state {
+        for place in 1..=16 {
+            if hex.len() == digits {
+                return hex;
+            }
+            let [.., digit] = (word >> (64 - 4 * place)).to_be_bytes();
+            hex.extend(char::from_digit(u32::from(digit & 15), 16));
+        }
+    }
+    hex
 }
 
+#[expect(clippy::indexing_slicing, reason = "no place is beyond the eightieth")]
 fn compress(state: &mut [u64; 8], block: &[u8; 128]) {
-    // The message schedule: sixteen words, of which each round uses one and makes the one sixteen rounds on.
-    let mut words = [0_u64; 16];
+    // The message schedule: a word for each round.
+    let mut words = [0_u64; 80];
     for (word, bytes) in words.iter_mut().zip(block.as_chunks::<8>().0) {
         *word = u64::from_be_bytes(*bytes);
     }
+    for round in 16..80 {
+        let (early, late) = (words[round - 15], words[round - 2]);
+        let early = early.rotate_right(1) ^ early.rotate_right(8) ^ (early >> 7);
+        let late = late.rotate_right(19) ^ late.rotate_right(61) ^ (late >> 6);
+        words[round] = early.wrapping_add(late).wrapping_add(words[round - 16]).wrapping_add(words[round - 7]);
+    }
     let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = *state;
-    for constant in ROUNDS {
+    for (constant, word) in ROUNDS.iter().zip(&words) {
         let choice = (e & f) ^ (!e & g);
         let majority = (a & b) ^ (a & c) ^ (b & c);
         let big_e = e.rotate_right(14) ^ e.rotate_right(18) ^ e.rotate_right(41);
         let big_a = a.rotate_right(28) ^ a.rotate_right(34) ^ a.rotate_right(39);
-        let one = [big_e, choice, constant, words[0]].into_iter().fold(h, u64::wrapping_add);
+        let one = h.wrapping_add(big_e).wrapping_add(choice).wrapping_add(*constant).wrapping_add(*word);
         let two = big_a.wrapping_add(majority);
         (h, g, f, e) = (g, f, e, d.wrapping_add(one));
         (d, c, b, a) = (c, b, a, one.wrapping_add(two));
-        let early = words[1].rotate_right(1) ^ words[1].rotate_right(8) ^ (words[1] >> 7);
-        let late = words[14].rotate_right(19) ^ words[14].rotate_right(61) ^ (words[14] >> 6);
-        words[0] = [early, words[9], late].into_iter().fold(words[0], u64::wrapping_add);
-        words.rotate_left(1);
     }
     for (word, value) in state.iter_mut().zip([a, b, c, d, e, f, g, h]) {
         *word = word.wrapping_add(value);
@@ -161,7 +174,8 @@ mod tests {
                 "e718483d0ce769644e2e42c7bc15b4638e1f98b13b2044285632a803afa973ebde0ff244877ea60a4cb0432ce577c31beb009c5c2c49aa2e4eadb217ad8cc09b",
             ),
         ] {
-            assert_eq!(hex(text), digest, "{} bytes", text.len());
+            assert_eq!(hex(128, text), digest, "{} bytes", text.len());
+            assert_eq!(hex(24, text), digest[..24]);
         }
     }
 }

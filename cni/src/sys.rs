@@ -11,12 +11,15 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::parent_id;
 use std::path::Path;
 
 use neli::socket::NlSocket;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::stat::Mode;
+use nix::unistd::{chdir, dup2_stderr, dup2_stdin, dup2_stdout};
 
 /// Asks the kernel (NS_GET_NSTYPE, since 4.11) whether `fd` is a network namespace.
 pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
@@ -42,6 +45,59 @@ pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
     // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Runs `work` in a child of this process, which may outlive it: with nothing open but `keep`, so that nobody waits for a
+/// pipe to be closed, and with streams that lead nowhere. The answer becomes readable when the child has ended.
+///
+/// Nobody waits for the child itself: that is left to whoever inherits it, which is the first process, or somebody who
+/// asked for it. Fails, before anything is done, in a process with several threads, and in one that the first process
+/// has started: a runtime in that place, as in a container of its own, may not know that it inherits.
+pub fn aside(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<OwnedFd> {
+    if parent_id() == 1 {
+        return Err(io::Error::from_raw_os_error(libc::ECHILD));
+    }
+    // A process with one thread shares its memory with nobody, and nothing happens. One with several gets an error.
+    unshare(CloneFlags::CLONE_VM)?;
+    // SAFETY: there is one thread, so no other can hold a lock for ever in the child, which is a process like any other.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => {
+            let alone = let_go(keep);
+            if alone.is_ok() {
+                log::set_max_level(log::LevelFilter::Off);
+                work();
+            }
+            // SAFETY: it ends this process, and leaves what the parent will do at its own end to the parent.
+            unsafe { libc::_exit(alone.is_err().into()) }
+        }
+        child => pidfd(child.cast_unsigned()).ok_or_else(|| {
+            // SAFETY: the child is ours, and its status is not wanted.
+            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+            io::Error::from_raw_os_error(libc::ENOSYS)
+        }),
+    }
+}
+
+/// Makes this process, which nobody may use but to end it, independent of whoever started it.
+fn let_go(keep: &[BorrowedFd<'_>]) -> io::Result<()> {
+    chdir("/")?;
+    let nowhere = open(Path::new("/dev/null"), OFlag::O_RDWR)?;
+    dup2_stdin(&nowhere)?;
+    dup2_stdout(&nowhere)?;
+    dup2_stderr(&nowhere)?;
+    let mut keep: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd().cast_unsigned()).collect();
+    keep.sort_unstable();
+    let mut first = 3;
+    for kept in keep.into_iter().chain([u32::MAX]) {
+        // SAFETY: it takes integers. Whatever owned these descriptors is never used or dropped in this process.
+        if first < kept && unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        first = kept.saturating_add(1);
+    }
+    std::mem::forget(nowhere);
+    Ok(())
 }
 
 /// neli's socket as something that `poll` takes.

@@ -38,8 +38,7 @@ impl Endpoint {
 
 /// The id that the reference's tool gives to the container at `netns`, which must be absolute.
 pub(crate) fn container_id(netns: &Path) -> Result<ContainerId> {
-    let digest = sha512::hex(&netns.to_string_lossy());
-    ContainerId::parse(format!("cnitool-{}", digest.get(..20).unwrap_or_default()).as_ref())
+    ContainerId::parse(format!("cnitool-{}", sha512::hex(20, &netns.to_string_lossy())).as_ref())
 }
 
 /// A key that the runtime adds to a plugin's configuration.

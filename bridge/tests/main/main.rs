@@ -10,6 +10,7 @@
 )]
 
 mod add;
+mod aside;
 mod bad;
 mod check;
 mod cost;

@@ -7,6 +7,7 @@ mod rule;
 
 use std::fmt;
 use std::io::Cursor;
+use std::os::fd::BorrowedFd;
 
 use log::debug;
 use neli::ToBytes;
@@ -294,6 +295,11 @@ impl Nftables {
             }
             socket => Ok(Nftables { socket: Some(socket.trying(|| "open a netfilter socket")?) }),
         }
+    }
+
+    /// The socket, for whoever keeps it open: to close it after something was deleted waits for all processors.
+    pub fn fd(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(Socket::fd)
     }
 
     /// Makes all `edits`, in order, or none of them.

@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
+use nix::sys::socket::{MsgFlags, recv};
 
 use super::wire::{self, Message, malformed};
 use crate::error::{Code, Context, Error, Result};
@@ -277,8 +278,8 @@ impl Socket {
     /// next one. It goes on with a listing whenever it is asked for more, so nothing to read is the end as well.
     fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
         loop {
-            match retry(|| self.socket.recv(&mut self.buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-                Ok((len, _)) if listing.take(self.buffer.get(..len).unwrap_or_default(), &|_| Ok(None))? => {
+            match receive(&self.socket, &mut self.buffer) {
+                Ok(len) if listing.take(self.buffer.get(..len).unwrap_or_default(), &|_| Ok(None))? => {
                     return Ok(());
                 }
                 Ok(_) => {}
@@ -318,9 +319,8 @@ impl Socket {
     /// first wait, because most answers are there already, and the first look at the clock costs two pages of memory.
     fn receive(&mut self, deadline: &mut Option<Deadline>) -> Result<Option<&[u8]>> {
         let len = loop {
-            // With TRUNC the true length comes back, so that a cut is seen.
-            match retry(|| self.socket.recv(&mut self.buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-                Ok((len, _)) => break len,
+            match receive(&self.socket, &mut self.buffer) {
+                Ok(len) => break len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let deadline = deadline.get_or_insert_with(|| Deadline::after(PATIENCE));
                     if !deadline.readable(self.fd())? {
@@ -428,7 +428,14 @@ impl<T> Listing<T> {
     }
 }
 
-pub(super) fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+/// One datagram, if there is one; its true length comes back, so that a cut is seen. Not by neli, which also reads the
+/// sender's groups, into a list.
+pub(super) fn receive(socket: &NlSocket, buffer: &mut [u8]) -> io::Result<usize> {
+    let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+    retry(|| Ok(recv(sys::borrow(socket).as_raw_fd(), buffer, flags)?))
+}
+
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

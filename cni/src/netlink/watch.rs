@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use neli::consts::socket::{Msg, NlFamily};
+use neli::consts::socket::NlFamily;
 use neli::socket::NlSocket;
 use neli::utils::Groups;
 use nix::poll::{PollFd, PollFlags};
 
-use super::socket::retry;
+use super::socket::receive;
 use super::wire::{self, Message};
 use super::{Address, Link, LinkIndex, Netlink, OperState};
 use crate::error::{Code, Context, Error, Result};
@@ -99,32 +99,28 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until the news say that a link is gone of which `wanted` holds, or until the writers of the pipe `until` have
-    /// ended; `false` if the deadline came first.
-    pub fn await_gone(
-        &mut self,
-        until: BorrowedFd<'_>,
-        deadline: Deadline,
-        wanted: impl Fn(&Link) -> bool,
-    ) -> Result<bool> {
+    /// Waits until the news say that `link` is gone. `false` if they do not: because some were lost, because the process
+    /// `until` that makes them has ended, or because the deadline came first.
+    pub fn await_gone(&mut self, link: LinkIndex, until: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
         let mut gone = false;
-        while !gone {
+        loop {
             let news = self.notifications.read(|message| {
-                gone |= message.kind == libc::RTM_DELLINK && wanted(&Link::read(message.payload)?);
+                gone |= message.kind == libc::RTM_DELLINK && Link::read(message.payload)?.index == link;
                 Ok(())
             })?;
-            if news.is_some() {
-                continue;
+            match news {
+                _ if gone => return Ok(true),
+                Some(true) => continue,
+                Some(false) => return Ok(false),
+                None => {}
             }
             let mut either =
                 [sys::borrow(&self.notifications.socket), until].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            if !deadline.poll(&mut either)? {
+            // Its last words may have come with its end, and are asked for once more by whoever hears nothing.
+            if !deadline.poll(&mut either)? || either.last().and_then(PollFd::any).unwrap_or(true) {
                 return Ok(false);
             }
-            let [_, until] = either;
-            gone |= until.any().unwrap_or(true);
         }
-        Ok(true)
     }
 }
 
@@ -184,8 +180,8 @@ impl Notifications {
     /// The same without waiting: `None` if there is none.
     fn read(&mut self, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
         let mut buffer = [0; NEWS];
-        match retry(|| self.socket.recv(&mut buffer, Msg::TRUNC | Msg::DONTWAIT)) {
-            Ok((len, _)) => {
+        match receive(&self.socket, &mut buffer) {
+            Ok(len) => {
                 let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
                 while let Some(message) = wire::next_message(&mut rest)? {
                     each(&message)?;
@@ -206,7 +202,7 @@ impl Notifications {
         }
         loop {
             // All that is there counts as one. A datagram that does not fit is cut, which does not matter here.
-            match retry(|| self.socket.recv([0_u8; 64], Msg::DONTWAIT)) {
+            match receive(&self.socket, &mut [0; 64]) {
                 Ok(_) => {}
                 // Too many came at once and some are lost; that much happened is a notification too.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}

@@ -16,6 +16,7 @@ use crate::process;
 #[macro_export]
 macro_rules! main {
     ($($plugin:expr),+ $(,)?) => {
+        // SAFETY: a program has one `main`, and it is of this type.
         #[unsafe(no_mangle)]
         extern "C" fn main(_: ::std::ffi::c_int, arguments: *const *const ::std::ffi::c_char) -> ::std::ffi::c_int {
             // SAFETY: the C library calls this once, with what the kernel gave it.
@@ -24,12 +25,12 @@ macro_rules! main {
     };
 }
 
+#[doc(hidden)]
 /// What [`main!`](crate::main) runs; the answer is the status of the process.
 ///
 /// # Safety
 ///
 /// `arguments` must be those of a C `main`, and nothing else may run yet.
-#[doc(hidden)]
 pub unsafe fn start(arguments: *const *const c_char, plugins: &[&dyn Plugin]) -> c_int {
     if !keep_streams() {
         return 1;

@@ -1,0 +1,128 @@
+//! DEL answers when the link is gone, and leaves the kernel's last wait to a child: of which nobody may notice anything.
+
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::PathBuf;
+
+use cni::testing::Lab;
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, assert_clean, layer3};
+
+fn everything() -> Value {
+    layer3(json!({ "ipMasq": true, "macspoofchk": true, "isDefaultGateway": true }))
+}
+
+/// The directories in /proc of the bridge processes in this network namespace.
+fn left_behind() -> Vec<PathBuf> {
+    let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
+    let is_ours = |process: &PathBuf| {
+        fs::read_to_string(process.join("comm")).is_ok_and(|name| name == "bridge\n")
+            && fs::read_link(process.join("ns/net")).is_ok_and(|netns| netns == own)
+    };
+    fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()).filter(is_ours).collect()
+}
+
+#[test]
+fn what_is_deleted_is_gone_and_can_be_added_again_at_once() {
+    Lab::both(|lab| {
+        let config = everything();
+        let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+        for _ in 0..30 {
+            let told = pod.add(&config);
+            let mut config = config.clone();
+            config["prevResult"] = told;
+            pod.del(&config);
+            // Looked at without a process in between, which might take as long as the child waits.
+            assert_eq!(ports(), [""; 0]);
+        }
+        assert_clean(lab);
+    });
+}
+
+/// The host's ends of pairs.
+fn ports() -> Vec<String> {
+    let links = fs::read_dir("/proc/sys/net/ipv4/conf").unwrap();
+    let names = links.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    names.filter(|name| name.starts_with("veth")).collect()
+}
+
+#[test]
+fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
+    let lab = &Lab::new();
+    let config = everything();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let fifo = lab.dir().join("fifo");
+    lab.sh(&format!("mkfifo {}", fifo.display()));
+    let mut seen = 0;
+    for _ in 0..100 {
+        pod.add(&config);
+        // A pipe that a careless runtime lets its plugins inherit.
+        let script = format!("exec 7>{}; exec \"$0\"", fifo.display());
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| File::open(&fifo).unwrap().read_to_end(&mut Vec::new()));
+            // Until its streams are closed, and until that pipe is.
+            pod.call("DEL", &config).through(&script).run().ok();
+            reader.join().unwrap().unwrap();
+        });
+        for child in left_behind() {
+            let Ok(open) = fs::read_dir(child.join("fd")) else { continue };
+            let open: Vec<_> = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).collect();
+            if open.is_empty() {
+                continue; // It ends just now.
+            }
+            seen += 1;
+            let foreign =
+                |path: &&PathBuf| !path.starts_with("/dev/null") && !path.to_string_lossy().starts_with("socket:");
+            assert_eq!(open.iter().find(foreign), None, "{open:?}");
+            let place = fs::read_link(child.join("cwd"));
+            assert!(place.is_err() || place.is_ok_and(|path| path.parent().is_none()), "it keeps a directory busy");
+        }
+        if seen >= 3 {
+            return;
+        }
+    }
+    panic!("a child was seen {seen} times: there is none, or somebody waits for it");
+}
+
+#[test]
+fn a_child_that_cannot_be_had_or_is_killed_is_done_without() {
+    let lab = &Lab::new();
+    // Without a plugin that takes a process of its own.
+    let config = layer3(json!({
+        "ipMasq": true, "macspoofchk": true, "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" },
+    }));
+    let pod = Pod::new(lab, "a");
+    for (call, how) in [
+        ("unshare", "error=EPERM"),
+        ("fork,vfork,clone,clone3", "error=EAGAIN"),
+        ("pidfd_open", "error=ENOSYS"),
+        ("chdir", "error=EACCES"),
+        ("close_range", "error=ENOSYS"),
+        ("close_range", "signal=KILL"),
+    ] {
+        pod.add(&config);
+        let trace = lab.dir().join("trace");
+        let (traced, inject) = (format!("trace={call}"), format!("inject={call}:{how}"));
+        let options = ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", &traced, "-e", &inject];
+        pod.call("DEL", &config).strace(&options).run().ok();
+        let log = fs::read_to_string(trace).unwrap();
+        assert!(log.contains("INJECTED") || log.contains("killed by SIGKILL"), "{call} {how}: {log}");
+        assert_clean(lab);
+    }
+}
+
+#[test]
+fn a_link_that_cannot_be_deleted_is_told() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "isGateway": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let told = pod.add(&config);
+    let unable = pod.call("DEL", &config).through("exec setpriv --bounding-set=-net_admin \"$0\"");
+    let error = unable.run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("delete link"), "{error}");
+    assert!(error.to_string().contains("not permitted"), "{error}");
+    assert!(ports().contains(&pod.port(&told)), "it is there, as was told");
+    pod.del(&config);
+    assert_clean(lab);
+}
