@@ -162,7 +162,7 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: Owner<'_>, i
 /// Is this the container's only attachment to the network?
 fn is_alone(host: &mut Netlink, owner: Owner<'_>) -> Result<bool> {
     let (own, all) = (owner.alias(), format!("{}{} ", name::alias_prefix(owner.network), owner.container));
-    Ok(host.find_links(|link| link.alias.starts_with(&all) && link.alias != own)?.is_empty())
+    Ok(host.find_links(&|alias| alias.starts_with(&all) && alias != own)?.is_empty())
 }
 
 fn remove_from_nft(nft: &mut Nftables, side: &Side, chain: &str, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {

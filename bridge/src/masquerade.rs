@@ -106,25 +106,22 @@ fn frame() -> impl Iterator<Item = Edit> {
 /// Removes the rules of an attachment.
 pub(crate) fn remove(nft: &mut Nftables, owner: Owner<'_>) -> Result<()> {
     let mark = owner.mark();
-    remove_rules(nft, |rule| rule.comment.starts_with(&mark))
+    remove_rules(nft, &|comment| comment.starts_with(&mark))
 }
 
 /// GC: removes the rules of a network's attachments but those that `keep` knows, by their marks.
 pub(crate) fn collect(nft: &mut Nftables, network: &str, keep: &[Owner<'_>]) -> Result<()> {
     let network = name::network_mark(network);
     let keep: Vec<String> = keep.iter().map(Owner::mark).collect();
-    remove_rules(nft, |rule| {
-        let alive = || keep.iter().any(|mark| rule.comment.starts_with(mark));
-        rule.comment.starts_with(&network) && !alive()
-    })
+    remove_rules(nft, &|comment| comment.starts_with(&network) && !keep.iter().any(|mark| comment.starts_with(mark)))
 }
 
-fn remove_rules(nft: &mut Nftables, stale: impl Fn(&Rule) -> bool) -> Result<()> {
+/// Removes the rules with a comment that is `stale`.
+fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> {
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
-        let rules = nft.rules(CHECKS)?;
-        let edits: Vec<_> =
-            rules.iter().filter(|rule| stale(rule)).map(|rule| Edit::delete_rule(CHECKS, rule)).collect();
+        let rules = nft.rules_about(CHECKS, stale)?;
+        let edits: Vec<_> = rules.iter().map(|rule| Edit::delete_rule(CHECKS, rule)).collect();
         outcome = nft.apply(&edits);
         match &outcome {
             // Somebody else deleted one of them; the transaction changed nothing.

@@ -57,7 +57,7 @@ fn delete_ports(owner: Owner<'_>, told: &AddResult, hold: Option<BorrowedFd<'_>>
         }
     }
     let mut failures = Failures::default();
-    let ports = host.find_links(|link| link.alias == alias)?;
+    let ports = host.find_links(&|found| found == alias)?;
     for port in &ports {
         failures.note(delete_aside(&mut host, port.index, hold));
     }

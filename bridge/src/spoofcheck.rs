@@ -87,9 +87,8 @@ pub(crate) fn add(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
                 Edit::flush(port),
                 Edit::flush(check),
             ];
-            let old = nft.rules(PREROUTING)?;
-            let old = old.iter().filter(|rule| rule.comment == names.comment);
-            edits.extend(old.map(|rule| Edit::delete_rule(PREROUTING, rule)));
+            let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
+            edits.extend(old.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
             edits.extend(rules());
             nft.apply(&edits)
         }),
@@ -117,9 +116,8 @@ fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
         if edits.is_empty() {
             return Ok(());
         }
-        let rules = nft.rules(PREROUTING)?;
-        let old = rules.iter().filter(|rule| rule.comment == names.comment);
-        edits.splice(0..0, old.map(|rule| Edit::delete_rule(PREROUTING, rule)));
+        let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
+        edits.splice(0..0, old.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
         nft.apply(&edits)
     })
     .trying(|| "remove the spoof check")

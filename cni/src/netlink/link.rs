@@ -304,9 +304,17 @@ impl Netlink {
         self.socket.list(&request, libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted)).trying(|| "list links")
     }
 
-    /// The links that `wanted` tells, however many others come and go meanwhile. It may be one of several then.
-    pub fn find_links(&mut self, wanted: impl Fn(&Link) -> bool) -> Result<Vec<Link>> {
-        let read = |payload: &[u8]| Link::read(payload).map(|link| Some(link).filter(&wanted));
+    /// The links whose alias is `wanted`, however many others come and go meanwhile. It may be one of several then. Of the
+    /// others nothing is read: there may be a thousand.
+    pub fn find_links(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
+        let read = |payload: &[u8]| {
+            for attribute in wire::attributes(payload, HEADER) {
+                if let (libc::IFLA_IFALIAS, alias) = attribute? {
+                    return if wanted(&wire::text(alias)) { Link::read(payload).map(Some) } else { Ok(None) };
+                }
+            }
+            Ok(None)
+        };
         self.socket.find(&list_links(None)?, libc::RTM_NEWLINK, read).trying(|| "look through the links")
     }
 }

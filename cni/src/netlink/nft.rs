@@ -346,21 +346,37 @@ impl Nftables {
 
     /// The rules of a chain; none if there is no such chain.
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
-        self.rules_in(chain.table, Some(chain.name)).trying(|| format!("list the rules of chain {chain}"))
+        self.rules_in(chain.table, Some(chain.name), None).trying(|| format!("list the rules of chain {chain}"))
+    }
+
+    /// Those rules of a chain whose comments are `wanted`. Of the others nothing is read: there may be a thousand.
+    pub fn rules_about(&mut self, chain: Chain<'_>, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Rule>> {
+        let found = self.rules_in(chain.table, Some(chain.name), Some(wanted));
+        found.trying(|| format!("list the rules of chain {chain}"))
     }
 
     /// The rules of all chains of a table; none if there is no such table.
     pub fn table_rules(&mut self, table: Table<'_>) -> Result<Vec<Rule>> {
-        self.rules_in(table, None).trying(|| format!("list the rules of table {table}"))
+        self.rules_in(table, None, None).trying(|| format!("list the rules of table {table}"))
     }
 
-    fn rules_in(&mut self, table: Table<'_>, chain: Option<&str>) -> Result<Vec<Rule>> {
+    fn rules_in(
+        &mut self,
+        table: Table<'_>,
+        chain: Option<&str>,
+        wanted: Option<&dyn Fn(&str) -> bool>,
+    ) -> Result<Vec<Rule>> {
         let mut attrs = vec![attr(1, table.name)?];
         if let Some(chain) = chain {
             attrs.push(attr(2, chain)?);
         }
         let request = encode(GETRULE, NlmF::empty(), table.family.number(), attrs)?;
         let listed = self.list(&request, NEWRULE, |payload| {
+            if let Some(wanted) = wanted
+                && !wanted(&rule::comment_of(payload)?)
+            {
+                return Ok(None);
+            }
             // Kernels before 4.17 look at neither name and list everything.
             Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(table, chain)))
         });

@@ -166,6 +166,16 @@ fn number64(value: &[u8]) -> Result<u64> {
 }
 
 /// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
+/// The comment of a rule, if `nft` or we wrote one; nothing otherwise.
+pub(super) fn comment_of(payload: &[u8]) -> Result<String> {
+    for attribute in wire::attributes(payload, HEADER) {
+        if let (NFTA_RULE_USERDATA, data) = attribute? {
+            return Ok(read_comment(data).unwrap_or_default());
+        }
+    }
+    Ok(String::new())
+}
+
 fn read_comment(mut data: &[u8]) -> Option<String> {
     const COMMENT: u8 = 0;
     while let [kind, len, rest @ ..] = data {
