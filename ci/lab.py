@@ -14,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -47,9 +48,11 @@ def start(arguments, stdout=subprocess.PIPE):
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid() != 0:
         unshare.append("--map-root-user")
-    # The first process of the namespace is a shell: as on every machine, one that buries what others leave.
-    unshare += ["--", "sh", "-c", '"$@"; exit $?', "init"]
-    command = [*unshare, sys.executable, os.path.abspath(sys.argv[0]), *arguments]
+    # The first process of the namespace buries what others leave, as on every machine, and has the name of one that does.
+    place = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, place)
+    os.symlink(shutil.which("sh"), f"{place}/init")
+    command = [*unshare, "--", f"{place}/init", "-c", '"$@"; exit $?', "init", sys.executable, os.path.abspath(sys.argv[0]), *arguments]
     process = subprocess.Popen(command, env={**os.environ, INSIDE: "1"}, stdout=stdout)
     atexit.register(process.kill)
     return process

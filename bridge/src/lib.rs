@@ -242,6 +242,6 @@ fn remove_rules(nft: &mut Nftables, owner: Owner<'_>, ips: &[IpAddr]) -> Result<
     let mut failures = Failures::default();
     failures.note(spoofcheck::remove(nft, owner));
     failures.note(masquerade::remove(nft, owner));
-    failures.note(iptables::remove(nft, &mut Netlink::open()?, owner, ips));
+    failures.note(Netlink::open().and_then(|mut host| iptables::remove(nft, &mut host, owner, ips)));
     failures.into_result()
 }

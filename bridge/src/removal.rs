@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use cni::netlink::{Change, Event, LinkIndex, Netlink, Watch};
-use cni::{AddResult, Attachment, Context, Deadline, Netns, Result};
+use cni::{AddResult, Aside, Attachment, Context, Deadline, Netns, Result};
 use log::debug;
 
 use crate::attach;
@@ -67,8 +67,8 @@ fn delete_ports(owner: Owner<'_>, told: &AddResult, hold: Option<BorrowedFd<'_>>
 /// Deletes a link by way of a child, and returns when it is gone.
 fn delete_aside(host: &mut Netlink, link: LinkIndex, hold: Option<BorrowedFd<'_>>) -> Result<()> {
     let told = Watch::open(Event::Link).and_then(|mut watch| {
-        let keep: Vec<_> = hold.into_iter().collect();
-        let child = cni::aside(&keep, || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link))))?;
+        let delete = || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link)));
+        let child = Aside::start(hold, delete)?;
         watch.await_gone(link, child.as_fd(), Deadline::after(PATIENCE))
     });
     match told {

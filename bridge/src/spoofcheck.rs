@@ -75,27 +75,38 @@ pub(crate) fn add(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
         ]
     };
     let mut nft = Nftables::open()?;
-    let mut edits = vec![Edit::new_chain(port), Edit::new_chain(check)];
-    edits.extend(rules());
-    match nft.apply(&edits) {
-        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => retry(|| {
-            let mut edits = vec![
-                Edit::add_table(TABLE),
-                Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
-                Edit::add_chain(port),
-                Edit::add_chain(check),
-                Edit::flush(port),
-                Edit::flush(check),
-            ];
-            let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
-            edits.extend(old.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
-            edits.extend(rules());
-            nft.apply(&edits)
-        }),
-        outcome => outcome,
-    }
-    .map_err(|error| error.details("key \"macspoofchk\" needs nf_tables for bridges in the kernel"))
-    .trying(|| "set up the spoof check")
+    let add = |nft: &mut Nftables| {
+        let mut edits = vec![Edit::new_chain(port), Edit::new_chain(check)];
+        edits.extend(rules());
+        nft.apply(&edits)
+    };
+    let replace = |nft: &mut Nftables| {
+        let mut edits = vec![
+            Edit::add_table(TABLE),
+            Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
+            Edit::add_chain(port),
+            Edit::add_chain(check),
+            Edit::flush(port),
+            Edit::flush(check),
+        ];
+        let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
+        edits.extend(old.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
+        edits.extend(rules());
+        nft.apply(&edits)
+    };
+    let mut set_up = || {
+        if nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
+            match add(&mut nft) {
+                Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
+                outcome => return outcome,
+            }
+        }
+        // Of a chain that has the name and is another the kernel says what is wrong with it.
+        retry(|| replace(&mut nft))
+    };
+    set_up()
+        .map_err(|error| error.details("key \"macspoofchk\" needs nf_tables for bridges in the kernel"))
+        .trying(|| "set up the spoof check")
 }
 
 /// Removes the check of an interface, if there is one.
@@ -164,6 +175,9 @@ pub(crate) fn check(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
         Err(Error::new(Code::INTERNAL, what)
             .details("somebody flushed the host's rules; attaching the container again restores them"))
     };
+    if !nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
+        return absent(format!("no frames come into chain {PREROUTING}"));
+    }
     let rules = nft.rules(PREROUTING)?;
     let leads = |rule: &&Rule| rule.target.as_deref() == Some(&names.port);
     match rules.iter().find(leads).map(link_of) {

@@ -14,6 +14,7 @@
 //! Nothing here knows a plugin.
 
 mod args;
+mod aside;
 mod delegate;
 mod error;
 #[cfg(feature = "fuzzing")]
@@ -39,6 +40,7 @@ mod version;
 mod wait;
 
 pub use args::Args;
+pub use aside::Aside;
 pub use delegate::{Delegate, Program};
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
@@ -46,9 +48,9 @@ pub use netns::Netns;
 pub use plugin::{Attachment, Call, Plugin, ValidAttachment};
 pub use request::process_env;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
+pub use sys::random;
 #[doc(hidden)]
 pub use sys::start;
-pub use sys::{aside, random};
 pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;

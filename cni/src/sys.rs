@@ -11,7 +11,6 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::process::parent_id;
 use std::path::Path;
 
 use neli::socket::NlSocket;
@@ -19,7 +18,6 @@ use nix::fcntl::{AT_FDCWD, OFlag, openat};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::stat::Mode;
-use nix::unistd::{chdir, dup2_stderr, dup2_stdin, dup2_stdout};
 
 /// Asks the kernel (NS_GET_NSTYPE, since 4.11) whether `fd` is a network namespace.
 pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
@@ -47,57 +45,47 @@ pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
     Some(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Runs `work` in a child of this process, which may outlive it: with nothing open but `keep`, so that nobody waits for a
-/// pipe to be closed, and with streams that lead nowhere. The answer becomes readable when the child has ended.
-///
-/// Nobody waits for the child itself: that is left to whoever inherits it, which is the first process, or somebody who
-/// asked for it. Fails, before anything is done, in a process with several threads, and in one that the first process
-/// has started: a runtime in that place, as in a container of its own, may not know that it inherits.
-pub fn aside(keep: &[BorrowedFd<'_>], work: impl FnOnce()) -> io::Result<OwnedFd> {
-    if parent_id() == 1 {
-        return Err(io::Error::from_raw_os_error(libc::ECHILD));
-    }
+/// Splits this process in two, unless it has several threads: the number of the child, or `None` in the child.
+pub(crate) fn fork() -> io::Result<Option<u32>> {
     // A process with one thread shares its memory with nobody, and nothing happens. One with several gets an error.
     unshare(CloneFlags::CLONE_VM)?;
     // SAFETY: there is one thread, so no other can hold a lock for ever in the child, which is a process like any other.
     match unsafe { libc::fork() } {
         -1 => Err(io::Error::last_os_error()),
-        0 => {
-            let alone = let_go(keep);
-            if alone.is_ok() {
-                log::set_max_level(log::LevelFilter::Off);
-                work();
-            }
-            // SAFETY: it ends this process, and leaves what the parent will do at its own end to the parent.
-            unsafe { libc::_exit(alone.is_err().into()) }
-        }
-        child => pidfd(child.cast_unsigned()).ok_or_else(|| {
-            // SAFETY: the child is ours, and its status is not wanted.
-            unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
-            io::Error::from_raw_os_error(libc::ENOSYS)
-        }),
+        0 => Ok(None),
+        child => Ok(Some(child.cast_unsigned())),
     }
 }
 
-/// Makes this process, which nobody may use but to end it, independent of whoever started it.
-fn let_go(keep: &[BorrowedFd<'_>]) -> io::Result<()> {
-    chdir("/")?;
-    let nowhere = open(Path::new("/dev/null"), OFlag::O_RDWR)?;
-    dup2_stdin(&nowhere)?;
-    dup2_stdout(&nowhere)?;
-    dup2_stderr(&nowhere)?;
-    let mut keep: Vec<u32> = keep.iter().map(|fd| fd.as_raw_fd().cast_unsigned()).collect();
-    keep.sort_unstable();
-    let mut first = 3;
-    for kept in keep.into_iter().chain([u32::MAX]) {
-        // SAFETY: it takes integers. Whatever owned these descriptors is never used or dropped in this process.
-        if first < kept && unsafe { libc::syscall(libc::SYS_close_range, first, kept - 1, 0) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        first = kept.saturating_add(1);
-    }
-    std::mem::forget(nowhere);
-    Ok(())
+/// Ends this process at once: nothing that it shares with its parent is written or undone.
+pub(crate) fn end(status: libc::c_int) -> ! {
+    // SAFETY: it takes an integer, and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// Lets the kernel forget the child `pid`, if it has ended.
+pub(crate) fn bury(pid: u32) {
+    // SAFETY: it takes integers, and the status is not wanted.
+    unsafe { libc::waitpid(pid.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) };
+}
+
+/// Closes all descriptors from `first` to `last` (since Linux 5.9), in a process that will never use what owned them.
+pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: it takes integers; nobody uses or drops the owners, as was promised.
+    let status = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Is the kernel of this version or a later one? One that says something strange is not.
+pub(crate) fn kernel_is(major: u32, minor: u32) -> bool {
+    // SAFETY: all zeroes are valid texts, of which the kernel writes some that end with a NUL; the first is copied.
+    let release = unsafe {
+        let mut name: libc::utsname = std::mem::zeroed();
+        libc::uname(&mut name);
+        CStr::from_ptr(name.release.as_ptr()).to_string_lossy().into_owned()
+    };
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|digits| digits.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
 }
 
 /// neli's socket as something that `poll` takes.
@@ -121,10 +109,9 @@ pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> 
     Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
 }
 
-/// Is the link called `name` up, and does it carry? The same socket serves.
-///
-/// What a change of its carrier set going is done first: by a worker that is waited for, or, since Linux 6.8, at once
-/// because we ask.
+/// Is the link called `name` up, and does it carry? The same socket serves. To be believed since Linux 6.8: there the
+/// kernel finishes first, because we ask, what changes of the carrier have left to a worker. Before, a link of which no
+/// worker has heard yet counts as up.
 pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     // linux/ethtool.h: a command, and room for its answer
     const ETHTOOL_GLINK: u32 = 0x0a;
@@ -140,7 +127,7 @@ pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<
     Ok(flags & libc::IFF_RUNNING != 0)
 }
 
-/// The network namespace of `socket` (since Linux 4.9).
+/// The network namespace of `socket` (since Linux 4.10).
 pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> io::Result<File> {
     // SAFETY: the socket is open, and this question has no argument.
     let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS.into()) };

@@ -2,9 +2,10 @@
 
 use std::fs::{self, File};
 use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use cni::testing::Lab;
+use cni::testing::{Lab, skip};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer3};
@@ -21,6 +22,35 @@ fn left_behind() -> Vec<PathBuf> {
             && fs::read_link(process.join("ns/net")).is_ok_and(|netns| netns == own)
     };
     fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path()).filter(is_ours).collect()
+}
+
+/// In a container whose first process is no init a DEL has no child.
+fn children_are_buried(test: &str) -> Option<()> {
+    let first = fs::metadata("/proc/self/ns/pid").unwrap().ino() == 0xefff_fffc;
+    first.then_some(()).or_else(|| {
+        skip(test, "this is not the PID namespace in which the machine was started");
+        None
+    })
+}
+
+#[test]
+fn where_nobody_buries_orphans_there_is_no_child() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" } }));
+    let pod = Pod::new(lab, "a");
+    let trace = lab.dir().join("trace");
+    for (first, child) in [("sh", false), ("init", true)] {
+        pod.add(&config);
+        // The first process of a PID namespace, under this name; the plugin is not the last that it runs.
+        let path = lab.dir().join(first);
+        lab.sh(&format!("ln -s /bin/sh {}", path.display()));
+        let script = format!("exec unshare --pid --fork --mount-proc {} -ec '\"$0\"; exit 0' \"$0\"", path.display());
+        let options = ["-f", "-qq", "-e", "trace=chdir", "-o", trace.to_str().unwrap()];
+        pod.call("DEL", &config).through(&script).strace(&options).run().ok();
+        let log = fs::read_to_string(&trace).unwrap();
+        assert_eq!(log.contains("chdir(\"/\")"), child, "{first}: {log}");
+        assert_clean(lab);
+    }
 }
 
 #[test]
@@ -49,6 +79,9 @@ fn ports() -> Vec<String> {
 
 #[test]
 fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
+    if children_are_buried("who_waits_for_the_kernel_keeps_nobody_else_waiting").is_none() {
+        return;
+    }
     let lab = &Lab::new();
     let config = everything();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -72,9 +105,10 @@ fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
                 continue; // It ends just now.
             }
             seen += 1;
-            let foreign =
-                |path: &&PathBuf| !path.starts_with("/dev/null") && !path.to_string_lossy().starts_with("socket:");
-            assert_eq!(open.iter().find(foreign), None, "{open:?}");
+            let (sockets, others): (Vec<_>, Vec<_>) =
+                open.iter().partition(|path| path.to_string_lossy().starts_with("socket:"));
+            assert!(others.iter().all(|path| path.starts_with("/dev/null")), "{open:?}");
+            assert!(sockets.len() <= 2, "that by which the link is deleted, and that of the rules: {open:?}");
             let place = fs::read_link(child.join("cwd"));
             assert!(place.is_err() || place.is_ok_and(|path| path.parent().is_none()), "it keeps a directory busy");
         }
@@ -87,6 +121,9 @@ fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
 
 #[test]
 fn a_child_that_cannot_be_had_or_is_killed_is_done_without() {
+    if children_are_buried("a_child_that_cannot_be_had_or_is_killed_is_done_without").is_none() {
+        return;
+    }
     let lab = &Lab::new();
     // Without a plugin that takes a process of its own.
     let config = layer3(json!({
@@ -95,7 +132,7 @@ fn a_child_that_cannot_be_had_or_is_killed_is_done_without() {
     let pod = Pod::new(lab, "a");
     for (call, how) in [
         ("unshare", "error=EPERM"),
-        ("fork,vfork,clone,clone3", "error=EAGAIN"),
+        ("?fork,?vfork,clone,clone3", "error=EAGAIN"),
         ("pidfd_open", "error=ENOSYS"),
         ("chdir", "error=EACCES"),
         ("close_range", "error=ENOSYS"),

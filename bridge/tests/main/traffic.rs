@@ -3,7 +3,7 @@
 use cni::testing::{Lab, skip};
 use serde_json::{Value, json};
 
-use crate::pod::{Pod, layer2, layer3, nothing_comes, outside, send, udp};
+use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, outside, send, udp};
 
 const IPS: [&[&str]; 2] = [&["10.1.0.2/24", "fd01::2/64"], &["10.1.0.3/24", "fd01::3/64"]];
 
@@ -57,7 +57,7 @@ fn masquerade_hides_pods(config: &Value) {
     let server = udp(Some(&beyond), "0.0.0.0:0");
     assert_eq!(send(&b.udp("0.0.0.0:0"), &server, "192.0.2.2"), "192.0.2.1".parse().ok());
     b.del(config);
-    crate::pod::assert_clean(lab);
+    assert_clean(lab);
 }
 
 #[test]
@@ -130,6 +130,24 @@ fn a_pod_reaches_itself_through_dnat_only_with_hairpin_mode() {
     }
 }
 
+/// Somebody else's chain has the name, and no packets come into it.
+#[test]
+fn a_spoof_check_that_would_check_nothing_is_refused() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "macspoofchk": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    lab.sh("nft 'add table bridge nat; add chain bridge nat PREROUTING'");
+    let error = pod.call("ADD", &config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("set up the spoof check"), "{error}");
+    assert_clean(lab);
+    lab.sh("nft delete table bridge nat");
+    let told = pod.add(&config);
+    pod.check(&config, &told).ok();
+    lab.sh("nft -s list table bridge nat | sed 's/type filter hook prerouting.*//' >rules; nft delete table bridge nat; nft -f rules; rm rules");
+    let error = pod.check(&config, &told).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("no frames come into chain"), "{error}");
+}
+
 #[test]
 fn a_spoofed_hardware_address_does_not_pass() {
     Lab::both(|lab| {
@@ -147,7 +165,7 @@ fn a_spoofed_hardware_address_does_not_pass() {
         assert!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3").is_some());
         a.del(&config);
         b.del(&config);
-        crate::pod::assert_clean(lab);
+        assert_clean(lab);
     });
 }
 

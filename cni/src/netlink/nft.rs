@@ -411,14 +411,21 @@ impl Nftables {
 
     /// Is there such a chain?
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
-        let Some(socket) = &mut self.socket else { return Ok(false) };
+        self.chain(chain).map(|found| found.is_some())
+    }
+
+    /// Is there such a chain, and do packets come into it there?
+    pub fn has_base_chain(&mut self, chain: Chain<'_>, hook: Hook) -> Result<bool> {
+        Ok(self.chain(chain)?.flatten().is_some_and(|base| base.place == hook.place))
+    }
+
+    /// A chain, if it is there: as one that packets come into, or not.
+    fn chain(&mut self, chain: Chain<'_>) -> Result<Option<Option<BaseChain>>> {
+        let Some(socket) = &mut self.socket else { return Ok(None) };
         let attrs = vec![attr(1, chain.table.name)?, attr(3, chain.name)?];
         let request = encode(GETCHAIN, NlmF::empty(), chain.table.family.number(), attrs)?;
-        let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |_| Ok(()));
-        found
-            .map(|found| found.is_some())
-            .or_else(|error| absent(error, false))
-            .trying(|| format!("look for chain {chain}"))
+        let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], BaseChain::read);
+        found.or_else(|error| absent(error, None)).trying(|| format!("look for chain {chain}"))
     }
 }
 

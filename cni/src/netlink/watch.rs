@@ -105,7 +105,10 @@ impl Watch {
         let mut gone = false;
         loop {
             let news = self.notifications.read(|message| {
-                gone |= message.kind == libc::RTM_DELLINK && Link::read(message.payload)?.index == link;
+                // Of another family it only tells that the link has left its bridge.
+                gone |= message.kind == libc::RTM_DELLINK
+                    && wire::byte(message.payload, 0)? == 0
+                    && Link::read(message.payload)?.index == link;
                 Ok(())
             })?;
             match news {
@@ -135,7 +138,7 @@ impl Netlink {
         patience: Duration,
         what: impl FnOnce() -> String,
     ) -> Result<()> {
-        if self.socket.link_is_running(name) {
+        if sys::kernel_is(6, 8) && self.socket.link_is_running(name) {
             return Ok(());
         }
         let mut watch = Watch::open(Event::Link)?;

@@ -1,6 +1,7 @@
 //! Every verb of `cni::netlink` against the kernel, looked at with iproute2.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -338,6 +339,20 @@ fn a_link_is_waited_for_until_it_runs() {
     wait("renamed", 20_000).unwrap();
     inside.apply(&[Change::delete_link("eth0")]).unwrap();
     assert!(wait("veth0", 20_000).unwrap_err().to_string().contains("vanished"));
+}
+
+#[test]
+fn a_port_that_leaves_its_bridge_is_not_gone() {
+    let lab = Lab::bare();
+    let (mut host, _, _, port, _) = attached(&lab);
+    let mut watch = Watch::open(Event::Link).unwrap();
+    let (never, _open) = std::io::pipe().unwrap();
+    let mut gone =
+        |millis| watch.await_gone(port.index, never.as_fd(), Deadline::after(Duration::from_millis(millis))).unwrap();
+    lab.sh(&format!("ip link set {} nomaster", port.name));
+    assert!(!gone(100));
+    host.apply(&[Change::delete_link(port.index)]).unwrap();
+    assert!(gone(20_000));
 }
 
 #[test]

@@ -165,7 +165,6 @@ fn number64(value: &[u8]) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
 /// The comment of a rule, if `nft` or we wrote one; nothing otherwise.
 pub(super) fn comment_of(payload: &[u8]) -> Result<String> {
     for attribute in wire::attributes(payload, HEADER) {
@@ -176,6 +175,7 @@ pub(super) fn comment_of(payload: &[u8]) -> Result<String> {
     Ok(String::new())
 }
 
+/// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
 fn read_comment(mut data: &[u8]) -> Option<String> {
     const COMMENT: u8 = 0;
     while let [kind, len, rest @ ..] = data {
