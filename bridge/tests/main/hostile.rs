@@ -124,8 +124,12 @@ fn a_router_advertisement_does_not_reach_the_host() {
         assert_eq!((learned(), lab.sh("ip -6 route show default").as_str()), (0, ""));
         // The same advertisement would have done harm.
         lab.sh(&format!("sysctl -qw net.ipv6.conf.{bridge}.accept_ra=1"));
-        advertise(&pod, &ip);
-        assert!(learned() > 0 && lab.sh("ip -6 route show default").contains(bridge), "the test proves nothing");
+        // On another processor the echo may overtake it.
+        let harmed = (0..5).any(|_| {
+            advertise(&pod, &ip);
+            learned() > 0 && lab.sh("ip -6 route show default").contains(bridge)
+        });
+        assert!(harmed, "the test proves nothing");
         lab.sh(&format!("ip link delete {bridge}"));
     }
 }
