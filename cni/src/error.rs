@@ -83,7 +83,12 @@ impl Error {
     /// The kernel's refusal: its errno, and the text of its extended acknowledgement if it gave one.
     #[cold]
     pub fn kernel(errno: i32, explanation: &str) -> Error {
-        let mut error = Error::new(Code::INTERNAL, io::Error::from_raw_os_error(errno).to_string());
+        let what = match errno {
+            // What a bridge without a free port says; musl has no words for it.
+            libc::EXFULL => format!("Exchange full (os error {errno})"),
+            _ => io::Error::from_raw_os_error(errno).to_string(),
+        };
+        let mut error = Error::new(Code::INTERNAL, what);
         error.0.errno = Some(errno);
         if explanation.is_empty() { error } else { error.details(format!("kernel: {explanation}")) }
     }
@@ -211,5 +216,6 @@ mod tests {
     fn an_io_error_keeps_its_errno() {
         let error = Error::from(io::Error::from_raw_os_error(libc::ENOSPC));
         assert_eq!((error.code(), error.errno()), (Code::IO, Some(libc::ENOSPC)));
+        assert_eq!(Error::kernel(libc::EXFULL, "").to_string(), "Exchange full (os error 54)");
     }
 }
