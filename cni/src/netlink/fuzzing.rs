@@ -59,7 +59,12 @@ pub fn reply(datagram: &[u8]) {
 pub fn rules(datagram: &[u8]) {
     const NEWRULE: u16 = 10 << 8 | 6;
     let Ok((seq, _)) = first(datagram) else { return };
-    for rule in list(datagram, seq, NEWRULE, Rule::read) {
+    let read = |payload: &[u8]| {
+        let comment = Rule::comment_of(payload)?;
+        assert!(!comment.contains('\0'));
+        Rule::read(payload)
+    };
+    for rule in list(datagram, seq, NEWRULE, read) {
         assert!(rule.handle != 0 && !rule.comment.contains('\0'));
     }
 }

@@ -373,7 +373,7 @@ impl Nftables {
         let request = encode(GETRULE, NlmF::empty(), table.family.number(), attrs)?;
         let listed = self.list(&request, NEWRULE, |payload| {
             if let Some(wanted) = wanted
-                && !wanted(&rule::comment_of(payload)?)
+                && !wanted(&Rule::comment_of(payload)?)
             {
                 return Ok(None);
             }

@@ -98,6 +98,16 @@ impl Rule {
         Ok((rule.handle != 0).then_some(rule))
     }
 
+    /// The comment of a rule, if `nft` or we wrote one, without reading the rest; nothing otherwise.
+    pub(in crate::netlink) fn comment_of(payload: &[u8]) -> Result<String> {
+        for attribute in wire::attributes(payload, HEADER) {
+            if let (NFTA_RULE_USERDATA, data) = attribute? {
+                return Ok(read_comment(data).unwrap_or_default());
+            }
+        }
+        Ok(String::new())
+    }
+
     fn read_expression(&mut self, expression: &[u8]) -> Result<()> {
         let (mut name, mut data) = (String::new(), &[][..]);
         for attribute in wire::attributes(expression, 0) {
@@ -163,16 +173,6 @@ fn nested<'a>(mut data: &'a [u8], path: &[u16]) -> Result<Vec<(u16, &'a [u8])>> 
 fn number64(value: &[u8]) -> Result<u64> {
     let bytes = value.try_into().map_err(|_| wire::malformed("a handle of a strange length"))?;
     Ok(u64::from_be_bytes(bytes))
-}
-
-/// The comment of a rule, if `nft` or we wrote one; nothing otherwise.
-pub(super) fn comment_of(payload: &[u8]) -> Result<String> {
-    for attribute in wire::attributes(payload, HEADER) {
-        if let (NFTA_RULE_USERDATA, data) = attribute? {
-            return Ok(read_comment(data).unwrap_or_default());
-        }
-    }
-    Ok(String::new())
 }
 
 /// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
