@@ -8,6 +8,14 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, reason = "what looks into directories")]
 #[path = "../../cnitool/src/conf.rs"]
 mod conf;
+#[path = "../../cnitool/src/file.rs"]
+mod file;
+#[allow(dead_code, reason = "what is shown")]
+#[path = "../../cnitool/src/out.rs"]
+mod out;
+#[allow(dead_code, reason = "what is shown")]
+#[path = "../../cnitool/src/table.rs"]
+mod table;
 
 fuzz_target!(|input: &[u8]| {
     let path = Path::new("list");
