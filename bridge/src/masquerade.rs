@@ -20,6 +20,8 @@ const CHECKS: Chain<'_> = TABLE.chain("masq_checks");
 /// Leads to them, except for multicast.
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
+/// Where nftables cannot serve.
+const REMEDY: &str = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
 
@@ -56,7 +58,9 @@ impl Masquerade {
 pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
-        Backend::Nftables => add_rules(owner, ips),
+        Backend::Nftables => {
+            add_rules(owner, ips).map_err(|e| if nft::is_unavailable(&e) { e.details(REMEDY) } else { e })
+        }
         Backend::Auto => match add_rules(owner, ips) {
             Err(error) if nft::is_unavailable(&error) => {
                 debug!("iptables instead of nftables: {error}");
@@ -198,10 +202,9 @@ pub(crate) fn status(backend: Backend) -> Result<()> {
         let edits: Vec<_> = frame().chain([rule]).collect();
         Nftables::open()?.try_out(&edits)
     };
-    let remedy = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
     match backend {
         Backend::Iptables => iptables::status(),
-        Backend::Nftables => try_nftables().map_err(|error| error.details(remedy)),
+        Backend::Nftables => try_nftables().map_err(|error| error.details(REMEDY)),
         Backend::Auto => try_nftables()
             .or_else(|error| iptables::status().map_err(|second| second.details(format!("nftables: {error}")))),
     }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use cni::netlink::Netlink;
-use cni::netlink::nft::{self, Edit, Nftables};
+use cni::netlink::nft::{self, Edit, Hook, Nftables, Part};
 use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, tool};
 use serde_json::Map;
 
@@ -314,7 +314,9 @@ fn address(result: &AddResult) -> Result<Ipv4Addr> {
 
 fn can_masquerade() -> Result<bool> {
     let table = nft::Table { family: nft::Family::Inet, name: "try" };
-    match Nftables::open()?.try_out(&[Edit::add_table(table)]) {
+    let chain = table.chain("try");
+    let rule = Edit::add_rule(chain, &[Part::Masquerade], "");
+    match Nftables::open()?.try_out(&[Edit::add_table(table), Edit::add_base_chain(chain, Hook::SOURCE_NAT), rule]) {
         Err(error) if nft::is_unavailable(&error) => Ok(false),
         outcome => outcome.map(|()| true),
     }
