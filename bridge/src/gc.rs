@@ -3,6 +3,7 @@
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Link, Netlink};
 use cni::{Call, Delegate, Result};
+use log::debug;
 
 use crate::failures::Failures;
 use crate::name::{self, Owner};
@@ -19,6 +20,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures:
     let mut nft = Nftables::open()?;
     let links = host.links(None)?;
     for link in links.iter().filter(|link| is_stale(link, network, &keep)) {
+        debug!("{:?} is needed by nobody: {}", link.name, link.alias);
         failures.note(attach::delete(&mut host, link.index));
     }
     failures.note(ipam.and_then(|ipam| ipam.as_ref().map_or(Ok(()), Delegate::gc)));

@@ -184,12 +184,12 @@ impl<'a> Chain<'a> {
         Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
     }
 
-    /// STATUS, which versions before 1.1.0 do not have: there it is enough that the plugins were found.
-    pub(crate) fn status(&self) -> Result<()> {
+    /// STATUS; `false` if nobody was asked, because versions before 1.1.0 do not have it.
+    pub(crate) fn status(&self) -> Result<bool> {
         if self.list.version < Version::V1_1_0 {
-            return Ok(());
+            return Ok(false);
         }
-        self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[]))
+        self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[])).map(|()| true)
     }
 
     fn forget(&self, at: &Endpoint) -> Result<()> {

@@ -169,7 +169,7 @@ The exit code is 3 if anything is fail, and 0 if not.",
 const ENVIRONMENT: &str = "\
 environment:
   NETCONFPATH  directory of network configurations (/etc/cni/net.d)
-  CNI_PATH     directories of plugins, with ':' between them (/opt/cni/bin)
+  CNI_PATH     directories of plugins (/opt/cni/bin:/usr/lib/cni)
   CNI_IFNAME   the interface in the namespace (eth0)
   CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
   CAP_ARGS     arguments for plugins with the capability, as JSON:

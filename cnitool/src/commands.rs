@@ -91,7 +91,10 @@ pub(crate) fn status(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
-    chain.status().trying(|| format!("ask for the status of network {network:?}"))
+    if !chain.status().trying(|| format!("ask for the status of network {network:?}"))? {
+        out::warn(&format!("cniVersion {} has no STATUS: the plugins are there, and were not asked", list.version));
+    }
+    Ok(())
 }
 
 fn attempt(verb: &str, at: &Endpoint, network: &str, preposition: &str) -> String {

@@ -187,7 +187,13 @@ impl Plan {
             let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
             let owner = self.dead.iter().find(|at| at.has_rule(rule));
             let container = owner.map_or("-", |at| at.container.as_str());
-            row("rule", source, container, owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-"), "it hides nobody");
+            row(
+                "rule",
+                source,
+                container,
+                owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-"),
+                "its container is gone",
+            );
         }
         for check in &self.checks {
             row("rule", check.port.clone(), "-", "-", "its port is gone");

@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 /// Where network configurations are unless `NETCONFPATH` says otherwise.
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
-/// Where plugins are unless `CNI_PATH` says otherwise.
-const PLUGINS: &str = "/opt/cni/bin";
+/// Where plugins are unless `CNI_PATH` says otherwise: where runtimes look, and where Debian puts them.
+const PLUGINS: &str = "/opt/cni/bin:/usr/lib/cni";
 
 /// A variable that is set and not empty.
 fn variable(name: &str) -> Option<OsString> {

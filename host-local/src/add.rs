@@ -145,6 +145,7 @@ fn reclaim(store: &mut Store) -> Result<bool> {
 fn words(time: Duration) -> String {
     let seconds = time.as_secs();
     let (count, unit) = match seconds {
+        1 => (1, "second"),
         0..120 => (seconds, "seconds"),
         120..7_200 => (seconds / 60, "minutes"),
         7_200..172_800 => (seconds / 3_600, "hours"),
@@ -159,9 +160,14 @@ mod tests {
 
     #[test]
     fn ages_are_told_in_a_sensible_unit() {
-        for (seconds, want) in
-            [(0, "0 seconds"), (119, "119 seconds"), (120, "2 minutes"), (7_200, "2 hours"), (200_000, "2 days")]
-        {
+        for (seconds, want) in [
+            (0, "0 seconds"),
+            (1, "1 second"),
+            (119, "119 seconds"),
+            (120, "2 minutes"),
+            (7_200, "2 hours"),
+            (200_000, "2 days"),
+        ] {
             assert_eq!(words(Duration::from_secs(seconds)), want);
         }
     }

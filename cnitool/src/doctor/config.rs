@@ -119,7 +119,11 @@ pub(super) fn ask_plugins(report: &mut Report) {
         }
         let Ok(chain) = Chain::find(&list, &dirs) else { continue };
         match chain.status() {
-            Ok(()) => report.ok("status", Some(name), "its plugins are ready for an add"),
+            Ok(true) => report.ok("status", Some(name), "its plugins are ready for an add"),
+            Ok(false) => report.unseen.push(format!(
+                "whether the plugins of network {name} are ready: cniVersion {} has no STATUS",
+                list.version
+            )),
             Err(error) if error.code() == Code::TRY_LATER => {
                 let remedy = format!("find out what the plugin waits for ({})", error.remarks());
                 report.add(Level::Fail, "status", Some(name), error.to_string(), remedy);
