@@ -143,7 +143,11 @@ fn a_spoof_check_that_would_check_nothing_is_refused() {
     lab.sh("nft delete table bridge nat");
     let told = pod.add(&config);
     pod.check(&config, &told).ok();
-    lab.sh("nft -s list table bridge nat | sed 's/type filter hook prerouting.*//' >rules; nft delete table bridge nat; nft -f rules; rm rules");
+    lab.sh(&format!(
+        "cd {}; nft -s list table bridge nat | sed 's/type filter hook prerouting.*//' >rules
+         nft delete table bridge nat; nft -f rules",
+        lab.dir().display()
+    ));
     let error = pod.check(&config, &told).error(999);
     assert!(error["msg"].as_str().unwrap().contains("no frames come into chain"), "{error}");
 }
