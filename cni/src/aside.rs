@@ -91,6 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no children")]
     fn a_process_with_several_threads_has_no_child() {
         // As every test has.
         std::thread::scope(|scope| {

@@ -189,6 +189,7 @@ fn questions() {
 
 /// iproute2 enters a namespace instead: the layouts are those of linux/if_link.h, if_addr.h and net_namespace.h.
 #[test]
+#[cfg_attr(miri, ignore = "it has no netlink")]
 fn questions_about_other_namespaces() {
     let link = Link::read(
         &[
