@@ -154,6 +154,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[cfg_attr(miri, ignore = "too many steps")]
     fn vectors_of_the_standard() {
         let long = "a".repeat(1_000_000);
         for (text, digest) in [
