@@ -2,6 +2,8 @@
 #![expect(unsafe_code, reason = "each block says why it is sound")]
 
 pub(crate) mod arena;
+#[cfg(target_arch = "x86_64")]
+mod copy;
 mod start;
 
 pub use start::start;
