@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use cni::ip::MacAddr;
 use cni::netlink::{
-    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, OperState, Port, VethEnd, VethSpec,
+    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, OperState, Port, VethEnd,
+    VethSpec,
 };
 use cni::sysctl::{self, Setting};
 use cni::{AddResult, Attachment, Code, Context, Error, Interface, Netns, Result, Undo};
@@ -113,24 +114,11 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
         let bridge = ensure_bridge(&mut undo.world().host, config)?;
-        let World { netns, .. } = undo.world();
-        let spec = VethSpec {
-            host: VethEnd { name: &port_name, mac: Some(port_mac) },
-            guest: VethEnd { name: at.ifname.as_str(), mac: Some(mac) },
-            netns,
-            bridge: Some(bridge),
-            mtu: config.mtu,
-        };
-        let mut changes = vec![Change::create_veth(&spec)];
-        // A new port has neither.
-        if config.port != Port::default() {
-            changes.push(Change::set_port(port_name.as_str(), config.port));
-        }
-        let alias = LinkChange { alias: Some(&owner.alias()), ..LinkChange::default() };
-        changes.push(Change::set_link(port_name.as_str(), &alias));
         let doomed = port_name.clone();
         undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, doomed.as_str()));
-        match undo.world().host.create_port(bridge, &changes) {
+        let host = VethEnd { name: &port_name, mac: Some(port_mac) };
+        let guest = VethEnd { name: at.ifname.as_str(), mac: Some(mac) };
+        match make(undo.world(), bridge, config, owner, host, guest) {
             Ok(made) => {
                 let pair = Pair {
                     peer: made.port.peer,
@@ -156,6 +144,26 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
         }
     }
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
+}
+
+/// Makes the pair, with one message.
+fn make<'a>(
+    world: &'a mut World,
+    bridge: LinkIndex,
+    config: &Config,
+    owner: Owner<'_>,
+    host: VethEnd<'a>,
+    guest: VethEnd<'a>,
+) -> Result<NewPort> {
+    let spec = VethSpec { host, guest, netns: &world.netns, bridge: Some(bridge), mtu: config.mtu };
+    let alias = owner.alias();
+    let mut changes = vec![Change::create_veth(&spec)];
+    // A new port has neither.
+    if config.port != Port::default() {
+        changes.push(Change::set_port(host.name, config.port));
+    }
+    changes.push(Change::set_link(host.name, &LinkChange { alias: Some(&alias), ..LinkChange::default() }));
+    world.host.create_port(bridge, &changes)
 }
 
 /// Deletes a link that may be gone already.

@@ -90,7 +90,7 @@ fn add_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
 }
 
 /// Table and chains. Once more is no harm: the base chain is emptied before it is filled.
-fn frame() -> impl Iterator<Item = Edit> {
+fn frame() -> impl Iterator<Item = Edit<'static>> {
     let multicast = |net: IpAddr, prefix| {
         Cidr::new(net, prefix).map(|net| Edit::add_rule(POSTROUTING, &[Part::Destination(net), Part::Return], ""))
     };

@@ -41,12 +41,10 @@ impl Vlans {
         if wanted.is_empty() {
             return Ok(());
         }
+        let given = if self.keep_default { Vec::new() } else { host.vlans(port)? };
         let mut changes = Vec::with_capacity(2);
-        if !self.keep_default {
-            let given = host.vlans(port)?;
-            if !given.is_empty() {
-                changes.push(Change::delete_vlans(port, &given));
-            }
+        if !given.is_empty() {
+            changes.push(Change::delete_vlans(port, &given));
         }
         changes.push(Change::add_vlans(port, &wanted));
         host.apply(&changes)

@@ -35,48 +35,52 @@ pub use vlan::{Vlan, VlanRange};
 pub use watch::{Event, Watch};
 
 use socket::Socket;
-use wire::Message;
+use wire::{Message, Request};
 
 /// One change of the kernel's state, ready to be sent. The constructors are the verbs.
-pub struct Change {
-    what: String,
-    /// Its message; the error of a builder is kept until it is sent.
-    message: Result<Vec<u8>>,
+pub struct Change<'a> {
+    /// Says what it does. Few ever ask.
+    what: Box<dyn Fn() -> String + 'a>,
+    message: Vec<u8>,
     /// The name of the link that it makes.
-    makes: Option<String>,
+    makes: Option<&'a str>,
 }
 
-impl Change {
-    fn new(what: String, message: Result<Vec<u8>>) -> Change {
-        Change { what, message, makes: None }
+impl<'a> Change<'a> {
+    fn new(request: Request, what: impl Fn() -> String + 'a) -> Change<'a> {
+        Change { what: Box::new(what), message: request.finish(), makes: None }
     }
 
-    fn making(self, link: &str) -> Change {
-        Change { makes: Some(link.to_owned()), ..self }
+    fn making(self, link: &'a str) -> Change<'a> {
+        Change { makes: Some(link), ..self }
     }
 }
 
-impl fmt::Display for Change {
+impl fmt::Display for Change<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
+        f.write_str(&(self.what)())
     }
 }
 
-impl fmt::Debug for Change {
+impl fmt::Debug for Change<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
 /// The messages of `changes`, which are about to be sent.
-fn encoded(changes: &[Change]) -> Result<Vec<&[u8]>> {
+fn encoded<'a>(changes: &'a [Change<'_>]) -> Vec<&'a [u8]> {
     let mut messages = Vec::with_capacity(changes.len() + 2);
     for change in changes {
         debug!("{change}");
-        let message = change.message.as_deref().map_err(Clone::clone);
-        messages.push(message.trying(|| change.what.as_str())?);
+        messages.push(change.message.as_slice());
     }
-    Ok(messages)
+    messages
+}
+
+/// What the kernel refused, by its place among `changes`; if it comes after them it is `beyond`.
+fn refused(changes: &[Change<'_>], place: usize, beyond: &str) -> String {
+    changes.get(place).map_or_else(|| beyond.to_owned(), ToString::to_string)
 }
 
 /// A port that was made, and the bridge as it is with it.
@@ -112,14 +116,14 @@ impl Netlink {
     /// Makes all `changes`, in order, with one message to the kernel.
     ///
     /// The kernel does not stop at a change that fails; the first failure is returned.
-    pub fn apply(&mut self, changes: &[Change]) -> Result<()> {
+    pub fn apply(&mut self, changes: &[Change<'_>]) -> Result<()> {
         self.send(changes, |_| Ok(()))
     }
 
     /// Makes all `changes`, the first of which makes a link, and returns that link.
     ///
     /// A kernel since 6.2 tells it in the answer, as it was when it was made; an older one is asked once more.
-    pub fn create(&mut self, changes: &[Change]) -> Result<Link> {
+    pub fn create(&mut self, changes: &[Change<'_>]) -> Result<Link> {
         let mut made = None;
         self.send(changes, |message| {
             if made.is_none() && message.kind == libc::RTM_NEWLINK {
@@ -131,11 +135,11 @@ impl Netlink {
     }
 
     /// The link that the first of `changes` made: as it was echoed, or, before Linux 6.2, looked for.
-    fn or_look(&mut self, made: Option<Link>, changes: &[Change]) -> Result<Link> {
+    fn or_look(&mut self, made: Option<Link>, changes: &[Change<'_>]) -> Result<Link> {
         if let Some(link) = made {
             return Ok(link);
         }
-        let name = changes.first().and_then(|change| change.makes.as_deref()).unwrap_or_default();
+        let name = changes.first().and_then(|change| change.makes).unwrap_or_default();
         self.link(name)?.ok_or_else(|| {
             let what = format!("link {name:?} was made, and somebody deleted it at once");
             Error::new(Code::INTERNAL, what)
@@ -144,12 +148,12 @@ impl Netlink {
 
     /// Makes all `changes`, the first of which makes a link that becomes a port of `bridge`; then looks at the bridge
     /// and its addresses. All with one message.
-    pub fn create_port(&mut self, bridge: LinkIndex, changes: &[Change]) -> Result<NewPort> {
-        let (look, list) = (link::get_link(bridge.into())?, address::list_addresses(bridge)?);
-        let mut messages = encoded(changes)?;
+    pub fn create_port(&mut self, bridge: LinkIndex, changes: &[Change<'_>]) -> Result<NewPort> {
+        let (look, list) = (link::get_link(bridge.into()), address::list_addresses(bridge));
+        let mut messages = encoded(changes);
         messages.extend([look.as_slice(), list.as_slice()]);
         let (mut links, mut addresses, mut whole) = (Vec::new(), Vec::new(), true);
-        let refused = self.socket.change_and_list(&messages, |message| {
+        let refusal = self.socket.change_and_list(&messages, |message| {
             whole &= message.flags & NlmF::DUMP_INTR.bits() == 0;
             match message.kind {
                 libc::RTM_NEWLINK => links.push(Link::read(message.payload)?),
@@ -158,9 +162,8 @@ impl Netlink {
             }
             Ok(())
         })?;
-        if let Some((index, error)) = refused {
-            let what = changes.get(index).map(|change| change.what.as_str());
-            return Err(error).trying(|| what.unwrap_or("look at the bridge"));
+        if let Some((place, error)) = refusal {
+            return Err(error).trying(|| refused(changes, place, "look at the bridge"));
         }
         if !whole {
             addresses = self.addresses(bridge)?;
@@ -172,32 +175,29 @@ impl Netlink {
     }
 
     /// Makes all `changes`, then lists the addresses of `link`, all with one message.
-    pub fn apply_and_list(&mut self, link: LinkIndex, changes: &[Change]) -> Result<Vec<Address>> {
-        let list = address::list_addresses(link)?;
-        let mut messages = encoded(changes)?;
+    pub fn apply_and_list(&mut self, link: LinkIndex, changes: &[Change<'_>]) -> Result<Vec<Address>> {
+        let list = address::list_addresses(link);
+        let mut messages = encoded(changes);
         messages.push(&list);
         let (mut addresses, mut whole) = (Vec::new(), true);
-        let refused = self.socket.change_and_list(&messages, |message| {
+        let refusal = self.socket.change_and_list(&messages, |message| {
             whole &= message.flags & NlmF::DUMP_INTR.bits() == 0;
             if message.kind == libc::RTM_NEWADDR {
                 addresses.extend(Address::read(message.payload, link)?);
             }
             Ok(())
         })?;
-        match refused {
-            Some((index, error)) => {
-                let what = changes.get(index).map(|change| change.what.as_str());
-                Err(error).trying(|| what.unwrap_or("list addresses"))
-            }
+        match refusal {
+            Some((place, error)) => Err(error).trying(|| refused(changes, place, "list addresses")),
             None if whole => Ok(addresses),
             None => self.addresses(link),
         }
     }
 
-    fn send(&mut self, changes: &[Change], each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<()> {
-        match self.socket.change(&encoded(changes)?, each)? {
+    fn send(&mut self, changes: &[Change<'_>], each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<()> {
+        match self.socket.change(&encoded(changes), each)? {
             None => Ok(()),
-            Some((index, error)) => Err(error).trying(|| changes.get(index).map_or("", |change| &change.what)),
+            Some((place, error)) => Err(error).trying(|| refused(changes, place, "")),
         }
     }
 }

@@ -3,13 +3,12 @@
 use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Ifa, IfaF, RtAddrFamily, RtScope, Rtm};
-use neli::rtnl::IfaddrmsgBuilder;
+use neli::consts::rtnl::{Ifa, IfaF, Rtm};
 
 use super::link::{LinkIndex, NetnsId};
-use super::wire::{self, CREATE, attr, list, message};
+use super::wire::{self, CREATE, Request};
 use super::{Change, Netlink};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::ip::Cidr;
 
 /// struct ifaddrmsg
@@ -69,46 +68,32 @@ impl Address {
     }
 }
 
-impl Change {
+impl Change<'_> {
     /// Gives a link an address.
-    pub fn add_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection) -> Change {
-        let encode = || {
-            let mut attrs =
-                vec![attr(Ifa::Local, wire::octets(address.ip()))?, attr(Ifa::Address, wire::octets(address.ip()))?];
-            let mut flags = IfaF::empty();
-            match address.ip() {
-                // A network of one or two has no broadcast address.
-                IpAddr::V4(_) if address.prefix() < 31 => {
-                    attrs.push(attr(Ifa::Broadcast, wire::octets(address.last()))?);
-                }
-                IpAddr::V4(_) => {}
-                IpAddr::V6(_) => flags.set(IfaF::NODAD, detection == DuplicateDetection::Off),
-            }
-            let body = header(link, address).ifa_flags(flags).rtattrs(list(attrs)).build().map_err(Error::bug)?;
-            message(Rtm::Newaddr, CREATE, body)
+    pub fn add_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection) -> Self {
+        let flags = match address.ip() {
+            IpAddr::V6(_) if detection == DuplicateDetection::Off => IfaF::NODAD,
+            _ => IfaF::empty(),
         };
-        Change::new(format!("add address {address} to link {link}"), encode())
+        let mut request = about(Rtm::Newaddr, CREATE, link, address, flags);
+        // A network of one or two has no broadcast address.
+        if address.ip().is_ipv4() && address.prefix() < 31 {
+            request.ip(Ifa::Broadcast, address.last());
+        }
+        Change::new(request, move || format!("add address {address} to link {link}"))
     }
 
     /// Takes an address from a link.
-    pub fn delete_address(link: LinkIndex, address: Cidr) -> Change {
-        let encode = || {
-            let attrs =
-                vec![attr(Ifa::Local, wire::octets(address.ip()))?, attr(Ifa::Address, wire::octets(address.ip()))?];
-            message(
-                Rtm::Deladdr,
-                NlmF::empty(),
-                header(link, address).rtattrs(list(attrs)).build().map_err(Error::bug)?,
-            )
-        };
-        Change::new(format!("delete address {address} from link {link}"), encode())
+    pub fn delete_address(link: LinkIndex, address: Cidr) -> Self {
+        let request = about(Rtm::Deladdr, NlmF::empty(), link, address, IfaF::empty());
+        Change::new(request, move || format!("delete address {address} from link {link}"))
     }
 }
 
 impl Netlink {
     /// The addresses of a link, IPv4 before IPv6.
     pub fn addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
-        let request = list_addresses(link)?;
+        let request = list_addresses(link);
         let mut found = self
             .socket
             .list(&request, libc::RTM_NEWADDR, |payload| Address::read(payload, link))
@@ -119,7 +104,7 @@ impl Netlink {
 
     /// The addresses of all links.
     pub fn all_addresses(&mut self) -> Result<Vec<(LinkIndex, Address)>> {
-        let request = list_all_addresses(None)?;
+        let request = list_all_addresses(None);
         let read = |payload: &[u8]| Address::read_any(payload).map(Some);
         self.socket.list(&request, libc::RTM_NEWADDR, read).trying(|| "list the addresses of all links")
     }
@@ -127,7 +112,7 @@ impl Netlink {
     /// The addresses of all links of another namespace, which is not entered for it (Linux 4.20). That takes the right
     /// to administer it.
     pub fn addresses_elsewhere(&mut self, netns: NetnsId) -> Result<Vec<(LinkIndex, Address)>> {
-        let request = list_all_addresses(Some(netns))?;
+        let request = list_all_addresses(Some(netns));
         let read = |payload: &[u8]| {
             wire::is_from(netns, payload, HEADER, wire::IFA_TARGET_NETNSID)?;
             Address::read_any(payload).map(Some)
@@ -136,33 +121,29 @@ impl Netlink {
     }
 }
 
-pub(super) fn list_all_addresses(netns: Option<NetnsId>) -> Result<Vec<u8>> {
-    let mut attrs = Vec::new();
+pub(super) fn list_all_addresses(netns: Option<NetnsId>) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getaddr, NlmF::empty());
+    request.raw(&[0; HEADER]);
     if let Some(netns) = netns {
-        attrs.push(attr(Ifa::from(wire::IFA_TARGET_NETNSID), netns.unsigned())?);
+        request.number(wire::IFA_TARGET_NETNSID, netns.number());
     }
-    let body = IfaddrmsgBuilder::default()
-        .ifa_family(RtAddrFamily::Unspecified)
-        .ifa_prefixlen(0)
-        .ifa_scope(RtScope::Universe)
-        .ifa_index(0)
-        .rtattrs(list(attrs));
-    message(Rtm::Getaddr, NlmF::empty(), body.build().map_err(Error::bug)?)
+    request.finish()
 }
 
-pub(super) fn list_addresses(link: LinkIndex) -> Result<Vec<u8>> {
-    let body = IfaddrmsgBuilder::default()
-        .ifa_family(RtAddrFamily::Unspecified)
-        .ifa_prefixlen(0)
-        .ifa_scope(RtScope::Universe)
-        .ifa_index(link.unsigned());
-    message(Rtm::Getaddr, NlmF::empty(), body.build().map_err(Error::bug)?)
+pub(super) fn list_addresses(link: LinkIndex) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getaddr, NlmF::empty());
+    request.raw(&[0; 4]);
+    request.raw(&link.number().to_ne_bytes());
+    request.finish()
 }
 
-fn header(link: LinkIndex, address: Cidr) -> IfaddrmsgBuilder {
-    IfaddrmsgBuilder::default()
-        .ifa_family(wire::family(address.ip()))
-        .ifa_prefixlen(address.prefix())
-        .ifa_scope(RtScope::Universe)
-        .ifa_index(link.unsigned())
+/// Begins a message about an address of a link.
+fn about(kind: Rtm, how: NlmF, link: LinkIndex, address: Cidr, flags: IfaF) -> Request {
+    let mut request = Request::new(kind, how);
+    // struct ifaddrmsg: family, prefix, flags, scope, link
+    request.raw(&[wire::family(address.ip()), address.prefix(), flags.bits(), libc::RT_SCOPE_UNIVERSE]);
+    request.raw(&link.number().to_ne_bytes());
+    request.ip(Ifa::Local, address.ip());
+    request.ip(Ifa::Address, address.ip());
+    request
 }

@@ -50,8 +50,8 @@ fn same(ours: &[u8], theirs: &[u8]) {
 }
 
 #[track_caller]
-fn agrees(change: &Change, name: &str) {
-    same(change.message.as_ref().unwrap(), &captured(name));
+fn agrees(change: &Change<'_>, name: &str) {
+    same(&change.message, &captured(name));
 }
 
 /// Replaces the only place where `theirs` stands; a difference that is meant.
@@ -83,7 +83,7 @@ fn veth_pairs() {
     // IFLA_NET_NS_FD holds a descriptor, which was 4 in the capture.
     let fd = [&[8, 0, 28, 0][..], &netns.fd().to_ne_bytes()].concat();
     let theirs = differing(captured("create_veth"), &[8, 0, 28, 0, 4, 0, 0, 0], &fd);
-    same(Change::create_veth(&spec).message.as_ref().unwrap(), &theirs);
+    same(&Change::create_veth(&spec).message, &theirs);
 }
 
 #[test]
@@ -101,8 +101,8 @@ fn changes_of_a_link() {
 
 #[test]
 fn a_link_by_its_name() {
-    let by_index = Change::set_link(vhost(), &LinkChange { up: Some(true), ..LinkChange::default() }).message.unwrap();
-    let by_name = Change::set_link("vhost", &LinkChange { up: Some(true), ..LinkChange::default() }).message.unwrap();
+    let by_index = Change::set_link(vhost(), &LinkChange { up: Some(true), ..LinkChange::default() }).message;
+    let by_name = Change::set_link("vhost", &LinkChange { up: Some(true), ..LinkChange::default() }).message;
     let mut expected = differing(by_index, &[4, 0, 0, 0, 1, 0, 0, 0], &[0, 0, 0, 0, 1, 0, 0, 0]);
     expected.extend_from_slice(b"\x0a\0\x03\0vhost\0\0\0");
     expected[0] += 12;
@@ -117,7 +117,7 @@ fn arp_notify() {
     // AF_SPEC { AF_INET { INET_CONF { ARP_NOTIFY: 1 } } }
     expected.extend_from_slice(&[20, 0, 26, 0, 16, 0, 2, 0, 12, 0, 1, 0, 8, 0, 22, 0, 1, 0, 0, 0]);
     expected[0] = 52;
-    same(change.message.as_ref().unwrap(), &expected);
+    same(&change.message, &expected);
 }
 
 /// The same but for the kind: see `Change::set_port`.
@@ -129,7 +129,7 @@ fn ports() {
     let mut theirs = differing(captured("set_port_iproute2"), &kind(1, b"bridge_slave"), &ours);
     theirs[0] -= 4; // the message
     theirs[32] -= 4; // IFLA_LINKINFO
-    same(change.message.as_ref().unwrap(), &theirs);
+    same(&change.message, &theirs);
 }
 
 #[test]
@@ -174,17 +174,17 @@ fn vlans() {
 fn questions() {
     // iproute2 wants virtual functions too (mask 1 | 8); we want neither them nor statistics (8).
     let theirs = differing(captured("get_link"), &[29, 0, 9, 0], &[29, 0, 8, 0]);
-    same(&get_link(LinkRef::Name("nobody")).unwrap(), &theirs);
+    same(&get_link(LinkRef::Name("nobody")), &theirs);
     // It asks for packet sockets' view of links; any family will do.
     let theirs = differing(captured("list_links"), &[29, 0, 1, 0], &[29, 0, 8, 0]);
     let theirs = differing(theirs, &[17, 0, 0, 0], &[0, 0, 0, 0]);
-    same(&list_links(Some(bridge())).unwrap(), &theirs);
-    same(&address::list_addresses(vhost()).unwrap(), &captured("list_addresses"));
-    same(&route::list_routes(Some(vhost())).unwrap(), &captured("list_routes"));
-    same(&neighbour::list_neighbours(vhost()).unwrap(), &captured("list_neighbours"));
+    same(&list_links(Some(bridge())), &theirs);
+    same(&address::list_addresses(vhost()), &captured("list_addresses"));
+    same(&route::list_routes(Some(vhost())), &captured("list_routes"));
+    same(&neighbour::list_neighbours(vhost()), &captured("list_neighbours"));
     // iproute2 lists the VLANs of all ports and picks one; the kernel can pick. struct br_vlan_msg in linux/if_bridge.h.
     let request = [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]].concat();
-    same(&vlan::list_vlans(vhost()).unwrap(), &request);
+    same(&vlan::list_vlans(vhost()), &request);
 }
 
 /// iproute2 enters a namespace instead: the layouts are those of linux/if_link.h, if_addr.h and net_namespace.h.
@@ -203,14 +203,14 @@ fn questions_about_other_namespaces() {
     let mut expected = vec![48, 0, 0, 0, 18, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(&[0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     expected.extend_from_slice(&[8, 0, 29, 0, 8, 0, 0, 0, 8, 0, 46, 0, 5, 0, 0, 0]);
-    same(&link::get_link_elsewhere(netns, vhost()).unwrap(), &expected);
+    same(&link::get_link_elsewhere(netns, vhost()), &expected);
     let mut expected = vec![32, 0, 0, 0, 22, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(&[8, 0, 10, 0, 5, 0, 0, 0]);
-    same(&address::list_all_addresses(Some(netns)).unwrap(), &expected);
+    same(&address::list_all_addresses(Some(netns)), &expected);
     let own = Netns::current().unwrap();
     let mut expected = vec![28, 0, 0, 0, 90, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 3, 0];
     expected.extend_from_slice(&own.fd().to_ne_bytes());
-    same(&link::get_netns_id(&own).unwrap(), &expected);
+    same(&link::get_netns_id(&own), &expected);
     let nobody = Link::read(&[&[0; 4][..], &[9], &[0; 11], &[8, 0, 37, 0, 255, 255, 255, 255]].concat());
     assert_eq!(nobody.unwrap().peer_netns, None, "negative is none");
 }

@@ -3,17 +3,14 @@
 mod change;
 
 use std::fmt;
-use std::io::Cursor;
 use std::num::NonZeroU32;
 
-use neli::ToBytes;
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Ifla, RtAddrFamily, Rtm};
-use neli::rtnl::{Ifinfomsg, IfinfomsgBuilder};
+use neli::consts::rtnl::{Iff, Ifla, Rtm};
 
 use super::Netlink;
-use super::wire::{self, Attrs, attr, list, message};
-use crate::error::{Context, Error, Result};
+use super::wire::{self, Request};
+use crate::error::{Context, Result};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
@@ -38,13 +35,8 @@ impl LinkIndex {
         NonZeroU32::new(index).map(LinkIndex)
     }
 
-    /// As most messages want it.
-    pub(super) fn signed(self) -> i32 {
-        self.0.get().cast_signed()
-    }
-
-    /// As some messages want it.
-    pub(super) fn unsigned(self) -> u32 {
+    /// As messages want it.
+    pub(super) fn number(self) -> u32 {
         self.0.get()
     }
 }
@@ -66,7 +58,7 @@ impl NetnsId {
     }
 
     /// As messages want it.
-    pub(super) fn unsigned(self) -> u32 {
+    pub(super) fn number(self) -> u32 {
         self.0
     }
 }
@@ -259,7 +251,7 @@ impl Netlink {
     /// The link called `name`.
     pub fn link<'a>(&mut self, link: impl Into<LinkRef<'a>>) -> Result<Option<Link>> {
         let link = link.into();
-        let request = get_link(link)?;
+        let request = get_link(link);
         self.socket
             .get(&request, libc::RTM_NEWLINK, &[libc::ENODEV, libc::ENXIO], Link::read)
             .trying(|| format!("look for link {link}"))
@@ -275,13 +267,13 @@ impl Netlink {
             }
             Ok(None)
         };
-        let found = self.socket.get(&get_netns_id(netns)?, wire::RTM_NEWNSID, &[], read);
+        let found = self.socket.get(&get_netns_id(netns), wire::RTM_NEWNSID, &[], read);
         Ok(found.trying(|| format!("look for the number of the namespace {:?}", netns.path()))?.flatten())
     }
 
     /// A link of another namespace, which is not entered for it (Linux 4.20). That takes the right to administer it.
     pub fn link_elsewhere(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
-        let request = get_link_elsewhere(netns, link)?;
+        let request = get_link_elsewhere(netns, link);
         let read = |payload: &[u8]| {
             wire::is_from(netns, payload, HEADER, wire::IFLA_TARGET_NETNSID)?;
             Link::read(payload)
@@ -299,7 +291,7 @@ impl Netlink {
 
     /// All links, or all ports of one bridge.
     pub fn links(&mut self, ports_of: Option<LinkIndex>) -> Result<Vec<Link>> {
-        let request = list_links(ports_of)?;
+        let request = list_links(ports_of);
         let wanted = |link: Link| Some(link).filter(|link| ports_of.is_none() || link.master == ports_of);
         self.socket.list(&request, libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted)).trying(|| "list links")
     }
@@ -315,62 +307,82 @@ impl Netlink {
             }
             Ok(None)
         };
-        self.socket.find(&list_links(None)?, libc::RTM_NEWLINK, read).trying(|| "look through the links")
+        self.socket.find(&list_links(None), libc::RTM_NEWLINK, read).trying(|| "look through the links")
     }
 }
 
-pub(super) fn get_link(link: LinkRef<'_>) -> Result<Vec<u8>> {
-    let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
-    attrs.extend(name_of(link)?);
-    message(Rtm::Getlink, NlmF::empty(), header(Some(link)).rtattrs(list(attrs)).build().map_err(Error::bug)?)
+pub(super) fn get_link(link: LinkRef<'_>) -> Vec<u8> {
+    let mut request = about(Rtm::Getlink, NlmF::empty(), Some(link), Flags::default());
+    request.number(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS);
+    name(&mut request, link);
+    request.finish()
 }
 
-pub(super) fn get_netns_id(netns: &Netns) -> Result<Vec<u8>> {
-    // struct rtgenmsg: the family, and what fills it up
-    let mut body = Cursor::new(vec![0; RTGENMSG]);
-    body.set_position(RTGENMSG as u64);
-    list(vec![attr(wire::NETNSA_FD, netns.fd())?]).to_bytes(&mut body).map_err(Error::bug)?;
-    message(Rtm::from(wire::RTM_GETNSID), NlmF::empty(), body.into_inner())
+pub(super) fn get_netns_id(netns: &Netns) -> Vec<u8> {
+    let mut request = Request::new(wire::RTM_GETNSID, NlmF::empty());
+    request.raw(&[0; RTGENMSG]);
+    request.attr(wire::NETNSA_FD, &netns.fd().to_ne_bytes());
+    request.finish()
 }
 
-pub(super) fn get_link_elsewhere(netns: NetnsId, link: LinkIndex) -> Result<Vec<u8>> {
-    let attrs = vec![
-        attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?,
-        attr(Ifla::from(wire::IFLA_TARGET_NETNSID), netns.unsigned())?,
-    ];
-    message(Rtm::Getlink, NlmF::empty(), body(header(Some(link.into())), attrs)?)
+pub(super) fn get_link_elsewhere(netns: NetnsId, link: LinkIndex) -> Vec<u8> {
+    let mut request = about(Rtm::Getlink, NlmF::empty(), Some(link.into()), Flags::default());
+    request.number(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS);
+    request.number(wire::IFLA_TARGET_NETNSID, netns.number());
+    request.finish()
 }
 
-pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Result<Vec<u8>> {
-    let mut attrs = vec![attr(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS)?];
+pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Vec<u8> {
+    let mut request = about(Rtm::Getlink, NlmF::empty(), None, Flags::default());
+    request.number(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS);
     if let Some(bridge) = ports_of {
-        attrs.push(attr(Ifla::Master, bridge.unsigned())?);
+        request.number(Ifla::Master, bridge.number());
     }
-    message(Rtm::Getlink, NlmF::empty(), header(None).rtattrs(list(attrs)).build().map_err(Error::bug)?)
+    request.finish()
 }
 
-fn header(link: Option<LinkRef<'_>>) -> IfinfomsgBuilder {
-    let builder = IfinfomsgBuilder::default().ifi_family(RtAddrFamily::Unspecified);
-    match link {
-        Some(LinkRef::Index(index)) => builder.ifi_index(index.signed()),
-        _ => builder,
-    }
+/// Flags of a link that a message sets or clears.
+#[derive(Clone, Copy, Debug)]
+struct Flags {
+    on: Iff,
+    about: Iff,
 }
 
-fn body(header: IfinfomsgBuilder, attrs: Attrs<Ifla>) -> Result<Ifinfomsg> {
-    header.rtattrs(list(attrs)).build().map_err(Error::bug)
-}
-
-/// A link that is meant by its name has it among the attributes.
-fn name_of(link: LinkRef<'_>) -> Result<Attrs<Ifla>> {
-    match link {
-        LinkRef::Name(name) => Ok(vec![attr(Ifla::Ifname, name)?]),
-        LinkRef::Index(_) => Ok(Vec::new()),
+impl Default for Flags {
+    fn default() -> Flags {
+        Flags { on: Iff::empty(), about: Iff::empty() }
     }
 }
 
-/// For messages about a port that are of the bridge's family.
-pub(super) fn bridge_family(index: LinkIndex) -> IfinfomsgBuilder {
-    let family = RtAddrFamily::from(u8::try_from(libc::AF_BRIDGE).unwrap_or_default());
-    IfinfomsgBuilder::default().ifi_family(family).ifi_index(index.signed())
+/// Begins a message about a link. One that is meant by its name has it among the attributes.
+fn about(kind: Rtm, flags: NlmF, link: Option<LinkRef<'_>>, state: Flags) -> Request {
+    let mut request = Request::new(kind, flags);
+    ifinfomsg(&mut request, 0, link, state);
+    request
+}
+
+/// Begins a message about a port that is of the bridge's family.
+pub(super) fn about_port(kind: Rtm, port: LinkIndex) -> Request {
+    let mut request = Request::new(kind, NlmF::empty());
+    ifinfomsg(&mut request, libc::AF_BRIDGE, Some(port.into()), Flags::default());
+    request
+}
+
+/// struct ifinfomsg: family, type, number, flags, and which of them are meant.
+fn ifinfomsg(request: &mut Request, family: i32, link: Option<LinkRef<'_>>, state: Flags) {
+    let index = match link {
+        Some(LinkRef::Index(index)) => index.number(),
+        _ => 0,
+    };
+    request.raw(&[u8::try_from(family).unwrap_or_default(), 0, 0, 0]);
+    for number in [index, state.on.bits(), state.about.bits()] {
+        request.raw(&number.to_ne_bytes());
+    }
+}
+
+/// The name of a link that is meant by it.
+fn name(request: &mut Request, link: LinkRef<'_>) {
+    if let LinkRef::Name(name) = link {
+        request.text(Ifla::Ifname, name);
+    }
 }

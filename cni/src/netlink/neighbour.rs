@@ -3,13 +3,12 @@
 use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Nda, Nud, RtAddrFamily, Rtm, Rtn};
-use neli::rtnl::NdmsgBuilder;
+use neli::consts::rtnl::{Nda, Nud, Rtm};
 
 use super::link::LinkIndex;
-use super::wire::{self, attr, list, message};
+use super::wire::{self, Request};
 use super::{Change, Netlink};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::ip::MacAddr;
 
 /// struct ndmsg
@@ -35,52 +34,50 @@ impl Neighbour {
                 _ => {}
             }
         }
-        Ok(ip.filter(|_| index == link.unsigned()).map(|ip| Neighbour { ip, mac }))
+        Ok(ip.filter(|_| index == link.number()).map(|ip| Neighbour { ip, mac }))
     }
 }
 
-impl Change {
+impl Change<'_> {
     /// Tells the kernel a neighbour's hardware address; it is trusted until it fails, as if learned by traffic.
-    pub fn set_neighbour(link: LinkIndex, ip: IpAddr, mac: MacAddr) -> Change {
-        let encode = || {
-            let attrs = vec![attr(Nda::Dst, wire::octets(ip))?, attr(Nda::Lladdr, mac.0)?];
-            let body = header(link, wire::family(ip), Nud::REACHABLE).rtattrs(list(attrs));
-            message(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, body.build().map_err(Error::bug)?)
-        };
-        Change::new(format!("set neighbour {ip} on link {link} to {mac}"), encode())
+    pub fn set_neighbour(link: LinkIndex, ip: IpAddr, mac: MacAddr) -> Self {
+        let mut request = about(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, link, ip, Nud::REACHABLE);
+        request.attr(Nda::Lladdr, &mac.0);
+        Change::new(request, move || format!("set neighbour {ip} on link {link} to {mac}"))
     }
 
     /// Makes the kernel forget a neighbour, whatever its state; ENOENT if it knows none.
-    pub fn delete_neighbour(link: LinkIndex, ip: IpAddr) -> Change {
-        let encode = || {
-            let attrs = vec![attr(Nda::Dst, wire::octets(ip))?];
-            let body = header(link, wire::family(ip), Nud::PERMANENT).rtattrs(list(attrs));
-            message(Rtm::Delneigh, NlmF::empty(), body.build().map_err(Error::bug)?)
-        };
-        Change::new(format!("delete neighbour {ip} from link {link}"), encode())
+    pub fn delete_neighbour(link: LinkIndex, ip: IpAddr) -> Self {
+        let request = about(Rtm::Delneigh, NlmF::empty(), link, ip, Nud::PERMANENT);
+        Change::new(request, move || format!("delete neighbour {ip} from link {link}"))
     }
 }
 
 impl Netlink {
     /// The neighbours on a link.
     pub fn neighbours(&mut self, link: LinkIndex) -> Result<Vec<Neighbour>> {
-        let request = list_neighbours(link)?;
+        let request = list_neighbours(link);
         self.socket
             .list(&request, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link))
             .trying(|| format!("list the neighbours on link {link}"))
     }
 }
 
-pub(super) fn list_neighbours(link: LinkIndex) -> Result<Vec<u8>> {
-    let body = NdmsgBuilder::default()
-        .ndm_family(RtAddrFamily::Unspecified)
-        .ndm_index(0)
-        .ndm_state(Nud::empty())
-        .ndm_type(Rtn::Unspec)
-        .rtattrs(list(vec![attr(Nda::Ifindex, link.unsigned())?]));
-    message(Rtm::Getneigh, NlmF::empty(), body.build().map_err(Error::bug)?)
+pub(super) fn list_neighbours(link: LinkIndex) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getneigh, NlmF::empty());
+    request.raw(&[0; HEADER]);
+    request.number(Nda::Ifindex, link.number());
+    request.finish()
 }
 
-fn header(link: LinkIndex, family: RtAddrFamily, state: Nud) -> NdmsgBuilder {
-    NdmsgBuilder::default().ndm_family(family).ndm_index(link.signed()).ndm_state(state).ndm_type(Rtn::Unspec)
+/// Begins a message about a neighbour.
+fn about(kind: Rtm, flags: NlmF, link: LinkIndex, ip: IpAddr, state: Nud) -> Request {
+    let mut request = Request::new(kind, flags);
+    // struct ndmsg: family, link, state, flags and type
+    request.raw(&[wire::family(ip), 0, 0, 0]);
+    request.raw(&link.number().to_ne_bytes());
+    request.raw(&state.bits().to_ne_bytes());
+    request.raw(&[0; 2]);
+    request.ip(Nda::Dst, ip);
+    request
 }

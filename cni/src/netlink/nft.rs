@@ -6,16 +6,13 @@
 mod rule;
 
 use std::fmt;
-use std::io::Cursor;
 use std::os::fd::BorrowedFd;
 
 use log::debug;
-use neli::ToBytes;
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::Rtm;
 
 use super::socket::Socket;
-use super::wire::{self, Attrs, attr, list, message};
+use super::wire::{self, Request};
 use crate::error::{Code, Context, Error, Result};
 
 pub use rule::{Part, Rule};
@@ -37,6 +34,9 @@ const PERSISTENCE: u32 = 50;
 
 /// struct nfgenmsg
 const HEADER: usize = 4;
+
+/// The family that stands for all.
+const ALL: u8 = 0;
 
 /// linux/netlink.h: marks an attribute made of attributes.
 const NESTED: u16 = 1 << 15;
@@ -197,85 +197,82 @@ impl fmt::Display for BaseChain {
 }
 
 /// One change of a ruleset. The constructors are the verbs.
-pub struct Edit {
-    what: String,
-    message: Result<Vec<u8>>,
+pub struct Edit<'a> {
+    /// Says what it does. Few ever ask.
+    what: Box<dyn Fn() -> String + 'a>,
+    message: Vec<u8>,
 }
 
-impl Edit {
+impl<'a> Edit<'a> {
     /// Makes a table, unless it is there.
-    pub fn add_table(table: Table<'_>) -> Edit {
-        let attrs = || Ok(vec![attr(1, table.name)?]);
-        Edit::new(format!("add table {table}"), NEWTABLE, NlmF::CREATE, table, attrs())
+    pub fn add_table(table: Table<'a>) -> Edit<'a> {
+        let request = about(NEWTABLE, NlmF::CREATE, table);
+        Edit::new(request, move || format!("add table {table}"))
     }
 
     /// Makes a chain, unless it is there.
-    pub fn add_chain(chain: Chain<'_>) -> Edit {
-        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(3, chain.name)?]);
-        Edit::new(format!("add chain {chain}"), NEWCHAIN, NlmF::CREATE, chain.table, attrs())
+    pub fn add_chain(chain: Chain<'a>) -> Edit<'a> {
+        let request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
+        Edit::new(request, move || format!("add chain {chain}"))
     }
 
     /// Makes a chain; EEXIST if it is there.
-    pub fn new_chain(chain: Chain<'_>) -> Edit {
-        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(3, chain.name)?]);
-        Edit::new(format!("make chain {chain}"), NEWCHAIN, NlmF::CREATE | NlmF::EXCL, chain.table, attrs())
+    pub fn new_chain(chain: Chain<'a>) -> Edit<'a> {
+        let request = about_chain(NEWCHAIN, NlmF::CREATE | NlmF::EXCL, chain);
+        Edit::new(request, move || format!("make chain {chain}"))
     }
 
     /// Makes a chain that packets come into, unless it is there; it lets pass what no rule decides about.
-    pub fn add_base_chain(chain: Chain<'_>, hook: Hook) -> Edit {
+    pub fn add_base_chain(chain: Chain<'a>, hook: Hook) -> Edit<'a> {
         const ACCEPT: u32 = 1;
-        let attrs = || {
-            let place = vec![attr(1, hook.place.to_be_bytes())?, attr(2, hook.priority.to_be_bytes())?];
-            Ok(vec![
-                attr(1, chain.table.name)?,
-                attr(3, chain.name)?,
-                nest(4, place)?,
-                attr(5, ACCEPT.to_be_bytes())?,
-                attr(7, hook.kind)?,
-            ])
-        };
-        Edit::new(format!("add chain {chain}"), NEWCHAIN, NlmF::CREATE, chain.table, attrs())
+        let mut request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
+        request.nest(NESTED | 4, |place| {
+            place.attr(1_u16, &hook.place.to_be_bytes());
+            place.attr(2_u16, &hook.priority.to_be_bytes());
+        });
+        request.attr(5_u16, &ACCEPT.to_be_bytes());
+        request.text(7_u16, hook.kind);
+        Edit::new(request, move || format!("add chain {chain}"))
     }
 
     /// Deletes a chain and its rules. No rule elsewhere may lead to it.
-    pub fn delete_chain(chain: Chain<'_>) -> Edit {
-        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(3, chain.name)?]);
-        Edit::new(format!("delete chain {chain}"), DELCHAIN, NlmF::empty(), chain.table, attrs())
+    pub fn delete_chain(chain: Chain<'a>) -> Edit<'a> {
+        let request = about_chain(DELCHAIN, NlmF::empty(), chain);
+        Edit::new(request, move || format!("delete chain {chain}"))
     }
 
     /// Deletes all rules of a chain.
-    pub fn flush(chain: Chain<'_>) -> Edit {
-        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(2, chain.name)?]);
-        Edit::new(format!("flush chain {chain}"), DELRULE, NlmF::empty(), chain.table, attrs())
+    pub fn flush(chain: Chain<'a>) -> Edit<'a> {
+        let request = about_rule(DELRULE, NlmF::empty(), chain);
+        Edit::new(request, move || format!("flush chain {chain}"))
     }
 
-    /// Adds a rule at the end of a chain.
-    pub fn add_rule(chain: Chain<'_>, parts: &[Part<'_>], comment: &str) -> Edit {
-        let attrs = || {
-            let mut attrs =
-                vec![attr(1, chain.table.name)?, attr(2, chain.name)?, rule::expressions(chain.table.family, parts)?];
-            if !comment.is_empty() {
-                attrs.push(rule::comment(comment)?);
-            }
-            Ok(attrs)
-        };
-        Edit::new(format!("add rule to chain {chain}"), NEWRULE, NlmF::CREATE | NlmF::APPEND, chain.table, attrs())
+    /// Adds a rule at the end of a chain. A comment has room for 254 bytes.
+    pub fn add_rule(chain: Chain<'a>, parts: &[Part<'_>], comment: &str) -> Edit<'a> {
+        let mut request = about_rule(NEWRULE, NlmF::CREATE | NlmF::APPEND, chain);
+        rule::expressions(&mut request, chain.table.family, parts);
+        if !comment.is_empty() {
+            rule::comment(&mut request, comment);
+        }
+        Edit::new(request, move || format!("add rule to chain {chain}"))
     }
 
     /// Deletes a rule; ENOENT if somebody else was faster.
-    pub fn delete_rule(chain: Chain<'_>, rule: &Rule) -> Edit {
-        let attrs = || Ok(vec![attr(1, chain.table.name)?, attr(2, chain.name)?, attr(3, rule.handle.to_be_bytes())?]);
-        Edit::new(format!("delete rule {} of chain {chain}", rule.handle), DELRULE, NlmF::empty(), chain.table, attrs())
+    pub fn delete_rule(chain: Chain<'a>, rule: &Rule) -> Edit<'a> {
+        let handle = rule.handle;
+        let mut request = about_rule(DELRULE, NlmF::empty(), chain);
+        request.attr(3_u16, &handle.to_be_bytes());
+        Edit::new(request, move || format!("delete rule {handle} of chain {chain}"))
     }
 
-    fn new(what: String, kind: u16, flags: NlmF, table: Table<'_>, attrs: Result<Attrs<u16>>) -> Edit {
-        Edit { what, message: attrs.and_then(|attrs| encode(kind, flags, table.family.number(), attrs)) }
+    fn new(request: Request, what: impl Fn() -> String + 'a) -> Edit<'a> {
+        Edit { what: Box::new(what), message: request.finish() }
     }
 }
 
-impl fmt::Debug for Edit {
+impl fmt::Debug for Edit<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.what)
+        f.write_str(&(self.what)())
     }
 }
 
@@ -303,23 +300,22 @@ impl Nftables {
     }
 
     /// Makes all `edits`, in order, or none of them.
-    pub fn apply(&mut self, edits: &[Edit]) -> Result<()> {
+    pub fn apply(&mut self, edits: &[Edit<'_>]) -> Result<()> {
         self.send(edits, true)
     }
 
     /// Finds out whether `edits` could be made, and makes none of them.
-    pub fn try_out(&mut self, edits: &[Edit]) -> Result<()> {
+    pub fn try_out(&mut self, edits: &[Edit<'_>]) -> Result<()> {
         self.send(edits, false)
     }
 
-    fn send(&mut self, edits: &[Edit], commit: bool) -> Result<()> {
+    fn send(&mut self, edits: &[Edit<'_>], commit: bool) -> Result<()> {
         let mut messages = Vec::with_capacity(edits.len());
         for edit in edits {
             debug!("nf_tables{}: {edit:?}", if commit { "" } else { " (trying)" });
-            let encoded = edit.message.as_deref().map_err(Clone::clone);
-            messages.push(encoded.trying(|| edit.what.as_str())?);
+            messages.push(edit.message.as_slice());
         }
-        let (begin, end) = (bound(BATCH_BEGIN)?, bound(BATCH_END)?);
+        let (begin, end) = (bound(BATCH_BEGIN), bound(BATCH_END));
         let Some(socket) = &mut self.socket else {
             return Err(Error::kernel(libc::EPROTONOSUPPORT, "")).trying(|| "nf_tables");
         };
@@ -327,7 +323,8 @@ impl Nftables {
         match refused {
             None => Ok(()),
             Some((index, error)) => {
-                Err(error).trying(|| edits.get(index).map_or("", |edit| &edit.what)).trying(|| "nf_tables")
+                let what = edits.get(index).map(|edit| (edit.what)()).unwrap_or_default();
+                Err(error).trying(|| what).trying(|| "nf_tables")
             }
         }
     }
@@ -337,7 +334,7 @@ impl Nftables {
         if self.socket.is_none() {
             return Ok(false);
         }
-        let request = encode(GETCHAIN, NlmF::empty(), 0, Vec::new())?;
+        let request = begin(GETCHAIN, NlmF::empty(), ALL).finish();
         match self.list(&request, NEWCHAIN, |_| Ok(None::<()>)) {
             Ok(_) => Ok(true),
             Err(error) => absent(error, false).trying(|| "ask for nf_tables"),
@@ -366,12 +363,11 @@ impl Nftables {
         chain: Option<&str>,
         wanted: Option<&dyn Fn(&str) -> bool>,
     ) -> Result<Vec<Rule>> {
-        let mut attrs = vec![attr(1, table.name)?];
-        if let Some(chain) = chain {
-            attrs.push(attr(2, chain)?);
-        }
-        let request = encode(GETRULE, NlmF::empty(), table.family.number(), attrs)?;
-        let listed = self.list(&request, NEWRULE, |payload| {
+        let request = match chain {
+            Some(chain) => about_rule(GETRULE, NlmF::empty(), table.chain(chain)),
+            None => about(GETRULE, NlmF::empty(), table),
+        };
+        let listed = self.list(&request.finish(), NEWRULE, |payload| {
             if let Some(wanted) = wanted
                 && !wanted(&Rule::comment_of(payload)?)
             {
@@ -385,8 +381,7 @@ impl Nftables {
 
     /// The chains of all tables and families that packets come into.
     pub fn base_chains(&mut self) -> Result<Vec<BaseChain>> {
-        const ALL: u8 = 0;
-        let request = encode(GETCHAIN, NlmF::empty(), ALL, Vec::new())?;
+        let request = begin(GETCHAIN, NlmF::empty(), ALL).finish();
         let listed = self.list(&request, NEWCHAIN, BaseChain::read);
         listed.or_else(|error| absent(error, Vec::new())).trying(|| "list the chains of all tables")
     }
@@ -422,8 +417,7 @@ impl Nftables {
     /// A chain, if it is there: as one that packets come into, or not.
     fn chain(&mut self, chain: Chain<'_>) -> Result<Option<Option<BaseChain>>> {
         let Some(socket) = &mut self.socket else { return Ok(None) };
-        let attrs = vec![attr(1, chain.table.name)?, attr(3, chain.name)?];
-        let request = encode(GETCHAIN, NlmF::empty(), chain.table.family.number(), attrs)?;
+        let request = about_chain(GETCHAIN, NlmF::empty(), chain).finish();
         let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], BaseChain::read);
         found.or_else(|error| absent(error, None)).trying(|| format!("look for chain {chain}"))
     }
@@ -442,25 +436,42 @@ fn absent<T>(error: Error, nothing: T) -> Result<T> {
     }
 }
 
-fn encode(kind: u16, flags: NlmF, family: u8, attrs: Attrs<u16>) -> Result<Vec<u8>> {
-    let mut body = Cursor::new(Vec::new());
-    head(family, 0).to_bytes(&mut body).map_err(Error::bug)?;
-    list(attrs).to_bytes(&mut body).map_err(Error::bug)?;
-    message(Rtm::from(SUBSYSTEM << 8 | kind), flags, body.into_inner())
+/// Begins a message of nf_tables.
+fn begin(kind: u16, flags: NlmF, family: u8) -> Request {
+    let mut request = Request::new(SUBSYSTEM << 8 | kind, flags);
+    request.raw(&head(family, 0));
+    request
+}
+
+/// Begins a message about a table, or about something in it.
+fn about(kind: u16, flags: NlmF, table: Table<'_>) -> Request {
+    let mut request = begin(kind, flags, table.family.number());
+    request.text(1_u16, table.name);
+    request
+}
+
+fn about_chain(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
+    let mut request = about(kind, flags, chain.table);
+    request.text(3_u16, chain.name);
+    request
+}
+
+/// Begins a message about the rules of a chain.
+fn about_rule(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
+    let mut request = about(kind, flags, chain.table);
+    request.text(2_u16, chain.name);
+    request
 }
 
 /// The message that begins or ends a transaction.
-fn bound(kind: u16) -> Result<Vec<u8>> {
-    message(Rtm::from(kind), NlmF::empty(), head(0, SUBSYSTEM))
+fn bound(kind: u16) -> Vec<u8> {
+    let mut request = Request::new(kind, NlmF::empty());
+    request.raw(&head(0, SUBSYSTEM));
+    request.finish()
 }
 
 /// struct nfgenmsg: family, version, resource
 fn head(family: u8, resource: u16) -> [u8; HEADER] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
-}
-
-/// An attribute made of attributes, marked as such.
-fn nest(kind: u16, attrs: Attrs<u16>) -> Result<neli::rtnl::Rtattr<u16, neli::types::Buffer>> {
-    wire::nest(kind | NESTED, attrs)
 }

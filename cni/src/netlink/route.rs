@@ -3,13 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{RtAddrFamily, RtScope, RtTable, Rta, Rtm, Rtn, Rtprot};
-use neli::rtnl::RtmsgBuilder;
+use neli::consts::rtnl::{Rta, Rtm, Rtprot};
 
 use super::link::LinkIndex;
-use super::wire::{self, attr, list, message, nest};
+use super::wire::{self, Request};
 use super::{Change, Netlink};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 use crate::ip::Cidr;
 use crate::result::Route;
 
@@ -78,57 +77,53 @@ impl KernelRoute {
     }
 }
 
-impl Change {
+impl Change<'_> {
     /// Adds a route that leaves by `link`. A second one to the same destination by another way is put before the
     /// first; the very same one is refused with EEXIST.
-    pub fn add_route(link: LinkIndex, route: &Route) -> Change {
-        let encode = || {
-            let table = route.table.unwrap_or(MAIN);
-            let mut attrs = Vec::new();
-            if route.dst.prefix() > 0 {
-                attrs.push(attr(Rta::Dst, wire::octets(route.dst.network().ip()))?);
-            }
-            if let Some(gw) = route.gw {
-                attrs.push(attr(Rta::Gateway, wire::octets(gw))?);
-            }
-            if route.priority > 0 {
-                attrs.push(attr(Rta::Priority, route.priority)?);
-            }
-            // The header has one byte for it.
-            if table > 255 {
-                attrs.push(attr(Rta::Table, table)?);
-            }
-            attrs.push(attr(Rta::Oif, link.unsigned())?);
-            let mut metrics = Vec::new();
-            for (kind, value) in [(wire::RTAX_MTU, route.mtu), (wire::RTAX_ADVMSS, route.advmss)] {
-                if value > 0 {
-                    metrics.push(attr(kind, value)?);
+    pub fn add_route(link: LinkIndex, route: &Route) -> Self {
+        let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
+        let table = table.unwrap_or(MAIN);
+        let mut request = Request::new(Rtm::Newroute, NlmF::CREATE);
+        // struct rtmsg: family, length of the destination, of the source, type of service
+        request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
+        // … table, who made it, scope, type, flags
+        let short = u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC);
+        request.raw(&[short, Rtprot::Boot.into(), scope.unwrap_or(libc::RT_SCOPE_UNIVERSE), libc::RTN_UNICAST]);
+        request.raw(&[0; 4]);
+        if dst.prefix() > 0 {
+            request.ip(Rta::Dst, dst.network().ip());
+        }
+        if let Some(gw) = gw {
+            request.ip(Rta::Gateway, gw);
+        }
+        if priority > 0 {
+            request.number(Rta::Priority, priority);
+        }
+        // The header has one byte for it.
+        if table > 255 {
+            request.number(Rta::Table, table);
+        }
+        request.number(Rta::Oif, link.number());
+        if mtu > 0 || advmss > 0 {
+            request.nest(Rta::Metrics, |metrics| {
+                for (kind, value) in [(wire::RTAX_MTU, mtu), (wire::RTAX_ADVMSS, advmss)] {
+                    if value > 0 {
+                        metrics.number(kind, value);
+                    }
                 }
-            }
-            if !metrics.is_empty() {
-                attrs.push(nest(Rta::Metrics, metrics)?);
-            }
-            let body = RtmsgBuilder::default()
-                .rtm_family(wire::family(route.dst.ip()))
-                .rtm_dst_len(route.dst.prefix())
-                .rtm_src_len(0)
-                .rtm_tos(0)
-                .rtm_table(u8::try_from(table).map_or(RtTable::Unspec, RtTable::from))
-                .rtm_protocol(Rtprot::Boot)
-                .rtm_scope(route.scope.map_or(RtScope::Universe, RtScope::from))
-                .rtm_type(Rtn::Unicast)
-                .rtattrs(list(attrs));
-            message(Rtm::Newroute, NlmF::CREATE, body.build().map_err(Error::bug)?)
-        };
-        let via = route.gw.map_or_else(String::new, |gw| format!(" via {gw}"));
-        Change::new(format!("add route to {}{via} by link {link}", route.dst), encode())
+            });
+        }
+        Change::new(request, move || {
+            let via = gw.map_or_else(String::new, |gw| format!(" via {gw}"));
+            format!("add route to {dst}{via} by link {link}")
+        })
     }
 }
 
 impl Netlink {
     /// All unicast routes that leave by `link`, of all tables, IPv4 before IPv6.
     pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
-        let request = list_routes(Some(link))?;
+        let request = list_routes(Some(link));
         let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
         let mut found = self
             .socket
@@ -145,27 +140,18 @@ impl Netlink {
         };
         let mut found = self
             .socket
-            .list(&list_routes(None)?, libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
+            .list(&list_routes(None), libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
             .trying(|| "list the default routes")?;
         found.sort_by_key(|route| (route.route.dst.ip().is_ipv6(), route.route.priority));
         Ok(found)
     }
 }
 
-pub(super) fn list_routes(link: Option<LinkIndex>) -> Result<Vec<u8>> {
-    let mut attrs = Vec::new();
+pub(super) fn list_routes(link: Option<LinkIndex>) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getroute, NlmF::empty());
+    request.raw(&[0; HEADER]);
     if let Some(link) = link {
-        attrs.push(attr(Rta::Oif, link.unsigned())?);
+        request.number(Rta::Oif, link.number());
     }
-    let body = RtmsgBuilder::default()
-        .rtm_family(RtAddrFamily::Unspecified)
-        .rtm_dst_len(0)
-        .rtm_src_len(0)
-        .rtm_tos(0)
-        .rtm_table(RtTable::Unspec)
-        .rtm_protocol(Rtprot::Unspec)
-        .rtm_scope(RtScope::Universe)
-        .rtm_type(Rtn::Unspec)
-        .rtattrs(list(attrs));
-    message(Rtm::Getroute, NlmF::empty(), body.build().map_err(Error::bug)?)
+    request.finish()
 }

@@ -4,13 +4,11 @@ use std::fmt;
 
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Ifla, Rtm};
-use neli::rtnl::Rtattr;
-use neli::types::Buffer;
 
-use super::link::{LinkIndex, bridge_family};
-use super::wire::{self, Attrs, attr, list, message, nest};
+use super::link::{LinkIndex, about_port};
+use super::wire::{self, Request};
 use super::{Change, Netlink};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 // linux/if_bridge.h: flags of a VLAN
 const PVID: u16 = 1 << 1;
@@ -58,15 +56,16 @@ impl fmt::Display for VlanRange {
     }
 }
 
-impl Change {
+impl<'a> Change<'a> {
     /// Adds VLANs to a port, all in one message.
-    pub fn add_vlans(port: LinkIndex, vlans: &[Vlan]) -> Change {
-        Change::new(format!("add VLANs {} to port {port}", names(vlans)), encode(Rtm::Setlink, port, vlans))
+    pub fn add_vlans(port: LinkIndex, vlans: &'a [Vlan]) -> Change<'a> {
+        Change::new(encode(Rtm::Setlink, port, vlans), move || format!("add VLANs {} to port {port}", names(vlans)))
     }
 
     /// Removes VLANs from a port, all in one message.
-    pub fn delete_vlans(port: LinkIndex, vlans: &[Vlan]) -> Change {
-        Change::new(format!("delete VLANs {} from port {port}", names(vlans)), encode(Rtm::Dellink, port, vlans))
+    pub fn delete_vlans(port: LinkIndex, vlans: &'a [Vlan]) -> Change<'a> {
+        let request = encode(Rtm::Dellink, port, vlans);
+        Change::new(request, move || format!("delete VLANs {} from port {port}", names(vlans)))
     }
 }
 
@@ -74,46 +73,49 @@ fn names(vlans: &[Vlan]) -> String {
     vlans.iter().map(|vlan| vlan.range.to_string()).collect::<Vec<_>>().join(",")
 }
 
-fn encode(kind: Rtm, port: LinkIndex, vlans: &[Vlan]) -> Result<Vec<u8>> {
-    let mut infos: Attrs<u16> = Vec::new();
-    for vlan in vlans {
-        let flags = if vlan.pvid { PVID } else { 0 } | if vlan.untagged { UNTAGGED } else { 0 };
-        if vlan.range.first == vlan.range.last {
-            infos.push(info(flags, vlan.range.first)?);
-        } else {
-            infos.push(info(flags | RANGE_BEGIN, vlan.range.first)?);
-            infos.push(info(flags | RANGE_END, vlan.range.last)?);
+fn encode(kind: Rtm, port: LinkIndex, vlans: &[Vlan]) -> Request {
+    let mut request = about_port(kind, port);
+    request.nest(Ifla::AfSpec, |list| {
+        // struct bridge_vlan_info
+        let mut info = |flags: u16, id: u16| {
+            list.nest(wire::IFLA_BRIDGE_VLAN_INFO, |info| {
+                info.raw(&flags.to_ne_bytes());
+                info.raw(&id.to_ne_bytes());
+            });
+        };
+        for vlan in vlans {
+            let flags = if vlan.pvid { PVID } else { 0 } | if vlan.untagged { UNTAGGED } else { 0 };
+            if vlan.range.first == vlan.range.last {
+                info(flags, vlan.range.first);
+            } else {
+                info(flags | RANGE_BEGIN, vlan.range.first);
+                info(flags | RANGE_END, vlan.range.last);
+            }
         }
-    }
-    let body = bridge_family(port).rtattrs(list(vec![nest(Ifla::AfSpec, infos)?]));
-    message(kind, NlmF::empty(), body.build().map_err(Error::bug)?)
-}
-
-/// struct bridge_vlan_info
-fn info(flags: u16, id: u16) -> Result<Rtattr<u16, Buffer>> {
-    let [[a, b], [c, d]] = [flags.to_ne_bytes(), id.to_ne_bytes()];
-    attr(wire::IFLA_BRIDGE_VLAN_INFO, [a, b, c, d])
+    });
+    request
 }
 
 impl Netlink {
     /// The VLANs of one port (Linux 5.6; the older way would list those of all ports of the host).
     pub fn vlans(&mut self, port: LinkIndex) -> Result<Vec<Vlan>> {
-        let request = list_vlans(port)?;
+        let request = list_vlans(port);
         let lists = self.socket.list(&request, wire::RTM_NEWVLAN, |payload| read(payload, port).map(Some));
         Ok(lists.trying(|| format!("list the VLANs of port {port}"))?.into_iter().flatten().collect())
     }
 }
 
-pub(super) fn list_vlans(port: LinkIndex) -> Result<Vec<u8>> {
+pub(super) fn list_vlans(port: LinkIndex) -> Vec<u8> {
+    let mut request = Request::new(wire::RTM_GETVLAN, NlmF::empty());
     // struct br_vlan_msg: family, padding, link
-    let mut body = vec![u8::try_from(libc::AF_BRIDGE).unwrap_or_default(), 0, 0, 0];
-    body.extend_from_slice(&port.unsigned().to_ne_bytes());
-    message(Rtm::from(wire::RTM_GETVLAN), NlmF::empty(), body)
+    request.raw(&[u8::try_from(libc::AF_BRIDGE).unwrap_or_default(), 0, 0, 0]);
+    request.raw(&port.number().to_ne_bytes());
+    request.finish()
 }
 
 pub(super) fn read(payload: &[u8], port: LinkIndex) -> Result<Vec<Vlan>> {
     let mut vlans = Vec::new();
-    if wire::number(payload, 4)? != port.unsigned() {
+    if wire::number(payload, 4)? != port.number() {
         return Ok(vlans);
     }
     for entry in wire::attributes(payload, 8) {

@@ -278,7 +278,7 @@ fn routes_with_all_their_fields() {
         Route::new(cidr("::/0"), "fd00::1".parse().ok()),
         Route { table: Some(99), priority: 7, ..Route::new(cidr("fd02::/64"), "fd00::1".parse().ok()) },
     ];
-    let mut changes: Vec<Change> = ["10.1.0.2/24", "fd00::2/64"]
+    let mut changes: Vec<Change<'_>> = ["10.1.0.2/24", "fd00::2/64"]
         .map(|address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off))
         .into();
     changes.extend(routes.iter().map(|route| Change::add_route(eth0.index, route)));
@@ -393,7 +393,7 @@ fn long_lists_are_whole_even_while_they_change() {
     let lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     let index = bridge(&mut netlink, "cni0").index;
-    let addresses: Vec<Change> = (1..=250)
+    let addresses: Vec<Change<'_>> = (1..=250)
         .flat_map(|n| [format!("10.0.{n}.1/24"), format!("fd00::{n:x}/128")])
         .map(|text| Change::add_address(index, cidr(&text), DuplicateDetection::Off))
         .collect();

@@ -6,9 +6,8 @@ use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
 use super::super::Change;
-use super::super::wire::{self, Attrs, CREATE, attr, message, nest};
-use super::{LinkIndex, LinkRef, Port, body, header, name_of};
-use crate::error::Result;
+use super::super::wire::{self, CREATE, Request};
+use super::{Flags, LinkIndex, LinkRef, Port, about, ifinfomsg, name};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
@@ -26,7 +25,7 @@ pub struct BridgeSpec<'a> {
 }
 
 /// One end of a veth pair to be made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct VethEnd<'a> {
     /// Its name.
     pub name: &'a str,
@@ -35,7 +34,7 @@ pub struct VethEnd<'a> {
 }
 
 /// A veth pair to be made, in its final place.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct VethSpec<'a> {
     /// The end in the namespace of the socket. It is born up.
     pub host: VethEnd<'a>,
@@ -68,114 +67,112 @@ pub struct LinkChange<'a> {
     pub arp_notify: Option<bool>,
 }
 
-impl Change {
+impl<'a> Change<'a> {
     /// Makes a bridge. It is down: `accept_ra` must be off before it is up.
-    pub fn create_bridge(spec: &BridgeSpec<'_>) -> Change {
-        let encode = || {
-            let mut attrs = vec![attr(Ifla::Address, spec.mac.0)?];
-            if let Some(mtu) = spec.mtu {
-                attrs.push(attr(Ifla::Mtu, mtu)?);
-            }
-            attrs.push(attr(Ifla::Ifname, spec.name)?);
-            let mut info = vec![attr(IflaInfo::Kind, "bridge".as_bytes())?];
+    pub fn create_bridge(spec: &BridgeSpec<'a>) -> Change<'a> {
+        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
+        traits(&mut request, Some(spec.mac), spec.mtu);
+        request.text(Ifla::Ifname, spec.name);
+        request.nest(Ifla::Linkinfo, |info| {
+            info.attr(IflaInfo::Kind, b"bridge");
             if spec.vlan_filtering {
-                info.push(nest(IflaInfo::Data, vec![attr(wire::IFLA_BR_VLAN_FILTERING, 1_u8)?])?);
+                info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
             }
-            attrs.push(nest(Ifla::Linkinfo, info)?);
-            message(Rtm::Newlink, CREATE | NlmF::ECHO, body(header(None), attrs)?)
-        };
-        Change::new(format!("create bridge {:?}", spec.name), encode()).making(spec.name)
+        });
+        let name = spec.name;
+        Change::new(request, move || format!("create bridge {name:?}")).making(name)
     }
 
     /// Makes a veth pair with both ends in their final places, in one message.
-    pub fn create_veth(spec: &VethSpec<'_>) -> Change {
-        let VethSpec { host, guest, netns, bridge, mtu } = spec;
-        let encode = || {
-            let mut peer = traits(guest.mac, *mtu)?;
-            peer.extend(one_queue()?);
-            peer.push(attr(Ifla::NetNsFd, netns.fd())?);
-            peer.push(attr(Ifla::Ifname, guest.name)?);
-            let mut attrs = traits(host.mac, *mtu)?;
-            attrs.extend(one_queue()?);
-            if let Some(bridge) = bridge {
-                attrs.push(attr(Ifla::Master, bridge.unsigned())?);
-            }
-            attrs.push(attr(Ifla::Ifname, host.name)?);
-            let peer = attr(wire::VETH_INFO_PEER, body(header(None), peer)?)?;
-            let info = vec![attr(IflaInfo::Kind, "veth".as_bytes())?, nest(IflaInfo::Data, vec![peer])?];
-            attrs.push(nest(Ifla::Linkinfo, info)?);
-            message(Rtm::Newlink, CREATE | NlmF::ECHO, body(header(None).up(), attrs)?)
-        };
-        let what = format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path());
-        Change::new(what, encode()).making(host.name)
+    pub fn create_veth(spec: &VethSpec<'a>) -> Change<'a> {
+        let VethSpec { host, guest, netns, bridge, mtu } = *spec;
+        let up = Flags { on: Iff::UP, about: Iff::UP };
+        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, up);
+        traits(&mut request, host.mac, mtu);
+        one_queue(&mut request);
+        if let Some(bridge) = bridge {
+            request.number(Ifla::Master, bridge.number());
+        }
+        request.text(Ifla::Ifname, host.name);
+        request.nest(Ifla::Linkinfo, |info| {
+            info.attr(IflaInfo::Kind, b"veth");
+            info.nest(IflaInfo::Data, |data| {
+                data.nest(wire::VETH_INFO_PEER, |peer| {
+                    ifinfomsg(peer, 0, None, Flags::default());
+                    traits(peer, guest.mac, mtu);
+                    one_queue(peer);
+                    peer.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());
+                    peer.text(Ifla::Ifname, guest.name);
+                });
+            });
+        });
+        let what = move || format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path());
+        Change::new(request, what).making(host.name)
     }
 
     /// Changes a link.
-    pub fn set_link<'a>(link: impl Into<LinkRef<'a>>, change: &LinkChange<'_>) -> Change {
-        let link = link.into();
-        let encode = || {
-            let mut attrs = name_of(link)?;
-            attrs.extend(traits(change.mac, change.mtu)?);
-            if let Some(bridge) = change.bridge {
-                attrs.push(attr(Ifla::Master, bridge.unsigned())?);
+    pub fn set_link(link: impl Into<LinkRef<'a>>, change: &LinkChange<'a>) -> Change<'a> {
+        let (link, change) = (link.into(), *change);
+        let mut state = Flags::default();
+        for (wish, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
+            if let Some(on) = wish {
+                state.on.set(flag, on);
+                state.about.insert(flag);
             }
-            if let Some(alias) = change.alias {
-                attrs.push(attr(Ifla::Ifalias, alias.as_bytes())?);
-            }
-            if let Some(notify) = change.arp_notify {
-                let conf = vec![attr(wire::IPV4_DEVCONF_ARP_NOTIFY, u32::from(notify))?];
-                let inet = vec![nest(wire::IFLA_INET_CONF, conf)?];
-                let spec = vec![nest(u16::try_from(libc::AF_INET).unwrap_or_default(), inet)?];
-                attrs.push(nest(Ifla::AfSpec, spec)?);
-            }
-            let (mut flags, mut mask) = (Iff::empty(), Iff::empty());
-            for (wish, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
-                if let Some(on) = wish {
-                    flags.set(flag, on);
-                    mask.insert(flag);
-                }
-            }
-            let header = header(Some(link)).ifi_flags(flags).ifi_change(mask);
-            message(Rtm::Newlink, NlmF::empty(), body(header, attrs)?)
-        };
-        Change::new(format!("set link {link}{change}"), encode())
+        }
+        let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
+        name(&mut request, link);
+        traits(&mut request, change.mac, change.mtu);
+        if let Some(bridge) = change.bridge {
+            request.number(Ifla::Master, bridge.number());
+        }
+        if let Some(alias) = change.alias {
+            request.attr(Ifla::Ifalias, alias.as_bytes());
+        }
+        if let Some(notify) = change.arp_notify {
+            request.nest(Ifla::AfSpec, |spec| {
+                spec.nest(u16::try_from(libc::AF_INET).unwrap_or_default(), |inet| {
+                    inet.nest(wire::IFLA_INET_CONF, |conf| {
+                        conf.number(wire::IPV4_DEVCONF_ARP_NOTIFY, u32::from(notify));
+                    });
+                });
+            });
+        }
+        Change::new(request, move || format!("set link {link}{change}"))
     }
 
     /// Sets all of a link's settings as a port of a bridge.
-    pub fn set_port<'a>(link: impl Into<LinkRef<'a>>, port: Port) -> Change {
-        let link = link.into();
-        let encode = || {
+    pub fn set_port(link: impl Into<LinkRef<'a>>, port: Port) -> Change<'a> {
+        let (link, Port { hairpin, isolated }) = (link.into(), port);
+        let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), Flags::default());
+        name(&mut request, link);
+        request.nest(Ifla::Linkinfo, |info| {
             // iproute2 names the kind of the link here, "bridge_slave", for which recent kernels go looking for a module.
-            let data = vec![
-                attr(wire::IFLA_BRPORT_MODE, u8::from(port.hairpin))?,
-                attr(wire::IFLA_BRPORT_ISOLATED, u8::from(port.isolated))?,
-            ];
-            let info = vec![attr(IflaInfo::SlaveKind, "bridge".as_bytes())?, nest(IflaInfo::SlaveData, data)?];
-            let mut attrs = name_of(link)?;
-            attrs.push(nest(Ifla::Linkinfo, info)?);
-            message(Rtm::Newlink, NlmF::empty(), body(header(Some(link)), attrs)?)
-        };
-        let Port { hairpin, isolated } = port;
-        Change::new(format!("set port {link}: hairpin {hairpin}, isolated {isolated}"), encode())
+            info.attr(IflaInfo::SlaveKind, b"bridge");
+            info.nest(IflaInfo::SlaveData, |data| {
+                data.attr(wire::IFLA_BRPORT_MODE, &[hairpin.into()]);
+                data.attr(wire::IFLA_BRPORT_ISOLATED, &[isolated.into()]);
+            });
+        });
+        Change::new(request, move || format!("set port {link}: hairpin {hairpin}, isolated {isolated}"))
     }
 
     /// Makes a bridge filter VLANs.
-    pub fn filter_vlans(bridge: LinkIndex) -> Change {
-        let encode = || {
-            let info = vec![
-                attr(IflaInfo::Kind, "bridge".as_bytes())?,
-                nest(IflaInfo::Data, vec![attr(wire::IFLA_BR_VLAN_FILTERING, 1_u8)?])?,
-            ];
-            message(Rtm::Newlink, NlmF::empty(), body(header(Some(bridge.into())), vec![nest(Ifla::Linkinfo, info)?])?)
-        };
-        Change::new(format!("make bridge {bridge} filter VLANs"), encode())
+    pub fn filter_vlans(bridge: LinkIndex) -> Change<'a> {
+        let mut request = about(Rtm::Newlink, NlmF::empty(), Some(bridge.into()), Flags::default());
+        request.nest(Ifla::Linkinfo, |info| {
+            info.attr(IflaInfo::Kind, b"bridge");
+            info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
+        });
+        Change::new(request, move || format!("make bridge {bridge} filter VLANs"))
     }
 
     /// Deletes a link, and the other end of a veth with it.
-    pub fn delete_link<'a>(link: impl Into<LinkRef<'a>>) -> Change {
+    pub fn delete_link(link: impl Into<LinkRef<'a>>) -> Change<'a> {
         let link = link.into();
-        let encode = || message(Rtm::Dellink, NlmF::empty(), body(header(Some(link)), name_of(link)?)?);
-        Change::new(format!("delete link {link}"), encode())
+        let mut request = about(Rtm::Dellink, NlmF::empty(), Some(link), Flags::default());
+        name(&mut request, link);
+        Change::new(request, move || format!("delete link {link}"))
     }
 }
 
@@ -208,18 +205,17 @@ impl fmt::Display for LinkChange<'_> {
 
 /// Unlike upstream: a veth uses one queue of each kind. Asked for nothing it is given one for each processor, waits for
 /// all of them to notice that the others are not used (a tenth of an ADD), and keeps their memory.
-fn one_queue() -> Result<Attrs<Ifla>> {
-    Ok(vec![attr(Ifla::NumTxQueues, 1_u32)?, attr(Ifla::NumRxQueues, 1_u32)?])
+fn one_queue(request: &mut Request) {
+    request.number(Ifla::NumTxQueues, 1);
+    request.number(Ifla::NumRxQueues, 1);
 }
 
 /// What every kind of link can be given.
-fn traits(mac: Option<MacAddr>, mtu: Option<u32>) -> Result<Attrs<Ifla>> {
-    let mut attrs = Vec::new();
+fn traits(request: &mut Request, mac: Option<MacAddr>, mtu: Option<u32>) {
     if let Some(mac) = mac {
-        attrs.push(attr(Ifla::Address, mac.0)?);
+        request.attr(Ifla::Address, &mac.0);
     }
     if let Some(mtu) = mtu {
-        attrs.push(attr(Ifla::Mtu, mtu)?);
+        request.number(Ifla::Mtu, mtu);
     }
-    Ok(attrs)
 }

@@ -2,15 +2,10 @@
 
 use std::net::IpAddr;
 
-use neli::rtnl::Rtattr;
-use neli::types::Buffer;
-
-use super::{Family, HEADER, Table, nest};
-use crate::error::{Error, Result};
+use super::{Family, HEADER, NESTED, Table};
+use crate::error::Result;
 use crate::ip::{Cidr, MacAddr};
-use crate::netlink::wire::{self, Attrs, attr};
-
-type Attr = Rtattr<u16, Buffer>;
+use crate::netlink::wire::{self, Request};
 
 // linux/netfilter/nf_tables.h
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
@@ -25,6 +20,8 @@ const GOTO: i32 = -4;
 const RETURN: i32 = -5;
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
+/// What a part of a rule's user data is, to `nft`.
+const COMMENT: u8 = 0;
 
 /// A part of a rule: something that must match, or what is done then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,7 +174,6 @@ fn number64(value: &[u8]) -> Result<u64> {
 
 /// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
 fn read_comment(mut data: &[u8]) -> Option<String> {
-    const COMMENT: u8 = 0;
     while let [kind, len, rest @ ..] = data {
         let value = rest.get(..usize::from(*len))?;
         if *kind == COMMENT {
@@ -188,29 +184,28 @@ fn read_comment(mut data: &[u8]) -> Option<String> {
     None
 }
 
-pub(super) fn comment(text: &str) -> Result<Attr> {
-    let len =
-        u8::try_from(text.len() + 1).map_err(|_| Error::bug(format!("the comment {text:?} is too long for a rule")))?;
-    let mut data = vec![0, len];
-    data.extend_from_slice(text.as_bytes());
-    data.push(0);
-    attr(NFTA_RULE_USERDATA, data)
+pub(super) fn comment(request: &mut Request, text: &str) {
+    request.nest(NFTA_RULE_USERDATA, |data| {
+        data.raw(&[COMMENT, u8::try_from(text.len() + 1).unwrap_or(u8::MAX)]);
+        data.raw(text.as_bytes());
+        data.raw(&[0]);
+    });
 }
 
-pub(super) fn expressions(family: Family, parts: &[Part<'_>]) -> Result<Attr> {
-    let mut list: Attrs<u16> = Vec::new();
-    let mut protocol_known = family != Family::Inet;
-    for part in parts {
-        if let (Some(ip), false) = (part.ip(), protocol_known) {
-            // Where both protocols pass, the headers must be told apart first.
-            let protocol = if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
-            list.push(meta(META_NFPROTO)?);
-            list.push(compare(true, &[protocol.number()])?);
-            protocol_known = true;
+pub(super) fn expressions(request: &mut Request, family: Family, parts: &[Part<'_>]) {
+    request.nest(NESTED | NFTA_RULE_EXPRESSIONS, |list| {
+        let mut protocol_known = family != Family::Inet;
+        for part in parts {
+            if let (Some(ip), false) = (part.ip(), protocol_known) {
+                // Where both protocols pass, the headers must be told apart first.
+                let protocol = if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+                meta(list, META_NFPROTO);
+                compare(list, true, &[protocol.number()]);
+                protocol_known = true;
+            }
+            part.encode(list);
         }
-        part.encode(&mut list)?;
-    }
-    nest(NFTA_RULE_EXPRESSIONS, list)
+    });
 }
 
 impl Part<'_> {
@@ -222,45 +217,52 @@ impl Part<'_> {
         }
     }
 
-    fn encode(&self, list: &mut Attrs<u16>) -> Result<()> {
+    fn encode(&self, list: &mut Request) {
         match *self {
             Part::Source(ip) => {
                 let offset = if ip.is_ipv4() { 12 } else { 8 };
-                let octets = wire::octets(ip);
-                list.push(payload(NETWORK_HEADER, offset, octets.len())?);
-                list.push(compare(true, &octets)?);
+                let octets = octets(ip);
+                payload(list, NETWORK_HEADER, offset, octets.len());
+                compare(list, true, &octets);
             }
-            Part::Destination(net) => destination(list, net, true)?,
-            Part::DestinationOutside(net) => destination(list, net, false)?,
+            Part::Destination(net) => destination(list, net, true),
+            Part::DestinationOutside(net) => destination(list, net, false),
             Part::InputLink(name) => {
                 let mut padded = name.as_bytes().to_vec();
                 padded.resize(libc::IFNAMSIZ, 0);
-                list.push(meta(META_IIFNAME)?);
-                list.push(compare(true, &padded)?);
+                meta(list, META_IIFNAME);
+                compare(list, true, &padded);
             }
             Part::SourceMac(mac) => {
-                list.push(payload(LINK_HEADER, 6, mac.0.len())?);
-                list.push(compare(true, &mac.0)?);
+                payload(list, LINK_HEADER, 6, mac.0.len());
+                compare(list, true, &mac.0);
             }
-            Part::Masquerade => list.push(expression("masq", Vec::new())?),
-            Part::Drop => list.push(verdict(DROP, None)?),
-            Part::Return => list.push(verdict(RETURN, None)?),
-            Part::Jump(chain) => list.push(verdict(JUMP, Some(chain))?),
-            Part::Goto(chain) => list.push(verdict(GOTO, Some(chain))?),
+            Part::Masquerade => expression(list, "masq", |_| ()),
+            Part::Drop => verdict(list, DROP, None),
+            Part::Return => verdict(list, RETURN, None),
+            Part::Jump(chain) => verdict(list, JUMP, Some(chain)),
+            Part::Goto(chain) => verdict(list, GOTO, Some(chain)),
         }
-        Ok(())
+    }
+}
+
+/// An address's bytes, of its family's length.
+fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
     }
 }
 
 /// As `nft` does it: of a prefix of whole bytes only these are loaded, any other is masked.
-fn destination(list: &mut Attrs<u16>, net: Cidr, inside: bool) -> Result<()> {
+fn destination(list: &mut Request, net: Cidr, inside: bool) {
     let offset = if net.ip().is_ipv4() { 16 } else { 24 };
-    let network = wire::octets(net.network().ip());
+    let network = octets(net.network().ip());
     let bits = usize::from(net.prefix());
     // Nothing can be loaded of a prefix of no bits, so that one is masked too.
     let whole = bits.is_multiple_of(8) && bits > 0;
     let len = if whole { bits / 8 } else { network.len() };
-    list.push(payload(NETWORK_HEADER, offset, len)?);
+    payload(list, NETWORK_HEADER, offset, len);
     if !whole {
         let mask: Vec<u8> = (0..network.len())
             .map(|byte| match bits.saturating_sub(byte * 8) {
@@ -269,69 +271,80 @@ fn destination(list: &mut Attrs<u16>, net: Cidr, inside: bool) -> Result<()> {
                 left => u8::MAX << (8 - left),
             })
             .collect();
-        list.push(bitwise(&mask)?);
+        bitwise(list, &mask);
     }
-    list.push(compare(inside, network.get(..len).unwrap_or_default())?);
-    Ok(())
+    compare(list, inside, network.get(..len).unwrap_or_default());
 }
 
-fn expression(name: &str, data: Attrs<u16>) -> Result<Attr> {
+fn expression(list: &mut Request, name: &str, data: impl FnOnce(&mut Request)) {
     const NFTA_LIST_ELEM: u16 = 1;
-    nest(NFTA_LIST_ELEM, vec![attr(1, name)?, nest(2, data)?])
+    list.nest(NESTED | NFTA_LIST_ELEM, |element| {
+        element.text(1_u16, name);
+        element.nest(NESTED | 2, data);
+    });
 }
 
-fn meta(key: u32) -> Result<Attr> {
-    expression("meta", vec![attr(2, key.to_be_bytes())?, attr(1, REGISTER.to_be_bytes())?])
+/// A number in an expression.
+fn number(data: &mut Request, kind: u16, value: u32) {
+    data.attr(kind, &value.to_be_bytes());
 }
 
-fn payload(base: u32, offset: u32, len: usize) -> Result<Attr> {
-    expression(
-        "payload",
-        vec![
-            attr(1, REGISTER.to_be_bytes())?,
-            attr(2, base.to_be_bytes())?,
-            attr(3, offset.to_be_bytes())?,
-            attr(4, length(len))?,
-        ],
-    )
+/// A value in an expression.
+fn value(data: &mut Request, kind: u16, value: &[u8]) {
+    data.nest(NESTED | kind, |data| data.attr(1_u16, value));
 }
 
-fn bitwise(mask: &[u8]) -> Result<Attr> {
-    expression(
-        "bitwise",
-        vec![
-            attr(1, REGISTER.to_be_bytes())?,
-            attr(2, REGISTER.to_be_bytes())?,
-            attr(3, length(mask.len()))?,
-            nest(4, vec![attr(1, mask.to_vec())?])?,
-            nest(5, vec![attr(1, vec![0_u8; mask.len()])?])?,
-        ],
-    )
+fn meta(list: &mut Request, key: u32) {
+    expression(list, "meta", |data| {
+        number(data, 2, key);
+        number(data, 1, REGISTER);
+    });
 }
 
-fn compare(equal: bool, value: &[u8]) -> Result<Attr> {
-    expression(
-        "cmp",
-        vec![
-            attr(1, REGISTER.to_be_bytes())?,
-            attr(2, u32::from(!equal).to_be_bytes())?,
-            nest(3, vec![attr(1, value.to_vec())?])?,
-        ],
-    )
+fn payload(list: &mut Request, base: u32, offset: u32, len: usize) {
+    expression(list, "payload", |data| {
+        number(data, 1, REGISTER);
+        number(data, 2, base);
+        number(data, 3, offset);
+        number(data, 4, length(len));
+    });
 }
 
-fn verdict(code: i32, chain: Option<&str>) -> Result<Attr> {
-    let mut verdict = vec![attr(1, code.to_be_bytes())?];
-    if let Some(chain) = chain {
-        verdict.push(attr(2, chain)?);
-    }
-    let data = nest(2, vec![nest(2, verdict)?])?;
-    expression("immediate", vec![attr(1, VERDICT_REGISTER.to_be_bytes())?, data])
+fn bitwise(list: &mut Request, mask: &[u8]) {
+    expression(list, "bitwise", |data| {
+        number(data, 1, REGISTER);
+        number(data, 2, REGISTER);
+        number(data, 3, length(mask.len()));
+        value(data, 4, mask);
+        value(data, 5, &vec![0; mask.len()]);
+    });
+}
+
+fn compare(list: &mut Request, equal: bool, with: &[u8]) {
+    expression(list, "cmp", |data| {
+        number(data, 1, REGISTER);
+        number(data, 2, u32::from(!equal));
+        value(data, 3, with);
+    });
+}
+
+fn verdict(list: &mut Request, code: i32, chain: Option<&str>) {
+    expression(list, "immediate", |data| {
+        number(data, 1, VERDICT_REGISTER);
+        data.nest(NESTED | 2, |value| {
+            value.nest(NESTED | 2, |verdict| {
+                verdict.attr(1_u16, &code.to_be_bytes());
+                if let Some(chain) = chain {
+                    verdict.text(2_u16, chain);
+                }
+            });
+        });
+    });
 }
 
 /// A length in an expression. No value is longer than a name.
-fn length(len: usize) -> [u8; 4] {
-    u32::try_from(len).unwrap_or_default().to_be_bytes()
+fn length(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -339,15 +352,12 @@ mod tests {
     use super::*;
 
     fn read_back(family: Family, parts: &[Part<'_>], text: &str) -> Rule {
-        let attrs = vec![
-            attr(1, "t").unwrap(),
-            attr(2, "c").unwrap(),
-            attr(3, 7_u64.to_be_bytes()).unwrap(),
-            expressions(family, parts).unwrap(),
-            comment(text).unwrap(),
-        ];
-        let message = super::super::encode(6, neli::consts::nl::NlmF::empty(), family.number(), attrs);
-        Rule::read(&message.unwrap()[16..]).unwrap().unwrap()
+        let chain = Table { family, name: "t" }.chain("c");
+        let mut request = super::super::about_rule(6, neli::consts::nl::NlmF::empty(), chain);
+        request.attr(3_u16, &7_u64.to_be_bytes());
+        expressions(&mut request, family, parts);
+        comment(&mut request, text);
+        Rule::read(&request.finish()[16..]).unwrap().unwrap()
     }
 
     #[test]
