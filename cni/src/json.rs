@@ -249,6 +249,16 @@ mod tests {
     }
 
     #[test]
+    fn what_stands_in_a_text_does_not_end_it() {
+        let conf: Conf = parse(r#"{"x":["]}\"",{"y":"\\"}],"bridge":"a,b: [{é\"\\","mtu":7,"z":null}"#).unwrap();
+        assert_eq!(conf, Conf { mtu: 7, bridge: Some("a,b: [{é\"\\".into()), ..Conf::default() });
+        let conf: Conf = parse(" {\n\t\"ranges\" :\r[ [ ] , [ ] ] , \"\\u006dtu\":5} ").unwrap();
+        assert_eq!(conf, Conf { mtu: 5, ranges: vec![Vec::new(), Vec::new()], ..Conf::default() });
+        let surrogate = fault(r#"{"bridge": "\ud800"}"#);
+        assert_eq!(surrogate.0, 6, "{surrogate:?}");
+    }
+
+    #[test]
     fn faults_name_the_key_and_the_value() {
         for (text, code, want) in [
             (r#"{"mtu": "1500"}"#, 6, r#"key "mtu": expected an integer that is not negative, got "1500""#),

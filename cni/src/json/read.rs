@@ -6,7 +6,6 @@ use std::fmt;
 use serde::de::value::CowStrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
-use serde_json::value::RawValue;
 
 use super::{Fault, RAW};
 
@@ -34,6 +33,11 @@ impl<'de> Node<'de> {
 
     /// The text of a string, borrowed from the document unless it has escapes.
     fn text(self) -> Result<Cow<'de, str>, Fault> {
+        if let Some(inside) = self.0.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'))
+            && !inside.as_bytes().contains(&b'\\')
+        {
+            return Ok(Cow::Borrowed(inside));
+        }
         let Text(text) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
         Ok(text)
     }
@@ -224,12 +228,15 @@ impl<'de> Deserializer<'de> for Node<'de> {
 /// Equal in any letter case. Like the reference's decoder this folds the two letters outside ASCII that have an ASCII
 /// letter as their simple fold: the long s and the Kelvin sign.
 pub(super) fn same_key(field: &str, key: &str) -> bool {
+    if key.is_ascii() {
+        return field.eq_ignore_ascii_case(key);
+    }
     let fold = |c: char| match c {
         '\u{17f}' => 's',
         '\u{212a}' => 'k',
         c => c.to_ascii_lowercase(),
     };
-    field == key || field.chars().map(fold).eq(key.chars().map(fold))
+    field.chars().map(fold).eq(key.chars().map(fold))
 }
 
 /// What is left of an object or a list.
@@ -242,22 +249,48 @@ impl<'de> Members<'de> {
 
     /// The next value, or key; `None` at the closing bracket. The text is known to be good, so what separates members
     /// can be passed over.
-    fn next(&mut self) -> Result<Option<Node<'de>>, Fault> {
-        let rest = self.0.trim_start_matches([' ', '\t', '\n', '\r', ',', ':']);
-        if rest.is_empty() || rest.starts_with([']', '}']) {
-            return Ok(None);
+    fn next(&mut self) -> Option<Node<'de>> {
+        let start = self.0.bytes().position(|byte| !is_between(byte))?;
+        let rest = self.0.get(start..)?;
+        if rest.starts_with([']', '}']) {
+            return None;
         }
-        let mut values = serde_json::Deserializer::from_str(rest).into_iter::<&'de RawValue>();
-        let value = values.next().transpose().map_err(Fault::syntax)?;
-        self.0 = rest.get(values.byte_offset()..).unwrap_or_default();
-        Ok(value.map(|value| Node(value.get())))
+        let (value, rest) = rest.split_at_checked(length(rest.as_bytes()))?;
+        self.0 = rest;
+        Some(Node(value))
     }
 
     fn next_pair(&mut self) -> Result<Option<Pair<'de>>, Fault> {
-        let Some(key) = self.next()? else { return Ok(None) };
-        let value = self.next()?.ok_or_else(|| Fault::shape("a key without a value"))?;
+        let Some(key) = self.next() else { return Ok(None) };
+        let value = self.next().ok_or_else(|| Fault::shape("a key without a value"))?;
         Ok(Some((key.text()?, value)))
     }
+}
+
+/// Does it stand between members?
+fn is_between(byte: u8) -> bool {
+    matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':')
+}
+
+/// The length of the value that a text begins with, which is known to be good.
+fn length(text: &[u8]) -> usize {
+    let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
+    for (at, byte) in text.iter().enumerate() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' if quoted && depth == 0 => return at + 1,
+            b'"' => quoted = !quoted,
+            _ if quoted => {}
+            b'{' | b'[' => depth += 1,
+            // Of this value, or of the one that holds it.
+            b'}' | b']' if depth <= 1 => return at + depth,
+            b'}' | b']' => depth -= 1,
+            byte if depth == 0 && is_between(*byte) => return at,
+            _ => {}
+        }
+    }
+    text.len()
 }
 
 struct Fields<'de> {
@@ -299,7 +332,7 @@ impl<'de> SeqAccess<'de> for Items<'de> {
 
     #[inline(never)]
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
-        let Some(item) = self.members.next()? else { return Ok(None) };
+        let Some(item) = self.members.next() else { return Ok(None) };
         let index = self.index;
         self.index += 1;
         seed.deserialize(item).map(Some).map_err(|fault| fault.under(format_args!("[{index}]")))
