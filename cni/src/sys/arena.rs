@@ -28,7 +28,8 @@ pub(crate) struct Arena {
     /// Where the free part begins. Only whoever moves it owns what lies between; what the last owner wrote there comes
     /// before, whichever threads they are.
     used: AtomicUsize,
-    /// Where the part begins that nobody ever had: it is still zero, and need not be touched to be made so.
+    /// The end of all that was ever given back: what is free behind it nobody ever had, it is still zero, and need not be
+    /// touched to be made so.
     touched: AtomicUsize,
     space: Space,
 }
@@ -57,7 +58,7 @@ impl Arena {
             let start = used.checked_next_multiple_of(align).filter(|_| align <= ALIGN)?;
             let end = start.checked_add(size).filter(|end| *end <= limit)?;
             match self.used.compare_exchange_weak(used, end, AcqRel, Acquire) {
-                Ok(_) => return Some((start, self.touched.fetch_max(end, AcqRel).saturating_sub(start).min(size))),
+                Ok(_) => return Some((start, self.touched.load(Acquire).saturating_sub(start).min(size))),
                 Err(now) => used = now,
             }
         }
@@ -72,16 +73,16 @@ impl Arena {
 
     /// Moves the end of the newest block; `false` if there is a newer one, or no room.
     fn resize(&self, start: usize, old: usize, new: usize) -> bool {
-        match start.checked_add(new) {
-            Some(end)
-                if (end <= SIZE - RESERVE || new < old)
-                    && self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok() =>
-            {
-                self.touched.fetch_max(end, AcqRel);
-                true
-            }
-            _ => false,
+        let Some(end) = start.checked_add(new) else { return false };
+        // Most blocks are not the newest, and to look costs less than to try.
+        if self.used.load(Acquire) != start + old || (end > SIZE - RESERVE && new >= old) {
+            return false;
         }
+        if new < old {
+            // Before it is free for others.
+            self.touched.fetch_max(start + old, AcqRel);
+        }
+        self.used.compare_exchange(start + old, end, AcqRel, Acquire).is_ok()
     }
 }
 
