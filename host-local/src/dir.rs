@@ -3,7 +3,7 @@
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -98,6 +98,12 @@ impl Dir {
         self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
     }
 
+    /// Reads a file for whoever may write over it later, and leaves it open; `None` if there is none.
+    pub(crate) fn edit(&self, name: &str) -> io::Result<Option<(Vec<u8>, File)>> {
+        let Some(file) = self.file(name, OFlag::O_RDWR, 0)? else { return Ok(None) };
+        Ok(Some((content(&file)?, file)))
+    }
+
     /// Reads a file, and tells when it was last written, renamed or handed over; `None` if there is none.
     pub(crate) fn read_dated(&self, name: &str) -> io::Result<Option<(Vec<u8>, SystemTime)>> {
         let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
@@ -132,12 +138,8 @@ impl Dir {
     /// Writes a file in place. Whoever is killed here leaves anything.
     pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let file = self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
-        (&file).write_all(content)?;
-        // Cutting it off first would give its memory back, only to ask for it again.
-        if file.metadata()?.len() > content.len() as u64 {
-            file.set_len(content.len() as u64)?;
-        }
-        Ok(())
+        let old = file.metadata()?.len();
+        write_over(&file, old, content)
     }
 
     /// Makes a file appear with its content; `false` if there is one of this name. Whoever is killed here leaves the
@@ -248,6 +250,16 @@ pub(crate) fn changed(stat: &FileStat) -> Moment {
     // The types differ between C libraries and machines.
     #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
     (stat.st_mtime.into(), stat.st_mtime_nsec.into())
+}
+
+/// Writes a file in place that has a length of `old`. Whoever is killed here leaves anything.
+pub(crate) fn write_over(file: &File, old: u64, content: &[u8]) -> io::Result<()> {
+    file.write_all_at(content, 0)?;
+    // Cutting it off first would give its memory back, only to ask for it again.
+    if old > content.len() as u64 {
+        file.set_len(content.len() as u64)?;
+    }
+    Ok(())
 }
 
 /// Most files fit a buffer on the stack, and a read that does not fill it is the last.

@@ -11,6 +11,7 @@
 //! that is how the two still stand, nobody has added or removed a lease since, and nobody a page.
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::PathBuf;
@@ -20,7 +21,7 @@ use nix::sys::stat::FileStat;
 
 use crate::bitmap::{self, Bitmap};
 use crate::digest::digest;
-use crate::dir::{Dir, Moment, changed};
+use crate::dir::{self, Dir, Moment, changed};
 use crate::lease::Owner;
 use crate::range::Span;
 
@@ -53,6 +54,8 @@ pub(crate) struct Index {
 struct Page {
     bytes: Vec<u8>,
     changed: bool,
+    /// Where it was read from, and how long it was.
+    kept: Option<(File, usize)>,
 }
 
 /// Room for the digest at the head of a page.
@@ -60,14 +63,27 @@ const HEAD: usize = 8;
 
 impl Page {
     fn new() -> Page {
-        Page { bytes: vec![0; HEAD], changed: false }
+        Page { bytes: vec![0; HEAD], changed: false, kept: None }
     }
 
     fn read(bytes: Vec<u8>) -> Result<Page> {
         match bytes.split_first_chunk::<HEAD>() {
-            Some((head, body)) if u64::from_le_bytes(*head) == digest(body) => Ok(Page { bytes, changed: false }),
+            Some((head, body)) if u64::from_le_bytes(*head) == digest(body) => {
+                Ok(Page { bytes, changed: false, kept: None })
+            }
             _ => Err(Broken),
         }
+    }
+
+    /// Writes it to where it was read from, or to a file in `home`.
+    fn save(&mut self, home: &Dir, name: &str) -> io::Result<()> {
+        let kept = self.kept.take();
+        match &kept {
+            Some((file, len)) => dir::write_over(file, *len as u64, self.seal())?,
+            None => home.write(name, self.seal())?,
+        }
+        (self.changed, self.kept) = (false, kept.map(|(file, _)| (file, self.bytes.len())));
+        Ok(())
     }
 
     fn body(&self) -> &[u8] {
@@ -167,8 +183,7 @@ impl Index {
             }
         }
         for (name, page) in self.pages.iter_mut().filter(|(_, page)| page.changed) {
-            home.write(name, page.seal())?;
-            page.changed = false;
+            page.save(&home, name)?;
         }
         // A second before the last change: what the kernel stamps from now on is later.
         let (seconds, nanoseconds) = leases.changed()?;
@@ -204,8 +219,14 @@ impl Index {
             std::collections::btree_map::Entry::Occupied(page) => page.into_mut(),
             std::collections::btree_map::Entry::Vacant(vacant) => {
                 let home = self.home.as_ref().filter(|_| self.current);
-                let kept = home.map(|home| home.read(vacant.key())).transpose().map_err(|_| Broken)?.flatten();
-                vacant.insert(kept.map_or_else(|| Ok(Page::new()), Page::read)?)
+                let kept = home.map(|home| home.edit(vacant.key())).transpose().map_err(|_| Broken)?.flatten();
+                vacant.insert(match kept {
+                    None => Page::new(),
+                    Some((bytes, file)) => {
+                        let len = bytes.len();
+                        Page { kept: Some((file, len)), ..Page::read(bytes)? }
+                    }
+                })
             }
         };
         if fits(page.body().len()) { Ok(page) } else { Err(Broken) }
