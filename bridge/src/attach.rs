@@ -8,7 +8,7 @@ use cni::netlink::{
     VethSpec,
 };
 use cni::sysctl::{self, Setting};
-use cni::{AddResult, Attachment, Code, Context, Error, Interface, Netns, Result, Undo};
+use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
 use log::warn;
 
 use crate::config::Config;
@@ -30,9 +30,9 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn open(at: &Attachment) -> Result<World> {
+    pub(crate) fn open(call: &Call<'_>, at: &Attachment) -> Result<World> {
         let netns = at.open_netns()?;
-        let (host, home) = Netlink::open_with_netns()?;
+        let Home { netns: home, netlink: host } = call.home()?;
         Ok(World { home, netns, host })
     }
 

@@ -56,7 +56,7 @@ impl Plugin for Bridge {
             // Old versions cannot tell of a container without addresses.
             AddResult::default().as_seen_in(call.version)?;
         }
-        let mut undo = Undo::new(World::open(at)?);
+        let mut undo = Undo::new(World::open(call, at)?);
         let outcome = set_up(&mut undo, at, owner, &config, ipam.as_ref())
             .and_then(|result| result.as_seen_in(call.version).map(|_| result));
         match outcome {
@@ -84,7 +84,7 @@ impl Plugin for Bridge {
         let ips: Vec<IpAddr> = told.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
         let hold = nft.as_ref().ok().and_then(Nftables::fd);
-        failures.note(removal::delete_pair(owner, at, &told, hold));
+        failures.note(call.home().and_then(|home| removal::delete_pair(home, owner, at, &told, hold)));
         // Nobody may get an address that is still in use.
         failures.note(ipam.and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
         failures.note(nft.and_then(|mut nft| remove_rules(&mut nft, owner, &ips)));

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use cni::netlink::{Change, Event, LinkIndex, Netlink, Watch};
-use cni::{AddResult, Aside, Attachment, Context, Deadline, Netns, Result};
+use cni::{AddResult, Aside, Attachment, Context, Deadline, Home, Netns, Result};
 use log::debug;
 
 use crate::attach;
@@ -23,23 +23,25 @@ const PATIENCE: Duration = Duration::from_secs(10);
 ///
 /// `hold` is kept open until the kernel has done everything: what is deleted by that socket meanwhile shares its wait.
 pub(crate) fn delete_pair(
+    mut home: Home,
     owner: Owner<'_>,
     at: &Attachment,
     told: &AddResult,
     hold: Option<BorrowedFd<'_>>,
 ) -> Result<()> {
     let mut failures = Failures::default();
-    match delete_ports(owner, told, hold) {
+    match delete_ports(&mut home.netlink, owner, told, hold) {
         Ok(true) => return Ok(()),
         outcome => failures.note(outcome.map(drop)),
     }
-    failures.note(at.open_netns_if_there().and_then(|netns| netns.map_or(Ok(()), |netns| delete_guest(&netns, at))));
+    let netns = at.open_netns_if_there();
+    failures.note(netns.and_then(|netns| netns.map_or(Ok(()), |netns| delete_guest(&netns, &home.netns, at))));
     failures.into_result()
 }
 
 /// Deletes the container's end, if there is one. What cannot be deleted, such as `lo` under another name, is not ours.
-fn delete_guest(netns: &Netns, at: &Attachment) -> Result<()> {
-    let mut guest = netns.run(&Netns::current()?, Netlink::open)?;
+fn delete_guest(netns: &Netns, home: &Netns, at: &Attachment) -> Result<()> {
+    let mut guest = netns.run(home, Netlink::open)?;
     match guest.apply(&[Change::delete_link(at.ifname.as_str())]) {
         Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO | libc::EOPNOTSUPP)) => Ok(()),
         outcome => outcome.trying(|| format!("in {:?}", at.sandbox())),
@@ -48,18 +50,17 @@ fn delete_guest(netns: &Netns, at: &Attachment) -> Result<()> {
 
 /// Deletes the host's end, which its alias tells from all others; `false` if there is none. What ADD answered tells
 /// where to look first: a host may have thousands of links.
-fn delete_ports(owner: Owner<'_>, told: &AddResult, hold: Option<BorrowedFd<'_>>) -> Result<bool> {
+fn delete_ports(host: &mut Netlink, owner: Owner<'_>, told: &AddResult, hold: Option<BorrowedFd<'_>>) -> Result<bool> {
     let alias = owner.alias();
-    let mut host = Netlink::open()?;
     for interface in told.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
         if let Some(port) = host.link(interface.name.as_str())?.filter(|link| link.alias == alias) {
-            return delete_aside(&mut host, port.index, hold).map(|()| true);
+            return delete_aside(host, port.index, hold).map(|()| true);
         }
     }
     let mut failures = Failures::default();
     let ports = host.find_links(&|found| found == alias)?;
     for port in &ports {
-        failures.note(delete_aside(&mut host, port.index, hold));
+        failures.note(delete_aside(host, port.index, hold));
     }
     failures.into_result().map(|()| !ports.is_empty())
 }

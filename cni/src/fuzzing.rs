@@ -2,6 +2,7 @@
 #![allow(clippy::panic, clippy::expect_used, reason = "a panic is how the fuzzer is told")]
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::path::PathBuf;
 
 use crate::args::Args;
@@ -43,7 +44,8 @@ pub fn call(stdin: &[u8], args: &str, then: impl FnOnce(&Call<'_>)) {
     let wish = head.log(None);
     assert!(!network.as_str().contains('/') && !matches!(network.as_str(), "." | ".."), "{network} leads elsewhere");
     let path: [PathBuf; 0] = [];
-    let call = Call { network, version, args, path: &path, config: &config, stdin, builtin: &[] };
+    let call =
+        Call { network, version, args, path: &path, config: &config, stdin, builtin: &[], home: RefCell::default() };
     drop(format!("{wish:?}"));
     if let Ok(Some(previous)) = call.previous() {
         reprint(&previous);

@@ -90,6 +90,12 @@ impl Netns {
         Ok(self.identity()? == other.identity()?)
     }
 
+    /// Does `path` lead to it? What cannot be looked at does not: whoever opens it will say what is wrong.
+    pub(crate) fn is_at(&self, path: &Path) -> Result<bool> {
+        let Ok(found) = fs::metadata(path) else { return Ok(false) };
+        Ok((found.dev(), found.ino()) == self.identity()?)
+    }
+
     fn identity(&self) -> Result<(u64, u64)> {
         let file = self.file.metadata().trying(|| format!("look at the network namespace {:?}", self.path))?;
         Ok((file.dev(), file.ino()))
@@ -123,12 +129,6 @@ impl Netns {
     }
 }
 
-/// Is `path` the namespace of this thread? What cannot be looked at is not: the plugin itself will say what is wrong.
-pub(crate) fn is_own(path: &Path) -> Result<bool> {
-    let Ok(theirs) = fs::metadata(path) else { return Ok(false) };
-    Ok((theirs.dev(), theirs.ino()) == Netns::current()?.identity()?)
-}
-
 /// An error about a namespace, unless it is one about this process or the machine.
 fn of_namespace(error: io::Error) -> Error {
     match error.raw_os_error() {
@@ -146,9 +146,10 @@ mod tests {
 
     #[test]
     fn its_own_namespace_is_recognised() {
-        assert!(is_own(Path::new("/proc/self/ns/net")).unwrap());
-        assert!(!is_own(Path::new("/proc/self/ns/mnt")).unwrap());
-        assert!(!is_own(Path::new("/nowhere")).unwrap());
+        let own = Netns::current().unwrap();
+        assert!(own.is_at(Path::new("/proc/self/ns/net")).unwrap());
+        assert!(!own.is_at(Path::new("/proc/self/ns/mnt")).unwrap());
+        assert!(!own.is_at(Path::new("/nowhere")).unwrap());
     }
 
     #[test]

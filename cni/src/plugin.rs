@@ -1,5 +1,6 @@
 //! What a plugin is, and what it is given: a call about a network, and mostly one attachment to it.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -8,6 +9,7 @@ use serde::Deserialize;
 use crate::error::{Code, Error, Result};
 use crate::json::{self, Raw};
 use crate::name::{ContainerId, IfName, NetworkName};
+use crate::netlink::Netlink;
 use crate::netns::Netns;
 use crate::request::Head;
 use crate::result::AddResult;
@@ -96,6 +98,24 @@ pub struct Call<'a> {
     pub(crate) stdin: &'a [u8],
     /// The plugins in this executable.
     pub(crate) builtin: &'a [&'a dyn Plugin],
+    /// What the call was checked with.
+    pub(crate) home: RefCell<Option<Home>>,
+}
+
+/// The namespace that a plugin was called in, and a socket there.
+#[derive(Debug)]
+pub struct Home {
+    /// The namespace.
+    pub netns: Netns,
+    /// The socket.
+    pub netlink: Netlink,
+}
+
+impl Home {
+    pub(crate) fn open() -> Result<Home> {
+        let (netlink, netns) = Netlink::open_with_netns()?;
+        Ok(Home { netns, netlink })
+    }
 }
 
 impl<'a> Call<'a> {
@@ -110,7 +130,13 @@ impl<'a> Call<'a> {
             config,
             stdin: config.as_bytes(),
             builtin: &[],
+            home: RefCell::default(),
         })
+    }
+
+    /// Where the plugin was called: what the call was checked with, and after that a new one.
+    pub fn home(&self) -> Result<Home> {
+        self.home.take().map_or_else(Home::open, Ok)
     }
 
     /// The configuration as the plugin's own type.

@@ -150,7 +150,7 @@ fn serve(
     };
     let version = head.version(command, since)?;
     head.log(env("CNI_LOG")).start(context(plugin.name(), request, network.as_str()));
-    request.refuse_own_netns()?;
+    let home = request.refuse_own_netns()?;
 
     let call = Call {
         network,
@@ -160,6 +160,7 @@ fn serve(
         config: &config,
         stdin: &stdin,
         builtin: plugins,
+        home: home.into(),
     };
     let done = |result: Result<()>| result.map(|()| Vec::new());
     let outcome = match request {

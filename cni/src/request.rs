@@ -13,8 +13,8 @@ use crate::error::{Code, Context, Error, Result};
 use crate::json::{self, Fault, Raw};
 use crate::logging::Wish;
 use crate::name::{ContainerId, IfName, NetworkName};
-use crate::netns;
-use crate::plugin::{Attachment, REMEDY};
+use crate::netns::Netns;
+use crate::plugin::{Attachment, Home, REMEDY};
 use crate::version::Version;
 
 /// What the environment asks for.
@@ -194,12 +194,22 @@ impl Request {
     }
 
     /// Refuses to work on the plugin's own namespace, before anything is done. Unlike upstream, which looks afterwards.
-    pub(crate) fn refuse_own_netns(&self) -> Result<()> {
+    /// What was opened for it can be used further.
+    pub(crate) fn refuse_own_netns(&self) -> Result<Option<Home>> {
         let Request::Attachment(Verb::Add | Verb::Del, Attachment { netns: Some(path), .. }, scope) = self else {
-            return Ok(());
+            return Ok(None);
         };
-        if scope.any_netns || !netns::is_own(path)? {
-            return Ok(());
+        if scope.any_netns {
+            return Ok(None);
+        }
+        // Not every plugin needs a socket: the namespace can be looked at without.
+        let home = Home::open().ok();
+        let is_own = match &home {
+            Some(home) => home.netns.is_at(path)?,
+            None => Netns::current()?.is_at(path)?,
+        };
+        if !is_own {
+            return Ok(home);
         }
         let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));
         Err(error.details("give the container's namespace, or set CNI_NETNS_OVERRIDE=1 if this is meant"))

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use log::debug;
 use nix::fcntl::OFlag;
@@ -27,8 +27,7 @@ pub enum Setting {
 ///
 /// That it is missing or read-only is for the caller to judge; everything else that fails is an error.
 pub fn set(key: &[&str], value: &str) -> Result<Setting> {
-    let path: PathBuf = ["/proc/sys"].iter().chain(key).collect();
-    match write_if_different(&path, value) {
+    match write_if_different(Path::new(&path_of(key)), value) {
         Ok(setting) => {
             if setting == Setting::Changed {
                 debug!("set {} to {value}", key.join("."));
@@ -45,12 +44,15 @@ pub fn set(key: &[&str], value: &str) -> Result<Setting> {
 
 /// What `key` says in the network namespace of this thread; `None` if this kernel, or this interface, does not have it.
 pub fn read(key: &[&str]) -> Result<Option<String>> {
-    let path: PathBuf = ["/proc/sys"].iter().chain(key).collect();
-    match std::fs::read_to_string(&path) {
+    match std::fs::read_to_string(path_of(key)) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).trying(|| format!("read {}", key.join("."))),
     }
+}
+
+fn path_of(key: &[&str]) -> String {
+    format!("/proc/sys/{}", key.join("/"))
 }
 
 fn write_if_different(path: &Path, value: &str) -> io::Result<Setting> {

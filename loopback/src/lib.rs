@@ -22,7 +22,7 @@ impl Plugin for Loopback {
             // What cannot be answered is found out before anything is done.
             previous.as_seen_in(call.version)?;
         }
-        let mut netlink = open(&at.open_netns()?)?;
+        let mut netlink = open(call, &at.open_netns()?)?;
         let lo = find(&mut netlink)?;
         let mut addresses = own_addresses(&mut netlink, &lo)?;
         if !lo.up {
@@ -33,9 +33,9 @@ impl Plugin for Loopback {
         Ok(previous.unwrap_or_else(|| describe(&lo, &addresses, at)))
     }
 
-    fn del(&self, _call: &Call<'_>, at: &Attachment) -> Result<()> {
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let Some(netns) = at.open_netns_if_there()? else { return Ok(()) };
-        let mut netlink = open(&netns)?;
+        let mut netlink = open(call, &netns)?;
         let lo = find(&mut netlink)?;
         if !lo.up {
             return Ok(());
@@ -43,8 +43,8 @@ impl Plugin for Loopback {
         netlink.apply(&[Change::set_link(lo.index, &LinkChange { up: Some(false), ..LinkChange::default() })])
     }
 
-    fn check(&self, _call: &Call<'_>, at: &Attachment) -> Result<()> {
-        if find(&mut open(&at.open_netns()?)?)?.up {
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        if find(&mut open(call, &at.open_netns()?)?)?.up {
             return Ok(());
         }
         let sandbox = at.sandbox();
@@ -63,8 +63,8 @@ impl Plugin for Loopback {
     }
 }
 
-fn open(netns: &Netns) -> Result<Netlink> {
-    netns.run(&Netns::current()?, Netlink::open)
+fn open(call: &Call<'_>, netns: &Netns) -> Result<Netlink> {
+    netns.run(&call.home()?.netns, Netlink::open)
 }
 
 fn find(netlink: &mut Netlink) -> Result<Link> {

@@ -176,5 +176,6 @@ fn call(config: &str) -> Call<'_> {
         config,
         stdin: config.as_bytes(),
         builtin: &[],
+        home: std::cell::RefCell::default(),
     }
 }
