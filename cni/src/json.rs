@@ -48,9 +48,12 @@ pub fn compact<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// What is wrong with a document: where, and why.
+/// What is wrong with a document: where, and why. In a box, because there is room for one in every result of a reader.
 #[derive(Debug)]
-pub struct Fault {
+pub struct Fault(Box<Parts>);
+
+#[derive(Debug)]
+struct Parts {
     kind: Kind,
     path: String,
     why: String,
@@ -69,33 +72,39 @@ enum Kind {
 impl Fault {
     /// A value of the right type that is wrong; the key is added on the way out.
     pub fn value(why: impl Display) -> Fault {
-        Fault { kind: Kind::Value, path: String::new(), why: why.to_string() }
+        Fault::new(Kind::Value, why)
+    }
+
+    #[cold]
+    fn new(kind: Kind, why: impl Display) -> Fault {
+        Fault(Box::new(Parts { kind, path: String::new(), why: why.to_string() }))
     }
 
     fn shape(why: impl Display) -> Fault {
-        Fault { kind: Kind::Shape, path: String::new(), why: why.to_string() }
+        Fault::new(Kind::Shape, why)
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "it is what map_err hands over")]
     fn syntax(error: serde_json::Error) -> Fault {
-        Fault { kind: Kind::Syntax, path: String::new(), why: error.to_string() }
+        Fault::new(Kind::Syntax, error)
     }
 
     /// Puts `key` in front of where the fault is.
     #[must_use]
     pub fn under(mut self, key: impl Display) -> Fault {
-        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
-        self.path = format!("{key}{dot}{}", self.path);
+        let path = &mut self.0.path;
+        let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
+        *path = format!("{key}{dot}{path}");
         self
     }
 }
 
 impl Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.kind, self.path.is_empty()) {
-            (Kind::Syntax, true) => write!(f, "invalid JSON: {}", self.why),
-            (_, true) => f.write_str(&self.why),
-            (_, false) => write!(f, "key {:?}: {}", self.path, self.why),
+        let Parts { kind, path, why } = &*self.0;
+        match (kind, path.is_empty()) {
+            (Kind::Syntax, true) => write!(f, "invalid JSON: {why}"),
+            (_, true) => f.write_str(why),
+            (_, false) => write!(f, "key {path:?}: {why}"),
         }
     }
 }
@@ -104,7 +113,7 @@ impl std::error::Error for Fault {}
 
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Error {
-        let code = if fault.kind == Kind::Value { Code::CONFIG } else { Code::DECODE };
+        let code = if fault.0.kind == Kind::Value { Code::CONFIG } else { Code::DECODE };
         Error::new(code, fault.to_string())
     }
 }
