@@ -54,7 +54,7 @@ impl World {
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) bridge: Link,
-    /// The bridge's addresses.
+    /// The bridge's IPv4 addresses.
     pub(crate) addresses: Vec<Address>,
     /// The host's end.
     pub(crate) port: LinkIndex,

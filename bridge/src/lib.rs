@@ -228,7 +228,8 @@ fn give_addresses<'a>(
 fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> Result<Option<Interface>> {
     let World { home, host, .. } = world;
     let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
-        layer3::ensure_gateways(host, &pair.bridge, Some(&pair.addresses), plan, config)?;
+        let have = plan.gateways.iter().all(|gateway| gateway.ip().is_ipv4()).then_some(pair.addresses.as_slice());
+        layer3::ensure_gateways(host, &pair.bridge, have, plan, config)?;
         return Ok(None);
     };
     let link = vlan::ensure_gateway(host, home, &pair.bridge, &name, vlans)?;

@@ -23,6 +23,7 @@ use std::fmt;
 
 use log::debug;
 use neli::consts::nl::NlmF;
+use neli::consts::rtnl::RtAddrFamily;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::netns::Netns;
@@ -90,7 +91,7 @@ pub struct NewPort {
     pub port: Link,
     /// The bridge.
     pub bridge: Link,
-    /// The bridge's addresses.
+    /// The bridge's IPv4 addresses.
     pub addresses: Vec<Address>,
 }
 
@@ -147,9 +148,9 @@ impl Netlink {
     }
 
     /// Makes all `changes`, the first of which makes a link that becomes a port of `bridge`; then looks at the bridge
-    /// and its addresses. All with one message.
+    /// and its IPv4 addresses. All with one message.
     pub fn create_port(&mut self, bridge: LinkIndex, changes: &[Change<'_>]) -> Result<NewPort> {
-        let (look, list) = (link::get_link(bridge.into()), address::list_addresses(bridge));
+        let (look, list) = (link::get_link(bridge.into()), address::list_addresses(RtAddrFamily::Inet, bridge));
         let mut messages = encoded(changes);
         messages.extend([look.as_slice(), list.as_slice()]);
         let (mut links, mut addresses, mut whole) = (Vec::new(), Vec::new(), true);
@@ -176,7 +177,7 @@ impl Netlink {
 
     /// Makes all `changes`, then lists the addresses of `link`, all with one message.
     pub fn apply_and_list(&mut self, link: LinkIndex, changes: &[Change<'_>]) -> Result<Vec<Address>> {
-        let list = address::list_addresses(link);
+        let list = address::list_addresses(RtAddrFamily::Unspecified, link);
         let mut messages = encoded(changes);
         messages.push(&list);
         let (mut addresses, mut whole) = (Vec::new(), true);

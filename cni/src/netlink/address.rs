@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Ifa, IfaF, Rtm};
+use neli::consts::rtnl::{Ifa, IfaF, RtAddrFamily, Rtm};
 
 use super::link::{LinkIndex, NetnsId};
 use super::wire::{self, CREATE, Request};
@@ -93,7 +93,7 @@ impl Change<'_> {
 impl Netlink {
     /// The addresses of a link, IPv4 before IPv6.
     pub fn addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
-        let request = list_addresses(link);
+        let request = list_addresses(RtAddrFamily::Unspecified, link);
         let mut found = self
             .socket
             .list(&request, libc::RTM_NEWADDR, |payload| Address::read(payload, link))
@@ -130,9 +130,10 @@ pub(super) fn list_all_addresses(netns: Option<NetnsId>) -> Vec<u8> {
     request.finish()
 }
 
-pub(super) fn list_addresses(link: LinkIndex) -> Vec<u8> {
+/// Asked for one family, the kernel takes no lock that others wait for.
+pub(super) fn list_addresses(family: RtAddrFamily, link: LinkIndex) -> Vec<u8> {
     let mut request = Request::new(Rtm::Getaddr, NlmF::empty());
-    request.raw(&[0; 4]);
+    request.raw(&[family.into(), 0, 0, 0]);
     request.raw(&link.number().to_ne_bytes());
     request.finish()
 }
