@@ -1,8 +1,8 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
 //! One ADD, in few messages to the kernel: `attach` makes the bridge and a pair of interfaces, the container's end comes
-//! up, an IPAM plugin is asked for addresses, `gateway` works out what follows from them, `layer3` applies it on both
-//! sides, `masquerade` and `spoofcheck` add rules. Each step back is registered before the step.
+//! up, an IPAM plugin is asked for addresses, `gateway` works out what follows from them, `masquerade` and `spoofcheck`
+//! add rules, `layer3` applies the rest on both sides. Each step back is registered before the step.
 
 mod attach;
 mod check;
@@ -207,10 +207,8 @@ fn give_addresses<'a>(
     result.dns = answer.dns.clone();
     let plan = Plan::new(answer, config)?;
 
-    pair.await_up(&mut undo.world().host)?;
-    guest.configure(undo.world(), pair, &plan, config)?;
+    // First what is not about links: their lock is held for the port meanwhile.
     if config.gateway {
-        result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config)?);
         layer3::enable_forwarding(&plan)?;
     }
     if let Some(backend) = config.masquerade {
@@ -218,6 +216,11 @@ fn give_addresses<'a>(
         let addresses: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
         undo.push("remove the masquerade", move |_| remove_rules(&mut Nftables::open()?, owner, &addresses));
         masquerade::add(backend, owner, &ips)?;
+    }
+    pair.await_up(&mut undo.world().host)?;
+    guest.configure(undo.world(), pair, &plan, config)?;
+    if config.gateway {
+        result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config)?);
     }
     result.ips = plan.ips;
     result.routes = plan.routes;
