@@ -93,6 +93,12 @@ impl Pair {
             .ok_or_else(|| Error::new(Code::TRY_LATER, format!("{name:?} vanished from {:?}", at.sandbox())))
     }
 
+    /// Will the bridge forward what the container sends, at the latest when the next change is made? The container's end
+    /// must be up. `false` if it takes a closer look.
+    pub(crate) fn seems_up(&self, host: &Netlink) -> bool {
+        self.bridge.state == OperState::Up && host.seems_running(&self.port_name)
+    }
+
     /// Waits until the bridge forwards what the container sends.
     pub(crate) fn await_up(&self, host: &mut Netlink) -> Result<()> {
         let Pair { bridge, port, port_name, .. } = self;

@@ -217,7 +217,10 @@ fn give_addresses<'a>(
         undo.push("remove the masquerade", move |_| remove_rules(&mut Nftables::open()?, owner, &addresses));
         masquerade::add(backend, owner, &ips)?;
     }
-    pair.await_up(&mut undo.world().host)?;
+    let host = &mut undo.world().host;
+    if !pair.seems_up(host) {
+        pair.await_up(host)?;
+    }
     guest.configure(undo.world(), pair, &plan, config)?;
     if config.gateway {
         result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config)?);

@@ -111,17 +111,22 @@ pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> 
     Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
 }
 
-/// Is the link called `name` up, and does it carry? The same socket serves. To be believed since Linux 6.8: there the
-/// kernel finishes first, because we ask, what changes of the carrier have left to a worker. Before, a link of which no
-/// worker has heard yet counts as up.
-pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+/// Makes the kernel finish what changes of the carrier of the link called `name` have left to a worker (since Linux 6.8).
+/// The same socket serves.
+pub(crate) fn settle_carrier(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
     // linux/ethtool.h: a command, and room for its answer
     const ETHTOOL_GLINK: u32 = 0x0a;
     let mut carrier = [ETHTOOL_GLINK, 0_u32];
     let mut request = request_about(name)?;
     request.ifr_ifru.ifru_data = carrier.as_mut_ptr().cast();
     // SAFETY: the request is an `ifreq` that points to a command which outlives it.
-    unsafe { ask(socket, SIOCETHTOOL, &mut request) }?;
+    unsafe { ask(socket, SIOCETHTOOL, &mut request) }
+}
+
+/// Is the link called `name` up, and does it carry, as far as the workers know? A link of which none has heard yet
+/// counts as up. The same socket serves.
+pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let mut request = request_about(name)?;
     // SAFETY: the request is an `ifreq`, and asks for a number.
     unsafe { ask(socket, SIOCGIFFLAGS, &mut request) }?;
     // SAFETY: the kernel has just written this member of the union.

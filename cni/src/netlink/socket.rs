@@ -163,9 +163,14 @@ impl Socket {
         }
     }
 
-    /// Is the link called `name` up, and does it carry? Nobody knows of one that is not there.
+    /// Is the link called `name` up, and does it carry, as far as is known? Nobody knows of one that is not there.
     pub(super) fn link_is_running(&self, name: &str) -> bool {
         sys::link_is_running(self.fd(), name).unwrap_or(false)
+    }
+
+    /// Makes the kernel notice now what happened to the carrier of the link called `name`.
+    pub(super) fn settle_carrier(&self, name: &str) -> bool {
+        sys::settle_carrier(self.fd(), name).is_ok()
     }
 
     /// Asks for one object, which comes as a message of type `kind`; `None` if the kernel says that there is none

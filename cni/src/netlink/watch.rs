@@ -128,6 +128,13 @@ impl Watch {
 }
 
 impl Netlink {
+    /// Is the link called `name` up, and does it carry? For whoever has set the other end up: one that was just made counts
+    /// as running, for its bridge too, until the kernel has had a look at it; and one that comes up does so before its
+    /// bridge is told, under the lock for which the next change waits.
+    pub fn seems_running(&self, name: &str) -> bool {
+        self.socket.link_is_running(name)
+    }
+
     /// Waits until `link`, which is called `name`, is up and carries; `what` tells an error what was waited for.
     ///
     /// Whoever asks in time need not listen: with a socket that is told of links he would hear of everybody's.
@@ -138,7 +145,7 @@ impl Netlink {
         patience: Duration,
         what: impl FnOnce() -> String,
     ) -> Result<()> {
-        if sys::kernel_is(6, 8) && self.socket.link_is_running(name) {
+        if sys::kernel_is(6, 8) && self.socket.settle_carrier(name) && self.socket.link_is_running(name) {
             return Ok(());
         }
         let mut watch = Watch::open(Event::Link)?;

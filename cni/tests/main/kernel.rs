@@ -342,6 +342,30 @@ fn a_link_is_waited_for_until_it_runs() {
 }
 
 #[test]
+fn a_port_that_seems_to_run_forwards_when_the_next_change_is_made() {
+    let lab = Lab::bare();
+    let (mut host, mut inside, bridge, ..) = attached(&lab);
+    let guest = Netns::open(Path::new("/run/netns/c1")).unwrap();
+    let mut seen = 0;
+    for round in 0..40 {
+        host.apply(&[Change::delete_link("veth0")]).unwrap();
+        let port = veth(&mut host, "veth0", &guest, Some(bridge.index)).unwrap();
+        if round % 2 == 1 {
+            // Now the kernel has had a look, and the bridge knows that there is no carrier.
+            let early = host.await_running(port.index, "veth0", Duration::from_millis(1), || "nothing".to_owned());
+            early.unwrap_err();
+        }
+        inside.apply(&[Change::set_link("eth0", &UP)]).unwrap();
+        if host.seems_running("veth0") {
+            inside.apply(&[Change::set_link("eth0", &LinkChange { alias: Some("x"), ..UP })]).unwrap();
+            assert_eq!(host.link("veth0").unwrap().unwrap().port_state, Some(3), "round {round}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 0);
+}
+
+#[test]
 fn a_port_that_leaves_its_bridge_is_not_gone() {
     let lab = Lab::bare();
     let (mut host, _, _, port, _) = attached(&lab);
