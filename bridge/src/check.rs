@@ -4,7 +4,7 @@ use std::fmt::Debug;
 
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::{KernelRoute, Link, Netlink, OperState};
-use cni::{AddResult, Attachment, Call, Code, Context, Error, Interface, IpConfig, Netns, Result, Route};
+use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, IpConfig, Result, Route};
 
 use crate::config::Config;
 use crate::name::Owner;
@@ -27,8 +27,9 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     let told = call.previous()?.ok_or_else(|| {
         Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass on what ADD answered")
     })?;
-    let guest = at.open_netns()?.run(&Netns::current()?, Netlink::open)?;
-    let mut scene = Scene { config, at, told, host: Netlink::open()?, guest };
+    let Home { netns: home, netlink: host } = call.home()?;
+    let guest = at.open_netns()?.run(&home, Netlink::open)?;
+    let mut scene = Scene { config, at, told, host, guest };
     let owner = Owner::new(call, at);
 
     let bridge = scene.bridge()?;

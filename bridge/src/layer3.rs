@@ -124,18 +124,14 @@ fn settled(addresses: &[Address]) -> Result<bool> {
     Ok(!addresses.iter().any(|address| address.tentative))
 }
 
-/// Gives the host's side of the network its addresses. `have` is what it has, if that is known.
+/// Gives the host's side of the network its addresses. `have` are those it has of the families that matter.
 pub(crate) fn ensure_gateways(
     host: &mut Netlink,
     link: &Link,
-    have: Option<&[Address]>,
+    mut have: Vec<Address>,
     plan: &Plan,
     config: &Config,
 ) -> Result<()> {
-    let mut have = match have {
-        Some(have) => have.to_vec(),
-        None => host.addresses(link.index)?,
-    };
     for _ in 0..ATTEMPTS {
         let wanted = gateway::compare(&link.name, &have, &plan.gateways, config.force_address)?;
         if wanted.missing.is_empty() {

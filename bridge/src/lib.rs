@@ -234,12 +234,16 @@ fn give_addresses<'a>(
 fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> Result<Option<Interface>> {
     let World { home, host, .. } = world;
     let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
-        let have = plan.gateways.iter().all(|gateway| gateway.ip().is_ipv4()).then_some(pair.addresses.as_slice());
+        let mut have = pair.addresses.clone();
+        if plan.gateways.iter().any(|gateway| gateway.ip().is_ipv6()) {
+            have.extend(host.ipv6_addresses(pair.bridge.index)?);
+        }
         layer3::ensure_gateways(host, &pair.bridge, have, plan, config)?;
         return Ok(None);
     };
     let link = vlan::ensure_gateway(host, home, &pair.bridge, &name, vlans)?;
-    layer3::ensure_gateways(host, &link, None, plan, config)?;
+    let have = host.addresses(link.index)?;
+    layer3::ensure_gateways(host, &link, have, plan, config)?;
     let mac = link.mac.map_or_else(String::new, |mac| mac.to_string());
     Ok(Some(Interface { name, mac, ..Interface::default() }))
 }

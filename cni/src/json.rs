@@ -267,6 +267,52 @@ mod tests {
         assert_eq!(surrogate.0, 6, "{surrogate:?}");
     }
 
+    /// A value as `choices` want it, of at most `depth` levels.
+    fn document(choices: &mut dyn FnMut(usize) -> usize, depth: usize) -> serde_json::Value {
+        const TEXTS: [&str; 6] = ["", "a", "]},{[:", "q\"\\\"", "é\u{2028}\n", "\\"];
+        let members = |choices: &mut dyn FnMut(usize) -> usize| choices(4);
+        match choices(if depth == 0 { 5 } else { 7 }) {
+            0 => serde_json::Value::Null,
+            1 => true.into(),
+            2 => 17.into(),
+            3 => (-2.5).into(),
+            4 => TEXTS[choices(TEXTS.len())].into(),
+            5 => (0..members(choices)).map(|_| document(choices, depth - 1)).collect(),
+            _ => {
+                let member = |n| (format!("{n}{}", TEXTS[choices(TEXTS.len())]), document(choices, depth - 1));
+                serde_json::Value::Object((0..3).map(member).collect())
+            }
+        }
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "too many steps")]
+    fn members_are_found_where_serde_json_finds_them() {
+        let mut state = 1_u64;
+        let mut choices = |of: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            usize::try_from(state >> 33).unwrap() % of
+        };
+        for round in 0..2000 {
+            let whole: BTreeMap<String, serde_json::Value> =
+                (0..3).map(|n| (n.to_string(), document(&mut choices, 4))).collect();
+            let text = if round % 2 == 0 { print(&whole) } else { compact(&whole) };
+            let text = String::from_utf8(text.unwrap()).unwrap();
+            let found: BTreeMap<String, Raw<'_>> = parse(&text).unwrap();
+            let found = found.into_iter().map(|(key, raw)| (key, serde_json::from_str(raw.text()).unwrap()));
+            assert_eq!(found.collect::<BTreeMap<_, _>>(), whole, "{text}");
+            let lists: BTreeMap<String, serde_json::Value> =
+                whole.into_iter().filter(|(_, value)| value.is_array()).collect();
+            let text = String::from_utf8(print(&lists).unwrap()).unwrap();
+            let found: BTreeMap<String, Vec<Raw<'_>>> = parse(&text).unwrap();
+            for (key, items) in found {
+                let items: Vec<serde_json::Value> =
+                    items.iter().map(|raw| serde_json::from_str(raw.text()).unwrap()).collect();
+                assert_eq!(Some(&items), lists[&key].as_array(), "{text}");
+            }
+        }
+    }
+
     #[test]
     fn faults_name_the_key_and_the_value() {
         for (text, code, want) in [

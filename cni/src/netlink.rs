@@ -167,7 +167,7 @@ impl Netlink {
             return Err(error).trying(|| refused(changes, place, "look at the bridge"));
         }
         if !whole {
-            addresses = self.addresses(bridge)?;
+            addresses = self.ipv4_addresses(bridge)?;
         }
         let bridge =
             links.pop_if(|link| link.index == bridge).ok_or_else(|| Error::bug("the kernel did not show a bridge"))?;

@@ -1,6 +1,6 @@
 //! Network namespaces: open one, compare it, run something inside.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -90,10 +90,9 @@ impl Netns {
         Ok(self.identity()? == other.identity()?)
     }
 
-    /// Does `path` lead to it? What cannot be looked at does not: whoever opens it will say what is wrong.
-    pub(crate) fn is_at(&self, path: &Path) -> Result<bool> {
-        let Ok(found) = fs::metadata(path) else { return Ok(false) };
-        Ok((found.dev(), found.ino()) == self.identity()?)
+    /// Is it this file?
+    pub(crate) fn is(&self, file: &Metadata) -> Result<bool> {
+        Ok((file.dev(), file.ino()) == self.identity()?)
     }
 
     fn identity(&self) -> Result<(u64, u64)> {
@@ -147,9 +146,8 @@ mod tests {
     #[test]
     fn its_own_namespace_is_recognised() {
         let own = Netns::current().unwrap();
-        assert!(own.is_at(Path::new("/proc/self/ns/net")).unwrap());
-        assert!(!own.is_at(Path::new("/proc/self/ns/mnt")).unwrap());
-        assert!(!own.is_at(Path::new("/nowhere")).unwrap());
+        assert!(own.is(&fs::metadata("/proc/self/ns/net").unwrap()).unwrap());
+        assert!(!own.is(&fs::metadata("/proc/self/ns/mnt").unwrap()).unwrap());
     }
 
     #[test]

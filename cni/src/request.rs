@@ -4,6 +4,7 @@
 use std::borrow::Cow;
 use std::env;
 use std::ffi::OsString;
+use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
@@ -199,14 +200,13 @@ impl Request {
         let Request::Attachment(Verb::Add | Verb::Del, Attachment { netns: Some(path), .. }, scope) = self else {
             return Ok(None);
         };
-        if scope.any_netns {
-            return Ok(None);
-        }
-        // Not every plugin needs a socket: the namespace can be looked at without.
+        // What cannot be looked at is not ours: whoever opens it will say what is wrong.
+        let Some(theirs) = fs::metadata(path).ok().filter(|_| !scope.any_netns) else { return Ok(None) };
+        // Not every plugin needs a socket: its own namespace can be had without.
         let home = Home::open().ok();
         let is_own = match &home {
-            Some(home) => home.netns.is_at(path)?,
-            None => Netns::current()?.is_at(path)?,
+            Some(home) => home.netns.is(&theirs)?,
+            None => Netns::current()?.is(&theirs)?,
         };
         if !is_own {
             return Ok(home);

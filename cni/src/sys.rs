@@ -1,4 +1,5 @@
-//! The only unsafe code: what neither std nor nix nor neli wraps safely.
+//! The only unsafe code: what neither std nor nix nor neli wraps safely, and what a short life needs in place of the C
+//! library's own.
 #![expect(unsafe_code, reason = "each block says why it is sound")]
 
 pub(crate) mod arena;

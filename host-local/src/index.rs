@@ -46,6 +46,8 @@ pub(crate) struct Index {
     home: Option<Dir>,
     /// What is in `home` counts. Otherwise all there is to know is in `pages`.
     current: bool,
+    /// When a page last came to `home` or went.
+    seen: Moment,
     pages: BTreeMap<String, Page>,
 }
 
@@ -109,7 +111,7 @@ impl Index {
         let stat = leases.stat().ok()?;
         let (home, kept) = Dir::open_private(&home(&stat)).ok()??;
         let current = is_apart(changed(&stat), changed(&kept));
-        current.then(|| Index { home: Some(home), current, pages: BTreeMap::new() })
+        current.then(|| Index { home: Some(home), current, seen: changed(&kept), pages: BTreeMap::new() })
     }
 
     /// The addresses that `owner` holds, together with those of old records about the same container.
@@ -181,6 +183,8 @@ impl Index {
             for name in home.names()? {
                 home.remove(&name?)?;
             }
+        } else if home.changed()? != self.seen {
+            return Err(io::Error::other("somebody has removed a page"));
         }
         for (name, page) in self.pages.iter_mut().filter(|(_, page)| page.changed) {
             page.save(&home, name)?;
@@ -191,7 +195,7 @@ impl Index {
         // Read back, because not every file system keeps nanoseconds.
         let (seconds, nanoseconds) = leases.changed()?;
         home.mark((seconds - APART, nanoseconds))?;
-        (self.home, self.current) = (Some(home), true);
+        (self.home, self.current, self.seen) = (Some(home), true, (seconds - APART, nanoseconds));
         Ok(())
     }
 

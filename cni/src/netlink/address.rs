@@ -93,13 +93,26 @@ impl Change<'_> {
 impl Netlink {
     /// The addresses of a link, IPv4 before IPv6.
     pub fn addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
-        let request = list_addresses(RtAddrFamily::Unspecified, link);
-        let mut found = self
-            .socket
-            .list(&request, libc::RTM_NEWADDR, |payload| Address::read(payload, link))
-            .trying(|| format!("list the addresses of link {link}"))?;
+        let mut found = self.addresses_of(RtAddrFamily::Unspecified, link)?;
         found.sort_by_key(|address| address.cidr.ip().is_ipv6());
         Ok(found)
+    }
+
+    /// The IPv4 addresses of a link.
+    pub(super) fn ipv4_addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
+        self.addresses_of(RtAddrFamily::Inet, link)
+    }
+
+    /// The IPv6 addresses of a link.
+    pub fn ipv6_addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
+        self.addresses_of(RtAddrFamily::Inet6, link)
+    }
+
+    fn addresses_of(&mut self, family: RtAddrFamily, link: LinkIndex) -> Result<Vec<Address>> {
+        let request = list_addresses(family, link);
+        self.socket
+            .list(&request, libc::RTM_NEWADDR, |payload| Address::read(payload, link))
+            .trying(|| format!("list the addresses of link {link}"))
     }
 
     /// The addresses of all links.
@@ -130,7 +143,7 @@ pub(super) fn list_all_addresses(netns: Option<NetnsId>) -> Vec<u8> {
     request.finish()
 }
 
-/// Asked for one family, the kernel takes no lock that others wait for.
+/// Asked for one family, a recent kernel (6.10) takes no lock that others wait for.
 pub(super) fn list_addresses(family: RtAddrFamily, link: LinkIndex) -> Vec<u8> {
     let mut request = Request::new(Rtm::Getaddr, NlmF::empty());
     request.raw(&[family.into(), 0, 0, 0]);

@@ -314,7 +314,7 @@ impl Netlink {
 pub(super) fn get_link(link: LinkRef<'_>) -> Vec<u8> {
     let mut request = about(Rtm::Getlink, NlmF::empty(), Some(link), Flags::default());
     request.number(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS);
-    name(&mut request, link);
+    by_name(&mut request, link);
     request.finish()
 }
 
@@ -345,12 +345,12 @@ pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Vec<u8> {
 #[derive(Clone, Copy, Debug)]
 struct Flags {
     on: Iff,
-    about: Iff,
+    meant: Iff,
 }
 
 impl Default for Flags {
     fn default() -> Flags {
-        Flags { on: Iff::empty(), about: Iff::empty() }
+        Flags { on: Iff::empty(), meant: Iff::empty() }
     }
 }
 
@@ -375,13 +375,13 @@ fn ifinfomsg(request: &mut Request, family: i32, link: Option<LinkRef<'_>>, stat
         _ => 0,
     };
     request.raw(&[u8::try_from(family).unwrap_or_default(), 0, 0, 0]);
-    for number in [index, state.on.bits(), state.about.bits()] {
+    for number in [index, state.on.bits(), state.meant.bits()] {
         request.raw(&number.to_ne_bytes());
     }
 }
 
 /// The name of a link that is meant by it.
-fn name(request: &mut Request, link: LinkRef<'_>) {
+fn by_name(request: &mut Request, link: LinkRef<'_>) {
     if let LinkRef::Name(name) = link {
         request.text(Ifla::Ifname, name);
     }

@@ -247,7 +247,7 @@ impl<'a> Edit<'a> {
         Edit::new(request, move || format!("flush chain {chain}"))
     }
 
-    /// Adds a rule at the end of a chain. A comment has room for 254 bytes.
+    /// Adds a rule at the end of a chain. A comment has room for 253 bytes.
     pub fn add_rule(chain: Chain<'a>, parts: &[Part<'_>], comment: &str) -> Edit<'a> {
         let mut request = about_rule(NEWRULE, NlmF::CREATE | NlmF::APPEND, chain);
         rule::expressions(&mut request, chain.table.family, parts);

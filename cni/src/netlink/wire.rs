@@ -46,7 +46,7 @@ pub(super) const CREATE: NlmF = NlmF::CREATE.union(NlmF::EXCL);
 
 /// A message that is being written. An attribute may be made of attributes; it gets its length when it is complete.
 ///
-/// Nothing that is written here is ever as long as the 64 KiB that an attribute can tell.
+/// An attribute can tell a length of up to 64 KiB. Lists stay below; the kernel takes no text that comes near.
 #[derive(Debug)]
 pub(super) struct Request {
     bytes: Vec<u8>,

@@ -214,6 +214,22 @@ mod tests {
     }
 
     #[test]
+    fn what_a_smaller_block_gave_back_is_cleared() {
+        static ARENA: Arena = Arena::new();
+        let arena = &ARENA;
+        let layout = |size| Layout::from_size_align(size, 1).unwrap();
+        // SAFETY: blocks are written and read within their size.
+        unsafe {
+            let block = arena.alloc(layout(64));
+            block.write_bytes(7, 64);
+            let block = arena.realloc(block, layout(64), 8);
+            let next = arena.alloc_zeroed(layout(100));
+            assert_eq!(next.addr(), block.addr() + 8);
+            assert!(std::slice::from_raw_parts(next, 100).iter().all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
     fn a_block_that_grew_can_be_used_to_its_end() {
         static ARENA: Arena = Arena::new();
         let arena = &ARENA;

@@ -2,8 +2,8 @@
 //!
 //! musl's begins with `rep movsq`, which takes a processor 40 ns before the first byte is moved. A call moves some
 //! thousand pieces of a few bytes each, and would spend a twentieth of its own time there. Here a piece of up to 128 bytes
-//! is read whole before it is written, so it may overlap, and what is longer is left to `rep movsb`, which processors
-//! have been quick at for ten years.
+//! is read whole before it is written, so it may overlap, and what is longer is left to `rep movsb`, which most
+//! processors are quick at.
 
 use std::arch::global_asm;
 
@@ -11,6 +11,8 @@ use std::arch::global_asm;
 // first, which is also the answer. Only registers that belong to the callee are changed, and the direction flag is clear
 // on return as it was on entry.
 global_asm!(
+    ".pushsection .text.cni0_copy, \"ax\", @progbits",
+    ".p2align 4",
     ".globl cni0_copy",
     ".type cni0_copy, @function",
     "cni0_copy:",
@@ -89,6 +91,7 @@ global_asm!(
     "cld",
     "ret",
     ".size cni0_copy, . - cni0_copy",
+    ".popsection",
 );
 
 #[cfg(target_env = "musl")]

@@ -118,6 +118,7 @@ fn is_about_files(step: &Step) -> bool {
         "readv",
         "write",
         "writev",
+        "pwrite64",
         "flock",
         "stat",
         "fstat",

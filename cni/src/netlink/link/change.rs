@@ -7,7 +7,7 @@ use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
 use super::super::Change;
 use super::super::wire::{self, CREATE, Request};
-use super::{Flags, LinkIndex, LinkRef, Port, about, ifinfomsg, name};
+use super::{Flags, LinkIndex, LinkRef, Port, about, by_name, ifinfomsg};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
@@ -86,7 +86,7 @@ impl<'a> Change<'a> {
     /// Makes a veth pair with both ends in their final places, in one message.
     pub fn create_veth(spec: &VethSpec<'a>) -> Change<'a> {
         let VethSpec { host, guest, netns, bridge, mtu } = *spec;
-        let up = Flags { on: Iff::UP, about: Iff::UP };
+        let up = Flags { on: Iff::UP, meant: Iff::UP };
         let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, up);
         traits(&mut request, host.mac, mtu);
         one_queue(&mut request);
@@ -117,11 +117,11 @@ impl<'a> Change<'a> {
         for (wish, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
             if let Some(on) = wish {
                 state.on.set(flag, on);
-                state.about.insert(flag);
+                state.meant.insert(flag);
             }
         }
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
-        name(&mut request, link);
+        by_name(&mut request, link);
         traits(&mut request, change.mac, change.mtu);
         if let Some(bridge) = change.bridge {
             request.number(Ifla::Master, bridge.number());
@@ -145,7 +145,7 @@ impl<'a> Change<'a> {
     pub fn set_port(link: impl Into<LinkRef<'a>>, port: Port) -> Change<'a> {
         let (link, Port { hairpin, isolated }) = (link.into(), port);
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), Flags::default());
-        name(&mut request, link);
+        by_name(&mut request, link);
         request.nest(Ifla::Linkinfo, |info| {
             // iproute2 names the kind of the link here, "bridge_slave", for which recent kernels go looking for a module.
             info.attr(IflaInfo::SlaveKind, b"bridge");
@@ -171,7 +171,7 @@ impl<'a> Change<'a> {
     pub fn delete_link(link: impl Into<LinkRef<'a>>) -> Change<'a> {
         let link = link.into();
         let mut request = about(Rtm::Dellink, NlmF::empty(), Some(link), Flags::default());
-        name(&mut request, link);
+        by_name(&mut request, link);
         Change::new(request, move || format!("delete link {link}"))
     }
 }

@@ -185,6 +185,7 @@ fn read_comment(mut data: &[u8]) -> Option<String> {
 }
 
 pub(super) fn comment(request: &mut Request, text: &str) {
+    debug_assert!(text.len() <= 253, "the comment {text:?} is too long for a rule");
     request.nest(NFTA_RULE_USERDATA, |data| {
         data.raw(&[COMMENT, u8::try_from(text.len() + 1).unwrap_or(u8::MAX)]);
         data.raw(text.as_bytes());
