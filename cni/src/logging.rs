@@ -133,8 +133,8 @@ mod tests {
     use crate::json;
 
     fn wish(level: &str, file: &str, env: &str) -> Wish {
-        let raw = |text: &'static str| (!text.is_empty()).then(|| json::parse(text).unwrap());
-        Wish::new(raw(level.to_owned().leak()), raw(file.to_owned().leak()), Some(env.into()))
+        let [level, file] = [level, file].map(|text| (!text.is_empty()).then(|| json::parse(text).unwrap()));
+        Wish::new(level, file, Some(env.into()))
     }
 
     #[test]
