@@ -8,13 +8,13 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use cni::ip::Cidr;
+use cni::ip::{Cidr, octets};
 use cni::netlink::Netlink;
 use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
 use cni::{Code, Error, Result, tool};
 
 use crate::failures::Failures;
-use crate::masquerade::{self, Masquerade, missing, octets};
+use crate::masquerade::{self, Masquerade, missing};
 use crate::name::{self, Owner};
 
 /// How long a tool may take, and a bit less for the lock that it may have to wait for.

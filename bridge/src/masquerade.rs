@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use cni::ip::Cidr;
+use cni::ip::{Cidr, octets};
 use cni::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::{Code, Context, Error, Result};
 use log::debug;
@@ -184,13 +184,6 @@ fn check_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
 pub(crate) fn missing(what: String) -> Error {
     Error::new(Code::INTERNAL, what)
         .details("somebody flushed the host's rules; attaching the container again restores them")
-}
-
-pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
-    }
 }
 
 /// STATUS: could an ADD masquerade?

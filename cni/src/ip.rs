@@ -131,6 +131,14 @@ pub fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpA
     }
 }
 
+/// The bytes of an address, as many as its family has.
+pub fn octets(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
 /// The address after `ip`, within its family; `None` after the last.
 pub fn next(ip: IpAddr) -> Option<IpAddr> {
     step(ip, |n| n.checked_add(1), |n| n.checked_add(1))

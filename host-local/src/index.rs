@@ -335,6 +335,26 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no openat")]
+    fn an_index_that_lost_a_page_meanwhile_is_not_vouched_for() {
+        let base = std::env::temp_dir().join(format!("cni0-index-{}", std::process::id()));
+        let leases = Dir::create(&base.join("leases"), 0o755).unwrap();
+        let (owner, ip, seen) = (Owner::new("c1", "eth0"), "10.0.0.1".parse().unwrap(), (5, 7));
+        for lost in [false, true] {
+            let home = Dir::create_private(&base.join("home")).unwrap();
+            home.write("page", b"").unwrap();
+            home.mark(seen).unwrap();
+            let mut index = Index { home: Some(home), current: true, seen, ..Index::default() };
+            index.insert(ip, Some(&owner)).unwrap();
+            if lost {
+                std::fs::remove_file(base.join("home/page")).unwrap();
+            }
+            assert_eq!(index.try_save(&leases).is_err(), lost);
+        }
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
     fn only_the_exact_distance_counts() {
         assert!(is_apart((APART + 5, 7), (5, 7)));
         for (leases, index) in

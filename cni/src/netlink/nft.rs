@@ -28,6 +28,16 @@ const DELCHAIN: u16 = 5;
 const NEWRULE: u16 = 6;
 const GETRULE: u16 = 7;
 const DELRULE: u16 = 8;
+/// The name of the table, in messages about it and about what is in it.
+const TABLE: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+const CHAIN_HOOK: u16 = 4;
+const CHAIN_POLICY: u16 = 5;
+const CHAIN_TYPE: u16 = 7;
+const HOOK_PLACE: u16 = 1;
+const HOOK_PRIORITY: u16 = 2;
+const RULE_CHAIN: u16 = 2;
+const RULE_HANDLE: u16 = 3;
 
 /// How often a listing is begun anew after the socket has given it up.
 const PERSISTENCE: u32 = 50;
@@ -168,17 +178,17 @@ impl BaseChain {
         let mut is_base = false;
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
-                (1, value) => chain.table = wire::text(value),
-                (3, value) => chain.name = wire::text(value),
-                (4, hook) => {
+                (TABLE, value) => chain.table = wire::text(value),
+                (CHAIN_NAME, value) => chain.name = wire::text(value),
+                (CHAIN_HOOK, hook) => {
                     is_base = true;
                     for attribute in wire::attributes(hook, 0) {
-                        if let (1, value) = attribute? {
+                        if let (HOOK_PLACE, value) = attribute? {
                             chain.place = u32::from_be(wire::number(value, 0)?);
                         }
                     }
                 }
-                (5, value) => chain.drops = wire::number(value, 0)? == 0,
+                (CHAIN_POLICY, value) => chain.drops = wire::number(value, 0)? == 0,
                 _ => {}
             }
         }
@@ -226,12 +236,12 @@ impl<'a> Edit<'a> {
     pub fn add_base_chain(chain: Chain<'a>, hook: Hook) -> Edit<'a> {
         const ACCEPT: u32 = 1;
         let mut request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
-        request.nest(NESTED | 4, |place| {
-            place.attr(1_u16, &hook.place.to_be_bytes());
-            place.attr(2_u16, &hook.priority.to_be_bytes());
+        request.nest(NESTED | CHAIN_HOOK, |place| {
+            place.attr(HOOK_PLACE, &hook.place.to_be_bytes());
+            place.attr(HOOK_PRIORITY, &hook.priority.to_be_bytes());
         });
-        request.attr(5_u16, &ACCEPT.to_be_bytes());
-        request.text(7_u16, hook.kind);
+        request.attr(CHAIN_POLICY, &ACCEPT.to_be_bytes());
+        request.text(CHAIN_TYPE, hook.kind);
         Edit::new(request, move || format!("add chain {chain}"))
     }
 
@@ -261,7 +271,7 @@ impl<'a> Edit<'a> {
     pub fn delete_rule(chain: Chain<'a>, rule: &Rule) -> Edit<'a> {
         let handle = rule.handle;
         let mut request = about_rule(DELRULE, NlmF::empty(), chain);
-        request.attr(3_u16, &handle.to_be_bytes());
+        request.attr(RULE_HANDLE, &handle.to_be_bytes());
         Edit::new(request, move || format!("delete rule {handle} of chain {chain}"))
     }
 
@@ -446,20 +456,20 @@ fn begin(kind: u16, flags: NlmF, family: u8) -> Request {
 /// Begins a message about a table, or about something in it.
 fn about(kind: u16, flags: NlmF, table: Table<'_>) -> Request {
     let mut request = begin(kind, flags, table.family.number());
-    request.text(1_u16, table.name);
+    request.text(TABLE, table.name);
     request
 }
 
 fn about_chain(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
     let mut request = about(kind, flags, chain.table);
-    request.text(3_u16, chain.name);
+    request.text(CHAIN_NAME, chain.name);
     request
 }
 
 /// Begins a message about the rules of a chain.
 fn about_rule(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
     let mut request = about(kind, flags, chain.table);
-    request.text(2_u16, chain.name);
+    request.text(RULE_CHAIN, chain.name);
     request
 }
 

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use super::{Family, HEADER, NESTED, Table};
+use super::{Family, HEADER, NESTED, RULE_CHAIN, RULE_HANDLE, TABLE, Table};
 use crate::error::Result;
-use crate::ip::{Cidr, MacAddr};
+use crate::ip::{Cidr, MacAddr, octets};
 use crate::netlink::wire::{self, Request};
 
 // linux/netfilter/nf_tables.h
@@ -76,9 +76,9 @@ impl Rule {
         let mut rule = Rule::default();
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
-                (1, value) => rule.table = wire::text(value),
-                (2, value) => rule.chain = wire::text(value),
-                (3, value) => rule.handle = number64(value)?,
+                (TABLE, value) => rule.table = wire::text(value),
+                (RULE_CHAIN, value) => rule.chain = wire::text(value),
+                (RULE_HANDLE, value) => rule.handle = number64(value)?,
                 (NFTA_RULE_EXPRESSIONS, list) => {
                     for expression in wire::attributes(list, 0) {
                         rule.read_expression(expression?.1)?;
@@ -222,9 +222,9 @@ impl Part<'_> {
         match *self {
             Part::Source(ip) => {
                 let offset = if ip.is_ipv4() { 12 } else { 8 };
-                let octets = octets(ip);
-                payload(list, NETWORK_HEADER, offset, octets.len());
-                compare(list, true, &octets);
+                let value = octets(ip);
+                payload(list, NETWORK_HEADER, offset, value.len());
+                compare(list, true, &value);
             }
             Part::Destination(net) => destination(list, net, true),
             Part::DestinationOutside(net) => destination(list, net, false),
@@ -244,14 +244,6 @@ impl Part<'_> {
             Part::Jump(chain) => verdict(list, JUMP, Some(chain)),
             Part::Goto(chain) => verdict(list, GOTO, Some(chain)),
         }
-    }
-}
-
-/// An address's bytes, of its family's length.
-fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
     }
 }
 
@@ -355,7 +347,7 @@ mod tests {
     fn read_back(family: Family, parts: &[Part<'_>], text: &str) -> Rule {
         let chain = Table { family, name: "t" }.chain("c");
         let mut request = super::super::about_rule(6, neli::consts::nl::NlmF::empty(), chain);
-        request.attr(3_u16, &7_u64.to_be_bytes());
+        request.attr(RULE_HANDLE, &7_u64.to_be_bytes());
         expressions(&mut request, family, parts);
         comment(&mut request, text);
         Rule::read(&request.finish()[16..]).unwrap().unwrap()
