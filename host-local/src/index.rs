@@ -336,6 +336,29 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it has no openat")]
+    fn a_page_that_got_shorter_is_read_back() {
+        let base = std::env::temp_dir().join(format!("cni0-pages-{}", std::process::id()));
+        let leases = Dir::create(&base.join("leases"), 0o755).unwrap();
+        let opened = || {
+            let home = Dir::create_private(&base.join("home")).unwrap();
+            let seen = home.changed().unwrap();
+            Index { home: Some(home), current: true, seen, ..Index::default() }
+        };
+        let owner = Owner::new("c1", "eth0");
+        let [a, b]: [IpAddr; 2] = ["10.0.0.1", "10.0.0.2"].map(|ip| ip.parse().unwrap());
+        let mut index = opened();
+        index.insert(a, Some(&owner)).unwrap();
+        index.insert(b, Some(&owner)).unwrap();
+        index.try_save(&leases).unwrap();
+        let mut index = opened();
+        index.remove(a, &owner).unwrap();
+        index.try_save(&leases).unwrap();
+        assert_eq!(opened().held_by(&owner).unwrap(), [b]);
+        std::fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it has no openat")]
     fn an_index_that_lost_a_page_meanwhile_is_not_vouched_for() {
         let base = std::env::temp_dir().join(format!("cni0-index-{}", std::process::id()));
         let leases = Dir::create(&base.join("leases"), 0o755).unwrap();
