@@ -152,7 +152,8 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
 }
 
-/// Makes the pair, with one message.
+/// Makes the pair, with one message. Its port comes up last: before, nobody has to be told of what it is given, and
+/// nothing goes through it that it should not let through.
 fn make<'a>(
     world: &'a mut World,
     bridge: LinkIndex,
@@ -169,6 +170,7 @@ fn make<'a>(
         changes.push(Change::set_port(host.name, config.port));
     }
     changes.push(Change::set_link(host.name, &LinkChange { alias: Some(&alias), ..LinkChange::default() }));
+    changes.push(Change::set_link(host.name, &LinkChange { up: Some(true), ..LinkChange::default() }));
     world.host.create_port(bridge, &changes)
 }
 

@@ -121,7 +121,8 @@ fn create_gateway(
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),
     };
-    match host.create(&[Change::create_veth(&spec)]) {
+    let up = LinkChange { up: Some(true), ..LinkChange::default() };
+    match host.create(&[Change::create_veth(&spec), Change::set_link(port_name.as_str(), &up)]) {
         // Another ADD was faster.
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(()),
         Err(error) => Err(error),

@@ -112,7 +112,7 @@ fn a_router_advertisement_does_not_reach_the_host() {
         let bridge = config["bridge"].as_str().unwrap();
         // It is deaf before it can hear.
         let (log, at) = (&outcome.stderr, |what: &str| outcome.stderr.find(what).unwrap_or(usize::MAX));
-        let (deaf, up) = (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at(" up\n"));
+        let (deaf, up) = (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at("set link #"));
         assert!(deaf < up && up < usize::MAX, "{log}");
         let result = outcome.ok();
         let port = pod.port(&result);

@@ -29,6 +29,7 @@ fn bridge(netlink: &mut Netlink, name: &str) -> Link {
     netlink.create(&[Change::create_bridge(&spec)]).unwrap()
 }
 
+/// A pair whose end on the host is up, and a port if there is a bridge.
 fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkIndex>) -> Result<Link> {
     let spec = VethSpec {
         host: VethEnd { name: host, mac: None },
@@ -37,7 +38,7 @@ fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkInd
         bridge,
         mtu: None,
     };
-    netlink.create(&[Change::create_veth(&spec)])
+    netlink.create(&[Change::create_veth(&spec), Change::set_link(host, &UP)])
 }
 
 /// A host with a bridge that is up and a container on it: the sockets of both, the bridge, the two ends.
@@ -101,7 +102,7 @@ fn a_veth_pair_is_born_in_its_final_place() {
         .unwrap();
     let host = netlink.link(made.index).unwrap().unwrap();
     assert_eq!((host.name.as_str(), host.kind.as_str(), host.mac, host.mtu), ("veth0", "veth", Some(host_mac), 1300));
-    assert_eq!((host.up, host.master, host.port), (true, Some(bridge.index), Some(port)));
+    assert_eq!((host.up, host.master, host.port), (false, Some(bridge.index), Some(port)));
     assert_eq!((host.alias.as_str(), host.tx_queue), ("net1 c1 eth0", 1000));
     let ports: Vec<_> = netlink.links(Some(bridge.index)).unwrap().iter().map(|link| link.index).collect();
     assert_eq!(ports, [host.index], "its state may have changed meanwhile");

@@ -33,12 +33,13 @@ pub struct VethEnd<'a> {
     pub mac: Option<MacAddr>,
 }
 
-/// A veth pair to be made, in its final place.
+/// A veth pair to be made, in its final place. Both ends are born down: whatever else a link is given costs less before it
+/// is up, because nobody is told of it, and the kernel would refuse it for the other end.
 #[derive(Clone, Copy, Debug)]
 pub struct VethSpec<'a> {
-    /// The end in the namespace of the socket. It is born up.
+    /// The end in the namespace of the socket.
     pub host: VethEnd<'a>,
-    /// The other end. It is born down: the kernel refuses anything else.
+    /// The other end.
     pub guest: VethEnd<'a>,
     /// Where the other end is born.
     pub netns: &'a Netns,
@@ -86,8 +87,7 @@ impl<'a> Change<'a> {
     /// Makes a veth pair with both ends in their final places, in one message.
     pub fn create_veth(spec: &VethSpec<'a>) -> Change<'a> {
         let VethSpec { host, guest, netns, bridge, mtu } = *spec;
-        let up = Flags { on: Iff::UP, meant: Iff::UP };
-        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, up);
+        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
         traits(&mut request, host.mac, mtu);
         one_queue(&mut request);
         if let Some(bridge) = bridge {
