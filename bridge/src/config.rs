@@ -218,7 +218,10 @@ impl Keys {
             return Err(invalid("vlan", what, "use 1 to 4094, or 0 for none"));
         }
         let own = vlan_id("vlan", self.vlan).ok();
-        let mut trunk = [false; vlan::LAST as usize + 1];
+        if own.is_none() && self.vlan_trunk.is_none() {
+            return Ok(None);
+        }
+        let mut trunk = vec![false; usize::from(vlan::LAST) + 1];
         for (index, element) in self.vlan_trunk.iter().flatten().enumerate() {
             let key = |name: &str| format!("vlanTrunk[{index}]{name}");
             let Some(element) = element else {
@@ -250,11 +253,8 @@ impl Keys {
                 trunk.iter_mut().skip(id).take(1).for_each(|id| *id = true);
             }
         }
-        Ok((own.is_some() || self.vlan_trunk.is_some()).then(|| Vlans {
-            own,
-            trunk: VlanRange::covering((0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id))),
-            keep_default: self.preserve_default_vlan,
-        }))
+        let trunk = VlanRange::covering((0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id)));
+        Ok(Some(Vlans { own, trunk, keep_default: self.preserve_default_vlan }))
     }
 
     fn backend(&self) -> Result<Option<Backend>> {
