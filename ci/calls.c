@@ -37,22 +37,27 @@ static double used(const struct rusage *usage)
 static int start(const char *path, struct call *call)
 {
     int in[2], out[2];
-    if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC) || write(in[1], call->config, (size_t)call->size) != call->size)
+    if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
         return errno;
+    if (write(in[1], call->config, (size_t)call->size) != call->size)
+        return EMSGSIZE; /* more than a pipe holds */
     close(in[1]);
     char *const arguments[] = {(char *)path, 0};
+    volatile int error = 0; /* the child has the same memory */
     call->began = now();
     call->process = vfork();
     if (call->process == 0) {
         if (dup2(in[0], 0) == 0 && dup2(out[1], 1) == 1)
             execve(path, arguments, call->env);
+        error = errno;
         _exit(127);
     }
-    int error = errno;
+    if (call->process < 0)
+        error = errno;
     close(in[0]);
     close(out[1]);
     call->answer = out[0];
-    return call->process < 0 ? error : 0;
+    return error;
 }
 
 /* Makes `count` calls, `jobs` of them at a time. Orphans that end meanwhile add to `orphans`, their processor time. */
@@ -66,9 +71,8 @@ int make_calls(const char *path, struct call *calls, int count, int jobs, double
         }
         int status, process;
         struct rusage usage;
-        while ((process = wait4(-1, &status, 0, &usage)) < 0)
-            if (errno != EINTR)
-                return errno;
+        if ((process = wait4(-1, &status, 0, &usage)) < 0)
+            return errno;
         double end = now();
         struct call *call = calls;
         while (call < calls + started && call->process != process)

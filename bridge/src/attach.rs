@@ -144,16 +144,19 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
                 refuse_taken(undo.world(), at)?;
                 failure = Some(error);
             }
-            // Somebody deleted the bridge after we had looked.
-            Err(error) if error.errno() == Some(libc::ENODEV) => failure = Some(error),
+            // Somebody deleted the bridge after we had looked; the pair may be there, and on no bridge.
+            Err(error) if error.errno() == Some(libc::ENODEV) => {
+                delete(&mut undo.world().host, port_name.as_str())?;
+                failure = Some(error);
+            }
             Err(error) => return Err(explain(&mut undo.world().host, config, error)),
         }
     }
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
 }
 
-/// Makes the pair, with one message. Its port comes up last: before, nobody has to be told of what it is given, and
-/// nothing goes through it that it should not let through.
+/// Makes the pair, with one message. Its port comes up last, by a change of its own: of what it is given before, the
+/// kernel tells nobody, and nothing goes through it before it has its flags.
 fn make<'a>(
     world: &'a mut World,
     bridge: LinkIndex,

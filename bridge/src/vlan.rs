@@ -121,19 +121,20 @@ fn create_gateway(
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),
     };
-    let up = LinkChange { up: Some(true), ..LinkChange::default() };
-    match host.create(&[Change::create_veth(&spec), Change::set_link(port_name.as_str(), &up)]) {
+    let port = match host.create(&[Change::create_veth(&spec)]) {
         // Another ADD was faster.
-        Err(error) if error.errno() == Some(libc::EEXIST) => Ok(()),
-        Err(error) => Err(error),
-        Ok(port) => {
-            sysctl::set(&["net", "ipv6", "conf", &port_name, "accept_ra"], "0")?;
-            Vlans { trunk: Vec::new(), ..vlans.clone() }.apply(host, port.index).inspect_err(|_| {
-                // Without its VLAN it would be a gateway to somewhere else.
-                let _ = host.apply(&[Change::delete_link(port.index)]);
-            })
-        }
-    }
+        Err(error) if error.errno() == Some(libc::EEXIST) => return Ok(()),
+        made => made?.index,
+    };
+    // Without its VLAN it would be a gateway to somewhere else: that is its first, and it comes up with it.
+    let mut settle = || {
+        sysctl::set(&["net", "ipv6", "conf", &port_name, "accept_ra"], "0")?;
+        Vlans { trunk: Vec::new(), ..vlans.clone() }.apply(host, port)?;
+        host.apply(&[Change::set_link(port, &LinkChange { up: Some(true), ..LinkChange::default() })])
+    };
+    settle().inspect_err(|_| {
+        let _ = host.apply(&[Change::delete_link(port)]);
+    })
 }
 
 #[cfg(test)]

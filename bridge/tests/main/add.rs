@@ -126,6 +126,20 @@ fn layer2_in_a_version_that_cannot_tell_it_is_refused_before_anything_is_done() 
     assert_clean(lab);
 }
 
+/// The kernel tells everybody of what a link is given that is up, and a port that is not isolated yet would let through.
+#[test]
+fn a_port_comes_up_when_it_has_all_else() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let outcome = pod.call("ADD", &layer3(json!({ "portIsolation": true }))).env("CNI_LOG", "debug").run();
+    let port = pod.port(&outcome.ok());
+    let at =
+        |what: &str| outcome.stderr.find(&format!(": {what}")).unwrap_or_else(|| panic!("{what}: {}", outcome.stderr));
+    let up = at(&format!("set link {port:?} up\n"));
+    assert!(at(&format!("set port {port:?}: ")) < up, "{}", outcome.stderr);
+    assert!(at(&format!("set link {port:?} alias ")) < up, "{}", outcome.stderr);
+}
+
 #[test]
 fn port_flags_mtu_and_mac_are_set() {
     let lab = &Lab::new();

@@ -110,9 +110,11 @@ fn a_router_advertisement_does_not_reach_the_host() {
         let pod = Pod::with_ips(lab, id, &["10.1.0.2/24"]);
         let outcome = pod.call("ADD", &config).env("CNI_LOG", "debug").run();
         let bridge = config["bridge"].as_str().unwrap();
+        let number = &lab.ip(&format!("link show {bridge}"))[0]["ifindex"];
         // It is deaf before it can hear.
         let (log, at) = (&outcome.stderr, |what: &str| outcome.stderr.find(what).unwrap_or(usize::MAX));
-        let (deaf, up) = (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at("set link #"));
+        let (deaf, up) =
+            (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at(&format!("set link #{number} up\n")));
         assert!(deaf < up && up < usize::MAX, "{log}");
         let result = outcome.ok();
         let port = pod.port(&result);

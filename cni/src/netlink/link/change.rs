@@ -33,8 +33,8 @@ pub struct VethEnd<'a> {
     pub mac: Option<MacAddr>,
 }
 
-/// A veth pair to be made, in its final place. Both ends are born down: whatever else a link is given costs less before it
-/// is up, because nobody is told of it, and the kernel would refuse it for the other end.
+/// A veth pair to be made, in its final place. Both ends are born down: what a link is given before it is up costs less,
+/// because nobody is told of it; and the kernel does not let the other end be born up.
 #[derive(Clone, Copy, Debug)]
 pub struct VethSpec<'a> {
     /// The end in the namespace of the socket.
