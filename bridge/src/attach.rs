@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use cni::ip::MacAddr;
 use cni::netlink::{
-    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, OperState, Port, VethEnd,
-    VethSpec,
+    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, Port, VethEnd, VethSpec,
 };
 use cni::sysctl::{self, Setting};
 use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
@@ -96,7 +95,7 @@ impl Pair {
     /// Will the bridge forward what the container sends, at the latest when the next change is made? The container's end
     /// must be up. `false` if it takes a closer look.
     pub(crate) fn seems_up(&self, host: &Netlink) -> bool {
-        self.bridge.state == OperState::Up && host.seems_running(&self.port_name)
+        self.bridge.running && host.seems_running(&self.port_name)
     }
 
     /// Waits until the bridge forwards what the container sends.
@@ -105,7 +104,7 @@ impl Pair {
         host.await_running(*port, port_name, PATIENCE, || {
             format!("port {port_name:?} of bridge {:?} to come up", bridge.name)
         })?;
-        if bridge.state == OperState::Up {
+        if bridge.running {
             return Ok(());
         }
         // Its first port brings a bridge up, and until that is done the gateway's answers are thrown away.

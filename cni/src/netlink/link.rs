@@ -18,6 +18,8 @@ pub use change::{BridgeSpec, LinkChange, VethEnd, VethSpec};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
+/// IFF_RUNNING and IFF_LOWER_UP: it has a carrier, and whoever asks is told so.
+const RUNNING: u32 = (libc::IFF_RUNNING | libc::IFF_LOWER_UP).cast_unsigned();
 /// struct rtgenmsg, filled up
 const RTGENMSG: usize = 4;
 
@@ -143,6 +145,9 @@ pub struct Link {
     pub up: bool,
     /// Can it carry traffic?
     pub state: OperState,
+    /// Is it up, has it a carrier, and does the kernel not think otherwise? Its state may be unknown then: it is only
+    /// looked at when the carrier changes.
+    pub running: bool,
     /// The bridge it is a port of.
     pub master: Option<LinkIndex>,
     /// The other end, for a veth.
@@ -174,6 +179,7 @@ impl Link {
             mtu: 0,
             up: flags & libc::IFF_UP.cast_unsigned() != 0,
             state: OperState::Unknown,
+            running: flags & RUNNING == RUNNING,
             master: None,
             peer: None,
             peer_netns: None,

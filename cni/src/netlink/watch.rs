@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::socket::receive;
 use super::wire::{self, Message};
-use super::{Address, Link, LinkIndex, Netlink, OperState};
+use super::{Address, Link, LinkIndex, Netlink};
 use crate::error::{Code, Context, Error, Result};
 use crate::sys;
 use crate::wait::Deadline;
@@ -150,7 +150,7 @@ impl Netlink {
         }
         let mut watch = Watch::open(Event::Link)?;
         watch.wait_for(&what(), Deadline::after(patience), || match self.link(link)? {
-            Some(link) => Ok((link.state == OperState::Up).then_some(())),
+            Some(link) => Ok(link.running.then_some(())),
             None => Err(Error::new(Code::TRY_LATER, format!("link {name:?} vanished"))),
         })
     }
