@@ -126,7 +126,7 @@ fn create_gateway(
         Err(error) if error.errno() == Some(libc::EEXIST) => return Ok(()),
         made => made?.index,
     };
-    // Without its VLAN it would be a gateway to somewhere else: that is its first, and it comes up with it.
+    // Without its VLAN it would be a gateway to somewhere else, so it comes up last, or not at all.
     let mut settle = || {
         sysctl::set(&["net", "ipv6", "conf", &port_name, "accept_ra"], "0")?;
         Vlans { trunk: Vec::new(), ..vlans.clone() }.apply(host, port)?;

@@ -18,7 +18,7 @@ pub use change::{BridgeSpec, LinkChange, VethEnd, VethSpec};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
-/// IFF_RUNNING and IFF_LOWER_UP: it has a carrier, and whoever asks is told so.
+/// The flags of a link that has a carrier and is not thought to be without.
 const RUNNING: u32 = (libc::IFF_RUNNING | libc::IFF_LOWER_UP).cast_unsigned();
 /// struct rtgenmsg, filled up
 const RTGENMSG: usize = 4;
@@ -145,8 +145,7 @@ pub struct Link {
     pub up: bool,
     /// Can it carry traffic?
     pub state: OperState,
-    /// Is it up, has it a carrier, and does the kernel not think otherwise? Its state may be unknown then: it is only
-    /// looked at when the carrier changes.
+    /// Is it up with a carrier? Its state may be unknown then, because the kernel looks at it when the carrier changes.
     pub running: bool,
     /// The bridge it is a port of.
     pub master: Option<LinkIndex>,

@@ -82,6 +82,21 @@ fn a_bridge_is_made_as_wished_and_its_mac_stays() {
 }
 
 #[test]
+fn a_link_runs_with_a_carrier_whatever_its_state() {
+    let _lab = Lab::bare();
+    let mut netlink = Netlink::open().unwrap();
+    let state = |link: Link| (link.up, link.state, link.running);
+    netlink.apply(&[Change::set_link("lo", &LinkChange { up: Some(false), ..LinkChange::default() })]).unwrap();
+    assert!(!netlink.link("lo").unwrap().unwrap().running);
+    netlink.apply(&[Change::set_link("lo", &UP)]).unwrap();
+    assert_eq!(state(netlink.link("lo").unwrap().unwrap()), (true, OperState::Unknown, true));
+    let bridge = bridge(&mut netlink, "cni0").index;
+    netlink.apply(&[Change::set_link(bridge, &UP)]).unwrap();
+    let without_ports = netlink.link(bridge).unwrap().unwrap();
+    assert!(without_ports.up && !without_ports.running, "{without_ports:?}");
+}
+
+#[test]
 fn a_veth_pair_is_born_in_its_final_place() {
     let lab = Lab::bare();
     let guest = Netns::open(&lab.netns("c1")).unwrap();
