@@ -54,14 +54,14 @@ impl Masquerade {
     }
 }
 
-/// Hides `ips` from everybody outside of their networks.
-pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+/// Hides `ips` from everybody outside of their networks. `first` is a guess: were they never used before?
+pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
         Backend::Nftables => {
-            add_rules(owner, ips).map_err(|e| if nft::is_unavailable(&e) { e.details(REMEDY) } else { e })
+            add_rules(owner, ips, first).map_err(|e| if nft::is_unavailable(&e) { e.details(REMEDY) } else { e })
         }
-        Backend::Auto => match add_rules(owner, ips) {
+        Backend::Auto => match add_rules(owner, ips, first) {
             Err(error) if nft::is_unavailable(&error) => {
                 debug!("iptables instead of nftables: {error}");
                 iptables::add(owner, ips).map_err(|second| second.details(format!("nftables: {error}")))
@@ -73,8 +73,9 @@ pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()
 }
 
 /// Unlike upstream, the chains are made only where they are missing: making the base chain again costs the kernel
-/// ten times what a rule does.
-fn add_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+/// ten times what a rule does. That they are missing a refusal tells, for which the kernel waits as long; so whoever
+/// comes `first` asks before.
+fn add_rules(owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     let comment = owner.comment();
     let rules = || {
         ips.iter().map(|ip| {
@@ -83,10 +84,13 @@ fn add_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
         })
     };
     let mut nft = Nftables::open()?;
-    match nft.apply(&rules().collect::<Vec<_>>()) {
-        Err(error) if error.errno() == Some(libc::ENOENT) => nft.apply(&frame().chain(rules()).collect::<Vec<_>>()),
-        outcome => outcome,
+    if !first || nft.has_chain(CHECKS)? {
+        match nft.apply(&rules().collect::<Vec<_>>()) {
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            outcome => return outcome,
+        }
     }
+    nft.apply(&frame().chain(rules()).collect::<Vec<_>>())
 }
 
 /// Table and chains. Once more is no harm: the base chain is emptied before it is filled.
@@ -193,7 +197,9 @@ pub(crate) fn status(backend: Backend) -> Result<()> {
         let parts = [Part::Source(ip.ip()), Part::DestinationOutside(ip), Part::Masquerade];
         let rule = Edit::add_rule(CHECKS, &parts, "");
         let edits: Vec<_> = frame().chain([rule]).collect();
-        Nftables::open()?.try_out(&edits)
+        let mut nft = Nftables::open()?;
+        // Where the chain is, it was made with such a rule; and for a trial the kernel waits as for a refusal.
+        if nft.has_chain(CHECKS)? { Ok(()) } else { nft.try_out(&edits) }
     };
     match backend {
         Backend::Iptables => iptables::status(),

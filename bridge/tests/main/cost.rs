@@ -35,3 +35,24 @@ fn an_add_with_masquerade_takes_four_messages_and_no_process() {
     eprintln!("{calls} system calls, {start} of them before the first of ours");
     assert!(calls - start <= 110, "{calls} - {start}: {log}");
 }
+
+/// For a refusal, and for a base chain that is made again, the kernel waits until all processors have forgotten the old
+/// rules: ten ADDs long.
+#[test]
+fn no_add_with_masquerade_is_refused_or_makes_a_chain_again() {
+    let lab = &Lab::new();
+    let rules = |id: &str, bridge: &str| {
+        let pod = Pod::with_ips(lab, id, &[&format!("10.1.0.{}/24", id.len())]);
+        let config = layer3(json!({ "ipMasq": true, "bridge": bridge }));
+        let outcome = pod.call("ADD", &config).env("CNI_LOG", "debug").run();
+        outcome.ok();
+        let edits = outcome.stderr.lines().filter_map(|line| line.split_once("nf_tables: "));
+        edits.map(|(_, edit)| edit.to_owned()).collect::<Vec<_>>()
+    };
+    let rule = "add rule to chain inet cni_plugins_masquerade masq_checks";
+    let first = rules("aa", "br0");
+    assert_eq!(first.iter().filter(|edit| *edit == rule).count(), 1, "{first:?}");
+    assert_eq!(first[0], "add table inet cni_plugins_masquerade", "{first:?}");
+    assert_eq!(rules("bbb", "br0"), [rule]);
+    assert_eq!(rules("cccc", "br1"), [rule], "a second network");
+}
