@@ -218,6 +218,22 @@ impl Dir {
         }
     }
 
+    /// Removes all files but `these`.
+    pub(crate) fn clear(&self, these: &[&str]) -> io::Result<()> {
+        for name in self.names()? {
+            let name = name?;
+            if !these.contains(&name.as_str()) {
+                self.remove(&name)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a directory, which must be empty.
+    pub(crate) fn remove_dir(&self, name: &str) -> io::Result<()> {
+        Ok(unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir)?)
+    }
+
     /// The names of all files.
     ///
     /// Not by std, which panics when the directory cannot be closed: nothing could be undone then.

@@ -3,7 +3,7 @@
 //!
 //! It lies in `/run`, where the reference does not look and a reboot clears it, in a directory for each directory of
 //! leases. It consists of small pages, each with a digest at its head: buckets of `(owner, address)` pairs, and bitmaps
-//! of taken addresses.
+//! of taken addresses. One more file tells whose it is; an index whose directory is gone goes when the next new one comes.
 //!
 //! Is it current? The kernel stamps a directory with the time when a name comes or goes, but only as finely as its
 //! clock ticks. So whoever has brought the index up to date sets the directory's time itself, to a moment that has
@@ -11,10 +11,14 @@
 //! that is how the two still stand, nobody has added or removed a lease since, and nobody a page.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::ffi::OsStr;
+use std::fmt::LowerHex;
+use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::path::PathBuf;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
+use std::path::{self, Path, PathBuf};
 
 use log::debug;
 use nix::sys::stat::FileStat;
@@ -26,6 +30,9 @@ use crate::lease::Owner;
 use crate::range::Span;
 
 const HOME: &str = "/run/cni0/host-local";
+
+/// The file of an index that tells whose it is: the path of the directory of leases.
+const OF: &str = "of";
 
 /// Seconds between the two directories' times: far more than pass between two changes that the kernel stamps.
 const APART: i64 = 1 << 20;
@@ -180,9 +187,8 @@ impl Index {
             None => Dir::create_private(&home(&leases.stat()?))?,
         };
         if !self.current {
-            for name in home.names()? {
-                home.remove(&name?)?;
-            }
+            home.clear(&[OF])?;
+            introduce(&home, leases)?;
         } else if home.changed()? != self.seen {
             return Err(io::Error::other("somebody has removed a page"));
         }
@@ -269,7 +275,48 @@ fn held(owner: &Owner) -> String {
 
 /// Where the index of a directory is kept.
 fn home(leases: &FileStat) -> PathBuf {
-    PathBuf::from(format!("{HOME}/{:x}-{:x}", leases.st_dev, leases.st_ino))
+    Path::new(HOME).join(called(leases.st_dev, leases.st_ino))
+}
+
+/// How the index of a directory is called. The types of both numbers depend on the machine.
+fn called(dev: impl LowerHex, ino: impl LowerHex) -> String {
+    format!("{dev:x}-{ino:x}")
+}
+
+/// Lets an index tell whose it is. When a new one comes, those of directories that are gone go.
+fn introduce(home: &Dir, leases: &Dir) -> io::Result<()> {
+    let path = path::absolute(leases.path())?.into_os_string().into_vec();
+    if home.read(OF)?.as_ref() == Some(&path) {
+        return Ok(());
+    }
+    home.write(OF, &path)?;
+    let Some((all, _)) = Dir::open_private(Path::new(HOME))? else { return Ok(()) };
+    for name in all.names()? {
+        let name = name?;
+        if let Err(error) = forget_gone(&all, &name) {
+            debug!("index {name:?} not looked at: {error}");
+        }
+    }
+    Ok(())
+}
+
+/// Removes the index called `name` among `all` if its directory is gone.
+fn forget_gone(all: &Dir, name: &str) -> io::Result<()> {
+    let Some((index, _)) = Dir::open_private(&all.path().join(name))? else { return Ok(()) };
+    let Some(of) = index.read(OF)? else { return Ok(()) };
+    if is_gone(Path::new(OsStr::from_bytes(&of)), name) {
+        index.clear(&[])?;
+        all.remove_dir(name)?;
+    }
+    Ok(())
+}
+
+/// Is the directory `leases` gone, whose index is called `name`? On another file system than the one that is seen here
+/// it may be hidden only.
+fn is_gone(leases: &Path, name: &str) -> bool {
+    let there = fs::metadata(leases).is_ok_and(|stat| called(stat.dev(), stat.ino()) == name);
+    let seen = leases.ancestors().find_map(|path| fs::metadata(path).ok());
+    !there && seen.is_some_and(|stat| name.starts_with(&format!("{:x}-", stat.dev())))
 }
 
 fn is_apart(leases: Moment, index: Moment) -> bool {
@@ -354,7 +401,7 @@ mod tests {
         index.remove(a, &owner).unwrap();
         index.try_save(&leases).unwrap();
         assert_eq!(opened().held_by(&owner).unwrap(), [b]);
-        std::fs::remove_dir_all(&base).unwrap();
+        fs::remove_dir_all(&base).unwrap();
     }
 
     #[test]
@@ -370,11 +417,11 @@ mod tests {
             let mut index = Index { home: Some(home), current: true, seen, ..Index::default() };
             index.insert(ip, Some(&owner)).unwrap();
             if lost {
-                std::fs::remove_file(base.join("home/page")).unwrap();
+                fs::remove_file(base.join("home/page")).unwrap();
             }
             assert_eq!(index.try_save(&leases).is_err(), lost);
         }
-        std::fs::remove_dir_all(&base).unwrap();
+        fs::remove_dir_all(&base).unwrap();
     }
 
     #[test]

@@ -70,6 +70,28 @@ fn no_call_reads_the_leases_of_others() {
 }
 
 #[test]
+fn the_index_of_a_deleted_network_goes_when_a_new_one_comes() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    let named = |name: &str| net.with("/name", json!(name));
+    let [stays, goes, hidden] = ["stays", "goes", "hidden"].map(|name| {
+        let net = named(name);
+        net.add("a");
+        net.index().unwrap()
+    });
+    fs::write(goes.parent().unwrap().join("somebody's"), "").unwrap();
+    fs::remove_dir_all(named("goes").dir()).unwrap();
+    // It may be another process that sees what a mount hides.
+    lab.sh(&format!("mount -t tmpfs tmpfs {}", named("hidden").dir().display()));
+    named("stays").add("b");
+    assert!(goes.exists(), "nobody looks for it while no index is made");
+    named("new").add("a");
+    assert!(!goes.exists());
+    assert!(stays.exists() && hidden.exists() && named("new").index().is_some());
+    named("stays").call("CHECK", "b").ok();
+}
+
+#[test]
 fn a_lost_or_damaged_index_costs_time_only() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");

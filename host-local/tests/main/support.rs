@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use cni::testing::{Calling, Lab, Outcome};
@@ -101,9 +102,9 @@ impl<'a> Net<'a> {
 
     /// Where the index of the network is kept, if it is.
     pub(crate) fn index(&self) -> Option<PathBuf> {
-        let home = Path::new("/run/cni0/host-local");
-        let [only] = names(home).try_into().ok()?;
-        Some(home.join(only))
+        let leases = fs::metadata(self.dir()).ok()?;
+        let index = format!("/run/cni0/host-local/{:x}-{:x}", leases.dev(), leases.ino());
+        Some(PathBuf::from(index)).filter(|index| index.exists())
     }
 }
 
