@@ -36,29 +36,39 @@ need() {
     local apt=(apt-get)
     # shellcheck disable=SC2016  # expanded by that sh
     [ ! -d /run/systemd/system ] || apt=(unshare --mount -- sh -c 'mount -t tmpfs tmpfs /run/systemd && exec apt-get "$@"' -)
-    DEBIAN_FRONTEND=noninteractive "${apt[@]}" -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
+    DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes \
+        "${apt[@]}" -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
         die "apt-get could not install ${missing[*]}"
+}
+
+# can_install PACKAGE: may this user install it, and does Debian have it?
+can_install() {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -q update >/dev/null &&
+        [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]
 }
 
 # need_rust: cargo of at least the workspace's rust-version, and a linker.
 need_rust() {
     local wanted have
-    need gcc=cc
+    # Without the C library's own files a compiler cannot link; apt-get brings gcc without them.
+    need gcc=cc libc6-dev="$(cc -print-file-name=crti.o 2>/dev/null || echo crti.o)"
     wanted=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
     PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
-    if ! command -v cargo >/dev/null; then
-        # Debian has rustup since 13, and before that no Rust that is new enough.
-        if [ "$(id -u)" = 0 ] && [ -n "$(apt-cache madison rustup 2>/dev/null)" ]; then
-            need rustup=rustup
-            rustup default stable >&2
-        else
-            die "Rust $wanted or newer is missing; install it with rustup (Debian 13: apt-get install rustup)"
-        fi
+    # rustup has the name of cargo, and fails under it until there is a toolchain.
+    if ! cargo --version >/dev/null 2>&1; then
+        can_install rustup && need rustup=rustup ca-certificates=/etc/ssl/certs/ca-certificates.crt
+        command -v rustup >/dev/null ||
+            die "Rust $wanted or newer is missing; install it with rustup (rustup.rs says how; Debian has it since 13)"
+        say "installing Rust by rustup"
+        rustup default stable >&2 || die "rustup could not install Rust (rustup default stable)"
     fi
-    have=$(cargo --version | sed 's/^cargo \([0-9.]*\).*/\1/')
-    [ "$(printf '%s\n' "$wanted" "$have" | sort -V | head -n 1)" = "$wanted" ] ||
-        die "Rust $wanted or newer is needed, this is $have (rustup update stable)"
+    have=$(rust_version)
+    not_newer "$wanted" "$have" || die "Rust $wanted or newer is needed, this is $have (rustup update stable)"
 }
+rust_version() { cargo --version | sed 's/^cargo \([0-9.]*\).*/\1/'; }
+
+# not_newer VERSION OTHER: is VERSION the older one, or the same?
+not_newer() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
 # has_target TRIPLE: can this toolchain build for it? rustup is asked to add what is missing.
 has_target() {

@@ -99,6 +99,11 @@ impl Page {
         self.bytes.get(HEAD..).unwrap_or_default()
     }
 
+    /// What a bucket holds.
+    fn pairs(&self) -> &[[u8; PAIR]] {
+        self.body().as_chunks().0
+    }
+
     /// The page with its digest.
     fn seal(&mut self) -> &[u8] {
         let sum = digest(self.body()).to_le_bytes();
@@ -124,7 +129,7 @@ impl Index {
     /// The addresses that `owner` holds, together with those of old records about the same container.
     pub(crate) fn held_by(&mut self, owner: &Owner) -> Result<Vec<IpAddr>> {
         let wanted = [owner.digest(), owner.bare_digest()];
-        let held = self.bucket(owner)?.body().chunks_exact(PAIR).filter_map(|pair| {
+        let held = self.bucket(owner)?.pairs().iter().filter_map(|pair| {
             let (owner, ip) = pair.split_first_chunk::<8>()?;
             let ip = Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).to_canonical();
             wanted.contains(&u64::from_le_bytes(*owner)).then_some(ip)
@@ -153,7 +158,7 @@ impl Index {
         let pair = pair(ip, owner);
         let page = self.bucket(owner)?;
         // An address that was free has no pair that would have to be looked for among many.
-        if new || !page.body().chunks_exact(PAIR).any(|known| known == pair) {
+        if new || !page.pairs().contains(&pair) {
             page.bytes.extend(pair);
             page.changed = true;
         }
@@ -165,7 +170,7 @@ impl Index {
         self.set_taken(ip, false)?;
         let pair = pair(ip, owner);
         let page = self.bucket(owner)?;
-        if let Some(at) = page.body().chunks_exact(PAIR).position(|known| known == pair) {
+        if let Some(at) = page.pairs().iter().position(|known| *known == pair) {
             let at = HEAD + at * PAIR;
             page.bytes.drain(at..at + PAIR);
         }

@@ -258,6 +258,6 @@ mod tests {
         for n in 0..200_000_u32 {
             bytes.extend(n.to_le_bytes());
         }
-        assert!(bytes.chunks_exact(4).zip(0..200_000_u32).all(|(chunk, n)| chunk == n.to_le_bytes()));
+        assert!(bytes.as_chunks().0.iter().zip(0..200_000_u32).all(|(chunk, n)| *chunk == n.to_le_bytes()));
     }
 }

@@ -21,7 +21,12 @@ pub(super) fn enter(plugins: &[PathBuf]) -> Result<()> {
         outcome => outcome.trying(|| "make namespaces")?,
     }
     let none: Option<&str> = None;
-    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).trying(|| "keep mounts private")?;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+        .map_err(|errno| match errno {
+            nix::Error::EINVAL => Error::from(errno).details("/ is no mount point: run it outside of the chroot"),
+            errno => errno.into(),
+        })
+        .trying(|| "keep mounts private")?;
     let mut kept = Vec::new();
     for dir in plugins.iter().filter_map(|dir| dir.canonicalize().ok()) {
         if WRITTEN.iter().any(|written| dir.starts_with(written)) {
