@@ -9,7 +9,7 @@ use crate::config::{Backend, Config};
 use crate::name::{self, Owner};
 use crate::{gateway, iptables, masquerade, spoofcheck};
 
-pub use crate::masquerade::Masquerade;
+pub use crate::masquerade::{Masquerade, WAY_BACK};
 pub use crate::spoofcheck::SpoofCheck;
 
 /// What a network's configuration asks for, as far as it can be seen on the host.
@@ -97,6 +97,11 @@ pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let mut rules = masquerade::list(nft)?;
     rules.extend(iptables::list(nft)?);
     Ok(rules)
+}
+
+/// Do packets come to those of nftables? If not, there is a [`WAY_BACK`].
+pub fn masquerade_is_reached(nft: &mut Nftables) -> Result<bool> {
+    masquerade::is_reached(nft)
 }
 
 /// All checks of source addresses.

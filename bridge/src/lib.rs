@@ -156,7 +156,7 @@ fn set_up<'a>(
     config: &'a Config,
     ipam: Option<&'a Delegate<'a>>,
 ) -> Result<AddResult> {
-    let pair = attach::create(undo, config, owner, at)?;
+    let pair = attach::create(undo, config, ipam, owner, at)?;
     if config.spoof_check {
         undo.push("remove the spoof check", move |_| spoofcheck::remove(&mut Nftables::open()?, owner));
         spoofcheck::add(owner, &pair.port_name, pair.mac)?;

@@ -22,6 +22,9 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
 /// Where nftables cannot serve.
 const REMEDY: &str = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
+/// Where somebody has emptied the chain, which no ADD fills again while the other is there.
+pub const WAY_BACK: &str = "somebody flushed it: `nft add rule inet cni_plugins_masquerade postrouting goto \
+    masq_checks` brings it back; if the chain is gone, delete the table and attach the containers again";
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
 
@@ -178,11 +181,16 @@ fn check_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
             return Err(missing(what));
         }
     }
-    let leads = |rule: &Rule| rule.target.as_deref() == Some(CHECKS.name);
-    if !nft.rules(POSTROUTING)?.iter().any(leads) {
-        return Err(missing(format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name)));
+    if !is_reached(&mut nft)? {
+        let what = format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name);
+        return Err(Error::new(Code::INTERNAL, what).details(WAY_BACK));
     }
     Ok(())
+}
+
+/// Does anything lead to the rules?
+pub(crate) fn is_reached(nft: &mut Nftables) -> Result<bool> {
+    Ok(nft.rules(POSTROUTING)?.iter().any(|rule| rule.target.as_deref() == Some(CHECKS.name)))
 }
 
 pub(crate) fn missing(what: String) -> Error {

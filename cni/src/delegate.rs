@@ -61,6 +61,14 @@ impl<'a> Delegate<'a> {
         Ok(Delegate { call, way })
     }
 
+    /// Would ADD refuse the configuration? Of a program nobody knows before it runs.
+    pub fn validate(&self) -> Result<()> {
+        match &self.way {
+            Way::Builtin(plugin) => plugin.validate(self.call),
+            Way::File(_) => Ok(()),
+        }
+    }
+
     /// ADD
     pub fn add(&self, at: &Attachment) -> Result<AddResult> {
         let version = self.call.version;
@@ -305,15 +313,17 @@ fn exchange(
             wanted.iter().filter_map(|(fd, flags)| Some(PollFd::new((*fd)?, *flags))).collect();
         // Without pidfd (before Linux 5.3) nothing tells of the end of a child that has closed its pipes.
         let wait = if fds.is_empty() { deadline.within(BUSY_SLICE) } else { deadline };
-        if !wait.poll(&mut fds)? && deadline.is_over() {
-            let what = format!("it had not ended after {:?}", deadline.length());
-            return Err(Error::new(Code::TRY_LATER, what).details("it was killed"));
-        }
+        wait.poll(&mut fds)?;
         let ended = end.is_some() && fds.first().is_some_and(|fd| fd.any().unwrap_or(true));
         drop(fds);
         if ended {
             stdout.read()?;
             return stderr.read();
+        }
+        // Whoever prints without end never lets it come to a wait.
+        if deadline.is_over() {
+            let what = format!("it had not ended after {:?}", deadline.length());
+            return Err(Error::new(Code::TRY_LATER, what).details("it was killed"));
         }
     }
 }
@@ -335,10 +345,11 @@ impl<R: Read + AsFd> Reading<R> {
         self.pipe.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes what is there.
+    /// Takes what is there, but no more at a time than is kept: there may always be more.
     fn read(&mut self) -> Result<()> {
         let mut piece = [0; 8 << 10];
-        while let Some(pipe) = &mut self.pipe {
+        for _ in 0..=MAX_OUTPUT / piece.len() {
+            let Some(pipe) = &mut self.pipe else { break };
             match pipe.read(&mut piece) {
                 Ok(0) => self.pipe = None,
                 Ok(n) => {
@@ -374,6 +385,12 @@ mod tests {
         assert_eq!((error.code(), stderr.as_slice()), (Code::TRY_LATER, &b"why\n"[..]));
         assert_eq!(error.to_string(), "it had not ended after 300ms");
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "no zombie is left");
+    }
+
+    #[test]
+    fn a_child_that_prints_without_end_is_killed_too() {
+        let (_, outcome) = converse(shell("exec cat /dev/zero"), b"", Deadline::after(Duration::from_millis(300)));
+        assert_eq!(outcome.unwrap_err().to_string(), "it had not ended after 300ms");
     }
 
     #[test]

@@ -26,6 +26,10 @@ pub(crate) const REMEDY: &str = "correct the network's configuration, usually a 
 pub trait Plugin: Sync {
     /// The plugin's `type`, which is the name of its file too.
     fn name(&self) -> &'static str;
+    /// Refuses a configuration that ADD refuses, and changes nothing. For others who delegate to the plugin.
+    fn validate(&self, _: &Call<'_>) -> Result<()> {
+        Ok(())
+    }
     /// Attaches a container's interface to the network.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Undoes an ADD, as far as it got; succeeds if nothing is there.
@@ -65,7 +69,7 @@ impl Attachment {
     pub fn open_netns(&self) -> Result<Netns> {
         match &self.netns {
             Some(path) => Netns::open(path),
-            None => Err(Error::new(Code::NETNS, "CNI_NETNS is empty")),
+            None => Err(Error::bug("an attachment without a namespace")),
         }
     }
 

@@ -41,6 +41,8 @@ pub(crate) struct Node {
     pub(crate) links: Vec<Link>,
     addresses: Vec<(LinkIndex, Address)>,
     pub(crate) masquerades: Vec<Masquerade>,
+    /// Do packets come to those of nftables?
+    pub(crate) masquerade_is_reached: bool,
     pub(crate) spoof_checks: Vec<SpoofCheck>,
     /// The other end of a port, if it is in another namespace and could be looked at.
     guests: BTreeMap<LinkIndex, Guest>,
@@ -141,6 +143,7 @@ impl Node {
         let (networks, shadowed) = networks(lists, &mut unseen);
         let mut nft = Nftables::open()?;
         let masquerades = note(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
+        let masquerade_is_reached = note(&mut unseen, bridge::inspect::masquerade_is_reached(&mut nft)).unwrap_or(true);
         let spoof_checks = note(&mut unseen, bridge::inspect::spoof_checks(&mut nft)).unwrap_or_default();
         let mut host = Netlink::open()?;
         let mut node = Node {
@@ -150,6 +153,7 @@ impl Node {
             links: host.links(None)?,
             addresses: host.all_addresses()?,
             masquerades,
+            masquerade_is_reached,
             spoof_checks,
             guests: BTreeMap::new(),
             beyond: BTreeSet::new(),

@@ -192,10 +192,7 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
             (Tone::Plain, table::shorten(port.container.as_deref().unwrap_or(unknown), 24)),
             (Tone::Plain, ifname.unwrap_or("-").to_owned()),
             (Tone::Plain, mac),
-            (
-                if port.link.up { Tone::Plain } else { Tone::Bad },
-                Some(flags.as_str()).filter(|_| fit).unwrap_or("").to_owned(),
-            ),
+            (if port.link.up { Tone::Plain } else { Tone::Bad }, if fit { flags.clone() } else { String::new() }),
         ]);
         let mut more: Vec<String> = guest.iter().flat_map(|guest| &guest.addresses).map(ToString::to_string).collect();
         more.extend((!fit).then_some(flags));

@@ -38,6 +38,10 @@ impl Plugin for HostLocal {
         "host-local"
     }
 
+    fn validate(&self, call: &Call<'_>) -> Result<()> {
+        Config::read(call).map(drop)
+    }
+
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let config = Config::read(call)?;
         let dns = config.resolv_conf.as_deref().map(resolv::read).transpose()?;

@@ -250,3 +250,18 @@ fn a_bad_namespace_is_refused_for_add_and_check() {
     }
     assert_eq!(lab.sh("ip -o link | wc -l"), "1\n");
 }
+
+#[test]
+fn a_mistake_that_host_local_finds_leaves_no_bridge() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    let config = |subnet: &str| layer3(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": subnet }]] } }));
+    let error = pod.call("ADD", &config("10.1.0.1/24")).run().error(7);
+    assert!(error["msg"].as_str().unwrap().contains("ipam.ranges[0][0]"), "{error}");
+    assert_eq!(lab.ip("link show type bridge"), json!([]));
+    // Where the bridge is, nothing else stays.
+    pod.add(&config("10.1.0.0/24"));
+    let error = Pod::new(lab, "b").call("ADD", &config("10.1.0.1/24")).run().error(7);
+    assert!(error["msg"].as_str().unwrap().contains("ipam.ranges[0][0]"), "{error}");
+    assert_eq!(lab.ip("link show type veth").as_array().unwrap().len(), 1);
+}

@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use bridge::inspect::WAY_BACK;
 use cni::netlink::nft::{BaseChain, Family, Nftables, Table};
 use cni::{Result, sysctl, tool};
 
@@ -135,13 +136,16 @@ fn strict_forward(listing: &str) -> Option<usize> {
 
 /// A flush of the host's rules takes the masquerade with it, and nobody restores it.
 fn masquerade(report: &mut Report) {
-    let (mut bare, mut stale) = (Vec::new(), Vec::new());
+    let (mut bare, mut cut_off, mut stale) = (Vec::new(), Vec::new(), Vec::new());
     for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
         let attachments = report.node.attachments(network);
         let rules = report.node.rules(&network.name);
         let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
         let naked = alive.iter().filter(|at| !rules.iter().any(|rule| at.has_rule(rule))).count();
         bare.push((network.name.clone(), naked, alive.len()));
+        if !report.node.masquerade_is_reached && rules.iter().any(|rule| !rule.iptables) {
+            cut_off.push(network.name.clone());
+        }
         let is_kept = |rule: &bridge::inspect::Masquerade| {
             attachments.iter().any(|at| at.state != State::Gone && at.has_rule(rule))
         };
@@ -157,6 +161,9 @@ fn masquerade(report: &mut Report) {
                 format!("{naked} of {alive} live containers have no masquerade rule: they get no answers from outside");
             let remedy = "something flushed the host's rules; detach these containers and attach them again";
             report.add(Level::Fail, "masquerade", Some(&name), what, remedy);
+        } else if cut_off.contains(&name) {
+            let what = "every live container has its rule, and nothing leads to them: they get no answers from outside";
+            report.add(Level::Fail, "masquerade", Some(&name), what, WAY_BACK);
         } else {
             report.ok("masquerade", Some(&name), "every live container has its rule");
         }

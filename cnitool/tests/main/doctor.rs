@@ -261,6 +261,12 @@ fn iptables_with_a_policy() {
 fn rules_that_somebody_flushed() {
     let host = host("10.142.0.0/24");
     attach(&host, "blue");
+    host.lab.sh("nft flush chain inet cni_plugins_masquerade postrouting");
+    let what = ailment(&host, "masquerade", "fail");
+    let remedy = "nft add rule inet cni_plugins_masquerade postrouting goto masq_checks";
+    assert!(what.contains("nothing leads to them") && what.contains(remedy), "{what}");
+    host.lab.sh(remedy);
+    assert_eq!(ailments(&json(&host, "doctor --json")), [""; 0], "the remedy helps");
     host.lab.sh("nft flush chain inet cni_plugins_masquerade masq_checks");
     assert!(ailment(&host, "masquerade", "fail").contains("1 of 1 live containers have no masquerade rule"));
 }
