@@ -7,7 +7,7 @@ use cni::netlink::{
     Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, Port, VethEnd, VethSpec,
 };
 use cni::sysctl::{self, Setting};
-use cni::{AddResult, Attachment, Call, Code, Context, Delegate, Error, Home, Interface, Netns, Result, Undo};
+use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
 use log::warn;
 
 use crate::config::Config;
@@ -113,18 +113,12 @@ impl Pair {
 }
 
 /// Makes the pair on the bridge, and the bridge if it is not there.
-pub(crate) fn create(
-    undo: &mut Undo<'_, World>,
-    config: &Config,
-    ipam: Option<&Delegate<'_>>,
-    owner: Owner<'_>,
-    at: &Attachment,
-) -> Result<Pair> {
+pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'_>, at: &Attachment) -> Result<Pair> {
     let mut failure = None;
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
-        let bridge = ensure_bridge(&mut undo.world().host, config, ipam)?;
+        let bridge = ensure_bridge(&mut undo.world().host, config)?;
         let doomed = port_name.clone();
         undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, doomed.as_str()));
         let host = VethEnd { name: &port_name, mac: Some(port_mac) };
@@ -191,13 +185,11 @@ pub(crate) fn delete<'a>(netlink: &mut Netlink, link: impl Into<LinkRef<'a>>) ->
 }
 
 /// The number of the bridge, which is made if it is not there. What is there need not be a bridge yet.
-fn ensure_bridge(host: &mut Netlink, config: &Config, ipam: Option<&Delegate<'_>>) -> Result<LinkIndex> {
+fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
     let name = config.bridge.as_str();
     if let Some(index) = host.link_index(name)? {
         return Ok(index);
     }
-    // Nobody takes the bridge back, so a mistake should show before it is made.
-    ipam.map_or(Ok(()), Delegate::validate)?;
     let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
         Ok(bridge) => Ok(bridge.index),

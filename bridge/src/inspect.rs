@@ -99,9 +99,9 @@ pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(rules)
 }
 
-/// Do packets come to those of nftables? If not, there is a [`WAY_BACK`].
-pub fn masquerade_is_reached(nft: &mut Nftables) -> Result<bool> {
-    masquerade::is_reached(nft)
+/// Does no packet come to those of nftables? There is a [`WAY_BACK`].
+pub fn masquerade_is_cut_off(nft: &mut Nftables) -> Result<bool> {
+    masquerade::is_cut_off(nft)
 }
 
 /// All checks of source addresses.

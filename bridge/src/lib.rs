@@ -51,10 +51,11 @@ impl Plugin for Bridge {
         if config.spoof_check {
             spoofcheck::validate(owner)?;
         }
-        let ipam = ipam(call, &config)?;
-        if ipam.is_none() {
+        let mut ipam = ipam(call, &config)?;
+        match &mut ipam {
+            Some(ipam) => ipam.prepare()?,
             // Old versions cannot tell of a container without addresses.
-            AddResult::default().as_seen_in(call.version)?;
+            None => AddResult::default().as_seen_in(call.version).map(drop)?,
         }
         let mut undo = Undo::new(World::open(call, at)?);
         let outcome = set_up(&mut undo, at, owner, &config, ipam.as_ref())
@@ -156,7 +157,7 @@ fn set_up<'a>(
     config: &'a Config,
     ipam: Option<&'a Delegate<'a>>,
 ) -> Result<AddResult> {
-    let pair = attach::create(undo, config, ipam, owner, at)?;
+    let pair = attach::create(undo, config, owner, at)?;
     if config.spoof_check {
         undo.push("remove the spoof check", move |_| spoofcheck::remove(&mut Nftables::open()?, owner));
         spoofcheck::add(owner, &pair.port_name, pair.mac)?;

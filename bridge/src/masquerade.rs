@@ -22,9 +22,11 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
 /// Where nftables cannot serve.
 const REMEDY: &str = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
-/// Where somebody has emptied the chain, which no ADD fills again while the other is there.
-pub const WAY_BACK: &str = "somebody flushed it: `nft add rule inet cni_plugins_masquerade postrouting goto \
-    masq_checks` brings it back; if the chain is gone, delete the table and attach the containers again";
+/// For a base chain that somebody has emptied. No ADD fills it again while the other chain is there.
+pub const WAY_BACK: &str = "somebody emptied chain postrouting: `nft 'add rule inet cni_plugins_masquerade postrouting \
+    ip daddr 224.0.0.0/4 return; add rule inet cni_plugins_masquerade postrouting ip6 daddr ff00::/8 return; \
+    add rule inet cni_plugins_masquerade postrouting goto masq_checks'` fills it; if the chain is gone, delete the table \
+    and attach the containers again";
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
 
@@ -57,7 +59,7 @@ impl Masquerade {
     }
 }
 
-/// Hides `ips` from everybody outside of their networks. `first` is a guess: were they never used before?
+/// Hides `ips` from everybody outside of their networks. `first` is a guess: are the chains missing?
 pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
@@ -76,8 +78,8 @@ pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr], first: bool)
 }
 
 /// Unlike upstream, the chains are made only where they are missing: making the base chain again costs the kernel
-/// ten times what a rule does. That they are missing a refusal tells, for which the kernel waits as long; so whoever
-/// comes `first` asks before.
+/// ten times what a rule does. So does refusing a rule, which tells that they are missing; so whoever comes `first`
+/// asks before.
 fn add_rules(owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     let comment = owner.comment();
     let rules = || {
@@ -171,6 +173,7 @@ pub(crate) fn check(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<
 
 fn check_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
     let mut nft = Nftables::open()?;
+    look_at_chains(&mut nft)?;
     let mark = owner.mark();
     let mut rules = nft.rules(CHECKS)?;
     rules.retain(|rule| rule.comment.starts_with(&mark) && rule.masquerades);
@@ -181,15 +184,26 @@ fn check_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
             return Err(missing(what));
         }
     }
-    if !is_reached(&mut nft)? {
-        let what = format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name);
-        return Err(Error::new(Code::INTERNAL, what).details(WAY_BACK));
-    }
     Ok(())
 }
 
-/// Does anything lead to the rules?
-pub(crate) fn is_reached(nft: &mut Nftables) -> Result<bool> {
+/// Are the chains there? An error if they are and one does not lead to the other: then no ADD makes them.
+fn look_at_chains(nft: &mut Nftables) -> Result<bool> {
+    let there = nft.has_chain(CHECKS)?;
+    if there && !is_reached(nft)? {
+        let what = format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name);
+        return Err(Error::new(Code::INTERNAL, what).details(WAY_BACK));
+    }
+    Ok(there)
+}
+
+/// Is the chain with the rules there, and nothing leads to it?
+pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
+    Ok(nft.has_chain(CHECKS)? && !is_reached(nft)?)
+}
+
+/// Does the base chain lead to that with the rules?
+fn is_reached(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.rules(POSTROUTING)?.iter().any(|rule| rule.target.as_deref() == Some(CHECKS.name)))
 }
 
@@ -206,13 +220,17 @@ pub(crate) fn status(backend: Backend) -> Result<()> {
         let rule = Edit::add_rule(CHECKS, &parts, "");
         let edits: Vec<_> = frame().chain([rule]).collect();
         let mut nft = Nftables::open()?;
-        // Where the chain is, it was made with such a rule; and for a trial the kernel waits as for a refusal.
-        if nft.has_chain(CHECKS)? { Ok(()) } else { nft.try_out(&edits) }
+        // Where the chains are, they were made with such a rule; and a trial costs the kernel as much as a refusal.
+        if look_at_chains(&mut nft)? { Ok(()) } else { nft.try_out(&edits) }
     };
     match backend {
         Backend::Iptables => iptables::status(),
         Backend::Nftables => try_nftables().map_err(|error| error.details(REMEDY)),
-        Backend::Auto => try_nftables()
-            .or_else(|error| iptables::status().map_err(|second| second.details(format!("nftables: {error}")))),
+        Backend::Auto => match try_nftables() {
+            Err(error) if nft::is_unavailable(&error) => {
+                iptables::status().map_err(|second| second.details(format!("nftables: {error}")))
+            }
+            outcome => outcome,
+        },
     }
 }

@@ -19,7 +19,7 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
 use crate::error::{Answer, Code, Context, Error, Result};
 use crate::json;
-use crate::plugin::{Attachment, Call, Plugin};
+use crate::plugin::{Attachment, Call, Plugin, Prepared};
 use crate::result::AddResult;
 use crate::sys;
 use crate::version::Version;
@@ -41,6 +41,8 @@ const MAX_OUTPUT: usize = 16 << 20;
 pub struct Delegate<'a> {
     call: &'a Call<'a>,
     way: Way<'a>,
+    /// An ADD that was begun.
+    prepared: Option<Box<dyn Prepared + 'a>>,
 }
 
 #[derive(Debug)]
@@ -58,23 +60,25 @@ impl<'a> Delegate<'a> {
             Some(plugin) => Way::Builtin(plugin),
             None => Way::File(program),
         };
-        Ok(Delegate { call, way })
+        Ok(Delegate { call, way, prepared: None })
     }
 
-    /// Would ADD refuse the configuration? Of a program nobody knows before it runs.
-    pub fn validate(&self) -> Result<()> {
-        match &self.way {
-            Way::Builtin(plugin) => plugin.validate(self.call),
-            Way::File(_) => Ok(()),
+    /// Finds mistakes in the configuration that an ADD would find, and changes nothing. Of a program nobody knows them
+    /// before it runs.
+    pub fn prepare(&mut self) -> Result<()> {
+        if let Way::Builtin(plugin) = self.way {
+            self.prepared = plugin.prepare(self.call)?;
         }
+        Ok(())
     }
 
     /// ADD
     pub fn add(&self, at: &Attachment) -> Result<AddResult> {
         let version = self.call.version;
-        match &self.way {
-            Way::Builtin(plugin) => plugin.add(self.call, at)?.as_seen_in(version),
-            Way::File(program) => program.add(&variables(at), self.call.stdin, version),
+        match (&self.way, &self.prepared) {
+            (_, Some(prepared)) => prepared.add(at)?.as_seen_in(version),
+            (Way::Builtin(plugin), None) => plugin.add(self.call, at)?.as_seen_in(version),
+            (Way::File(program), None) => program.add(&variables(at), self.call.stdin, version),
         }
     }
 

@@ -45,7 +45,7 @@ pub use delegate::{Delegate, Program};
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
-pub use plugin::{Attachment, Call, Home, Plugin, ValidAttachment};
+pub use plugin::{Attachment, Call, Home, Plugin, Prepared, ValidAttachment};
 pub use request::process_env;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use sys::random;

@@ -26,9 +26,10 @@ pub(crate) const REMEDY: &str = "correct the network's configuration, usually a 
 pub trait Plugin: Sync {
     /// The plugin's `type`, which is the name of its file too.
     fn name(&self) -> &'static str;
-    /// Refuses a configuration that ADD refuses, and changes nothing. For others who delegate to the plugin.
-    fn validate(&self, _: &Call<'_>) -> Result<()> {
-        Ok(())
+    /// Does of an ADD what changes nothing, for whoever delegates to the plugin and wants to know of mistakes before he
+    /// changes anything himself; `None` if the plugin has no such part.
+    fn prepare<'a>(&self, _: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
+        Ok(None)
     }
     /// Attaches a container's interface to the network.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
@@ -45,6 +46,12 @@ pub trait Plugin: Sync {
     fn gc(&self, call: &Call<'_>) -> Result<()>;
     /// Tells whether an ADD could succeed.
     fn status(&self, call: &Call<'_>) -> Result<()>;
+}
+
+/// An ADD whose configuration was found good.
+pub trait Prepared: fmt::Debug {
+    /// The rest of it.
+    fn add(&self, at: &Attachment) -> Result<AddResult>;
 }
 
 impl fmt::Debug for dyn Plugin + '_ {

@@ -41,8 +41,8 @@ pub(crate) struct Node {
     pub(crate) links: Vec<Link>,
     addresses: Vec<(LinkIndex, Address)>,
     pub(crate) masquerades: Vec<Masquerade>,
-    /// Do packets come to those of nftables?
-    pub(crate) masquerade_is_reached: bool,
+    /// Does no packet come to those of nftables?
+    pub(crate) masquerade_is_cut_off: bool,
     pub(crate) spoof_checks: Vec<SpoofCheck>,
     /// The other end of a port, if it is in another namespace and could be looked at.
     guests: BTreeMap<LinkIndex, Guest>,
@@ -143,7 +143,8 @@ impl Node {
         let (networks, shadowed) = networks(lists, &mut unseen);
         let mut nft = Nftables::open()?;
         let masquerades = note(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
-        let masquerade_is_reached = note(&mut unseen, bridge::inspect::masquerade_is_reached(&mut nft)).unwrap_or(true);
+        // Who may not list them was told above.
+        let masquerade_is_cut_off = bridge::inspect::masquerade_is_cut_off(&mut nft).unwrap_or_default();
         let spoof_checks = note(&mut unseen, bridge::inspect::spoof_checks(&mut nft)).unwrap_or_default();
         let mut host = Netlink::open()?;
         let mut node = Node {
@@ -153,7 +154,7 @@ impl Node {
             links: host.links(None)?,
             addresses: host.all_addresses()?,
             masquerades,
-            masquerade_is_reached,
+            masquerade_is_cut_off,
             spoof_checks,
             guests: BTreeMap::new(),
             beyond: BTreeSet::new(),

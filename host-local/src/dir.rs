@@ -229,6 +229,11 @@ impl Dir {
         Ok(())
     }
 
+    /// Gives a file or a directory another name, which nothing has but an empty directory.
+    pub(crate) fn rename(&self, name: &str, other: &str) -> io::Result<()> {
+        Ok(renameat(&self.fd, name, &self.fd, other)?)
+    }
+
     /// Removes a directory, which must be empty.
     pub(crate) fn remove_dir(&self, name: &str) -> io::Result<()> {
         Ok(unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir)?)

@@ -3,7 +3,8 @@
 //!
 //! It lies in `/run`, where the reference does not look and a reboot clears it, in a directory for each directory of
 //! leases. It consists of small pages, each with a digest at its head: buckets of `(owner, address)` pairs, and bitmaps
-//! of taken addresses. One more file tells whose it is; an index whose directory is gone goes when the next new one comes.
+//! of taken addresses. One more file tells whose it is: when a new index is made, those of deleted directories are
+//! removed.
 //!
 //! Is it current? The kernel stamps a directory with the time when a name comes or goes, but only as finely as its
 //! clock ticks. So whoever has brought the index up to date sets the directory's time itself, to a moment that has
@@ -285,10 +286,15 @@ fn home(leases: &FileStat) -> PathBuf {
 
 /// How the index of a directory is called. The types of both numbers depend on the machine.
 fn called(dev: impl LowerHex, ino: impl LowerHex) -> String {
-    format!("{dev:x}-{ino:x}")
+    on_device(dev) + &format!("{ino:x}")
 }
 
-/// Lets an index tell whose it is. When a new one comes, those of directories that are gone go.
+/// What the names of all indexes begin with whose directories are on one device.
+fn on_device(dev: impl LowerHex) -> String {
+    format!("{dev:x}-")
+}
+
+/// Lets an index tell whose it is. When a new one comes, those on the same file system go whose directories are gone.
 fn introduce(home: &Dir, leases: &Dir) -> io::Result<()> {
     let path = path::absolute(leases.path())?.into_os_string().into_vec();
     if home.read(OF)?.as_ref() == Some(&path) {
@@ -296,32 +302,48 @@ fn introduce(home: &Dir, leases: &Dir) -> io::Result<()> {
     }
     home.write(OF, &path)?;
     let Some((all, _)) = Dir::open_private(Path::new(HOME))? else { return Ok(()) };
+    // Other file systems may be slow, or not answer at all.
+    let device = on_device(leases.stat()?.st_dev);
     for name in all.names()? {
         let name = name?;
-        if let Err(error) = forget_gone(&all, &name) {
-            debug!("index {name:?} not looked at: {error}");
+        if name.starts_with(&device)
+            && let Err(error) = forget_gone(&all, &name)
+        {
+            debug!("cannot see to index {name:?}: {error}");
         }
     }
     Ok(())
 }
 
-/// Removes the index called `name` among `all` if its directory is gone.
+/// Removes the index called `name` among `all` if its directory is gone. It gets another name before: whoever should
+/// be using it all the same, because its directory was moved, finds it whole or not at all.
 fn forget_gone(all: &Dir, name: &str) -> io::Result<()> {
-    let Some((index, _)) = Dir::open_private(&all.path().join(name))? else { return Ok(()) };
-    let Some(of) = index.read(OF)? else { return Ok(()) };
-    if is_gone(Path::new(OsStr::from_bytes(&of)), name) {
-        index.clear(&[])?;
-        all.remove_dir(name)?;
+    const DOOMED: &str = "doomed";
+    let Some(of) = open(all, name)?.map(|index| index.read(OF)).transpose()?.flatten() else { return Ok(()) };
+    if !is_gone(Path::new(OsStr::from_bytes(&of)), name) {
+        return Ok(());
     }
-    Ok(())
+    let remove = || match open(all, DOOMED)? {
+        None => Ok(()),
+        Some(index) => index.clear(&[]).and_then(|()| all.remove_dir(DOOMED)),
+    };
+    // Somebody may have been killed here before.
+    remove()?;
+    all.rename(name, DOOMED)?;
+    remove()
 }
 
-/// Is the directory `leases` gone, whose index is called `name`? On another file system than the one that is seen here
-/// it may be hidden only.
+/// An index by its name.
+fn open(all: &Dir, name: &str) -> io::Result<Option<Dir>> {
+    Ok(Dir::open_private(&all.path().join(name))?.map(|(index, _)| index))
+}
+
+/// Is the directory `leases` gone, whose index is called `name`? If another file system is mounted there, it may only be
+/// hidden.
 fn is_gone(leases: &Path, name: &str) -> bool {
     let there = fs::metadata(leases).is_ok_and(|stat| called(stat.dev(), stat.ino()) == name);
     let seen = leases.ancestors().find_map(|path| fs::metadata(path).ok());
-    !there && seen.is_some_and(|stat| name.starts_with(&format!("{:x}-", stat.dev())))
+    !there && seen.is_some_and(|stat| name.starts_with(&on_device(stat.dev())))
 }
 
 fn is_apart(leases: Moment, index: Moment) -> bool {

@@ -20,7 +20,7 @@ mod resolv;
 mod status;
 mod store;
 
-use cni::{AddResult, Attachment, Call, Code, Error, Plugin, Result};
+use cni::{AddResult, Attachment, Call, Code, Dns, Error, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
 use crate::lease::Owner;
@@ -33,20 +33,41 @@ pub const EXHAUSTED: Code = Code(100);
 #[derive(Debug)]
 pub struct HostLocal;
 
+/// What an ADD is asked for.
+#[derive(Debug)]
+struct Addition<'a> {
+    network: &'a NetworkName,
+    config: Config,
+    dns: Dns,
+}
+
+impl<'a> Addition<'a> {
+    fn read(call: &'a Call<'_>) -> Result<Addition<'a>> {
+        let config = Config::read(call)?;
+        let dns = config.resolv_conf.as_deref().map(resolv::read).transpose()?;
+        Ok(Addition { network: &call.network, config, dns: dns.unwrap_or_default() })
+    }
+}
+
+impl Prepared for Addition<'_> {
+    fn add(&self, at: &Attachment) -> Result<AddResult> {
+        let ips = add::reserve(&self.config, self.network.as_str(), &Owner::of(at))?;
+        let (routes, dns) = (self.config.routes.clone(), self.dns.clone());
+        Ok(AddResult { ips, routes, dns, ..AddResult::default() })
+    }
+}
+
 impl Plugin for HostLocal {
     fn name(&self) -> &'static str {
         "host-local"
     }
 
-    fn validate(&self, call: &Call<'_>) -> Result<()> {
-        Config::read(call).map(drop)
+    fn prepare<'a>(&self, call: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
+        Ok(Some(Box::new(Addition::read(call)?)))
     }
 
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-        let config = Config::read(call)?;
-        let dns = config.resolv_conf.as_deref().map(resolv::read).transpose()?;
-        let ips = add::reserve(&config, call.network.as_str(), &Owner::of(at))?;
-        Ok(AddResult { ips, routes: config.routes, dns: dns.unwrap_or_default(), ..AddResult::default() })
+        Addition::read(call)?.add(at)
     }
 
     /// Unlike upstream, needs no valid ranges, and makes no directory to look into.

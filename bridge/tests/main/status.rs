@@ -25,6 +25,27 @@ fn a_host_that_can_serve_says_so_and_stays_as_it_is() {
     });
 }
 
+/// For a trial the kernel waits until all processors have forgotten the old rules.
+#[test]
+fn masquerade_is_tried_where_it_is_not_in_use() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let config = layer3(json!({ "ipMasq": true }));
+    let asked = || lab.plugin("bridge", "STATUS").stdin(config.to_string()).env("CNI_LOG", "debug").run();
+    let tried = |outcome: Outcome| {
+        outcome.ok();
+        outcome.stderr.contains("(trying)")
+    };
+    assert!(tried(asked()));
+    pod.add(&config);
+    assert!(!tried(asked()));
+    lab.sh("nft flush chain inet cni_plugins_masquerade postrouting");
+    let error = asked().error(50);
+    assert!(error["msg"].as_str().unwrap().contains("postrouting"), "{error}");
+    lab.sh("nft delete table inet cni_plugins_masquerade");
+    assert!(tried(asked()));
+}
+
 #[test]
 fn a_name_taken_by_something_else_is_told() {
     let lab = &Lab::new();

@@ -143,7 +143,8 @@ fn masquerade(report: &mut Report) {
         let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
         let naked = alive.iter().filter(|at| !rules.iter().any(|rule| at.has_rule(rule))).count();
         bare.push((network.name.clone(), naked, alive.len()));
-        if !report.node.masquerade_is_reached && rules.iter().any(|rule| !rule.iptables) {
+        let by_iptables = alive.iter().filter(|at| rules.iter().any(|rule| rule.iptables && at.has_rule(rule))).count();
+        if report.node.masquerade_is_cut_off && by_iptables < alive.len() {
             cut_off.push(network.name.clone());
         }
         let is_kept = |rule: &bridge::inspect::Masquerade| {
@@ -161,10 +162,11 @@ fn masquerade(report: &mut Report) {
                 format!("{naked} of {alive} live containers have no masquerade rule: they get no answers from outside");
             let remedy = "something flushed the host's rules; detach these containers and attach them again";
             report.add(Level::Fail, "masquerade", Some(&name), what, remedy);
-        } else if cut_off.contains(&name) {
-            let what = "every live container has its rule, and nothing leads to them: they get no answers from outside";
+        }
+        if cut_off.contains(&name) {
+            let what = "no packet comes to the masquerade rules: containers get no answers from outside";
             report.add(Level::Fail, "masquerade", Some(&name), what, WAY_BACK);
-        } else {
+        } else if naked == 0 {
             report.ok("masquerade", Some(&name), "every live container has its rule");
         }
     }
