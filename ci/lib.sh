@@ -58,7 +58,7 @@ need_rust() {
     if ! cargo --version >/dev/null 2>&1; then
         can_install rustup && need rustup=rustup ca-certificates=/etc/ssl/certs/ca-certificates.crt
         command -v rustup >/dev/null ||
-            die "Rust $wanted or newer is missing; install it with rustup (rustup.rs says how; Debian has it since 13)"
+            die "Rust $wanted or newer is missing; install it with rustup (Debian has it since 13: apt-get install rustup)"
         say "installing Rust by rustup"
         rustup default stable >&2 || die "rustup could not install Rust (rustup default stable)"
     fi
