@@ -63,9 +63,7 @@ impl Masquerade {
 pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
-        Backend::Nftables => {
-            add_rules(owner, ips, first).map_err(|e| if nft::is_unavailable(&e) { e.details(REMEDY) } else { e })
-        }
+        Backend::Nftables => add_rules(owner, ips, first).map_err(with_remedy),
         Backend::Auto => match add_rules(owner, ips, first) {
             Err(error) if nft::is_unavailable(&error) => {
                 debug!("iptables instead of nftables: {error}");
@@ -75,6 +73,11 @@ pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr], first: bool)
         },
     }
     .trying(|| "masquerade")
+}
+
+/// What to do if it is nftables that is missing.
+fn with_remedy(error: Error) -> Error {
+    if nft::is_unavailable(&error) { error.details(REMEDY) } else { error }
 }
 
 /// Unlike upstream, the chains are made only where they are missing: making the base chain again costs the kernel
@@ -225,7 +228,7 @@ pub(crate) fn status(backend: Backend) -> Result<()> {
     };
     match backend {
         Backend::Iptables => iptables::status(),
-        Backend::Nftables => try_nftables().map_err(|error| error.details(REMEDY)),
+        Backend::Nftables => try_nftables().map_err(with_remedy),
         Backend::Auto => match try_nftables() {
             Err(error) if nft::is_unavailable(&error) => {
                 iptables::status().map_err(|second| second.details(format!("nftables: {error}")))

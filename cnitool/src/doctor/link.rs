@@ -97,8 +97,8 @@ fn ports(node: &Node, network: &Network, settings: &Settings, news: &mut News) {
     note(Level::Fail, &detached, "on no bridge", remedy);
     // An ADD that is under way gives a port its alias before it is up: those are up by now.
     let is_down = |port: &Link| {
-        let now = Netlink::open().and_then(|mut host| host.link(port.index));
-        !port.up && now.is_ok_and(|link| link.is_some_and(|link| !link.up))
+        let now = || Netlink::open().and_then(|mut host| host.link(port.index));
+        !port.up && now().is_ok_and(|link| link.is_some_and(|link| !link.up))
     };
     let down = named(&is_down);
     let remedy = down.first().map(|port| format!("ip link set {port} up")).unwrap_or_default();
