@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::socket::receive;
 use super::wire::{self, Message};
-use super::{Address, Link, LinkIndex, Netlink};
+use super::{Address, LinkIndex, Netlink};
 use crate::error::{Code, Context, Error, Result};
 use crate::sys;
 use crate::wait::Deadline;
@@ -105,10 +105,10 @@ impl Watch {
         let mut gone = false;
         loop {
             let news = self.notifications.read(|message| {
-                // Of another family it only tells that the link has left its bridge.
+                // Of another family it only tells that the link has left its bridge. Most news are about others' links.
                 gone |= message.kind == libc::RTM_DELLINK
                     && wire::byte(message.payload, 0)? == 0
-                    && Link::read(message.payload)?.index == link;
+                    && wire::number(message.payload, 4)? == link.number();
                 Ok(())
             })?;
             match news {
