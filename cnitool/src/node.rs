@@ -3,8 +3,10 @@
 //! What may not be looked at is missing, and [`Node::unseen`] says so. Nothing is taken for gone because it could not
 //! be seen.
 
+mod attachment;
 mod evidence;
 mod namespaces;
+mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,22 +14,21 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use bridge::inspect::{Masquerade, PortOwner, Settings, SpoofCheck};
+use bridge::inspect::{Masquerade, PortOwner, SpoofCheck};
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
-use cni::{Call, Error, Netns, Result};
-use host_local::inspect::{Lease, Owner, Range};
-use serde_json::Value;
+use cni::{Error, Netns, Result};
 
-use crate::cache::{Cache, Entry};
 use crate::conf::{self, Broken, NetworkList};
 use crate::settings;
 use crate::table;
 
+pub(crate) use attachment::Attachment;
+use attachment::{Cached, cached};
 pub(crate) use evidence::State;
-use evidence::{Evidence, Place};
 use namespaces::{identity, mounted, of_processes};
+pub(crate) use network::Network;
 
 /// All that was found.
 #[derive(Debug)]
@@ -60,25 +61,6 @@ pub(crate) struct Node {
     pub(crate) unseen: Vec<String>,
 }
 
-/// A network, and what of it is not on links.
-#[derive(Debug)]
-pub(crate) struct Network {
-    pub(crate) name: String,
-    /// `None` if only traces are left.
-    pub(crate) list: Option<NetworkList>,
-    /// What its bridge should be, if it has one.
-    pub(crate) bridge: Option<Settings>,
-    /// What its plugins would refuse.
-    pub(crate) faults: Vec<Error>,
-    /// Where host-local keeps its leases, if that gives its addresses.
-    pub(crate) directory: Option<PathBuf>,
-    /// A list for each address that a container gets; none if only the runtime knows.
-    pub(crate) ranges: Vec<Vec<Range>>,
-    pub(crate) leases: Vec<Lease>,
-    /// Could the directory be listed? Otherwise there may be leases of which nothing is known.
-    pub(crate) leases_seen: bool,
-}
-
 /// The other end of a port.
 #[derive(Debug)]
 pub(crate) struct Guest {
@@ -96,42 +78,6 @@ impl Guest {
     }
 }
 
-/// An attachment that the cache of results knows.
-#[derive(Debug)]
-struct Cached {
-    network: String,
-    container: String,
-    ifname: String,
-    netns: Option<PathBuf>,
-    addresses: Vec<IpAddr>,
-}
-
-/// An interface of a container, with all that is known of it.
-#[derive(Clone, Debug)]
-pub(crate) struct Attachment {
-    pub(crate) container: String,
-    /// Old leases tell the container only.
-    pub(crate) ifname: Option<String>,
-    pub(crate) leases: Vec<Lease>,
-    pub(crate) port: Option<LinkIndex>,
-    /// Does the cache of results know it?
-    pub(crate) cached: bool,
-    /// Its namespace, as the cache tells it.
-    pub(crate) netns: Option<PathBuf>,
-    /// The keys of its rules.
-    keys: [String; 2],
-    pub(crate) state: State,
-    /// How that is known.
-    pub(crate) why: &'static str,
-}
-
-impl Attachment {
-    /// Is it a rule of this attachment?
-    pub(crate) fn has_rule(&self, rule: &Masquerade) -> bool {
-        self.keys.iter().any(|key| key == rule.key())
-    }
-}
-
 impl Node {
     /// Looks at everything. What was there first is looked at last: a port is made before its lease, so a lease whose
     /// port is missing was not just begun.
@@ -140,7 +86,7 @@ impl Node {
         let mut unseen = Vec::new();
         let mut corrupt = Vec::new();
         let cached = cached(&mut unseen, &mut corrupt);
-        let (networks, shadowed) = networks(lists, &mut unseen);
+        let (networks, shadowed) = network::configured(lists, &mut unseen);
         let mut nft = Nftables::open()?;
         let masquerades = note(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
         // Who may not list them was told above.
@@ -336,174 +282,6 @@ impl Node {
         let keys = bridge::inspect::network_keys(network);
         self.masquerades.iter().filter(|rule| keys.iter().any(|key| rule.key().starts_with(key))).collect()
     }
-
-    /// All attachments of a network, by whatever trace they have left.
-    pub(crate) fn attachments(&self, network: &Network) -> Vec<Attachment> {
-        let mut found: BTreeMap<(String, Option<String>), Attachment> = BTreeMap::new();
-        let mut entry = |container: &str, ifname: Option<&str>, change: &mut dyn FnMut(&mut Attachment)| {
-            let key = (container.to_owned(), ifname.map(str::to_owned));
-            change(found.entry(key.clone()).or_insert_with(|| Attachment {
-                keys: bridge::inspect::rule_keys(&network.name, container, ifname.unwrap_or_default()),
-                container: key.0,
-                ifname: key.1,
-                leases: Vec::new(),
-                port: None,
-                cached: false,
-                netns: None,
-                state: State::Unknown,
-                why: "",
-            }));
-        };
-        for lease in &network.leases {
-            if let Owner::Container(container, ifname) = &lease.owner {
-                entry(container, ifname.as_deref(), &mut |at| at.leases.push(lease.clone()));
-            }
-        }
-        for link in &self.links {
-            if let Some(PortOwner { network: name, attachment: Some((container, ifname)) }) = owner(link)
-                && name == network.name
-            {
-                entry(&container, Some(&ifname), &mut |at| at.port = Some(link.index));
-            }
-        }
-        for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
-            entry(&cached.container, Some(&cached.ifname), &mut |at| {
-                at.cached = true;
-                at.netns.clone_from(&cached.netns);
-            });
-        }
-        let mut found: Vec<Attachment> = found.into_values().collect();
-        let bridges = self.bridges(network);
-        let general = Evidence {
-            on_bridge: !bridges.is_empty(),
-            ports_known: self.all_guests_seen && !self.has_strangers(network, &bridges),
-            ..Evidence::default()
-        };
-        let aliases: BTreeSet<&str> = self.links.iter().map(|link| link.alias.as_str()).collect();
-        let mut told: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
-        for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
-            told.entry(&cached.container).or_default().push(cached);
-        }
-        for at in &mut found {
-            let told = told.get(at.container.as_str()).map(Vec::as_slice).unwrap_or_default();
-            (at.state, at.why) = self.evidence(network, at, told, &aliases, general).judge();
-        }
-        found.sort_by_key(|at| at.leases.first().map(|lease| lease.ip));
-        found
-    }
-
-    /// What speaks for and against one attachment; `general` is what does for all of the network.
-    fn evidence(
-        &self,
-        network: &Network,
-        at: &Attachment,
-        told: &[&Cached],
-        aliases: &BTreeSet<&str>,
-        general: Evidence,
-    ) -> Evidence {
-        let told = told.iter().filter(|cached| at.ifname.as_ref().is_none_or(|ifname| *ifname == cached.ifname));
-        let ips = told.clone().flat_map(|cached| cached.addresses.iter().copied());
-        let mut ips = ips.chain(at.leases.iter().map(|lease| lease.ip));
-        let is_used = |ip: &IpAddr| {
-            let only_beyond = general.on_bridge && self.all_guests_seen;
-            self.beyond.contains(ip) || (!only_beyond && self.elsewhere.contains(ip))
-        };
-        let port = match &at.ifname {
-            Some(ifname) => aliases.contains(bridge::inspect::alias(&network.name, &at.container, ifname).as_str()),
-            // Any interface of the container.
-            None => self.links.iter().filter_map(owner).any(|owner| {
-                owner.network == network.name && owner.attachment.is_some_and(|(id, _)| id == at.container)
-            }),
-        };
-        Evidence {
-            port,
-            place: told.filter_map(|cached| cached.netns.as_deref()).map(place).next(),
-            address: ips.any(|ip| is_used(&ip)),
-            before_boot: !at.leases.is_empty()
-                && at.leases.iter().all(|lease| self.boot.is_some_and(|boot| lease.since < boot)),
-            ..general
-        }
-    }
-
-    /// Has a bridge of the network a port of which nothing tells whose it is? The reference gives its ports no alias;
-    /// then the address at the other end tells.
-    fn has_strangers(&self, network: &Network, bridges: &[&Link]) -> bool {
-        let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
-        let is_stranger = |port: &Link| {
-            let cut_short = owner(port).is_some_and(|owner| owner.attachment.is_none());
-            let leads_away = port.peer_netns.is_some() && owner(port).is_none();
-            cut_short || (leads_away && !self.guest(port.index).is_some_and(|guest| guest.has_any(&leases)))
-        };
-        bridges.iter().any(|bridge| self.ports(bridge).any(is_stranger))
-    }
-}
-
-impl Network {
-    fn named(name: String) -> Network {
-        Network {
-            name,
-            list: None,
-            bridge: None,
-            faults: Vec::new(),
-            directory: None,
-            ranges: Vec::new(),
-            leases: Vec::new(),
-            leases_seen: true,
-        }
-    }
-
-    /// Reads what the plugins would read.
-    fn read(list: NetworkList) -> Network {
-        let mut network = Network::named(list.name.to_string());
-        for plugin in &list.plugins {
-            let mut config = plugin.config.clone();
-            config.insert("name".to_owned(), Value::from(network.name.as_str()));
-            config.insert("cniVersion".to_owned(), Value::from(list.version.as_str()));
-            let text = Value::Object(config).to_string();
-            if let Err(error) = network.read_plugin(&plugin.kind, &text, &plugin.config) {
-                network.faults.push(error);
-            }
-        }
-        network.list = Some(list);
-        network
-    }
-
-    fn read_plugin(&mut self, kind: &str, text: &str, config: &serde_json::Map<String, Value>) -> Result<()> {
-        let call = Call::about(text)?;
-        let is = |value: Option<&Value>, wanted: &str| value.and_then(Value::as_str) == Some(wanted);
-        if is(config.get("ipam").and_then(|ipam| ipam.get("type")), "host-local") {
-            self.directory = Some(host_local::inspect::directory(&call)?);
-            // Ranges may come with each call; then only the runtime knows them.
-            let from_runtime = config.get("capabilities").and_then(|all| all.get("ipRanges"));
-            match host_local::inspect::ranges(&call) {
-                Ok(ranges) => self.ranges = ranges,
-                Err(_) if from_runtime == Some(&Value::Bool(true)) => {}
-                Err(error) => self.faults.push(error),
-            }
-        }
-        if kind == "bridge" {
-            self.bridge = Some(bridge::inspect::settings(&call)?);
-        }
-        Ok(())
-    }
-
-    fn read_leases(&mut self, unseen: &mut Vec<String>) {
-        let Some(directory) = &self.directory else { return };
-        let listing = note(unseen, host_local::inspect::leases(directory));
-        self.leases_seen = listing.is_some();
-        let leases = listing.flatten().unwrap_or_default();
-        let hidden = leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
-        if hidden > 0 {
-            let what = table::count(hidden, "lease");
-            unseen.push(format!("the owners of {what} in {}: their files cannot be read", directory.display()));
-        }
-        self.leases = leases;
-    }
-
-    /// How many leases are in a range.
-    pub(crate) fn used(&self, range: &Range) -> usize {
-        self.leases.iter().filter(|lease| lease.owner != Owner::Nobody && range.contains(lease.ip)).count()
-    }
 }
 
 /// Whose port a link is, by its alias.
@@ -511,57 +289,9 @@ pub(crate) fn owner(link: &Link) -> Option<PortOwner> {
     bridge::inspect::port_owner(&link.alias)
 }
 
-/// The networks of all configurations, and those configurations that another one of the same name hides.
-fn networks(lists: Vec<NetworkList>, unseen: &mut Vec<String>) -> (Vec<Network>, Vec<NetworkList>) {
-    let (mut networks, mut shadowed): (Vec<Network>, _) = (Vec::new(), Vec::new());
-    for list in lists {
-        if networks.iter().any(|network| network.name == list.name.as_str()) {
-            shadowed.push(list);
-            continue;
-        }
-        let mut network = Network::read(list);
-        network.read_leases(unseen);
-        networks.push(network);
-    }
-    (networks, shadowed)
-}
-
-/// What the cache of results knows. Entries that cannot be read are told.
-fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<Error>) -> Vec<Cached> {
-    let Some((entries, failures)) = note(unseen, Cache::of_host().all()) else { return Vec::new() };
-    corrupt.extend(failures);
-    let cached = |entry: Entry| Cached {
-        addresses: entry.result.as_ref().map(addresses).unwrap_or_default(),
-        network: entry.network,
-        container: entry.container,
-        ifname: entry.ifname,
-        netns: entry.netns,
-    };
-    entries.into_iter().map(cached).collect()
-}
-
-/// The addresses in a result of any version.
-fn addresses(result: &Value) -> Vec<IpAddr> {
-    let listed = result.get("ips").and_then(Value::as_array).into_iter().flatten().filter_map(|ip| ip.get("address"));
-    let oldest = ["ip4", "ip6"].into_iter().filter_map(|key| result.get(key)?.get("ip"));
-    let texts = listed.chain(oldest).filter_map(Value::as_str);
-    texts.filter_map(|text| text.parse::<Cidr>().ok()).map(|cidr| cidr.ip()).collect()
-}
-
 /// Keeps what was found; what was not is told.
 fn note<T>(unseen: &mut Vec<String>, outcome: Result<T>) -> Option<T> {
     outcome.map_err(|error| unseen.push(error.to_string())).ok()
-}
-
-fn place(path: &Path) -> Place {
-    match Netns::open_if_there(path) {
-        Ok(None) => Place::Empty,
-        Ok(Some(netns)) => match Netns::current().and_then(|own| own.same_as(&netns)) {
-            Ok(true) => Place::Empty,
-            _ => Place::There,
-        },
-        Err(_) => Place::Hidden,
-    }
 }
 
 fn unknown(name: &str, networks: &[Network], broken: &[Broken]) -> Error {
