@@ -8,7 +8,7 @@ use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, Ip
 
 use crate::config::Config;
 use crate::name::Owner;
-use crate::{masquerade, spoofcheck};
+use crate::{masquerade, spoofcheck, vlan};
 
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -159,13 +159,24 @@ impl Scene<'_> {
         Ok(())
     }
 
+    /// The interface that has the gateway's address of a VLAN, which leads to the bridge if both its ends are up.
+    fn vlan_gateway(&mut self, name: &str) -> Result<Link> {
+        let link = look(&mut self.host, name, "on the host")?;
+        let port = vlan::gateway_port(&mut self.host, &link)?;
+        if let Some(end) = port.iter().chain([&link]).find(|end| !end.up) {
+            let what = format!("{:?} of the VLAN's gateway {name:?} is down", end.name);
+            return Err(Error::new(Code::INTERNAL, what).details("the next ADD sets it up"));
+        }
+        Ok(link)
+    }
+
     /// The gateways of the container's addresses, on the bridge or on the VLAN's interface.
     fn gateways(&mut self, bridge: &Link, ips: &[IpConfig]) -> Result<()> {
         if !self.config.gateway {
             return Ok(());
         }
         let link = match self.config.vlan_gateway() {
-            Some(name) => look(&mut self.host, &name, "on the host")?,
+            Some(name) => self.vlan_gateway(&name)?,
             None => bridge.clone(),
         };
         let have = self.host.addresses(link.index)?;

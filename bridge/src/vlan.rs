@@ -1,8 +1,9 @@
 //! VLANs of a port, and the gateway of a VLAN.
 
-use cni::netlink::{Change, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
-use cni::{Code, Context, Error, Netns, Result, sysctl};
+use cni::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
+use cni::{Code, Context, Error, Netns, Result};
 
+use crate::attach::wish;
 use crate::name;
 
 /// The last VLAN that frames can be tagged with.
@@ -89,30 +90,29 @@ fn without(range: VlanRange, id: Option<u16>) -> Vec<VlanRange> {
 pub(crate) fn ensure_gateway(
     host: &mut Netlink,
     home: &Netns,
-    bridge: &cni::netlink::Link,
+    bridge: &Link,
     name: &str,
     vlans: &Vlans,
-) -> Result<cni::netlink::Link> {
-    if host.link_index(name)?.is_none() {
-        create_gateway(host, home, bridge, name, vlans).trying(|| format!("make the VLAN's gateway {name:?}"))?;
-    }
-    let link = host
-        .link(name)?
+) -> Result<Link> {
+    let there = host.link(name)?;
+    let made = there.is_none()
+        && create_gateway(host, home, bridge, name).trying(|| format!("make the VLAN's gateway {name:?}"))?;
+    let there = if there.is_some() { there } else { host.link(name)? };
+    let link = there
         .ok_or_else(|| Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted")))?;
-    if !link.up {
-        sysctl::set(&["net", "ipv6", "conf", name, "accept_ra"], "0")?;
-        host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
+    // Where there is a carrier all was done. Whoever made it, and did not come so far, may have been killed.
+    if !link.running {
+        settle_gateway(host, &link, vlans).inspect_err(|_| {
+            if made {
+                let _ = host.apply(&[Change::delete_link(link.index)]);
+            }
+        })?;
     }
     Ok(link)
 }
 
-fn create_gateway(
-    host: &mut Netlink,
-    home: &Netns,
-    bridge: &cni::netlink::Link,
-    name: &str,
-    vlans: &Vlans,
-) -> Result<()> {
+/// Makes the pair, unless another ADD is faster.
+fn create_gateway(host: &mut Netlink, home: &Netns, bridge: &Link, name: &str) -> Result<bool> {
     let (port_name, port_mac, mac) = name::random_pair()?;
     let spec = VethSpec {
         host: VethEnd { name: &port_name, mac: Some(port_mac) },
@@ -121,20 +121,33 @@ fn create_gateway(
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),
     };
-    let port = match host.create(&[Change::create_veth(&spec)]) {
-        // Another ADD was faster.
-        Err(error) if error.errno() == Some(libc::EEXIST) => return Ok(()),
-        made => made?.index,
-    };
-    // Without its VLAN it would be a gateway to somewhere else, so it comes up last, or not at all.
-    let mut settle = || {
-        sysctl::set(&["net", "ipv6", "conf", &port_name, "accept_ra"], "0")?;
-        Vlans { trunk: Vec::new(), ..vlans.clone() }.apply(host, port)?;
-        host.apply(&[Change::set_link(port, &LinkChange { up: Some(true), ..LinkChange::default() })])
-    };
-    settle().inspect_err(|_| {
-        let _ = host.apply(&[Change::delete_link(port)]);
-    })
+    match host.apply(&[Change::create_veth(&spec)]) {
+        Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
+        made => made.map(|()| true),
+    }
+}
+
+/// The other end of a VLAN's gateway, if it is one of a pair on this host.
+pub(crate) fn gateway_port(host: &mut Netlink, gateway: &Link) -> Result<Option<Link>> {
+    let port = gateway.peer.filter(|_| gateway.peer_netns.is_none());
+    Ok(port.map(|port| host.link(port)).transpose()?.flatten())
+}
+
+/// Brings both ends up. Without its VLAN the port would lead to somewhere else, so it comes up after that, or not at all.
+fn settle_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result<()> {
+    let port = gateway_port(host, gateway)?;
+    if let Some(port) = port.as_ref().filter(|port| !port.up) {
+        match (Vlans { trunk: Vec::new(), ..vlans.clone() }).apply(host, port.index) {
+            // Another ADD has just deleted what the kernel had given it.
+            Err(error) if error.errno() == Some(libc::ENOENT) => {}
+            outcome => outcome?,
+        }
+    }
+    for link in port.iter().chain([gateway]).filter(|link| !link.up) {
+        wish(&["net", "ipv6", "conf", &link.name, "accept_ra"], "0");
+        host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -108,6 +108,10 @@ impl IfName {
         if text.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace()) {
             return Err("an interface name has no '/', no ':' and no white space");
         }
+        // The kernel looks at bytes, and takes this one for a space, also within a letter such as 'à'.
+        if text.as_bytes().contains(&0xa0) {
+            return Err("an interface name has no byte 0xA0: the kernel takes it for white space");
+        }
         // Unlike upstream, which finds the interface under another name than it asked for, and fails then.
         if text.contains('%') {
             return Err("an interface name has no '%': the kernel would put a number in its place");

@@ -19,8 +19,10 @@ const USUAL: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 /// Finds a program: in `PATH`, then in the usual places.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = process_env("PATH").unwrap_or_default();
-    let dirs = env::split_paths(&path).chain(USUAL.iter().map(PathBuf::from));
-    dirs.map(|dir| dir.join(name))
+    // An empty entry is the current directory, where anybody may have put something.
+    let told = env::split_paths(&path).filter(|dir| dir.is_absolute());
+    told.chain(USUAL.iter().map(PathBuf::from))
+        .map(|dir| dir.join(name))
         .find(|file| file.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0))
 }
 

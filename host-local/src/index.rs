@@ -202,12 +202,11 @@ impl Index {
             page.save(&home, name)?;
         }
         // A second before the last change: what the kernel stamps from now on is later.
-        let (seconds, nanoseconds) = leases.changed()?;
-        leases.mark((seconds - 1, nanoseconds))?;
+        leases.mark(before(leases.changed()?, 1)?)?;
         // Read back, because not every file system keeps nanoseconds.
-        let (seconds, nanoseconds) = leases.changed()?;
-        home.mark((seconds - APART, nanoseconds))?;
-        (self.home, self.current, self.seen) = (Some(home), true, (seconds - APART, nanoseconds));
+        let apart = before(leases.changed()?, APART)?;
+        home.mark(apart)?;
+        (self.home, self.current, self.seen) = (Some(home), true, apart);
         Ok(())
     }
 
@@ -346,8 +345,14 @@ fn is_gone(leases: &Path, name: &str) -> bool {
     !there && seen.is_some_and(|stat| name.starts_with(&on_device(stat.dev())))
 }
 
+/// So many seconds before a moment. Anybody can give a directory any time, also the very first.
+fn before((seconds, nanoseconds): Moment, by: i64) -> io::Result<Moment> {
+    let seconds = seconds.checked_sub(by).ok_or_else(|| io::Error::other("its time is the first there is"))?;
+    Ok((seconds, nanoseconds))
+}
+
 fn is_apart(leases: Moment, index: Moment) -> bool {
-    (leases.0.checked_sub(APART), leases.1) == (Some(index.0), index.1)
+    before(leases, APART).is_ok_and(|apart| apart == index)
 }
 
 fn pair(ip: IpAddr, owner: &Owner) -> [u8; PAIR] {

@@ -3,6 +3,7 @@
 use cni::testing::{Lab, skip};
 use serde_json::{Value, json};
 
+use crate::faults::strike;
 use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, send, udp};
 
 /// Can this kernel filter VLANs? Leaves nothing.
@@ -128,6 +129,31 @@ fn a_vlan_has_a_gateway_of_its_own() {
     for pod in &pods {
         pod.del(&config);
     }
+}
+
+#[test]
+fn a_gateway_whose_maker_was_killed_is_finished_by_the_next_add() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "a_gateway_whose_maker_was_killed_is_finished_by_the_next_add") {
+        return;
+    }
+    let config = layer3(json!({ "vlan": 100, "isDefaultGateway": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let mut unfinished = 0;
+    for n in (1..30).take_while(|n| strike(&pod, &config, "sendto", *n, "signal=KILL").is_some()) {
+        let made = lab.sh("ip -o link show br0.100 2>/dev/null || true");
+        unfinished += usize::from(!made.is_empty() && !made.contains(",LOWER_UP"));
+        pod.del(&config);
+        let told = pod.add(&config);
+        pod.check(&config, &told).ok();
+        assert!(send(&pod.udp("0.0.0.0:0"), &udp(None, "0.0.0.0:0"), "10.1.0.1").is_some(), "after kill {n}");
+        lab.sh("ip link set $(ip -o link show br0.100 | sed 's/.*@\\([^:]*\\):.*/\\1/') down");
+        let error = pod.check(&config, &told).error(999);
+        assert!(error["msg"].as_str().unwrap().contains("of the VLAN's gateway \"br0.100\" is down"), "{error}");
+        pod.del(&config);
+        lab.sh("ip link del br0.100; ip link del br0");
+    }
+    assert!(unfinished > 1, "{unfinished} times a gateway was left unfinished");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use neli::consts::nl::NlmF;
 
 use super::socket::Socket;
 use super::wire::{self, Request};
-use crate::error::{Code, Context, Error, Result};
+use crate::error::{Context, Error, Result};
 
 pub use rule::{Part, Rule};
 
@@ -38,9 +38,6 @@ const HOOK_PLACE: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
-
-/// How often a listing is begun anew after the socket has given it up.
-const PERSISTENCE: u32 = 50;
 
 /// struct nfgenmsg
 const HEADER: usize = 4;
@@ -402,16 +399,10 @@ impl Nftables {
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>> + Copy,
     ) -> Result<Vec<T>> {
-        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
-        let mut outcome = Ok(Vec::new());
-        for _ in 0..PERSISTENCE {
-            outcome = socket.list(request, SUBSYSTEM << 8 | kind, read);
-            // Any change of any ruleset spoils a listing, and many may come and go at once.
-            if !matches!(&outcome, Err(error) if error.code() == Code::TRY_LATER) {
-                break;
-            }
+        match &mut self.socket {
+            Some(socket) => socket.list(request, SUBSYSTEM << 8 | kind, read),
+            None => Ok(Vec::new()),
         }
-        outcome
     }
 
     /// Is there such a chain?

@@ -17,8 +17,10 @@ use crate::wait::Deadline;
 
 /// The kernel answers before `send` returns; this is for the case that it does not.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How often a listing is repeated that changed while it was read.
+/// How often something is asked for again that did not fit, or changed while it was read.
 const ATTEMPTS: u32 = 10;
+/// The same for rules: any change of any ruleset spoils a listing, and many may come and go at once.
+const ATTEMPTS_AT_RULES: u32 = 500;
 /// Enough for any answer that was seen; grows when it is not. Kept small because untouched pages are cheap.
 const BUFFER: usize = 8 << 10;
 
@@ -31,6 +33,8 @@ pub(super) struct Socket {
     socket: NlSocket,
     seq: u32,
     buffer: Vec<u8>,
+    /// How often a listing is asked for that changes while it is read.
+    attempts: u32,
 }
 
 impl fmt::Debug for Socket {
@@ -52,14 +56,14 @@ impl Socket {
             }
             _ => {}
         }
-        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER] })
+        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: ATTEMPTS })
     }
 
     /// For nf_tables.
     pub(super) fn netfilter() -> Result<Socket> {
         let socket = NlSocket::new(NlFamily::Netfilter)?;
         socket.enable_ext_ack(true)?;
-        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER] })
+        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: ATTEMPTS_AT_RULES })
     }
 
     /// Sends `messages` in one datagram and reads until the last is acknowledged. `each` is shown what they echo.
@@ -219,9 +223,10 @@ impl Socket {
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
+        let attempts = self.attempts;
         self.list_until(question, kind, &read, |listing| !listing.spoiled)?.ok_or_else(|| {
-            let what = format!("the list changed each of the {ATTEMPTS} times it was read");
-            Error::new(Code::TRY_LATER, what).details("many links or addresses come and go at once; try again")
+            let what = format!("the list changed each of the {attempts} times it was read");
+            Error::new(Code::TRY_LATER, what).details("many links, addresses or rules come and go at once; try again")
         })
     }
 
@@ -246,7 +251,7 @@ impl Socket {
         read: &dyn Fn(&[u8]) -> Result<Option<T>>,
         good: impl Fn(&Listing<T>) -> bool,
     ) -> Result<Option<Vec<T>>> {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..self.attempts {
             let listing = self.list_once(question, kind, read)?;
             if good(&listing) {
                 return Ok(Some(listing.items));
