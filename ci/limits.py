@@ -1,0 +1,62 @@
+"""What calls may cost, as far as it can be counted exactly: ci/limits.json, which `ci/bench --check` holds ours to."""
+
+import json
+import platform
+import re
+
+from lab import ROOT
+from report import OURS, SIZE
+
+LIMITS = f"{ROOT}/ci/limits.json"
+
+
+def check(contestants, costs, update):
+    """Compares what ours cost with ci/limits.json: how many calls are over their limits.
+
+    `costs` counts what the calls of a contestant need, given its limits.
+    """
+    machine = platform.machine()
+    with open(LIMITS) as file:
+        limits = json.load(file)
+    if machine not in limits and not update:
+        print(f"ci/limits.json has nothing for {machine}: skipped")
+        return 0
+    old = {} if update else limits[machine]
+    found = {contestant.name: costs(contestant, old.get(contestant.name, {})) for contestant in contestants}
+    if update:
+        limits[machine] = found
+        text = json.dumps(limits, indent=1)
+        with open(LIMITS, "w") as file:  # a line for each call
+            file.write(re.sub(r"\{\s+([^{}]*?)\s+\}", lambda inner: "{" + re.sub(r"\s+", " ", inner[1]) + "}", text) + "\n")
+        return 0
+    bad = [f"{name}: the set has {mine['the set']['bytes']} bytes, not less than {SIZE}" for name, mine in found.items()
+           if name == OURS and mine["the set"]["bytes"] >= SIZE]
+    for name in sorted(limits[machine].keys() | found.keys()):
+        then, now = limits[machine].get(name, {}), found.get(name, {})
+        bad += [f"{name}: {call} is {'not measured' if call in then else 'without a limit'}" for call in then.keys() ^ now.keys()]
+        bad += [f"{name}: {call} needs {now[call][what]} {what}, limit {limit}"
+                for call in sorted(then.keys() & now.keys()) for what, limit in over(call, now[call], then[call])]
+        for call in sorted(then.keys() & now.keys()):
+            for what, limit in then[call].items():
+                if now[call][what] < limit - slack(call, what, then[call]):
+                    print(f"{name}: {call} needs {now[call][what]} {what}, limit {limit}: --check --update lowers it")
+    print("\n".join([*bad, f"{sum(map(len, found.values()))} calls counted, {len(bad)} over their limits"]))
+    return len(bad)
+
+
+def slack(call, what, limits):
+    """By how much a call may differ from its limit."""
+    if what in ("instructions", "bytes"):  # compilers differ
+        return limits[what] // (50 if what == "instructions" else 25)
+    # Processes and threads that wait for each other do it in one step or in two.
+    more = {"system calls": 3} if limits["processes"] > 1 or call.endswith("DEL") else {}
+    # Kernels before 6.2 do not show what they made, and are asked: a message and its answer.
+    version = [int(part) for part in re.findall(r"\d+", platform.release())[:2]]
+    if version < [6, 2] and call.startswith("bridge") and call.endswith("ADD"):
+        more = {"system calls": 4, "messages": 1}
+    return more.get(what, 0)
+
+
+def over(call, now, limits):
+    """What of a call is over its limit: (what, limit)."""
+    return [(what, limit) for what, limit in limits.items() if now.get(what, 0) > limit + slack(call, what, limits)]

@@ -1,0 +1,256 @@
+"""What ci/bench tells of a finished run: statistics, targets, tables and the picture. Reads what `--json` wrote, needs no root."""
+
+import collections
+import math
+import random
+import statistics
+import sys
+
+OURS, THEIRS, FLOOR = "linked", "reference", "floor"  # contestants that targets speak of
+SIZE = 900 << 10  # of the set, less than
+
+Sample = collections.namedtuple("Sample", "wall cpu")  # in ms
+
+
+class Results:
+    """Samples and counts of a run, from memory or from a file."""
+
+    def __init__(self, data):
+        self.data = data
+        self.names = data["contestants"]
+        self.samples = {measure: {who: [Sample(*sample) for sample in samples] for who, samples in by.items()}
+                        for measure, by in data["samples"].items()}
+        self.again = {}
+
+    def values(self, measure, who, which="wall"):
+        return [getattr(sample, which) for sample in self.samples.get(measure, {}).get(who, ())]
+
+    def quantile(self, measure, who, share, which="wall"):
+        values = sorted(self.values(measure, who, which))
+        if not values:
+            return None
+        return statistics.median(values) if share == 0.5 else values[math.ceil(share * len(values)) - 1]
+
+    def count(self, measure, who, what):
+        return self.data["counts"].get(measure, {}).get(who, {}).get(what)
+
+    def medians(self, measure, who, which):
+        """Medians of samples drawn again from the samples (the bootstrap): how much the median is worth."""
+        key = measure, who, which
+        if key not in self.again:
+            chance = random.Random(repr(key))
+            values = self.values(*key)
+            self.again[key] = [statistics.median(chance.choices(values, k=len(values))) for _ in range(300)]
+        return self.again[key]
+
+    def ratio(self, measure, above, below, which="wall", other=None):
+        """How many times `above` is `below`: median, and where it is with 95 % confidence. None if one is not there.
+        `other` is the measure of `below`, if it is not the same."""
+        other = other or measure
+        if not self.values(measure, above, which) or not self.quantile(other, below, 0.5, which):
+            return None
+        pairs = zip(self.medians(measure, above, which), self.medians(other, below, which))
+        spread = sorted(a / b for a, b in pairs if b)
+        middle = self.quantile(measure, above, 0.5, which) / self.quantile(other, below, 0.5, which)
+        return middle, spread[int(len(spread) * 0.025)], spread[int(len(spread) * 0.975)]
+
+
+# Targets: what, value (a number, or a ratio with its interval), comparison, limit. Without what was not part of the run.
+
+def targets(results):
+    return [target for target in all_targets(results) if target[1] is not None]
+
+
+def all_targets(results):
+    ratio = results.ratio
+
+    def tail(measure, above, below):
+        values = [results.quantile(measure, who, 0.99) for who in (above, below)]
+        return None if None in values else values[0] / values[1]
+
+    def median(measure):
+        return results.quantile(measure, OURS, 0.5)
+
+    def counted(measure, what, scale=1):
+        value = results.count(measure, OURS, what)
+        return value and value / scale
+
+    def processes(measure):
+        value = counted(measure, "processes")
+        return value and value - 1
+
+    masquerade = "bridge masquerade ADD"
+    size = results.data["sizes"].get(OURS)
+    return [
+        ("bridge ADD, to the floor", ratio("bridge plain ADD", OURS, FLOOR), "<=", 1.5),
+        ("bridge ADD, reference to ours", ratio("bridge plain ADD", THEIRS, OURS), ">=", 6),
+        ("bridge ADD, processor time, reference to ours", ratio("bridge plain ADD", THEIRS, OURS, "cpu"), ">=", 8),
+        ("bridge ADD with nftables masquerade, to the floor", ratio("bridge masquerade nftables ADD", OURS, FLOOR), "<=", 1.6),
+        ("bridge ADD with masquerade, reference to ours", ratio(masquerade, THEIRS, OURS), ">=", 15),
+        ("bridge ADD, dual stack, to the floor", ratio("bridge dual stack ADD", OURS, FLOOR), "<=", 1.6),
+        ("bridge ADD, dual stack, reference to ours", ratio("bridge dual stack ADD", THEIRS, OURS), ">=", 5),
+        ("bridge ADD, dual stack, slowest in 100, ours to reference", tail("bridge dual stack ADD", OURS, THEIRS), "<=", 0.2),
+        ("bridge DEL, to the floor", ratio("bridge plain DEL", OURS, FLOOR), "<=", 1.1),
+        ("bridge DEL, reference to ours", ratio("bridge plain DEL", THEIRS, OURS), ">=", 1),
+        ("bridge DEL, dual stack, reference to ours", ratio("bridge dual stack DEL", THEIRS, OURS), ">=", 1),
+        ("bridge DEL with masquerade, reference to ours", ratio("bridge masquerade DEL", THEIRS, OURS), ">=", 4),
+        ("100 ADDs, 50 at once, reference to ours", ratio("bridge, 50 at once, all 100 ADD", THEIRS, OURS), ">=", 7),
+        ("bridge ADD with masquerade, MiB of memory", counted(masquerade, "memory", 1024), "<=", 4),
+        ("bridge ADD with masquerade, system calls", counted(masquerade, "syscalls"), "<=", 110),
+        ("bridge ADD with masquerade, netlink messages sent", counted(masquerade, "sends"), "<=", 4),
+        ("bridge ADD with masquerade, processes started", processes(masquerade), "<=", 0),
+        ("start-up (bridge VERSION), reference to ours", ratio("bridge VERSION", THEIRS, OURS), ">=", 7),
+        *((f"host-local {command}, {leases} leases, reference to ours",
+           ratio(f"host-local, {leases} leases {command}", THEIRS, OURS), ">=", wanted)
+          for leases, wanted in ((10, 6), (10_000, 100)) for command in ("ADD", "DEL")),
+        ("host-local ADD at 60000 leases to ADD at 10",
+         ratio("host-local flat, 60000 leases ADD", OURS, OURS, other="host-local flat, 10 leases ADD"), "<=", 1.3),
+        ("host-local ADD, one free address in a /16, reference to ours",
+         ratio("host-local, one free address in a /16 ADD", THEIRS, OURS), ">=", 30),
+        ("host-local STATUS, one free address in a /16, ms", median("host-local, one free address in a /16 STATUS"), "<", 1),
+        ("host-local STATUS, 60000 leases, ms", median("host-local, 60000 leases STATUS"), "<", 1),
+        ("host-local CHECK, 60000 leases, ms", median("host-local, 60000 leases CHECK"), "<", 1),
+        ("host-local ADD, 60000 leases, MiB of memory", counted("host-local, 60000 leases ADD", "memory", 1024), "<=", 8),
+        ("the same without an index", counted("host-local, 60000 leases, no index ADD", "memory", 1024), "<=", 8),
+        ("installed size, KiB", size and size / 1024, "<", SIZE // 1024),
+    ]
+
+
+def is_met(value, comparison, limit):
+    value = value[0] if isinstance(value, tuple) else value
+    return {"<=": value <= limit, ">=": value >= limit, "<": value < limit}[comparison]
+
+
+def missed(results):
+    return [what for what, *rest in targets(results) if not is_met(*rest)] + results.data["broken"]
+
+
+# Tables: (title, head, rows), for people and for Markdown
+
+def figure(value):
+    """Three digits that count, or four of large values."""
+    if value is None:
+        return "-"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if 0 < abs(value) < 100 else f"{value:.{int(value < 1000 and value != int(value))}f}"
+
+
+def times(found):
+    return "-" if found is None else f"{figure(found[0])} ({figure(found[1])}-{figure(found[2])})"
+
+
+def tables(results):
+    ours, others = results.names[0], results.names[1:]
+    pairs = [(ours, who) if who == FLOOR else (who, ours) for who in others]
+
+    def row(measure, which):
+        by = results.samples[measure]
+        shares = (0.5, 0.9, 0.99) if which == "wall" else (0.5,)
+        return [measure, str(max(map(len, by.values()))),
+                *("/".join(figure(results.quantile(measure, who, share, which)) for share in shares) if who in by else "-"
+                  for who in results.names),
+                *(times(results.ratio(measure, above, below, which)) for above, below in pairs)]
+
+    ratios = [f"{above} : {below}" for above, below in pairs]
+    yield ("Wall time in ms, p50/p90/p99, and ratios of the medians (95 % confidence)",
+           ["measure", "n", *results.names, *ratios], [row(measure, "wall") for measure in results.samples])
+    yield ("Processor time in ms, of all processes of a call, p50",
+           ["measure", "n", *results.names, *ratios],
+           [row(measure, "cpu") for measure in results.samples])
+    counts = results.data["counts"]
+    yield ("Counts of one call: system calls · netlink messages sent · processes · MiB of the largest process",
+           ["call", *results.names],
+           [[measure, *(" · ".join([*(str(by[who][what]) for what in ("syscalls", "sends", "processes")),
+                                    figure(by[who]["memory"] / 1024)]) if who in by else "-" for who in results.names)]
+            for measure, by in counts.items()])
+    yield "Installed size in KiB", results.names, [[str(math.ceil(results.data["sizes"][who] / 1024)) for who in results.names]]
+    yield ("Targets", ["what", "is", "wanted", ""],
+           [[what, times(value) if isinstance(value, tuple) else figure(value), f"{comparison} {limit}",
+             "met" if is_met(value, comparison, limit) else "MISSED"] for what, value, comparison, limit in targets(results)])
+
+
+def plain(title, head, rows):
+    widths = [max(len(row[n]) for row in [head, *rows]) for n in range(len(head))]
+    lines = ["  ".join(f"{cell:<{width}}" if n == 0 else f"{cell:>{width}}" for n, (cell, width) in enumerate(zip(row, widths)))
+             for row in [head, *rows]]
+    return "\n".join([title, *lines, ""])
+
+
+def markdown(title, head, rows):
+    lines = [head, ["---"] + ["--:"] * (len(head) - 1), *rows]
+    return "\n".join([f"**{title}**", "", *("| " + " | ".join(row) + " |" for row in lines), ""])
+
+
+def show(results):
+    for title, head, rows in tables(results):
+        if rows:
+            print(plain(title, head, rows))
+
+
+BEGIN, END = "<!-- from here on ci/bench wrote it -->", "<!-- up to here ci/bench wrote it -->"
+
+
+def write_markdown(path, results):
+    with open(path) as file:
+        text = file.read()
+    if text.count(BEGIN) != 1 or text.count(END) != 1:
+        sys.exit(f"{path} must have the lines {BEGIN} and {END}")
+    machine = results.data["machine"]
+    new = [f"Measured {machine['when']} on {machine['system']}, {machine['processors']} processors ({machine['model']}), "
+           f"load {machine['load']} at the start{', with --quick' if results.data['quick'] else ''}.", ""]
+    new += [markdown(title, head, rows) for title, head, rows in tables(results) if rows]
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    with open(path, "w") as file:
+        file.write("\n".join([before + BEGIN, *new, END + after]))
+
+
+# The picture
+
+def draw(path, results):
+    """Bars of the medians on a logarithmic scale, in colours that show on light and on dark."""
+    bars = [(measure, title) for measure, title in (
+        ("bridge VERSION", "start-up"), ("bridge plain ADD", "ADD"), ("bridge dual stack ADD", "ADD, IPv4 and IPv6"),
+        ("bridge masquerade ADD", "ADD, masquerade"), ("bridge masquerade nftables ADD", "ADD, masquerade, nftables"),
+        ("bridge plain DEL", "DEL"), ("bridge masquerade DEL", "DEL, masquerade"),
+        ("bridge, 50 at once, all 100 ADD", "100 ADDs, 50 at once"), ("host-local, 10 leases ADD", "host-local ADD, 10 leases"),
+        ("host-local, 10000 leases ADD", "the same, 10,000 leases")) if measure in results.samples]
+    if not bars:
+        sys.exit("nothing of what the picture shows was measured")
+    values = [results.quantile(measure, who, 0.5) for measure, _ in bars for who in results.names]
+    values = [value for value in values if value]
+    low, high = 10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values)))
+    left, width, thick, gap = 190, 560, 11, 12
+    colours = dict(zip(results.names, ("#e4572e", "#f0a202", "#4c86c6", "#8a8f98", "#2a9d8f", "#9b5de5")))
+
+    def x(value):
+        return left + width * math.log10(value / low) / math.log10(high / low)
+
+    out, y = [], 54
+    for measure, title in bars:
+        there = [who for who in results.names if results.quantile(measure, who, 0.5)]
+        out.append(f'<text x="{left - 8}" y="{y + thick * len(there) / 2 + 4:.0f}" text-anchor="end">{title}</text>')
+        for who in there:
+            value = results.quantile(measure, who, 0.5)
+            out.append(f'<rect x="{left}" y="{y}" width="{x(value) - left:.1f}" height="{thick - 2}" fill="{colours[who]}">'
+                       f"<title>{who}: {figure(value)} ms</title></rect>")
+            out.append(f'<text class="small" x="{x(value) + 4:.1f}" y="{y + thick - 3}">{figure(value)}</text>')
+            y += thick
+        y += gap
+    lines = []
+    for power in range(round(math.log10(low)), round(math.log10(high)) + 1):
+        at = x(10 ** power)
+        lines.append(f'<line x1="{at:.1f}" y1="46" x2="{at:.1f}" y2="{y - gap + 4}"/>')
+        lines.append(f'<text x="{at:.1f}" y="{y + 8}" text-anchor="middle">{10.0 ** power:g} ms</text>')
+    legend, at = [], left
+    for who in results.names:
+        legend.append(f'<rect x="{at}" y="22" width="10" height="10" fill="{colours[who]}"/>')
+        legend.append(f'<text x="{at + 15}" y="31">{who}</text>')
+        at += 35 + 8 * len(who)
+    with open(path, "w") as file:
+        file.write("\n".join([
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{left + width + 60}" height="{y + 20}" '
+            f'viewBox="0 0 {left + width + 60} {y + 20}" role="img">',
+            "<title>Median time of calls, in milliseconds, on a logarithmic scale: shorter is better</title>",
+            "<style>text { font: 12px sans-serif; fill: #7d8590 } .small { font-size: 10px } line { stroke: #7d8590; "
+            "stroke-opacity: 0.3 }</style>",
+            f'<text x="{left}" y="14">median time of a call, logarithmic: shorter is better</text>',
+            *legend, *lines, *out, "</svg>", ""]))
