@@ -1,7 +1,8 @@
-"""What ci/faults, ci/chaos, ci/load and ci/bench share: private namespaces, calling a plugin, and seeing what is there.
+"""What ci/faults, ci/chaos and ci/load share: private namespaces, calling a plugin, and seeing what is there.
 
 Everything happens in network, mount and process namespaces of its own, with empty /run and /var/lib: it touches nothing
-of the machine, and the kernel clears it away, with all that still runs in it.
+of the machine, and the kernel clears it away, with all that still runs in it. ci/bench takes from here how programs are
+built and run and the empty directories; it calls plugins in its own way, because it measures calls.
 """
 
 import atexit
@@ -32,14 +33,17 @@ def need(*pairs):
         sys.exit(1)
 
 
+def build(*arguments):
+    """Builds our programs with ci/build: the directory."""
+    done = subprocess.run([f"{ROOT}/ci/build", *arguments], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        sys.exit(1)
+    return done.stdout.split("\n")[-2]
+
+
 def programs(directory):
     """Where our programs are, linked and separate; they are built unless `directory` is given."""
-    if directory is not None:
-        return os.path.abspath(directory)
-    built = subprocess.run([f"{ROOT}/ci/build", "--all"], stdout=subprocess.PIPE, text=True)
-    if built.returncode != 0:
-        sys.exit(1)
-    return built.stdout.split("\n")[-2]
+    return build("--all") if directory is None else os.path.abspath(directory)
 
 
 def start(arguments, stdout=subprocess.PIPE):
@@ -62,12 +66,17 @@ def is_inside():
     return INSIDE in os.environ
 
 
-def settle_in(source):
-    """To be called first inside: empty directories, and our programs out of `source`, in both ways to install them."""
+def make_empty():
+    """Covers /run and /var/lib, for this mount namespace, with empty directories."""
     for empty in ("/run", "/var/lib"):
-        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", empty], check=True)
+        run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", empty)
     os.makedirs("/run/lock")  # of iptables
     os.makedirs("/run/netns")
+
+
+def settle_in(source):
+    """To be called first inside: empty directories, and our programs out of `source`, in both ways to install them."""
+    make_empty()
     os.makedirs(f"{BIN}/linked")
     os.makedirs(f"{BIN}/separate")
     shutil.copy(f"{source}/cni0", f"{BIN}/cni0")
