@@ -15,6 +15,7 @@
 
 mod args;
 mod aside;
+mod child;
 mod delegate;
 mod error;
 #[cfg(feature = "fuzzing")]

@@ -28,7 +28,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
-use crate::delegate::converse;
+use crate::child::converse;
 use crate::netns::Netns;
 use crate::wait::Deadline;
 

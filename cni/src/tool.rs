@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use log::debug;
 
-use crate::delegate::converse;
+use crate::child::converse;
 use crate::error::{Code, Context, Error, Result};
 use crate::request::process_env;
 use crate::wait::Deadline;
