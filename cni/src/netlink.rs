@@ -5,6 +5,7 @@
 //! there is asked for by verbs. Wire types stay inside.
 
 mod address;
+mod answer;
 mod link;
 mod neighbour;
 pub mod nft;

@@ -1,7 +1,7 @@
 //! Doors for the fuzzer: datagrams as if from the kernel, read by everything that reads them.
 
+use super::answer::{Answers, Listing};
 use super::nft::Rule;
-use super::socket::{Answers, Listing};
 use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;

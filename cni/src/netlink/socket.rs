@@ -10,6 +10,7 @@ use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
 use nix::sys::socket::{MsgFlags, recv};
 
+use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
 use crate::error::{Code, Context, Error, Result};
 use crate::sys;
@@ -23,10 +24,6 @@ const ATTEMPTS: u32 = 10;
 const ATTEMPTS_AT_RULES: u32 = 500;
 /// Enough for any answer that was seen; grows when it is not. Kept small because untouched pages are cheap.
 const BUFFER: usize = 8 << 10;
-
-// linux/netlink.h; libc has them in another type.
-const NLMSG_ERROR: u16 = 2;
-const NLMSG_DONE: u16 = 3;
 
 /// A socket for requests. It subscribes to nothing, so that whatever it receives is an answer.
 pub(super) struct Socket {
@@ -349,95 +346,6 @@ impl Socket {
     }
 }
 
-/// The answers to `count` messages, the first of which has the sequence number `first`.
-pub(super) struct Answers {
-    pub(super) first: u32,
-    pub(super) count: usize,
-    /// The first refusal, with the place of the message that was refused.
-    pub(super) refused: Option<(usize, Error)>,
-}
-
-impl Answers {
-    /// Takes what a datagram has of them; `true` if `ended` said so of one, by its place and whether it is a refusal.
-    pub(super) fn take(
-        &mut self,
-        mut rest: &[u8],
-        ended: impl Fn(usize, bool) -> bool,
-        mut each: impl FnMut(&Message<'_>) -> Result<()>,
-    ) -> Result<bool> {
-        while let Some(message) = wire::next_message(&mut rest)? {
-            let place = message.seq.wrapping_sub(self.first) as usize;
-            if place >= self.count {
-                continue; // The answer to a request that was given up.
-            }
-            if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
-                each(&message)?;
-                continue;
-            }
-            // The end of a list says what went wrong in the same way.
-            let refusal = refusal(&message)?;
-            let last = ended(place, refusal.is_some());
-            if let Some(error) = refusal {
-                self.refused.get_or_insert((place, error));
-            }
-            if last {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-}
-
-/// A list that is being read.
-pub(super) struct Listing<T> {
-    pub(super) seq: u32,
-    pub(super) kind: u16,
-    pub(super) items: Vec<T>,
-    /// It changed while it was read, or a part of it is lost.
-    pub(super) spoiled: bool,
-}
-
-impl<T> Listing<T> {
-    /// Takes what a datagram has of it; `true` if that was the end.
-    pub(super) fn take(&mut self, mut rest: &[u8], read: &dyn Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
-        while let Some(message) = wire::next_message(&mut rest)? {
-            if message.seq != self.seq {
-                continue; // The answer to a request that was given up.
-            }
-            self.spoiled |= message.flags & NlmF::DUMP_INTR.bits() != 0;
-            match message.kind {
-                // A listing can fail at its end.
-                NLMSG_DONE => {
-                    let status = wire::number(message.payload, 0).unwrap_or(0).cast_signed();
-                    return self.end(status, message.payload.get(4..));
-                }
-                NLMSG_ERROR => match refusal(&message)? {
-                    Some(error) if error.errno() == Some(libc::EINTR) => {
-                        return self.end(-libc::EINTR, None);
-                    }
-                    Some(error) => return Err(error),
-                    None => return Err(malformed("an acknowledgement instead of a list")),
-                },
-                kind if kind == self.kind => self.items.extend(read(message.payload)?),
-                _ => return Err(malformed("an answer of another type")),
-            }
-        }
-        Ok(false)
-    }
-
-    fn end(&mut self, status: i32, attributes: Option<&[u8]>) -> Result<bool> {
-        match status {
-            // Some listings tell a change so, instead of by the flag.
-            status if status == -libc::EINTR => self.spoiled = true,
-            status if status < 0 => {
-                return Err(Error::kernel(status.saturating_neg(), &explanation(attributes)));
-            }
-            _ => {}
-        }
-        Ok(true)
-    }
-}
-
 /// One datagram, if there is one; its true length comes back, so that a cut is seen. Not by neli, which also reads the
 /// sender's groups, into a list.
 pub(super) fn receive(socket: &NlSocket, buffer: &mut [u8]) -> io::Result<usize> {
@@ -451,116 +359,5 @@ fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             outcome => return outcome,
         }
-    }
-}
-
-/// What an NLMSG_ERROR says; `None` is an acknowledgement.
-fn refusal(message: &Message<'_>) -> Result<Option<Error>> {
-    let status = wire::number(message.payload, 0)?.cast_signed();
-    if status == 0 {
-        return Ok(None);
-    }
-    // Then the request is repeated, whole unless the flag says otherwise, and the explanation follows.
-    let repeated = if message.flags & NlmF::CAPPED.bits() != 0 {
-        16
-    } else {
-        wire::number(message.payload, 4).map_or(0, |len| len as usize)
-    };
-    let rest = repeated.checked_next_multiple_of(4).and_then(|len| message.payload.get(len.checked_add(4)?..));
-    Ok(Some(Error::kernel(status.saturating_neg(), &explanation(rest))))
-}
-
-/// The text of an extended acknowledgement, or nothing.
-fn explanation(attributes: Option<&[u8]>) -> String {
-    const NLMSGERR_ATTR_MSG: u16 = 1;
-    let found = wire::attributes(attributes.unwrap_or_default(), 0)
-        .map_while(Result::ok)
-        .find(|(kind, _)| *kind == NLMSGERR_ATTR_MSG);
-    found.map_or_else(String::new, |(_, value)| wire::text(value))
-}
-
-#[cfg(test)]
-#[cfg(target_endian = "little")]
-mod tests {
-    use super::*;
-
-    const MULTI: u16 = 2;
-
-    /// A message as the kernel sends it.
-    fn message(kind: u16, flags: u16, seq: u8, payload: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0, 0, 0, 0, 0, 0, 0, 0, seq, 0, 0, 0, 0, 0, 0, 0];
-        bytes[0] = u8::try_from(16 + payload.len()).unwrap();
-        bytes[4..6].copy_from_slice(&kind.to_ne_bytes());
-        bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
-        bytes.extend_from_slice(payload);
-        bytes
-    }
-
-    /// An NLMSG_ERROR: status, the request (whole or its header alone), then attributes.
-    fn error(status: i32, request: &[u8], flags: u16, attributes: &[u8]) -> Vec<u8> {
-        message(NLMSG_ERROR, flags, 7, &[&status.to_ne_bytes(), request, attributes].concat())
-    }
-
-    fn read(bytes: &[u8]) -> Result<Option<Error>> {
-        refusal(&wire::next_message(&mut &*bytes).unwrap().unwrap())
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it has its own words for errors")]
-    fn a_refusal_is_read_with_its_explanation() {
-        let request = [&[20, 0, 0, 0, 16, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], &[1, 2, 3, 4]].concat();
-        let text = [&[9, 0, 1, 0][..], b"well\0\0\0\0"].concat();
-        let whole = read(&error(-libc::EEXIST, &request, 0, &text)).unwrap().unwrap();
-        assert_eq!(format!("{whole:?}"), "[999] File exists (os error 17) (kernel: well)");
-        let capped = read(&error(-libc::EEXIST, &request[..16], NlmF::CAPPED.bits(), &text)).unwrap().unwrap();
-        assert_eq!(capped, whole);
-        assert_eq!(read(&error(0, &request, 0, &[])).unwrap(), None, "an acknowledgement");
-        let bare = read(&error(i32::MIN, &[], 0, &[])).unwrap().unwrap();
-        assert_eq!(bare.errno(), Some(i32::MAX), "cut off, and a number that no kernel sends");
-        assert!(read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(), "an attribute that lies");
-    }
-
-    /// Reads a list of messages of type 16 that was asked for with sequence number 7.
-    fn listing(datagrams: &[Vec<u8>]) -> Result<(Vec<u8>, bool, bool)> {
-        let mut listing = Listing { seq: 7, kind: 16, items: Vec::new(), spoiled: false };
-        let mut ended = false;
-        for datagram in datagrams {
-            ended = listing.take(datagram, &|payload| Ok(payload.first().copied()))?;
-        }
-        Ok((listing.items, listing.spoiled, ended))
-    }
-
-    #[test]
-    fn a_list_is_read_to_its_end() {
-        let item = |n| message(16, MULTI, 7, &[n, 0, 0, 0]);
-        let done = message(NLMSG_DONE, MULTI, 7, &[0, 0, 0, 0]);
-        let stale = message(16, MULTI, 6, &[9, 0, 0, 0]);
-        let all = [[item(1), item(2)].concat(), stale, [item(3), done.clone()].concat()];
-        assert_eq!(listing(&all).unwrap(), (vec![1, 2, 3], false, true));
-        assert_eq!(listing(&all[..2]).unwrap(), (vec![1, 2], false, false), "not yet");
-        assert!(listing(&[message(17, MULTI, 7, &[0; 4])]).is_err(), "another type");
-        assert!(listing(&[message(16, MULTI, 7, &[0; 4])[..10].to_vec()]).is_err(), "cut off");
-    }
-
-    #[test]
-    fn a_list_that_changed_is_known_to() {
-        let done = message(NLMSG_DONE, MULTI, 7, &[0, 0, 0, 0]);
-        let interrupted = message(16, MULTI | NlmF::DUMP_INTR.bits(), 7, &[1, 0, 0, 0]);
-        assert_eq!(listing(&[interrupted, done]).unwrap(), (vec![1], true, true));
-        let late = message(NLMSG_DONE, MULTI | NlmF::DUMP_INTR.bits(), 7, &[0, 0, 0, 0]);
-        assert!(listing(&[late]).unwrap().1);
-        let by_status = message(NLMSG_DONE, MULTI, 7, &(-libc::EINTR).to_ne_bytes());
-        assert!(listing(&[by_status]).unwrap().1);
-        assert!(listing(&[error(-libc::EINTR, &[0; 16], NlmF::CAPPED.bits(), &[])]).unwrap().1);
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it has its own words for errors")]
-    fn a_list_can_fail_at_its_end() {
-        let text = [&(-libc::EPERM).to_ne_bytes()[..], &[8, 0, 1, 0], b"no\0\0"].concat();
-        let failed = listing(&[message(NLMSG_DONE, MULTI, 7, &text)]).unwrap_err();
-        assert_eq!(format!("{failed:?}"), "[999] Operation not permitted (os error 1) (kernel: no)");
-        assert!(listing(&[error(-libc::EPERM, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err());
-        assert!(listing(&[error(0, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err(), "an acknowledgement is no list");
     }
 }
