@@ -95,7 +95,7 @@ impl Pair {
     /// Will the bridge forward what the container sends, at the latest when the next change is made? The container's end
     /// must be up. `false` if it takes a closer look.
     pub(crate) fn seems_up(&self, host: &Netlink) -> bool {
-        self.bridge.running && host.seems_running(&self.port_name)
+        (self.bridge.running || self.bridge.spanning_tree) && host.seems_running(&self.port_name)
     }
 
     /// Waits until the bridge forwards what the container sends.
@@ -104,7 +104,8 @@ impl Pair {
         host.await_running(*port, port_name, PATIENCE, || {
             format!("port {port_name:?} of bridge {:?} to come up", bridge.name)
         })?;
-        if bridge.running {
+        // Nobody wants to wait until a tree is found, as the port may for as long.
+        if bridge.running || bridge.spanning_tree {
             return Ok(());
         }
         // Its first port brings a bridge up, and until that is done the gateway's answers are thrown away.
@@ -119,13 +120,14 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
         let bridge = ensure_bridge(&mut undo.world().host, config)?;
+        let bridge_mac = undo.world().host.mac_of(config.bridge.as_str());
         let doomed = port_name.clone();
         undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, doomed.as_str()));
         let host = VethEnd { name: &port_name, mac: Some(port_mac) };
         let guest = VethEnd { name: at.ifname.as_str(), mac: Some(mac) };
         match make(undo.world(), bridge, config, owner, host, guest) {
             Ok(made) => {
-                let pair = Pair {
+                let mut pair = Pair {
                     peer: made.port.peer,
                     port: made.port.index,
                     bridge: made.bridge,
@@ -134,7 +136,7 @@ pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'
                     port_mac,
                     mac,
                 };
-                settle(&mut undo.world().host, config, &pair)?;
+                settle(&mut undo.world().host, config, &mut pair, bridge_mac)?;
                 return Ok(pair);
             }
             Err(error) if error.errno() == Some(libc::EEXIST) => {
@@ -199,29 +201,34 @@ fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
     }
 }
 
-/// Brings the bridge to the state that the configuration wants, and gives the port its VLANs.
-fn settle(host: &mut Netlink, config: &Config, pair: &Pair) -> Result<()> {
-    let bridge = &pair.bridge;
+/// Brings the bridge to the state that the configuration wants, and gives the port its VLANs. `bridge_mac` is what the
+/// bridge had before the port.
+fn settle(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge_mac: Option<MacAddr>) -> Result<()> {
+    let bridge = &mut pair.bridge;
     let name = bridge.name.as_str();
     if bridge.kind != "bridge" {
         return Err(no_bridge(bridge));
     }
     let mut change = LinkChange::default();
+    // Before it is up, if it is ours: the host must not take a container's word for a router's on the bridge.
+    wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
     if !bridge.up {
-        // Before it is up: the host must not take a router's word on the bridge, nor wait for its own address there.
-        for key in ["accept_ra", "accept_dad"] {
-            wish(&["net", "ipv6", "conf", name, key], "0");
-        }
+        // Nor must it wait for its own address there.
+        wish(&["net", "ipv6", "conf", name, "accept_dad"], "0");
         change.up = Some(true);
     }
-    if config.promiscuous && bridge.promiscuity == 0 {
+    if config.promiscuous && !bridge.promiscuous {
         change.promiscuous = Some(true);
     }
     // Unlike upstream, which leaves it: what a container may send would not fit through its gateway. A larger one
     // harms nobody, and other networks may need it.
     change.mtu = config.mtu.filter(|mtu| bridge.mtu < *mtu);
+    // One that somebody else made takes the lowest address of its ports, and would be another host to its neighbours.
+    if bridge.mac == Some(pair.port_mac) && bridge_mac.is_some() {
+        (change.mac, bridge.mac) = (bridge_mac, bridge_mac);
+    }
     let mut changes = Vec::new();
-    if change.up.is_some() || change.promiscuous.is_some() || change.mtu.is_some() {
+    if change != LinkChange::default() {
         changes.push(Change::set_link(bridge.index, &change));
     }
     if config.vlans.is_some() && bridge.vlan_filtering != Some(true) {

@@ -65,7 +65,7 @@ impl Scene<'_> {
         same(name, "up", &true, &bridge.up)?;
         // Only this way round: somebody may look at the traffic.
         if self.config.promiscuous {
-            same(name, "promiscuous", &true, &(bridge.promiscuity > 0))?;
+            same(name, "promiscuous", &true, &bridge.promiscuous)?;
         }
         if self.config.vlans.is_some() {
             same(name, "filtering of VLANs", &Some(true), &bridge.vlan_filtering)?;

@@ -137,8 +137,6 @@ pub(crate) fn ensure_gateways(
         if wanted.missing.is_empty() {
             return Ok(());
         }
-        // A bridge that somebody else made comes without.
-        wish(&["net", "ipv6", "conf", &link.name, "accept_ra"], "0");
         let mut changes = Vec::new();
         for address in &wanted.in_the_way {
             changes.push(Change::delete_address(link.index, *address));

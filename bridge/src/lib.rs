@@ -26,7 +26,7 @@ use std::net::IpAddr;
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{LinkChange, Netlink};
-use cni::{AddResult, Attachment, Call, Code, Delegate, Interface, Plugin, Result, Undo};
+use cni::{AddResult, Attachment, Call, Code, Delegate, Failure, Interface, Plugin, Result, Undo};
 
 use attach::{Pair, World};
 use config::Config;
@@ -204,7 +204,14 @@ fn give_addresses<'a>(
         attach::delete(&mut world.host, port.as_str())?;
         ipam.del(at)
     });
-    let answer = ipam.add(at)?;
+    let answer = match ipam.add(at) {
+        Ok(answer) => answer,
+        Err(Failure::Loss(error)) => return Err(error),
+        Err(Failure::Refusal(error)) => {
+            undo.forget_last();
+            return Err(error);
+        }
+    };
     result.dns = answer.dns.clone();
     let plan = Plan::new(answer, config)?;
 

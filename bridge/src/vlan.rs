@@ -100,6 +100,7 @@ pub(crate) fn ensure_gateway(
     let there = if there.is_some() { there } else { host.link(name)? };
     let link = there
         .ok_or_else(|| Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted")))?;
+    wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
     // Where there is a carrier all was done. Whoever made it, and did not come so far, may have been killed.
     if !link.running {
         settle_gateway(host, &link, vlans).inspect_err(|_| {
@@ -142,9 +143,9 @@ fn settle_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result<(
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             outcome => outcome?,
         }
+        wish(&["net", "ipv6", "conf", &port.name, "accept_ra"], "0");
     }
     for link in port.iter().chain([gateway]).filter(|link| !link.up) {
-        wish(&["net", "ipv6", "conf", &link.name, "accept_ra"], "0");
         host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
     }
     Ok(())

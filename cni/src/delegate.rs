@@ -64,13 +64,16 @@ impl<'a> Delegate<'a> {
     }
 
     /// ADD
-    pub fn add(&self, at: &Attachment) -> Result<AddResult> {
+    pub fn add(&self, at: &Attachment) -> Result<AddResult, Failure> {
         let version = self.call.version;
-        match (&self.way, &self.prepared) {
-            (_, Some(prepared)) => prepared.add(at)?.as_seen_in(version),
-            (Way::Builtin(plugin), None) => plugin.add(self.call, at)?.as_seen_in(version),
-            (Way::File(program), None) => program.add(&variables(at), self.call.stdin, version),
-        }
+        let result = match (&self.way, &self.prepared) {
+            (_, Some(prepared)) => prepared.add(at).map_err(Failure::Refusal)?,
+            (Way::Builtin(plugin), None) => plugin.add(self.call, at).map_err(Failure::Refusal)?,
+            (Way::File(program), None) => {
+                return program.add(&variables(at), self.call.stdin, version).map_err(Failure::Loss);
+            }
+        };
+        result.as_seen_in(version).map_err(Failure::Loss)
     }
 
     /// DEL
@@ -107,6 +110,23 @@ impl<'a> Delegate<'a> {
                 program.execute(command, &variables, self.call.stdin, PATIENCE).map(drop)
             }
         }
+    }
+}
+
+/// How an ADD of another plugin failed.
+#[derive(Debug)]
+pub enum Failure {
+    /// It was ours, which has taken back itself what it did. A DEL would take what an earlier ADD of the same attachment
+    /// got, and may still use.
+    Refusal(Error),
+    /// Who knows how far it came: DEL must follow.
+    Loss(Error),
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Error {
+        let (Failure::Refusal(error) | Failure::Loss(error)) = failure;
+        error
     }
 }
 

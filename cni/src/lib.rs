@@ -42,7 +42,7 @@ mod wait;
 
 pub use args::Args;
 pub use aside::Aside;
-pub use delegate::{Delegate, Program};
+pub use delegate::{Delegate, Failure, Program};
 pub use error::{Code, Context, Error, Result};
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;

@@ -99,6 +99,7 @@ pub(crate) fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
 
 // linux/sockios.h: what sockets are asked. libc has them in a type that depends on the C library.
 const SIOCGIFFLAGS: u16 = 0x8913;
+const SIOCGIFHWADDR: u16 = 0x8927;
 const SIOCGIFINDEX: u16 = 0x8933;
 const SIOCETHTOOL: u16 = 0x8946;
 const SIOCGSKNS: u16 = 0x894c;
@@ -110,6 +111,17 @@ pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> 
     unsafe { ask(socket, SIOCGIFINDEX, &mut request) }?;
     // SAFETY: the kernel has just written this member of the union.
     Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
+}
+
+/// The Ethernet address of the link called `name`, if it has one. The same socket serves.
+pub(crate) fn link_mac(socket: BorrowedFd<'_>, name: &str) -> io::Result<Option<[u8; 6]>> {
+    let mut request = request_about(name)?;
+    // SAFETY: the request is an `ifreq`, and asks for an address.
+    unsafe { ask(socket, SIOCGIFHWADDR, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    let bytes = address.sa_data.first_chunk::<6>().filter(|_| address.sa_family == libc::ARPHRD_ETHER);
+    Ok(bytes.map(|bytes| bytes.map(|byte| byte.to_ne_bytes()[0])))
 }
 
 /// Makes the kernel finish what changes of the carrier of the link called `name` have left to a worker (since Linux 6.8).

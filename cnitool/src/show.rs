@@ -167,7 +167,7 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
             let mut facts =
                 vec![if link.up { "up".to_owned() } else { "down".to_owned() }, format!("mtu {}", link.mtu)];
             facts.extend(link.mac.map(|mac| mac.to_string()));
-            facts.extend((link.promiscuity > 0).then(|| "promiscuous".to_owned()));
+            facts.extend((link.promiscuous).then(|| "promiscuous".to_owned()));
             facts.extend((link.vlan_filtering == Some(true)).then(|| "filters VLANs".to_owned()));
             facts.extend(node.addresses(link.index).iter().map(ToString::to_string));
             text += &table::wrap(&facts.join(", "), 2);
@@ -239,7 +239,7 @@ fn describe(node: &Node, view: &View<'_>) -> Value {
     let bridge = view.link.map(|link| {
         json!({
             "up": link.up, "mtu": link.mtu, "mac": link.mac.map(|mac| mac.to_string()),
-            "promiscuous": link.promiscuity > 0, "vlanFiltering": link.vlan_filtering.unwrap_or_default(),
+            "promiscuous": link.promiscuous, "vlanFiltering": link.vlan_filtering.unwrap_or_default(),
             "addresses": node.addresses(link.index),
         })
     });

@@ -373,3 +373,46 @@ fn a_bridge_with_all_its_ports_says_so() {
     let error = pod.call("ADD", &layer2(json!({}))).run().error(999);
     assert!(error["details"].as_str().unwrap().contains("1023 ports"), "{error}");
 }
+
+#[test]
+fn a_bridge_of_somebody_else_keeps_its_hardware_address_and_believes_no_router() {
+    const MAC: &str = "fe:ff:ff:ff:ff:ff";
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type bridge; ip link add up0 type veth peer name up1; ip link set up1 up");
+    lab.sh(&format!(
+        "ip link set up0 address {MAC} master br0 up; ip link set br0 up; ip address add 10.1.0.1/24 dev br0"
+    ));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    for config in [layer2(json!({})), layer3(json!({ "isGateway": true }))] {
+        lab.sh("sysctl -q net.ipv6.conf.br0.accept_ra=1");
+        let told = pod.add(&config);
+        assert_eq!(told["interfaces"][0]["mac"], MAC);
+        assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra"), "0\n");
+        pod.check(&config, &told).ok();
+        pod.del(&config);
+        assert_eq!(lab.ip("link show br0")[0]["address"], MAC);
+    }
+}
+
+#[test]
+fn a_spanning_tree_is_not_waited_for() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type bridge stp_state 1 forward_delay 1500; ip link set br0 up");
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    for config in [layer2(json!({})), layer3(json!({ "isGateway": true }))] {
+        pod.add(&config);
+        pod.del(&config);
+    }
+}
+
+#[test]
+fn a_second_add_elsewhere_does_not_free_the_address_of_the_first() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipam": { "type": "host-local", "subnet": "10.1.0.0/30" } }));
+    let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));
+    a.add(&config);
+    let error = b.call("ADD", &config).env("CNI_CONTAINERID", "a").run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("duplicate allocation"), "{error}");
+    assert!(!b.sh("ip -o link").contains("eth0"));
+    b.call("ADD", &config).run().error(100);
+}

@@ -155,8 +155,8 @@ pub struct Link {
     pub peer_netns: Option<NetnsId>,
     /// The text that people see in `ip link`.
     pub alias: String,
-    /// How many want it promiscuous.
-    pub promiscuity: u32,
+    /// Was it set promiscuous? Whoever listens on it makes it so too, and only as long as he does.
+    pub promiscuous: bool,
     /// Length of the transmit queue.
     pub tx_queue: u32,
     /// Its settings as a port of a bridge, if it is one.
@@ -165,6 +165,8 @@ pub struct Link {
     pub port_state: Option<u8>,
     /// Does it filter VLANs, if it is a bridge?
     pub vlan_filtering: Option<bool>,
+    /// Is it a bridge with a spanning tree? Then a port may take half a minute until it forwards.
+    pub spanning_tree: bool,
 }
 
 impl Link {
@@ -183,11 +185,12 @@ impl Link {
             peer: None,
             peer_netns: None,
             alias: String::new(),
-            promiscuity: 0,
+            promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
             tx_queue: 0,
             port: None,
             port_state: None,
             vlan_filtering: None,
+            spanning_tree: false,
         };
         for attribute in wire::attributes(payload, HEADER) {
             let (kind, value) = attribute?;
@@ -199,7 +202,6 @@ impl Link {
                 libc::IFLA_LINK_NETNSID => link.peer_netns = NetnsId::optional(wire::number(value, 0)?),
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
-                libc::IFLA_PROMISCUITY => link.promiscuity = wire::number(value, 0)?,
                 libc::IFLA_TXQLEN => link.tx_queue = wire::number(value, 0)?,
                 libc::IFLA_OPERSTATE => {
                     // linux/if.h: IF_OPER_*
@@ -231,8 +233,10 @@ impl Link {
         }
         if let Some(data) = data.filter(|_| self.kind == "bridge") {
             for attribute in wire::attributes(data, 0) {
-                if let (wire::IFLA_BR_VLAN_FILTERING, value) = attribute? {
-                    self.vlan_filtering = Some(wire::byte(value, 0)? != 0);
+                match attribute? {
+                    (wire::IFLA_BR_STP_STATE, value) => self.spanning_tree = wire::number(value, 0)? != 0,
+                    (wire::IFLA_BR_VLAN_FILTERING, value) => self.vlan_filtering = Some(wire::byte(value, 0)? != 0),
+                    _ => {}
                 }
             }
         }
@@ -292,6 +296,11 @@ impl Netlink {
     pub fn link_index(&mut self, name: &str) -> Result<Option<LinkIndex>> {
         let index = self.socket.link_index(name).trying(|| format!("look for link {name:?}"))?;
         Ok(index.and_then(LinkIndex::optional))
+    }
+
+    /// The Ethernet address of the link called `name`, if there is one. Asked for without a message.
+    pub fn mac_of(&self, name: &str) -> Option<MacAddr> {
+        self.socket.mac_of(name)
     }
 
     /// All links, or all ports of one bridge.

@@ -13,6 +13,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
 use crate::error::{Code, Context, Error, Result};
+use crate::ip::MacAddr;
 use crate::sys;
 use crate::wait::Deadline;
 
@@ -162,6 +163,11 @@ impl Socket {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// The Ethernet address of the link called `name`, without a message; `None` if there is none.
+    pub(super) fn mac_of(&self, name: &str) -> Option<MacAddr> {
+        sys::link_mac(self.fd(), name).ok().flatten().map(MacAddr)
     }
 
     /// Is the link called `name` up, and does it carry, as far as is known? Nobody knows of one that is not there.

@@ -16,6 +16,7 @@ use crate::error::{Code, Error, Result};
 use crate::ip::{Cidr, MacAddr};
 
 // linux/if_link.h, linux/if_bridge.h, linux/veth.h, linux/rtnetlink.h: what neli and libc have no name for.
+pub(super) const IFLA_BR_STP_STATE: u16 = 5;
 pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 pub(super) const IFLA_BRPORT_STATE: u16 = 1;
 pub(super) const IFLA_BRPORT_MODE: u16 = 4;

@@ -50,7 +50,7 @@ pub struct VethSpec<'a> {
 }
 
 /// What should change about a link; what is `None` stays.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkChange<'a> {
     /// Set it up or down.
     pub up: Option<bool>,
