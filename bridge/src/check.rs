@@ -198,9 +198,12 @@ impl Scene<'_> {
 /// Is this the route that was told? What was not told does not matter.
 fn fits(told: &Route, have: &KernelRoute) -> bool {
     let scope_matters = told.dst.ip().is_ipv4(); // IPv6 routes have none.
+    // What is nowhere and what is zero stand for nothing.
+    let gw = told.gw.filter(|gw| !gw.is_unspecified());
+    let table = told.table.filter(|table| *table != 0);
     have.leads_to(told.dst)
-        && told.gw.is_none_or(|gw| have.route.gw == Some(gw))
-        && have.route.table == Some(told.table.unwrap_or(MAIN))
+        && gw.is_none_or(|gw| have.route.gw == Some(gw))
+        && have.route.table == Some(table.unwrap_or(MAIN))
         && (told.priority == 0 || told.priority == have.route.priority)
         && (!scope_matters || told.scope.is_none_or(|scope| have.route.scope == Some(scope)))
 }

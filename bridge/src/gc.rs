@@ -2,10 +2,9 @@
 
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Link, Netlink};
-use cni::{Call, Delegate, Result};
+use cni::{Call, Delegate, Failures, Result};
 use log::debug;
 
-use crate::failures::Failures;
 use crate::name::{self, Owner};
 use crate::{attach, iptables, masquerade, spoofcheck};
 

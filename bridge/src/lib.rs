@@ -7,7 +7,6 @@
 mod attach;
 mod check;
 mod config;
-mod failures;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod gateway;
@@ -26,11 +25,10 @@ use std::net::IpAddr;
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{LinkChange, Netlink};
-use cni::{AddResult, Attachment, Call, Code, Delegate, Failure, Interface, Plugin, Result, Undo};
+use cni::{AddResult, Attachment, Call, Code, Delegate, Failure, Failures, Interface, Plugin, Result, Undo};
 
 use attach::{Pair, World};
 use config::Config;
-use failures::Failures;
 use gateway::Plan;
 use layer3::Guest;
 use name::Owner;

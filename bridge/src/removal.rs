@@ -8,11 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use cni::netlink::{Change, Event, LinkIndex, Netlink, Watch};
-use cni::{AddResult, Aside, Attachment, Context, Deadline, Home, Netns, Result};
+use cni::{AddResult, Aside, Attachment, Context, Deadline, Failures, Home, Netns, Result};
 use log::debug;
 
 use crate::attach;
-use crate::failures::Failures;
 use crate::name::Owner;
 
 /// How long a link may take to go. It takes less than a millisecond.

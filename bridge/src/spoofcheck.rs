@@ -5,9 +5,8 @@
 use cni::ip::MacAddr;
 use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::netlink::{Link, Netlink};
-use cni::{Code, Context, Error, Result};
+use cni::{Code, Context, Error, Failures, Result};
 
-use crate::failures::Failures;
 use crate::name::Owner;
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };

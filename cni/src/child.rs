@@ -78,7 +78,7 @@ fn exchange(
         fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     }
     // A grandchild may keep the pipes open for ever, so the end of the child counts, where the kernel can tell it.
-    let end = sys::pidfd(child.id());
+    let end = sys::pidfd(child.id()).ok();
     loop {
         if let Some(pipe) = &mut stdin {
             match pipe.write(input) {

@@ -18,6 +18,7 @@ mod aside;
 mod child;
 mod delegate;
 mod error;
+mod failures;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod ip;
@@ -44,6 +45,7 @@ pub use args::Args;
 pub use aside::Aside;
 pub use delegate::{Delegate, Failure, Program};
 pub use error::{Code, Context, Error, Result};
+pub use failures::Failures;
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
 pub use plugin::{Attachment, Call, Home, Plugin, Prepared, ValidAttachment};

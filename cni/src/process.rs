@@ -1,10 +1,13 @@
-//! From a process to a plugin and back: picks the plugin, checks the call, runs it, answers. Only writer of stdout.
+//! From a process to a plugin and back: picks the plugin, checks the call, runs it, answers. Only writer of stdout,
+//! but for a process that is aborted (`sys`).
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
 use log::debug;
+use nix::poll::PollFlags;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
@@ -13,6 +16,7 @@ use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process
 use crate::result::AddResult;
 use crate::sys;
 use crate::version::Version;
+use crate::wait::ready;
 
 /// What the process leaves behind.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +44,13 @@ struct Stdin;
 
 impl Read for Stdin {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Ok(nix::unistd::read(sys::stdin(), buffer)?)
+        loop {
+            match nix::unistd::read(sys::stdin(), buffer) {
+                // Whoever called us has made it so.
+                Err(nix::Error::EAGAIN) => ready(sys::stdin(), PollFlags::POLLIN)?,
+                outcome => return Ok(outcome?),
+            }
+        }
     }
 }
 
@@ -53,19 +63,23 @@ fn print(mut bytes: &[u8]) -> io::Result<()> {
         match nix::unistd::write(sys::stdout(), bytes) {
             Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
             Err(nix::Error::EINTR) => {}
+            Err(nix::Error::EAGAIN) => ready(sys::stdout(), PollFlags::POLLOUT)?,
             Err(errno) => return Err(errno.into()),
         }
     }
+    sys::ANSWERED.store(true, Ordering::Relaxed);
     Ok(())
 }
 
-/// A runtime must get a CNI error even from a mistake of ours. Nothing was printed before: the answer comes last.
+/// A runtime must get a CNI error even from a mistake of ours, unless it has its answer already.
 fn answer_panics() {
     // Of what no hook is told: the end of memory or of the stack.
     let _ = sys::answer_aborts();
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
-        let _ = print(&refusal(&error).stdout);
+        if !sys::ANSWERED.load(Ordering::Relaxed) {
+            let _ = print(&refusal(&error).stdout);
+        }
         #[expect(clippy::exit, clippy::disallowed_methods, reason = "the process is lost; unwinding is off")]
         std::process::exit(1);
     }));

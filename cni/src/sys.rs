@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use neli::socket::NlSocket;
 use nix::fcntl::{AT_FDCWD, OFlag, openat};
@@ -39,13 +40,13 @@ pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
-/// A descriptor that becomes readable when the child `pid` ends; `None` before Linux 5.3.
-pub(crate) fn pidfd(pid: u32) -> Option<OwnedFd> {
+/// A descriptor that becomes readable when the child `pid` ends (since Linux 5.3).
+pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and touches no memory of ours.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
-    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
-    Some(unsafe { OwnedFd::from_raw_fd(fd) })
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Splits this process in two, unless it has several threads: the number of the child, or `None` in the child.
@@ -211,6 +212,7 @@ pub(crate) fn stdout() -> BorrowedFd<'static> {
 
 /// Bytes that nobody can guess, at most 256 of them: so many come at once or not at all.
 pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    const { assert!(N <= 256) };
     let mut bytes = [0; N];
     // SAFETY: the kernel writes at most as many bytes as there are.
     let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
@@ -225,6 +227,9 @@ pub(crate) fn let_alarm_interrupt() -> nix::Result<()> {
     unsafe { sigaction(Signal::SIGALRM, &action) }.map(drop)
 }
 
+/// Has stdout the answer? Whoever fails after that says nothing there any more.
+pub(crate) static ANSWERED: AtomicBool = AtomicBool::new(false);
+
 /// Makes a process that is aborted, because it has no memory for instance, tell `stdout` so and exit with 1.
 pub(crate) fn answer_aborts() -> nix::Result<()> {
     const ANSWER: &[u8] = br#"{
@@ -233,9 +238,10 @@ pub(crate) fn answer_aborts() -> nix::Result<()> {
     "details": "it had no memory left, or it is a bug of cni0; stderr tells; what was done is undone by DEL"
 }"#;
     extern "C" fn answer(_: libc::c_int) {
+        let rest = if ANSWERED.load(Ordering::Relaxed) { b"" } else { ANSWER };
         // SAFETY: both may be called by a handler, the text lives for ever, and nothing runs after them.
         unsafe {
-            libc::write(libc::STDOUT_FILENO, ANSWER.as_ptr().cast(), ANSWER.len());
+            libc::write(libc::STDOUT_FILENO, rest.as_ptr().cast(), rest.len());
             libc::_exit(1);
         }
     }

@@ -1,4 +1,4 @@
-//! Waiting: always for something the kernel tells, never without an end.
+//! Waiting: always for something the kernel tells, and never without an end, but for whoever called us.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -83,6 +83,17 @@ impl Deadline {
                 }
                 outcome => return outcome.map(Some),
             }
+        }
+    }
+}
+
+/// Waits until one of the streams is ready that whoever called us has given us. He may take his time, as he could if it
+/// blocked.
+pub(crate) fn ready(stream: BorrowedFd<'_>, what: PollFlags) -> io::Result<()> {
+    loop {
+        match poll(&mut [PollFd::new(stream, what)], PollTimeout::NONE) {
+            Err(nix::Error::EINTR) => {}
+            outcome => return Ok(outcome.map(drop)?),
         }
     }
 }

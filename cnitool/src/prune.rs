@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use bridge::inspect::{Masquerade, SpoofCheck};
-use cni::{Code, Context, Error, Result};
+use cni::{Code, Context, Error, Failures, Result};
 use host_local::inspect::Owner;
 
 use crate::cache::{Cache, Entry};
@@ -41,7 +41,7 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
     }
     let node = Node::look()?;
     let paint = Paint::of_stdout();
-    let mut failures = Vec::new();
+    let mut failures = Failures::default();
     let chosen = node.chosen(network)?;
     conf::ignore(&node.broken);
     for (at, one) in chosen.iter().enumerate() {
@@ -54,15 +54,13 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
             Some(why) if network.is_some() => Err(why),
             Some(why) => out::print(table::wrap(&format!("left alone: {}", out::one_line(&why)), 2)),
         });
-        failures.extend(pruned.trying(|| format!("prune network {:?}", one.name)).err());
+        failures.note(pruned.trying(|| format!("prune network {:?}", one.name)));
     }
     if chosen.is_empty() {
         out::print("there is no network\n")?;
     }
     out::print(not_seen(&node))?;
-    let mut failures = failures.into_iter();
-    let Some(first) = failures.next() else { return Ok(()) };
-    Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
+    failures.into_result()
 }
 
 /// Prunes a network; or says why it is left alone.
@@ -261,14 +259,13 @@ fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
             valid.push(new);
         }
     }
-    let mut failures: Vec<Error> = chain.gc(&valid).err().into_iter().collect();
     // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
-    if failures.is_empty() && !plan.dead.is_empty() {
+    chain.gc(&valid)?;
+    let mut failures = Failures::default();
+    if !plan.dead.is_empty() {
         for at in plan.undead(&Node::look()?, list.name.as_str()) {
-            failures.extend(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)).err());
+            failures.note(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));
         }
     }
-    let mut failures = failures.into_iter();
-    let Some(first) = failures.next() else { return Ok(()) };
-    Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
+    failures.into_result()
 }

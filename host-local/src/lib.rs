@@ -20,7 +20,7 @@ mod resolv;
 mod status;
 mod store;
 
-use cni::{AddResult, Attachment, Call, Code, Dns, Error, NetworkName, Plugin, Prepared, Result};
+use cni::{AddResult, Attachment, Call, Code, Dns, Error, Failures, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
 use crate::lease::Owner;
@@ -77,8 +77,11 @@ impl Plugin for HostLocal {
         let Held { exact, bare } = store.held_by(&owner)?;
         // An old record tells no interface: it is this one's if there is no better.
         let (held, owner) = if exact.is_empty() { (bare, owner.bare()) } else { (exact, owner) };
-        let released: Vec<Result<()>> = held.into_iter().map(|ip| store.release(ip, &owner)).collect();
-        released.into_iter().collect()
+        let mut failures = Failures::default();
+        for ip in held {
+            failures.note(store.release(ip, &owner));
+        }
+        failures.into_result()
     }
 
     /// Unlike upstream, compares with the answer of ADD, if the runtime gives it.

@@ -66,8 +66,19 @@ impl Range {
         let start = inside("rangeStart", draft.start, first)?;
         let end = inside("rangeEnd", draft.end, last)?;
         if start > end {
-            let what = format!("\"rangeStart\" {start} is after \"rangeEnd\" {end}");
-            return Err(flaw(what, "exchange them"));
+            return Err(match (draft.start, draft.end) {
+                (Some(_), Some(_)) => {
+                    flaw(format!("\"rangeStart\" {start} is after \"rangeEnd\" {end}"), "exchange them")
+                }
+                (Some(_), None) => flaw(
+                    format!("\"rangeStart\" {start} is after the last address of \"subnet\" {subnet}, {end}"),
+                    "set it lower, or \"rangeEnd\" too",
+                ),
+                _ => flaw(
+                    format!("\"rangeEnd\" {end} is before the first address of \"subnet\" {subnet}, {start}"),
+                    "set it higher, or \"rangeStart\" too",
+                ),
+            });
         }
         // Unlike upstream: a gateway of the other family is refused. One outside the subnet is not, it may be meant.
         let gateway = draft.gateway.unwrap_or(first);

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use cni::{Code, Context, Error, Result};
+use cni::{Code, Context, Error, Failures, Result};
 use log::{debug, warn};
 
 use crate::dir::{DRAFT, Dir};
@@ -175,21 +175,15 @@ impl Store {
                 doomed.push(lease.ip);
             }
         })?;
-        let (mut removed, mut failure) = (0, None);
+        let (mut removed, mut failures) = (0, Failures::default());
         for ip in doomed {
-            match self.remove(ip) {
-                Ok(()) => removed += 1,
-                Err(error) => {
-                    warn!("{error:?}");
-                    failure.get_or_insert(error);
-                }
-            }
+            failures.note(self.remove(ip).map(|()| removed += 1));
         }
         if removed > 0 {
             self.index = None;
             self.ask(|_| Ok(()))?;
         }
-        failure.map_or(Ok(removed), Err)
+        failures.into_result().map(|()| removed)
     }
 
     /// Reads all leases from their files, one by one: there may be many.

@@ -183,3 +183,23 @@ fn children_get_what_they_need_and_no_more() {
     pod.del(&config);
     assert_clean(lab);
 }
+
+#[test]
+fn no_program_of_the_current_directory_is_run() {
+    let lab = &Lab::new();
+    let trap = lab.dir().join("trap");
+    lab.sh(&format!(
+        "mkdir {0}; printf '#!/bin/sh\\ntouch {0}/sprung\\n' > {0}/iptables-restore; chmod +x {0}/iptables-restore",
+        trap.display()
+    ));
+    let config = layer3(json!({
+        "ipMasq": true, "ipMasqBackend": "iptables", "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" },
+    }));
+    let pod = Pod::new(lab, "a");
+    for path in ["export PATH=", "export PATH=:.", "unset PATH"] {
+        pod.call("ADD", &config).through(&format!("cd {}; {path}; exec \"$0\"", trap.display())).run().ok();
+        assert!(!trap.join("sprung").exists(), "{path}");
+        assert!(lab.sh("iptables -t nat -S").contains("MASQUERADE"), "{path}");
+        pod.del(&config);
+    }
+}

@@ -257,7 +257,7 @@ impl Link {
 }
 
 impl Netlink {
-    /// The link called `name`.
+    /// A link, by its number or its name.
     pub fn link<'a>(&mut self, link: impl Into<LinkRef<'a>>) -> Result<Option<Link>> {
         let link = link.into();
         let request = get_link(link);

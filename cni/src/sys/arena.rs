@@ -135,7 +135,8 @@ unsafe impl GlobalAlloc for Arena {
             // SAFETY: as for `alloc`. System leaves the block alone when it has no larger one.
             return if new.is_null() { unsafe { self.move_to_larger(block, layout, size) } } else { new };
         };
-        if self.resize(start, layout.size(), size) {
+        // One that shrinks, and is not the newest, keeps what it has.
+        if self.resize(start, layout.size(), size) || size <= layout.size() {
             // Not `block` itself, by which only the old size may be reached.
             // SAFETY: the offset is inside the space.
             return unsafe { self.base().add(start) };

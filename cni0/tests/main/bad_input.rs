@@ -1,6 +1,7 @@
 //! Bad input: one CNI error with the right code that names the culprit, exit 1, nothing changed.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use cni::testing::{Calling, Lab};
@@ -50,6 +51,7 @@ fn environments() -> Vec<Case> {
             ("CNI_IFNAME", Some(b"a b"), "a b"),
             ("CNI_IFNAME", Some(b"a\t"), "a\\t"),
             ("CNI_IFNAME", Some("a\u{a0}".as_bytes()), "a\\u{a0}"),
+            ("CNI_IFNAME", Some("à".as_bytes()), "à"),
             ("CNI_IFNAME", Some(b"\xff\xfe"), "xFF"),
             ("CNI_PATH", None, "CNI_PATH"),
             ("CNI_PATH", Some(b""), "CNI_PATH"),
@@ -244,6 +246,26 @@ fn that_cannot_be_read_and_answers_that_cannot_be_written() {
     assert_eq!(outcome.status, Some(1));
     assert!(outcome.stderr.contains("stdout"), "{outcome:?}");
     shell("2>&-").ok();
+}
+
+/// From and to pipes that do not block, as some runtimes have them.
+#[test]
+fn that_comes_late_and_answers_that_are_fetched_late_are_waited_for() {
+    let lab = Lab::new();
+    lab.netns("c1");
+    let traced = |options: &[&str]| {
+        let trace = lab.dir().join("trace");
+        let options = [&["-qq", "-o", trace.to_str().unwrap()], options].concat();
+        lab.attach("loopback", "ADD", "/run/netns/c1").stdin(GOOD).strace(&options).run().ok();
+        fs::read_to_string(trace).unwrap()
+    };
+    for (call, stream) in [("read", "read(0, "), ("write", "write(1, ")] {
+        let which = format!("trace={call}");
+        let before = traced(&["-e", &which]).lines().take_while(|line| !line.starts_with(stream)).count();
+        let inject = format!("inject={call}:error=EAGAIN:when={}", before + 1);
+        let log = traced(&["-e", &which, "-e", &inject]);
+        assert!(log.lines().any(|line| line.starts_with(stream) && line.contains("INJECTED")), "{log}");
+    }
 }
 
 /// `CNI_ARGS` is not for loopback: nothing in it can hurt.

@@ -11,8 +11,9 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
 
 /// Where network namespaces are mounted, as `ip netns` and runtimes do it.
 pub(super) fn mounted() -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    text.lines().filter_map(mounted_netns).map(PathBuf::from).collect()
+    // Other mounts may be where no text says.
+    let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().filter_map(mounted_netns).map(PathBuf::from).collect()
 }
 
 /// The mount point in a line of mountinfo, if a network namespace is mounted there.

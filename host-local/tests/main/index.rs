@@ -204,3 +204,15 @@ fn a_steady_index_is_used_and_not_made_again() {
         assert!(!listed.contains("getdents64"), "{command} {id} read the directory: {listed}");
     }
 }
+
+#[test]
+fn any_time_of_the_directory_is_borne() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    for time in [i64::MIN, i64::MAX] {
+        lab.sh(&format!("touch -d @{time} {}", net.dir().display()));
+        net.call("CHECK", "a").ok();
+    }
+    net.del("a");
+}

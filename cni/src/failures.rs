@@ -1,14 +1,14 @@
 //! Going on after a failure, and telling all of them in the end.
 
-use cni::{Error, Result};
+use crate::error::{Error, Result};
 
 /// What went wrong so far.
 #[derive(Debug, Default)]
-pub(crate) struct Failures(Option<Error>);
+pub struct Failures(Option<Error>);
 
 impl Failures {
     /// Notes how a step ended. The first failure is the answer, the others stand in its details.
-    pub(crate) fn note(&mut self, step: Result<()>) {
+    pub fn note(&mut self, step: Result<()>) {
         if let Err(error) = step {
             self.0 = Some(match self.0.take() {
                 None => error,
@@ -18,16 +18,15 @@ impl Failures {
     }
 
     /// The outcome of all steps.
-    pub(crate) fn into_result(self) -> Result<()> {
+    pub fn into_result(self) -> Result<()> {
         self.0.map_or(Ok(()), Err)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use cni::Code;
-
     use super::*;
+    use crate::error::Code;
 
     #[test]
     fn the_first_is_the_answer_and_none_is_lost() {
