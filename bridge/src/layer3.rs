@@ -1,8 +1,6 @@
 //! Layer 3: addresses and routes in the container, the gateway on the host.
 
-use std::fs::OpenOptions;
 use std::net::IpAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use cni::ip::Cidr;
@@ -102,7 +100,7 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
                 let error = Error::new(Code::INTERNAL, what);
                 return Err(error.details("set net.ipv6.conf.default.disable_ipv6=0 for the container"));
             }
-            Setting::Missing if !Path::new("/proc/sys/net/ipv6").exists() => {
+            Setting::Missing if sysctl::read(&["net", "ipv6", "conf", "all", "disable_ipv6"])?.is_none() => {
                 let error = Error::new(Code::INTERNAL, "this kernel has no IPv6");
                 return Err(error.details("start it without ipv6.disable=1, or give the network IPv4 addresses only"));
             }
@@ -184,14 +182,10 @@ pub(crate) fn enable_forwarding(plan: &Plan) -> Result<()> {
 /// STATUS: is forwarding on, or could it be? IPv6 may be missing as a whole.
 pub(crate) fn forwarding_status() -> Result<()> {
     for (key, v4) in FORWARDING {
-        let path = format!("/proc/sys/{}", key.join("/"));
-        match std::fs::read_to_string(&path) {
-            Ok(value) if value.trim_end() == "1" => {}
-            Err(_) if !v4 => {}
-            _ => {
-                let writable = OpenOptions::new().write(true).open(&path);
-                writable.map_err(|error| cannot_forward(key).details(error.to_string()))?;
-            }
+        match sysctl::read(key) {
+            Ok(Some(value)) if value == "1" => {}
+            Ok(None) | Err(_) if !v4 => {}
+            _ => sysctl::can_be_set(key).map_err(|error| cannot_forward(key).details(error.to_string()))?,
         }
     }
     Ok(())

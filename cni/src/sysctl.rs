@@ -51,6 +51,11 @@ pub fn read(key: &[&str]) -> Result<Option<String>> {
     }
 }
 
+/// Could `key` be set? Tries nothing but to open it.
+pub fn can_be_set(key: &[&str]) -> io::Result<()> {
+    Ok(sys::open(Path::new(&path_of(key)), OFlag::O_WRONLY).map(drop)?)
+}
+
 fn path_of(key: &[&str]) -> String {
     format!("/proc/sys/{}", key.join("/"))
 }

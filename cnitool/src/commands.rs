@@ -1,6 +1,5 @@
 //! `add`, `del`, `check`, `gc` and `status`: from the command line and the environment to a call of the plugins.
 
-use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use cni::{AddResult, Code, Context, Error, Netns, Result, Version};
@@ -9,10 +8,8 @@ use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
+use crate::privilege::require_capabilities;
 use crate::{out, prune, settings};
-
-/// What plugins need to change networks, and to enter namespaces: names, and numbers in linux/capability.h.
-const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", 12), ("CAP_SYS_ADMIN", 21)];
 
 /// `cnitool add`
 pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
@@ -136,18 +133,6 @@ fn absolute(path: &Path) -> Result<PathBuf> {
         }
     }
     Ok(clean)
-}
-
-/// Without these a plugin would fail half way.
-pub(crate) fn require_capabilities() -> Result<()> {
-    let status = fs::read_to_string("/proc/self/status").trying(|| "read /proc/self/status")?;
-    let held = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
-    let held = held.ok_or_else(|| Error::new(Code::INTERNAL, "/proc/self/status does not tell capabilities"))?;
-    let missing: Vec<_> = NEEDED.iter().filter(|(_, number)| held >> number & 1 == 0).map(|(name, _)| *name).collect();
-    if missing.is_empty() {
-        return Ok(());
-    }
-    Err(Error::new(Code::INTERNAL, format!("permission missing: {}", missing.join(" and "))).details("run it as root"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,6 @@ mod link;
 use cni::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::leases::not_seen;
 use crate::node::Node;
 use crate::out;
 use crate::table::{self, Paint, Tone};
@@ -169,7 +168,7 @@ fn summary(report: &Report) -> String {
         table::count(report.count(Level::Warn), "warning"),
         table::count(report.count(Level::Fail), "failure"),
     ];
-    format!("\n{}\n", counts.join(", ")) + &not_seen(&report.node)
+    format!("\n{}\n", counts.join(", ")) + &report.node.not_seen()
 }
 
 fn describe(report: &Report) -> Value {

@@ -8,7 +8,6 @@ use cni::Result;
 use host_local::inspect::{Lease, Owner, Range};
 use serde_json::{Value, json};
 
-use crate::commands::require_capabilities;
 use crate::conf;
 use crate::node::{Attachment, Network, Node, State};
 use crate::out;
@@ -33,15 +32,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     if texts.is_empty() {
         text = "no network uses host-local, and nothing is left of one that did\n".to_owned();
     }
-    out::print(text + &not_seen(&node))
-}
-
-/// What could not be looked at, for the end of a page.
-pub(crate) fn not_seen(node: &Node) -> String {
-    let item = |what: &String| format!("  - {}", table::wrap(what, 4).trim_start());
-    let lines: String = node.unseen.iter().map(item).collect();
-    let advice = if require_capabilities().is_ok() { "" } else { " (root sees more)" };
-    if lines.is_empty() { lines } else { format!("\nnot seen{advice}:\n{lines}") }
+    out::print(text + &node.not_seen())
 }
 
 fn page(node: &Node, network: &Network, paint: Paint) -> String {

@@ -12,6 +12,7 @@ mod leases;
 mod lock;
 mod node;
 mod out;
+mod privilege;
 mod prune;
 mod settings;
 mod show;

@@ -10,6 +10,7 @@ mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -21,6 +22,7 @@ use cni::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
 use cni::{Error, Netns, Result};
 
 use crate::conf::{self, Broken, NetworkList};
+use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table;
 
@@ -132,8 +134,16 @@ impl Node {
                 self.all_guests_seen = false;
                 continue;
             };
-            // It may have gone meanwhile.
-            let Ok(Some(guest)) = host.link_elsewhere(netns, peer) else { continue };
+            let guest = match host.link_elsewhere(netns, peer) {
+                Ok(Some(guest)) => guest,
+                // It has gone meanwhile.
+                Ok(None) => continue,
+                Err(error) => {
+                    self.all_guests_seen = false;
+                    refused.get_or_insert(error);
+                    continue;
+                }
+            };
             let addresses = addresses.iter().filter(|(owner, address)| *owner == peer && address.global);
             let addresses = addresses.map(|(_, address)| address.cidr).collect();
             let netns = paths.get(&netns).cloned();
@@ -155,16 +165,27 @@ impl Node {
     ) -> Result<BTreeMap<NetnsId, PathBuf>> {
         let home = Netns::current()?;
         let mut paths = BTreeMap::new();
-        let mut known = BTreeSet::from([identity(home.path())]);
-        let mut refused = 0;
+        let mut known: BTreeSet<_> = identity(home.path()).into_iter().collect();
+        let (mut refused, mut hidden) = (0, false);
         let cached = self.cached.iter().filter_map(|cached| cached.netns.clone());
         for path in cached.chain(mounted()).chain(of_processes()) {
             // Most processes share a namespace: each is opened once.
-            let inode = identity(&path);
-            if inode.is_none() || !known.insert(inode) {
-                continue;
+            match identity(&path) {
+                Ok(inode) if known.insert(inode) => {}
+                Ok(_) => continue,
+                Err(error) => {
+                    hidden |= error.kind() == io::ErrorKind::PermissionDenied;
+                    continue;
+                }
             }
-            let Ok(Some(netns)) = Netns::open_if_there(&path) else { continue };
+            let netns = match Netns::open_if_there(&path) {
+                Ok(Some(netns)) => netns,
+                Ok(None) => continue,
+                Err(_) => {
+                    refused += 1;
+                    continue;
+                }
+            };
             if let Some(id) = host.netns_id(&netns)?
                 && seen.contains_key(&id)
             {
@@ -178,6 +199,10 @@ impl Node {
         }
         // Loopback addresses are everybody's.
         self.elsewhere.retain(|ip| !ip.is_loopback());
+        // The kernel says the same of processes that have ended.
+        if hidden && require_capabilities().is_err() {
+            self.unseen.push("the namespaces of the processes of others".to_owned());
+        }
         if refused > 0 {
             let what = table::count(refused, "namespace");
             self.unseen.push(format!("the addresses in {what}, which may not be entered"));
@@ -202,6 +227,14 @@ impl Node {
             network.read_leases(&mut self.unseen);
             self.networks.push(network);
         }
+    }
+
+    /// What could not be looked at, for the end of a page.
+    pub(crate) fn not_seen(&self) -> String {
+        let item = |what: &String| format!("  - {}", table::wrap(what, 4).trim_start());
+        let lines: String = self.unseen.iter().map(item).collect();
+        let advice = if require_capabilities().is_ok() { "" } else { " (root sees more)" };
+        if lines.is_empty() { lines } else { format!("\nnot seen{advice}:\n{lines}") }
     }
 
     /// The networks that were asked for: the one of this name, or all.

@@ -12,12 +12,11 @@ use host_local::inspect::Owner;
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
-use crate::commands::require_capabilities;
 use crate::conf::{self, NetworkList};
-use crate::leases::not_seen;
 use crate::lock::Lock;
 use crate::node::{Attachment, Network, Node, State, owner};
 use crate::out;
+use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table::{self, Paint, Table, Tone};
 
@@ -59,7 +58,7 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
     if chosen.is_empty() {
         out::print("there is no network\n")?;
     }
-    out::print(not_seen(&node))?;
+    out::print(node.not_seen())?;
     failures.into_result()
 }
 

@@ -9,7 +9,6 @@ use host_local::inspect::Owner;
 use serde_json::{Value, json};
 
 use crate::conf;
-use crate::leases::not_seen;
 use crate::node::{Network, Node, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
@@ -58,7 +57,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
             None => "no network has a bridge\n".to_owned(),
         };
     }
-    out::print(text + &not_seen(&node))
+    out::print(text + &node.not_seen())
 }
 
 fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Result<Vec<View<'a>>> {

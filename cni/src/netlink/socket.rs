@@ -1,14 +1,14 @@
 //! The socket: sends requests, reads until they are answered, and believes nothing that it did not check.
 
 use std::fmt;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::socket::{MsgFlags, NetlinkAddr, recvmsg};
 
 use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
@@ -23,6 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 10;
 /// The same for rules: any change of any ruleset spoils a listing, and many may come and go at once.
 const ATTEMPTS_AT_RULES: u32 = 500;
+/// Who the kernel is among those who send.
+const KERNEL: u32 = 0;
 /// Enough for any answer that was seen; grows when it is not. Kept small because untouched pages are cheap.
 const BUFFER: usize = 8 << 10;
 
@@ -356,7 +358,18 @@ impl Socket {
 /// sender's groups, into a list.
 pub(super) fn receive(socket: &NlSocket, buffer: &mut [u8]) -> io::Result<usize> {
     let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
-    retry(|| Ok(recv(sys::borrow(socket).as_raw_fd(), buffer, flags)?))
+    loop {
+        let mut place = [IoSliceMut::new(buffer)];
+        let fd = sys::borrow(socket).as_raw_fd();
+        let (len, sender) = retry(|| {
+            let datagram = recvmsg::<NetlinkAddr>(fd, &mut place, None, flags)?;
+            Ok((datagram.bytes, datagram.address))
+        })?;
+        // Whoever administers the namespace may send to any socket there.
+        if sender.is_some_and(|sender| sender.pid() == KERNEL) {
+            return Ok(len);
+        }
+    }
 }
 
 fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {

@@ -1,7 +1,7 @@
 //! Every verb of `cni::netlink` against the kernel, looked at with iproute2.
 
 use std::fs;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -15,6 +15,7 @@ use cni::netlink::{
 };
 use cni::testing::{Lab, skip};
 use cni::{Code, Deadline, Netns, Result, Route};
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, sendto, socket};
 
 const MAC: MacAddr = MacAddr([0x0a, 0x58, 1, 2, 3, 4]);
 const UP: LinkChange<'_> =
@@ -605,4 +606,25 @@ fn base_chains_are_listed_with_their_policy() {
     assert!(!seen("inet strict mine").unwrap().drops && seen("inet strict mine").unwrap().place != BaseChain::FORWARD);
     let six = seen("ip6 six passing").unwrap();
     assert!(!six.drops && six.sees(Family::Ipv6) && !six.sees(Family::Ipv4));
+}
+
+#[test]
+fn only_the_kernel_is_believed() {
+    let _lab = Lab::bare();
+    let mut host = Netlink::open().unwrap();
+    host.links(None).unwrap();
+    // The only socket in this namespace but the kernel's.
+    let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+    let port = |line: &str| line.split_whitespace().nth(2).and_then(|port| port.parse::<u32>().ok());
+    let port = sockets.lines().filter_map(port).find(|port| *port != 0).unwrap();
+    let forger = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::empty(), SockProtocol::NetlinkRoute).unwrap();
+    for seq in 2..5_u32 {
+        // struct nlmsghdr, and the error of struct nlmsgerr: the next question is refused with EPERM.
+        let mut refusal = Vec::new();
+        for number in [36_u32, 2, seq, port, (-libc::EPERM).cast_unsigned(), 20, 0, 0, 0] {
+            refusal.extend(number.to_ne_bytes());
+        }
+        sendto(forger.as_raw_fd(), &refusal, &NetlinkAddr::new(port, 0), MsgFlags::empty()).unwrap();
+    }
+    assert_eq!(host.links(None).unwrap().len(), 1);
 }

@@ -4,8 +4,8 @@ use cni::{Code, Program};
 
 use super::{Level, Report};
 use crate::chain::Chain;
-use crate::commands::require_capabilities;
 use crate::conf::NetworkList;
+use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use host_local::inspect::{Owner, Range};
 
 use super::{Level, Report, some};
-use crate::commands::require_capabilities;
 use crate::node::{Network, State};
+use crate::privilege::require_capabilities;
 use crate::table;
 
 pub(super) fn check(report: &mut Report) {

@@ -1,12 +1,13 @@
 //! Where this host's network namespaces can be found.
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What tells a namespace from others.
-pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
-    fs::metadata(path).ok().map(|inode| (inode.dev(), inode.ino()))
+pub(super) fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    fs::metadata(path).map(|inode| (inode.dev(), inode.ino()))
 }
 
 /// Where network namespaces are mounted, as `ip netns` and runtimes do it.
