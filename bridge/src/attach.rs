@@ -104,7 +104,7 @@ impl Pair {
         host.await_running(*port, port_name, PATIENCE, || {
             format!("port {port_name:?} of bridge {:?} to come up", bridge.name)
         })?;
-        // Nobody wants to wait until a tree is found, as the port may for as long.
+        // With a spanning tree that takes half a minute, and the port forwards no sooner.
         if bridge.running || bridge.spanning_tree {
             return Ok(());
         }

@@ -2,24 +2,37 @@
 
 use crate::error::{Error, Result};
 
+/// So many are told; of what comes after them the number is.
+const TOLD: usize = 10;
+
 /// What went wrong so far.
 #[derive(Debug, Default)]
-pub struct Failures(Option<Error>);
+pub struct Failures {
+    first: Option<Error>,
+    others: usize,
+}
 
 impl Failures {
     /// Notes how a step ended. The first failure is the answer, the others stand in its details.
     pub fn note(&mut self, step: Result<()>) {
-        if let Err(error) = step {
-            self.0 = Some(match self.0.take() {
-                None => error,
-                Some(first) => first.details(format!("also: {error:?}")),
-            });
-        }
+        let Err(error) = step else { return };
+        self.first = Some(match self.first.take() {
+            None => error,
+            Some(first) => {
+                self.others += 1;
+                if self.others < TOLD { first.details(format!("also: {error:?}")) } else { first }
+            }
+        });
     }
 
     /// The outcome of all steps.
     pub fn into_result(self) -> Result<()> {
-        self.0.map_or(Ok(()), Err)
+        let untold = (self.others + 1).saturating_sub(TOLD);
+        match self.first {
+            None => Ok(()),
+            Some(first) if untold == 0 => Err(first),
+            Some(first) => Err(first.details(format!("and {untold} more"))),
+        }
     }
 }
 
@@ -38,5 +51,15 @@ mod tests {
         let error = failures.into_result().unwrap_err();
         assert_eq!(format!("{error:?}"), "[5] a (x; also: [999] b)");
         assert!(Failures::default().into_result().is_ok());
+    }
+
+    #[test]
+    fn a_thousand_are_counted() {
+        let mut failures = Failures::default();
+        for n in 0..1000 {
+            failures.note(Err(Error::new(Code::IO, format!("<{n}>"))));
+        }
+        let error = format!("{:?}", failures.into_result().unwrap_err());
+        assert!(error.contains("<9>") && !error.contains("<10>") && error.ends_with("; and 990 more)"), "{error}");
     }
 }
