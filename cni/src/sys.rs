@@ -98,6 +98,21 @@ pub(crate) fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
     unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
 }
 
+/// A datagram of a netlink socket, if there is one: its true length, and the number of who sent it.
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, u32)> {
+    // SAFETY: all zeroes are a valid `sockaddr_nl`, which is made of numbers.
+    let mut sender: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut room = libc::socklen_t::try_from(size_of_val(&sender)).unwrap_or_default();
+    let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most as many bytes as there are, and an address of a size that it is told.
+    let len = unsafe {
+        let sender = (&raw mut sender).cast();
+        libc::recvfrom(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags, sender, &raw mut room)
+    };
+    let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+    Ok((len, sender.nl_pid))
+}
+
 // linux/sockios.h: what sockets are asked. libc has them in a type that depends on the C library.
 const SIOCGIFFLAGS: u16 = 0x8913;
 const SIOCGIFHWADDR: u16 = 0x8927;

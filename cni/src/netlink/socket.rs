@@ -1,14 +1,13 @@
 //! The socket: sends requests, reads until they are answered, and believes nothing that it did not check.
 
 use std::fmt;
-use std::io::{self, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
-use nix::sys::socket::{MsgFlags, NetlinkAddr, recvmsg};
 
 use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
@@ -357,16 +356,10 @@ impl Socket {
 /// One datagram, if there is one; its true length comes back, so that a cut is seen. Not by neli, which also reads the
 /// sender's groups, into a list.
 pub(super) fn receive(socket: &NlSocket, buffer: &mut [u8]) -> io::Result<usize> {
-    let flags = MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
     loop {
-        let mut place = [IoSliceMut::new(buffer)];
-        let fd = sys::borrow(socket).as_raw_fd();
-        let (len, sender) = retry(|| {
-            let datagram = recvmsg::<NetlinkAddr>(fd, &mut place, None, flags)?;
-            Ok((datagram.bytes, datagram.address))
-        })?;
+        let (len, sender) = retry(|| sys::receive(sys::borrow(socket), buffer))?;
         // Whoever administers the namespace may send to any socket there.
-        if sender.is_some_and(|sender| sender.pid() == KERNEL) {
+        if sender == KERNEL {
             return Ok(len);
         }
     }
