@@ -94,12 +94,16 @@ pub(crate) fn ensure_gateway(
     name: &str,
     vlans: &Vlans,
 ) -> Result<Link> {
-    let there = host.link(name)?;
-    let made = there.is_none()
-        && create_gateway(host, home, bridge, name).trying(|| format!("make the VLAN's gateway {name:?}"))?;
-    let there = if there.is_some() { there } else { host.link(name)? };
-    let link = there
-        .ok_or_else(|| Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted")))?;
+    let (link, made) = match host.link(name)? {
+        Some(link) => (Some(link), false),
+        None => {
+            let made = create_gateway(host, home, bridge, name);
+            let made = made.trying(|| format!("make the VLAN's gateway {name:?}"))?;
+            (host.link(name)?, made)
+        }
+    };
+    let gone = || Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted"));
+    let link = link.ok_or_else(gone)?;
     wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
     // Where there is a carrier all was done. Whoever made it, and did not come so far, may have been killed.
     if !link.running {

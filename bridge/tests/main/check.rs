@@ -101,3 +101,18 @@ fn a_previous_result_must_be_there_and_fit() {
     other["interfaces"][0]["mac"] = json!("nonsense");
     assert!(pod.check(&config, &other).error(7)["msg"].as_str().unwrap().contains("nonsense"));
 }
+
+#[test]
+fn a_gateway_of_nowhere_and_table_zero_stand_for_nothing() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    pod.answer(json!({
+        "ips": [{ "address": "10.1.0.2/24" }],
+        "routes": [{ "dst": "0.0.0.0/0", "gw": "0.0.0.0" }, { "dst": "10.9.0.0/16", "gw": "10.1.0.1", "table": 0 }],
+    }));
+    let config = layer3(json!({}));
+    let told = pod.add(&config);
+    pod.check(&config, &told).ok();
+    pod.sh("ip route del default");
+    pod.check(&config, &told).error(999);
+}
