@@ -7,11 +7,11 @@ use cni::netlink::{
     Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, Port, VethEnd, VethSpec,
 };
 use cni::sysctl::{self, Setting};
-use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
 use log::warn;
 
 use crate::config::Config;
-use crate::name::{self, Owner};
+use crate::name;
 
 /// How often a name, or a bridge that vanished, is tried again.
 const ATTEMPTS: u32 = 10;
@@ -114,7 +114,12 @@ impl Pair {
 }
 
 /// Makes the pair on the bridge, and the bridge if it is not there.
-pub(crate) fn create(undo: &mut Undo<'_, World>, config: &Config, owner: Owner<'_>, at: &Attachment) -> Result<Pair> {
+pub(crate) fn create(
+    undo: &mut Undo<'_, World>,
+    config: &Config,
+    owner: AttachmentKey<'_>,
+    at: &Attachment,
+) -> Result<Pair> {
     let mut failure = None;
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
@@ -162,7 +167,7 @@ fn make<'a>(
     world: &'a mut World,
     bridge: LinkIndex,
     config: &Config,
-    owner: Owner<'_>,
+    owner: AttachmentKey<'_>,
     host: VethEnd<'a>,
     guest: VethEnd<'a>,
 ) -> Result<NewPort> {

@@ -4,10 +4,9 @@ use std::fmt::Debug;
 
 use cni::ip::{Cidr, MacAddr};
 use cni::netlink::{KernelRoute, Link, Netlink, OperState};
-use cni::{AddResult, Attachment, Call, Code, Context, Error, Home, Interface, IpConfig, Result, Route};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, IpConfig, Result, Route};
 
 use crate::config::Config;
-use crate::name::Owner;
 use crate::{masquerade, spoofcheck, vlan};
 
 /// The main routing table.
@@ -30,7 +29,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     let Home { netns: home, netlink: host } = call.home()?;
     let guest = at.open_netns()?.run(&home, Netlink::open)?;
     let mut scene = Scene { config, at, told, host, guest };
-    let owner = Owner::new(call, at);
+    let owner = AttachmentKey::new(call, at);
 
     let bridge = scene.bridge()?;
     let container = scene.container()?;

@@ -2,18 +2,19 @@
 
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Link, Netlink};
-use cni::{Call, Delegate, Failures, Result};
+use cni::{AttachmentKey, Call, Delegate, Failures, Result, key};
 use log::debug;
 
-use crate::name::{self, Owner};
 use crate::{attach, iptables, masquerade, spoofcheck};
 
 /// Removes it all, goes on after `failures`, and adds to them.
 pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures: &mut Failures) -> Result<()> {
     let network = call.network.as_str();
     let valid = call.valid_attachments()?;
-    let keep: Vec<Owner<'_>> =
-        valid.iter().map(|valid| Owner { network, container: &valid.container, ifname: &valid.ifname }).collect();
+    let keep: Vec<AttachmentKey<'_>> = valid
+        .iter()
+        .map(|valid| AttachmentKey { network, container: &valid.container, ifname: &valid.ifname })
+        .collect();
 
     let mut host = Netlink::open()?;
     let mut nft = Nftables::open()?;
@@ -30,6 +31,6 @@ pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures:
 }
 
 /// Is it the host's end of a pair of this network that nobody needs?
-fn is_stale(link: &Link, network: &str, keep: &[Owner<'_>]) -> bool {
-    link.alias.starts_with(&name::alias_prefix(network)) && !keep.iter().any(|owner| owner.alias() == link.alias)
+fn is_stale(link: &Link, network: &str, keep: &[AttachmentKey<'_>]) -> bool {
+    link.alias.starts_with(&key::alias_prefix(network)) && !keep.iter().any(|owner| owner.alias() == link.alias)
 }

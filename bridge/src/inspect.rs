@@ -3,10 +3,9 @@
 use cni::ip::Cidr;
 use cni::netlink::Address;
 use cni::netlink::nft::Nftables;
-use cni::{Call, IfName, Result};
+use cni::{AttachmentKey, Call, Result, key};
 
 use crate::config::{Backend, Config};
-use crate::name::{self, Owner};
 use crate::{gateway, iptables, masquerade, spoofcheck};
 
 pub use crate::masquerade::{Masquerade, WAY_BACK};
@@ -55,41 +54,18 @@ pub fn refuse_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: b
 
 /// The alias of the host's end of an attachment's pair.
 pub fn alias(network: &str, container: &str, ifname: &str) -> String {
-    Owner { network, container, ifname }.alias()
-}
-
-/// What the alias of a host's end says.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PortOwner {
-    /// The network.
-    pub network: String,
-    /// The container and its interface; `None` if they were too long for the alias.
-    pub attachment: Option<(String, String)>,
-}
-
-/// Whose port has this alias; `None` if it is none of ours.
-pub fn port_owner(text: &str) -> Option<PortOwner> {
-    let words: Vec<&str> = text.split(' ').collect();
-    let ["cni0", network, rest @ ..] = words.as_slice() else { return None };
-    let attachment = match rest {
-        // What a long alias ends in is too long for the name of an interface.
-        [container, ifname] if IfName::from_config(ifname).is_ok() => {
-            Some(((*container).to_owned(), (*ifname).to_owned()))
-        }
-        _ => None,
-    };
-    Some(PortOwner { network: (*network).to_owned(), attachment })
+    AttachmentKey { network, container, ifname }.alias()
 }
 
 /// The keys of an attachment's rules, one for each backend. Those of iptables are of all attachments of a container.
 pub fn rule_keys(network: &str, container: &str, ifname: &str) -> [String; 2] {
-    let owner = Owner { network, container, ifname };
+    let owner = AttachmentKey { network, container, ifname };
     [owner.mark(), owner.iptables_comment()]
 }
 
 /// What the keys of all rules of a network begin with, one for each backend.
 pub fn network_keys(network: &str) -> [String; 2] {
-    [name::network_mark(network), name::iptables_prefix(network)]
+    [key::network_mark(network), key::iptables_prefix(network)]
 }
 
 /// All rules that hide addresses of containers, of both backends.
@@ -114,19 +90,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_alias_tells_whose_a_port_is() {
-        let owner = port_owner(&alias("net1", "c1", "eth0")).unwrap();
-        assert_eq!((owner.network.as_str(), owner.attachment), ("net1", Some(("c1".to_owned(), "eth0".to_owned()))));
-        let cut = port_owner(&alias("net1", &"c".repeat(300), "eth0")).unwrap();
-        assert_eq!((cut.network.as_str(), cut.attachment), ("net1", None));
-        for other in ["", "cni0", "uplink to rack 4", "net1 c1 eth0"] {
-            assert_eq!(port_owner(other), None, "{other}");
-        }
-    }
-
-    #[test]
     fn rules_are_told_apart_by_their_comments() {
-        let owner = Owner { network: "net1", container: "c1", ifname: "eth0" };
+        let owner = AttachmentKey { network: "net1", container: "c1", ifname: "eth0" };
         let nft = Masquerade { source: None, iptables: false, comment: owner.comment() };
         let iptables = Masquerade { source: None, iptables: true, comment: owner.iptables_comment() };
         let keys = |container, ifname| rule_keys("net1", container, ifname);

@@ -11,10 +11,9 @@ use std::time::Duration;
 use cni::ip::{Cidr, octets};
 use cni::netlink::Netlink;
 use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
-use cni::{Code, Error, Failures, Result, tool};
+use cni::{AttachmentKey, Code, Error, Failures, Result, key, tool};
 
 use crate::masquerade::{self, Masquerade, missing};
-use crate::name::{self, Owner};
 
 /// How long a tool may take, and a bit less for the lock that it may have to wait for.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -84,7 +83,7 @@ impl Side {
 }
 
 /// Adds the rules of an attachment.
-pub(crate) fn add(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+pub(crate) fn add(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     for side in &SIDES {
         let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == side.v4).collect();
         if ips.is_empty() {
@@ -100,7 +99,7 @@ pub(crate) fn add(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
 /// What `iptables-restore` is told. Unlike upstream, what stays inside comes before the masquerade, for all addresses:
 /// else traffic to the container's second network would be masqueraded. And a chain that is there keeps its rules:
 /// another attachment needs them.
-fn script(side: &Side, owner: Owner<'_>, ips: &[&Cidr], chain_is_there: bool) -> String {
+fn script(side: &Side, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_is_there: bool) -> String {
     let chain = owner.chain();
     // For legal names the reference's quotes are the only characters to be escaped.
     let comment = owner.iptables_comment().replace('"', "\\\"");
@@ -127,7 +126,7 @@ fn script(side: &Side, owner: Owner<'_>, ips: &[&Cidr], chain_is_there: bool) ->
 
 /// Removes the rules of an attachment, and the chain with its last user. `ips` are its addresses, if they are known;
 /// they matter only while the container has other attachments to the network, with which it shares the chain.
-pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let chain = owner.chain();
     let mut alone = None;
     let mut failures = Failures::default();
@@ -159,8 +158,8 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: Owner<'_>, i
 }
 
 /// Is this the container's only attachment to the network?
-fn is_alone(host: &mut Netlink, owner: Owner<'_>) -> Result<bool> {
-    let (own, all) = (owner.alias(), format!("{}{} ", name::alias_prefix(owner.network), owner.container));
+fn is_alone(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bool> {
+    let (own, all) = (owner.alias(), format!("{}{} ", key::alias_prefix(owner.network), owner.container));
     Ok(host.find_links(&|alias| alias.starts_with(&all) && alias != own)?.is_empty())
 }
 
@@ -209,8 +208,8 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
 }
 
 /// GC: removes the chains of a network's containers but those in `keep`.
-pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, keep: &[Owner<'_>]) -> Result<()> {
-    let prefix = name::iptables_prefix(network);
+pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, keep: &[AttachmentKey<'_>]) -> Result<()> {
+    let prefix = key::iptables_prefix(network);
     let container = |comment: String| {
         let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
         (!keep.iter().any(|owner| owner.container == id)).then_some(id)
@@ -221,7 +220,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, kee
     stale.dedup();
     let mut failures = Failures::default();
     for id in &stale {
-        failures.note(remove(nft, host, Owner { network, container: id, ifname: "" }, &[]));
+        failures.note(remove(nft, host, AttachmentKey { network, container: id, ifname: "" }, &[]));
     }
     failures.into_result()
 }
@@ -263,7 +262,7 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
 }
 
 /// CHECK: does a rule lead to the chain for each address?
-pub(crate) fn check(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let chain = owner.chain();
     let mut nft = Nftables::open()?;
     for side in &SIDES {
@@ -300,7 +299,7 @@ pub(crate) fn status() -> Result<()> {
 mod tests {
     use super::*;
 
-    const OWNER: Owner<'_> = Owner { network: "net1", container: "cid1", ifname: "eth0" };
+    const OWNER: AttachmentKey<'_> = AttachmentKey { network: "net1", container: "cid1", ifname: "eth0" };
 
     #[test]
     fn what_stays_inside_comes_before_the_masquerade() {

@@ -25,13 +25,14 @@ use std::net::IpAddr;
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{LinkChange, Netlink};
-use cni::{AddResult, Attachment, Call, Code, Delegate, Failure, Failures, Interface, Plugin, Result, Undo};
+use cni::{
+    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Failure, Failures, Interface, Plugin, Result, Undo,
+};
 
 use attach::{Pair, World};
 use config::Config;
 use gateway::Plan;
 use layer3::Guest;
-use name::Owner;
 
 /// The `bridge` plugin.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ impl Plugin for Bridge {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
-        let owner = Owner::new(call, at);
+        let owner = AttachmentKey::new(call, at);
         if config.spoof_check {
             spoofcheck::validate(owner)?;
         }
@@ -75,7 +76,7 @@ impl Plugin for Bridge {
 
     /// Does every step, whatever became of the one before.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let owner = Owner::new(call, at);
+        let owner = AttachmentKey::new(call, at);
         let mut failures = Failures::default();
         let ipam = ipam_to_clean_up(call, &mut failures);
         // What ADD answered, where a runtime passes it on; it only helps.
@@ -151,7 +152,7 @@ fn ipam_to_clean_up<'a>(call: &'a Call<'a>, failures: &mut Failures) -> Result<O
 fn set_up<'a>(
     undo: &mut Undo<'a, World>,
     at: &'a Attachment,
-    owner: Owner<'a>,
+    owner: AttachmentKey<'a>,
     config: &'a Config,
     ipam: Option<&'a Delegate<'a>>,
 ) -> Result<AddResult> {
@@ -186,7 +187,7 @@ fn give_addresses<'a>(
     undo: &mut Undo<'a, World>,
     pair: &Pair,
     at: &'a Attachment,
-    owner: Owner<'a>,
+    owner: AttachmentKey<'a>,
     config: &'a Config,
     ipam: &'a Delegate<'a>,
     result: &mut AddResult,
@@ -255,7 +256,7 @@ fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> R
 }
 
 /// Removes all rules of an attachment, of either backend and whatever the configuration says.
-fn remove_rules(nft: &mut Nftables, owner: Owner<'_>, ips: &[IpAddr]) -> Result<()> {
+fn remove_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::default();
     failures.note(spoofcheck::remove(nft, owner));
     failures.note(masquerade::remove(nft, owner));

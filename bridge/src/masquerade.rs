@@ -7,12 +7,11 @@ use std::net::IpAddr;
 
 use cni::ip::{Cidr, octets};
 use cni::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
-use cni::{Code, Context, Error, Result};
+use cni::{AttachmentKey, Code, Context, Error, Result, key};
 use log::debug;
 
 use crate::config::Backend;
 use crate::iptables;
-use crate::name::{self, Owner};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
 /// A rule for each address of each container.
@@ -60,7 +59,7 @@ impl Masquerade {
 }
 
 /// Hides `ips` from everybody outside of their networks. `first` is a guess: are the chains missing?
-pub(crate) fn add(backend: Backend, owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
+pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
         Backend::Nftables => add_rules(owner, ips, first).map_err(with_remedy),
@@ -83,7 +82,7 @@ fn with_remedy(error: Error) -> Error {
 /// Unlike upstream, the chains are made only where they are missing: making the base chain again costs the kernel
 /// ten times what a rule does. So does refusing a rule, which tells that they are missing; so whoever comes `first`
 /// asks before.
-fn add_rules(owner: Owner<'_>, ips: &[Cidr], first: bool) -> Result<()> {
+fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr], first: bool) -> Result<()> {
     let comment = owner.comment();
     let rules = || {
         ips.iter().map(|ip| {
@@ -120,15 +119,15 @@ fn frame() -> impl Iterator<Item = Edit<'static>> {
 }
 
 /// Removes the rules of an attachment.
-pub(crate) fn remove(nft: &mut Nftables, owner: Owner<'_>) -> Result<()> {
+pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<()> {
     let mark = owner.mark();
     remove_rules(nft, &|comment| comment.starts_with(&mark))
 }
 
 /// GC: removes the rules of a network's attachments but those that `keep` knows, by their marks.
-pub(crate) fn collect(nft: &mut Nftables, network: &str, keep: &[Owner<'_>]) -> Result<()> {
-    let network = name::network_mark(network);
-    let keep: Vec<String> = keep.iter().map(Owner::mark).collect();
+pub(crate) fn collect(nft: &mut Nftables, network: &str, keep: &[AttachmentKey<'_>]) -> Result<()> {
+    let network = key::network_mark(network);
+    let keep: Vec<String> = keep.iter().map(AttachmentKey::mark).collect();
     remove_rules(nft, &|comment| comment.starts_with(&network) && !keep.iter().any(|mark| comment.starts_with(mark)))
 }
 
@@ -163,7 +162,7 @@ pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
 }
 
 /// CHECK: are all `ips` hidden?
-pub(crate) fn check(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     if backend == Backend::Iptables {
         return iptables::check(owner, ips);
     }
@@ -174,7 +173,7 @@ pub(crate) fn check(backend: Backend, owner: Owner<'_>, ips: &[Cidr]) -> Result<
     }
 }
 
-fn check_rules(owner: Owner<'_>, ips: &[Cidr]) -> Result<()> {
+fn check_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let mut nft = Nftables::open()?;
     look_at_chains(&mut nft)?;
     let mark = owner.mark();

@@ -8,11 +8,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use cni::netlink::{Change, Event, LinkIndex, Netlink, Watch};
-use cni::{AddResult, Aside, Attachment, Context, Deadline, Failures, Home, Netns, Result};
+use cni::{AddResult, Aside, Attachment, AttachmentKey, Context, Deadline, Failures, Home, Netns, Result};
 use log::debug;
 
 use crate::attach;
-use crate::name::Owner;
 
 /// How long a link may take to go. It takes less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -23,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// `hold` is kept open until the kernel has done everything: what is deleted by that socket meanwhile shares its wait.
 pub(crate) fn delete_pair(
     mut home: Home,
-    owner: Owner<'_>,
+    owner: AttachmentKey<'_>,
     at: &Attachment,
     told: &AddResult,
     hold: Option<BorrowedFd<'_>>,
@@ -49,7 +48,12 @@ fn delete_guest(netns: &Netns, home: &Netns, at: &Attachment) -> Result<()> {
 
 /// Deletes the host's end, which its alias tells from all others; `false` if there is none. What ADD answered tells
 /// where to look first: a host may have thousands of links.
-fn delete_ports(host: &mut Netlink, owner: Owner<'_>, told: &AddResult, hold: Option<BorrowedFd<'_>>) -> Result<bool> {
+fn delete_ports(
+    host: &mut Netlink,
+    owner: AttachmentKey<'_>,
+    told: &AddResult,
+    hold: Option<BorrowedFd<'_>>,
+) -> Result<bool> {
     let alias = owner.alias();
     for interface in told.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
         if let Some(port) = host.link(interface.name.as_str())?.filter(|link| link.alias == alias) {

@@ -5,9 +5,7 @@
 use cni::ip::MacAddr;
 use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::netlink::{Link, Netlink};
-use cni::{Code, Context, Error, Failures, Result};
-
-use crate::name::Owner;
+use cni::{AttachmentKey, Code, Context, Error, Failures, Result};
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
 const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
@@ -46,7 +44,7 @@ pub struct SpoofCheck {
 }
 
 /// Refuses an id for which the names would be too long.
-pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
+pub(crate) fn validate(owner: AttachmentKey<'_>) -> Result<()> {
     let len = owner.reference().len();
     if len <= REFERENCE {
         return Ok(());
@@ -61,7 +59,7 @@ pub(crate) fn validate(owner: Owner<'_>) -> Result<()> {
 ///
 /// Most often nothing is, and the table is: then it is enough to add. To make the base chain again, or to look for what
 /// is to be replaced, costs the kernel ten times as much.
-pub(crate) fn add(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
+pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
     let names = Names::new(&owner.reference());
     let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
     let rules = || {
@@ -109,7 +107,7 @@ pub(crate) fn add(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
 }
 
 /// Removes the check of an interface, if there is one.
-pub(crate) fn remove(nft: &mut Nftables, owner: Owner<'_>) -> Result<()> {
+pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<()> {
     remove_named(nft, &Names::new(&owner.reference()))
 }
 
@@ -167,7 +165,7 @@ fn link_of(rule: &Rule) -> Option<String> {
 }
 
 /// CHECK: are the rules there, for this port and this address?
-pub(crate) fn check(owner: Owner<'_>, link: &str, mac: MacAddr) -> Result<()> {
+pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
     let names = Names::new(&owner.reference());
     let mut nft = Nftables::open()?;
     let absent = |what: String| {

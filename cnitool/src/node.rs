@@ -15,8 +15,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use bridge::inspect::{Masquerade, PortOwner, SpoofCheck};
+use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::ip::{Cidr, MacAddr};
+use cni::key::AliasOwner;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
 use cni::{Error, Netns, Result};
@@ -318,8 +319,8 @@ impl Node {
 }
 
 /// Whose port a link is, by its alias.
-pub(crate) fn owner(link: &Link) -> Option<PortOwner> {
-    bridge::inspect::port_owner(&link.alias)
+pub(crate) fn owner(link: &Link) -> Option<AliasOwner> {
+    AliasOwner::parse(&link.alias)
 }
 
 /// Keeps what was found; what was not is told.

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use bridge::inspect::{Masquerade, PortOwner};
+use bridge::inspect::Masquerade;
 use cni::ip::Cidr;
+use cni::key::AliasOwner;
 use cni::netlink::{Link, LinkIndex};
 use cni::{Error, Netns};
 use host_local::inspect::{Lease, Owner};
@@ -75,7 +76,7 @@ impl Node {
             }
         }
         for link in &self.links {
-            if let Some(PortOwner { network: name, attachment: Some((container, ifname)) }) = owner(link)
+            if let Some(AliasOwner { network: name, attachment: Some((container, ifname)) }) = owner(link)
                 && name == network.name
             {
                 entry(&container, Some(&ifname), &mut |at| at.port = Some(link.index));
