@@ -33,6 +33,7 @@ use attach::{Pair, World};
 use config::Config;
 use gateway::Plan;
 use layer3::Guest;
+use removal::Removal;
 
 /// The `bridge` plugin.
 #[derive(Debug)]
@@ -78,14 +79,19 @@ impl Plugin for Bridge {
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let owner = AttachmentKey::new(call, at);
         let mut failures = Failures::default();
-        let ipam = ipam_to_clean_up(call, &mut failures);
-        // What ADD answered, where a runtime passes it on; it only helps.
-        let told = call.previous().ok().flatten().unwrap_or_default();
-        let ips: Vec<IpAddr> = told.ips.iter().map(|ip| ip.address.ip()).collect();
+        let ipam = ipam_to_clean_up(call);
+        let prev_result = call.previous().ok().flatten().unwrap_or_default();
+        let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
-        let hold = nft.as_ref().ok().and_then(Nftables::fd);
-        failures.note(call.home().and_then(|home| removal::delete_pair(home, owner, at, &told, hold)));
-        // Nobody may get an address that is still in use.
+        let removal = Removal {
+            key: owner,
+            at,
+            prev_result: &prev_result,
+            ipam: ipam.as_ref().ok().and_then(Option::as_ref),
+            keep_open: nft.as_ref().ok().and_then(Nftables::fd),
+        };
+        failures.note(call.home().and_then(|home| removal.run(home)));
+        // After the pair: an address that is still in use must not be leased again.
         failures.note(ipam.and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
         failures.note(nft.and_then(|mut nft| remove_rules(&mut nft, owner, &ips)));
         failures.into_result()
@@ -106,8 +112,7 @@ impl Plugin for Bridge {
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
         let mut failures = Failures::default();
-        let ipam = ipam_to_clean_up(call, &mut failures);
-        gc::run(call, ipam, &mut failures)?;
+        gc::run(call, ipam_to_clean_up(call), &mut failures)?;
         failures.into_result()
     }
 
@@ -135,14 +140,15 @@ fn ipam<'a>(call: &'a Call<'a>, config: &Config) -> Result<Option<Delegate<'a>>>
     config.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
 }
 
-/// The same for those who clean up. A mistake elsewhere in the configuration is told, and keeps nothing from being
-/// cleaned up.
-fn ipam_to_clean_up<'a>(call: &'a Call<'a>, failures: &mut Failures) -> Result<Option<Delegate<'a>>> {
+/// The IPAM plugin for a command that removes. A mistake elsewhere in the configuration is reported: it concerns the
+/// next ADD, and must not make a DEL fail that removes everything.
+fn ipam_to_clean_up<'a>(call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
     let name = match Config::parse(call) {
         Ok(config) => config.ipam,
         Err(mistake) => {
-            failures.note(Err(mistake));
-            config::ipam(call).unwrap_or_default()
+            let name = config::ipam(call)?;
+            cni::report(&mistake);
+            name
         }
     };
     name.map(|name| Delegate::find(call, &name)).transpose()

@@ -7,75 +7,116 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use cni::netlink::{Change, Event, LinkIndex, Netlink, Watch};
-use cni::{AddResult, Aside, Attachment, AttachmentKey, Context, Deadline, Failures, Home, Netns, Result};
-use log::debug;
+use cni::key::AliasOwner;
+use cni::netlink::{Event, Link, LinkIndex, Netlink, Watch};
+use cni::{
+    AddResult, Aside, Attachment, AttachmentKey, Context, Deadline, Delegate, Failures, Home, IfName, Netns, Result,
+};
+use log::{debug, warn};
 
 use crate::attach;
 
 /// How long a link may take to go. It takes less than a millisecond.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Deletes the pair by the host's end, of which the container can change nothing. Only a pair that somebody else made
-/// has no alias there, and is deleted by the container's end.
-///
-/// `hold` is kept open until the kernel has done everything: what is deleted by that socket meanwhile shares its wait.
-pub(crate) fn delete_pair(
-    mut home: Home,
-    owner: AttachmentKey<'_>,
-    at: &Attachment,
-    told: &AddResult,
-    hold: Option<BorrowedFd<'_>>,
-) -> Result<()> {
-    let mut failures = Failures::default();
-    match delete_ports(&mut home.netlink, owner, told, hold) {
-        Ok(true) => return Ok(()),
-        outcome => failures.note(outcome.map(drop)),
-    }
-    let netns = at.open_netns_if_there();
-    failures.note(netns.and_then(|netns| netns.map_or(Ok(()), |netns| delete_guest(&netns, &home.netns, at))));
-    failures.into_result()
+/// The pair of an attachment that is detached, and what proves that a pair is this one.
+#[derive(Debug)]
+pub(crate) struct Removal<'a> {
+    pub(crate) key: AttachmentKey<'a>,
+    pub(crate) at: &'a Attachment,
+    /// The result of ADD, if the runtime passed it on. It only helps: what is strange in it is ignored.
+    pub(crate) prev_result: &'a AddResult,
+    /// The IPAM plugin, which may know the attachment's addresses.
+    pub(crate) ipam: Option<&'a Delegate<'a>>,
+    /// A socket that stays open until the kernel has deleted the link: what is deleted through the socket meanwhile
+    /// shares the link's wait.
+    pub(crate) keep_open: Option<BorrowedFd<'a>>,
 }
 
-/// Deletes the container's end, if there is one. What cannot be deleted, such as `lo` under another name, is not ours.
-fn delete_guest(netns: &Netns, home: &Netns, at: &Attachment) -> Result<()> {
-    let mut guest = netns.run(home, Netlink::open)?;
-    match guest.apply(&[Change::delete_link(at.ifname.as_str())]) {
-        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO | libc::EOPNOTSUPP)) => Ok(()),
-        outcome => outcome.trying(|| format!("in {:?}", at.sandbox())),
-    }
-}
-
-/// Deletes the host's end, which its alias tells from all others; `false` if there is none. What ADD answered tells
-/// where to look first: a host may have thousands of links.
-fn delete_ports(
-    host: &mut Netlink,
-    owner: AttachmentKey<'_>,
-    told: &AddResult,
-    hold: Option<BorrowedFd<'_>>,
-) -> Result<bool> {
-    let alias = owner.alias();
-    for interface in told.interfaces.iter().filter(|interface| interface.sandbox.is_empty()) {
-        if let Some(port) = host.link(interface.name.as_str())?.filter(|link| link.alias == alias) {
-            return delete_aside(host, port.index, hold).map(|()| true);
+impl Removal<'_> {
+    /// Deletes the pair by its host veth, which the container cannot change and whose alias names the attachment. Only
+    /// a pair that the reference made has no alias; that one is deleted by the container veth.
+    pub(crate) fn run(&self, mut home: Home) -> Result<()> {
+        let mut failures = Failures::default();
+        match self.delete_ports(&mut home.netlink) {
+            Ok(true) => return Ok(()),
+            outcome => failures.note(outcome.map(drop)),
         }
+        failures.note(self.at.open_netns_if_there().and_then(|netns| match netns {
+            Some(netns) => self.delete_unmarked(&mut home, &netns),
+            None => Ok(()),
+        }));
+        failures.into_result()
     }
-    let mut failures = Failures::default();
-    let ports = host.find_links(&|found| found == alias)?;
-    for port in &ports {
-        failures.note(delete_aside(host, port.index, hold));
+
+    /// Deletes the host veth with the attachment's alias; `false` if there is none. The result of ADD names it, which
+    /// saves a look at all links: a host may have thousands.
+    fn delete_ports(&self, host: &mut Netlink) -> Result<bool> {
+        let alias = self.key.alias();
+        for name in self.host_interfaces() {
+            if let Some(port) = host.link(name)?.filter(|link| link.alias == alias) {
+                return delete_aside(host, port.index, self.keep_open).map(|()| true);
+            }
+        }
+        let mut failures = Failures::default();
+        let ports = host.find_links(&|found| found == alias)?;
+        for port in &ports {
+            failures.note(delete_aside(host, port.index, self.keep_open));
+        }
+        failures.into_result().map(|()| !ports.is_empty())
     }
-    failures.into_result().map(|()| !ports.is_empty())
+
+    /// The host's interfaces in the result of ADD. A name that no interface can have is not asked for.
+    fn host_interfaces(&self) -> impl Iterator<Item = &str> {
+        let on_host = self.prev_result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
+        on_host.map(|interface| interface.name.as_str()).filter(|name| IfName::from_config(name).is_ok())
+    }
+
+    /// Deletes the container veth of a pair without our alias, if the pair provably belongs to this attachment. The
+    /// path may lead to the namespace of another container by now, whose interface has the same name.
+    fn delete_unmarked(&self, home: &mut Home, netns: &Netns) -> Result<()> {
+        let place = || format!("in {:?}", self.at.sandbox());
+        let mut guest = netns.run(&home.netns, Netlink::open)?;
+        let Some(link) = guest.link(self.at.ifname.as_str()).trying(place)? else { return Ok(()) };
+        if !self.is_ours(&mut home.netlink, &mut guest, &link)? {
+            warn!(
+                "{:?} in {:?} is left alone: nothing proves that it is this attachment's",
+                link.name,
+                self.at.sandbox()
+            );
+            return Ok(());
+        }
+        attach::delete(&mut guest, link.index).trying(place)
+    }
+
+    /// Whether the container veth `link` belongs to this attachment: the result of ADD lists its host veth, or it has an
+    /// address that is leased to this attachment now. (The addresses in the result prove nothing: after a first DEL
+    /// they may have been leased to another container.)
+    fn is_ours(&self, host: &mut Netlink, guest: &mut Netlink, link: &Link) -> Result<bool> {
+        let Some(port) = link.peer.map(|peer| host.link(peer)).transpose()?.flatten() else { return Ok(false) };
+        let is_pair = link.kind == "veth" && port.kind == "veth" && port.peer == Some(link.index);
+        if !is_pair || AliasOwner::parse(&port.alias).is_some() {
+            return Ok(false);
+        }
+        if self.host_interfaces().any(|name| name == port.name) {
+            return Ok(true);
+        }
+        let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten().unwrap_or_default();
+        if leased.is_empty() {
+            return Ok(false);
+        }
+        Ok(guest.addresses(link.index)?.iter().any(|address| leased.contains(&address.cidr.ip())))
+    }
 }
 
 /// Deletes a link by way of a child, and returns when it is gone.
-fn delete_aside(host: &mut Netlink, link: LinkIndex, hold: Option<BorrowedFd<'_>>) -> Result<()> {
-    let told = Watch::open(Event::Link).and_then(|mut watch| {
+fn delete_aside(host: &mut Netlink, link: LinkIndex, keep_open: Option<BorrowedFd<'_>>) -> Result<()> {
+    let gone = Watch::open(Event::Link).and_then(|mut watch| {
         let delete = || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link)));
-        let child = Aside::start(hold, delete)?;
+        let child = Aside::start(keep_open, delete)?;
         watch.await_gone(link, child.as_fd(), Deadline::after(PATIENCE))
     });
-    match told {
+    match gone {
         Ok(true) => {
             debug!("link {link} is gone");
             Ok(())

@@ -131,23 +131,41 @@ fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
     .trying(|| "remove the spoof check")
 }
 
-/// GC: removes the checks of ports that are gone or `stale`. The names do not tell the network, the ports do.
+/// GC: removes the checks of ports that are gone or `stale`. Their names do not include the network, the ports do.
 ///
-/// A port is made before its rule: so with rules listed before links, a port that is not among them is gone, whoever
-/// attaches containers to other networks meanwhile.
+/// ADD creates a port before its rule. So a port that is missing from a list of links that was read after the rules is
+/// gone, although other networks attach and detach containers meanwhile.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Link) -> bool) -> Result<()> {
     let rules = nft.rules(PREROUTING)?;
     let links = host.links(None)?;
     let is_gone = |name: &str| links.iter().find(|link| link.name == name).is_none_or(&stale);
+    let (gone, alive): (Vec<_>, Vec<_>) = rules
+        .into_iter()
+        .filter(|rule| rule.comment.starts_with(COMMENT))
+        .partition(|rule| link_of(rule).is_some_and(|link| is_gone(&link)));
     let mut failures = Failures::default();
-    for rule in rules {
-        if let Some(reference) = rule.comment.strip_prefix(COMMENT)
-            && link_of(&rule).is_some_and(|link| is_gone(&link))
-        {
-            failures.note(remove_named(nft, &Names::new(reference)));
-        }
+    for (index, rule) in gone.iter().enumerate() {
+        let mut others = gone.iter().skip(index + 1).chain(&alive);
+        let shared = others.any(|other| other.target == rule.target);
+        failures.note(remove_stale(nft, rule, shared));
     }
     failures.into_result()
+}
+
+/// Removes one rule and, unless other rules share them, its chains, in one transaction. If the rule is gone, another
+/// command has removed or replaced it: the chains may be those of a new attachment with the same names, and stay.
+fn remove_stale(nft: &mut Nftables, rule: &Rule, shared: bool) -> Result<()> {
+    let names = Names::new(rule.comment.strip_prefix(COMMENT).unwrap_or_default());
+    let mut edits = vec![Edit::delete_rule(PREROUTING, rule)];
+    for chain in [TABLE.chain(&names.port), TABLE.chain(&names.mac)] {
+        if !shared && nft.has_chain(chain)? {
+            edits.push(Edit::delete_chain(chain));
+        }
+    }
+    match nft.apply(&edits) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(()),
+        outcome => outcome.trying(|| "remove the spoof check"),
+    }
 }
 
 /// All checks of all networks.

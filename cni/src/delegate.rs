@@ -6,6 +6,7 @@
 use std::ffi::OsString;
 use std::fs::{self, Metadata};
 use std::io::{self, Write};
+use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -81,6 +82,14 @@ impl<'a> Delegate<'a> {
         self.run("DEL", Some(at), |plugin| plugin.del(self.call, at))
     }
 
+    /// Returns the addresses that are leased to an attachment; `None` if this plugin cannot tell, as a program.
+    pub fn leased_to(&self, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
+        match &self.way {
+            Way::Builtin(plugin) => plugin.leased_to(self.call, at),
+            Way::File(_) => Ok(None),
+        }
+    }
+
     /// CHECK
     pub fn check(&self, at: &Attachment) -> Result<()> {
         self.run("CHECK", Some(at), |plugin| plugin.check(self.call, at))
@@ -130,12 +139,12 @@ impl From<Failure> for Error {
     }
 }
 
-/// The variables of an attachment; all others are inherited.
+/// The variables of an attachment; all others are inherited. Without a namespace `CNI_NETNS` is empty: the inherited
+/// one may be the plugin's own.
 fn variables(at: &Attachment) -> Vec<(&'static str, OsString)> {
     let Attachment { container, ifname, netns } = at;
-    let mut variables = vec![("CNI_CONTAINERID", container.as_str().into()), ("CNI_IFNAME", ifname.as_str().into())];
-    variables.extend(netns.iter().map(|path| ("CNI_NETNS", path.clone().into())));
-    variables
+    let netns = netns.as_ref().map_or_else(OsString::new, |path| path.clone().into());
+    vec![("CNI_CONTAINERID", container.as_str().into()), ("CNI_IFNAME", ifname.as_str().into()), ("CNI_NETNS", netns)]
 }
 
 /// The program of a plugin, which is executed for each call.

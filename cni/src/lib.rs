@@ -48,6 +48,7 @@ pub use delegate::{Delegate, Failure, Program};
 pub use error::{Code, Context, Error, Result};
 pub use failures::Failures;
 pub use key::AttachmentKey;
+pub use logging::report;
 pub use name::{ContainerId, IfName, NetworkName};
 pub use netns::Netns;
 pub use plugin::{Attachment, Call, Home, Plugin, Prepared, ValidAttachment};

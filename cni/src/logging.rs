@@ -6,9 +6,10 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use env_logger::{Builder, Target};
@@ -16,6 +17,17 @@ use log::{LevelFilter, warn};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
+
+/// Whether warnings of the log reach stderr.
+static ON_STDERR: AtomicBool = AtomicBool::new(false);
+
+/// Reports a mistake that does not make the call fail: to the log, and in any case to stderr.
+pub fn report(mistake: &Error) {
+    warn!("{mistake:?}");
+    if !ON_STDERR.load(Ordering::Relaxed) {
+        let _ = writeln!(io::stderr(), "warning: {mistake:?}");
+    }
+}
 
 /// What should be logged, and where to.
 #[derive(Debug, PartialEq, Eq)]
@@ -77,6 +89,8 @@ impl Wish {
         if self.level == LevelFilter::Off {
             return;
         }
+        let on_stderr = matches!(target, Target::Stderr) && self.level >= LevelFilter::Warn;
+        ON_STDERR.store(on_stderr, Ordering::Relaxed);
         let (process, began) = (std::process::id(), Instant::now());
         let mut builder = Builder::new();
         builder.filter_level(self.level).target(target).format(move |out, record| {

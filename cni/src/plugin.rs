@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use serde::Deserialize;
@@ -31,6 +32,11 @@ pub trait Plugin: Sync {
     fn prepare<'a>(&self, _: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
         Ok(None)
     }
+    /// Returns whether the plugin works in the container's namespace. One that does not, such as an IPAM plugin, never
+    /// looks at `CNI_NETNS`: the path may be gone, or lead to another namespace by now.
+    fn uses_netns(&self) -> bool {
+        true
+    }
     /// Attaches a container's interface to the network.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Undoes an ADD, as far as it got; succeeds if nothing is there.
@@ -39,6 +45,11 @@ pub trait Plugin: Sync {
     /// plugin that others delegate to: they call its DEL when it fails.
     fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         Ok(())
+    }
+    /// Returns the addresses that are leased to an attachment, for a plugin that delegates to this one and has to know
+    /// whose an interface is; `None` if the plugin cannot tell.
+    fn leased_to(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<Vec<IpAddr>>> {
+        Ok(None)
     }
     /// Compares what is there with what ADD made.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;

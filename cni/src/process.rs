@@ -90,7 +90,7 @@ fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn R
         (Request::About, plugin) => Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true }),
         (_, None) => Err(misnamed(plugins, arg0)),
         (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, &request, env, stdin, print).map(success),
+        (request, Some(plugin)) => serve(plugins, plugin, request, env, stdin, print).map(success),
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }
@@ -147,7 +147,7 @@ fn versions() -> Vec<u8> {
 fn serve(
     plugins: &[&dyn Plugin],
     plugin: &dyn Plugin,
-    request: &Request,
+    mut request: Request,
     env: Env<'_>,
     stdin: &mut dyn Read,
     print: Print<'_>,
@@ -157,14 +157,17 @@ fn serve(
     let head = Head::parse(&config)?;
     let network = head.network()?;
     let (command, since) = request.command();
-    let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = request else {
+    if let Request::Unknown(command) = &request {
         // Runtimes compare this text.
         let error = Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"));
         return Err(error.details("use ADD, DEL, CHECK, GC, STATUS or VERSION, in capitals"));
-    };
+    }
     let version = head.version(command, since)?;
-    head.log(env("CNI_LOG")).start(context(plugin.name(), request, network.as_str()));
-    let home = request.refuse_own_netns()?;
+    head.log(env("CNI_LOG")).start(context(plugin.name(), &request, network.as_str()));
+    let home = if plugin.uses_netns() { request.exclude_own_netns()? } else { None };
+    let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = &request else {
+        return Err(Error::bug("a command without a scope"));
+    };
 
     let call = Call {
         network,
@@ -177,7 +180,7 @@ fn serve(
         home: home.into(),
     };
     let done = |result: Result<()>| result.map(|()| Vec::new());
-    let outcome = match request {
+    let outcome = match &request {
         Request::Attachment(Verb::Add, at, _) => {
             let told = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
             done(plugin.add(&call, at).and_then(|result| {

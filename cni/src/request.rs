@@ -8,6 +8,7 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
+use log::warn;
 use serde::Deserialize;
 
 use crate::error::{Code, Context, Error, Result};
@@ -53,7 +54,7 @@ pub(crate) enum NetworkVerb {
 pub(crate) struct Scope {
     pub(crate) args: String,
     pub(crate) path: Vec<PathBuf>,
-    /// `CNI_NETNS_OVERRIDE`: the plugin's own namespace may be worked on.
+    /// `CNI_NETNS_OVERRIDE`: ADD may work in the plugin's own namespace.
     pub(crate) any_netns: bool,
 }
 
@@ -194,14 +195,17 @@ impl Request {
         Ok(bytes)
     }
 
-    /// Refuses to work on the plugin's own namespace, before anything is done. Unlike upstream, which looks afterwards.
-    /// What was opened for it can be used further.
-    pub(crate) fn refuse_own_netns(&self) -> Result<Option<Home>> {
-        let Request::Attachment(Verb::Add | Verb::Del, Attachment { netns: Some(path), .. }, scope) = self else {
-            return Ok(None);
-        };
-        // What cannot be looked at is not ours: whoever opens it will say what is wrong.
-        let Some(theirs) = fs::metadata(path).ok().filter(|_| !scope.any_netns) else { return Ok(None) };
+    /// Keeps ADD and DEL away from the plugin's own namespace, before anything is changed. Unlike upstream, which looks
+    /// afterwards. Returns what was opened for the comparison, for further use.
+    ///
+    /// ADD is refused. For DEL the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host
+    /// once the process ID belongs to another process. So DEL goes on without a namespace.
+    pub(crate) fn exclude_own_netns(&mut self) -> Result<Option<Home>> {
+        let Request::Attachment(verb @ (Verb::Add | Verb::Del), at, scope) = self else { return Ok(None) };
+        let Some(path) = &at.netns else { return Ok(None) };
+        let allowed = *verb == Verb::Add && scope.any_netns;
+        // A path that cannot be examined is not the plugin's own; opening it reports what is wrong.
+        let Some(theirs) = fs::metadata(path).ok().filter(|_| !allowed) else { return Ok(None) };
         // Not every plugin needs a socket: its own namespace can be had without.
         let home = Home::open().ok();
         let is_own = match &home {
@@ -209,6 +213,11 @@ impl Request {
             None => Netns::current()?.is(&theirs)?,
         };
         if !is_own {
+            return Ok(home);
+        }
+        if *verb == Verb::Del {
+            warn!("CNI_NETNS {path:?} is the plugin's own network namespace: the container's is gone");
+            at.netns = None;
             return Ok(home);
         }
         let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));

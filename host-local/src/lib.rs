@@ -20,6 +20,8 @@ mod resolv;
 mod status;
 mod store;
 
+use std::net::IpAddr;
+
 use cni::{AddResult, Attachment, Call, Code, Dns, Error, Failures, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
@@ -66,6 +68,11 @@ impl Plugin for HostLocal {
         Ok(Some(Box::new(Addition::read(call)?)))
     }
 
+    /// Leases are files of the host.
+    fn uses_netns(&self) -> bool {
+        false
+    }
+
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         Addition::read(call)?.add(at)
     }
@@ -82,6 +89,11 @@ impl Plugin for HostLocal {
             failures.note(store.release(ip, &owner));
         }
         failures.into_result()
+    }
+
+    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
+        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Some(Vec::new())) };
+        Ok(Some(store.held_by(&Owner::of(at))?.all().collect()))
     }
 
     /// Unlike upstream, compares with the answer of ADD, if the runtime gives it.

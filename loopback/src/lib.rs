@@ -1,7 +1,9 @@
 //! The `loopback` plugin: brings `lo` of a container up, and says what is on it.
 
+use cni::key::AliasOwner;
 use cni::netlink::{Address, Change, Link, LinkChange, Netlink};
-use cni::{AddResult, Attachment, Call, Code, Error, Interface, IpConfig, Netns, Plugin, Result};
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Netns, Plugin, Result};
 
 /// The only interface this plugin knows; `CNI_IFNAME` is for others.
 const LO: &str = "lo";
@@ -25,22 +27,28 @@ impl Plugin for Loopback {
         let mut netlink = open(call, &at.open_netns()?)?;
         let lo = find(&mut netlink)?;
         let mut addresses = own_addresses(&mut netlink, &lo)?;
-        if !lo.up {
-            netlink.apply(&[Change::set_link(lo.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
+        let alias = AttachmentKey::new(call, at).alias();
+        // An attachment that was never detached does not keep the mark of a namespace that is used again.
+        if !lo.up || (lo.alias != alias && AliasOwner::parse(&lo.alias).is_some()) {
+            let change = LinkChange { up: Some(true), alias: Some(&alias), ..LinkChange::default() };
+            netlink.apply(&[Change::set_link(lo.index, &change)])?;
             // The kernel gave it 127.0.0.1 and, unless IPv6 is off, ::1.
             addresses = own_addresses(&mut netlink, &lo)?;
         }
         Ok(previous.unwrap_or_else(|| describe(&lo, &addresses, at)))
     }
 
+    /// Unlike upstream, sets `lo` down only if this attachment set it up, as its alias says: the path may lead to the
+    /// namespace of another container by now.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let Some(netns) = at.open_netns_if_there()? else { return Ok(()) };
         let mut netlink = open(call, &netns)?;
         let lo = find(&mut netlink)?;
-        if !lo.up {
+        if lo.alias != AttachmentKey::new(call, at).alias() {
             return Ok(());
         }
-        netlink.apply(&[Change::set_link(lo.index, &LinkChange { up: Some(false), ..LinkChange::default() })])
+        let change = LinkChange { up: Some(false), alias: Some(""), ..LinkChange::default() };
+        netlink.apply(&[Change::set_link(lo.index, &change)])
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

@@ -68,6 +68,31 @@ fn the_same_container_with_another_interface_is_another_attachment() {
     assert_clean(lab);
 }
 
+/// A container that is detached and attached again while GC of another network runs has a rule for its old port, which
+/// GC has listed, and one for its new port, under the same names.
+#[test]
+fn the_spoof_check_of_a_container_that_was_attached_again_stays() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "macspoofchk": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let result = pod.add(&config);
+    lab.sh(
+        "nft 'add rule bridge nat PREROUTING iifname vethgone jump cni-br-iface-a-eth0 comment \"macspoofchk-a-eth0\"'",
+    );
+    let mut other = config.clone();
+    other["name"] = json!("net1-other");
+    collect(&pod, &other, json!([])).ok();
+    pod.check(&config, &result).ok();
+    assert!(!lab.sh("nft list ruleset").contains("vethgone"));
+    // Several rules of one container that is gone.
+    lab.sh(&format!("ip link del {}", pod.port(&result)));
+    lab.sh(
+        "nft 'add rule bridge nat PREROUTING iifname vethgone jump cni-br-iface-a-eth0 comment \"macspoofchk-a-eth0\"'",
+    );
+    collect(&pod, &other, json!([])).ok();
+    assert!(!lab.sh("nft list ruleset").contains("macspoofchk"));
+}
+
 #[test]
 fn a_chain_of_iptables_to_which_nothing_leads_any_more_is_collected() {
     let lab = &Lab::new();

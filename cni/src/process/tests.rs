@@ -204,16 +204,16 @@ fn the_gates_of_versions() {
 
 #[test]
 fn its_own_namespace_is_refused_before_anything_is_done() {
-    for command in ["ADD", "DEL"] {
-        let own = Case::new(command).env("CNI_NETNS", "/proc/self/ns/net");
-        own.fails(8, "/proc/self/ns/net");
-        own.env("CNI_NETNS_OVERRIDE", "0").fails(8, "own");
-        for yes in ["1", "true", "TRUE"] {
-            let own = Case::new(command).env("CNI_NETNS", "/proc/thread-self/ns/net");
-            own.env("CNI_NETNS_OVERRIDE", yes).succeeds();
-        }
+    let own = Case::new("ADD").env("CNI_NETNS", "/proc/self/ns/net");
+    own.fails(8, "/proc/self/ns/net");
+    own.env("CNI_NETNS_OVERRIDE", "0").fails(8, "own");
+    for yes in ["1", "true", "TRUE"] {
+        let own = Case::new("ADD").env("CNI_NETNS", "/proc/thread-self/ns/net");
+        own.env("CNI_NETNS_OVERRIDE", yes).succeeds();
     }
-    Case::new("CHECK").env("CNI_NETNS", "/proc/self/ns/net").succeeds();
+    for command in ["CHECK", "DEL"] {
+        Case::new(command).env("CNI_NETNS", "/proc/self/ns/net").succeeds();
+    }
 }
 
 #[test]

@@ -204,14 +204,38 @@ fn del_can_be_repeated() {
 fn its_own_namespace_is_left_alone() {
     let lab = Lab::new();
     lab.sh("ip link set lo up; ip netns attach self $$");
-    for command in ["ADD", "DEL"] {
-        let outcome = call(&lab, command, Path::new("/run/netns/self")).run();
-        let error = outcome.error(8);
-        assert!(error["msg"].as_str().unwrap().contains("/run/netns/self"), "{error}");
-        assert!(is_up(&lab, "self"), "{command} did nothing");
+    let own = Path::new("/run/netns/self");
+    let error = call(&lab, "ADD", own).run().error(8);
+    assert!(error["msg"].as_str().unwrap().contains("/run/netns/self"), "{error}");
+    call(&lab, "ADD", own).env("CNI_NETNS_OVERRIDE", "1").run().ok();
+    // The container's namespace is gone, and its path leads to the host.
+    for allowed in ["", "1"] {
+        call(&lab, "DEL", own).env("CNI_NETNS_OVERRIDE", allowed).run().ok();
+        assert!(is_up(&lab, "self"));
     }
-    call(&lab, "DEL", Path::new("/run/netns/self")).env("CNI_NETNS_OVERRIDE", "1").run().ok();
-    assert!(!is_up(&lab, "self"), "unless it is meant");
+}
+
+#[test]
+fn a_namespace_that_another_container_uses_by_now_is_left_alone() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let other = |command| call(&lab, command, &netns).env("CNI_CONTAINERID", "c2");
+    other("ADD").run().ok();
+    call(&lab, "DEL", &netns).run().ok();
+    assert!(is_up(&lab, "c1"), "it is c2's by now");
+    // c2 was never detached, and its namespace is c1's again.
+    call(&lab, "ADD", &netns).run().ok();
+    other("DEL").run().ok();
+    assert!(is_up(&lab, "c1"), "it is c1's again");
+    call(&lab, "DEL", &netns).run().ok();
+    assert!(!is_up(&lab, "c1"));
+    // What another tool has set up is not ours to set down.
+    lab.sh("ip -n c1 link set lo up");
+    for _ in 0..2 {
+        call(&lab, "DEL", &netns).run().ok();
+        assert!(is_up(&lab, "c1"));
+        call(&lab, "ADD", &netns).run().ok();
+    }
 }
 
 #[test]

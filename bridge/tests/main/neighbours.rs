@@ -1,0 +1,301 @@
+//! DEL whatever happened since ADD: it succeeds, removes everything of its attachment, and touches no other.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cni::testing::{Lab, REFERENCE, reference};
+use serde_json::{Value, json};
+
+use crate::pod::{Pod, merge};
+
+/// Where `CNI_NETNS` leads when DEL arrives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Netns {
+    Alive,
+    Gone,
+    ReusedByOurs,
+    ReusedByReference,
+    Host,
+}
+
+/// What the runtime passes as `prevResult`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Previous {
+    Given,
+    Missing,
+    Strange,
+    OtherVersion,
+}
+
+/// What else changed since ADD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Change {
+    Nothing,
+    ValueOutOfRange,
+    ValueOfWrongType,
+    OtherNetwork,
+    UnknownArgs,
+    GarbledLease,
+}
+
+const NETNS: [Netns; 5] = [Netns::Alive, Netns::Gone, Netns::ReusedByOurs, Netns::ReusedByReference, Netns::Host];
+const PREVIOUS: [Previous; 4] = [Previous::Given, Previous::Missing, Previous::Strange, Previous::OtherVersion];
+const CHANGES: [Change; 6] = [
+    Change::Nothing,
+    Change::ValueOutOfRange,
+    Change::ValueOfWrongType,
+    Change::OtherNetwork,
+    Change::UnknownArgs,
+    Change::GarbledLease,
+];
+
+fn config(backend: &str) -> Value {
+    json!({
+        "cniVersion": "1.0.0", "name": "net1", "type": "bridge", "bridge": "br0", "isDefaultGateway": true,
+        "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true,
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/16" }], [{ "subnet": "fd01::/64" }]] },
+    })
+}
+
+/// A host with two neighbours, one attached by each implementation, and an interface of its own that is called as
+/// those of containers are.
+struct Host<'a> {
+    lab: &'a Lab,
+    config: Value,
+    ours: Pod<'a>,
+    theirs: Pod<'a>,
+}
+
+impl<'a> Host<'a> {
+    fn new(lab: &'a Lab, backend: &str) -> Host<'a> {
+        lab.sh("ip link add eth0 type veth peer name uplink && ip link set eth0 up && ip link set lo up");
+        let config = config(backend);
+        let (ours, theirs) = (Pod::new(lab, "ours"), Pod::new(lab, "theirs"));
+        ours.add(&config);
+        attach(&theirs, &config, Maker::Reference);
+        Host { lab, config, ours, theirs }
+    }
+
+    /// Everything of the neighbours and of the host itself.
+    fn bystanders(&self) -> String {
+        let mut all = self.lab.sh("ip -o -d link show dev eth0; ip -o address show dev br0; ip -o address show dev lo");
+        for pod in [&self.ours, &self.theirs] {
+            all.push_str(&pod.sh("ip -o -d link show dev eth0; ip -o address show dev eth0; ip route; ip -6 route"));
+            all.push_str(&traces(self.lab, &pod.id));
+        }
+        all
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Maker {
+    Ours,
+    Reference,
+}
+
+fn attach(pod: &Pod<'_>, config: &Value, maker: Maker) -> Value {
+    match maker {
+        Maker::Ours => pod.add(config),
+        Maker::Reference => crate::upgrade::theirs(pod, "ADD", config).ok(),
+    }
+}
+
+/// The ports, leases and rules of a container. Its masquerade rules have no id but in the comment.
+fn traces(lab: &Lab, id: &str) -> String {
+    lab.sh(&format!(
+        "ip -o link show type veth | grep -F ' {id} ' || true
+         grep -rlxF -e '{id}' -e '{id}\r' /var/lib/cni || true
+         nft list ruleset | grep -E '(id: |-){id}[\"-]' || true
+         iptables-save -t nat | grep -F '\\\"{id}\\\"' || true
+         ip6tables-save -t nat | grep -F '\\\"{id}\\\"' || true"
+    ))
+}
+
+fn strange(previous: &Value) -> Value {
+    let mut strange = previous.clone();
+    strange["interfaces"] = json!([
+        { "name": "a-name-that-no-interface-can-have", "mac": "nonsense" },
+        { "name": "", "sandbox": "" },
+        { "name": "../../etc/passwd" },
+        { "name": "uplink" },
+        { "name": "eth0" },
+        { "name": "eth0", "sandbox": "/run/netns/elsewhere" },
+    ]);
+    strange
+}
+
+/// Attaches a container, lets all that happen, detaches it, and compares.
+fn case(host: &Host<'_>, maker: Maker, id: &str, netns: Netns, previous: Previous, change: Change) {
+    let what = format!("{maker:?} {netns:?} {previous:?} {change:?}");
+    let lab = host.lab;
+    let mut pod = Pod::new(lab, id);
+    let result = attach(&pod, &host.config, maker);
+    let port = pod.port(&result);
+    let own_netns = pod.netns.clone();
+    let attached = traces(lab, id);
+    // The reference gives its port no alias.
+    assert!(
+        maker == Maker::Reference || attached.contains(&format!("alias cni0 net1 {id} eth0")),
+        "{what}: {attached}"
+    );
+    for wanted in ["/10.1.", "/fd01::", "drop comment", "asquerade"] {
+        assert!(attached.to_lowercase().contains(wanted), "{what}: no {wanted} in {attached}");
+    }
+    let before = host.bystanders();
+
+    if netns != Netns::Alive {
+        lab.sh(&format!("umount {0} && rm {0}", own_netns.display()));
+    }
+    pod.netns = match netns {
+        Netns::Alive | Netns::Gone => own_netns.clone(),
+        Netns::ReusedByOurs => host.ours.netns.clone(),
+        Netns::ReusedByReference => host.theirs.netns.clone(),
+        Netns::Host => PathBuf::from("/proc/self/ns/net"),
+    };
+    let mut config = host.config.clone();
+    match previous {
+        Previous::Given => config["prevResult"] = result.clone(),
+        Previous::Missing => {}
+        Previous::Strange => config["prevResult"] = strange(&result),
+        Previous::OtherVersion => {
+            config["prevResult"] = json!({ "cniVersion": "0.2.0", "ip4": { "ip": "10.1.0.2/16" } })
+        }
+    }
+    match change {
+        Change::Nothing | Change::UnknownArgs => {}
+        Change::ValueOutOfRange => config["mtu"] = json!(99999),
+        Change::ValueOfWrongType => config["isGateway"] = json!("yes"),
+        Change::OtherNetwork => merge(
+            &mut config,
+            json!({
+                "bridge": "br9", "ipMasq": false, "macspoofchk": false, "hairpinMode": true, "promiscMode": true,
+                "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.9.0.0/24" }]] },
+            }),
+        ),
+        Change::GarbledLease => {
+            for ip in result["ips"].as_array().unwrap() {
+                let ip = ip["address"].as_str().unwrap().split('/').next().unwrap();
+                fs::write(Path::new("/var/lib/cni/networks/net1").join(ip), "\0garbage").unwrap();
+            }
+        }
+    }
+    for time in ["first", "second"] {
+        let call = pod.call("DEL", &config);
+        let call = if change == Change::UnknownArgs { call.env("CNI_ARGS", "COLOUR=green") } else { call };
+        let outcome = call.run();
+        assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{what}: {time} DEL: {}", outcome.stderr);
+        let mistaken = matches!(change, Change::ValueOutOfRange | Change::ValueOfWrongType | Change::UnknownArgs);
+        assert_eq!(outcome.stderr.contains("warning: "), mistaken, "{what}: {}", outcome.stderr);
+    }
+
+    // Nothing proves whose a pair without an alias is when both its lease and the result of ADD are lost. It stays until
+    // the runtime deletes the namespace.
+    let unproven = maker == Maker::Reference && previous != Previous::Given && change == Change::GarbledLease;
+    if netns == Netns::Alive {
+        let left = lab.sh(&format!("nsenter --net={} ip -o link show type veth", own_netns.display()));
+        assert_eq!(left.is_empty(), !unproven, "{what}: {left}");
+        lab.sh(&format!("umount {0} && rm {0}", own_netns.display()));
+    }
+    assert_eq!(traces(lab, id), "", "{what}");
+    assert!(!Path::new("/sys/class/net").join(port).exists() || unproven, "{what}");
+    assert_eq!(host.bystanders(), before, "{what}");
+}
+
+/// Every place with every `prevResult`, and of the changes so many that each two circumstances meet.
+fn every_case(maker: Maker, backend: &str) {
+    let lab = &Lab::new();
+    let host = Host::new(lab, backend);
+    for (n, netns) in NETNS.into_iter().enumerate() {
+        for (p, previous) in PREVIOUS.into_iter().enumerate() {
+            for (c, change) in CHANGES.into_iter().enumerate() {
+                if change == Change::Nothing || (n + p + c) % 3 == 0 {
+                    case(&host, maker, &format!("victim{n}{p}{c}"), netns, previous, change);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn del_of_ours_with_nftables_hurts_no_neighbour() {
+    if reference("bridge", "del_of_ours_with_nftables_hurts_no_neighbour").is_some() {
+        every_case(Maker::Ours, "nftables");
+    }
+}
+
+#[test]
+fn del_of_ours_with_iptables_hurts_no_neighbour() {
+    if reference("bridge", "del_of_ours_with_iptables_hurts_no_neighbour").is_some() {
+        every_case(Maker::Ours, "iptables");
+    }
+}
+
+#[test]
+fn del_of_what_the_reference_added_hurts_no_neighbour() {
+    if reference("bridge", "del_of_what_the_reference_added_hurts_no_neighbour").is_some() {
+        every_case(Maker::Reference, "iptables");
+    }
+}
+
+#[test]
+fn del_after_the_bridge_was_deleted_hurts_no_neighbour() {
+    if reference("bridge", "del_after_the_bridge_was_deleted_hurts_no_neighbour").is_none() {
+        return;
+    }
+    for (maker, backend) in [(Maker::Ours, "nftables"), (Maker::Ours, "iptables"), (Maker::Reference, "iptables")] {
+        for previous in PREVIOUS {
+            let lab = &Lab::new();
+            let host = Host::new(lab, backend);
+            let pod = Pod::new(lab, "victim");
+            let result = attach(&pod, &host.config, maker);
+            lab.sh("ip link del br0 && ip link add br0 type bridge");
+            let before = host.bystanders();
+            let mut config = host.config.clone();
+            match previous {
+                Previous::Given => config["prevResult"] = result,
+                Previous::Strange => config["prevResult"] = strange(&result),
+                Previous::Missing | Previous::OtherVersion => {}
+            }
+            pod.del(&config);
+            assert_eq!(traces(lab, "victim"), "", "{maker:?} {backend} {previous:?}");
+            assert_eq!(pod.sh("ip -o link show type veth"), "", "{maker:?} {backend} {previous:?}");
+            assert_eq!(host.bystanders(), before, "{maker:?} {backend} {previous:?}");
+        }
+    }
+}
+
+/// The reference's plugins fail in the host's own namespace, after their work.
+#[test]
+fn an_ipam_program_is_not_given_the_hosts_own_namespace() {
+    if reference("host-local", "an_ipam_program_is_not_given_the_hosts_own_namespace").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let config = config("nftables");
+    let mut pod = Pod::new(lab, "a");
+    pod.call("ADD", &config).env("CNI_PATH", REFERENCE).run().ok();
+    pod.netns = "/proc/self/ns/net".into();
+    pod.call("DEL", &config).env("CNI_PATH", REFERENCE).run().ok();
+    assert_eq!(traces(lab, "a"), "");
+}
+
+/// An interface without an alias whose host veth, lease and result are unknown belongs to nobody that DEL knows.
+#[test]
+fn an_interface_of_the_same_name_that_another_tool_made_stays() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    lab.sh(&format!("ip link add veth1 type veth peer name eth0 netns {}", pod.netns.display()));
+    for config in [config("nftables"), json!({ "cniVersion": "1.0.0", "name": "net1", "type": "bridge" })] {
+        pod.del(&config);
+        pod.sh("ip link show dev eth0");
+    }
+}
+
+#[test]
+fn add_into_the_hosts_own_namespace_is_still_refused() {
+    let lab = &Lab::new();
+    let pod = Pod { netns: "/proc/self/ns/net".into(), ..Pod::new(lab, "a") };
+    let error = pod.call("ADD", &config("nftables")).run().error(8);
+    assert!(error["details"].as_str().unwrap().contains("CNI_NETNS_OVERRIDE"), "{error}");
+    assert_eq!(lab.ip("link show type bridge"), json!([]));
+}
