@@ -18,11 +18,11 @@ pub mod keys;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -38,10 +38,21 @@ pub const PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 /// Where Debian's package puts the reference's plugins.
 pub const REFERENCE: &str = "/usr/lib/cni";
 
-/// How long a plugin may take before the test fails: a minute, or `$CNI0_TEST_PATIENCE` seconds where all is slow.
-fn patience() -> Duration {
+/// Returns how long a test waits for anything before it fails: a minute, or `$CNI0_TEST_PATIENCE` seconds on a slow
+/// machine.
+pub fn patience() -> Duration {
     let seconds = std::env::var("CNI0_TEST_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(60))
+}
+
+/// Polls `condition` until it holds, for what the kernel does not report. Fails after [`patience`] and names `what`.
+#[track_caller]
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Deadline::after(patience());
+    while !condition() {
+        assert!(!deadline.is_over(), "wait for {what}: not seen within {:?}", deadline.length());
+        std::thread::yield_now();
+    }
 }
 
 /// How plugins are installed; both must behave the same.
@@ -103,7 +114,8 @@ impl Lab {
         let copy = |from: &str, to: &str| {
             let from = built(from);
             let to = self.bin().join(to);
-            fs::copy(&from, &to).unwrap_or_else(|error| panic!("install {from:?} (cargo build --bins first): {error}"));
+            assert!(from.exists(), "install {from:?}: it does not exist (cargo build --bins first)");
+            copy_program(&from, &to);
         };
         match layout {
             Layout::Linked => {
@@ -114,6 +126,13 @@ impl Lab {
             }
             Layout::Separate => PLUGINS.iter().for_each(|plugin| copy(plugin, plugin)),
         }
+    }
+
+    /// Installs a shell script beside the plugins; returns its path.
+    pub fn script(&self, name: &str, body: &str) -> PathBuf {
+        let path = self.bin().join(name);
+        write_script(&path, body);
+        path
     }
 
     /// A directory that goes with the test.
@@ -176,6 +195,23 @@ pub fn built(name: &str) -> PathBuf {
         None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     };
     dir.join(name)
+}
+
+/// Writes `body` as an executable shell script, in a child process.
+///
+/// A file that a test executes is never opened for writing in the test's own process. Every child that another test
+/// starts holds a copy of that descriptor between its fork and its exec, and while one does, the kernel refuses to
+/// execute the file (ETXTBSY).
+pub fn write_script(path: &Path, body: &str) {
+    let write = Calling::program("sh").arg("-ec").arg("cat >\"$0\"; chmod 755 \"$0\"").arg(path);
+    let outcome = write.stdin(format!("#!/bin/sh\n{body}\n")).run();
+    assert_eq!(outcome.status, Some(0), "write {path:?}: {}", outcome.stderr);
+}
+
+/// Copies a program, in a child process as [`write_script`] does.
+pub fn copy_program(from: &Path, to: &Path) {
+    let outcome = Calling::program("cp").arg("--preserve=mode").arg(from).arg(to).run();
+    assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
 }
 
 /// Says aloud that a test cannot run here, where `ci/test` counts it.
@@ -288,17 +324,7 @@ impl Calling {
     /// Runs it to its end.
     pub fn run(mut self) -> Outcome {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let deadline = Instant::now() + patience();
-        let child = loop {
-            match self.command.spawn() {
-                Ok(child) => break child,
-                // A child of another test, between fork and exec, has a copy of the descriptor that wrote the file.
-                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < deadline => {
-                    std::thread::yield_now();
-                }
-                Err(error) => panic!("start {:?}: {error}", self.command),
-            }
-        };
+        let child = self.command.spawn().unwrap_or_else(|error| panic!("start {:?}: {error}", self.command));
         let (stderr, outcome) = converse(child, &self.stdin, Deadline::after(patience()));
         let (status, stdout) = outcome.unwrap_or_else(|error| panic!("{:?}: {error:?}", self.command));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();

@@ -2,17 +2,15 @@
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use cni::Netns;
-use cni::testing::{Calling, Lab, Outcome, REFERENCE};
+use cni::testing::{Calling, Lab, Outcome, REFERENCE, patience};
 use serde_json::{Value, json};
 
-/// How long a packet that should come may take.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// How long one is waited for that should not come.
+/// How long to wait for a packet that should not come. On a slow machine a packet that comes later than this is missed,
+/// which lets a broken plugin pass but never fails a sound one.
 const DOUBT: Duration = Duration::from_millis(300);
 
 /// `{"bridge": "br0", …}` with `more` added, and with the scripted IPAM plugin unless `more` has another.
@@ -128,7 +126,7 @@ pub(crate) fn send(from: &UdpSocket, to: &UdpSocket, address: &str) -> Option<Ip
     let ip: IpAddr = address.parse().unwrap();
     // A route may be missing, which is an answer too.
     from.send_to(b"hello", (ip, port)).ok()?;
-    to.set_read_timeout(Some(PATIENCE)).unwrap();
+    to.set_read_timeout(Some(patience())).unwrap();
     let mut buffer = [0; 64];
     let (len, sender) = to.recv_from(&mut buffer).ok()?;
     assert_eq!(&buffer[..len], b"hello");
@@ -160,9 +158,10 @@ pub(crate) fn outside(lab: &Lab) -> PathBuf {
              ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::2/64 dev eth0 nodad
              ip link set eth0 up'
          # On a busy machine it takes a while until both ends are ready.
-         ping -q -c 1 -w 10 192.0.2.2
-         ! [ -e /proc/sys/net/ipv6 ] || ping -6 -q -c 1 -w 10 2001:db8::2",
-        path.display()
+         ping -q -c 1 -w {seconds} 192.0.2.2
+         ! [ -e /proc/sys/net/ipv6 ] || ping -6 -q -c 1 -w {seconds} 2001:db8::2",
+        path.display(),
+        seconds = patience().as_secs()
     ));
     path
 }
@@ -193,19 +192,15 @@ pub(crate) fn ipam_fails(lab: &Lab, command: &str) {
 }
 
 fn install_scripted(lab: &Lab) {
-    let path = lab.bin().join("scripted");
-    if path.exists() {
+    if lab.bin().join("scripted").exists() {
         return;
     }
     let dir = lab.dir().display();
     let script = format!(
-        r#"#!/bin/sh
-echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" | sed 's/ *$//' >>{dir}/calls
+        r#"echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" | sed 's/ *$//' >>{dir}/calls
 cat >{dir}/stdin.$CNI_COMMAND
 [ ! -e {dir}/fail.$CNI_COMMAND ] || {{ echo '{{"code": 123, "msg": "scripted failure"}}'; exit 1; }}
-[ $CNI_COMMAND != ADD ] || cat {dir}/answer.$CNI_CONTAINERID
-"#
+[ $CNI_COMMAND != ADD ] || cat {dir}/answer.$CNI_CONTAINERID"#
     );
-    fs::write(&path, script).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    lab.script("scripted", &script);
 }

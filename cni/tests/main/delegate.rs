@@ -1,12 +1,13 @@
 //! Delegation: `relay` asks `stock` (see `examples/relay.rs`), in the process or by executing it, or asks a script.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::process::{Child, Command, Stdio};
 
 use cni::Version;
-use cni::testing::{Calling, Lab, Outcome};
+use cni::testing::{Calling, Lab, Outcome, copy_program, wait_until, write_script};
 use serde_json::json;
 
 /// Installs the example under both names: linked to one file, or as two copies.
@@ -14,11 +15,11 @@ fn install(lab: &Lab, linked: bool) -> PathBuf {
     let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
     let dir = lab.dir().join(if linked { "linked" } else { "copied" });
     fs::create_dir_all(&dir).unwrap();
-    fs::copy(&program, dir.join("relay")).unwrap();
+    copy_program(&program, &dir.join("relay"));
     if linked {
         fs::hard_link(dir.join("relay"), dir.join("stock")).unwrap();
     } else {
-        fs::copy(&program, dir.join("stock")).unwrap();
+        copy_program(&program, &dir.join("stock"));
     }
     dir
 }
@@ -32,8 +33,7 @@ fn relay(dir: &Path, command: &str, config: impl ToString) -> Calling {
 /// Puts a script there as the plugin `name`.
 fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
     let path = dir.join(name);
-    fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
-    fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+    write_script(&path, body);
     path
 }
 
@@ -219,13 +219,33 @@ fn a_child_need_not_read_and_may_leave_children() {
     relay(&dir, "ADD", &config).run().ok();
     script(&dir, "odd", "head -c 200000 /dev/zero | tr '\\0' ' '; cat >/dev/null; echo '{}'");
     relay(&dir, "ADD", &config).run().ok();
-    // The grandchild keeps stdout and stderr open; the child's end counts.
+    // The grandchild keeps stdout and stderr open for longer than a test waits; the child's end counts.
     let pid = lab.dir().join("pid");
-    script(&dir, "odd", &format!("cat >/dev/null; sleep 100 & echo $! >{}; echo '{{}}'", pid.display()));
-    let began = Instant::now();
+    script(&dir, "odd", &format!("cat >/dev/null; sleep 3600 & echo $! >{}; echo '{{}}'", pid.display()));
     relay(&dir, "ADD", &config).run().ok();
-    assert!(began.elapsed() < Duration::from_secs(30));
     lab.sh(&format!("kill $(cat {})", pid.display()));
+}
+
+/// Holds a file open for writing until it is dropped. It is a process of its own, because a descriptor of this one is
+/// inherited by whatever another test starts at that moment, and would stay open for longer.
+struct Writer(Child);
+
+impl Writer {
+    fn open(file: &Path) -> Writer {
+        let mut shell = Command::new("sh");
+        shell.arg("-ec").arg("exec 3>>\"$0\"; echo; exec sleep 3600").arg(file).stdout(Stdio::piped());
+        let mut writer = Writer(shell.spawn().unwrap());
+        // It prints a line when it has opened the file.
+        writer.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        writer
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
 }
 
 #[test]
@@ -233,7 +253,7 @@ fn a_file_that_is_being_written_is_waited_for() {
     let lab = Lab::bare();
     let dir = install(&lab, false);
     let stock = dir.join("stock");
-    let writer = OpenOptions::new().append(true).open(&stock).unwrap();
+    let writer = Writer::open(&stock);
     std::thread::scope(|scope| {
         let add = scope.spawn(|| {
             let trace = lab.dir().join("busy");
@@ -241,19 +261,18 @@ fn a_file_that_is_being_written_is_waited_for() {
             relay(&dir, "ADD", asking("stock")).strace(&options).run().ok();
             fs::read_to_string(trace).unwrap()
         });
-        // Until the plugin has seen it busy and watches the file.
         let trace = lab.dir().join("busy");
-        while !fs::read_to_string(&trace).is_ok_and(|text| text.contains("inotify_add_watch")) {
-            std::thread::yield_now();
-        }
+        wait_until("the plugin to watch the busy file", || {
+            fs::read_to_string(&trace).is_ok_and(|text| text.contains("inotify_add_watch"))
+        });
         drop(writer);
         let trace = add.join().unwrap();
         assert!(trace.contains("ETXTBSY"), "{trace}");
     });
 
     // A new file moved over the busy one, as a package manager does it.
-    let writer = OpenOptions::new().append(true).open(&stock).unwrap();
-    fs::copy(dir.join("relay"), dir.join("new")).unwrap();
+    let writer = Writer::open(&stock);
+    copy_program(&dir.join("relay"), &dir.join("new"));
     std::thread::scope(|scope| {
         let add = scope.spawn(|| relay(&dir, "ADD", asking("stock")).run().ok());
         fs::rename(dir.join("new"), &stock).unwrap();
@@ -261,7 +280,7 @@ fn a_file_that_is_being_written_is_waited_for() {
     });
     drop(writer);
 
-    let _writer = OpenOptions::new().append(true).open(&stock).unwrap();
+    let _writer = Writer::open(&stock);
     let error = relay(&dir, "DEL", asking("stock")).run().error(11);
     assert!(error["msg"].as_str().unwrap().contains("stock"), "never taken for success: {error}");
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, PLUGINS};
+use cni::testing::{Calling, Lab, PLUGINS, copy_program};
 
 /// The plugin that answers when `path` is called without a command.
 fn who(path: &Path) -> String {
@@ -24,7 +24,7 @@ fn hard_links_symbolic_links_and_copies() {
         symlink(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
         assert_eq!(who(&elsewhere.join(plugin)), wanted, "symbolic link");
         fs::remove_file(elsewhere.join(plugin)).unwrap();
-        fs::copy(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
+        copy_program(&lab.bin().join("cni0"), &elsewhere.join(plugin));
         assert_eq!(who(&elsewhere.join(plugin)), wanted, "copy");
         assert_eq!(
             lab.sh(&format!("cd {}; ./{plugin} 2>&1", lab.bin().display())).lines().next().unwrap(),

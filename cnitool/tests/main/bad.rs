@@ -57,7 +57,7 @@ fn missing_permission() {
     host.lab.sh(&format!("chmod 755 {0} {0}/bin; chmod 1777 {0}", host.lab.dir().display()));
     let tool = cni::testing::built("cnitool");
     // Where ordinary users may look.
-    fs::copy(&tool, host.lab.bin().join("cnitool")).unwrap();
+    cni::testing::copy_program(&tool, &host.lab.bin().join("cnitool"));
     for command in ["add", "del", "check", "gc", "status"] {
         let outcome = cni::testing::Calling::program("setpriv")
             .arg("--bounding-set=-net_admin")
@@ -123,10 +123,8 @@ fn a_plugin_that_is_no_plugin() {
         ("echo '{\"cniVersion\": \"7\"}'", "the result has the unknown cniVersion \"7\""),
         ("kill -9 $$", "signal: 9"),
     ] {
-        let path = host.lab.bin().join("odd");
         // A wrong answer to ADD is followed by DEL, which is answered with nothing.
-        fs::write(&path, format!("#!/bin/sh\n[ $CNI_COMMAND = ADD ] || exit 0\n{script}\n")).unwrap();
-        host.lab.sh(&format!("chmod 755 {}", path.display()));
+        host.lab.script("odd", &format!("[ $CNI_COMMAND = ADD ] || exit 0\n{script}"));
         let why = failure(&host.run("add odd /run/netns/blue"));
         assert!(why.contains(told), "{why}");
         assert_eq!(host.cached(), [""; 0]);

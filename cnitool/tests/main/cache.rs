@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use cni::testing::{Calling, skip};
+use cni::testing::{Calling, copy_program, skip};
 use serde_json::json;
 
 use crate::support::{Host, failure};
@@ -22,7 +22,7 @@ fn testdata() -> PathBuf {
 fn host() -> Host {
     let host = Host::new();
     fs::copy(testdata().join("net.conflist"), host.conf_dir().join("net.conflist")).unwrap();
-    fs::copy(testdata().join("fixed"), host.lab.bin().join("fixed")).unwrap();
+    copy_program(&testdata().join("fixed"), &host.lab.bin().join("fixed"));
     host.lab.netns("blue");
     host
 }

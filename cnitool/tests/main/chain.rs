@@ -215,7 +215,7 @@ fn a_refusal_is_told_once() {
     host.recorder("first");
     host.configure("net.conflist", &list(r#"{"type": "first"}"#));
     let text = "[ $CNI_COMMAND = VERSION ] || { printf '{\"code\": 9, \"msg\": \"no '$CNI_COMMAND'\"}'; exit 1; }";
-    fs::write(host.lab.bin().join("first"), format!("#!/bin/sh\n{text}\n")).unwrap();
+    host.lab.script("first", text);
     let why = failure(&host.run("add net /run/netns/blue"));
     assert!(why.contains("no ADD") && why.contains("not undone: plugin \"first\": no DEL"), "{why}");
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cni::testing::{Calling, built, skip};
+use cni::testing::{Calling, built, copy_program, skip};
 
 use crate::support::{Host, failure};
 
@@ -48,7 +48,7 @@ fn plugins_below_a_directory_that_it_hides_stay_in_sight() {
 fn it_needs_no_root_where_users_may_have_namespaces() {
     let host = Host::new();
     let tool = host.lab.bin().join("cnitool");
-    fs::copy(built("cnitool"), &tool).unwrap();
+    copy_program(&built("cnitool"), &tool);
     let as_nobody = || {
         let setpriv = Calling::program("setpriv").arg("--reuid=65534").arg("--regid=65534");
         setpriv.arg("--clear-groups")

@@ -3,9 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use cni::testing::skip;
+use cni::testing::{copy_program, skip};
 use serde_json::{Value, json};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
@@ -208,7 +207,7 @@ fn plugins_that_are_missing_or_not_executable() {
     let what = ailment(&host, "plugins", "fail");
     assert!(what.contains("host-local") && what.contains(&*host.lab.bin().to_string_lossy()), "{what}");
     // The others are the same file by other names.
-    fs::copy(file("away"), file("host-local")).unwrap();
+    copy_program(&file("away"), &file("host-local"));
     fs::set_permissions(file("host-local"), fs::Permissions::from_mode(0o644)).unwrap();
     assert!(ailment(&host, "plugins", "fail").contains("is not executable"));
     fs::set_permissions(file("host-local"), fs::Permissions::from_mode(0o755)).unwrap();
@@ -549,14 +548,10 @@ fn a_plugin_that_hangs_keeps_nothing_from_being_told() {
     attach(&host, "blue");
     // It keeps what was printed when it was asked.
     let (out, seen) = (host.lab.dir().join("out"), host.lab.dir().join("seen"));
-    let script = format!("#!/bin/sh\ncp {} {}\nexec sleep 1000\n", out.display(), seen.display());
-    fs::write(host.lab.bin().join("slow"), script).unwrap();
-    fs::set_permissions(host.lab.bin().join("slow"), fs::Permissions::from_mode(0o755)).unwrap();
+    host.lab.script("slow", &format!("cp {} {}\nexec sleep 1000", out.display(), seen.display()));
     let list = json!({ "cniVersion": "1.1.0", "name": "slow", "plugins": [{ "type": "slow" }] });
     host.configure("05-slow.conflist", &list.to_string());
-    let began = Instant::now();
     let outcome = host.call("doctor").env("OUT", &out).through("exec \"$0\" \"$@\" >\"$OUT\"").run();
-    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     assert_eq!(outcome.status, Some(3), "{outcome:?}");
     let (text, before) = (fs::read_to_string(out).unwrap(), fs::read_to_string(seen).unwrap());
     assert!(before.contains("ok    leases: network pods: 1 lease") && text.starts_with(&before), "{before}");

@@ -220,16 +220,14 @@ fn adds_that_go_on_meanwhile_lose_nothing() {
 #[test]
 fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
     let host = host("10.133.0.0/24");
-    let plugin = host.lab.bin().join("locked");
     let seen = host.lab.dir().join("locks");
     let script = format!(
-        "#!/bin/sh\nfor how in shared exclusive; do
+        "for how in shared exclusive; do
              flock --$how --nonblock /run/cni0/cnitool.lock true && echo $CNI_COMMAND $how >>{}
-         done\n[ $CNI_COMMAND != ADD ] || jq .prevResult\n",
+         done\n[ $CNI_COMMAND != ADD ] || jq .prevResult",
         seen.display()
     );
-    fs::write(&plugin, script).unwrap();
-    host.lab.sh(&format!("chmod 755 {}", plugin.display()));
+    host.lab.script("locked", &script);
     let mut config = network("pods", "10.133.0.0/24", &json!({}));
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "locked" }));
     host.configure("10-pods.conflist", &config.to_string());

@@ -1,7 +1,6 @@
 //! A host with cnitool, a directory of configurations, and a plugin that writes down how it is called.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use cni::testing::{Calling, Lab, Outcome, REFERENCE, built};
@@ -9,16 +8,14 @@ use serde_json::Value;
 
 /// Writes each call to `../log`, and its configuration to `../NAME.COMMAND`; answers its `prevResult`, or one address. It
 /// fails if there is a file `../fail.NAME.COMMAND`.
-const RECORDER: &str = r#"#!/bin/sh
-name=$(basename "$0") dir=$(dirname "$0")/..
+const RECORDER: &str = r#"name=$(basename "$0") dir=$(dirname "$0")/..
 cat >"$dir/$name.$CNI_COMMAND"
 echo "$CNI_COMMAND $name $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS" >>"$dir/log"
 if [ -e "$dir/fail.$name.$CNI_COMMAND" ]; then
     printf '{"code": 7, "msg": "told\\nto fail", "details": "by a test"}'
     exit 1
 fi
-[ "$CNI_COMMAND" != ADD ] || jq '.prevResult // {cniVersion, ips: [{address: "10.9.0.2/24"}]}' "$dir/$name.ADD"
-"#;
+[ "$CNI_COMMAND" != ADD ] || jq '.prevResult // {cniVersion, ips: [{address: "10.9.0.2/24"}]}' "$dir/$name.ADD""#;
 
 pub(crate) struct Host {
     pub(crate) lab: Lab,
@@ -42,9 +39,7 @@ impl Host {
 
     /// Installs the recorder under this name.
     pub(crate) fn recorder(&self, name: &str) {
-        let path = self.lab.bin().join(name);
-        fs::write(&path, RECORDER).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        self.lab.script(name, RECORDER);
     }
 
     /// Installs one of the reference's plugins.
