@@ -175,6 +175,8 @@ mod tests {
     fn a_child_that_does_not_end_is_killed_and_heard() {
         let child = shell("echo why >&2; exec sleep 1000");
         let pid = child.id();
+        // The deadline below begins when it has printed.
+        assert!(Deadline::after(PATIENCE).readable(child.stderr.as_ref().unwrap().as_fd()).unwrap());
         let (stderr, outcome) = converse(child, b"", Deadline::after(Duration::from_millis(300)));
         let error = outcome.unwrap_err();
         assert_eq!((error.code(), stderr.as_slice()), (Code::TRY_LATER, &b"why\n"[..]));

@@ -77,6 +77,9 @@ fn ports() -> Vec<String> {
     names.filter(|name| name.starts_with("veth")).collect()
 }
 
+/// The child of a DEL lives for some ten milliseconds, so strace delays its first `recvfrom`, which follows the deletion,
+/// and with it the first of the DEL itself, which comes long before. A delay that was too short on a busy machine is
+/// followed by a longer one.
 #[test]
 fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
     if children_are_buried("who_waits_for_the_kernel_keeps_nobody_else_waiting").is_none() {
@@ -87,36 +90,44 @@ fn who_waits_for_the_kernel_keeps_nobody_else_waiting() {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let fifo = lab.dir().join("fifo");
     lab.sh(&format!("mkfifo {}", fifo.display()));
-    let mut seen = 0;
-    for _ in 0..100 {
+    let trace = lab.dir().join("trace");
+    for seconds in [1, 4, 16, 64] {
         pod.add(&config);
         // A pipe that a careless runtime lets its plugins inherit.
         let script = format!("exec 7>{}; exec \"$0\"", fifo.display());
+        let inject = format!("inject=recvfrom:delay_enter={seconds}000000:when=1");
+        // With -D, the DEL is the child of this process, and its end is not that of strace.
+        let options = ["-D", "-f", "-qq", "-o", trace.to_str().unwrap(), "-e", "trace=recvfrom", "-e", &inject];
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| File::open(&fifo).unwrap().read_to_end(&mut Vec::new()));
-            // Until its streams are closed, and until that pipe is.
-            pod.call("DEL", &config).through(&script).run().ok();
+            // Until it has ended, and until that pipe is closed.
+            pod.call("DEL", &config).through(&script).strace(&options).run().ok();
             reader.join().unwrap().unwrap();
         });
-        for child in left_behind() {
-            let Ok(open) = fs::read_dir(child.join("fd")) else { continue };
-            let open: Vec<_> = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).collect();
-            if open.is_empty() {
-                continue; // It ends just now.
-            }
-            seen += 1;
+        let children: Vec<(PathBuf, Vec<PathBuf>)> = left_behind()
+            .into_iter()
+            .filter_map(|child| {
+                let open = fs::read_dir(child.join("fd")).ok()?;
+                let open: Vec<_> = open.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok()).collect();
+                // One without any ends just now.
+                (!open.is_empty()).then_some((child, open))
+            })
+            .collect();
+        for (child, open) in &children {
             let (sockets, others): (Vec<_>, Vec<_>) =
                 open.iter().partition(|path| path.to_string_lossy().starts_with("socket:"));
             assert!(others.iter().all(|path| path.starts_with("/dev/null")), "{open:?}");
             assert!(sockets.len() <= 2, "that by which the link is deleted, and that of the rules: {open:?}");
             let place = fs::read_link(child.join("cwd"));
             assert!(place.is_err() || place.is_ok_and(|path| path.parent().is_none()), "it keeps a directory busy");
+            let pid = child.file_name().unwrap().to_string_lossy();
+            lab.sh(&format!("kill -9 {pid} 2>/dev/null || true"));
         }
-        if seen > 0 {
+        if !children.is_empty() {
             return;
         }
     }
-    panic!("no child was seen: there is none, or somebody waits for it");
+    panic!("no child was seen: there is none, or the DEL waits for it");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Many at once, on a host that nobody has prepared.
 
 use std::collections::BTreeSet;
+use std::fs;
 
-use cni::testing::{Lab, REFERENCE};
+use cni::testing::{Lab, REFERENCE, wait_until};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer3};
@@ -22,11 +23,11 @@ fn all_at_once(lab: &Lab, command: &str, config: &Value) -> Vec<Value> {
         dir = lab.dir().display(),
         bin = lab.bin().display(),
     );
-    std::fs::write(lab.dir().join("config"), config.to_string()).unwrap();
+    fs::write(lab.dir().join("config"), config.to_string()).unwrap();
     lab.sh(&script);
     (1..=PODS)
         .map(|n| {
-            let text = std::fs::read_to_string(lab.dir().join(format!("out/{n}"))).unwrap();
+            let text = fs::read_to_string(lab.dir().join(format!("out/{n}"))).unwrap();
             if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}")) }
         })
         .collect()
@@ -65,29 +66,41 @@ fn a_hundred_first_adds_and_a_hundred_dels() {
     }
 }
 
+/// Stops the DEL after every message that it reads, and changes the list of links before it goes on, so that each of its
+/// lists has changed before it ends.
 #[test]
 fn a_del_among_links_that_come_and_go_finds_its_own() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] } }));
     let pod = Pod::new(lab, "p1");
     pod.add(&config);
-    std::fs::write(lab.dir().join("config"), config.to_string()).unwrap();
-    // Enough links for many pieces, read so slowly that each list changes before its end.
-    let script = format!(
-        "seq 1 30 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -
-         touch {dir}/go
-         while [ -e {dir}/go ]; do ip link add z type veth peer name zz; ip link del z; done &
-         for n in 1 2; do
-             CNI_COMMAND=DEL CNI_CONTAINERID=p1 CNI_NETNS=/run/netns/p1 CNI_IFNAME=eth0 CNI_PATH={bin} \
-                 strace -f -qq -o {dir}/trace -e inject=recvfrom:delay_enter=8000 {bin}/bridge <{dir}/config || echo failed
-         done
-         rm {dir}/go
-         wait",
-        dir = lab.dir().display(),
-        bin = lab.bin().display(),
-    );
-    assert_eq!(lab.sh(&script), "", "there, and not there any more");
-    let trace = std::fs::read_to_string(lab.dir().join("trace")).unwrap();
-    assert!(trace.contains("NLM_F_DUMP_INTR"), "nothing changed meanwhile: {trace}");
+    // Enough links for several messages.
+    lab.sh("seq 1 30 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -");
+    for present in [true, false] {
+        let trace = lab.dir().join(format!("trace.{present}"));
+        let options =
+            ["-f", "-o", trace.to_str().unwrap(), "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=STOP"];
+        let log = || fs::read_to_string(&trace).unwrap_or_default();
+        std::thread::scope(|scope| {
+            let del = scope.spawn(|| pod.call("DEL", &config).strace(&options).run());
+            let mut stops = 0;
+            while !del.is_finished() {
+                let mut stopped = None;
+                wait_until("the DEL to read a message, or to end", || {
+                    let log = log();
+                    let line = log.lines().filter(|line| line.ends_with("--- stopped by SIGSTOP ---")).nth(stops);
+                    stopped = line.map(|line| line.split(' ').next().unwrap().to_owned());
+                    stopped.is_some() || del.is_finished()
+                });
+                if let Some(process) = stopped {
+                    stops += 1;
+                    lab.sh(&format!("ip link add z type veth peer name zz; ip link del z; kill -CONT {process}"));
+                }
+            }
+            del.join().unwrap().ok();
+        });
+        let log = log();
+        assert!(log.contains("NLM_F_DUMP_INTR"), "no list changed (present: {present}): {log}");
+    }
     assert_eq!(lab.sh("ip -o link show type veth | grep -c cni0 || true"), "0\n");
 }

@@ -1,6 +1,6 @@
 //! Traffic: what rules and ports are for, proved by packets. The first packet counts everywhere.
 
-use cni::testing::{Lab, skip};
+use cni::testing::{Lab, patience, skip};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, outside, send, udp};
@@ -48,7 +48,7 @@ fn masquerade_hides_pods(config: &Value) {
         let mut buffer = [0; 16];
         let (_, seen) = server.recv_from(&mut buffer).unwrap();
         server.send_to(b"answer", seen).unwrap();
-        pod.set_read_timeout(Some(std::time::Duration::from_secs(3))).unwrap();
+        pod.set_read_timeout(Some(patience())).unwrap();
         assert_eq!(pod.recv(&mut buffer).unwrap(), 6, "the answer finds its way back");
         assert_eq!(send(&a.udp(any), &b.udp(any), other), own.parse().ok(), "pods see each other's own");
     }

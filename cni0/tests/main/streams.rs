@@ -1,7 +1,6 @@
 //! What becomes of a call whose stdin, stdout or stderr is not there.
 
 use std::fs::{self, File};
-use std::io;
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
@@ -46,9 +45,11 @@ fn files_never_take_the_place_of_a_closed_stream() {
 #[test]
 fn whoever_does_not_listen_is_no_reason_to_be_killed() {
     let lab = Lab::new();
-    let (reader, writer) = io::pipe().unwrap();
-    drop(reader);
-    let outcome = add(&lab, "deaf", "").stdout(writer).stderr(Stdio::piped()).output().unwrap();
+    // The shell makes a pipe and closes its reading end. A pipe of this process would stay open in whatever another test
+    // starts at that moment.
+    let pipe = lab.dir().join("pipe").display().to_string();
+    lab.sh(&format!("mkfifo {pipe}"));
+    let outcome = add(&lab, "deaf", &format!("3<>{pipe} >{pipe} 3<&-")).stderr(Stdio::piped()).output().unwrap();
     assert_eq!(outcome.status.code(), Some(1), "a failure, and no signal");
     assert!(String::from_utf8(outcome.stderr).unwrap().contains("write the answer to stdout"));
 }

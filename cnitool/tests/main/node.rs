@@ -2,20 +2,16 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use cni::Deadline;
 use cni::netlink::{Event, Netlink, Watch};
-use cni::testing::Outcome;
+use cni::testing::{Outcome, patience};
 use serde_json::{Value, json};
 
 use crate::support::Host;
 
 /// As long as runtimes make them.
 pub(crate) const LONG_ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
-
-/// How long the kernel may take to remove a namespace.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A bridge with host-local on it, as most networks are, with `more` keys. A test has a subnet of its own: what others
 /// do meanwhile can be seen in `/proc`.
@@ -62,7 +58,7 @@ pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     let mut watch = Watch::open(Event::Link).unwrap();
     host.lab.sh(&format!("umount /run/netns/{name}; rm /run/netns/{name}"));
     let gone = || Ok(netlink.links(None)?.iter().all(|link| !link.alias.contains(id)).then_some(()));
-    watch.wait_for("the port to go", Deadline::after(PATIENCE), gone).unwrap();
+    watch.wait_for("the port to go", Deadline::after(patience()), gone).unwrap();
 }
 
 /// Writes a lease by hand, as somebody who then died.
