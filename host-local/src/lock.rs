@@ -43,11 +43,14 @@ impl Lock {
     }
 }
 
+/// Opens the lock file for writing, because NFS grants an exclusive lock to no other descriptor. On a read-only file
+/// system DEL and CHECK still need the lock, and a descriptor for reading has to do.
 fn open(dir: &Dir) -> io::Result<Option<File>> {
-    match dir.file(NAME, OFlag::O_RDONLY, 0)? {
+    match dir.file(NAME, OFlag::O_RDWR, 0) {
         // The mode is the reference's.
-        None => dir.file(NAME, OFlag::O_RDONLY | OFlag::O_CREAT, 0o750),
-        file => Ok(file),
+        Ok(None) => dir.file(NAME, OFlag::O_RDWR | OFlag::O_CREAT, 0o750),
+        Err(error) if error.raw_os_error() == Some(libc::EROFS) => dir.file(NAME, OFlag::O_RDONLY, 0),
+        outcome => outcome,
     }
 }
 

@@ -3,11 +3,15 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cni::testing::Lab;
+use serde_json::json;
 
 use crate::support::Net;
+
+/// Longer than a loaded machine needs to start a process.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A process that holds the lock until it is killed.
 fn holder(net: &Net<'_>) -> Child {
@@ -24,13 +28,30 @@ fn holder(net: &Net<'_>) -> Child {
     child
 }
 
-/// Returns as soon as somebody waits for `lock`; only the kernel's list tells.
-fn wait_for_waiter(lock: &fs::File) {
+/// Takes the lock of `net`, lets `call` wait for it, runs `meanwhile`, and releases the lock. Closing the file is what
+/// the kernel does for a process that is killed.
+fn while_waiting<T: Send>(net: &Net<'_>, call: impl FnOnce() -> T + Send, meanwhile: impl FnOnce()) -> T {
+    let lock = fs::File::open(net.dir().join("lock")).unwrap();
+    fs2::FileExt::lock_exclusive(&lock).unwrap();
     let inode = format!(":{} ", lock.metadata().unwrap().ino());
     let waits = |line: &str| line.contains("->") && line.contains(&inode);
-    while !fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
-        std::thread::yield_now();
-    }
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(call);
+        let deadline = Instant::now() + TIMEOUT;
+        // Only the kernel's list shows who waits.
+        while !fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
+            assert!(!waiting.is_finished(), "the call ended without waiting for the lock");
+            assert!(
+                Instant::now() < deadline,
+                "after {TIMEOUT:?} the call does not wait for the lock in {:?}",
+                net.dir()
+            );
+            std::thread::yield_now();
+        }
+        meanwhile();
+        drop(lock);
+        waiting.join().unwrap()
+    })
 }
 
 #[test]
@@ -55,17 +76,8 @@ fn the_next_one_goes_on_when_the_holder_is_killed() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
-    let lock = fs::File::open(net.dir().join("lock")).unwrap();
-    fs2::FileExt::lock_exclusive(&lock).unwrap();
-    let began = Instant::now();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| net.add("b"));
-        wait_for_waiter(&lock);
-        // Closing is what the kernel does for the killed.
-        drop(lock);
-        assert_eq!(waiting.join().unwrap().len(), 1);
-    });
-    assert!(began.elapsed().as_secs() < 15, "it did not wait for its deadline");
+    // A call that waits until its own deadline fails.
+    assert_eq!(while_waiting(&net, || net.add("b"), || ()).len(), 1);
 }
 
 #[test]
@@ -73,15 +85,7 @@ fn a_lock_that_is_removed_meanwhile_is_taken_anew() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
-    let lock = fs::File::open(net.dir().join("lock")).unwrap();
-    fs2::FileExt::lock_exclusive(&lock).unwrap();
-    std::thread::scope(|scope| {
-        let releasing = scope.spawn(|| net.del("a"));
-        wait_for_waiter(&lock);
-        fs::remove_file(net.dir().join("lock")).unwrap();
-        drop(lock);
-        releasing.join().unwrap();
-    });
+    while_waiting(&net, || net.del("a"), || fs::remove_file(net.dir().join("lock")).unwrap());
     assert!(net.leases().is_empty());
 }
 
@@ -90,14 +94,49 @@ fn a_network_that_is_removed_meanwhile_is_made_again() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
-    let lock = fs::File::open(net.dir().join("lock")).unwrap();
-    fs2::FileExt::lock_exclusive(&lock).unwrap();
-    std::thread::scope(|scope| {
-        let adding = scope.spawn(|| net.add("b"));
-        wait_for_waiter(&lock);
-        fs::remove_dir_all(net.dir()).unwrap();
-        drop(lock);
-        adding.join().unwrap();
-    });
+    while_waiting(&net, || net.add("b"), || fs::remove_dir_all(net.dir()).unwrap());
     assert_eq!(net.leases().into_values().collect::<Vec<_>>(), ["b\r\neth0"]);
+}
+
+#[test]
+fn the_lock_file_is_opened_for_writing() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    let trace = lab.dir().join("trace");
+    // The first call creates the file with the mode that the reference gives it, the second one opens it.
+    for command in ["ADD", "DEL"] {
+        let options = ["-f", "-qq", "-e", "trace=openat", "-o", trace.to_str().unwrap()];
+        net.calling(command, "a").strace(&options).run().ok();
+        let text = fs::read_to_string(&trace).unwrap();
+        let opened: Vec<&str> = text.lines().filter(|line| line.contains("\"lock\"")).collect();
+        assert!(!opened.is_empty() && opened.iter().all(|line| line.contains("O_RDWR")), "{command}: {opened:?}");
+    }
+}
+
+#[test]
+fn on_a_read_only_file_system_check_and_del_take_the_lock_all_the_same() {
+    let lab = Lab::new();
+    fs::create_dir_all("/run/data").unwrap();
+    lab.sh("mount -t tmpfs none /run/data");
+    let net = Net::of(&lab, "10.1.0.0/24").with("/ipam/dataDir", json!("/run/data"));
+    net.call("ADD", "a").ok();
+    lab.sh("mount -o remount,bind,ro /run/data");
+    net.call("CHECK", "a").ok();
+    net.call("DEL", "other").ok();
+    let error = net.call("DEL", "a").error(5);
+    assert!(error["msg"].as_str().unwrap().contains("/run/data/net/10.1.0.2"), "{error}");
+    lab.sh("mount -o remount,bind,rw /run/data");
+    net.call("DEL", "a").ok();
+}
+
+#[test]
+fn a_directory_in_the_place_of_the_lock_file_is_named() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    fs::create_dir_all(net.dir().join("lock")).unwrap();
+    for command in ["ADD", "DEL"] {
+        let error = net.call(command, "a").error(5);
+        let msg = error["msg"].as_str().unwrap();
+        assert!(msg.contains("/var/lib/cni/networks/net/lock") && msg.contains("Is a directory"), "{msg}");
+    }
 }
