@@ -457,6 +457,24 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it has no openat")]
+    fn a_change_with_the_same_time_stamp_as_the_last_one_is_noticed() {
+        let base = std::env::temp_dir().join(format!("cni0-stamps-{}", std::process::id()));
+        let leases = Dir::create(&base.join("leases"), 0o755).unwrap();
+        let home = base.join("home");
+        let mut index = Index { home: Some(Dir::create_private(&home).unwrap()), ..Index::default() };
+        leases.place("10.0.0.1", b"c1").unwrap();
+        let stamp = leases.changed().unwrap();
+        index.try_save(&leases).unwrap();
+        let current = || is_apart(leases.changed().unwrap(), Dir::open(&home).unwrap().unwrap().changed().unwrap());
+        assert!(current());
+        // The clock of the kernel has not ticked since, and another program has added a lease.
+        leases.mark(stamp).unwrap();
+        assert!(!current());
+        fs::remove_dir_all(&base).unwrap();
+    }
+
+    #[test]
     fn only_the_exact_distance_counts() {
         assert!(is_apart((APART + 5, 7), (5, 7)));
         for (leases, index) in

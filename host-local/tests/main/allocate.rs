@@ -78,6 +78,18 @@ fn a_second_add_is_a_duplicate_unless_it_asks_for_what_it_has() {
 }
 
 #[test]
+fn a_repeated_grant_does_not_set_the_round_back() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    net.add("b");
+    net.calling("ADD", "a").env("CNI_ARGS", "IP=10.1.0.2").run().ok();
+    assert_eq!(net.files()["last_reserved_ip.0"], "10.1.0.3");
+    net.del("b");
+    assert_eq!(net.add("c"), [ip("10.1.0.4")], "an address that was just released is not the next one");
+}
+
+#[test]
 fn a_failed_repetition_leaves_what_was_held() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
