@@ -1,6 +1,7 @@
 //! ADD: one address out of each range set, all of them or none.
 
 use std::net::IpAddr;
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use cni::{Code, Error, IpConfig, Result, Undo};
@@ -82,7 +83,7 @@ impl Order<'_> {
             }
         }
         let store = undo.world();
-        let error = exhausted(store, self.network, self.number, self.set);
+        let error = exhausted(store.path(), self.network, self.number, self.set);
         Ok(Err(error.details(format!("the oldest is held for {}", oldest(store, self.set)?))))
     }
 
@@ -113,11 +114,10 @@ fn in_use(ip: IpAddr, holder: &Holder) -> Error {
 }
 
 /// Nothing is free in a range set: says what there is, so that somebody can do something about it.
-pub(crate) fn exhausted(store: &Store, network: &str, number: usize, set: &RangeSet) -> Error {
+pub(crate) fn exhausted(dir: &Path, network: &str, number: usize, set: &RangeSet) -> Error {
     let what = format!(
-        "network {network:?}: no IP addresses available in range set {number} ({set}): all {} are leased in {:?}",
-        set.size(),
-        store.path()
+        "network {network:?}: no IP addresses available in range set {number} ({set}): all {} are leased in {dir:?}",
+        set.size()
     );
     Error::new(EXHAUSTED, what).details(
         "release the leases of containers that are gone (GC does), widen the ranges, or set \"reclaimAfterReboot\"",

@@ -222,6 +222,7 @@ pub(crate) struct Span {
 
 impl Span {
     /// The addresses one by one.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn addresses(self) -> impl Iterator<Item = IpAddr> {
         let within = move |ip: &IpAddr| *ip <= self.last;
         std::iter::successors(Some(self.first).filter(within), move |ip| ip::next(*ip).filter(within))

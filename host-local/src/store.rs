@@ -304,19 +304,6 @@ fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
     Ok(std::str::from_utf8(&text).ok().and_then(|text| cni::ip::parse_ip(text.trim()).ok()))
 }
 
-/// A look at the directory without its lock, for those who change nothing: is one of the next addresses of range set
-/// `set` free? `false` means that it takes a closer look.
-pub(crate) fn has_room(dir: &Dir, set: usize, round: impl FnOnce(Option<IpAddr>) -> Vec<Span>) -> io::Result<bool> {
-    const FEW: usize = 64;
-    let spans = round(last_reserved(dir, set)?);
-    for ip in spans.into_iter().flat_map(Span::addresses).take(FEW) {
-        if !dir.has(&ip.to_string())? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
-}
-
 /// Attachments that are alive, for a sweep. Of their owners only the digests: should two have the same, a stale lease
 /// stays.
 #[derive(Debug)]

@@ -183,7 +183,7 @@ fn status_of_a_full_network_reads_no_directory() {
     }
     let trace = lab.dir().join("trace");
     let options = ["-f", "-e", "trace=getdents64", "-o", trace.to_str().unwrap()];
-    net.calling("STATUS", "x").strace(&options).run().error(50);
+    net.calling("STATUS", "x").env("CNI_LOG", "warn").strace(&options).run().ok();
     assert!(!fs::read_to_string(&trace).unwrap().contains("getdents64"));
 }
 

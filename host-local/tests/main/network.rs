@@ -82,44 +82,97 @@ fn gc_keeps_what_is_valid_and_frees_the_rest() {
     assert!(!net.dir().with_file_name("unheard-of").exists());
 }
 
+/// Calls STATUS, which must succeed, and returns its warnings.
+#[track_caller]
+fn warnings(net: &Net<'_>) -> String {
+    let outcome = net.calling("STATUS", "x").env("CNI_LOG", "warn").run();
+    outcome.ok();
+    outcome.stderr
+}
+
 #[test]
-fn status_tells_when_a_set_is_full() {
+fn status_of_a_full_set_succeeds_with_a_warning() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/29"}]]));
     net.call("STATUS", "x").ok();
     assert!(!std::path::Path::new(DATA).exists(), "STATUS makes nothing");
     for id in ["a", "b", "c", "d", "e"] {
-        net.call("STATUS", "x").ok();
+        assert_eq!(warnings(&net), "");
         net.add(id);
     }
-    let error = net.call("STATUS", "x").error(50);
-    let msg = error["msg"].as_str().unwrap();
-    assert!(msg.contains("range set 1") && msg.contains("all 5 are leased"), "{msg}");
-    net.del("c");
+    let assert_warned = || {
+        let warned = warnings(&net);
+        assert!(warned.contains("range set 1") && warned.contains("all 5 are leased"), "{warned}");
+    };
+    assert_warned();
     net.call("STATUS", "x").ok();
+    // Without an index the names of the files are counted.
+    lab.sh("rm -rf /run/cni0");
+    assert_warned();
+    assert!(net.index().is_none(), "STATUS makes nothing");
+    net.del("c");
+    assert_eq!(warnings(&net), "");
 }
 
 #[test]
-fn status_tells_when_nothing_can_be_written() {
+fn status_does_not_wait_for_the_lock() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/30");
+    net.add("a");
+    let trace = lab.dir().join("trace");
+    let options = ["-f", "-qq", "-e", "trace=flock,openat", "-o", trace.to_str().unwrap()];
+    net.calling("STATUS", "x").env("CNI_LOG", "warn").strace(&options).run().ok();
+    let text = fs::read_to_string(&trace).unwrap();
+    assert!(!text.contains("flock") && !text.contains("\"lock\""), "{text}");
+}
+
+#[test]
+fn status_fails_when_the_directory_is_unusable() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/29");
     fs::create_dir_all("/run/data").unwrap();
-    lab.sh("mount -t tmpfs -o size=64k none /run/data");
+    lab.sh("mount -t tmpfs none /run/data");
     let net = net.with("/ipam/dataDir", json!("/run/data/networks"));
     net.call("STATUS", "x").ok();
     lab.sh("mount -o remount,bind,ro /run/data");
     let error = net.call("STATUS", "x").error(50);
     assert!(error["msg"].as_str().unwrap().contains("/run/data"), "{error}");
     net.call("ADD", "a").error(5);
-    lab.sh("mount -o remount,bind,rw /run/data; head -c 1m /dev/zero > /run/data/full || true");
-    net.call("STATUS", "x").error(50);
-    net.call("ADD", "a").error(5);
-    lab.sh("rm /run/data/full");
+    lab.sh("mount -o remount,bind,rw /run/data");
     net.call("STATUS", "x").ok();
-    net.call("ADD", "a").ok();
     let file = net.with("/ipam/dataDir", json!("/etc/hostname"));
     file.call("STATUS", "x").error(50);
     file.call("ADD", "a").error(5);
+}
+
+#[test]
+fn status_of_a_shortage_succeeds_with_a_warning() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/29");
+    fs::create_dir_all("/run/data").unwrap();
+    lab.sh("mount -t tmpfs -o size=64k none /run/data");
+    let net = net.with("/ipam/dataDir", json!("/run/data/networks"));
+    lab.sh("head -c 1m /dev/zero > /run/data/full || true");
+    let warned = warnings(&net);
+    assert!(warned.contains("/run/data") && warned.contains("No space left"), "{warned}");
+    net.call("ADD", "a").error(5);
+    lab.sh("rm /run/data/full");
+    assert_eq!(warnings(&net), "");
+    net.call("ADD", "a").ok();
+    // Other shortages, and two faults that do not pass.
+    let status = |error: &str| {
+        let rule = format!("inject=openat:error={error}:when=1+");
+        let call = net.calling("STATUS", "x").env("CNI_LOG", "warn");
+        call.strace(&["-o", "/dev/null", "-P", "/run/data/networks/net", "-e", &rule]).run()
+    };
+    for error in ["EDQUOT", "ENOMEM", "EMFILE", "ENFILE"] {
+        let outcome = status(error);
+        outcome.ok();
+        assert!(outcome.stderr.contains("/run/data/networks/net"), "{error}: {}", outcome.stderr);
+    }
+    for error in ["EIO", "EACCES"] {
+        status(error).error(50);
+    }
 }
 
 #[test]
@@ -154,11 +207,9 @@ fn leases_of_an_earlier_boot_are_reclaimed_only_if_asked_for_and_only_when_neede
     assert_eq!(asking.add("e"), [ip("10.1.0.6")], "there was still one free");
     net.call("ADD", "f").error(100);
     asking.call("ADD", "f").error(100);
-    asking.call("STATUS", "x").error(50);
     reboot();
     net.call("ADD", "f").error(100);
     assert_eq!(net.leases().len(), 5);
-    asking.call("STATUS", "x").ok();
     assert_eq!(asking.add("f"), [ip("10.1.0.2")]);
     assert_eq!(net.leases().into_values().collect::<Vec<_>>(), ["f\r\neth0"]);
     asking.calling("ADD", "g").env("CNI_ARGS", "IP=10.1.0.2").run().ok();
