@@ -1,36 +1,105 @@
 //! GC: removes what belongs to attachments of this network that nobody lists.
 
+use std::collections::BTreeSet;
+
+use cni::netlink::Netlink;
 use cni::netlink::nft::Nftables;
-use cni::netlink::{Link, Netlink};
-use cni::{AttachmentKey, Call, Delegate, Failures, Result, key};
+use cni::{AttachmentKey, Call, Delegate, Failures, Result, ValidAttachment, key};
 use log::debug;
 
 use crate::{attach, iptables, masquerade, spoofcheck};
 
 /// Removes it all, goes on after `failures`, and adds to them.
 pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures: &mut Failures) -> Result<()> {
-    let network = call.network.as_str();
     let valid = call.valid_attachments()?;
-    let keep: Vec<AttachmentKey<'_>> = valid
-        .iter()
-        .map(|valid| AttachmentKey { network, container: &valid.container, ifname: &valid.ifname })
-        .collect();
+    let keep = Keep::new(call.network.as_str(), &valid);
 
     let mut host = Netlink::open()?;
     let mut nft = Nftables::open()?;
     let links = host.links(None)?;
-    for link in links.iter().filter(|link| is_stale(link, network, &keep)) {
+    for link in links.iter().filter(|link| keep.is_stale_alias(&link.alias)) {
         debug!("{:?} is needed by nobody: {}", link.name, link.alias);
         failures.note(attach::delete(&mut host, link.index));
     }
     failures.note(ipam.and_then(|ipam| ipam.as_ref().map_or(Ok(()), Delegate::gc)));
-    failures.note(spoofcheck::collect(&mut nft, &mut host, |link| is_stale(link, network, &keep)));
-    failures.note(masquerade::collect(&mut nft, network, &keep));
-    failures.note(iptables::collect(&mut nft, &mut host, network, &keep));
+    failures.note(spoofcheck::collect(&mut nft, &mut host, |link| keep.is_stale_alias(&link.alias)));
+    failures.note(masquerade::collect(&mut nft, &keep));
+    failures.note(iptables::collect(&mut nft, &mut host, &keep));
     Ok(())
 }
 
-/// Is it the host's end of a pair of this network that nobody needs?
-fn is_stale(link: &Link, network: &str, keep: &[AttachmentKey<'_>]) -> bool {
-    link.alias.starts_with(&key::alias_prefix(network)) && !keep.iter().any(|owner| owner.alias() == link.alias)
+/// The attachments of a network that a GC keeps, as sets of the marks that they leave on the host.
+///
+/// A node may list a hundred thousand of them, so each mark is computed once and what is found is looked up.
+#[derive(Debug)]
+pub(crate) struct Keep<'a> {
+    pub(crate) network: &'a str,
+    alias_prefix: String,
+    aliases: BTreeSet<String>,
+    network_mark: String,
+    digests: BTreeSet<String>,
+    containers: BTreeSet<&'a str>,
+}
+
+impl<'a> Keep<'a> {
+    fn new(network: &'a str, valid: &'a [ValidAttachment]) -> Keep<'a> {
+        let keys =
+            || valid.iter().map(|valid| AttachmentKey { network, container: &valid.container, ifname: &valid.ifname });
+        Keep {
+            network,
+            alias_prefix: key::alias_prefix(network),
+            aliases: keys().map(|key| key.alias()).collect(),
+            network_mark: key::network_mark(network),
+            digests: keys().map(|key| key.digest()).collect(),
+            containers: keys().map(|key| key.container).collect(),
+        }
+    }
+
+    /// Returns whether a link with this alias belongs to an attachment of this network that is not kept.
+    fn is_stale_alias(&self, alias: &str) -> bool {
+        alias.starts_with(&self.alias_prefix) && !self.aliases.contains(alias)
+    }
+
+    /// Returns whether an nftables rule with this comment belongs to an attachment of this network that is not kept.
+    pub(crate) fn is_stale_comment(&self, comment: &str) -> bool {
+        comment.starts_with(&self.network_mark)
+            && !key::digest_in(comment).is_some_and(|digest| self.digests.contains(digest))
+    }
+
+    /// Returns whether a container has an attachment that is kept.
+    pub(crate) fn has_container(&self, id: &str) -> bool {
+        self.containers.contains(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_attachments_of_the_network_that_are_not_listed_are_stale() {
+        // Too long for an alias, so that only the digest at its end differs.
+        let long = "c".repeat(300);
+        let valid = ["a", "b", &long].map(|id| ValidAttachment { container: id.to_owned(), ifname: "eth0".to_owned() });
+        let keep = Keep::new("net1", &valid);
+        let stale = |network: &str, container: &str, ifname: &str| {
+            let key = AttachmentKey { network, container, ifname };
+            let stale = keep.is_stale_alias(&key.alias());
+            assert_eq!(keep.is_stale_comment(&key.comment()), stale, "{key:?}");
+            stale
+        };
+        for id in ["a", "b", &long] {
+            assert!(!stale("net1", id, "eth0"), "{id} is listed");
+            assert!(stale("net1", id, "eth1"), "{id} has another interface");
+            assert!(!stale("net2", id, "eth1"), "{id} is in another network");
+            assert!(keep.has_container(id));
+        }
+        for id in ["", "aa", "c", &"c".repeat(299), &"c".repeat(301)] {
+            assert!(stale("net1", id, "eth0"), "{id} is not listed");
+            assert!(!keep.has_container(id));
+        }
+        for comment in ["", "uplink", "8e48f37d5de60467"] {
+            assert!(!keep.is_stale_comment(comment), "{comment:?}");
+        }
+    }
 }

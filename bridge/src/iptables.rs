@@ -13,6 +13,7 @@ use cni::netlink::Netlink;
 use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
 use cni::{AttachmentKey, Code, Error, Failures, Result, key, tool};
 
+use crate::gc::Keep;
 use crate::masquerade::{self, Masquerade, missing};
 
 /// How long a tool may take, and a bit less for the lock that it may have to wait for.
@@ -207,12 +208,13 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
     tool::run(restore, &RESTORE, &input, PATIENCE).map(drop)
 }
 
-/// GC: removes the chains of a network's containers but those in `keep`.
-pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, network: &str, keep: &[AttachmentKey<'_>]) -> Result<()> {
+/// GC: removes the chains of a network's containers that are not in `keep`.
+pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
+    let network = keep.network;
     let prefix = key::iptables_prefix(network);
     let container = |comment: String| {
         let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
-        (!keep.iter().any(|owner| owner.container == id)).then_some(id)
+        (!keep.has_container(&id)).then_some(id)
     };
     // Of rules in any chain: whoever was killed may have left one to which nothing leads.
     let mut stale: Vec<String> = comments(nft)?.into_iter().filter_map(container).collect();

@@ -7,10 +7,11 @@ use std::net::IpAddr;
 
 use cni::ip::{Cidr, octets};
 use cni::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
-use cni::{AttachmentKey, Code, Context, Error, Result, key};
+use cni::{AttachmentKey, Code, Context, Error, Result};
 use log::debug;
 
 use crate::config::Backend;
+use crate::gc::Keep;
 use crate::iptables;
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
@@ -124,11 +125,9 @@ pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<()>
     remove_rules(nft, &|comment| comment.starts_with(&mark))
 }
 
-/// GC: removes the rules of a network's attachments but those that `keep` knows, by their marks.
-pub(crate) fn collect(nft: &mut Nftables, network: &str, keep: &[AttachmentKey<'_>]) -> Result<()> {
-    let network = key::network_mark(network);
-    let keep: Vec<String> = keep.iter().map(AttachmentKey::mark).collect();
-    remove_rules(nft, &|comment| comment.starts_with(&network) && !keep.iter().any(|mark| comment.starts_with(mark)))
+/// GC: removes the rules of a network's attachments that are not in `keep`.
+pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
+    remove_rules(nft, &|comment| keep.is_stale_comment(comment))
 }
 
 /// Removes the rules with a comment that is `stale`.

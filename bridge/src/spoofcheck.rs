@@ -2,6 +2,8 @@
 //!
 //! Names and comments are those of the reference, so that each implementation removes what the other made.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use cni::ip::MacAddr;
 use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::netlink::{Link, Netlink};
@@ -138,16 +140,17 @@ fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Link) -> bool) -> Result<()> {
     let rules = nft.rules(PREROUTING)?;
     let links = host.links(None)?;
-    let is_gone = |name: &str| links.iter().find(|link| link.name == name).is_none_or(&stale);
-    let (gone, alive): (Vec<_>, Vec<_>) = rules
-        .into_iter()
-        .filter(|rule| rule.comment.starts_with(COMMENT))
-        .partition(|rule| link_of(rule).is_some_and(|link| is_gone(&link)));
+    let kept: BTreeSet<&str> = links.iter().filter(|link| !stale(link)).map(|link| link.name.as_str()).collect();
+    // How many rules lead to each chain.
+    let mut users: BTreeMap<Option<&str>, usize> = BTreeMap::new();
+    for rule in &rules {
+        *users.entry(rule.target.as_deref()).or_default() += 1;
+    }
+    let is_gone = |rule: &&Rule| link_of(rule).is_some_and(|link| !kept.contains(link.as_str()));
     let mut failures = Failures::default();
-    for (index, rule) in gone.iter().enumerate() {
-        let mut others = gone.iter().skip(index + 1).chain(&alive);
-        let shared = others.any(|other| other.target == rule.target);
-        failures.note(remove_stale(nft, rule, shared));
+    for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT)).filter(is_gone) {
+        let others = users.entry(rule.target.as_deref()).and_modify(|users| *users -= 1).or_default();
+        failures.note(remove_stale(nft, rule, *others > 0));
     }
     failures.into_result()
 }

@@ -9,6 +9,8 @@ use crate::sha512;
 
 /// The longest comment that the reference writes, in bytes.
 const COMMENT: usize = 128;
+/// The digits of each of the two digests that a mark consists of.
+const DIGEST: usize = 16;
 /// The longest alias that the kernel keeps, in bytes (IFALIASZ less the final NUL).
 const ALIAS: usize = 255;
 
@@ -42,8 +44,12 @@ impl<'a> AttachmentKey<'a> {
 
     /// Returns the beginning of the comments of this attachment's nftables rules.
     pub fn mark(&self) -> String {
-        let attachment = sha512::hex(16, &format!("{}:{}", self.ifname, self.container));
-        format!("{}{attachment}", network_mark(self.network))
+        format!("{}{}", network_mark(self.network), self.digest())
+    }
+
+    /// Returns the second half of the mark, which identifies the attachment within its network.
+    pub fn digest(&self) -> String {
+        sha512::hex(DIGEST, &format!("{}:{}", self.ifname, self.container))
     }
 
     /// Returns the comment of an nftables masquerade rule.
@@ -75,7 +81,14 @@ pub fn alias_prefix(network: &str) -> String {
 
 /// Returns the beginning of the comments of a network's nftables rules.
 pub fn network_mark(network: &str) -> String {
-    format!("{}-", sha512::hex(16, network))
+    format!("{}-", sha512::hex(DIGEST, network))
+}
+
+/// Returns the digest of the attachment that the comment of an nftables rule names; `None` if the comment is too short.
+///
+/// All marks have the same length, so the owner of a rule is found by one lookup instead of a comparison per attachment.
+pub fn digest_in(comment: &str) -> Option<&str> {
+    comment.get(DIGEST + 1..DIGEST + 1 + DIGEST)
 }
 
 /// Returns the beginning of the comments of a network's iptables rules; the container's id and a quote follow.
@@ -127,6 +140,8 @@ mod tests {
         assert_eq!(KEY.iptables_comment(), "name: \"net1\" id: \"cid1\"");
         assert_eq!(KEY.comment(), "8e48f37d5de60467-0b65a318f52e521b, net: net1, if: eth0, id: cid1");
         assert!(KEY.comment().starts_with(&network_mark("net1")));
+        assert_eq!(digest_in(&KEY.comment()), Some(KEY.digest().as_str()));
+        assert_eq!(digest_in("8e48f37d5de60467-"), None);
         assert_eq!(KEY.reference(), "cid1-eth0");
     }
 
