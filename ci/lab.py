@@ -42,7 +42,7 @@ def build(*arguments):
 
 
 def programs(directory):
-    """Where our programs are, linked and separate; they are built unless `directory` is given."""
+    """Where our programs are, the shared one and the separate ones; they are built unless `directory` is given."""
     return build("--all") if directory is None else os.path.abspath(directory)
 
 
@@ -77,11 +77,10 @@ def make_empty():
 def settle_in(source):
     """To be called first inside: empty directories, and our programs out of `source`, in both ways to install them."""
     make_empty()
-    os.makedirs(f"{BIN}/linked")
+    os.makedirs(f"{BIN}/shared")
     os.makedirs(f"{BIN}/separate")
-    shutil.copy(f"{source}/cni0", f"{BIN}/cni0")
     for plugin in PLUGINS:
-        os.link(f"{BIN}/cni0", f"{BIN}/linked/{plugin}")
+        shutil.copy(f"{source}/cni0", f"{BIN}/shared/{plugin}")
         shutil.copy(f"{source}/{plugin}", f"{BIN}/separate/{plugin}")
     run("ip", "link", "set", "lo", "up")
 

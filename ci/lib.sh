@@ -86,19 +86,20 @@ as_root() {
     [ $# = 0 ] || unshare "${map[@]}" --net --mount -- "$@"
 }
 
-# place DIR FILE NAME ...: FILE becomes each NAME in DIR, as links to one copy. It is written beside them and is on disk
-# before a name is given to it, so that nobody sees half of it, nor does a crash leave that.
+# place DIR FILE NAME ...: copies FILE to each NAME in DIR. The copies are separate files: an installer that writes into one
+# of them, as "cp -f" does, leaves the others alone. All of them are on disk before the first one gets its name, so that a
+# reader never sees half a file, nor does a crash or a full disk leave one.
 place() (
     dir=$1 file=$2
     shift 2
     new=$(mktemp -d "$dir/.new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
-    install -m "$([ -x "$file" ] && echo 755 || echo 644)" "$file" "$new/.file"
-    sync "$new/.file"
     for name; do
-        ln "$new/.file" "$new/$name"
-        mv -fT "$new/$name" "$dir/$name"
+        cp --reflink=auto "$file" "$new/$name"
+        chmod "$([ -x "$file" ] && echo 755 || echo 644)" "$new/$name"
+        sync "$new/$name"
     done
+    for name; do mv -fT "$new/$name" "$dir/$name"; done
     sync "$dir"
 )
 

@@ -1,8 +1,8 @@
 //! Two small plugins in one program, which show how plugins are written and serve the tests of delegation.
 //!
 //! `relay` asks the plugin that `ipam.type` names for addresses, as `bridge` does, and answers with an interface for
-//! them. `stock` is such a plugin: it gives what its configuration says. Linked under both names the call stays in the
-//! process; as copies, `relay` executes `stock`.
+//! them. `stock` is such a plugin: it gives what its configuration says. Copied under both names, the call stays in
+//! the process; `relay` executes another build of `stock`.
 #![no_main]
 
 use cni::{AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result, Route};

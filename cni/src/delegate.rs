@@ -1,25 +1,25 @@
-//! Calling another plugin: found in `CNI_PATH`, run in this process if it is this very program, else executed.
+//! Calling another plugin: found in `CNI_PATH`, run in this process if its file is a copy of this program, else executed.
 //!
-//! Both ways give the same result, and the same error. A copy, another build, the reference's file or a wrapper script
-//! is always executed, so that nobody's replacement is bypassed. A [`Program`] is the second way alone, for a runtime.
+//! Both ways give the same result, and the same error. Another build, the reference's file or a wrapper script is always
+//! executed, so that a replacement is never bypassed. A [`Program`] is the second way alone, for a runtime.
 
 use std::ffi::OsString;
-use std::fs::{self, Metadata};
+use std::fs;
 use std::io::{self, Write};
 use std::net::IpAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use log::debug;
 
+use crate::build_id::is_this_program;
 use crate::child::{converse, start};
 use crate::error::{Answer, Code, Context, Error, Result};
 use crate::json;
 use crate::plugin::{Attachment, Call, Plugin, Prepared};
 use crate::result::AddResult;
-use crate::sys;
 use crate::version::Version;
 use crate::wait::Deadline;
 
@@ -46,9 +46,9 @@ enum Way<'a> {
 impl<'a> Delegate<'a> {
     /// Looks `name` up in `CNI_PATH`: the first executable file of that name.
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
-        let (program, file) = Program::look_up(call.path, name)?;
+        let program = Program::find(call.path, name)?;
         let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
-        let way = match builtin.filter(|_| is_this_program(&file)) {
+        let way = match builtin.filter(|_| is_this_program(&program.path)) {
             Some(plugin) => Way::Builtin(plugin),
             None => Way::File(program),
         };
@@ -155,12 +155,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// Looks `name` up in the directories of `path`: the first executable file of that name.
-    pub fn find(path: &[PathBuf], name: &str) -> Result<Program> {
-        Program::look_up(path, name).map(|(program, _)| program)
-    }
-
-    fn look_up(dirs: &[PathBuf], name: &str) -> Result<(Program, Metadata)> {
+    /// Looks `name` up in `dirs`: the first executable file of that name.
+    pub fn find(dirs: &[PathBuf], name: &str) -> Result<Program> {
         if name.is_empty() || name.contains('/') || name == "." || name == ".." {
             let error = Error::new(Code::CONFIG, format!("invalid plugin name {name:?}"));
             return Err(error.details("a \"type\" is the name of a file in CNI_PATH, without '/'"));
@@ -170,7 +166,7 @@ impl Program {
             let path = dir.join(name);
             match fs::metadata(&path) {
                 Ok(file) if file.is_file() && file.permissions().mode() & 0o111 != 0 => {
-                    return Ok((Program { name: name.to_owned(), path }, file));
+                    return Ok(Program { name: name.to_owned(), path });
                 }
                 Ok(file) if file.is_file() => unusable.push(format!("{path:?} is not executable")),
                 // Not there, or not to be looked at: the next directory may have it.
@@ -242,12 +238,4 @@ impl Program {
 pub(crate) fn read_error(stdout: &str) -> Option<Error> {
     let answer: Answer = json::parse(stdout).ok()?;
     (answer.code != Code::UNKNOWN || !answer.msg.is_empty()).then(|| answer.into())
-}
-
-/// Same device and inode as the running executable, by the path under which it was started: a look at /proc/self would
-/// make the kernel build a directory for this process. Whoever has upgraded both meanwhile is served by the old ones,
-/// as if he had come a little later.
-fn is_this_program(file: &Metadata) -> bool {
-    let own = sys::program().and_then(|path| fs::metadata(path).ok());
-    own.is_some_and(|own| (own.dev(), own.ino()) == (file.dev(), file.ino()))
 }

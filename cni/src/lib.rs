@@ -15,6 +15,7 @@
 
 mod args;
 mod aside;
+mod build_id;
 mod child;
 mod delegate;
 mod error;

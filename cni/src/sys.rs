@@ -9,11 +9,10 @@ mod start;
 
 pub use start::start;
 
-use std::ffi::{CStr, OsStr};
+use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -174,14 +173,17 @@ pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> io::Result<File> {
     Ok(unsafe { File::from_raw_fd(fd) })
 }
 
-/// The path under which the kernel started this program.
-pub(crate) fn program() -> Option<&'static Path> {
-    // SAFETY: the address is that of a text that lives as long as the process, or null.
-    let path = unsafe {
-        let address = libc::getauxval(libc::AT_EXECFN) as *const libc::c_char;
-        if address.is_null() { return None } else { CStr::from_ptr(address) }
-    };
-    Some(Path::new(OsStr::from_bytes(path.to_bytes())))
+/// The length of [`program_head`]: the smallest page.
+pub(crate) const PROGRAM_HEAD: usize = 4096;
+
+/// Returns the first bytes of this program's file as the kernel mapped them: ELF header, segments and notes.
+pub(crate) fn program_head() -> &'static [u8; PROGRAM_HEAD] {
+    // SAFETY: linkers define this symbol as the address of the ELF header, which is the start of the file.
+    unsafe extern "C" {
+        static __ehdr_start: [u8; PROGRAM_HEAD];
+    }
+    // SAFETY: the segment with the header is mapped in whole pages, from the start of a page, and is never written to.
+    unsafe { &__ehdr_start }
 }
 
 fn request_about(name: &str) -> io::Result<libc::ifreq> {

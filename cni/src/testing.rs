@@ -28,6 +28,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
+use crate::build_id;
 use crate::child::converse;
 use crate::netns::Netns;
 use crate::wait::Deadline;
@@ -58,8 +59,8 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
 /// How plugins are installed; both must behave the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One program under all names, as hard links: delegation stays in the process.
-    Linked,
+    /// Copies of one program under all names: delegation stays in the process.
+    Shared,
     /// A program per plugin: delegation executes.
     Separate,
 }
@@ -71,9 +72,9 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Moves this thread to a fresh host with linked plugins.
+    /// Moves this thread to a fresh host with the plugins of one program.
     pub fn new() -> Lab {
-        Lab::with(Layout::Linked)
+        Lab::with(Layout::Shared)
     }
 
     /// Moves this thread to a fresh host.
@@ -102,9 +103,9 @@ impl Lab {
         lab
     }
 
-    /// Runs `test` on a host with linked, and on one with separate plugins.
+    /// Runs `test` on a host with the plugins of one program, and on one with a program per plugin.
     pub fn both(test: impl Fn(&Lab)) {
-        for layout in [Layout::Linked, Layout::Separate] {
+        for layout in [Layout::Shared, Layout::Separate] {
             eprintln!("--- {layout:?}");
             test(&Lab::with(layout));
         }
@@ -118,11 +119,9 @@ impl Lab {
             copy_program(&from, &to);
         };
         match layout {
-            Layout::Linked => {
+            Layout::Shared => {
                 copy("cni0", "cni0");
-                for plugin in PLUGINS {
-                    fs::hard_link(self.bin().join("cni0"), self.bin().join(plugin)).unwrap();
-                }
+                PLUGINS.iter().for_each(|plugin| copy("cni0", plugin));
             }
             Layout::Separate => PLUGINS.iter().for_each(|plugin| copy(plugin, plugin)),
         }
@@ -212,6 +211,19 @@ pub fn write_script(path: &Path, body: &str) {
 pub fn copy_program(from: &Path, to: &Path) {
     let outcome = Calling::program("cp").arg("--preserve=mode").arg(from).arg(to).run();
     assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
+}
+
+/// Copies a program with another build id: what an upgrade puts in its place.
+pub fn copy_as_another_build(from: &Path, to: &Path) {
+    let mut content = fs::read(from).unwrap();
+    let id = build_id::find(&content).unwrap_or_else(|| panic!("{from:?} is linked without a build id")).to_vec();
+    let place = content.windows(id.len()).position(|bytes| bytes == id).unwrap();
+    content[place] ^= 1;
+    let draft = to.with_extension("draft");
+    fs::write(&draft, content).unwrap();
+    fs::set_permissions(&draft, fs::metadata(from).unwrap().permissions()).unwrap();
+    copy_program(&draft, to);
+    fs::remove_file(draft).unwrap();
 }
 
 /// Says aloud that a test cannot run here, where `ci/test` counts it.

@@ -2,24 +2,31 @@
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use cni::Version;
-use cni::testing::{Calling, Lab, Outcome, copy_program, wait_until, write_script};
+use cni::testing::{Calling, Lab, Outcome, copy_as_another_build, copy_program, wait_until, write_script};
 use serde_json::json;
 
-/// Installs the example under both names: linked to one file, or as two copies.
-fn install(lab: &Lab, linked: bool) -> PathBuf {
+/// Which build of the example `stock` is.
+#[derive(Debug)]
+enum Build {
+    Same,
+    Another,
+}
+
+/// Installs the example under both names: as copies of one program, or `stock` as another build.
+fn install(lab: &Lab, build: Build) -> PathBuf {
     let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
-    let dir = lab.dir().join(if linked { "linked" } else { "copied" });
+    let dir = lab.dir().join(format!("{build:?}"));
+    let stock = dir.join("stock");
     fs::create_dir_all(&dir).unwrap();
     copy_program(&program, &dir.join("relay"));
-    if linked {
-        fs::hard_link(dir.join("relay"), dir.join("stock")).unwrap();
-    } else {
-        copy_program(&program, &dir.join("stock"));
+    match build {
+        Build::Same => copy_program(&program, &stock),
+        Build::Another => copy_as_another_build(&program, &stock),
     }
     dir
 }
@@ -44,7 +51,7 @@ fn asking(kind: &str) -> serde_json::Value {
 #[test]
 fn both_ways_have_the_same_outcome() {
     let lab = Lab::bare();
-    let (linked, copied) = (install(&lab, true), install(&lab, false));
+    let (same, another) = (install(&lab, Build::Same), install(&lab, Build::Another));
     let ips = json!([
         {"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "10.2.0.2/24"},
         {"address": "fd00::2/64", "gateway": "fd00::1", "interface": 0},
@@ -69,7 +76,7 @@ fn both_ways_have_the_same_outcome() {
                 config["ipam"]["type"] = "stock".into();
                 config["cni.dev/valid-attachments"] = json!([]);
                 let outcome = |dir| relay(dir, command, &config).run();
-                let [inside, executed] = [&linked, &copied].map(|dir| outcome(dir));
+                let [inside, executed] = [&same, &another].map(|dir| outcome(dir));
                 assert_eq!(inside, executed, "{command} {config}");
                 outcomes.push(inside);
             }
@@ -84,12 +91,12 @@ fn a_mistake_of_ours_is_a_cni_error_too() {
     let lab = Lab::bare();
     let config =
         json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
-    let error = relay(&install(&lab, true), "ADD", config).run().error(999);
+    let error = relay(&install(&lab, Build::Same), "ADD", config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("two and two is five"), "{error}");
 }
 
 #[test]
-fn only_the_very_same_file_stays_in_the_process() {
+fn only_a_copy_of_the_program_stays_in_the_process() {
     let lab = Lab::bare();
     let starts = |dir: &Path| {
         let trace = lab.dir().join("trace");
@@ -97,22 +104,41 @@ fn only_the_very_same_file_stays_in_the_process() {
         relay(dir, "ADD", asking("stock")).strace(&options).run().ok();
         fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains("execve(")).count()
     };
-    let linked = install(&lab, true);
-    assert_eq!(starts(&linked), 1, "a hard link");
-    assert_eq!(fs::metadata(linked.join("stock")).unwrap().nlink(), 2);
-    fs::remove_file(linked.join("stock")).unwrap();
-    std::os::unix::fs::symlink("relay", linked.join("stock")).unwrap();
-    assert_eq!(starts(&linked), 1, "a symbolic link");
-    assert_eq!(starts(&install(&lab, false)), 2, "a copy");
-    fs::remove_file(linked.join("stock")).unwrap();
-    script(&linked, "stock", "echo '{}'");
-    assert!(starts(&linked) >= 2, "somebody's own plugin of that name");
+    let dir = install(&lab, Build::Same);
+    let stock = dir.join("stock");
+    assert_eq!(starts(&dir), 1, "a copy");
+    assert_eq!(fs::metadata(&stock).unwrap().nlink(), 1);
+    fs::remove_file(&stock).unwrap();
+    symlink("relay", &stock).unwrap();
+    assert_eq!(starts(&dir), 1, "a symbolic link");
+    fs::remove_file(&stock).unwrap();
+    fs::hard_link(dir.join("relay"), &stock).unwrap();
+    assert_eq!(starts(&dir), 1, "a hard link");
+    assert_eq!(starts(&install(&lab, Build::Another)), 2, "another build");
+    fs::remove_file(&stock).unwrap();
+    script(&dir, "stock", "echo '{}'");
+    assert!(starts(&dir) >= 2, "a wrapper script");
+}
+
+#[test]
+fn a_program_whose_file_was_replaced_still_knows_itself() {
+    let lab = Lab::bare();
+    let dir = install(&lab, Build::Same);
+    copy_as_another_build(&dir.join("relay"), &dir.join("new"));
+    let upgrade = "exec 3<relay; mv new relay; exec -a relay /proc/self/fd/3";
+    let trace = lab.dir().join("trace");
+    let options = ["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()];
+    let call = Calling::program("bash").arg("-ec").arg(format!("cd {}; {upgrade}", dir.display()));
+    let call = call.env("CNI_COMMAND", "ADD").env("CNI_PATH", &dir).attachment("c1", "eth0", "/run/netns/c1");
+    call.stdin(asking("stock").to_string()).strace(&options).run().ok();
+    let trace = fs::read_to_string(&trace).unwrap();
+    assert!(trace.contains("/proc/self/fd/3") && !trace.contains("stock"), "{trace}");
 }
 
 #[test]
 fn a_result_is_read_by_its_own_version() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     let add = |answer: &str, version: &str| {
         script(&dir, "own", &format!("cat <<'EOF'\n{answer}\nEOF"));
         let config = json!({"cniVersion": version, "name": "net", "ipam": {"type": "own"}});
@@ -148,7 +174,7 @@ fn a_result_is_read_by_its_own_version() {
 #[test]
 fn the_child_gets_our_environment_and_our_stdin() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     let body = format!("env >{0}/env; cat >{0}/stdin; echo '{{}}'", lab.dir().display());
     script(&dir, "spy", &body);
     // Not UTF-8 inside a text, and white space at the end: nothing is touched.
@@ -177,7 +203,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
 #[test]
 fn a_childs_stderr_is_never_lost() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     script(&dir, "loud", "echo 'for the log' >&2; echo '{}'");
     let outcome = relay(&dir, "ADD", asking("loud")).run();
     outcome.ok();
@@ -191,7 +217,7 @@ fn a_childs_stderr_is_never_lost() {
 #[test]
 fn a_child_that_fails_without_a_cni_error() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     for (body, culprits) in [
         ("exit 3", &["exit status: 3"][..]),
         ("echo trouble >&2; exit 3", &["exit status: 3", "trouble"]),
@@ -212,7 +238,7 @@ fn a_child_that_fails_without_a_cni_error() {
 #[test]
 fn a_child_need_not_read_and_may_leave_children() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     let filler = "x".repeat(300_000);
     let config = json!({"cniVersion": "1.1.0", "name": "net", "filler": filler, "ipam": {"type": "odd"}});
     script(&dir, "odd", "exec <&-; echo '{}'");
@@ -251,7 +277,7 @@ impl Drop for Writer {
 #[test]
 fn a_file_that_is_being_written_is_waited_for() {
     let lab = Lab::bare();
-    let dir = install(&lab, false);
+    let dir = install(&lab, Build::Another);
     let stock = dir.join("stock");
     let writer = Writer::open(&stock);
     std::thread::scope(|scope| {
@@ -272,7 +298,7 @@ fn a_file_that_is_being_written_is_waited_for() {
 
     // A new file moved over the busy one, as a package manager does it.
     let writer = Writer::open(&stock);
-    copy_program(&dir.join("relay"), &dir.join("new"));
+    copy_program(&stock, &dir.join("new"));
     std::thread::scope(|scope| {
         let add = scope.spawn(|| relay(&dir, "ADD", asking("stock")).run().ok());
         fs::rename(dir.join("new"), &stock).unwrap();
@@ -288,7 +314,7 @@ fn a_file_that_is_being_written_is_waited_for() {
 #[test]
 fn plugins_are_looked_for_in_order() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     let dirs: Vec<PathBuf> = (0..4).map(|n| lab.dir().join(format!("path{n}"))).collect();
     dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
     fs::create_dir(dirs[0].join("which")).unwrap();
@@ -311,7 +337,7 @@ fn plugins_are_looked_for_in_order() {
 #[test]
 fn a_type_never_leaves_cni_path() {
     let lab = Lab::bare();
-    let dir = install(&lab, true);
+    let dir = install(&lab, Build::Same);
     script(lab.dir(), "outside", "touch /run/executed; echo '{}'");
     for kind in ["../outside", "/bin/true", "a/b", "", ".", "..", "./stock"] {
         for command in ["ADD", "DEL", "CHECK", "STATUS"] {

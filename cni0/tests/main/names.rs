@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, PLUGINS, copy_program};
+use cni::testing::{Calling, Lab, PLUGINS, copy_as_another_build, write_script};
 
 /// The plugin that answers when `path` is called without a command.
 fn who(path: &Path) -> String {
@@ -14,18 +14,18 @@ fn who(path: &Path) -> String {
 }
 
 #[test]
-fn hard_links_symbolic_links_and_copies() {
+fn copies_hard_links_and_symbolic_links() {
     let lab = Lab::new();
     let elsewhere = lab.dir().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     for plugin in PLUGINS {
         let wanted = format!("CNI {plugin} plugin v{}+cni0", env!("CARGO_PKG_VERSION"));
-        assert_eq!(who(&lab.bin().join(plugin)), wanted, "hard link, full path");
+        assert_eq!(who(&lab.bin().join(plugin)), wanted, "copy, full path");
         symlink(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
         assert_eq!(who(&elsewhere.join(plugin)), wanted, "symbolic link");
         fs::remove_file(elsewhere.join(plugin)).unwrap();
-        copy_program(&lab.bin().join("cni0"), &elsewhere.join(plugin));
-        assert_eq!(who(&elsewhere.join(plugin)), wanted, "copy");
+        fs::hard_link(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
+        assert_eq!(who(&elsewhere.join(plugin)), wanted, "hard link");
         assert_eq!(
             lab.sh(&format!("cd {}; ./{plugin} 2>&1", lab.bin().display())).lines().next().unwrap(),
             wanted,
@@ -37,6 +37,26 @@ fn hard_links_symbolic_links_and_copies() {
             "by PATH"
         );
     }
+}
+
+#[test]
+fn delegation_to_a_copy_stays_in_the_process_and_to_another_program_is_executed() {
+    let lab = Lab::new();
+    let config = r#"{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
+    let executed = || {
+        let trace = lab.dir().join("trace");
+        let options = ["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()];
+        lab.plugin("bridge", "STATUS").stdin(config).strace(&options).run().ok();
+        fs::read_to_string(&trace).unwrap().contains("/host-local\"")
+    };
+    assert!(!executed(), "a copy");
+    // As installers of other plugins do it: they write into the file that has the name.
+    write_script(&lab.bin().join("loopback"), "echo another program >&2");
+    assert_eq!(who(&lab.bin().join("loopback")), "another program");
+    assert!(who(&lab.bin().join("bridge")).starts_with("CNI bridge plugin"));
+    assert!(!executed(), "a copy, beside another program");
+    copy_as_another_build(&lab.bin().join("cni0"), &lab.bin().join("host-local"));
+    assert!(executed(), "another build");
 }
 
 #[test]
