@@ -18,6 +18,9 @@ use crate::sys;
 use crate::version::Version;
 use crate::wait::ready;
 
+/// The version of the reference whose behaviour these plugins have.
+const REFERENCE_LEVEL: &str = "1.9.1";
+
 /// What the process leaves behind.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
@@ -125,7 +128,8 @@ fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
 
 fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
     let spoken = Version::ALL.map(Version::as_str).join(", ");
-    let build = concat!("v", env!("CARGO_PKG_VERSION"), "+cni0");
+    // Runtimes compare this version with the oldest reference that they accept; what follows '+' is not compared.
+    let build = format!("v{REFERENCE_LEVEL}+cni0.{}", env!("CARGO_PKG_VERSION"));
     match plugin {
         Some(plugin) => format!("CNI {} plugin {build}\nCNI protocol versions supported: {spoken}\n", plugin.name()),
         None => format!(

@@ -19,7 +19,8 @@ fn copies_hard_links_and_symbolic_links() {
     let elsewhere = lab.dir().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     for plugin in PLUGINS {
-        let wanted = format!("CNI {plugin} plugin v{}+cni0", env!("CARGO_PKG_VERSION"));
+        // Runtimes parse this line: Nomad wants 0.4.0 at least, nerdctl 1.7.1 for what it calls isolation.
+        let wanted = format!("CNI {plugin} plugin v1.9.1+cni0.{}", env!("CARGO_PKG_VERSION"));
         assert_eq!(who(&lab.bin().join(plugin)), wanted, "copy, full path");
         symlink(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
         assert_eq!(who(&elsewhere.join(plugin)), wanted, "symbolic link");
