@@ -13,6 +13,7 @@ use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
 use log::debug;
+use serde::Deserialize;
 
 use crate::build_id::is_this_program;
 use crate::child::{converse, start};
@@ -23,24 +24,20 @@ use crate::result::AddResult;
 use crate::version::Version;
 use crate::wait::Deadline;
 
-/// Longer than any runtime waits for us, and than a DHCP lease takes.
-const PATIENCE: Duration = Duration::from_secs(240);
-/// How long a runtime waits for the answer to a mere question, such as STATUS, which others wait for as well.
-const QUESTION_PATIENCE: Duration = Duration::from_secs(5);
+/// How long a plugin may take: longer than any runtime waits for us, and than a DHCP lease takes.
+const TIMEOUT: Duration = Duration::from_secs(240);
+/// The same for STATUS and VERSION, which change nothing and whose callers do not wait long.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Another plugin, ready to be called with the configuration of the call at hand.
 #[derive(Debug)]
 pub struct Delegate<'a> {
     call: &'a Call<'a>,
-    way: Way<'a>,
+    program: Program,
+    /// The plugin of this process, if the program is a copy of the running one.
+    builtin: Option<&'a dyn Plugin>,
     /// An ADD that was begun.
     prepared: Option<Box<dyn Prepared + 'a>>,
-}
-
-#[derive(Debug)]
-enum Way<'a> {
-    Builtin(&'a dyn Plugin),
-    File(Program),
 }
 
 impl<'a> Delegate<'a> {
@@ -48,18 +45,15 @@ impl<'a> Delegate<'a> {
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
         let program = Program::find(call.path, name)?;
         let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
-        let way = match builtin.filter(|_| is_this_program(&program.path)) {
-            Some(plugin) => Way::Builtin(plugin),
-            None => Way::File(program),
-        };
-        Ok(Delegate { call, way, prepared: None })
+        let builtin = builtin.filter(|_| is_this_program(&program.path));
+        Ok(Delegate { call, program, builtin, prepared: None })
     }
 
     /// Finds mistakes in the configuration that an ADD would find, and changes nothing. Of a program nobody knows them
     /// before it runs.
     pub fn prepare(&mut self) -> Result<()> {
-        if let Way::Builtin(plugin) = self.way {
-            self.prepared = plugin.prepare(self.call)?;
+        if let Some(plugin) = self.builtin {
+            self.prepared = self.explain(plugin.prepare(self.call))?;
         }
         Ok(())
     }
@@ -67,14 +61,13 @@ impl<'a> Delegate<'a> {
     /// ADD
     pub fn add(&self, at: &Attachment) -> Result<AddResult, Failure> {
         let version = self.call.version;
-        let result = match (&self.way, &self.prepared) {
-            (_, Some(prepared)) => prepared.add(at).map_err(Failure::Refusal)?,
-            (Way::Builtin(plugin), None) => plugin.add(self.call, at).map_err(Failure::Refusal)?,
-            (Way::File(program), None) => {
-                return program.add(&variables(at), self.call.stdin, version).map_err(Failure::Loss);
-            }
+        let result = match (&self.prepared, self.builtin) {
+            (Some(prepared), _) => prepared.add(at),
+            (None, Some(plugin)) => plugin.add(self.call, at),
+            (None, None) => return self.program.add(&variables(at), self.call.stdin, version).map_err(Failure::Loss),
         };
-        result.as_seen_in(version).map_err(Failure::Loss)
+        let result = self.explain(result).map_err(Failure::Refusal)?;
+        self.explain(result.as_seen_in(version)).map_err(Failure::Loss)
     }
 
     /// DEL
@@ -84,10 +77,7 @@ impl<'a> Delegate<'a> {
 
     /// Returns the addresses that are leased to an attachment; `None` if this plugin cannot tell, as a program.
     pub fn leased_to(&self, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
-        match &self.way {
-            Way::Builtin(plugin) => plugin.leased_to(self.call, at),
-            Way::File(_) => Ok(None),
-        }
+        self.builtin.map_or(Ok(None), |plugin| plugin.leased_to(self.call, at))
     }
 
     /// CHECK
@@ -102,7 +92,16 @@ impl<'a> Delegate<'a> {
 
     /// STATUS
     pub fn status(&self) -> Result<()> {
-        self.run("STATUS", None, |plugin| plugin.status(self.call))
+        self.run("STATUS", None, |plugin| plugin.status(self.call)).map_err(|error| match error.code() {
+            // A timeout, for instance: an ADD would fail now, for which STATUS has a code of its own.
+            Code::TRY_LATER => error.code_is(Code::NOT_AVAILABLE),
+            _ => error,
+        })
+    }
+
+    /// Explains an error of the plugin in this process as one of the program.
+    fn explain<T>(&self, outcome: Result<T>) -> Result<T> {
+        self.program.explain(outcome, || Some(Version::ALL.map(Version::as_str).join(", ")))
     }
 
     /// A command that answers nothing.
@@ -112,12 +111,9 @@ impl<'a> Delegate<'a> {
         at: Option<&Attachment>,
         inside: impl FnOnce(&dyn Plugin) -> Result<()>,
     ) -> Result<()> {
-        match &self.way {
-            Way::Builtin(plugin) => inside(*plugin),
-            Way::File(program) => {
-                let variables = at.map(variables).unwrap_or_default();
-                program.execute(command, &variables, self.call.stdin, PATIENCE).map(drop)
-            }
+        match self.builtin {
+            Some(plugin) => self.explain(inside(plugin)),
+            None => self.program.run(command, &at.map(variables).unwrap_or_default(), self.call.stdin),
         }
     }
 }
@@ -191,21 +187,28 @@ impl Program {
 
     /// ADD of a configuration in `version`.
     pub fn add(&self, env: &[(&str, OsString)], config: &[u8], version: Version) -> Result<AddResult> {
-        let stdout = self.execute("ADD", env, config, PATIENCE)?;
+        let stdout = self.execute("ADD", env, config)?;
         let text = String::from_utf8_lossy(&stdout);
         AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
     }
 
     /// A command that answers nothing.
     pub fn run(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<()> {
-        let patience = if command == "STATUS" { QUESTION_PATIENCE } else { PATIENCE };
-        self.execute(command, env, config, patience).map(drop)
+        self.execute(command, env, config).map(drop)
     }
 
-    /// Runs the file with our environment and `env`; what it printed.
-    fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8], patience: Duration) -> Result<Vec<u8>> {
+    /// Runs the file with our environment and `env`, and returns what it printed.
+    fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>> {
+        self.explain(self.exchange(command, env, config)?, || self.supported_versions())
+    }
+
+    /// Runs the file. The inner result is its answer: what it printed, or the error that it reported.
+    fn exchange(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Result<Vec<u8>>> {
         let path = &self.path;
-        let deadline = Deadline::after(patience);
+        let deadline = Deadline::after(match command {
+            "STATUS" | "VERSION" => STATUS_TIMEOUT,
+            _ => TIMEOUT,
+        });
         let mut process = Command::new(path);
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
         let child = start(&mut process, path).trying(|| format!("execute plugin {path:?}"))?;
@@ -213,8 +216,36 @@ impl Program {
         let (stderr, outcome) = converse(child, config, deadline);
         // Ours is free-form too, and whoever collects it wants to read this.
         let _ = io::stderr().write_all(&stderr);
-        let (status, stdout) = outcome.trying(|| format!("talk to plugin {path:?}"))?;
-        if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) }
+        let (status, stdout) = outcome.trying(|| format!("call plugin {path:?}"))?;
+        Ok(if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) })
+    }
+
+    /// Adds to a refused version what the plugin's own error need not say: the plugin's file, and the versions that it
+    /// supports. Other errors are passed on as they are.
+    fn explain<T>(&self, outcome: Result<T>, supported: impl FnOnce() -> Option<String>) -> Result<T> {
+        match outcome {
+            Err(error) if error.code() == Code::VERSION => {
+                let supported = supported().unwrap_or_else(|| "unknown versions".to_owned());
+                let error = error.details(format!("plugin {:?} supports cniVersion {supported}", self.name));
+                Err(error.details("use a version that all plugins of the network support"))
+                    .trying(|| format!("call plugin {:?}", self.path))
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// Asks the program which versions it supports.
+    #[cold]
+    fn supported_versions(&self) -> Option<String> {
+        #[derive(Deserialize)]
+        struct Versions {
+            #[serde(rename = "supportedVersions")]
+            supported: Vec<String>,
+        }
+        let config = format!("{{\"cniVersion\":\"{}\"}}", Version::NEWEST);
+        let answer = self.exchange("VERSION", &[], config.as_bytes()).ok()?.ok()?;
+        let versions: Versions = json::parse(&String::from_utf8_lossy(&answer)).ok()?;
+        Some(versions.supported.join(", "))
     }
 
     /// The child's own error object as it is; otherwise whatever can be told.

@@ -75,8 +75,11 @@ fn both_ways_have_the_same_outcome() {
                 let mut config = json!({"cniVersion": version.as_str(), "name": "net", "ipam": ipam});
                 config["ipam"]["type"] = "stock".into();
                 config["cni.dev/valid-attachments"] = json!([]);
-                let outcome = |dir| relay(dir, command, &config).run();
-                let [inside, executed] = [&same, &another].map(|dir| outcome(dir));
+                let [inside, executed] = [&same, &another].map(|dir| {
+                    let mut outcome = relay(dir, command, &config).run();
+                    outcome.stdout = outcome.stdout.replace(dir.to_str().unwrap(), "DIR");
+                    outcome
+                });
                 assert_eq!(inside, executed, "{command} {config}");
                 outcomes.push(inside);
             }
@@ -233,6 +236,39 @@ fn a_child_that_fails_without_a_cni_error() {
             assert!(text.contains(culprit), "{body}: {culprit} in {text}");
         }
     }
+}
+
+#[test]
+fn a_refused_version_names_the_plugin_and_what_it_supports() {
+    let lab = Lab::bare();
+    let dir = install(&lab, Build::Same);
+    let refusal = r#"{"code": 1, "msg": "incompatible CNI versions"}"#;
+    let supported = r#"{"cniVersion": "0.4.0", "supportedVersions": ["0.3.1", "0.4.0"]}"#;
+    for (answer, versions) in [(supported, "0.3.1, 0.4.0"), (refusal, "unknown versions")] {
+        let status = i32::from(answer == refusal);
+        let version = format!("if [ $CNI_COMMAND = VERSION ]; then echo '{answer}'; exit {status}; fi");
+        let old = script(&dir, "old", &format!("{version}; cat >/dev/null; echo '{refusal}'; exit 1"));
+        for command in ["ADD", "DEL", "CHECK", "GC", "STATUS"] {
+            let error = relay(&dir, command, asking("old")).run().error(1);
+            assert_eq!(error["msg"], format!("call plugin {old:?}: incompatible CNI versions"));
+            let details = error["details"].as_str().unwrap();
+            assert!(details.contains(&format!("plugin \"old\" supports cniVersion {versions};")), "{details}");
+        }
+    }
+    // A plugin in the same process says the same as one that is executed.
+    let config = json!({"cniVersion": "0.2.0", "name": "net", "ipam": {"type": "stock", "ips": []}});
+    let error = relay(&dir, "ADD", config).run().error(1);
+    assert!(error["msg"].as_str().unwrap().starts_with(&format!("call plugin {:?}: ", dir.join("stock"))), "{error}");
+    assert!(error["details"].as_str().unwrap().contains("plugin \"stock\" supports cniVersion 0.1.0, "), "{error}");
+}
+
+#[test]
+fn a_status_that_hangs_ends_after_seconds() {
+    let lab = Lab::bare();
+    let dir = install(&lab, Build::Same);
+    let slow = script(&dir, "slow", "exec sleep 1000");
+    let error = relay(&dir, "STATUS", asking("slow")).run().error(50);
+    assert_eq!(error["msg"], format!("call plugin {slow:?}: it had not ended after 5s"));
 }
 
 #[test]
