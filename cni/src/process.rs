@@ -76,7 +76,9 @@ fn print(mut bytes: &[u8]) -> io::Result<()> {
 
 /// A runtime must get a CNI error even from a mistake of ours, unless it has its answer already.
 fn answer_panics() {
-    // Of what no hook is told: the end of memory or of the stack.
+    // Without memory the process aborts, and no hook runs. A stack overflow ends the process by SIGSEGV without an answer:
+    // a handler would need a stack of its own, which costs each call three system calls. No input makes a plugin
+    // recurse, so only a bug could cause one.
     let _ = sys::answer_aborts();
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use cni::testing::{Calling, Lab};
+use cni::testing::{Calling, Lab, PLUGINS};
 
 /// A variable and its value; `None` removes it.
 type Change = (&'static str, Option<&'static [u8]>);
@@ -312,6 +312,40 @@ fn of_any_size_costs_little_memory() {
         run("GC", 48_000, object(inside)).ok();
     }
     run("GC", 48_000, filler(" ", 50 << 20)).error(6);
+}
+
+#[test]
+fn nested_deeply_needs_no_stack() {
+    let lab = Lab::new();
+    lab.netns("c1");
+    let keys = ["x", "name", "ipam", "args", "capabilities", "runtimeConfig", "prevResult", "dns", "vlanTrunk", "mtu"];
+    let inner = [("ipam", "ranges"), ("ipam", "routes"), ("prevResult", "ips"), ("prevResult", "dns"), ("args", "cni")];
+    let deep = [("[", "]"), ("{\"a\":", "}")].map(|(open, close)| {
+        let depth = 90_000 / (open.len() + close.len());
+        format!("{}1{}", open.repeat(depth), close.repeat(depth))
+    });
+    for plugin in PLUGINS {
+        // Far less stack than one frame for each level would need.
+        let script = format!("ulimit -s 256; exec {}/{plugin}", lab.bin().display());
+        for value in &deep {
+            let outer = keys.map(|key| format!("\"{key}\": {value}"));
+            let inner = inner.map(|(key, inner)| {
+                let kind = if key == "ipam" { "\"type\": \"host-local\", " } else { "" };
+                format!("\"{key}\": {{{kind}\"{inner}\": {value}}}")
+            });
+            for member in outer.iter().chain(&inner) {
+                let stdin = format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"net\", {member}}}");
+                for command in ["CHECK", "STATUS"] {
+                    let call = Calling::program("sh").arg("-c").arg(&script).env("CNI_COMMAND", command);
+                    let call = call.env("CNI_PATH", lab.bin()).attachment("c1", "eth0", "/run/netns/c1");
+                    let outcome = call.stdin(stdin.clone()).run();
+                    let what = &stdin[..80];
+                    assert!(matches!(outcome.status, Some(0 | 1)), "{plugin} {command} {what}: {:?}", outcome.status);
+                    assert_eq!(outcome.stdout.is_empty(), outcome.status == Some(0), "{plugin} {command} {what}");
+                }
+            }
+        }
+    }
 }
 
 #[test]
