@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cni::testing::{Calling, Lab, patience, wait_until};
+use cni::testing::{Calling, Lab, wait_until};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
@@ -92,9 +92,8 @@ send($socket, $advertisement, 0, $to) or die "send: $!";
     // Its own address may still be looked for on the link.
     pod.sh(&format!(
         "ip address replace fe80::99/64 dev eth0 nodad; perl {} {ip} {link}
-         ping -6 -c 1 -w {} -I fe80::99%eth0 {ip}%eth0",
-        script.display(),
-        patience().as_secs()
+         until ping -6 -c 1 -W 5 -I fe80::99%eth0 {ip}%eth0; do :; done",
+        script.display()
     ));
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::fs;
 
+use cni::ip::MacAddr;
+use cni::netlink::{BridgeSpec, Change, Netlink};
 use cni::testing::{Lab, REFERENCE, wait_until};
 use serde_json::{Value, json};
 
@@ -75,7 +77,9 @@ fn a_del_among_links_that_come_and_go_finds_its_own() {
     let pod = Pod::new(lab, "p1");
     pod.add(&config);
     // Enough links for several messages.
-    lab.sh("seq 1 30 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -");
+    lab.sh("seq 1 6 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -");
+    let mut host = Netlink::open().unwrap();
+    let other = BridgeSpec { name: "other", mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: None, vlan_filtering: false };
     for present in [true, false] {
         let trace = lab.dir().join(format!("trace.{present}"));
         let options =
@@ -84,6 +88,7 @@ fn a_del_among_links_that_come_and_go_finds_its_own() {
         std::thread::scope(|scope| {
             let del = scope.spawn(|| pod.call("DEL", &config).strace(&options).run());
             let mut stops = 0;
+            let _ = host.apply(&[Change::delete_link(other.name)]);
             while !del.is_finished() {
                 let mut stopped = None;
                 wait_until("the DEL to read a message, or to end", || {
@@ -94,7 +99,10 @@ fn a_del_among_links_that_come_and_go_finds_its_own() {
                 });
                 if let Some(process) = stopped {
                     stops += 1;
-                    lab.sh(&format!("ip link add z type veth peer name zz; ip link del z; kill -CONT {process}"));
+                    let change =
+                        if stops % 2 == 1 { Change::create_bridge(&other) } else { Change::delete_link(other.name) };
+                    host.apply(&[change]).unwrap();
+                    lab.sh(&format!("kill -CONT {process}"));
                 }
             }
             del.join().unwrap().ok();

@@ -157,11 +157,10 @@ pub(crate) fn outside(lab: &Lab) -> PathBuf {
          nsenter --net={} sh -ec 'ip address add 192.0.2.2/24 dev eth0
              ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::2/64 dev eth0 nodad
              ip link set eth0 up'
-         # On a busy machine it takes a while until both ends are ready.
-         ping -q -c 1 -w {seconds} 192.0.2.2
-         ! [ -e /proc/sys/net/ipv6 ] || ping -6 -q -c 1 -w {seconds} 2001:db8::2",
-        path.display(),
-        seconds = patience().as_secs()
+         # On a busy machine it takes a while until both ends are ready, and ping gives up when a neighbour is unreachable.
+         until ping -q -c 1 -W 5 192.0.2.2; do :; done
+         ! [ -e /proc/sys/net/ipv6 ] || until ping -6 -q -c 1 -W 5 2001:db8::2; do :; done",
+        path.display()
     ));
     path
 }
