@@ -1,5 +1,7 @@
 //! ADD: what it makes, key by key, and what it answers.
 
+use std::time::{Duration, Instant};
+
 use cni::testing::Lab;
 use serde_json::{Value, json};
 
@@ -327,6 +329,19 @@ fn a_container_interface_can_be_left_down() {
     let result = pod.add(&config);
     assert_eq!(pod.ip("link show eth0")[0]["operstate"], "DOWN");
     pod.check(&config, &result).ok();
+    // The kernel gives a bridge its link-local address with the first carrier. `accept_dad` is off by then, so that the
+    // address is usable at once.
+    pod.sh("ip link set eth0 up");
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let address = loop {
+        let listed = lab.sh("ip -o -6 address show dev br0 scope link");
+        if !listed.is_empty() || Instant::now() > deadline {
+            break listed;
+        }
+        std::thread::yield_now();
+    };
+    assert!(address.contains("fe80::"), "{address}");
+    assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra net.ipv6.conf.br0.accept_dad"), "0\n0\n");
 }
 
 #[test]
