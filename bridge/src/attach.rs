@@ -11,7 +11,7 @@ use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home
 use log::warn;
 
 use crate::config::Config;
-use crate::name;
+use crate::{name, vlan};
 
 /// How often a name, or a bridge that vanished, is tried again.
 const ATTEMPTS: u32 = 10;
@@ -292,9 +292,7 @@ fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
         )),
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ELOOP | libc::EBUSY) => match host.link(name) {
             Ok(Some(link)) if link.kind != "bridge" => no_bridge(&link),
-            _ if config.vlans.is_some() => error.code_is(Code::UNSUPPORTED).details(
-                "keys \"vlan\" and \"vlanTrunk\" need a kernel with VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)",
-            ),
+            _ if config.vlans.is_some() => error.code_is(Code::UNSUPPORTED).details(vlan::NEEDS_FILTERING),
             _ => error,
         },
         _ => error,
@@ -303,8 +301,10 @@ fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
 
 /// STATUS: could the bridge be used, or made?
 pub(crate) fn status(host: &mut Netlink, config: &Config) -> Result<()> {
-    match host.link(config.bridge.as_str())? {
+    let name = config.bridge.as_str();
+    match host.link(name)? {
         Some(link) if link.kind != "bridge" => Err(no_bridge(&link)),
+        link if config.vlans.is_some() => vlan::refuse_unsupported(host, name, link.as_ref()),
         _ => Ok(()),
     }
 }

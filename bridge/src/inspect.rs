@@ -1,12 +1,12 @@
 //! For those who look and change nothing: what a configuration asks for, and whose the ports and rules of a host are.
 
 use cni::ip::Cidr;
-use cni::netlink::Address;
 use cni::netlink::nft::Nftables;
+use cni::netlink::{Address, Link, Netlink};
 use cni::{AttachmentKey, Call, Result, key};
 
 use crate::config::{Backend, Config};
-use crate::{gateway, iptables, masquerade, spoofcheck};
+use crate::{gateway, iptables, masquerade, spoofcheck, vlan};
 
 pub use crate::masquerade::{Masquerade, WAY_BACK};
 pub use crate::spoofcheck::SpoofCheck;
@@ -22,6 +22,8 @@ pub struct Settings {
     pub force_address: bool,
     /// MTU of the pair, if not the kernel's choice.
     pub mtu: Option<u32>,
+    /// Whether ports need VLANs.
+    pub vlans: bool,
     /// Are containers hidden behind the host's addresses?
     pub masquerade: bool,
     /// Is nf_tables needed, and nothing else will do?
@@ -41,6 +43,7 @@ pub fn settings(call: &Call<'_>) -> Result<Settings> {
         bridge,
         force_address: config.force_address,
         mtu: config.mtu,
+        vlans: config.vlans.is_some(),
         masquerade: config.masquerade.is_some(),
         needs_nftables: config.spoof_check || config.masquerade == Some(Backend::Nftables),
         ipam: config.ipam,
@@ -50,6 +53,12 @@ pub fn settings(call: &Call<'_>) -> Result<Settings> {
 /// Would an ADD refuse to give `link` the addresses `gateways`, beside those that it has?
 pub fn refuse_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
     gateway::compare(link, have, gateways, force).map(drop)
+}
+
+/// Returns the error of an ADD with VLANs if the kernel cannot filter them on the bridge `name`. `link` is that bridge,
+/// if it exists.
+pub fn refuse_vlans(host: &mut Netlink, name: &str, link: Option<&Link>) -> Result<()> {
+    vlan::refuse_unsupported(host, name, link)
 }
 
 /// The alias of the host's end of an attachment's pair.

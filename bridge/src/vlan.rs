@@ -8,6 +8,9 @@ use crate::name;
 
 /// The last VLAN that frames can be tagged with.
 pub(crate) const LAST: u16 = 4094;
+/// What VLANs need of the kernel.
+pub(crate) const NEEDS_FILTERING: &str =
+    "keys \"vlan\" and \"vlanTrunk\" need a kernel with VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)";
 /// Where the kernel puts untagged frames.
 const DEFAULT: u16 = 1;
 
@@ -71,6 +74,15 @@ impl Vlans {
         }
         Ok(())
     }
+}
+
+/// STATUS: returns an error if the kernel cannot filter VLANs. `bridge` is the bridge called `name`, if it exists.
+pub(crate) fn refuse_unsupported(host: &mut Netlink, name: &str, bridge: Option<&Link>) -> Result<()> {
+    let filters = bridge.is_some_and(|bridge| bridge.vlan_filtering == Some(true));
+    if filters || host.can_filter_vlans()? {
+        return Ok(());
+    }
+    Err(Error::new(Code::UNSUPPORTED, format!("bridge {name:?} cannot filter VLANs")).details(NEEDS_FILTERING))
 }
 
 /// `range` without `id`.

@@ -2,10 +2,11 @@
 
 use std::fs;
 
-use cni::testing::{Lab, Outcome};
+use cni::testing::{Lab, Outcome, skip};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
+use crate::vlan::kernel_filters;
 
 fn status(lab: &Lab, config: &Value) -> Outcome {
     lab.plugin("bridge", "STATUS").stdin(config.to_string()).run()
@@ -52,6 +53,27 @@ fn a_name_taken_by_something_else_is_told() {
     lab.sh("ip link add br0 type veth peer name other");
     let error = status(lab, &layer2(json!({}))).error(50);
     assert!(error["msg"].as_str().unwrap().contains("\"br0\" is no bridge"), "{error}");
+}
+
+/// A kernel without VLAN filtering. One with it is tested in `vlan`.
+#[test]
+fn vlans_that_an_add_would_refuse_are_refused() {
+    let lab = &Lab::new();
+    if kernel_filters(lab) {
+        return skip("vlans_that_an_add_would_refuse_are_refused", "this kernel can filter VLANs");
+    }
+    let pod = Pod::new(lab, "a");
+    for create in ["", "ip link add br0 type bridge"] {
+        lab.sh(create);
+        for config in [json!({ "vlan": 100 }), json!({ "vlanTrunk": [{ "id": 5 }] })].map(layer2) {
+            let before = lab.sh("ip -o link | cut -d: -f1,2");
+            let error = status(lab, &config).error(50);
+            assert!(error["msg"].as_str().unwrap().contains("\"br0\" cannot filter VLANs"), "{error}");
+            assert_eq!(lab.sh("ip -o link | cut -d: -f1,2"), before);
+            assert_eq!(pod.call("ADD", &config).run().error(2)["details"], error["details"]);
+        }
+        status(lab, &layer2(json!({}))).ok();
+    }
 }
 
 #[test]

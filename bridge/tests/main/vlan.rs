@@ -6,11 +6,16 @@ use serde_json::{Value, json};
 use crate::faults::strike;
 use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, send, udp};
 
-/// Can this kernel filter VLANs? Leaves nothing.
-fn can_filter(lab: &Lab, test: &str) -> bool {
+/// Returns whether this kernel can filter VLANs. Leaves nothing.
+pub(crate) fn kernel_filters(lab: &Lab) -> bool {
     let probe =
         "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || echo no";
-    let can = lab.sh(probe) == "yes\n";
+    lab.sh(probe) == "yes\n"
+}
+
+/// The same, and skips `test` if it cannot.
+fn can_filter(lab: &Lab, test: &str) -> bool {
+    let can = kernel_filters(lab);
     if !can {
         skip(test, "this kernel cannot filter VLANs");
     }
@@ -27,6 +32,22 @@ fn vlans(lab: &Lab, port: &str) -> Vec<String> {
         format!("{}{end}{mark}", vlan["vlan"])
     };
     listing[0]["vlans"].as_array().map(|list| list.iter().map(show).collect()).unwrap_or_default()
+}
+
+#[test]
+fn status_promises_vlans() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "status_promises_vlans") {
+        return;
+    }
+    for create in ["", "ip link add br0 type bridge"] {
+        lab.sh(create);
+        let before = lab.sh("ip -o link | cut -d: -f1,2");
+        for config in [json!({ "vlan": 100 }), json!({ "vlanTrunk": [{ "id": 5 }] })].map(layer2) {
+            lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
+        }
+        assert_eq!(lab.sh("ip -o link | cut -d: -f1,2"), before);
+    }
 }
 
 #[test]

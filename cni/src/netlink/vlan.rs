@@ -8,7 +8,7 @@ use neli::consts::rtnl::{Ifla, Rtm};
 use super::link::{LinkIndex, about_port};
 use super::wire::{self, Request};
 use super::{Change, Netlink};
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 
 // linux/if_bridge.h: flags of a VLAN
 const PVID: u16 = 1 << 1;
@@ -97,6 +97,17 @@ fn encode(kind: Rtm, port: LinkIndex, vlans: &[Vlan]) -> Request {
 }
 
 impl Netlink {
+    /// Returns whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). Changes nothing, and needs
+    /// the right to create a bridge.
+    pub fn can_filter_vlans(&mut self) -> Result<bool> {
+        match self.apply(&[Change::try_vlan_filtering()]) {
+            Err(error) if error.errno() == Some(libc::EPROTONOSUPPORT) => Ok(true),
+            Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
+            Err(error) => Err(error),
+            Ok(()) => Err(Error::bug("the kernel accepted a bridge with an invalid VLAN protocol")),
+        }
+    }
+
     /// The VLANs of one port (Linux 5.6; the older way would list those of all ports of the host).
     pub fn vlans(&mut self, port: LinkIndex) -> Result<Vec<Vlan>> {
         let request = list_vlans(port);

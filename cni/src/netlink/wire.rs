@@ -18,6 +18,7 @@ use crate::ip::{Cidr, MacAddr};
 // linux/if_link.h, linux/if_bridge.h, linux/veth.h, linux/rtnetlink.h: what neli and libc have no name for.
 pub(super) const IFLA_BR_STP_STATE: u16 = 5;
 pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
+pub(super) const IFLA_BR_VLAN_PROTOCOL: u16 = 8;
 pub(super) const IFLA_BRPORT_STATE: u16 = 1;
 pub(super) const IFLA_BRPORT_MODE: u16 = 4;
 pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;

@@ -519,6 +519,19 @@ fn an_answer_that_does_not_fit_is_asked_for_again() {
 }
 
 #[test]
+fn whether_bridges_can_filter_vlans_is_found_out_without_a_bridge() {
+    let lab = Lab::bare();
+    let create = "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || true";
+    let can = lab.sh(create) == "yes\n";
+    let mut host = Netlink::open().unwrap();
+    // Whatever the loopback interface is called.
+    lab.sh("ip link set lo name other");
+    let before = lab.sh("ip -o link");
+    assert_eq!(host.can_filter_vlans().unwrap(), can);
+    assert_eq!(lab.sh("ip -o link"), before);
+}
+
+#[test]
 fn vlans_of_a_port() {
     let lab = Lab::bare();
     let (mut host, _, bridge, port, _) = attached(&lab);

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni::Result;
 use cni::ip::Cidr;
 use cni::netlink::{Link, Netlink};
+use cni::{Code, Result};
 
 use bridge::inspect::Settings;
 
@@ -20,7 +20,7 @@ const MANY_PORTS: usize = 950;
 const USUAL_MTU: u32 = 1500;
 
 pub(super) fn check(report: &mut Report) -> Result<()> {
-    let mut news = Vec::new();
+    let (mut news, mut unseen) = (Vec::new(), Vec::new());
     for network in &report.node.networks {
         let Some(settings) = &network.bridge else { continue };
         let link = report.node.link(&settings.bridge);
@@ -56,6 +56,17 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
                 news.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
             }
         }
+        if settings.vlans {
+            let host = &mut Netlink::open()?;
+            match bridge::inspect::refuse_vlans(host, &settings.bridge, link) {
+                Err(error) if error.code() == Code::UNSUPPORTED => {
+                    let remedy = error.remarks().to_owned();
+                    news.push((Level::Fail, "bridge", network.name.clone(), error.to_string(), remedy));
+                }
+                Err(error) => unseen.push(error),
+                Ok(()) => {}
+            }
+        }
         ports(&report.node, network, settings, &mut news);
         gateways(&report.node, network, &mut news);
     }
@@ -64,6 +75,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
     for (level, check, network, what, remedy) in news {
         report.add(level, check, Some(&network), what, remedy);
     }
+    unseen.iter().for_each(|error| report.unseen(error));
     Ok(())
 }
 

@@ -406,6 +406,25 @@ fn a_name_that_is_no_bridges() {
 }
 
 #[test]
+fn vlans_that_the_kernel_cannot_filter() {
+    let host = host("10.144.1.0/24");
+    let probe = "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || true";
+    if !host.lab.sh(probe).is_empty() {
+        return skip("vlans_that_the_kernel_cannot_filter", "this kernel can filter VLANs");
+    }
+    host.configure("10-pods.conflist", &network("pods", "10.144.1.0/24", &json!({ "vlan": 100 })).to_string());
+    for create in ["echo 1 >/proc/sys/net/ipv4/ip_forward", "ip link add br-pods type bridge"] {
+        host.lab.sh(create);
+        let what = ailment(&host, "bridge", "fail");
+        assert!(what.contains("cannot filter VLANs") && what.contains("CONFIG_BRIDGE_VLAN_FILTERING"), "{what}");
+    }
+    host.lab.sh("ip link del br-pods");
+    let outcome = powerless(&host, "doctor --json");
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert!(answer["notSeen"].to_string().contains("filter VLANs"), "{answer:#}");
+}
+
+#[test]
 fn packets_that_are_too_large() {
     let host = host("10.145.0.0/24");
     attach(&host, "blue");

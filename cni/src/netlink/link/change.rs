@@ -11,6 +11,9 @@ use super::{Flags, LinkIndex, LinkRef, Port, about, by_name, ifinfomsg};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
+/// Index of the loopback interface in every network namespace (LOOPBACK_IFINDEX).
+const LOOPBACK: u32 = 1;
+
 /// A bridge to be made. Its hardware address is set for good: it will not follow that of its ports.
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
@@ -165,6 +168,20 @@ impl<'a> Change<'a> {
             info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
         });
         Change::new(request, move || format!("make bridge {bridge} filter VLANs"))
+    }
+
+    /// Returns a change that no kernel makes, and whose refusal tells whether bridges can filter VLANs.
+    ///
+    /// A kernel that can refuses the VLAN protocol (EPROTONOSUPPORT) before it looks for a link of that index. Any other
+    /// finds the loopback interface there (EEXIST).
+    pub(in super::super) fn try_vlan_filtering() -> Change<'a> {
+        let mut request = Request::new(Rtm::Newlink, CREATE);
+        ifinfomsg(&mut request, 0, LinkIndex::optional(LOOPBACK).map(LinkRef::Index), Flags::default());
+        request.nest(Ifla::Linkinfo, |info| {
+            info.attr(IflaInfo::Kind, b"bridge");
+            info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_PROTOCOL, &[0, 0]));
+        });
+        Change::new(request, || "find out whether bridges can filter VLANs".to_owned())
     }
 
     /// Deletes a link, and the other end of a veth with it.
