@@ -13,7 +13,6 @@ use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::ip::{Cidr, MacAddr};
@@ -59,7 +58,6 @@ pub(crate) struct Node {
     cached: Vec<Cached>,
     /// Entries of the cache that cannot be read.
     pub(crate) corrupt: Vec<Error>,
-    boot: Option<SystemTime>,
     /// What could not be looked at, and why.
     pub(crate) unseen: Vec<String>,
 }
@@ -111,7 +109,6 @@ impl Node {
             all_guests_seen: true,
             cached,
             corrupt,
-            boot: note(&mut unseen, host_local::inspect::boot()),
             unseen,
         };
         node.look_elsewhere(&mut host)?;

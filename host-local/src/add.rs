@@ -7,11 +7,11 @@ use std::time::{Duration, SystemTime};
 use cni::{Code, Error, IpConfig, Result, Undo};
 use log::warn;
 
+use crate::EXHAUSTED;
 use crate::config::Config;
 use crate::lease::Owner;
 use crate::range::RangeSet;
 use crate::store::{Holder, Store};
-use crate::{EXHAUSTED, boot};
 
 /// Reserves an address of each range set for `owner`.
 pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<Vec<IpConfig>> {
@@ -22,12 +22,19 @@ pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<V
         let mut grant = order.fill(&mut undo)?;
         if let Err(refusal) = &grant
             && config.reclaim
-            && reclaim(undo.world())?
         {
-            warn!("reclaimed leases of an earlier boot, because {refusal}");
-            grant = order.fill(&mut undo)?;
+            let count = undo.world().reclaim()?;
+            if count > 0 {
+                warn!("reclaimed {count} leases of earlier boots: {refusal}");
+                grant = order.fill(&mut undo)?;
+            }
         }
-        grant
+        grant.map_err(|refusal| match refusal.code() {
+            EXHAUSTED if !config.reclaim => {
+                refusal.details("\"reclaimAfterReboot\" is false, so leases of earlier boots are kept")
+            }
+            _ => refusal,
+        })
     });
     let grants = match granted.collect::<Result<Vec<_>>>() {
         Ok(grants) => grants,
@@ -64,7 +71,11 @@ impl Order<'_> {
         let mut here = held.all().filter(|ip| self.set.contains(*ip));
         match (self.wanted, here.next()) {
             // Unlike upstream: who asks again for what they have, gets it.
-            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => Ok(Ok(Grant { ip: wanted, new: false })),
+            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => {
+                // It may be from an earlier boot, and must not be reclaimed from now on.
+                undo.world().renew(wanted)?;
+                Ok(Ok(Grant { ip: wanted, new: false }))
+            }
             (_, Some(other)) => Ok(Err(self.duplicate(other))),
             (Some(wanted), None) => Ok(match self.take(undo, wanted)? {
                 None => Ok(Grant { ip: wanted, new: true }),
@@ -119,9 +130,7 @@ pub(crate) fn exhausted(dir: &Path, network: &str, number: usize, set: &RangeSet
         "network {network:?}: no IP addresses available in range set {number} ({set}): all {} are leased in {dir:?}",
         set.size()
     );
-    Error::new(EXHAUSTED, what).details(
-        "release the leases of containers that are gone (GC does), widen the ranges, or set \"reclaimAfterReboot\"",
-    )
+    Error::new(EXHAUSTED, what).details("release the leases of containers that are gone (GC does), or widen the ranges")
 }
 
 /// How long the oldest lease of a range set is held, in words. It takes reading them all.
@@ -133,12 +142,6 @@ fn oldest(store: &Store, set: &RangeSet) -> Result<String> {
         }
     })?;
     Ok(words(SystemTime::now().duration_since(oldest).unwrap_or_default()))
-}
-
-/// Releases the leases of earlier boots; tells whether there were any.
-fn reclaim(store: &mut Store) -> Result<bool> {
-    let boot = boot::time()?;
-    Ok(store.sweep(|lease| lease.is_older(boot))? > 0)
 }
 
 /// A length of time in the largest unit of which there are two.

@@ -23,7 +23,7 @@ pub(crate) struct Config {
     pub(crate) wanted: Vec<Option<IpAddr>>,
     pub(crate) routes: Vec<Route>,
     pub(crate) resolv_conf: Option<PathBuf>,
-    /// Leases of an earlier boot may be taken away when there is no other.
+    /// Leases of earlier boots are released when an ADD would fail otherwise.
     pub(crate) reclaim: bool,
 }
 
@@ -51,7 +51,7 @@ struct Ipam {
     routes: Vec<Route>,
     resolv_conf: String,
     data_dir: String,
-    reclaim_after_reboot: bool,
+    reclaim_after_reboot: Option<bool>,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -103,7 +103,7 @@ impl Config {
             wanted,
             routes: ipam.routes,
             resolv_conf: path("ipam.resolvConf", &ipam.resolv_conf)?,
-            reclaim: ipam.reclaim_after_reboot,
+            reclaim: ipam.reclaim_after_reboot.unwrap_or(true),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! Digests for the index: quick, the same on every machine, and not meant to withstand malice.
+//! Digests for the index and the records beside it: quick, the same on every machine, and not meant to withstand malice.
 
 /// Another layout of the index gets another number, so that nobody reads it wrongly.
 const LAYOUT: u64 = 1;
@@ -10,6 +10,30 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     let words = words.iter().map(|word| u64::from_le_bytes(*word));
     words.chain([tail, length]).fold(mix(LAYOUT), |state, word| mix(state ^ word))
+}
+
+/// Room for the digest at the head of sealed bytes.
+pub(crate) const HEAD: usize = 8;
+
+/// Puts the digest of `body` in front of it.
+pub(crate) fn seal(body: impl IntoIterator<Item = u8>) -> Vec<u8> {
+    let mut bytes = vec![0; HEAD];
+    bytes.extend(body);
+    reseal(&mut bytes);
+    bytes
+}
+
+/// Corrects the digest at the head of bytes whose body has changed.
+pub(crate) fn reseal(bytes: &mut [u8]) {
+    if let Some((head, body)) = bytes.split_first_chunk_mut::<HEAD>() {
+        *head = digest(body).to_le_bytes();
+    }
+}
+
+/// Returns the body of sealed bytes; `None` if it does not match the digest.
+pub(crate) fn unseal(bytes: &[u8]) -> Option<&[u8]> {
+    let (head, body) = bytes.split_first_chunk::<HEAD>()?;
+    (u64::from_le_bytes(*head) == digest(body)).then_some(body)
 }
 
 /// The finishing steps of splitmix64: every bit of the input reaches every bit of the output.

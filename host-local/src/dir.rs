@@ -9,7 +9,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, fstat, futimens};
+use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utimensat};
+use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeSpec;
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 
@@ -28,6 +29,10 @@ pub(crate) struct Dir {
     fd: OwnedFd,
     path: PathBuf,
 }
+
+/// Numbers of file systems that two hosts never share: ext2 to ext4, XFS, Btrfs, tmpfs, overlayfs, F2FS, ZFS, bcachefs.
+const LOCAL: [i64; 8] =
+    [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e];
 
 /// Seconds and nanoseconds since 1970.
 pub(crate) type Moment = (i64, i64);
@@ -111,6 +116,28 @@ impl Dir {
         // A restored or copied file has an old time of writing; its inode cannot lie.
         let since = UNIX_EPOCH + Duration::from_secs(inode.mtime().max(inode.ctime()).try_into().unwrap_or(0));
         Ok(Some((content(&file)?, since)))
+    }
+
+    /// Returns the status of what has this name, a symbolic link's own; `None` if nothing has.
+    pub(crate) fn stat_of(&self, name: &str) -> io::Result<Option<FileStat>> {
+        match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+            Ok(stat) => Ok(Some(stat)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Sets the times of a file to the present.
+    pub(crate) fn touch(&self, name: &str) -> io::Result<()> {
+        let now = TimeSpec::UTIME_NOW;
+        Ok(utimensat(&self.fd, name, &now, &now, UtimensatFlags::NoFollowSymlink)?)
+    }
+
+    /// Is it on a file system that belongs to this host alone? Of one that is not known it is not sure.
+    pub(crate) fn is_local(&self) -> io::Result<bool> {
+        #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions, reason = "its type differs")]
+        let kind = i64::try_from(fstatfs(&self.fd)?.filesystem_type().0).unwrap_or(0);
+        Ok(LOCAL.contains(&(kind & 0xffff_ffff)))
     }
 
     /// Is there anything of this name?
@@ -252,7 +279,7 @@ impl Dir {
 
     /// When a name in the directory was last added or removed, or what [`Dir::mark`] said instead.
     pub(crate) fn changed(&self) -> io::Result<Moment> {
-        Ok(changed(&self.stat()?))
+        Ok(modified(&self.stat()?))
     }
 
     /// Sets the time that [`Dir::changed`] tells until something changes.
@@ -266,11 +293,22 @@ impl Dir {
     }
 }
 
-/// [`Dir::changed`] of a directory whose status is known already.
-pub(crate) fn changed(stat: &FileStat) -> Moment {
+/// When the content of a file or directory was last changed: its mtime.
+pub(crate) fn modified(stat: &FileStat) -> Moment {
     // The types differ between C libraries and machines.
     #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
     (stat.st_mtime.into(), stat.st_mtime_nsec.into())
+}
+
+/// When an inode was last changed in any way: its ctime, which only the kernel sets.
+pub(crate) fn changed(stat: &FileStat) -> Moment {
+    #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
+    (stat.st_ctime.into(), stat.st_ctime_nsec.into())
+}
+
+/// Is it a regular file?
+pub(crate) fn is_file(stat: &FileStat) -> bool {
+    SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
 }
 
 /// Writes a file in place that has a length of `old`. Whoever is killed here leaves anything.

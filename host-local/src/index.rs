@@ -25,8 +25,9 @@ use log::debug;
 use nix::sys::stat::FileStat;
 
 use crate::bitmap::{self, Bitmap};
-use crate::digest::digest;
-use crate::dir::{self, Dir, Moment, changed};
+use crate::digest::{HEAD, reseal, unseal};
+use crate::dir::{self, Dir, Moment, modified};
+use crate::earlier;
 use crate::lease::Owner;
 use crate::range::Span;
 
@@ -68,20 +69,15 @@ struct Page {
     kept: Option<(File, usize)>,
 }
 
-/// Room for the digest at the head of a page.
-const HEAD: usize = 8;
-
 impl Page {
     fn new() -> Page {
         Page { bytes: vec![0; HEAD], changed: false, kept: None }
     }
 
     fn read(bytes: Vec<u8>) -> Result<Page> {
-        match bytes.split_first_chunk::<HEAD>() {
-            Some((head, body)) if u64::from_le_bytes(*head) == digest(body) => {
-                Ok(Page { bytes, changed: false, kept: None })
-            }
-            _ => Err(Broken),
+        match unseal(&bytes) {
+            Some(_) => Ok(Page { bytes, changed: false, kept: None }),
+            None => Err(Broken),
         }
     }
 
@@ -107,10 +103,7 @@ impl Page {
 
     /// The page with its digest.
     fn seal(&mut self) -> &[u8] {
-        let sum = digest(self.body()).to_le_bytes();
-        if let Some(head) = self.bytes.first_chunk_mut::<HEAD>() {
-            *head = sum;
-        }
+        reseal(&mut self.bytes);
         &self.bytes
     }
 }
@@ -123,8 +116,8 @@ impl Index {
     pub(crate) fn open(leases: &Dir) -> Option<Index> {
         let stat = leases.stat().ok()?;
         let (home, kept) = Dir::open_private(&home(&stat)).ok()??;
-        let current = is_apart(changed(&stat), changed(&kept));
-        current.then(|| Index { home: Some(home), current, seen: changed(&kept), pages: BTreeMap::new() })
+        let current = is_apart(modified(&stat), modified(&kept));
+        current.then(|| Index { home: Some(home), current, seen: modified(&kept), pages: BTreeMap::new() })
     }
 
     /// The addresses that `owner` holds, together with those of old records about the same container.
@@ -283,6 +276,12 @@ fn home(leases: &FileStat) -> PathBuf {
     Path::new(HOME).join(called(leases.st_dev, leases.st_ino))
 }
 
+/// Returns the name of the index of `leases`.
+pub(crate) fn name_of(leases: &Dir) -> io::Result<String> {
+    let stat = leases.stat()?;
+    Ok(called(stat.st_dev, stat.st_ino))
+}
+
 /// How the index of a directory is called. The types of both numbers depend on the machine.
 fn called(dev: impl LowerHex, ino: impl LowerHex) -> String {
     on_device(dev) + &format!("{ino:x}")
@@ -329,7 +328,8 @@ fn forget_gone(all: &Dir, name: &str) -> io::Result<()> {
     // Somebody may have been killed here before.
     remove()?;
     all.rename(name, DOOMED)?;
-    remove()
+    remove()?;
+    earlier::forget(name)
 }
 
 /// An index by its name.

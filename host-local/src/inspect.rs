@@ -9,10 +9,11 @@ use cni::{Call, Context, Result};
 
 use crate::config::{self, Config};
 use crate::dir::Dir;
+use crate::earlier::Earlier;
 use crate::lease;
 use crate::range;
+use crate::status;
 use crate::store::{self, Holder};
-use crate::{boot, status};
 
 /// Where networks have their directories unless they say otherwise.
 pub use crate::config::DATA_DIR;
@@ -117,9 +118,17 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
     Ok(Some(leases))
 }
 
-/// When this machine was started: no container is older.
-pub fn boot() -> Result<SystemTime> {
-    boot::time()
+/// The addresses in a directory whose leases are from an earlier boot, so that their containers are gone. As the record
+/// says, or as the next call would record it.
+pub fn earlier(directory: &Path) -> Result<Vec<IpAddr>> {
+    let Some(dir) = Dir::open(directory).trying(|| format!("open the directory {directory:?}"))? else {
+        return Ok(Vec::new());
+    };
+    let earlier = match Earlier::read(&dir)? {
+        Some(earlier) => earlier,
+        None => Earlier::survey(&dir)?,
+    };
+    earlier.present(&dir)
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ mod boot;
 mod config;
 mod digest;
 mod dir;
+mod earlier;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod index;

@@ -9,6 +9,7 @@ use cni::{Code, Context, Error, Failures, Result};
 use log::{debug, warn};
 
 use crate::dir::{DRAFT, Dir};
+use crate::earlier::{self, Earlier};
 use crate::index::{Broken, Index};
 use crate::lease::{self, Owner};
 use crate::lock::Lock;
@@ -47,13 +48,6 @@ pub(crate) struct Lease {
     pub(crate) since: SystemTime,
 }
 
-impl Lease {
-    /// Was it written before `moment`? What is no lease never was.
-    pub(crate) fn is_older(&self, moment: SystemTime) -> bool {
-        self.holder != Holder::Unknown && self.since < moment
-    }
-}
-
 /// What an attachment holds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
@@ -88,6 +82,10 @@ impl Store {
             let Some(dir) = open()? else { return Ok(None) };
             if let Some(lock) = Lock::acquire(&dir)? {
                 let index = Index::open(&dir);
+                // An index that is kept was made by a call of this boot, which has seen to the record.
+                if index.is_none() {
+                    earlier::record(&dir);
+                }
                 return Ok(Some(Store { dir, index, surveyed: false, _lock: lock }));
             }
         }
@@ -150,6 +148,12 @@ impl Store {
         Err(Error::new(Code::TRY_LATER, format!("{}: it changes all the time", what())))
     }
 
+    /// Makes the lease of `ip` one of this boot, whoever wrote it.
+    pub(crate) fn renew(&self, ip: IpAddr) -> Result<()> {
+        let name = ip.to_string();
+        self.dir.touch(&name).trying(|| format!("renew the lease {:?}", self.dir.path().join(&name)))
+    }
+
     /// Takes `ip` from `owner`; nothing happens if it is not theirs.
     pub(crate) fn release(&mut self, ip: IpAddr, owner: &Owner) -> Result<()> {
         if self.holder(ip)? != Some(Holder::Owner(owner.clone())) {
@@ -175,6 +179,24 @@ impl Store {
                 doomed.push(lease.ip);
             }
         })?;
+        self.remove_all(doomed)
+    }
+
+    /// Removes the leases of earlier boots; returns how many these were.
+    pub(crate) fn reclaim(&mut self) -> Result<usize> {
+        match Earlier::read(&self.dir) {
+            Ok(earlier) => {
+                let doomed = earlier.unwrap_or_default().present(&self.dir)?;
+                self.remove_all(doomed)
+            }
+            Err(error) => {
+                warn!("leases of earlier boots are not reclaimed: {error}");
+                Ok(0)
+            }
+        }
+    }
+
+    fn remove_all(&mut self, doomed: Vec<IpAddr>) -> Result<usize> {
         let (mut removed, mut failures) = (0, Failures::default());
         for ip in doomed {
             failures.note(self.remove(ip).map(|()| removed += 1));

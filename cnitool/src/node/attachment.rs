@@ -135,8 +135,7 @@ impl Node {
             port,
             place: told.filter_map(|cached| cached.netns.as_deref()).map(place).next(),
             address: ips.any(|ip| is_used(&ip)),
-            before_boot: !at.leases.is_empty()
-                && at.leases.iter().all(|lease| self.boot.is_some_and(|boot| lease.since < boot)),
+            before_boot: !at.leases.is_empty() && at.leases.iter().all(|lease| network.earlier.contains(&lease.ip)),
             ..general
         }
     }

@@ -1,5 +1,7 @@
 //! The networks of a host: what their configurations say, and their leases.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use bridge::inspect::Settings;
@@ -26,6 +28,8 @@ pub(crate) struct Network {
     /// A list for each address that a container gets; none if only the runtime knows.
     pub(crate) ranges: Vec<Vec<Range>>,
     pub(crate) leases: Vec<Lease>,
+    /// Addresses whose leases are from an earlier boot.
+    pub(crate) earlier: BTreeSet<IpAddr>,
     /// Could the directory be listed? Otherwise there may be leases of which nothing is known.
     pub(crate) leases_seen: bool,
 }
@@ -41,6 +45,7 @@ impl Network {
             directory: None,
             ranges: Vec::new(),
             leases: Vec::new(),
+            earlier: BTreeSet::new(),
             leases_seen: true,
         }
     }
@@ -91,6 +96,10 @@ impl Network {
             unseen.push(format!("the owners of {what} in {}: their files cannot be read", directory.display()));
         }
         self.leases = leases;
+        // After the leases were read: one that was made meanwhile is not from an earlier boot.
+        if !self.leases.is_empty() {
+            self.earlier = note(unseen, host_local::inspect::earlier(directory)).into_iter().flatten().collect();
+        }
     }
 
     /// How many leases are in a range.

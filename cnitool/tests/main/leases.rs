@@ -1,8 +1,10 @@
 //! `cnitool leases`.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use cni::testing::{Calling, REFERENCE, reference};
+use cni::testing::{Calling, REFERENCE, reference, skip};
 use serde_json::{Value, json};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless};
@@ -133,6 +135,36 @@ fn a_container_of_the_reference_is_known_by_its_address() {
     for ip in ["10.106.0.2", "10.106.0.99"] {
         assert_eq!(lease(&answer, ip)["state"], "unknown", "{ip}");
     }
+}
+
+/// The kernel's time of boot follows the clock; what the kernel stamped at boot does not.
+#[test]
+fn a_lease_is_from_an_earlier_boot_only_if_that_is_sure() {
+    let host = host("10.108.0.0/24");
+    // Without a bridge nothing else tells about a lease.
+    let mut config = network("pods", "10.108.0.0/24", &json!({}));
+    config["plugins"][0]["type"] = "macvlan".into();
+    host.configure("10-pods.conflist", &config.to_string());
+    leak("10.108.0.2", &format!("{LONG_ID}\r\neth0"));
+    let state = || lease(&json(&host, "leases --json"), "10.108.0.2")["state"].clone();
+    assert_eq!(state(), "unknown");
+    std::fs::write("/run/stat", "btime 4102444800\n").unwrap();
+    host.lab.sh("mount --bind /run/stat /proc/stat");
+    assert_eq!(state(), "unknown", "the clock was stepped forward");
+    let written = std::fs::metadata("/var/lib/cni/networks/pods/10.108.0.2").unwrap().ctime();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    // Only files show the clock that files are stamped with.
+    while std::fs::metadata("/run/stat").unwrap().ctime() <= written {
+        assert!(Instant::now() < deadline, "the clock stays at second {written}");
+        std::fs::write("/run/stat", "btime 4102444800\n").unwrap();
+    }
+    let boot = "mount -t sysfs none /sys && mount -t proc none /proc && mount --bind /run/stat /proc/stat";
+    if Calling::program("sh").arg("-c").arg(boot).run().status != Some(0) {
+        skip("a_lease_is_from_an_earlier_boot_only_if_that_is_sure", "a second /proc cannot be mounted here");
+        return;
+    }
+    assert_eq!(state(), "gone");
+    assert!(!Path::new("/run/cni0/earlier-boot").exists(), "a look makes nothing");
 }
 
 #[test]

@@ -16,4 +16,5 @@ mod hostile;
 mod index;
 mod lock;
 mod network;
+mod reboot;
 mod support;

@@ -194,29 +194,6 @@ fn a_full_disk_leaves_no_half_lease() {
 }
 
 #[test]
-fn leases_of_an_earlier_boot_are_reclaimed_only_if_asked_for_and_only_when_needed() {
-    let lab = Lab::new();
-    let net = Net::of(&lab, "10.1.0.0/29");
-    for id in ["a", "b", "c", "d"] {
-        net.add(id);
-    }
-    // The machine is said to have been started in the future; the kernel is not asked.
-    fs::write("/run/stat", "cpu 1\nbtime 4102444800\n").unwrap();
-    let reboot = || lab.sh("mount --bind /run/stat /proc/stat");
-    let asking = net.with("/ipam/reclaimAfterReboot", json!(true));
-    assert_eq!(asking.add("e"), [ip("10.1.0.6")], "there was still one free");
-    net.call("ADD", "f").error(100);
-    asking.call("ADD", "f").error(100);
-    reboot();
-    net.call("ADD", "f").error(100);
-    assert_eq!(net.leases().len(), 5);
-    assert_eq!(asking.add("f"), [ip("10.1.0.2")]);
-    assert_eq!(net.leases().into_values().collect::<Vec<_>>(), ["f\r\neth0"]);
-    asking.calling("ADD", "g").env("CNI_ARGS", "IP=10.1.0.2").run().ok();
-    lab.sh("umount /proc/stat");
-}
-
-#[test]
 fn the_plugin_says_what_it_is() {
     let lab = Lab::new();
     let about = Calling::program(lab.bin().join("host-local")).run();
