@@ -22,12 +22,13 @@ mod status;
 mod store;
 
 use std::net::IpAddr;
+use std::path::Path;
 
 use cni::{AddResult, Attachment, Call, Code, Dns, Error, Failures, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
 use crate::lease::Owner;
-use crate::store::{Alive, Held, Store};
+use crate::store::{Alive, Held, Store, with_remedy};
 
 /// No address is left. Of the codes that a plugin may choose.
 pub const EXHAUSTED: Code = Code(100);
@@ -54,10 +55,24 @@ impl<'a> Addition<'a> {
 
 impl Prepared for Addition<'_> {
     fn add(&self, at: &Attachment) -> Result<AddResult> {
-        let ips = add::reserve(&self.config, self.network.as_str(), &Owner::of(at))?;
+        let ips = add::reserve(&self.config, self.network.as_str(), &Owner::of(at))
+            .map_err(|error| with_remedy(error, &self.config.dir))?;
         let (routes, dns) = (self.config.routes.clone(), self.dns.clone());
         Ok(AddResult { ips, routes, dns, ..AddResult::default() })
     }
+}
+
+/// Releases what `owner` holds in `dir`.
+fn release(dir: &Path, owner: Owner) -> Result<()> {
+    let Some(mut store) = Store::open(dir)? else { return Ok(()) };
+    let Held { exact, bare } = store.held_by(&owner)?;
+    // An old record tells no interface: it is this one's if there is no better.
+    let (held, owner) = if exact.is_empty() { (bare, owner.bare()) } else { (exact, owner) };
+    let mut failures = Failures::default();
+    for ip in held {
+        failures.note(store.release(ip, &owner));
+    }
+    failures.into_result()
 }
 
 impl Plugin for HostLocal {
@@ -80,16 +95,8 @@ impl Plugin for HostLocal {
 
     /// Unlike upstream, needs no valid ranges, and makes no directory to look into.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let owner = Owner::of(at);
-        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(()) };
-        let Held { exact, bare } = store.held_by(&owner)?;
-        // An old record tells no interface: it is this one's if there is no better.
-        let (held, owner) = if exact.is_empty() { (bare, owner.bare()) } else { (exact, owner) };
-        let mut failures = Failures::default();
-        for ip in held {
-            failures.note(store.release(ip, &owner));
-        }
-        failures.into_result()
+        let dir = config::directory(call)?;
+        release(&dir, Owner::of(at)).map_err(|error| with_remedy(error, &dir))
     }
 
     fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
@@ -120,8 +127,12 @@ impl Plugin for HostLocal {
     fn gc(&self, call: &Call<'_>) -> Result<()> {
         let valid = call.valid_attachments()?;
         let alive = Alive::new(valid.iter().map(|valid| Owner::new(&valid.container, &valid.ifname)));
-        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(()) };
-        store.sweep(|lease| !alive.has(lease)).map(drop)
+        let dir = config::directory(call)?;
+        let swept = Store::open(&dir).and_then(|store| match store {
+            Some(mut store) => store.sweep(|lease| !alive.has(lease)).map(drop),
+            None => Ok(()),
+        });
+        swept.map_err(|error| with_remedy(error, &dir))
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {

@@ -16,6 +16,7 @@ use crate::dir::Dir;
 use crate::index::Index;
 use crate::lease;
 use crate::range::RangeSet;
+use crate::store::with_remedy;
 
 /// Fails if leases cannot be written. Takes no lock, so it never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
@@ -30,7 +31,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
             warn!("{error}");
             Ok(())
         }
-        Err(error) => Err(error.code_is(Code::NOT_AVAILABLE)),
+        Err(error) => Err(with_remedy(error, &config.dir).code_is(Code::NOT_AVAILABLE)),
     }
 }
 

@@ -48,6 +48,17 @@ pub(crate) struct Lease {
     pub(crate) since: SystemTime,
 }
 
+/// Adds a remedy to an error about the lease directory `path`, if it says that leases cannot be written there.
+pub(crate) fn with_remedy(error: Error, path: &Path) -> Error {
+    match error.errno() {
+        Some(libc::EACCES | libc::EPERM) => error.details(format!("run as root, or allow writing in {path:?}")),
+        Some(libc::EROFS) => error.details(format!(
+            "mount the file system of {path:?} read-write, or set \"dataDir\" to a directory that can be written"
+        )),
+        _ => error,
+    }
+}
+
 /// What an attachment holds.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Held {
@@ -66,7 +77,7 @@ impl Held {
 impl Store {
     /// Opens the directory `path`, which is made if need be.
     pub(crate) fn create(path: &Path) -> Result<Store> {
-        let what = || format!("make the directory {path:?}");
+        let what = || format!("create directory {path:?}");
         let store = Store::lock(path, || Dir::create(path, 0o755).map(Some).trying(what))?;
         store.ok_or_else(|| Error::new(Code::INTERNAL, format!("{path:?} was made and is not there")))
     }

@@ -2,8 +2,9 @@
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::path::Path;
 
-use cni::testing::{Calling, Lab};
+use cni::testing::{Calling, Lab, Outcome, built, skip};
 use serde_json::json;
 
 use crate::support::{DATA, Net, ip};
@@ -13,8 +14,8 @@ fn del_needs_neither_ranges_nor_a_directory() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.del("a");
-    assert!(!std::path::Path::new(DATA).exists(), "DEL makes nothing");
-    assert!(!std::path::Path::new("/run/cni0").exists());
+    assert!(!Path::new(DATA).exists(), "DEL makes nothing");
+    assert!(!Path::new("/run/cni0").exists());
     for broken in [json!([[{"subnet": "nonsense"}]]), json!("nonsense"), json!(null), json!([])] {
         net.add("a");
         net.with("/ipam/ranges", broken.clone()).del("a");
@@ -95,7 +96,7 @@ fn status_of_a_full_set_succeeds_with_a_warning() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/29"}]]));
     net.call("STATUS", "x").ok();
-    assert!(!std::path::Path::new(DATA).exists(), "STATUS makes nothing");
+    assert!(!Path::new(DATA).exists(), "STATUS makes nothing");
     for id in ["a", "b", "c", "d", "e"] {
         assert_eq!(warnings(&net), "");
         net.add(id);
@@ -175,6 +176,60 @@ fn status_of_a_shortage_succeeds_with_a_warning() {
     }
 }
 
+/// An ADD fails with this text and this remedy, and with no word about undoing.
+#[track_caller]
+fn assert_one_error(outcome: &Outcome, said: &[&str], remedy: &str) {
+    let error = outcome.error(5);
+    let (msg, details) = (error["msg"].as_str().unwrap(), error["details"].as_str().unwrap());
+    assert!(said.iter().all(|part| msg.contains(part)), "{msg}");
+    assert!(details.contains(remedy) && !details.contains("not undone"), "{details}");
+}
+
+#[test]
+fn a_read_only_file_system_is_one_clear_error() {
+    let lab = Lab::new();
+    fs::create_dir_all("/var/lib/cni").unwrap();
+    lab.sh("mount -t tmpfs none /var/lib/cni");
+    let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
+    net.add("a");
+    lab.sh("mount -o remount,bind,ro /var/lib/cni");
+    let remedy = "read-write, or set \"dataDir\"";
+    let other = net.with("/name", json!("other"));
+    assert_one_error(
+        &other.call("ADD", "b"),
+        &["create directory \"/var/lib/cni/networks/other\"", "Read-only"],
+        remedy,
+    );
+    assert_one_error(&net.call("ADD", "b"), &["/var/lib/cni/networks/net/10.1.0.3", "Read-only"], remedy);
+    assert_one_error(&net.call("DEL", "a"), &["/var/lib/cni/networks/net/10.1.0.2", "Read-only"], remedy);
+    assert!(net.call("STATUS", "x").error(50)["details"].as_str().unwrap().contains(remedy));
+}
+
+#[test]
+fn without_root_there_is_one_clear_error() {
+    let test = "network::without_root_there_is_one_clear_error";
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    lab.sh("chmod 755 /var/lib");
+    // The program itself may lie where another user may not look.
+    let program = Path::new("/run/host-local");
+    fs::copy(built("host-local"), program).unwrap();
+    let as_nobody = || Calling::program("setpriv").arg("--reuid=65534").arg("--regid=65534").arg("--clear-groups");
+    if as_nobody().arg("true").run().status != Some(0) {
+        return skip(test, "there is no other user here");
+    }
+    let call = || {
+        let call = as_nobody().arg(program).env("CNI_COMMAND", "ADD").env("CNI_PATH", "/none");
+        call.attachment("b", "eth0", "/run/netns/none").stdin(net.config.to_string()).run()
+    };
+    let (dir, lock) = (net.dir(), net.dir().join("lock"));
+    let said = |what: &str, path: &Path| format!("{what} {path:?}: Permission denied");
+    assert_one_error(&call(), &[&said("create directory", &dir)], "run as root");
+    net.add("a");
+    assert_one_error(&call(), &[&said("lock", &lock)], "run as root");
+    assert_eq!(net.leases().len(), 1);
+}
+
 #[test]
 fn a_full_disk_leaves_no_half_lease() {
     let lab = Lab::new();
@@ -184,10 +239,10 @@ fn a_full_disk_leaves_no_half_lease() {
     let first = net.call("ADD", "a").ok();
     assert_eq!(first["ips"][0]["address"], "10.1.0.2/24");
     lab.sh("head -c 1m /dev/zero > /run/data/full || true");
-    let before = crate::support::files(std::path::Path::new("/run/data/net"));
+    let before = crate::support::files(Path::new("/run/data/net"));
     let error = net.call("ADD", "b").error(5);
     assert!(error["msg"].as_str().unwrap().contains("No space left"), "{error}");
-    assert_eq!(crate::support::files(std::path::Path::new("/run/data/net")), before);
+    assert_eq!(crate::support::files(Path::new("/run/data/net")), before);
     net.del("a");
     lab.sh("rm /run/data/full");
     net.call("ADD", "b").ok();
