@@ -35,9 +35,12 @@ impl World {
         Ok(World { home, netns, host })
     }
 
-    /// Makes sure that this thread is where it began.
+    /// Makes sure that this thread is where it began. Changes nothing if it never left, which needs no permission.
     pub(crate) fn go_home(&self) -> Result<()> {
-        self.home.run(&self.home, || Ok(()))
+        match Netns::current()?.same_as(&self.home)? {
+            true => Ok(()),
+            false => self.home.run(&self.home, || Ok(())),
+        }
     }
 
     /// Runs `work` inside the container, and opens a socket there.
@@ -158,7 +161,13 @@ pub(crate) fn create(
                 delete(&mut undo.world().host, port_name.as_str())?;
                 failure = Some(error);
             }
-            Err(error) => return Err(explain(&mut undo.world().host, config, error)),
+            Err(error) => {
+                if is_forbidden(&error) {
+                    // Nothing was made, so there is nothing to delete.
+                    undo.forget_last();
+                }
+                return Err(explain(&mut undo.world().host, config, error));
+            }
         }
     }
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
@@ -296,6 +305,20 @@ fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
             _ => error,
         },
         _ => error,
+    }
+}
+
+/// Returns whether the kernel answered that this process lacks permission. That is a definite answer, unlike the failure
+/// of a system call, which can hide what the kernel did.
+fn is_forbidden(error: &Error) -> bool {
+    error.code() == Code::INTERNAL && error.errno() == Some(libc::EPERM)
+}
+
+/// Adds the permissions that the plugin needs to the kernel's answer that it lacks them.
+pub(crate) fn explain_forbidden(error: Error) -> Error {
+    match is_forbidden(&error) {
+        true => error.details("that needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run the plugin as root"),
+        false => error,
     }
 }
 

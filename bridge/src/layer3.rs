@@ -153,12 +153,30 @@ pub(crate) fn ensure_gateways(
             }
             // Another ADD was faster, with one of them or with all.
             Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => {}
-            Err(error) => return Err(error).trying(|| format!("make {:?} the gateway", link.name)),
+            Err(error) => {
+                let error = explain_refusal(&link.name, error);
+                return Err(error).trying(|| format!("make {:?} the gateway", link.name));
+            }
         }
         have = host.addresses(link.index)?;
     }
     let what = format!("the addresses of {:?} changed each of the {ATTEMPTS} times they were looked at", link.name);
     Err(Error::new(Code::TRY_LATER, what).details("does somebody else manage the bridge?"))
+}
+
+/// Adds to the kernel's refusal of an address how to enable IPv6 on the link, if it is disabled there.
+fn explain_refusal(link: &str, error: Error) -> Error {
+    let key = ["net", "ipv6", "conf", link, "disable_ipv6"];
+    let is_disabled = || sysctl::read(&key).is_ok_and(|value| value.as_deref() == Some("1"));
+    if error.errno() != Some(libc::EACCES) || !is_disabled() {
+        return error;
+    }
+    // With slashes, because the name of a link may contain dots.
+    let key = key.join("/");
+    error.details(format!(
+        "{key} is 1: run `sysctl -w {key}=0`, and set net.ipv6.conf.default.disable_ipv6=0 in /etc/sysctl.d for bridges \
+         that are created later"
+    ))
 }
 
 /// The settings that let the host forward, per family.

@@ -66,6 +66,7 @@ impl Plugin for Bridge {
                 Ok(result)
             }
             Err(error) => {
+                let error = attach::explain_forbidden(error);
                 // Steps back are about the host, wherever the failure left us.
                 if let Err(lost) = undo.world().go_home() {
                     return Err(undo.roll_back(error.details(lost.to_string())));
@@ -119,7 +120,7 @@ impl Plugin for Bridge {
     fn status(&self, call: &Call<'_>) -> Result<()> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
-        let not_available = |error: cni::Error| error.code_is(Code::NOT_AVAILABLE);
+        let not_available = |error| attach::explain_forbidden(error).code_is(Code::NOT_AVAILABLE);
         let ipam = ipam(call, &config).map_err(not_available)?;
         attach::status(&mut Netlink::open()?, &config).map_err(not_available)?;
         if let Some(ipam) = ipam {

@@ -3,10 +3,10 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cni::testing::Lab;
+use cni::testing::{Lab, skip};
 use serde_json::json;
 
-use crate::pod::{Pod, assert_clean, layer2, layer3, merge, outside, send, udp};
+use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3, merge, outside, send, udp};
 
 /// /proc/sys as many containers have it, whatever namespace looks at it.
 fn freeze_settings(lab: &Lab) {
@@ -88,6 +88,50 @@ fn without_ipv6_there_is_ipv4() {
         assert!(error["msg"].as_str().unwrap().contains("no IPv6"), "{error}");
         assert_clean(lab);
     }
+}
+
+/// As on hosts whose administrator disabled IPv6 for new interfaces.
+#[test]
+fn ipv6_that_is_disabled_on_the_bridge_is_refused_with_the_setting() {
+    let lab = &Lab::new();
+    if !Path::new("/proc/sys/net/ipv6").exists() {
+        return skip("ipv6_that_is_disabled_on_the_bridge_is_refused_with_the_setting", "this kernel has no IPv6");
+    }
+    lab.sh("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
+    let config = layer3(json!({}));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let error = pod.call("ADD", &config).run().error(999);
+    let details = error["details"].as_str().unwrap();
+    for part in ["net/ipv6/conf/br0/disable_ipv6 is 1", "net.ipv6.conf.default.disable_ipv6=0"] {
+        assert!(details.contains(part), "{error}");
+    }
+    assert_clean(lab);
+    let command = details.split('`').nth(1).unwrap();
+    lab.sh(command);
+    pod.add(&config);
+}
+
+/// Without permission nothing is made, and nothing is said to be left.
+#[test]
+fn without_permission_the_error_names_what_is_missing_and_nothing_else() {
+    Lab::both(|lab| {
+        let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
+        let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+        for create in ["", "ip link add br0 type bridge"] {
+            lab.sh(create);
+            for caps in ["-all", "-net_admin"] {
+                let run = format!("exec setpriv --bounding-set={caps} --inh-caps={caps} \"$0\"");
+                let error = pod.call("ADD", &config).through(&run).run().error(999);
+                assert!(error["msg"].as_str().unwrap().ends_with("Operation not permitted (os error 1)"), "{error}");
+                let details = "that needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run the plugin as root";
+                assert_eq!(error["details"], details, "{error}");
+                let status = pod.call("STATUS", &config).through(&run).run().error(50);
+                assert!(status["details"].as_str().unwrap().contains(details), "{status}");
+            }
+            assert_clean(lab);
+        }
+        assert!(!ipam_calls(lab).iter().any(|call| call.starts_with("ADD")));
+    });
 }
 
 #[test]
