@@ -56,8 +56,6 @@ impl World {
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub(crate) bridge: Link,
-    /// Whether this ADD created the bridge.
-    pub(crate) bridge_created: bool,
     /// The bridge's IPv4 addresses.
     pub(crate) addresses: Vec<Address>,
     /// The host's end.
@@ -129,7 +127,7 @@ pub(crate) fn create(
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
-        let (bridge, bridge_created) = ensure_bridge(&mut undo.world().host, config)?;
+        let bridge = ensure_bridge(&mut undo.world().host, config)?;
         let bridge_mac = undo.world().host.mac_of(config.bridge.as_str());
         let doomed = port_name.clone();
         undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, doomed.as_str()));
@@ -141,7 +139,6 @@ pub(crate) fn create(
                     peer: made.port.peer,
                     port: made.port.index,
                     bridge: made.bridge,
-                    bridge_created,
                     addresses: made.addresses,
                     port_name,
                     port_mac,
@@ -203,20 +200,18 @@ pub(crate) fn delete<'a>(netlink: &mut Netlink, link: impl Into<LinkRef<'a>>) ->
     }
 }
 
-/// Returns the index of the bridge, and whether this call created it. An existing link of that name is not checked here:
-/// it may be something else than a bridge.
-fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool)> {
+/// Returns the index of the bridge, which is created if it does not exist. An existing link of that name is not checked
+/// here: it may be something else than a bridge.
+fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
     let name = config.bridge.as_str();
     if let Some(index) = host.link_index(name)? {
-        return Ok((index, false));
+        return Ok(index);
     }
     let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
-        Ok(bridge) => Ok((bridge.index, true)),
+        Ok(bridge) => Ok(bridge.index),
         // Another ADD was faster.
-        Err(error) if error.errno() == Some(libc::EEXIST) => {
-            host.link_index(name)?.map(|index| (index, false)).ok_or(error)
-        }
+        Err(error) if error.errno() == Some(libc::EEXIST) => host.link_index(name)?.ok_or(error),
         Err(error) => Err(explain(host, config, error)),
     }
 }

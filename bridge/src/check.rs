@@ -23,12 +23,7 @@ struct Scene<'a> {
 
 /// Compares everything; the first difference is the error.
 pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<()> {
-    let told = call.previous()?.ok_or_else(|| {
-        Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass on what ADD answered")
-    })?;
-    let Home { netns: home, netlink: host } = call.home()?;
-    let guest = at.open_netns()?.run(&home, Netlink::open)?;
-    let mut scene = Scene { config, at, told, host, guest };
+    let mut scene = Scene::open(call, at, config)?;
     let owner = AttachmentKey::new(call, at);
 
     let bridge = scene.bridge()?;
@@ -53,7 +48,24 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     }
 }
 
-impl Scene<'_> {
+/// Returns the addresses of an attachment whose interface in the container is as ADD made it, whatever the host has.
+pub(crate) fn addresses(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<Cidr>> {
+    let mut scene = Scene::open(call, at, config)?;
+    let container = scene.container()?;
+    Ok(scene.addresses(&container)?.iter().map(|ip| ip.address).collect())
+}
+
+impl<'a> Scene<'a> {
+    fn open(call: &Call<'_>, at: &'a Attachment, config: &'a Config) -> Result<Scene<'a>> {
+        let told = call.previous()?.ok_or_else(|| {
+            Error::new(Code::CONFIG, "CHECK without \"prevResult\"")
+                .details("the runtime must pass on what ADD answered")
+        })?;
+        let Home { netns: home, netlink: host } = call.home()?;
+        let guest = at.open_netns()?.run(&home, Netlink::open)?;
+        Ok(Scene { config, at, told, host, guest })
+    }
+
     fn bridge(&mut self) -> Result<Link> {
         let name = self.config.bridge.as_str();
         let told = self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox.is_empty());

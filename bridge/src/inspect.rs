@@ -1,14 +1,14 @@
-//! For those who look and change nothing: what a configuration asks for, and whose the ports and rules of a host are.
+//! For tools: what a configuration asks for, whose the ports and rules of a host are, and the repair of rules.
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{Address, Link, Netlink};
-use cni::{AttachmentKey, Call, Result, key};
+use cni::{Attachment, AttachmentKey, Call, Result, key};
 
 use crate::config::{Backend, Config};
-use crate::{gateway, iptables, masquerade, spoofcheck, vlan};
+use crate::{check, gateway, iptables, masquerade, spoofcheck, vlan};
 
-pub use crate::masquerade::{Masquerade, WAY_BACK};
+pub use crate::masquerade::{Masquerade, REPAIR_HINT};
 pub use crate::spoofcheck::SpoofCheck;
 
 /// What a network's configuration asks for, as far as it can be seen on the host.
@@ -84,9 +84,29 @@ pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(rules)
 }
 
-/// Does no packet come to those of nftables? There is a [`WAY_BACK`].
+/// Does no packet come to those of nftables? The next ADD restores the way, and so does [`restore_masquerade`].
 pub fn masquerade_is_cut_off(nft: &mut Nftables) -> Result<bool> {
     masquerade::is_cut_off(nft)
+}
+
+/// Adds the masquerade rules of an attachment again if one is missing; `false` if none is, or the network has none.
+///
+/// `call` is as for CHECK, with the result of the ADD. The container must still have the interface and the addresses of
+/// that result: an address that was given to another container since gets no rule.
+pub fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
+    let config = Config::parse(call)?;
+    let Some(backend) = config.masquerade.filter(|_| config.ipam.is_some()) else { return Ok(false) };
+    let owner = AttachmentKey::new(call, at);
+    let ips = check::addresses(call, at, &config)?;
+    if !masquerade::restore(backend, owner, &ips)? {
+        return Ok(false);
+    }
+    // A DEL removes the interface before the rules, so it removes these too if the interface is still there.
+    if let Err(gone) = check::addresses(call, at, &config) {
+        masquerade::remove_all(owner, &ips)?;
+        return Err(gone);
+    }
+    Ok(true)
 }
 
 /// All checks of source addresses.

@@ -291,7 +291,9 @@ pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
 
 /// STATUS: are the tools there, and do they work?
 pub(crate) fn status() -> Result<()> {
-    tool::run(SIDES[0].restore, &["--noflush", "--test"], "*nat\nCOMMIT\n", PATIENCE).map(drop).map_err(|error| {
+    // An ADD waits for the tools' lock too: that another program holds it for a moment says nothing about the node.
+    let [keep, wait] = RESTORE;
+    tool::run(SIDES[0].restore, &[keep, wait, "--test"], "*nat\nCOMMIT\n", PATIENCE).map(drop).map_err(|error| {
         Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
             .details("install iptables, or set \"ipMasqBackend\" to \"nftables\"")
     })

@@ -229,7 +229,7 @@ fn give_addresses<'a>(
         let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
         let addresses: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
         undo.push("remove the masquerade", move |_| remove_rules(&mut Nftables::open()?, owner, &addresses));
-        masquerade::add(backend, owner, &ips, pair.bridge_created)?;
+        masquerade::add(backend, owner, &ips)?;
     }
     let host = &mut undo.world().host;
     if !pair.seems_up(host) {

@@ -6,6 +6,7 @@
 use std::net::IpAddr;
 
 use cni::ip::{Cidr, octets};
+use cni::netlink::Netlink;
 use cni::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::{AttachmentKey, Code, Context, Error, Result};
 use log::debug;
@@ -22,11 +23,8 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
 /// Where nftables cannot serve.
 const REMEDY: &str = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
-/// For a base chain that somebody has emptied. No ADD fills it again while the other chain is there.
-pub const WAY_BACK: &str = "somebody emptied chain postrouting: `nft 'add rule inet cni_plugins_masquerade postrouting \
-    ip daddr 224.0.0.0/4 return; add rule inet cni_plugins_masquerade postrouting ip6 daddr ff00::/8 return; \
-    add rule inet cni_plugins_masquerade postrouting goto masq_checks'` fills it; if the chain is gone, delete the table \
-    and attach the containers again";
+/// Where the rules of a container that is attached are missing.
+pub const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
 /// How often rules are looked for again because somebody deleted one meanwhile.
 const ATTEMPTS: u32 = 10;
 
@@ -59,12 +57,12 @@ impl Masquerade {
     }
 }
 
-/// Hides `ips` from everybody outside of their networks. `first` is a guess: are the chains missing?
-pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr], first: bool) -> Result<()> {
+/// Hides `ips` from everybody outside of their networks.
+pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
-        Backend::Nftables => add_rules(owner, ips, first).map_err(with_remedy),
-        Backend::Auto => match add_rules(owner, ips, first) {
+        Backend::Nftables => add_rules(owner, ips).map_err(with_remedy),
+        Backend::Auto => match add_rules(owner, ips) {
             Err(error) if nft::is_unavailable(&error) => {
                 debug!("iptables instead of nftables: {error}");
                 iptables::add(owner, ips).map_err(|second| second.details(format!("nftables: {error}")))
@@ -80,10 +78,11 @@ fn with_remedy(error: Error) -> Error {
     if nft::is_unavailable(&error) { error.details(REMEDY) } else { error }
 }
 
-/// Unlike upstream, the chains are made only where they are missing: making the base chain again costs the kernel
-/// ten times what a rule does. So does refusing a rule, which tells that they are missing; so whoever comes `first`
-/// asks before.
-fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr], first: bool) -> Result<()> {
+/// Adds the rules, and the chains where the base chain does not lead to them: it is missing, or something flushed it.
+///
+/// Unlike upstream, which makes the base chain again for every container: that costs the kernel ten times what a rule
+/// does, and so does refusing a rule. Asking for the three rules of the base chain first costs next to nothing.
+fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let comment = owner.comment();
     let rules = || {
         ips.iter().map(|ip| {
@@ -92,8 +91,9 @@ fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr], first: bool) -> Result<()> 
         })
     };
     let mut nft = Nftables::open()?;
-    if !first || nft.has_chain(CHECKS)? {
+    if is_reached(&mut nft)? {
         match nft.apply(&rules().collect::<Vec<_>>()) {
+            // Deleted since.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             outcome => return outcome,
         }
@@ -174,7 +174,9 @@ pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) ->
 
 fn check_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let mut nft = Nftables::open()?;
-    look_at_chains(&mut nft)?;
+    if is_cut_off(&mut nft)? {
+        return Err(missing(format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name)));
+    }
     let mark = owner.mark();
     let mut rules = nft.rules(CHECKS)?;
     rules.retain(|rule| rule.comment.starts_with(&mark) && rule.masquerades);
@@ -188,14 +190,22 @@ fn check_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     Ok(())
 }
 
-/// Are the chains there? An error if they are and one does not lead to the other: then no ADD makes them.
-fn look_at_chains(nft: &mut Nftables) -> Result<bool> {
-    let there = nft.has_chain(CHECKS)?;
-    if there && !is_reached(nft)? {
-        let what = format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name);
-        return Err(Error::new(Code::INTERNAL, what).details(WAY_BACK));
+/// Restores the rules of an attachment whose masquerade [`check`] finds incomplete; `false` if it is complete.
+pub(crate) fn restore(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<bool> {
+    if check(backend, owner, ips).is_ok() {
+        return Ok(false);
     }
-    Ok(there)
+    // What is left of them would be doubled.
+    remove_all(owner, ips)?;
+    add(backend, owner, ips).map(|()| true)
+}
+
+/// Removes the rules of an attachment with the addresses `ips`, of either backend.
+pub(crate) fn remove_all(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+    let ips: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
+    let mut nft = Nftables::open()?;
+    remove(&mut nft, owner)?;
+    iptables::remove(&mut nft, &mut Netlink::open()?, owner, &ips)
 }
 
 /// Is the chain with the rules there, and nothing leads to it?
@@ -203,17 +213,16 @@ pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.has_chain(CHECKS)? && !is_reached(nft)?)
 }
 
-/// Does the base chain lead to that with the rules?
+/// Does the base chain lead to that with the rules? If so both are there: the kernel deletes no chain that a rule leads to.
 fn is_reached(nft: &mut Nftables) -> Result<bool> {
-    Ok(nft.rules(POSTROUTING)?.iter().any(|rule| rule.target.as_deref() == Some(CHECKS.name)))
+    nft.leads_to(POSTROUTING, CHECKS.name)
 }
 
 pub(crate) fn missing(what: String) -> Error {
-    Error::new(Code::INTERNAL, what)
-        .details("somebody flushed the host's rules; attaching the container again restores them")
+    Error::new(Code::INTERNAL, what).details(REPAIR_HINT)
 }
 
-/// STATUS: could an ADD masquerade?
+/// STATUS: could an ADD masquerade? Chains that are missing or flushed are no reason to refuse: the ADD restores them.
 pub(crate) fn status(backend: Backend) -> Result<()> {
     let try_nftables = || {
         let ip = Cidr::host(IpAddr::from([192, 0, 2, 1]));
@@ -222,7 +231,7 @@ pub(crate) fn status(backend: Backend) -> Result<()> {
         let edits: Vec<_> = frame().chain([rule]).collect();
         let mut nft = Nftables::open()?;
         // Where the chains are, they were made with such a rule; and a trial costs the kernel as much as a refusal.
-        if look_at_chains(&mut nft)? { Ok(()) } else { nft.try_out(&edits) }
+        if is_reached(&mut nft)? { Ok(()) } else { nft.try_out(&edits) }
     };
     match backend {
         Backend::Iptables => iptables::status(),

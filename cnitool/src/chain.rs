@@ -5,7 +5,10 @@ use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
 use cni::netlink::Netlink;
-use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, json, sha512};
+use cni::{
+    AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, json,
+    sha512,
+};
 use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
@@ -157,6 +160,21 @@ impl<'a> Chain<'a> {
         }
         let previous = self.previous(at)?;
         self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
+    }
+
+    /// Adds masquerade rules that an attachment has lost; `true` if any were missing.
+    pub(crate) fn restore_masquerade(&self, at: &Endpoint) -> Result<bool> {
+        let previous = self.previous(at)?;
+        let attachment =
+            Attachment { container: at.container.clone(), ifname: at.ifname.clone(), netns: Some(at.netns.clone()) };
+        let mut restored = false;
+        for link in self.links.iter().filter(|link| link.plugin.kind == "bridge") {
+            let config = self.request(link.plugin, Some(at), &previous)?;
+            let call = String::from_utf8_lossy(&config);
+            let outcome = Call::about(&call).and_then(|call| bridge::inspect::restore_masquerade(&call, &attachment));
+            restored |= outcome.trying(|| "restore the masquerade rules")?;
+        }
+        Ok(restored)
     }
 
     /// GC: what belongs to none of the `valid` attachments is removed. Attachments of the cache that are not among them

@@ -17,6 +17,7 @@ pub(crate) enum Command {
     Leases { network: Option<String>, json: bool },
     Show { network: Option<String>, json: bool },
     Prune { network: Option<String>, dry_run: bool },
+    Repair { network: Option<String>, json: bool },
     Doctor { json: bool },
 }
 
@@ -33,7 +34,7 @@ struct Page {
     text: &'static str,
 }
 
-const PAGES: [Page; 10] = [
+const PAGES: [Page; 11] = [
     Page {
         name: "add",
         arguments: "<network> <netns>",
@@ -153,6 +154,27 @@ Without <network> all networks with a configuration are pruned. One with
 \"disableGC\" is left alone, which is a failure if it was asked for by name.",
     },
     Page {
+        name: "repair",
+        arguments: "[<network>]",
+        summary: "restore masquerade rules that were flushed",
+        options: &[("--json", "print JSON, with ids at full length")],
+        text: "\
+Checks every attachment in the cache, adds masquerade rules that are missing,
+and calls CHECK of the network's plugins:
+
+  ok        nothing was missing
+  repaired  masquerade rules were missing and have been added
+  gone      its namespace is gone: prune removes what is left
+  wrong     CHECK fails, or the rules could not be added; the reason follows
+
+Rules are added only while the container has the interface and the addresses
+that add gave it. Use it after a flush or a reload of the host's firewall; adds
+repair the chains, but only their own container's rules.
+
+Without <network> all attachments are repaired. The exit code is 3 if one is
+wrong, or if an entry of the cache cannot be read.",
+    },
+    Page {
         name: "doctor",
         arguments: "",
         summary: "what would make an add fail, and the remedy",
@@ -181,7 +203,7 @@ exit codes:
   0  done
   1  failed: one line on stderr says why
   2  the command line is wrong
-  3  doctor found something that must be mended
+  3  doctor found a failure, or repair left something wrong
 ";
 
 /// Reads the command line; the error is one line for the user.
@@ -245,6 +267,7 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         "leases" => Command::Leases { network: network(), json: wants("--json") },
         "show" => Command::Show { network: network(), json: wants("--json") },
         "prune" => Command::Prune { network: network(), dry_run: wants("--dry-run") },
+        "repair" => Command::Repair { network: network(), json: wants("--json") },
         _ => Command::Doctor { json: wants("--json") },
     };
     match word() {

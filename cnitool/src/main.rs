@@ -14,6 +14,7 @@ mod node;
 mod out;
 mod privilege;
 mod prune;
+mod repair;
 mod settings;
 mod show;
 mod table;
@@ -32,7 +33,7 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 /// Exit code of a command line that is wrong.
 const USAGE: u8 = 2;
-/// Exit code of `doctor` if it found a failure.
+/// Exit code of `doctor` if it found a failure, and of `repair` if an attachment is still wrong.
 const UNHEALTHY: u8 = 3;
 
 fn main() -> ExitCode {
@@ -68,6 +69,9 @@ fn run(command: Command) -> Result<u8> {
         Command::Leases { network, json } => leases::run(network.as_deref(), json),
         Command::Show { network, json } => show::run(network.as_deref(), json),
         Command::Prune { network, dry_run } => prune::run(network.as_deref(), dry_run),
+        Command::Repair { network, json } => {
+            return repair::run(network.as_deref(), json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
+        }
         Command::Doctor { json } => {
             return doctor::run(json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }

@@ -26,9 +26,9 @@ use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table;
 
-pub(crate) use attachment::Attachment;
+pub(crate) use attachment::{Attachment, place};
 use attachment::{Cached, cached};
-pub(crate) use evidence::State;
+pub(crate) use evidence::{Place, State};
 use namespaces::{identity, mounted, of_processes};
 pub(crate) use network::Network;
 

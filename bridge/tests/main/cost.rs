@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::pod::{Pod, layer3};
 
 #[test]
-fn an_add_with_masquerade_takes_four_messages_and_no_process() {
+fn an_add_with_masquerade_takes_five_messages_and_no_process() {
     let lab = &Lab::new();
     let config = layer3(json!({
         "isDefaultGateway": true, "ipMasq": true,
@@ -26,7 +26,7 @@ fn an_add_with_masquerade_takes_four_messages_and_no_process() {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut version = release.split('.').map(|part| part.parse().unwrap_or(0));
     let old = (version.next(), version.next()) < (Some(6), Some(8));
-    assert!(count("sendto") <= if old { 9 } else { 4 }, "{log}");
+    assert!(count("sendto") <= if old { 10 } else { 5 }, "{log}");
     assert_eq!(count("execve"), 1, "{log}");
     assert_eq!(count("clone") + count("clone3") + count("fork") + count("vfork"), 0, "{log}");
     // A program of the C library glibc, as tests may use, starts with more of them than the one that is shipped.

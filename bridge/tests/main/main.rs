@@ -20,6 +20,7 @@ mod faults;
 mod gc;
 mod host;
 mod hostile;
+mod masquerade;
 mod neighbours;
 mod parallel;
 mod pod;

@@ -41,8 +41,7 @@ fn masquerade_is_tried_where_it_is_not_in_use() {
     pod.add(&config);
     assert!(!tried(asked()));
     lab.sh("nft flush chain inet cni_plugins_masquerade postrouting");
-    let error = asked().error(50);
-    assert!(error["msg"].as_str().unwrap().contains("postrouting"), "{error}");
+    assert!(tried(asked()), "the next ADD fills it");
     lab.sh("nft delete table inet cni_plugins_masquerade");
     assert!(tried(asked()));
 }

@@ -359,6 +359,21 @@ impl Nftables {
         found.trying(|| format!("list the rules of chain {chain}"))
     }
 
+    /// Returns whether a rule of `chain` leads to the chain `target` of the same table; `false` if there is no such chain.
+    ///
+    /// A transaction of another process interrupts the listing. A rule that it shows was there all the same, so the
+    /// listing is repeated only while it shows none.
+    pub fn leads_to(&mut self, chain: Chain<'_>, target: &str) -> Result<bool> {
+        let Some(socket) = &mut self.socket else { return Ok(false) };
+        let request = about_rule(GETRULE, NlmF::empty(), chain).finish();
+        let found = socket.find(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
+            let rule = Rule::read(payload)?.filter(|rule| rule.is_in(chain.table, Some(chain.name)));
+            Ok(rule.filter(|rule| rule.target.as_deref() == Some(target)))
+        });
+        let found = found.or_else(|error| absent(error, Vec::new()));
+        Ok(!found.trying(|| format!("list the rules of chain {chain}"))?.is_empty())
+    }
+
     /// The rules of all chains of a table; none if there is no such table.
     pub fn table_rules(&mut self, table: Table<'_>) -> Result<Vec<Rule>> {
         self.rules_in(table, None, None).trying(|| format!("list the rules of table {table}"))

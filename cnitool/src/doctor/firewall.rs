@@ -3,12 +3,12 @@
 use std::fs;
 use std::time::Duration;
 
-use bridge::inspect::WAY_BACK;
+use bridge::inspect::REPAIR_HINT;
 use cni::netlink::nft::{BaseChain, Family, Nftables, Table};
 use cni::{Result, sysctl, tool};
 
 use super::{Level, Report};
-use crate::node::State;
+use crate::node::{Attachment, State};
 use crate::table;
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -134,14 +134,20 @@ fn strict_forward(listing: &str) -> Option<usize> {
     policy.starts_with("DROP").then_some(rules)
 }
 
-/// A flush of the host's rules takes the masquerade with it, and nobody restores it.
+/// A flush of the host's rules takes the masquerade with it, until `cnitool repair` restores it.
 fn masquerade(report: &mut Report) {
     let (mut bare, mut cut_off, mut stale) = (Vec::new(), Vec::new(), Vec::new());
     for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
         let attachments = report.node.attachments(network);
         let rules = report.node.rules(&network.name);
         let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
-        let naked = alive.iter().filter(|at| !rules.iter().any(|rule| at.has_rule(rule))).count();
+        let hides = |at: &Attachment, ip| rules.iter().any(|rule| at.has_rule(rule) && rule.source == Some(ip));
+        let is_naked = |at: &&&Attachment| match at.leases.as_slice() {
+            // Another IPAM plugin's; one rule says that there were all.
+            [] => !rules.iter().any(|rule| at.has_rule(rule)),
+            leases => !leases.iter().all(|lease| hides(at, lease.ip)),
+        };
+        let naked = alive.iter().filter(is_naked).count();
         bare.push((network.name.clone(), naked, alive.len()));
         let by_iptables = alive.iter().filter(|at| rules.iter().any(|rule| rule.iptables && at.has_rule(rule))).count();
         if report.node.masquerade_is_cut_off && by_iptables < alive.len() {
@@ -159,13 +165,12 @@ fn masquerade(report: &mut Report) {
     for (name, naked, alive) in bare {
         if naked > 0 {
             let what =
-                format!("{naked} of {alive} live containers have no masquerade rule: they get no answers from outside");
-            let remedy = "something flushed the host's rules; detach these containers and attach them again";
-            report.add(Level::Fail, "masquerade", Some(&name), what, remedy);
+                format!("{naked} of {alive} live containers lack a masquerade rule: they get no answers from outside");
+            report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
         }
         if cut_off.contains(&name) {
             let what = "no packet comes to the masquerade rules: containers get no answers from outside";
-            report.add(Level::Fail, "masquerade", Some(&name), what, WAY_BACK);
+            report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
         } else if naked == 0 {
             report.ok("masquerade", Some(&name), "every live container has its rule");
         }

@@ -175,7 +175,8 @@ fn addresses(result: &Value) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse::<Cidr>().ok()).map(|cidr| cidr.ip()).collect()
 }
 
-fn place(path: &Path) -> Place {
+/// Looks at the path of a namespace.
+pub(crate) fn place(path: &Path) -> Place {
     match Netns::open_if_there(path) {
         Ok(None) => Place::Empty,
         Ok(Some(netns)) => match Netns::current().and_then(|own| own.same_as(&netns)) {

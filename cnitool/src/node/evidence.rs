@@ -24,7 +24,7 @@ impl State {
 
 /// What is at the path of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(crate) enum Place {
     /// A namespace that is not the host's.
     There,
     /// Nothing, or the host's own: the number of a process is used again.

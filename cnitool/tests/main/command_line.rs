@@ -2,7 +2,8 @@
 
 use crate::support::Host;
 
-const COMMANDS: [&str; 10] = ["add", "del", "check", "gc", "status", "demo", "leases", "show", "prune", "doctor"];
+const COMMANDS: [&str; 11] =
+    ["add", "del", "check", "gc", "status", "demo", "leases", "show", "prune", "repair", "doctor"];
 
 #[test]
 fn there_is_help_for_everything_and_it_fits_a_terminal() {

@@ -19,5 +19,6 @@ mod gc;
 mod leases;
 mod node;
 mod prune;
+mod repair;
 mod show;
 mod support;

@@ -1,0 +1,102 @@
+//! Masquerade after something damaged the host's rules: the next ADD repairs the chains, and STATUS knows that.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use cni::testing::Lab;
+use serde_json::json;
+
+use crate::pod::{Pod, layer3, outside, send, udp};
+
+const FRAME: &str = "nft list chain inet cni_plugins_masquerade postrouting";
+
+/// What a reload of a firewall, or a person, may do, and whether the rules of containers are lost with it.
+const DAMAGES: [(&str, bool); 8] = [
+    ("nft flush table inet cni_plugins_masquerade", true),
+    ("nft flush chain inet cni_plugins_masquerade postrouting", false),
+    (
+        "nft flush chain inet cni_plugins_masquerade postrouting
+         nft delete chain inet cni_plugins_masquerade postrouting",
+        false,
+    ),
+    (
+        "nft delete rule inet cni_plugins_masquerade postrouting handle \
+         $(nft -a list ruleset | sed -n 's/.*goto masq_checks # handle //p')",
+        false,
+    ),
+    (
+        "nft replace rule inet cni_plugins_masquerade postrouting handle \
+         $(nft -a list ruleset | sed -n 's/.*goto masq_checks # handle //p') counter",
+        false,
+    ),
+    (
+        "nft flush table inet cni_plugins_masquerade
+         nft delete chain inet cni_plugins_masquerade masq_checks",
+        true,
+    ),
+    ("nft delete table inet cni_plugins_masquerade", true),
+    ("nft flush ruleset", true),
+];
+
+#[test]
+fn the_next_add_repairs_the_chains_and_status_succeeds() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true }));
+    let first = Pod::with_ips(lab, "first", &["10.1.0.2/24"]);
+    let mut first_result = first.add(&config);
+    let frame = lab.sh(FRAME);
+    for (n, (damage, loses_rules)) in DAMAGES.iter().enumerate() {
+        lab.sh(damage);
+        lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
+        let error = first.check(&config, &first_result).error(999);
+        assert!(error["details"].as_str().unwrap().contains("cnitool repair"), "{damage}: {error}");
+
+        let next = Pod::with_ips(lab, &format!("next{n}"), &[&format!("10.1.0.{}/24", n + 10)]);
+        let result = next.add(&config);
+        assert_eq!(lab.sh(FRAME), frame, "{damage}");
+        next.check(&config, &result).ok();
+        // An ADD is about its own container. The others get their rules back by `cnitool repair`.
+        let outcome = first.check(&config, &first_result);
+        if *loses_rules {
+            let error = outcome.error(999);
+            assert!(error["msg"].as_str().unwrap().contains("masquerades 10.1.0.2"), "{damage}: {error}");
+            first.del(&config);
+            first_result = first.add(&config);
+        } else {
+            outcome.ok();
+        }
+        next.del(&config);
+    }
+}
+
+#[test]
+fn packets_are_masqueraded_after_a_flush() {
+    let lab = &Lab::new();
+    let outside = outside(lab);
+    let config = layer3(json!({ "ipMasq": true, "isDefaultGateway": true }));
+    Pod::with_ips(lab, "first", &["10.1.0.2/24"]).add(&config);
+    lab.sh("nft flush table inet cni_plugins_masquerade");
+    let next = Pod::with_ips(lab, "next", &["10.1.0.3/24"]);
+    next.add(&config);
+    let seen = send(&next.udp("0.0.0.0:0"), &udp(Some(&outside), "192.0.2.2:0"), "192.0.2.2");
+    assert_eq!(seen, Some([192, 0, 2, 1].into()));
+}
+
+/// Another program may hold the lock of the iptables tools for a moment. That must not take the node out of service.
+#[test]
+fn status_waits_for_the_lock_of_iptables_as_an_add_does() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let (tools, log) = (lab.dir().join("tools"), lab.dir().join("options"));
+    fs::create_dir(&tools).unwrap();
+    let script = tools.join("iptables-restore");
+    fs::write(&script, format!("#!/bin/sh\necho \"$@\" >>{}\ncat >/dev/null\n", log.display())).unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
+    pod.call("ADD", &config).env("PATH", &path).run().ok();
+    lab.plugin("bridge", "STATUS").env("PATH", &path).stdin(config.to_string()).run().ok();
+    let calls = fs::read_to_string(&log).unwrap();
+    let calls: Vec<&str> = calls.lines().collect();
+    assert_eq!(calls, ["--noflush --wait=15", "--noflush --wait=15 --test"]);
+}

@@ -1,0 +1,165 @@
+//! `cnitool repair`: checks every attachment in the cache, and adds masquerade rules that are missing.
+
+use std::path::Path;
+
+use cni::{Code, Error, Result, Version};
+use serde_json::{Value, json};
+
+use crate::cache::{Cache, Entry};
+use crate::chain::{Chain, Endpoint};
+use crate::conf::{self, Found, NetworkList};
+use crate::lock::Lock;
+use crate::node::{Place, place};
+use crate::out;
+use crate::privilege::require_capabilities;
+use crate::settings;
+use crate::table::{self, Paint, Table, Tone};
+
+/// What became of an attachment.
+#[derive(Debug)]
+enum Outcome {
+    Ok,
+    /// Masquerade rules were missing, and are there again.
+    Repaired,
+    /// Its namespace is gone, so there is nothing to repair.
+    Gone,
+    /// CHECK still fails, or the rules could not be added.
+    Wrong(Error),
+}
+
+impl Outcome {
+    fn text(&self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Repaired => "repaired",
+            Outcome::Gone => "gone",
+            Outcome::Wrong(_) => "wrong",
+        }
+    }
+
+    fn tone(&self) -> Tone {
+        match self {
+            Outcome::Ok | Outcome::Repaired => Tone::Good,
+            Outcome::Gone => Tone::Doubtful,
+            Outcome::Wrong(_) => Tone::Bad,
+        }
+    }
+
+    /// Returns what is wrong and what to do about it.
+    fn explanation(&self) -> (String, &str) {
+        match self {
+            Outcome::Ok => (String::new(), ""),
+            Outcome::Repaired => ("masquerade rules were missing and have been added".to_owned(), ""),
+            Outcome::Gone => ("its namespace is gone".to_owned(), "cnitool prune"),
+            Outcome::Wrong(error) => (error.to_string(), error.remarks()),
+        }
+    }
+}
+
+/// Repairs the attachments to a network, or all; `false` if one is still wrong.
+pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<bool> {
+    require_capabilities()?;
+    let Found { lists, broken } = conf::all(&settings::configurations())?;
+    conf::ignore(&broken);
+    let (mut entries, unreadable) = Cache::of_host().all()?;
+    entries.retain(|entry| network.is_none_or(|network| network == entry.network));
+    if let (Some(name), true) = (network, entries.is_empty()) {
+        // A name that is misspelt must not look like a network in good health.
+        conf::find(&settings::configurations(), name)?;
+    }
+    let mut results = Vec::new();
+    for entry in entries {
+        if let Some(outcome) = repair(&lists, &entry)? {
+            results.push((entry, outcome));
+        }
+    }
+    let is_wrong = |(_, outcome): &(Entry, Outcome)| matches!(outcome, Outcome::Wrong(_));
+    let healthy = unreadable.is_empty() && !results.iter().any(is_wrong);
+    match as_json {
+        true => out::print_json(&describe(&results, &unreadable))?,
+        false => out::print(page(&results, Paint::of_stdout()))?,
+    }
+    if !as_json {
+        unreadable.iter().for_each(out::complain);
+    }
+    Ok(healthy)
+}
+
+/// Repairs one attachment; `None` if it has been deleted since the cache was listed.
+fn repair(lists: &[NetworkList], entry: &Entry) -> Result<Option<Outcome>> {
+    // A del that runs at the same time must not leave the rules that are added here.
+    let _lock = Lock::exclusive()?;
+    let cache = Cache::of_host();
+    match cache.load(&entry.network, &entry.container, &entry.ifname) {
+        Ok(None) => return Ok(None),
+        Ok(Some(_)) => {}
+        Err(error) => return Ok(Some(Outcome::Wrong(error))),
+    }
+    let path = cache.path(&entry.network, &entry.container, &entry.ifname);
+    Ok(Some(attempt(lists, entry, &path).unwrap_or_else(Outcome::Wrong)))
+}
+
+fn attempt(lists: &[NetworkList], entry: &Entry, path: &Path) -> Result<Outcome> {
+    match entry.netns.as_deref().map(place) {
+        Some(Place::There) => {}
+        Some(Place::Empty) => return Ok(Outcome::Gone),
+        Some(Place::Hidden) => return Err(Error::new(Code::NETNS, "its namespace cannot be looked at")),
+        None => return Err(Error::new(Code::NETNS, "the cache does not know its namespace")),
+    }
+    let configured = lists.iter().find(|list| list.name.as_str() == entry.network).cloned();
+    let list = configured.map_or_else(|| conf::from_cache(path, &entry.config), Ok)?;
+    let chain = Chain::find(&list, &settings::plugins())?;
+    let at = Endpoint::of_entry(entry)?;
+    let restored = chain.restore_masquerade(&at);
+    if list.version >= Version::V0_4_0 {
+        chain.check(&at).map_err(|error| match restored {
+            Ok(true) => error.details("its masquerade rules were missing and have been added"),
+            _ => error,
+        })?;
+    }
+    Ok(if restored? { Outcome::Repaired } else { Outcome::Ok })
+}
+
+fn count(results: &[(Entry, Outcome)], text: &str) -> usize {
+    results.iter().filter(|(_, outcome)| outcome.text() == text).count()
+}
+
+/// All attachments but those that are in order, and how many there are of each kind.
+fn page(results: &[(Entry, Outcome)], paint: Paint) -> String {
+    let mut rows = Table::new(&["STATE", "NETWORK*", "CONTAINER*", "INTERFACE*"]);
+    for (entry, outcome) in results.iter().filter(|(_, outcome)| !matches!(outcome, Outcome::Ok)) {
+        rows.row(vec![
+            (outcome.tone(), outcome.text().to_owned()),
+            (Tone::Plain, entry.network.clone()),
+            (Tone::Plain, table::shorten(&entry.container, 32)),
+            (Tone::Plain, entry.ifname.clone()),
+        ]);
+        match outcome.explanation() {
+            (what, "") => rows.more(what),
+            (what, remedy) => rows.more(format!("{what} ({remedy})")),
+        }
+    }
+    let mut text = if rows.is_empty() { String::new() } else { rows.render(paint, 0) + "\n" };
+    let counts = ["ok", "repaired", "gone", "wrong"].map(|state| format!("{} {state}", count(results, state)));
+    text += &format!("{}: {}\n", table::count(results.len(), "attachment"), counts.join(", "));
+    text
+}
+
+fn describe(results: &[(Entry, Outcome)], unreadable: &[Error]) -> Value {
+    let attachments: Vec<Value> = results
+        .iter()
+        .map(|(entry, outcome)| {
+            let (what, remedy) = outcome.explanation();
+            let given = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+            json!({
+                "network": entry.network, "container": entry.container, "interface": entry.ifname,
+                "netns": entry.netns, "state": outcome.text(), "what": given(&what), "remedy": given(remedy),
+            })
+        })
+        .collect();
+    let not_seen: Vec<String> = unreadable.iter().map(out::one_line).collect();
+    json!({
+        "attachments": attachments, "notSeen": not_seen, "ok": count(results, "ok"),
+        "repaired": count(results, "repaired"), "gone": count(results, "gone"), "wrong": count(results, "wrong"),
+    })
+}
