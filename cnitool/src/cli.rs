@@ -16,7 +16,7 @@ pub(crate) enum Command {
     Demo,
     Leases { network: Option<String>, json: bool },
     Show { network: Option<String>, json: bool },
-    Prune { network: Option<String>, dry_run: bool },
+    Prune { network: Option<String>, dry_run: bool, force: bool },
     Repair { network: Option<String>, json: bool },
     Doctor { json: bool },
 }
@@ -140,7 +140,10 @@ Changes nothing.",
         name: "prune",
         arguments: "[<network>]",
         summary: "remove attachments whose namespace is gone",
-        options: &[("--dry-run", "only say what would be removed")],
+        options: &[
+            ("--dry-run", "only say what would be removed"),
+            ("--force", "prune even from inside of a container"),
+        ],
         text: "\
 Calls GC of the network's plugins. Valid are all attachments but those whose
 namespace is gone: what is alive stays, and so does what cannot be told; leases
@@ -151,7 +154,12 @@ runs may be taken for a leftover: let that be idle. Without anything to remove
 GC is not called.
 
 Without <network> all networks with a configuration are pruned. One with
-\"disableGC\" is left alone, which is a failure if it was asked for by name.",
+\"disableGC\" is left alone, which is a failure if it was asked for by name.
+
+In a container live namespaces look as if they were gone. So prune refuses to
+run unless it has the mount, pid and network namespaces of process 1, in the
+initial pid namespace. Use --force only on a node that is itself a container,
+such as one of kind, and in that container's own namespaces.",
     },
     Page {
         name: "repair",
@@ -266,7 +274,7 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         "demo" => Command::Demo,
         "leases" => Command::Leases { network: network(), json: wants("--json") },
         "show" => Command::Show { network: network(), json: wants("--json") },
-        "prune" => Command::Prune { network: network(), dry_run: wants("--dry-run") },
+        "prune" => Command::Prune { network: network(), dry_run: wants("--dry-run"), force: wants("--force") },
         "repair" => Command::Repair { network: network(), json: wants("--json") },
         _ => Command::Doctor { json: wants("--json") },
     };

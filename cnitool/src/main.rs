@@ -68,7 +68,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Demo => demo::run(&settings::plugins()),
         Command::Leases { network, json } => leases::run(network.as_deref(), json),
         Command::Show { network, json } => show::run(network.as_deref(), json),
-        Command::Prune { network, dry_run } => prune::run(network.as_deref(), dry_run),
+        Command::Prune { network, dry_run, force } => prune::run(network.as_deref(), dry_run, force),
         Command::Repair { network, json } => {
             return repair::run(network.as_deref(), json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }

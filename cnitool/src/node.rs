@@ -29,6 +29,7 @@ use crate::table;
 pub(crate) use attachment::{Attachment, place};
 use attachment::{Cached, cached};
 pub(crate) use evidence::{Place, State};
+pub(crate) use namespaces::require_host;
 use namespaces::{identity, mounted, of_processes};
 pub(crate) use network::Network;
 

@@ -14,7 +14,7 @@ use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
-use crate::node::{Attachment, Network, Node, State, owner};
+use crate::node::{Attachment, Network, Node, State, owner, require_host};
 use crate::out;
 use crate::privilege::require_capabilities;
 use crate::settings;
@@ -34,9 +34,13 @@ struct Plan {
 }
 
 /// Prunes a network, or all that have a configuration.
-pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
+pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<()> {
     if !dry_run {
         require_capabilities()?;
+    }
+    let refusal = if force { None } else { require_host().err() };
+    if let (false, Some(error)) = (dry_run, &refusal) {
+        return Err(error.clone());
     }
     let node = Node::look()?;
     let paint = Paint::of_stdout();
@@ -59,6 +63,9 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool) -> Result<()> {
         out::print("there is no network\n")?;
     }
     out::print(node.not_seen())?;
+    if let Some(error) = refusal {
+        out::print(format!("\n{}", table::wrap(&format!("prune would refuse: {}", out::one_line(&error)), 0)))?;
+    }
     failures.into_result()
 }
 

@@ -175,9 +175,16 @@ fn addresses(result: &Value) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse::<Cidr>().ok()).map(|cidr| cidr.ip()).collect()
 }
 
+/// Returns whether nothing can be concluded from the absence of `path`: the directory that it should be in is missing
+/// too, as `/run/netns` in a container with its own `/run`. The directory of a process goes with the process.
+fn is_out_of_sight(path: &Path) -> bool {
+    !path.starts_with("/proc") && path.parent().is_none_or(|directory| !directory.is_dir())
+}
+
 /// Looks at the path of a namespace.
 pub(crate) fn place(path: &Path) -> Place {
     match Netns::open_if_there(path) {
+        Ok(None) if is_out_of_sight(path) => Place::Hidden,
         Ok(None) => Place::Empty,
         Ok(Some(netns)) => match Netns::current().and_then(|own| own.same_as(&netns)) {
             Ok(true) => Place::Empty,

@@ -29,7 +29,7 @@ pub(crate) enum Place {
     There,
     /// Nothing, or the host's own: the number of a process is used again.
     Empty,
-    /// It may not be looked at.
+    /// It may not be looked at, or the directory that it should be in is missing.
     Hidden,
 }
 
@@ -60,7 +60,7 @@ impl Evidence {
             }
             Evidence { place: Some(Place::There), .. } => (State::Alive, "its namespace is there"),
             Evidence { before_boot: true, .. } => (State::Gone, "it is from before the last boot"),
-            Evidence { place: Some(Place::Hidden), .. } => (State::Unknown, "its namespace may not be looked at"),
+            Evidence { place: Some(Place::Hidden), .. } => (State::Unknown, "its namespace cannot be looked at"),
             Evidence { ports_known: false, .. } => (State::Unknown, "not all ports and namespaces could be told apart"),
             Evidence { place: Some(Place::Empty), .. } => (State::Gone, "its namespace is gone"),
             Evidence { on_bridge: true, .. } => (State::Gone, "no port is its"),

@@ -1,9 +1,47 @@
-//! Where this host's network namespaces can be found.
+//! Where this host's network namespaces can be found, and whether this process would find them there.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use cni::{Code, Error, Result};
+
+/// The inode of the initial pid namespace (linux/nsfs.h), the same on every kernel.
+const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+
+/// Refuses to judge which containers are gone from inside of another container.
+///
+/// A pod with the host's network may have its own `/run` and its own processes. There the namespaces of live containers
+/// are not where the cache says, and look as if they were gone. Process 1 of the initial pid namespace is the host's, so
+/// its mount and network namespaces are too. In any other pid namespace nothing tells a node that is itself a container
+/// from a container on a node: both have a process 1 with the same namespaces as ours.
+pub(crate) fn require_host() -> Result<()> {
+    let mut foreign = Vec::new();
+    for (kind, name) in [("mnt", "mount"), ("pid", "pid"), ("net", "network")] {
+        let own = identity(Path::new(&format!("/proc/self/ns/{kind}")))?;
+        // Who may not look at process 1 does not know the host's.
+        let host = identity(Path::new(&format!("/proc/1/ns/{kind}"))).ok();
+        if host != Some(own) || (kind == "pid" && own.1 != INITIAL_PID_NAMESPACE) {
+            foreign.push(name);
+        }
+    }
+    if foreign.is_empty() {
+        return Ok(());
+    }
+    let what = format!(
+        "cannot tell which containers are gone: {} of this process may not be the host's",
+        match foreign.as_slice() {
+            [one] => format!("the {one} namespace"),
+            [others @ .., last] => format!("the {} and {last} namespaces", others.join(", ")),
+            [] => String::new(),
+        }
+    );
+    Err(Error::new(Code::INTERNAL, what).details(
+        "run it on the host, or by `nsenter --target 1 --all` in a privileged pod with hostPID; on a node that is itself a \
+         container use --force",
+    ))
+}
 
 /// What tells a namespace from others.
 pub(super) fn identity(path: &Path) -> io::Result<(u64, u64)> {

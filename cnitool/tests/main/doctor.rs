@@ -84,10 +84,10 @@ fn leaked_leases_and_lost_interfaces() {
     attach(&host, "blue");
     leak("10.133.0.99", &format!("{LONG_ID}\r\neth0"));
     assert!(ailment(&host, "leases", "warn").contains("cnitool prune pods"));
-    host.run("prune").ok_page();
+    host.run("prune --force").ok_page();
     leak("10.133.0.98", "");
     assert!(ailment(&host, "leases", "warn").contains("1 lease without an owner"));
-    host.run("prune").ok_page();
+    host.run("prune --force").ok_page();
     let cut = attach(&host, "cut");
     host.lab.sh(&format!("ip link del {}", port(&cut)));
     assert!(ailment(&host, "leases", "warn").contains(&cut[..20]));

@@ -170,7 +170,7 @@ fn a_lease_is_from_an_earlier_boot_only_if_that_is_sure() {
 #[test]
 fn an_unknown_network_is_one_line_on_stderr() {
     let host = host("10.107.0.0/24");
-    for command in ["leases nope", "show nope", "prune nope", "leases nope --json"] {
+    for command in ["leases nope", "show nope", "prune --force nope", "leases nope --json"] {
         let line = failure(&host.run(command));
         assert!(line.contains("\"nope\"") && line.contains("there is pods"), "{line}");
     }
@@ -225,7 +225,7 @@ fn root_is_not_told_to_become_root() {
 fn broken_configurations_are_told() {
     let host = host("10.112.0.0/24");
     host.configure("20-broken.conflist", "{");
-    for command in ["leases", "show --json", "prune", "prune --dry-run pods"] {
+    for command in ["leases", "show --json", "prune --force", "prune --dry-run pods"] {
         let outcome = host.run(command);
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         assert!(outcome.stderr.starts_with("cnitool: ignored: "), "{outcome:?}");

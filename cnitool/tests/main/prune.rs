@@ -1,8 +1,10 @@
-//! `cnitool prune`.
+//! `cnitool prune`. A test has its own mount and network namespaces, so it needs `--force`.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use cni::testing::{Calling, built, skip};
 use serde_json::json;
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
@@ -48,7 +50,7 @@ fn exactly_the_dead_are_removed() {
     let (host, ids) = battlefield("10.122.0");
     let alive = port(&ids[0]);
     assert_eq!(leases(), ["10.122.0.2", "10.122.0.3", "10.122.0.4", "10.122.0.98", "10.122.0.99"]);
-    page(&host.run("prune pods"));
+    page(&host.run("prune --force pods"));
     assert_eq!(leases(), ["10.122.0.2", "10.122.0.4"]);
     assert_eq!(host.cached().len(), 2);
     assert!(!host.cached().iter().any(|name| name.contains(&ids[1])), "{:?}", host.cached());
@@ -58,7 +60,7 @@ fn exactly_the_dead_are_removed() {
     host.run("check pods /run/netns/blue").ok();
 
     let before = snapshot(&host);
-    assert!(page(&host.run("prune")).contains("nothing to remove"));
+    assert!(page(&host.run("prune --force")).contains("nothing to remove"));
     let without_times =
         |text: &str| text.lines().map(|line| line.split(' ').take(3).collect()).collect::<Vec<String>>();
     assert_eq!(without_times(&snapshot(&host)), without_times(&before));
@@ -73,7 +75,7 @@ fn an_old_network_is_pruned_by_del() {
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
     leak("10.123.0.99", &format!("{LONG_ID}\r\neth0"));
-    page(&host.run("prune"));
+    page(&host.run("prune --force"));
     assert_eq!(leases(), ["10.123.0.2"]);
 }
 
@@ -85,11 +87,11 @@ fn what_cannot_be_told_is_kept() {
     // Somebody's port, and nothing says whose.
     host.lab.netns("stranger");
     host.lab.sh("ip link add stranger type veth peer name eth0 netns stranger; ip link set stranger master br-pods up");
-    let text = page(&host.run("prune"));
+    let text = page(&host.run("prune --force"));
     assert!(text.contains("nothing to remove") && text.contains("kept: 1 alive, 1 unknown"), "{text}");
     assert_eq!(leases(), ["10.124.0.2", "10.124.0.99"]);
     host.lab.sh("ip link del stranger");
-    page(&host.run("prune"));
+    page(&host.run("prune --force"));
     assert_eq!(leases(), ["10.124.0.2"]);
 }
 
@@ -105,7 +107,7 @@ fn a_network_without_a_bridge_is_judged_by_the_cache() {
     let lost = attach(&host, "lost");
     host.lab.sh("umount /run/netns/lost; rm /run/netns/lost");
     leak("10.125.0.99", &format!("{LONG_ID}\r\neth0"));
-    let text = page(&host.run("prune"));
+    let text = page(&host.run("prune --force"));
     assert!(text.contains("kept: 1 alive, 1 unknown"), "{text}");
     let deleted: Vec<String> = host.log().into_iter().filter(|line| line.starts_with("DEL ")).collect();
     assert_eq!(deleted.len(), 1, "{deleted:?}");
@@ -128,13 +130,13 @@ fn a_live_port_that_cannot_be_named_stops_everything() {
     let id = "c".repeat(300);
     host.lab.plugin("bridge", "ADD").attachment(&id, "eth0", netns).stdin(config.to_string()).run().ok();
     fs::remove_file("/var/lib/cni/networks/pods/10.126.0.3").unwrap();
-    let outcome = host.run("prune");
+    let outcome = host.run("prune --force");
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("port veth"), "{outcome:?}");
     assert!(outcome.stderr.contains("is in use, and nothing tells its container's whole id"), "{outcome:?}");
     assert_eq!(leases(), ["10.126.0.2", "10.126.0.99"]);
     leak("10.126.0.3", &format!("{id}\r\neth0"));
-    page(&host.run("prune"));
+    page(&host.run("prune --force"));
     assert!(leases().contains(&"10.126.0.3".to_owned()), "{:?}", leases());
 }
 
@@ -148,7 +150,7 @@ fn networks_that_want_no_gc_and_those_without_a_configuration_are_left_alone() {
     leak("10.127.0.99", &format!("{LONG_ID}\r\neth0"));
     fs::create_dir_all("/var/lib/cni/networks/former").unwrap();
     fs::write("/var/lib/cni/networks/former/10.1.1.1", "c1\r\neth0").unwrap();
-    let text = page(&host.run("prune"));
+    let text = page(&host.run("prune --force"));
     assert!(text.contains("disableGC") && text.contains("no configuration"), "{text}");
     assert_eq!(leases(), ["10.127.0.2", "10.127.0.99"]);
     assert!(Path::new("/var/lib/cni/networks/former/10.1.1.1").exists());
@@ -158,7 +160,7 @@ fn networks_that_want_no_gc_and_those_without_a_configuration_are_left_alone() {
 fn who_may_not_prune_changes_nothing() {
     let (host, _) = battlefield("10.128.0");
     let before = snapshot(&host);
-    let line = failure(&powerless(&host, "prune"));
+    let line = failure(&powerless(&host, "prune --force"));
     assert!(line.contains("CAP_NET_ADMIN"), "{line}");
     assert_eq!(snapshot(&host), before);
 }
@@ -168,12 +170,12 @@ fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
     let (host, _) = battlefield("10.129.0");
     let before = leases();
     fs::write("/var/lib/cni/results/pods-x-eth0", "{").unwrap();
-    let outcome = host.run("prune");
+    let outcome = host.run("prune --force");
     assert!(outcome.status == Some(1) && outcome.stderr.contains("pods-x-eth0"), "{outcome:?}");
     assert_eq!(leases(), before);
     fs::remove_file("/var/lib/cni/results/pods-x-eth0").unwrap();
     fs::remove_file(host.lab.bin().join("bridge")).unwrap();
-    let outcome = host.run("prune");
+    let outcome = host.run("prune --force");
     assert!(outcome.status == Some(1) && outcome.stderr.contains("failed to find plugin \"bridge\""), "{outcome:?}");
     assert_eq!(leases(), before);
     let _ = json(&host, "leases --json");
@@ -188,10 +190,10 @@ fn nobody_is_asked_if_nothing_is_gone() {
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "second" }));
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
-    assert!(page(&host.run("prune")).contains("nothing to remove"));
+    assert!(page(&host.run("prune --force")).contains("nothing to remove"));
     assert_eq!(host.calls(), ["ADD second"]);
     leak("10.131.0.99", &format!("{LONG_ID}\r\neth0"));
-    page(&host.run("prune"));
+    page(&host.run("prune --force"));
     assert_eq!(host.calls(), ["ADD second", "GC second"]);
 }
 
@@ -200,10 +202,10 @@ fn adds_that_go_on_meanwhile_lose_nothing() {
     let host = host("10.132.0.0/24");
     let names: Vec<String> = (0..12).map(|i| format!("z{i}")).collect();
     names.iter().for_each(|name| drop(host.lab.netns(name)));
-    let tool = cni::testing::built("cnitool");
+    let tool = built("cnitool");
     host.lab.sh(&format!(
         "export NETCONFPATH={} CNI_PATH={}
-         mkdir -p /var/lib/cni/networks/pods; for i in 1 2 3 4 5 6; do echo >/var/lib/cni/networks/pods/10.132.0.$((i + 90)); {tool} prune; done &
+         mkdir -p /var/lib/cni/networks/pods; for i in 1 2 3 4 5 6; do echo >/var/lib/cni/networks/pods/10.132.0.$((i + 90)); {tool} prune --force; done &
          for name in {}; do {tool} add pods /run/netns/$name; done
          wait $!",
         host.conf_dir().display(),
@@ -233,7 +235,7 @@ fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
     leak("10.133.0.99", &format!("{LONG_ID}\r\neth0"));
-    page(&host.run("prune"));
+    page(&host.run("prune --force"));
     host.run("gc pods").ok();
     host.run("del pods /run/netns/blue").ok();
     assert_eq!(fs::read_to_string(&seen).unwrap(), "ADD shared\nDEL shared\n");
@@ -243,15 +245,81 @@ fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
 fn a_network_that_was_asked_for_and_left_alone_is_a_failure() {
     let host = host("10.134.0.0/24");
     attach(&host, "blue");
-    let outcome = host.call("prune pods").env("NETCONFPATH", "/nonexist").run();
+    let outcome = host.call("prune --force pods").env("NETCONFPATH", "/nonexist").run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("prune network \"pods\": it has no configuration"), "{outcome:?}");
-    let outcome = host.call("prune").env("NETCONFPATH", "/nonexist").run();
+    let outcome = host.call("prune --force").env("NETCONFPATH", "/nonexist").run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
     let mut config = network("pods", "10.134.0.0/24", &json!({}));
     config["disableGC"] = true.into();
     host.configure("10-pods.conflist", &config.to_string());
-    let outcome = host.run("prune pods");
+    let outcome = host.run("prune --force pods");
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("disableGC"), "{outcome:?}");
+}
+
+/// What the host has, and a pod with its own `/run` or its own processes has not.
+#[test]
+fn nothing_is_pruned_from_a_container() {
+    let (host, _) = battlefield("10.135.0");
+    let before = snapshot(&host);
+    let refusal = |line: String, which: &str| {
+        let want = format!("cannot tell which containers are gone: the {which} of this process may not be the host's");
+        assert!(line.contains(&want) && line.contains("--force"), "{line}");
+        assert_eq!(snapshot(&host), before);
+    };
+    // Its own mounts and network. Not everyone may look at process 1; then all three may be others.
+    let line = failure(&host.run("prune"));
+    assert!(line.contains("mount") && line.contains("network namespaces of this process"), "{line}");
+    assert_eq!(snapshot(&host), before);
+    // Its own processes, the first of which has the same mounts and network.
+    let mut call = Calling::program("unshare").env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
+    for word in ["--pid", "--fork", "--mount-proc"] {
+        call = call.arg(word);
+    }
+    refusal(failure(&call.arg(built("cnitool")).arg("prune").run()), "pid namespace");
+    // A dry run says so.
+    let text = page(&host.run("prune --dry-run"));
+    assert!(text.contains("prune would refuse: cannot tell which containers are gone"), "{text}");
+    assert_eq!(snapshot(&host), before);
+}
+
+#[test]
+fn the_host_prunes_without_force() {
+    if fs::metadata("/proc/self/ns/pid").unwrap().ino() != 0xEFFF_FFFC {
+        return skip("the_host_prunes_without_force", "this is not the initial pid namespace");
+    }
+    let (host, _) = battlefield("10.136.0");
+    // Process 1 with the namespaces of this test.
+    let own = fs::read_link("/proc/thread-self").unwrap();
+    host.lab.sh(&format!("mount --bind /proc/{}/ns /proc/1/ns", own.display()));
+    let text = page(&host.run("prune --dry-run"));
+    assert!(!text.contains("would refuse"), "{text}");
+    page(&host.run("prune"));
+    assert_eq!(leases(), ["10.136.0.2", "10.136.0.4"]);
+}
+
+/// Where `/run/netns` is missing, a namespace in it may be alive. A process takes its directory along.
+#[test]
+fn a_namespace_whose_directory_is_missing_is_not_taken_for_gone() {
+    let host = host("10.137.0.0/24");
+    host.recorder("other");
+    let config = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [{ "type": "other",
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.137.0.0/24" }]] } }] });
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let ended = attach(&host, "ended");
+    let file = host.cached().into_iter().find(|name| name.contains(&ended)).unwrap();
+    let path = Path::new("/var/lib/cni/results").join(file);
+    // Numbers of processes end before.
+    let entry = fs::read_to_string(&path).unwrap().replace("/run/netns/ended", "/proc/4194305/ns/net");
+    fs::write(&path, entry).unwrap();
+    host.lab.sh("mount -t tmpfs none /run");
+    let text = page(&host.run("prune --force"));
+    assert!(text.contains("kept: 1 unknown"), "{text}");
+    let deleted: Vec<String> = host.log().into_iter().filter(|line| line.starts_with("DEL ")).collect();
+    assert!(deleted.len() == 1 && deleted[0].contains(&ended), "{deleted:?}");
+    host.lab.sh("umount /run; umount /run/netns/blue; rm /run/netns/blue");
+    page(&host.run("prune --force"));
+    assert_eq!(host.cached(), [""; 0], "with the directory in sight it is gone");
 }
