@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use cni::testing::Lab;
 use serde_json::json;
 
-use crate::pod::{Pod, layer3, outside, send, udp};
+use crate::pod::{Pod, assert_clean, layer3, outside, send, udp};
 
 const FRAME: &str = "nft list chain inet cni_plugins_masquerade postrouting";
 
@@ -99,4 +99,32 @@ fn status_waits_for_the_lock_of_iptables_as_an_add_does() {
     let calls = fs::read_to_string(&log).unwrap();
     let calls: Vec<&str> = calls.lines().collect();
     assert_eq!(calls, ["--noflush --wait=15", "--noflush --wait=15 --test"]);
+}
+
+/// Another process may delete a rule between the listing and the transaction, which then deletes none of them.
+#[test]
+fn rules_are_listed_again_when_one_of_them_is_gone() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "10.1.1.2/24"]);
+    let trace = lab.dir().join("trace");
+    // Which of the messages it is depends on the kernel.
+    for n in 1..60 {
+        pod.add(&config);
+        let inject = format!("inject=sendto:error=ENOENT:when={n}");
+        let options = ["-qq", "-s0", "-o", trace.to_str().unwrap(), "-e", "trace=sendto", "-e", &inject];
+        let outcome = pod.call("DEL", &config).env("CNI_LOG", "debug").strace(&options).run();
+        let log = fs::read_to_string(&trace).unwrap();
+        assert!(log.contains("INJECTED"), "no message deletes rules: {log}");
+        // The log says what is sent before it is sent.
+        let deletions = outcome.stderr.matches("of chain inet cni_plugins_masquerade masq_checks").count();
+        if deletions > 2 {
+            outcome.ok();
+            assert_eq!(deletions, 4, "{}", outcome.stderr);
+            return assert_clean(lab);
+        }
+        pod.del(&config);
+        assert_clean(lab);
+    }
+    panic!("messages are sent without end");
 }
