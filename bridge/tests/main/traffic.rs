@@ -1,6 +1,6 @@
 //! Traffic: what rules and ports are for, proved by packets. The first packet counts everywhere.
 
-use cni::testing::{Lab, patience, skip};
+use cni::testing::{Lab, patience, skip, wait_until};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, outside, send, udp};
@@ -187,6 +187,17 @@ fn an_address_given_again_is_reached_at_the_first_packet() {
         // …who gives way to another one, with another hardware address.
         a.del(&config);
         a.add(&config);
+        // The container has announced itself when ADD returns. On a busy machine the kernel delivers that a little later.
+        let mac = a.ip("link show eth0")[0]["address"].clone();
+        let is_stale = |neighbour: &Value| {
+            ["10.1.0.2", "fd01::2"].iter().any(|ip| neighbour["dst"] == *ip)
+                && neighbour["lladdr"].is_string()
+                && neighbour["lladdr"] != mac
+        };
+        let learnt = |neighbours: Value| !neighbours.as_array().into_iter().flatten().any(is_stale);
+        wait_until("neighbours to learn the new owner of the address", || {
+            learnt(b.ip("neigh show")) && learnt(lab.ip("neigh show"))
+        });
     }
 }
 
