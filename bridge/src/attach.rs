@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
-use cni::ip::MacAddr;
+use cni::ip::{Cidr, MacAddr};
 use cni::netlink::{
-    Address, BridgeSpec, Change, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, Port, VethEnd, VethSpec,
+    Address, BridgeSpec, Change, DuplicateDetection, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, Port,
+    VethEnd, VethSpec,
 };
 use cni::sysctl::{self, Setting};
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
@@ -127,7 +128,7 @@ pub(crate) fn create(
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
-        let bridge = ensure_bridge(&mut undo.world().host, config)?;
+        let (bridge, created) = ensure_bridge(&mut undo.world().host, config)?;
         let bridge_mac = undo.world().host.mac_of(config.bridge.as_str());
         let doomed = port_name.clone();
         undo.push(format!("delete link {doomed:?}"), move |world| delete(&mut world.host, doomed.as_str()));
@@ -138,7 +139,8 @@ pub(crate) fn create(
                 let mut pair = Pair {
                     peer: made.port.peer,
                     port: made.port.index,
-                    bridge: made.bridge,
+                    // A new one has a carrier only in the kernel's first guess.
+                    bridge: Link { running: made.bridge.running && !created, ..made.bridge },
                     addresses: made.addresses,
                     port_name,
                     port_mac,
@@ -200,20 +202,51 @@ pub(crate) fn delete<'a>(netlink: &mut Netlink, link: impl Into<LinkRef<'a>>) ->
     }
 }
 
-/// Returns the index of the bridge, which is created if it does not exist. An existing link of that name is not checked
-/// here: it may be something else than a bridge.
-fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<LinkIndex> {
+/// Returns the index of the bridge, and whether this call created it. An existing link of that name is not checked here:
+/// it may be something else than a bridge.
+fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool)> {
     let name = config.bridge.as_str();
     if let Some(index) = host.link_index(name)? {
-        return Ok(index);
+        return Ok((index, false));
     }
     let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
-        Ok(bridge) => Ok(bridge.index),
+        Ok(bridge) => {
+            start_bridge(host, &bridge).map_err(|error| explain(host, config, error))?;
+            Ok((bridge.index, true))
+        }
         // Another ADD was faster.
-        Err(error) if error.errno() == Some(libc::EEXIST) => host.link_index(name)?.ok_or(error),
+        Err(error) if error.errno() == Some(libc::EEXIST) => {
+            host.link_index(name)?.map(|index| (index, false)).ok_or(error)
+        }
         Err(error) => Err(explain(host, config, error)),
     }
+}
+
+/// Sets a new bridge up, with its link-local address.
+///
+/// The kernel takes a bridge that was given a hardware address for one without a carrier, and gives it no link-local
+/// address before a port has one. Programs that serve the bridge, such as radvd, need it earlier.
+fn start_bridge(host: &mut Netlink, bridge: &Link) -> Result<()> {
+    prepare_bridge(&bridge.name);
+    let mut changes = vec![Change::set_link(bridge.index, &LinkChange { up: Some(true), ..LinkChange::default() })];
+    // Where the administrator chose another kind of address, or none, it is left to the kernel.
+    let link_local = bridge.mac.filter(|_| bridge.eui64).and_then(|mac| Cidr::new(mac.link_local().into(), 64));
+    changes.extend(link_local.map(|address| Change::add_address(bridge.index, address, DuplicateDetection::Off)));
+    match host.apply(&changes) {
+        // The kernel was faster with the address, or IPv6 is disabled on the bridge.
+        Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EACCES)) => Ok(()),
+        // The bridge was deleted meanwhile, which is noticed when it gets a port.
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Writes the IPv6 settings of a bridge that is still down: the host must neither take a container for a router, nor wait
+/// for its own address there.
+fn prepare_bridge(name: &str) {
+    wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
+    wish(&["net", "ipv6", "conf", name, "accept_dad"], "0");
 }
 
 /// Brings the bridge to the state that the configuration wants, and gives the port its VLANs. `bridge_mac` is what the
@@ -225,12 +258,11 @@ fn settle(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge_mac: Opti
         return Err(no_bridge(bridge));
     }
     let mut change = LinkChange::default();
-    // Before it is up, if it is ours: the host must not take a container's word for a router's on the bridge.
-    wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
     if !bridge.up {
-        // Nor must it wait for its own address there.
-        wish(&["net", "ipv6", "conf", name, "accept_dad"], "0");
+        prepare_bridge(name);
         change.up = Some(true);
+    } else {
+        wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
     }
     if config.promiscuous && !bridge.promiscuous {
         change.promiscuous = Some(true);

@@ -160,6 +160,14 @@ fn step(ip: IpAddr, v4: impl Fn(u32) -> Option<u32>, v6: impl Fn(u128) -> Option
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MacAddr(pub [u8; 6]);
 
+impl MacAddr {
+    /// Returns the IPv6 link-local address that the kernel derives from a hardware address (RFC 4291, EUI-64).
+    pub fn link_local(&self) -> Ipv6Addr {
+        let [a, b, c, d, e, f] = self.0.map(u16::from);
+        Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f)
+    }
+}
+
 impl fmt::Display for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
@@ -287,5 +295,12 @@ mod tests {
         ] {
             assert!(bad.parse::<MacAddr>().is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_link_local_address_follows_from_a_hardware_address() {
+        let address = |mac: &str| mac.parse::<MacAddr>().unwrap().link_local().to_string();
+        assert_eq!(address("0a:58:0a:f4:00:02"), "fe80::858:aff:fef4:2");
+        assert_eq!(address("02:11:22:33:44:55"), "fe80::11:22ff:fe33:4455");
     }
 }

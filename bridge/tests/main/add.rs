@@ -1,8 +1,6 @@
 //! ADD: what it makes, key by key, and what it answers.
 
-use std::time::{Duration, Instant};
-
-use cni::testing::Lab;
+use cni::testing::{Lab, wait_until};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3};
@@ -329,19 +327,48 @@ fn a_container_interface_can_be_left_down() {
     let result = pod.add(&config);
     assert_eq!(pod.ip("link show eth0")[0]["operstate"], "DOWN");
     pod.check(&config, &result).ok();
-    // The kernel gives a bridge its link-local address with the first carrier. `accept_dad` is off by then, so that the
-    // address is usable at once.
-    pod.sh("ip link set eth0 up");
-    let deadline = Instant::now() + Duration::from_secs(10);
-    let address = loop {
-        let listed = lab.sh("ip -o -6 address show dev br0 scope link");
-        if !listed.is_empty() || Instant::now() > deadline {
-            break listed;
-        }
-        std::thread::yield_now();
-    };
-    assert!(address.contains("fe80::"), "{address}");
+}
+
+/// The kernel gives a bridge with a hardware address of its own no link-local address before a port has a carrier.
+#[test]
+fn a_new_bridge_has_its_link_local_address_without_a_carrier() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "a");
+    let config = layer2(json!({ "disableContainerInterface": true }));
+    // Whatever the kernel does on its own, it has the time for it between any two messages.
+    let trace = lab.dir().join("trace");
+    let slowly = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=sendto", "-e", "inject=sendto:delay_enter=50000"];
+    let result = pod.call("ADD", &config).strace(&slowly).run().ok();
+    let addresses = || lab.ip("-6 address show dev br0")[0]["addr_info"].clone();
+    let before = addresses();
+    assert_eq!(before.as_array().unwrap().len(), 1, "{before}");
+    assert_eq!((&before[0]["scope"], &before[0]["prefixlen"]), (&json!("link"), &json!(64)), "{before}");
+    // One that the kernel adds, when it happens to see a carrier, can be tentative for a moment.
+    assert_eq!((&before[0]["nodad"], before[0].get("tentative")), (&json!(true), None), "{before}");
     assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra net.ipv6.conf.br0.accept_dad"), "0\n0\n");
+    // The kernel would choose the same one, and does not add a second.
+    pod.sh("ip link set eth0 up");
+    let port = pod.port(&result);
+    wait_until("the port and the bridge to have a carrier", || {
+        lab.sh(&format!("ip link show {port}; ip link show br0")).matches("state UP").count() == 2
+    });
+    assert_eq!(addresses(), before);
+    lab.sh("ip link set br0 down; ip link set br0 up");
+    wait_until("the kernel to add a link-local address", || !addresses()[0]["local"].is_null());
+    assert_eq!(addresses()[0]["local"], before[0]["local"], "the one that the kernel makes");
+}
+
+/// Where an administrator wants none, there is none.
+#[test]
+fn a_new_bridge_gets_no_link_local_address_that_is_not_wanted() {
+    let lab = &Lab::new();
+    for (n, setting) in ["addr_gen_mode", "disable_ipv6"].iter().enumerate() {
+        lab.sh(&format!("sysctl -qw net.ipv6.conf.default.{setting}=1"));
+        let pod = Pod::new(lab, &format!("p{n}"));
+        pod.add(&layer2(json!({ "bridge": format!("br{n}") })));
+        assert_eq!(lab.sh(&format!("ip -6 address show dev br{n}")), "", "{setting}");
+        lab.sh(&format!("sysctl -qw net.ipv6.conf.default.{setting}=0"));
+    }
 }
 
 #[test]

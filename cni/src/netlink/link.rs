@@ -165,6 +165,8 @@ pub struct Link {
     pub port_state: Option<u8>,
     /// Does it filter VLANs, if it is a bridge?
     pub vlan_filtering: Option<bool>,
+    /// Whether the kernel derives its IPv6 link-local address from the hardware address, as it does unless told otherwise.
+    pub eui64: bool,
     /// Is it a bridge with a spanning tree? Then a port may take half a minute until it forwards.
     pub spanning_tree: bool,
 }
@@ -190,6 +192,7 @@ impl Link {
             port: None,
             port_state: None,
             vlan_filtering: None,
+            eui64: false,
             spanning_tree: false,
         };
         for attribute in wire::attributes(payload, HEADER) {
@@ -213,6 +216,7 @@ impl Link {
                     }
                 }
                 libc::IFLA_LINKINFO => link.read_info(value)?,
+                libc::IFLA_AF_SPEC => link.eui64 = derives_link_local(value)?,
                 _ => {}
             }
         }
@@ -254,6 +258,20 @@ impl Link {
         }
         Ok(())
     }
+}
+
+/// Reads from the settings of a link, one list for each family, whether its link-local address is derived from its
+/// hardware address.
+fn derives_link_local(families: &[u8]) -> Result<bool> {
+    for family in wire::attributes(families, 0) {
+        let (wire::AF_INET6, settings) = family? else { continue };
+        for setting in wire::attributes(settings, 0) {
+            if let (wire::IFLA_INET6_ADDR_GEN_MODE, mode) = setting? {
+                return Ok(wire::byte(mode, 0)? == wire::IN6_ADDR_GEN_MODE_EUI64);
+            }
+        }
+    }
+    Ok(false)
 }
 
 impl Netlink {
