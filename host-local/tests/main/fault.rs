@@ -236,3 +236,19 @@ fn a_directory_that_cannot_be_closed_is_no_reason_to_fail() {
         net.del("a");
     }
 }
+
+/// The rollback must not release an address that the call did not get.
+#[test]
+fn a_failed_request_for_an_address_in_use_leaves_it_to_its_holder() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    let taken = net.add("other")[0];
+    let before = net.leases();
+    let trace = lab.dir().join("request");
+    let inject = ["-o", trace.to_str().unwrap(), "-e", "trace=linkat", "-e", "inject=linkat:error=EIO"];
+    let request = net.calling("ADD", "a").env("CNI_ARGS", format!("IP={taken}"));
+    assert_eq!(request.strace(&inject).run().status, Some(1));
+    let text = fs::read_to_string(&trace).unwrap();
+    assert!(text.contains("INJECTED"), "no lease was written by linkat: {text}");
+    assert_eq!(net.leases(), before);
+}
