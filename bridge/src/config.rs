@@ -1,6 +1,6 @@
 //! The network configuration: read, checked, and turned into a value that needs no more checking.
 
-use cni::ip::MacAddr;
+use cni::ip::{Cidr, MacAddr};
 use cni::json::Fault;
 use cni::netlink::{Port, VlanRange};
 use cni::{Args, Call, Code, Dns, Error, IfName, Result};
@@ -209,6 +209,36 @@ pub(crate) fn ipam(call: &Call<'_>) -> Result<Option<String>> {
     }
     let only: Only = call.parse()?;
     Ok(Some(only.ipam.kind).filter(|kind| !kind.is_empty()))
+}
+
+/// Returns the subnets that the network's addresses come from, as `host-local` and others name them; none if they are
+/// given in another way, or cannot be read.
+pub(crate) fn subnets(call: &Call<'_>) -> Vec<Cidr> {
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Network {
+        ipam: Ranges,
+        runtime_config: RuntimeRanges,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Ranges {
+        subnet: Option<Cidr>,
+        ranges: Vec<Vec<Range>>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct RuntimeRanges {
+        ip_ranges: Vec<Vec<Range>>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Range {
+        subnet: Option<Cidr>,
+    }
+    let Ok(Network { ipam, runtime_config }) = call.parse() else { return Vec::new() };
+    let ranges = ipam.ranges.iter().chain(&runtime_config.ip_ranges).flatten();
+    ranges.filter_map(|range| range.subnet).chain(ipam.subnet).collect()
 }
 
 impl Keys {

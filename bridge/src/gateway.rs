@@ -102,7 +102,7 @@ fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
 }
 
 /// What must change for a link to have all gateways.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Addressing {
     pub(crate) missing: Vec<Cidr>,
     pub(crate) in_the_way: Vec<Cidr>,
@@ -110,31 +110,30 @@ pub(crate) struct Addressing {
 
 /// Compares the addresses that `link` has with those it should have.
 ///
-/// Unlike upstream, an address of another network is not in the way, whatever its family: a bridge may be the gateway
-/// of many.
+/// With `force` every other global address of the gateways' families is in the way: the subnet may have changed. Unlike
+/// upstream, so is an IPv6 one.
+///
+/// Without it an address of another network is not in the way, whatever its family: a bridge may be the gateway of many.
+/// Upstream allows that for IPv6 only.
 pub(crate) fn compare(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<Addressing> {
-    let mut outcome = Addressing::default();
-    for gateway in gateways {
-        if have.iter().any(|address| address.cidr == *gateway) {
-            continue;
-        }
-        let overlaps = |other: &Cidr| other.contains(gateway.ip()) || gateway.contains(other.ip());
-        let others = have.iter().map(|address| address.cidr);
-        for other in others.filter(|other| overlaps(other) && !gateways.contains(other)) {
-            if !force {
-                let what = format!("{link:?} already has an IP address different from {gateway}: {other}");
-                return Err(Error::new(Code::INTERNAL, what).details(format!(
-                    "their networks overlap; `ip address del {other} dev {link}` removes the old one, \
-                     \"forceAddress\": true does it by itself"
-                )));
-            }
-            if !outcome.in_the_way.contains(&other) {
-                outcome.in_the_way.push(other);
-            }
-        }
-        outcome.missing.push(*gateway);
+    let missing = |gateway: &&Cidr| !have.iter().any(|address| address.cidr == **gateway);
+    let missing: Vec<Cidr> = gateways.iter().filter(missing).copied().collect();
+    let others = || have.iter().filter(|address| !gateways.contains(&address.cidr));
+    if force {
+        let same_family = |ip: IpAddr| gateways.iter().any(|gateway| gateway.ip().is_ipv4() == ip.is_ipv4());
+        let in_the_way = others().filter(|other| other.global && same_family(other.cidr.ip()));
+        return Ok(Addressing { missing, in_the_way: in_the_way.map(|other| other.cidr).collect() });
     }
-    Ok(outcome)
+    for gateway in &missing {
+        if let Some(Address { cidr: other, .. }) = others().find(|other| other.cidr.overlaps(gateway)) {
+            let what = format!("{link:?} already has an IP address different from {gateway}: {other}");
+            return Err(Error::new(Code::INTERNAL, what).details(format!(
+                "their networks overlap; `ip address del {other} dev {link}` removes the old one, \
+                 \"forceAddress\": true does it by itself"
+            )));
+        }
+    }
+    Ok(Addressing { missing, in_the_way: Vec::new() })
 }
 
 #[cfg(test)]
@@ -201,28 +200,53 @@ mod tests {
         assert!(plan(&[("10.1.0.9/16", "")], &[("10.9.0.0/16", "fd01::1")], false).is_err());
     }
 
-    #[test]
-    fn only_overlapping_addresses_are_in_the_way() {
-        let have = |texts: &[&str]| -> Vec<Address> {
-            let address =
-                |text: &&str| Address { cidr: text.parse().unwrap(), tentative: false, duplicate: false, global: true };
-            texts.iter().map(address).collect()
+    fn addresses(texts: &[&str]) -> Vec<Address> {
+        let address = |text: &&str| Address {
+            cidr: text.parse().unwrap(),
+            tentative: false,
+            duplicate: false,
+            global: !text.starts_with("fe80"),
+            mark: None,
         };
-        let cidrs = |texts: &[&str]| -> Vec<Cidr> { texts.iter().map(|text| text.parse().unwrap()).collect() };
-        for (have_texts, gateways, missing, in_the_way) in [
+        texts.iter().map(address).collect()
+    }
+
+    fn cidrs(texts: &[&str]) -> Vec<Cidr> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn an_overlapping_address_is_refused() {
+        for (have, gateways, missing) in [
+            (&[][..], &["10.1.0.1/24"][..], Some(&["10.1.0.1/24"][..])),
+            (&["10.1.0.1/24"], &["10.1.0.1/24"], Some(&[])),
+            (&["10.2.0.1/24", "fe80::1/64"], &["10.1.0.1/24", "fd01::1/64"], Some(&["10.1.0.1/24", "fd01::1/64"])),
+            (&["10.1.0.1/16"], &["10.1.0.1/24"], None),
+            (&["10.1.9.9/8"], &["10.1.0.1/24"], None),
+            (&["fd01::9/48"], &["fd01::1/64"], None),
+            // The gateways of one container are never in each other's way.
+            (&["10.1.0.1/16"], &["10.1.0.1/16", "10.1.5.1/24"], Some(&["10.1.5.1/24"])),
+        ] {
+            let want = missing.map(|missing| Addressing { missing: cidrs(missing), in_the_way: Vec::new() });
+            assert_eq!(compare("br0", &addresses(have), &cidrs(gateways), false).ok(), want, "{have:?}");
+        }
+    }
+
+    #[test]
+    fn force_replaces_every_other_global_address_of_the_family() {
+        for (have, gateways, missing, in_the_way) in [
             (&[][..], &["10.1.0.1/24"][..], &["10.1.0.1/24"][..], &[][..]),
             (&["10.1.0.1/24"], &["10.1.0.1/24"], &[], &[]),
-            (&["10.2.0.1/24", "fe80::1/64"], &["10.1.0.1/24", "fd01::1/64"], &["10.1.0.1/24", "fd01::1/64"], &[]),
             (&["10.1.0.1/16"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.0.1/16"]),
-            (&["10.1.9.9/8"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.9.9/8"]),
-            (&["fd01::9/48"], &["fd01::1/64"], &["fd01::1/64"], &["fd01::9/48"]),
-            // The gateways of one container are never in each other's way.
+            (&["10.2.0.1/24"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.2.0.1/24"]),
+            (&["10.2.0.1/24", "10.1.0.1/24"], &["10.1.0.1/24"], &[], &["10.2.0.1/24"]),
+            (&["fd02::1/64", "fe80::1/64"], &["fd01::1/64"], &["fd01::1/64"], &["fd02::1/64"]),
+            // Another family is another matter.
+            (&["10.2.0.1/24", "fd02::1/64"], &["fd01::1/64"], &["fd01::1/64"], &["fd02::1/64"]),
             (&["10.1.0.1/16"], &["10.1.0.1/16", "10.1.5.1/24"], &["10.1.5.1/24"], &[]),
         ] {
             let want = Addressing { missing: cidrs(missing), in_the_way: cidrs(in_the_way) };
-            let outcome = |force| compare("br0", &have(have_texts), &cidrs(gateways), force);
-            assert_eq!(outcome(true).unwrap(), want, "{have_texts:?}");
-            assert_eq!(outcome(false).is_ok(), in_the_way.is_empty(), "{have_texts:?}");
+            assert_eq!(compare("br0", &addresses(have), &cidrs(gateways), true).unwrap(), want, "{have:?}");
         }
     }
 }

@@ -7,10 +7,10 @@ use cni::netlink::nft::Nftables;
 use cni::{AttachmentKey, Call, Delegate, Failures, Result, ValidAttachment, key};
 use log::debug;
 
-use crate::{attach, iptables, masquerade, spoofcheck};
+use crate::{attach, iptables, masquerade, spoofcheck, stale};
 
 /// Removes it all, goes on after `failures`, and adds to them.
-pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures: &mut Failures) -> Result<()> {
+pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Failures) -> Result<()> {
     let valid = call.valid_attachments()?;
     let keep = Keep::new(call.network.as_str(), &valid);
 
@@ -21,10 +21,13 @@ pub(crate) fn run(call: &Call<'_>, ipam: Result<Option<Delegate<'_>>>, failures:
         debug!("{:?} is needed by nobody: {}", link.name, link.alias);
         failures.note(attach::delete(&mut host, link.index));
     }
-    failures.note(ipam.and_then(|ipam| ipam.as_ref().map_or(Ok(()), Delegate::gc)));
+    failures.note(ipam.as_ref().map_or(Ok(()), Delegate::gc));
     failures.note(spoofcheck::collect(&mut nft, &mut host, |link| keep.is_stale_alias(&link.alias)));
     failures.note(masquerade::collect(&mut nft, &keep));
     failures.note(iptables::collect(&mut nft, &mut host, &keep));
+    if let Some(ipam) = &ipam {
+        stale::after_gc(call, ipam);
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cni::ip::Cidr;
 use cni::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch};
 use cni::sysctl::{self, Setting};
-use cni::{Attachment, Code, Context, Deadline, Error, Result};
+use cni::{Attachment, Code, Context, Deadline, Error, Result, key};
 
 use crate::attach::{Pair, World, wish};
 use crate::config::Config;
@@ -129,10 +129,11 @@ pub(crate) fn ensure_gateways(
     mut have: Vec<Address>,
     plan: &Plan,
     config: &Config,
+    network: &str,
 ) -> Result<()> {
     for _ in 0..ATTEMPTS {
         let wanted = gateway::compare(&link.name, &have, &plan.gateways, config.force_address)?;
-        if wanted.missing.is_empty() {
+        if wanted.missing.is_empty() && wanted.in_the_way.is_empty() {
             return Ok(());
         }
         let mut changes = Vec::new();
@@ -141,7 +142,8 @@ pub(crate) fn ensure_gateways(
         }
         for address in &wanted.missing {
             // The network is ours: there is nobody to ask, and the container may talk to its gateway at once.
-            changes.push(Change::add_address(link.index, *address, DuplicateDetection::Off));
+            let mark = key::address_mark(network);
+            changes.push(Change::add_marked_address(link.index, *address, DuplicateDetection::Off, mark));
         }
         // Once it is a gateway, its hardware address must not follow those of its ports.
         changes.push(Change::set_link(link.index, &LinkChange { mac: link.mac, ..LinkChange::default() }));

@@ -18,6 +18,7 @@ mod masquerade;
 mod name;
 mod removal;
 mod spoofcheck;
+mod stale;
 mod vlan;
 
 use std::net::IpAddr;
@@ -80,7 +81,7 @@ impl Plugin for Bridge {
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let owner = AttachmentKey::new(call, at);
         let mut failures = Failures::default();
-        let ipam = ipam_to_clean_up(call);
+        let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
         let prev_result = call.previous().ok().flatten().unwrap_or_default();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
@@ -88,13 +89,16 @@ impl Plugin for Bridge {
             key: owner,
             at,
             prev_result: &prev_result,
-            ipam: ipam.as_ref().ok().and_then(Option::as_ref),
+            ipam: ipam.as_ref(),
             keep_open: nft.as_ref().ok().and_then(Nftables::fd),
         };
         failures.note(call.home().and_then(|home| removal.run(home)));
         // After the pair: an address that is still in use must not be leased again.
-        failures.note(ipam.and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.del(at))));
+        failures.note(ipam.as_ref().map_or(Ok(()), |ipam| ipam.del(at)));
         failures.note(nft.and_then(|mut nft| remove_rules(&mut nft, owner, &ips)));
+        if let Some(ipam) = &ipam {
+            stale::after_del(call, ipam, &prev_result);
+        }
         failures.into_result()
     }
 
@@ -113,7 +117,8 @@ impl Plugin for Bridge {
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
         let mut failures = Failures::default();
-        gc::run(call, ipam_to_clean_up(call), &mut failures)?;
+        let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
+        gc::run(call, ipam, &mut failures)?;
         failures.into_result()
     }
 
@@ -237,7 +242,7 @@ fn give_addresses<'a>(
     }
     guest.configure(undo.world(), pair, &plan, config)?;
     if config.gateway {
-        result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config)?);
+        result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config, owner.network)?);
     }
     result.ips = plan.ips;
     result.routes = plan.routes;
@@ -245,19 +250,25 @@ fn give_addresses<'a>(
 }
 
 /// Gives the bridge, or the VLAN's own interface, the gateway's addresses; the latter is part of the answer.
-fn be_gateway(world: &mut World, pair: &Pair, plan: &Plan, config: &Config) -> Result<Option<Interface>> {
+fn be_gateway(
+    world: &mut World,
+    pair: &Pair,
+    plan: &Plan,
+    config: &Config,
+    network: &str,
+) -> Result<Option<Interface>> {
     let World { home, host, .. } = world;
     let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
         let mut have = pair.addresses.clone();
         if plan.gateways.iter().any(|gateway| gateway.ip().is_ipv6()) {
             have.extend(host.ipv6_addresses(pair.bridge.index)?);
         }
-        layer3::ensure_gateways(host, &pair.bridge, have, plan, config)?;
+        layer3::ensure_gateways(host, &pair.bridge, have, plan, config, network)?;
         return Ok(None);
     };
     let link = vlan::ensure_gateway(host, home, &pair.bridge, &name, vlans)?;
     let have = host.addresses(link.index)?;
-    layer3::ensure_gateways(host, &link, have, plan, config)?;
+    layer3::ensure_gateways(host, &link, have, plan, config, network)?;
     let mac = link.mac.map_or_else(String::new, |mac| mac.to_string());
     Ok(Some(Interface { name, mac, ..Interface::default() }))
 }

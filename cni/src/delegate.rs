@@ -18,6 +18,7 @@ use serde::Deserialize;
 use crate::build_id::is_this_program;
 use crate::child::{converse, start};
 use crate::error::{Answer, Code, Context, Error, Result};
+use crate::ip::Cidr;
 use crate::json;
 use crate::plugin::{Attachment, Call, Plugin, Prepared};
 use crate::result::AddResult;
@@ -102,6 +103,12 @@ impl<'a> Delegate<'a> {
     /// Explains an error of the plugin in this process as one of the program.
     fn explain<T>(&self, outcome: Result<T>) -> Result<T> {
         self.program.explain(outcome, || Some(Version::ALL.map(Version::as_str).join(", ")))
+    }
+
+    /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin does not know, as a program
+    /// that is executed: the protocol has no such question.
+    pub fn uses(&self, subnet: Cidr) -> Result<Option<bool>> {
+        self.builtin.map_or(Ok(None), |plugin| plugin.uses(self.call, subnet))
     }
 
     /// A command that answers nothing.

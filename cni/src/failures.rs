@@ -25,6 +25,17 @@ impl Failures {
         });
     }
 
+    /// Returns the value of a step that succeeded, and notes the failure of one that did not.
+    pub fn keep<T>(&mut self, step: Result<T>) -> Option<T> {
+        match step {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.note(Err(error));
+                None
+            }
+        }
+    }
+
     /// The outcome of all steps.
     pub fn into_result(self) -> Result<()> {
         let untold = (self.others + 1).saturating_sub(TOLD);

@@ -57,6 +57,11 @@ impl Cidr {
         Cidr(IpNetwork::new(self.0.network(), self.0.prefix()).unwrap_or(self.0))
     }
 
+    /// Returns whether the networks of both have an address in common.
+    pub fn overlaps(&self, other: &Cidr) -> bool {
+        self.contains(other.ip()) || other.contains(self.ip())
+    }
+
     /// The last address of the network, all host bits one.
     pub fn last(&self) -> IpAddr {
         self.0.broadcast()

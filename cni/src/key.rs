@@ -79,6 +79,13 @@ pub fn alias_prefix(network: &str) -> String {
     format!("cni0 {network} ")
 }
 
+/// Returns the number that the gateway addresses of a network are marked with (IFA_PROTO). Two networks may have the same
+/// one. Numbers below 64 are left to the kernel and to other programs.
+pub fn address_mark(network: &str) -> u8 {
+    let digest = u8::from_str_radix(&sha512::hex(2, network), 16).unwrap_or_default();
+    64 + digest % 192
+}
+
 /// Returns the beginning of the comments of a network's nftables rules.
 pub fn network_mark(network: &str) -> String {
     format!("{}-", sha512::hex(DIGEST, network))
@@ -143,6 +150,12 @@ mod tests {
         assert_eq!(digest_in(&KEY.comment()), Some(KEY.digest().as_str()));
         assert_eq!(digest_in("8e48f37d5de60467-"), None);
         assert_eq!(KEY.reference(), "cid1-eth0");
+    }
+
+    #[test]
+    fn an_address_mark_is_no_number_of_the_kernel() {
+        assert!((0..1000).all(|n| address_mark(&format!("net{n}")) >= 64));
+        assert_eq!(address_mark("net1"), 206);
     }
 
     #[test]

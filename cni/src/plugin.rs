@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
+use crate::ip::Cidr;
 use crate::json::{self, Raw};
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::netlink::Netlink;
@@ -49,6 +50,11 @@ pub trait Plugin: Sync {
     /// Returns the addresses that are leased to an attachment, for a plugin that delegates to this one and has to know
     /// whose an interface is; `None` if the plugin cannot tell.
     fn leased_to(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<Vec<IpAddr>>> {
+        Ok(None)
+    }
+    /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not know.
+    /// Asked of the plugin that manages addresses, before a gateway's address is removed.
+    fn uses(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
         Ok(None)
     }
     /// Compares what is there with what ADD made.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use cni::ip::Cidr;
 use cni::{Call, Context, Result};
 
 use crate::config::{self, Config};
@@ -44,7 +45,7 @@ impl Range {
     }
 
     /// The subnet that the range is a part of.
-    pub fn subnet(&self) -> cni::ip::Cidr {
+    pub fn subnet(&self) -> Cidr {
         self.0.subnet()
     }
 }
@@ -129,6 +130,27 @@ pub fn earlier(directory: &Path) -> Result<Vec<IpAddr>> {
         None => Earlier::survey(&dir)?,
     };
     earlier.present(&dir)
+}
+
+/// Returns whether any network below `data_dir` has a lease in `subnet`, as far as the names of its files tell. An empty or
+/// garbled file counts as a lease.
+pub(crate) fn has_lease_in(data_dir: &Path, subnet: Cidr) -> Result<bool> {
+    let what = || format!("look for leases in {data_dir:?}");
+    let Some(all) = Dir::open(data_dir).trying(what)? else { return Ok(false) };
+    for network in all.names().trying(what)? {
+        let dir = match Dir::open(&data_dir.join(network.trying(what)?)) {
+            Ok(Some(dir)) => dir,
+            Ok(None) => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => continue,
+            Err(error) => return Err(error).trying(what),
+        };
+        for name in dir.names().trying(what)? {
+            if lease::address(&name.trying(what)?).is_some_and(|ip| subnet.contains(ip)) {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 #[cfg(test)]

@@ -24,6 +24,7 @@ mod store;
 use std::net::IpAddr;
 use std::path::Path;
 
+use cni::ip::Cidr;
 use cni::{AddResult, Attachment, Call, Code, Dns, Error, Failures, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
@@ -133,6 +134,12 @@ impl Plugin for HostLocal {
             None => Ok(()),
         });
         swept.map_err(|error| with_remedy(error, &dir))
+    }
+
+    /// Looks at the leases of all networks in the data directory: several may share a bridge.
+    fn uses(&self, call: &Call<'_>, subnet: Cidr) -> Result<Option<bool>> {
+        let own = config::directory(call)?;
+        own.parent().map(|all| inspect::has_lease_in(all, subnet)).transpose()
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {

@@ -24,6 +24,7 @@ mod masquerade;
 mod neighbours;
 mod parallel;
 mod pod;
+mod stale;
 mod status;
 mod traffic;
 mod upgrade;

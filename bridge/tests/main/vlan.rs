@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 
 use crate::faults::strike;
 use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, send, udp};
+use crate::stale::{collect, global, network};
 
 /// Returns whether this kernel can filter VLANs. Leaves nothing.
 pub(crate) fn kernel_filters(lab: &Lab) -> bool {
@@ -48,6 +49,22 @@ fn status_promises_vlans() {
         }
         assert_eq!(lab.sh("ip -o link | cut -d: -f1,2"), before);
     }
+}
+
+#[test]
+fn the_old_gateway_of_a_vlan_is_removed() {
+    let lab = &Lab::new();
+    if !can_filter(lab, "the_old_gateway_of_a_vlan_is_removed") {
+        return;
+    }
+    let [old, new] = [1, 2].map(|n| network(n, json!({ "vlan": 100 })));
+    let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));
+    a.add(&old);
+    b.add(&new);
+    collect(lab, &new, &["a", "b"]);
+    assert_eq!(global(lab, "br0.100"), ["10.1.0.1/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64"]);
+    collect(lab, &new, &["b"]);
+    assert_eq!(global(lab, "br0.100"), ["10.2.0.1/24", "fd02::1/64"]);
 }
 
 #[test]

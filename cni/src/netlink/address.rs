@@ -25,6 +25,8 @@ pub struct Address {
     pub duplicate: bool,
     /// Is it valid beyond the link? Link-local addresses are not.
     pub global: bool,
+    /// The number that it was marked with when it was added (IFA_PROTO, Linux 5.18).
+    pub mark: Option<u8>,
 }
 
 /// Should an IPv6 address be looked for on the link before it is used? IPv4 has no such thing.
@@ -47,12 +49,13 @@ impl Address {
     fn read_any(payload: &[u8]) -> Result<(LinkIndex, Address)> {
         let (prefix, scope, index) = (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
         let mut flags = u32::from(wire::byte(payload, 2)?);
-        let (mut local, mut address) = (None, None);
+        let (mut local, mut address, mut mark) = (None, None, None);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
                 (libc::IFA_LOCAL, value) => local = Some(wire::ip(value)?),
                 (libc::IFA_ADDRESS, value) => address = Some(wire::ip(value)?),
                 (libc::IFA_FLAGS, value) => flags = wire::number(value, 0)?,
+                (wire::IFA_PROTO, value) => mark = Some(wire::byte(value, 0)?),
                 _ => {}
             }
         }
@@ -63,6 +66,7 @@ impl Address {
             tentative: flags & libc::IFA_F_TENTATIVE != 0,
             duplicate: flags & libc::IFA_F_DADFAILED != 0,
             global: scope < libc::RT_SCOPE_LINK,
+            mark,
         };
         Ok((LinkIndex::read(index)?, address))
     }
@@ -71,6 +75,16 @@ impl Address {
 impl Change<'_> {
     /// Gives a link an address.
     pub fn add_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection) -> Self {
+        Change::new_address(link, address, detection, None)
+    }
+
+    /// Gives a link an address that is marked with a number, by which it is recognised later. Kernels before 5.18 ignore
+    /// the mark.
+    pub fn add_marked_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection, mark: u8) -> Self {
+        Change::new_address(link, address, detection, Some(mark))
+    }
+
+    fn new_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection, mark: Option<u8>) -> Self {
         let flags = match address.ip() {
             IpAddr::V6(_) if detection == DuplicateDetection::Off => IfaF::NODAD,
             _ => IfaF::empty(),
@@ -79,6 +93,9 @@ impl Change<'_> {
         // A network of one or two has no broadcast address.
         if address.ip().is_ipv4() && address.prefix() < 31 {
             request.ip(Ifa::Broadcast, address.last());
+        }
+        if let Some(mark) = mark {
+            request.attr(wire::IFA_PROTO, &[mark]);
         }
         Change::new(request, move || format!("add address {address} to link {link}"))
     }

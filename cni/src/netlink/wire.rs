@@ -28,6 +28,7 @@ pub(super) const RTM_GETNSID: u16 = 90;
 pub(super) const NETNSA_NSID: u16 = 1;
 pub(super) const NETNSA_FD: u16 = 3;
 pub(super) const IFA_TARGET_NETNSID: u16 = 10;
+pub(super) const IFA_PROTO: u16 = 11;
 pub(super) const VETH_INFO_PEER: u16 = 1;
 pub(super) const IFLA_INET_CONF: u16 = 1;
 pub(super) const IPV4_DEVCONF_ARP_NOTIFY: u16 = 22;
