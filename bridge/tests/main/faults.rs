@@ -5,7 +5,7 @@ use std::fs;
 use cni::testing::Lab;
 use serde_json::{Value, json};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3, links_at_release};
 
 fn everything() -> Value {
     layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "macspoofchk": true }))
@@ -19,9 +19,49 @@ fn a_failing_ipam_plugin_is_told_to_release_after_the_pair_is_gone() {
         let error = pod.call("ADD", &everything()).run().error(123);
         assert_eq!(error["msg"], "scripted failure", "passed on as it is");
         assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
+        assert_eq!(links_at_release(lab), "", "an address that is still in use is not released");
         assert_clean(lab);
         assert!(!pod.sh("ip -o link").contains("eth0"));
     });
+}
+
+/// The kernel may say that the bridge is gone when it has already created the pair.
+#[test]
+fn a_pair_whose_bridge_vanished_is_replaced() {
+    let lab = &Lab::new();
+    let config = layer3(json!({}));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    lab.sh("ip link add br0 type bridge; ip link set br0 up");
+    let calls = later_calls(&pod, &config, "recvfrom");
+    let (answer, _) = calls[0];
+    assert_eq!(strike(&pod, &config, "recvfrom", answer, "error=ENODEV"), Some(true));
+    assert_eq!(lab.sh("ip -o link show type veth | wc -l"), "1\n");
+    assert_eq!(lab.sh("ip -o link show master br0 | wc -l"), "1\n");
+}
+
+/// An IPv6 address that was just given is of no use until the kernel reports it.
+#[test]
+fn an_add_waits_for_its_ipv6_addresses() {
+    let lab = &Lab::new();
+    let pod = Pod::with_ips(lab, "a", &["fd01::2/64"]);
+    let trace = lab.dir().join("trace");
+    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=setsockopt,recvfrom"];
+    pod.call("ADD", &layer3(json!({}))).strace(&options).run().ok();
+    let log = fs::read_to_string(trace).unwrap();
+    // RTNLGRP_IPV6_IFADDR
+    let listens = |line: &str| line.contains("NETLINK_ADD_MEMBERSHIP, [9]");
+    let mut waits = 0;
+    let mut lines = log.lines().peekable();
+    while let Some(line) = lines.next() {
+        if !listens(line) {
+            continue;
+        }
+        let socket = line.split_once('(').and_then(|(_, rest)| rest.split_once(',')).unwrap().0;
+        let heard = format!("recvfrom({socket}, [{{");
+        let mut until_next = std::iter::from_fn(|| lines.next_if(|line| !listens(line)));
+        waits += usize::from(until_next.any(|line| line.starts_with(&heard)));
+    }
+    assert_eq!(waits, 2, "in the container, and on the bridge: {log}");
 }
 
 #[test]

@@ -185,6 +185,11 @@ pub(crate) fn ipam_calls(lab: &Lab) -> Vec<String> {
     log.lines().map(str::to_owned).collect()
 }
 
+/// The pairs that existed when the scripted IPAM plugin was last told to release an address.
+pub(crate) fn links_at_release(lab: &Lab) -> String {
+    fs::read_to_string(lab.dir().join("links.DEL")).unwrap()
+}
+
 /// Makes the scripted IPAM plugin fail a command from now on.
 pub(crate) fn ipam_fails(lab: &Lab, command: &str) {
     fs::write(lab.dir().join(format!("fail.{command}")), "").unwrap();
@@ -198,6 +203,7 @@ fn install_scripted(lab: &Lab) {
     let script = format!(
         r#"echo "$CNI_COMMAND $CNI_CONTAINERID $CNI_IFNAME" | sed 's/ *$//' >>{dir}/calls
 cat >{dir}/stdin.$CNI_COMMAND
+[ $CNI_COMMAND != DEL ] || ip -o link show type veth >{dir}/links.DEL
 [ ! -e {dir}/fail.$CNI_COMMAND ] || {{ echo '{{"code": 123, "msg": "scripted failure"}}'; exit 1; }}
 [ $CNI_COMMAND != ADD ] || cat {dir}/answer.$CNI_CONTAINERID"#
     );

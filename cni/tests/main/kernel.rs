@@ -250,6 +250,37 @@ fn duplicate_detection_can_be_waited_for() {
     assert!((2..50).contains(&looks), "{looks} looks: it is told, not polled");
 }
 
+/// What the kernel lists at once is of no use before it says so.
+#[test]
+fn an_address_is_waited_for_until_it_is_ready() {
+    let lab = Lab::bare();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    let address = cidr("fd00::2/64");
+    let inside = Netns::open(Path::new("/run/netns/c1")).unwrap();
+    let mut watch = inside.run(&Netns::current().unwrap(), || Watch::open(Event::Ipv6Address)).unwrap();
+    let never = watch.await_addresses(eth0.index, [address.ip()], Deadline::after(Duration::from_millis(100)));
+    assert_eq!(never.unwrap_err().code(), Code::TRY_LATER, "it was never given");
+    // Duplicate detection takes a second, and the kernel reports the address before and after.
+    guest.apply(&[Change::add_address(eth0.index, address, DuplicateDetection::Default)]).unwrap();
+    watch.await_addresses(eth0.index, [address.ip()], Deadline::after(Duration::from_secs(20))).unwrap();
+    let found = guest.addresses(eth0.index).unwrap().into_iter().find(|found| found.cidr == address).unwrap();
+    assert!(!found.tentative && !found.duplicate, "{found:?}");
+}
+
+/// Before Linux 5.18 the mark is ignored.
+#[test]
+fn a_mark_of_an_address_is_kept() {
+    let _lab = Lab::bare();
+    let mut host = Netlink::open().unwrap();
+    let link = bridge(&mut host, "cni0").index;
+    for address in ["10.1.0.1/24", "fd00::1/64"].map(cidr) {
+        let add = Change::add_marked_address(link, address, DuplicateDetection::Off, 200);
+        host.apply(&[add]).unwrap();
+        let found = host.addresses(link).unwrap().into_iter().find(|found| found.cidr == address).unwrap();
+        assert_eq!(found.mark, Some(200));
+    }
+}
+
 #[test]
 fn a_duplicate_address_is_recognised() {
     let lab = Lab::bare();
