@@ -86,7 +86,9 @@ fn a_del_among_links_that_come_and_go_finds_its_own() {
             ["-f", "-o", trace.to_str().unwrap(), "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=STOP"];
         let log = || fs::read_to_string(&trace).unwrap_or_default();
         std::thread::scope(|scope| {
-            let del = scope.spawn(|| pod.call("DEL", &config).strace(&options).run());
+            // Without the namespace only the list leads to the port.
+            let call = || pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/missing");
+            let del = scope.spawn(move || call().strace(&options).run());
             let mut stops = 0;
             let _ = host.apply(&[Change::delete_link(other.name)]);
             while !del.is_finished() {

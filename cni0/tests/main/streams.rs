@@ -53,3 +53,11 @@ fn whoever_does_not_listen_is_no_reason_to_be_killed() {
     assert_eq!(outcome.status.code(), Some(1), "a failure, and no signal");
     assert!(String::from_utf8(outcome.stderr).unwrap().contains("write the answer to stdout"));
 }
+
+#[test]
+fn versions_that_cannot_be_written_are_a_failure() {
+    let lab = Lab::new();
+    let outcome = lab.plugin("host-local", "VERSION").through("exec \"$0\" >/dev/full").run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(outcome.stderr.contains("write the answer to stdout"), "{outcome:?}");
+}
