@@ -13,9 +13,9 @@ use crate::config::{self, Config};
 
 /// DEL: removes the gateway addresses of subnets that are no longer configured, if the container had one of them.
 pub(crate) fn after_del(call: &Call<'_>, ipam: &Delegate<'_>, previous: &AddResult) {
+    let mut gateways = previous.ips.iter().filter_map(|ip| ip.gateway);
     let subnets = config::subnets(call);
-    let is_outdated = |gateway: Cidr| !subnets.iter().any(|subnet| subnet.overlaps(&gateway));
-    if previous.ips.iter().filter_map(|ip| ip.gateway).map(Cidr::host).any(is_outdated) {
+    if gateways.any(|gateway| !subnets.iter().any(|subnet| subnet.contains(gateway))) {
         remove(call, ipam, &subnets);
     }
 }
