@@ -11,6 +11,9 @@ use crate::vlan::{self, Vlans};
 /// Limits of a veth's MTU: an IPv4 packet must fit, and the kernel has a largest one.
 const MTU: std::ops::RangeInclusive<i64> = 68..=65535;
 
+/// The bridge of a network that names none.
+const DEFAULT_BRIDGE: &str = "cni0";
+
 /// What the plugin should do.
 #[derive(Debug)]
 pub(crate) struct Config {
@@ -124,7 +127,7 @@ impl Config {
     /// Reads the configuration and `CNI_ARGS`.
     pub(crate) fn parse(call: &Call<'_>) -> Result<Config> {
         let keys: Keys = call.parse()?;
-        let bridge = keys.bridge.as_deref().unwrap_or("cni0");
+        let bridge = keys.bridge.as_deref().unwrap_or(DEFAULT_BRIDGE);
         Ok(Config {
             bridge: IfName::from_config(bridge)
                 .map_err(|why| invalid("bridge", format_args!("{bridge:?} cannot be the name of a bridge"), why))?,
@@ -198,6 +201,17 @@ impl Config {
         let own = self.vlans.as_ref()?.own?;
         (self.gateway && self.ipam.is_some()).then(|| format!("{}.{own}", self.bridge))
     }
+}
+
+/// Returns the name of the bridge, whatever the other keys say; `None` if the key has another type.
+pub(crate) fn bridge(call: &Call<'_>) -> Option<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Only {
+        bridge: Option<String>,
+    }
+    let only: Only = call.parse().ok()?;
+    Some(only.bridge.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned()))
 }
 
 /// The plugin that gives addresses, whatever the other keys say: what was given must be taken back.

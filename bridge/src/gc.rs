@@ -17,11 +17,16 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Fa
     let mut host = Netlink::open()?;
     let mut nft = Nftables::open()?;
     let links = host.links(None)?;
-    for link in links.iter().filter(|link| keep.is_stale_alias(&link.alias)) {
+    let mut removed = true;
+    // Other links can have such an alias too: `lo` of a node that is itself a container.
+    for link in links.iter().filter(|link| link.kind == "veth" && keep.is_stale_alias(&link.alias)) {
         debug!("{:?} is needed by nobody: {}", link.name, link.alias);
-        failures.note(attach::delete(&mut host, link.index));
+        removed &= failures.keep(attach::delete(&mut host, link.index)).is_some();
     }
-    failures.note(ipam.as_ref().map_or(Ok(()), Delegate::gc));
+    // An address must not be leased again while the interface that has it may still exist.
+    if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
+        failures.note(ipam.gc());
+    }
     failures.note(spoofcheck::collect(&mut nft, &mut host, |link| keep.is_stale_alias(&link.alias)));
     failures.note(masquerade::collect(&mut nft, &keep));
     failures.note(iptables::collect(&mut nft, &mut host, &keep));

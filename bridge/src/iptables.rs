@@ -70,6 +70,10 @@ impl Side {
             return Ok(None);
         };
         let listing = tool::run(save, &["-t", "nat"], "", PATIENCE)?;
+        // On a host with only the newer tools `iptables-save` lists the table of nf_tables, which is handled by netlink.
+        if listing.lines().next().is_some_and(|head| head.contains("(nf_tables)")) {
+            return Ok(None);
+        }
         Ok(Some((listing.lines().map(str::to_owned).collect(), restore)))
     }
 

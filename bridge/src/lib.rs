@@ -90,11 +90,14 @@ impl Plugin for Bridge {
             at,
             prev_result: &prev_result,
             ipam: ipam.as_ref(),
+            bridge: config::bridge(call),
             keep_open: nft.as_ref().ok().and_then(Nftables::fd),
         };
-        failures.note(call.home().and_then(|home| removal.run(home)));
-        // After the pair: an address that is still in use must not be leased again.
-        failures.note(ipam.as_ref().map_or(Ok(()), |ipam| ipam.del(at)));
+        let removed = failures.keep(call.home().and_then(|home| removal.run(home))).is_some();
+        // An address must not be leased again while the interface that has it may still exist.
+        if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
+            failures.note(ipam.del(at));
+        }
         failures.note(nft.and_then(|mut nft| remove_rules(&mut nft, owner, &ips)));
         if let Some(ipam) = &ipam {
             stale::after_del(call, ipam, &prev_result);
@@ -170,7 +173,8 @@ fn set_up<'a>(
 ) -> Result<AddResult> {
     let pair = attach::create(undo, config, owner, at)?;
     if config.spoof_check {
-        undo.push("remove the spoof check", move |_| spoofcheck::remove(&mut Nftables::open()?, owner));
+        let port = pair.port_name.clone();
+        undo.push("remove the spoof check", move |_| spoofcheck::roll_back(&mut Nftables::open()?, owner, &port));
         spoofcheck::add(owner, &pair.port_name, pair.mac)?;
     }
     let mut result = pair.describe(at);
@@ -232,8 +236,8 @@ fn give_addresses<'a>(
     }
     if let Some(backend) = config.masquerade {
         let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
-        let addresses: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
-        undo.push("remove the masquerade", move |_| remove_rules(&mut Nftables::open()?, owner, &addresses));
+        let addresses = ips.clone();
+        undo.push("remove the masquerade", move |_| masquerade::remove_all(owner, &addresses));
         masquerade::add(backend, owner, &ips)?;
     }
     let host = &mut undo.world().host;
@@ -276,8 +280,10 @@ fn be_gateway(
 /// Removes all rules of an attachment, of either backend and whatever the configuration says.
 fn remove_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::default();
-    failures.note(spoofcheck::remove(nft, owner));
     failures.note(masquerade::remove(nft, owner));
-    failures.note(Netlink::open().and_then(|mut host| iptables::remove(nft, &mut host, owner, ips)));
+    if let Some(mut host) = failures.keep(Netlink::open()) {
+        failures.note(spoofcheck::remove(nft, &mut host, owner));
+        failures.note(iptables::remove(nft, &mut host, owner, ips));
+    }
     failures.into_result()
 }

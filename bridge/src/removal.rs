@@ -28,6 +28,8 @@ pub(crate) struct Removal<'a> {
     pub(crate) prev_result: &'a AddResult,
     /// The IPAM plugin, which may know the attachment's addresses.
     pub(crate) ipam: Option<&'a Delegate<'a>>,
+    /// The name of the network's bridge.
+    pub(crate) bridge: Option<String>,
     /// A socket that stays open until the kernel has deleted the link: what is deleted through the socket meanwhile
     /// shares the link's wait.
     pub(crate) keep_open: Option<BorrowedFd<'a>>,
@@ -78,7 +80,7 @@ impl Removal<'_> {
         let place = || format!("in {:?}", self.at.sandbox());
         let mut guest = netns.run(&home.netns, Netlink::open)?;
         let Some(link) = guest.link(self.at.ifname.as_str()).trying(place)? else { return Ok(()) };
-        if !self.is_ours(&mut home.netlink, &mut guest, &link)? {
+        if !self.is_ours(home, &mut guest, &link)? {
             warn!(
                 "{:?} in {:?} is left alone: nothing proves that it is this attachment's",
                 link.name,
@@ -89,23 +91,42 @@ impl Removal<'_> {
         attach::delete(&mut guest, link.index).trying(place)
     }
 
-    /// Whether the container veth `link` belongs to this attachment: the result of ADD lists its host veth, or it has an
-    /// address that is leased to this attachment now. (The addresses in the result prove nothing: after a first DEL
-    /// they may have been leased to another container.)
-    fn is_ours(&self, host: &mut Netlink, guest: &mut Netlink, link: &Link) -> Result<bool> {
+    /// Returns whether the container veth `link` provably belongs to this attachment.
+    ///
+    /// A result of ADD that a runtime kept decides: it lists the host veth, or another one. Without such a result the
+    /// pair must be on the network's bridge and have the addresses that are leased to this attachment now, and no
+    /// others. (The addresses in the result prove nothing: after a first DEL they may have been leased again.)
+    fn is_ours(&self, home: &mut Home, guest: &mut Netlink, link: &Link) -> Result<bool> {
+        // An index counts only in its own namespace.
+        if link.peer_netns.is_none() || link.peer_netns != guest.netns_id(&home.netns)? {
+            return Ok(false);
+        }
+        let host = &mut home.netlink;
         let Some(port) = link.peer.map(|peer| host.link(peer)).transpose()?.flatten() else { return Ok(false) };
         let is_pair = link.kind == "veth" && port.kind == "veth" && port.peer == Some(link.index);
         if !is_pair || AliasOwner::parse(&port.alias).is_some() {
             return Ok(false);
         }
-        if self.host_interfaces().any(|name| name == port.name) {
-            return Ok(true);
+        if self.is_listed() {
+            return Ok(self.host_interfaces().any(|name| name == port.name));
         }
         let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten().unwrap_or_default();
-        if leased.is_empty() {
+        let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
+        if leased.is_empty() || bridge.is_none() || port.master.is_some_and(|master| Some(master) != bridge) {
             return Ok(false);
         }
-        Ok(guest.addresses(link.index)?.iter().any(|address| leased.contains(&address.cidr.ip())))
+        let addresses = guest.addresses(link.index)?;
+        let mut global = addresses.iter().filter(|address| address.global).map(|address| address.cidr.ip()).peekable();
+        Ok(global.peek().is_some() && global.all(|ip| leased.contains(&ip)))
+    }
+
+    /// Returns whether the result of ADD is as this plugin and the reference write it: with possible names, among them
+    /// the interface in the container.
+    fn is_listed(&self) -> bool {
+        let interfaces = &self.prev_result.interfaces;
+        let in_container = |name: &str, sandbox: &str| name == self.at.ifname.as_str() && !sandbox.is_empty();
+        interfaces.iter().all(|interface| IfName::from_config(&interface.name).is_ok())
+            && interfaces.iter().any(|interface| in_container(&interface.name, &interface.sandbox))
     }
 }
 

@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cni::ip::MacAddr;
+use cni::key::AliasOwner;
 use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::netlink::{Link, Netlink};
 use cni::{AttachmentKey, Code, Context, Error, Failures, Result};
@@ -89,7 +90,10 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
             Edit::flush(check),
         ];
         let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
-        edits.extend(old.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
+        for rule in &old {
+            refuse_live(&link_of(rule).unwrap_or_default(), link, owner)?;
+            edits.push(Edit::delete_rule(PREROUTING, rule));
+        }
         edits.extend(rules());
         nft.apply(&edits)
     };
@@ -108,12 +112,48 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
         .trying(|| "set up the spoof check")
 }
 
-/// Removes the check of an interface, if there is one.
-pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<()> {
-    remove_named(nft, &Names::new(&owner.reference()))
+/// Refuses to replace the check of `port`, if that is the port of a container that is still attached.
+fn refuse_live(port: &str, new: &str, owner: AttachmentKey<'_>) -> Result<()> {
+    let link = if port == new { None } else { Netlink::open()?.link(port)? };
+    match link.and_then(|link| AliasOwner::parse(&link.alias)) {
+        None => Ok(()),
+        Some(attached) => {
+            let what = format!(
+                "container {:?} has a spoof check for interface {:?} already, on port {port:?} of network {:?}",
+                owner.container, owner.ifname, attached.network
+            );
+            Err(Error::new(Code::INTERNAL, what).details("detach the container from that network first"))
+        }
+    }
 }
 
-fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
+/// Removes the check of an attachment that is detached, if there is one. The names of a check do not include the network:
+/// a check whose port belongs to another attachment stays.
+pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<()> {
+    remove_named(nft, owner, |port| Ok(!belongs_to_another(host, port, owner)?))
+}
+
+/// Removes the check of a port that a failed ADD created. The same attachment may have an older port, whose check stays.
+pub(crate) fn roll_back(nft: &mut Nftables, owner: AttachmentKey<'_>, port: &str) -> Result<()> {
+    remove_named(nft, owner, |checked| Ok(checked == port))
+}
+
+/// Returns whether a port exists and has the alias of another attachment.
+fn belongs_to_another(host: &mut Netlink, port: &str, owner: AttachmentKey<'_>) -> Result<bool> {
+    // A port that is gone, as after most DELs, takes no message.
+    if host.link_index(port)?.is_none() {
+        return Ok(false);
+    }
+    let alias = host.link(port)?.map(|link| link.alias).unwrap_or_default();
+    Ok(alias != owner.alias() && AliasOwner::parse(&alias).is_some())
+}
+
+fn remove_named(
+    nft: &mut Nftables,
+    owner: AttachmentKey<'_>,
+    mut is_ours: impl FnMut(&str) -> Result<bool>,
+) -> Result<()> {
+    let names = Names::new(&owner.reference());
     let chains = [TABLE.chain(&names.port), TABLE.chain(&names.mac)];
     retry(|| {
         // The rule in PREROUTING leads to the first chain, so without chains there is none.
@@ -126,8 +166,16 @@ fn remove_named(nft: &mut Nftables, names: &Names) -> Result<()> {
         if edits.is_empty() {
             return Ok(());
         }
-        let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
-        edits.splice(0..0, old.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
+        let mut ours = Vec::new();
+        for rule in nft.rules_about(PREROUTING, &|comment| comment == names.comment)? {
+            if is_ours(&link_of(&rule).unwrap_or_default())? {
+                ours.push(rule);
+            } else {
+                // Its chains are needed.
+                edits.clear();
+            }
+        }
+        edits.splice(0..0, ours.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
         nft.apply(&edits)
     })
     .trying(|| "remove the spoof check")

@@ -5,7 +5,7 @@
 
 use cni::ip::Cidr;
 use cni::key::{self, AliasOwner};
-use cni::netlink::{Change, Link, Netlink};
+use cni::netlink::{Address, Change, Link, Netlink};
 use cni::{AddResult, Call, Delegate, Result};
 use log::{debug, warn};
 
@@ -46,9 +46,14 @@ fn try_remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr]) -> Result<
     };
     let Some(gateway) = gateway else { return Ok(()) };
     let mark = key::address_mark(call.network.as_str());
-    let mut outdated = host.addresses(gateway.index)?;
-    outdated
-        .retain(|address| address.mark == Some(mark) && !subnets.iter().any(|subnet| subnet.overlaps(&address.cidr)));
+    let all = host.addresses(gateway.index)?;
+    let is_outdated =
+        |address: &&Address| address.mark == Some(mark) && !subnets.iter().any(|subnet| subnet.overlaps(&address.cidr));
+    // With the first IPv4 address of a subnet the kernel removes all others, which may be the administrator's.
+    let has_company = |address: &&Address| {
+        all.iter().any(|other| other.mark != Some(mark) && other.cidr.network() == address.cidr.network())
+    };
+    let outdated: Vec<_> = all.iter().filter(is_outdated).filter(|address| !has_company(address)).collect();
     if outdated.is_empty() || !owns_all_ports(&mut host, &bridge, call.network.as_str())? {
         return Ok(());
     }

@@ -65,7 +65,15 @@ impl<'a> Delegate<'a> {
         let result = match (&self.prepared, self.builtin) {
             (Some(prepared), _) => prepared.add(at),
             (None, Some(plugin)) => plugin.add(self.call, at),
-            (None, None) => return self.program.add(&variables(at), self.call.stdin, version).map_err(Failure::Loss),
+            (None, None) => {
+                return self.program.add(&variables(at), self.call.stdin, version).map_err(|error| {
+                    match error.code() {
+                        // The plugin refused the version of the configuration, before it did anything.
+                        Code::VERSION => Failure::Refusal(error),
+                        _ => Failure::Loss(error),
+                    }
+                });
+            }
         };
         let result = self.explain(result).map_err(Failure::Refusal)?;
         self.explain(result.as_seen_in(version)).map_err(Failure::Loss)

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
+use log::warn;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -48,6 +49,18 @@ impl Netns {
         let is_one = sys::is_network_namespace(file.as_fd()).map_err(of_namespace);
         let is_one = is_one.trying(|| format!("look at the network namespace {path:?}"))?;
         Ok(is_one.then(|| Netns { file, path: path.to_owned() }))
+    }
+
+    /// Opens the namespace at `path` for a command that removes; `None` if it is gone or cannot be opened, so that
+    /// nothing can be removed in it. Only a lack of resources is an error: the next attempt may succeed.
+    pub fn open_to_clean_up(path: &Path) -> Result<Option<Netns>> {
+        match Netns::open_if_there(path) {
+            Err(error) if !matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR)) => {
+                warn!("{error:?}; the namespace counts as gone");
+                Ok(None)
+            }
+            outcome => outcome,
+        }
     }
 
     /// Makes a namespace and mounts it at `path`, where it stays until it is unmounted, as `ip netns add` does.

@@ -97,10 +97,10 @@ impl Attachment {
         }
     }
 
-    /// Opens the container's network namespace for a command that removes: `None` if it is gone, that is if there is
-    /// no path, nothing at the path, or something that is no namespace (any more).
+    /// Opens the container's network namespace for a command that removes: `None` if it is gone. There is no path,
+    /// nothing at the path, something that is not a namespace (any more), or something that cannot be opened.
     pub fn open_netns_if_there(&self) -> Result<Option<Netns>> {
-        self.netns.as_deref().map_or(Ok(None), Netns::open_if_there)
+        self.netns.as_deref().map_or(Ok(None), Netns::open_to_clean_up)
     }
 
     /// `CNI_NETNS` as text, for `sandbox` of an interface in a result.

@@ -184,6 +184,18 @@ fn a_network_of_many_starts_no_process_to_delete() {
     assert!(lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"), "not ours, not touched");
 }
 
+/// There `iptables-save` lists the table of nf_tables, although another program has made the older one.
+#[test]
+fn a_host_with_only_the_newer_iptables_tools_is_cleaned_up() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    lab.sh("iptables-legacy -t nat -L; mount --bind /dev/null $(realpath /usr/sbin/iptables-legacy)");
+    pod.add(&config);
+    pod.del(&config);
+    assert_clean(lab);
+}
+
 #[test]
 fn what_legacy_iptables_made_is_removed() {
     let lab = &Lab::new();

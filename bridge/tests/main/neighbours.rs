@@ -188,9 +188,11 @@ fn case(host: &Host<'_>, maker: Maker, id: &str, netns: Netns, previous: Previou
         assert_eq!(outcome.stderr.contains("warning: "), mistaken, "{what}: {}", outcome.stderr);
     }
 
-    // Nothing proves whose a pair without an alias is when both its lease and the result of ADD are lost. It stays until
-    // the runtime deletes the namespace.
-    let unproven = maker == Maker::Reference && previous != Previous::Given && change == Change::GarbledLease;
+    // Nothing proves whose a pair without an alias is when the result of ADD is lost, and its lease is lost too or the
+    // network has another bridge by now. The pair stays until the runtime deletes the namespace.
+    let unproven = maker == Maker::Reference
+        && previous != Previous::Given
+        && matches!(change, Change::GarbledLease | Change::OtherNetwork);
     if netns == Netns::Alive {
         let left = lab.sh(&format!("nsenter --net={} ip -o link show type veth", own_netns.display()));
         assert_eq!(left.is_empty(), !unproven, "{what}: {left}");
@@ -262,6 +264,87 @@ fn del_after_the_bridge_was_deleted_hurts_no_neighbour() {
             assert_eq!(host.bystanders(), before, "{maker:?} {backend} {previous:?}");
         }
     }
+}
+
+/// Without a result of ADD only the lease says whose a pair of the reference is, and that is not enough where another
+/// network has the same addresses, or another container has taken the address in addition to its own.
+#[test]
+fn the_address_of_a_dead_container_does_not_prove_whose_an_interface_is() {
+    if reference("bridge", "the_address_of_a_dead_container_does_not_prove_whose_an_interface_is").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let other = {
+        let mut other = config("iptables");
+        merge(&mut other, json!({ "name": "net2", "bridge": "br2", "isDefaultGateway": false, "isGateway": false }));
+        other
+    };
+    let (dead, twin) = (Pod::new(lab, "dead"), Pod::new(lab, "twin"));
+    let result = attach(&dead, &config("iptables"), Maker::Reference);
+    let same = attach(&twin, &other, Maker::Reference);
+    assert_eq!(result["ips"][0]["address"], same["ips"][0]["address"]);
+    let vip = Pod::new(lab, "vip");
+    attach(&vip, &config("iptables"), Maker::Reference);
+    vip.sh(&format!("ip address add {} dev eth0", result["ips"][0]["address"].as_str().unwrap()));
+    lab.sh("ip netns del dead");
+    for (pod, previous) in [(&twin, true), (&twin, false), (&vip, true), (&vip, false)] {
+        let mut config = config("iptables");
+        if previous {
+            config["prevResult"] = result.clone();
+        }
+        // The path of the dead container leads to this one by now. Each DEL meets the lease, which is made again.
+        let late = Pod { lab, id: "dead".into(), ifname: "eth0".into(), netns: pod.netns.clone() };
+        let lease = format!("/var/lib/cni/networks/net1/{}", "10.1.0.2");
+        fs::write(&lease, "dead\r\neth0").unwrap();
+        late.del(&config);
+        pod.sh("ip link show dev eth0");
+        assert!(!Path::new(&lease).exists());
+    }
+}
+
+/// A lease must outlive the interface that has its address.
+#[test]
+fn del_and_gc_that_cannot_remove_the_interface_keep_the_lease() {
+    let lab = &Lab::new();
+    let config = config("nftables");
+    let pod = Pod::new(lab, "a");
+    pod.add(&config);
+    let leases = || lab.sh("ls /var/lib/cni/networks/net1 | grep -c '[.:].*[0-9a-f]$' || true");
+    let before = leases();
+    let powerless = "setpriv --bounding-set=-net_admin --inh-caps=-net_admin -- \"$0\"";
+    let outcome = pod.call("DEL", &config).through(powerless).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert_eq!(leases(), before);
+    let mut gc = config.clone();
+    merge(&mut gc, json!({ "cniVersion": "1.1.0", "cni.dev/valid-attachments": [] }));
+    let outcome = lab.plugin("bridge", "GC").stdin(gc.to_string()).through(powerless).run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert_eq!(leases(), before);
+    pod.del(&config);
+    assert_eq!(traces(lab, "a"), "");
+}
+
+/// The names of a spoof check do not include the network.
+#[test]
+fn the_spoof_check_of_a_live_container_stays() {
+    let lab = &Lab::new();
+    let config = config("nftables");
+    let pod = Pod::new(lab, "a");
+    let result = pod.add(&config);
+    let mut other = config.clone();
+    merge(&mut other, json!({ "name": "net2", "bridge": "br2" }));
+    other["ipam"]["ranges"] = json!([[{ "subnet": "10.2.0.0/24" }]]);
+    // A second ADD fails, in the same network and in another one, and its rollback leaves the first alone.
+    let again = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: lab.netns("again") };
+    for config in [&config, &other] {
+        again.call("ADD", config).run().error(999);
+    }
+    pod.check(&config, &result).ok();
+    // A late DEL of another network.
+    again.del(&other);
+    pod.check(&config, &result).ok();
+    pod.del(&config);
+    assert_eq!(traces(lab, "a"), "");
 }
 
 /// The reference's plugins fail in the host's own namespace, after their work.

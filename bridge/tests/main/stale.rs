@@ -56,6 +56,18 @@ fn force_address_leaves_the_new_gateway_alone() {
     });
 }
 
+/// With the first IPv4 address of a subnet the kernel would remove it, too.
+#[test]
+fn an_address_by_hand_in_the_old_subnet_keeps_the_gateway() {
+    let lab = &Lab::new();
+    let (old, new) = (network(1, json!({})), network(2, json!({})));
+    let pod = Pod::new(lab, "a");
+    let result = pod.add(&old);
+    lab.sh("ip address add 10.1.0.99/24 dev br0");
+    del(&pod, &new, &result);
+    assert_eq!(global(lab, "br0"), ["10.1.0.1/24", "10.1.0.99/24"]);
+}
+
 #[test]
 fn the_last_del_removes_the_old_gateway() {
     let lab = &Lab::new();

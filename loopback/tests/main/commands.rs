@@ -301,11 +301,13 @@ fn interrupted_and_refused_system_calls() {
         }
     }
     call(&lab, "ADD", Path::new("/run/netns/c1")).run().ok();
-    let error = run("DEL", "/run/netns/c1", "ioctl:error=EPERM").error(8);
-    assert!(
-        is_up(&lab, "c1") && error["msg"].as_str().unwrap().contains("/run/netns/c1"),
-        "not taken for gone: {error}"
-    );
+    // Nothing can be done in a namespace that cannot be opened. DEL must not fail for ever because of it.
+    run("DEL", "/run/netns/c1", "ioctl:error=EPERM").ok();
+    assert!(is_up(&lab, "c1"));
+    lab.sh("ln -s loop /run/netns/loop");
+    for path in ["/run/netns/loop", &format!("/run/netns/{}", "x".repeat(300))] {
+        call(&lab, "DEL", Path::new(path)).run().ok();
+    }
     run("DEL", "/run/netns/c1", "setns:error=EINVAL:when=1").error(8);
     run("DEL", "/run/netns/c1", "socket:error=EMFILE").error(5);
     assert!(is_up(&lab, "c1"));
