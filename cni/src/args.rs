@@ -1,13 +1,13 @@
-//! `CNI_ARGS`: pairs `KEY=VALUE` between semicolons.
+//! `CNI_ARGS`: `KEY=VALUE` pairs, separated by semicolons.
 
 use crate::error::{Code, Error, Result};
 
-/// The arguments that a plugin asked for, in the order in which it named the keys.
+/// The values of the arguments that a plugin supports, in the order of the keys it passed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Args<'a, const N: usize>([Option<&'a str>; N]);
 
 impl<'a, const N: usize> Args<'a, N> {
-    /// Reads `text` for a plugin that knows `keys`. Keys are case-sensitive; an unknown one is an error unless
+    /// Parses `text` for a plugin that supports `keys`. Keys are case-sensitive. An unknown key is an error unless
     /// `IgnoreUnknown` is `1` or `true`.
     pub fn parse(text: &'a str, keys: [&str; N]) -> Result<Args<'a, N>> {
         let mut values = [None; N];
@@ -36,7 +36,7 @@ impl<'a, const N: usize> Args<'a, N> {
         Ok(Args(values))
     }
 
-    /// The values, each in the place of its key.
+    /// Returns the values, each at the position of its key.
     pub fn values(&self) -> [Option<&'a str>; N] {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Work that may outlive the answer: in a child, of which nobody notices anything.
+//! A detached child process for work that may continue after the plugin's answer.
 
 use std::fs;
 use std::io;
@@ -12,12 +12,12 @@ use nix::unistd::{chdir, dup2_stderr, dup2_stdin, dup2_stdout};
 
 use crate::sys;
 
-/// linux/proc_ns.h: the number of the PID namespace in which the machine was started.
-const FIRST_NAMESPACE: u64 = 0xefff_fffc;
-/// First processes of other PID namespaces that are known to bury strangers.
+/// linux/proc_ns.h: the inode number of the initial PID namespace.
+const INITIAL_PID_NAMESPACE: u64 = 0xefff_fffc;
+/// Init processes of other PID namespaces that are known to reap orphans.
 const INITS: [&str; 6] = ["systemd", "init", "tini", "docker-init", "dumb-init", "catatonit"];
 
-/// A child that does something, whether this process still lives or not.
+/// A detached child process. Its work continues even if this process exits first.
 #[derive(Debug)]
 pub struct Aside {
     pid: u32,
@@ -25,19 +25,19 @@ pub struct Aside {
 }
 
 impl Aside {
-    /// Runs `work` in a child: with nothing open but `hold`, so that nobody waits for a pipe to be closed, and with streams
-    /// that lead nowhere.
+    /// Runs `work` in a child process. The child has no open descriptors except `keep_open`, so that no reader waits
+    /// for it to close a pipe. Its stdin, stdout and stderr are `/dev/null`.
     ///
-    /// Fails, before anything is done, in a process with several threads, and where nobody would bury an orphan; and, with
-    /// the child at work, where it cannot be waited for.
-    pub fn start(hold: Option<BorrowedFd<'_>>, work: impl FnOnce()) -> io::Result<Aside> {
-        if !orphans_are_buried() {
-            return Err(io::Error::other("nobody would bury the child"));
+    /// Fails without side effects if this process has several threads, or if no init process would reap the child as an
+    /// orphan. If only the pidfd cannot be opened, the call fails although the child is running.
+    pub fn start(keep_open: Option<BorrowedFd<'_>>, work: impl FnOnce()) -> io::Result<Aside> {
+        if !init_reaps_orphans() {
+            return Err(io::Error::other("no init process would reap the child"));
         }
         match sys::fork()? {
             Some(pid) => Ok(Aside { pid, end: sys::pidfd(pid)? }),
             None => {
-                let alone = let_go(hold);
+                let alone = detach(keep_open);
                 if alone.is_ok() {
                     log::set_max_level(LevelFilter::Off);
                     work();
@@ -49,7 +49,7 @@ impl Aside {
 }
 
 impl AsFd for Aside {
-    /// Becomes readable when the child has ended.
+    /// Returns a descriptor that becomes readable when the child exits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
     }
@@ -57,32 +57,32 @@ impl AsFd for Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        sys::bury(self.pid);
+        sys::reap(self.pid);
     }
 }
 
-/// Does somebody bury a process whose parent has ended? The first process of the machine does. That of a container may
-/// be anything, for instance a runtime that knows of no children but its own. An ancestor that has asked for orphans
-/// (PR_SET_CHILD_SUBREAPER) is trusted to bury them.
-fn orphans_are_buried() -> bool {
-    fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == FIRST_NAMESPACE)
+/// Returns whether a process whose parent has exited will be reaped. The init process of the machine does it. The init
+/// process of a container can be any program, such as a runtime that only waits for its own children. An ancestor that
+/// became a subreaper (PR_SET_CHILD_SUBREAPER) is trusted to reap orphans.
+fn init_reaps_orphans() -> bool {
+    fs::metadata("/proc/self/ns/pid").is_ok_and(|namespace| namespace.ino() == INITIAL_PID_NAMESPACE)
         || fs::read_to_string("/proc/1/comm").is_ok_and(|name| INITS.contains(&name.trim_end()))
 }
 
-/// Makes this process, which nobody may use but to end it, independent of whoever started it.
-fn let_go(hold: Option<BorrowedFd<'_>>) -> io::Result<()> {
+/// Detaches this process, which must exit next, from its parent: working directory, standard streams and descriptors.
+fn detach(keep_open: Option<BorrowedFd<'_>>) -> io::Result<()> {
     chdir("/")?;
     let nowhere = sys::open(Path::new("/dev/null"), OFlag::O_RDWR)?;
     dup2_stdin(&nowhere)?;
     dup2_stdout(&nowhere)?;
     dup2_stderr(&nowhere)?;
     std::mem::forget(nowhere);
-    let Some(held) = hold.map(|fd| fd.as_raw_fd().cast_unsigned()) else { return sys::close_range(3, u32::MAX) };
-    // Streams are not for holding: they are gone now.
-    if held > 3 {
-        sys::close_range(3, held - 1)?;
+    let Some(kept) = keep_open.map(|fd| fd.as_raw_fd().cast_unsigned()) else { return sys::close_range(3, u32::MAX) };
+    // Standard streams are never kept open: they have just been replaced by `/dev/null`.
+    if kept > 3 {
+        sys::close_range(3, kept - 1)?;
     }
-    sys::close_range(held.max(2) + 1, u32::MAX)
+    sys::close_range(kept.max(2) + 1, u32::MAX)
 }
 
 #[cfg(test)]
@@ -90,9 +90,9 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "it has no children")]
+    #[cfg_attr(miri, ignore = "miri cannot fork")]
     fn a_process_with_several_threads_has_no_child() {
-        // As every test has.
+        // Every test process has several threads; this makes sure.
         std::thread::scope(|scope| {
             let (waits, ends) = std::sync::mpsc::channel::<()>();
             scope.spawn(move || ends.recv());

@@ -1,4 +1,4 @@
-//! The build id: a hash of the program that the linker writes into it. By it a program recognises its own copies.
+//! The build ID: a hash that the linker writes into the program. A program recognises its own copies by it.
 
 use std::io::{self, Read};
 use std::mem::offset_of;
@@ -12,14 +12,14 @@ use nix::fcntl::OFlag;
 
 use crate::sys;
 
-/// elf.h: the type of a note, unique among the notes of `GNU`.
+/// elf.h: the type of the build ID note. It is unique among notes with the name `GNU`.
 const NT_GNU_BUILD_ID: u32 = 3;
-/// The lengths of a note's name and value, and its type.
+/// Size of a note header: the lengths of name and value, and the type.
 const NOTE_HEADER: usize = 12;
 
-/// Returns whether the file is a copy of the running program: both have a build id, and it is the same.
+/// Returns whether the file is a copy of the running program: both have a build ID, and the IDs are equal.
 ///
-/// The running program's id comes from its memory, because its file may have been replaced since it started.
+/// The running program's ID is read from memory because its file may have been replaced since it started.
 pub(crate) fn is_this_program(path: &Path) -> bool {
     let is_same = || -> io::Result<bool> {
         let mut head = [0; sys::PROGRAM_HEAD];
@@ -30,7 +30,7 @@ pub(crate) fn is_this_program(path: &Path) -> bool {
     is_same().unwrap_or(false)
 }
 
-/// Returns the build id in the head of an ELF file. Any bytes may be passed.
+/// Returns the build ID in the first page of an ELF file. Accepts arbitrary bytes.
 pub(crate) fn find(head: &[u8]) -> Option<&[u8]> {
     let table = usize::from_ne_bytes(array(head, offset_of!(FileHeader, e_phoff))?);
     let size = u16::from_ne_bytes(array(head, offset_of!(FileHeader, e_phentsize))?);
@@ -63,7 +63,7 @@ fn padded(length: u32) -> Option<usize> {
     usize::try_from(length).ok()?.checked_next_multiple_of(4)
 }
 
-/// Returns the bytes at an offset, for a number in the byte order of this machine, which is that of its programs.
+/// Returns the bytes at an offset, to be read as a number in the machine's byte order, which its programs use as well.
 fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
     bytes.get(offset..)?.first_chunk().copied()
 }
@@ -72,7 +72,7 @@ fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
 mod tests {
     use super::*;
 
-    /// A segment of two notes, the second of which is the build id.
+    /// Returns a segment of two notes; the second is the build ID.
     fn notes(id: &[u8]) -> Vec<u8> {
         let mut notes = Vec::new();
         for (kind, name, value) in [(1_u32, &b"Odd\0\0\0\0\0"[..5], &b"x"[..]), (NT_GNU_BUILD_ID, b"GNU\0", id)] {
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "the linker's symbol is unknown there")]
-    fn a_damaged_head_has_no_id_and_does_no_harm() {
+    fn damaged_heads_do_not_panic() {
         let own = sys::program_head();
         let id = find(own).expect("this program is linked with a build id");
         assert!(id.len() >= 8, "{id:?}");

@@ -1,4 +1,4 @@
-//! A child process, its input and output, and a deadline.
+//! A child process with input, output and a deadline.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -14,52 +14,52 @@ use crate::error::{Code, Error, Result};
 use crate::sys;
 use crate::wait::Deadline;
 
-/// How long a file may be written to before it can be executed.
-const BUSY_PATIENCE: Duration = Duration::from_secs(5);
-/// How long to wait where nothing tells the end.
-const BUSY_SLICE: Duration = Duration::from_millis(20);
-/// More than any plugin has to say.
+/// Maximum time to wait while a file cannot be executed because it is open for writing.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Polling interval where the kernel sends no notification.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Output limit, larger than the output of any real plugin.
 const MAX_OUTPUT: usize = 16 << 20;
 
-/// Starts the program. If somebody still writes to its file, waits until it was closed or replaced.
+/// Starts the program. If its file is still open for writing, waits until it is closed or replaced.
 pub(crate) fn start(process: &mut Command, path: &Path) -> Result<Child> {
     process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let is_busy = |outcome: &io::Result<Child>| matches!(outcome, Err(e) if e.kind() == ErrorKind::ExecutableFileBusy);
     let mut outcome = process.spawn();
     if is_busy(&outcome) {
-        let deadline = Deadline::after(BUSY_PATIENCE);
+        let deadline = Deadline::after(BUSY_TIMEOUT);
         let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
-        // Without the right to watch there is the slice.
+        // Without permission to watch the file, the polling interval below still works.
         let _ = watch.add_watch(path, AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB);
         while is_busy(&outcome) && !deadline.is_over() {
-            // The kernel tells of the last close just before it lets the file be executed, and nothing of a file that was
-            // moved over this one: so a short slice is waited at most.
-            deadline.within(BUSY_SLICE).readable(watch.as_fd())?;
+            // The kernel reports the last close just before the file becomes executable, and reports nothing if another
+            // file was renamed over this one. So wait for a short interval at most.
+            deadline.within(POLL_INTERVAL).readable(watch.as_fd())?;
             let _ = watch.read_events();
             outcome = process.spawn();
         }
         if is_busy(&outcome) {
             let error = Error::from(io::Error::from_raw_os_error(libc::ETXTBSY)).code_is(Code::TRY_LATER);
-            return Err(error.details(format!("somebody was still writing to the file after {BUSY_PATIENCE:?}")));
+            return Err(error.details(format!("the file was still open for writing after {BUSY_TIMEOUT:?}")));
         }
     }
     Ok(outcome?)
 }
 
-/// Feeds and reads a child at the same time, so that neither waits for the other, until it has ended. What it said on
-/// stderr is there whatever became of the rest.
-pub(crate) fn converse(mut child: Child, input: &[u8], deadline: Deadline) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
+/// Writes input to a child and reads its output at the same time, so that neither blocks the other, until it exits. The
+/// stderr output is returned even on failure.
+pub(crate) fn run_to_end(mut child: Child, input: &[u8], deadline: Deadline) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
     let mut stdout = Reading::new(child.stdout.take());
     let mut stderr = Reading::new(child.stderr.take());
     let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline);
     if outcome.is_err() {
-        // It may have ended by itself meanwhile.
+        // The child may have exited meanwhile.
         let _ = child.kill();
     }
     let status = child.wait().map_err(Error::from);
-    // Its last words.
+    // Output just before the exit.
     let _ = stderr.read();
-    let outcome = outcome.and(status).and_then(|status| match stdout.surplus {
+    let outcome = outcome.and(status).and_then(|status| match stdout.truncated {
         false => Ok((status, stdout.bytes)),
         true => Err(Error::new(Code::UNKNOWN, format!("it printed more than {} MiB", MAX_OUTPUT >> 20))),
     });
@@ -77,14 +77,14 @@ fn exchange(
     for fd in [stdin.as_ref().map(AsFd::as_fd), stdout.fd(), stderr.fd()].into_iter().flatten() {
         fcntl(fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
     }
-    // A grandchild may keep the pipes open for ever, so the end of the child counts, where the kernel can tell it.
+    // A grandchild may keep the pipes open forever. So where pidfd is available, the exit of the child ends the loop.
     let end = sys::pidfd(child.id()).ok();
     loop {
         if let Some(pipe) = &mut stdin {
             match pipe.write(input) {
                 Ok(n) => input = input.get(n..).unwrap_or_default(),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // It need not read what it does not want.
+                // The child may exit or close stdin without reading all input.
                 Err(_) => input = &[],
             }
             if input.is_empty() {
@@ -104,8 +104,8 @@ fn exchange(
         ];
         let mut fds: Vec<PollFd<'_>> =
             wanted.iter().filter_map(|(fd, flags)| Some(PollFd::new((*fd)?, *flags))).collect();
-        // Without pidfd (before Linux 5.3) nothing tells of the end of a child that has closed its pipes.
-        let wait = if fds.is_empty() { deadline.within(BUSY_SLICE) } else { deadline };
+        // Without pidfd (before Linux 5.3), no event reports the exit of a child that has closed its pipes.
+        let wait = if fds.is_empty() { deadline.within(POLL_INTERVAL) } else { deadline };
         wait.poll(&mut fds)?;
         let ended = end.is_some() && fds.first().is_some_and(|fd| fd.any().unwrap_or(true));
         drop(fds);
@@ -113,7 +113,8 @@ fn exchange(
             stdout.read()?;
             return stderr.read();
         }
-        // Whoever prints without end never lets it come to a wait.
+        // If the child prints without pause, the poll above always returns early; so the deadline is checked here as
+        // well.
         if deadline.is_over() {
             let what = format!("it had not ended after {:?}", deadline.length());
             return Err(Error::new(Code::TRY_LATER, what).details("it was killed"));
@@ -121,24 +122,25 @@ fn exchange(
     }
 }
 
-/// One output of a child, as far as it has been read.
+/// The output of a child from one pipe, as read so far.
 struct Reading<R> {
     pipe: Option<R>,
     bytes: Vec<u8>,
-    /// It said more than anybody wants to keep.
-    surplus: bool,
+    /// Whether the child printed more than `MAX_OUTPUT`; the rest is discarded.
+    truncated: bool,
 }
 
 impl<R: Read + AsFd> Reading<R> {
     fn new(pipe: Option<R>) -> Reading<R> {
-        Reading { pipe, bytes: Vec::new(), surplus: false }
+        Reading { pipe, bytes: Vec::new(), truncated: false }
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.pipe.as_ref().map(AsFd::as_fd)
     }
 
-    /// Takes what is there, but no more at a time than is kept: there may always be more.
+    /// Reads the available output, but at most `MAX_OUTPUT` at a time, so that endless output does not block the
+    /// caller.
     fn read(&mut self) -> Result<()> {
         let mut piece = [0; 8 << 10];
         for _ in 0..=MAX_OUTPUT / piece.len() {
@@ -147,7 +149,7 @@ impl<R: Read + AsFd> Reading<R> {
                 Ok(0) => self.pipe = None,
                 Ok(n) => {
                     let room = MAX_OUTPUT - self.bytes.len();
-                    self.surplus |= n > room;
+                    self.truncated |= n > room;
                     self.bytes.extend_from_slice(piece.get(..n.min(room)).unwrap_or_default());
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
@@ -163,7 +165,7 @@ impl<R: Read + AsFd> Reading<R> {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(240);
+    const TIMEOUT: Duration = Duration::from_secs(240);
 
     fn shell(script: &str) -> Child {
         let mut process = Command::new("sh");
@@ -172,12 +174,12 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_does_not_end_is_killed_and_heard() {
+    fn a_child_that_does_not_exit_is_killed_and_its_stderr_kept() {
         let child = shell("echo why >&2; exec sleep 1000");
         let pid = child.id();
-        // The deadline below begins when it has printed.
-        assert!(Deadline::after(PATIENCE).readable(child.stderr.as_ref().unwrap().as_fd()).unwrap());
-        let (stderr, outcome) = converse(child, b"", Deadline::after(Duration::from_millis(300)));
+        // The deadline below starts after the child has printed.
+        assert!(Deadline::after(TIMEOUT).readable(child.stderr.as_ref().unwrap().as_fd()).unwrap());
+        let (stderr, outcome) = run_to_end(child, b"", Deadline::after(Duration::from_millis(300)));
         let error = outcome.unwrap_err();
         assert_eq!((error.code(), stderr.as_slice()), (Code::TRY_LATER, &b"why\n"[..]));
         assert_eq!(error.to_string(), "it had not ended after 300ms");
@@ -185,19 +187,19 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_prints_without_end_is_killed_too() {
-        let (_, outcome) = converse(shell("exec cat /dev/zero"), b"", Deadline::after(Duration::from_millis(300)));
+    fn a_child_that_prints_without_end_is_killed() {
+        let (_, outcome) = run_to_end(shell("exec cat /dev/zero"), b"", Deadline::after(Duration::from_millis(300)));
         assert_eq!(outcome.unwrap_err().to_string(), "it had not ended after 300ms");
     }
 
     #[test]
-    fn a_child_that_says_too_much_is_heard_to_the_end() {
+    fn excess_output_is_discarded() {
         let flood = "head -c 17000000 /dev/zero";
-        let (stderr, outcome) = converse(shell(&format!("echo why >&2; {flood}")), b"", Deadline::after(PATIENCE));
+        let (stderr, outcome) = run_to_end(shell(&format!("echo why >&2; {flood}")), b"", Deadline::after(TIMEOUT));
         assert!(outcome.unwrap_err().to_string().contains("16 MiB"));
         assert_eq!(stderr, b"why\n");
-        let (stderr, outcome) = converse(shell(&format!("echo fine; {flood} >&2")), b"", Deadline::after(PATIENCE));
-        assert_eq!(outcome.unwrap().1, b"fine\n", "noise on stderr is no failure");
+        let (stderr, outcome) = run_to_end(shell(&format!("echo fine; {flood} >&2")), b"", Deadline::after(TIMEOUT));
+        assert_eq!(outcome.unwrap().1, b"fine\n", "too much output on stderr is not an error");
         assert_eq!(stderr.len(), MAX_OUTPUT);
     }
 }

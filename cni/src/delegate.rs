@@ -1,7 +1,8 @@
-//! Calling another plugin: found in `CNI_PATH`, run in this process if its file is a copy of this program, else executed.
+//! Calls another plugin. It is looked up in `CNI_PATH`; a copy of this program runs inside this process, any other file
+//! is executed.
 //!
-//! Both ways give the same result, and the same error. Another build, the reference's file or a wrapper script is always
-//! executed, so that a replacement is never bypassed. A [`Program`] is the second way alone, for a runtime.
+//! Both ways give the same result and the same errors. Other builds, files of the reference and wrapper scripts are
+//! always executed, so that a replacement is never bypassed. A runtime uses [`Program`], which always executes.
 
 use std::ffi::OsString;
 use std::fs;
@@ -16,7 +17,7 @@ use log::debug;
 use serde::Deserialize;
 
 use crate::build_id::is_this_program;
-use crate::child::{converse, start};
+use crate::child::{run_to_end, start};
 use crate::error::{Answer, Code, Context, Error, Result};
 use crate::ip::Cidr;
 use crate::json;
@@ -25,24 +26,24 @@ use crate::result::AddResult;
 use crate::version::Version;
 use crate::wait::Deadline;
 
-/// How long a plugin may take: longer than any runtime waits for us, and than a DHCP lease takes.
+/// Timeout of a plugin call: longer than any runtime waits for us, and longer than a DHCP lease takes.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// The same for STATUS and VERSION, which change nothing and whose callers do not wait long.
+/// Timeout for STATUS and VERSION, which change nothing and whose callers do not wait long.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Another plugin, ready to be called with the configuration of the call at hand.
+/// Another plugin, ready to be called with the configuration of the current call.
 #[derive(Debug)]
 pub struct Delegate<'a> {
     call: &'a Call<'a>,
     program: Program,
-    /// The plugin of this process, if the program is a copy of the running one.
+    /// The plugin inside this process, if the file is a copy of the running program.
     builtin: Option<&'a dyn Plugin>,
-    /// An ADD that was begun.
+    /// An ADD that [`Delegate::prepare`] has validated.
     prepared: Option<Box<dyn Prepared + 'a>>,
 }
 
 impl<'a> Delegate<'a> {
-    /// Looks `name` up in `CNI_PATH`: the first executable file of that name.
+    /// Finds the first executable file called `name` in `CNI_PATH`.
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
         let program = Program::find(call.path, name)?;
         let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
@@ -50,8 +51,8 @@ impl<'a> Delegate<'a> {
         Ok(Delegate { call, program, builtin, prepared: None })
     }
 
-    /// Finds mistakes in the configuration that an ADD would find, and changes nothing. Of a program nobody knows them
-    /// before it runs.
+    /// Validates the configuration as ADD does, without side effects. Does nothing for a plugin that has to be
+    /// executed.
     pub fn prepare(&mut self) -> Result<()> {
         if let Some(plugin) = self.builtin {
             self.prepared = self.explain(plugin.prepare(self.call))?;
@@ -59,7 +60,7 @@ impl<'a> Delegate<'a> {
         Ok(())
     }
 
-    /// ADD
+    /// Calls ADD.
     pub fn add(&self, at: &Attachment) -> Result<AddResult, Failure> {
         let version = self.call.version;
         let result = match (&self.prepared, self.builtin) {
@@ -79,47 +80,48 @@ impl<'a> Delegate<'a> {
         self.explain(result.as_seen_in(version)).map_err(Failure::Loss)
     }
 
-    /// DEL
+    /// Calls DEL.
     pub fn del(&self, at: &Attachment) -> Result<()> {
         self.run("DEL", Some(at), |plugin| plugin.del(self.call, at))
     }
 
-    /// Returns the addresses that are leased to an attachment; `None` if this plugin cannot tell, as a program.
+    /// Returns the addresses that are leased to an attachment; `None` if the plugin does not know, as for every plugin
+    /// that is executed.
     pub fn leased_to(&self, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
         self.builtin.map_or(Ok(None), |plugin| plugin.leased_to(self.call, at))
     }
 
-    /// CHECK
+    /// Calls CHECK.
     pub fn check(&self, at: &Attachment) -> Result<()> {
         self.run("CHECK", Some(at), |plugin| plugin.check(self.call, at))
     }
 
-    /// GC
+    /// Calls GC.
     pub fn gc(&self) -> Result<()> {
         self.run("GC", None, |plugin| plugin.gc(self.call))
     }
 
-    /// STATUS
+    /// Calls STATUS.
     pub fn status(&self) -> Result<()> {
         self.run("STATUS", None, |plugin| plugin.status(self.call)).map_err(|error| match error.code() {
-            // A timeout, for instance: an ADD would fail now, for which STATUS has a code of its own.
+            // For example after a timeout. An ADD would fail now, which STATUS reports by a code of its own.
             Code::TRY_LATER => error.code_is(Code::NOT_AVAILABLE),
             _ => error,
         })
     }
 
-    /// Explains an error of the plugin in this process as one of the program.
+    /// Adds details to an error of the plugin in this process, as for an executed one.
     fn explain<T>(&self, outcome: Result<T>) -> Result<T> {
         self.program.explain(outcome, || Some(Version::ALL.map(Version::as_str).join(", ")))
     }
 
-    /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin does not know, as a program
-    /// that is executed: the protocol has no such question.
+    /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin does not know, as for every
+    /// plugin that is executed: CNI has no such command.
     pub fn uses(&self, subnet: Cidr) -> Result<Option<bool>> {
         self.builtin.map_or(Ok(None), |plugin| plugin.uses(self.call, subnet))
     }
 
-    /// A command that answers nothing.
+    /// Runs a command that has no result.
     fn run(
         &self,
         command: &str,
@@ -133,13 +135,13 @@ impl<'a> Delegate<'a> {
     }
 }
 
-/// How an ADD of another plugin failed.
+/// The failure of a delegate's ADD.
 #[derive(Debug)]
 pub enum Failure {
-    /// It was ours, which has taken back itself what it did. A DEL would take what an earlier ADD of the same attachment
-    /// got, and may still use.
+    /// The plugin ran in this process and has rolled back its changes. A DEL now would also remove what an earlier ADD
+    /// of the same attachment created, which may still be in use.
     Refusal(Error),
-    /// Who knows how far it came: DEL must follow.
+    /// It is not known how far the plugin got, so DEL must follow.
     Loss(Error),
 }
 
@@ -150,15 +152,15 @@ impl From<Failure> for Error {
     }
 }
 
-/// The variables of an attachment; all others are inherited. Without a namespace `CNI_NETNS` is empty: the inherited
-/// one may be the plugin's own.
+/// Returns the environment variables of an attachment; all others are inherited. Without a namespace, `CNI_NETNS` is
+/// set to empty because the inherited path may be the plugin's own namespace.
 fn variables(at: &Attachment) -> Vec<(&'static str, OsString)> {
     let Attachment { container, ifname, netns } = at;
     let netns = netns.as_ref().map_or_else(OsString::new, |path| path.clone().into());
     vec![("CNI_CONTAINERID", container.as_str().into()), ("CNI_IFNAME", ifname.as_str().into()), ("CNI_NETNS", netns)]
 }
 
-/// The program of a plugin, which is executed for each call.
+/// A plugin as an executable file, which is run for each call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Program {
     name: String,
@@ -166,7 +168,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Looks `name` up in `dirs`: the first executable file of that name.
+    /// Finds the first executable file called `name` in `dirs`.
     pub fn find(dirs: &[PathBuf], name: &str) -> Result<Program> {
         if name.is_empty() || name.contains('/') || name == "." || name == ".." {
             let error = Error::new(Code::CONFIG, format!("invalid plugin name {name:?}"));
@@ -180,7 +182,7 @@ impl Program {
                     return Ok(Program { name: name.to_owned(), path });
                 }
                 Ok(file) if file.is_file() => unusable.push(format!("{path:?} is not executable")),
-                // Not there, or not to be looked at: the next directory may have it.
+                // Missing or not accessible: the next directory may have it.
                 _ => {}
             }
         }
@@ -190,34 +192,34 @@ impl Program {
         Err(error.details("install the plugin there, or correct CNI_PATH or the \"type\""))
     }
 
-    /// Its `type`.
+    /// Returns the plugin's `type`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its file.
+    /// Returns the plugin's file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// ADD of a configuration in `version`.
+    /// Calls ADD with a configuration in `version`.
     pub fn add(&self, env: &[(&str, OsString)], config: &[u8], version: Version) -> Result<AddResult> {
         let stdout = self.execute("ADD", env, config)?;
         let text = String::from_utf8_lossy(&stdout);
         AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
     }
 
-    /// A command that answers nothing.
+    /// Runs a command that has no result.
     pub fn run(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<()> {
         self.execute(command, env, config).map(drop)
     }
 
-    /// Runs the file with our environment and `env`, and returns what it printed.
+    /// Runs the file with the inherited environment plus `env`, and returns its output.
     fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>> {
         self.explain(self.exchange(command, env, config)?, || self.supported_versions())
     }
 
-    /// Runs the file. The inner result is its answer: what it printed, or the error that it reported.
+    /// Runs the file. The inner result is its answer: its output, or the error that it reported.
     fn exchange(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Result<Vec<u8>>> {
         let path = &self.path;
         let deadline = Deadline::after(match command {
@@ -228,15 +230,15 @@ impl Program {
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
         let child = start(&mut process, path).trying(|| format!("execute plugin {path:?}"))?;
         debug!("execute {path:?} {command} as process {}", child.id());
-        let (stderr, outcome) = converse(child, config, deadline);
-        // Ours is free-form too, and whoever collects it wants to read this.
+        let (stderr, outcome) = run_to_end(child, config, deadline);
+        // stderr is free-form for plugins, so the delegate's messages are passed on there.
         let _ = io::stderr().write_all(&stderr);
         let (status, stdout) = outcome.trying(|| format!("call plugin {path:?}"))?;
         Ok(if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) })
     }
 
-    /// Adds to a refused version what the plugin's own error need not say: the plugin's file, and the versions that it
-    /// supports. Other errors are passed on as they are.
+    /// Adds details to an unsupported version error: the plugin's file, and the versions that it supports. Other errors
+    /// are returned unchanged.
     fn explain<T>(&self, outcome: Result<T>, supported: impl FnOnce() -> Option<String>) -> Result<T> {
         match outcome {
             Err(error) if error.code() == Code::VERSION => {
@@ -249,7 +251,7 @@ impl Program {
         }
     }
 
-    /// Asks the program which versions it supports.
+    /// Calls VERSION and returns the supported versions.
     #[cold]
     fn supported_versions(&self) -> Option<String> {
         #[derive(Deserialize)]
@@ -263,24 +265,24 @@ impl Program {
         Some(versions.supported.join(", "))
     }
 
-    /// The child's own error object as it is; otherwise whatever can be told.
+    /// Returns the error object that the child printed, or else an error with its exit status and output.
     #[cold]
     fn failure(&self, status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> Error {
         let stdout = String::from_utf8_lossy(stdout);
         if let Some(error) = read_error(&stdout) {
             return error;
         }
-        let said = [stdout.trim(), String::from_utf8_lossy(stderr).trim()].join(" ");
+        let output = [stdout.trim(), String::from_utf8_lossy(stderr).trim()].join(" ");
         let what = format!("plugin {:?} failed with {status} and no CNI error", self.name);
         let error = Error::new(Code::UNKNOWN, what).details(format!("file {:?}", self.path));
-        match said.trim() {
+        match output.trim() {
             "" => error,
-            said => error.details(format!("it printed: {said}")),
+            output => error.details(format!("it printed: {output}")),
         }
     }
 }
 
-/// The error that a plugin printed; `None` if it is none, or says nothing.
+/// Parses the error that a plugin printed; `None` if the text is not a CNI error, or is an empty one.
 pub(crate) fn read_error(stdout: &str) -> Option<Error> {
     let answer: Answer = json::parse(stdout).ok()?;
     (answer.code != Code::UNKNOWN || !answer.msg.is_empty()).then(|| answer.into())

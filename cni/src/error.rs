@@ -1,50 +1,50 @@
-//! The one error type: a CNI code, what was being tried, what went wrong, and what to do about it.
+//! The only error type: a CNI code, the steps that failed, the cause, and how to fix it.
 
 use std::fmt;
 use std::io;
 
 use serde::{Deserialize, Serialize};
 
-/// The result of everything that can fail.
+/// The result of any operation that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// A CNI error code. A newtype instead of an enum: a delegate may answer any number, and it is passed on.
+/// A CNI error code. A newtype instead of an enum because codes of a delegate are passed on unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Code(pub u32);
 
 impl Code {
-    /// Another plugin answered with something that is no CNI error.
+    /// Another plugin failed without a valid CNI error.
     pub const UNKNOWN: Code = Code(0);
-    /// The `cniVersion` asked for cannot be served.
+    /// The requested `cniVersion` is not supported.
     pub const VERSION: Code = Code(1);
-    /// A key of the configuration is valid but cannot be served here.
+    /// A configuration key is valid but not supported here.
     pub const UNSUPPORTED: Code = Code(2);
-    /// The container is not known; the runtime need not clean up.
+    /// The container is unknown; the runtime does not have to clean up.
     pub const UNKNOWN_CONTAINER: Code = Code(3);
     /// An environment variable is missing or invalid.
     pub const ENVIRONMENT: Code = Code(4);
     /// Reading or writing failed.
     pub const IO: Code = Code(5);
-    /// The input is not the JSON that was expected.
+    /// The input is not valid JSON, or has a value of the wrong type.
     pub const DECODE: Code = Code(6);
-    /// The configuration was understood and is wrong.
+    /// The configuration is readable but invalid.
     pub const CONFIG: Code = Code(7);
-    /// `CNI_NETNS` is no network namespace, or the plugin's own.
+    /// `CNI_NETNS` is not a network namespace, or is the plugin's own.
     pub const NETNS: Code = Code(8);
-    /// Try again later.
+    /// A transient failure: try again later.
     pub const TRY_LATER: Code = Code(11);
     /// STATUS: an ADD would fail now.
     pub const NOT_AVAILABLE: Code = Code(50);
-    /// STATUS: an ADD would fail now, and containers that are there may have trouble.
+    /// STATUS: an ADD would fail now, and running containers may have limited connectivity.
     pub const LIMITED: Code = Code(51);
-    /// Everything else; what the reference answers for nearly all failures.
+    /// Any other failure. The reference uses it for nearly all failures.
     pub const INTERNAL: Code = Code(999);
 }
 
-/// What went wrong. One pointer wide, so that `Result` stays small.
+/// An error with its context. One pointer wide, so that `Result` stays small.
 ///
-/// The message reads outside-in: `set "lo" up: Operation not permitted (os error 1)`.
+/// The message starts with the outermost step: `set "lo" up: Operation not permitted (os error 1)`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Parts>);
 
@@ -57,7 +57,7 @@ struct Parts {
     errno: Option<i32>,
 }
 
-/// An error as it stands on stdout, in the reference's key order.
+/// An error as printed on stdout, with keys in the order of the reference.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Answer {
     #[serde(default = "unknown")]
@@ -73,18 +73,18 @@ fn unknown() -> Code {
 }
 
 impl Error {
-    /// An error of our own finding.
+    /// Creates an error detected by this program.
     #[cold]
     pub fn new(code: Code, cause: impl Into<String>) -> Error {
         let cause = cause.into();
         Error(Box::new(Parts { code, trying: Vec::new(), cause, details: String::new(), errno: None }))
     }
 
-    /// The kernel's refusal: its errno, and the text of its extended acknowledgement if it gave one.
+    /// Creates an error from an errno of the kernel and the text of its extended acknowledgement, which may be empty.
     #[cold]
     pub fn kernel(errno: i32, explanation: &str) -> Error {
         let what = match errno {
-            // What a bridge without a free port says; musl has no words for it.
+            // The kernel returns it when a bridge has no free port. musl has no text for it.
             libc::EXFULL => format!("Exchange full (os error {errno})"),
             _ => io::Error::from_raw_os_error(errno).to_string(),
         };
@@ -93,13 +93,13 @@ impl Error {
         if explanation.is_empty() { error } else { error.details(format!("kernel: {explanation}")) }
     }
 
-    /// Something only a mistake in this program can cause.
+    /// Creates an error for a state that only a bug in this program can cause.
     #[cold]
     pub(crate) fn bug(what: impl fmt::Display) -> Error {
         Error::new(Code::INTERNAL, format!("bug in cni0: {what}"))
     }
 
-    /// Says more: what the kernel explained, who is in the way, the remedy.
+    /// Adds details: the kernel's explanation, the object in the way, the remedy.
     #[must_use]
     pub fn details(mut self, more: impl AsRef<str>) -> Error {
         if !self.0.details.is_empty() {
@@ -109,24 +109,24 @@ impl Error {
         self
     }
 
-    /// The same error under another code.
+    /// Replaces the code.
     #[must_use]
     pub fn code_is(mut self, code: Code) -> Error {
         self.0.code = code;
         self
     }
 
-    /// The CNI code.
+    /// Returns the CNI code.
     pub fn code(&self) -> Code {
         self.0.code
     }
 
-    /// The errno at the bottom, if a system call failed.
+    /// Returns the errno of the system call that failed, if one did.
     pub fn errno(&self) -> Option<i32> {
         self.0.errno
     }
 
-    /// What was said beside the message: the culprit, the remedy; or empty.
+    /// Returns the details, such as the object in the way and the remedy; may be empty.
     pub fn remarks(&self) -> &str {
         &self.0.details
     }
@@ -137,7 +137,7 @@ impl Error {
 }
 
 impl From<Answer> for Error {
-    /// Another plugin's error, passed on as it is.
+    /// Passes on the error of another plugin unchanged.
     fn from(answer: Answer) -> Error {
         Error::new(answer.code, answer.msg).details(answer.details)
     }
@@ -176,9 +176,10 @@ impl fmt::Debug for Error {
 
 impl std::error::Error for Error {}
 
-/// Says what was being tried when a result turned out to be an error.
+/// Adds the step that failed to an error.
 pub trait Context<T> {
-    /// `what` is a verb phrase that names the object: `open "/run/netns/a"`. It is only made on failure.
+    /// Prefixes an error with `what`, a verb phrase that names the object: `open "/run/netns/a"`. It is evaluated only
+    /// on failure.
     fn trying<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T>;
 }
 
@@ -197,8 +198,8 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "it has its own words for errors")]
-    fn the_message_reads_outside_in() {
+    #[cfg_attr(miri, ignore = "miri has its own error texts")]
+    fn the_message_starts_with_the_outermost_step() {
         let inner: Result<()> = Err(Error::kernel(libc::EPERM, "no such luck"));
         let error = inner.trying(|| "set \"lo\" up").trying(|| "prepare").unwrap_err();
         assert_eq!(error.to_string(), "prepare: set \"lo\" up: Operation not permitted (os error 1)");
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn details_add_up() {
+    fn details_are_joined() {
         let error = Error::new(Code::CONFIG, "bad").details("a").details("b");
         assert_eq!(error.answer().details, "a; b");
     }

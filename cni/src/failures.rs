@@ -1,11 +1,11 @@
-//! Going on after a failure, and telling all of them in the end.
+//! Collects errors of several steps and reports all of them at the end.
 
 use crate::error::{Error, Result};
 
-/// So many are told; of what comes after them the number is.
-const TOLD: usize = 10;
+/// The first ten errors are reported in full; the rest are counted.
+const REPORTED: usize = 10;
 
-/// What went wrong so far.
+/// Collects the errors of steps that must all run even if some fail.
 #[derive(Debug, Default)]
 pub struct Failures {
     first: Option<Error>,
@@ -13,19 +13,19 @@ pub struct Failures {
 }
 
 impl Failures {
-    /// Notes how a step ended. The first failure is the answer, the others stand in its details.
+    /// Records the outcome of a step. The first error is returned in the end; later ones are added to its details.
     pub fn note(&mut self, step: Result<()>) {
         let Err(error) = step else { return };
         self.first = Some(match self.first.take() {
             None => error,
             Some(first) => {
                 self.others += 1;
-                if self.others < TOLD { first.details(format!("also: {error:?}")) } else { first }
+                if self.others < REPORTED { first.details(format!("also: {error:?}")) } else { first }
             }
         });
     }
 
-    /// Returns the value of a step that succeeded, and notes the failure of one that did not.
+    /// Returns the value of a successful step; records the error of a failed one.
     pub fn keep<T>(&mut self, step: Result<T>) -> Option<T> {
         match step {
             Ok(value) => Some(value),
@@ -36,13 +36,13 @@ impl Failures {
         }
     }
 
-    /// The outcome of all steps.
+    /// Returns the combined outcome of all steps.
     pub fn into_result(self) -> Result<()> {
-        let untold = (self.others + 1).saturating_sub(TOLD);
+        let unreported = (self.others + 1).saturating_sub(REPORTED);
         match self.first {
             None => Ok(()),
-            Some(first) if untold == 0 => Err(first),
-            Some(first) => Err(first.details(format!("and {untold} more"))),
+            Some(first) if unreported == 0 => Err(first),
+            Some(first) => Err(first.details(format!("and {unreported} more"))),
         }
     }
 }
@@ -53,7 +53,7 @@ mod tests {
     use crate::error::Code;
 
     #[test]
-    fn the_first_is_the_answer_and_none_is_lost() {
+    fn the_first_error_is_returned_with_the_others_in_its_details() {
         let mut failures = Failures::default();
         failures.note(Ok(()));
         failures.note(Err(Error::new(Code::IO, "a").details("x")));
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_are_counted() {
+    fn errors_beyond_the_limit_are_counted() {
         let mut failures = Failures::default();
         for n in 0..1000 {
             failures.note(Err(Error::new(Code::IO, format!("<{n}>"))));

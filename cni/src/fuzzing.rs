@@ -1,5 +1,5 @@
-//! Doors for the fuzzer: a stranger's bytes go in where strangers' bytes go in, and what must hold of them is asserted.
-#![allow(clippy::panic, clippy::expect_used, reason = "a panic is how the fuzzer is told")]
+//! Entry points for the fuzzer: functions that take untrusted bytes and assert the properties that must hold.
+#![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects failures by panics")]
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -16,14 +16,14 @@ use crate::version::Version;
 
 pub use crate::netlink::fuzzing::{reply, rules};
 
-/// `CNI_ARGS` and stdin out of one input: what comes before a NUL, if there is one, and what comes after it.
+/// Splits an input into `CNI_ARGS` and stdin: the bytes before the first NUL, if there is one, and the bytes after it.
 pub fn split(input: &[u8]) -> (Cow<'_, str>, &[u8]) {
     let at = input.iter().position(|byte| *byte == 0);
     let (args, stdin) = at.and_then(|at| input.split_at_checked(at)).unwrap_or((&[], input));
     (String::from_utf8_lossy(args), stdin.strip_prefix(&[0]).unwrap_or(stdin))
 }
 
-/// `CNI_ARGS`: what is understood means the same when it is written again.
+/// `CNI_ARGS`: arguments that were parsed have the same meaning when they are printed and parsed again.
 pub fn args(text: &str) {
     let Ok(args) = Args::parse(text, ["IP", "MAC", "K8S_POD_NAME"]) else { return };
     let [ip, mac, pod] = args.values();
@@ -36,25 +36,25 @@ pub fn args(text: &str) {
     }
 }
 
-/// A call with this on stdin and in `CNI_ARGS`, if it gets as far as a plugin.
-pub fn call(stdin: &[u8], args: &str, then: impl FnOnce(&Call<'_>)) {
+/// Runs `run` with a call that has this stdin and `CNI_ARGS`, if they pass validation.
+pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
     let config = config_text(stdin);
     let Ok(head) = Head::parse(&config) else { return };
     let (Ok(network), Ok(version)) = (head.network(), head.version("ADD", Version::V0_1_0)) else { return };
-    let wish = head.log(None);
+    let log_settings = head.log(None);
     assert!(!network.as_str().contains('/') && !matches!(network.as_str(), "." | ".."), "{network} leads elsewhere");
     let path: [PathBuf; 0] = [];
     let call =
         Call { network, version, args, path: &path, config: &config, stdin, builtin: &[], home: RefCell::default() };
-    drop(format!("{wish:?}"));
+    drop(format!("{log_settings:?}"));
     if let Ok(Some(previous)) = call.previous() {
         reprint(&previous);
     }
     let _ = call.valid_attachments();
-    then(&call);
+    run(&call);
 }
 
-/// What another plugin printed: a result or an error, of any version.
+/// Reads the output of another plugin, a result or an error, in any version.
 pub fn answer(text: &str) {
     for asked in [Version::V0_1_0, Version::V0_4_0, Version::NEWEST] {
         if let Ok(result) = AddResult::read_answer(text, asked) {
@@ -68,7 +68,7 @@ pub fn answer(text: &str) {
     }
 }
 
-/// Whatever a version can say is read back as it was, and printed in the same way again.
+/// Asserts that a result survives printing and reading in each version that can express it, and is printed identically.
 fn reprint(result: &AddResult) {
     for version in Version::ALL {
         let Ok(seen) = result.as_seen_in(version) else { continue };

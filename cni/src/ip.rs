@@ -1,4 +1,4 @@
-//! Addresses with a prefix, hardware addresses, and arithmetic of fixed width. No input, no output.
+//! Addresses with a prefix, MAC addresses, and address arithmetic. Pure functions without I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -8,11 +8,11 @@ use ipnetwork::IpNetwork;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::{Serialize, Serializer};
 
-/// An address and the length of its prefix, such as `10.1.0.2/24`. Host bits are kept.
+/// An address and its prefix length, such as `10.1.0.2/24`. Host bits are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cidr(IpNetwork);
 
-/// Why a text is no [`Cidr`], [`MacAddr`] or address.
+/// The reason why a text is not a valid [`Cidr`], [`MacAddr`] or address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid(String);
 
@@ -23,7 +23,7 @@ impl fmt::Display for Invalid {
 }
 
 impl Cidr {
-    /// `0.0.0.0/0` or `::/0`, the family of `like`.
+    /// Returns `0.0.0.0/0` or `::/0`, in the family of `like`.
     pub fn default_route(like: IpAddr) -> Cidr {
         let any = match like {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -32,52 +32,52 @@ impl Cidr {
         Cidr::new(any, 0).unwrap_or_else(|| Cidr::host(any))
     }
 
-    /// `None` if the prefix is longer than the address.
+    /// Creates a network; `None` if the prefix is longer than the address.
     pub fn new(ip: IpAddr, prefix: u8) -> Option<Cidr> {
         IpNetwork::new(ip, prefix).ok().map(Cidr)
     }
 
-    /// The address alone as a network of one: `/32` or `/128`.
+    /// Returns the network with only this address: `/32` or `/128`.
     pub fn host(ip: IpAddr) -> Cidr {
         Cidr(IpNetwork::from(ip))
     }
 
-    /// The address.
+    /// Returns the address.
     pub fn ip(&self) -> IpAddr {
         self.0.ip()
     }
 
-    /// The length of the prefix in bits.
+    /// Returns the prefix length in bits.
     pub fn prefix(&self) -> u8 {
         self.0.prefix()
     }
 
-    /// The same prefix with all host bits zero.
+    /// Returns the network address with the same prefix: all host bits are zero.
     pub fn network(&self) -> Cidr {
         Cidr(IpNetwork::new(self.0.network(), self.0.prefix()).unwrap_or(self.0))
     }
 
-    /// Returns whether the networks of both have an address in common.
+    /// Returns whether both networks have an address in common.
     pub fn overlaps(&self, other: &Cidr) -> bool {
         self.contains(other.ip()) || other.contains(self.ip())
     }
 
-    /// The last address of the network, all host bits one.
+    /// Returns the last address of the network: all host bits are one.
     pub fn last(&self) -> IpAddr {
         self.0.broadcast()
     }
 
-    /// Is `ip` inside the network, and of its family?
+    /// Returns whether `ip` is in the network and of the same family.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.0.contains(ip)
     }
 
-    /// Is this `0.0.0.0/0` or `::/0`?
+    /// Returns whether this is `0.0.0.0/0` or `::/0`.
     pub fn is_default(&self) -> bool {
         self.prefix() == 0 && self.ip().is_unspecified()
     }
 
-    /// An IPv4-mapped IPv6 address becomes the IPv4 address that it means, as the reference prints it.
+    /// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference prints it.
     #[must_use]
     pub fn canonical(self) -> Cidr {
         match (self.ip().to_canonical(), self.ip()) {
@@ -92,7 +92,7 @@ impl Cidr {
 impl FromStr for Cidr {
     type Err = Invalid;
 
-    /// Stricter than ipnetwork, and as strict as the reference: the prefix must be there and be a plain number.
+    /// Stricter than ipnetwork, and as strict as the reference: the prefix is required and must be a plain number.
     fn from_str(text: &str) -> Result<Cidr, Invalid> {
         let invalid = || Invalid(format!("invalid CIDR address: {text:?}"));
         let (ip, prefix) = text.split_once('/').ok_or_else(invalid)?;
@@ -122,13 +122,13 @@ impl<'de> Deserialize<'de> for Cidr {
     }
 }
 
-/// Reads an address: no zone, no leading zeros, IPv4-mapped ones as IPv4.
+/// Parses an address. Rejects zones and leading zeros; converts IPv4-mapped addresses to IPv4.
 pub fn parse_ip(text: &str) -> Result<IpAddr, Invalid> {
     let ip: IpAddr = text.parse().map_err(|_| Invalid(format!("invalid IP address: {text:?}")))?;
     Ok(ip.to_canonical())
 }
 
-/// For serde's `deserialize_with`: an address, where an empty text means none.
+/// For serde's `deserialize_with`: reads an address; empty text means `None`.
 pub fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpAddr>, D::Error> {
     match Option::<String>::deserialize(deserializer)? {
         Some(text) if !text.is_empty() => parse_ip(&text).map(Some).map_err(D::Error::custom),
@@ -136,7 +136,7 @@ pub fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<IpA
     }
 }
 
-/// The bytes of an address, as many as its family has.
+/// Returns the bytes of an address: 4 or 16.
 pub fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -144,12 +144,12 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
-/// The address after `ip`, within its family; `None` after the last.
+/// Returns the address after `ip` in its family; `None` after the last.
 pub fn next(ip: IpAddr) -> Option<IpAddr> {
     step(ip, |n| n.checked_add(1), |n| n.checked_add(1))
 }
 
-/// The address before `ip`, within its family; `None` before the first.
+/// Returns the address before `ip` in its family; `None` before the first.
 pub fn previous(ip: IpAddr) -> Option<IpAddr> {
     step(ip, |n| n.checked_sub(1), |n| n.checked_sub(1))
 }
@@ -161,12 +161,12 @@ fn step(ip: IpAddr, v4: impl Fn(u32) -> Option<u32>, v6: impl Fn(u128) -> Option
     }
 }
 
-/// An Ethernet address.
+/// A MAC address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
-    /// Returns the IPv6 link-local address that the kernel derives from a hardware address (RFC 4291, EUI-64).
+    /// Returns the IPv6 link-local address that the kernel derives from this MAC address (RFC 4291, EUI-64).
     pub fn link_local(&self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0.map(u16::from);
         Ipv6Addr::new(0xfe80, 0, 0, 0, (a ^ 2) << 8 | b, c << 8 | 0xff, 0xfe00 | d, e << 8 | f)
@@ -189,7 +189,7 @@ impl fmt::Debug for MacAddr {
 impl FromStr for MacAddr {
     type Err = Invalid;
 
-    /// `0a:58:0a:f4:00:02`, `0a-58-0a-f4-00-02` or `0a58.0af4.0002`, six bytes.
+    /// Accepts `0a:58:0a:f4:00:02`, `0a-58-0a-f4-00-02` and `0a58.0af4.0002`, six bytes.
     fn from_str(text: &str) -> Result<MacAddr, Invalid> {
         let invalid = || Invalid(format!("invalid MAC address: {text:?}"));
         let separator = text.chars().find(|c| !c.is_ascii_hexdigit()).ok_or_else(invalid)?;
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn cidr_keeps_host_bits_and_knows_its_network() {
+    fn cidr_keeps_host_bits_and_returns_its_network() {
         let cidr: Cidr = "10.1.2.3/24".parse().unwrap();
         assert_eq!(cidr.to_string(), "10.1.2.3/24");
         assert_eq!(cidr.network().to_string(), "10.1.2.0/24");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn mapped_addresses_become_ipv4_when_asked() {
+    fn canonical_converts_mapped_addresses_to_ipv4() {
         let cidr: Cidr = "::ffff:10.0.0.1/120".parse().unwrap();
         assert!(cidr.ip().is_ipv6());
         assert_eq!(cidr.canonical().to_string(), "10.0.0.1/24");
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_stay_in_their_family() {
+    fn next_and_previous_stay_in_their_family() {
         let step = |text: &str| next(text.parse().unwrap()).map(|ip| ip.to_string());
         assert_eq!(step("10.0.0.255").as_deref(), Some("10.0.1.0"));
         assert_eq!(step("255.255.255.255"), None);
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_local_address_follows_from_a_hardware_address() {
+    fn link_local_addresses_derive_from_mac_addresses() {
         let address = |mac: &str| mac.parse::<MacAddr>().unwrap().link_local().to_string();
         assert_eq!(address("0a:58:0a:f4:00:02"), "fe80::858:aff:fef4:2");
         assert_eq!(address("02:11:22:33:44:55"), "fe80::11:22ff:fe33:4455");

@@ -1,10 +1,9 @@
-//! JSON as configurations in the wild are written, and as the reference prints it.
+//! Reads JSON as leniently as the reference does, and prints it as the reference does.
 //!
-//! Reading follows the reference's decoder: keys match in any letter case, a later duplicate wins, `null` leaves the
-//! default, unknown keys are ignored, anything after the document is an error. serde's derive does the rest. Nothing is
-//! copied into a tree: a value is a slice of the text until it is wanted, so that a large document costs no more than
-//! itself.
-//! A [`Fault`] names the key and its value.
+//! Reading follows the reference's decoder: keys match in any letter case, a later duplicate wins, `null` keeps the
+//! default, unknown keys are ignored, and data after the document is an error. serde's derive does the rest. No tree is
+//! built: a value stays a slice of the text until it is read, so that a large document needs no extra memory. A
+//! [`Fault`] names the key and its value.
 
 mod layout;
 mod read;
@@ -20,19 +19,19 @@ use crate::error::{Code, Error};
 use layout::Layout;
 use read::Node;
 
-/// Reads one document.
+/// Parses one document.
 pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
     let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
     T::deserialize(Node(raw.get()))
 }
 
-/// Does the object have this key, even if only with `null`?
+/// Returns whether the object has this key, even with the value `null`.
 pub fn has(text: &str, key: &str) -> Result<bool, Fault> {
     let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
     Node(raw.get()).has(key)
 }
 
-/// Prints `value` the way the reference does: indented by four, no newline at the end.
+/// Prints `value` as the reference does: indented by four spaces, without a newline at the end.
 pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
     let layout = Layout::indented();
@@ -40,7 +39,7 @@ pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// Prints `value` in one line, as the reference writes what only programs read.
+/// Prints `value` on one line, as the reference writes JSON for programs.
 pub fn compact<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
     let layout = Layout::compact();
@@ -48,7 +47,8 @@ pub fn compact<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
     Ok(out)
 }
 
-/// What is wrong with a document: where, and why. In a box, because there is room for one in every result of a reader.
+/// The position and the reason of an error in a document. Boxed because every result of the reader reserves space for
+/// one.
 #[derive(Debug)]
 pub struct Fault(Box<Parts>);
 
@@ -61,16 +61,16 @@ struct Parts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// It is not JSON.
+    /// The text is not JSON.
     Syntax,
-    /// A value is of another type than wanted.
+    /// A value has the wrong type.
     Shape,
-    /// A value is of the right type, and wrong.
+    /// A value has the right type but is invalid.
     Value,
 }
 
 impl Fault {
-    /// A value of the right type that is wrong; the key is added on the way out.
+    /// Creates a fault for an invalid value of the right type. Callers add the key with [`Fault::under`].
     pub fn value(why: impl Display) -> Fault {
         Fault::new(Kind::Value, why)
     }
@@ -88,7 +88,7 @@ impl Fault {
         Fault::new(Kind::Syntax, error)
     }
 
-    /// Puts `key` in front of where the fault is.
+    /// Prepends `key` to the position of the fault.
     #[must_use]
     pub fn under(mut self, key: impl Display) -> Fault {
         let path = &mut self.0.path;
@@ -143,7 +143,7 @@ impl de::Error for Fault {
     }
 }
 
-/// serde's words for types, in JSON's.
+/// Describes a type mismatch with JSON terms instead of serde's.
 fn mismatch(got: de::Unexpected<'_>, want: &dyn de::Expected) -> String {
     let want = match want.to_string() {
         text if text.starts_with("struct ") || text == "a map" => "an object".to_owned(),
@@ -167,20 +167,20 @@ fn mismatch(got: de::Unexpected<'_>, want: &dyn de::Expected) -> String {
     format!("expected {want}, got {got}")
 }
 
-/// A value that is kept as text, to be read later or passed on.
+/// A value kept as text, to be parsed later or passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raw<'de>(&'de str);
 
-/// How [`Raw`] makes itself known to the reader.
+/// The newtype name by which the reader recognises [`Raw`].
 const RAW: &str = "cni::json::Raw";
 
 impl<'de> Raw<'de> {
-    /// The value's text.
+    /// Returns the value's text.
     pub fn text(self) -> &'de str {
         self.0
     }
 
-    /// Reads the value.
+    /// Parses the value.
     pub fn parse<T: Deserialize<'de>>(self) -> Result<T, Fault> {
         T::deserialize(Node(self.0))
     }
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_a_text_does_not_end_it() {
+    fn brackets_in_a_string_do_not_end_a_value() {
         let conf: Conf = parse(r#"{"x":["]}\"",{"y":"\\"}],"bridge":"a,b: [{é\"\\","mtu":7,"z":null}"#).unwrap();
         assert_eq!(conf, Conf { mtu: 7, bridge: Some("a,b: [{é\"\\".into()), ..Conf::default() });
         let conf: Conf = parse(" {\n\t\"ranges\" :\r[ [ ] , [ ] ] , \"\\u006dtu\":5} ").unwrap();
@@ -267,7 +267,7 @@ mod tests {
         assert_eq!(surrogate.0, 6, "{surrogate:?}");
     }
 
-    /// A value as `choices` want it, of at most `depth` levels.
+    /// Generates a value from random `choices`, with at most `depth` levels.
     fn document(choices: &mut dyn FnMut(usize) -> usize, depth: usize) -> serde_json::Value {
         const TEXTS: [&str; 6] = ["", "a", "]},{[:", "q\"\\\"", "é\u{2028}\n", "\\"];
         let members = |choices: &mut dyn FnMut(usize) -> usize| choices(4);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_refused() {
+    fn invalid_json_is_rejected() {
         for text in [
             "",
             " ",
@@ -363,7 +363,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "too many steps")]
-    fn deep_documents_cost_no_stack() {
+    fn deep_documents_need_no_stack() {
         let deep = format!("{{\"x\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
         assert_eq!(parse::<Conf>(&deep).unwrap(), Conf::default());
         let deep = format!("{{\"ranges\": {}{}}}", "[".repeat(200_000), "]".repeat(200_000));
@@ -371,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn printing_is_the_references() {
+    fn output_matches_the_reference() {
         let value = serde_json::json!({"a": [], "b": {}, "c": ["x<y>&\u{2028}<>z", 1], "d": "é\n\""});
         let text = print(&value).unwrap();
         assert_eq!(

@@ -1,32 +1,33 @@
-//! The key of an attachment, and every mark derived from it: by these DEL and GC recognise what belongs to whom.
+//! The key of an attachment, and every mark derived from it. DEL and GC find the objects of an attachment by these
+//! marks.
 //!
-//! Comments and chain names are those of the reference, so that each implementation removes what the other made. The
-//! alias is our own.
+//! Comments and chain names are those of the reference, so that each implementation can remove the objects of the
+//! other. The alias exists only in cni0.
 
 use crate::name::IfName;
 use crate::plugin::{Attachment, Call};
 use crate::sha512;
 
-/// The longest comment that the reference writes, in bytes.
+/// Maximum length of a comment in the reference, in bytes.
 const COMMENT: usize = 128;
-/// The digits of each of the two digests that a mark consists of.
+/// Number of digits of each of the two digests in a mark.
 const DIGEST: usize = 16;
-/// The longest alias that the kernel keeps, in bytes (IFALIASZ less the final NUL).
+/// Maximum length of an alias in the kernel, in bytes (IFALIASZ less the final NUL).
 const ALIAS: usize = 255;
 
 /// Identifies an attachment on this host: network, container and interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachmentKey<'a> {
-    /// Name of the network.
+    /// The name of the network.
     pub network: &'a str,
-    /// The container's id.
+    /// The container ID.
     pub container: &'a str,
-    /// The interface in the container.
+    /// The interface name in the container.
     pub ifname: &'a str,
 }
 
 impl<'a> AttachmentKey<'a> {
-    /// Returns the key of the attachment that a call is about.
+    /// Returns the key of the attachment in a call.
     pub fn new(call: &'a Call<'_>, at: &'a Attachment) -> AttachmentKey<'a> {
         AttachmentKey { network: call.network.as_str(), container: at.container.as_str(), ifname: at.ifname.as_str() }
     }
@@ -42,7 +43,7 @@ impl<'a> AttachmentKey<'a> {
         format!("{} {digest}", cut(alias, ALIAS - 1 - digest.len()))
     }
 
-    /// Returns the beginning of the comments of this attachment's nftables rules.
+    /// Returns the prefix of the comments of this attachment's nftables rules.
     pub fn mark(&self) -> String {
         format!("{}{}", network_mark(self.network), self.digest())
     }
@@ -68,57 +69,57 @@ impl<'a> AttachmentKey<'a> {
         format!("{}{}\"", iptables_prefix(self.network), self.container)
     }
 
-    /// Returns the end of the names of the spoof check's chains.
+    /// Returns the suffix of the names of the spoof check chains.
     pub fn reference(&self) -> String {
         format!("{}-{}", self.container, self.ifname)
     }
 }
 
-/// Returns the beginning of the alias of every link of a network.
+/// Returns the alias prefix of all links of a network.
 pub fn alias_prefix(network: &str) -> String {
     format!("cni0 {network} ")
 }
 
-/// Returns the number that the gateway addresses of a network are marked with (IFA_PROTO). Two networks may have the same
-/// one. Numbers below 64 are left to the kernel and to other programs.
+/// Returns the number with which the gateway addresses of a network are marked (IFA_PROTO). Two networks may have the
+/// same number. Numbers below 64 are left to the kernel and to other programs.
 pub fn address_mark(network: &str) -> u8 {
     let digest = u8::from_str_radix(&sha512::hex(2, network), 16).unwrap_or_default();
     64 + digest % 192
 }
 
-/// Returns the beginning of the comments of a network's nftables rules.
+/// Returns the prefix of the comments of a network's nftables rules.
 pub fn network_mark(network: &str) -> String {
     format!("{}-", sha512::hex(DIGEST, network))
 }
 
-/// Returns the digest of the attachment that the comment of an nftables rule names; `None` if the comment is too short.
+/// Returns the attachment's digest in the comment of an nftables rule; `None` if the comment is too short.
 ///
-/// All marks have the same length, so the owner of a rule is found by one lookup instead of a comparison per attachment.
+/// All marks have the same length, so one lookup finds the owner of a rule, without comparing each attachment.
 pub fn digest_in(comment: &str) -> Option<&str> {
     comment.get(DIGEST + 1..DIGEST + 1 + DIGEST)
 }
 
-/// Returns the beginning of the comments of a network's iptables rules; the container's id and a quote follow.
+/// Returns the prefix of the comments of a network's iptables rules; the container ID and a quote follow.
 pub fn iptables_prefix(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
 }
 
-/// The owner of a link, as its alias names it.
+/// The owner of a link, parsed from its alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AliasOwner {
     /// The network.
     pub network: String,
-    /// The container and its interface; `None` if they were too long for the alias.
+    /// The container ID and interface name; `None` if they were too long for the alias.
     pub attachment: Option<(String, String)>,
 }
 
 impl AliasOwner {
-    /// Reads an alias; `None` if it is not one of ours.
+    /// Parses an alias; `None` if cni0 did not set it.
     pub fn parse(alias: &str) -> Option<AliasOwner> {
         let words: Vec<&str> = alias.split(' ').collect();
         let ["cni0", network, rest @ ..] = words.as_slice() else { return None };
         let attachment = match rest {
-            // The digest at the end of a long alias is too long for the name of an interface.
+            // The digest at the end of a long alias is too long for an interface name.
             [container, ifname] if IfName::from_config(ifname).is_ok() => {
                 Some(((*container).to_owned(), (*ifname).to_owned()))
             }
@@ -128,7 +129,8 @@ impl AliasOwner {
     }
 }
 
-/// Returns at most `max` bytes of `text`, which is ASCII but for the name of an interface.
+/// Returns at most `max` bytes of `text`, cut at a character boundary: an interface name may contain non-ASCII
+/// characters.
 fn cut(mut text: String, max: usize) -> String {
     let end = (0..=max.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     text.truncate(end.unwrap_or_default());
@@ -153,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_mark_is_no_number_of_the_kernel() {
+    fn address_marks_avoid_numbers_of_the_kernel() {
         assert!((0..1000).all(|n| address_mark(&format!("net{n}")) >= 64));
         assert_eq!(address_mark("net1"), 206);
     }

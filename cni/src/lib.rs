@@ -1,17 +1,17 @@
-//! What all cni0 plugins share: the CNI protocol on one side, the kernel on the other.
+//! Code shared by all cni0 plugins: the CNI protocol on one side, the kernel on the other.
 //!
-//! One call, from top to bottom:
+//! How one call is handled, from top to bottom:
 //!
-//! 1. [`main!`] makes a program, which picks the [`Plugin`] by the name under which the program was called.
-//! 2. `request` turns environment and stdin into checked values: a [`Call`], and for ADD, DEL and CHECK an
-//!    [`Attachment`]. From there on no name, version or path can be wrong.
-//! 3. The plugin reads its own keys with [`Call::parse`], opens the container's [`Netns`] and a [`netlink::Netlink`] per
-//!    namespace, changes what has to change, registers each step back with [`Undo`] before it, and may ask another
-//!    plugin through [`Delegate`].
-//! 4. It returns an [`AddResult`] in the newest shape, or an [`Error`]; `process` prints either in the layout of the
+//! 1. [`main!`] defines the program's entry point. The name under which the program was called selects the [`Plugin`].
+//! 2. `request` validates environment and stdin and converts them to a [`Call`], and for ADD, DEL and CHECK also an
+//!    [`Attachment`]. Later code does not have to check names, versions or paths again.
+//! 3. The plugin parses its own keys with [`Call::parse`] and opens the container's [`Netns`] and a
+//!    [`netlink::Netlink`] for each namespace. It registers a rollback step with [`Undo`] before each change, and may
+//!    call another plugin through [`Delegate`].
+//! 4. It returns an [`AddResult`] in the newest layout, or an [`Error`]. `process` prints either in the layout of the
 //!    request's [`Version`].
 //!
-//! Nothing here knows a plugin.
+//! This crate does not depend on any plugin.
 
 mod args;
 mod aside;
@@ -62,7 +62,7 @@ pub use undo::Undo;
 pub use version::Version;
 pub use wait::Deadline;
 
-// Sanitizers and miri must see every block by itself.
+// Sanitizers and miri must see each memory block separately.
 #[cfg_attr(not(any(feature = "fuzzing", miri)), global_allocator)]
-#[cfg_attr(any(feature = "fuzzing", miri), expect(dead_code, reason = "then the system's is used"))]
+#[cfg_attr(any(feature = "fuzzing", miri), expect(dead_code, reason = "the system's allocator is used then"))]
 static MEMORY: sys::arena::Arena = sys::arena::Arena::new();

@@ -1,4 +1,4 @@
-//! The reference's layouts: indented by four, or in one line; both with the characters escaped that could end an HTML
+//! The reference's layouts: indented by four spaces, or on one line. Both escape the characters that could end an HTML
 //! script.
 
 use std::io;
@@ -22,7 +22,7 @@ impl Layout<CompactFormatter> {
 impl<F: Formatter> Formatter for Layout<F> {
     fn write_string_fragment<W: ?Sized + io::Write>(&mut self, out: &mut W, fragment: &str) -> io::Result<()> {
         let special = ['<', '>', '&', '\u{2028}', '\u{2029}'];
-        // Most have none of them; the last two begin with 0xe2.
+        // Most strings have none of these characters. The last two begin with byte 0xe2.
         if !fragment.bytes().any(|byte| matches!(byte, b'<' | b'>' | b'&' | 0xe2)) {
             return out.write_all(fragment.as_bytes());
         }

@@ -1,4 +1,4 @@
-//! The reader: serde's view of a text that has been checked, member by member.
+//! The reader: presents a syntactically valid text to serde, member by member.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,7 +9,7 @@ use serde::{Deserialize, forward_to_deserialize_any};
 
 use super::{Fault, RAW};
 
-/// One value of the document, as its text without white space around it.
+/// One value of the document: its text without surrounding white space.
 #[derive(Clone, Copy)]
 pub(super) struct Node<'de>(pub(super) &'de str);
 
@@ -20,7 +20,7 @@ impl<'de> Node<'de> {
         self.0 == "null"
     }
 
-    /// Does the object have this key?
+    /// Returns whether the object has this key.
     pub(super) fn has(self, wanted: &str) -> Result<bool, Fault> {
         let mut members = Members::of(self);
         while let Some((key, _)) = members.next_pair()? {
@@ -31,7 +31,7 @@ impl<'de> Node<'de> {
         Ok(false)
     }
 
-    /// The text of a string, borrowed from the document unless it has escapes.
+    /// Returns the text of a string, borrowed from the document unless it has escapes.
     fn text(self) -> Result<Cow<'de, str>, Fault> {
         if let Some(inside) = self.0.strip_prefix('"').and_then(|rest| rest.strip_suffix('"'))
             && !inside.as_bytes().contains(&b'\\')
@@ -42,7 +42,7 @@ impl<'de> Node<'de> {
         Ok(text)
     }
 
-    /// The value itself. Not for one type of reader but for all: what serde makes for each type should be small.
+    /// Returns the value. Not generic, because serde instantiates its own code for each type, which should stay small.
     fn value(self) -> Result<Value<'de>, Fault> {
         Ok(match self.0.as_bytes().first() {
             Some(b'n') => Value::Null,
@@ -51,7 +51,7 @@ impl<'de> Node<'de> {
             Some(b'"') => Value::Text(self.text()?),
             Some(b'[') => Value::List,
             Some(b'{') => Value::Object,
-            // "1500.0" is no integer to the reference, so the text decides, not the value.
+            // The reference rejects "1500.0" as an integer, so the text decides, not the value.
             _ if self.0.contains(['.', 'e', 'E']) => Value::Fraction,
             _ => match (self.0.parse(), self.0.parse()) {
                 (Ok(n), _) => Value::Unsigned(n),
@@ -61,7 +61,7 @@ impl<'de> Node<'de> {
         })
     }
 
-    /// All members of an object.
+    /// Returns all members of an object.
     fn pairs(self) -> Result<Fields<'de>, Fault> {
         let mut pairs = Vec::new();
         let mut members = Members::of(self);
@@ -71,8 +71,8 @@ impl<'de> Node<'de> {
         Ok(Fields::new(pairs))
     }
 
-    /// The members of an object that are among `fields`, the last of each, without those that are null. Only what is
-    /// known is kept, so that an object of any size costs no more than its fields.
+    /// Returns the members of an object that are in `fields`: the last one of each, without nulls. Unknown members are
+    /// not stored, so that an object of any size needs no more memory than its fields.
     fn known(self, fields: &'static [&'static str]) -> Result<Fields<'de>, Fault> {
         let mut known: Vec<Pair<'de>> = Vec::with_capacity(fields.len());
         let mut members = Members::of(self);
@@ -89,9 +89,9 @@ impl<'de> Node<'de> {
         Ok(Fields::new(known))
     }
 
-    /// That this is not what a reader wants.
+    /// Creates the fault for a value that the visitor did not expect.
     #[cold]
-    fn unwanted(self, value: &Value<'_>, wanted: &dyn de::Expected) -> Fault {
+    fn unexpected(self, value: &Value<'_>, wanted: &dyn de::Expected) -> Fault {
         let got = match value {
             Value::Null => de::Unexpected::Unit,
             Value::Bool(value) => de::Unexpected::Bool(*value),
@@ -106,27 +106,27 @@ impl<'de> Node<'de> {
     }
 }
 
-/// A value, told from its text. Members are read when somebody wants them.
+/// The type of a value, and its content if it is not a collection. Members are read on demand.
 enum Value<'de> {
     Null,
     Bool(bool),
     Unsigned(u64),
     Signed(i64),
-    /// Nothing that is read here is one, so its text is enough.
+    /// No type read here accepts a fraction, so its text is not parsed.
     Fraction,
     Text(Cow<'de, str>),
     List,
     Object,
 }
 
-/// A method for each kind of integer that a reader may want.
+/// Defines a method for each integer type.
 macro_rules! integers {
     ($($method:ident)*) => {
         $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
             match self.value()? {
                 Value::Unsigned(n) => visitor.visit_u64(n),
                 Value::Signed(n) => visitor.visit_i64(n),
-                other => Err(self.unwanted(&other, &visitor)),
+                other => Err(self.unexpected(&other, &visitor)),
             }
         })*
     };
@@ -145,16 +145,16 @@ impl<'de> Deserializer<'de> for Node<'de> {
             Value::Text(Cow::Owned(text)) => visitor.visit_string(text),
             Value::List => visitor.visit_seq(Items { members: Members::of(self), index: 0 }),
             Value::Object => visitor.visit_map(self.pairs()?),
-            other @ Value::Fraction => Err(self.unwanted(&other, &visitor)),
+            other @ Value::Fraction => Err(self.unexpected(&other, &visitor)),
         }
     }
 
-    // The next ones could all be left to the one above, at ten times the size: there is one for each type.
+    // `deserialize_any` could handle these types as well, but the generated code would be ten times as large.
 
     fn deserialize_bool<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value()? {
             Value::Bool(value) => visitor.visit_bool(value),
-            other => Err(self.unwanted(&other, &visitor)),
+            other => Err(self.unexpected(&other, &visitor)),
         }
     }
 
@@ -167,7 +167,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         match self.value()? {
             Value::Text(Cow::Borrowed(text)) => visitor.visit_borrowed_str(text),
             Value::Text(Cow::Owned(text)) => visitor.visit_string(text),
-            other => Err(self.unwanted(&other, &visitor)),
+            other => Err(self.unexpected(&other, &visitor)),
         }
     }
 
@@ -178,7 +178,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Fault> {
         match self.value()? {
             Value::List => visitor.visit_seq(Items { members: Members::of(self), index: 0 }),
-            other => Err(self.unwanted(&other, &visitor)),
+            other => Err(self.unexpected(&other, &visitor)),
         }
     }
 
@@ -190,8 +190,8 @@ impl<'de> Deserializer<'de> for Node<'de> {
     ) -> Result<V::Value, Fault> {
         match self.value()? {
             Value::Object => visitor.visit_map(self.known(fields)?),
-            // Not even a list, which serde's visitor would take for the fields in their order.
-            other => Err(self.unwanted(&other, &visitor)),
+            // Rejects a list too, which serde's visitor would accept as fields in declaration order.
+            other => Err(self.unexpected(&other, &visitor)),
         }
     }
 
@@ -203,7 +203,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
         if name == RAW { visitor.visit_borrowed_str(self.0) } else { visitor.visit_newtype_struct(self) }
     }
 
-    /// One word out of several.
+    /// Reads a string that names a variant.
     fn deserialize_enum<V: Visitor<'de>>(
         self,
         _name: &'static str,
@@ -225,8 +225,8 @@ impl<'de> Deserializer<'de> for Node<'de> {
     }
 }
 
-/// Equal in any letter case. Like the reference's decoder this folds the two letters outside ASCII that have an ASCII
-/// letter as their simple fold: the long s and the Kelvin sign.
+/// Compares keys in any letter case. Like the reference's decoder, it folds the two non-ASCII letters whose simple fold
+/// is an ASCII letter: the long s and the Kelvin sign.
 pub(super) fn same_key(field: &str, key: &str) -> bool {
     if key.is_ascii() {
         return field.eq_ignore_ascii_case(key);
@@ -239,7 +239,7 @@ pub(super) fn same_key(field: &str, key: &str) -> bool {
     field.chars().map(fold).eq(key.chars().map(fold))
 }
 
-/// What is left of an object or a list.
+/// The remaining text of an object or a list.
 struct Members<'de>(&'de str);
 
 impl<'de> Members<'de> {
@@ -247,10 +247,10 @@ impl<'de> Members<'de> {
         Members(node.0.get(1..).unwrap_or_default())
     }
 
-    /// The next value, or key; `None` at the closing bracket. The text is known to be good, so what separates members
-    /// can be passed over.
+    /// Returns the next value or key; `None` at the closing bracket. The syntax has been validated, so separators can
+    /// be skipped.
     fn next(&mut self) -> Option<Node<'de>> {
-        let start = self.0.bytes().position(|byte| !is_between(byte))?;
+        let start = self.0.bytes().position(|byte| !is_separator(byte))?;
         let rest = self.0.get(start..)?;
         if rest.starts_with([']', '}']) {
             return None;
@@ -267,12 +267,12 @@ impl<'de> Members<'de> {
     }
 }
 
-/// Does it stand between members?
-fn is_between(byte: u8) -> bool {
+/// Returns whether the byte can occur between members.
+fn is_separator(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | b'\r' | b',' | b':')
 }
 
-/// The length of the value that a text begins with, which is known to be good.
+/// Returns the length of the value at the beginning of a syntactically valid text.
 fn length(text: &[u8]) -> usize {
     let (mut depth, mut quoted, mut escaped) = (0_usize, false, false);
     for (at, byte) in text.iter().enumerate() {
@@ -283,10 +283,10 @@ fn length(text: &[u8]) -> usize {
             b'"' => quoted = !quoted,
             _ if quoted => {}
             b'{' | b'[' => depth += 1,
-            // Of this value, or of the one that holds it.
+            // Closes this value, or the one that contains it.
             b'}' | b']' if depth <= 1 => return at + depth,
             b'}' | b']' => depth -= 1,
-            byte if depth == 0 && is_between(*byte) => return at,
+            byte if depth == 0 && is_separator(*byte) => return at,
             _ => {}
         }
     }
@@ -314,7 +314,7 @@ impl<'de> MapAccess<'de> for Fields<'de> {
         seed.deserialize(CowStrDeserializer::new(key.clone())).map(Some)
     }
 
-    // Fields of one type share what reads them.
+    // Not inlined, so that fields of the same type share one instance.
     #[inline(never)]
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
         let (key, value) = self.value.take().ok_or_else(|| Fault::shape("a value before its key"))?;
