@@ -1,16 +1,16 @@
 # shellcheck shell=sh
-# Sourced by ci/uninstall, and a part of the Debian package's prerm: for any POSIX shell.
+# Sourced by ci/uninstall, and part of the Debian package's prerm: for any POSIX shell.
 
-# warn_of_left_rules BRIDGE: warns if attachments have nftables rules for masquerade, and BRIDGE, the plugin that is about
-# to be restored, cannot remove them. The reference can since 1.6.0. Distributions build it without a version, so what
-# decides is whether the program contains the name of the table.
+# warn_of_left_rules BRIDGE: warns if attachments have nftables masquerade rules that BRIDGE, the plugin to be restored,
+# cannot remove. The reference can since 1.6.0. Distributions build it without a version, so the check is whether the
+# program contains the name of the table.
 warn_of_left_rules() {
     if [ ! -f "$1" ] || grep -q cni_plugins_masquerade "$1" || ! command -v nft >/dev/null; then return 0; fi
     left=$({ nft list chain inet cni_plugins_masquerade masq_checks 2>/dev/null || :; } |
         sed -n 's/.*comment "\(.*\)".*/\1/p' | sort -u | wc -l)
     [ "$left" -gt 0 ] || return 0
     cat >&2 <<WARNING
-warning: $left attachments are masqueraded by nftables rules that the restored bridge plugin does not know.
+warning: $left attachments are masqueraded by nftables rules that the restored bridge plugin cannot remove.
 Its first DEL of each of them fails, the next one succeeds, and the rules stay. To avoid this, install cni0 again, detach
 these containers, and then remove cni0. To delete the rules afterwards: "nft -a list chain inet cni_plugins_masquerade
 masq_checks" shows them with their handles, "nft delete rule inet cni_plugins_masquerade masq_checks handle HANDLE" deletes one.

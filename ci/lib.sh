@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# What the commands in ci/ share. Sourced, not run.
+# Functions shared by the commands in ci/. Sourced, not run.
 set -euo pipefail
-# shellcheck disable=SC2034  # for those who source this
+# shellcheck disable=SC2034  # used by the scripts that source this
 here=$PWD self=$(realpath "$0")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # shellcheck disable=SC2034
 plugins=(bridge host-local loopback)
 # shellcheck disable=SC2034
-tools=(cnitool) # programs for people, a file each: built, installed and released beside the plugins
-PATH=$PATH:/usr/sbin:/sbin # where ordinary users do not look, and ip and sysctl are
+tools=(cnitool) # programs for operators: built, installed and released beside the plugins
+PATH=$PATH:/usr/sbin:/sbin # not in the PATH of ordinary users; contains ip and sysctl
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 
 bold='' plain=''
@@ -17,7 +17,7 @@ if [ -t 2 ]; then bold=$'\033[1m' plain=$'\033[0m'; fi
 say() { printf '%s==> %s%s\n' "$bold" "$*" "$plain" >&2; }
 die() { printf '%s: %s\n' "ci/$(basename "$0")" "$*" >&2; exit 1; }
 
-# help: prints the comment at the head of the command.
+# help: prints the comment at the top of the command's file.
 help() { sed -n '2,/^$/s/^# \{0,1\}//p' "$self"; }
 
 # need PACKAGE=COMMAND ...: installs the Debian packages whose command (a name or a path) is missing.
@@ -32,7 +32,7 @@ need() {
     fi
     say "installing ${missing[*]}"
     apt-get -q update >/dev/null
-    # Programs are wanted, not services: what cannot see systemd does not ask it to start any.
+    # Only the programs are needed, not services: apt-get starts none if it cannot see systemd.
     local apt=(apt-get)
     # shellcheck disable=SC2016  # expanded by that sh
     [ ! -d /run/systemd/system ] || apt=(unshare --mount -- sh -c 'mount -t tmpfs tmpfs /run/systemd && exec apt-get "$@"' -)
@@ -41,25 +41,25 @@ need() {
         die "apt-get could not install ${missing[*]}"
 }
 
-# can_install PACKAGE: may this user install it, and does Debian have it?
+# can_install PACKAGE: checks that this user can install the package and that Debian has it.
 can_install() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -q update >/dev/null &&
         [ -n "$(apt-cache madison "$1" 2>/dev/null)" ]
 }
 
-# need_rust: cargo of at least the workspace's rust-version, and a linker.
+# need_rust: makes sure that there are cargo, of at least the workspace's rust-version, and a linker.
 need_rust() {
     local wanted have
-    # Without the C library's own files a compiler cannot link; apt-get brings gcc without them.
+    # A compiler cannot link without the files of the C library; apt-get can install gcc without them.
     need gcc=cc libc6-dev="$(cc -print-file-name=crti.o 2>/dev/null || echo crti.o)"
     wanted=$(sed -n 's/^rust-version = "\([0-9.]*\)".*/\1/p' Cargo.toml)
     PATH=$PATH:${CARGO_HOME:-$HOME/.cargo}/bin
-    # rustup has the name of cargo, and fails under it until there is a toolchain.
+    # rustup installs a proxy called cargo, which fails as long as there is no toolchain.
     if ! cargo --version >/dev/null 2>&1; then
         can_install rustup && need rustup=rustup ca-certificates=/etc/ssl/certs/ca-certificates.crt
         command -v rustup >/dev/null ||
             die "Rust $wanted or newer is missing; install it with rustup (Debian has it since 13: apt-get install rustup)"
-        say "installing Rust by rustup"
+        say "installing Rust with rustup"
         rustup default stable >&2 || die "rustup could not install Rust (rustup default stable)"
     fi
     have=$(rust_version)
@@ -67,28 +67,28 @@ need_rust() {
 }
 rust_version() { cargo --version | sed 's/^cargo \([0-9.]*\).*/\1/'; }
 
-# not_newer VERSION OTHER: is VERSION the older one, or the same?
+# not_newer VERSION OTHER: checks that VERSION is older than OTHER, or equal.
 not_newer() { [ "$(printf '%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
-# has_target TRIPLE: can this toolchain build for it? rustup is asked to add what is missing.
+# has_target TRIPLE: checks that this toolchain can build for the target; tries to add it with rustup.
 has_target() {
     [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ] && return
     command -v rustup >/dev/null && rustup -q target add "$1" >&2 &&
         [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]
 }
 
-# as_root COMMAND ...: runs it as root of namespaces of its own: no network, private mounts.
+# as_root COMMAND ...: runs it as root in new namespaces: no network, private mounts.
 as_root() {
     local map=()
     [ "$(id -u)" = 0 ] || map=(--map-root-user)
     unshare "${map[@]}" --net --mount -- true 2>/dev/null ||
-        die "cannot make namespaces: run it as root, or allow user namespaces (sysctl user.max_user_namespaces)"
+        die "cannot create namespaces: run as root, or allow user namespaces (sysctl user.max_user_namespaces)"
     [ $# = 0 ] || unshare "${map[@]}" --net --mount -- "$@"
 }
 
-# place DIR FILE NAME ...: copies FILE to each NAME in DIR. The copies are separate files: an installer that writes into one
-# of them, as "cp -f" does, leaves the others alone. All of them are on disk before the first one gets its name, so that a
-# reader never sees half a file, nor does a crash or a full disk leave one.
+# place DIR FILE NAME ...: copies FILE to each NAME in DIR. The copies are separate files: an installer that writes into
+# one of them, as "cp -f" does, does not change the others. All copies are on disk before the first one is renamed, so
+# that neither a reader, nor a crash, nor a full disk can see or leave a partial file.
 place() (
     dir=$1 file=$2
     shift 2
@@ -103,16 +103,16 @@ place() (
     sync "$dir"
 )
 
-# where_installed PREFIX: sets where ci/install puts things and ci/uninstall finds them.
+# where_installed PREFIX: sets the directories that ci/install and ci/uninstall use.
 # shellcheck disable=SC2034
 where_installed() {
     dir=$(cd "$here" && realpath -m "${DESTDIR:+$DESTDIR/}$1")
     net_d=$(cd "$here" && realpath -m "${DESTDIR:-}/etc/cni/net.d") conflist=10-cni0.conflist
-    record=$dir/.cni0 # files: sums and names of what is ours; made: directories; before/: what had our names
+    record=$dir/.cni0 # files: sums and names of installed files; made: created directories; before/: replaced files
 }
 
-# sum_of FILE [CONTENT]: the line of FILE in the record, with what it or CONTENT holds.
+# sum_of FILE [CONTENT]: prints the line of FILE in the record, with the checksum of FILE or of CONTENT.
 sum_of() { printf '%s  %s\n' "$(sha256sum <"${2:-$1}" | cut -c -64)" "$1"; }
 
-# is_ours FILE: is it as ci/install left it?
+# is_ours FILE: checks that the file is as ci/install left it.
 is_ours() { [ -f "$1" ] && [ ! -L "$1" ] && grep -qxF "$(sum_of "$1")" "$record/files" 2>/dev/null; }

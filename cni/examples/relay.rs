@@ -1,8 +1,8 @@
-//! Two small plugins in one program, which show how plugins are written and serve the tests of delegation.
+//! Two small plugins in one program. They show how to write a plugin, and the tests of delegation use them.
 //!
-//! `relay` asks the plugin that `ipam.type` names for addresses, as `bridge` does, and answers with an interface for
-//! them. `stock` is such a plugin: it gives what its configuration says. Copied under both names, the call stays in
-//! the process; `relay` executes another build of `stock`.
+//! `relay` delegates to the plugin named by `ipam.type`, as `bridge` does, and returns an interface for its addresses.
+//! `stock` is such a delegate: it returns what its configuration contains. If the program is copied under both names,
+//! `stock` runs in the same process; if `stock` is another build, `relay` executes it.
 #![no_main]
 
 use cni::{AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result, Route};
@@ -50,7 +50,7 @@ impl Plugin for Relay {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let result = Relay::ipam(call)?.add(at)?;
         let interface = Interface { name: at.ifname.to_string(), sandbox: at.sandbox(), ..Interface::default() };
-        // All that was received, for a test to see: the answer's version may not show it.
+        // Everything that was received, for the test: the result's version may not be able to express it.
         let dns = Dns { domain: format!("{result:?}"), ..Dns::default() };
         Ok(AddResult { interfaces: vec![interface], dns, ..result })
     }
@@ -79,7 +79,7 @@ impl Stock {
     fn stock(call: &Call<'_>) -> Result<AddResult> {
         let Conf { ipam } = call.parse()?;
         if let Some(why) = ipam.panic {
-            #[expect(clippy::panic, reason = "to see what a caller gets then")]
+            #[expect(clippy::panic, reason = "the test checks what the caller gets")]
             {
                 panic!("{why}");
             }

@@ -42,7 +42,7 @@ impl Aside {
                     log::set_max_level(LevelFilter::Off);
                     work();
                 }
-                sys::end(alone.is_err().into())
+                sys::exit_now(alone.is_err().into())
             }
         }
     }

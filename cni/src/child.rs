@@ -48,7 +48,11 @@ pub(crate) fn start(process: &mut Command, path: &Path) -> Result<Child> {
 
 /// Writes input to a child and reads its output at the same time, so that neither blocks the other, until it exits. The
 /// stderr output is returned even on failure.
-pub(crate) fn run_to_end(mut child: Child, input: &[u8], deadline: Deadline) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
+pub(crate) fn run_to_end(
+    mut child: Child,
+    input: &[u8],
+    deadline: Deadline,
+) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
     let mut stdout = Reading::new(child.stdout.take());
     let mut stderr = Reading::new(child.stderr.take());
     let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline);
@@ -61,7 +65,7 @@ pub(crate) fn run_to_end(mut child: Child, input: &[u8], deadline: Deadline) -> 
     let _ = stderr.read();
     let outcome = outcome.and(status).and_then(|status| match stdout.truncated {
         false => Ok((status, stdout.bytes)),
-        true => Err(Error::new(Code::UNKNOWN, format!("it printed more than {} MiB", MAX_OUTPUT >> 20))),
+        true => Err(Error::new(Code::UNKNOWN, format!("the output exceeds {} MiB", MAX_OUTPUT >> 20))),
     });
     (stderr.bytes, outcome)
 }

@@ -135,11 +135,11 @@ impl de::Error for Fault {
     }
 
     fn unknown_variant(got: &str, want: &'static [&'static str]) -> Fault {
-        Fault::value(format!("{got:?} is none of {want:?}"))
+        Fault::value(format!("{got:?} is not one of {want:?}"))
     }
 
     fn missing_field(field: &'static str) -> Fault {
-        Fault::value("it is missing").under(field)
+        Fault::value("the key is missing").under(field)
     }
 }
 
@@ -330,11 +330,11 @@ mod tests {
                 r#"key "ranges[1][1].subnet": invalid CIDR address: "x""#,
             ),
             (r#"{"ranges": [null]}"#, 6, r#"key "ranges[0]": expected a list, got null"#),
-            (r#"{"ranges": [[{}]]}"#, 7, r#"key "ranges[0][0].subnet": it is missing"#),
+            (r#"{"ranges": [[{}]]}"#, 7, r#"key "ranges[0][0].subnet": the key is missing"#),
             (r#"{"caps": []}"#, 6, r#"key "caps": expected an object, got a list"#),
             ("[]", 6, "expected an object, got a list"),
             (r#"{"backend": 5}"#, 6, r#"key "backend": expected a string, got 5"#),
-            (r#"{"backend": "ebtables"}"#, 7, r#"key "backend": "ebtables" is none of ["iptables", "nftables"]"#),
+            (r#"{"backend": "ebtables"}"#, 7, r#"key "backend": "ebtables" is not one of ["iptables", "nftables"]"#),
         ] {
             assert_eq!(fault(text), (code, want.to_owned()), "{text}");
         }

@@ -1,8 +1,8 @@
-//! A log for people who look for trouble: off unless asked for, never on stdout, and never a reason to fail.
+//! The log, for debugging. Off by default, never written to stdout, and a logging failure never fails a call.
 //!
-//! `CNI_LOG=debug`, or `"logLevel"` and `"logFile"` in the configuration. A line tells the time, the process, the
-//! microseconds since the log began, the plugin, the command, the network and the attachment, and one change of the kernel
-//! or of the disk.
+//! Enabled by `CNI_LOG=debug`, or `"logLevel"` and `"logFile"` in the configuration. Each line has the time, the
+//! process ID, the microseconds since the log started, plugin, command, network and attachment, and describes one
+//! change to the kernel or the disk.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -18,10 +18,10 @@ use log::{LevelFilter, warn};
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
 
-/// Whether warnings of the log reach stderr.
+/// Whether log warnings go to stderr.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);
 
-/// Reports a mistake that does not make the call fail: to the log, and in any case to stderr.
+/// Reports a problem that does not fail the call, to the log and always to stderr.
 pub fn report(mistake: &Error) {
     warn!("{mistake:?}");
     if !ON_STDERR.load(Ordering::Relaxed) {
@@ -29,25 +29,25 @@ pub fn report(mistake: &Error) {
     }
 }
 
-/// What should be logged, and where to.
+/// The log level and destination.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct LogSettings {
     level: LevelFilter,
-    /// `None` is stderr.
+    /// `None` means stderr.
     file: Option<PathBuf>,
-    /// What was wished for and cannot be had.
-    troubles: Vec<String>,
+    /// Invalid settings, which are reported as warnings.
+    warnings: Vec<String>,
 }
 
-impl Wish {
-    /// What the configuration says, and `CNI_LOG`, which wins over its level. A mistake in them must not keep a
-    /// container from starting, let alone from being removed.
-    pub(crate) fn new(level: Option<Raw<'_>>, file: Option<Raw<'_>>, env: Option<OsString>) -> Wish {
-        let mut troubles = Vec::new();
+impl LogSettings {
+    /// Reads the settings from the configuration and from `CNI_LOG`, which overrides the level. Invalid settings must
+    /// not prevent a container from starting or from being removed, so they only cause warnings.
+    pub(crate) fn new(level: Option<Raw<'_>>, file: Option<Raw<'_>>, env: Option<OsString>) -> LogSettings {
+        let mut warnings = Vec::new();
         let mut text = |key: &str, value: Option<Raw<'_>>| {
             let text: Result<String, Fault> = value.map_or(Ok(String::new()), Raw::parse);
             text.unwrap_or_else(|fault| {
-                troubles.push(fault.under(key).to_string());
+                warnings.push(fault.under(key).to_string());
                 String::new()
             })
         };
@@ -55,35 +55,35 @@ impl Wish {
         let mut parse = |name: &str, from: &str| {
             let parsed = name.parse().ok();
             if parsed.is_none() {
-                troubles.push(format!("{from} {name:?} is not a level; use off, error, warn, info or debug"));
+                warnings.push(format!("{from} {name:?} is not a level; use off, error, warn, info or debug"));
             }
             parsed
         };
         let env = env.filter(|name| !name.is_empty()).and_then(|name| parse(&name.to_string_lossy(), "CNI_LOG"));
         let level = env.or_else(|| match level.as_str() {
-            // A file alone asks for everything.
+            // A file without a level enables all messages.
             "" if !file.is_empty() => Some(LevelFilter::Debug),
             "" => None,
             name => parse(name, "\"logLevel\""),
         });
         if !file.is_empty() && !Path::new(&file).is_absolute() {
-            troubles.push(format!("\"logFile\" {file:?} is not an absolute path"));
+            warnings.push(format!("\"logFile\" {file:?} is not an absolute path"));
         }
         let file = Some(PathBuf::from(file)).filter(|file| file.is_absolute());
-        Wish { level: level.unwrap_or(LevelFilter::Off), file, troubles }
+        LogSettings { level: level.unwrap_or(LevelFilter::Off), file, warnings }
     }
 
-    /// Starts the log; `context` stands in every line.
+    /// Starts the log; every line includes `context`.
     pub(crate) fn start(mut self, context: String) {
         let target = match self.file.filter(|_| self.level > LevelFilter::Off).map(|path| open(&path)) {
             None => Target::Stderr,
             Some(Ok(file)) => Target::Pipe(Box::new(file)),
             Some(Err(error)) => {
-                self.troubles.push(format!("{error}; the log goes to stderr"));
+                self.warnings.push(format!("{error}; the log goes to stderr"));
                 Target::Stderr
             }
         };
-        if !self.troubles.is_empty() {
+        if !self.warnings.is_empty() {
             self.level = self.level.max(LevelFilter::Warn);
         }
         if self.level == LevelFilter::Off {
@@ -97,36 +97,36 @@ impl Wish {
             let (now, since) = (utc(SystemTime::now()), began.elapsed().as_micros());
             writeln!(out, "{now} [{process}] {since:>6}us {:<5} {context}: {}", record.level(), record.args())
         });
-        // It fails only if a log was started before, by an earlier call in the same process.
+        // Fails only if an earlier call in the same process has started a log.
         let _ = builder.try_init();
-        for trouble in self.troubles {
-            warn!("{trouble}");
+        for warning in self.warnings {
+            warn!("{warning}");
         }
     }
 }
 
-/// Never through a symbolic link, never waiting for the reader of a FIFO, and for nobody else to read: a file of ours
-/// that has no other name, or none.
+/// Opens the log file, readable only by its owner. Does not follow symbolic links or wait for the reader of a FIFO. An
+/// existing file must be a regular file of this user without other hard links.
 fn open(path: &Path) -> Result<File> {
     let what = || format!("open \"logFile\" {path:?}");
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let file = options.open(path).trying(what)?;
     let inode = file.metadata().trying(what)?;
-    // The owner of this directory is the user that we are.
-    let ours = fs::metadata("/proc/self").map(|process| process.uid()).trying(what)?;
-    if !inode.is_file() || inode.nlink() > 1 || inode.uid() != ours {
-        return Err(Error::new(Code::CONFIG, "it is no file of our own")).trying(what);
+    // The owner of this directory is the user of this process.
+    let own_uid = fs::metadata("/proc/self").map(|process| process.uid()).trying(what)?;
+    if !inode.is_file() || inode.nlink() > 1 || inode.uid() != own_uid {
+        return Err(Error::new(Code::CONFIG, "not a regular file with a single link, owned by this user")).trying(what);
     }
     Ok(file)
 }
 
-/// RFC 3339, to the millisecond.
+/// Formats a time as RFC 3339 with milliseconds.
 fn utc(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (seconds, millis) = (since.as_secs(), since.subsec_millis());
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Years that begin in March have their leap day at the end; 400 of them have 146,097 days.
+    // In years that begin in March, the leap day comes last. 400 years have 146,097 days.
     let shifted = days + 719_468;
     let (era, day) = (shifted / 146_097, shifted % 146_097);
     let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
@@ -146,9 +146,9 @@ mod tests {
     use super::*;
     use crate::json;
 
-    fn wish(level: &str, file: &str, env: &str) -> Wish {
+    fn settings(level: &str, file: &str, env: &str) -> LogSettings {
         let [level, file] = [level, file].map(|text| (!text.is_empty()).then(|| json::parse(text).unwrap()));
-        Wish::new(level, file, Some(env.into()))
+        LogSettings::new(level, file, Some(env.into()))
     }
 
     #[test]
@@ -161,13 +161,13 @@ mod tests {
             ("\"warn\"", "", "debug", LevelFilter::Debug),
             ("\"debug\"", "", "off", LevelFilter::Off),
         ] {
-            let wish = wish(level, file, env);
-            assert_eq!((wish.level, wish.troubles.as_slice()), (wanted, &[][..]), "{level} {file} {env}");
+            let settings = settings(level, file, env);
+            assert_eq!((settings.level, settings.warnings.as_slice()), (wanted, &[][..]), "{level} {file} {env}");
         }
     }
 
     #[test]
-    fn mistakes_are_told_and_passed_over() {
+    fn invalid_settings_are_reported_and_ignored() {
         for (level, file, env, culprit) in [
             ("\"loud\"", "", "", "loud"),
             ("5", "", "", "logLevel"),
@@ -175,14 +175,14 @@ mod tests {
             ("", "[]", "", "logFile"),
             ("", "", "nonsense", "nonsense"),
         ] {
-            let wish = wish(level, file, env);
-            let [trouble] = &wish.troubles[..] else { panic!("{wish:?}") };
-            assert!(trouble.contains(culprit), "{trouble}");
+            let settings = settings(level, file, env);
+            let [warning] = &settings.warnings[..] else { panic!("{settings:?}") };
+            assert!(warning.contains(culprit), "{warning}");
         }
     }
 
     #[test]
-    fn time_is_told_as_people_write_it() {
+    fn times_are_formatted_as_rfc_3339() {
         let at = |seconds: u64| utc(UNIX_EPOCH + Duration::from_millis(seconds * 1_000 + 7));
         assert_eq!(at(0), "1970-01-01T00:00:00.007Z");
         assert_eq!(at(951_782_399), "2000-02-28T23:59:59.007Z");

@@ -1,4 +1,4 @@
-//! Names that are valid because they exist: container ids, network names, interface names.
+//! Names that are valid by construction: container IDs, network names, interface names.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -12,7 +12,7 @@ macro_rules! name {
         pub struct $name(String);
 
         impl $name {
-            /// The name as text.
+            /// Returns the name as text.
             pub fn as_str(&self) -> &str {
                 &self.0
             }
@@ -27,19 +27,19 @@ macro_rules! name {
 }
 
 name! {
-    /// A container's id: letters, digits, `_`, `.` and `-`, the first one a letter or a digit.
+    /// A container ID: letters, digits, `_`, `.` and `-`; the first character is a letter or a digit.
     ContainerId
 }
 name! {
-    /// A network's name, under the same rule; it becomes a directory's name.
+    /// A network name, with the same rule. It is also the name of a directory.
     NetworkName
 }
 name! {
-    /// The name of a network interface as the kernel and the specification allow it.
+    /// The name of a network interface that is valid for both the kernel and the specification.
     IfName
 }
 
-/// The rule for ids and network names. It leaves no room for a path separator or for `..`.
+/// Returns whether a text is a valid container ID or network name. Excludes path separators and `..`.
 fn is_identifier(text: &str) -> bool {
     text.starts_with(|c: char| c.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
@@ -48,7 +48,7 @@ fn is_identifier(text: &str) -> bool {
 const IDENTIFIER_RULE: &str = "allowed are letters, digits, '_', '.' and '-'; the first must be a letter or a digit";
 
 impl ContainerId {
-    /// Checks `CNI_CONTAINERID`.
+    /// Validates `CNI_CONTAINERID`.
     pub fn parse(text: &OsStr) -> Result<ContainerId> {
         match text.to_str() {
             Some(text) if is_identifier(text) => Ok(ContainerId(text.to_owned())),
@@ -60,7 +60,7 @@ impl ContainerId {
 }
 
 impl NetworkName {
-    /// Checks `name` of a network configuration.
+    /// Validates `name` of a network configuration.
     pub fn parse(text: &str) -> Result<NetworkName> {
         if text.is_empty() {
             let error = Error::new(Code::CONFIG, "the network configuration has no \"name\"");
@@ -75,10 +75,10 @@ impl NetworkName {
 }
 
 impl IfName {
-    /// The longest name the kernel takes, in bytes (IFNAMSIZ less the final NUL).
+    /// Maximum length of a name in the kernel, in bytes (IFNAMSIZ less the final NUL).
     pub const MAX: usize = 15;
 
-    /// Checks `CNI_IFNAME`.
+    /// Validates `CNI_IFNAME`.
     pub fn parse(text: &OsStr) -> Result<IfName> {
         let name = text.to_str().ok_or("it is not UTF-8").and_then(|text| IfName::check(text).map(|()| text));
         match name {
@@ -90,31 +90,31 @@ impl IfName {
         }
     }
 
-    /// Checks a name that came with the configuration; the caller knows the key.
+    /// Validates a name from the configuration; the caller adds the key to the error.
     pub fn from_config(text: &str) -> Result<IfName, &'static str> {
         IfName::check(text).map(|()| IfName(text.to_owned()))
     }
 
     fn check(text: &str) -> Result<(), &'static str> {
         if text.is_empty() {
-            return Err("an interface name cannot be empty");
+            return Err("an interface name must not be empty");
         }
         if text.len() > IfName::MAX {
             return Err("an interface name has at most 15 bytes");
         }
         if text == "." || text == ".." {
-            return Err("an interface name cannot be '.' or '..'");
+            return Err("an interface name must not be '.' or '..'");
         }
         if text.contains(|c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace()) {
-            return Err("an interface name has no '/', no ':' and no white space");
+            return Err("an interface name must not contain '/', ':' or white space");
         }
-        // The kernel looks at bytes, and takes this one for a space, also within a letter such as 'à'.
+        // The kernel checks bytes and treats this one as white space, even inside a letter such as 'à'.
         if text.as_bytes().contains(&0xa0) {
-            return Err("an interface name has no byte 0xA0: the kernel takes it for white space");
+            return Err("an interface name must not contain the byte 0xA0: the kernel treats it as white space");
         }
-        // Unlike upstream, which finds the interface under another name than it asked for, and fails then.
+        // Unlike upstream, which creates the interface, finds it under another name than requested, and then fails.
         if text.contains('%') {
-            return Err("an interface name has no '%': the kernel would put a number in its place");
+            return Err("an interface name must not contain '%': the kernel replaces it by a number");
         }
         Ok(())
     }

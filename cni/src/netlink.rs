@@ -1,8 +1,7 @@
-//! The kernel's routing tables by netlink: links, addresses, routes, neighbours, VLANs.
+//! The kernel's network state over rtnetlink: links, addresses, routes, neighbours, VLANs.
 //!
-//! A [`Netlink`] belongs to the network namespace in which it was opened, wherever the thread goes later: open one per
-//! namespace and keep it. What should change is a list of [`Change`]s, which travel together in one datagram; what is
-//! there is asked for by verbs. Wire types stay inside.
+//! A [`Netlink`] stays in the network namespace in which it was opened, even if the thread moves: open one for each
+//! namespace and keep it. [`Change`]s are sent together in one datagram. Queries are methods. Wire types are private.
 
 mod address;
 mod answer;
@@ -39,22 +38,22 @@ pub use watch::{Event, Watch};
 use socket::Socket;
 use wire::{Message, Request};
 
-/// One change of the kernel's state, ready to be sent. The constructors are the verbs.
+/// One change of the kernel's state, ready to be sent. Each constructor is an operation.
 pub struct Change<'a> {
-    /// Says what it does. Few ever ask.
+    /// Describes the change. A closure, because the text is rarely needed.
     what: Box<dyn Fn() -> String + 'a>,
     message: Vec<u8>,
-    /// The name of the link that it makes.
-    makes: Option<&'a str>,
+    /// The name of the link that the change creates.
+    creates: Option<&'a str>,
 }
 
 impl<'a> Change<'a> {
     fn new(request: Request, what: impl Fn() -> String + 'a) -> Change<'a> {
-        Change { what: Box::new(what), message: request.finish(), makes: None }
+        Change { what: Box::new(what), message: request.finish(), creates: None }
     }
 
-    fn making(self, link: &'a str) -> Change<'a> {
-        Change { makes: Some(link), ..self }
+    fn creating(self, link: &'a str) -> Change<'a> {
+        Change { creates: Some(link), ..self }
     }
 }
 
@@ -70,7 +69,7 @@ impl fmt::Debug for Change<'_> {
     }
 }
 
-/// The messages of `changes`, which are about to be sent.
+/// Logs `changes` and returns their messages.
 fn encoded<'a>(changes: &'a [Change<'_>]) -> Vec<&'a [u8]> {
     let mut messages = Vec::with_capacity(changes.len() + 2);
     for change in changes {
@@ -80,15 +79,15 @@ fn encoded<'a>(changes: &'a [Change<'_>]) -> Vec<&'a [u8]> {
     messages
 }
 
-/// What the kernel refused, by its place among `changes`; if it comes after them it is `beyond`.
+/// Describes the message that the kernel rejected: one of `changes`, or `beyond` if its position is after them.
 fn refused(changes: &[Change<'_>], place: usize, beyond: &str) -> String {
     changes.get(place).map_or_else(|| beyond.to_owned(), ToString::to_string)
 }
 
-/// A port that was made, and the bridge as it is with it.
+/// A port that was created, and the state of its bridge afterwards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewPort {
-    /// The port, as it was when it was made: before it became a port.
+    /// The port when it was created, before it became a port.
     pub port: Link,
     /// The bridge.
     pub bridge: Link,
@@ -96,35 +95,35 @@ pub struct NewPort {
     pub addresses: Vec<Address>,
 }
 
-/// A netlink socket in one network namespace.
+/// An rtnetlink socket in one network namespace.
 #[derive(Debug)]
 pub struct Netlink {
     socket: Socket,
 }
 
 impl Netlink {
-    /// Opens a socket in the namespace of this thread.
+    /// Opens a socket in the namespace of the calling thread.
     pub fn open() -> Result<Netlink> {
         Ok(Netlink { socket: Socket::route().trying(|| "open a netlink socket")? })
     }
 
-    /// Opens a socket in the namespace of this thread, and that namespace.
+    /// Opens a socket in the namespace of the calling thread, and that namespace.
     pub fn open_with_netns() -> Result<(Netlink, Netns)> {
         let netlink = Netlink::open()?;
         let netns = Netns::holding(Some(netlink.socket.fd()))?;
         Ok((netlink, netns))
     }
 
-    /// Makes all `changes`, in order, with one message to the kernel.
+    /// Applies all `changes`, in order, with one message to the kernel.
     ///
-    /// The kernel does not stop at a change that fails; the first failure is returned.
+    /// The kernel does not stop at a change that fails; the first error is returned.
     pub fn apply(&mut self, changes: &[Change<'_>]) -> Result<()> {
         self.send(changes, |_| Ok(()))
     }
 
-    /// Makes all `changes`, the first of which makes a link, and returns that link.
+    /// Applies all `changes`, the first of which creates a link, and returns that link as it was when it was created.
     ///
-    /// A kernel since 6.2 tells it in the answer, as it was when it was made; an older one is asked once more.
+    /// Linux 6.2 and later include it in the answer; on older kernels it is queried afterwards.
     pub fn create(&mut self, changes: &[Change<'_>]) -> Result<Link> {
         let mut made = None;
         self.send(changes, |message| {
@@ -133,30 +132,30 @@ impl Netlink {
             }
             Ok(())
         })?;
-        self.or_look(made, changes)
+        self.or_query(made, changes)
     }
 
-    /// The link that the first of `changes` made: as it was echoed, or, before Linux 6.2, looked for.
-    fn or_look(&mut self, made: Option<Link>, changes: &[Change<'_>]) -> Result<Link> {
+    /// Returns the link that the first of `changes` created: from the echo, or, before Linux 6.2, by a query.
+    fn or_query(&mut self, made: Option<Link>, changes: &[Change<'_>]) -> Result<Link> {
         if let Some(link) = made {
             return Ok(link);
         }
-        let name = changes.first().and_then(|change| change.makes).unwrap_or_default();
+        let name = changes.first().and_then(|change| change.creates).unwrap_or_default();
         self.link(name)?.ok_or_else(|| {
-            let what = format!("link {name:?} was made, and somebody deleted it at once");
+            let what = format!("link {name:?} was deleted right after its creation");
             Error::new(Code::INTERNAL, what)
         })
     }
 
-    /// Makes all `changes`, the first of which makes a link that becomes a port of `bridge`; then looks at the bridge
-    /// and its IPv4 addresses. All with one message.
+    /// Applies all `changes`, the first of which creates a link that becomes a port of `bridge`. Also queries the
+    /// bridge and its IPv4 addresses. All with one message.
     pub fn create_port(&mut self, bridge: LinkIndex, changes: &[Change<'_>]) -> Result<NewPort> {
-        let (look, list) = (link::get_link(bridge.into()), address::list_addresses(RtAddrFamily::Inet, bridge));
+        let (query, list) = (link::get_link(bridge.into()), address::list_addresses(RtAddrFamily::Inet, bridge));
         let mut messages = encoded(changes);
-        messages.extend([look.as_slice(), list.as_slice()]);
-        let (mut links, mut addresses, mut whole) = (Vec::new(), Vec::new(), true);
+        messages.extend([query.as_slice(), list.as_slice()]);
+        let (mut links, mut addresses, mut complete) = (Vec::new(), Vec::new(), true);
         let refusal = self.socket.change_and_list(&messages, |message| {
-            whole &= message.flags & NlmF::DUMP_INTR.bits() == 0;
+            complete &= message.flags & NlmF::DUMP_INTR.bits() == 0;
             match message.kind {
                 libc::RTM_NEWLINK => links.push(Link::read(message.payload)?),
                 libc::RTM_NEWADDR => addresses.extend(Address::read(message.payload, bridge)?),
@@ -165,25 +164,26 @@ impl Netlink {
             Ok(())
         })?;
         if let Some((place, error)) = refusal {
-            return Err(error).trying(|| refused(changes, place, "look at the bridge"));
+            return Err(error).trying(|| refused(changes, place, "query the bridge"));
         }
-        if !whole {
+        if !complete {
             addresses = self.ipv4_addresses(bridge)?;
         }
-        let bridge =
-            links.pop_if(|link| link.index == bridge).ok_or_else(|| Error::bug("the kernel did not show a bridge"))?;
-        let port = self.or_look(links.into_iter().next(), changes)?;
+        let bridge = links
+            .pop_if(|link| link.index == bridge)
+            .ok_or_else(|| Error::bug("the kernel did not return the bridge"))?;
+        let port = self.or_query(links.into_iter().next(), changes)?;
         Ok(NewPort { port, bridge, addresses })
     }
 
-    /// Makes all `changes`, then lists the addresses of `link`, all with one message.
+    /// Applies all `changes`, then lists the addresses of `link`, all with one message.
     pub fn apply_and_list(&mut self, link: LinkIndex, changes: &[Change<'_>]) -> Result<Vec<Address>> {
         let list = address::list_addresses(RtAddrFamily::Unspecified, link);
         let mut messages = encoded(changes);
         messages.push(&list);
-        let (mut addresses, mut whole) = (Vec::new(), true);
+        let (mut addresses, mut complete) = (Vec::new(), true);
         let refusal = self.socket.change_and_list(&messages, |message| {
-            whole &= message.flags & NlmF::DUMP_INTR.bits() == 0;
+            complete &= message.flags & NlmF::DUMP_INTR.bits() == 0;
             if message.kind == libc::RTM_NEWADDR {
                 addresses.extend(Address::read(message.payload, link)?);
             }
@@ -191,7 +191,7 @@ impl Netlink {
         })?;
         match refusal {
             Some((place, error)) => Err(error).trying(|| refused(changes, place, "list addresses")),
-            None if whole => Ok(addresses),
+            None if complete => Ok(addresses),
             None => self.addresses(link),
         }
     }

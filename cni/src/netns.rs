@@ -1,4 +1,4 @@
-//! Network namespaces: open one, compare it, run something inside.
+//! Network namespaces: opening, comparing, and running code inside one.
 
 use std::fs::{self, File, Metadata};
 use std::io;
@@ -19,7 +19,7 @@ use crate::sys;
 /// The namespace of the calling thread.
 const OWN: &str = "/proc/thread-self/ns/net";
 
-/// An open network namespace. It stays alive as long as this value.
+/// An open network namespace. It exists at least as long as this value.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -35,19 +35,19 @@ impl Netns {
         })
     }
 
-    /// Opens the namespace at `path`; `None` if nothing is there, or something that is no network namespace (any more),
-    /// such as the file that a bind mount of `ip netns` leaves when it is unmounted.
+    /// Opens the namespace at `path`; `None` if the path does not exist or is not a network namespace (any more), such
+    /// as the empty file that remains when a bind mount of `ip netns` is unmounted.
     pub fn open_if_there(path: &Path) -> Result<Option<Netns>> {
-        // Without O_NONBLOCK a FIFO at the path would hold us for ever.
+        // Without O_NONBLOCK, opening a FIFO would block forever.
         let file = match sys::open(path, OFlag::O_RDONLY | OFlag::O_NONBLOCK) {
             Ok(file) => file,
             Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => return Ok(None),
             Err(errno) => {
-                return Err(of_namespace(errno.into())).trying(|| format!("open the network namespace {path:?}"));
+                return Err(with_netns_code(errno.into())).trying(|| format!("open the network namespace {path:?}"));
             }
         };
-        let is_one = sys::is_network_namespace(file.as_fd()).map_err(of_namespace);
-        let is_one = is_one.trying(|| format!("look at the network namespace {path:?}"))?;
+        let is_one = sys::is_network_namespace(file.as_fd()).map_err(with_netns_code);
+        let is_one = is_one.trying(|| format!("examine the network namespace {path:?}"))?;
         Ok(is_one.then(|| Netns { file, path: path.to_owned() }))
     }
 
@@ -63,69 +63,70 @@ impl Netns {
         }
     }
 
-    /// Makes a namespace and mounts it at `path`, where it stays until it is unmounted, as `ip netns add` does.
+    /// Creates a namespace and mounts it at `path`, where it stays until it is unmounted, as `ip netns add` does.
     pub fn make(path: &Path) -> Result<Netns> {
-        let what = || format!("make the network namespace {path:?}");
+        let what = || format!("create the network namespace {path:?}");
         fs::write(path, "").trying(what)?;
         let none: Option<&str> = None;
         let mount_new = || {
             unshare(CloneFlags::CLONE_NEWNET)?;
             mount(Some(OWN), path, none, MsFlags::MS_BIND, none)
         };
-        // Threads share the mount namespace, and have a network namespace each: this one keeps its own.
+        // Threads share the mount namespace but each has its own network namespace, so the calling thread stays in its
+        // own.
         let made = thread::scope(|scope| scope.spawn(mount_new).join());
         let made = made.map_err(|_| Error::bug("a thread panicked"));
-        made.and_then(|made| made.map_err(|errno| of_namespace(errno.into()))).trying(what)?;
+        made.and_then(|made| made.map_err(|errno| with_netns_code(errno.into()))).trying(what)?;
         Netns::open(path)
     }
 
-    /// The namespace this thread is in.
+    /// Returns the namespace of the calling thread.
     pub fn current() -> Result<Netns> {
         let route = SockProtocol::NetlinkRoute;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route);
         Netns::holding(socket.ok().as_ref().map(AsFd::as_fd))
     }
 
-    /// The namespace of `socket`, which must be that of this thread. By way of a socket because to look into /proc takes
-    /// ten times as long: the kernel builds a directory for this process then. But everybody may.
+    /// Returns the namespace of `socket`, which must be that of the calling thread. Uses the socket if permitted,
+    /// because opening a path in /proc takes ten times as long: the kernel creates a directory for this process then.
     pub(crate) fn holding(socket: Option<BorrowedFd<'_>>) -> Result<Netns> {
         let path = PathBuf::from(OWN);
         if let Some(Ok(file)) = socket.map(sys::namespace_of) {
             return Ok(Netns { file, path });
         }
-        let file = sys::open(&path, OFlag::O_RDONLY).map_err(|errno| of_namespace(errno.into()));
+        let file = sys::open(&path, OFlag::O_RDONLY).map_err(|errno| with_netns_code(errno.into()));
         let file = file.trying(|| format!("open the plugin's own network namespace {OWN:?}"))?;
         Ok(Netns { file, path })
     }
 
-    /// Is it the same namespace? Paths can differ.
+    /// Returns whether both are the same namespace, even if the paths differ.
     pub fn same_as(&self, other: &Netns) -> Result<bool> {
         Ok(self.identity()? == other.identity()?)
     }
 
-    /// Is it this file?
+    /// Returns whether `file` is this namespace.
     pub(crate) fn is(&self, file: &Metadata) -> Result<bool> {
         Ok((file.dev(), file.ino()) == self.identity()?)
     }
 
     fn identity(&self) -> Result<(u64, u64)> {
-        let file = self.file.metadata().trying(|| format!("look at the network namespace {:?}", self.path))?;
+        let file = self.file.metadata().trying(|| format!("examine the network namespace {:?}", self.path))?;
         Ok((file.dev(), file.ino()))
     }
 
-    /// Where it was opened.
+    /// Returns the path at which the namespace was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// For a netlink message that names the namespace.
+    /// Returns the descriptor for a netlink message.
     pub(crate) fn fd(&self) -> RawFd {
         self.file.as_raw_fd()
     }
 
-    /// Runs `work` with this thread inside the namespace, then goes back to `home`.
+    /// Runs `work` with this thread inside the namespace, then returns to `home`.
     ///
-    /// Sockets opened inside stay inside; everything else is best done outside, through them.
+    /// Sockets stay in the namespace in which they were opened, so `work` usually only opens one.
     pub fn run<T>(&self, home: &Netns, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.enter()?;
         let outcome = work();
@@ -136,13 +137,13 @@ impl Netns {
     #[expect(clippy::disallowed_methods, reason = "the one place that changes the namespace")]
     fn enter(&self) -> Result<()> {
         setns(&self.file, CloneFlags::CLONE_NEWNET)
-            .map_err(|errno| of_namespace(errno.into()))
+            .map_err(|errno| with_netns_code(errno.into()))
             .trying(|| format!("enter the network namespace {:?}", self.path))
     }
 }
 
-/// An error about a namespace, unless it is one about this process or the machine.
-fn of_namespace(error: io::Error) -> Error {
+/// Sets code 8 unless the error is about this process or the machine.
+fn with_netns_code(error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => error.into(),
         Some(libc::EPERM | libc::EACCES) => {
@@ -157,20 +158,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn its_own_namespace_is_recognised() {
+    fn the_own_namespace_is_recognised() {
         let own = Netns::current().unwrap();
         assert!(own.is(&fs::metadata("/proc/self/ns/net").unwrap()).unwrap());
         assert!(!own.is(&fs::metadata("/proc/self/ns/mnt").unwrap()).unwrap());
     }
 
     #[test]
-    fn namespaces_are_compared_by_what_they_are() {
+    fn namespaces_are_compared_by_identity() {
         let own = Netns::current().unwrap();
         assert!(own.same_as(&Netns::open(Path::new("/proc/self/ns/net")).unwrap()).unwrap());
     }
 
     #[test]
-    fn what_is_no_network_namespace_is_told_apart() {
+    fn other_files_are_not_network_namespaces() {
         for path in ["/nowhere", "/proc/self/ns/mnt", "/dev/null", "/etc", "/etc/hostname/x"] {
             assert!(Netns::open_if_there(Path::new(path)).unwrap().is_none(), "{path}");
             let error = Netns::open(Path::new(path)).unwrap_err();

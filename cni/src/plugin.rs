@@ -1,4 +1,4 @@
-//! What a plugin is, and what it is given: a call about a network, and mostly one attachment to it.
+//! The plugin trait and its inputs: a call for a network, and usually one attachment to it.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,57 +17,57 @@ use crate::request::Head;
 use crate::result::AddResult;
 use crate::version::Version;
 
-/// The keys of GC's list. libcni 1.2.0 sent only the second.
+/// The keys of GC's list. libcni 1.2.0 sends only the second.
 const VALID: &str = "cni.dev/valid-attachments";
 const OLD_VALID: &str = "cni.dev/attachments";
 
-/// What to do about a fault in the configuration.
-pub(crate) const REMEDY: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
+/// How to fix an error in the configuration.
+pub(crate) const FIX_HINT: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
 
-/// A CNI plugin. What its methods are given has been checked; what they return is converted and printed.
+/// A CNI plugin. Inputs of its methods are validated; their results are converted and printed by the caller.
 pub trait Plugin: Sync {
-    /// The plugin's `type`, which is the name of its file too.
+    /// Returns the plugin's `type`, which is also the name of its file.
     fn name(&self) -> &'static str;
-    /// Does of an ADD what changes nothing, for whoever delegates to the plugin and wants to know of mistakes before he
-    /// changes anything himself; `None` if the plugin has no such part.
+    /// Validates an ADD without side effects, so that a delegating plugin can fail before it changes anything; `None`
+    /// if the plugin does not support it.
     fn prepare<'a>(&self, _: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
         Ok(None)
     }
-    /// Returns whether the plugin works in the container's namespace. One that does not, such as an IPAM plugin, never
-    /// looks at `CNI_NETNS`: the path may be gone, or lead to another namespace by now.
+    /// Returns whether the plugin works in the container's namespace. A plugin that does not, such as an IPAM plugin,
+    /// ignores `CNI_NETNS`: the path may no longer exist, or lead to another namespace.
     fn uses_netns(&self) -> bool {
         true
     }
     /// Attaches a container's interface to the network.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
-    /// Undoes an ADD, as far as it got; succeeds if nothing is there.
+    /// Reverts an ADD, even an incomplete one; succeeds if nothing is left.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
-    /// Undoes an ADD of this very process whose answer could not be told to whoever asked. Nothing is to be done for a
-    /// plugin that others delegate to: they call its DEL when it fails.
+    /// Rolls back an ADD of this process whose result could not be written to stdout. A delegate needs no
+    /// implementation: the delegating plugin calls its DEL.
     fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         Ok(())
     }
-    /// Returns the addresses that are leased to an attachment, for a plugin that delegates to this one and has to know
-    /// whose an interface is; `None` if the plugin cannot tell.
+    /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
+    /// interface; `None` if the plugin does not know.
     fn leased_to(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<Vec<IpAddr>>> {
         Ok(None)
     }
-    /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not know.
-    /// Asked of the plugin that manages addresses, before a gateway's address is removed.
+    /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not
+    /// know. Bridge calls it on the IPAM plugin before it removes a gateway address.
     fn uses(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
         Ok(None)
     }
-    /// Compares what is there with what ADD made.
+    /// Verifies that the kernel's state matches what ADD created.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
-    /// Removes what belongs to no attachment in [`Call::valid_attachments`].
+    /// Removes everything that belongs to no attachment in [`Call::valid_attachments`].
     fn gc(&self, call: &Call<'_>) -> Result<()>;
-    /// Tells whether an ADD could succeed.
+    /// Fails if an ADD would fail now.
     fn status(&self, call: &Call<'_>) -> Result<()>;
 }
 
-/// An ADD whose configuration was found good.
+/// An ADD with a validated configuration.
 pub trait Prepared: fmt::Debug {
-    /// The rest of it.
+    /// Executes the ADD.
     fn add(&self, at: &Attachment) -> Result<AddResult>;
 }
 
@@ -77,14 +77,14 @@ impl fmt::Debug for dyn Plugin + '_ {
     }
 }
 
-/// One interface of one container: what ADD makes and DEL removes.
+/// One interface of one container, which ADD creates and DEL removes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attachment {
     /// `CNI_CONTAINERID`
     pub container: ContainerId,
     /// `CNI_IFNAME`
     pub ifname: IfName,
-    /// `CNI_NETNS` as it was given; only DEL can be without.
+    /// `CNI_NETNS` as given; only DEL can be without.
     pub netns: Option<PathBuf>,
 }
 
@@ -97,24 +97,24 @@ impl Attachment {
         }
     }
 
-    /// Opens the container's network namespace for a command that removes: `None` if it is gone. There is no path,
-    /// nothing at the path, something that is not a namespace (any more), or something that cannot be opened.
+    /// Opens the container's network namespace for DEL; `None` if it is gone: no path, no file at the path, a file that is
+    /// not a namespace (any more), or one that cannot be opened.
     pub fn open_netns_if_there(&self) -> Result<Option<Netns>> {
         self.netns.as_deref().map_or(Ok(None), Netns::open_to_clean_up)
     }
 
-    /// `CNI_NETNS` as text, for `sandbox` of an interface in a result.
+    /// Returns `CNI_NETNS` as text, for the `sandbox` of an interface in a result.
     pub fn sandbox(&self) -> String {
         self.netns.as_ref().map_or_else(String::new, |path| path.to_string_lossy().into_owned())
     }
 }
 
-/// A network that a plugin is called for.
+/// A call of a plugin for a network.
 #[derive(Debug)]
 pub struct Call<'a> {
-    /// Name of the network.
+    /// The name of the network.
     pub network: NetworkName,
-    /// Version of the configuration, and of the answer.
+    /// The version of the configuration and of the answer.
     pub version: Version,
     /// `CNI_ARGS`
     pub args: &'a str,
@@ -122,15 +122,15 @@ pub struct Call<'a> {
     pub path: &'a [PathBuf],
     /// The configuration.
     pub config: &'a str,
-    /// stdin, byte for byte, for a delegate.
+    /// The exact bytes of stdin, for a delegate.
     pub(crate) stdin: &'a [u8],
-    /// The plugins in this executable.
+    /// The plugins in this program.
     pub(crate) builtin: &'a [&'a dyn Plugin],
-    /// What the call was checked with.
+    /// The own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,
 }
 
-/// The namespace that a plugin was called in, and a socket there.
+/// The namespace in which a plugin was called, and a socket there.
 #[derive(Debug)]
 pub struct Home {
     /// The namespace.
@@ -147,7 +147,7 @@ impl Home {
 }
 
 impl<'a> Call<'a> {
-    /// A call that nobody makes: for those who only want to know what a plugin reads out of a configuration.
+    /// Creates a call that is never executed, to find out what a plugin reads from a configuration.
     pub fn about(config: &'a str) -> Result<Call<'a>> {
         let head = Head::parse(config)?;
         Ok(Call {
@@ -162,24 +162,24 @@ impl<'a> Call<'a> {
         })
     }
 
-    /// Where the plugin was called: what the call was checked with, and after that a new one.
+    /// Returns the plugin's own namespace and a socket: those that were opened to validate the call, later new ones.
     pub fn home(&self) -> Result<Home> {
         self.home.take().map_or_else(Home::open, Ok)
     }
 
-    /// The configuration as the plugin's own type.
+    /// Parses the configuration as the plugin's own type.
     pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
-        json::parse(self.config).map_err(|fault| Error::from(fault).details(REMEDY))
+        json::parse(self.config).map_err(|fault| Error::from(fault).details(FIX_HINT))
     }
 
-    /// `prevResult` of the configuration.
+    /// Parses `prevResult` of the configuration.
     pub fn previous(&self) -> Result<Option<AddResult>> {
         let Previous { prev_result } = self.parse()?;
         prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
     }
 
-    /// The attachments that a GC must keep. Without a list nothing is known to be stale, which is an error: an empty
-    /// list means that everything is.
+    /// Returns the attachments that GC must keep. A missing list is an error, because an empty list means that all
+    /// attachments are removed.
     pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
         let lists: Lists = self.parse()?;
         if let Some(valid) = lists.valid.or(lists.old) {
@@ -189,12 +189,12 @@ impl<'a> Call<'a> {
         if json::has(self.config, VALID)? || json::has(self.config, OLD_VALID)? {
             return Ok(Vec::new());
         }
-        let error = Error::new(Code::CONFIG, "GC without a list of valid attachments");
+        let error = Error::new(Code::CONFIG, "GC needs a list of valid attachments");
         Err(error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything"))
     }
 }
 
-/// What ADD answered, in the configurations of CHECK and DEL.
+/// The result of ADD, in the configurations of CHECK and DEL.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Previous<'a> {
@@ -212,10 +212,10 @@ struct Lists {
     old: Option<Vec<ValidAttachment>>,
 }
 
-/// An attachment that a runtime says is alive.
+/// An attachment that the runtime reports as valid.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
 pub struct ValidAttachment {
-    /// The container's id.
+    /// The container ID.
     #[serde(rename = "containerID")]
     pub container: String,
     /// The interface in the container.

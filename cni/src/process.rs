@@ -1,5 +1,5 @@
-//! From a process to a plugin and back: picks the plugin, checks the call, runs it, answers. Only writer of stdout,
-//! but for a process that is aborted (`sys`).
+//! Runs a plugin as a process: selects the plugin, validates the call, executes it and prints the answer. The only code
+//! that writes to stdout, except the abort handler in `sys`.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -18,10 +18,10 @@ use crate::sys;
 use crate::version::Version;
 use crate::wait::ready;
 
-/// The version of the reference whose behaviour these plugins have.
+/// The version of the reference whose behaviour these plugins implement.
 const REFERENCE_LEVEL: &str = "1.9.1";
 
-/// What the process leaves behind.
+/// The output and the outcome of the process.
 #[derive(Debug, PartialEq, Eq)]
 struct Answer {
     stdout: Vec<u8>,
@@ -29,11 +29,11 @@ struct Answer {
     success: bool,
 }
 
-/// The whole of a program that is called as `arg0`; `false` if it failed. With several plugins the name picks one.
+/// Runs a program that was called as `arg0`; returns `false` on failure. With several plugins, the name selects one.
 pub(crate) fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
     answer_panics();
     let answer = answer(plugins, arg0, &process_env, &mut Stdin, &print);
-    // Whoever does not listen cannot be helped.
+    // If stderr cannot be written, there is nowhere to report it.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = print(&answer.stdout);
     if let Err(error) = &written {
@@ -42,14 +42,14 @@ pub(crate) fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
     answer.success && written.is_ok()
 }
 
-/// Reads stdin piece by piece, as it comes.
+/// Reads stdin as data arrives.
 struct Stdin;
 
 impl Read for Stdin {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match nix::unistd::read(sys::stdin(), buffer) {
-                // Whoever called us has made it so.
+                // The caller made stdin non-blocking.
                 Err(nix::Error::EAGAIN) => ready(sys::stdin(), PollFlags::POLLIN)?,
                 outcome => return Ok(outcome?),
             }
@@ -57,10 +57,10 @@ impl Read for Stdin {
     }
 }
 
-/// How an answer gets to whoever asked.
+/// Writes an answer to the caller.
 type Print<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 
-/// Writes to stdout in one piece: std's own would break it at the last newline.
+/// Writes to stdout in one piece. std's stdout would split the data at the last newline.
 fn print(mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match nix::unistd::write(sys::stdout(), bytes) {
@@ -74,11 +74,11 @@ fn print(mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// A runtime must get a CNI error even from a mistake of ours, unless it has its answer already.
+/// Makes panics print a CNI error, unless an answer was already printed.
 fn answer_panics() {
-    // Without memory the process aborts, and no hook runs. A stack overflow ends the process by SIGSEGV without an answer:
-    // a handler would need a stack of its own, which costs each call three system calls. No input makes a plugin
-    // recurse, so only a bug could cause one.
+    // An allocation failure aborts the process without running the hook. A stack overflow ends the process by SIGSEGV
+    // without an answer: a handler would need its own stack, which costs three system calls per call. No input makes a
+    // plugin recurse, so only a bug could cause one.
     let _ = sys::answer_aborts();
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
@@ -105,12 +105,12 @@ fn success(stdout: Vec<u8>) -> Answer {
 }
 
 fn refusal(error: &Error) -> Answer {
-    // Printing an error object cannot fail; if it did, a fixed text would still be a CNI error.
+    // Printing an error object cannot fail. If it did, this text is still a valid CNI error.
     let stdout = json::print(&error.answer()).unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
     Answer { stdout, stderr: String::new(), success: false }
 }
 
-/// A program with one plugin is that plugin under any name; one with several goes by the name of its file.
+/// Selects the plugin. A program with one plugin accepts any name; otherwise the file name decides.
 fn pick<'a>(plugins: &[&'a dyn Plugin], arg0: &OsStr) -> Option<&'a dyn Plugin> {
     let name = Path::new(arg0).file_name();
     match plugins {
@@ -129,27 +129,27 @@ fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
 }
 
 fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
-    let spoken = Version::ALL.map(Version::as_str).join(", ");
-    // Runtimes compare this version with the oldest reference that they accept; what follows '+' is not compared.
+    let supported = Version::ALL.map(Version::as_str).join(", ");
+    // Runtimes compare this version with the oldest reference that they accept; they ignore what follows '+'.
     let build = format!("v{REFERENCE_LEVEL}+cni0.{}", env!("CARGO_PKG_VERSION"));
     match plugin {
-        Some(plugin) => format!("CNI {} plugin {build}\nCNI protocol versions supported: {spoken}\n", plugin.name()),
+        Some(plugin) => format!("CNI {} plugin {build}\nCNI protocol versions supported: {supported}\n", plugin.name()),
         None => format!(
             "cni0 {build}: CNI plugins in one program, each under its own name: {}\n\
-             CNI protocol versions supported: {spoken}\n\
+             CNI protocol versions supported: {supported}\n\
              Link or copy this file under those names, for instance into /opt/cni/bin.\n",
             names(plugins)
         ),
     }
 }
 
-/// The answer to VERSION, in one line unlike all others.
+/// Returns the answer to VERSION, which, unlike all others, is one line.
 fn versions() -> Vec<u8> {
     let quoted = Version::ALL.map(|version| format!("\"{version}\"")).join(",");
     format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST).into_bytes()
 }
 
-/// Checks the configuration and runs the command; what is left to print.
+/// Validates the configuration and executes the command. Returns the output that is not printed yet.
 fn serve(
     plugins: &[&dyn Plugin],
     plugin: &dyn Plugin,
@@ -188,10 +188,10 @@ fn serve(
     let done = |result: Result<()>| result.map(|()| Vec::new());
     let outcome = match &request {
         Request::Attachment(Verb::Add, at, _) => {
-            let told = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
+            let deliver = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
             done(plugin.add(&call, at).and_then(|result| {
-                // An ADD that nobody knows of is a failed one, which leaves nothing.
-                told(result).map_err(|error| match plugin.take_back(&call, at) {
+                // An ADD whose result does not reach the runtime has failed and must leave nothing behind.
+                deliver(result).map_err(|error| match plugin.take_back(&call, at) {
                     Ok(()) => error,
                     Err(left) => error.details(format!("not undone: {left}")),
                 })
@@ -210,7 +210,7 @@ fn serve(
     outcome
 }
 
-/// Who, what and for whom: what every line of the log begins with.
+/// Returns the prefix of every log line: plugin, command, network and attachment.
 fn context(plugin: &str, request: &Request, network: &str) -> String {
     let (command, _) = request.command();
     match request {

@@ -1,4 +1,4 @@
-//! What the caller asks for: environment, stdin and the head of the configuration, checked. Nothing else reads the
+//! The validated request: environment, stdin, and the common keys of the configuration. The only code that reads the
 //! environment.
 
 use std::borrow::Cow;
@@ -13,28 +13,28 @@ use serde::Deserialize;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{self, Fault, Raw};
-use crate::logging::Wish;
+use crate::logging::LogSettings;
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::netns::Netns;
-use crate::plugin::{Attachment, Home, REMEDY};
+use crate::plugin::{Attachment, FIX_HINT, Home};
 use crate::version::Version;
 
-/// What the environment asks for.
+/// The request in the environment.
 #[derive(Debug)]
 pub(crate) enum Request {
-    /// No `CNI_COMMAND`: a person looks at the plugin.
+    /// No `CNI_COMMAND`: the program was started by hand.
     About,
-    /// VERSION needs nothing else.
+    /// VERSION, which needs no other variables.
     Version,
     /// ADD, DEL or CHECK of one interface.
     Attachment(Verb, Attachment, Scope),
     /// GC or STATUS of a network.
     Network(NetworkVerb, Scope),
-    /// Any other command; it is refused only after the configuration was looked at, as in the reference.
+    /// Any other command. It is rejected after the configuration was validated, as in the reference.
     Unknown(String),
 }
 
-/// A command about one attachment.
+/// A command for one attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verb {
     Add,
@@ -42,23 +42,23 @@ pub(crate) enum Verb {
     Check,
 }
 
-/// A command about a whole network.
+/// A command for a whole network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NetworkVerb {
     Gc,
     Status,
 }
 
-/// What all commands but VERSION carry.
+/// Variables of all commands except VERSION.
 #[derive(Debug, Default)]
 pub(crate) struct Scope {
     pub(crate) args: String,
     pub(crate) path: Vec<PathBuf>,
-    /// `CNI_NETNS_OVERRIDE`: ADD may work in the plugin's own namespace.
+    /// `CNI_NETNS_OVERRIDE`: ADD may use the plugin's own namespace.
     pub(crate) any_netns: bool,
 }
 
-/// The head of a configuration: what the protocol itself reads, value by value, so that the first fault wins.
+/// The common keys of a configuration. They are parsed one by one, so that the first error is reported.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Head<'a> {
@@ -74,7 +74,7 @@ pub(crate) struct Head<'a> {
 
 impl<'a> Head<'a> {
     pub(crate) fn parse(config: &'a str) -> Result<Head<'a>> {
-        // The reference takes `null` for an empty object.
+        // The reference treats `null` as an empty object.
         let head: Option<Head<'a>> = json::parse(config)
             .map_err(|fault| Error::from(fault).details("stdin must hold one network configuration, a JSON object"))
             .trying(|| "read the network configuration on stdin")?;
@@ -89,27 +89,27 @@ impl<'a> Head<'a> {
         Version::of_request(&text("cniVersion", self.cni_version)?, command, since)
     }
 
-    pub(crate) fn log(&self, env: Option<OsString>) -> Wish {
-        Wish::new(self.log_level, self.log_file, env)
+    pub(crate) fn log(&self, env: Option<OsString>) -> LogSettings {
+        LogSettings::new(self.log_level, self.log_file, env)
     }
 }
 
 fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String> {
     let Some(raw) = value else { return Ok(String::new()) };
-    raw.parse().map_err(|fault: Fault| Error::from(fault.under(key)).details(REMEDY))
+    raw.parse().map_err(|fault: Fault| Error::from(fault.under(key)).details(FIX_HINT))
 }
 
-/// Where variables come from: the process, or a test.
+/// The source of environment variables: the process, or a test.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// A variable of the environment, for programs around the plugins: these themselves get a checked request.
+/// Returns an environment variable of this process. For programs other than plugins, which get a validated request.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub fn process_env(name: &str) -> Option<OsString> {
     env::var_os(name)
 }
 
 impl Request {
-    /// Reads the environment in the reference's order: a bad value is reported at once, missing ones together.
+    /// Reads the environment in the reference's order: an invalid value is reported at once, missing ones together.
     pub(crate) fn read(env: Env<'_>) -> Result<Request> {
         let optional = |name: &str| env(name).filter(|value| !value.is_empty());
         let Some(command) = optional("CNI_COMMAND") else { return Ok(Request::About) };
@@ -160,7 +160,7 @@ impl Request {
         }
     }
 
-    /// The command, and the version that brought it.
+    /// Returns the command and the version that introduced it.
     pub(crate) fn command(&self) -> (&str, Version) {
         match self {
             Request::About => ("", Version::V0_1_0),
@@ -174,15 +174,15 @@ impl Request {
         }
     }
 
-    /// The most that stdin may hold. A configuration is small; only GC's list grows with the node.
+    /// Returns the maximum size of stdin. A configuration is small; only GC's list grows with the node.
     fn limit(&self) -> u64 {
         if let Request::Network(NetworkVerb::Gc, _) = self { 16 << 20 } else { 1 << 20 }
     }
 
-    /// Reads stdin, and never more of it than makes sense.
+    /// Reads stdin up to the maximum size.
     pub(crate) fn read_stdin(&self, stdin: &mut dyn Read) -> Result<Vec<u8>> {
         let limit = self.limit();
-        let mut bytes = Vec::with_capacity(1 << 10); // most fit, and are read at once
+        let mut bytes = Vec::with_capacity(1 << 10); // fits most configurations, which are read at once
         stdin.take(limit + 1).read_to_end(&mut bytes).trying(|| "read the network configuration on stdin")?;
         if bytes.trim_ascii().is_empty() {
             let error = Error::new(Code::DECODE, "the network configuration on stdin is empty");
@@ -195,18 +195,18 @@ impl Request {
         Ok(bytes)
     }
 
-    /// Keeps ADD and DEL away from the plugin's own namespace, before anything is changed. Unlike upstream, which looks
-    /// afterwards. Returns what was opened for the comparison, for further use.
+    /// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike upstream, which checks
+    /// afterwards. Returns the namespace and socket that were opened for the comparison.
     ///
-    /// ADD is refused. For DEL the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host
-    /// once the process ID belongs to another process. So DEL goes on without a namespace.
+    /// ADD fails. For DEL, the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host once
+    /// the process ID is reused. So DEL continues without a namespace.
     pub(crate) fn exclude_own_netns(&mut self) -> Result<Option<Home>> {
         let Request::Attachment(verb @ (Verb::Add | Verb::Del), at, scope) = self else { return Ok(None) };
         let Some(path) = &at.netns else { return Ok(None) };
         let allowed = *verb == Verb::Add && scope.any_netns;
-        // A path that cannot be examined is not the plugin's own; opening it reports what is wrong.
+        // A path that cannot be examined is not the plugin's own; opening it later reports the reason.
         let Some(theirs) = fs::metadata(path).ok().filter(|_| !allowed) else { return Ok(None) };
-        // Not every plugin needs a socket: its own namespace can be had without.
+        // Not every plugin needs a socket; the own namespace can be opened without one.
         let home = Home::open().ok();
         let is_own = match &home {
             Some(home) => home.netns.is(&theirs)?,
@@ -221,11 +221,11 @@ impl Request {
             return Ok(home);
         }
         let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));
-        Err(error.details("give the container's namespace, or set CNI_NETNS_OVERRIDE=1 if this is meant"))
+        Err(error.details("set CNI_NETNS to the container's namespace, or CNI_NETNS_OVERRIDE=1 to use this one"))
     }
 }
 
-/// The configuration as text; what is not UTF-8 in it is replaced, as the reference does.
+/// Converts the configuration to text. Invalid UTF-8 is replaced, as in the reference.
 pub(crate) fn config_text(stdin: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(stdin)
 }

@@ -1,4 +1,4 @@
-//! The answer to ADD, in one shape, and its way to and from the layouts of all versions.
+//! The result of ADD in one internal form, with conversions to and from the layouts of all versions.
 
 mod v010;
 mod v030;
@@ -13,30 +13,30 @@ use crate::ip::{self, Cidr};
 use crate::json::{self, Raw};
 use crate::version::Version;
 
-/// What an ADD made, as the newest version describes it. Older versions show less of it.
+/// The result of an ADD, as the newest version describes it. Older versions contain less of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AddResult {
-    /// The interfaces that the plugin made or found.
+    /// The interfaces that the plugin created or parsed.
     pub interfaces: Vec<Interface>,
-    /// Addresses given to the container.
+    /// The addresses of the container.
     pub ips: Vec<IpConfig>,
-    /// Routes made in the container.
+    /// The routes of the container.
     pub routes: Vec<Route>,
-    /// What the container's resolver should know.
+    /// The resolver settings of the container.
     pub dns: Dns,
 }
 
-/// An interface in an answer.
+/// An interface in a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Interface {
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// Its hardware address as text, or empty.
+    /// The MAC address as text, or empty.
     pub mac: String,
-    /// Its MTU, or 0.
+    /// The MTU, or 0.
     pub mtu: u32,
-    /// The namespace it is in: `CNI_NETNS` as it was given; empty for the host's.
+    /// The namespace of the interface: `CNI_NETNS` as given, or empty for the host.
     pub sandbox: String,
     /// The socket of a vhost-user interface, or empty.
     pub socket_path: String,
@@ -45,78 +45,77 @@ pub struct Interface {
     pub pci_id: String,
 }
 
-/// An address in an answer. Fields stand in the order in which 1.x prints them.
+/// An address in a result. Fields are in the order in which 1.x prints them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpConfig {
-    /// The address with the prefix of its subnet.
+    /// The address with the prefix length of its subnet.
     pub address: Cidr,
-    /// The way out of the subnet.
+    /// The gateway of the subnet.
     #[serde(default, deserialize_with = "ip::optional", skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Which of the answer's interfaces has the address.
+    /// The index of the interface in the result that has the address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interface: Option<u32>,
 }
 
-/// A route in an answer, and in an IPAM configuration. Fields stand in the order in which 0.3 and 0.4 print them.
+/// A route in a result or in an IPAM configuration. Fields are in the order in which 0.3 and 0.4 print them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
-    /// Where to.
+    /// The destination.
     pub dst: Cidr,
     /// The next hop; `None` means the gateway of the family, or the link itself.
     #[serde(default, deserialize_with = "ip::optional", skip_serializing_if = "Option::is_none")]
     pub gw: Option<IpAddr>,
-    /// MTU of the route, or 0.
+    /// The MTU of the route, or 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub mtu: u32,
-    /// Maximal segment size to advertise, or 0.
+    /// The maximum segment size to advertise, or 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub advmss: u32,
-    /// Metric, or 0.
+    /// The metric, or 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub priority: u32,
-    /// Routing table; `None` is the main one.
+    /// The routing table; `None` means the main table.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<u32>,
-    /// Scope; `None` is universe.
+    /// The scope; `None` means universe.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scope: Option<u8>,
 }
 
 impl Route {
-    /// A plain route.
+    /// Creates a route with default attributes.
     pub fn new(dst: Cidr, gw: Option<IpAddr>) -> Route {
         Route { dst, gw, mtu: 0, advmss: 0, priority: 0, table: None, scope: None }
     }
 }
 
-/// Resolver settings in an answer and in configurations. Fields stand in the order in which versions before 1.0 print
-/// them.
+/// Resolver settings in a result or a configuration. Fields are in the order in which versions before 1.0 print them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Dns {
-    /// Addresses of name servers, in order of preference.
+    /// The addresses of name servers, in order of preference.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub nameservers: Vec<String>,
     /// The local domain, or empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub domain: String,
-    /// Domains to search for short names.
+    /// The domains to search for short names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub search: Vec<String>,
-    /// Options of the resolver.
+    /// The resolver options.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub options: Vec<String>,
 }
 
 impl Dns {
-    /// Does it say nothing?
+    /// Returns whether there are no settings.
     pub fn is_empty(&self) -> bool {
         *self == Dns::default()
     }
 }
 
-/// The three layouts that results had over the years.
+/// The three layouts of results in the history of CNI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     V010,
@@ -135,7 +134,7 @@ impl Family {
 }
 
 impl AddResult {
-    /// The answer's text in `version`.
+    /// Prints the result in the layout of `version`.
     pub fn print(&self, version: Version) -> Result<Vec<u8>> {
         match Family::of(version) {
             Family::V010 => json::print(&v010::Answer::new(self, version)?),
@@ -144,9 +143,10 @@ impl AddResult {
         }
     }
 
-    /// What a reader of the answer in `version` would get: the same less what that version cannot express.
+    /// Returns the result as a reader of its text in `version` sees it, without the parts that the version cannot
+    /// express.
     ///
-    /// Fails where printing would fail, so a plugin can ask before it makes its work final.
+    /// Fails where printing would fail, so that a plugin can check before its work becomes final.
     pub fn as_seen_in(&self, version: Version) -> Result<AddResult> {
         let seen: AddResult = match Family::of(version) {
             Family::V010 => v010::Answer::new(self, version)?.into(),
@@ -156,7 +156,7 @@ impl AddResult {
         Ok(seen.canonical())
     }
 
-    /// IPv4-mapped addresses as the IPv4 addresses that they mean.
+    /// Converts IPv4-mapped addresses to IPv4 addresses.
     fn canonical(mut self) -> AddResult {
         for ip in &mut self.ips {
             ip.address = ip.address.canonical();
@@ -167,12 +167,13 @@ impl AddResult {
         self
     }
 
-    /// Reads `prevResult` of a configuration in `version`: an answer of that version's layout.
+    /// Parses `prevResult` of a configuration in `version`, which has the layout of that version.
     pub(crate) fn read_previous(raw: Raw<'_>, version: Version) -> Result<AddResult> {
         AddResult::read(raw, version, version).trying(|| "read \"prevResult\"")
     }
 
-    /// Reads what a plugin answered to a configuration in `version`. Its own `cniVersion` decides the layout.
+    /// Parses the result of a plugin for a configuration in `version`. The result's own `cniVersion` determines the
+    /// layout.
     pub fn read_answer(text: &str, version: Version) -> Result<AddResult> {
         let raw: Raw<'_> = json::parse(text)?;
         let own = match own_version(raw)?.as_str() {
@@ -192,33 +193,33 @@ impl AddResult {
         let fits = own.is_empty() || Version::exact(&own).is_some_and(|own| Family::of(own) == family);
         if !fits {
             let what = format!("the result has cniVersion {own:?}, the configuration {config}");
-            return Err(Error::new(Code::INTERNAL, what).details("their layouts differ; give both the same cniVersion"));
+            return Err(Error::new(Code::INTERNAL, what).details("the layouts differ; use the same cniVersion in both"));
         }
-        let found: Found = raw.parse()?;
+        let parsed: Parsed = raw.parse()?;
         let result = match family {
-            Family::V010 => found.by_family(),
-            Family::V030 => found.lists().as_seen_in(layout)?,
-            Family::V100 => found.lists(),
+            Family::V010 => parsed.by_family(),
+            Family::V030 => parsed.lists().as_seen_in(layout)?,
+            Family::V100 => parsed.lists(),
         };
         Ok(result.canonical())
     }
 }
 
-/// A result of any version as it is read; its version decides what of it counts.
+/// A result of any version as parsed; its version determines which fields are used.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Found {
-    ip4: Option<FoundIp>,
-    ip6: Option<FoundIp>,
+struct Parsed {
+    ip4: Option<ParsedIp>,
+    ip6: Option<ParsedIp>,
     interfaces: Vec<Interface>,
     ips: Vec<IpConfig>,
     routes: Vec<Route>,
     dns: Dns,
 }
 
-/// `ip4` or `ip6` of the oldest versions.
+/// `ip4` or `ip6` in 0.1.0 and 0.2.0.
 #[derive(Deserialize)]
-struct FoundIp {
+struct ParsedIp {
     ip: Cidr,
     #[serde(default, deserialize_with = "ip::optional")]
     gateway: Option<IpAddr>,
@@ -226,9 +227,9 @@ struct FoundIp {
     routes: Vec<Route>,
 }
 
-impl Found {
+impl Parsed {
     fn lists(self) -> AddResult {
-        let Found { interfaces, ips, routes, dns, .. } = self;
+        let Parsed { interfaces, ips, routes, dns, .. } = self;
         AddResult { interfaces, ips, routes, dns }
     }
 
@@ -242,7 +243,7 @@ impl Found {
     }
 }
 
-/// `cniVersion` of a result, empty if it has none.
+/// Returns the `cniVersion` of a result, or an empty text.
 fn own_version(raw: Raw<'_>) -> Result<String> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]

@@ -1,4 +1,4 @@
-//! SHA-512 (FIPS 180-4), for the names that the reference derives with it: of chains, of rules, of containers. Not for
+//! SHA-512 (FIPS 180-4), for names that the reference derives from it: of chains, rules and containers. Not for
 //! secrets.
 
 /// Fractional parts of the square roots of the first eight primes.
@@ -97,7 +97,7 @@ const ROUNDS: [u64; 80] = [
     0x6c44198c_4a475817,
 ];
 
-/// The first `digits` of the digest of `text`, which has 128, as lower-case hexadecimal digits.
+/// Returns the first `digits` of the 128 hexadecimal digits of the digest of `text`, in lower case.
 pub fn hex(digits: usize, text: &str) -> String {
     let mut state = START;
     let mut padded = text.as_bytes().to_vec();
@@ -120,9 +120,9 @@ pub fn hex(digits: usize, text: &str) -> String {
     hex
 }
 
-#[expect(clippy::indexing_slicing, reason = "no place is beyond the eightieth")]
+#[expect(clippy::indexing_slicing, reason = "all indices are below 80")]
 fn compress(state: &mut [u64; 8], block: &[u8; 128]) {
-    // The message schedule: a word for each round.
+    // The message schedule: one word for each round.
     let mut words = [0_u64; 80];
     for (word, bytes) in words.iter_mut().zip(block.as_chunks::<8>().0) {
         *word = u64::from_be_bytes(*bytes);
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "too many steps")]
-    fn vectors_of_the_standard() {
+    fn test_vectors_of_the_standard() {
         let long = "a".repeat(1_000_000);
         for (text, digest) in [
             (

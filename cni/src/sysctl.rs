@@ -1,4 +1,4 @@
-//! Kernel settings under /proc/sys: read first, written only where they differ.
+//! Kernel settings in /proc/sys. They are read first and written only if they differ.
 
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -10,22 +10,22 @@ use nix::fcntl::OFlag;
 use crate::error::{Context, Result};
 use crate::sys;
 
-/// What became of a setting.
+/// The outcome of [`set`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setting {
-    /// It had the value already.
+    /// The setting already had the value.
     Kept,
-    /// It has the value now.
+    /// The setting was changed to the value.
     Changed,
-    /// This kernel, or this interface, does not have it.
+    /// The kernel or the interface does not have the setting.
     Missing,
     /// /proc/sys is read-only, as in many containers.
     ReadOnly,
 }
 
-/// Gives `key`, such as `["net", "ipv4", "ip_forward"]`, the value `value`, in the network namespace of this thread.
+/// Sets `key`, such as `["net", "ipv4", "ip_forward"]`, to `value`, in the network namespace of the calling thread.
 ///
-/// That it is missing or read-only is for the caller to judge; everything else that fails is an error.
+/// A missing or read-only setting is reported as [`Setting`], for the caller to decide; any other failure is an error.
 pub fn set(key: &[&str], value: &str) -> Result<Setting> {
     match write_if_different(Path::new(&path_of(key)), value) {
         Ok(setting) => {
@@ -42,7 +42,8 @@ pub fn set(key: &[&str], value: &str) -> Result<Setting> {
     }
 }
 
-/// What `key` says in the network namespace of this thread; `None` if this kernel, or this interface, does not have it.
+/// Returns the value of `key` in the network namespace of the calling thread; `None` if the kernel or the interface
+/// does not have the setting.
 pub fn read(key: &[&str]) -> Result<Option<String>> {
     match std::fs::read_to_string(path_of(key)) {
         Ok(text) => Ok(Some(text.trim_end().to_owned())),
@@ -51,7 +52,7 @@ pub fn read(key: &[&str]) -> Result<Option<String>> {
     }
 }
 
-/// Could `key` be set? Tries nothing but to open it.
+/// Returns an error if `key` cannot be opened for writing. Changes nothing.
 pub fn can_be_set(key: &[&str]) -> io::Result<()> {
     Ok(sys::open(Path::new(&path_of(key)), OFlag::O_WRONLY).map(drop)?)
 }
@@ -61,7 +62,7 @@ fn path_of(key: &[&str]) -> String {
 }
 
 fn write_if_different(path: &Path, value: &str) -> io::Result<Setting> {
-    // What is set already may be on a read-only file system.
+    // A setting on a read-only file system may already have the value.
     let (file, writable) = match sys::open(path, OFlag::O_RDWR) {
         Err(nix::Error::EROFS | nix::Error::EACCES) => (sys::open(path, OFlag::O_RDONLY)?, false),
         file => (file?, true),

@@ -1,8 +1,8 @@
-//! A laboratory for black-box tests: real programs, real namespaces, nothing of the machine touched.
+//! The environment for black-box tests: real programs and real namespaces, isolated from the machine.
 //!
-//! A [`Lab`] gives the test's thread a network and a mount namespace of its own, with empty `/run` and `/var/lib`, so
-//! that tests run side by side and leave nothing: the kernel cleans up when the thread ends. Plugins come from
-//! `$CNI0_TEST_BIN`, or from the directory where cargo puts them.
+//! A [`Lab`] gives the test's thread its own network and mount namespace, with empty `/run` and `/var/lib`. So tests
+//! run in parallel and leave nothing behind: the kernel cleans up when the thread exits. Plugins come from
+//! `$CNI0_TEST_BIN`, or from the directory where cargo builds them.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -10,7 +10,7 @@
     clippy::print_stderr,
     clippy::disallowed_methods,
     clippy::indexing_slicing,
-    reason = "a test that cannot set itself up should stop and say where"
+    reason = "a test whose setup fails should stop there"
 )]
 
 pub mod document;
@@ -29,24 +29,24 @@ use nix::sched::{CloneFlags, unshare};
 use serde_json::Value;
 
 use crate::build_id;
-use crate::child::converse;
+use crate::child::run_to_end;
 use crate::netns::Netns;
 use crate::wait::Deadline;
 
 /// The plugins that [`Lab`] installs.
 pub const PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
 
-/// Where Debian's package puts the reference's plugins.
+/// The directory of the reference's plugins in Debian's package.
 pub const REFERENCE: &str = "/usr/lib/cni";
 
-/// Returns how long a test waits for anything before it fails: a minute, or `$CNI0_TEST_PATIENCE` seconds on a slow
-/// machine.
+/// Returns the timeout for all waits in tests: a minute, or `$CNI0_TEST_PATIENCE` seconds on a slow machine.
 pub fn patience() -> Duration {
     let seconds = std::env::var("CNI0_TEST_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
     Duration::from_secs(seconds.unwrap_or(60))
 }
 
-/// Polls `condition` until it holds, for what the kernel does not report. Fails after [`patience`] and names `what`.
+/// Polls `condition` until it holds, for events that the kernel does not report. Fails after [`patience`] and names
+/// `what`.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Deadline::after(patience());
@@ -56,41 +56,41 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// How plugins are installed; both must behave the same.
+/// The two ways to install plugins, which must behave the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Copies of one program under all names: delegation stays in the process.
+    /// Copies of one program under all names: delegates run in the same process.
     Shared,
-    /// A program per plugin: delegation executes.
+    /// One program per plugin: delegates are executed.
     Separate,
 }
 
-/// A host of its own for one test.
+/// An isolated host for one test.
 #[derive(Debug)]
 pub struct Lab {
     dir: PathBuf,
 }
 
 impl Lab {
-    /// Moves this thread to a fresh host with the plugins of one program.
+    /// Moves this thread to a new host with shared plugins.
     pub fn new() -> Lab {
         Lab::with(Layout::Shared)
     }
 
-    /// Moves this thread to a fresh host.
+    /// Moves this thread to a new host with plugins.
     pub fn with(layout: Layout) -> Lab {
         let lab = Lab::bare();
         lab.install(layout);
         lab
     }
 
-    /// Moves this thread to a fresh host without any plugin.
+    /// Moves this thread to a new host without plugins.
     pub fn bare() -> Lab {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("cni0-lab-{}-{count}", std::process::id()));
-        fs::create_dir_all(dir.join("bin")).expect("make the laboratory's directory");
-        // From here on it is removed whatever happens.
+        fs::create_dir_all(dir.join("bin")).expect("create the lab's directory");
+        // From here on, dropping the value removes the directory.
         let lab = Lab { dir };
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .expect("unshare (root, or `unshare -r`, is needed)");
@@ -99,11 +99,11 @@ impl Lab {
         for empty in ["/run", "/var/lib"] {
             mount(Some("tmpfs"), empty, Some("tmpfs"), MsFlags::empty(), none).expect("mount an empty directory");
         }
-        fs::create_dir("/run/netns").expect("make /run/netns");
+        fs::create_dir("/run/netns").expect("create /run/netns");
         lab
     }
 
-    /// Runs `test` on a host with the plugins of one program, and on one with a program per plugin.
+    /// Runs `test` on a host with shared plugins, and on one with separate plugins.
     pub fn both(test: impl Fn(&Lab)) {
         for layout in [Layout::Shared, Layout::Separate] {
             eprintln!("--- {layout:?}");
@@ -134,41 +134,41 @@ impl Lab {
         path
     }
 
-    /// A directory that goes with the test.
+    /// Returns a directory that is removed after the test.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Where the plugins are.
+    /// Returns the directory of the plugins.
     pub fn bin(&self) -> PathBuf {
         self.dir.join("bin")
     }
 
-    /// Makes a network namespace at `/run/netns/NAME`, as `ip netns add` does.
+    /// Creates a network namespace at `/run/netns/NAME`, as `ip netns add` does.
     pub fn netns(&self, name: &str) -> PathBuf {
         let path = Path::new("/run/netns").join(name);
         Netns::make(&path).unwrap();
         path
     }
 
-    /// A call of one of our plugins, with `CNI_PATH` set and nothing else.
+    /// Prepares a call of one of our plugins, with only `CNI_COMMAND` and `CNI_PATH` set.
     pub fn plugin(&self, name: &str, command: &str) -> Calling {
         Calling::new(&self.bin().join(name), command).env("CNI_PATH", self.bin())
     }
 
-    /// A call about an attachment: container `c1` with `eth0` in `netns`.
+    /// Prepares a call for an attachment: container `c1` with `eth0` in `netns`.
     pub fn attach(&self, name: &str, command: &str, netns: impl AsRef<OsStr>) -> Calling {
         self.plugin(name, command).attachment("c1", "eth0", netns)
     }
 
-    /// Runs a program, which must succeed; what it printed.
+    /// Runs a shell command, which must succeed, and returns its output.
     pub fn sh(&self, command: &str) -> String {
         let outcome = Calling::program("sh").arg("-ec").arg(command).run();
         assert_eq!(outcome.status, Some(0), "{command}\n{}{}", outcome.stdout, outcome.stderr);
         outcome.stdout
     }
 
-    /// `ip -j ARGUMENTS` as JSON, on this host.
+    /// Returns the output of `ip -j -d ARGUMENTS` on this host as JSON.
     pub fn ip(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.sh(&format!("ip -j -d {arguments}"))).unwrap_or(Value::Null)
     }
@@ -186,11 +186,11 @@ impl Drop for Lab {
     }
 }
 
-/// A program of this workspace.
+/// Returns the path of a program of this workspace.
 pub fn built(name: &str) -> PathBuf {
     let dir = match std::env::var_os("CNI0_TEST_BIN") {
         Some(dir) => PathBuf::from(dir),
-        // Tests lie in target/PROFILE/deps, programs one above.
+        // Tests are in target/PROFILE/deps, programs in its parent.
         None => std::env::current_exe().unwrap().ancestors().nth(2).unwrap().to_owned(),
     };
     dir.join(name)
@@ -198,25 +198,24 @@ pub fn built(name: &str) -> PathBuf {
 
 /// Writes `body` as an executable shell script, in a child process.
 ///
-/// A file that a test executes is never opened for writing in the test's own process. Every child that another test
-/// starts holds a copy of that descriptor between its fork and its exec, and while one does, the kernel refuses to
-/// execute the file (ETXTBSY).
+/// The test process must never open an executable file for writing. A child of another test has a copy of that
+/// descriptor between its fork and its exec. As long as it is open, the kernel refuses to execute the file (ETXTBSY).
 pub fn write_script(path: &Path, body: &str) {
     let write = Calling::program("sh").arg("-ec").arg("cat >\"$0\"; chmod 755 \"$0\"").arg(path);
     let outcome = write.stdin(format!("#!/bin/sh\n{body}\n")).run();
     assert_eq!(outcome.status, Some(0), "write {path:?}: {}", outcome.stderr);
 }
 
-/// Copies a program, in a child process as [`write_script`] does.
+/// Copies a program, in a child process like [`write_script`].
 pub fn copy_program(from: &Path, to: &Path) {
     let outcome = Calling::program("cp").arg("--preserve=mode").arg(from).arg(to).run();
     assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
 }
 
-/// Copies a program with another build id: what an upgrade puts in its place.
+/// Copies a program with another build ID, as an upgrade would install it.
 pub fn copy_as_another_build(from: &Path, to: &Path) {
     let mut content = fs::read(from).unwrap();
-    let id = build_id::find(&content).unwrap_or_else(|| panic!("{from:?} is linked without a build id")).to_vec();
+    let id = build_id::find(&content).unwrap_or_else(|| panic!("{from:?} is linked without a build ID")).to_vec();
     let place = content.windows(id.len()).position(|bytes| bytes == id).unwrap();
     content[place] ^= 1;
     let draft = to.with_extension("draft");
@@ -226,7 +225,7 @@ pub fn copy_as_another_build(from: &Path, to: &Path) {
     fs::remove_file(draft).unwrap();
 }
 
-/// Says aloud that a test cannot run here, where `ci/test` counts it.
+/// Reports that a test cannot run here. `ci/test` counts it.
 pub fn skip(test: &str, why: &str) {
     eprintln!("SKIPPED {test}: {why}");
     if let Some(file) = std::env::var_os("CNI0_TEST_SKIPS") {
@@ -236,7 +235,7 @@ pub fn skip(test: &str, why: &str) {
     }
 }
 
-/// The reference's plugin, unless it is not installed; then the test is skipped.
+/// Returns a plugin of the reference; skips the test if it is not installed.
 pub fn reference(plugin: &str, test: &str) -> Option<PathBuf> {
     let path = Path::new(REFERENCE).join(plugin);
     if !path.exists() {
@@ -246,31 +245,31 @@ pub fn reference(plugin: &str, test: &str) -> Option<PathBuf> {
     Some(path)
 }
 
-/// A program about to be run, in an environment of its own.
+/// A program to be run, with a clean environment.
 #[derive(Debug)]
 pub struct Calling {
     command: Command,
     stdin: Vec<u8>,
 }
 
-/// What a program did.
+/// The outcome of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// What it printed.
+    /// The output on stdout.
     pub stdout: String,
-    /// What it printed for people.
+    /// The output on stderr.
     pub stderr: String,
-    /// Its exit status; `None` if it was killed.
+    /// The exit status; `None` if the program was killed.
     pub status: Option<i32>,
 }
 
 impl Calling {
-    /// A plugin by its path, with `CNI_COMMAND` and nothing else.
+    /// Prepares a call of the plugin at `path`, with only `CNI_COMMAND` set.
     pub fn new(path: &Path, command: &str) -> Calling {
         Calling::program(path).env("CNI_COMMAND", command)
     }
 
-    /// Any program.
+    /// Prepares a call of any program.
     pub fn program(path: impl AsRef<OsStr>) -> Calling {
         let mut command = Command::new(path);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
@@ -284,14 +283,14 @@ impl Calling {
         self
     }
 
-    /// Sets a variable.
+    /// Sets an environment variable.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Calling {
         self.command.env(name, value);
         self
     }
 
-    /// Removes a variable.
+    /// Removes an environment variable.
     #[must_use]
     pub fn without(mut self, name: &str) -> Calling {
         self.command.env_remove(name);
@@ -304,26 +303,26 @@ impl Calling {
         self.env("CNI_CONTAINERID", container).env("CNI_IFNAME", ifname).env("CNI_NETNS", netns)
     }
 
-    /// What it reads.
+    /// Sets the input.
     #[must_use]
     pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Calling {
         self.stdin = bytes.into();
         self
     }
 
-    /// The same call under `strace OPTIONS`.
+    /// Runs the call under `strace OPTIONS`.
     #[must_use]
     pub fn strace(self, options: &[&str]) -> Calling {
         self.under("strace", &[options, &["--"]].concat())
     }
 
-    /// The same call by a shell that runs `script`, to which the program is `$0`.
+    /// Runs the call through a shell script, in which `$0` is the program.
     #[must_use]
     pub fn through(self, script: &str) -> Calling {
         self.under("sh", &["-ec", script])
     }
 
-    /// The same call by another program, which is given it after `options`.
+    /// Runs the call through another program, whose arguments are `options` and the call.
     fn under(self, program: &str, options: &[&str]) -> Calling {
         let mut outer = Command::new(program);
         outer.args(options).arg(self.command.get_program()).args(self.command.get_args()).env_clear();
@@ -333,11 +332,11 @@ impl Calling {
         Calling { command: outer, stdin: self.stdin }
     }
 
-    /// Runs it to its end.
+    /// Runs the program until it exits.
     pub fn run(mut self) -> Outcome {
         self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = self.command.spawn().unwrap_or_else(|error| panic!("start {:?}: {error}", self.command));
-        let (stderr, outcome) = converse(child, &self.stdin, Deadline::after(patience()));
+        let (stderr, outcome) = run_to_end(child, &self.stdin, Deadline::after(patience()));
         let (status, stdout) = outcome.unwrap_or_else(|error| panic!("{:?}: {error:?}", self.command));
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         Outcome { stdout: text(&stdout), stderr: text(&stderr), status: status.code() }
@@ -345,14 +344,14 @@ impl Calling {
 }
 
 impl Outcome {
-    /// The answer of a call that must have succeeded.
+    /// Returns the result of a call, which must have succeeded.
     #[track_caller]
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, Some(0), "{}{}", self.stdout, self.stderr);
         if self.stdout.is_empty() { Value::Null } else { serde_json::from_str(&self.stdout).unwrap() }
     }
 
-    /// The error of a call that must have failed: exactly one JSON object with this code.
+    /// Returns the error of a call, which must have failed with exactly one JSON object with this code.
     #[track_caller]
     pub fn error(&self, code: u32) -> Value {
         assert_eq!(self.status, Some(1), "{}{}", self.stdout, self.stderr);

@@ -1,4 +1,4 @@
-//! Running a program of the host, such as iptables, for what the kernel cannot be asked directly.
+//! Runs programs of the host, such as iptables, for operations that the kernel does not offer directly.
 
 use std::env;
 use std::os::unix::fs::PermissionsExt;
@@ -8,30 +8,31 @@ use std::time::Duration;
 
 use log::debug;
 
-use crate::child::converse;
+use crate::child::run_to_end;
 use crate::error::{Code, Context, Error, Result};
 use crate::request::process_env;
 use crate::wait::Deadline;
 
-/// Where programs are if `PATH` does not tell, as in the environment that some runtimes give us.
-const USUAL: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+/// Directories to search besides `PATH`, which some runtimes do not set.
+const DEFAULT_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// Finds a program: in `PATH`, then in the usual places.
+/// Finds a program in `PATH` or in the usual directories.
 pub fn find(name: &str) -> Option<PathBuf> {
     let path = process_env("PATH").unwrap_or_default();
-    // An empty entry is the current directory, where anybody may have put something.
-    let told = env::split_paths(&path).filter(|dir| dir.is_absolute());
-    told.chain(USUAL.iter().map(PathBuf::from))
+    // An empty entry means the current directory, which is not trusted.
+    let from_env = env::split_paths(&path).filter(|dir| dir.is_absolute());
+    from_env
+        .chain(DEFAULT_DIRS.iter().map(PathBuf::from))
         .map(|dir| dir.join(name))
         .find(|file| file.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0))
 }
 
-/// Runs a program with `input` on its stdin; what it printed. One that fails, or takes longer than `patience`, is an
-/// error that says what it printed.
-pub fn run(name: &str, args: &[&str], input: &str, patience: Duration) -> Result<String> {
+/// Runs a program with `input` on stdin and returns its output. A non-zero exit status, or a runtime longer than
+/// `timeout`, is an error that includes the program's stderr.
+pub fn run(name: &str, args: &[&str], input: &str, timeout: Duration) -> Result<String> {
     let what = || format!("run {name} {}", args.join(" "));
     let path = find(name).ok_or_else(|| {
-        Error::new(Code::INTERNAL, format!("there is no program {name:?}"))
+        Error::new(Code::INTERNAL, format!("program {name:?} not found"))
             .details("install it, or put its directory into PATH")
     })?;
     let child = Command::new(&path)
@@ -42,11 +43,11 @@ pub fn run(name: &str, args: &[&str], input: &str, patience: Duration) -> Result
         .spawn()
         .trying(what)?;
     debug!("{} as process {}", what(), child.id());
-    let (stderr, outcome) = converse(child, input.as_bytes(), Deadline::after(patience));
+    let (stderr, outcome) = run_to_end(child, input.as_bytes(), Deadline::after(timeout));
     let (status, stdout) = outcome.trying(what)?;
     if status.success() {
         return Ok(String::from_utf8_lossy(&stdout).into_owned());
     }
-    let said = String::from_utf8_lossy(&stderr).trim().to_owned();
-    Err(Error::new(Code::INTERNAL, format!("{}: {status}", what())).details(said))
+    let printed = String::from_utf8_lossy(&stderr).trim().to_owned();
+    Err(Error::new(Code::INTERNAL, format!("{}: {status}", what())).details(printed))
 }

@@ -1,4 +1,4 @@
-//! Steps back: registered before the step forward, run newest first unless everything went well.
+//! Rollback steps: registered before each change, and run newest first unless everything succeeded.
 
 use std::fmt;
 
@@ -8,42 +8,42 @@ use crate::error::{Error, Result};
 
 type Step<'a, W> = Box<dyn FnOnce(&mut W) -> Result<()> + 'a>;
 
-/// A world (sockets, a store) that is changed step by step, and how to get back.
+/// A context (sockets, a store) that is changed step by step, with the steps to revert the changes.
 ///
-/// A step back is pushed before its step forward, because the answer to a step that was done can be lost. So it must
-/// take "not there" for success.
+/// A rollback step is registered before its change, because the kernel's answer can be lost after it acted. So the step
+/// must treat "does not exist" as success.
 pub struct Undo<'a, W> {
     world: W,
     steps: Vec<(String, Step<'a, W>)>,
 }
 
 impl<'a, W> Undo<'a, W> {
-    /// Nothing to undo yet.
+    /// Creates a rollback without steps.
     pub fn new(world: W) -> Undo<'a, W> {
         Undo { world, steps: Vec::new() }
     }
 
-    /// What is being changed.
+    /// Returns the context.
     pub fn world(&mut self) -> &mut W {
         &mut self.world
     }
 
-    /// Registers a step back; `what` is a verb phrase: `delete link "veth1"`.
+    /// Registers a rollback step; `what` is a verb phrase: `delete link "veth1"`.
     pub fn push(&mut self, what: impl Into<String>, step: impl FnOnce(&mut W) -> Result<()> + 'a) {
         self.steps.push((what.into(), Box::new(step)));
     }
 
-    /// Forgets the newest step: its step forward turned out not to be ours.
+    /// Removes the newest step, if its change turned out not to be ours.
     pub fn forget_last(&mut self) {
         self.steps.pop();
     }
 
-    /// Everything went well.
+    /// Discards all steps: everything succeeded.
     pub fn commit(mut self) {
         self.steps.clear();
     }
 
-    /// Goes all the way back because of `error`; what could not be undone is added to it.
+    /// Runs all steps because of `error`, and adds the steps that failed to its details.
     #[must_use]
     pub fn roll_back(mut self, error: Error) -> Error {
         self.run().into_iter().fold(error, Error::details)
@@ -64,7 +64,7 @@ impl<'a, W> Undo<'a, W> {
     }
 }
 
-/// Leaving by `?` goes back as well; then the log alone tells what could not be undone.
+/// Returning early with `?` rolls back as well. Steps that fail are then reported only in the log.
 impl<W> Drop for Undo<'_, W> {
     fn drop(&mut self) {
         self.run();
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_error_tells_what_is_left() {
+    fn the_error_lists_failed_steps() {
         let mut undo = Undo::new(());
         undo.push("delete link \"x\"", |()| Err(Error::new(Code::IO, "busy")));
         let error = undo.roll_back(Error::new(Code::INTERNAL, "no"));

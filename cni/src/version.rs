@@ -1,13 +1,13 @@
-//! The versions of the protocol, and which of them knows which command.
+//! The versions of the protocol, and the commands that each supports.
 
 use std::fmt;
 
 use crate::error::{Code, Error, Result};
 
-/// A version of the CNI specification that is spoken here, oldest first.
+/// A supported version of the CNI specification, oldest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// 0.1.0, and a configuration that names no version.
+    /// 0.1.0, and configurations without a version.
     V0_1_0,
     /// 0.2.0
     V0_2_0,
@@ -24,7 +24,7 @@ pub enum Version {
 }
 
 impl Version {
-    /// All of them, oldest first.
+    /// All versions, oldest first.
     pub const ALL: [Version; 7] = [
         Version::V0_1_0,
         Version::V0_2_0,
@@ -35,10 +35,10 @@ impl Version {
         Version::V1_1_0,
     ];
 
-    /// The newest.
+    /// The newest version.
     pub const NEWEST: Version = Version::V1_1_0;
 
-    /// The version as it is written.
+    /// Returns the version as text.
     pub fn as_str(self) -> &'static str {
         match self {
             Version::V0_1_0 => "0.1.0",
@@ -51,7 +51,7 @@ impl Version {
         }
     }
 
-    /// The version written exactly so; an empty text is 0.1.0.
+    /// Returns the version with exactly this text; empty text means 0.1.0.
     pub fn exact(text: &str) -> Option<Version> {
         if text.is_empty() {
             return Some(Version::V0_1_0);
@@ -59,11 +59,11 @@ impl Version {
         Version::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// The version of a request, for a command that exists since `since`.
+    /// Returns the version of a request for a command that exists since `since`.
     ///
-    /// Decides in the reference's order, which a test of a runtime can see: the number must be readable (6), the
-    /// configuration new enough for the command (1), we new enough for the configuration (1), and the text one of
-    /// ours (1).
+    /// Checks in the reference's order, on which tests of runtimes depend: the version must be a number (code 6), the
+    /// configuration must be new enough for the command (1), not newer than cni0 supports (1), and a supported version
+    /// (1).
     pub fn of_request(text: &str, command: &str, since: Version) -> Result<Version> {
         if since > Version::V0_1_0 {
             let wanted = number(text)?;
@@ -84,8 +84,8 @@ impl Version {
         })
     }
 
-    /// The newest of `texts` that is not newer than what is spoken here: how a network that names several versions is
-    /// read. `None` if all are newer.
+    /// Returns the newest of `texts` that is not newer than cni0 supports, for networks that list several versions.
+    /// `None` if all are newer.
     pub fn newest_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Option<&'a str>> {
         let mut newest = None;
         for text in texts {
@@ -121,7 +121,7 @@ fn supported() -> String {
     format!("plugin supports [{}]", all.join(" "))
 }
 
-/// Up to three numbers between dots; what is left out is zero.
+/// Parses up to three numbers separated by dots; missing ones are zero.
 fn number(text: &str) -> Result<[i64; 3]> {
     let unreadable = || {
         let what = format!("cniVersion {text:?} is no version number");
@@ -133,7 +133,7 @@ fn number(text: &str) -> Result<[i64; 3]> {
     let mut number = [0; 3];
     let mut slots = number.iter_mut();
     for part in text.split('.') {
-        // A sign passes here, as in the reference; it fails later, as no version that anybody knows.
+        // A sign is accepted here, as in the reference. It fails later as an unknown version.
         *slots.next().ok_or_else(unreadable)? = part.parse().map_err(|_| unreadable())?;
     }
     Ok(number)
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gates_in_their_order() {
+    fn checks_run_in_the_order_of_the_reference() {
         let check = |text| Version::of_request(text, "CHECK", Version::V0_4_0).map_err(|error| error.code().0);
         assert_eq!(check("0.4.0"), Ok(Version::V0_4_0));
         assert_eq!(check("1.1.0"), Ok(Version::V1_1_0));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_versions_the_newest_that_is_spoken_counts() {
+    fn newest_of_returns_the_newest_supported_version() {
         let newest = |texts: &[&'static str]| Version::newest_of(texts.iter().copied()).map_err(|e| e.code().0);
         assert_eq!(newest(&["0.4.0", "1.0.0", "0.3.1"]), Ok(Some("1.0.0")));
         assert_eq!(newest(&["0.10.0", "0.9.0", "9.0.0"]), Ok(Some("0.10.0")), "by number, not by letters");
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn order_is_age() {
+    fn versions_are_ordered_by_age() {
         assert!(Version::ALL.is_sorted() && Version::ALL.map(Version::number).is_sorted());
     }
 }

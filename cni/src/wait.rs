@@ -1,4 +1,4 @@
-//! Waiting: always for something the kernel tells, and never without an end, but for whoever called us.
+//! Waiting for events of the kernel, always with a deadline, except for the standard streams.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -11,7 +11,7 @@ use nix::time::ClockId;
 
 use crate::sys;
 
-/// The moment when waiting ends.
+/// The point in time when waiting ends.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     end: Instant,
@@ -19,37 +19,37 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// The moment after `length` from now.
+    /// Returns the point in time after `length` from now.
     pub fn after(length: Duration) -> Deadline {
         Deadline { end: Instant::now() + length, length }
     }
 
-    /// Has it come?
+    /// Returns whether the deadline has passed.
     pub fn is_over(&self) -> bool {
         Instant::now() >= self.end
     }
 
-    /// The sooner of this moment and the one after `length` from now.
+    /// Returns the earlier of this deadline and the one after `length` from now.
     #[must_use]
     pub fn within(&self, length: Duration) -> Deadline {
         let slice = Deadline::after(length);
         if slice.end < self.end { slice } else { *self }
     }
 
-    /// How long the wait was meant to be, for an error that tells it.
+    /// Returns the length of the wait, for error messages.
     pub fn length(&self) -> Duration {
         self.length
     }
 
-    /// Waits until `fd` can be read; `false` if the deadline came first.
+    /// Waits until `fd` is readable; `false` at the deadline.
     pub fn readable(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         self.poll(&mut [PollFd::new(fd, PollFlags::POLLIN)])
     }
 
-    /// Waits until one of `fds` is ready; `false` if the deadline came first.
+    /// Waits until one of `fds` is ready; `false` at the deadline.
     pub(crate) fn poll(&self, fds: &mut [PollFd<'_>]) -> io::Result<bool> {
         loop {
-            // Rounded up, so that the last wait is not a busy one.
+            // Rounded up, so that the last wait does not busy-loop.
             let left = self.end.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
             match poll(fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
                 Err(nix::Error::EINTR) => {}
@@ -59,18 +59,18 @@ impl Deadline {
         }
     }
 
-    /// Runs a system call that blocks and that `poll` knows nothing of, such as `flock`; `None` if the deadline came
-    /// first. `call` must fail with EINTR when a signal comes.
+    /// Runs a blocking system call that `poll` does not support, such as `flock`; `None` at the deadline. `call` must
+    /// fail with EINTR when a signal arrives.
     ///
-    /// It takes SIGALRM, which the kernel gives to the first thread of a process before all others: that must be this one.
+    /// Uses SIGALRM, which the kernel prefers to deliver to the main thread: the caller must run on it.
     pub fn interrupt<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<Option<T>> {
         sys::let_alarm_interrupt()?;
-        // Whoever started this process may have blocked it.
+        // The parent process may have blocked the signal.
         SigSet::from(Signal::SIGALRM).thread_unblock()?;
         let signal = SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 };
         let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(signal))?;
         let left = self.end.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
-        // It repeats, because the first signal may come just before the call begins to wait.
+        // The timer repeats because the first signal may arrive just before the call blocks.
         let again = Duration::from_millis(50);
         let times = Expiration::IntervalDelayed(left.into(), again.into());
         timer.set(times, TimerSetTimeFlags::empty())?;
@@ -87,8 +87,8 @@ impl Deadline {
     }
 }
 
-/// Waits until one of the streams is ready that whoever called us has given us. He may take his time, as he could if it
-/// blocked.
+/// Waits until a standard stream is ready. There is no timeout, as for a blocking stream: the caller decides how long
+/// it takes.
 pub(crate) fn ready(stream: BorrowedFd<'_>, what: PollFlags) -> io::Result<()> {
     loop {
         match poll(&mut [PollFd::new(stream, what)], PollTimeout::NONE) {
@@ -113,6 +113,6 @@ mod tests {
         assert!(Instant::now() >= deadline.end);
         writer.write_all(b"x").unwrap();
         assert!(Deadline::after(Duration::from_secs(60)).readable(reader.as_fd()).unwrap());
-        assert!(deadline.readable(reader.as_fd()).unwrap(), "what is there is seen even after the deadline");
+        assert!(deadline.readable(reader.as_fd()).unwrap(), "available data is reported even after the deadline");
     }
 }

@@ -1,19 +1,19 @@
-//! Lists of plugins, as they stand in files and in the cache that runtimes share.
+//! Lists of plugins, as in configuration files and in the cache that runtimes share.
 #![no_main]
 
 use std::path::Path;
 
 use libfuzzer_sys::fuzz_target;
 
-#[allow(dead_code, reason = "what looks into directories")]
+#[allow(dead_code, reason = "functions that read directories")]
 #[path = "../../cnitool/src/conf.rs"]
 mod conf;
 #[path = "../../cnitool/src/file.rs"]
 mod file;
-#[allow(dead_code, reason = "what is shown")]
+#[allow(dead_code, reason = "functions that print")]
 #[path = "../../cnitool/src/out.rs"]
 mod out;
-#[allow(dead_code, reason = "what is shown")]
+#[allow(dead_code, reason = "functions that print")]
 #[path = "../../cnitool/src/table.rs"]
 mod table;
 

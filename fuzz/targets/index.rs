@@ -1,4 +1,4 @@
-//! Pages of the index of `host-local`.
+//! Pages of `host-local`'s index.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

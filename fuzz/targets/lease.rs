@@ -1,4 +1,4 @@
-//! Files in the directory of leases, and a resolver's file.
+//! Files in the lease directory, and `resolv.conf`.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

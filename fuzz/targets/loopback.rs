@@ -1,4 +1,5 @@
-//! What every plugin reads of a configuration: its head, `prevResult`, and the attachments of a GC. `loopback` reads no more.
+//! The keys that every plugin reads: the common keys, `prevResult`, and GC's valid attachments. `loopback` reads no
+//! others.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

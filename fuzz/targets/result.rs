@@ -1,4 +1,4 @@
-//! What another plugin prints: results of every version, and errors.
+//! Output of another plugin: results of every version, and errors.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

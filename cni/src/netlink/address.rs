@@ -14,38 +14,38 @@ use crate::ip::Cidr;
 /// struct ifaddrmsg
 const HEADER: usize = 8;
 
-/// An address as the kernel describes it.
+/// An address of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
     /// The address and its prefix.
     pub cidr: Cidr,
-    /// It is not usable yet: duplicate detection is under way.
+    /// Not usable yet: duplicate address detection is running.
     pub tentative: bool,
-    /// Duplicate detection found another owner.
+    /// Duplicate address detection found another owner.
     pub duplicate: bool,
-    /// Is it valid beyond the link? Link-local addresses are not.
+    /// Whether the address is valid beyond the link. Link-local addresses are not.
     pub global: bool,
-    /// The number that it was marked with when it was added (IFA_PROTO, Linux 5.18).
+    /// The number with which the address was marked when it was added (IFA_PROTO, Linux 5.18).
     pub mark: Option<u8>,
 }
 
-/// Should an IPv6 address be looked for on the link before it is used? IPv4 has no such thing.
+/// Whether the kernel runs duplicate address detection before an IPv6 address becomes usable. IPv4 has no such feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DuplicateDetection {
-    /// As the interface's settings say.
+    /// According to the interface's settings.
     Default,
-    /// No: the address is ours, and usable at once.
+    /// Off: the address is usable at once.
     Off,
 }
 
 impl Address {
-    /// The address, if it belongs to `link`.
+    /// Parses an address; `None` if it belongs to another link than `link`.
     pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Address>> {
         let (owner, address) = Address::read_any(payload)?;
         Ok((owner == link).then_some(address))
     }
 
-    /// The address, and the link that it belongs to.
+    /// Parses an address and the link that it belongs to.
     fn read_any(payload: &[u8]) -> Result<(LinkIndex, Address)> {
         let (prefix, scope, index) = (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
         let mut flags = u32::from(wire::byte(payload, 2)?);
@@ -59,7 +59,7 @@ impl Address {
                 _ => {}
             }
         }
-        // With both, the other one is that of the far end.
+        // If both are present, IFA_ADDRESS is the address of the peer.
         let ip = local.or(address).ok_or_else(|| wire::malformed("an address without an address"))?;
         let address = Address {
             cidr: wire::cidr(ip, prefix)?,
@@ -73,13 +73,13 @@ impl Address {
 }
 
 impl Change<'_> {
-    /// Gives a link an address.
+    /// Adds an address to a link.
     pub fn add_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection) -> Self {
         Change::new_address(link, address, detection, None)
     }
 
-    /// Gives a link an address that is marked with a number, by which it is recognised later. Kernels before 5.18 ignore
-    /// the mark.
+    /// Adds an address that is marked with a number, by which it is recognised later. Kernels before 5.18 ignore the
+    /// mark.
     pub fn add_marked_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection, mark: u8) -> Self {
         Change::new_address(link, address, detection, Some(mark))
     }
@@ -90,7 +90,7 @@ impl Change<'_> {
             _ => IfaF::empty(),
         };
         let mut request = about(Rtm::Newaddr, CREATE, link, address, flags);
-        // A network of one or two has no broadcast address.
+        // Networks of one or two addresses have no broadcast address.
         if address.ip().is_ipv4() && address.prefix() < 31 {
             request.ip(Ifa::Broadcast, address.last());
         }
@@ -100,7 +100,7 @@ impl Change<'_> {
         Change::new(request, move || format!("add address {address} to link {link}"))
     }
 
-    /// Takes an address from a link.
+    /// Deletes an address from a link.
     pub fn delete_address(link: LinkIndex, address: Cidr) -> Self {
         let request = about(Rtm::Deladdr, NlmF::empty(), link, address, IfaF::empty());
         Change::new(request, move || format!("delete address {address} from link {link}"))
@@ -108,19 +108,19 @@ impl Change<'_> {
 }
 
 impl Netlink {
-    /// The addresses of a link, IPv4 before IPv6.
+    /// Returns the addresses of a link, IPv4 before IPv6.
     pub fn addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
         let mut found = self.addresses_of(RtAddrFamily::Unspecified, link)?;
         found.sort_by_key(|address| address.cidr.ip().is_ipv6());
         Ok(found)
     }
 
-    /// The IPv4 addresses of a link.
+    /// Returns the IPv4 addresses of a link.
     pub(super) fn ipv4_addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
         self.addresses_of(RtAddrFamily::Inet, link)
     }
 
-    /// The IPv6 addresses of a link.
+    /// Returns the IPv6 addresses of a link.
     pub fn ipv6_addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
         self.addresses_of(RtAddrFamily::Inet6, link)
     }
@@ -132,15 +132,15 @@ impl Netlink {
             .trying(|| format!("list the addresses of link {link}"))
     }
 
-    /// The addresses of all links.
+    /// Returns the addresses of all links.
     pub fn all_addresses(&mut self) -> Result<Vec<(LinkIndex, Address)>> {
         let request = list_all_addresses(None);
         let read = |payload: &[u8]| Address::read_any(payload).map(Some);
         self.socket.list(&request, libc::RTM_NEWADDR, read).trying(|| "list the addresses of all links")
     }
 
-    /// The addresses of all links of another namespace, which is not entered for it (Linux 4.20). That takes the right
-    /// to administer it.
+    /// Returns the addresses of all links of another namespace without entering it (Linux 4.20). Needs CAP_NET_ADMIN in
+    /// that namespace.
     pub fn addresses_elsewhere(&mut self, netns: NetnsId) -> Result<Vec<(LinkIndex, Address)>> {
         let request = list_all_addresses(Some(netns));
         let read = |payload: &[u8]| {
@@ -160,7 +160,7 @@ pub(super) fn list_all_addresses(netns: Option<NetnsId>) -> Vec<u8> {
     request.finish()
 }
 
-/// Asked for one family, a recent kernel (6.10) takes no lock that others wait for.
+/// Encodes a request for the addresses of a link. For a single family, recent kernels (6.10) need no global lock.
 pub(super) fn list_addresses(family: RtAddrFamily, link: LinkIndex) -> Vec<u8> {
     let mut request = Request::new(Rtm::Getaddr, NlmF::empty());
     request.raw(&[family.into(), 0, 0, 0]);
@@ -168,7 +168,7 @@ pub(super) fn list_addresses(family: RtAddrFamily, link: LinkIndex) -> Vec<u8> {
     request.finish()
 }
 
-/// Begins a message about an address of a link.
+/// Starts a message about an address of a link.
 fn about(kind: Rtm, how: NlmF, link: LinkIndex, address: Cidr, flags: IfaF) -> Request {
     let mut request = Request::new(kind, how);
     // struct ifaddrmsg: family, prefix, flags, scope, link

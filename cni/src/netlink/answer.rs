@@ -1,24 +1,25 @@
-//! What the kernel answers, to changes and with lists. Reading it needs no socket, so the fuzzer comes in here.
+//! Parses the kernel's answers to changes and list requests. Needs no socket, so that the fuzzer can call it.
 
 use neli::consts::nl::NlmF;
 
 use super::wire::{self, Message, malformed};
 use crate::error::{Error, Result};
 
-// linux/netlink.h; libc has them in another type.
+// linux/netlink.h; libc defines them with another type.
 pub(super) const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 
-/// The answers to `count` messages, the first of which has the sequence number `first`.
+/// The answers to `count` messages; `first` is the sequence number of the first one.
 pub(super) struct Answers {
     pub(super) first: u32,
     pub(super) count: usize,
-    /// The first refusal, with the place of the message that was refused.
+    /// The first error, with the position of the message that the kernel rejected.
     pub(super) refused: Option<(usize, Error)>,
 }
 
 impl Answers {
-    /// Takes what a datagram has of them; `true` if `ended` said so of one, by its place and whether it is a refusal.
+    /// Reads the answers in a datagram. Returns `true` when `ended`, called with the position of an answer and whether
+    /// it is an error, returns `true`.
     pub(super) fn take(
         &mut self,
         mut rest: &[u8],
@@ -28,13 +29,13 @@ impl Answers {
         while let Some(message) = wire::next_message(&mut rest)? {
             let place = message.seq.wrapping_sub(self.first) as usize;
             if place >= self.count {
-                continue; // The answer to a request that was given up.
+                continue; // The answer to an abandoned request.
             }
             if message.kind != NLMSG_ERROR && message.kind != NLMSG_DONE {
                 each(&message)?;
                 continue;
             }
-            // The end of a list says what went wrong in the same way.
+            // The end of a list reports errors in the same format.
             let refusal = refusal(&message)?;
             let last = ended(place, refusal.is_some());
             if let Some(error) = refusal {
@@ -53,20 +54,20 @@ pub(super) struct Listing<T> {
     pub(super) seq: u32,
     pub(super) kind: u16,
     pub(super) items: Vec<T>,
-    /// It changed while it was read, or a part of it is lost.
-    pub(super) spoiled: bool,
+    /// Whether the list changed while it was read, or is incomplete.
+    pub(super) interrupted: bool,
 }
 
 impl<T> Listing<T> {
-    /// Takes what a datagram has of it; `true` if that was the end.
+    /// Reads the part of the list in a datagram. Returns `true` at the end of the list.
     pub(super) fn take(&mut self, mut rest: &[u8], read: &dyn Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
         while let Some(message) = wire::next_message(&mut rest)? {
             if message.seq != self.seq {
-                continue; // The answer to a request that was given up.
+                continue; // The answer to an abandoned request.
             }
-            self.spoiled |= message.flags & NlmF::DUMP_INTR.bits() != 0;
+            self.interrupted |= message.flags & NlmF::DUMP_INTR.bits() != 0;
             match message.kind {
-                // A listing can fail at its end.
+                // A list request can fail at its end.
                 NLMSG_DONE => {
                     let status = wire::number(message.payload, 0).unwrap_or(0).cast_signed();
                     return self.end(status, message.payload.get(4..));
@@ -87,8 +88,8 @@ impl<T> Listing<T> {
 
     fn end(&mut self, status: i32, attributes: Option<&[u8]>) -> Result<bool> {
         match status {
-            // Some listings tell a change so, instead of by the flag.
-            status if status == -libc::EINTR => self.spoiled = true,
+            // Some lists report a change by this status instead of the flag.
+            status if status == -libc::EINTR => self.interrupted = true,
             status if status < 0 => {
                 return Err(Error::kernel(status.saturating_neg(), &explanation(attributes)));
             }
@@ -98,13 +99,13 @@ impl<T> Listing<T> {
     }
 }
 
-/// What an NLMSG_ERROR says; `None` is an acknowledgement.
+/// Parses an NLMSG_ERROR; `None` if it is an acknowledgement.
 pub(super) fn refusal(message: &Message<'_>) -> Result<Option<Error>> {
     let status = wire::number(message.payload, 0)?.cast_signed();
     if status == 0 {
         return Ok(None);
     }
-    // Then the request is repeated, whole unless the flag says otherwise, and the explanation follows.
+    // The message repeats the request, completely unless the CAPPED flag is set. The explanation follows.
     let repeated = if message.flags & NlmF::CAPPED.bits() != 0 {
         16
     } else {
@@ -114,7 +115,7 @@ pub(super) fn refusal(message: &Message<'_>) -> Result<Option<Error>> {
     Ok(Some(Error::kernel(status.saturating_neg(), &explanation(rest))))
 }
 
-/// The text of an extended acknowledgement, or nothing.
+/// Returns the text of an extended acknowledgement, or an empty text.
 fn explanation(attributes: Option<&[u8]>) -> String {
     const NLMSGERR_ATTR_MSG: u16 = 1;
     let found = wire::attributes(attributes.unwrap_or_default(), 0)
@@ -130,7 +131,7 @@ mod tests {
 
     const MULTI: u16 = 2;
 
-    /// A message as the kernel sends it.
+    /// Returns a message as the kernel sends it.
     fn message(kind: u16, flags: u16, seq: u8, payload: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0, 0, 0, 0, 0, 0, 0, 0, seq, 0, 0, 0, 0, 0, 0, 0];
         bytes[0] = u8::try_from(16 + payload.len()).unwrap();
@@ -140,7 +141,7 @@ mod tests {
         bytes
     }
 
-    /// An NLMSG_ERROR: status, the request (whole or its header alone), then attributes.
+    /// Returns an NLMSG_ERROR: status, the request (complete or only its header), then attributes.
     fn error(status: i32, request: &[u8], flags: u16, attributes: &[u8]) -> Vec<u8> {
         message(NLMSG_ERROR, flags, 7, &[&status.to_ne_bytes(), request, attributes].concat())
     }
@@ -150,8 +151,8 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it has its own words for errors")]
-    fn a_refusal_is_read_with_its_explanation() {
+    #[cfg_attr(miri, ignore = "miri has its own error texts")]
+    fn an_error_is_read_with_its_explanation() {
         let request = [&[20, 0, 0, 0, 16, 0, 5, 0, 7, 0, 0, 0, 0, 0, 0, 0][..], &[1, 2, 3, 4]].concat();
         let text = [&[9, 0, 1, 0][..], b"well\0\0\0\0"].concat();
         let whole = read(&error(-libc::EEXIST, &request, 0, &text)).unwrap().unwrap();
@@ -159,19 +160,19 @@ mod tests {
         let capped = read(&error(-libc::EEXIST, &request[..16], NlmF::CAPPED.bits(), &text)).unwrap().unwrap();
         assert_eq!(capped, whole);
         assert_eq!(read(&error(0, &request, 0, &[])).unwrap(), None, "an acknowledgement");
-        let bare = read(&error(i32::MIN, &[], 0, &[])).unwrap().unwrap();
-        assert_eq!(bare.errno(), Some(i32::MAX), "cut off, and a number that no kernel sends");
+        let truncated = read(&error(i32::MIN, &[], 0, &[])).unwrap().unwrap();
+        assert_eq!(truncated.errno(), Some(i32::MAX), "cut off, and a number that no kernel sends");
         assert!(read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(), "an attribute that lies");
     }
 
-    /// Reads a list of messages of type 16 that was asked for with sequence number 7.
+    /// Reads a list of messages of type 16 that was requested with sequence number 7.
     fn listing(datagrams: &[Vec<u8>]) -> Result<(Vec<u8>, bool, bool)> {
-        let mut listing = Listing { seq: 7, kind: 16, items: Vec::new(), spoiled: false };
+        let mut listing = Listing { seq: 7, kind: 16, items: Vec::new(), interrupted: false };
         let mut ended = false;
         for datagram in datagrams {
             ended = listing.take(datagram, &|payload| Ok(payload.first().copied()))?;
         }
-        Ok((listing.items, listing.spoiled, ended))
+        Ok((listing.items, listing.interrupted, ended))
     }
 
     #[test]
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_changed_is_known_to() {
+    fn a_list_that_changed_is_detected() {
         let done = message(NLMSG_DONE, MULTI, 7, &[0, 0, 0, 0]);
         let interrupted = message(16, MULTI | NlmF::DUMP_INTR.bits(), 7, &[1, 0, 0, 0]);
         assert_eq!(listing(&[interrupted, done]).unwrap(), (vec![1], true, true));
@@ -199,12 +200,12 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "it has its own words for errors")]
+    #[cfg_attr(miri, ignore = "miri has its own error texts")]
     fn a_list_can_fail_at_its_end() {
         let text = [&(-libc::EPERM).to_ne_bytes()[..], &[8, 0, 1, 0], b"no\0\0"].concat();
         let failed = listing(&[message(NLMSG_DONE, MULTI, 7, &text)]).unwrap_err();
         assert_eq!(format!("{failed:?}"), "[999] Operation not permitted (os error 1) (kernel: no)");
         assert!(listing(&[error(-libc::EPERM, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err());
-        assert!(listing(&[error(0, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err(), "an acknowledgement is no list");
+        assert!(listing(&[error(0, &[0; 16], NlmF::CAPPED.bits(), &[])]).is_err(), "an acknowledgement is not a list");
     }
 }

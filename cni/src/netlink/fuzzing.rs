@@ -1,4 +1,4 @@
-//! Doors for the fuzzer: datagrams as if from the kernel, read by everything that reads them.
+//! Entry points for the fuzzer: every parser reads the input as if it were a datagram from the kernel.
 
 use super::answer::{Answers, Listing};
 use super::nft::Rule;
@@ -6,32 +6,32 @@ use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;
 
-/// The sequence number and the link that the first message is about, so that they are the ones that are waited for.
+/// Returns the sequence number and the link of the first message, so that the parsers do not skip it.
 fn first(datagram: &[u8]) -> Result<(u32, LinkIndex)> {
     Ok((wire::number(datagram, 8)?, LinkIndex::read(wire::number(datagram, 20).map_or(1, |link| link.max(1)))?))
 }
 
 fn list<T>(datagram: &[u8], seq: u32, kind: u16, read: impl Fn(&[u8]) -> Result<Option<T>>) -> Vec<T> {
-    let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
+    let mut listing = Listing { seq, kind, items: Vec::new(), interrupted: false };
     let _ = listing.take(datagram, &read);
     listing.items
 }
 
-fn sound(cidr: Cidr) {
+fn assert_valid(cidr: Cidr) {
     assert!(cidr.prefix() <= if cidr.ip().is_ipv4() { 32 } else { 128 } && cidr.contains(cidr.network().ip()));
 }
 
-/// An answer about links, addresses, routes, neighbours and VLANs: to a question, or to changes.
+/// Reads an answer about links, addresses, routes, neighbours and VLANs, to a query and to changes.
 pub fn reply(datagram: &[u8]) {
     let Ok((seq, link)) = first(datagram) else { return };
     for link in list(datagram, seq, libc::RTM_NEWLINK, |payload| Link::read(payload).map(Some)) {
         assert!(![&link.name, &link.alias, &link.kind].into_iter().any(|text| text.contains('\0')));
     }
     for address in list(datagram, seq, libc::RTM_NEWADDR, |payload| Address::read(payload, link)) {
-        sound(address.cidr);
+        assert_valid(address.cidr);
     }
     for route in list(datagram, seq, libc::RTM_NEWROUTE, KernelRoute::read) {
-        sound(route.route.dst);
+        assert_valid(route.route.dst);
     }
     list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));
     for vlan in list(datagram, seq, wire::RTM_NEWVLAN, |payload| vlan::read(payload, link).map(Some)).concat() {
@@ -55,7 +55,7 @@ pub fn reply(datagram: &[u8]) {
     }
 }
 
-/// An answer of nf_tables.
+/// Reads an answer of nf_tables.
 pub fn rules(datagram: &[u8]) {
     const NEWRULE: u16 = 10 << 8 | 6;
     let Ok((seq, _)) = first(datagram) else { return };

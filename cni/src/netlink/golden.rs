@@ -1,4 +1,4 @@
-//! What we send, byte for byte what iproute2 sends for the same (`testdata/wire`).
+//! Compares our messages, byte for byte, with those that iproute2 sends for the same operation (`testdata/wire`).
 #![cfg(target_endian = "little")]
 
 use std::path::Path;
@@ -26,7 +26,7 @@ fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
 }
 
-/// The captured message.
+/// Returns a captured message.
 fn captured(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/wire").join(name).with_extension("hex");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
@@ -34,7 +34,7 @@ fn captured(name: &str) -> Vec<u8> {
     lines.flat_map(str::split_whitespace).map(|byte| u8::from_str_radix(byte, 16).unwrap()).collect()
 }
 
-/// The message without what cannot agree: its sequence number, and the flags that ask for an answer.
+/// Returns the message without the parts that always differ: the sequence number, and the flags that request an answer.
 fn comparable(message: &[u8]) -> Vec<String> {
     let mut message = message.to_vec();
     let is_question = message[4] % 4 == 2;
@@ -56,7 +56,7 @@ fn agrees(change: &Change<'_>, name: &str) {
     same(&change.message, &captured(name));
 }
 
-/// Replaces the only place where `theirs` stands; a difference that is meant.
+/// Replaces the only occurrence of `theirs`: an intended difference.
 fn differing(mut message: Vec<u8>, theirs: &[u8], ours: &[u8]) -> Vec<u8> {
     let places: Vec<_> = (0..message.len()).filter(|at| message[*at..].starts_with(theirs)).collect();
     let [at] = places[..] else { panic!("{theirs:02x?} stands in {places:?}") };
@@ -82,7 +82,7 @@ fn veth_pairs() {
         bridge: Some(bridge()),
         mtu: Some(1400),
     };
-    // IFLA_NET_NS_FD holds a descriptor, which was 4 in the capture.
+    // IFLA_NET_NS_FD contains a descriptor, which was 4 in the capture.
     let fd = [&[8, 0, 28, 0][..], &netns.fd().to_ne_bytes()].concat();
     let theirs = differing(captured("create_veth"), &[8, 0, 28, 0, 4, 0, 0, 0], &fd);
     same(&Change::create_veth(&spec).message, &theirs);
@@ -111,7 +111,7 @@ fn a_link_by_its_name() {
     same(&by_name, &expected);
 }
 
-/// iproute2 has no command for it: the layout is that of linux/if_link.h, and the kernel takes it in another test.
+/// iproute2 has no command for it. The layout is from linux/if_link.h, and another test passes it to the kernel.
 #[test]
 fn arp_notify() {
     let change = Change::set_link(vhost(), &LinkChange { arp_notify: Some(true), ..LinkChange::default() });
@@ -122,7 +122,7 @@ fn arp_notify() {
     same(&change.message, &expected);
 }
 
-/// The same but for the kind: see `Change::set_port`.
+/// Identical except for the kind: see `Change::set_port`.
 #[test]
 fn ports() {
     let change = Change::set_port(vhost(), Port { hairpin: true, isolated: true });
@@ -174,10 +174,10 @@ fn vlans() {
 
 #[test]
 fn questions() {
-    // iproute2 wants virtual functions too (mask 1 | 8); we want neither them nor statistics (8).
+    // iproute2 requests virtual functions too (mask 1 | 8). We skip them and statistics (8).
     let theirs = differing(captured("get_link"), &[29, 0, 9, 0], &[29, 0, 8, 0]);
     same(&get_link(LinkRef::Name("nobody")), &theirs);
-    // It asks for packet sockets' view of links; any family will do.
+    // iproute2 requests AF_PACKET; we accept any family.
     let theirs = differing(captured("list_links"), &[29, 0, 1, 0], &[29, 0, 8, 0]);
     let theirs = differing(theirs, &[17, 0, 0, 0], &[0, 0, 0, 0]);
     same(&list_links(Some(bridge())), &theirs);
@@ -187,14 +187,15 @@ fn questions() {
     same(&address::list_addresses(RtAddrFamily::Inet, vhost()), &theirs);
     same(&route::list_routes(Some(vhost())), &captured("list_routes"));
     same(&neighbour::list_neighbours(vhost()), &captured("list_neighbours"));
-    // iproute2 lists the VLANs of all ports and picks one; the kernel can pick. struct br_vlan_msg in linux/if_bridge.h.
+    // iproute2 lists the VLANs of all ports and filters; the kernel can filter. struct br_vlan_msg in
+    // linux/if_bridge.h.
     let request = [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]].concat();
     same(&vlan::list_vlans(vhost()), &request);
 }
 
-/// iproute2 enters a namespace instead: the layouts are those of linux/if_link.h, if_addr.h and net_namespace.h.
+/// iproute2 enters the namespace instead. The layouts are from linux/if_link.h, if_addr.h and net_namespace.h.
 #[test]
-#[cfg_attr(miri, ignore = "it has no netlink")]
+#[cfg_attr(miri, ignore = "miri has no netlink")]
 fn questions_about_other_namespaces() {
     let link = Link::read(
         &[

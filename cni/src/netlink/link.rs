@@ -1,4 +1,4 @@
-//! Links: what they are, and looking for them.
+//! Links: their properties, and queries for them.
 
 mod change;
 
@@ -18,12 +18,12 @@ pub use change::{BridgeSpec, LinkChange, VethEnd, VethSpec};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
-/// The flags of a link that has a carrier and is not thought to be without.
+/// The flags of a link that is running and has a carrier.
 const RUNNING: u32 = (libc::IFF_RUNNING | libc::IFF_LOWER_UP).cast_unsigned();
-/// struct rtgenmsg, filled up
+/// struct rtgenmsg, padded
 const RTGENMSG: usize = 4;
 
-/// The kernel's number for a link, unique in its namespace.
+/// The kernel's index of a link, unique in its namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LinkIndex(NonZeroU32);
 
@@ -32,12 +32,12 @@ impl LinkIndex {
         NonZeroU32::new(index).map(LinkIndex).ok_or_else(|| wire::malformed("a link without an index"))
     }
 
-    /// Zero is none.
+    /// Returns `None` for zero.
     pub(super) fn optional(index: u32) -> Option<LinkIndex> {
         NonZeroU32::new(index).map(LinkIndex)
     }
 
-    /// As messages want it.
+    /// Returns the number for a message.
     pub(super) fn number(self) -> u32 {
         self.0.get()
     }
@@ -49,26 +49,26 @@ impl fmt::Display for LinkIndex {
     }
 }
 
-/// The kernel's number for another namespace, as seen from the one that was asked.
+/// The kernel's ID of another namespace, as seen from the namespace of the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NetnsId(u32);
 
 impl NetnsId {
-    /// Negative is none.
+    /// Returns `None` for a negative number.
     fn optional(id: u32) -> Option<NetnsId> {
         (id.cast_signed() >= 0).then_some(NetnsId(id))
     }
 
-    /// As messages want it.
+    /// Returns the number for a message.
     pub(super) fn number(self) -> u32 {
         self.0
     }
 }
 
-/// A link by its number, or by its name where the number is not known yet.
+/// A link, identified by its index, or by its name where the index is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkRef<'a> {
-    /// By number.
+    /// By index.
     Index(LinkIndex),
     /// By name.
     Name(&'a str),
@@ -102,9 +102,9 @@ pub enum OperState {
     Up,
     /// It cannot.
     Down,
-    /// The driver does not tell, as with `lo`.
+    /// The driver does not report it, as for `lo`.
     Unknown,
-    /// Anything between, by the kernel's number.
+    /// Any other state, by the kernel's number.
     Other(u8),
 }
 
@@ -119,55 +119,55 @@ impl fmt::Display for OperState {
     }
 }
 
-/// A link's settings as a port of a bridge.
+/// Settings of a link as a port of a bridge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Port {
-    /// May a frame go out where it came in?
+    /// Whether a frame may leave by the port on which it arrived.
     pub hairpin: bool,
-    /// Is the port kept from talking to other isolated ones?
+    /// Whether the port cannot exchange frames with other isolated ports.
     pub isolated: bool,
 }
 
-/// A link as the kernel describes it.
+/// A link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
-    /// Its number.
+    /// The index.
     pub index: LinkIndex,
-    /// Its name.
+    /// The name.
     pub name: String,
     /// `bridge`, `veth`, …; empty for hardware and `lo`.
     pub kind: String,
-    /// Its Ethernet address.
+    /// The MAC address.
     pub mac: Option<MacAddr>,
-    /// Its MTU.
+    /// The MTU.
     pub mtu: u32,
-    /// Was it set up?
+    /// Whether the link is administratively up.
     pub up: bool,
-    /// Can it carry traffic?
+    /// Whether the link can carry traffic.
     pub state: OperState,
-    /// Is it up with a carrier? Its state may be unknown then, because the kernel looks at it when the carrier changes.
+    /// Whether the link is up with a carrier. `state` may still be unknown then, because the kernel updates it later.
     pub running: bool,
-    /// The bridge it is a port of.
+    /// The bridge of which the link is a port.
     pub master: Option<LinkIndex>,
-    /// The other end, for a veth.
+    /// The other end, if the link is a veth.
     pub peer: Option<LinkIndex>,
-    /// The namespace of the other end, if it is another one.
+    /// The namespace of the other end, if it is a different one.
     pub peer_netns: Option<NetnsId>,
-    /// The text that people see in `ip link`.
+    /// The alias, which `ip link` shows.
     pub alias: String,
-    /// Was it set promiscuous? Whoever listens on it makes it so too, and only as long as he does.
+    /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
     pub promiscuous: bool,
-    /// Length of the transmit queue.
+    /// The length of the transmit queue.
     pub tx_queue: u32,
-    /// Its settings as a port of a bridge, if it is one.
+    /// The settings as a port of a bridge, if the link is a port.
     pub port: Option<Port>,
-    /// Its spanning tree state as a port of a bridge: 3 is forwarding.
+    /// The spanning tree state as a port of a bridge: 3 is forwarding.
     pub port_state: Option<u8>,
-    /// Does it filter VLANs, if it is a bridge?
+    /// Whether the link filters VLANs, if it is a bridge.
     pub vlan_filtering: Option<bool>,
-    /// Whether the kernel derives its IPv6 link-local address from the hardware address, as it does unless told otherwise.
+    /// Whether the kernel derives the IPv6 link-local address from the MAC address, which is the default.
     pub eui64: bool,
-    /// Is it a bridge with a spanning tree? Then a port may take half a minute until it forwards.
+    /// Whether the link is a bridge with a spanning tree. Then a new port may need half a minute until it forwards.
     pub spanning_tree: bool,
 }
 
@@ -260,8 +260,8 @@ impl Link {
     }
 }
 
-/// Reads from the settings of a link, one list for each family, whether its link-local address is derived from its
-/// hardware address.
+/// Returns whether the link-local address of a link is derived from its MAC address, according to its IFLA_AF_SPEC
+/// settings.
 fn derives_link_local(families: &[u8]) -> Result<bool> {
     for family in wire::attributes(families, 0) {
         let (wire::AF_INET6, settings) = family? else { continue };
@@ -275,7 +275,7 @@ fn derives_link_local(families: &[u8]) -> Result<bool> {
 }
 
 impl Netlink {
-    /// A link, by its number or its name.
+    /// Returns a link, by index or name; `None` if there is none.
     pub fn link<'a>(&mut self, link: impl Into<LinkRef<'a>>) -> Result<Option<Link>> {
         let link = link.into();
         let request = get_link(link);
@@ -284,7 +284,7 @@ impl Netlink {
             .trying(|| format!("look for link {link}"))
     }
 
-    /// The number of a namespace as [`Link::peer_netns`] tells it; `None` if it has none here, as nothing leads to it.
+    /// Returns the ID of a namespace as in [`Link::peer_netns`]; `None` if it has no ID here, as no link leads to it.
     pub fn netns_id(&mut self, netns: &Netns) -> Result<Option<NetnsId>> {
         let read = |payload: &[u8]| {
             for attribute in wire::attributes(payload, RTGENMSG) {
@@ -295,10 +295,10 @@ impl Netlink {
             Ok(None)
         };
         let found = self.socket.get(&get_netns_id(netns), wire::RTM_NEWNSID, &[], read);
-        Ok(found.trying(|| format!("look for the number of the namespace {:?}", netns.path()))?.flatten())
+        Ok(found.trying(|| format!("query the ID of the network namespace {:?}", netns.path()))?.flatten())
     }
 
-    /// A link of another namespace, which is not entered for it (Linux 4.20). That takes the right to administer it.
+    /// Returns a link of another namespace without entering it (Linux 4.20). Needs CAP_NET_ADMIN in that namespace.
     pub fn link_elsewhere(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
         let request = get_link_elsewhere(netns, link);
         let read = |payload: &[u8]| {
@@ -310,26 +310,26 @@ impl Netlink {
             .trying(|| format!("look for link {link} in another namespace"))
     }
 
-    /// The number of the link called `name`. Asked for without a message.
+    /// Returns the index of the link called `name`. Uses an ioctl instead of a message.
     pub fn link_index(&mut self, name: &str) -> Result<Option<LinkIndex>> {
         let index = self.socket.link_index(name).trying(|| format!("look for link {name:?}"))?;
         Ok(index.and_then(LinkIndex::optional))
     }
 
-    /// The Ethernet address of the link called `name`, if there is one. Asked for without a message.
+    /// Returns the MAC address of the link called `name`, if it has one. Uses an ioctl instead of a message.
     pub fn mac_of(&self, name: &str) -> Option<MacAddr> {
         self.socket.mac_of(name)
     }
 
-    /// All links, or all ports of one bridge.
+    /// Returns all links, or all ports of one bridge.
     pub fn links(&mut self, ports_of: Option<LinkIndex>) -> Result<Vec<Link>> {
         let request = list_links(ports_of);
         let wanted = |link: Link| Some(link).filter(|link| ports_of.is_none() || link.master == ports_of);
         self.socket.list(&request, libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted)).trying(|| "list links")
     }
 
-    /// The links whose alias is `wanted`, however many others come and go meanwhile. It may be one of several then. Of the
-    /// others nothing is read: there may be a thousand.
+    /// Returns the links whose alias is `wanted`, even if other links come and go meanwhile. If several match, some may
+    /// be missing then. Other links are not parsed, because there may be a thousand.
     pub fn find_links(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
         let read = |payload: &[u8]| {
             for attribute in wire::attributes(payload, HEADER) {
@@ -339,7 +339,7 @@ impl Netlink {
             }
             Ok(None)
         };
-        self.socket.find(&list_links(None), libc::RTM_NEWLINK, read).trying(|| "look through the links")
+        self.socket.find(&list_links(None), libc::RTM_NEWLINK, read).trying(|| "search the links")
     }
 }
 
@@ -377,42 +377,42 @@ pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Vec<u8> {
 #[derive(Clone, Copy, Debug)]
 struct Flags {
     on: Iff,
-    meant: Iff,
+    mask: Iff,
 }
 
 impl Default for Flags {
     fn default() -> Flags {
-        Flags { on: Iff::empty(), meant: Iff::empty() }
+        Flags { on: Iff::empty(), mask: Iff::empty() }
     }
 }
 
-/// Begins a message about a link. One that is meant by its name has it among the attributes.
+/// Starts a message about a link. A link identified by name needs [`by_name`] as well.
 fn about(kind: Rtm, flags: NlmF, link: Option<LinkRef<'_>>, state: Flags) -> Request {
     let mut request = Request::new(kind, flags);
     ifinfomsg(&mut request, 0, link, state);
     request
 }
 
-/// Begins a message about a port that is of the bridge's family.
+/// Starts a message about a port in the bridge's address family.
 pub(super) fn about_port(kind: Rtm, port: LinkIndex) -> Request {
     let mut request = Request::new(kind, NlmF::empty());
     ifinfomsg(&mut request, libc::AF_BRIDGE, Some(port.into()), Flags::default());
     request
 }
 
-/// struct ifinfomsg: family, type, number, flags, and which of them are meant.
+/// Adds a struct ifinfomsg: family, type, index, flags, and the mask of flags to change.
 fn ifinfomsg(request: &mut Request, family: i32, link: Option<LinkRef<'_>>, state: Flags) {
     let index = match link {
         Some(LinkRef::Index(index)) => index.number(),
         _ => 0,
     };
     request.raw(&[u8::try_from(family).unwrap_or_default(), 0, 0, 0]);
-    for number in [index, state.on.bits(), state.meant.bits()] {
+    for number in [index, state.on.bits(), state.mask.bits()] {
         request.raw(&number.to_ne_bytes());
     }
 }
 
-/// The name of a link that is meant by it.
+/// Adds the name of a link that is identified by name.
 fn by_name(request: &mut Request, link: LinkRef<'_>) {
     if let LinkRef::Name(name) = link {
         request.text(Ifla::Ifname, name);

@@ -1,4 +1,4 @@
-//! Neighbours: which hardware address an IP address has on a link.
+//! Neighbours: the MAC address of an IP address on a link.
 
 use std::net::IpAddr;
 
@@ -14,12 +14,12 @@ use crate::ip::MacAddr;
 /// struct ndmsg
 const HEADER: usize = 12;
 
-/// What the kernel knows about a neighbour.
+/// An entry of the neighbour table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Its address.
+    /// The IP address.
     pub ip: IpAddr,
-    /// Its hardware address, if that is known.
+    /// The MAC address, if known.
     pub mac: Option<MacAddr>,
 }
 
@@ -39,14 +39,14 @@ impl Neighbour {
 }
 
 impl Change<'_> {
-    /// Tells the kernel a neighbour's hardware address; it is trusted until it fails, as if learned by traffic.
+    /// Sets a neighbour's MAC address. The kernel trusts it until it fails, as if learned from traffic.
     pub fn set_neighbour(link: LinkIndex, ip: IpAddr, mac: MacAddr) -> Self {
         let mut request = about(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, link, ip, Nud::REACHABLE);
         request.attr(Nda::Lladdr, &mac.0);
         Change::new(request, move || format!("set neighbour {ip} on link {link} to {mac}"))
     }
 
-    /// Makes the kernel forget a neighbour, whatever its state; ENOENT if it knows none.
+    /// Deletes a neighbour in any state; ENOENT if there is none.
     pub fn delete_neighbour(link: LinkIndex, ip: IpAddr) -> Self {
         let request = about(Rtm::Delneigh, NlmF::empty(), link, ip, Nud::PERMANENT);
         Change::new(request, move || format!("delete neighbour {ip} from link {link}"))
@@ -54,7 +54,7 @@ impl Change<'_> {
 }
 
 impl Netlink {
-    /// The neighbours on a link.
+    /// Returns the neighbours on a link.
     pub fn neighbours(&mut self, link: LinkIndex) -> Result<Vec<Neighbour>> {
         let request = list_neighbours(link);
         self.socket
@@ -70,7 +70,7 @@ pub(super) fn list_neighbours(link: LinkIndex) -> Vec<u8> {
     request.finish()
 }
 
-/// Begins a message about a neighbour.
+/// Starts a message about a neighbour.
 fn about(kind: Rtm, flags: NlmF, link: LinkIndex, ip: IpAddr, state: Nud) -> Request {
     let mut request = Request::new(kind, flags);
     // struct ndmsg: family, link, state, flags and type

@@ -1,7 +1,8 @@
-//! nf_tables by netlink: tables, chains and rules, changed in transactions and listed. No `nft` is needed.
+//! nf_tables over netlink: tables, chains and rules, changed in transactions and listed. Does not need the `nft`
+//! program.
 //!
-//! What should change is a list of [`Edit`]s, all of which happen or none. Rules are written the way `nft` writes
-//! them, so that it can list them, and any tool can delete them.
+//! [`Edit`]s are applied together or not at all. Rules are encoded as `nft` encodes them, so that it can list them and
+//! any tool can delete them.
 
 mod rule;
 
@@ -28,7 +29,7 @@ const DELCHAIN: u16 = 5;
 const NEWRULE: u16 = 6;
 const GETRULE: u16 = 7;
 const DELRULE: u16 = 8;
-/// The name of the table, in messages about it and about what is in it.
+/// The attribute with the table name, in messages about tables, chains and rules.
 const TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
 const CHAIN_HOOK: u16 = 4;
@@ -42,13 +43,13 @@ const RULE_HANDLE: u16 = 3;
 /// struct nfgenmsg
 const HEADER: usize = 4;
 
-/// The family that stands for all.
+/// The family number that stands for all families.
 const ALL: u8 = 0;
 
-/// linux/netlink.h: marks an attribute made of attributes.
+/// linux/netlink.h: flags an attribute that contains attributes.
 const NESTED: u16 = 1 << 15;
 
-/// Which packets a table sees.
+/// The packets that a table sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     /// IPv4 and IPv6.
@@ -57,7 +58,7 @@ pub enum Family {
     Ipv4,
     /// IPv6.
     Ipv6,
-    /// Frames that pass a bridge.
+    /// Frames on a bridge.
     Bridge,
 }
 
@@ -87,18 +88,18 @@ impl fmt::Display for Family {
 /// A table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Table<'a> {
-    /// Its family.
+    /// The family.
     pub family: Family,
-    /// Its name.
+    /// The name.
     pub name: &'a str,
 }
 
 /// A chain of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chain<'a> {
-    /// Its table.
+    /// The table.
     pub table: Table<'a>,
-    /// Its name.
+    /// The name.
     pub name: &'a str,
 }
 
@@ -115,55 +116,55 @@ impl fmt::Display for Chain<'_> {
 }
 
 impl<'a> Table<'a> {
-    /// A chain of this table.
+    /// Returns a chain of this table.
     pub const fn chain(self, name: &'a str) -> Chain<'a> {
         Chain { table: self, name }
     }
 }
 
-/// Where packets come into a base chain.
+/// The hook at which packets enter a base chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hook {
     /// `filter` or `nat`.
     pub kind: &'static str,
-    /// The place, by the kernel's number.
+    /// The kernel's number of the hook.
     pub place: u32,
-    /// Lower ones come first.
+    /// Chains with lower numbers run first.
     pub priority: i32,
 }
 
 impl Hook {
-    /// Where source addresses are translated.
+    /// The hook for source NAT.
     pub const SOURCE_NAT: Hook = Hook { kind: "nat", place: 4, priority: 100 };
-    /// Where a bridge takes frames from its ports, before all else.
+    /// The first hook for frames that a bridge receives on its ports.
     pub const BRIDGE_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
 }
 
-/// A chain that packets come into, as the kernel lists it.
+/// A base chain, as the kernel lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BaseChain {
-    /// Its family, by the kernel's number: other programs use more of them than we do.
+    /// The kernel's number of the family: other programs use families that [`Family`] lacks.
     family: u8,
-    /// Its table.
+    /// The table.
     pub table: String,
-    /// Its name.
+    /// The name.
     pub name: String,
-    /// The place where packets come into it, by the kernel's number.
+    /// The kernel's number of the hook.
     pub place: u32,
-    /// Is what no rule decides about thrown away?
+    /// Whether the policy is to drop packets that no rule matches.
     pub drops: bool,
 }
 
 impl BaseChain {
-    /// Where packets pass that are not for this host.
+    /// The hook for packets that are not addressed to this host.
     pub const FORWARD: u32 = 2;
 
-    /// Does it see packets of this family, because it is of the family or of both?
+    /// Returns whether the chain sees packets of this family: it has the same family, or `inet`.
     pub fn sees(&self, family: Family) -> bool {
         self.family == family.number() || (self.family == Family::Inet.number() && family != Family::Bridge)
     }
 
-    /// `None` for a chain that others lead to.
+    /// Parses a chain; `None` if it is not a base chain.
     fn read(payload: &[u8]) -> Result<Option<BaseChain>> {
         let mut chain = BaseChain {
             family: wire::byte(payload, 0)?,
@@ -203,33 +204,33 @@ impl fmt::Display for BaseChain {
     }
 }
 
-/// One change of a ruleset. The constructors are the verbs.
+/// One change of a ruleset. Each constructor is an operation.
 pub struct Edit<'a> {
-    /// Says what it does. Few ever ask.
+    /// Describes the change. A closure, because the text is rarely needed.
     what: Box<dyn Fn() -> String + 'a>,
     message: Vec<u8>,
 }
 
 impl<'a> Edit<'a> {
-    /// Makes a table, unless it is there.
+    /// Creates a table unless it exists.
     pub fn add_table(table: Table<'a>) -> Edit<'a> {
         let request = about(NEWTABLE, NlmF::CREATE, table);
         Edit::new(request, move || format!("add table {table}"))
     }
 
-    /// Makes a chain, unless it is there.
+    /// Creates a chain unless it exists.
     pub fn add_chain(chain: Chain<'a>) -> Edit<'a> {
         let request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
         Edit::new(request, move || format!("add chain {chain}"))
     }
 
-    /// Makes a chain; EEXIST if it is there.
+    /// Creates a chain; EEXIST if it exists.
     pub fn new_chain(chain: Chain<'a>) -> Edit<'a> {
         let request = about_chain(NEWCHAIN, NlmF::CREATE | NlmF::EXCL, chain);
-        Edit::new(request, move || format!("make chain {chain}"))
+        Edit::new(request, move || format!("create chain {chain}"))
     }
 
-    /// Makes a chain that packets come into, unless it is there; it lets pass what no rule decides about.
+    /// Creates a base chain unless it exists. Its policy is to accept packets.
     pub fn add_base_chain(chain: Chain<'a>, hook: Hook) -> Edit<'a> {
         const ACCEPT: u32 = 1;
         let mut request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
@@ -242,7 +243,7 @@ impl<'a> Edit<'a> {
         Edit::new(request, move || format!("add chain {chain}"))
     }
 
-    /// Deletes a chain and its rules. No rule elsewhere may lead to it.
+    /// Deletes a chain and its rules. No other rule may refer to it.
     pub fn delete_chain(chain: Chain<'a>) -> Edit<'a> {
         let request = about_chain(DELCHAIN, NlmF::empty(), chain);
         Edit::new(request, move || format!("delete chain {chain}"))
@@ -254,7 +255,7 @@ impl<'a> Edit<'a> {
         Edit::new(request, move || format!("flush chain {chain}"))
     }
 
-    /// Adds a rule at the end of a chain. A comment has room for 253 bytes.
+    /// Appends a rule to a chain. A comment has at most 253 bytes.
     pub fn add_rule(chain: Chain<'a>, parts: &[Part<'_>], comment: &str) -> Edit<'a> {
         let mut request = about_rule(NEWRULE, NlmF::CREATE | NlmF::APPEND, chain);
         rule::expressions(&mut request, chain.table.family, parts);
@@ -264,7 +265,7 @@ impl<'a> Edit<'a> {
         Edit::new(request, move || format!("add rule to chain {chain}"))
     }
 
-    /// Deletes a rule; ENOENT if somebody else was faster.
+    /// Deletes a rule; ENOENT if it is already deleted.
     pub fn delete_rule(chain: Chain<'a>, rule: &Rule) -> Edit<'a> {
         let handle = rule.handle;
         let mut request = about_rule(DELRULE, NlmF::empty(), chain);
@@ -283,15 +284,15 @@ impl fmt::Debug for Edit<'_> {
     }
 }
 
-/// A socket to nf_tables in one network namespace.
+/// An nf_tables socket in one network namespace.
 #[derive(Debug)]
 pub struct Nftables {
-    /// `None` where the kernel has no netfilter over netlink: then nothing is there, and nothing can be made.
+    /// `None` if the kernel has no netfilter netlink. Then nothing exists, and nothing can be created.
     socket: Option<Socket>,
 }
 
 impl Nftables {
-    /// Opens a socket in the namespace of this thread.
+    /// Opens a socket in the namespace of the calling thread.
     pub fn open() -> Result<Nftables> {
         match Socket::netfilter() {
             Err(error) if matches!(error.errno(), Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT)) => {
@@ -301,17 +302,17 @@ impl Nftables {
         }
     }
 
-    /// The socket, for whoever keeps it open: to close it after something was deleted waits for all processors.
+    /// Returns the socket, for callers that keep it open: closing it after a deletion waits for all processors.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.socket.as_ref().map(Socket::fd)
     }
 
-    /// Makes all `edits`, in order, or none of them.
+    /// Applies all `edits` in order, or none of them.
     pub fn apply(&mut self, edits: &[Edit<'_>]) -> Result<()> {
         self.send(edits, true)
     }
 
-    /// Finds out whether `edits` could be made, and makes none of them.
+    /// Validates `edits` without applying them.
     pub fn try_out(&mut self, edits: &[Edit<'_>]) -> Result<()> {
         self.send(edits, false)
     }
@@ -336,7 +337,7 @@ impl Nftables {
         }
     }
 
-    /// Has the kernel nf_tables at all? Who may not ask gets an error.
+    /// Returns whether the kernel has nf_tables. Fails without permission to query it.
     pub fn is_there(&mut self) -> Result<bool> {
         if self.socket.is_none() {
             return Ok(false);
@@ -344,25 +345,27 @@ impl Nftables {
         let request = begin(GETCHAIN, NlmF::empty(), ALL).finish();
         match self.list(&request, NEWCHAIN, |_| Ok(None::<()>)) {
             Ok(_) => Ok(true),
-            Err(error) => absent(error, false).trying(|| "ask for nf_tables"),
+            Err(error) => absent(error, false).trying(|| "query nf_tables"),
         }
     }
 
-    /// The rules of a chain; none if there is no such chain.
+    /// Returns the rules of a chain; none if the chain does not exist.
     pub fn rules(&mut self, chain: Chain<'_>) -> Result<Vec<Rule>> {
         self.rules_in(chain.table, Some(chain.name), None).trying(|| format!("list the rules of chain {chain}"))
     }
 
-    /// Those rules of a chain whose comments are `wanted`. Of the others nothing is read: there may be a thousand.
+    /// Returns the rules of a chain whose comments are `wanted`. Other rules are not parsed, because there may be a
+    /// thousand.
     pub fn rules_about(&mut self, chain: Chain<'_>, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Rule>> {
         let found = self.rules_in(chain.table, Some(chain.name), Some(wanted));
         found.trying(|| format!("list the rules of chain {chain}"))
     }
 
-    /// Returns whether a rule of `chain` leads to the chain `target` of the same table; `false` if there is no such chain.
+    /// Returns whether a rule of `chain` jumps to the chain `target` of the same table; `false` if `chain` does not
+    /// exist.
     ///
-    /// A transaction of another process interrupts the listing. A rule that it shows was there all the same, so the
-    /// listing is repeated only while it shows none.
+    /// A transaction of another process interrupts the listing. A rule that was listed exists all the same, so the
+    /// listing is repeated only while no such rule is found.
     pub fn leads_to(&mut self, chain: Chain<'_>, target: &str) -> Result<bool> {
         let Some(socket) = &mut self.socket else { return Ok(false) };
         let request = about_rule(GETRULE, NlmF::empty(), chain).finish();
@@ -374,7 +377,7 @@ impl Nftables {
         Ok(!found.trying(|| format!("list the rules of chain {chain}"))?.is_empty())
     }
 
-    /// The rules of all chains of a table; none if there is no such table.
+    /// Returns the rules of all chains of a table; none if the table does not exist.
     pub fn table_rules(&mut self, table: Table<'_>) -> Result<Vec<Rule>> {
         self.rules_in(table, None, None).trying(|| format!("list the rules of table {table}"))
     }
@@ -395,13 +398,13 @@ impl Nftables {
             {
                 return Ok(None);
             }
-            // Kernels before 4.17 look at neither name and list everything.
+            // Kernels before 4.17 ignore both names and list everything.
             Rule::read(payload).map(|rule| rule.filter(|rule| rule.is_in(table, chain)))
         });
         listed.or_else(|error| absent(error, Vec::new()))
     }
 
-    /// The chains of all tables and families that packets come into.
+    /// Returns the base chains of all tables and families.
     pub fn base_chains(&mut self) -> Result<Vec<BaseChain>> {
         let request = begin(GETCHAIN, NlmF::empty(), ALL).finish();
         let listed = self.list(&request, NEWCHAIN, BaseChain::read);
@@ -420,17 +423,17 @@ impl Nftables {
         }
     }
 
-    /// Is there such a chain?
+    /// Returns whether a chain exists.
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
         self.chain(chain).map(|found| found.is_some())
     }
 
-    /// Is there such a chain, and do packets come into it there?
+    /// Returns whether a base chain with this hook exists.
     pub fn has_base_chain(&mut self, chain: Chain<'_>, hook: Hook) -> Result<bool> {
         Ok(self.chain(chain)?.flatten().is_some_and(|base| base.place == hook.place))
     }
 
-    /// A chain, if it is there: as one that packets come into, or not.
+    /// Returns a chain: `None` if it does not exist, `Some(None)` if it is not a base chain.
     fn chain(&mut self, chain: Chain<'_>) -> Result<Option<Option<BaseChain>>> {
         let Some(socket) = &mut self.socket else { return Ok(None) };
         let request = about_chain(GETCHAIN, NlmF::empty(), chain).finish();
@@ -439,12 +442,13 @@ impl Nftables {
     }
 }
 
-/// Does this error say that the kernel has no nf_tables, or not the part of it that was asked for?
+/// Returns whether an error means that the kernel lacks nf_tables, or the requested part of it.
 pub fn is_unavailable(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT | libc::ENOENT))
 }
 
-/// Without nf_tables nothing is there, nor is anything whose name is longer than the kernel takes.
+/// Returns `nothing` if the error means that an object does not exist: without nf_tables nothing does, nor does an
+/// object whose name is longer than the kernel allows.
 fn absent<T>(error: Error, nothing: T) -> Result<T> {
     match error.errno() {
         Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::EAFNOSUPPORT | libc::ERANGE) => Ok(nothing),
@@ -452,14 +456,14 @@ fn absent<T>(error: Error, nothing: T) -> Result<T> {
     }
 }
 
-/// Begins a message of nf_tables.
+/// Starts an nf_tables message.
 fn begin(kind: u16, flags: NlmF, family: u8) -> Request {
     let mut request = Request::new(SUBSYSTEM << 8 | kind, flags);
     request.raw(&head(family, 0));
     request
 }
 
-/// Begins a message about a table, or about something in it.
+/// Starts a message about a table, or about an object in it.
 fn about(kind: u16, flags: NlmF, table: Table<'_>) -> Request {
     let mut request = begin(kind, flags, table.family.number());
     request.text(TABLE, table.name);
@@ -472,14 +476,14 @@ fn about_chain(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
     request
 }
 
-/// Begins a message about the rules of a chain.
+/// Starts a message about the rules of a chain.
 fn about_rule(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
     let mut request = about(kind, flags, chain.table);
     request.text(RULE_CHAIN, chain.name);
     request
 }
 
-/// The message that begins or ends a transaction.
+/// Encodes the message that begins or ends a transaction.
 fn bound(kind: u16) -> Vec<u8> {
     let mut request = Request::new(kind, NlmF::empty());
     request.raw(&head(0, SUBSYSTEM));

@@ -12,30 +12,30 @@ use crate::error::{Context, Result};
 use crate::ip::Cidr;
 use crate::result::Route;
 
-/// The table that is meant where none is named.
+/// The default routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
 /// struct rtmsg
 const HEADER: usize = 12;
 
-/// A unicast route as the kernel has it. The route's `table` and `scope` are always given.
+/// A unicast route of the kernel. `table` and `scope` of the route are always set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelRoute {
-    /// What it says.
+    /// The route.
     pub route: Route,
-    /// The link that it leaves by.
+    /// The outgoing link.
     pub link: Option<LinkIndex>,
-    /// Did a router tell it (IPv6)?
+    /// Whether the route comes from a router advertisement (IPv6).
     pub is_advertised: bool,
 }
 
 impl KernelRoute {
-    /// Does it go where `wanted` goes? Host bits do not count.
+    /// Returns whether the route has the destination `wanted`, ignoring host bits.
     pub fn leads_to(&self, wanted: Cidr) -> bool {
         self.route.dst.network() == wanted.network()
     }
 
-    /// `None` for what is no plain route: local and broadcast entries, cached ones, other families.
+    /// Parses a route; `None` for other entries: local and broadcast routes, cached routes, other families.
     pub(super) fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
         let family = i32::from(wire::byte(payload, 0)?);
         let prefix = wire::byte(payload, 1)?;
@@ -78,15 +78,15 @@ impl KernelRoute {
 }
 
 impl Change<'_> {
-    /// Adds a route that leaves by `link`. A second one to the same destination by another way is put before the
-    /// first; the very same one is refused with EEXIST.
+    /// Adds a route with `link` as the outgoing link. A second route to the same destination by another next hop is
+    /// inserted before the first; the kernel rejects an identical route with EEXIST.
     pub fn add_route(link: LinkIndex, route: &Route) -> Self {
         let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
         let table = table.unwrap_or(MAIN);
         let mut request = Request::new(Rtm::Newroute, NlmF::CREATE);
-        // struct rtmsg: family, length of the destination, of the source, type of service
+        // struct rtmsg: family, prefix length of the destination, of the source, type of service
         request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
-        // … table, who made it, scope, type, flags
+        // … table, protocol, scope, type, flags
         let short = u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC);
         request.raw(&[short, Rtprot::Boot.into(), scope.unwrap_or(libc::RT_SCOPE_UNIVERSE), libc::RTN_UNICAST]);
         request.raw(&[0; 4]);
@@ -99,7 +99,7 @@ impl Change<'_> {
         if priority > 0 {
             request.number(Rta::Priority, priority);
         }
-        // The header has one byte for it.
+        // The field in the header has one byte.
         if table > 255 {
             request.number(Rta::Table, table);
         }
@@ -121,7 +121,7 @@ impl Change<'_> {
 }
 
 impl Netlink {
-    /// All unicast routes that leave by `link`, of all tables, IPv4 before IPv6.
+    /// Returns all unicast routes with `link` as the outgoing link, from all tables, IPv4 before IPv6.
     pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
         let request = list_routes(Some(link));
         let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
@@ -133,7 +133,7 @@ impl Netlink {
         Ok(found)
     }
 
-    /// The routes of the main table that lead everywhere, the preferred one of each family first.
+    /// Returns the default routes of the main table, the preferred one of each family first.
     pub fn default_routes(&mut self) -> Result<Vec<KernelRoute>> {
         let wanted = |route: Option<KernelRoute>| {
             route.filter(|route| route.route.dst.is_default() && route.route.table == Some(MAIN))

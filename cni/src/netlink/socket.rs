@@ -1,4 +1,4 @@
-//! The socket: sends requests, reads until they are answered, and believes nothing that it did not check.
+//! The socket: sends requests, reads their answers, and validates everything it reads.
 
 use std::fmt;
 use std::io;
@@ -16,23 +16,23 @@ use crate::ip::MacAddr;
 use crate::sys;
 use crate::wait::Deadline;
 
-/// The kernel answers before `send` returns; this is for the case that it does not.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How often something is asked for again that did not fit, or changed while it was read.
+/// The kernel usually answers before `send` returns. This is the timeout if it does not.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of attempts if an answer did not fit, or changed while it was read.
 const ATTEMPTS: u32 = 10;
-/// The same for rules: any change of any ruleset spoils a listing, and many may come and go at once.
-const ATTEMPTS_AT_RULES: u32 = 500;
-/// Who the kernel is among those who send.
+/// The same for rules: any change of any ruleset interrupts a listing, and many may happen at the same time.
+const RULE_ATTEMPTS: u32 = 500;
+/// The kernel's port ID as a sender.
 const KERNEL: u32 = 0;
-/// Enough for any answer that was seen; grows when it is not. Kept small because untouched pages are cheap.
+/// Initial buffer size, sufficient for known answers; grows if necessary. A small buffer touches fewer pages.
 const BUFFER: usize = 8 << 10;
 
-/// A socket for requests. It subscribes to nothing, so that whatever it receives is an answer.
+/// A socket for requests. It subscribes to no groups, so that everything it receives is an answer.
 pub(super) struct Socket {
     socket: NlSocket,
     seq: u32,
     buffer: Vec<u8>,
-    /// How often a listing is asked for that changes while it is read.
+    /// Maximum number of attempts for a list that changes while it is read.
     attempts: u32,
 }
 
@@ -43,12 +43,13 @@ impl fmt::Debug for Socket {
 }
 
 impl Socket {
-    /// For links, addresses, routes.
+    /// Opens a socket for links, addresses and routes.
     pub(super) fn route() -> Result<Socket> {
-        // The kernel gives it an address with the first message.
+        // The kernel assigns an address with the first message.
         let socket = NlSocket::new(NlFamily::Route)?;
         socket.enable_ext_ack(true)?;
-        // Makes the kernel apply the filter of a listing. It does not exist before 4.20, where we filter anyway.
+        // Makes the kernel apply the filters of list requests. Kernels before 4.20 do not support it; we filter as
+        // well.
         match socket.enable_strict_checking(true) {
             Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => {
                 return Err(error.into());
@@ -58,27 +59,28 @@ impl Socket {
         Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: ATTEMPTS })
     }
 
-    /// For nf_tables.
+    /// Opens a socket for nf_tables.
     pub(super) fn netfilter() -> Result<Socket> {
         let socket = NlSocket::new(NlFamily::Netfilter)?;
         socket.enable_ext_ack(true)?;
-        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: ATTEMPTS_AT_RULES })
+        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: RULE_ATTEMPTS })
     }
 
-    /// Sends `messages` in one datagram and reads until the last is acknowledged. `each` is shown what they echo.
+    /// Sends `messages` in one datagram and reads until the last one is acknowledged. Calls `each` with echoed
+    /// messages.
     ///
-    /// The inner result is the first refusal, with the place of the message that was refused.
+    /// The inner result is the first error, with the position of the message that the kernel rejected.
     pub(super) fn change(
         &mut self,
         messages: &[&[u8]],
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
-        // Refusals come by themselves; one acknowledgement, at the end, stands for all that was not refused.
+        // The kernel always reports errors. One acknowledgement, for the last message, confirms all that had no error.
         self.batch(messages, NlmF::ACK, each)
     }
 
-    /// Sends `messages` in one datagram, the last of which asks for a list. `each` is shown what they echo, what they
-    /// ask for, and the list.
+    /// Sends `messages` in one datagram; the last one requests a list. Calls `each` with echoed messages, queried
+    /// objects and the items of the list.
     pub(super) fn change_and_list(
         &mut self,
         messages: &[&[u8]],
@@ -87,7 +89,7 @@ impl Socket {
         self.batch(messages, NlmF::DUMP, each)
     }
 
-    /// Sends `messages` in one datagram, the last with `flags` that make the kernel answer it.
+    /// Sends `messages` in one datagram; the last one gets `flags` that make the kernel answer it.
     fn batch(
         &mut self,
         messages: &[&[u8]],
@@ -102,11 +104,11 @@ impl Socket {
         }
         self.append(&mut datagram, last, flags);
         let ended = |place, _| place + 1 == messages.len();
-        self.converse(&datagram, first, messages.len(), ended, each)
+        self.exchange(&datagram, first, messages.len(), ended, each)
     }
 
-    /// Sends `messages` between `begin` and `end`: to nf_tables a transaction, of which all or nothing happens, and
-    /// without an end nothing. The inner result is as that of [`Socket::change`].
+    /// Sends `messages` between `begin` and `end`. nf_tables treats them as a transaction, which is applied completely
+    /// or not at all; without `end` it is only validated. The inner result is as for [`Socket::change`].
     pub(super) fn transact(
         &mut self,
         begin: &[u8],
@@ -123,15 +125,15 @@ impl Socket {
         if let Some(end) = end {
             self.append(&mut datagram, end, NlmF::empty());
         }
-        // What befalls the whole transaction is answered to its beginning.
+        // An error of the whole transaction is the answer to its first message.
         let ended = |place, refused| place == messages.len() || (place == 0 && refused);
-        let refused = self.converse(&datagram, first, messages.len() + 1, ended, |_| Ok(()))?;
+        let refused = self.exchange(&datagram, first, messages.len() + 1, ended, |_| Ok(()))?;
         Ok(refused.map(|(place, error)| (place.saturating_sub(1), error)))
     }
 
-    /// Sends a datagram of `count` messages, the first of which has the sequence number `first`, and reads until
-    /// `ended` says of an answer, by its place and whether it is a refusal, that it is the last.
-    fn converse(
+    /// Sends a datagram of `count` messages; `first` is the sequence number of the first one. Reads until `ended`,
+    /// called with the position of an answer and whether it is an error, returns `true`.
+    fn exchange(
         &mut self,
         datagram: &[u8],
         first: u32,
@@ -139,7 +141,7 @@ impl Socket {
         ended: impl Fn(usize, bool) -> bool,
         mut each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
-        // A refusal repeats the message.
+        // An error message repeats the request.
         self.reserve(datagram.len() + BUFFER / 2);
         self.transmit(datagram)?;
         let mut answers = Answers { first, count, refused: None };
@@ -157,7 +159,7 @@ impl Socket {
         sys::borrow(&self.socket)
     }
 
-    /// The number of the link called `name`, without a message; `None` if there is none.
+    /// Returns the index of the link called `name` by an ioctl; `None` if there is none.
     pub(super) fn link_index(&self, name: &str) -> Result<Option<u32>> {
         match sys::link_index(self.fd(), name) {
             Ok(index) => Ok(Some(index)),
@@ -166,23 +168,24 @@ impl Socket {
         }
     }
 
-    /// The Ethernet address of the link called `name`, without a message; `None` if there is none.
+    /// Returns the MAC address of the link called `name` by an ioctl; `None` if there is none.
     pub(super) fn mac_of(&self, name: &str) -> Option<MacAddr> {
         sys::link_mac(self.fd(), name).ok().flatten().map(MacAddr)
     }
 
-    /// Is the link called `name` up, and does it carry, as far as is known? Nobody knows of one that is not there.
+    /// Returns whether the link called `name` is up and has a carrier, as far as the kernel knows; `false` if there is
+    /// none.
     pub(super) fn link_is_running(&self, name: &str) -> bool {
         sys::link_is_running(self.fd(), name).unwrap_or(false)
     }
 
-    /// Makes the kernel notice now what happened to the carrier of the link called `name`.
-    pub(super) fn settle_carrier(&self, name: &str) -> bool {
-        sys::settle_carrier(self.fd(), name).is_ok()
+    /// Makes the kernel process pending carrier changes of the link called `name` now. Returns whether that succeeded.
+    pub(super) fn flush_carrier_changes(&self, name: &str) -> bool {
+        sys::flush_carrier_changes(self.fd(), name).is_ok()
     }
 
-    /// Asks for one object, which comes as a message of type `kind`; `None` if the kernel says that there is none
-    /// (`absent` is how it says so).
+    /// Queries one object, which is returned as a message of type `kind`. Returns `None` if the kernel answers with one
+    /// of the errors in `absent`.
     pub(super) fn get<T>(
         &mut self,
         question: &[u8],
@@ -219,8 +222,7 @@ impl Socket {
         Err(malformed("the answer never fits"))
     }
 
-    /// Asks for a list of messages of type `kind`, again if it changed meanwhile. `read` may leave out what it does not
-    /// want.
+    /// Requests a list of messages of type `kind`, and again if it changed meanwhile. `read` may skip items.
     pub(super) fn list<T>(
         &mut self,
         question: &[u8],
@@ -228,26 +230,26 @@ impl Socket {
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
         let attempts = self.attempts;
-        self.list_until(question, kind, &read, |listing| !listing.spoiled)?.ok_or_else(|| {
+        self.list_until(question, kind, &read, |listing| !listing.interrupted)?.ok_or_else(|| {
             let what = format!("the list changed each of the {attempts} times it was read");
             Error::new(Code::TRY_LATER, what).details("many links, addresses or rules come and go at once; try again")
         })
     }
 
-    /// Looks in a list for what `read` wants. A list that changed meanwhile may have left something out, and what it
-    /// shows was there all the same: so it is asked for again only as long as it shows nothing. What was there all the
-    /// time is not left out ten times in a row.
+    /// Searches a list for items that `read` returns. A list that changed while it was read may lack items, but the
+    /// items that it has are valid. So it is requested again only while nothing is found. An item that exists all the
+    /// time is not missing ten times in a row.
     pub(super) fn find<T>(
         &mut self,
         question: &[u8],
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
-        let enough = |listing: &Listing<T>| !listing.spoiled || !listing.items.is_empty();
+        let enough = |listing: &Listing<T>| !listing.interrupted || !listing.items.is_empty();
         Ok(self.list_until(question, kind, &read, enough)?.unwrap_or_default())
     }
 
-    /// Asks for a list until it is `good`; `None` if it never was.
+    /// Requests a list until it is `good`; `None` if it never was.
     fn list_until<T>(
         &mut self,
         question: &[u8],
@@ -273,7 +275,7 @@ impl Socket {
         let mut datagram = Vec::with_capacity(question.len());
         let seq = self.append(&mut datagram, question, NlmF::DUMP);
         self.transmit(&datagram)?;
-        let mut listing = Listing { seq, kind, items: Vec::new(), spoiled: false };
+        let mut listing = Listing { seq, kind, items: Vec::new(), interrupted: false };
         let mut deadline = None;
         loop {
             match self.receive(&mut deadline)? {
@@ -281,15 +283,15 @@ impl Socket {
                 Some(_) => return Ok(listing),
                 None => {
                     self.drain(&mut listing)?;
-                    listing.spoiled = true;
+                    listing.interrupted = true;
                     return Ok(listing);
                 }
             }
         }
     }
 
-    /// Reads what is left of a listing of which a datagram was cut off: until it has ended the kernel would refuse the
-    /// next one. It goes on with a listing whenever it is asked for more, so nothing to read is the end as well.
+    /// Reads the rest of a list after a truncated datagram: the kernel rejects another list request until the list has
+    /// ended. It continues a list on each read, so if there is nothing to read the list has ended as well.
     fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
         loop {
             match receive(&self.socket, &mut self.buffer) {
@@ -303,7 +305,7 @@ impl Socket {
         }
     }
 
-    /// Adds `message` to `datagram` with the next sequence number, which is returned.
+    /// Appends `message` to `datagram` and returns its sequence number.
     fn append(&mut self, datagram: &mut Vec<u8>, message: &[u8], flags: NlmF) -> u32 {
         self.seq = self.seq.wrapping_add(1);
         let start = datagram.len();
@@ -329,16 +331,16 @@ impl Socket {
         if sent == datagram.len() { Ok(()) } else { Err(malformed("the request was cut off")) }
     }
 
-    /// One datagram; `None` if it did not fit, and then there is more room the next time. The deadline begins with the
-    /// first wait, because most answers are there already, and the first look at the clock costs two pages of memory.
+    /// Receives one datagram; `None` if it did not fit, after enlarging the buffer. The deadline starts with the first
+    /// wait, because most answers are available at once, and the first clock query touches two pages of memory.
     fn receive(&mut self, deadline: &mut Option<Deadline>) -> Result<Option<&[u8]>> {
         let len = loop {
             match receive(&self.socket, &mut self.buffer) {
                 Ok(len) => break len,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let deadline = deadline.get_or_insert_with(|| Deadline::after(PATIENCE));
+                    let deadline = deadline.get_or_insert_with(|| Deadline::after(TIMEOUT));
                     if !deadline.readable(self.fd())? {
-                        let what = format!("no answer from the kernel within {PATIENCE:?}");
+                        let what = format!("no answer from the kernel within {TIMEOUT:?}");
                         return Err(Error::new(Code::TRY_LATER, what));
                     }
                 }
@@ -353,12 +355,12 @@ impl Socket {
     }
 }
 
-/// One datagram, if there is one; its true length comes back, so that a cut is seen. Not by neli, which also reads the
-/// sender's groups, into a list.
+/// Receives one datagram without waiting. Returns its real length, so that truncation is detected. Does not use neli,
+/// which also allocates a list of the sender's groups.
 pub(super) fn receive(socket: &NlSocket, buffer: &mut [u8]) -> io::Result<usize> {
     loop {
         let (len, sender) = retry(|| sys::receive(sys::borrow(socket), buffer))?;
-        // Whoever administers the namespace may send to any socket there.
+        // Any process with CAP_NET_ADMIN in the namespace can send to this socket.
         if sender == KERNEL {
             return Ok(len);
         }

@@ -16,28 +16,28 @@ const UNTAGGED: u16 = 1 << 2;
 const RANGE_BEGIN: u16 = 1 << 3;
 const RANGE_END: u16 = 1 << 4;
 
-/// VLANs `first` to `last`, both included.
+/// VLANs `first` to `last`, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct VlanRange {
-    /// The first one.
+    /// The first VLAN.
     pub first: u16,
-    /// The last one.
+    /// The last VLAN.
     pub last: u16,
 }
 
-/// VLANs of a port, and how they are treated.
+/// VLANs of a port and their flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Vlan {
-    /// Which.
+    /// The VLANs.
     pub range: VlanRange,
-    /// Do untagged frames that come in belong here?
+    /// Whether untagged incoming frames belong to this VLAN.
     pub pvid: bool,
-    /// Do frames leave without their tag?
+    /// Whether frames leave without a tag.
     pub untagged: bool,
 }
 
 impl VlanRange {
-    /// The ranges that cover `ids`, which are in ascending order.
+    /// Returns the ranges that cover `ids`, which must be in ascending order.
     pub fn covering(ids: impl IntoIterator<Item = u16>) -> Vec<VlanRange> {
         let mut ranges: Vec<VlanRange> = Vec::new();
         for id in ids {
@@ -97,8 +97,8 @@ fn encode(kind: Rtm, port: LinkIndex, vlans: &[Vlan]) -> Request {
 }
 
 impl Netlink {
-    /// Returns whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). Changes nothing, and needs
-    /// the right to create a bridge.
+    /// Returns whether bridges of this kernel can filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING). Changes nothing, but
+    /// needs permission to create a bridge.
     pub fn can_filter_vlans(&mut self) -> Result<bool> {
         match self.apply(&[Change::try_vlan_filtering()]) {
             Err(error) if error.errno() == Some(libc::EPROTONOSUPPORT) => Ok(true),
@@ -108,7 +108,7 @@ impl Netlink {
         }
     }
 
-    /// The VLANs of one port (Linux 5.6; the older way would list those of all ports of the host).
+    /// Returns the VLANs of one port (Linux 5.6; the older request would list those of all ports of the host).
     pub fn vlans(&mut self, port: LinkIndex) -> Result<Vec<Vlan>> {
         let request = list_vlans(port);
         let lists = self.socket.list(&request, wire::RTM_NEWVLAN, |payload| read(payload, port).map(Some));

@@ -1,4 +1,4 @@
-//! Waiting for what the kernel tells unasked: notifications, on a socket of their own.
+//! Waits for notifications of the kernel, on a separate socket.
 
 use std::fmt;
 use std::io;
@@ -18,57 +18,57 @@ use crate::error::{Code, Context, Error, Result};
 use crate::sys;
 use crate::wait::Deadline;
 
-/// Enough for what the kernel tells of one link; what does not fit is asked for.
-const NEWS: usize = 4 << 10;
+/// Size of the buffer for notifications. A larger notification counts as lost.
+const BUFFER: usize = 4 << 10;
 
-/// What the kernel tells unasked to those who wait.
+/// An event that the kernel notifies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A link came, went or changed.
+    /// A link was created, deleted or changed.
     Link,
-    /// An IPv6 address came, went or changed, for instance because duplicate detection has finished.
+    /// An IPv6 address was added, deleted or changed, for example because duplicate address detection has finished.
     Ipv6Address,
 }
 
-/// Is told of one kind of events, in the network namespace in which it was opened.
+/// Receives notifications of one event in the network namespace in which it was opened.
 #[derive(Debug)]
 pub struct Watch {
     notifications: Notifications,
 }
 
 impl Watch {
-    /// Begins to listen in the namespace of this thread.
+    /// Subscribes in the namespace of the calling thread.
     pub fn open(event: Event) -> Result<Watch> {
         let group = match event {
             Event::Link => libc::RTNLGRP_LINK,
             Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
         };
-        Ok(Watch { notifications: Notifications::route(group).trying(|| "listen to the kernel")? })
+        Ok(Watch { notifications: Notifications::route(group).trying(|| "subscribe to notifications of the kernel")? })
     }
 
-    /// Waits until `look` finds what it looks for. It is asked at once, and again after every event.
+    /// Waits until `look` returns a value. Calls it at once, and again after every notification.
     pub fn wait_for<T>(
         &mut self,
         what: &str,
         deadline: Deadline,
         mut look: impl FnMut() -> Result<Option<T>>,
     ) -> Result<T> {
-        let mut told = true;
-        while told {
+        let mut notified = true;
+        while notified {
             if let Some(found) = look().trying(|| format!("wait for {what}"))? {
                 return Ok(found);
             }
-            told = self.notifications.wait(deadline).trying(|| format!("wait for {what}"))?;
+            notified = self.notifications.wait(deadline).trying(|| format!("wait for {what}"))?;
         }
-        // The last change may have come with the deadline.
+        // The last change may have happened at the deadline.
         look()?.ok_or_else(|| Error::new(Code::TRY_LATER, format!("{what}: not seen within {:?}", deadline.length())))
     }
 
-    /// Waits until the news say of all `ips` of `link` that they are ready, or that somebody else has them. The watch
-    /// must have been opened before they were given.
+    /// Waits until notifications report each of `ips` on `link` as ready or as a duplicate. The watch must be opened
+    /// before the addresses are added.
     ///
-    /// An IPv6 address that was just given is listed at once, and packets to it are thrown away until a worker of the
-    /// kernel has made its route. It tells so.
+    /// The kernel lists a new IPv6 address at once, but drops packets to it until a worker has added its route. The
+    /// kernel sends a notification then.
     pub fn await_addresses(
         &mut self,
         link: LinkIndex,
@@ -77,18 +77,18 @@ impl Watch {
     ) -> Result<()> {
         let mut missing: Vec<IpAddr> = ips.into_iter().collect();
         while let Some(ip) = missing.first().copied() {
-            let news = self.notifications.next(deadline, |message| {
+            let received = self.notifications.next(deadline, |message| {
                 if message.kind == libc::RTM_NEWADDR
-                    && let Some(news) = Address::read(message.payload, link)?
-                    && (news.duplicate || !news.tentative)
+                    && let Some(address) = Address::read(message.payload, link)?
+                    && (address.duplicate || !address.tentative)
                 {
-                    missing.retain(|ip| *ip != news.cidr.ip());
+                    missing.retain(|ip| *ip != address.cidr.ip());
                 }
                 Ok(())
             });
-            match news.trying(|| format!("wait for address {ip} to be ready"))? {
+            match received.trying(|| format!("wait for address {ip} to be ready"))? {
                 Some(true) => {}
-                // So much happened that it must have been long ago.
+                // So many events were lost that it must have happened long ago.
                 Some(false) => return Ok(()),
                 None => {
                     let what = format!("address {ip}: not ready within {:?}", deadline.length());
@@ -99,19 +99,20 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until the news say that `link` is gone. `false` if they do not: because some were lost, because the process
-    /// `until` that makes them has ended, or because the deadline came first.
+    /// Waits until a notification reports that `link` is gone. Returns `false` if notifications were lost, if the
+    /// process `until` that deletes the link has exited, or if the deadline has passed.
     pub fn await_gone(&mut self, link: LinkIndex, until: BorrowedFd<'_>, deadline: Deadline) -> Result<bool> {
         let mut gone = false;
         loop {
-            let news = self.notifications.read(|message| {
-                // Of another family it only tells that the link has left its bridge. Most news are about others' links.
+            let received = self.notifications.read(|message| {
+                // In another address family, the message only means that the link has left its bridge. Most
+                // notifications are about links of others.
                 gone |= message.kind == libc::RTM_DELLINK
                     && wire::byte(message.payload, 0)? == 0
                     && wire::number(message.payload, 4)? == link.number();
                 Ok(())
             })?;
-            match news {
+            match received {
                 _ if gone => return Ok(true),
                 Some(true) => continue,
                 Some(false) => return Ok(false),
@@ -119,7 +120,7 @@ impl Watch {
             }
             let mut either =
                 [sys::borrow(&self.notifications.socket), until].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-            // Its last words may have come with its end, and are asked for once more by whoever hears nothing.
+            // The last notification may have arrived at the same time as the exit; the caller then queries the link.
             if !deadline.poll(&mut either)? || either.last().and_then(PollFd::any).unwrap_or(true) {
                 return Ok(false);
             }
@@ -128,35 +129,36 @@ impl Watch {
 }
 
 impl Netlink {
-    /// Is the link called `name` up, and does it carry? For whoever has set the other end up: one that was just made counts
-    /// as running, for its bridge too, until the kernel has had a look at it; and one that comes up does so before its
-    /// bridge is told, under the lock for which the next change waits.
+    /// Returns whether the link called `name` is up and has a carrier, if the caller has just set the other end up. A
+    /// new link counts as running, also for its bridge, until the kernel has checked its carrier. A link that comes up
+    /// does so before its bridge is notified, under the lock that the next change needs.
     pub fn seems_running(&self, name: &str) -> bool {
         self.socket.link_is_running(name)
     }
 
-    /// Waits until `link`, which is called `name`, is up and carries; `what` tells an error what was waited for.
+    /// Waits until `link`, which is called `name`, is up and has a carrier; `what` describes the wait in errors.
     ///
-    /// Whoever asks in time need not listen: with a socket that is told of links he would hear of everybody's.
+    /// If the carrier is ready in time, no subscription is needed, which would receive notifications of all links.
     pub fn await_running(
         &mut self,
         link: LinkIndex,
         name: &str,
-        patience: Duration,
+        timeout: Duration,
         what: impl FnOnce() -> String,
     ) -> Result<()> {
-        if sys::kernel_is(6, 8) && self.socket.settle_carrier(name) && self.socket.link_is_running(name) {
+        if sys::kernel_is(6, 8) && self.socket.flush_carrier_changes(name) && self.socket.link_is_running(name) {
             return Ok(());
         }
         let mut watch = Watch::open(Event::Link)?;
-        watch.wait_for(&what(), Deadline::after(patience), || match self.link(link)? {
+        watch.wait_for(&what(), Deadline::after(timeout), || match self.link(link)? {
             Some(link) => Ok(link.running.then_some(())),
             None => Err(Error::new(Code::TRY_LATER, format!("link {name:?} vanished"))),
         })
     }
 }
 
-/// A socket that is told of changes. Apart from that for requests, so that no notification is taken for an answer.
+/// A socket that receives notifications. Separate from the socket for requests, so that no notification is taken for an
+/// answer.
 struct Notifications {
     socket: NlSocket,
 }
@@ -174,8 +176,8 @@ impl Notifications {
         Ok(Notifications { socket })
     }
 
-    /// Shows the next one to `each`; `None` if the deadline came first, `false` if some were lost because too many
-    /// came at once.
+    /// Calls `each` with the next notification. Returns `None` at the deadline, `Some(false)` if notifications were
+    /// lost because too many arrived at once.
     fn next(&mut self, deadline: Deadline, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
         loop {
             if let Some(whole) = self.read(&mut each)? {
@@ -187,9 +189,9 @@ impl Notifications {
         }
     }
 
-    /// The same without waiting: `None` if there is none.
+    /// Like [`Notifications::next`] without waiting: `None` if there is none.
     fn read(&mut self, mut each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<Option<bool>> {
-        let mut buffer = [0; NEWS];
+        let mut buffer = [0; BUFFER];
         match receive(&self.socket, &mut buffer) {
             Ok(len) => {
                 let Some(mut rest) = buffer.get(..len) else { return Ok(Some(false)) };
@@ -204,17 +206,17 @@ impl Notifications {
         }
     }
 
-    /// Waits for any; `false` if the deadline came first. What they say is not looked at: whoever waits asks for the
-    /// state then, which is newer.
+    /// Waits for any notification; `false` at the deadline. The content is ignored: callers query the current state
+    /// afterwards.
     fn wait(&mut self, deadline: Deadline) -> Result<bool> {
         if !deadline.readable(sys::borrow(&self.socket))? {
             return Ok(false);
         }
         loop {
-            // All that is there counts as one. A datagram that does not fit is cut, which does not matter here.
+            // All pending notifications count as one. Truncation of a large datagram does not matter here.
             match receive(&self.socket, &mut [0; 64]) {
                 Ok(_) => {}
-                // Too many came at once and some are lost; that much happened is a notification too.
+                // Notifications were lost because too many arrived at once. That counts as a notification too.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
                 Err(error) => return Err(error.into()),

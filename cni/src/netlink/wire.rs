@@ -1,10 +1,9 @@
-//! Bytes: how messages are written and read.
+//! Encoding and decoding of netlink messages.
 //!
-//! neli names what they are made of, and has types for them that are not used. Of what is read they keep the flag bits in
-//! an attribute's type, cut the last byte of a text whatever it is, and do not let a payload be moved out. Of what is
-//! written they make a list of lists, each with memory of its own, and copy it once for every level: a fifth of all that
-//! an ADD would compute. Here a message is written from its beginning to its end. Every length that is read is checked; a
-//! reply that lies is an error.
+//! neli defines the constants; its message types are not used. When reading, they keep the flag bits in an attribute's
+//! type, remove the last byte of any text, and do not allow moving a payload out. When writing, they build nested
+//! lists, each with its own allocation, and copy them once for each level: a fifth of the computation of an ADD. Here a
+//! message is written sequentially. Every length that is read is validated; an inconsistent reply is an error.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -15,7 +14,7 @@ use super::link::NetnsId;
 use crate::error::{Code, Error, Result};
 use crate::ip::{Cidr, MacAddr};
 
-// linux/if_link.h, linux/if_bridge.h, linux/veth.h, linux/rtnetlink.h: what neli and libc have no name for.
+// linux/if_link.h, linux/if_bridge.h, linux/veth.h, linux/rtnetlink.h: constants that neli and libc lack.
 pub(super) const IFLA_BR_STP_STATE: u16 = 5;
 pub(super) const IFLA_BR_VLAN_FILTERING: u16 = 7;
 pub(super) const IFLA_BR_VLAN_PROTOCOL: u16 = 8;
@@ -47,22 +46,22 @@ pub(super) const BRIDGE_VLANDB_ENTRY_RANGE: u16 = 2;
 
 const HEADER: usize = 16;
 
-/// A change that makes something new.
+/// The flags of a change that must create a new object.
 pub(super) const CREATE: NlmF = NlmF::CREATE.union(NlmF::EXCL);
 
-/// A message that is being written. An attribute may be made of attributes; it gets its length when it is complete.
+/// A message that is being written. Attributes can be nested; the length of an attribute is set when it is complete.
 ///
-/// An attribute can tell a length of up to 64 KiB. Lists stay below; the kernel takes no text that comes near.
+/// The length of an attribute is limited to 64 KiB. Lists stay below that, and the kernel accepts no text of that size.
 #[derive(Debug)]
 pub(super) struct Request {
     bytes: Vec<u8>,
 }
 
 impl Request {
-    /// Enough for all messages but lists of VLANs.
+    /// Initial capacity, sufficient for all messages except lists of VLANs.
     const ROOM: usize = 640;
 
-    /// Begins a message of a kind; the socket fills in the sequence number.
+    /// Starts a message of type `kind`; the socket sets the sequence number.
     pub(super) fn new(kind: impl Into<u16>, flags: NlmF) -> Request {
         let mut request = Request { bytes: Vec::with_capacity(Request::ROOM) };
         request.raw(&[0; 4]);
@@ -72,22 +71,22 @@ impl Request {
         request
     }
 
-    /// Goes on with bytes as they are.
+    /// Appends bytes.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// An attribute of bytes.
+    /// Appends an attribute.
     pub(super) fn attr(&mut self, kind: impl Into<u16>, value: &[u8]) {
         self.nest(kind, |request| request.raw(value));
     }
 
-    /// An attribute of four bytes.
+    /// Appends an attribute with a 32-bit number.
     pub(super) fn number(&mut self, kind: impl Into<u16>, value: u32) {
         self.attr(kind, &value.to_ne_bytes());
     }
 
-    /// A text with the NUL that most want at its end.
+    /// Appends an attribute with a text and a final NUL, which most attributes need.
     pub(super) fn text(&mut self, kind: impl Into<u16>, value: &str) {
         self.nest(kind, |request| {
             request.raw(value.as_bytes());
@@ -95,7 +94,7 @@ impl Request {
         });
     }
 
-    /// An IP address.
+    /// Appends an attribute with an IP address.
     pub(super) fn ip(&mut self, kind: impl Into<u16>, ip: IpAddr) {
         match ip {
             IpAddr::V4(ip) => self.attr(kind, &ip.octets()),
@@ -103,7 +102,7 @@ impl Request {
         }
     }
 
-    /// An attribute of whatever `inside` writes.
+    /// Appends an attribute that contains what `inside` writes.
     pub(super) fn nest(&mut self, kind: impl Into<u16>, inside: impl FnOnce(&mut Request)) {
         let start = self.bytes.len();
         self.raw(&[0; 2]);
@@ -116,7 +115,7 @@ impl Request {
         self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
     }
 
-    /// The whole message.
+    /// Returns the complete message.
     pub(super) fn finish(mut self) -> Vec<u8> {
         let len = u32::try_from(self.bytes.len()).unwrap_or(u32::MAX);
         if let Some(place) = self.bytes.get_mut(..4) {
@@ -130,7 +129,7 @@ pub(super) fn family(ip: IpAddr) -> u8 {
     u8::from(if ip.is_ipv4() { RtAddrFamily::Inet } else { RtAddrFamily::Inet6 })
 }
 
-/// A message as it was received.
+/// A received message.
 #[derive(Debug)]
 pub(super) struct Message<'a> {
     pub(super) kind: u16,
@@ -139,13 +138,13 @@ pub(super) struct Message<'a> {
     pub(super) payload: &'a [u8],
 }
 
-/// A reply that is not as the kernel writes them.
+/// Creates an error for an invalid reply of the kernel.
 #[cold]
 pub(super) fn malformed(what: &str) -> Error {
     Error::new(Code::INTERNAL, format!("malformed netlink reply: {what}"))
 }
 
-/// Cuts the first message off `bytes`.
+/// Removes the first message from `bytes` and returns it.
 pub(super) fn next_message<'a>(bytes: &mut &'a [u8]) -> Result<Option<Message<'a>>> {
     if bytes.is_empty() {
         return Ok(None);
@@ -162,7 +161,7 @@ pub(super) fn next_message<'a>(bytes: &mut &'a [u8]) -> Result<Option<Message<'a
     Ok(Some(Message { kind, flags, seq, payload }))
 }
 
-/// The attributes after a header of `skip` bytes, each with its type (without flag bits) and its value.
+/// Returns the attributes after a header of `skip` bytes, each with its type (without flag bits) and its value.
 pub(super) fn attributes(payload: &[u8], skip: usize) -> Attributes<'_> {
     Attributes { rest: payload.get(skip..), failed: false }
 }
@@ -202,33 +201,33 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// A byte of a fixed header.
+/// Returns a byte of a fixed header.
 pub(super) fn byte(payload: &[u8], at: usize) -> Result<u8> {
     payload.get(at).copied().ok_or_else(|| malformed("header cut off"))
 }
 
-/// A 16 bit number of a fixed header or an attribute.
+/// Returns a 16-bit number of a fixed header or an attribute.
 pub(super) fn number16(payload: &[u8], at: usize) -> Result<u16> {
     u16_at(payload, at).ok_or_else(|| malformed("number cut off"))
 }
 
-/// A 32 bit number of a fixed header or an attribute.
+/// Returns a 32-bit number of a fixed header or an attribute.
 pub(super) fn number(payload: &[u8], at: usize) -> Result<u32> {
     u32_at(payload, at).ok_or_else(|| malformed("number cut off"))
 }
 
-/// A text, up to its NUL. Names are bytes to the kernel; what is not UTF-8 is shown as well as it can be.
+/// Returns a text up to its NUL. The kernel allows any bytes in names; invalid UTF-8 is replaced.
 pub(super) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());
     String::from_utf8_lossy(value.get(..end).unwrap_or_default()).into_owned()
 }
 
-/// A hardware address; `None` for the kinds of links that have another or none.
+/// Returns a MAC address; `None` for links with another kind of address or none.
 pub(super) fn mac(value: &[u8]) -> Option<MacAddr> {
     value.try_into().ok().map(MacAddr)
 }
 
-/// Fails unless a reply is about the namespace that was asked for. Kernels before 4.20 look at their own instead.
+/// Fails unless a reply is about the requested namespace. Kernels before 4.20 ignore the request and use their own.
 pub(super) fn is_from(netns: NetnsId, payload: &[u8], header: usize, kind: u16) -> Result<()> {
     for attribute in attributes(payload, header) {
         let (found, value) = attribute?;
@@ -240,7 +239,7 @@ pub(super) fn is_from(netns: NetnsId, payload: &[u8], header: usize, kind: u16) 
     Err(error.details("this kernel cannot be asked about another namespace (Linux 4.20 can)"))
 }
 
-/// An address of either family, by its length.
+/// Returns an address; its length determines the family.
 pub(super) fn ip(value: &[u8]) -> Result<IpAddr> {
     if let Ok(octets) = <[u8; 4]>::try_from(value) {
         return Ok(Ipv4Addr::from(octets).into());

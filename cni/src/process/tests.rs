@@ -1,4 +1,4 @@
-//! The border of a plugin, with an environment and a plugin of the test's making.
+//! Tests the interface between runtime and plugin, with a simulated environment and a test plugin.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use super::*;
 use crate::plugin::Attachment;
 use crate::result::{AddResult, Interface};
 
-/// Counts its calls, and answers ADD with the attachment.
+/// Counts its calls, and returns a result with the attachment.
 struct Probe {
     name: &'static str,
     calls: AtomicU32,
@@ -60,7 +60,7 @@ struct Case {
 }
 
 impl Case {
-    /// A call with everything that any command needs.
+    /// Creates a call with all variables that any command needs.
     fn new(command: &str) -> Case {
         let pairs = [
             ("CNI_COMMAND", command),
@@ -92,7 +92,7 @@ impl Case {
         self.stdin(&format!(r#"{{"cniVersion": "{version}", "name": "net"}}"#))
     }
 
-    /// The answer, and how often a plugin was called for it.
+    /// Returns the answer, and how often the plugin was called.
     fn run(&self) -> (Answer, u32) {
         let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
         let env = |name: &str| self.env.get(name).cloned();
@@ -110,7 +110,7 @@ impl Case {
         if answer.stdout.is_empty() { Value::Null } else { serde_json::from_slice(&answer.stdout).unwrap() }
     }
 
-    /// It fails with this code, names the culprit, and the plugin is never called.
+    /// Asserts that the call fails with this code and names `culprit`, without calling the plugin.
     #[track_caller]
     fn fails(&self, code: u32, culprit: &str) {
         let (answer, calls) = self.run();
@@ -139,7 +139,7 @@ fn every_command_reaches_the_plugin() {
 }
 
 #[test]
-fn an_add_whose_answer_is_lost_is_taken_back() {
+fn an_add_whose_result_cannot_be_written_is_rolled_back() {
     let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
     let lose = |command: &str| {
         let case = Case::new(command);
@@ -154,7 +154,7 @@ fn an_add_whose_answer_is_lost_is_taken_back() {
 }
 
 #[test]
-fn missing_variables_are_named_together_in_order() {
+fn missing_variables_are_reported_together_in_order() {
     let all = ["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"];
     let bare = |command| all.iter().fold(Case::new(command), |case, name| case.without(name)).stdin("");
     let wanted = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
@@ -164,13 +164,13 @@ fn missing_variables_are_named_together_in_order() {
     bare("GC").fails(4, "[CNI_PATH]");
     bare("STATUS").fails(4, "[CNI_PATH]");
     Case::new("ADD").env("CNI_NETNS", "").without("CNI_PATH").fails(4, "[CNI_NETNS,CNI_PATH]");
-    // A bad value wins over missing ones, before or after it.
+    // An invalid value is reported before missing ones, in any order.
     bare("ADD").env("CNI_IFNAME", "a/b").fails(4, "a/b");
     bare("ADD").env("CNI_CONTAINERID", "a/b").env("CNI_IFNAME", "c/d").fails(4, "a/b");
 }
 
 #[test]
-fn stdin_is_looked_at_after_the_environment_and_the_command_last() {
+fn the_environment_is_validated_first_then_stdin_then_the_command() {
     Case::new("ADD").env("CNI_IFNAME", "a:b").stdin("nonsense").fails(4, "a:b");
     Case::new("NONSENSE").stdin("").fails(6, "empty");
     Case::new("NONSENSE").stdin("{").fails(6, "invalid JSON");
@@ -184,7 +184,7 @@ fn stdin_is_looked_at_after_the_environment_and_the_command_last() {
 }
 
 #[test]
-fn the_gates_of_versions() {
+fn unsupported_versions_are_rejected() {
     for version in Version::ALL {
         Case::new("DEL").version(version.as_str()).succeeds();
         let old = |command: &str, since: Version| {
@@ -203,7 +203,7 @@ fn the_gates_of_versions() {
 }
 
 #[test]
-fn its_own_namespace_is_refused_before_anything_is_done() {
+fn the_own_namespace_is_rejected_before_anything_is_done() {
     let own = Case::new("ADD").env("CNI_NETNS", "/proc/self/ns/net");
     own.fails(8, "/proc/self/ns/net");
     own.env("CNI_NETNS_OVERRIDE", "0").fails(8, "own");
@@ -217,7 +217,7 @@ fn its_own_namespace_is_refused_before_anything_is_done() {
 }
 
 #[test]
-fn a_person_is_told_what_this_is() {
+fn without_a_command_the_program_describes_itself() {
     let (answer, calls) = Case::new("").run();
     assert!(answer.success && calls == 0 && answer.stdout.is_empty());
     let wanted = "CNI protocol versions supported: 0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0\n";
@@ -236,7 +236,7 @@ fn version_needs_nothing_else() {
 }
 
 #[test]
-fn with_several_plugins_the_name_picks_one() {
+fn with_several_plugins_the_name_selects_one() {
     let [one, two] = ["one", "two"].map(|name| Probe { name, calls: AtomicU32::new(0) });
     let table: [&dyn Plugin; 2] = [&one, &two];
     for (arg0, want) in [("two", Some("two")), ("/opt/cni/bin/one", Some("one")), ("./two", Some("two"))] {

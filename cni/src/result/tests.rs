@@ -1,4 +1,4 @@
-//! All layouts, printed and read back, against `testdata/result`.
+//! Prints and reads results in all layouts, and compares them with `testdata/result`.
 
 use std::path::Path;
 
@@ -43,7 +43,7 @@ fn full() -> AddResult {
     }
 }
 
-/// An address and nothing else.
+/// Returns a result with an address and nothing else.
 fn plain() -> AddResult {
     let address = "10.77.0.8/24".parse().unwrap();
     AddResult { ips: vec![IpConfig { address, gateway: None, interface: None }], ..AddResult::default() }
@@ -56,7 +56,7 @@ fn expected(version: Version, case: &str) -> String {
 }
 
 #[test]
-fn printed_as_the_reference_prints() {
+fn output_matches_the_reference() {
     for version in Version::ALL {
         for (case, result) in [("full", full()), ("plain", plain())] {
             let text = String::from_utf8(result.print(version).unwrap()).unwrap();
@@ -67,7 +67,7 @@ fn printed_as_the_reference_prints() {
 
 #[test]
 #[cfg_attr(miri, ignore = "too many steps")]
-fn read_back_without_loss_but_what_the_version_lacks() {
+fn results_survive_printing_as_far_as_the_version_allows() {
     for version in Version::ALL {
         for result in [full(), plain()] {
             let text = String::from_utf8(result.print(version).unwrap()).unwrap();
@@ -92,7 +92,7 @@ fn the_oldest_versions_need_an_address() {
         assert_eq!(none.as_seen_in(version).is_err(), version < Version::V0_3_0);
         assert_eq!(none.print(version).is_err(), version < Version::V0_3_0);
     }
-    // Routes of a family without an address are not shown.
+    // Routes of a family without an address are omitted.
     let mut v4 = full();
     v4.ips.truncate(1);
     assert!(v4.as_seen_in(Version::V0_1_0).unwrap().routes.iter().all(|route| route.dst.ip().is_ipv4()));

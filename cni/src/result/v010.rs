@@ -1,4 +1,4 @@
-//! Results of 0.1.0 and 0.2.0: one address per family, and what belongs to it.
+//! Results of 0.1.0 and 0.2.0: one address per family, with its gateway and routes.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::error::{Code, Error, Result};
 use crate::ip::Cidr;
 use crate::version::Version;
 
-/// Fields stand in the order in which they are printed.
+/// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Answer {
@@ -38,7 +38,7 @@ struct Route {
 }
 
 impl Answer {
-    /// Fails without an address: these versions have nothing to say then.
+    /// Fails without an address: these versions cannot express such a result.
     pub(super) fn new(result: &AddResult, version: Version) -> Result<Answer> {
         let family = |v4: bool| {
             let first = result.ips.iter().find(|ip| ip.address.ip().is_ipv4() == v4)?;

@@ -1,4 +1,4 @@
-//! Results of 0.3.0, 0.3.1 and 0.4.0: lists, with the family of an address spelled out.
+//! Results of 0.3.0, 0.3.1 and 0.4.0: lists, with the family of each address.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use super::{AddResult, Dns, Route};
 use crate::ip::Cidr;
 use crate::version::Version;
 
-/// Fields stand in the order in which they are printed.
+/// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Answer {

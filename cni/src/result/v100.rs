@@ -1,4 +1,4 @@
-//! Results of 1.0.0 and 1.1.0: keys in alphabetical order at every level, `dns` only where it says something.
+//! Results of 1.0.0 and 1.1.0: keys in alphabetical order at every level; `dns` is omitted if empty.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use super::{AddResult, IpConfig, is_zero};
 use crate::ip::Cidr;
 use crate::version::Version;
 
-/// Fields stand in the order in which they are printed.
+/// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Answer {

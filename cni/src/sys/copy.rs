@@ -1,15 +1,15 @@
-//! `memcpy` and `memmove` for short pieces.
+//! `memcpy` and `memmove`, optimised for short copies.
 //!
-//! musl's begins with `rep movsq`, which takes a processor 40 ns before the first byte is moved. A call moves some
-//! thousand pieces of a few bytes each, and would spend a twentieth of its own time there. Here a piece of up to 128 bytes
-//! is read whole before it is written, so it may overlap, and what is longer is left to `rep movsb`, which most
-//! processors are quick at.
+//! musl's versions begin with `rep movsq`, which takes 40 ns before it moves the first byte. A call makes some thousand
+//! copies of a few bytes each, and would spend a twentieth of its time there. Here up to 128 bytes are read completely
+//! before they are written, so source and destination may overlap. Longer copies use `rep movsb`, which is fast on most
+//! processors.
 
 use std::arch::global_asm;
 
-// SAFETY: the names and what they do are those of C: as many bytes as the third argument says go from the second to the
-// first, which is also the answer. Only registers that belong to the callee are changed, and the direction flag is clear
-// on return as it was on entry.
+// SAFETY: names and behaviour are those of C: the third argument is the number of bytes to copy from the second to the
+// first, which is also returned. Only caller-saved registers are changed, and the direction flag is clear on return as
+// it was on entry.
 global_asm!(
     ".pushsection .text.cni0_copy, \"ax\", @progbits",
     ".p2align 4",
@@ -25,7 +25,7 @@ global_asm!(
     "jae 2f",
     "test edx, edx",
     "je 1f",
-    // One to three: the first, the last, and the one in the middle, which may be either.
+    // One to three bytes: the first, the last, and the middle one, which may equal either.
     "mov r9, rdx",
     "shr r9, 1",
     "movzx ecx, byte ptr [rsi]",
@@ -35,7 +35,7 @@ global_asm!(
     "mov byte ptr [rdi + rdx - 1], r8b",
     "mov byte ptr [rdi + r9], r10b",
     "1: ret",
-    // From here on the first and the last half, which may overlap.
+    // From here on: the first and the last half, which may overlap.
     "2:",
     "mov ecx, dword ptr [rsi]",
     "mov r8d, dword ptr [rsi + rdx - 4]",
@@ -82,7 +82,7 @@ global_asm!(
     "jb 8f",
     "rep movsb",
     "ret",
-    // It begins inside of what is read: backwards.
+    // The destination begins inside the source: copy backwards.
     "8:",
     "lea rsi, [rsi + rdx - 1]",
     "lea rdi, [rdi + rdx - 1]",
@@ -95,24 +95,24 @@ global_asm!(
 );
 
 #[cfg(target_env = "musl")]
-// SAFETY: as above. A program for musl has no others; tests run with another C library, and leave its own alone.
+// SAFETY: as above. Programs for musl use these functions; tests run with another C library and keep its own.
 global_asm!(".globl memcpy", ".set memcpy, cni0_copy", ".globl memmove", ".set memmove, cni0_copy");
 
 #[cfg(test)]
 mod tests {
     use std::ffi::c_void;
 
-    // SAFETY: it is declared as it is defined above.
+    // SAFETY: the declaration matches the definition above.
     unsafe extern "C" {
         fn cni0_copy(to: *mut c_void, from: *const c_void, size: usize) -> *mut c_void;
     }
 
-    /// Copies `size` bytes from one place of a pattern to another.
+    /// Copies `size` bytes from one position of a pattern to another.
     fn copied(from: usize, to: usize, size: usize) -> Vec<u8> {
         let mut bytes: Vec<u8> = (0_u16..1024).map(|n| (n % 251).to_le_bytes()[0]).collect();
         assert!(from + size <= bytes.len() && to + size <= bytes.len());
         let start = bytes.as_mut_ptr();
-        // SAFETY: both pieces are inside of the bytes.
+        // SAFETY: both ranges are inside the bytes.
         let answer = unsafe { cni0_copy(start.add(to).cast(), start.add(from).cast_const().cast(), size) };
         assert_eq!(answer, start.wrapping_add(to).cast());
         bytes
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "miri runs no machine code")]
-    fn every_length_is_copied_and_nothing_beside_it() {
+    fn every_length_is_copied_without_touching_other_bytes() {
         for size in 0..300 {
             for (from, to) in [(0, 512), (512, 0), (3, 601), (100, 101), (101, 100), (100, 117), (117, 100), (7, 7)] {
                 let mut want: Vec<u8> = (0_u16..1024).map(|n| (n % 251).to_le_bytes()[0]).collect();

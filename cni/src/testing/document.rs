@@ -1,4 +1,4 @@
-//! The documents in `docs/`, read by tests, so that they and the code cannot part.
+//! Parses the documents in `docs/`, so that tests can compare them with the code.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,13 +13,13 @@ use crate::name::NetworkName;
 use crate::plugin::Call;
 use crate::version::Version;
 
-/// A file of this project, such as `docs/configuration.md`.
+/// Returns a file of this project, such as `docs/configuration.md`.
 pub fn read(path: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("read {path:?}: {error}"))
 }
 
-/// The part of a document under `heading`, up to the next heading of its level or above.
+/// Returns the section of a document under `heading`, up to the next heading of the same or a higher level.
 pub fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     let mut inside = None;
     let mut fenced = false;
@@ -39,7 +39,7 @@ pub fn section<'a>(text: &'a str, heading: &str) -> &'a str {
     text.get(from..).unwrap()
 }
 
-/// The rows of all tables in `text`, cell by cell.
+/// Returns the rows of all tables in `text`, as lists of cells.
 pub fn rows(text: &str) -> Vec<Vec<&str>> {
     let lines: Vec<&str> = text.lines().collect();
     let mut rows = Vec::new();
@@ -53,28 +53,28 @@ pub fn rows(text: &str) -> Vec<Vec<&str>> {
     rows
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 pub fn code(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// A key as `docs/configuration.md` describes it.
+/// A key as described in `docs/configuration.md`.
 #[derive(Debug)]
 pub struct Key {
-    /// Its way from the root, as [`keys::of`] writes it.
+    /// The path from the root, in the notation of [`keys::of`].
     pub path: String,
-    /// The kind of its value, as [`keys::of`] calls it.
+    /// The kind of the value, as in [`keys::of`].
     pub kind: String,
-    /// Its default, where that is a value.
+    /// The default, if it is a value.
     pub default: Option<Value>,
-    /// A value for it.
+    /// An example value.
     pub example: Value,
-    /// The version of the reference that has it.
+    /// The version of the reference that supports it.
     pub reference: String,
 }
 
-/// The keys that `docs/configuration.md` describes under `heading`. A line "Keys of `a[]` and `b`:" says that the table
-/// after it is about the elements of `a` and about `b`.
+/// Returns the keys that `docs/configuration.md` describes under `heading`. A line "Keys of `a[]` and `b`:" means that
+/// the next table describes keys in the elements of `a` and in `b`.
 pub fn keys_under(heading: &str) -> Vec<Key> {
     let text = read("docs/configuration.md");
     let mut keys = Vec::new();
@@ -123,13 +123,13 @@ pub fn describes(heading: &str, code: &BTreeMap<String, &'static str>) {
     assert!(unknown.is_empty(), "docs/configuration.md has keys that the code does not know: {unknown:?}");
 }
 
-/// As [`describes`], for the keys of one type.
+/// Like [`describes`], for the keys of one type.
 #[track_caller]
 pub fn describes_type<'de, T: Deserialize<'de>>(heading: &str) {
     describes(heading, &keys::of::<T>());
 }
 
-/// The value at `path`, for a test to change. Whatever is missing on the way is made, and of a list it is the first
+/// Returns the value at `path`, for a test to change. Creates missing objects and lists; of a list, it uses the first
 /// element.
 pub fn value_at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
     if let Some(list) = path.strip_suffix("[]") {
@@ -139,7 +139,7 @@ pub fn value_at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
         }
         return list.as_array_mut().and_then(|items| items.first_mut()).unwrap();
     }
-    // A key with a slash is one of a domain's, and its dots lead nowhere.
+    // A key with a slash, such as `cni.dev/attachments`, contains dots that do not separate keys.
     let (object, key) = path.rsplit_once('.').filter(|(_, key)| !key.contains('/')).unwrap_or(("", path));
     let object = if object.is_empty() { config } else { value_at(config, object) };
     if object.is_null() {
@@ -148,8 +148,8 @@ pub fn value_at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
     object.as_object_mut().unwrap().entry(key).or_insert(Value::Null)
 }
 
-/// Fails unless each default that `docs/configuration.md` tells under `heading` means the same as its absence, as far as
-/// `read` shows what becomes of a configuration. `bare` is one that is valid.
+/// Fails unless each default that `docs/configuration.md` lists under `heading` has the same effect as omitting the
+/// key, as shown by `read`. `bare` is a valid configuration.
 #[track_caller]
 pub fn defaults(heading: &str, bare: &Value, read: impl Fn(&Call<'_>) -> Result<String>) {
     let read = |key: &Key, value: Value| {
@@ -166,7 +166,7 @@ pub fn defaults(heading: &str, bare: &Value, read: impl Fn(&Call<'_>) -> Result<
     assert!(compared > 5, "only {compared} defaults");
 }
 
-/// A call about `config`, for a look at what becomes of it.
+/// Creates a call with `config`, to see how it is read.
 fn call(config: &str) -> Call<'_> {
     Call {
         network: NetworkName::parse("pods").unwrap(),

@@ -1,7 +1,8 @@
-//! Which keys a type reads, asked of serde itself: there is no second list that somebody could forget.
+//! Lists the keys that a type reads, by querying serde: so there is no second list to maintain.
 //!
-//! A derived `Deserialize` tells its reader the names of all fields before it reads one. So a reader that has no document
-//! at all can walk down one way after the other and note what it is asked for. Each walk ends in an error, on purpose.
+//! A derived `Deserialize` passes the names of all fields to its deserializer before it reads one. So a deserializer
+//! without a document can follow one path after the other and record what is requested. Each walk intentionally ends
+//! with an error.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -11,8 +12,8 @@ use serde::Deserialize;
 use serde::de::value::BorrowedStrDeserializer;
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 
-/// The keys that `T` reads, with the kind of their values. `a.b[].c` is `c` in the elements of the list `b` in the object
-/// `a`. Objects themselves are not listed, their keys are.
+/// Returns the keys that `T` reads, with the kinds of their values. `a.b[].c` is `c` in the elements of the list `b` in
+/// the object `a`. Objects are not listed themselves, only their keys.
 pub fn of<'de, T: Deserialize<'de>>() -> BTreeMap<String, &'static str> {
     let mut keys = BTreeMap::new();
     let mut ways: Vec<Vec<Step>> = vec![Vec::new()];
@@ -34,7 +35,7 @@ pub fn of<'de, T: Deserialize<'de>>() -> BTreeMap<String, &'static str> {
     keys
 }
 
-/// Notes what is at the end of a way; an item is part of its list.
+/// Records the kind at the end of a path; an item counts as its list.
 fn note(keys: &mut BTreeMap<String, &'static str>, way: &[Step], kind: &'static str) {
     if let Some(Step::Key(_)) = way.last() {
         let path: String = way.iter().map(Step::to_string).collect();
@@ -57,7 +58,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// What the type wants at the end of the way.
+/// The type that is requested at the end of the path.
 #[derive(Debug)]
 enum Asked {
     Nothing,
@@ -66,7 +67,7 @@ enum Asked {
     Value(&'static str),
 }
 
-/// A reader without a document.
+/// A deserializer without a document.
 struct Walk<'a> {
     left: &'a [Step],
     asked: &'a RefCell<Asked>,
@@ -79,7 +80,7 @@ impl Walk<'_> {
     }
 }
 
-/// The end of a walk.
+/// The error that ends a walk.
 #[derive(Debug)]
 struct End;
 
@@ -97,7 +98,7 @@ impl de::Error for End {
     }
 }
 
-/// Values at which a way ends, by the method that asks for them.
+/// Value types at which a path ends, by deserializer method.
 macro_rules! values {
     ($($kind:literal: $($method:ident)*;)*) => {
         $($(fn $method<V: Visitor<'de>>(self, _: V) -> Result<V::Value, End> {
@@ -141,7 +142,7 @@ impl<'de> Deserializer<'de> for Walk<'_> {
             deserialize_f64 deserialize_bytes deserialize_byte_buf deserialize_unit;
     }
 
-    /// What is kept as text, for later.
+    /// A value that is kept as text.
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, End> {
         Err(self.end(Asked::Value("anything")))
     }
@@ -168,7 +169,7 @@ impl<'de> Deserializer<'de> for Walk<'_> {
     }
 }
 
-/// An object or a list with nothing but the next step of the way.
+/// An object or a list with only the next step of the path.
 struct One<'a> {
     key: Option<&'static str>,
     walk: Walk<'a>,
@@ -200,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_field_is_found_with_its_way() {
+    fn every_field_is_found_with_its_path() {
         #[derive(Debug, Deserialize)]
         #[serde(rename_all = "camelCase")]
         #[expect(dead_code, reason = "only its shape matters")]

@@ -1,4 +1,5 @@
-//! Delegation: `relay` asks `stock` (see `examples/relay.rs`), in the process or by executing it, or asks a script.
+//! Delegation: `relay` calls `stock` (see `examples/relay.rs`), in the same process or by executing it, or executes a
+//! script.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,14 +11,14 @@ use cni::Version;
 use cni::testing::{Calling, Lab, Outcome, copy_as_another_build, copy_program, wait_until, write_script};
 use serde_json::json;
 
-/// Which build of the example `stock` is.
+/// The build of the example that is installed as `stock`.
 #[derive(Debug)]
 enum Build {
     Same,
     Another,
 }
 
-/// Installs the example under both names: as copies of one program, or `stock` as another build.
+/// Installs the example under both names: as copies of one program, or with another build as `stock`.
 fn install(lab: &Lab, build: Build) -> PathBuf {
     let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
     let dir = lab.dir().join(format!("{build:?}"));
@@ -31,13 +32,13 @@ fn install(lab: &Lab, build: Build) -> PathBuf {
     dir
 }
 
-/// `relay` in `dir`, called about an attachment.
+/// Prepares a call of `relay` in `dir` for an attachment.
 fn relay(dir: &Path, command: &str, config: impl ToString) -> Calling {
     let call = Calling::new(&dir.join("relay"), command).env("CNI_PATH", dir);
     call.attachment("c1", "eth0", "/run/netns/c1").stdin(config.to_string())
 }
 
-/// Puts a script there as the plugin `name`.
+/// Installs a script as the plugin `name`.
 fn script(dir: &Path, name: &str, body: &str) -> PathBuf {
     let path = dir.join(name);
     write_script(&path, body);
@@ -49,7 +50,7 @@ fn asking(kind: &str) -> serde_json::Value {
 }
 
 #[test]
-fn both_ways_have_the_same_outcome() {
+fn both_ways_to_delegate_have_the_same_outcome() {
     let lab = Lab::bare();
     let (same, another) = (install(&lab, Build::Same), install(&lab, Build::Another));
     let ips = json!([
@@ -90,7 +91,7 @@ fn both_ways_have_the_same_outcome() {
 }
 
 #[test]
-fn a_mistake_of_ours_is_a_cni_error_too() {
+fn a_panic_is_a_cni_error() {
     let lab = Lab::bare();
     let config =
         json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
@@ -99,7 +100,7 @@ fn a_mistake_of_ours_is_a_cni_error_too() {
 }
 
 #[test]
-fn only_a_copy_of_the_program_stays_in_the_process() {
+fn only_a_copy_of_the_program_runs_in_the_process() {
     let lab = Lab::bare();
     let starts = |dir: &Path| {
         let trace = lab.dir().join("trace");
@@ -124,7 +125,7 @@ fn only_a_copy_of_the_program_stays_in_the_process() {
 }
 
 #[test]
-fn a_program_whose_file_was_replaced_still_knows_itself() {
+fn a_program_whose_file_was_replaced_recognises_its_copies() {
     let lab = Lab::bare();
     let dir = install(&lab, Build::Same);
     copy_as_another_build(&dir.join("relay"), &dir.join("new"));
@@ -180,7 +181,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
     let dir = install(&lab, Build::Same);
     let body = format!("env >{0}/env; cat >{0}/stdin; echo '{{}}'", lab.dir().display());
     script(&dir, "spy", &body);
-    // Not UTF-8 inside a text, and white space at the end: nothing is touched.
+    // Invalid UTF-8 in a text and white space at the end are passed on unchanged.
     let config = b"{\"cniVersion\":\"1.1.0\",\"name\":\"net\",\"x\":\"\xff\",\"ipam\":{\"type\":\"spy\"}}\n\n".to_vec();
     let call = relay(&dir, "CHECK", "").stdin(config.clone()).env("CNI_ARGS", "A=1;B=2").env("OTHER", "x y");
     call.run().ok();
@@ -197,7 +198,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
     ] {
         assert!(env.lines().any(|l| l == line), "{line} in\n{env}");
     }
-    // What the test itself was started with comes through; what the plugin opened does not.
+    // Descriptors that the test was started with are inherited; those that the plugin opened are not.
     let count = script(&dir, "count", "set -- /proc/$$/fd/*; echo $# >&2; echo '{}'");
     let direct = Calling::program(count).run().stderr;
     assert_eq!(relay(&dir, "ADD", asking("count")).run().stderr, direct, "descriptors of the plugin are handed down");
@@ -218,7 +219,7 @@ fn a_childs_stderr_is_never_lost() {
 }
 
 #[test]
-fn a_child_that_fails_without_a_cni_error() {
+fn a_failure_without_a_cni_error_is_reported() {
     let lab = Lab::bare();
     let dir = install(&lab, Build::Same);
     for (body, culprits) in [
@@ -255,7 +256,7 @@ fn a_refused_version_names_the_plugin_and_what_it_supports() {
             assert!(details.contains(&format!("plugin \"old\" supports cniVersion {versions};")), "{details}");
         }
     }
-    // A plugin in the same process says the same as one that is executed.
+    // A plugin in the same process returns the same error as an executed one.
     let config = json!({"cniVersion": "0.2.0", "name": "net", "ipam": {"type": "stock", "ips": []}});
     let error = relay(&dir, "ADD", config).run().error(1);
     assert!(error["msg"].as_str().unwrap().starts_with(&format!("call plugin {:?}: ", dir.join("stock"))), "{error}");
@@ -272,7 +273,7 @@ fn a_status_that_hangs_ends_after_seconds() {
 }
 
 #[test]
-fn a_child_need_not_read_and_may_leave_children() {
+fn a_child_may_ignore_stdin_and_leave_children() {
     let lab = Lab::bare();
     let dir = install(&lab, Build::Same);
     let filler = "x".repeat(300_000);
@@ -281,15 +282,15 @@ fn a_child_need_not_read_and_may_leave_children() {
     relay(&dir, "ADD", &config).run().ok();
     script(&dir, "odd", "head -c 200000 /dev/zero | tr '\\0' ' '; cat >/dev/null; echo '{}'");
     relay(&dir, "ADD", &config).run().ok();
-    // The grandchild keeps stdout and stderr open for longer than a test waits; the child's end counts.
+    // The grandchild keeps stdout and stderr open for longer than a test waits. Only the exit of the child counts.
     let pid = lab.dir().join("pid");
     script(&dir, "odd", &format!("cat >/dev/null; sleep 3600 & echo $! >{}; echo '{{}}'", pid.display()));
     relay(&dir, "ADD", &config).run().ok();
     lab.sh(&format!("kill $(cat {})", pid.display()));
 }
 
-/// Holds a file open for writing until it is dropped. It is a process of its own, because a descriptor of this one is
-/// inherited by whatever another test starts at that moment, and would stay open for longer.
+/// Keeps a file open for writing until it is dropped. It is a separate process, because children of other tests would
+/// inherit a descriptor of this process and keep it open for longer.
 struct Writer(Child);
 
 impl Writer {
@@ -297,7 +298,7 @@ impl Writer {
         let mut shell = Command::new("sh");
         shell.arg("-ec").arg("exec 3>>\"$0\"; echo; exec sleep 3600").arg(file).stdout(Stdio::piped());
         let mut writer = Writer(shell.spawn().unwrap());
-        // It prints a line when it has opened the file.
+        // It prints a line after it has opened the file.
         writer.0.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
         writer
     }
@@ -311,7 +312,7 @@ impl Drop for Writer {
 }
 
 #[test]
-fn a_file_that_is_being_written_is_waited_for() {
+fn a_file_that_is_open_for_writing_is_waited_for() {
     let lab = Lab::bare();
     let dir = install(&lab, Build::Another);
     let stock = dir.join("stock");
@@ -332,7 +333,7 @@ fn a_file_that_is_being_written_is_waited_for() {
         assert!(trace.contains("ETXTBSY"), "{trace}");
     });
 
-    // A new file moved over the busy one, as a package manager does it.
+    // A new file is renamed over the busy one, as package managers do.
     let writer = Writer::open(&stock);
     copy_program(&stock, &dir.join("new"));
     std::thread::scope(|scope| {
@@ -348,7 +349,7 @@ fn a_file_that_is_being_written_is_waited_for() {
 }
 
 #[test]
-fn plugins_are_looked_for_in_order() {
+fn plugin_directories_are_searched_in_order() {
     let lab = Lab::bare();
     let dir = install(&lab, Build::Same);
     let dirs: Vec<PathBuf> = (0..4).map(|n| lab.dir().join(format!("path{n}"))).collect();
@@ -371,7 +372,7 @@ fn plugins_are_looked_for_in_order() {
 }
 
 #[test]
-fn a_type_never_leaves_cni_path() {
+fn a_type_cannot_be_a_path() {
     let lab = Lab::bare();
     let dir = install(&lab, Build::Same);
     script(lab.dir(), "outside", "touch /run/executed; echo '{}'");

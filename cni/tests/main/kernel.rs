@@ -1,4 +1,4 @@
-//! Every verb of `cni::netlink` against the kernel, looked at with iproute2.
+//! Every operation of `cni::netlink` against the kernel, verified with iproute2.
 
 use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
@@ -30,7 +30,7 @@ fn bridge(netlink: &mut Netlink, name: &str) -> Link {
     netlink.create(&[Change::create_bridge(&spec)]).unwrap()
 }
 
-/// A pair whose end on the host is up, and a port if there is a bridge.
+/// Creates a veth pair whose host end is up, and is a port if there is a bridge.
 fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkIndex>) -> Result<Link> {
     let spec = VethSpec {
         host: VethEnd { name: host, mac: None },
@@ -42,7 +42,7 @@ fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkInd
     netlink.create(&[Change::create_veth(&spec), Change::set_link(host, &UP)])
 }
 
-/// A host with a bridge that is up and a container on it: the sockets of both, the bridge, the two ends.
+/// Creates a bridge and a container on it. Returns the sockets of both namespaces, the bridge and the two ends.
 fn attached(lab: &Lab) -> (Netlink, Netlink, Link, Link, Link) {
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let mut host_side = Netlink::open().unwrap();
@@ -56,7 +56,7 @@ fn attached(lab: &Lab) -> (Netlink, Netlink, Link, Link, Link) {
 }
 
 #[test]
-fn a_bridge_is_made_as_wished_and_its_mac_stays() {
+fn a_bridge_is_created_as_specified_and_keeps_its_mac() {
     let lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     let spec = BridgeSpec { name: "cni0", mac: MAC, mtu: Some(1400), vlan_filtering: false };
@@ -83,7 +83,7 @@ fn a_bridge_is_made_as_wished_and_its_mac_stays() {
 }
 
 #[test]
-fn a_link_runs_with_a_carrier_whatever_its_state() {
+fn a_link_with_a_carrier_runs_in_any_state() {
     let _lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     let state = |link: Link| (link.up, link.state, link.running);
@@ -98,7 +98,7 @@ fn a_link_runs_with_a_carrier_whatever_its_state() {
 }
 
 #[test]
-fn a_veth_pair_is_born_in_its_final_place() {
+fn a_veth_pair_is_created_in_its_final_place() {
     let lab = Lab::bare();
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let mut netlink = Netlink::open().unwrap();
@@ -131,7 +131,7 @@ fn a_veth_pair_is_born_in_its_final_place() {
 }
 
 #[test]
-fn a_taken_name_is_refused_and_the_error_tells_what_was_tried() {
+fn a_duplicate_name_fails_with_the_operation_in_the_error() {
     let lab = Lab::bare();
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let mut netlink = Netlink::open().unwrap();
@@ -153,7 +153,7 @@ fn the_kernels_explanation_is_kept() {
 }
 
 #[test]
-fn a_failing_change_is_named_and_the_others_are_made() {
+fn a_failing_change_is_named_and_the_others_are_applied() {
     let lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     let index = bridge(&mut netlink, "cni0").index;
@@ -168,7 +168,7 @@ fn a_failing_change_is_named_and_the_others_are_made() {
 }
 
 #[test]
-fn a_link_that_is_not_there_is_none() {
+fn a_missing_link_is_none() {
     let _lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     assert_eq!(netlink.link("nobody").unwrap(), None);
@@ -231,7 +231,7 @@ fn addresses_come_and_go() {
 fn duplicate_detection_can_be_waited_for() {
     let lab = Lab::bare();
     let (_, mut guest, _, _, eth0) = attached(&lab);
-    // While the link is down the kernel does not begin to look for duplicates.
+    // While the link is down, the kernel does not start duplicate address detection.
     lab.sh("ip -n c1 link set eth0 down");
     guest.apply(&[Change::add_address(eth0.index, cidr("fd00::2/64"), DuplicateDetection::Default)]).unwrap();
     let inside = Netns::open(Path::new("/run/netns/c1")).unwrap();
@@ -250,7 +250,7 @@ fn duplicate_detection_can_be_waited_for() {
     assert!((2..50).contains(&looks), "{looks} looks: it is told, not polled");
 }
 
-/// What the kernel lists at once is of no use before it says so.
+/// The kernel lists an address at once, but it is unusable until the kernel notifies that it is ready.
 #[test]
 fn an_address_is_waited_for_until_it_is_ready() {
     let lab = Lab::bare();
@@ -260,16 +260,16 @@ fn an_address_is_waited_for_until_it_is_ready() {
     let mut watch = inside.run(&Netns::current().unwrap(), || Watch::open(Event::Ipv6Address)).unwrap();
     let never = watch.await_addresses(eth0.index, [address.ip()], Deadline::after(Duration::from_millis(100)));
     assert_eq!(never.unwrap_err().code(), Code::TRY_LATER, "it was never given");
-    // Duplicate detection takes a second, and the kernel reports the address before and after.
+    // Duplicate address detection takes a second; the kernel sends notifications before and after.
     guest.apply(&[Change::add_address(eth0.index, address, DuplicateDetection::Default)]).unwrap();
     watch.await_addresses(eth0.index, [address.ip()], Deadline::after(Duration::from_secs(20))).unwrap();
     let found = guest.addresses(eth0.index).unwrap().into_iter().find(|found| found.cidr == address).unwrap();
     assert!(!found.tentative && !found.duplicate, "{found:?}");
 }
 
-/// Before Linux 5.18 the mark is ignored.
+/// Kernels before 5.18 ignore the mark.
 #[test]
-fn a_mark_of_an_address_is_kept() {
+fn the_mark_of_an_address_is_stored() {
     let _lab = Lab::bare();
     let mut host = Netlink::open().unwrap();
     let link = bridge(&mut host, "cni0").index;
@@ -304,9 +304,9 @@ fn a_duplicate_address_is_recognised() {
     assert!(found.duplicate, "the host has it already: {found:?}");
 }
 
-/// Notifications carry the sequence numbers of whoever caused them, and those of all sockets start alike.
+/// Notifications have the sequence number of the request that caused them, and all sockets start with the same number.
 #[test]
-fn news_of_others_are_never_taken_for_answers() {
+fn notifications_of_others_are_never_taken_for_answers() {
     let _lab = Lab::bare();
     let mut watch = Watch::open(Event::Link).unwrap();
     let (mut ours, mut theirs) = (Netlink::open().unwrap(), Netlink::open().unwrap());
@@ -345,7 +345,7 @@ fn routes_with_all_their_fields() {
         let matching: Vec<_> = matching.filter(|r| r.route.table == Some(wanted.table.unwrap_or(254))).collect();
         let [one] = matching[..] else { panic!("{wanted:?} in {found:#?}") };
         assert_eq!((one.route.mtu, one.route.advmss), (wanted.mtu, wanted.advmss), "{wanted:?}");
-        // IPv6 has a metric always.
+        // IPv6 routes always have a metric.
         let metric = if wanted.dst.ip().is_ipv6() && wanted.priority == 0 { 1024 } else { wanted.priority };
         assert_eq!(one.route.priority, metric, "{wanted:?}");
         assert_eq!(one.link, Some(eth0.index));
@@ -360,7 +360,7 @@ fn routes_with_all_their_fields() {
 }
 
 #[test]
-fn neighbours_are_set_and_forgotten() {
+fn neighbours_are_set_and_deleted() {
     let lab = Lab::bare();
     let (mut host, _, bridge, _, _) = attached(&lab);
     host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)]).unwrap();
@@ -375,7 +375,7 @@ fn neighbours_are_set_and_forgotten() {
     assert!(!seen.contains("10.1.0.2"), "{seen}");
 }
 
-/// By whichever way: a kernel that does not finish the change when it is asked tells when it has.
+/// Works in both ways: a kernel that cannot be made to finish the change sends a notification when it has.
 #[test]
 fn a_link_is_waited_for_until_it_runs() {
     let lab = Lab::bare();
@@ -406,7 +406,7 @@ fn a_port_that_seems_to_run_forwards_when_the_next_change_is_made() {
         host.apply(&[Change::delete_link("veth0")]).unwrap();
         let port = veth(&mut host, "veth0", &guest, Some(bridge.index)).unwrap();
         if round % 2 == 1 {
-            // The kernel has a look, at once if it can be made to, and the bridge learns that there is no carrier.
+            // The kernel checks the carrier, at once if it can be made to, and the bridge notices that there is none.
             let mut watch = Watch::open(Event::Link).unwrap();
             let early = host.await_running(port.index, "veth0", Duration::from_millis(1), || "nothing".to_owned());
             early.unwrap_err();
@@ -416,7 +416,7 @@ fn a_port_that_seems_to_run_forwards_when_the_next_change_is_made() {
             assert!(!host.seems_running("veth0"), "round {round}");
         }
         inside.apply(&[Change::set_link("eth0", &UP)]).unwrap();
-        // Polled, because a notification comes after the moment that this is about.
+        // Polled, because the notification is sent after the moment under test.
         wait_until("the port to seem running", || host.seems_running("veth0"));
         inside.apply(&[Change::set_link("eth0", &LinkChange { alias: Some("x"), ..UP })]).unwrap();
         assert_eq!(host.link("veth0").unwrap().unwrap().port_state, Some(3), "round {round}");
@@ -437,7 +437,7 @@ fn a_port_that_leaves_its_bridge_is_not_gone() {
 }
 
 #[test]
-fn a_port_coming_up_is_told() {
+fn a_port_coming_up_is_notified() {
     let lab = Lab::bare();
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let home = Netns::current().unwrap();
@@ -455,7 +455,7 @@ fn a_port_coming_up_is_told() {
     std::thread::scope(|scope| {
         let (looked, look) = mpsc::channel();
         scope.spawn(move || {
-            // Only when the other side has looked once, and waits.
+            // Waits until the other thread has looked once and is blocked.
             look.recv().unwrap();
             inside.apply(&[Change::set_link("eth0", &UP)]).unwrap();
         });
@@ -470,7 +470,7 @@ fn a_port_coming_up_is_told() {
 }
 
 #[test]
-fn long_lists_are_whole_even_while_they_change() {
+fn long_lists_are_complete_even_while_they_change() {
     let lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     let index = bridge(&mut netlink, "cni0").index;
@@ -487,7 +487,7 @@ fn long_lists_are_whole_even_while_they_change() {
         scope.spawn(|| {
             let mut netlink = home.run(&Netns::current().unwrap(), Netlink::open).unwrap();
             let address = cidr("10.200.0.1/24");
-            // The deadline ends it if the other thread fails.
+            // The deadline ends the loop if the other thread fails.
             let deadline = Deadline::after(patience());
             while !stop.load(Ordering::Relaxed) && !deadline.is_over() {
                 netlink.apply(&[Change::add_address(index, address, DuplicateDetection::Off)]).unwrap();
@@ -505,7 +505,7 @@ fn long_lists_are_whole_even_while_they_change() {
         }
         stop.store(true, Ordering::Relaxed);
     });
-    // While it changes, every list may be one that changed; this one cannot.
+    // During the changes every list may be interrupted; this one cannot.
     assert_eq!(netlink.addresses(index).unwrap().len(), 500);
     drop(lab);
 }
@@ -528,7 +528,7 @@ fn many_links_are_listed_by_their_bridge() {
 }
 
 #[test]
-fn an_answer_that_does_not_fit_is_asked_for_again() {
+fn an_answer_that_does_not_fit_is_requested_again() {
     let lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
     let made = bridge(&mut netlink, "cni0");
@@ -536,7 +536,7 @@ fn an_answer_that_does_not_fit_is_asked_for_again() {
         let names: Vec<String> = (0..10).map(|m| format!("altname {}{n}{m}", "x".repeat(120))).collect();
         lab.sh(&format!("ip link property add dev cni0 {}", names.join(" ")));
     }
-    // Enough to need several datagrams after the one that does not fit.
+    // Enough for several datagrams after the one that does not fit.
     let links: String = (0..60).map(|n| format!("link add v{n} type veth peer name p{n}\n")).collect();
     let batch = lab.dir().join("batch");
     fs::write(&batch, links).unwrap();
@@ -550,12 +550,12 @@ fn an_answer_that_does_not_fit_is_asked_for_again() {
 }
 
 #[test]
-fn whether_bridges_can_filter_vlans_is_found_out_without_a_bridge() {
+fn vlan_filtering_support_is_detected_without_a_bridge() {
     let lab = Lab::bare();
     let create = "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || true";
     let can = lab.sh(create) == "yes\n";
     let mut host = Netlink::open().unwrap();
-    // Whatever the loopback interface is called.
+    // The name of the loopback interface does not matter.
     lab.sh("ip link set lo name other");
     let before = lab.sh("ip -o link");
     assert_eq!(host.can_filter_vlans().unwrap(), can);
@@ -579,7 +579,7 @@ fn vlans_of_a_port() {
 }
 
 #[test]
-fn the_other_end_is_looked_at_without_entering_its_namespace() {
+fn the_peer_is_queried_without_entering_its_namespace() {
     let lab = Lab::bare();
     let (mut host, mut guest, _, port, eth0) = attached(&lab);
     guest
@@ -656,17 +656,17 @@ fn base_chains_are_listed_with_their_policy() {
 }
 
 #[test]
-fn only_the_kernel_is_believed() {
+fn messages_of_other_senders_are_ignored() {
     let _lab = Lab::bare();
     let mut host = Netlink::open().unwrap();
     host.links(None).unwrap();
-    // The only socket in this namespace but the kernel's.
+    // The only socket in this namespace except the kernel's.
     let sockets = fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
     let port = |line: &str| line.split_whitespace().nth(2).and_then(|port| port.parse::<u32>().ok());
     let port = sockets.lines().filter_map(port).find(|port| *port != 0).unwrap();
     let forger = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::empty(), SockProtocol::NetlinkRoute).unwrap();
     for seq in 2..5_u32 {
-        // struct nlmsghdr, and the error of struct nlmsgerr: the next question is refused with EPERM.
+        // struct nlmsghdr, and the error of struct nlmsgerr: it would make the next request fail with EPERM.
         let mut refusal = Vec::new();
         for number in [36_u32, 2, seq, port, (-libc::EPERM).cast_unsigned(), 20, 0, 0, 0] {
             refusal.extend(number.to_ne_bytes());

@@ -1,4 +1,4 @@
-//! Black-box tests of what all plugins share: real kernel, real processes, private namespaces.
+//! Black-box tests of the shared code: real kernel, real processes, private namespaces.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
 
 mod delegate;

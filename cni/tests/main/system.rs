@@ -1,4 +1,4 @@
-//! Namespaces and settings of the kernel.
+//! Network namespaces and kernel settings.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use cni::testing::Lab;
 use cni::{Code, Error, Netns};
 
 #[test]
-fn work_runs_inside_and_the_thread_comes_back() {
+fn run_returns_to_the_own_namespace() {
     let lab = Lab::bare();
     lab.sh("ip link add outside type bridge");
     let guest = Netns::open(&lab.netns("c1")).unwrap();
@@ -45,7 +45,7 @@ fn settings_are_written_only_where_they_differ() {
 }
 
 #[test]
-fn read_only_settings_are_told_apart() {
+fn read_only_settings_are_reported() {
     let lab = Lab::bare();
     lab.sh("mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys");
     let key = ["net", "ipv4", "ip_forward"];

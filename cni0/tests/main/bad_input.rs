@@ -1,4 +1,4 @@
-//! Bad input: one CNI error with the right code that names the culprit, exit 1, nothing changed.
+//! Invalid input: one CNI error with the right code that names the culprit, exit status 1, no changes.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -6,7 +6,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 use cni::testing::{Calling, Lab, PLUGINS};
 
-/// A variable and its value; `None` removes it.
+/// A variable and its new value; `None` removes it.
 type Change = (&'static str, Option<&'static [u8]>);
 
 struct Case {
@@ -22,7 +22,7 @@ fn case(env: &[Change], stdin: impl Into<Vec<u8>>, code: u32, culprit: &'static 
 
 const GOOD: &str = r#"{"cniVersion": "1.1.0", "name": "net"}"#;
 
-/// Environments, with a configuration that is good.
+/// Invalid environments, with a valid configuration.
 fn environments() -> Vec<Case> {
     let mut cases = Vec::new();
     for command in ["", "CHECK", "DEL"] {
@@ -80,11 +80,11 @@ fn environments() -> Vec<Case> {
     cases
 }
 
-/// Configurations, in an environment that is good.
+/// Invalid configurations, in a valid environment.
 fn configurations() -> Vec<Case> {
     let mut cases = Vec::new();
     let mut bad = |stdin: &[u8], code, culprit| cases.push(case(&[], stdin, code, culprit));
-    // What is no JSON, or no object.
+    // Not JSON, or not an object.
     for text in [
         "",
         " ",
@@ -197,7 +197,7 @@ fn configurations() -> Vec<Case> {
     cases
 }
 
-/// A call of `loopback` that would succeed, but for what the case changes.
+/// Prepares a call of `loopback` that would succeed, except for the changes of the case.
 fn calling(lab: &Lab, case: &Case) -> Calling {
     let call = lab.attach("loopback", "ADD", "/run/netns/c1").stdin(case.stdin.clone());
     case.env.iter().fold(call, |call, (name, value)| match value {
@@ -207,7 +207,7 @@ fn calling(lab: &Lab, case: &Case) -> Calling {
 }
 
 #[test]
-fn is_answered_with_the_code_and_the_culprit() {
+fn is_reported_with_the_code_and_the_culprit() {
     let lab = Lab::new();
     lab.netns("c1");
     let cases: Vec<Case> = environments().into_iter().chain(configurations()).collect();
@@ -231,7 +231,7 @@ fn is_answered_with_the_code_and_the_culprit() {
 }
 
 #[test]
-fn that_cannot_be_read_and_answers_that_cannot_be_written() {
+fn that_cannot_be_read_or_answered_is_reported() {
     let lab = Lab::new();
     lab.netns("c1");
     let shell = |script: &str| {
@@ -248,9 +248,9 @@ fn that_cannot_be_read_and_answers_that_cannot_be_written() {
     shell("2>&-").ok();
 }
 
-/// From and to pipes that do not block, as some runtimes have them.
+/// Non-blocking pipes, as some runtimes pass them.
 #[test]
-fn that_comes_late_and_answers_that_are_fetched_late_are_waited_for() {
+fn on_slow_non_blocking_pipes_is_waited_for() {
     let lab = Lab::new();
     lab.netns("c1");
     let traced = |options: &[&str]| {
@@ -268,9 +268,9 @@ fn that_comes_late_and_answers_that_are_fetched_late_are_waited_for() {
     }
 }
 
-/// `CNI_ARGS` is not for loopback: nothing in it can hurt.
+/// loopback does not use `CNI_ARGS`, so its content is ignored.
 #[test]
-fn in_variables_that_are_not_for_the_plugin_is_ignored() {
+fn in_unused_variables_is_ignored() {
     let lab = Lab::new();
     lab.netns("c1");
     for args in ["nonsense", ";;;", "A=1;B", "=", "IgnoreUnknown=maybe"] {
@@ -279,7 +279,7 @@ fn in_variables_that_are_not_for_the_plugin_is_ignored() {
 }
 
 #[test]
-fn of_any_size_costs_little_memory() {
+fn of_any_size_needs_little_memory() {
     let lab = Lab::new();
     lab.netns("c1");
     let filler = |piece: &str, size: usize| piece.repeat(size / piece.len());
@@ -294,7 +294,7 @@ fn of_any_size_costs_little_memory() {
         (object(format!("\"prevResult\": {{\"ips\": [{}0]}}", filler("{},", 1_000_000))), 7),
         (object(format!("\"prevResult\": {{\"dns\": {{\"search\": [{}0]}}}}", filler("\"\",", 200_000))), 6),
     ];
-    // The address space, in KB, for the program, its stack and all that it reads.
+    // The address space, in KB, for the program, its stack and its input.
     let run = |command: &str, space: u32, stdin: String| {
         let script = format!("ulimit -v {space}; exec {}/loopback", lab.bin().display());
         let call = Calling::program("sh").arg("-c").arg(script).env("CNI_COMMAND", command).env("CNI_PATH", "/x");
@@ -303,7 +303,7 @@ fn of_any_size_costs_little_memory() {
     for (stdin, code) in refused {
         run("ADD", 12_000, stdin).error(code);
     }
-    // GC may have a list as long as the node has containers: what it reads, and little more.
+    // GC's list can be as long as the node has containers: the limit is its size plus a little.
     let attachment = format!("{{\"containerID\": \"{}\", \"ifname\": \"eth0\"}},", "a".repeat(64));
     for inside in [
         format!("{}\"x\": 1", filler("\"\":0,", 16_000_000)),
@@ -325,7 +325,7 @@ fn nested_deeply_needs_no_stack() {
         format!("{}1{}", open.repeat(depth), close.repeat(depth))
     });
     for plugin in PLUGINS {
-        // Far less stack than one frame for each level would need.
+        // Much less stack than one frame per level would need.
         let script = format!("ulimit -s 256; exec {}/{plugin}", lab.bin().display());
         for value in &deep {
             let outer = keys.map(|key| format!("\"{key}\": {value}"));
@@ -349,10 +349,10 @@ fn nested_deeply_needs_no_stack() {
 }
 
 #[test]
-fn a_plugin_that_has_to_abort_says_so() {
+fn a_plugin_that_aborts_prints_an_error() {
     let lab = Lab::new();
     let netns = lab.netns("a");
-    // As abort() does it, in the midst of the work.
+    // Sends SIGABRT, as abort() does, in the middle of the work.
     let trace = lab.dir().join("trace");
     let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "inject=setsockopt:signal=ABRT:when=1"];
     let error = lab.attach("loopback", "ADD", netns).stdin(GOOD).strace(&options).run().error(999);

@@ -1,10 +1,10 @@
-//! What a call may cost, as far as it can be counted exactly. Release builds only: debug ones are another thing.
+//! Limits of a call's cost, as far as it can be counted exactly. Only for release builds; debug builds differ.
 
 use std::fs;
 
 use cni::testing::{Lab, skip};
 
-/// Is the program under test a release build? Debug builds keep their symbols, and are large.
+/// Returns whether the program under test is a release build. Debug builds contain symbols, and are large.
 fn is_release(lab: &Lab, test: &str) -> bool {
     let release = fs::metadata(lab.bin().join("cni0")).unwrap().len() < 4 << 20;
     if !release {
@@ -34,9 +34,9 @@ fn version_needs_few_system_calls() {
 }
 
 #[test]
-fn the_program_needs_no_library() {
+fn the_program_is_statically_linked() {
     let lab = Lab::new();
-    if is_release(&lab, "cost::the_program_needs_no_library") {
+    if is_release(&lab, "cost::the_program_is_statically_linked") {
         let said = lab.sh(&format!("ldd {}/loopback 2>&1 || true", lab.bin().display()));
         assert!(said.contains("statically linked") || said.contains("not a dynamic executable"), "{said}");
     }

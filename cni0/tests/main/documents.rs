@@ -1,4 +1,4 @@
-//! The documents against the programs: what they say works, and what the programs know is said.
+//! Compares the documents with the programs: examples work, and everything the programs support is described.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,11 +8,11 @@ use cni::testing::document::{self, Key, code, keys_under, rows, section, value_a
 use cni::testing::{Calling, Lab, Outcome, PLUGINS, reference};
 use serde_json::{Value, json};
 
-/// A network with everything on the way to `path` that the key needs around it.
+/// Returns a network with everything that the key at `path` needs around it.
 fn around(path: &str) -> Value {
     let range = json!({"subnet": "10.22.0.0/16"});
     let mut config = json!({"cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": {"type": "host-local"}});
-    // Keys of a range stand in one, wherever ranges are.
+    // Keys of a range need a range around them.
     let place = path.rsplit_once('.').map_or("", |(place, _)| place);
     match place {
         "ipam" if ["ipam.subnet", "ipam.rangeStart", "ipam.rangeEnd", "ipam.gateway"].contains(&path) => {
@@ -41,12 +41,12 @@ fn with(key: &Key, value: Value) -> Value {
     config
 }
 
-/// The keys of all plugins.
+/// Returns the keys of all plugins.
 fn all_keys() -> Vec<Key> {
     ["Every network", "bridge", "host-local"].into_iter().flat_map(keys_under).collect()
 }
 
-/// Succeeded, or was understood and needs a kernel that can do it.
+/// Returns whether the call succeeded; `false` if only a feature of the kernel is missing.
 #[track_caller]
 fn works(outcome: &Outcome, config: &Value) -> bool {
     let needs_vlans = config.get("vlan").is_some() || config.get("vlanTrunk").is_some();
@@ -59,9 +59,9 @@ fn works(outcome: &Outcome, config: &Value) -> bool {
     true
 }
 
-/// ADD, CHECK with its answer, DEL.
+/// Runs ADD, CHECK with its result, and DEL.
 #[track_caller]
-fn lives(lab: &Lab, name: &str, config: &Value, args: &str) {
+fn survives_add_check_del(lab: &Lab, name: &str, config: &Value, args: &str) {
     let plugin = config["type"].as_str().unwrap();
     let netns = lab.netns(name);
     let call = |command: &str, config: &Value| {
@@ -86,14 +86,14 @@ fn every_example_of_a_key_works() {
         if key.path.starts_with("cni.dev/") {
             lab.plugin("bridge", "GC").stdin(config.to_string()).run().ok();
         } else {
-            lives(&lab, &format!("c{count}"), &config, "");
+            survives_add_check_del(&lab, &format!("c{count}"), &config, "");
         }
     }
 }
 
-/// A wrong type at the key is noticed, and called by the name that the document has for it. So the key is known.
+/// Verifies that a wrong type at a key is reported with the path in the document, which proves that the key is read.
 #[test]
-fn every_key_is_known_by_its_path() {
+fn every_key_is_read_under_its_path() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let mut asked = 0;
@@ -108,11 +108,11 @@ fn every_key_is_known_by_its_path() {
     assert!(asked > 40, "only {asked} keys");
 }
 
-/// Which keys the reference knows, seen by whether it minds a wrong type. The one at hand is of the oldest version that
-/// the document tells of, or later: what it must not know is only known to be missing in ours.
+/// Verifies which keys the reference supports, by whether it reports a wrong type. The installed reference has the
+/// oldest version in the document or a later one, so keys of newer versions are not checked.
 #[test]
-fn the_reference_knows_what_it_is_said_to_know() {
-    let test = "documents::the_reference_knows_what_it_is_said_to_know";
+fn the_reference_supports_the_keys_as_described() {
+    let test = "documents::the_reference_supports_the_keys_as_described";
     let (Some(bridge), Some(_)) = (reference("bridge", test), reference("host-local", test)) else { return };
     let _lab = Lab::bare();
     for (heading, plugin) in [("bridge", "bridge"), ("host-local", "host-local")] {
@@ -133,17 +133,17 @@ fn the_reference_knows_what_it_is_said_to_know() {
     }
 }
 
-/// Each of our plugins in each network that the documents show works, on a host of its own.
+/// Verifies each of our plugins in each network of the documents, on a new host.
 #[test]
 fn every_network_in_the_documents_works() {
-    let mut lived = 0;
+    let mut count = 0;
     for (path, text) in documents() {
         for block in text.split("```json\n").skip(1) {
             let block = block.split("```").next().unwrap();
             let whole: Value = serde_json::from_str(block).unwrap_or_else(|error| panic!("{path:?}: {error}: {block}"));
             let single = vec![whole.clone()];
             for plugin in whole["plugins"].as_array().unwrap_or(&single) {
-                // Answers, and plugins of others.
+                // Skips results, and plugins of other projects.
                 if !plugin["type"].as_str().is_some_and(|name| PLUGINS.contains(&name)) {
                     continue;
                 }
@@ -151,12 +151,12 @@ fn every_network_in_the_documents_works() {
                 for key in ["cniVersion", "name"] {
                     config[key] = whole[key].clone();
                 }
-                lives(&Lab::new(), "c1", &config, "");
-                lived += 1;
+                survives_add_check_del(&Lab::new(), "c1", &config, "");
+                count += 1;
             }
         }
     }
-    assert!(lived >= 4, "only {lived} networks");
+    assert!(count >= 4, "only {count} networks");
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn every_argument_is_described_and_works() {
     for row in rows(section(&text, "CNI_ARGS")) {
         described.extend(code(row[0]).into_iter().map(str::to_owned));
         let [args] = code(row[2])[..] else { panic!("{row:?}") };
-        lives(&lab, &format!("c{}", described.len()), &around(""), args);
+        survives_add_check_del(&lab, &format!("c{}", described.len()), &around(""), args);
     }
     let mut known = BTreeSet::from(["IgnoreUnknown".to_owned()]);
     for (_, source) in sources() {
@@ -204,41 +204,42 @@ fn every_code_is_described() {
             known.insert(constant.split(')').next().unwrap().parse().unwrap());
         }
     }
-    // What nobody answers needs no description.
+    // Codes that are never returned need no description.
     for name in ["UNKNOWN_CONTAINER", "LIMITED"] {
         let used = sources().iter().any(|(_, source)| source.contains(&format!("Code::{name}")));
-        assert!(!used, "{name} is used: describe it, and take it off this list");
+        assert!(!used, "{name} is used: describe it, and remove it from this list");
     }
     known.retain(|code| ![3, 51].contains(code));
     assert_eq!(described, known);
 }
 
-/// What an error says at its core, with `…` for what differs from case to case. The steps that led there stand before it.
+/// Compares the text of each error with `docs/operating.md`, which has `…` for variable parts. The steps that precede
+/// it are not compared.
 #[test]
 fn every_error_is_described() {
     let text = document::read("docs/operating.md");
     let described: BTreeSet<String> =
         rows(section(&text, "Texts")).iter().flat_map(|row| code(row[0])).map(str::to_owned).collect();
-    let (mut said, mut all) = (BTreeSet::new(), BTreeSet::new());
+    let (mut printed, mut all) = (BTreeSet::new(), BTreeSet::new());
     for (_, source) in sources() {
         for (before, text) in literals(&source) {
             let text = blank(&text);
             if ERRORS.iter().any(|begin| before.ends_with(begin)) || makes_error(&before) {
-                said.insert(text.clone());
+                printed.insert(text.clone());
             }
             all.insert(text);
         }
     }
-    // Nothing but what another text says.
-    said.retain(|text| text.chars().any(char::is_alphabetic));
-    assert!(said.len() > 100, "only {} texts found", said.len());
-    let missing: Vec<_> = said.difference(&described).collect();
+    // Skips texts that consist only of another text.
+    printed.retain(|text| text.chars().any(char::is_alphabetic));
+    assert!(printed.len() > 100, "only {} texts found", printed.len());
+    let missing: Vec<_> = printed.difference(&described).collect();
     assert!(missing.is_empty(), "docs/operating.md lacks {missing:#?}");
     let gone: Vec<_> = described.difference(&all).collect();
-    assert!(gone.is_empty(), "docs/operating.md has what no program says: {gone:#?}");
+    assert!(gone.is_empty(), "docs/operating.md has texts that no program prints: {gone:#?}");
 }
 
-/// What stands in front of an error's text in the source.
+/// The code that precedes an error's text in the sources.
 const ERRORS: [&str; 15] = [
     "let what = ",
     "let what = format!(",
@@ -263,7 +264,7 @@ fn makes_error(before: &str) -> bool {
     call.and_then(|rest| rest.strip_suffix(", ")).is_some_and(|code| !code.contains([' ', '(']))
 }
 
-/// A format's text, with `…` for each of its values.
+/// Returns a format string with `…` for each of its values.
 fn blank(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
@@ -275,7 +276,7 @@ fn blank(text: &str) -> String {
     out + rest
 }
 
-/// Every text in a source, with what stands before it, white space taken together.
+/// Returns every text literal in a source, with the code that precedes it, white space reduced.
 fn literals(source: &str) -> Vec<(String, String)> {
     let mut found = Vec::new();
     let mut before = String::new();
@@ -286,7 +287,7 @@ fn literals(source: &str) -> Vec<(String, String)> {
                 let mut text = String::new();
                 while let Some(c) = chars.next().filter(|c| *c != '"') {
                     match (c, chars.peek()) {
-                        // The line goes on, without the white space before it.
+                        // The line continues, without the leading white space.
                         ('\\', Some('\n')) => while chars.next_if(|c| c.is_whitespace()).is_some() {},
                         ('\\', _) => text.extend(chars.next()),
                         _ => text.push(c),
@@ -306,27 +307,27 @@ fn literals(source: &str) -> Vec<(String, String)> {
     found
 }
 
-/// The sources of the plugins, without comments and tests.
+/// Returns the sources of the plugins, without comments and tests.
 fn sources() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
     for package in ["cni", "bridge", "host-local", "loopback", "cni0"] {
         walk(&root.join(package).join("src"), "rs", &mut files);
     }
-    // What no plugin has in it.
+    // Files that are not part of a plugin.
     let shipped = |path: &str| !["tests.rs", "/testing", "/fuzzing"].iter().any(|part| path.contains(part));
     files.retain(|(path, _)| shipped(&path.to_string_lossy()));
     for (_, text) in &mut files {
         let shipped = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
         let lines = shipped.lines().filter(|line| !line.trim_start().starts_with("//"));
-        // Quotes that are characters would seem to begin a text.
+        // A quote as a character literal would look like the beginning of a text.
         *text = lines.map(|line| line.replace("'\"'", "' '") + "\n").collect();
     }
     assert!(files.len() > 30);
     files
 }
 
-/// Everything that people read.
+/// Returns all documents for readers.
 fn documents() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = vec![(root.join("README.md"), document::read("README.md"))];

@@ -1,4 +1,4 @@
-//! The log: nothing unless it is asked for, never on stdout.
+//! The log: off by default, never on stdout.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -12,10 +12,10 @@ fn add(lab: &Lab, more: Value) -> Calling {
     lab.attach("loopback", "ADD", "/run/netns/c1").stdin(config.to_string())
 }
 
-/// Every line: time, process, microseconds, level, plugin, command, network, container, interface; one of them tells
-/// of the change.
+/// Asserts that every line has time, process, microseconds, level, plugin, command, network, container and interface,
+/// and that one line describes the change.
 #[track_caller]
-fn tells(log: &str) {
+fn assert_complete(log: &str) {
     let mut last = 0;
     for line in log.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -48,7 +48,7 @@ fn to_stderr() {
     ] {
         let outcome = calling.env("CNI_NETNS", lab.netns(name)).run();
         outcome.ok();
-        tells(&outcome.stderr);
+        assert_complete(&outcome.stderr);
     }
 }
 
@@ -63,13 +63,13 @@ fn to_a_file_that_grows() {
     }
     let log = fs::read_to_string(&file).unwrap();
     let half = log.len() - log.rfind("set link").and_then(|at| log[..at].rfind('\n')).unwrap() - 1;
-    tells(&log[log.len() - half..]);
+    assert_complete(&log[log.len() - half..]);
     assert_eq!(log.matches("set link #1 up").count(), 2);
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
 #[test]
-fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
+fn a_log_that_cannot_be_opened_does_not_fail_the_call() {
     let lab = Lab::new();
     let (target, link, fifo) = (lab.dir().join("target"), lab.dir().join("link"), lab.dir().join("fifo"));
     symlink(&target, &link).unwrap();
@@ -81,8 +81,8 @@ fn a_log_that_cannot_be_had_is_no_reason_to_fail() {
         (json!({"logFile": lab.dir().join("no/such/dir/log")}), "the log goes to stderr"),
         (json!({"logFile": link}), "the log goes to stderr"),
         (json!({"logFile": fifo}), "the log goes to stderr"),
-        (json!({"logFile": second}), "no file of our own"),
-        (json!({"logFile": "/dev/null"}), "no file of our own"),
+        (json!({"logFile": second}), "not a regular file with a single link"),
+        (json!({"logFile": "/dev/null"}), "not a regular file with a single link"),
         (json!({"logFile": "relative.log"}), "relative.log"),
         (json!({"logFile": {}}), "logFile"),
         (json!({"logLevel": "verbose"}), "verbose"),

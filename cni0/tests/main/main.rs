@@ -1,4 +1,4 @@
-//! Black-box tests of the program as it is installed, copied under all names, and what every plugin owes to callers.
+//! Black-box tests of the installed program under all names, and of the behaviour that all plugins share.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
 
 mod bad_input;

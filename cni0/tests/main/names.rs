@@ -1,4 +1,4 @@
-//! The name under which the program is called picks the plugin.
+//! The name under which the program is called selects the plugin.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 use cni::testing::{Calling, Lab, PLUGINS, copy_as_another_build, write_script};
 
-/// The plugin that answers when `path` is called without a command.
+/// Returns the plugin that answers when `path` is called without a command.
 fn who(path: &Path) -> String {
     let outcome = Calling::program(path).run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{outcome:?}");
@@ -19,7 +19,7 @@ fn copies_hard_links_and_symbolic_links() {
     let elsewhere = lab.dir().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
     for plugin in PLUGINS {
-        // Runtimes parse this line: Nomad wants 0.4.0 at least, nerdctl 1.7.1 for what it calls isolation.
+        // Runtimes parse this line: Nomad requires at least 0.4.0, nerdctl 1.7.1 for its isolation feature.
         let wanted = format!("CNI {plugin} plugin v1.9.1+cni0.{}", env!("CARGO_PKG_VERSION"));
         assert_eq!(who(&lab.bin().join(plugin)), wanted, "copy, full path");
         symlink(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
@@ -41,7 +41,7 @@ fn copies_hard_links_and_symbolic_links() {
 }
 
 #[test]
-fn delegation_to_a_copy_stays_in_the_process_and_to_another_program_is_executed() {
+fn a_copy_runs_in_the_process_and_another_program_is_executed() {
     let lab = Lab::new();
     let config = r#"{"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}}"#;
     let executed = || {
@@ -51,7 +51,7 @@ fn delegation_to_a_copy_stays_in_the_process_and_to_another_program_is_executed(
         fs::read_to_string(&trace).unwrap().contains("/host-local\"")
     };
     assert!(!executed(), "a copy");
-    // As installers of other plugins do it: they write into the file that has the name.
+    // As installers of other plugins do: they write into the existing file.
     write_script(&lab.bin().join("loopback"), "echo another program >&2");
     assert_eq!(who(&lab.bin().join("loopback")), "another program");
     assert!(who(&lab.bin().join("bridge")).starts_with("CNI bridge plugin"));
@@ -61,7 +61,7 @@ fn delegation_to_a_copy_stays_in_the_process_and_to_another_program_is_executed(
 }
 
 #[test]
-fn the_program_itself_says_what_it_is() {
+fn the_program_describes_itself() {
     let lab = Lab::new();
     let program = lab.bin().join("cni0");
     let line = who(&program);
@@ -75,10 +75,10 @@ fn the_program_itself_says_what_it_is() {
 }
 
 #[test]
-fn every_plugin_speaks_every_version() {
+fn every_plugin_supports_every_version() {
     Lab::both(|lab| {
         for plugin in PLUGINS {
-            // As libcni asks: everything but the command is a dummy.
+            // As libcni calls it: all variables except the command are dummies.
             let call = lab.plugin(plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");
             let outcome = call.env("CNI_PATH", "dummy").stdin(r#"{"cniVersion":"1.1.0"}"#).run();
             let wanted = "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";

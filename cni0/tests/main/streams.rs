@@ -1,4 +1,4 @@
-//! What becomes of a call whose stdin, stdout or stderr is not there.
+//! Calls whose stdin, stdout or stderr is closed or not read.
 
 use std::fs::{self, File};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use cni::testing::Lab;
 const CONFIG: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "type": "bridge",
     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}"#;
 
-/// An ADD by host-local, through a shell that changes its streams as `redirected` says.
+/// Prepares an ADD by host-local, through a shell with the redirections `redirected`.
 fn add(lab: &Lab, container: &str, redirected: &str) -> Command {
     let config = lab.dir().join("conf");
     fs::write(&config, CONFIG).unwrap();
@@ -43,10 +43,10 @@ fn files_never_take_the_place_of_a_closed_stream() {
 }
 
 #[test]
-fn whoever_does_not_listen_is_no_reason_to_be_killed() {
+fn a_caller_that_does_not_read_does_not_kill_the_plugin() {
     let lab = Lab::new();
-    // The shell makes a pipe and closes its reading end. A pipe of this process would stay open in whatever another test
-    // starts at that moment.
+    // The shell creates a pipe and closes its reading end. Children of other tests would inherit a pipe of this process
+    // and keep it open.
     let pipe = lab.dir().join("pipe").display().to_string();
     lab.sh(&format!("mkfifo {pipe}"));
     let outcome = add(&lab, "deaf", &format!("3<>{pipe} >{pipe} 3<&-")).stderr(Stdio::piped()).output().unwrap();
@@ -55,7 +55,7 @@ fn whoever_does_not_listen_is_no_reason_to_be_killed() {
 }
 
 #[test]
-fn versions_that_cannot_be_written_are_a_failure() {
+fn versions_that_cannot_be_written_are_an_error() {
     let lab = Lab::new();
     let outcome = lab.plugin("host-local", "VERSION").through("exec \"$0\" >/dev/full").run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");

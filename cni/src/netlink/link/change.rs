@@ -1,4 +1,4 @@
-//! Links: making, changing and deleting them.
+//! Links: creating, changing and deleting them.
 
 use std::fmt;
 
@@ -11,71 +11,71 @@ use super::{Flags, LinkIndex, LinkRef, Port, about, by_name, ifinfomsg};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
-/// Index of the loopback interface in every network namespace (LOOPBACK_IFINDEX).
+/// The index of the loopback interface in every network namespace (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;
 
-/// A bridge to be made. Its hardware address is set for good: it will not follow that of its ports.
+/// A bridge to create. Its MAC address is fixed: it does not follow those of its ports.
 #[derive(Clone, Debug)]
 pub struct BridgeSpec<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// Its hardware address.
+    /// The MAC address.
     pub mac: MacAddr,
-    /// Its MTU, if not the kernel's choice.
+    /// The MTU; `None` for the kernel's default.
     pub mtu: Option<u32>,
-    /// Should it filter VLANs? If not, nothing is said about it: the kernel may not know them.
+    /// Whether it filters VLANs. If `false`, the attribute is omitted because the kernel may not support it.
     pub vlan_filtering: bool,
 }
 
-/// One end of a veth pair to be made.
+/// One end of a veth pair to create.
 #[derive(Clone, Copy, Debug)]
 pub struct VethEnd<'a> {
-    /// Its name.
+    /// The name.
     pub name: &'a str,
-    /// Its hardware address, if not the kernel's choice.
+    /// The MAC address; `None` for the kernel's choice.
     pub mac: Option<MacAddr>,
 }
 
-/// A veth pair to be made, in its final place. Both ends are born down: what a link is given before it is up costs less,
-/// because nobody is told of it; and the kernel does not let the other end be born up.
+/// A veth pair to create, with both ends in their final places. Both ends are created down: changes to a link that is
+/// down cost less because no notifications are sent, and the kernel cannot create the peer up.
 #[derive(Clone, Copy, Debug)]
 pub struct VethSpec<'a> {
-    /// The end in the namespace of the socket.
+    /// The host veth, in the namespace of the socket.
     pub host: VethEnd<'a>,
-    /// The other end.
+    /// The container veth.
     pub guest: VethEnd<'a>,
-    /// Where the other end is born.
+    /// The namespace of the container veth.
     pub netns: &'a Netns,
-    /// The bridge that the host's end is a port of.
+    /// The bridge of which the host veth becomes a port.
     pub bridge: Option<LinkIndex>,
-    /// MTU of both ends, if not the kernel's choice.
+    /// The MTU of both ends; `None` for the kernel's default.
     pub mtu: Option<u32>,
 }
 
-/// What should change about a link; what is `None` stays.
+/// Changes of a link; `None` keeps a property.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkChange<'a> {
-    /// Set it up or down.
+    /// Sets the link up or down.
     pub up: Option<bool>,
-    /// Set or clear its promiscuous mode.
+    /// Sets or clears promiscuous mode.
     pub promiscuous: Option<bool>,
-    /// Give it this MTU.
+    /// Sets the MTU.
     pub mtu: Option<u32>,
-    /// Give it this hardware address.
+    /// Sets the MAC address.
     pub mac: Option<MacAddr>,
-    /// Make it a port of this bridge.
+    /// Makes the link a port of this bridge.
     pub bridge: Option<LinkIndex>,
-    /// Give it this alias.
+    /// Sets the alias.
     pub alias: Option<&'a str>,
-    /// Announce IPv4 addresses when they or the link come up (`arp_notify`).
+    /// Whether the kernel announces IPv4 addresses when they are added or the link comes up (`arp_notify`).
     pub arp_notify: Option<bool>,
 }
 
 impl<'a> Change<'a> {
-    /// Makes a bridge. It is down: `accept_ra` must be off before it is up.
+    /// Creates a bridge. It is down because `accept_ra` must be disabled before it is set up.
     pub fn create_bridge(spec: &BridgeSpec<'a>) -> Change<'a> {
         let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
-        traits(&mut request, Some(spec.mac), spec.mtu);
+        common_attributes(&mut request, Some(spec.mac), spec.mtu);
         request.text(Ifla::Ifname, spec.name);
         request.nest(Ifla::Linkinfo, |info| {
             info.attr(IflaInfo::Kind, b"bridge");
@@ -84,14 +84,14 @@ impl<'a> Change<'a> {
             }
         });
         let name = spec.name;
-        Change::new(request, move || format!("create bridge {name:?}")).making(name)
+        Change::new(request, move || format!("create bridge {name:?}")).creating(name)
     }
 
-    /// Makes a veth pair with both ends in their final places, in one message.
+    /// Creates a veth pair with both ends in their final places, in one message.
     pub fn create_veth(spec: &VethSpec<'a>) -> Change<'a> {
         let VethSpec { host, guest, netns, bridge, mtu } = *spec;
         let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
-        traits(&mut request, host.mac, mtu);
+        common_attributes(&mut request, host.mac, mtu);
         one_queue(&mut request);
         if let Some(bridge) = bridge {
             request.number(Ifla::Master, bridge.number());
@@ -102,7 +102,7 @@ impl<'a> Change<'a> {
             info.nest(IflaInfo::Data, |data| {
                 data.nest(wire::VETH_INFO_PEER, |peer| {
                     ifinfomsg(peer, 0, None, Flags::default());
-                    traits(peer, guest.mac, mtu);
+                    common_attributes(peer, guest.mac, mtu);
                     one_queue(peer);
                     peer.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());
                     peer.text(Ifla::Ifname, guest.name);
@@ -110,22 +110,22 @@ impl<'a> Change<'a> {
             });
         });
         let what = move || format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path());
-        Change::new(request, what).making(host.name)
+        Change::new(request, what).creating(host.name)
     }
 
     /// Changes a link.
     pub fn set_link(link: impl Into<LinkRef<'a>>, change: &LinkChange<'a>) -> Change<'a> {
         let (link, change) = (link.into(), *change);
         let mut state = Flags::default();
-        for (wish, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
-            if let Some(on) = wish {
+        for (value, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
+            if let Some(on) = value {
                 state.on.set(flag, on);
-                state.meant.insert(flag);
+                state.mask.insert(flag);
             }
         }
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
         by_name(&mut request, link);
-        traits(&mut request, change.mac, change.mtu);
+        common_attributes(&mut request, change.mac, change.mtu);
         if let Some(bridge) = change.bridge {
             request.number(Ifla::Master, bridge.number());
         }
@@ -144,13 +144,13 @@ impl<'a> Change<'a> {
         Change::new(request, move || format!("set link {link}{change}"))
     }
 
-    /// Sets all of a link's settings as a port of a bridge.
+    /// Sets all settings of a link as a port of a bridge.
     pub fn set_port(link: impl Into<LinkRef<'a>>, port: Port) -> Change<'a> {
         let (link, Port { hairpin, isolated }) = (link.into(), port);
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), Flags::default());
         by_name(&mut request, link);
         request.nest(Ifla::Linkinfo, |info| {
-            // iproute2 names the kind of the link here, "bridge_slave", for which recent kernels go looking for a module.
+            // iproute2 sends the kind of the link here, "bridge_slave", for which recent kernels try to load a module.
             info.attr(IflaInfo::SlaveKind, b"bridge");
             info.nest(IflaInfo::SlaveData, |data| {
                 data.attr(wire::IFLA_BRPORT_MODE, &[hairpin.into()]);
@@ -160,20 +160,20 @@ impl<'a> Change<'a> {
         Change::new(request, move || format!("set port {link}: hairpin {hairpin}, isolated {isolated}"))
     }
 
-    /// Makes a bridge filter VLANs.
+    /// Enables VLAN filtering on a bridge.
     pub fn filter_vlans(bridge: LinkIndex) -> Change<'a> {
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(bridge.into()), Flags::default());
         request.nest(Ifla::Linkinfo, |info| {
             info.attr(IflaInfo::Kind, b"bridge");
             info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
         });
-        Change::new(request, move || format!("make bridge {bridge} filter VLANs"))
+        Change::new(request, move || format!("enable VLAN filtering on bridge {bridge}"))
     }
 
-    /// Returns a change that no kernel makes, and whose refusal tells whether bridges can filter VLANs.
+    /// Returns a change that every kernel rejects, and whose error shows whether bridges can filter VLANs.
     ///
-    /// A kernel that can refuses the VLAN protocol (EPROTONOSUPPORT) before it looks for a link of that index. Any other
-    /// finds the loopback interface there (EEXIST).
+    /// A kernel with VLAN filtering rejects the VLAN protocol (EPROTONOSUPPORT) before it looks up the link. Any other
+    /// kernel finds the loopback interface at that index (EEXIST).
     pub(in super::super) fn try_vlan_filtering() -> Change<'a> {
         let mut request = Request::new(Rtm::Newlink, CREATE);
         ifinfomsg(&mut request, 0, LinkIndex::optional(LOOPBACK).map(LinkRef::Index), Flags::default());
@@ -181,10 +181,10 @@ impl<'a> Change<'a> {
             info.attr(IflaInfo::Kind, b"bridge");
             info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_PROTOCOL, &[0, 0]));
         });
-        Change::new(request, || "find out whether bridges can filter VLANs".to_owned())
+        Change::new(request, || "test whether bridges can filter VLANs".to_owned())
     }
 
-    /// Deletes a link, and the other end of a veth with it.
+    /// Deletes a link. For a veth, the kernel deletes the other end as well.
     pub fn delete_link(link: impl Into<LinkRef<'a>>) -> Change<'a> {
         let link = link.into();
         let mut request = about(Rtm::Dellink, NlmF::empty(), Some(link), Flags::default());
@@ -220,15 +220,15 @@ impl fmt::Display for LinkChange<'_> {
     }
 }
 
-/// Unlike upstream: a veth uses one queue of each kind. Asked for nothing it is given one for each processor, waits for
-/// all of them to notice that the others are not used (a tenth of an ADD), and keeps their memory.
+/// Unlike upstream: a veth has one queue of each kind. By default the kernel allocates one for each processor, waits
+/// until all processors have noticed that the others are unused (a tenth of an ADD), and keeps their memory.
 fn one_queue(request: &mut Request) {
     request.number(Ifla::NumTxQueues, 1);
     request.number(Ifla::NumRxQueues, 1);
 }
 
-/// What every kind of link can be given.
-fn traits(request: &mut Request, mac: Option<MacAddr>, mtu: Option<u32>) {
+/// Adds attributes that every kind of link supports.
+fn common_attributes(request: &mut Request, mac: Option<MacAddr>, mtu: Option<u32>) {
     if let Some(mac) = mac {
         request.attr(Ifla::Address, &mac.0);
     }

@@ -1,4 +1,4 @@
-//! Rules: what they match and do, to and from the kernel's expressions.
+//! Rules: encoding to and decoding from the kernel's expressions.
 
 use std::net::IpAddr;
 
@@ -20,58 +20,58 @@ const GOTO: i32 = -4;
 const RETURN: i32 = -5;
 const REGISTER: u32 = 1;
 const VERDICT_REGISTER: u32 = 0;
-/// What a part of a rule's user data is, to `nft`.
+/// The type of a comment in a rule's user data, as defined by `nft`.
 const COMMENT: u8 = 0;
 
-/// A part of a rule: something that must match, or what is done then.
+/// A part of a rule: a condition or an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part<'a> {
-    /// The source address is this one.
+    /// The source address equals this one.
     Source(IpAddr),
     /// The destination is in this network.
     Destination(Cidr),
-    /// The destination is outside of this network.
+    /// The destination is outside this network.
     DestinationOutside(Cidr),
-    /// It came in by the link of this name.
+    /// The packet arrived on the link with this name.
     InputLink(&'a str),
-    /// The frame's source address is this one.
+    /// The source MAC address equals this one.
     SourceMac(MacAddr),
-    /// Give it the address of the link that it leaves by.
+    /// Replaces the source address by that of the outgoing link.
     Masquerade,
-    /// Throw it away.
+    /// Drops the packet.
     Drop,
-    /// Leave the chain.
+    /// Leaves the chain.
     Return,
-    /// Look at another chain, and come back.
+    /// Continues in another chain, then returns.
     Jump(&'a str),
-    /// Look at another chain, and do not come back.
+    /// Continues in another chain without returning.
     Goto(&'a str),
 }
 
-/// A rule as the kernel lists it, as far as somebody asks.
+/// The properties of a listed rule that cni0 uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
-    /// The kernel's number for it, unique in its table.
+    /// The kernel's handle of the rule, unique in its table.
     pub handle: u64,
-    /// Its comment, whether `nft` or `iptables` wrote it.
+    /// The comment, written by `nft` or `iptables`.
     pub comment: String,
-    /// The chain that it jumps or goes to.
+    /// The chain to which the rule jumps.
     pub target: Option<String>,
-    /// Does it masquerade?
+    /// Whether the rule masquerades.
     pub masquerades: bool,
-    /// The values that it compares with, in order.
+    /// The values with which the rule compares, in order.
     pub values: Vec<Vec<u8>>,
     table: String,
     chain: String,
 }
 
 impl Rule {
-    /// In any chain of the table if `chain` is none.
+    /// Returns whether the rule is in `chain`, or in any chain of the table if `chain` is `None`.
     pub(super) fn is_in(&self, table: Table<'_>, chain: Option<&str>) -> bool {
         self.table == table.name && chain.is_none_or(|chain| self.chain == chain)
     }
 
-    /// `None` for what is no rule.
+    /// Parses a rule; `None` if the message is not a rule.
     pub(in crate::netlink) fn read(payload: &[u8]) -> Result<Option<Rule>> {
         let mut rule = Rule::default();
         for attribute in wire::attributes(payload, HEADER) {
@@ -95,7 +95,7 @@ impl Rule {
         Ok((rule.handle != 0).then_some(rule))
     }
 
-    /// The comment of a rule, if `nft` or we wrote one, without reading the rest; nothing otherwise.
+    /// Returns the comment of a rule in its user data, without parsing the rest; empty if there is none.
     pub(in crate::netlink) fn comment_of(payload: &[u8]) -> Result<String> {
         for attribute in wire::attributes(payload, HEADER) {
             if let (NFTA_RULE_USERDATA, data) = attribute? {
@@ -130,7 +130,7 @@ impl Rule {
                 }
             }
             "masq" => self.masquerades = true,
-            // What iptables adds by its own extensions: a name, and data that only the extension knows.
+            // Extensions of iptables: a name, and data that only the extension understands.
             "match" | "target" => {
                 let (mut extension, mut info) = (String::new(), &[][..]);
                 for (kind, value) in nested(data, &[])? {
@@ -152,7 +152,7 @@ impl Rule {
     }
 }
 
-/// The attributes at the end of `path`; none if there is no such path.
+/// Returns the attributes at the end of `path`; none if the path does not exist.
 fn nested<'a>(mut data: &'a [u8], path: &[u16]) -> Result<Vec<(u16, &'a [u8])>> {
     for step in path {
         let mut inner: &[u8] = &[];
@@ -172,7 +172,7 @@ fn number64(value: &[u8]) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// The comment in a rule's user data, which is a list of type, length, value, a byte for each of the former.
+/// Returns the comment in a rule's user data, a list of type, length and value; type and length have one byte each.
 fn read_comment(mut data: &[u8]) -> Option<String> {
     while let [kind, len, rest @ ..] = data {
         let value = rest.get(..usize::from(*len))?;
@@ -198,7 +198,7 @@ pub(super) fn expressions(request: &mut Request, family: Family, parts: &[Part<'
         let mut protocol_known = family != Family::Inet;
         for part in parts {
             if let (Some(ip), false) = (part.ip(), protocol_known) {
-                // Where both protocols pass, the headers must be told apart first.
+                // In a family with both protocols, the rule must check the protocol before it reads the header.
                 let protocol = if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
                 meta(list, META_NFPROTO);
                 compare(list, true, &[protocol.number()]);
@@ -247,12 +247,12 @@ impl Part<'_> {
     }
 }
 
-/// As `nft` does it: of a prefix of whole bytes only these are loaded, any other is masked.
+/// Matches the destination as `nft` does: a prefix of whole bytes is loaded and compared, any other is masked first.
 fn destination(list: &mut Request, net: Cidr, inside: bool) {
     let offset = if net.ip().is_ipv4() { 16 } else { 24 };
     let network = octets(net.network().ip());
     let bits = usize::from(net.prefix());
-    // Nothing can be loaded of a prefix of no bits, so that one is masked too.
+    // A prefix of zero bits has no bytes to load, so it is masked too.
     let whole = bits.is_multiple_of(8) && bits > 0;
     let len = if whole { bits / 8 } else { network.len() };
     payload(list, NETWORK_HEADER, offset, len);
@@ -277,12 +277,12 @@ fn expression(list: &mut Request, name: &str, data: impl FnOnce(&mut Request)) {
     });
 }
 
-/// A number in an expression.
+/// Adds a number to an expression.
 fn number(data: &mut Request, kind: u16, value: u32) {
     data.attr(kind, &value.to_be_bytes());
 }
 
-/// A value in an expression.
+/// Adds a value to an expression.
 fn value(data: &mut Request, kind: u16, value: &[u8]) {
     data.nest(NESTED | kind, |data| data.attr(1_u16, value));
 }
@@ -335,7 +335,7 @@ fn verdict(list: &mut Request, code: i32, chain: Option<&str>) {
     });
 }
 
-/// A length in an expression. No value is longer than a name.
+/// Converts a length for an expression. No value is longer than a name.
 fn length(len: usize) -> u32 {
     u32::try_from(len).unwrap_or_default()
 }
