@@ -1,6 +1,6 @@
-/* Calls plugins and takes their time. ci/bench compiles and loads it: whoever starts fifty processes at once shares the
- * processors with them, and an interpreter would be a tenth of what is measured. Nor does posix_spawn do: its child asks
- * for each of the 64 signals before it becomes the plugin.
+/* Calls plugins and measures their time. ci/bench compiles and loads it: a program that starts fifty processes at once
+ * shares the processors with them, and an interpreter would take a tenth of the measured time. posix_spawn is no
+ * alternative: its child queries each of the 64 signals before it executes the plugin.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -10,14 +10,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* One call. ci/bench has the same structure. Times are in milliseconds. */
+/* One call. ci/bench defines the same structure. Times are in milliseconds. */
 struct call {
     char *const *env;
     const char *config;
     long size;
-    /* What became of it: */
+    /* The outcome: */
     double began, ended, cpu;
-    int process, answer, status; /* answer: where it can be read */
+    int process, answer, status; /* answer: the pipe to read it from */
 };
 
 static double now(void)
@@ -33,17 +33,17 @@ static double used(const struct rusage *usage)
         + (double)(usage->ru_utime.tv_usec + usage->ru_stime.tv_usec) / 1e3;
 }
 
-/* As a runtime does: configuration and answer go through pipes. */
+/* Starts a call as a runtime does: configuration and answer go through pipes. */
 static int start(const char *path, struct call *call)
 {
     int in[2], out[2];
     if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
         return errno;
     if (write(in[1], call->config, (size_t)call->size) != call->size)
-        return EMSGSIZE; /* more than a pipe holds */
+        return EMSGSIZE; /* larger than the pipe's buffer */
     close(in[1]);
     char *const arguments[] = {(char *)path, 0};
-    volatile int error = 0; /* the child has the same memory */
+    volatile int error = 0; /* shared with the child */
     call->began = now();
     call->process = vfork();
     if (call->process == 0) {
@@ -60,7 +60,7 @@ static int start(const char *path, struct call *call)
     return error;
 }
 
-/* Makes `count` calls, `jobs` of them at a time. Orphans that end meanwhile add to `orphans`, their processor time. */
+/* Makes `count` calls, `jobs` of them at a time. Adds the processor time of orphans that exit meanwhile to `orphans`. */
 int make_calls(const char *path, struct call *calls, int count, int jobs, double *orphans)
 {
     for (int started = 0, ended = 0; ended < count;) {

@@ -1,25 +1,25 @@
 /* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`. ci/bench
- * compiles it (no C library, system calls and netlink messages by hand) and measures how far the plugins are from it.
- * It is a yardstick and not a plugin. Under the names bridge, host-local and loopback it answers ADD, DEL and VERSION.
+ * compiles it (no C library; system calls and netlink messages are coded by hand) and measures how far the plugins are from
+ * it. It is a yardstick, not a plugin. Under the names bridge, host-local and loopback it supports ADD, DEL and VERSION.
  *
- * What it does as the plugins do: it reads its configuration, takes the next free address under the lock of the lease
- * directory and writes the lease and the pointer; makes the pair in its final place in one message, with one queue of
- * each kind, as a port of the bridge; sets it up, with addresses and default routes, and with the settings that the
- * reference leaves (accept_dad, arp_notify; keep_addr_on_down and ndisc_notify with IPv6); makes sure of the gateway's
- * addresses; adds the masquerade rule; prints the result. An error of the kernel ends it with status 1.
+ * Like the plugins, it reads its configuration, takes the next free address under the lock of the lease directory and
+ * writes the lease and the pointer; creates the veth pair in its final place in one message, with one queue of each kind,
+ * as a port of the bridge; sets it up, with addresses and default routes, and with the settings of the reference
+ * (accept_dad, arp_notify; keep_addr_on_down and ndisc_notify with IPv6); makes sure that the gateway addresses exist;
+ * adds the masquerade rule; prints the result. An error of the kernel ends it with status 1.
  *
- * What it leaves out:
- * - JSON, and every check of the input: its parameters stand at the head of the configuration, as
+ * It omits:
+ * - JSON and validation of the input: its parameters are at the beginning of the configuration, as
  *   {"floor": "NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
  *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, - none.
- * - undo, time limits and useful errors
- * - waiting until the port forwards and everybody can reach the addresses
- * - an earlier lease of the same container, leases that appear atomically, an index: it probes one address after the
- *   other. DEL finds the addresses in the previous result, and does not look into the files that it removes
- * - the alias of the host's end, by which bridge finds it again, and the hash that comments on rules begin with
- * - reading back what the kernel made: the link, its state, the bridge's addresses
- * - table and chains of nftables, which ci/bench makes, and the lease directory
- * - forwarding, unless it makes the bridge; disable_ipv6
+ * - rollback, timeouts and useful errors
+ * - waiting until the port forwards and the addresses are reachable
+ * - earlier leases of the same container, atomic creation of leases, the index: it tries one address after the other.
+ *   DEL takes the addresses from the previous result, and does not read the files that it removes
+ * - the alias of the host veth, by which bridge finds it, and the hash at the beginning of rule comments
+ * - reading back the objects that the kernel created: the link, its state, the bridge's addresses
+ * - nftables table and chains, which ci/bench creates, and the lease directory
+ * - enabling IP forwarding, unless it creates the bridge; disable_ipv6
  * - VLANs, macspoofchk, iptables, CHECK, STATUS and GC
  */
 #include <asm/unistd.h>
@@ -35,11 +35,11 @@
 #include <linux/sockios.h>
 #include <linux/veth.h>
 
-/* What only the C library's headers name. */
+/* Constants that only the C library's headers define. */
 enum { STDIN, STDOUT, RAW = 3, INET = 2, INET6 = 10, NETLINK = 16, NEWNET = 0x40000000, EXISTS = -17 };
 typedef unsigned char byte;
 
-/* The machine: how it starts a program, and how a program asks the kernel. */
+/* Machine-specific code: program start and system calls. */
 
 #if defined __x86_64__
 __asm__(".globl _start\n_start: mov %rsp, %rdi\nand $-16, %rsp\ncall begin");
@@ -179,7 +179,7 @@ static void parameters(void)
     rest = at + 1;
 }
 
-/* Leases. An address is its last 16 bits: the ones before are the subnet. */
+/* Leases. An address is represented by its last 16 bits; the subnet is fixed. */
 
 static char *ipv4(char *to, unsigned host)
 {
@@ -237,7 +237,7 @@ static unsigned reserve(long dir, const char *pointer, char *(*format)(char *, u
     return host;
 }
 
-/* Removes the lease of each address that the previous result has. */
+/* Removes the lease of each address in the previous result. */
 static void release(long dir)
 {
     for (const char *at = rest; *at; at++) {
@@ -299,7 +299,7 @@ static void transmit(long fd)
 
 static struct nlmsghdr *next(struct nlmsghdr *at) { return (void *)((byte *)at + NLMSG_ALIGN(at->nlmsg_len)); }
 
-/* Only the last message of a batch asks for an answer; of the others the kernel tells failures. */
+/* Only the last message of a batch requests an answer; for the others, the kernel reports only errors. */
 static void answered(long fd, unsigned last)
 {
     for (;;) {
@@ -365,7 +365,7 @@ static void set(const char *before, const char *name, const char *after, const c
     shut(fd);
 }
 
-/* Masquerade: "SADDR, and DADDR not in the subnet, masquerade", as the reference's rule. */
+/* Masquerade: "source address, and destination not in the subnet: masquerade", like the reference's rule. */
 
 static const char table[] = "cni_plugins_masquerade", chain[] = "masq_checks";
 
@@ -457,8 +457,8 @@ static void hide(const byte ip[16], int family, int flags)
     done(new);
 }
 
-/* Removes the rules with our comment. The socket stays open: the kernel destroys rules later, and would make its
- * closing wait for that; meanwhile it waits for the link. */
+/* Removes the rules with our comment. The socket stays open: the kernel destroys rules later, and closing the socket
+ * would wait for that; meanwhile the program waits for the link. */
 static void reveal(void)
 {
     static byte rules[65536] __attribute__((aligned(8)));
@@ -542,7 +542,7 @@ static void lease(unsigned *host, unsigned *host6)
     *host = reserve(dir, "last_reserved_ip.0", ipv4);
     if (dual)
         *host6 = reserve(dir, "last_reserved_ip.1", ipv6);
-    shut(lock); /* others wait for it */
+    shut(lock); /* other calls may be waiting */
 }
 
 static void enter(void) { must(ask(__NR_setns, must(file(AT_FDCWD, netns, O_RDONLY)), NEWNET, 0, 0, 0, 0)); }

@@ -1,8 +1,8 @@
-"""What ci/faults, ci/chaos and ci/load share: private namespaces, calling a plugin, and seeing what is there.
+"""Shared by ci/faults, ci/chaos and ci/load: private namespaces, calls of plugins, and snapshots of the host's state.
 
-Everything happens in network, mount and process namespaces of its own, with empty /run and /var/lib: it touches nothing
-of the machine, and the kernel clears it away, with all that still runs in it. ci/bench takes from here how programs are
-built and run and the empty directories; it calls plugins in its own way, because it measures calls.
+Everything runs in separate network, mount and process namespaces, with empty /run and /var/lib. Nothing of the machine is
+changed, and the kernel cleans up, including processes that still run. ci/bench uses the functions to build and run programs
+and the empty directories from here; it calls plugins in its own way, because it measures calls.
 """
 
 import atexit
@@ -27,14 +27,14 @@ INSIDE = "CNI0_LAB_INSIDE"
 
 
 def need(*pairs):
-    """Installs the Debian packages whose command is missing: PACKAGE=COMMAND, as `need` of ci/lib.sh."""
+    """Installs the Debian packages whose command is missing: PACKAGE=COMMAND, like `need` of ci/lib.sh."""
     script = '. "$1/ci/lib.sh"; shift; need "$@"'
     if subprocess.run(["bash", "-c", script, sys.argv[0], ROOT, *pairs]).returncode != 0:
         sys.exit(1)
 
 
 def build(*arguments):
-    """Builds our programs with ci/build: the directory."""
+    """Builds our programs with ci/build and returns the directory."""
     done = subprocess.run([f"{ROOT}/ci/build", *arguments], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         sys.exit(1)
@@ -42,17 +42,17 @@ def build(*arguments):
 
 
 def programs(directory):
-    """Where our programs are, the shared one and the separate ones; they are built unless `directory` is given."""
+    """Returns the directory of our programs, shared and separate; builds them unless `directory` is given."""
     return build("--all") if directory is None else os.path.abspath(directory)
 
 
 def start(arguments, stdout=subprocess.PIPE):
-    """Starts this very program, with `arguments`, in namespaces of its own, which end with this process."""
+    """Starts this program again, with `arguments`, in new namespaces, which end with this process."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unshare = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if os.geteuid() != 0:
         unshare.append("--map-root-user")
-    # The first process of the namespace buries what others leave, as on every machine, and has the name of one that does.
+    # The init process of the namespace reaps orphans, as on every machine, and has the name of an init that does.
     place = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, place)
     os.symlink(shutil.which("sh"), f"{place}/init")
@@ -67,15 +67,15 @@ def is_inside():
 
 
 def make_empty():
-    """Covers /run and /var/lib, for this mount namespace, with empty directories."""
+    """Mounts empty directories over /run and /var/lib, in this mount namespace."""
     for empty in ("/run", "/var/lib"):
         run("mount", "-t", "tmpfs", "-o", "mode=755", "tmpfs", empty)
-    os.makedirs("/run/lock")  # of iptables
+    os.makedirs("/run/lock")  # for the lock of iptables
     os.makedirs("/run/netns")
 
 
-def settle_in(source):
-    """To be called first inside: empty directories, and our programs out of `source`, in both ways to install them."""
+def set_up(source):
+    """Must be called first inside the namespaces: creates empty directories, and copies our programs from `source`, in both layouts."""
     make_empty()
     os.makedirs(f"{BIN}/shared")
     os.makedirs(f"{BIN}/separate")
@@ -86,21 +86,21 @@ def settle_in(source):
 
 
 def run(*command, **options):
-    """Runs a program of the host, which must succeed, and gives what it prints."""
+    """Runs a program of the host, which must succeed, and returns its output."""
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, **options).stdout
 
 
 class Outcome(collections.namedtuple("Outcome", "status stdout stderr seconds")):
-    """How a call ended. `status` is negative after a signal, and None if it had to be ended."""
+    """The outcome of a call. `status` is negative after a signal, and None after a timeout."""
 
     def error(self):
-        """The one CNI error that it answered, or None."""
+        """Returns the CNI error that the call printed, or None."""
         try:
             error = json.loads(self.stdout)
         except ValueError:
             return None
-        sound = isinstance(error, dict) and isinstance(error.get("code"), int) and error.get("msg")
-        return error if self.status == 1 and sound else None
+        valid = isinstance(error, dict) and isinstance(error.get("code"), int) and error.get("msg")
+        return error if self.status == 1 and valid else None
 
     def __str__(self):
         return f"status {self.status}, stdout {self.stdout.decode(errors='replace')!r}"
@@ -113,7 +113,7 @@ class Call:
         environment = {
             "CNI_COMMAND": command, "CNI_CONTAINERID": container, "CNI_NETNS": netns, "CNI_IFNAME": ifname,
             "CNI_PATH": cni_path or os.path.dirname(path), "PATH": os.environ["PATH"],
-            "TMPDIR": "/run",  # where the reference leaves files when it is killed
+            "TMPDIR": "/run",  # the reference leaves files here when it is killed
             **(env or {}),
         }
         self.began = time.monotonic()
@@ -123,7 +123,7 @@ class Call:
         self.config = json.dumps(config).encode()
 
     def kill(self, number=signal.SIGKILL, children=True):
-        """Sends a signal to the plugin, and to the plugins that it runs."""
+        """Sends a signal to the plugin and to the plugins that it executes."""
         try:
             (os.killpg if children else os.kill)(self.process.pid, number)
         except ProcessLookupError:
@@ -145,39 +145,39 @@ def call(*arguments, deadline=60, **options):
 
 
 def peak_memory(path, config, container, netns):
-    """KiB that an ADD has resident at most, of the plugin's own process, which stays attached.
+    """Returns the peak resident memory of an ADD in KiB, of the plugin's own process. The container stays attached.
 
-    strace holds the process at its end, because what the kernel tells afterwards includes its parent's.
+    strace delays the exit of the process, because the peak that the kernel reports afterwards includes the parent's.
     """
     hold = ["strace", "-f", "-b", "execve", "-qq", "-o", "/dev/null", "-e", "trace=exit_group",
             "-e", "inject=exit_group:delay_enter=500000"]
     held = Call(path, "ADD", config, container, netns, prefix=hold)
     held.process.stdin.write(held.config)
     held.process.stdin.close()
-    held.process.stdout.read(1)  # the answer is the last that it does
+    held.process.stdout.read(1)  # printing the answer is its last action
     time.sleep(0.1)
     with open(f"/proc/{held.process.pid}/task/{held.process.pid}/children") as file:
         plugin = file.read().split()[0]
     with open(f"/proc/{plugin}/status") as file:
         status = file.read()
     if held.process.wait() != 0:
-        raise RuntimeError("the ADD that was measured failed")
+        raise RuntimeError("the measured ADD failed")
     return int(status.split("VmHWM:")[1].split()[0])
 
 
 def addresses(answer):
-    """The addresses in an answer to ADD, without prefixes."""
+    """Returns the addresses in a result of ADD, without prefixes."""
     return [ip["address"].split("/")[0] for ip in answer.get("ips", [])]
 
 
-# What is there. All of it is made of values that can be compared; what the kernel chooses or changes by itself is left out.
+# Snapshots. They consist of comparable values, without those that the kernel chooses or changes by itself.
 
 def links(netns=None):
-    """The links of a namespace: by name what kind they are, their alias, bridge and addresses (but for link-local ones)."""
+    """Returns the links of a namespace: for each name the kind, alias, bridge and addresses (except link-local ones)."""
     command = ["ip", *(["-n", netns] if netns else []), "-j", "-d", "address", "show"]
     while True:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if b"interrupted" not in done.stderr:  # something changed while it was listed
+        if b"interrupted" not in done.stderr:  # the list changed while it was read
             break
     found = {}
     for link in filter(None, json.loads(done.stdout)):
@@ -188,7 +188,7 @@ def links(netns=None):
 
 
 def leases(directory=NETWORKS):
-    """Every file below `directory` but for locks and pointers, with its content."""
+    """Returns every file below `directory` with its content, except locks and pointers."""
     found = {}
     for where, _, names in os.walk(directory):
         for name in names:
@@ -198,12 +198,12 @@ def leases(directory=NETWORKS):
                     with open(path, newline="", errors="replace") as file:
                         found[os.path.relpath(path, directory)] = file.read()
                 except FileNotFoundError:
-                    pass  # removed by somebody just now
+                    pass  # removed meanwhile
     return found
 
 
 def rules():
-    """The rules and chains that belong to containers, without the frame that the first of them makes and all share."""
+    """Returns the rules and chains of containers, without those that all containers share."""
     found = []
     for item in json.loads(run("nft", "-j", "list", "ruleset", stderr=subprocess.DEVNULL))["nftables"]:
         if "chain" in item and "hook" not in item["chain"] and item["chain"]["name"] != "masq_checks":
@@ -219,13 +219,13 @@ def rules():
 
 
 def clear(keep_netns=False):
-    """Takes everything away, without any plugin's help: namespaces, links, rules, leases."""
+    """Removes everything without using a plugin: namespaces, links, rules, leases."""
     if not keep_netns:
         for netns in os.listdir("/run/netns"):
             run("ip", "netns", "del", netns)
-    doomed = [name for name, (kind, *_) in links().items() if kind in ("bridge", "veth")]
-    # One end of a pair takes the other with it.
-    subprocess.run(["ip", "-force", "-batch", "-"], input="".join(f"link del {name}\n" for name in doomed).encode(),
+    to_delete = [name for name, (kind, *_) in links().items() if kind in ("bridge", "veth")]
+    # Deleting one end of a veth pair deletes the other.
+    subprocess.run(["ip", "-force", "-batch", "-"], input="".join(f"link del {name}\n" for name in to_delete).encode(),
                    stderr=subprocess.DEVNULL)
     run("nft", "flush", "ruleset")
     subprocess.run(["rm", "-rf", "/var/lib/cni", "/run/cni0"], check=True)

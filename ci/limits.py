@@ -1,4 +1,4 @@
-"""What calls may cost, as far as it can be counted exactly: ci/limits.json, which `ci/bench --check` holds ours to."""
+"""Limits for the exactly countable costs of calls: ci/limits.json. `ci/bench --check` compares our programs with them."""
 
 import json
 import os
@@ -12,15 +12,15 @@ LIMITS = f"{ROOT}/ci/limits.json"
 
 
 def check(contestants, costs, update):
-    """Compares what ours cost with ci/limits.json: how many calls are over their limits.
+    """Compares the costs of our programs with ci/limits.json. Returns how many calls exceed their limits.
 
-    `costs` counts what the calls of a contestant need, given its limits.
+    `costs` counts the costs of a contestant's calls, given its limits.
     """
     machine = platform.machine()
     with open(LIMITS) as file:
         limits = json.load(file)
     if machine not in limits and not update:
-        why = f"ci/limits.json has nothing for {machine}"
+        why = f"ci/limits.json has no limits for {machine}"
         print(f"{why}: skipped")
         with open(os.environ.get("CNI0_TEST_SKIPS", os.devnull), "a") as file:
             file.write(f"ci/bench --check: {why}\n")
@@ -30,7 +30,7 @@ def check(contestants, costs, update):
     if update:
         limits[machine] = found
         text = json.dumps(limits, indent=1)
-        with open(LIMITS, "w") as file:  # a line for each call
+        with open(LIMITS, "w") as file:  # one line per call
             file.write(re.sub(r"\{\s+([^{}]*?)\s+\}", lambda inner: "{" + re.sub(r"\s+", " ", inner[1]) + "}", text) + "\n")
         return 0
     bad = [f"{name}: the set has {mine['the set']['bytes']} bytes, not less than {SIZE}" for name, mine in found.items()
@@ -49,12 +49,12 @@ def check(contestants, costs, update):
 
 
 def slack(call, what, limits):
-    """By how much a call may differ from its limit."""
+    """Returns by how much a call may differ from its limit."""
     if what in ("instructions", "bytes"):  # compilers differ
         return limits[what] // (50 if what == "instructions" else 25)
-    # Processes and threads that wait for each other do it in one step or in two.
+    # Processes and threads that wait for each other need one or two system calls for it.
     more = {"system calls": 3} if limits["processes"] > 1 or call.endswith("DEL") else {}
-    # Kernels before 6.2 do not show what they made, and are asked: a message and its answer.
+    # Kernels before 6.2 do not return the objects that they created, so they are queried: a message and its answer.
     version = [int(part) for part in re.findall(r"\d+", platform.release())[:2]]
     if version < [6, 2] and call.startswith("bridge") and call.endswith("ADD"):
         more = {"system calls": 4, "messages": 1}
@@ -62,5 +62,5 @@ def slack(call, what, limits):
 
 
 def over(call, now, limits):
-    """What of a call is over its limit: (what, limit)."""
+    """Returns the costs of a call that exceed their limits: (what, limit)."""
     return [(what, limit) for what, limit in limits.items() if now.get(what, 0) > limit + slack(call, what, limits)]

@@ -1,4 +1,4 @@
-"""What ci/bench tells of a finished run: statistics, targets, tables and the picture. Reads what `--json` wrote, needs no root."""
+"""Reports a finished run of ci/bench: statistics, targets, tables and the chart. Reads the output of `--json`; needs no root."""
 
 import collections
 import math
@@ -6,8 +6,8 @@ import random
 import statistics
 import sys
 
-OURS, THEIRS, FLOOR = "shared", "reference", "floor"  # contestants that targets speak of
-SIZE = 3 * 900 << 10  # of the set, less than: the program under each of its three names
+OURS, THEIRS, FLOOR = "shared", "reference", "floor"  # the contestants in targets
+SIZE = 3 * 900 << 10  # limit in bytes for the program under its three names
 
 Sample = collections.namedtuple("Sample", "wall cpu")  # in ms
 
@@ -35,7 +35,7 @@ class Results:
         return self.data["counts"].get(measure, {}).get(who, {}).get(what)
 
     def medians(self, measure, who, which):
-        """Medians of samples drawn again from the samples (the bootstrap): how much the median is worth."""
+        """Returns medians of resampled samples (the bootstrap), to estimate the confidence interval of the median."""
         key = measure, who, which
         if key not in self.again:
             chance = random.Random(repr(key))
@@ -44,8 +44,8 @@ class Results:
         return self.again[key]
 
     def ratio(self, measure, above, below, which="wall", other=None):
-        """How many times `above` is `below`: median, and where it is with 95 % confidence. None if one is not there.
-        `other` is the measure of `below`, if it is not the same."""
+        """Returns the ratio of `above` to `below`: the median and its 95 % confidence interval. None if one was not measured.
+        `other` is the measure of `below`, if it is a different one."""
         other = other or measure
         if not self.values(measure, above, which) or not self.quantile(other, below, 0.5, which):
             return None
@@ -55,7 +55,7 @@ class Results:
         return middle, spread[int(len(spread) * 0.025)], spread[int(len(spread) * 0.975)]
 
 
-# Targets: what, value (a number, or a ratio with its interval), comparison, limit. Without what was not part of the run.
+# Targets: description, value (a number, or a ratio with its interval), comparison, limit. Omits what was not measured.
 
 def targets(results):
     return [target for target in all_targets(results) if target[1] is not None]
@@ -89,7 +89,7 @@ def all_targets(results):
         ("bridge ADD with masquerade, reference to ours", ratio(masquerade, THEIRS, OURS), ">=", 15),
         ("bridge ADD, dual stack, to the floor", ratio("bridge dual stack ADD", OURS, FLOOR), "<=", 1.6),
         ("bridge ADD, dual stack, reference to ours", ratio("bridge dual stack ADD", THEIRS, OURS), ">=", 5),
-        ("bridge ADD, dual stack, slowest in 100, ours to reference", tail("bridge dual stack ADD", OURS, THEIRS), "<=", 0.2),
+        ("bridge ADD, dual stack, 99th percentile, ours to reference", tail("bridge dual stack ADD", OURS, THEIRS), "<=", 0.2),
         ("bridge DEL, to the floor", ratio("bridge plain DEL", OURS, FLOOR), "<=", 1.1),
         ("bridge DEL, reference to ours", ratio("bridge plain DEL", THEIRS, OURS), ">=", 1),
         ("bridge DEL, dual stack, reference to ours", ratio("bridge dual stack DEL", THEIRS, OURS), ">=", 1),
@@ -111,7 +111,7 @@ def all_targets(results):
         ("host-local STATUS, 60000 leases, ms", median("host-local, 60000 leases STATUS"), "<", 1),
         ("host-local CHECK, 60000 leases, ms", median("host-local, 60000 leases CHECK"), "<", 1),
         ("host-local ADD, 60000 leases, MiB of memory", counted("host-local, 60000 leases ADD", "memory", 1024), "<=", 8),
-        ("the same without an index", counted("host-local, 60000 leases, no index ADD", "memory", 1024), "<=", 8),
+        ("host-local ADD, 60000 leases without an index, MiB of memory", counted("host-local, 60000 leases, no index ADD", "memory", 1024), "<=", 8),
         ("installed size, KiB", size and size / 1024, "<", SIZE // 1024),
     ]
 
@@ -125,10 +125,10 @@ def missed(results):
     return [what for what, *rest in targets(results) if not is_met(*rest)] + results.data["broken"]
 
 
-# Tables: (title, head, rows), for people and for Markdown
+# Tables: (title, head, rows), as plain text and as Markdown
 
 def figure(value):
-    """Three digits that count, or four of large values."""
+    """Formats a value with three significant digits, or four for large values."""
     if value is None:
         return "-"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}" if 0 < abs(value) < 100 else f"{value:.{int(value < 1000 and value != int(value))}f}"
@@ -163,7 +163,7 @@ def tables(results):
                                     figure(by[who]["memory"] / 1024)]) if who in by else "-" for who in results.names)]
             for measure, by in counts.items()])
     yield "Installed size in KiB", results.names, [[str(math.ceil(results.data["sizes"][who] / 1024)) for who in results.names]]
-    yield ("Targets", ["what", "is", "wanted", ""],
+    yield ("Targets", ["target", "value", "limit", ""],
            [[what, times(value) if isinstance(value, tuple) else figure(value), f"{comparison} {limit}",
              "met" if is_met(value, comparison, limit) else "MISSED"] for what, value, comparison, limit in targets(results)])
 
@@ -186,14 +186,14 @@ def show(results):
             print(plain(title, head, rows))
 
 
-BEGIN, END = "<!-- from here on ci/bench wrote it -->", "<!-- up to here ci/bench wrote it -->"
+BEGIN, END = "<!-- generated by ci/bench: begin -->", "<!-- generated by ci/bench: end -->"
 
 
 def write_markdown(path, results):
     with open(path) as file:
         text = file.read()
     if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"{path} must have the lines {BEGIN} and {END}")
+        sys.exit(f"{path} must contain the lines {BEGIN} and {END}")
     machine = results.data["machine"]
     new = [f"Measured {machine['when']} on {machine['system']}, {machine['processors']} processors ({machine['model']}), "
            f"load {machine['load']} at the start{', with --quick' if results.data['quick'] else ''}.", ""]
@@ -203,10 +203,10 @@ def write_markdown(path, results):
         file.write("\n".join([before + BEGIN, *new, END + after]))
 
 
-# The picture
+# The chart
 
 def draw(path, results):
-    """Bars of the medians on a logarithmic scale, in colours that show on light and on dark."""
+    """Draws bars of the medians on a logarithmic scale, in colours that are visible on light and dark backgrounds."""
     bars = [(measure, title) for measure, title in (
         ("bridge VERSION", "start-up"), ("bridge plain ADD", "ADD"), ("bridge dual stack ADD", "ADD, IPv4 and IPv6"),
         ("bridge masquerade ADD", "ADD, masquerade"), ("bridge masquerade nftables ADD", "ADD, masquerade, nftables"),
@@ -214,7 +214,7 @@ def draw(path, results):
         ("bridge, 50 at once, all 100 ADD", "100 ADDs, 50 at once"), ("host-local, 10 leases ADD", "host-local ADD, 10 leases"),
         ("host-local, 10000 leases ADD", "the same, 10,000 leases")) if measure in results.samples]
     if not bars:
-        sys.exit("nothing of what the picture shows was measured")
+        sys.exit("the run has none of the measures that the chart shows")
     values = [results.quantile(measure, who, 0.5) for measure, _ in bars for who in results.names]
     values = [value for value in values if value]
     low, high = 10 ** math.floor(math.log10(min(values))), 10 ** math.ceil(math.log10(max(values)))

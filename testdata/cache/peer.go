@@ -1,4 +1,5 @@
-// A runtime on the reference's library, for the entries beside this file: peer add|check|del NETWORK NETNS
+// A runtime based on the reference's library, which creates the cache entries in this directory: peer add|check|del
+// NETWORK NETNS
 package main
 
 import (
