@@ -1,6 +1,6 @@
 /* Calls plugins and measures their time. ci/bench compiles and loads it: a program that starts fifty processes at once
- * shares the processors with them, and an interpreter would take a tenth of the measured time. posix_spawn is no
- * alternative: its child queries each of the 64 signals before it executes the plugin.
+ * shares the processors with them, and an interpreter would take a tenth of the measured time. posix_spawn would not
+ * help: its child queries each of the 64 signals before it executes the plugin.
  */
 #define _GNU_SOURCE
 #include <errno.h>

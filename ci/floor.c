@@ -305,9 +305,9 @@ static void answered(long fd, unsigned last)
     for (;;) {
         long size = must(ask(__NR_recvfrom, fd, (long)reply, sizeof reply, 0, 0, 0));
         for (struct nlmsghdr *at = (void *)reply; size >= (long)sizeof *at; at = next(at)) {
-            struct nlmsgerr *told = NLMSG_DATA(at);
+            struct nlmsgerr *reply = NLMSG_DATA(at);
             if (at->nlmsg_type == NLMSG_ERROR) {
-                if (told->error && !(told->error == EXISTS && told->msg.nlmsg_type == RTM_NEWADDR))
+                if (reply->error && !(reply->error == EXISTS && reply->msg.nlmsg_type == RTM_NEWADDR))
                     end(1);
                 if (at->nlmsg_seq == last)
                     return;

@@ -126,7 +126,7 @@ mod tests {
         };
         let content = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         assert!(is_same(Some(&content)), "a copy");
-        assert!(!is_same(Some(&content[..1000])), "less than a head");
+        assert!(!is_same(Some(&content[..1000])), "shorter than a page");
         assert!(!is_same(Some(&[0; sys::PROGRAM_HEAD])), "not a program");
         assert!(!is_same(None), "no file");
         std::fs::remove_dir_all(&dir).unwrap();

@@ -53,8 +53,8 @@ pub(crate) fn run_to_end(
     input: &[u8],
     deadline: Deadline,
 ) -> (Vec<u8>, Result<(ExitStatus, Vec<u8>)>) {
-    let mut stdout = Reading::new(child.stdout.take());
-    let mut stderr = Reading::new(child.stderr.take());
+    let mut stdout = OutputReader::new(child.stdout.take());
+    let mut stderr = OutputReader::new(child.stderr.take());
     let outcome = exchange(&mut child, input, &mut stdout, &mut stderr, deadline);
     if outcome.is_err() {
         // The child may have exited meanwhile.
@@ -73,8 +73,8 @@ pub(crate) fn run_to_end(
 fn exchange(
     child: &mut Child,
     mut input: &[u8],
-    stdout: &mut Reading<ChildStdout>,
-    stderr: &mut Reading<ChildStderr>,
+    stdout: &mut OutputReader<ChildStdout>,
+    stderr: &mut OutputReader<ChildStderr>,
     deadline: Deadline,
 ) -> Result<()> {
     let mut stdin = child.stdin.take();
@@ -127,16 +127,16 @@ fn exchange(
 }
 
 /// The output of a child from one pipe, as read so far.
-struct Reading<R> {
+struct OutputReader<R> {
     pipe: Option<R>,
     bytes: Vec<u8>,
     /// Whether the child printed more than `MAX_OUTPUT`; the rest is discarded.
     truncated: bool,
 }
 
-impl<R: Read + AsFd> Reading<R> {
-    fn new(pipe: Option<R>) -> Reading<R> {
-        Reading { pipe, bytes: Vec::new(), truncated: false }
+impl<R: Read + AsFd> OutputReader<R> {
+    fn new(pipe: Option<R>) -> OutputReader<R> {
+        OutputReader { pipe, bytes: Vec::new(), truncated: false }
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {

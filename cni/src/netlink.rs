@@ -110,7 +110,7 @@ impl Netlink {
     /// Opens a socket in the namespace of the calling thread, and that namespace.
     pub fn open_with_netns() -> Result<(Netlink, Netns)> {
         let netlink = Netlink::open()?;
-        let netns = Netns::holding(Some(netlink.socket.fd()))?;
+        let netns = Netns::of_socket(Some(netlink.socket.fd()))?;
         Ok((netlink, netns))
     }
 

@@ -84,12 +84,12 @@ impl Netns {
     pub fn current() -> Result<Netns> {
         let route = SockProtocol::NetlinkRoute;
         let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, route);
-        Netns::holding(socket.ok().as_ref().map(AsFd::as_fd))
+        Netns::of_socket(socket.ok().as_ref().map(AsFd::as_fd))
     }
 
     /// Returns the namespace of `socket`, which must be that of the calling thread. Uses the socket if permitted,
     /// because opening a path in /proc takes ten times as long: the kernel creates a directory for this process then.
-    pub(crate) fn holding(socket: Option<BorrowedFd<'_>>) -> Result<Netns> {
+    pub(crate) fn of_socket(socket: Option<BorrowedFd<'_>>) -> Result<Netns> {
         let path = PathBuf::from(OWN);
         if let Some(Ok(file)) = socket.map(sys::namespace_of) {
             return Ok(Netns { file, path });

@@ -91,8 +91,10 @@ fn answer_panics() {
 }
 
 fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read, print: Print<'_>) -> Answer {
-    let outcome = Request::read(env).and_then(|request| match (request, pick(plugins, arg0)) {
-        (Request::About, plugin) => Ok(Answer { stdout: Vec::new(), stderr: about(plugins, plugin), success: true }),
+    let outcome = Request::read(env).and_then(|request| match (request, select(plugins, arg0)) {
+        (Request::About, plugin) => {
+            Ok(Answer { stdout: Vec::new(), stderr: description(plugins, plugin), success: true })
+        }
         (_, None) => Err(misnamed(plugins, arg0)),
         (Request::Version, _) => Ok(success(versions())),
         (request, Some(plugin)) => serve(plugins, plugin, request, env, stdin, print).map(success),
@@ -111,7 +113,7 @@ fn refusal(error: &Error) -> Answer {
 }
 
 /// Selects the plugin. A program with one plugin accepts any name; otherwise the file name decides.
-fn pick<'a>(plugins: &[&'a dyn Plugin], arg0: &OsStr) -> Option<&'a dyn Plugin> {
+fn select<'a>(plugins: &[&'a dyn Plugin], arg0: &OsStr) -> Option<&'a dyn Plugin> {
     let name = Path::new(arg0).file_name();
     match plugins {
         [only] => Some(*only),
@@ -128,7 +130,7 @@ fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
     error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
 }
 
-fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
+fn description(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
     let supported = Version::ALL.map(Version::as_str).join(", ");
     // Runtimes compare this version with the oldest reference that they accept; they ignore what follows '+'.
     let build = format!("v{REFERENCE_LEVEL}+cni0.{}", env!("CARGO_PKG_VERSION"));

@@ -180,7 +180,7 @@ mod tests {
     fn newest_of_returns_the_newest_supported_version() {
         let newest = |texts: &[&'static str]| Version::newest_of(texts.iter().copied()).map_err(|e| e.code().0);
         assert_eq!(newest(&["0.4.0", "1.0.0", "0.3.1"]), Ok(Some("1.0.0")));
-        assert_eq!(newest(&["0.10.0", "0.9.0", "9.0.0"]), Ok(Some("0.10.0")), "by number, not by letters");
+        assert_eq!(newest(&["0.10.0", "0.9.0", "9.0.0"]), Ok(Some("0.10.0")), "numerically, not alphabetically");
         assert_eq!(newest(&["1.2.0", "2.0.0"]), Ok(None));
         assert_eq!(newest(&[]), Ok(None));
         assert_eq!(newest(&["1.0.0", "x"]), Err(6));

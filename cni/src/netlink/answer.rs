@@ -161,8 +161,11 @@ mod tests {
         assert_eq!(capped, whole);
         assert_eq!(read(&error(0, &request, 0, &[])).unwrap(), None, "an acknowledgement");
         let truncated = read(&error(i32::MIN, &[], 0, &[])).unwrap().unwrap();
-        assert_eq!(truncated.errno(), Some(i32::MAX), "cut off, and a number that no kernel sends");
-        assert!(read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(), "an attribute that lies");
+        assert_eq!(truncated.errno(), Some(i32::MAX), "truncated, with a number that no kernel sends");
+        assert!(
+            read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(),
+            "an attribute with a wrong length"
+        );
     }
 
     /// Reads a list of messages of type 16 that was requested with sequence number 7.

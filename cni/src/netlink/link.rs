@@ -145,7 +145,8 @@ pub struct Link {
     pub up: bool,
     /// Whether the link can carry traffic.
     pub state: OperState,
-    /// Whether the link is up with a carrier. `state` may still be unknown then, because the kernel updates it later.
+    /// Whether the link is up with a carrier. `state` may still be unknown then, because the kernel updates it only when
+    /// the carrier changes.
     pub running: bool,
     /// The bridge of which the link is a port.
     pub master: Option<LinkIndex>,

@@ -150,7 +150,7 @@ fn an_add_whose_result_cannot_be_written_is_rolled_back() {
     let refused = lose("ADD");
     assert!(!refused.success && probe.calls.load(Ordering::Relaxed) == 101, "{refused:?}");
     assert!(String::from_utf8(refused.stdout).unwrap().contains("stdout"));
-    assert!(lose("DEL").success, "it has nothing to say");
+    assert!(lose("DEL").success, "DEL prints nothing");
 }
 
 #[test]
@@ -240,12 +240,12 @@ fn with_several_plugins_the_name_selects_one() {
     let [one, two] = ["one", "two"].map(|name| Probe { name, calls: AtomicU32::new(0) });
     let table: [&dyn Plugin; 2] = [&one, &two];
     for (arg0, want) in [("two", Some("two")), ("/opt/cni/bin/one", Some("one")), ("./two", Some("two"))] {
-        assert_eq!(pick(&table, arg0.as_ref()).map(Plugin::name), want);
+        assert_eq!(select(&table, arg0.as_ref()).map(Plugin::name), want);
     }
     for arg0 in ["", "cni0", "/", "one ", "two.bak", "/one/x"] {
-        assert!(pick(&table, arg0.as_ref()).is_none(), "{arg0}");
+        assert!(select(&table, arg0.as_ref()).is_none(), "{arg0}");
     }
-    assert_eq!(pick(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
+    assert_eq!(select(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
     let case = Case::new("ADD");
     let env = |name: &str| case.env.get(name).cloned();
     let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes(), &|_| Ok(()));

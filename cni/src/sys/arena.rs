@@ -179,7 +179,7 @@ mod tests {
         let arena = &ARENA;
         assert_eq!(arena.take(5, 1, SIZE), Some((0, 0)));
         assert_eq!(arena.take(8, 8, SIZE), Some((8, 0)));
-        assert_eq!(arena.take(1, 32, SIZE), None, "stricter than the arena is");
+        assert_eq!(arena.take(1, 32, SIZE), None, "stricter than the alignment of the arena");
         assert_eq!(arena.take(SIZE, 1, SIZE), None);
         assert_eq!(arena.take(1000, 1, 1000), None, "only the reserve is left");
         assert_eq!(arena.take(SIZE - 16, 16, SIZE), Some((16, 0)));
@@ -192,7 +192,7 @@ mod tests {
         static ARENA: Arena = Arena::new();
         let arena = &ARENA;
         let ((a, _), (b, _)) = (arena.take(16, 1, SIZE).unwrap(), arena.take(16, 1, SIZE).unwrap());
-        assert!(!arena.resize(a, 16, 32), "b is in its way");
+        assert!(!arena.resize(a, 16, 32), "b is newer");
         assert!(arena.resize(b, 16, 32) && !arena.resize(b, 32, SIZE));
         assert!(arena.resize(b, 32, 0));
         assert_eq!(arena.take(4, 4, SIZE), Some((16, 4)));

@@ -116,11 +116,16 @@ pub fn describes(heading: &str, code: &BTreeMap<String, &'static str>) {
     for (path, kind) in code {
         match described.get(path) {
             None => panic!("docs/configuration.md lacks {path:?} under {heading:?}"),
-            Some(told) => assert!(told == kind || *kind == "anything", "{path:?} is a {kind}, told is {told:?}"),
+            Some(documented) => {
+                assert!(
+                    documented == kind || *kind == "anything",
+                    "{path:?} is a {kind}, documented as {documented:?}"
+                );
+            }
         }
     }
     let unknown: Vec<_> = described.keys().filter(|path| !code.contains_key(*path)).collect();
-    assert!(unknown.is_empty(), "docs/configuration.md has keys that the code does not know: {unknown:?}");
+    assert!(unknown.is_empty(), "docs/configuration.md describes unknown keys: {unknown:?}");
 }
 
 /// Like [`describes`], for the keys of one type.

@@ -16,30 +16,30 @@ use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visit
 /// the object `a`. Objects are not listed themselves, only their keys.
 pub fn of<'de, T: Deserialize<'de>>() -> BTreeMap<String, &'static str> {
     let mut keys = BTreeMap::new();
-    let mut ways: Vec<Vec<Step>> = vec![Vec::new()];
-    while let Some(way) = ways.pop() {
-        let asked = RefCell::new(Asked::Nothing);
-        let end = T::deserialize(Walk { left: &way, asked: &asked });
-        assert!(end.is_err(), "{way:?} did not end");
-        let on = |step| way.iter().copied().chain([step]).collect();
-        match asked.into_inner() {
-            Asked::Nothing => panic!("nobody asked for anything at {way:?}"),
-            Asked::Object(fields) => ways.extend(fields.iter().map(|field| on(Step::Key(field)))),
-            Asked::List => {
-                ways.push(on(Step::Item));
-                note(&mut keys, &way, "list");
+    let mut paths: Vec<Vec<Step>> = vec![Vec::new()];
+    while let Some(path) = paths.pop() {
+        let requested = RefCell::new(Requested::Nothing);
+        let end = T::deserialize(Walk { left: &path, requested: &requested });
+        assert!(end.is_err(), "{path:?} did not end");
+        let extended = |step| path.iter().copied().chain([step]).collect();
+        match requested.into_inner() {
+            Requested::Nothing => panic!("no value was requested at {path:?}"),
+            Requested::Object(fields) => paths.extend(fields.iter().map(|field| extended(Step::Key(field)))),
+            Requested::List => {
+                paths.push(extended(Step::Item));
+                note(&mut keys, &path, "list");
             }
-            Asked::Value(kind) => note(&mut keys, &way, kind),
+            Requested::Value(kind) => note(&mut keys, &path, kind),
         }
     }
     keys
 }
 
 /// Records the kind at the end of a path; an item counts as its list.
-fn note(keys: &mut BTreeMap<String, &'static str>, way: &[Step], kind: &'static str) {
-    if let Some(Step::Key(_)) = way.last() {
-        let path: String = way.iter().map(Step::to_string).collect();
-        keys.insert(path.trim_start_matches('.').to_owned(), kind);
+fn note(keys: &mut BTreeMap<String, &'static str>, path: &[Step], kind: &'static str) {
+    if let Some(Step::Key(_)) = path.last() {
+        let text: String = path.iter().map(Step::to_string).collect();
+        keys.insert(text.trim_start_matches('.').to_owned(), kind);
     }
 }
 
@@ -60,7 +60,7 @@ impl fmt::Display for Step {
 
 /// The type that is requested at the end of the path.
 #[derive(Debug)]
-enum Asked {
+enum Requested {
     Nothing,
     Object(&'static [&'static str]),
     List,
@@ -70,12 +70,12 @@ enum Asked {
 /// A deserializer without a document.
 struct Walk<'a> {
     left: &'a [Step],
-    asked: &'a RefCell<Asked>,
+    requested: &'a RefCell<Requested>,
 }
 
 impl Walk<'_> {
-    fn end(&self, asked: Asked) -> End {
-        *self.asked.borrow_mut() = asked;
+    fn end(&self, requested: Requested) -> End {
+        *self.requested.borrow_mut() = requested;
         End
     }
 }
@@ -102,7 +102,7 @@ impl de::Error for End {
 macro_rules! values {
     ($($kind:literal: $($method:ident)*;)*) => {
         $($(fn $method<V: Visitor<'de>>(self, _: V) -> Result<V::Value, End> {
-            Err(self.end(Asked::Value($kind)))
+            Err(self.end(Requested::Value($kind)))
         })*)*
     };
 }
@@ -118,14 +118,14 @@ impl<'de> Deserializer<'de> for Walk<'_> {
     ) -> Result<V::Value, End> {
         match self.left {
             [Step::Key(key), left @ ..] => visitor.visit_map(One { key: Some(*key), walk: Walk { left, ..self } }),
-            _ => Err(self.end(Asked::Object(fields))),
+            _ => Err(self.end(Requested::Object(fields))),
         }
     }
 
     fn deserialize_seq<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
         match self.left {
             [Step::Item, left @ ..] => visitor.visit_seq(One { key: None, walk: Walk { left, ..self } }),
-            _ => Err(self.end(Asked::List)),
+            _ => Err(self.end(Requested::List)),
         }
     }
 
@@ -144,19 +144,19 @@ impl<'de> Deserializer<'de> for Walk<'_> {
 
     /// A value that is kept as text.
     fn deserialize_newtype_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, End> {
-        Err(self.end(Asked::Value("anything")))
+        Err(self.end(Requested::Value("anything")))
     }
 
     fn deserialize_unit_struct<V: Visitor<'de>>(self, _: &'static str, _: V) -> Result<V::Value, End> {
-        Err(self.end(Asked::Value("anything")))
+        Err(self.end(Requested::Value("anything")))
     }
 
     fn deserialize_tuple<V: Visitor<'de>>(self, _: usize, _: V) -> Result<V::Value, End> {
-        Err(self.end(Asked::Value("anything")))
+        Err(self.end(Requested::Value("anything")))
     }
 
     fn deserialize_tuple_struct<V: Visitor<'de>>(self, _: &'static str, _: usize, _: V) -> Result<V::Value, End> {
-        Err(self.end(Asked::Value("anything")))
+        Err(self.end(Requested::Value("anything")))
     }
 
     fn deserialize_enum<V: Visitor<'de>>(
@@ -165,7 +165,7 @@ impl<'de> Deserializer<'de> for Walk<'_> {
         _: &'static [&'static str],
         _: V,
     ) -> Result<V::Value, End> {
-        Err(self.end(Asked::Value("text")))
+        Err(self.end(Requested::Value("text")))
     }
 }
 

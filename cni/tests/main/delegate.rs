@@ -149,7 +149,11 @@ fn a_result_is_read_by_its_own_version() {
         relay(&dir, "ADD", config).run()
     };
     let address = |outcome: Outcome| outcome.ok()["ips"][0]["address"].clone();
-    assert_eq!(address(add(r#"{"ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")), "10.1.0.2/24", "none: the config's");
+    assert_eq!(
+        address(add(r#"{"ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")),
+        "10.1.0.2/24",
+        "without a version: that of the configuration"
+    );
     assert_eq!(address(add(r#"{"cniVersion": "1.0.0", "ips": [{"address": "10.1.0.2/24"}]}"#, "1.1.0")), "10.1.0.2/24");
     assert_eq!(address(add(r#"{"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.2/24"}}"#, "1.1.0")), "10.1.0.2/24");
     let old = r#"{"cniVersion": "0.4.0", "ips": [{"version": "4", "address": "10.1.0.2/24", "gateway": ""}]}"#;
@@ -201,7 +205,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
     // Descriptors that the test was started with are inherited; those that the plugin opened are not.
     let count = script(&dir, "count", "set -- /proc/$$/fd/*; echo $# >&2; echo '{}'");
     let direct = Calling::program(count).run().stderr;
-    assert_eq!(relay(&dir, "ADD", asking("count")).run().stderr, direct, "descriptors of the plugin are handed down");
+    assert_eq!(relay(&dir, "ADD", asking("count")).run().stderr, direct, "descriptors of the plugin are inherited");
 }
 
 #[test]
@@ -214,7 +218,7 @@ fn a_childs_stderr_is_never_lost() {
     assert_eq!(outcome.stderr, "for the log\n");
     script(&dir, "loud", r#"echo 'for the log' >&2; echo '{"code": 42, "msg": "no"}'; exit 1"#);
     let outcome = relay(&dir, "ADD", asking("loud")).run();
-    assert_eq!(outcome.error(42), json!({"code": 42, "msg": "no"}), "the child's own error, untouched");
+    assert_eq!(outcome.error(42), json!({"code": 42, "msg": "no"}), "the child's own error, unchanged");
     assert_eq!(outcome.stderr, "for the log\n");
 }
 
@@ -363,7 +367,7 @@ fn plugin_directories_are_searched_in_order() {
     let domain = |outcome: Outcome| outcome.ok()["dns"]["domain"].to_string();
     let nowhere = PathBuf::from("/nowhere");
     let all = path(&[&nowhere, &dirs[0], &dirs[1], &dirs[2], &dirs[3]]);
-    assert!(domain(add(all)).contains("second"), "no directory, nothing that cannot be executed");
+    assert!(domain(add(all)).contains("second"), "neither a directory nor a file that is not executable");
     assert!(domain(add(path(&[&dirs[3], &dirs[2]]))).contains("third"));
     let error = add(path(&[&dirs[0], &dirs[1]])).error(999);
     let wanted = format!("failed to find plugin \"which\" in path [{} {}]", dirs[0].display(), dirs[1].display());

@@ -163,7 +163,7 @@ fn a_failing_change_is_named_and_the_others_are_applied() {
     assert_eq!(error.errno(), Some(libc::EEXIST));
     assert!(error.to_string().starts_with("add address 10.1.0.1/24 to link #"), "{error}");
     assert_eq!(lab.ip("address show dev cni0")[0]["addr_info"].as_array().unwrap().len(), 2);
-    assert_eq!(netlink.addresses(index).unwrap().len(), 2, "the socket is fit for the next question");
+    assert_eq!(netlink.addresses(index).unwrap().len(), 2, "the socket is usable for the next request");
     netlink.apply(&[]).unwrap();
 }
 
@@ -183,7 +183,7 @@ fn settings_of_a_link() {
     let lab = Lab::bare();
     let (mut host, mut guest, _, port, eth0) = attached(&lab);
     let port = host.link(port.index).unwrap().unwrap();
-    assert!(!port.promiscuous, "it is, for its bridge, and nobody has set it so");
+    assert!(!port.promiscuous, "the bridge makes it promiscuous, but it was not set so");
     let change = LinkChange {
         promiscuous: Some(true),
         mtu: Some(1280),
@@ -195,7 +195,7 @@ fn settings_of_a_link() {
     guest.apply(&[Change::set_link(eth0.index, &change)]).unwrap();
     let now = guest.link("eth0").unwrap().unwrap();
     assert_eq!((now.mtu, now.mac, now.alias.as_str(), now.promiscuous), (1280, Some(MAC), "who am I", true));
-    assert!(now.up, "what was not mentioned stays");
+    assert!(now.up, "other settings stay");
     let notify = "ip netns exec c1 cat /proc/sys/net/ipv4/conf/eth0/arp_notify";
     assert_eq!(lab.sh(notify).trim(), "1");
     let off =
@@ -247,7 +247,7 @@ fn duplicate_detection_can_be_waited_for() {
         Ok(found.into_iter().find(|a| a.cidr == cidr("fd00::2/64") && !a.tentative))
     });
     assert!(!found.unwrap().duplicate);
-    assert!((2..50).contains(&looks), "{looks} looks: it is told, not polled");
+    assert!((2..50).contains(&looks), "{looks} looks: it waits for notifications instead of polling");
 }
 
 /// The kernel lists an address at once, but it is unusable until the kernel notifies that it is ready.
@@ -259,7 +259,7 @@ fn an_address_is_waited_for_until_it_is_ready() {
     let inside = Netns::open(Path::new("/run/netns/c1")).unwrap();
     let mut watch = inside.run(&Netns::current().unwrap(), || Watch::open(Event::Ipv6Address)).unwrap();
     let never = watch.await_addresses(eth0.index, [address.ip()], Deadline::after(Duration::from_millis(100)));
-    assert_eq!(never.unwrap_err().code(), Code::TRY_LATER, "it was never given");
+    assert_eq!(never.unwrap_err().code(), Code::TRY_LATER, "the address was never added");
     // Duplicate address detection takes a second; the kernel sends notifications before and after.
     guest.apply(&[Change::add_address(eth0.index, address, DuplicateDetection::Default)]).unwrap();
     watch.await_addresses(eth0.index, [address.ip()], Deadline::after(Duration::from_secs(20))).unwrap();
@@ -591,12 +591,12 @@ fn the_peer_is_queried_without_entering_its_namespace() {
     let port = host.link(port.index).unwrap().unwrap();
     let netns = port.peer_netns.expect("the other end is elsewhere");
     assert_eq!(host.netns_id(&Netns::open(Path::new("/run/netns/c1")).unwrap()).unwrap(), Some(netns));
-    assert_eq!(host.netns_id(&Netns::open(&lab.netns("c2")).unwrap()).unwrap(), None, "nothing leads there");
+    assert_eq!(host.netns_id(&Netns::open(&lab.netns("c2")).unwrap()).unwrap(), None, "no link leads to it");
     let peer = host.link_elsewhere(netns, port.peer.unwrap()).unwrap().unwrap();
     assert_eq!((peer.name.as_str(), peer.mac), ("eth0", eth0.mac));
     lab.sh("ip link add name far index 4000 type bridge");
     let far = host.link("far").unwrap().unwrap();
-    assert_eq!(host.link_elsewhere(netns, far.index).unwrap(), None, "it is here");
+    assert_eq!(host.link_elsewhere(netns, far.index).unwrap(), None, "the peer is in the same namespace");
     let addresses = host.addresses_elsewhere(netns).unwrap();
     let on_peer: Vec<_> = addresses.iter().filter(|(link, address)| *link == peer.index && address.global).collect();
     assert_eq!(on_peer.iter().map(|(_, a)| a.cidr).collect::<Vec<_>>(), [cidr("10.1.0.2/24"), cidr("fd00::2/64")]);

@@ -27,9 +27,9 @@ fn a_namespace_that_was_unmounted_is_gone() {
     let path = lab.netns("c1");
     assert!(Netns::open_if_there(&path).unwrap().is_some());
     lab.sh("umount /run/netns/c1");
-    assert!(path.exists() && Netns::open_if_there(&path).unwrap().is_none(), "the file is left, empty");
+    assert!(path.exists() && Netns::open_if_there(&path).unwrap().is_none(), "an empty file is left");
     lab.sh("rm /run/netns/c1; mkfifo /run/netns/c1");
-    assert!(Netns::open_if_there(&path).unwrap().is_none(), "a FIFO does not hold us");
+    assert!(Netns::open_if_there(&path).unwrap().is_none(), "a FIFO does not block");
 }
 
 #[test]
@@ -50,5 +50,5 @@ fn read_only_settings_are_reported() {
     lab.sh("mount --bind /proc/sys /proc/sys && mount -o remount,ro,bind /proc/sys");
     let key = ["net", "ipv4", "ip_forward"];
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::ReadOnly);
-    assert_eq!(sysctl::set(&key, "0").unwrap(), Setting::Kept, "reading is enough where nothing changes");
+    assert_eq!(sysctl::set(&key, "0").unwrap(), Setting::Kept, "an unchanged setting only needs to be read");
 }

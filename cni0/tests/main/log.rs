@@ -33,7 +33,7 @@ fn silence_by_default() {
     let lab = Lab::new();
     lab.netns("c1");
     assert_eq!(add(&lab, json!({})).run().stderr, "");
-    assert_eq!(add(&lab, json!({})).env("RUST_LOG", "debug").run().stderr, "", "somebody else's variable");
+    assert_eq!(add(&lab, json!({})).env("RUST_LOG", "debug").run().stderr, "", "a variable of other programs");
     assert_eq!(add(&lab, json!({"logLevel": "warn"})).run().stderr, "");
     assert_eq!(add(&lab, json!({"logLevel": "debug"})).env("CNI_LOG", "off").run().stderr, "");
 }
@@ -77,7 +77,7 @@ fn a_log_that_cannot_be_opened_does_not_fail_the_call() {
     let (precious, second) = (lab.dir().join("precious"), lab.dir().join("second"));
     fs::write(&precious, "precious").unwrap();
     fs::hard_link(&precious, &second).unwrap();
-    for (count, (wish, culprit)) in [
+    for (count, (settings, culprit)) in [
         (json!({"logFile": lab.dir().join("no/such/dir/log")}), "the log goes to stderr"),
         (json!({"logFile": link}), "the log goes to stderr"),
         (json!({"logFile": fifo}), "the log goes to stderr"),
@@ -93,13 +93,13 @@ fn a_log_that_cannot_be_opened_does_not_fail_the_call() {
     {
         let netns = lab.netns(&format!("c{count}"));
         for command in ["ADD", "DEL"] {
-            let outcome = add(&lab, wish.clone()).env("CNI_NETNS", &netns).env("CNI_COMMAND", command).run();
+            let outcome = add(&lab, settings.clone()).env("CNI_NETNS", &netns).env("CNI_COMMAND", command).run();
             outcome.ok();
             assert!(outcome.stderr.contains("WARN") && outcome.stderr.contains(culprit), "{}", outcome.stderr);
         }
     }
     assert!(!target.exists(), "a symbolic link is not followed");
-    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "nor a file written to that is another's too");
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "precious", "a file with another hard link is not written to");
     lab.netns("c");
     let outcome = add(&lab, json!({})).env("CNI_NETNS", "/run/netns/c").env("CNI_LOG", "loud").run();
     outcome.ok();

@@ -50,7 +50,7 @@ fn a_caller_that_does_not_read_does_not_kill_the_plugin() {
     let pipe = lab.dir().join("pipe").display().to_string();
     lab.sh(&format!("mkfifo {pipe}"));
     let outcome = add(&lab, "deaf", &format!("3<>{pipe} >{pipe} 3<&-")).stderr(Stdio::piped()).output().unwrap();
-    assert_eq!(outcome.status.code(), Some(1), "a failure, and no signal");
+    assert_eq!(outcome.status.code(), Some(1), "an error, not a signal");
     assert!(String::from_utf8(outcome.stderr).unwrap().contains("write the answer to stdout"));
 }
 
