@@ -53,7 +53,7 @@ pub trait Plugin: Sync {
         Ok(None)
     }
     /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not
-    /// know. Bridge calls it on the IPAM plugin before it removes a gateway address.
+    /// know. A delegating plugin calls it before it removes a gateway address.
     fn uses(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
         Ok(None)
     }
