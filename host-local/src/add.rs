@@ -1,4 +1,4 @@
-//! ADD: one address out of each range set, all of them or none.
+//! ADD: leases one address from each range set, or none at all.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -9,24 +9,24 @@ use log::warn;
 
 use crate::EXHAUSTED;
 use crate::config::Config;
-use crate::lease::Owner;
+use crate::lease::LeaseOwner;
 use crate::range::RangeSet;
 use crate::store::{Holder, Store};
 
-/// Reserves an address of each range set for `owner`.
-pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<Vec<IpConfig>> {
+/// Leases one address from each range set to `owner`. On failure, releases those that it leased.
+pub(crate) fn reserve(config: &Config, network: &str, owner: &LeaseOwner) -> Result<Vec<IpConfig>> {
     let mut undo = Undo::new(Store::create(&config.dir)?);
-    let orders = config.sets.iter().zip(&config.wanted).enumerate();
-    let granted = orders.map(|(number, (set, wanted))| {
-        let order = Order { network, number, set, wanted: *wanted, owner };
-        let mut grant = order.fill(&mut undo)?;
+    let requests = config.sets.iter().zip(&config.requested).enumerate();
+    let results = requests.map(|(number, (set, requested))| {
+        let request = Request { network, number, set, requested: *requested, owner };
+        let mut grant = request.allocate(&mut undo)?;
         if let Err(refusal) = &grant
             && config.reclaim
         {
             let count = undo.world().reclaim()?;
             if count > 0 {
                 warn!("reclaimed {count} leases of earlier boots: {refusal}");
-                grant = order.fill(&mut undo)?;
+                grant = request.allocate(&mut undo)?;
             }
         }
         grant.map_err(|refusal| match refusal.code() {
@@ -36,7 +36,7 @@ pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<V
             _ => refusal,
         })
     });
-    let grants = match granted.collect::<Result<Vec<_>>>() {
+    let grants = match results.collect::<Result<Vec<_>>>() {
         Ok(grants) => grants,
         Err(error) => return Err(undo.roll_back(error)),
     };
@@ -47,59 +47,61 @@ pub(crate) fn reserve(config: &Config, network: &str, owner: &Owner) -> Result<V
     Ok(grants.iter().zip(&config.sets).map(|(grant, set)| set.describe(grant.ip)).collect())
 }
 
-/// An address for a container.
+/// An address leased to the owner of a [`Request`].
 struct Grant {
     ip: IpAddr,
-    /// Reserved just now.
+    /// Whether this call created the lease.
     new: bool,
 }
 
-/// One address that has to be found.
-struct Order<'a> {
+/// A request for one address from one range set.
+struct Request<'a> {
     network: &'a str,
     number: usize,
     set: &'a RangeSet,
-    wanted: Option<IpAddr>,
-    owner: &'a Owner,
+    requested: Option<IpAddr>,
+    owner: &'a LeaseOwner,
 }
 
-impl Order<'_> {
-    /// Finds and reserves an address; the inner error tells why there is none.
-    fn fill(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
-        // An old record of the container is a lease of this interface too.
+impl Request<'_> {
+    /// Leases an address. The outer error is a failure to read or write leases; the inner one is a refusal, such as an
+    /// exhausted range set.
+    fn allocate(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
+        // Old lease records name only the container, so they count for this interface too.
         let held = undo.world().held_by(self.owner)?;
-        let mut here = held.all().filter(|ip| self.set.contains(*ip));
-        match (self.wanted, here.next()) {
-            // Unlike upstream: who asks again for what they have, gets it.
-            (Some(wanted), Some(_)) if held.all().any(|ip| ip == wanted) => {
-                // It may be from an earlier boot, and must not be reclaimed from now on.
-                undo.world().renew(wanted)?;
-                Ok(Ok(Grant { ip: wanted, new: false }))
+        let mut in_set = held.all().filter(|ip| self.set.contains(*ip));
+        match (self.requested, in_set.next()) {
+            // Unlike upstream, a repeated request for an address that the owner already has succeeds.
+            (Some(requested), Some(_)) if held.all().any(|ip| ip == requested) => {
+                // The lease may be from an earlier boot. Renewing it prevents that it is reclaimed.
+                undo.world().renew(requested)?;
+                Ok(Ok(Grant { ip: requested, new: false }))
             }
             (_, Some(other)) => Ok(Err(self.duplicate(other))),
-            (Some(wanted), None) => Ok(match self.take(undo, wanted)? {
-                None => Ok(Grant { ip: wanted, new: true }),
-                Some(holder) => Err(in_use(wanted, &holder)),
+            (Some(requested), None) => Ok(match self.try_lease(undo, requested)? {
+                None => Ok(Grant { ip: requested, new: true }),
+                Some(holder) => Err(in_use(requested, &holder)),
             }),
-            (None, None) => self.any(undo),
+            (None, None) => self.allocate_any(undo),
         }
     }
 
-    fn any(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
+    /// Leases the first free address after the one that was leased last.
+    fn allocate_any(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
         let round = self.set.round(undo.world().last_reserved(self.number));
-        // Each address that turns out to be taken is known to be from then on: the search ends.
+        // The loop ends: the index now knows each address that turned out to be taken.
         while let Some(ip) = undo.world().first_free(&round)? {
-            if self.take(undo, ip)?.is_none() {
+            if self.try_lease(undo, ip)?.is_none() {
                 return Ok(Ok(Grant { ip, new: true }));
             }
         }
         let store = undo.world();
         let error = exhausted(store.path(), self.network, self.number, self.set);
-        Ok(Err(error.details(format!("the oldest is held for {}", oldest(store, self.set)?))))
+        Ok(Err(error.details(format!("the oldest lease is {} old", oldest(store, self.set)?))))
     }
 
-    /// Takes `ip`, unless somebody holds it.
-    fn take(&self, undo: &mut Undo<'_, Store>, ip: IpAddr) -> Result<Option<Holder>> {
+    /// Leases `ip` and registers its release as a rollback step. Returns the holder if `ip` is already leased.
+    fn try_lease(&self, undo: &mut Undo<'_, Store>, ip: IpAddr) -> Result<Option<Holder>> {
         let owner = self.owner.clone();
         undo.push(format!("release {ip}"), move |store: &mut Store| store.release(ip, &owner));
         let holder = undo.world().reserve(ip, self.owner)?;
@@ -109,6 +111,7 @@ impl Order<'_> {
         Ok(holder)
     }
 
+    /// Returns the error for an owner that already has an address of this range set.
     fn duplicate(&self, held: IpAddr) -> Error {
         let what = format!("duplicate allocation: {} already holds {held} in network {:?}", self.owner, self.network);
         Error::new(Code::INTERNAL, what).details("detach it first, or request that address")
@@ -116,15 +119,15 @@ impl Order<'_> {
 }
 
 fn in_use(ip: IpAddr, holder: &Holder) -> Error {
-    let whom = match holder {
+    let user = match holder {
         Holder::Owner(owner) => owner.to_string(),
-        Holder::Nobody | Holder::Unknown => "something that is no lease".to_owned(),
+        Holder::Garbled | Holder::Unknown => "an entry that is not a lease".to_owned(),
     };
-    Error::new(Code::INTERNAL, format!("the requested address {ip} is in use by {whom}"))
-        .details("request another address, or detach its holder")
+    Error::new(Code::INTERNAL, format!("the requested address {ip} is in use by {user}"))
+        .details("request another address, or detach the container that has it")
 }
 
-/// Nothing is free in a range set: says what there is, so that somebody can do something about it.
+/// Returns the error for an exhausted range set, with the number of addresses and the lease directory.
 pub(crate) fn exhausted(dir: &Path, network: &str, number: usize, set: &RangeSet) -> Error {
     let what = format!(
         "network {network:?}: no IP addresses available in range set {number} ({set}): all {} are leased in {dir:?}",
@@ -133,19 +136,19 @@ pub(crate) fn exhausted(dir: &Path, network: &str, number: usize, set: &RangeSet
     Error::new(EXHAUSTED, what).details("release the leases of containers that are gone (GC does), or widen the ranges")
 }
 
-/// How long the oldest lease of a range set is held, in words. It takes reading them all.
+/// Returns the age of the oldest lease of a range set in words. Reads all leases of the network.
 fn oldest(store: &Store, set: &RangeSet) -> Result<String> {
     let mut oldest = SystemTime::now();
-    store.each(|lease| {
+    store.for_each(|lease| {
         if set.contains(lease.ip) {
             oldest = oldest.min(lease.since);
         }
     })?;
-    Ok(words(SystemTime::now().duration_since(oldest).unwrap_or_default()))
+    Ok(in_words(SystemTime::now().duration_since(oldest).unwrap_or_default()))
 }
 
-/// A length of time in the largest unit of which there are two.
-fn words(time: Duration) -> String {
+/// Formats a duration in the largest unit of which it has at least two.
+fn in_words(time: Duration) -> String {
     let seconds = time.as_secs();
     let (count, unit) = match seconds {
         1 => (1, "second"),
@@ -162,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ages_are_told_in_a_sensible_unit() {
+    fn durations_are_printed_in_a_readable_unit() {
         for (seconds, want) in [
             (0, "0 seconds"),
             (1, "1 second"),
@@ -171,7 +174,7 @@ mod tests {
             (7_200, "2 hours"),
             (200_000, "2 days"),
         ] {
-            assert_eq!(words(Duration::from_secs(seconds)), want);
+            assert_eq!(in_words(Duration::from_secs(seconds)), want);
         }
     }
 }

@@ -1,24 +1,24 @@
-//! Bitmaps of taken addresses, a block of addresses each. No input, no output.
+//! Bitmaps of leased addresses, one for each block of addresses. Pure logic without I/O.
 
 use std::net::IpAddr;
 
 use crate::range::{Span, bits, like};
 
-/// Addresses in a block.
+/// The number of addresses in a block.
 const BLOCK: u128 = 4096;
 
-/// A bit for each address of a block, the first one lowest.
+/// One bit for each address of a block. The lowest bit is the first address.
 pub(crate) type Bitmap = [u8; 512];
 
-/// Nothing taken.
+/// The bitmap of a block without leases.
 pub(crate) const EMPTY: Bitmap = [0; 512];
 
-/// The first address of the block that `ip` is in.
+/// Returns the first address of the block that contains `ip`.
 pub(crate) fn base(ip: IpAddr) -> IpAddr {
     like(ip, bits(ip) & !(BLOCK - 1))
 }
 
-/// Marks `ip` in the bitmap of its block; tells whether that changed anything.
+/// Sets or clears the bit of `ip` in the bitmap of its block. Returns whether the bit changed.
 pub(crate) fn set(bitmap: &mut [u8], ip: IpAddr, taken: bool) -> bool {
     let (byte, mask) = position(bits(ip) % BLOCK);
     let Some(byte) = bitmap.get_mut(byte) else { return false };
@@ -27,8 +27,8 @@ pub(crate) fn set(bitmap: &mut [u8], ip: IpAddr, taken: bool) -> bool {
     *byte != old
 }
 
-/// The first address of `span` that is not taken and not the gateway. `bitmap` is asked for blocks by their first
-/// address.
+/// Returns the first address of `span` that is neither taken nor the gateway. `bitmap` returns the bitmap of a block,
+/// given the first address of the block.
 pub(crate) fn first_free<E>(
     span: Span,
     mut bitmap: impl FnMut(IpAddr) -> Result<Bitmap, E>,
@@ -50,6 +50,7 @@ pub(crate) fn first_free<E>(
     Ok(None)
 }
 
+/// Returns the byte index and the bit mask of an address within its block.
 fn position(offset: u128) -> (usize, u8) {
     (usize::try_from(offset / 8).unwrap_or(usize::MAX), 1 << (offset % 8))
 }
@@ -68,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn marking_tells_what_it_changed() {
+    fn set_returns_whether_the_bit_changed() {
         let mut bitmap = EMPTY;
         let ip = "10.1.0.9".parse().unwrap();
         assert!(set(&mut bitmap, ip, true) && !set(&mut bitmap, ip, true));

@@ -1,4 +1,4 @@
-//! The configuration of a network as `host-local` sees it: read, checked, and the wishes shared out.
+//! Reads and validates the configuration of `host-local`, and assigns requested addresses to range sets.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -8,22 +8,22 @@ use cni::json::{Fault, Raw};
 use cni::{Args, Call, Code, Error, Result, Route, Version};
 use serde::Deserialize;
 
-use crate::range::{Draft, Flaw, Range, RangeSet};
+use crate::range::{Range, RangeError, RangeSet, RangeSpec};
 
-/// Where the directories of networks are unless `dataDir` says otherwise.
+/// The default of `dataDir`, the parent of the lease directories.
 pub const DATA_DIR: &str = "/var/lib/cni/networks";
 
-/// All that ADD, CHECK and STATUS need to know.
+/// The validated configuration for ADD, CHECK and STATUS.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// The directory of the network's leases.
+    /// The lease directory.
     pub(crate) dir: PathBuf,
     pub(crate) sets: Vec<RangeSet>,
-    /// The address that is wanted out of each set.
-    pub(crate) wanted: Vec<Option<IpAddr>>,
+    /// The address requested from each range set, if any.
+    pub(crate) requested: Vec<Option<IpAddr>>,
     pub(crate) routes: Vec<Route>,
     pub(crate) resolv_conf: Option<PathBuf>,
-    /// Leases of earlier boots are released when an ADD would fail otherwise.
+    /// Whether an ADD that would fail otherwise releases leases of earlier boots.
     pub(crate) reclaim: bool,
 }
 
@@ -86,21 +86,21 @@ struct CniArgs {
 }
 
 impl Config {
-    /// Reads and checks everything, before anything is touched.
+    /// Reads and validates the whole configuration, without side effects.
     pub(crate) fn read(call: &Call<'_>) -> Result<Config> {
         let network: Network = call.parse()?;
         let Some(ipam) = network.ipam else {
             let error = Error::new(Code::CONFIG, format!("network {:?} has no \"ipam\"", call.network.as_str()));
-            return Err(error.details("give it an \"ipam\" with \"type\": \"host-local\" and \"ranges\""));
+            return Err(error.details("add \"ipam\" with \"type\": \"host-local\" and \"ranges\""));
         };
-        let dir = place(call, &ipam.data_dir)?;
-        let wishes = wishes(call, &network.args.cni.ips, &network.runtime_config.ips)?;
+        let dir = lease_dir(call, &ipam.data_dir)?;
+        let requested_ips = requested_ips(call, &network.args.cni.ips, &network.runtime_config.ips)?;
         let sets = range_sets(call.version, &network.runtime_config.ip_ranges, &ipam)?;
-        let wanted = share_out(&wishes, &sets)?;
+        let requested = assign_requests(&requested_ips, &sets)?;
         Ok(Config {
             dir,
             sets,
-            wanted,
+            requested,
             routes: ipam.routes,
             resolv_conf: path("ipam.resolvConf", &ipam.resolv_conf)?,
             reclaim: ipam.reclaim_after_reboot.unwrap_or(true),
@@ -108,8 +108,8 @@ impl Config {
     }
 }
 
-/// Where the network's leases are: all that DEL and GC need to know. Unlike upstream, which refuses to release what a
-/// configuration that has become invalid once gave.
+/// Returns the lease directory, which is all that DEL and GC need. Unlike upstream, which refuses to release leases if
+/// the configuration has become invalid.
 pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -127,24 +127,26 @@ pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
         Some(raw) if raw.text().starts_with('{') => raw.parse().map_err(|fault: Fault| fault.under("ipam"))?,
         _ => Ipam::default(),
     };
-    place(call, &ipam.data_dir)
+    lease_dir(call, &ipam.data_dir)
 }
 
-fn place(call: &Call<'_>, data_dir: &str) -> Result<PathBuf> {
+/// Returns the lease directory of the network below `data_dir`, or below the default if that is empty.
+fn lease_dir(call: &Call<'_>, data_dir: &str) -> Result<PathBuf> {
     let data_dir = path("ipam.dataDir", data_dir)?;
     Ok(data_dir.as_deref().unwrap_or_else(|| Path::new(DATA_DIR)).join(call.network.as_str()))
 }
 
-/// A path that is given by `key`; empty means none.
+/// Validates the path at `key`. Returns `None` if it is empty.
 fn path(key: &str, text: &str) -> Result<Option<PathBuf>> {
     if text.contains('\0') {
-        let error = Error::from(Fault::value(format!("{text:?} is no path")).under(key));
-        return Err(error.details("a path holds no NUL"));
+        let error = Error::from(Fault::value(format!("{text:?} is not a valid path")).under(key));
+        return Err(error.details("remove the NUL character"));
     }
     Ok(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from))
 }
 
-/// The order decides about the numbers in `last_reserved_ip.N`: those of the runtime, the one without a list, the rest.
+/// Validates the range sets and returns them in the order of the reference, which determines the numbers in
+/// `last_reserved_ip.N`: the sets of the runtime, the range directly in `ipam`, then `ipam.ranges`.
 fn range_sets(version: Version, runtime: &[Vec<RangeConfig>], ipam: &Ipam) -> Result<Vec<RangeSet>> {
     let legacy = RangeConfig {
         subnet: ipam.subnet,
@@ -155,100 +157,105 @@ fn range_sets(version: Version, runtime: &[Vec<RangeConfig>], ipam: &Ipam) -> Re
     let listed = |key: &'static str, sets: &[Vec<RangeConfig>]| -> Vec<(String, Vec<RangeConfig>)> {
         sets.iter().enumerate().map(|(i, set)| (format!("{key}[{i}]"), set.clone())).collect()
     };
-    let mut written = listed("runtimeConfig.ipRanges", runtime);
-    written.extend(legacy.subnet.map(|_| ("ipam".to_owned(), vec![legacy])));
-    written.extend(listed("ipam.ranges", &ipam.ranges));
+    let mut configured = listed("runtimeConfig.ipRanges", runtime);
+    configured.extend(legacy.subnet.map(|_| ("ipam".to_owned(), vec![legacy])));
+    configured.extend(listed("ipam.ranges", &ipam.ranges));
 
     let mut sets: Vec<(String, RangeSet)> = Vec::new();
-    for (key, ranges) in written {
+    for (key, ranges) in configured {
         let ranges = ranges.iter().enumerate().map(|(i, range)| {
             let key = if key == "ipam" { key.clone() } else { format!("{key}[{i}]") };
-            let draft =
-                Draft { subnet: range.subnet, start: range.range_start, end: range.range_end, gateway: range.gateway };
-            Range::new(draft).map_err(|flaw| faulty(&key, flaw))
+            let spec = RangeSpec {
+                subnet: range.subnet,
+                start: range.range_start,
+                end: range.range_end,
+                gateway: range.gateway,
+            };
+            Range::new(spec).map_err(|error| with_key(&key, error))
         });
-        let set = RangeSet::new(ranges.collect::<Result<_>>()?).map_err(|flaw| faulty(&key, flaw))?;
+        let set = RangeSet::new(ranges.collect::<Result<_>>()?).map_err(|error| with_key(&key, error))?;
         if let Some((other, _)) = sets.iter().find(|(_, other)| set.overlaps(other)) {
             let what = format!("the range sets {other:?} and {key:?} overlap: {set}");
-            return Err(Error::new(Code::CONFIG, what).details("an address must be in one range set only"));
+            return Err(Error::new(Code::CONFIG, what).details("each address may be in one range set only"));
         }
         sets.push((key, set));
     }
     if sets.is_empty() {
         let error = Error::new(Code::CONFIG, "\"ipam\" has no ranges");
-        return Err(error.details("give it \"ranges\", such as [[{\"subnet\": \"10.1.0.0/16\"}]]"));
+        return Err(error.details("add \"ranges\", such as [[{\"subnet\": \"10.1.0.0/16\"}]]"));
     }
     for (family, v4) in [("IPv4", true), ("IPv6", false)] {
         let count = sets.iter().filter(|(_, set)| set.is_ipv4() == v4).count();
         if version < Version::V0_3_0 && count > 1 {
-            let what = format!("{count} {family} range sets, and cniVersion {version} can express one address");
+            let what = format!("cniVersion {version} allows one {family} address, and there are {count} range sets");
             return Err(Error::new(Code::CONFIG, what).details("set \"cniVersion\" to 0.3.0 or later"));
         }
     }
     Ok(sets.into_iter().map(|(_, set)| set).collect())
 }
 
-fn faulty(key: &str, flaw: Flaw) -> Error {
-    Error::from(Fault::value(flaw.what).under(key)).details(flaw.remedy)
+/// Converts the error of a range into one that names its key.
+fn with_key(key: &str, error: RangeError) -> Error {
+    Error::from(Fault::value(error.what).under(key)).details(error.hint)
 }
 
-const WISH: &str = "request an address such as 10.1.0.5 or 10.1.0.5/24";
+const REQUEST_HINT: &str = "request an address such as 10.1.0.5 or 10.1.0.5/24";
 
-/// The addresses that are asked for, in the order of the reference, each once.
-fn wishes(call: &Call<'_>, args: &[String], runtime: &[String]) -> Result<Vec<IpAddr>> {
+/// Returns the requested addresses without duplicates, in the order of the reference.
+fn requested_ips(call: &Call<'_>, args: &[String], runtime: &[String]) -> Result<Vec<IpAddr>> {
     let [variable] = Args::parse(call.args, ["IP"])?.values();
-    let mut wishes: Vec<IpAddr> = Vec::new();
+    let mut requested_ips: Vec<IpAddr> = Vec::new();
     let mut add = |ip| {
-        if !wishes.contains(&ip) {
-            wishes.push(ip)
+        if !requested_ips.contains(&ip) {
+            requested_ips.push(ip)
         }
     };
     if let Some(text) = variable.filter(|text| !text.is_empty()) {
         let error = |why| Error::new(Code::ENVIRONMENT, format!("IP in CNI_ARGS: {why}"));
-        add(wish(text).map_err(|why| error(why).details(WISH))?);
+        add(parse_requested_ip(text).map_err(|why| error(why).details(REQUEST_HINT))?);
     }
     for (key, texts) in [("args.cni.ips", args), ("runtimeConfig.ips", runtime)] {
         for (i, text) in texts.iter().enumerate() {
             let error = |why: Fault| Error::from(why.under(format!("{key}[{i}]")));
-            add(wish(text).map_err(|why| error(why).details(WISH))?);
+            add(parse_requested_ip(text).map_err(|why| error(why).details(REQUEST_HINT))?);
         }
     }
-    Ok(wishes)
+    Ok(requested_ips)
 }
 
-/// An address, or an address with a prefix that says nothing.
-fn wish(text: &str) -> Result<IpAddr, Fault> {
+/// Parses a requested address. A prefix is allowed and ignored.
+fn parse_requested_ip(text: &str) -> Result<IpAddr, Fault> {
     let ip =
         if text.contains('/') { text.parse().map(|cidr: Cidr| cidr.ip().to_canonical()) } else { ip::parse_ip(text) };
     ip.map_err(Fault::value)
 }
 
-/// Gives each set the first wish that lies in it. Unlike upstream, wishes that are left over are found before anything
-/// is reserved, and which one is taken is not left to chance.
-fn share_out(wishes: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Option<IpAddr>>> {
-    let mut left = wishes.to_vec();
-    let mut wanted = Vec::new();
+/// Assigns to each range set the first requested address that it contains. Unlike upstream, reports requests without a
+/// range set before it leases anything, and the choice among several requests does not depend on chance.
+fn assign_requests(requested_ips: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Option<IpAddr>>> {
+    let mut left = requested_ips.to_vec();
+    let mut requested = Vec::new();
     for set in sets {
         let at = left.iter().position(|ip| set.contains(*ip));
-        wanted.push(at.map(|at| left.remove(at)));
+        requested.push(at.map(|at| left.remove(at)));
     }
     if let Some(ip) = left.first() {
         return Err(match sets.iter().find(|set| set.contains(*ip)) {
             Some(set) => {
-                Error::new(Code::CONFIG, format!("the requested address {ip} is one too many for the range set {set}"))
-                    .details("request one address for each range set")
+                Error::new(Code::CONFIG, format!("the requested address {ip} is a second one for range set {set}"))
+                    .details("request at most one address for each range set")
             }
             None => Error::new(Code::CONFIG, format!("the requested address {ip} is in none of the ranges"))
                 .details("request an address of the ranges, or add a range for it"),
         });
     }
-    for ip in wanted.iter().flatten() {
+    for ip in requested.iter().flatten() {
         if sets.iter().filter_map(|set| set.range_of(*ip)).any(|range| range.gateway() == *ip) {
             let error = Error::new(Code::CONFIG, format!("the requested address {ip} is the gateway of its range"));
             return Err(error.details("request another address, or give the range another \"gateway\""));
         }
     }
-    Ok(wanted)
+    Ok(requested)
 }
 
 #[cfg(test)]

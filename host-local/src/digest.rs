@@ -1,9 +1,9 @@
-//! Digests for the index and the records beside it: quick, the same on every machine, and not meant to withstand malice.
+//! Digests for the index and the records of earlier boots: fast, identical on all machines, not cryptographic.
 
-/// Another layout of the index gets another number, so that nobody reads it wrongly.
+/// The number of the index layout. It is part of every digest, so that pages of another layout count as broken.
 const LAYOUT: u64 = 1;
 
-/// A digest of `bytes`.
+/// Returns the digest of `bytes`.
 pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let tail = rest.iter().rev().fold(0, |tail, byte| tail << 8 | u64::from(*byte));
@@ -12,10 +12,10 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     words.chain([tail, length]).fold(mix(LAYOUT), |state, word| mix(state ^ word))
 }
 
-/// Room for the digest at the head of sealed bytes.
+/// The length of the digest at the head of sealed bytes.
 pub(crate) const HEAD: usize = 8;
 
-/// Puts the digest of `body` in front of it.
+/// Returns `body` with its digest in front of it.
 pub(crate) fn seal(body: impl IntoIterator<Item = u8>) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     bytes.extend(body);
@@ -23,20 +23,20 @@ pub(crate) fn seal(body: impl IntoIterator<Item = u8>) -> Vec<u8> {
     bytes
 }
 
-/// Corrects the digest at the head of bytes whose body has changed.
+/// Recomputes the digest at the head of `bytes` after a change of the body.
 pub(crate) fn reseal(bytes: &mut [u8]) {
     if let Some((head, body)) = bytes.split_first_chunk_mut::<HEAD>() {
         *head = digest(body).to_le_bytes();
     }
 }
 
-/// Returns the body of sealed bytes; `None` if it does not match the digest.
+/// Returns the body of sealed bytes, or `None` if it does not match the digest.
 pub(crate) fn unseal(bytes: &[u8]) -> Option<&[u8]> {
     let (head, body) = bytes.split_first_chunk::<HEAD>()?;
     (u64::from_le_bytes(*head) == digest(body)).then_some(body)
 }
 
-/// The finishing steps of splitmix64: every bit of the input reaches every bit of the output.
+/// Applies the finalizer of splitmix64: every bit of the input affects every bit of the output.
 fn mix(mut n: u64) -> u64 {
     n = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
     n = (n ^ n >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_bit_counts() {
+    fn every_bit_affects_the_digest() {
         let base = *b"container-0123456789\r\neth0";
         for byte in 0..base.len() {
             for bit in 0..8 {

@@ -1,5 +1,5 @@
-//! Doors for the fuzzer: a stranger's configurations and files are read, and what must hold of them is asserted.
-#![allow(clippy::panic, clippy::expect_used, reason = "a panic is how the fuzzer is told")]
+//! Entry points for the fuzzer: they read arbitrary configurations and files, and assert the properties that must hold.
+#![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
 
 use std::ffi::OsStr;
 use std::net::IpAddr;
@@ -8,28 +8,29 @@ use cni::Call;
 
 use crate::config::{self, Config};
 use crate::index::Index;
-use crate::lease::{self, Owner};
-use crate::range::{Draft, Range, RangeSet, bits};
+use crate::lease::{self, LeaseOwner};
+use crate::range::{Range, RangeSet, RangeSpec, bits};
 use crate::resolv;
 
-/// A configuration of this plugin.
+/// Reads a configuration of this plugin.
 pub fn config(call: &Call<'_>) {
     let dir = config::directory(call);
     let Ok(config) = Config::read(call) else { return };
-    assert_eq!(dir.as_ref(), Ok(&config.dir), "DEL looks where ADD wrote");
+    assert_eq!(dir.as_ref(), Ok(&config.dir), "DEL uses the directory of ADD");
     assert_eq!(config.dir.file_name(), Some(OsStr::new(call.network.as_str())));
-    assert_eq!(config.sets.len(), config.wanted.len());
-    for (set, wanted) in config.sets.iter().zip(&config.wanted) {
-        assert!(wanted.is_none_or(|ip| set.contains(ip)));
+    assert_eq!(config.sets.len(), config.requested.len());
+    for (set, requested) in config.sets.iter().zip(&config.requested) {
+        assert!(requested.is_none_or(|ip| set.contains(ip)));
         assert_eq!(config.sets.iter().filter(|other| set.overlaps(other)).count(), 1, "only itself");
         round(set, None);
-        for ip in wanted.iter().copied().chain(set.round(None).into_iter().flat_map(|span| [span.first, span.last])) {
+        for ip in requested.iter().copied().chain(set.round(None).into_iter().flat_map(|span| [span.first, span.last]))
+        {
             round(set, Some(ip));
         }
     }
 }
 
-/// Going round a set visits each of its addresses once, wherever it begins.
+/// Asserts that going around a set visits each of its addresses once, wherever it starts.
 fn round(set: &RangeSet, last: Option<IpAddr>) {
     let spans = set.round(last);
     let mut visited = 0_u128;
@@ -40,17 +41,17 @@ fn round(set: &RangeSet, last: Option<IpAddr>) {
         visited = visited.saturating_add(all - u128::from((first..=last).contains(&gateway)));
     }
     assert_eq!(visited, set.size(), "{set} from {last:?}");
-    let free = Index::default().first_free(&spans).expect("nothing breaks in memory");
+    let free = Index::default().first_free(&spans).expect("pages in memory are valid");
     assert_eq!(free, spans.iter().find_map(|span| span.addresses().next()), "{set} from {last:?}");
     if let Some(ip) = free {
         assert_eq!(set.describe(ip).address.ip(), ip);
     }
 }
 
-/// A file in the directory of leases, by its name or by its content, and a resolver's file.
+/// Parses the name and the content of a lease file, and a resolver configuration file.
 pub fn file(content: &[u8]) {
-    if let Some(owner) = Owner::parse(content) {
-        assert_eq!(Owner::parse(owner.record().as_bytes()), Some(owner));
+    if let Some(owner) = LeaseOwner::parse(content) {
+        assert_eq!(LeaseOwner::parse(owner.record().as_bytes()), Some(owner));
     }
     let text = String::from_utf8_lossy(content);
     if let Some(ip) = lease::address(&text) {
@@ -61,15 +62,15 @@ pub fn file(content: &[u8]) {
     assert!(words.chain(Some(&dns.domain).filter(|domain| !domain.is_empty())).all(|word| !word.is_empty()));
 }
 
-/// Pages of an index that somebody else wrote, each with a digest that fits or not, and then the use of it.
+/// Reads arbitrary pages of an index, with correct or wrong digests, and then uses the index.
 pub fn index(content: &[u8]) {
     let Some((head, content)) = content.split_first_chunk::<4>() else { return };
     let [id, at, cut, sealed] = *head;
-    let owner = Owner::new(&format!("c{}", id % 4), "eth0");
+    let owner = LeaseOwner::new(&format!("c{}", id % 4), "eth0");
     let ip = IpAddr::from([10, 0, at, id]);
     let (held, taken) = content.split_at(usize::from(cut).saturating_mul(8).min(content.len()));
-    let draft = Draft { subnet: "10.0.0.0/16".parse().ok(), start: None, end: None, gateway: None };
-    let set = Range::new(draft).and_then(|range| RangeSet::new(vec![range])).expect("a set");
+    let spec = RangeSpec { subnet: "10.0.0.0/16".parse().ok(), start: None, end: None, gateway: None };
+    let set = Range::new(spec).and_then(|range| RangeSet::new(vec![range])).expect("a set");
     let Ok(mut index) = Index::of_pages(&owner, ip, [held, taken], sealed != 0) else { return };
     let before = index.held_by(&owner).expect("in memory");
     index.insert(ip, Some(&owner)).expect("in memory");

@@ -1,5 +1,5 @@
-//! For those who look and change nothing: a network's ranges, and the leases in its directory. Takes no lock, writes no
-//! index, and needs no more rights than the files ask for.
+//! Read-only access to the ranges of a network and to the leases in its lease directory. Takes no lock, writes no index,
+//! and needs only the permission to read the files.
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -10,41 +10,41 @@ use cni::{Call, Context, Result};
 
 use crate::config::{self, Config};
 use crate::dir::Dir;
-use crate::earlier::Earlier;
+use crate::earlier::EarlierLeases;
 use crate::lease;
 use crate::range;
 use crate::status;
 use crate::store::{self, Holder};
 
-/// Where networks have their directories unless they say otherwise.
+/// The default of `dataDir`.
 pub use crate::config::DATA_DIR;
 
-/// Addresses that a network gives out.
+/// A range of addresses from which a network leases.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range(range::Range);
 
 impl Range {
-    /// Does it have this address?
+    /// Returns whether the range contains this address.
     pub fn contains(&self, ip: IpAddr) -> bool {
         self.0.contains(ip)
     }
 
-    /// How many addresses can be given out.
+    /// Returns the number of addresses that can be leased.
     pub fn size(&self) -> u128 {
         self.0.size()
     }
 
-    /// Is it all of its subnet?
+    /// Returns whether the range covers its whole subnet.
     pub fn is_whole(&self) -> bool {
         self.0.is_whole()
     }
 
-    /// The address that the bridge should have.
+    /// Returns the gateway of the range.
     pub fn gateway(&self) -> IpAddr {
         self.0.gateway()
     }
 
-    /// The subnet that the range is a part of.
+    /// Returns the subnet that the range is a part of.
     pub fn subnet(&self) -> Cidr {
         self.0.subnet()
     }
@@ -56,45 +56,45 @@ impl std::fmt::Display for Range {
     }
 }
 
-/// The ranges of a network, a list for each address that a container gets.
+/// Returns the ranges of a network, as one list per range set.
 pub fn ranges(call: &Call<'_>) -> Result<Vec<Vec<Range>>> {
     let sets = Config::read(call)?.sets;
     Ok(sets.iter().map(|set| set.ranges().iter().cloned().map(Range).collect()).collect())
 }
 
-/// The directory of a network's leases, even if its ranges are not valid.
+/// Returns the lease directory of a network, even if its ranges are invalid.
 pub fn directory(call: &Call<'_>) -> Result<PathBuf> {
     config::directory(call)
 }
 
-/// Could an ADD write a lease? Nothing of it stays.
+/// Fails if an ADD could not write a lease. Leaves no file behind.
 pub fn writable(directory: &Path) -> Result<()> {
     status::writable(&status::nearest(directory)?)
 }
 
-/// Whom an address belongs to, as far as its file tells.
+/// The owner of an address according to its lease file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// A container, and its interface unless the record is an old one.
     Container(String, Option<String>),
-    /// Nobody: the file is empty or garbled, and the next ADD that wants the address takes it.
+    /// No owner: the file is empty or garbled, and the next ADD that needs the address takes it.
     Nobody,
-    /// The file cannot be read, or is no file.
+    /// The entry cannot be read, or is not a regular file.
     Unknown,
 }
 
-/// A lease as it lies in the directory.
+/// A lease file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
     /// The address.
     pub ip: IpAddr,
-    /// Whom it belongs to.
+    /// Its owner.
     pub owner: Owner,
-    /// When it was last written, renamed or handed over.
+    /// The later one of mtime and ctime.
     pub since: SystemTime,
 }
 
-/// The leases in a directory in the order of their addresses; `None` if there is no such directory.
+/// Returns the leases in a directory, ordered by address. Returns `None` if the directory does not exist.
 pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
     let Some(dir) = Dir::open(directory).trying(|| format!("open the directory {directory:?}"))? else {
         return Ok(None);
@@ -104,12 +104,12 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
     for name in dir.names().trying(what)? {
         let name = name.trying(what)?;
         let Some(ip) = lease::address(&name) else { continue };
-        let (owner, since) = match store::look(&dir, &name, true) {
+        let (owner, since) = match store::read_lease(&dir, &name, true) {
             Ok(None) => continue,
             Ok(Some((Holder::Owner(owner), since))) => (Owner::Container(owner.container, owner.ifname), since),
-            Ok(Some((Holder::Nobody, since))) => (Owner::Nobody, since),
+            Ok(Some((Holder::Garbled, since))) => (Owner::Nobody, since),
             Ok(Some((Holder::Unknown, since))) => (Owner::Unknown, since),
-            // The name says enough for those who may not read the file.
+            // The name of the file is enough for a user without permission to read it.
             Err(error) if error.errno() == Some(libc::EACCES) => (Owner::Unknown, SystemTime::now()),
             Err(error) => return Err(error),
         };
@@ -119,21 +119,20 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
     Ok(Some(leases))
 }
 
-/// The addresses in a directory whose leases are from an earlier boot, so that their containers are gone. As the record
-/// says, or as the next call would record it.
+/// Returns the addresses whose leases are from an earlier boot, so that their containers are gone: those in the record,
+/// or if there is none, those that the next call would record.
 pub fn earlier(directory: &Path) -> Result<Vec<IpAddr>> {
     let Some(dir) = Dir::open(directory).trying(|| format!("open the directory {directory:?}"))? else {
         return Ok(Vec::new());
     };
-    let earlier = match Earlier::read(&dir)? {
+    let earlier = match EarlierLeases::read(&dir)? {
         Some(earlier) => earlier,
-        None => Earlier::survey(&dir)?,
+        None => EarlierLeases::scan(&dir)?,
     };
     earlier.present(&dir)
 }
 
-/// Returns whether any network below `data_dir` has a lease in `subnet`, as far as the names of its files tell. An empty or
-/// garbled file counts as a lease.
+/// Returns whether any network in `data_dir` has a lease file for an address of `subnet`, even an empty or garbled one.
 pub(crate) fn has_lease_in(data_dir: &Path, subnet: Cidr) -> Result<bool> {
     let what = || format!("look for leases in {data_dir:?}");
     let Some(all) = Dir::open(data_dir).trying(what)? else { return Ok(false) };
@@ -160,7 +159,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it opens no file in a directory")]
-    fn leases_are_listed_whatever_lies_among_them() {
+    fn leases_are_listed_among_other_entries() {
         let dir = std::env::temp_dir().join(format!("host-local-inspect-{}", std::process::id()));
         fs::create_dir(&dir).unwrap();
         let put = |name: &str, content: &str| fs::write(dir.join(name), content).unwrap();
@@ -181,7 +180,7 @@ mod tests {
                 ("10.1.0.12".to_owned(), Owner::Unknown),
             ]
         );
-        assert_eq!(fs::read_dir(&dir).unwrap().count(), 6, "nothing was added");
+        assert_eq!(fs::read_dir(&dir).unwrap().count(), 6, "no file was added");
         fs::remove_dir_all(&dir).unwrap();
         assert_eq!(leases(&dir).unwrap(), None);
     }

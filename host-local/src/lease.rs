@@ -1,4 +1,4 @@
-//! A lease: whom an address belongs to, and how that is written. No input, no output.
+//! The owner of a lease, and the format of lease files. Pure logic without I/O.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -7,41 +7,41 @@ use cni::Attachment;
 
 use crate::digest::digest;
 
-/// Whom a lease belongs to.
+/// The attachment that a lease belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Owner {
+pub(crate) struct LeaseOwner {
     pub(crate) container: String,
-    /// Old records tell the container only.
+    /// `None` in records of old versions of the reference, which name only the container.
     pub(crate) ifname: Option<String>,
 }
 
-impl Owner {
-    pub(crate) fn new(container: &str, ifname: &str) -> Owner {
-        Owner { container: container.to_owned(), ifname: Some(ifname.to_owned()) }
+impl LeaseOwner {
+    pub(crate) fn new(container: &str, ifname: &str) -> LeaseOwner {
+        LeaseOwner { container: container.to_owned(), ifname: Some(ifname.to_owned()) }
     }
 
-    pub(crate) fn of(at: &Attachment) -> Owner {
-        Owner::new(at.container.as_str(), at.ifname.as_str())
+    pub(crate) fn of(at: &Attachment) -> LeaseOwner {
+        LeaseOwner::new(at.container.as_str(), at.ifname.as_str())
     }
 
-    /// The owner as an old record tells it.
-    pub(crate) fn bare(&self) -> Owner {
-        Owner { container: self.container.clone(), ifname: None }
+    /// Returns the owner as a record of an old version of the reference names it.
+    pub(crate) fn without_ifname(&self) -> LeaseOwner {
+        LeaseOwner { container: self.container.clone(), ifname: None }
     }
 
-    /// Reads what is in a lease's file; `None` if it is empty or garbled, as after a crash in the middle of writing.
-    pub(crate) fn parse(content: &[u8]) -> Option<Owner> {
+    /// Parses the content of a lease file. Returns `None` if it is empty or garbled, as after a crash during writing.
+    pub(crate) fn parse(content: &[u8]) -> Option<LeaseOwner> {
         let mut lines = std::str::from_utf8(content).ok()?.trim().split('\n').map(|line| {
-            // The reference ends the first line with CR LF; others wrote LF.
+            // The reference ends the first line with CR LF; other implementations write LF.
             let line = line.strip_suffix('\r').unwrap_or(line);
             let bad = |c: char| c.is_control() || c.is_whitespace();
             Some(line).filter(|line| !line.is_empty() && !line.contains(bad)).map(str::to_owned)
         });
-        let owner = Owner { container: lines.next()??, ifname: lines.next().map_or(Some(None), |l| l.map(Some))? };
+        let owner = LeaseOwner { container: lines.next()??, ifname: lines.next().map_or(Some(None), |l| l.map(Some))? };
         lines.next().is_none().then_some(owner)
     }
 
-    /// What stands in a lease's file, to the byte.
+    /// Returns the content of the lease file, byte for byte as the reference writes it.
     pub(crate) fn record(&self) -> String {
         match &self.ifname {
             Some(ifname) => format!("{}\r\n{ifname}", self.container),
@@ -53,20 +53,20 @@ impl Owner {
         digest(self.record().as_bytes())
     }
 
-    /// The digest of [`Owner::bare`].
-    pub(crate) fn bare_digest(&self) -> u64 {
+    /// Returns the digest of [`LeaseOwner::without_ifname`].
+    pub(crate) fn container_digest(&self) -> u64 {
         digest(self.container.as_bytes())
     }
 }
 
-impl fmt::Display for Owner {
+impl fmt::Display for LeaseOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "container {:?}", self.container)?;
         self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, " interface {ifname:?}"))
     }
 }
 
-/// Reads the name of a lease's file: an address as it is printed. Anything else is no lease.
+/// Parses the name of a lease file: an address in its canonical form. A file with any other name is not a lease.
 pub(crate) fn address(name: &str) -> Option<IpAddr> {
     let ip: IpAddr = name.parse().ok()?;
     (ip.to_string() == name).then_some(ip)
@@ -77,28 +77,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_are_read_as_all_implementations_write_them() {
-        let whole = Some(Owner::new("c1", "eth0"));
+    fn records_of_all_implementations_are_parsed() {
+        let whole = Some(LeaseOwner::new("c1", "eth0"));
         for text in ["c1\r\neth0", "c1\neth0", "c1\r\neth0\n", " c1\r\neth0\r\n"] {
-            assert_eq!(Owner::parse(text.as_bytes()), whole, "{text:?}");
+            assert_eq!(LeaseOwner::parse(text.as_bytes()), whole, "{text:?}");
         }
         for text in ["c1", "c1\n", "\tc1\r\n"] {
-            assert_eq!(Owner::parse(text.as_bytes()), whole.as_ref().map(Owner::bare), "{text:?}");
+            assert_eq!(LeaseOwner::parse(text.as_bytes()), whole.as_ref().map(LeaseOwner::without_ifname), "{text:?}");
         }
         assert_eq!(whole.map(|owner| owner.record()).as_deref(), Some("c1\r\neth0"));
     }
 
     #[test]
-    fn what_a_crash_leaves_belongs_to_nobody() {
+    fn a_garbled_record_has_no_owner() {
         for bytes in
             [&b""[..], b" \r\n", b"\0\0\0\0", b"c1\r\n\r\neth0", b"c1\r\neth0\r\nx", b"\xff\xfe", b"a b", b"c\x001"]
         {
-            assert_eq!(Owner::parse(bytes), None, "{bytes:?}");
+            assert_eq!(LeaseOwner::parse(bytes), None, "{bytes:?}");
         }
     }
 
     #[test]
-    fn only_printed_addresses_are_names_of_leases() {
+    fn only_canonical_addresses_are_names_of_leases() {
         for name in ["10.1.0.2", "fd00::a", "::100:2"] {
             assert_eq!(address(name).map(|ip| ip.to_string()).as_deref(), Some(name));
         }

@@ -1,7 +1,7 @@
-//! The `host-local` plugin: gives containers addresses out of ranges, and remembers to whom, in files of this host.
+//! The `host-local` plugin: leases addresses from configured ranges and records each lease in a file on this host.
 //!
-//! `config` turns the configuration into checked `range`s and wishes. `store` is the locked directory of leases, each
-//! a file that says whom its address belongs to; `index` finds the right ones among many.
+//! `config` validates the configuration: ranges and requested addresses. `store` is the locked lease directory, with one
+//! file per lease that names its owner. `index` finds leases and free addresses without reading all files.
 
 mod add;
 mod bitmap;
@@ -28,47 +28,47 @@ use cni::ip::Cidr;
 use cni::{AddResult, Attachment, Call, Code, Dns, Error, Failures, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
-use crate::lease::Owner;
-use crate::store::{Alive, Held, Store, with_remedy};
+use crate::lease::LeaseOwner;
+use crate::store::{Held, LiveOwners, Store, with_hint};
 
-/// No address is left. Of the codes that a plugin may choose.
+/// The error code for an exhausted range set. CNI reserves codes from 100 for plugins.
 pub const EXHAUSTED: Code = Code(100);
 
 /// The `host-local` plugin.
 #[derive(Debug)]
 pub struct HostLocal;
 
-/// What an ADD is asked for.
+/// A validated ADD that has not changed anything yet.
 #[derive(Debug)]
-struct Addition<'a> {
+struct PreparedAdd<'a> {
     network: &'a NetworkName,
     config: Config,
     dns: Dns,
 }
 
-impl<'a> Addition<'a> {
-    fn read(call: &'a Call<'_>) -> Result<Addition<'a>> {
+impl<'a> PreparedAdd<'a> {
+    fn read(call: &'a Call<'_>) -> Result<PreparedAdd<'a>> {
         let config = Config::read(call)?;
         let dns = config.resolv_conf.as_deref().map(resolv::read).transpose()?;
-        Ok(Addition { network: &call.network, config, dns: dns.unwrap_or_default() })
+        Ok(PreparedAdd { network: &call.network, config, dns: dns.unwrap_or_default() })
     }
 }
 
-impl Prepared for Addition<'_> {
+impl Prepared for PreparedAdd<'_> {
     fn add(&self, at: &Attachment) -> Result<AddResult> {
-        let ips = add::reserve(&self.config, self.network.as_str(), &Owner::of(at))
-            .map_err(|error| with_remedy(error, &self.config.dir))?;
+        let ips = add::reserve(&self.config, self.network.as_str(), &LeaseOwner::of(at))
+            .map_err(|error| with_hint(error, &self.config.dir))?;
         let (routes, dns) = (self.config.routes.clone(), self.dns.clone());
         Ok(AddResult { ips, routes, dns, ..AddResult::default() })
     }
 }
 
-/// Releases what `owner` holds in `dir`.
-fn release(dir: &Path, owner: Owner) -> Result<()> {
+/// Releases all leases of `owner` in `dir`.
+fn release(dir: &Path, owner: LeaseOwner) -> Result<()> {
     let Some(mut store) = Store::open(dir)? else { return Ok(()) };
-    let Held { exact, bare } = store.held_by(&owner)?;
-    // An old record tells no interface: it is this one's if there is no better.
-    let (held, owner) = if exact.is_empty() { (bare, owner.bare()) } else { (exact, owner) };
+    let Held { exact, without_ifname } = store.held_by(&owner)?;
+    // Old lease records name only the container. They belong to this interface if it has no leases of its own.
+    let (held, owner) = if exact.is_empty() { (without_ifname, owner.without_ifname()) } else { (exact, owner) };
     let mut failures = Failures::default();
     for ip in held {
         failures.note(store.release(ip, &owner));
@@ -82,61 +82,61 @@ impl Plugin for HostLocal {
     }
 
     fn prepare<'a>(&self, call: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
-        Ok(Some(Box::new(Addition::read(call)?)))
+        Ok(Some(Box::new(PreparedAdd::read(call)?)))
     }
 
-    /// Leases are files of the host.
+    /// Returns false: leases are files on the host.
     fn uses_netns(&self) -> bool {
         false
     }
 
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-        Addition::read(call)?.add(at)
+        PreparedAdd::read(call)?.add(at)
     }
 
-    /// Unlike upstream, needs no valid ranges, and makes no directory to look into.
+    /// Unlike upstream, does not need valid ranges, and does not create a missing lease directory.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let dir = config::directory(call)?;
-        release(&dir, Owner::of(at)).map_err(|error| with_remedy(error, &dir))
+        release(&dir, LeaseOwner::of(at)).map_err(|error| with_hint(error, &dir))
     }
 
     fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
         let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Some(Vec::new())) };
-        Ok(Some(store.held_by(&Owner::of(at))?.all().collect()))
+        Ok(Some(store.held_by(&LeaseOwner::of(at))?.all().collect()))
     }
 
-    /// Unlike upstream, compares with the answer of ADD, if the runtime gives it.
+    /// Unlike upstream, also compares the leases with the result of ADD, if the runtime passes it.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::read(call)?;
-        let owner = Owner::of(at);
+        let owner = LeaseOwner::of(at);
         let held = match Store::open(&config.dir)? {
             Some(mut store) => store.held_by(&owner)?,
             None => Held::default(),
         };
-        let given = call.previous()?.unwrap_or_default().ips.into_iter().map(|ip| ip.address.ip());
-        // Addresses that are not ours may come from another plugin of the chain.
-        let ours = |ip: &_| config.sets.iter().any(|set| set.contains(*ip));
-        let missing = given.filter(ours).find(|ip| !held.all().any(|held| held == *ip));
+        let reported = call.previous()?.unwrap_or_default().ips.into_iter().map(|ip| ip.address.ip());
+        // Addresses outside the ranges may come from another plugin in the list.
+        let in_ranges = |ip: &_| config.sets.iter().any(|set| set.contains(*ip));
+        let missing = reported.filter(in_ranges).find(|ip| !held.all().any(|held| held == *ip));
         if missing.is_none() && held.all().next().is_some() {
             return Ok(());
         }
-        let what = missing.map_or_else(|| "no address".to_owned(), |ip| format!("not the address {ip}"));
-        let error = Error::new(Code::INTERNAL, format!("{owner} holds {what} in {:?}", config.dir));
-        Err(error.details("its lease was removed; detach the container and attach it again"))
+        let which = missing.map_or_else(|| "any address".to_owned(), |ip| ip.to_string());
+        let error = Error::new(Code::INTERNAL, format!("{owner} has no lease for {which} in {:?}", config.dir));
+        Err(error.details("the lease was removed: detach the container and attach it again"))
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
         let valid = call.valid_attachments()?;
-        let alive = Alive::new(valid.iter().map(|valid| Owner::new(&valid.container, &valid.ifname)));
+        let live = LiveOwners::new(valid.iter().map(|valid| LeaseOwner::new(&valid.container, &valid.ifname)));
         let dir = config::directory(call)?;
-        let swept = Store::open(&dir).and_then(|store| match store {
-            Some(mut store) => store.sweep(|lease| !alive.has(lease)).map(drop),
+        let removed = Store::open(&dir).and_then(|store| match store {
+            Some(mut store) => store.remove_if(|lease| !live.contains(lease)).map(drop),
             None => Ok(()),
         });
-        swept.map_err(|error| with_remedy(error, &dir))
+        removed.map_err(|error| with_hint(error, &dir))
     }
 
-    /// Looks at the leases of all networks in the data directory: several may share a bridge.
+    /// Checks the leases of all networks in the data directory, because several networks can share a bridge.
     fn uses(&self, call: &Call<'_>, subnet: Cidr) -> Result<Option<bool>> {
         let own = config::directory(call)?;
         own.parent().map(|all| inspect::has_lease_in(all, subnet)).transpose()

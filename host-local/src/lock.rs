@@ -1,4 +1,4 @@
-//! The lock of a network's directory, which the reference takes as well. It goes with its holder, however that ends.
+//! The lock of a lease directory, shared with the reference. The kernel releases it when its holder exits or is killed.
 
 use std::fs::{self, File};
 use std::io;
@@ -15,24 +15,24 @@ use crate::dir::Dir;
 
 const NAME: &str = "lock";
 
-/// Enough for dozens of calls of the reference in a full network, and for any number of ours.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a call waits for the lock: enough for dozens of calls of the reference in a full network, which are slow.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The lock, held until this is dropped.
+/// The lock, which is released when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// Waits for the lock of `dir`; `None` if its file was removed meanwhile, and with it perhaps the directory.
+    /// Waits for the lock of `dir`. Returns `None` if the lock file, perhaps with its directory, was removed meanwhile.
     pub(crate) fn acquire(dir: &Dir) -> Result<Option<Lock>> {
         let path = dir.path().join(NAME);
         let what = || format!("lock {path:?}");
         let Some(file) = open(dir).trying(what)? else { return Ok(None) };
         match file.try_lock_exclusive() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let deadline = Deadline::after(PATIENCE);
+                let deadline = Deadline::after(TIMEOUT);
                 let taken = deadline.interrupt(|| file.lock_exclusive()).trying(what)?;
                 taken.ok_or_else(|| busy(&path, &file))?;
             }
@@ -43,37 +43,38 @@ impl Lock {
     }
 }
 
-/// Opens the lock file for writing, because NFS grants an exclusive lock to no other descriptor. On a read-only file
-/// system DEL and CHECK still need the lock, and a descriptor for reading has to do.
+/// Opens the lock file for writing, because NFS grants an exclusive lock only to such a descriptor. On a read-only file
+/// system, DEL and CHECK still need the lock, so the file is opened for reading there.
 fn open(dir: &Dir) -> io::Result<Option<File>> {
     match dir.file(NAME, OFlag::O_RDWR, 0) {
-        // The mode is the reference's.
+        // The reference creates the file with the same mode.
         Ok(None) => dir.file(NAME, OFlag::O_RDWR | OFlag::O_CREAT, 0o750),
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => dir.file(NAME, OFlag::O_RDONLY, 0),
         outcome => outcome,
     }
 }
 
+/// Returns the error for a lock that another process held for too long, with that process if it can be found.
 fn busy(path: &Path, file: &File) -> Error {
-    let seconds = PATIENCE.as_secs();
-    let error = Error::new(Code::TRY_LATER, format!("{path:?} was locked by another for {seconds} seconds"));
+    let seconds = TIMEOUT.as_secs();
+    let error = Error::new(Code::TRY_LATER, format!("lock {path:?}: another process held it for {seconds} seconds"));
     let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
     match file.metadata().ok().and_then(|inode| holder(&locks, inode.dev(), inode.ino())) {
         Some(pid) => {
             let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            error.details(format!("process {pid} {:?} holds it; if it hangs, end it", name.trim()))
+            error.details(format!("process {pid} {:?} holds the lock: if it hangs, kill it", name.trim()))
         }
-        None => error.details("who holds it cannot be seen from here; `lslocks` on the host may tell"),
+        None => error.details("run `lslocks` on the host to find the process that holds the lock"),
     }
 }
 
-/// The process that holds the lock of an inode, out of the text of `/proc/locks`.
+/// Returns the process that holds the lock of an inode, according to the text of `/proc/locks`.
 fn holder(locks: &str, device: u64, inode: u64) -> Option<u32> {
     let place = format!("{:02x}:{:02x}:{inode}", major(device), minor(device));
     locks.lines().find_map(|line| {
         let mut words = line.split_whitespace().skip(1);
         let (kind, pid) = (words.next()?, words.nth(2)?);
-        // Those who wait stand there too, after "->", and shift the words by one.
+        // Waiting processes are listed too, with "->" in front, which shifts their words by one.
         if kind != "FLOCK" || words.next()? != place { None } else { pid.parse().ok() }
     })
 }
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_holder_is_told_from_those_who_wait() {
+    fn the_holder_is_distinguished_from_waiting_processes() {
         let locks = "1: POSIX  ADVISORY  WRITE 11 fe:00:42 0 EOF\n\
                      2: FLOCK  ADVISORY  WRITE 12 fe:00:43 0 EOF\n\
                      3: FLOCK  ADVISORY  WRITE 13 fe:00:42 0 EOF\n\

@@ -1,4 +1,4 @@
-//! The `host-local` plugin as a program of its own.
+//! The `host-local` plugin as a separate program.
 #![no_main]
 
 cni::main!(host_local::HostLocal);

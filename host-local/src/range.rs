@@ -1,4 +1,4 @@
-//! Ranges of addresses: their canonical form, and the order in which they are tried. No input, no output.
+//! Ranges of addresses: their canonical form, and the order in which ADD tries addresses. Pure logic without I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,18 +6,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use cni::IpConfig;
 use cni::ip::{self, Cidr};
 
-/// What is wrong with a range, and what to do about it.
+/// Error: the range is invalid. `hint` says how to correct it.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Flaw {
+pub(crate) struct RangeError {
     pub(crate) what: String,
-    pub(crate) remedy: String,
+    pub(crate) hint: String,
 }
 
-fn flaw(what: impl Into<String>, remedy: impl Into<String>) -> Flaw {
-    Flaw { what: what.into(), remedy: remedy.into() }
+fn range_error(what: impl Into<String>, hint: impl Into<String>) -> RangeError {
+    RangeError { what: what.into(), hint: hint.into() }
 }
 
-/// Consecutive addresses of one subnet, with a way out of it.
+/// Consecutive addresses of one subnet, with their gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     subnet: Cidr,
@@ -26,9 +26,9 @@ pub(crate) struct Range {
     gateway: IpAddr,
 }
 
-/// A range as it is written: only the subnet is required.
+/// A range as configured: only the subnet is required.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Draft {
+pub(crate) struct RangeSpec {
     pub(crate) subnet: Option<Cidr>,
     pub(crate) start: Option<IpAddr>,
     pub(crate) end: Option<IpAddr>,
@@ -36,22 +36,23 @@ pub(crate) struct Draft {
 }
 
 impl Range {
-    pub(crate) fn new(draft: Draft) -> Result<Range, Flaw> {
-        let Some(subnet) = draft.subnet else {
-            return Err(flaw("the range has no \"subnet\"", "give it one, such as \"10.1.0.0/16\""));
+    /// Validates a configured range and fills in its defaults.
+    pub(crate) fn new(spec: RangeSpec) -> Result<Range, RangeError> {
+        let Some(subnet) = spec.subnet else {
+            return Err(range_error("the range has no \"subnet\"", "add a subnet, such as \"10.1.0.0/16\""));
         };
         let (v4, width) = (subnet.ip().is_ipv4(), width(subnet.ip()));
         if subnet.ip().to_canonical().is_ipv4() != v4 {
             let what = format!("\"subnet\" {subnet} is IPv4 written as IPv6");
-            return Err(flaw(what, "write it as IPv4"));
+            return Err(range_error(what, "write it as IPv4"));
         }
         if u32::from(subnet.prefix()) + 2 > width || subnet.prefix() == 0 {
-            let what = format!("\"subnet\" {subnet} has no use as a range");
-            return Err(flaw(what, format!("the prefix must be from 1 to {}", width - 2)));
+            let what = format!("\"subnet\" {subnet} cannot be used as a range");
+            return Err(range_error(what, format!("the prefix must be from 1 to {}", width - 2)));
         }
         if subnet.network() != subnet {
             let what = format!("\"subnet\" {subnet} has host bits set");
-            return Err(flaw(what, format!("write {}", subnet.network())));
+            return Err(range_error(what, format!("write {}", subnet.network())));
         }
         let first = like(subnet.ip(), bits(subnet.ip()) + 1);
         // The last address of an IPv4 subnet is its broadcast address.
@@ -59,32 +60,32 @@ impl Range {
         let inside = |key: &str, ip: Option<IpAddr>, default: IpAddr| match ip {
             Some(ip) if !subnet.contains(ip) => {
                 let what = format!("{key:?} {ip} is not in \"subnet\" {subnet}");
-                Err(flaw(what, format!("give an address from {first} to {last}, or leave it out")))
+                Err(range_error(what, format!("write an address from {first} to {last}, or remove the key")))
             }
             given => Ok(given.unwrap_or(default)),
         };
-        let start = inside("rangeStart", draft.start, first)?;
-        let end = inside("rangeEnd", draft.end, last)?;
+        let start = inside("rangeStart", spec.start, first)?;
+        let end = inside("rangeEnd", spec.end, last)?;
         if start > end {
-            return Err(match (draft.start, draft.end) {
+            return Err(match (spec.start, spec.end) {
                 (Some(_), Some(_)) => {
-                    flaw(format!("\"rangeStart\" {start} is after \"rangeEnd\" {end}"), "exchange them")
+                    range_error(format!("\"rangeStart\" {start} is after \"rangeEnd\" {end}"), "swap them")
                 }
-                (Some(_), None) => flaw(
+                (Some(_), None) => range_error(
                     format!("\"rangeStart\" {start} is after the last address of \"subnet\" {subnet}, {end}"),
-                    "set it lower, or \"rangeEnd\" too",
+                    "set a lower \"rangeStart\", or set \"rangeEnd\" too",
                 ),
-                _ => flaw(
+                _ => range_error(
                     format!("\"rangeEnd\" {end} is before the first address of \"subnet\" {subnet}, {start}"),
-                    "set it higher, or \"rangeStart\" too",
+                    "set a higher \"rangeEnd\", or set \"rangeStart\" too",
                 ),
             });
         }
-        // Unlike upstream: a gateway of the other family is refused. One outside the subnet is not, it may be meant.
-        let gateway = draft.gateway.unwrap_or(first);
+        // Unlike upstream, a gateway of the other family is refused. One outside of the subnet may be intended.
+        let gateway = spec.gateway.unwrap_or(first);
         if gateway.is_ipv4() != v4 {
             let what = format!("\"gateway\" {gateway} is of another family than \"subnet\" {subnet}");
-            return Err(flaw(what, "give a gateway of the subnet's family"));
+            return Err(range_error(what, "set \"gateway\" to an address of the same family"));
         }
         Ok(Range { subnet, start, end, gateway })
     }
@@ -101,15 +102,15 @@ impl Range {
         Span { first, last, gateway: self.gateway }
     }
 
-    /// How many addresses can be given out.
+    /// Returns the number of addresses that can be leased.
     pub(crate) fn size(&self) -> u128 {
         let all = (bits(self.end) - bits(self.start)).saturating_add(1);
         all - u128::from(self.contains(self.gateway))
     }
 
-    /// Is it all of its subnet that can be given out?
+    /// Returns whether the range has all addresses of its subnet that can be leased.
     pub(crate) fn is_whole(&self) -> bool {
-        let whole = Range::new(Draft { subnet: Some(self.subnet), start: None, end: None, gateway: None });
+        let whole = Range::new(RangeSpec { subnet: Some(self.subnet), start: None, end: None, gateway: None });
         whole.is_ok_and(|whole| (whole.start, whole.end) == (self.start, self.end))
     }
 
@@ -128,23 +129,24 @@ impl fmt::Display for Range {
     }
 }
 
-/// Ranges of one family, out of which a container gets one address.
+/// Ranges of one address family, from which ADD leases one address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RangeSet(Vec<Range>);
 
 impl RangeSet {
-    pub(crate) fn new(ranges: Vec<Range>) -> Result<RangeSet, Flaw> {
+    /// Validates that the ranges are of one family and do not overlap.
+    pub(crate) fn new(ranges: Vec<Range>) -> Result<RangeSet, RangeError> {
         let Some(first) = ranges.first() else {
-            return Err(flaw("the range set is empty", "give it a range, or leave it out"));
+            return Err(range_error("the range set is empty", "add a range, or remove the range set"));
         };
         if let Some(other) = ranges.iter().find(|r| r.start.is_ipv4() != first.start.is_ipv4()) {
             let what = format!("the range set mixes IPv4 and IPv6: {first} and {other}");
-            return Err(flaw(what, "make a range set for each family"));
+            return Err(range_error(what, "use one range set for each family"));
         }
         for (i, range) in ranges.iter().enumerate() {
             if let Some(other) = ranges.iter().take(i).find(|other| range.overlaps(other)) {
                 let what = format!("the ranges {other} and {range} overlap");
-                return Err(flaw(what, "set \"rangeStart\" and \"rangeEnd\" so that they do not"));
+                return Err(range_error(what, "set \"rangeStart\" and \"rangeEnd\" so that the ranges do not overlap"));
             }
         }
         Ok(RangeSet(ranges))
@@ -162,7 +164,7 @@ impl RangeSet {
         self.0.iter().any(|range| other.0.iter().any(|other| range.overlaps(other)))
     }
 
-    /// The range that holds `ip`.
+    /// Returns the range that contains `ip`.
     pub(crate) fn range_of(&self, ip: IpAddr) -> Option<&Range> {
         self.0.iter().find(|range| range.contains(ip))
     }
@@ -171,7 +173,7 @@ impl RangeSet {
         self.range_of(ip).is_some()
     }
 
-    /// `ip` as it stands in an answer: with the prefix and the gateway of its range.
+    /// Returns `ip` in the form of the result: with the prefix and the gateway of its range.
     pub(crate) fn describe(&self, ip: IpAddr) -> IpConfig {
         let range = self.range_of(ip);
         let address = range.and_then(|range| Cidr::new(ip, range.subnet.prefix()));
@@ -179,13 +181,13 @@ impl RangeSet {
         IpConfig { address: address.unwrap_or_else(|| Cidr::host(ip)), gateway, interface: None }
     }
 
-    /// How many addresses can be given out.
+    /// Returns the number of addresses that can be leased.
     pub(crate) fn size(&self) -> u128 {
         self.0.iter().map(Range::size).fold(0, u128::saturating_add)
     }
 
-    /// All addresses in the order in which they are tried: round the set once, from the one after `last` to `last`
-    /// itself, or from the beginning if `last` is none of them.
+    /// Returns all addresses in the order in which ADD tries them: once around the set, from the one after `last` up to
+    /// `last` itself, or from the start if the set does not contain `last`.
     pub(crate) fn round(&self, last: Option<IpAddr>) -> Vec<Span> {
         let whole = |range: &Range| range.span(range.start, range.end);
         let found = last.and_then(|last| {
@@ -212,7 +214,7 @@ impl fmt::Display for RangeSet {
     }
 }
 
-/// Consecutive addresses to be tried, both ends among them, the gateway not.
+/// Consecutive addresses from `first` to `last` inclusive, without the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) first: IpAddr,
@@ -221,7 +223,7 @@ pub(crate) struct Span {
 }
 
 impl Span {
-    /// The addresses one by one.
+    /// Iterates over the addresses.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn addresses(self) -> impl Iterator<Item = IpAddr> {
         let within = move |ip: &IpAddr| *ip <= self.last;
@@ -230,7 +232,7 @@ impl Span {
     }
 }
 
-/// An address as a number.
+/// Returns an address as a number.
 pub(crate) fn bits(ip: IpAddr) -> u128 {
     match ip {
         IpAddr::V4(ip) => ip.to_bits().into(),
@@ -238,7 +240,7 @@ pub(crate) fn bits(ip: IpAddr) -> u128 {
     }
 }
 
-/// The address with this number, of the family of `model`. Bits that the family lacks are cut off.
+/// Returns the address with this number, of the family of `model`. Cuts off bits that the family does not have.
 pub(crate) fn like(model: IpAddr, bits: u128) -> IpAddr {
     match model {
         IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(bits & u128::from(u32::MAX)).unwrap_or(0)).into(),

@@ -1,4 +1,4 @@
-//! A resolver's configuration file, as `dns` of an answer.
+//! Parser for resolver configuration files, which become `dns` in the result.
 
 use std::fs::OpenOptions;
 use std::io::Read;
@@ -7,24 +7,25 @@ use std::path::Path;
 
 use cni::{Code, Context, Dns, Error, Result};
 
-/// No resolver's file is larger.
+/// The number of bytes that are read at most.
 const LIMIT: u64 = 1 << 20;
 
-/// Reads `path`, which must be a regular file: a device or a pipe might never end.
+/// Reads and parses `path`, which must be a regular file: a device or a pipe might never end.
 pub(crate) fn read(path: &Path) -> Result<Dns> {
     let what = || format!("read \"resolvConf\" {path:?}");
-    // Without this flag opening a pipe waits for a writer.
+    // Without O_NONBLOCK, opening a pipe waits for a writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
     let file = file.trying(what).map_err(|error| error.details("\"resolvConf\" must name a readable file"))?;
     if !file.metadata().trying(what)?.is_file() {
-        let error = Error::new(Code::CONFIG, format!("\"resolvConf\" {path:?} is no regular file"));
-        return Err(error.details("name a file such as /etc/resolv.conf"));
+        let error = Error::new(Code::CONFIG, format!("\"resolvConf\" {path:?} is not a regular file"));
+        return Err(error.details("write a path such as \"/etc/resolv.conf\""));
     }
     let mut text = Vec::new();
     file.take(LIMIT).read_to_end(&mut text).trying(what)?;
     Ok(parse(&String::from_utf8_lossy(&text)))
 }
 
+/// Parses the text of a resolver configuration file, ignoring unknown keywords.
 pub(crate) fn parse(text: &str) -> Dns {
     let mut dns = Dns::default();
     for line in text.lines().map(str::trim).filter(|line| !line.starts_with(['#', ';'])) {
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_add_up_and_the_last_domain_wins() {
+    fn lists_accumulate_and_the_last_domain_wins() {
         let text = "# a comment\n; another\n\n  nameserver 10.0.0.1 ignored\nnameserver\tfd00::1\nnameserver\n\
                     domain a.example\ndomain b.example\ndomain\nsearch x y\nsearch z\noptions ndots:5 rotate\n\
                     sortlist 10.0.0.0\nnameserverx 1\nsearch\n";

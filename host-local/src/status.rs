@@ -1,8 +1,8 @@
-//! STATUS: can this node give addresses to containers at all?
+//! STATUS: checks whether this node can lease addresses.
 //!
-//! A runtime that gets an error calls the node not ready, and an orchestrator then evicts the pods that run there.
-//! So STATUS fails only for what no ADD can survive. What does not hurt running containers, and passes when one of
-//! them ends or a disk is cleaned up, is a warning in the log: ADD explains it, and so does `cnitool doctor`.
+//! After an error, a runtime reports the node as not ready, and an orchestrator evicts the pods that run there.
+//! Therefore STATUS fails only for conditions under which no ADD can succeed. A transient shortage that does not affect
+//! running containers, such as a full range set or disk, is only logged; ADD and `cnitool doctor` report it.
 
 use std::io;
 use std::path::Path;
@@ -16,9 +16,9 @@ use crate::dir::Dir;
 use crate::index::Index;
 use crate::lease;
 use crate::range::RangeSet;
-use crate::store::with_remedy;
+use crate::store::with_hint;
 
-/// Fails if leases cannot be written. Takes no lock, so it never waits.
+/// Fails if leases cannot be written. Does not take the lock, so it never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
     match nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir)) {
         Ok(dir) => {
@@ -31,11 +31,11 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
             warn!("{error}");
             Ok(())
         }
-        Err(error) => Err(with_remedy(error, &config.dir).code_is(Code::NOT_AVAILABLE)),
+        Err(error) => Err(with_hint(error, &config.dir).code_is(Code::NOT_AVAILABLE)),
     }
 }
 
-/// Returns the directory, or the nearest existing one above it: there it would be created.
+/// Opens the directory, or its nearest existing ancestor, in which ADD would create it.
 pub(crate) fn nearest(dir: &Path) -> Result<Dir> {
     let above = dir.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     for path in above {
@@ -43,14 +43,15 @@ pub(crate) fn nearest(dir: &Path) -> Result<Dir> {
             return Ok(dir);
         }
     }
-    Err(Error::new(Code::IO, format!("there is nothing above {dir:?}")))
+    Err(Error::new(Code::IO, format!("no ancestor of {dir:?} exists")))
 }
 
-/// Writes a file that nobody sees. Asking for permission would not tell that the disk is full.
+/// Fails if no file can be written in `dir`. Writes an unnamed file, because a permission check does not detect a full
+/// disk.
 pub(crate) fn writable(dir: &Dir) -> Result<()> {
-    match dir.unnamed(b"status") {
+    match dir.create_unnamed(b"status") {
         Ok(_) => Ok(()),
-        // Where files cannot be unnamed, permission is all that can be asked for.
+        // The file system does not support unnamed files, so only the permission can be checked.
         Err(nix::Error::EOPNOTSUPP | nix::Error::EISDIR) => dir.may_write().trying(|| what(dir)),
         Err(errno) => Err(errno).trying(|| what(dir)),
     }
@@ -60,11 +61,12 @@ fn what(dir: &Dir) -> String {
     format!("write in the directory {:?}", dir.path())
 }
 
-/// Is it a shortage, of disk space, of memory or of file descriptors, that passes without a repair?
+/// Returns whether the error is a shortage of disk space, memory or file descriptors, which can end without a repair.
 fn is_transient(error: &Error) -> bool {
     matches!(error.errno(), Some(libc::ENOSPC | libc::EDQUOT | libc::ENOMEM | libc::EMFILE | libc::ENFILE))
 }
 
+/// Logs a warning for each exhausted range set.
 fn warn_of_full_sets(dir: &Dir, config: &Config, network: &str) {
     for (number, set) in config.sets.iter().enumerate() {
         match is_full(dir, set) {
@@ -75,7 +77,7 @@ fn warn_of_full_sets(dir: &Dir, config: &Config, network: &str) {
     }
 }
 
-/// Has every address of `set` a file? Without the lock the answer may be out of date.
+/// Returns whether every address of `set` has a lease file. Without the lock, the answer may be out of date.
 fn is_full(dir: &Dir, set: &RangeSet) -> io::Result<bool> {
     if let Some(Ok(free)) = Index::open(dir).map(|mut index| index.first_free(&set.round(None))) {
         return Ok(free.is_none());

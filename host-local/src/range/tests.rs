@@ -1,4 +1,4 @@
-//! Ranges against a slow model that looks at every address by itself.
+//! Tests of ranges, some against a slow model that checks every address one by one.
 
 use std::collections::BTreeSet;
 
@@ -9,9 +9,9 @@ fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-fn range(subnet: &str, start: &str, end: &str, gateway: &str) -> Result<Range, Flaw> {
+fn range(subnet: &str, start: &str, end: &str, gateway: &str) -> Result<Range, RangeError> {
     let optional = |text: &str| text.parse().ok();
-    Range::new(Draft {
+    Range::new(RangeSpec {
         subnet: subnet.parse().ok(),
         start: optional(start),
         end: optional(end),
@@ -20,7 +20,7 @@ fn range(subnet: &str, start: &str, end: &str, gateway: &str) -> Result<Range, F
 }
 
 #[test]
-fn defaults_leave_out_network_and_broadcast() {
+fn defaults_exclude_network_and_broadcast_address() {
     for (subnet, want, gateway, size) in [
         ("10.1.0.0/29", "10.1.0.1-10.1.0.6", "10.1.0.1", 5),
         ("10.1.0.0/30", "10.1.0.1-10.1.0.2", "10.1.0.1", 1),
@@ -37,13 +37,13 @@ fn defaults_leave_out_network_and_broadcast() {
 }
 
 #[test]
-fn a_range_may_use_its_whole_subnet_and_a_gateway_beyond() {
+fn a_range_may_use_its_whole_subnet_and_a_gateway_outside() {
     let whole = range("10.1.0.0/30", "10.1.0.0", "10.1.0.3", "192.168.0.1").unwrap();
     assert_eq!((whole.to_string().as_str(), whole.size()), ("10.1.0.0-10.1.0.3", 4));
 }
 
 #[test]
-fn flaws_name_the_value() {
+fn errors_quote_the_value() {
     for (subnet, start, end, gateway, want) in [
         ("", "", "", "", "no \"subnet\""),
         ("10.1.0.0/31", "", "", "", "10.1.0.0/31"),
@@ -61,8 +61,8 @@ fn flaws_name_the_value() {
         ("10.1.0.0/24", "", "", "fd00::1", "fd00::1"),
         ("fd00::/64", "", "", "10.0.0.1", "10.0.0.1"),
     ] {
-        let flaw = range(subnet, start, end, gateway).unwrap_err();
-        assert!(flaw.what.contains(want) && !flaw.remedy.is_empty(), "{subnet}: {flaw:?}");
+        let error = range(subnet, start, end, gateway).unwrap_err();
+        assert!(error.what.contains(want) && !error.hint.is_empty(), "{subnet}: {error:?}");
     }
 }
 
@@ -76,7 +76,7 @@ fn sets_have_one_family_and_no_overlap() {
     }
 }
 
-/// Numbers that look random and are the same in every run.
+/// A pseudorandom number generator with a fixed seed, so that every run is the same.
 struct Dice(u64);
 
 impl Dice {
@@ -88,7 +88,7 @@ impl Dice {
     }
 }
 
-/// A set of up to three small ranges, side by side in a subnet near `base`, and all its addresses by the letter.
+/// Returns a set of up to three small ranges, side by side in a subnet near `base`.
 fn random_set(dice: &mut Dice, base: IpAddr) -> RangeSet {
     let ranges = (0..=dice.roll(2)).map(|i| {
         let width = if base.is_ipv4() { 32 } else { 128 };
@@ -99,12 +99,12 @@ fn random_set(dice: &mut Dice, base: IpAddr) -> RangeSet {
         let (a, b) = (dice.roll(all), dice.roll(all));
         let (start, end) = if dice.roll(2) == 0 { (None, None) } else { (at(a.min(b)), at(a.max(b))) };
         let gateway = if dice.roll(2) == 0 { None } else { at(dice.roll(2 * all)) };
-        Range::new(Draft { subnet: Some(subnet), start, end, gateway }).unwrap()
+        Range::new(RangeSpec { subnet: Some(subnet), start, end, gateway }).unwrap()
     });
     RangeSet::new(ranges.collect()).unwrap()
 }
 
-/// What the reference does, address by address.
+/// Returns the next address as the reference finds it, one address at a time.
 fn model(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     let mut all: Vec<(IpAddr, IpAddr)> = Vec::new();
     for range in &set.0 {
@@ -119,7 +119,7 @@ fn model(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Opti
     after.iter().chain(before).find(|(ip, gateway)| ip != gateway && !taken.contains(ip)).map(|(ip, _)| *ip)
 }
 
-/// What we do: spans, and bitmaps of blocks.
+/// Returns the next address as `host-local` finds it, with spans and bitmaps of blocks.
 fn ours(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
     set.round(last).into_iter().find_map(|span| {
         let free = bitmap::first_free(span, |base| {
@@ -135,7 +135,7 @@ fn ours(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Optio
 
 #[test]
 #[cfg_attr(miri, ignore = "too many steps")]
-fn the_next_address_is_the_models() {
+fn the_next_address_matches_the_model() {
     let mut dice = Dice(0x5eed);
     let bases = [
         "10.0.31.192",

@@ -23,7 +23,7 @@ fn addresses_go_round_and_come_again_only_after_a_whole_round() {
     for part in ["\"net\"", "10.1.0.1-10.1.0.6", "all 5 are leased", "/var/lib/cni/networks/net"] {
         assert!(msg.contains(part), "{part}: {msg}");
     }
-    assert!(details.contains("the oldest is held for"), "{details}");
+    assert!(details.contains("the oldest lease is"), "{details}");
     net.assert_tidy();
 }
 

@@ -166,7 +166,7 @@ fn others() -> Vec<Case> {
         ("/runtimeConfig", json!({"ips": ["10.1.0.5/33"]}), 7, &["runtimeConfig.ips[0]", "10.1.0.5/33"]),
         ("/runtimeConfig", json!({"ips": "10.1.0.5"}), 6, &["runtimeConfig.ips", "10.1.0.5"]),
         ("/runtimeConfig", json!({"ips": ["10.9.0.5"]}), 7, &["10.9.0.5", "none of the ranges"]),
-        ("/runtimeConfig", json!({"ips": ["10.1.0.5", "10.1.0.6"]}), 7, &["10.1.0.6", "too many"]),
+        ("/runtimeConfig", json!({"ips": ["10.1.0.5", "10.1.0.6"]}), 7, &["10.1.0.6", "a second one"]),
         ("/runtimeConfig", json!({"ips": ["10.1.0.1"]}), 7, &["10.1.0.1", "gateway"]),
         ("/runtimeConfig", json!({"ips": ["10.1.0.0"]}), 7, &["10.1.0.0"]),
         ("/runtimeConfig", json!({"ips": ["10.1.0.255"]}), 7, &["10.1.0.255"]),
