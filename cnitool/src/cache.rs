@@ -1,8 +1,8 @@
-//! The cache of results: what was attached, with which configuration, and what came of it.
+//! The cache of results: one entry per attachment, with its configuration and the result of ADD.
 //!
-//! Place and format are the reference's, which podman, containerd and others keep their attachments in as well: any of
-//! them can remove what another one added. Unlike upstream, an entry appears at once and as a whole, and one that is
-//! about another attachment (names are joined with '-', which they may contain) is never taken for ours.
+//! Location and format are those of the reference's library, which podman, containerd and others use as well. So each of
+//! them can remove what another one added. Unlike upstream, entries are written atomically, and an entry of another
+//! attachment is never used. File names are ambiguous, because they join with '-' names that may contain '-'.
 
 mod base64;
 
@@ -18,40 +18,40 @@ use serde_json::{Map, Value};
 
 use crate::file;
 
-/// Where runtimes keep it.
-const DIRECTORY: &str = "/var/lib/cni/results";
-/// The only kind of entry there has been.
+/// The directory of the cache, shared with other runtimes.
+const CACHE_DIR: &str = "/var/lib/cni/results";
+/// The only existing kind of entry.
 const KIND: &str = "cniCacheV1";
 
-/// An attachment as the cache knows it.
+/// An attachment in the cache.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
     pub(crate) network: String,
     pub(crate) container: String,
     pub(crate) ifname: String,
-    /// Older tools did not keep it.
+    /// `None` in entries of older tools.
     pub(crate) netns: Option<PathBuf>,
     /// `CNI_ARGS`
     pub(crate) args: Vec<(String, String)>,
-    /// What plugins got by their capabilities.
+    /// The arguments for plugins that declare the capability.
     pub(crate) capabilities: Map<String, Value>,
     /// The text of the network's list.
     pub(crate) config: Vec<u8>,
-    /// What ADD answered.
+    /// The result of ADD.
     pub(crate) result: Option<Value>,
 }
 
 impl Entry {
-    /// Are both about the same interface of a container? Networks are not compared.
+    /// Returns whether both entries are for the same interface of the same container. Does not compare networks.
     pub(crate) fn is_same(&self, other: &Entry) -> bool {
         (&self.container, &self.ifname) == (&other.container, &other.ifname)
     }
 }
 
-/// An entry as it is written. Fields stand in the order in which the reference prints them.
+/// The format for writing an entry. The fields are in the order of the reference.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Written<'a> {
+struct WrittenEntry<'a> {
     kind: &'a str,
     container_id: &'a str,
     config: String,
@@ -67,10 +67,10 @@ struct Written<'a> {
     result: Option<&'a Value>,
 }
 
-/// An entry as it is read.
+/// The format for reading an entry.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Found<'a> {
+struct ReadEntry<'a> {
     kind: String,
     container_id: String,
     config: String,
@@ -91,22 +91,22 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// The one that runtimes share.
+    /// Returns the cache that runtimes on this host share.
     pub(crate) fn of_host() -> Cache {
-        Cache { dir: PathBuf::from(DIRECTORY) }
+        Cache { dir: PathBuf::from(CACHE_DIR) }
     }
 
-    /// The file of an attachment.
+    /// Returns the file of an attachment.
     pub(crate) fn path(&self, network: &str, container: &str, ifname: &str) -> PathBuf {
         self.dir.join(format!("{network}-{container}-{ifname}"))
     }
 
-    /// The entry of an attachment, if there is one.
+    /// Reads the entry of an attachment. Returns `None` if it does not exist.
     pub(crate) fn load(&self, network: &str, container: &str, ifname: &str) -> Result<Option<Entry>> {
         let path = self.path(network, container, ifname);
         let Some(mut entry) = read(&path)? else { return Ok(None) };
         if entry.container.is_empty() {
-            // The oldest format is the bare result; only the name of the file says whose it is.
+            // The oldest format is the plain result. Only the file name identifies the attachment.
             entry = Entry {
                 network: network.to_owned(),
                 container: container.to_owned(),
@@ -116,7 +116,7 @@ impl Cache {
         }
         if (entry.network.as_str(), entry.container.as_str(), entry.ifname.as_str()) != (network, container, ifname) {
             let what = format!(
-                "the cache entry {} is about another attachment: network {:?}, container {:?}, interface {:?}",
+                "the cache entry {} belongs to another attachment: network {:?}, container {:?}, interface {:?}",
                 path.display(),
                 entry.network,
                 entry.container,
@@ -127,10 +127,10 @@ impl Cache {
         Ok(Some(entry))
     }
 
-    /// Writes the entry, in one step.
+    /// Writes the entry atomically.
     pub(crate) fn store(&self, entry: &Entry) -> Result<()> {
         let path = self.path(&entry.network, &entry.container, &entry.ifname);
-        let written = Written {
+        let written = WrittenEntry {
             kind: KIND,
             container_id: &entry.container,
             config: base64::encode(&entry.config),
@@ -147,7 +147,7 @@ impl Cache {
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
-        // Beside the directory: a tool that lists it must not take half an entry for one.
+        // The temporary file is outside of the directory, so that a tool that lists entries does not read it.
         let new = self.dir.with_file_name(format!(".new-result-{}", std::process::id()));
         let outcome = (|| {
             let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
@@ -157,13 +157,13 @@ impl Cache {
             File::open(&self.dir)?.sync_all()
         })();
         if outcome.is_err() {
-            // It may not have come into being.
+            // The file may not exist.
             let _ = fs::remove_file(&new);
         }
         Ok(outcome?)
     }
 
-    /// Forgets an attachment.
+    /// Removes the entry of an attachment, if it exists.
     pub(crate) fn remove(&self, network: &str, container: &str, ifname: &str) -> Result<()> {
         let path = self.path(network, container, ifname);
         match fs::remove_file(&path) {
@@ -174,7 +174,7 @@ impl Cache {
         }
     }
 
-    /// All attachments that entries tell by themselves, and what is wrong with the entries that cannot be read.
+    /// Returns all entries that name their attachment, and the errors of the entries that cannot be read.
     pub(crate) fn all(&self) -> Result<(Vec<Entry>, Vec<Error>)> {
         let (mut entries, mut failures) = (Vec::new(), Vec::new());
         for name in self.names()? {
@@ -186,7 +186,7 @@ impl Cache {
         Ok((entries, failures))
     }
 
-    /// The names of all files, in order.
+    /// Returns the sorted names of all files.
     fn names(&self) -> Result<Vec<String>> {
         let what = || format!("read the directory {}", self.dir.display());
         let files = match fs::read_dir(&self.dir) {
@@ -202,18 +202,18 @@ impl Cache {
         Ok(names)
     }
 
-    /// All attachments to a network, in the order of their files' names. One entry that may be of this network and cannot
-    /// be read makes the answer unknown, which is an error: what is not listed is taken for stale.
+    /// Returns all attachments to a network, sorted by file name. Fails if an entry that may be of this network cannot be
+    /// read, because callers treat attachments that are not listed as stale.
     pub(crate) fn of_network(&self, network: &str) -> Result<Vec<Entry>> {
         let is_of = |name: &String| name.strip_prefix(network).is_some_and(|rest| rest.starts_with('-'));
         let mut entries = Vec::new();
         for name in self.names()?.into_iter().filter(is_of) {
-            // It may have been removed meanwhile.
+            // Another process may have removed the entry meanwhile.
             let Some(entry) = read(&self.dir.join(&name))? else { continue };
             if entry.network == network {
                 entries.push(entry);
             } else if entry.network.is_empty() {
-                // The oldest format. An interface's name may contain '-' too, but hardly does.
+                // The oldest format. This assumes that the interface name does not contain '-'.
                 let rest = name.get(network.len() + 1..).unwrap_or_default();
                 if let Some((container, ifname)) = rest.rsplit_once('-') {
                     let (network, container) = (network.to_owned(), container.to_owned());
@@ -225,22 +225,23 @@ impl Cache {
     }
 }
 
-/// Reads one file; `None` if it is not there.
+/// Reads one entry. Returns `None` if the file does not exist.
 fn read(path: &Path) -> Result<Option<Entry>> {
     let bytes = match file::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).trying(|| format!("read the cache entry {}", path.display())),
     };
-    let entry = understand(&String::from_utf8_lossy(&bytes)).map_err(|why| {
+    let entry = parse_entry(&String::from_utf8_lossy(&bytes)).map_err(|why| {
         let error = Error::new(Code::DECODE, format!("the cache entry {} is corrupt: {why}", path.display()));
-        error.details("remove the file; del then does without it")
+        error.details("remove the file: del works without it")
     })?;
     Ok(Some(entry))
 }
 
-fn understand(text: &str) -> Result<Entry, String> {
-    let found: Found<'_> = json::parse(text).map_err(|fault| fault.to_string())?;
+/// Parses an entry. The error is the reason why it is corrupt.
+fn parse_entry(text: &str) -> Result<Entry, String> {
+    let found: ReadEntry<'_> = json::parse(text).map_err(|fault| fault.to_string())?;
     let value = |raw: Raw<'_>| serde_json::from_str::<Value>(raw.text()).map_err(|error| error.to_string());
     if found.kind.is_empty() {
         if !json::has(text, "cniVersion").unwrap_or(false) {
@@ -253,7 +254,7 @@ fn understand(text: &str) -> Result<Entry, String> {
         return Err(format!("its kind is {:?}, not {KIND:?}", found.kind));
     }
     if found.container_id.is_empty() || found.if_name.is_empty() || found.network_name.is_empty() {
-        return Err("it does not say whose it is".to_owned());
+        return Err("\"containerId\", \"ifName\" or \"networkName\" is missing".to_owned());
     }
     let pair = |pair: Vec<String>| match <[String; 2]>::try_from(pair) {
         Ok([key, value]) => Ok((key, value)),

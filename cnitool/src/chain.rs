@@ -1,4 +1,4 @@
-//! Calling the plugins of a network, one after the other, as the specification asks of a runtime.
+//! Calls the plugins of a network one after the other, as the specification requires of a runtime.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::cache::{Cache, Entry};
 use crate::conf::{NetworkList, Plugin};
 
-/// The end of an attachment that is in the container, and what goes along with it.
+/// The container side of an attachment, and its arguments.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     pub(crate) container: ContainerId,
@@ -22,12 +22,12 @@ pub(crate) struct Endpoint {
     pub(crate) netns: PathBuf,
     /// `CNI_ARGS`
     pub(crate) args: Vec<(String, String)>,
-    /// What plugins get that declare the capability.
+    /// The arguments for plugins that declare the capability.
     pub(crate) capabilities: Map<String, Value>,
 }
 
 impl Endpoint {
-    /// An attachment that the cache knows, with all that it was made with.
+    /// Returns the endpoint of a cached attachment, with the arguments of its add.
     pub(crate) fn of_entry(entry: &Entry) -> Result<Endpoint> {
         Ok(Endpoint {
             container: ContainerId::parse(OsStr::new(&entry.container))?,
@@ -39,22 +39,22 @@ impl Endpoint {
     }
 }
 
-/// The id that the reference's tool gives to the container at `netns`, which must be absolute.
+/// Returns the id that the reference's tool gives to the container at the absolute path `netns`.
 pub(crate) fn container_id(netns: &Path) -> Result<ContainerId> {
     ContainerId::parse(format!("cnitool-{}", sha512::hex(20, &netns.to_string_lossy())).as_ref())
 }
 
 /// A key that the runtime adds to a plugin's configuration.
-type Addition = (&'static str, Value);
+type ExtraKey = (&'static str, Value);
 
-/// One plugin of a network, and its program.
+/// A plugin of a network, and its program.
 #[derive(Debug)]
 struct Link<'a> {
     plugin: &'a Plugin,
     program: Program,
 }
 
-/// A network whose plugins have all been found.
+/// A network whose plugins have all been located.
 #[derive(Debug)]
 pub(crate) struct Chain<'a> {
     list: &'a NetworkList,
@@ -65,7 +65,7 @@ pub(crate) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    /// Finds all plugins before any is called, so that a missing one changes nothing.
+    /// Locates all plugins before any is called, so that nothing changes if one is missing.
     pub(crate) fn find(list: &'a NetworkList, dirs: &[PathBuf]) -> Result<Chain<'a>> {
         let links = list.plugins.iter().map(|plugin| Ok(Link { plugin, program: Program::find(dirs, &plugin.kind)? }));
         let path = env::join_paths(dirs).map_err(|error| Error::new(Code::ENVIRONMENT, error.to_string()))?;
@@ -73,18 +73,22 @@ impl<'a> Chain<'a> {
         Ok(Chain { list, links, path, cache: Cache::of_host() })
     }
 
-    /// ADD. What was done is undone if a plugin or the cache fails; the specification leaves that to runtimes.
+    /// Calls ADD of all plugins. Rolls back if a plugin or the cache fails, which the specification leaves to runtimes.
     pub(crate) fn add(&self, at: &Endpoint) -> Result<AddResult> {
-        self.add_and(at, |_| Ok(()))
+        self.add_and_deliver(at, |_| Ok(()))
     }
 
-    /// ADD, which is undone as well if nobody takes the result.
-    pub(crate) fn add_and(&self, at: &Endpoint, deliver: impl FnOnce(&AddResult) -> Result<()>) -> Result<AddResult> {
+    /// Calls ADD of all plugins, and rolls back also if `deliver` fails.
+    pub(crate) fn add_and_deliver(
+        &self,
+        at: &Endpoint,
+        deliver: impl FnOnce(&AddResult) -> Result<()>,
+    ) -> Result<AddResult> {
         let netns = Netns::open(&at.netns)?;
         let mut netlink = netns.run(&Netns::current()?, Netlink::open)?;
-        // Then it belongs to an earlier ADD, which DEL would undo as well.
-        let was_there = netlink.link(at.ifname.as_str())?.is_some();
-        // An entry that is about somebody else, or that nobody can read, is not overwritten.
+        // An existing interface belongs to an earlier ADD, which a rollback by DEL would undo.
+        let existed_before = netlink.link(at.ifname.as_str())?.is_some();
+        // Fails if the entry is unreadable or describes another attachment, because the ADD would overwrite it.
         self.cached(at)?;
         let mut previous = Vec::new();
         let mut result = AddResult::default();
@@ -98,53 +102,54 @@ impl<'a> Chain<'a> {
             });
             match step {
                 Ok((answer, value)) => (result, previous) = (answer, vec![("prevResult", value)]),
-                Err(error) => return Err(self.undo(at, i, was_there, error)),
+                Err(error) => return Err(self.undo(at, i, existed_before, error)),
             }
         }
-        deliver(&result).map_err(|error| self.undo(at, self.links.len().saturating_sub(1), was_there, error))?;
+        deliver(&result).map_err(|error| self.undo(at, self.links.len().saturating_sub(1), existed_before, error))?;
         Ok(result)
     }
 
-    fn add_one(&self, link: &Link<'_>, at: &Endpoint, previous: &[Addition]) -> Result<AddResult> {
+    fn add_one(&self, link: &Link<'_>, at: &Endpoint, previous: &[ExtraKey]) -> Result<AddResult> {
         let config = self.request(link.plugin, Some(at), previous)?;
         let answer = link.program.add(&self.variables(Some(at)), &config, self.list.version);
         answer.map_err(with_code).trying(|| format!("plugin {:?}", link.plugin.kind))
     }
 
-    /// A command that answers nothing.
-    fn run(&self, command: &str, link: &Link<'_>, at: Option<&Endpoint>, additions: &[Addition]) -> Result<()> {
-        let config = self.request(link.plugin, at, additions)?;
+    /// Calls a command that has no result.
+    fn run(&self, command: &str, link: &Link<'_>, at: Option<&Endpoint>, extra: &[ExtraKey]) -> Result<()> {
+        let config = self.request(link.plugin, at, extra)?;
         let answer = link.program.run(command, &self.variables(at), &config);
         answer.map_err(with_code).trying(|| format!("plugin {:?}", link.plugin.kind))
     }
 
-    /// DELs the plugins from the one at `last` back to the first, because of `error`, to which it adds what is left.
-    fn undo(&self, at: &Endpoint, last: usize, was_there: bool, error: Error) -> Error {
-        if was_there {
-            return error.details(format!("nothing was undone, because {:?} was there before", at.ifname.as_str()));
+    /// Rolls back after `error`: calls DEL of the plugins from `last` back to the first. Adds failed DELs to the error.
+    fn undo(&self, at: &Endpoint, last: usize, existed_before: bool, error: Error) -> Error {
+        if existed_before {
+            return error.details(format!("no rollback, because interface {:?} existed before", at.ifname.as_str()));
         }
         let done = self.links.get(..=last).unwrap_or_default();
         let mut failures: Vec<Error> =
             done.iter().rev().filter_map(|link| self.run("DEL", link, Some(at), &[]).err()).collect();
         if failures.is_empty() {
-            // One of an attachment that ended without a DEL, such as by a reboot.
-            failures.extend(self.forget(at).err());
+            // Removes an entry of an attachment that ended without a DEL, for example by a reboot.
+            failures.extend(self.remove_from_cache(at).err());
         }
-        // What refuses an ADD refuses its DEL for the same reason; that leaves nothing, and is told already.
+        // A plugin that refuses an ADD refuses its DEL with the same text. It left nothing, and the text is reported.
         failures.retain(|why| why.to_string() != error.to_string());
         failures.into_iter().fold(error, |error, why| error.details(format!("not undone: {why}")))
     }
 
-    /// DEL, in reverse order. The first failure stops it and keeps the cache, so that it can be repeated.
+    /// Calls DEL of all plugins in reverse order. Stops at the first error and keeps the cache entry, so that the DEL can
+    /// be repeated.
     pub(crate) fn del(&self, at: &Endpoint) -> Result<()> {
         let previous = if self.list.version >= Version::V0_4_0 { self.previous(at)? } else { Vec::new() };
         for link in self.links.iter().rev() {
             self.run("DEL", link, Some(at), &previous)?;
         }
-        self.forget(at)
+        self.remove_from_cache(at)
     }
 
-    /// CHECK
+    /// Calls CHECK of all plugins.
     pub(crate) fn check(&self, at: &Endpoint) -> Result<()> {
         if self.list.version < Version::V0_4_0 {
             let what = format!("cniVersion {} of the network does not have the command CHECK", self.list.version);
@@ -156,13 +161,13 @@ impl<'a> Chain<'a> {
         Netns::open(&at.netns)?;
         if self.cached(at)?.is_none() {
             let error = Error::new(Code::UNKNOWN_CONTAINER, "nothing was added there");
-            return Err(error.details("the cache has no entry of it"));
+            return Err(error.details("the cache has no entry for it"));
         }
         let previous = self.previous(at)?;
         self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
     }
 
-    /// Adds masquerade rules that an attachment has lost; `true` if any were missing.
+    /// Adds missing masquerade rules of an attachment. Returns whether any were missing.
     pub(crate) fn restore_masquerade(&self, at: &Endpoint) -> Result<bool> {
         let previous = self.previous(at)?;
         let attachment =
@@ -177,14 +182,14 @@ impl<'a> Chain<'a> {
         Ok(restored)
     }
 
-    /// GC: what belongs to none of the `valid` attachments is removed. Attachments of the cache that are not among them
-    /// get a DEL each, with what they were added with; then each plugin looks for leftovers. Goes on after failures.
+    /// Removes everything that belongs to none of the `valid` attachments. First calls DEL for each other attachment in
+    /// the cache, with the arguments of its add, then GC of each plugin. Continues after errors.
     pub(crate) fn gc(&self, valid: &[Entry]) -> Result<()> {
         if self.list.disable_gc {
             return Ok(());
         }
         let mut failures = Vec::new();
-        // Unlike upstream, which takes an unreadable cache for an empty one.
+        // Unlike upstream, which treats an unreadable cache as an empty one.
         for entry in self.cache.of_network(self.list.name.as_str())? {
             if !valid.iter().any(|other| other.is_same(&entry)) {
                 failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
@@ -193,7 +198,7 @@ impl<'a> Chain<'a> {
         if self.list.version >= Version::V1_1_0 {
             let valid = valid.iter().map(|entry| json!({ "containerID": entry.container, "ifname": entry.ifname }));
             let valid: Value = valid.collect();
-            // libcni 1.2.0 sent only the second, and plugins of its time read only that.
+            // libcni 1.2.0 sends only the second key, and plugins of that time read only it.
             let lists = [("cni.dev/valid-attachments", valid.clone()), ("cni.dev/attachments", valid)];
             failures.extend(self.links.iter().filter_map(|link| self.run("GC", link, None, &lists).err()));
         }
@@ -202,7 +207,7 @@ impl<'a> Chain<'a> {
         Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
     }
 
-    /// STATUS; `false` if nobody was asked, because versions before 1.1.0 do not have it.
+    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS.
     pub(crate) fn status(&self) -> Result<bool> {
         if self.list.version < Version::V1_1_0 {
             return Ok(false);
@@ -210,7 +215,7 @@ impl<'a> Chain<'a> {
         self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[])).map(|()| true)
     }
 
-    fn forget(&self, at: &Endpoint) -> Result<()> {
+    fn remove_from_cache(&self, at: &Endpoint) -> Result<()> {
         self.cache.remove(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str())
     }
 
@@ -218,8 +223,8 @@ impl<'a> Chain<'a> {
         self.cache.load(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str())
     }
 
-    /// The cached result, if there is one, in the network's version.
-    fn previous(&self, at: &Endpoint) -> Result<Vec<Addition>> {
+    /// Returns the cached result in the network's version, if there is one, as `prevResult`.
+    fn previous(&self, at: &Endpoint) -> Result<Vec<ExtraKey>> {
         let Some(result) = self.cached(at)?.and_then(|entry| entry.result) else { return Ok(Vec::new()) };
         let result = AddResult::read_answer(&result.to_string(), self.list.version);
         let result = result.and_then(|result| self.value(&result)).trying(|| {
@@ -229,7 +234,7 @@ impl<'a> Chain<'a> {
         Ok(vec![("prevResult", result)])
     }
 
-    /// A result as plugins and the cache get it.
+    /// Converts a result to the form for plugins and the cache.
     fn value(&self, result: &AddResult) -> Result<Value> {
         let text = result.print(self.list.version)?;
         serde_json::from_slice(&text).map_err(|error| Error::new(Code::INTERNAL, error.to_string()))
@@ -248,13 +253,14 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// The configuration that a plugin is called with: its own, with what the network and the runtime add.
-    fn request(&self, plugin: &Plugin, at: Option<&Endpoint>, additions: &[Addition]) -> Result<Vec<u8>> {
+    /// Returns the configuration for a call of a plugin: its own object with the keys that the network and the runtime
+    /// add.
+    fn request(&self, plugin: &Plugin, at: Option<&Endpoint>, extra: &[ExtraKey]) -> Result<Vec<u8>> {
         let mut config = plugin.config.clone();
         config.insert("name".to_owned(), self.list.name.as_str().into());
         config.insert("cniVersion".to_owned(), self.list.version.as_str().into());
-        config.extend(additions.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
-        // Unlike upstream, which lets plugins see what is for the runtime alone.
+        config.extend(extra.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        // Unlike upstream, which passes `capabilities` to plugins although only the runtime needs it.
         if let Some(Value::Object(declared)) = config.remove("capabilities") {
             let given = at.iter().flat_map(|at| &at.capabilities);
             let wanted = given.filter(|(name, _)| declared.get(*name) == Some(&Value::Bool(true)));
@@ -266,7 +272,8 @@ impl<'a> Chain<'a> {
         json::compact(&config)
     }
 
-    /// What a plugin gets beside our own environment. What does not apply is empty, lest ours shine through.
+    /// Returns the variables for a plugin. Those that do not apply are empty, so that the plugin does not inherit them
+    /// from the environment of `cnitool`.
     fn variables(&self, at: Option<&Endpoint>) -> Vec<(&'static str, OsString)> {
         let args: Vec<String> =
             at.iter().flat_map(|at| &at.args).map(|(key, value)| format!("{key}={value}")).collect();
@@ -280,7 +287,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// An error of a plugin, with its code for who looks it up.
+/// Adds the code of a plugin's error to its details.
 fn with_code(error: Error) -> Error {
     let code = error.code().0;
     error.details(format!("code {code}"))

@@ -1,9 +1,9 @@
-//! The command line: what can be asked for, and the help that says so.
+//! The command line: its parser and its help.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// What the command line asks for.
+/// A parsed command line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Help(String),
@@ -21,16 +21,16 @@ pub(crate) enum Command {
     Doctor { json: bool },
 }
 
-/// A command as its help describes it.
+/// The help of a command.
 struct Page {
     name: &'static str,
-    /// What follows the name.
+    /// The arguments after the name.
     arguments: &'static str,
     /// One line, for the list of all commands.
     summary: &'static str,
-    /// The options that it knows, without a value.
+    /// The options and their meanings. Options have no value.
     options: &'static [(&'static str, &'static str)],
-    /// The rest of its help.
+    /// The description below the summary.
     text: &'static str,
 }
 
@@ -41,28 +41,29 @@ const PAGES: [Page; 11] = [
         summary: "attach the namespace to the network",
         options: &[],
         text: "\
-Calls ADD of the network's plugins, one after the other; each gets the result
-of the one before. The last result is printed, and kept in the cache.
+Calls ADD of the network's plugins, one after the other. Each plugin gets the
+result of the one before. The last result is printed and stored in the cache.
 
-If a plugin fails, those that ran are undone by DEL in reverse order, the
-failed one first; all are if the result cannot be printed. Nothing is undone if
-the interface was there before: it belongs to an earlier add.",
+If a plugin fails, cnitool calls DEL of the plugins that ran in reverse order,
+starting with the one that failed. If the result cannot be printed, it calls
+DEL of all. It does not roll back if the interface existed before, because the
+interface belongs to an earlier add.",
     },
     Page {
         name: "del",
         arguments: "<network> <netns>",
-        summary: "undo an add; the namespace may be gone",
+        summary: "detach the namespace, even if it is gone",
         options: &[],
         text: "\
 Calls DEL of the network's plugins in reverse order, with the cached result,
-then forgets the attachment. If the network has no configuration any more, the
-one it was added with is used. CNI_ARGS and CAP_ARGS are those of the add
-unless they are set.",
+then removes the attachment from the cache. If the network's file is gone, the
+configuration of the add is used. CNI_ARGS and CAP_ARGS default to those of the
+add.",
     },
     Page {
         name: "check",
         arguments: "<network> <netns>",
-        summary: "is the attachment still as add made it?",
+        summary: "check that the attachment is still as add created it",
         options: &[],
         text: "\
 Calls CHECK of the network's plugins with the cached result. Needs cniVersion
@@ -74,92 +75,89 @@ Calls CHECK of the network's plugins with the cached result. Needs cniVersion
         summary: "let plugins remove what belongs to no attachment",
         options: &[],
         text: "\
-Calls GC of the network's plugins. Valid are all attachments in the cache,
-whatever <netns> is, and those of other runtimes that are alive or of which that
-cannot be told. prune also removes what the cache knows and is gone. Needs
+Calls GC of the network's plugins. Valid attachments are all in the cache, and
+those of other runtimes that are alive or whose state is unknown. <netns> is
+ignored. To remove cached attachments whose namespace is gone, use prune. Needs
 cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
     },
     Page {
         name: "status",
         arguments: "<network> [<netns>]",
-        summary: "could an add succeed now?",
+        summary: "check whether an add could succeed now",
         options: &[],
         text: "\
-Calls STATUS of the network's plugins. For a cniVersion before 1.1.0, which
-does not have it, finding the plugins is enough.",
+Calls STATUS of the network's plugins. A cniVersion before 1.1.0 does not have
+STATUS; then only the existence of the plugins is checked.",
     },
     Page {
         name: "demo",
         arguments: "",
-        summary: "show how CNI works, touching nothing of this host",
+        summary: "show how CNI works, without changing this host",
         options: &[],
         text: "\
-Makes two containers in namespaces of its own, gives them their interfaces as
-kubelet would, lets them talk, and removes everything. Each step is shown with
-the ip command that does the same by hand, and its time. Needs the plugins
-bridge, host-local and loopback in CNI_PATH; root, or user namespaces.",
+Creates two containers in separate namespaces, attaches them as kubelet would,
+pings between them, and removes everything. Each step is shown with its time
+and the ip command that does the same by hand. Needs the plugins bridge,
+host-local and loopback in CNI_PATH, and root or user namespaces.",
     },
     Page {
         name: "leases",
         arguments: "[<network>]",
-        summary: "addresses that host-local has given away",
+        summary: "list the addresses that host-local has leased",
         options: &[("--json", "print JSON, with ids at full length")],
         text: "\
-Shows how full the ranges are, and each lease with its container, its age and
-whether that is still there:
+Shows the usage of the ranges, and each lease with its container, its age and
+the state of the container:
 
-  alive    its port is on the bridge, or its namespace is there
-  no port  its namespace is there, and its interface is not
-  gone     no namespace has it: prune removes it
-  unknown  this cannot be told, for example without root
+  alive    its port is on the bridge, or its namespace exists
+  no port  its namespace exists, but its interface does not
+  gone     its namespace is gone: prune removes the lease
+  unknown  cnitool cannot determine the state, for example without root
   free     the file is empty or garbled: the next add may take the address
 
-Without <network> all that have leases are shown, even if the configuration is
-gone. Takes no lock and changes nothing.",
+Without <network>, shows all networks that have leases, even those without a
+configuration. Takes no lock and changes nothing.",
     },
     Page {
         name: "show",
         arguments: "[<network>]",
-        summary: "the bridge, its ports and rules, with their owners",
+        summary: "show bridges, ports and rules with their containers",
         options: &[("--json", "print JSON, with ids at full length")],
         text: "\
 Shows the bridge with its addresses, and each port with its container, the
 container's MAC and addresses, and its flags:
 
   down      the port is not up
-  hairpin   what comes in by it may go out by it
-  isolated  it does not talk to other isolated ports
-  masq      a rule hides its addresses behind the host's
-  spoofchk  a rule drops frames with another source than the container's
+  hairpin   frames may leave by the port through which they came
+  isolated  the port cannot reach other isolated ports
+  masq      a rule masquerades its addresses
+  spoofchk  a rule drops frames with another source MAC address
   vlan N*   untagged frames belong to VLAN N
 
-Without <network> all bridges that configurations or ports name are shown.
-Changes nothing.",
+Without <network>, shows all bridges of configurations and of ports that cni0
+created. Changes nothing.",
     },
     Page {
         name: "prune",
         arguments: "[<network>]",
         summary: "remove attachments whose namespace is gone",
-        options: &[
-            ("--dry-run", "only say what would be removed"),
-            ("--force", "prune even from inside of a container"),
-        ],
+        options: &[("--dry-run", "only print what would be removed"), ("--force", "prune even inside a container")],
         text: "\
-Calls GC of the network's plugins. Valid are all attachments but those whose
-namespace is gone: what is alive stays, and so does what cannot be told; leases
-shows which is which. What plugins without GC leave is removed by DEL.
+Calls GC of the network's plugins. Valid attachments are all except those whose
+namespace is gone; an attachment of unknown state stays. leases shows the
+states. For plugins without GC, prune calls DEL. If nothing is gone, it does
+not call any plugin.
 
-Adds of cnitool wait meanwhile. One of another runtime that begins while GC
-runs may be taken for a leftover: let that be idle. Without anything to remove
-GC is not called.
+While prune runs, adds of cnitool wait. Keep other runtimes idle: GC may remove
+an attachment that another runtime creates at the same time.
 
-Without <network> all networks with a configuration are pruned. One with
-\"disableGC\" is left alone, which is a failure if it was asked for by name.
+Without <network>, prunes all networks with a configuration, and skips those
+with \"disableGC\". If <network> has \"disableGC\", prune fails.
 
-In a container live namespaces look as if they were gone. So prune refuses to
-run unless it has the mount, pid and network namespaces of process 1, in the
-initial pid namespace. Use --force only on a node that is itself a container,
-such as one of kind, and in that container's own namespaces.",
+Inside a container, namespaces of running containers seem to be gone. So prune
+refuses to run unless it has the mount, pid and network namespaces of process
+1, in the initial pid namespace. Use --force only on a node that is itself a
+container, such as a node of kind, and in the namespaces of that container.",
     },
     Page {
         name: "repair",
@@ -175,24 +173,24 @@ and calls CHECK of the network's plugins:
   gone      its namespace is gone: prune removes what is left
   wrong     CHECK fails, or the rules could not be added; the reason follows
 
-Rules are added only while the container has the interface and the addresses
-that add gave it. Use it after a flush or a reload of the host's firewall; adds
-repair the chains, but only their own container's rules.
+Rules are added only if the container still has the interface and the addresses
+of the add. Use repair after a flush or a reload of the host's firewall: an add
+restores the chains, but only the rules of its own container.
 
-Without <network> all attachments are repaired. The exit code is 3 if one is
-wrong, or if an entry of the cache cannot be read.",
+Without <network>, repairs all attachments. The exit code is 3 if one is wrong,
+or if an entry of the cache cannot be read.",
     },
     Page {
         name: "doctor",
         arguments: "",
-        summary: "what would make an add fail, and the remedy",
+        summary: "report what would make an add fail, and the remedy",
         options: &[("--json", "print JSON")],
         text: "\
-Looks at configurations, plugins, leases, bridges, the firewall and the
-kernel's settings. Each finding is ok, warn or fail; the latter two come with a
-remedy. Changes nothing. What cannot be seen without root is said at the end.
+Checks configurations, plugins, leases, bridges, the firewall and the kernel's
+settings. Each finding is ok, warn or fail; warn and fail have a remedy. Ends
+with a list of what cannot be checked without root. Changes nothing.
 
-The exit code is 3 if anything is fail, and 0 if not.",
+The exit code is 3 if any finding is fail, otherwise 0.",
     },
 ];
 
@@ -200,7 +198,7 @@ const ENVIRONMENT: &str = "\
 environment:
   NETCONFPATH  directory of network configurations (/etc/cni/net.d)
   CNI_PATH     directories of plugins (/opt/cni/bin:/usr/lib/cni)
-  CNI_IFNAME   the interface in the namespace (eth0)
+  CNI_IFNAME   name of the interface in the namespace (eth0)
   CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
   CAP_ARGS     arguments for plugins with the capability, as JSON:
                {\"portMappings\": [{\"hostPort\": 80, \"containerPort\": 80}]}
@@ -208,13 +206,13 @@ environment:
 
 const EXIT_CODES: &str = "\
 exit codes:
-  0  done
-  1  failed: one line on stderr says why
-  2  the command line is wrong
+  0  success
+  1  failure: one line on stderr gives the reason
+  2  invalid command line
   3  doctor found a failure, or repair left something wrong
 ";
 
-/// Reads the command line; the error is one line for the user.
+/// Parses the command line. The error is one line for the user.
 pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, String> {
     let mut words = Vec::new();
     let mut options = Vec::new();
@@ -232,8 +230,8 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         return match options.first() {
             Some(_) if wants("-h", "--help") => Ok(Command::Help(overview())),
             Some(_) if wants("-V", "--version") => Ok(Command::Version),
-            Some(option) => Err(format!("unknown option {option} (--help shows them)")),
-            None => Err("a command is missing (--help shows them)".to_owned()),
+            Some(option) => Err(format!("unknown option {option} (see --help)")),
+            None => Err("no command given (see --help)".to_owned()),
         };
     };
     let name = name.to_string_lossy().into_owned();
@@ -246,10 +244,10 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         return Ok(Command::Help(help(page)));
     }
     if let Some(option) = options.iter().find(|option| !page.options.iter().any(|(known, _)| known == option)) {
-        return Err(format!("{name}: unknown option {option} ({name} --help shows them)"));
+        return Err(format!("{name}: unknown option {option} (see {name} --help)"));
     }
     let wants = |wanted: &str| options.iter().any(|option| option == wanted);
-    let usage = || format!("{} ({name} --help says more)", usage(page));
+    let usage = || format!("{} (see {name} --help)", usage(page));
     let mut word = || words.next();
     let mut network = || word().map(|word| word.to_string_lossy().into_owned());
     let command = match page.name {
@@ -267,7 +265,7 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
         }
         "gc" | "status" => {
             let Some(network) = network() else { return Err(usage()) };
-            // The reference's tool demands a namespace here and has no use for it.
+            // The reference's tool requires a namespace here and ignores it.
             let _ = word();
             if page.name == "gc" { Command::Gc { network } } else { Command::Status { network } }
         }
@@ -280,25 +278,26 @@ pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Result<Command, Str
     };
     match word() {
         None => Ok(command),
-        Some(surplus) => Err(format!("{name}: {surplus:?} is one argument too many; {}", usage())),
+        Some(surplus) => Err(format!("{name}: unexpected argument {surplus:?}; {}", usage())),
     }
 }
 
+/// Returns the help of the command `name`.
 fn page(name: &str) -> Result<&'static Page, String> {
     PAGES.iter().find(|page| page.name == name).ok_or_else(|| {
         let all: Vec<&str> = PAGES.iter().map(|page| page.name).collect();
-        format!("unknown command {name:?}; there is {}", all.join(", "))
+        format!("unknown command {name:?}; the commands are {}", all.join(", "))
     })
 }
 
 fn overview() -> String {
-    let mut text = "The runtime side of CNI: calls plugins, and looks at what they made.\n\n".to_owned();
+    let mut text = "A CNI runtime for the command line: calls plugins and inspects the node.\n\n".to_owned();
     text += "usage: cnitool <command> [arguments]\n\n";
     for page in &PAGES {
         let call = format!("{} {}", page.name, page.arguments);
         text += &format!("  {:<28}{}\n", call.trim_end(), page.summary);
     }
-    text + "\ncnitool <command> --help says more about each.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
+    text + "\nRun cnitool <command> --help for details.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
 }
 
 fn usage(page: &Page) -> String {

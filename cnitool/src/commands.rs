@@ -1,4 +1,4 @@
-//! `add`, `del`, `check`, `gc` and `status`: from the command line and the environment to a call of the plugins.
+//! `cnitool add`, `del`, `check`, `gc` and `status`, which call the plugins of a network.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -11,7 +11,7 @@ use crate::lock::Lock;
 use crate::privilege::require_capabilities;
 use crate::{out, prune, settings};
 
-/// `cnitool add`
+/// Runs `cnitool add`.
 pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let list = find(network)?;
     let at = endpoint(netns, None)?;
@@ -20,13 +20,13 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let _lock = Lock::shared()?;
     let deliver = |result: &AddResult| {
         let text = [result.print(list.version)?.as_slice(), b"\n"].concat();
-        // Even if nobody reads it any more, it must be told that the add failed.
+        // A new error has no errno. So a closed pipe, which is ignored otherwise, is reported as a failed add.
         out::print(text).map_err(|error| Error::new(error.code(), error.to_string()).details(error.remarks()))
     };
-    chain.add_and(&at, deliver).map(drop).trying(|| attempt("add", &at, network, "to"))
+    chain.add_and_deliver(&at, deliver).map(drop).trying(|| attempt("add", &at, network, "to"))
 }
 
-/// `cnitool del`
+/// Runs `cnitool del`.
 pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
     require_capabilities()?;
     let at = endpoint(netns, None)?;
@@ -35,7 +35,7 @@ pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
     let list = match (find(network), &entry) {
         (Ok(list), _) => list,
         (Err(error), Some(entry)) if !entry.config.is_empty() => {
-            out::complain(&error.details("using the configuration of the add"));
+            out::print_error(&error.details("using the configuration of the add"));
             let cache = Cache::of_host().path(network, at.container.as_str(), at.ifname.as_str());
             conf::from_cache(&cache, &entry.config)?
         }
@@ -43,14 +43,14 @@ pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
     };
     if entry.is_none() && Netns::open_if_there(&at.netns)?.is_none() {
         let what = format!("there is no network namespace at {:?}, and nothing was added there", at.netns);
-        return Err(Error::new(Code::NETNS, what).details("give the path that the add was given"));
+        return Err(Error::new(Code::NETNS, what).details("use the same path as for the add"));
     }
     let at = endpoint(netns, entry)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     chain.del(&at).trying(|| attempt("delete", &at, network, "from"))
 }
 
-/// `cnitool check`
+/// Runs `cnitool check`.
 pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     let list = find(network)?;
     let at = endpoint(netns, None)?;
@@ -61,7 +61,8 @@ pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     chain.check(&at).trying(|| attempt("check", &at, network, "in"))
 }
 
-/// `cnitool gc`. What the cache knows stays, and so does what may be alive: other runtimes keep their own books.
+/// Runs `cnitool gc`. Keeps the attachments in the cache, and those of other runtimes that may be alive, because other
+/// runtimes may keep their attachments elsewhere.
 pub(crate) fn gc(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
@@ -75,37 +76,40 @@ pub(crate) fn gc(network: &str) -> Result<()> {
     }
     let _lock = Lock::exclusive()?;
     let mut valid = Cache::of_host().of_network(network)?;
-    for alive in prune::kept(&list).trying(|| format!("find what network {network:?} must keep"))? {
+    for alive in
+        prune::live_attachments(&list).trying(|| format!("find the live attachments of network {network:?}"))?
+    {
         if !valid.iter().any(|entry| entry.is_same(&alive)) {
             valid.push(alive);
         }
     }
-    chain.gc(&valid).trying(|| format!("collect the garbage of network {network:?}"))
+    chain.gc(&valid).trying(|| format!("collect garbage of network {network:?}"))
 }
 
-/// `cnitool status`
+/// Runs `cnitool status`.
 pub(crate) fn status(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
-    if !chain.status().trying(|| format!("ask for the status of network {network:?}"))? {
-        out::warn(&format!("cniVersion {} has no STATUS: the plugins are there, and were not asked", list.version));
+    if !chain.status().trying(|| format!("get the status of network {network:?}"))? {
+        out::warn(&format!("cniVersion {} has no STATUS: the plugins exist, but were not called", list.version));
     }
     Ok(())
 }
 
+/// Describes what a command tries to do, for its error.
 fn attempt(verb: &str, at: &Endpoint, network: &str, preposition: &str) -> String {
     format!("{verb} {:?} of {} {preposition} network {network:?}", at.ifname.as_str(), at.netns.display())
 }
 
-/// The network's configuration. Broken files beside it are told, and do not matter.
+/// Returns the configuration of the network. Warns of broken files.
 fn find(network: &str) -> Result<NetworkList> {
     let (list, broken) = conf::find(&settings::configurations(), network)?;
-    conf::ignore(&broken);
+    conf::warn_of_broken(&broken);
     Ok(list)
 }
 
-/// What is to be attached: as the environment says, and where it says nothing as it was when it was added.
+/// Returns the endpoint for `netns`. Arguments that the environment does not set are those of the cache entry.
 fn endpoint(netns: &Path, entry: Option<Entry>) -> Result<Endpoint> {
     let netns = absolute(netns)?;
     let entry = entry.unwrap_or_default();
@@ -118,8 +122,8 @@ fn endpoint(netns: &Path, entry: Option<Entry>) -> Result<Endpoint> {
     })
 }
 
-/// The path as the reference writes it: absolute, without `.` and `..`, which are taken out of the text alone. The
-/// container's id is made of it.
+/// Returns the path in the form of the reference, from which the container id is derived: absolute, with `.` and `..`
+/// removed lexically.
 fn absolute(path: &Path) -> Result<PathBuf> {
     let path = std::path::absolute(path).trying(|| format!("find the namespace {path:?}"))?;
     let mut clean = PathBuf::from("/");
@@ -140,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_are_those_of_the_reference() {
+    fn container_ids_match_the_reference() {
         // printf %s /run/netns/blue | sha512sum
         let id = container_id(&absolute(Path::new("/run//netns/./x/../blue/")).unwrap()).unwrap();
         assert_eq!(id, container_id(Path::new("/run/netns/blue")).unwrap());

@@ -1,8 +1,8 @@
-//! Network configurations: found in a directory, read, and told apart from what is broken.
+//! Finds, reads and validates network configurations.
 //!
-//! Files are looked at as the reference does it: all `.conflist` in the order of their names, then `.conf` and `.json`
-//! together, each of which holds one plugin and becomes a list of one. The first that has a name wins. Unlike upstream,
-//! a broken file keeps no other from working.
+//! Files are read in the order of the reference: all `.conflist` files by name, then `.conf` and `.json` files together.
+//! Each of the latter has one plugin and becomes a list of one. The first file that defines a name wins. Unlike
+//! upstream, a broken file does not affect other files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,31 +19,31 @@ use serde_json::{Map, Value, json};
 
 use crate::{file, out};
 
-/// A network: the plugins that are called for it, in order.
+/// The configuration of a network: its plugins in the order of ADD.
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkList {
     pub(crate) name: NetworkName,
-    /// The file that it stands in, or the entry of the cache that it was taken from.
+    /// The file or the cache entry that it was read from.
     pub(crate) path: PathBuf,
-    /// The version in which all its plugins are spoken to.
+    /// The version for the calls of all its plugins.
     pub(crate) version: Version,
     pub(crate) plugins: Vec<Plugin>,
     pub(crate) disable_check: bool,
     pub(crate) disable_gc: bool,
-    /// The list as it is kept in the cache: enough to do without the files.
+    /// The list as the cache stores it: complete without other files.
     pub(crate) text: String,
 }
 
-/// A plugin of a list.
+/// A plugin in a list.
 #[derive(Clone, Debug)]
 pub(crate) struct Plugin {
-    /// Its `type`: the name of its program.
+    /// Its `type`, which is the name of its program.
     pub(crate) kind: String,
     /// Its own object in the configuration.
     pub(crate) config: Map<String, Value>,
 }
 
-/// A file that is no network configuration.
+/// A file that is not a valid network configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Broken {
     pub(crate) path: PathBuf,
@@ -68,15 +68,15 @@ impl From<Broken> for Error {
     }
 }
 
-/// What a directory of configurations holds.
+/// The configurations in a directory.
 #[derive(Debug, Default)]
 pub(crate) struct Found {
-    /// In the order in which they are looked at. Of two with the same name only the first is ever used.
+    /// In the order in which they are read. If two have the same name, only the first is used.
     pub(crate) lists: Vec<NetworkList>,
     pub(crate) broken: Vec<Broken>,
 }
 
-/// Reads all configurations of a directory. One that does not exist is empty.
+/// Reads all configurations in a directory. Returns none if the directory does not exist.
 pub(crate) fn all(dir: &Path) -> Result<Found> {
     let mut found = Found::default();
     for path in files(dir)? {
@@ -88,7 +88,7 @@ pub(crate) fn all(dir: &Path) -> Result<Found> {
     Ok(found)
 }
 
-/// The network called `name`, and the broken files that stand beside it.
+/// Finds the network `name`. Also returns the broken files in the directory.
 pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)> {
     let Found { lists, broken } = all(dir)?;
     let mut names: Vec<String> = lists.iter().map(|list| list.name.to_string()).collect();
@@ -99,18 +99,18 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)>
     names.dedup();
     let mut error = Error::new(Code::CONFIG, format!("there is no network {name:?} in {}", dir.display()));
     error = match names.is_empty() {
-        true => error.details("there is none at all"),
-        false => error.details(format!("there is {}", names.join(", "))),
+        true => error.details("the directory has no network"),
+        false => error.details(format!("the networks are {}", names.join(", "))),
     };
     Err(broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}"))))
 }
 
-/// Tells of broken files, which do not matter otherwise.
-pub(crate) fn ignore(broken: &[Broken]) {
+/// Warns of broken files, which are ignored otherwise.
+pub(crate) fn warn_of_broken(broken: &[Broken]) {
     broken.iter().for_each(|broken| out::warn(&format!("ignored: {broken}")));
 }
 
-/// The files of a directory that are configurations by their name, in the order in which they are looked at.
+/// Lists the files with the extension of a configuration, in the order in which they are read.
 fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut lists = with_extension(dir, &["conflist"])?;
     lists.extend(with_extension(dir, &["conf", "json"])?);
@@ -136,7 +136,7 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads one file; its extension says whether it is a list.
+/// Reads one file. Its extension determines whether it is a list.
 fn read(path: &Path) -> Result<NetworkList, Broken> {
     let bytes = file::read(path).map_err(|error| unreadable(path, error))?;
     let is_list = path.extension() == Some(OsStr::new("conflist"));
@@ -154,19 +154,19 @@ fn read(path: &Path) -> Result<NetworkList, Broken> {
     Ok(list)
 }
 
-/// The list that an entry of the cache at `path` holds. What stands in folders beside a file has been put into it.
+/// Parses the list in the cache entry at `path`. It includes the plugins that were in separate files.
 pub(crate) fn from_cache(path: &Path, text: &[u8]) -> Result<NetworkList, Broken> {
     let text = Text::new(path, text)?;
     let (list, _) = text.list()?;
     if list.plugins.is_empty() { Err(text.fault(0, "the network has no plugin")) } else { Ok(list) }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is what map_err hands over")]
+#[expect(clippy::needless_pass_by_value, reason = "map_err passes it by value")]
 fn unreadable(path: &Path, error: std::io::Error) -> Broken {
     Broken { path: path.to_owned(), place: None, why: format!("cannot be read: {error}") }
 }
 
-/// Plugins of a list may stand in files of their own, in a folder of the network's name beside the list.
+/// Adds the plugins that are in separate files, in a folder with the name of the network next to the list.
 fn add_folder(path: &Path, list: &mut NetworkList) -> Result<(), Broken> {
     let folder = path.with_file_name(list.name.as_str());
     let files = with_extension(&folder, &["conf"]).map_err(|error| Broken {
@@ -183,7 +183,7 @@ fn add_folder(path: &Path, list: &mut NetworkList) -> Result<(), Broken> {
         let whole = text.whole()?;
         list.plugins.push(text.plugin(whole)?);
     }
-    // The cache must do without the folder.
+    // The text for the cache must be complete without the folder.
     let mut whole: Map<String, Value> = serde_json::from_str(&list.text).unwrap_or_default();
     let plugins = list.plugins.iter().map(|plugin| Value::Object(plugin.config.clone())).collect();
     whole.insert("plugins".to_owned(), Value::Array(plugins));
@@ -192,17 +192,17 @@ fn add_folder(path: &Path, list: &mut NetworkList) -> Result<(), Broken> {
     Ok(())
 }
 
-/// The members of an object. Keys are told apart by case here, as the reference does on this side.
+/// The members of an object. Keys are case-sensitive here, as in the reference's library for runtimes.
 type Members<'a> = BTreeMap<String, Raw<'a>>;
 
-/// A file's text, which knows where in it a value stands.
+/// The text of a file, with methods that report the position of an invalid value.
 struct Text<'a> {
     path: &'a Path,
     text: &'a str,
 }
 
 impl<'a> Text<'a> {
-    /// Text that is JSON as a whole.
+    /// Validates that the bytes are UTF-8 and JSON.
     fn new(path: &'a Path, bytes: &'a [u8]) -> Result<Text<'a>, Broken> {
         let text = std::str::from_utf8(bytes).map_err(|error| {
             let start = bytes.get(..error.valid_up_to()).unwrap_or_default();
@@ -212,29 +212,29 @@ impl<'a> Text<'a> {
         serde_json::from_str::<IgnoredAny>(text).map_err(|error| {
             let why = error.to_string();
             let why = why.split(" at line ").next().unwrap_or_default();
-            // An empty file ends before its first line.
+            // For an empty file, serde reports line 0.
             let place = Some((error.line().max(1), error.column().max(1)));
             Broken { path: path.to_owned(), place, why: format!("invalid JSON: {why}") }
         })?;
         Ok(Text { path, text })
     }
 
-    /// That what stands at `offset` is wrong.
+    /// Returns the error for an invalid value at `offset`.
     fn fault(&self, offset: usize, why: impl fmt::Display) -> Broken {
         Broken { path: self.path.to_owned(), place: Some(place(self.text, offset)), why: why.to_string() }
     }
 
-    /// Where a value of this text stands.
+    /// Returns the offset of a value in this text.
     fn offset(&self, value: Raw<'_>) -> usize {
         (value.text().as_ptr() as usize).saturating_sub(self.text.as_ptr() as usize).min(self.text.len())
     }
 
-    /// The document itself.
+    /// Returns the whole document.
     fn whole(&self) -> Result<Raw<'a>, Broken> {
         json::parse(self.text).map_err(|fault| self.fault(0, fault))
     }
 
-    /// The value of `key` as a `T`.
+    /// Parses the value of `key` as a `T`.
     fn value<T: Deserialize<'a>>(&self, key: &str, value: Raw<'a>) -> Result<T, Broken> {
         value.parse::<T>().map_err(|fault| self.fault(self.offset(value), fault.under(key)))
     }
@@ -243,7 +243,7 @@ impl<'a> Text<'a> {
         members.get(key).map(|value| self.value(key, *value)).transpose()
     }
 
-    /// `true` or `false`, also as a string in any case.
+    /// Parses `true` or `false`, also as a string in upper or lower case. Returns false if the key is missing.
     fn flag(&self, members: &Members<'a>, key: &str) -> Result<bool, Broken> {
         let Some(value) = members.get(key) else { return Ok(false) };
         match value.text().trim_matches('"').to_ascii_lowercase().as_str() {
@@ -262,6 +262,7 @@ impl<'a> Text<'a> {
         NetworkName::parse(&name).map_err(|error| self.fault(offset, error))
     }
 
+    /// Returns the newest supported version among `cniVersion` and `cniVersions`.
     fn version(&self, members: &Members<'a>) -> Result<Version, Broken> {
         let one: String = self.optional(members, "cniVersion")?.unwrap_or_default();
         let many: Vec<String> = self.optional(members, "cniVersions")?.unwrap_or_default();
@@ -275,7 +276,7 @@ impl<'a> Text<'a> {
         };
         Version::exact(text.unwrap_or(&one)).ok_or_else(|| {
             let all = Version::ALL.map(Version::as_str).join(", ");
-            self.fault(offset, format!("cniVersion {:?} is not known; known are {all}", text.unwrap_or(&one)))
+            self.fault(offset, format!("cniVersion {:?} is not supported; use one of {all}", text.unwrap_or(&one)))
         })
     }
 
@@ -290,7 +291,7 @@ impl<'a> Text<'a> {
         Ok(Plugin { kind, config })
     }
 
-    /// A list of plugins, and whether it wants no others.
+    /// Parses a list of plugins. Also returns whether it excludes plugins in separate files.
     fn list(&self) -> Result<(NetworkList, bool), Broken> {
         let whole = self.whole()?;
         let members: Members<'a> = whole.parse().map_err(|fault| self.fault(self.offset(whole), fault))?;
@@ -312,7 +313,7 @@ impl<'a> Text<'a> {
         Ok((list, inlined_only))
     }
 
-    /// One plugin that is a network by itself.
+    /// Parses a network that consists of one plugin without a list.
     fn single(&self) -> Result<NetworkList, Broken> {
         let whole = self.whole()?;
         let members: Members<'a> = whole.parse().map_err(|fault| self.fault(self.offset(whole), fault))?;
@@ -335,7 +336,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// Line and column, both from 1, of the character at `offset`.
+/// Returns line and column of the character at `offset`, both counted from 1.
 fn place(text: &str, offset: usize) -> (usize, usize) {
     let before: String = text.char_indices().take_while(|(at, _)| *at < offset).map(|(_, c)| c).collect();
     let column = before.chars().rev().take_while(|c| *c != '\n').count() + 1;

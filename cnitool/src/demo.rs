@@ -1,4 +1,4 @@
-//! `cnitool demo`: how CNI works, shown on two containers. Everything is real, and nothing of the host is touched.
+//! `cnitool demo`: shows on two containers how CNI works, with real plugins, without changing the host.
 
 mod ping;
 mod stage;
@@ -19,7 +19,7 @@ use crate::conf::{self, NetworkList};
 use crate::out;
 use crate::table::{Paint, Tone, WIDTH};
 
-/// Stands for /etc/cni/net.d.
+/// The directory of configurations, in place of /etc/cni/net.d.
 const CONFIGURATIONS: &str = "/run/net.d";
 const CONTAINERS: [&str; 2] = ["blue", "green"];
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 22, 0, 1);
@@ -38,7 +38,7 @@ const PODS: &str = r#"{
 }
 "#;
 
-/// `cnitool demo`, with the plugins in `dirs`.
+/// Runs `cnitool demo` with the plugins in `dirs`.
 pub(crate) fn run(dirs: &[PathBuf]) -> Result<()> {
     let dirs: Vec<PathBuf> = dirs.iter().map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone())).collect();
     for plugin in ["bridge", "host-local", "loopback"] {
@@ -50,19 +50,19 @@ pub(crate) fn run(dirs: &[PathBuf]) -> Result<()> {
 
 struct Demo {
     dirs: Vec<PathBuf>,
-    /// How many steps were shown.
+    /// The number of the last step.
     step: usize,
 }
 
-/// What a step did, and how long it took.
+/// The result of a step, and the time it took.
 type Timed<T> = Result<(T, Duration)>;
 
 impl Demo {
     fn run(&mut self) -> Result<()> {
         out::print(
-            "How CNI works, shown on two containers. All of it happens in namespaces of this\n\
-             program: nothing of this host is touched, and everything ends with it. Lines\n\
-             after '$' are what one would type to do the same by hand.\n",
+            "How CNI works, shown on two containers. Everything happens in separate\n\
+             namespaces that disappear at the end: this host is not changed. Lines that\n\
+             start with '$' are commands that do the same by hand.\n",
         )?;
         self.containers()?;
         let (lo, pods) = self.networks()?;
@@ -76,11 +76,14 @@ impl Demo {
         self.masquerade()?;
         self.check(&pods, &first)?;
         self.removal(&lo, &pods)?;
-        self.mistake(&pods)?;
-        out::print(format!("\nThe containers are gone with this demonstration. The plugins are in\n{}\n", self.path()))
+        self.error_example(&pods)?;
+        out::print(format!(
+            "\nThe containers are deleted when this program ends. The plugins are in\n{}\n",
+            self.path()
+        ))
     }
 
-    /// Prints the title of a step, with the time that it took.
+    /// Prints the title of a step and the time it took.
     fn title(&mut self, text: &str, time: Option<Duration>) -> Result<()> {
         self.step += 1;
         let time = time.map(show).unwrap_or_default();
@@ -96,7 +99,7 @@ impl Demo {
         commands(CONTAINERS.map(|name| format!("ip netns add {name}")))
     }
 
-    /// The two networks of a node, written and read.
+    /// Writes and reads the configurations of the networks `lo` and `pods`.
     fn networks(&mut self) -> Result<(NetworkList, NetworkList)> {
         let dir = Path::new(CONFIGURATIONS);
         let mut pods = PODS.to_owned();
@@ -104,17 +107,17 @@ impl Demo {
         if !masquerades {
             pods = pods.replace("\"ipMasq\": true, ", "");
         }
-        fs::create_dir(dir).trying(|| format!("make {dir:?}"))?;
+        fs::create_dir(dir).trying(|| format!("create {dir:?}"))?;
         for (name, text) in [("10-pods.conflist", pods.as_str()), ("99-lo.conflist", LOOPBACK)] {
             fs::write(dir.join(name), text).trying(|| format!("write {name:?}"))?;
         }
         let ((lo, _), (pods_list, _)) = (conf::find(dir, "lo")?, conf::find(dir, "pods")?);
         self.title("A network is a file, usually in /etc/cni/net.d", None)?;
         out::print("    Its plugins run one after the other. A \"type\" is the name of a program, and\n")?;
-        out::print("    a plugin may call others: this one asks host-local for an address.\n")?;
+        out::print("    a plugin may call others: bridge calls host-local to lease an address.\n")?;
         lines(&pods)?;
         if !masquerades {
-            out::print("    (This kernel has no nf_tables, so there is no \"ipMasq\" here.)\n")?;
+            out::print("    (This kernel has no nf_tables, so \"ipMasq\" is not used here.)\n")?;
         }
         Ok((lo, pods_list))
     }
@@ -123,7 +126,7 @@ impl Demo {
         let chain = Chain::find(lo, &self.dirs)?;
         let (_, time) = timed(|| CONTAINERS.iter().try_for_each(|name| chain.add(&endpoint(name, "lo")?).map(drop)))?;
         self.title("ADD lo: a runtime executes a plugin for each container", Some(time))?;
-        out::print("    Variables say what is wanted, and the configuration comes on stdin:\n")?;
+        out::print("    Environment variables describe the call; the configuration is on stdin:\n")?;
         lines(
             "CNI_COMMAND=ADD CNI_CONTAINERID=blue CNI_NETNS=/run/netns/blue \\\n\
              CNI_IFNAME=lo CNI_PATH=... loopback <configuration\n",
@@ -132,12 +135,12 @@ impl Demo {
         commands(CONTAINERS.map(|name| format!("ip -n {name} link set lo up")))
     }
 
-    /// ADD eth0, and what it amounts to.
+    /// Calls ADD for eth0, and shows the equivalent commands.
     fn attach(&mut self, pods: &NetworkList, container: &str, is_first: bool) -> Result<AddResult> {
         let chain = Chain::find(pods, &self.dirs)?;
         let at = endpoint(container, "eth0")?;
         let (result, time) = timed(|| chain.add(&at))?;
-        self.title(&format!("ADD eth0 of {container}: bridge, which asks host-local"), Some(time))?;
+        self.title(&format!("ADD eth0 of {container}: bridge, which calls host-local"), Some(time))?;
         let ours = address(&result)?;
         let port = result.interfaces.get(1).map(|link| link.name.clone()).unwrap_or_default();
         let mut typed = Vec::new();
@@ -156,20 +159,20 @@ impl Demo {
         }
         commands(typed)?;
         if is_first {
-            out::print("    It answers with what it made. The next plugin of a list would get that as\n")?;
-            out::print("    \"prevResult\"; the runtime keeps it for CHECK and DEL.\n")?;
+            out::print("    The plugin prints a result. The next plugin in a list would get it as\n")?;
+            out::print("    \"prevResult\"; the runtime stores it for CHECK and DEL.\n")?;
             lines(&String::from_utf8_lossy(&result.print(Version::V1_0_0)?))?;
         }
         Ok(result)
     }
 
-    /// The bridge and its ports, as the kernel tells them.
+    /// Shows the bridge and its ports as the kernel reports them.
     fn kernel(&mut self) -> Result<()> {
         let mut host = Netlink::open()?;
         let bridge = host.link("cni0")?.ok_or_else(|| Error::new(Code::INTERNAL, "the bridge is gone"))?;
         let addresses = host.addresses(bridge.index)?;
         let ports = host.links(Some(bridge.index))?;
-        self.title("What the kernel has now: the gateway, and a port for each container", None)?;
+        self.title("The kernel now has the gateway address and a port for each container", None)?;
         commands(["ip address show cni0; ip link show master cni0"])?;
         let shown: Vec<String> = addresses.iter().map(|address| address.cidr.to_string()).collect();
         lines(&format!("cni0  {}\n", shown.join(" ")))?;
@@ -183,14 +186,14 @@ impl Demo {
             let time = Netns::open(&netns(from))?.run(&home, || ping::ping(to))?;
             self.title(title, Some(time))?;
             commands([format!("ip netns exec {from} ping -c 1 {to}")])?;
-            lines("1 packet sent, 1 answered, 0% packet loss\n")?;
+            lines("1 packet sent, 1 received, 0% packet loss\n")?;
         }
         Ok(())
     }
 
-    /// What plugin and runtime remember.
+    /// Shows the files of plugin and runtime.
     fn files(&mut self) -> Result<()> {
-        self.title("Who has which address: host-local keeps a file for each", None)?;
+        self.title("Leases: host-local writes one file per address", None)?;
         commands(["grep . /var/lib/cni/networks/pods/10.*"])?;
         for (path, text) in files("/var/lib/cni/networks/pods")? {
             if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("10.")) {
@@ -198,7 +201,7 @@ impl Demo {
                 lines(&format!("{}  {}\n", path.display(), words.join(" ")))?;
             }
         }
-        self.title("Who is attached, and with what: the runtime keeps the answers", None)?;
+        self.title("Attachments: the runtime stores the results in a cache", None)?;
         commands(["ls /var/lib/cni/results"])?;
         files("/var/lib/cni/results")?.iter().try_for_each(|(path, _)| lines(&format!("{}\n", path.display())))
     }
@@ -207,14 +210,14 @@ impl Demo {
         if !can_masquerade()? {
             return Ok(());
         }
-        self.title("Masquerade: what leaves the network takes the host's address", None)?;
+        self.title("Masquerade: packets that leave the network get the host's address", None)?;
         let arguments = ["list", "chain", "inet", "cni_plugins_masquerade", "masq_checks"];
         commands([format!("nft {}", arguments.join(" "))])?;
         if tool::find("nft").is_none() {
-            return lines("(there is no nft on this host to show it)\n");
+            return lines("(this host has no nft program to show it)\n");
         }
         let Ok(chain) = tool::run("nft", &arguments, "", Duration::from_secs(10)) else {
-            return lines("(these plugins masquerade by other means: see iptables-save)\n");
+            return lines("(these plugins do not use nftables: see iptables-save)\n");
         };
         chain.lines().filter(|line| line.contains(" masquerade ")).try_for_each(wrapped)
     }
@@ -224,16 +227,16 @@ impl Demo {
         let [blue, _] = CONTAINERS;
         let at = endpoint(blue, "eth0")?;
         let (_, time) = timed(|| chain.check(&at))?;
-        self.title("CHECK: is everything still as ADD made it?", Some(time))?;
+        self.title("CHECK: is everything still as ADD created it?", Some(time))?;
         let home = Netns::current()?;
         let mut inside = Netns::open(&netns(blue))?.run(&home, Netlink::open)?;
         let eth0 = inside.link("eth0")?.ok_or_else(|| Error::new(Code::INTERNAL, "eth0 is gone"))?;
         inside.apply(&[cni::netlink::Change::delete_address(eth0.index, first_cidr(first)?)])?;
         let complaint = match chain.check(&at) {
             Err(error) => error,
-            Ok(()) => return Err(Error::new(Code::INTERNAL, "CHECK did not see that the address is gone")),
+            Ok(()) => return Err(Error::new(Code::INTERNAL, "CHECK did not report the missing address")),
         };
-        lines("It is. Now somebody takes the address away:\n")?;
+        lines("Yes. CHECK after the address is deleted:\n")?;
         commands([format!("ip -n {blue} address del {} dev eth0", first_cidr(first)?)])?;
         wrapped(&out::one_line(&complaint))
     }
@@ -246,7 +249,7 @@ impl Demo {
                 lo.del(&endpoint(name, "lo")?)
             })
         })?;
-        self.title("DEL: the same calls, last plugin first. Everything is removed", Some(time))?;
+        self.title("DEL: the same calls, in reverse order, remove everything", Some(time))?;
         commands(CONTAINERS.map(|name| format!("ip -n {name} link del eth0; ip -n {name} link set lo down")))?;
         let mut host = Netlink::open()?;
         let bridge = host.link("cni0")?.ok_or_else(|| Error::new(Code::INTERNAL, "the bridge is gone"))?;
@@ -255,16 +258,14 @@ impl Demo {
         let is_lease = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("10."));
         let leases = leases.iter().filter(|(path, _)| is_lease(path)).count();
         let results = files("/var/lib/cni/results")?.len();
-        lines(&format!(
-            "Left are {ports} ports, {leases} leases and {results} results. The bridge stays for the next.\n"
-        ))?;
+        lines(&format!("Left: {ports} ports, {leases} leases, {results} results. The bridge stays.\n"))?;
         if (ports, leases, results) != (0, 0, 0) {
             return Err(Error::new(Code::INTERNAL, "DEL has left something behind"));
         }
         Ok(())
     }
 
-    fn mistake(&mut self, pods: &NetworkList) -> Result<()> {
+    fn error_example(&mut self, pods: &NetworkList) -> Result<()> {
         let mut broken = pods.clone();
         for plugin in &mut broken.plugins {
             let text = serde_json::to_string(&plugin.config).unwrap_or_default().replace("10.22.0.0", "10.22.0.1");
@@ -275,9 +276,9 @@ impl Demo {
         let chain = Chain::find(&broken, &self.dirs)?;
         let began = Instant::now();
         let Err(error) = chain.add(&at) else {
-            return Err(Error::new(Code::INTERNAL, "a wrong subnet was not noticed"));
+            return Err(Error::new(Code::INTERNAL, "ADD accepted an invalid subnet"));
         };
-        self.title("A mistake, here a subnet of 10.22.0.1/16, is answered with a code", Some(began.elapsed()))?;
+        self.title("An error, here an invalid subnet 10.22.0.1/16, has a code", Some(began.elapsed()))?;
         wrapped(&out::one_line(&error))
     }
 
@@ -333,7 +334,7 @@ fn show(time: Duration) -> String {
     if milliseconds < 1.0 { format!("{milliseconds:.2} ms") } else { format!("{milliseconds:.1} ms") }
 }
 
-/// Files of a directory with their text, by name.
+/// Returns the files of a directory with their contents, sorted by name.
 fn files(dir: &str) -> Result<Vec<(PathBuf, String)>> {
     let what = || format!("read {dir}");
     let mut found = Vec::new();
@@ -346,17 +347,17 @@ fn files(dir: &str) -> Result<Vec<(PathBuf, String)>> {
     Ok(found)
 }
 
-/// What one would type.
+/// Prints commands.
 fn commands(typed: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
     typed.into_iter().try_for_each(|line| out::print(format!("    $ {}\n", line.as_ref())))
 }
 
-/// What there is to see.
+/// Prints indented lines.
 fn lines(text: &str) -> Result<()> {
     text.lines().try_for_each(|line| out::print(format!("      {line}\n")))
 }
 
-/// A long line, broken between words.
+/// Prints a long line, wrapped between words.
 fn wrapped(text: &str) -> Result<()> {
     let mut line = String::new();
     for word in text.split_whitespace() {

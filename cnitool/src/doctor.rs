@@ -1,6 +1,6 @@
-//! `cnitool doctor`: what on this host would make an add fail, or keep traffic from flowing, each with its remedy.
+//! `cnitool doctor`: reports what on this host would make an add fail or block traffic, with remedies.
 //!
-//! A check of one concern per file; each says what it found, good or bad. Nothing is changed.
+//! Each submodule checks one concern and reports findings, good or bad. Read-only.
 
 mod config;
 mod firewall;
@@ -15,13 +15,13 @@ use crate::node::Node;
 use crate::out;
 use crate::table::{self, Paint, Tone};
 
-/// How bad it is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Ok,
-    /// It works, and may stop to, or works only partly.
+    /// It works only partly, or may stop working.
     Warn,
-    /// An add fails, or traffic does not flow.
+    /// An add fails, or traffic is blocked.
     Fail,
 }
 
@@ -37,7 +37,7 @@ impl Level {
     fn tone(self) -> Tone {
         match self {
             Level::Ok => Tone::Good,
-            Level::Warn => Tone::Doubtful,
+            Level::Warn => Tone::Warning,
             Level::Fail => Tone::Bad,
         }
     }
@@ -46,27 +46,27 @@ impl Level {
 /// One finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Finding {
-    /// What was looked at, in one word.
+    /// The name of the check.
     check: &'static str,
     level: Level,
-    /// The network that it is about, if not the whole host.
+    /// The network, or `None` for a finding about the host.
     network: Option<String>,
     what: String,
-    /// Empty if all is well.
+    /// Empty if the level is `Ok`.
     remedy: String,
 }
 
-/// All that was found so far.
+/// The findings so far.
 #[derive(Debug)]
 struct Report {
     node: Node,
     findings: Vec<Finding>,
-    /// What could not be looked at, and why.
+    /// What could not be inspected, and why.
     unseen: Vec<String>,
-    /// How findings are shown as soon as they are made: some take long. `None` if they are collected.
+    /// Prints each finding immediately, because some checks take long. `None` for JSON, which is printed at the end.
     live: Option<Paint>,
-    /// Why they could not be shown.
-    mute: Option<Error>,
+    /// The error of the first failed output.
+    output_error: Option<Error>,
 }
 
 impl Report {
@@ -80,8 +80,8 @@ impl Report {
     ) {
         let network = network.map(str::to_owned);
         let finding = Finding { check, level, network, what: what.into(), remedy: remedy.into() };
-        if let (Some(paint), None) = (self.live, &self.mute) {
-            self.mute = out::print(entry(&finding, paint)).err();
+        if let (Some(paint), None) = (self.live, &self.output_error) {
+            self.output_error = out::print(entry(&finding, paint)).err();
         }
         self.findings.push(finding);
     }
@@ -90,18 +90,18 @@ impl Report {
         self.add(Level::Ok, check, network, what, "");
     }
 
-    /// An error that says its own remedy.
+    /// Adds a failure from an error whose details are the remedy.
     fn fail(&mut self, check: &'static str, network: Option<&str>, error: &Error) {
         self.add(Level::Fail, check, network, error.to_string(), error.remarks());
     }
 
-    /// The worst that was found about a network.
+    /// Returns the worst level of the findings about a network.
     fn worst(&self, network: &str) -> Level {
         let about = self.findings.iter().filter(|finding| finding.network.as_deref() == Some(network));
         about.map(|finding| finding.level).max().unwrap_or(Level::Ok)
     }
 
-    /// What kept us from looking.
+    /// Notes that something could not be inspected.
     fn unseen(&mut self, error: &Error) {
         self.unseen.push(error.to_string());
     }
@@ -111,24 +111,24 @@ impl Report {
     }
 }
 
-/// Looks at everything; `false` if anything must be mended.
+/// Runs all checks. Returns false if there is a failure.
 pub(crate) fn run(as_json: bool) -> Result<bool> {
-    let node = Node::look()?;
+    let node = Node::inspect()?;
     let live = (!as_json).then(Paint::of_stdout);
-    let mut report = Report { node, findings: Vec::new(), unseen: Vec::new(), live, mute: None };
+    let mut report = Report { node, findings: Vec::new(), unseen: Vec::new(), live, output_error: None };
     config::check(&mut report);
     kernel::check(&mut report)?;
     firewall::check(&mut report)?;
     link::check(&mut report)?;
     leases::check(&mut report);
-    config::ask_plugins(&mut report);
+    config::call_status(&mut report);
     let healthy = report.count(Level::Fail) == 0;
     for what in std::mem::take(&mut report.unseen) {
         if !report.node.unseen.contains(&what) {
             report.node.unseen.push(what);
         }
     }
-    match (as_json, report.mute.take()) {
+    match (as_json, report.output_error.take()) {
         (true, _) => out::print_json(&describe(&report))?,
         (false, Some(error)) => return Err(error),
         (false, None) => out::print(summary(&report))?,
@@ -136,8 +136,8 @@ pub(crate) fn run(as_json: bool) -> Result<bool> {
     Ok(healthy)
 }
 
-/// A list of names for one finding. Of many, the first are enough to begin with.
-fn some(names: &[String]) -> String {
+/// Joins names for a finding: the first three, and the number of the others.
+fn first_few(names: &[String]) -> String {
     const MOST: usize = 3;
     let first = names.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
     match names.len().saturating_sub(MOST) {
@@ -146,12 +146,12 @@ fn some(names: &[String]) -> String {
     }
 }
 
-/// One finding on the page.
+/// Formats one finding.
 fn entry(finding: &Finding, paint: Paint) -> String {
     const MARGIN: usize = 6;
     let network = finding.network.as_ref().map_or_else(String::new, |network| format!("network {network}: "));
     let wrapped = table::wrap(&format!("{}: {network}{}", finding.check, finding.what), MARGIN);
-    // The level stands in the margin of the first line.
+    // The level is in the margin of the first line.
     let label = finding.level.text();
     let mut text = paint.paint(finding.level.tone(), label);
     text += wrapped.get(label.len()..).unwrap_or_default();
@@ -161,7 +161,7 @@ fn entry(finding: &Finding, paint: Paint) -> String {
     text
 }
 
-/// The end of the page.
+/// Formats the end of the output.
 fn summary(report: &Report) -> String {
     let counts = [
         format!("{} ok", report.count(Level::Ok)),

@@ -1,4 +1,4 @@
-//! `cnitool leases`: the addresses that host-local has given away, to whom, and whether they are still there.
+//! `cnitool leases`: the addresses that host-local has leased, with their containers and the containers' states.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,12 +15,12 @@ use crate::table::{self, Paint, Table, Tone, bar};
 
 const BAR: usize = 20;
 
-/// Prints the leases of a network, or of all.
+/// Prints the leases of a network, or of all networks.
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
-    let node = Node::look()?;
+    let node = Node::inspect()?;
     let networks = node.chosen(network)?;
-    conf::ignore(&node.broken);
-    // Without being asked for, a network that has nothing to do with host-local is not mentioned.
+    conf::warn_of_broken(&node.broken);
+    // Networks that do not use host-local are shown only if named on the command line.
     let shown = networks.into_iter().filter(|one| network.is_some() || one.directory.is_some());
     if as_json {
         let networks: Vec<Value> = shown.map(|network| describe(&node, network)).collect();
@@ -30,7 +30,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let texts: Vec<String> = shown.map(|network| page(&node, network, paint)).collect();
     let mut text = texts.join("\n");
     if texts.is_empty() {
-        text = "no network uses host-local, and nothing is left of one that did\n".to_owned();
+        text = "no network uses host-local, and there are no leases\n".to_owned();
     }
     out::print(text + &node.not_seen())
 }
@@ -56,7 +56,7 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
     if !bars.is_empty() {
         text += &bars.render(paint, 2);
     } else if network.directory.is_some() {
-        text += "  its ranges are not known here\n";
+        text += "  its ranges are unknown\n";
     }
     let outside = outside(network).count();
     if !bars.is_empty() && outside > 0 {
@@ -80,7 +80,7 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
     }
 }
 
-/// Each lease, with the attachment that it belongs to.
+/// Returns each lease with the attachment that it belongs to.
 fn owners<'a>(node: &Node, network: &'a Network) -> Vec<(&'a Lease, Option<Attachment>)> {
     let attachments = node.attachments(network);
     let by_ip: BTreeMap<IpAddr, &Attachment> =
@@ -105,7 +105,7 @@ fn state(lease: &Lease, at: Option<&Attachment>) -> (&'static str, &'static str)
 }
 
 fn tone(at: Option<&Attachment>) -> Tone {
-    at.map_or(Tone::Doubtful, |at| at.state.tone())
+    at.map_or(Tone::Warning, |at| at.state.tone())
 }
 
 impl State {
@@ -113,7 +113,7 @@ impl State {
         match self {
             State::Alive => Tone::Good,
             State::Gone => Tone::Bad,
-            State::NoPort | State::Unknown => Tone::Doubtful,
+            State::NoPort | State::Unknown => Tone::Warning,
         }
     }
 }
@@ -122,11 +122,11 @@ fn free(range: &Range, used: usize) -> u128 {
     range.size().saturating_sub(used as u128)
 }
 
-/// Nearly full is when less than a tenth is left.
+/// Returns the tone for the usage of a range. A range is nearly full if less than a tenth is left.
 pub(crate) fn fullness(range: &Range, used: usize) -> Tone {
     match free(range, used) {
         0 => Tone::Bad,
-        left if left < range.size() / 10 => Tone::Doubtful,
+        left if left < range.size() / 10 => Tone::Warning,
         _ => Tone::Good,
     }
 }
@@ -136,7 +136,7 @@ fn outside(network: &Network) -> impl Iterator<Item = &Lease> {
     network.leases.iter().filter(move |lease| !inside(lease))
 }
 
-/// A number that need not be exact where nobody would count.
+/// Formats a number, approximately if it is large.
 fn approximate(number: u128) -> String {
     if number < 1_000_000 { number.to_string() } else { format!("{:.1e}", number as f64) }
 }
@@ -145,7 +145,7 @@ fn elapsed(lease: &Lease) -> Duration {
     SystemTime::now().duration_since(lease.since).unwrap_or_default()
 }
 
-/// How old a lease is, in one unit.
+/// Formats the age of a lease in one unit.
 fn age(lease: &Lease) -> String {
     let seconds = elapsed(lease).as_secs();
     match seconds {
@@ -164,7 +164,7 @@ fn describe(node: &Node, network: &Network) -> Value {
         .flatten()
         .map(|range| {
             let used = network.used(range);
-            // More than JSON's readers can count is as good as the most that they can.
+            // JSON readers support at most 64 bits, so larger numbers are clamped.
             let countable = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
             json!({
                 "range": range.to_string(), "subnet": range.subnet(), "gateway": range.gateway(),

@@ -1,6 +1,6 @@
-//! The lock that keeps `gc` and `prune` from taking an attachment that is just being made for a leftover.
+//! The lock that prevents `gc` and `prune` from removing an attachment that `add` is creating.
 //!
-//! Only this tool knows it. It goes with its holder, however that ends, and plugins do not inherit it.
+//! Only `cnitool` uses it. The kernel releases it when its holder exits or is killed, and plugins do not inherit it.
 
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io;
@@ -11,26 +11,26 @@ use std::time::Duration;
 use cni::{Code, Context, Deadline, Error, Result};
 use fs2::FileExt;
 
-/// Not beside the cache, which other tools list.
+/// The directory of the lock. Not that of the cache, which other tools list.
 const HOME: &str = "/run/cni0";
 const NAME: &str = "cnitool.lock";
 
-/// Enough for a chain of slow plugins.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a command waits for the lock: enough for a chain of slow plugins.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The lock, held until this is dropped.
+/// The lock, which is released when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Lock {
     _file: File,
 }
 
 impl Lock {
-    /// For a change of one attachment: any number of them go on at the same time.
+    /// Takes the lock for a change of one attachment. Several such changes can run at the same time.
     pub(crate) fn shared() -> Result<Lock> {
         Lock::take(FileExt::try_lock_shared, FileExt::lock_shared)
     }
 
-    /// For a look at all attachments that must stay true until what follows from it is done.
+    /// Takes the lock to inspect all attachments and act on the result, without changes in between.
     pub(crate) fn exclusive() -> Result<Lock> {
         Lock::take(FileExt::try_lock_exclusive, FileExt::lock_exclusive)
     }
@@ -40,12 +40,12 @@ impl Lock {
         let what = || format!("lock {}", path.display());
         DirBuilder::new().recursive(true).mode(0o700).create(HOME).trying(what)?;
         let mut options = OpenOptions::new();
-        // Without O_NONBLOCK a FIFO at the path would hold us for ever.
+        // Without O_NONBLOCK, a FIFO at the path would block forever.
         options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let file = options.open(&path).trying(what)?;
         match attempt(&file) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let taken = Deadline::after(PATIENCE).interrupt(|| wait(&file)).trying(what)?;
+                let taken = Deadline::after(TIMEOUT).interrupt(|| wait(&file)).trying(what)?;
                 taken.ok_or_else(|| busy(&path))?;
             }
             outcome => outcome.trying(what)?,
@@ -54,7 +54,8 @@ impl Lock {
     }
 }
 
+/// Returns the error for a lock that another process held for too long.
 fn busy(path: &Path) -> Error {
-    let what = format!("another cnitool has held {} for {} seconds", path.display(), PATIENCE.as_secs());
-    Error::new(Code::TRY_LATER, what).details("`lslocks` shows which; if it hangs, end it")
+    let what = format!("lock {}: another cnitool held it for {} seconds", path.display(), TIMEOUT.as_secs());
+    Error::new(Code::TRY_LATER, what).details("`lslocks` shows the process: if it hangs, kill it")
 }

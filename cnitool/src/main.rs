@@ -1,4 +1,4 @@
-//! The runtime side of CNI on the command line: calls plugins as kubelet or podman would, and looks at what they made.
+//! A CNI runtime for the command line: calls plugins as kubelet or podman does, and inspects what they created.
 
 mod cache;
 mod chain;
@@ -27,11 +27,11 @@ use nix::errno::Errno;
 
 use cli::Command;
 
-/// Exit code of a command that did what it should.
+/// Exit code of a command that succeeded.
 const DONE: u8 = 0;
 /// Exit code of a command that failed. The error is on stderr.
 const FAILED: u8 = 1;
-/// Exit code of a command line that is wrong.
+/// Exit code of an invalid command line.
 const USAGE: u8 = 2;
 /// Exit code of `doctor` if it found a failure, and of `repair` if an attachment is still wrong.
 const UNHEALTHY: u8 = 3;
@@ -44,9 +44,9 @@ fn main() -> ExitCode {
         }
         Ok(command) => {
             let code = run(command).unwrap_or_else(|error| {
-                // Whoever reads only the first lines knows that there are more.
+                // A reader such as `head` that closes the pipe early does not need an error.
                 if error.errno() != Some(Errno::EPIPE as i32) {
-                    out::complain(&error);
+                    out::print_error(&error);
                 }
                 FAILED
             });
@@ -55,7 +55,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Does what was asked for; the exit code.
+/// Runs the command. Returns the exit code.
 fn run(command: Command) -> Result<u8> {
     let done = match command {
         Command::Help(text) => out::print(text),

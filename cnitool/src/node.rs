@@ -1,7 +1,7 @@
-//! What is on this host: networks with their leases, bridges with their ports, rules, namespaces. Changes nothing.
+//! The state of this host: networks with their leases, bridges with their ports, rules, namespaces. Read-only.
 //!
-//! What may not be looked at is missing, and [`Node::unseen`] says so. Nothing is taken for gone because it could not
-//! be seen.
+//! What this process may not inspect is missing here and listed in [`Node::unseen`]. Code that uses this module must not
+//! treat something as gone because it could not be inspected.
 
 mod attachment;
 mod evidence;
@@ -33,37 +33,37 @@ pub(crate) use namespaces::require_host;
 use namespaces::{identity, mounted, of_processes};
 pub(crate) use network::Network;
 
-/// All that was found.
+/// The result of an inspection of this host.
 #[derive(Debug)]
 pub(crate) struct Node {
-    /// Files that are no configurations.
+    /// Files that are not valid configurations.
     pub(crate) broken: Vec<Broken>,
-    /// Configurations that are never used, because the one before has the same name.
+    /// Configurations that are never used, because an earlier one has the same name.
     pub(crate) shadowed: Vec<NetworkList>,
-    /// Those with a configuration in the order of their files, then those of which only traces are left.
+    /// Networks with a configuration in the order of their files, then networks of which only traces are left.
     pub(crate) networks: Vec<Network>,
     pub(crate) links: Vec<Link>,
     addresses: Vec<(LinkIndex, Address)>,
     pub(crate) masquerades: Vec<Masquerade>,
-    /// Does no packet come to those of nftables?
+    /// Whether no packet reaches the nftables rules among them.
     pub(crate) masquerade_is_cut_off: bool,
     pub(crate) spoof_checks: Vec<SpoofCheck>,
-    /// The other end of a port, if it is in another namespace and could be looked at.
+    /// The container veth of each port, if it is in another namespace and could be inspected.
     guests: BTreeMap<LinkIndex, Guest>,
-    /// Addresses in the namespaces that pairs of this host lead to.
-    beyond: BTreeSet<IpAddr>,
-    /// Addresses in all other namespaces that could be found.
-    elsewhere: BTreeSet<IpAddr>,
-    /// Could the other ends of all ports be looked at?
+    /// Addresses in the namespaces that veth pairs of this host lead to.
+    guest_addresses: BTreeSet<IpAddr>,
+    /// Addresses in all other namespaces that were found.
+    other_addresses: BTreeSet<IpAddr>,
+    /// Whether the container veths of all ports could be inspected.
     all_guests_seen: bool,
     cached: Vec<Cached>,
     /// Entries of the cache that cannot be read.
     pub(crate) corrupt: Vec<Error>,
-    /// What could not be looked at, and why.
+    /// What could not be inspected, and why.
     pub(crate) unseen: Vec<String>,
 }
 
-/// The other end of a port.
+/// The container veth of a port.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) name: String,
@@ -74,26 +74,26 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Has it one of these addresses?
+    /// Returns whether it has one of these addresses.
     fn has_any(&self, ips: &BTreeSet<IpAddr>) -> bool {
         self.addresses.iter().any(|cidr| ips.contains(&cidr.ip()))
     }
 }
 
 impl Node {
-    /// Looks at everything. What was there first is looked at last: a port is made before its lease, so a lease whose
-    /// port is missing was not just begun.
-    pub(crate) fn look() -> Result<Node> {
+    /// Inspects the host. Reads leases before ports, because ADD creates them in the opposite order: a lease without a
+    /// port is then not that of an ADD in progress.
+    pub(crate) fn inspect() -> Result<Node> {
         let conf::Found { lists, broken } = conf::all(&settings::configurations())?;
         let mut unseen = Vec::new();
         let mut corrupt = Vec::new();
         let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = network::configured(lists, &mut unseen);
         let mut nft = Nftables::open()?;
-        let masquerades = note(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
-        // Who may not list them was told above.
+        let masquerades = value_or_unseen(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
+        // A missing permission has been noted above.
         let masquerade_is_cut_off = bridge::inspect::masquerade_is_cut_off(&mut nft).unwrap_or_default();
-        let spoof_checks = note(&mut unseen, bridge::inspect::spoof_checks(&mut nft)).unwrap_or_default();
+        let spoof_checks = value_or_unseen(&mut unseen, bridge::inspect::spoof_checks(&mut nft)).unwrap_or_default();
         let mut host = Netlink::open()?;
         let mut node = Node {
             broken,
@@ -105,20 +105,20 @@ impl Node {
             masquerade_is_cut_off,
             spoof_checks,
             guests: BTreeMap::new(),
-            beyond: BTreeSet::new(),
-            elsewhere: BTreeSet::new(),
+            guest_addresses: BTreeSet::new(),
+            other_addresses: BTreeSet::new(),
             all_guests_seen: true,
             cached,
             corrupt,
             unseen,
         };
-        node.look_elsewhere(&mut host)?;
+        node.inspect_guests(&mut host)?;
         node.add_traces();
         Ok(node)
     }
 
-    /// Looks at the other ends of all pairs, and at the addresses of all namespaces that can be found.
-    fn look_elsewhere(&mut self, host: &mut Netlink) -> Result<()> {
+    /// Inspects the container veths of all pairs, and the addresses in all namespaces that can be found.
+    fn inspect_guests(&mut self, host: &mut Netlink) -> Result<()> {
         let mut by_id: BTreeMap<NetnsId, Option<Vec<(LinkIndex, Address)>>> = BTreeMap::new();
         let mut refused = None;
         for netns in self.links.iter().filter_map(|link| link.peer_netns) {
@@ -126,7 +126,7 @@ impl Node {
                 host.addresses_elsewhere(netns).map_err(|error| refused.get_or_insert(error).clone()).ok()
             });
         }
-        let paths = self.look_into_paths(host, &by_id)?;
+        let paths = self.inspect_paths(host, &by_id)?;
         for link in &self.links {
             let (Some(netns), Some(peer)) = (link.peer_netns, link.peer) else { continue };
             let Some(Some(addresses)) = by_id.get(&netns) else {
@@ -135,7 +135,7 @@ impl Node {
             };
             let guest = match host.link_elsewhere(netns, peer) {
                 Ok(Some(guest)) => guest,
-                // It has gone meanwhile.
+                // It has been deleted meanwhile.
                 Ok(None) => continue,
                 Err(error) => {
                     self.all_guests_seen = false;
@@ -149,15 +149,16 @@ impl Node {
             self.guests.insert(link.index, Guest { name: guest.name, mac: guest.mac, addresses, netns });
         }
         let all = by_id.into_values().flatten().flatten();
-        self.beyond.extend(all.map(|(_, address)| address.cidr.ip()));
+        self.guest_addresses.extend(all.map(|(_, address)| address.cidr.ip()));
         if let Some(error) = refused {
-            self.unseen.push(format!("the containers' ends of ports: {error}"));
+            self.unseen.push(format!("the container veths of ports: {error}"));
         }
         Ok(())
     }
 
-    /// Looks for namespaces by their paths: those that ports lead to by their numbers, and the addresses in all others.
-    fn look_into_paths(
+    /// Finds namespaces by their paths. Returns the paths of those that ports lead to, and collects the addresses in all
+    /// others.
+    fn inspect_paths(
         &mut self,
         host: &mut Netlink,
         seen: &BTreeMap<NetnsId, Option<Vec<(LinkIndex, Address)>>>,
@@ -168,7 +169,7 @@ impl Node {
         let (mut refused, mut hidden) = (0, false);
         let cached = self.cached.iter().filter_map(|cached| cached.netns.clone());
         for path in cached.chain(mounted()).chain(of_processes()) {
-            // Most processes share a namespace: each is opened once.
+            // Most processes share a namespace, which is opened only once.
             match identity(&path) {
                 Ok(inode) if known.insert(inode) => {}
                 Ok(_) => continue,
@@ -192,24 +193,24 @@ impl Node {
                 continue;
             }
             match netns.run(&home, || Netlink::open()?.all_addresses()) {
-                Ok(addresses) => self.elsewhere.extend(addresses.iter().map(|(_, address)| address.cidr.ip())),
+                Ok(addresses) => self.other_addresses.extend(addresses.iter().map(|(_, address)| address.cidr.ip())),
                 Err(_) => refused += 1,
             }
         }
-        // Loopback addresses are everybody's.
-        self.elsewhere.retain(|ip| !ip.is_loopback());
-        // The kernel says the same of processes that have ended.
+        // Every namespace has loopback addresses.
+        self.other_addresses.retain(|ip| !ip.is_loopback());
+        // With all capabilities, this error only means that a process has ended.
         if hidden && require_capabilities().is_err() {
-            self.unseen.push("the namespaces of the processes of others".to_owned());
+            self.unseen.push("the namespaces of other users' processes".to_owned());
         }
         if refused > 0 {
             let what = table::count(refused, "namespace");
-            self.unseen.push(format!("the addresses in {what}, which may not be entered"));
+            self.unseen.push(format!("the addresses in {what}: no permission to enter"));
         }
         Ok(paths)
     }
 
-    /// Adds the networks of which only traces are left: ports, results in the cache, directories of leases.
+    /// Adds the networks of which only traces are left: ports, results in the cache, lease directories.
     fn add_traces(&mut self) {
         let mut names: BTreeSet<String> = self.cached.iter().map(|cached| cached.network.clone()).collect();
         names.extend(self.links.iter().filter_map(|link| Some(owner(link)?.network)));
@@ -228,7 +229,7 @@ impl Node {
         }
     }
 
-    /// What could not be looked at, for the end of a page.
+    /// Formats what could not be inspected, for the end of the output.
     pub(crate) fn not_seen(&self) -> String {
         let item = |what: &String| format!("  - {}", table::wrap(what, 4).trim_start());
         let lines: String = self.unseen.iter().map(item).collect();
@@ -236,7 +237,7 @@ impl Node {
         if lines.is_empty() { lines } else { format!("\nnot seen{advice}:\n{lines}") }
     }
 
-    /// The networks that were asked for: the one of this name, or all.
+    /// Returns the network of this name, or all networks.
     pub(crate) fn chosen(&self, name: Option<&str>) -> Result<Vec<&Network>> {
         let chosen: Vec<&Network> =
             self.networks.iter().filter(|network| name.is_none_or(|name| network.name == name)).collect();
@@ -246,12 +247,12 @@ impl Node {
         }
     }
 
-    /// The link of this name.
+    /// Returns the link of this name.
     pub(crate) fn link(&self, name: &str) -> Option<&Link> {
         self.links.iter().find(|link| link.name == name)
     }
 
-    /// The addresses of a link that count beyond it.
+    /// Returns the sorted global addresses of a link.
     pub(crate) fn addresses(&self, link: LinkIndex) -> Vec<Cidr> {
         let mut found: Vec<Cidr> = self
             .addresses
@@ -263,34 +264,34 @@ impl Node {
         found
     }
 
-    /// All addresses of a link, as the kernel describes them.
+    /// Returns all addresses of a link, as the kernel describes them.
     pub(crate) fn raw_addresses(&self, link: LinkIndex) -> Vec<Address> {
         self.addresses.iter().filter(|(owner, _)| *owner == link).map(|(_, address)| *address).collect()
     }
 
-    /// The links that have an address.
+    /// Returns the links that have this address.
     pub(crate) fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &Link> {
         let has = move |link: &&Link| self.addresses.iter().any(|(i, a)| *i == link.index && a.cidr.ip() == ip);
         self.links.iter().filter(has)
     }
 
-    /// The other end of a port.
+    /// Returns the container veth of a port.
     pub(crate) fn guest(&self, port: LinkIndex) -> Option<&Guest> {
         self.guests.get(&port)
     }
 
-    /// Is the address in use in any other namespace that could be found?
+    /// Returns whether the address is in use in any other namespace that was found.
     pub(crate) fn is_used(&self, ip: IpAddr) -> bool {
-        self.beyond.contains(&ip) || self.elsewhere.contains(&ip)
+        self.guest_addresses.contains(&ip) || self.other_addresses.contains(&ip)
     }
 
-    /// The ports of a bridge.
+    /// Returns the ports of a bridge.
     pub(crate) fn ports(&self, bridge: &Link) -> impl Iterator<Item = &Link> {
         self.links.iter().filter(|link| link.master == Some(bridge.index))
     }
 
-    /// The ports that lead to containers of a network, wherever they are. The reference gives its ports no alias: then
-    /// the address at the other end tells.
+    /// Returns the ports that lead to containers of a network, on any bridge. Ports of the reference have no alias; they
+    /// are recognised by the address of the container veth.
     pub(crate) fn ports_of(&self, network: &Network) -> Vec<&Link> {
         let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
         let is_its = |link: &&Link| match owner(link) {
@@ -300,7 +301,7 @@ impl Node {
         self.links.iter().filter(|link| link.peer_netns.is_some()).filter(is_its).collect()
     }
 
-    /// The bridges of a network: the one that its configuration names, and those that its ports are on.
+    /// Returns the bridges of a network: the one in its configuration, and those that have its ports.
     pub(crate) fn bridges(&self, network: &Network) -> Vec<&Link> {
         let ports = self.links.iter().filter(|link| owner(link).is_some_and(|owner| owner.network == network.name));
         let of_ports: BTreeSet<LinkIndex> = ports.filter_map(|port| port.master).collect();
@@ -309,30 +310,31 @@ impl Node {
         self.links.iter().filter(|link| link.kind == "bridge").filter(is_its).collect()
     }
 
-    /// The masquerade rules of a network.
+    /// Returns the masquerade rules of a network.
     pub(crate) fn rules(&self, network: &str) -> Vec<&Masquerade> {
         let keys = bridge::inspect::network_keys(network);
         self.masquerades.iter().filter(|rule| keys.iter().any(|key| rule.key().starts_with(key))).collect()
     }
 }
 
-/// Whose port a link is, by its alias.
+/// Returns the attachment that a port belongs to, according to its alias.
 pub(crate) fn owner(link: &Link) -> Option<AliasOwner> {
     AliasOwner::parse(&link.alias)
 }
 
-/// Keeps what was found; what was not is told.
-fn note<T>(unseen: &mut Vec<String>, outcome: Result<T>) -> Option<T> {
+/// Returns the value, or adds the error to `unseen`.
+fn value_or_unseen<T>(unseen: &mut Vec<String>, outcome: Result<T>) -> Option<T> {
     outcome.map_err(|error| unseen.push(error.to_string())).ok()
 }
 
+/// Returns the error for a network that does not exist.
 fn unknown(name: &str, networks: &[Network], broken: &[Broken]) -> Error {
     let what = format!("there is no network {name:?} in {}, nor a trace of one", settings::configurations().display());
     let names: Vec<&str> = networks.iter().map(|network| network.name.as_str()).collect();
     let error = Error::new(cni::Code::CONFIG, what);
     let error = match names.is_empty() {
-        true => error.details("there is none at all"),
-        false => error.details(format!("there is {}", names.join(", "))),
+        true => error.details("there is no network"),
+        false => error.details(format!("the networks are {}", names.join(", "))),
     };
     broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}")))
 }

@@ -1,13 +1,13 @@
-//! What the user sees. The only module that writes to stdout and stderr.
+//! Output to the user. The only module that writes to stdout and stderr.
 
 use std::io::{self, Write};
 
 use cni::{Context, Error, Result, json};
 use serde_json::Value;
 
-use crate::table::harmless;
+use crate::table::sanitize;
 
-/// Writes `text` to stdout as it is.
+/// Writes `text` to stdout unchanged.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).trying(|| "write to stdout")
@@ -20,7 +20,7 @@ pub(crate) fn print_json(value: &Value) -> Result<()> {
     print(text)
 }
 
-/// An error as it is told: what, and in brackets why and what to do. One line, whatever a plugin put into its text.
+/// Formats an error with its details in brackets. The result is one line, even if a plugin's text has several.
 pub(crate) fn one_line(error: &Error) -> String {
     let text = match error.remarks() {
         "" => error.to_string(),
@@ -31,12 +31,12 @@ pub(crate) fn one_line(error: &Error) -> String {
 }
 
 /// Writes an error to stderr.
-pub(crate) fn complain(error: &Error) {
+pub(crate) fn print_error(error: &Error) {
     warn(&one_line(error));
 }
 
 /// Writes one line to stderr.
 pub(crate) fn warn(line: &str) {
-    // Whoever does not listen cannot be helped.
-    let _ = writeln!(io::stderr(), "cnitool: {}", harmless(line));
+    // An error of stderr itself cannot be reported anywhere.
+    let _ = writeln!(io::stderr(), "cnitool: {}", sanitize(line));
 }

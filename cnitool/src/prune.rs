@@ -1,7 +1,7 @@
-//! `cnitool prune`: removes what belongs to attachments whose namespace is gone, through the network's plugins.
+//! `cnitool prune`: lets the plugins of a network remove attachments whose namespace is gone.
 //!
-//! A GC removes whatever it is not told to keep. So everything that is alive, or that cannot be told, is on its list;
-//! where something alive cannot be named for that list, nothing is done.
+//! GC removes everything that is not in its list of valid attachments. So the list has all attachments that are alive or
+//! whose state is unknown. If a live attachment cannot be named in the list, prune does nothing.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -20,20 +20,20 @@ use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table::{self, Paint, Table, Tone};
 
-/// What a GC of one network would do.
+/// What to remove from one network, and what to keep.
 #[derive(Debug, Default)]
 struct Plan {
-    /// What is dead.
+    /// Attachments whose namespace is gone.
     dead: Vec<Attachment>,
-    /// Leases that belong to nobody.
+    /// Leases without an owner.
     empty: Vec<IpAddr>,
-    /// Rules of nobody who is kept.
+    /// Rules that belong to no attachment in `keep`.
     rules: Vec<Masquerade>,
     checks: Vec<SpoofCheck>,
     keep: Vec<Attachment>,
 }
 
-/// Prunes a network, or all that have a configuration.
+/// Prunes a network, or all networks that have a configuration.
 pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<()> {
     if !dry_run {
         require_capabilities()?;
@@ -42,25 +42,25 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<(
     if let (false, Some(error)) = (dry_run, &refusal) {
         return Err(error.clone());
     }
-    let node = Node::look()?;
+    let node = Node::inspect()?;
     let paint = Paint::of_stdout();
     let mut failures = Failures::default();
     let chosen = node.chosen(network)?;
-    conf::ignore(&node.broken);
+    conf::warn_of_broken(&node.broken);
     for (at, one) in chosen.iter().enumerate() {
         let gap = if at > 0 { "\n" } else { "" };
         let title = table::shorten(&format!("network {}", one.name), table::WIDTH);
         out::print(format!("{gap}{}\n", paint.paint(Tone::Bold, &title)))?;
-        let pruned = prune(one, dry_run, paint).and_then(|left_alone| match left_alone {
+        let pruned = prune(one, dry_run, paint).and_then(|skipped| match skipped {
             None => Ok(()),
-            // Who asks for one network wants it pruned; who asks for all, those that can be.
+            // A network named on the command line must be pruned; otherwise it may be skipped.
             Some(why) if network.is_some() => Err(why),
-            Some(why) => out::print(table::wrap(&format!("left alone: {}", out::one_line(&why)), 2)),
+            Some(why) => out::print(table::wrap(&format!("skipped: {}", out::one_line(&why)), 2)),
         });
         failures.note(pruned.trying(|| format!("prune network {:?}", one.name)));
     }
     if chosen.is_empty() {
-        out::print("there is no network\n")?;
+        out::print("no network found\n")?;
     }
     out::print(node.not_seen())?;
     if let Some(error) = refusal {
@@ -69,7 +69,7 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<(
     failures.into_result()
 }
 
-/// Prunes a network; or says why it is left alone.
+/// Prunes a network, or returns why it is skipped.
 fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>> {
     let Some(list) = &network.list else { return Ok(Some(without_configuration(network))) };
     if list.disable_gc {
@@ -77,43 +77,45 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>
     }
     let plan = plan_of(list)?;
     out::print(plan.page(dry_run, paint))?;
-    // A GC with nothing to remove could only hit what was made meanwhile.
+    // Without anything to remove, GC could only remove what another runtime is creating.
     if dry_run || plan.is_empty() {
         return Ok(None);
     }
-    // Not before the page is out: whoever reads it slowly must not hold up an add.
+    // The lock is taken after the output, so that a slow reader of the output does not delay an add.
     let _lock = Lock::exclusive()?;
-    let told = plan.dead.len();
-    // Other runtimes do not know the lock: what came to life, or into being, since the first look is kept.
-    let plan = plan_of(list)?.without_news(&plan);
-    if plan.dead.len() < told {
-        let what =
-            format!("kept after all: {}, alive or removed by now", table::count(told - plan.dead.len(), "container"));
+    let announced = plan.dead.len();
+    // Other runtimes do not use the lock. The second inspection keeps what they have created since the first.
+    let plan = plan_of(list)?.confirmed_by(&plan);
+    if plan.dead.len() < announced {
+        let what = format!(
+            "kept after all: {}, alive or removed by now",
+            table::count(announced - plan.dead.len(), "container")
+        );
         out::print(table::wrap(&what, 2))?;
     }
     if plan.is_empty() {
         return Ok(None);
     }
-    carry_out(list, &plan)?;
-    let left = plan.left(&Node::look()?, list.name.as_str());
+    execute(list, &plan)?;
+    let left = plan.left(&Node::inspect()?, list.name.as_str());
     if left.is_empty() {
         return Ok(None);
     }
     let what = format!("the plugins left {}", left.join(", "));
-    Err(Error::new(Code::INTERNAL, what).details("plugins that know no GC, or that did not make it, cannot remove it"))
+    Err(Error::new(Code::INTERNAL, what).details("remove it by hand: a plugin without GC, or another one, created it"))
 }
 
 fn without_configuration(network: &Network) -> Error {
-    let error = Error::new(Code::CONFIG, "it has no configuration, so nobody knows its plugins");
+    let error = Error::new(Code::CONFIG, "it has no configuration, so its plugins are unknown");
     match &network.directory {
         Some(directory) => error.details(format!("its leases are in {}", directory.display())),
         None => error,
     }
 }
 
-/// What is to be done now.
+/// Inspects the node and returns what to remove from the network.
 fn plan_of(list: &NetworkList) -> Result<Plan> {
-    let node = Node::look()?;
+    let node = Node::inspect()?;
     let network = node.chosen(Some(list.name.as_str()))?.into_iter().next();
     network.map_or_else(|| Ok(Plan::default()), |network| plan(&node, network))
 }
@@ -122,9 +124,10 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
     let (dead, keep): (Vec<_>, Vec<_>) = node.attachments(network).into_iter().partition(|at| at.state == State::Gone);
     let rules = node.rules(&network.name).into_iter().filter(|rule| !keep.iter().any(|at| at.has_rule(rule)));
     let rules: Vec<Masquerade> = rules.cloned().collect();
-    let nameless = |what: String| {
-        let error = Error::new(Code::INTERNAL, format!("{what} is in use, and nothing tells its container's whole id"));
-        Err(error.details("a GC would remove it, so nothing was done; remove its leftovers by hand"))
+    let unnamed = |what: String| {
+        let error =
+            Error::new(Code::INTERNAL, format!("{what} is in use, and the full id of its container is unknown"));
+        Err(error.details("GC would remove it, so nothing was done: remove leftovers by hand"))
     };
     for link in &node.links {
         if owner(link).is_some_and(|owner| owner.network == network.name && owner.attachment.is_none()) {
@@ -133,13 +136,13 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
                 link.alias == bridge::inspect::alias(&network.name, &at.container, ifname)
             };
             if !keep.iter().any(is_its) {
-                return nameless(format!("port {}", link.name));
+                return unnamed(format!("port {}", link.name));
             }
         }
     }
     for rule in rules.iter().filter(|rule| !dead.iter().any(|at| at.has_rule(rule))) {
         if let Some(source) = rule.source.filter(|source| node.is_used(*source)) {
-            return nameless(format!("address {source}, which a rule hides,"));
+            return unnamed(format!("the masqueraded address {source}"));
         }
     }
     let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Nobody).map(|lease| lease.ip).collect();
@@ -154,19 +157,19 @@ impl Plan {
         self.dead.is_empty() && self.empty.is_empty() && self.rules.is_empty() && self.checks.is_empty()
     }
 
-    /// Of what is to be removed, only what `earlier` says as well; the rest is kept.
-    fn without_news(self, earlier: &Plan) -> Plan {
+    /// Returns the plan reduced to what `earlier` removes as well; keeps the rest.
+    fn confirmed_by(self, earlier: &Plan) -> Plan {
         let was_dead = |at: &Attachment| {
             earlier.dead.iter().any(|other| (&other.container, &other.ifname) == (&at.container, &at.ifname))
         };
-        let (dead, news): (Vec<_>, Vec<_>) = self.dead.into_iter().partition(was_dead);
+        let (dead, new): (Vec<_>, Vec<_>) = self.dead.into_iter().partition(was_dead);
         let mut rules = self.rules;
-        rules.retain(|rule| earlier.rules.contains(rule) && !news.iter().any(|at| at.has_rule(rule)));
+        rules.retain(|rule| earlier.rules.contains(rule) && !new.iter().any(|at| at.has_rule(rule)));
         let mut checks = self.checks;
         checks.retain(|check| earlier.checks.contains(check));
         let mut empty = self.empty;
         empty.retain(|ip| earlier.empty.contains(ip));
-        Plan { dead, empty, rules, checks, keep: self.keep.into_iter().chain(news).collect() }
+        Plan { dead, empty, rules, checks, keep: self.keep.into_iter().chain(new).collect() }
     }
 
     fn page(&self, dry_run: bool, paint: Paint) -> String {
@@ -219,57 +222,57 @@ impl Plan {
         text
     }
 
-    /// Which of the dead are still there.
-    fn undead(&self, node: &Node, network: &str) -> Vec<&Attachment> {
+    /// Returns the attachments in `dead` that still exist.
+    fn still_existing(&self, node: &Node, network: &str) -> Vec<&Attachment> {
         let networks = node.networks.iter().filter(|one| one.name == network);
         let there: BTreeSet<(String, Option<String>)> =
             networks.flat_map(|one| node.attachments(one)).map(|at| (at.container, at.ifname)).collect();
         self.dead.iter().filter(|at| there.contains(&(at.container.clone(), at.ifname.clone()))).collect()
     }
 
-    /// What is still there of what should have been removed.
+    /// Describes everything that should have been removed and still exists.
     fn left(&self, node: &Node, network: &str) -> Vec<String> {
-        let dead = self.undead(node, network).into_iter().map(|at| format!("container {:?}", at.container));
+        let dead = self.still_existing(node, network).into_iter().map(|at| format!("container {:?}", at.container));
         let rules = self.rules.iter().filter(|rule| node.masquerades.contains(rule));
         let rules = rules.map(|rule| format!("the rule {:?}", rule.comment));
         let checks = self.checks.iter().filter(|check| node.spoof_checks.contains(check));
-        let checks = checks.map(|check| format!("the check of port {:?}", check.port));
+        let checks = checks.map(|check| format!("the spoof check of port {:?}", check.port));
         dead.chain(rules).chain(checks).collect()
     }
 }
 
-/// All attachments of the network that are alive, or of which that cannot be told.
-pub(crate) fn kept(list: &NetworkList) -> Result<Vec<Entry>> {
+/// Returns all attachments of the network that are alive or whose state is unknown.
+pub(crate) fn live_attachments(list: &NetworkList) -> Result<Vec<Entry>> {
     Ok(plan_of(list)?.keep.iter().map(|at| entry(list, at)).collect())
 }
 
-/// An attachment as a GC is told of it.
+/// Converts an attachment to an entry for the list of valid attachments.
 fn entry(list: &NetworkList, at: &Attachment) -> Entry {
     Entry {
         network: list.name.to_string(),
         container: at.container.clone(),
-        // Old records are of any interface; the others of the container have theirs.
+        // An old record has no interface name, and host-local keeps it for any interface of the container.
         ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
         ..Entry::default()
     }
 }
 
-/// GC, and then DEL for what is still there: not all plugins know GC, and versions before 1.1.0 do not have it.
-fn carry_out(list: &NetworkList, plan: &Plan) -> Result<()> {
+/// Calls GC, then DEL for what still exists: not all plugins have GC, and versions before 1.1.0 do not define it.
+fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
     let chain = Chain::find(list, &settings::plugins())?;
     let mut valid: Vec<Entry> = plan.keep.iter().map(|at| entry(list, at)).collect();
-    // What another runtime has written since.
+    // Keep what another runtime has added since the inspection.
     let dead: Vec<Entry> = plan.dead.iter().map(|at| entry(list, at)).collect();
     for new in Cache::of_host().of_network(list.name.as_str())? {
         if !dead.iter().chain(&valid).any(|known| known.is_same(&new)) {
             valid.push(new);
         }
     }
-    // With an entry that cannot be read, or a plugin that fails, it is not for us to go on.
+    // Stop if an entry cannot be read or a plugin fails.
     chain.gc(&valid)?;
     let mut failures = Failures::default();
     if !plan.dead.is_empty() {
-        for at in plan.undead(&Node::look()?, list.name.as_str()) {
+        for at in plan.still_existing(&Node::inspect()?, list.name.as_str()) {
             failures.note(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));
         }
     }

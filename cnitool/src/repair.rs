@@ -15,11 +15,11 @@ use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table::{self, Paint, Table, Tone};
 
-/// What became of an attachment.
+/// The outcome of a repair.
 #[derive(Debug)]
 enum Outcome {
     Ok,
-    /// Masquerade rules were missing, and are there again.
+    /// Masquerade rules were missing and have been added.
     Repaired,
     /// Its namespace is gone, so there is nothing to repair.
     Gone,
@@ -40,7 +40,7 @@ impl Outcome {
     fn tone(&self) -> Tone {
         match self {
             Outcome::Ok | Outcome::Repaired => Tone::Good,
-            Outcome::Gone => Tone::Doubtful,
+            Outcome::Gone => Tone::Warning,
             Outcome::Wrong(_) => Tone::Bad,
         }
     }
@@ -56,15 +56,15 @@ impl Outcome {
     }
 }
 
-/// Repairs the attachments to a network, or all; `false` if one is still wrong.
+/// Repairs the attachments to a network, or all attachments. Returns false if one is still wrong.
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<bool> {
     require_capabilities()?;
     let Found { lists, broken } = conf::all(&settings::configurations())?;
-    conf::ignore(&broken);
+    conf::warn_of_broken(&broken);
     let (mut entries, unreadable) = Cache::of_host().all()?;
     entries.retain(|entry| network.is_none_or(|network| network == entry.network));
     if let (Some(name), true) = (network, entries.is_empty()) {
-        // A name that is misspelt must not look like a network in good health.
+        // A misspelt name must fail instead of looking like a healthy network.
         conf::find(&settings::configurations(), name)?;
     }
     let mut results = Vec::new();
@@ -80,14 +80,14 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<bool> {
         false => out::print(page(&results, Paint::of_stdout()))?,
     }
     if !as_json {
-        unreadable.iter().for_each(out::complain);
+        unreadable.iter().for_each(out::print_error);
     }
     Ok(healthy)
 }
 
-/// Repairs one attachment; `None` if it has been deleted since the cache was listed.
+/// Repairs one attachment. Returns `None` if it has been deleted since the cache was listed.
 fn repair(lists: &[NetworkList], entry: &Entry) -> Result<Option<Outcome>> {
-    // A del that runs at the same time must not leave the rules that are added here.
+    // The lock prevents that a concurrent del leaves rules behind that are added here.
     let _lock = Lock::exclusive()?;
     let cache = Cache::of_host();
     match cache.load(&entry.network, &entry.container, &entry.ifname) {
@@ -101,10 +101,10 @@ fn repair(lists: &[NetworkList], entry: &Entry) -> Result<Option<Outcome>> {
 
 fn attempt(lists: &[NetworkList], entry: &Entry, path: &Path) -> Result<Outcome> {
     match entry.netns.as_deref().map(place) {
-        Some(Place::There) => {}
-        Some(Place::Empty) => return Ok(Outcome::Gone),
-        Some(Place::Hidden) => return Err(Error::new(Code::NETNS, "its namespace cannot be looked at")),
-        None => return Err(Error::new(Code::NETNS, "the cache does not know its namespace")),
+        Some(Place::Exists) => {}
+        Some(Place::Absent) => return Ok(Outcome::Gone),
+        Some(Place::Hidden) => return Err(Error::new(Code::NETNS, "its namespace cannot be inspected")),
+        None => return Err(Error::new(Code::NETNS, "its cache entry has no namespace")),
     }
     let configured = lists.iter().find(|list| list.name.as_str() == entry.network).cloned();
     let list = configured.map_or_else(|| conf::from_cache(path, &entry.config), Ok)?;
@@ -124,7 +124,7 @@ fn count(results: &[(Entry, Outcome)], text: &str) -> usize {
     results.iter().filter(|(_, outcome)| outcome.text() == text).count()
 }
 
-/// All attachments but those that are in order, and how many there are of each kind.
+/// Formats all attachments except those that are ok, and the number of attachments in each state.
 fn page(results: &[(Entry, Outcome)], paint: Paint) -> String {
     let mut rows = Table::new(&["STATE", "NETWORK*", "CONTAINER*", "INTERFACE*"]);
     for (entry, outcome) in results.iter().filter(|(_, outcome)| !matches!(outcome, Outcome::Ok)) {
@@ -145,6 +145,7 @@ fn page(results: &[(Entry, Outcome)], paint: Paint) -> String {
     text
 }
 
+/// Returns the output of `--json`.
 fn describe(results: &[(Entry, Outcome)], unreadable: &[Error]) -> Value {
     let attachments: Vec<Value> = results
         .iter()

@@ -1,4 +1,4 @@
-//! `cnitool show`: a bridge, its ports with whom they belong to, and the rules: what otherwise takes six commands.
+//! `cnitool show`: bridges, their ports with containers, and rules, which otherwise takes six commands.
 
 use std::collections::BTreeSet;
 
@@ -13,13 +13,13 @@ use crate::node::{Network, Node, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
 
-/// How wide the column of flags may be.
-const FLAGS: usize = 16;
+/// The maximum width of the column of flags.
+const MAX_FLAGS_WIDTH: usize = 16;
 
 /// A bridge, and the networks that use it.
-struct View<'a> {
+struct BridgeView<'a> {
     name: &'a str,
-    /// `None` if it is not there: the first add makes it.
+    /// `None` if it does not exist yet: the first add creates it.
     link: Option<&'a Link>,
     networks: Vec<&'a Network>,
     ports: Vec<PortView<'a>>,
@@ -35,14 +35,14 @@ struct PortView<'a> {
     /// The keys of its rules.
     keys: Vec<String>,
     masqueraded: bool,
-    checked: bool,
+    spoof_checked: bool,
 }
 
-/// Prints the bridge of a network, or all that configurations or ports name.
+/// Prints the bridges of a network, or all bridges of configurations and of ports.
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
-    let node = Node::look()?;
+    let node = Node::inspect()?;
     let chosen = node.chosen(network)?;
-    conf::ignore(&node.broken);
+    conf::warn_of_broken(&node.broken);
     let views = views(&node, &chosen, network)?;
     if as_json {
         let bridges: Vec<Value> = views.iter().map(|view| describe(&node, view)).collect();
@@ -53,15 +53,15 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let mut text = pages.join("\n");
     if pages.is_empty() {
         text = match network {
-            Some(name) => format!("network {} has no bridge\n", table::harmless(name)),
+            Some(name) => format!("network {} has no bridge\n", table::sanitize(name)),
             None => "no network has a bridge\n".to_owned(),
         };
     }
     out::print(text + &node.not_seen())
 }
 
-fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Result<Vec<View<'a>>> {
-    let mut views: Vec<View<'a>> = Vec::new();
+fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Result<Vec<BridgeView<'a>>> {
+    let mut views: Vec<BridgeView<'a>> = Vec::new();
     for network in networks {
         let links = node.bridges(network);
         let named = network.bridge.as_ref().map(|settings| settings.bridge.as_str());
@@ -71,7 +71,9 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
             match views.iter_mut().find(|view| view.name == name) {
                 Some(view) if view.networks.iter().any(|other| other.name == network.name) => {}
                 Some(view) => view.networks.push(network),
-                None => views.push(View { name, link, networks: vec![network], ports: Vec::new(), rules: Vec::new() }),
+                None => {
+                    views.push(BridgeView { name, link, networks: vec![network], ports: Vec::new(), rules: Vec::new() })
+                }
             }
         }
     }
@@ -81,7 +83,7 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
         let Some(bridge) = view.link else { continue };
         for link in node.ports(bridge) {
             let port = port(node, &mut netlink, bridge, link)?;
-            // Asked for one network, those of others on the same bridge are left out, and nobody's are not.
+            // For a single network, ports of other networks on the same bridge are omitted, but not unknown ports.
             if only.is_none() || port.network.is_none() || port.network.as_deref() == only {
                 view.ports.push(port);
             }
@@ -90,6 +92,7 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
     Ok(views)
 }
 
+/// Collects what is known about a port.
 fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -> Result<PortView<'a>> {
     let owner = owner(link);
     let network = owner.as_ref().map(|owner| owner.network.clone());
@@ -99,7 +102,7 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -
     if network.is_none()
         && let Some(guest) = guest
     {
-        // The reference gives its ports no alias: then the lease of the address at the other end tells.
+        // Ports of the reference have no alias. The lease of the container veth's address identifies the container.
         let leases = node.networks.iter().flat_map(|one| one.leases.iter().map(move |lease| (one, lease)));
         for (one, lease) in leases {
             if let Owner::Container(id, name) = &lease.owner
@@ -121,7 +124,7 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -
     };
     Ok(PortView {
         masqueraded: node.masquerades.iter().any(|rule| keys.iter().any(|key| key == rule.key())),
-        checked: node.spoof_checks.iter().any(|check| check.port == link.name),
+        spoof_checked: node.spoof_checks.iter().any(|check| check.port == link.name),
         link,
         network,
         container,
@@ -132,7 +135,7 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -
 }
 
 impl PortView<'_> {
-    /// In the words of the configuration's keys.
+    /// Returns the flags, named after the keys of the configuration.
     fn flags(&self) -> Vec<&'static str> {
         let port = self.link.port.unwrap_or_default();
         let flags = [
@@ -140,28 +143,28 @@ impl PortView<'_> {
             (port.hairpin, "hairpin"),
             (port.isolated, "isolated"),
             (self.masqueraded, "masq"),
-            (self.checked, "spoofchk"),
+            (self.spoof_checked, "spoofchk"),
         ];
         flags.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
     }
 
-    /// As `bridge vlan` says it, but shorter: `*` is for untagged frames.
+    /// Returns the VLANs in a short form, with `*` for the VLAN of untagged frames.
     fn vlan_text(&self) -> String {
         let one = |vlan: &Vlan| format!("{}{}", vlan.range, if vlan.pvid { "*" } else { "" });
         self.vlans.iter().map(one).collect::<Vec<_>>().join(" ")
     }
 }
 
-/// The rules of no port that is shown.
-fn stale<'a>(view: &View<'a>) -> Vec<&'a Masquerade> {
+/// Returns the rules that belong to none of the shown ports.
+fn stale<'a>(view: &BridgeView<'a>) -> Vec<&'a Masquerade> {
     let keys: BTreeSet<&str> = view.ports.iter().flat_map(|port| &port.keys).map(String::as_str).collect();
     view.rules.iter().copied().filter(|rule| !keys.contains(rule.key())).collect()
 }
 
-fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
+fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
     let mut text = paint.paint(Tone::Bold, &format!("bridge {}", view.name)) + "\n";
     match view.link {
-        None => text += &table::wrap("not there yet: the first add makes it", 2),
+        None => text += &table::wrap("does not exist yet: the first add creates it", 2),
         Some(link) => {
             let mut facts =
                 vec![if link.up { "up".to_owned() } else { "down".to_owned() }, format!("mtu {}", link.mtu)];
@@ -183,8 +186,8 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
         let mac = guest.and_then(|guest| guest.mac).map_or_else(|| "-".to_owned(), |mac| mac.to_string());
         let unknown = if port.network.is_some() { "(id too long)" } else { "-" };
         let flags = port.flags().join(" ");
-        // All flags of a port are too many for a column, and then stand below it.
-        let fit = flags.len() <= FLAGS;
+        // If the flags do not fit into the column, they go below the row.
+        let fit = flags.len() <= MAX_FLAGS_WIDTH;
         let ifname = port.ifname.as_deref().or_else(|| guest.map(|guest| guest.name.as_str()));
         ports.row(vec![
             (Tone::Plain, port.link.name.clone()),
@@ -210,7 +213,7 @@ fn page(node: &Node, view: &View<'_>, paint: Paint) -> String {
     text + &rules(view, paint)
 }
 
-fn rules(view: &View<'_>, paint: Paint) -> String {
+fn rules(view: &BridgeView<'_>, paint: Paint) -> String {
     if view.rules.is_empty() {
         return String::new();
     }
@@ -223,7 +226,7 @@ fn rules(view: &View<'_>, paint: Paint) -> String {
     match stale.is_empty() {
         true => text += ", all of ports above\n",
         false => {
-            text += &paint.paint(Tone::Doubtful, &format!(", {} of no port above:", stale.len()));
+            text += &paint.paint(Tone::Warning, &format!(", {} of no port above:", stale.len()));
             text.push('\n');
         }
     }
@@ -234,7 +237,7 @@ fn rules(view: &View<'_>, paint: Paint) -> String {
     text
 }
 
-fn describe(node: &Node, view: &View<'_>) -> Value {
+fn describe(node: &Node, view: &BridgeView<'_>) -> Value {
     let bridge = view.link.map(|link| {
         json!({
             "up": link.up, "mtu": link.mtu, "mac": link.mac.map(|mac| mac.to_string()),
@@ -278,7 +281,7 @@ fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
         "name": port.link.name, "network": port.network, "container": port.container, "interface": port.ifname,
         "up": port.link.up, "mtu": port.link.mtu, "mac": port.link.mac.map(|mac| mac.to_string()),
         "hairpin": settings.hairpin, "isolated": settings.isolated, "masquerade": port.masqueraded,
-        "spoofCheck": port.checked, "vlans": vlans,
+        "spoofCheck": port.spoof_checked, "vlans": vlans,
         "guest": guest.map(|guest| json!({
             "name": guest.name, "mac": guest.mac.map(|mac| mac.to_string()), "addresses": guest.addresses,
             "netns": guest.netns,

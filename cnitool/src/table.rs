@@ -1,57 +1,57 @@
-//! What a terminal shows: tables that fit 80 columns, bars, and colours where they are seen.
+//! Output for a terminal: tables of at most 80 columns, bars, and colours.
 
 use std::io::{self, IsTerminal};
 
 use cni::process_env;
 
-/// The columns of the narrowest terminal that anybody uses.
+/// The width of the narrowest supported terminal, in columns.
 pub(crate) const WIDTH: usize = 80;
-/// The least that is left of a cell that is cut.
-const LEAST: usize = 8;
-/// What stands for the rest of a cell that is cut. ASCII, as all else here: not every console knows more.
-const CUT: &str = "..";
+/// The minimum width of a cell that is shortened.
+const MIN_WIDTH: usize = 8;
+/// The end of a shortened cell. ASCII like all other output, because not every console supports more.
+const ELLIPSIS: &str = "..";
 const GAP: usize = 2;
 
-/// What a text means, which its colour says too.
+/// The meaning of a text, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
     Bold,
     Good,
-    Doubtful,
+    Warning,
     Bad,
 }
 
-/// How tones are shown.
+/// Formats texts with colours or without.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Paint {
     colours: bool,
 }
 
 impl Paint {
-    /// Colours only for a terminal, and only if nobody objects (no-color.org).
+    /// Returns a formatter for stdout. Uses colours only on a terminal, and not if `NO_COLOR` is set (no-color.org).
     pub(crate) fn of_stdout() -> Paint {
-        let objects = process_env("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let no_color = process_env("NO_COLOR").is_some_and(|value| !value.is_empty());
         let dumb = process_env("TERM").is_none_or(|term| term == "dumb");
-        Paint { colours: io::stdout().is_terminal() && !objects && !dumb }
+        Paint { colours: io::stdout().is_terminal() && !no_color && !dumb }
     }
 
-    /// The text in its colour. It is harmless, whoever gave the names in it.
+    /// Returns the text in its colour, without control characters.
     pub(crate) fn paint(self, tone: Tone, text: &str) -> String {
-        let text = harmless(text);
+        let text = sanitize(text);
         let code = match tone {
             _ if !self.colours => return text,
             Tone::Plain => return text,
             Tone::Bold => 1,
             Tone::Good => 32,
-            Tone::Doubtful => 33,
+            Tone::Warning => 33,
             Tone::Bad => 31,
         };
         format!("\x1b[{code}m{text}\x1b[0m")
     }
 }
 
-/// A table: columns as wide as they need to be, cut where that is too much.
+/// A table whose columns are as wide as their cells, and shortened if the table is too wide.
 #[derive(Debug)]
 pub(crate) struct Table {
     heads: Vec<Column>,
@@ -61,19 +61,19 @@ pub(crate) struct Table {
 #[derive(Debug)]
 struct Column {
     head: &'static str,
-    /// May its cells be cut?
+    /// Whether its cells may be shortened.
     flexible: bool,
 }
 
 #[derive(Debug)]
 enum Row {
     Cells(Vec<(Tone, String)>),
-    /// More about the row above, broken between words.
+    /// A remark on the row above, wrapped between words.
     More(String),
 }
 
 impl Table {
-    /// A table with these heads; cells of a column whose head ends in `*` may be cut.
+    /// Creates a table with these heads. Cells of a column whose head ends in `*` may be shortened.
     pub(crate) fn new(heads: &[&'static str]) -> Table {
         let column = |head: &&'static str| match head.strip_suffix('*') {
             Some(head) => Column { head, flexible: true },
@@ -86,7 +86,7 @@ impl Table {
         self.rows.push(Row::Cells(cells));
     }
 
-    /// Says more about the last row, below its second column.
+    /// Adds a remark on the last row, below its second column.
     pub(crate) fn more(&mut self, text: String) {
         self.rows.push(Row::More(text));
     }
@@ -95,7 +95,7 @@ impl Table {
         self.rows.is_empty()
     }
 
-    /// The text, each line after `indent` spaces.
+    /// Returns the text of the table, each line indented by `indent` spaces.
     pub(crate) fn render(&self, paint: Paint, indent: usize) -> String {
         let widths = self.widths(indent);
         let heads = self.heads.iter().map(|column| (Tone::Bold, column.head.to_owned())).collect::<Vec<_>>();
@@ -126,7 +126,7 @@ impl Table {
             let widest = widths
                 .iter_mut()
                 .zip(&self.heads)
-                .filter(|(width, column)| column.flexible && **width > LEAST)
+                .filter(|(width, column)| column.flexible && **width > MIN_WIDTH)
                 .max_by_key(|(width, _)| **width);
             match widest {
                 Some((width, _)) if surplus > 0 => *width -= 1,
@@ -150,27 +150,27 @@ fn line(cells: &[(Tone, String)], widths: &[usize], paint: Paint, indent: usize)
     text + "\n"
 }
 
-/// The text without what a terminal would obey instead of showing it.
-pub(crate) fn harmless(text: &str) -> String {
+/// Replaces control characters by `?`, so that the text cannot control the terminal.
+pub(crate) fn sanitize(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
-/// At most `width` characters; what is cut shows that it was.
+/// Shortens the text to at most `width` characters, and marks the cut.
 pub(crate) fn shorten(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
     }
-    let kept: String = text.chars().take(width.saturating_sub(CUT.len())).collect();
-    kept + CUT
+    let kept: String = text.chars().take(width.saturating_sub(ELLIPSIS.len())).collect();
+    kept + ELLIPSIS
 }
 
-/// `text` in lines of at most 80 characters, each after `indent` spaces. A word that is longer has a line of its own,
-/// and is cut if even that is too short.
+/// Wraps `text` into lines of at most 80 characters, each indented by `indent` spaces. Splits a word only if it is longer
+/// than a line.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
     let room = WIDTH.saturating_sub(indent).max(1);
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
-        let mut rest: Vec<char> = harmless(word).chars().collect();
+        let mut rest: Vec<char> = sanitize(word).chars().collect();
         while rest.len() > room {
             let tail = rest.split_off(room);
             lines.push(rest.into_iter().collect());
@@ -188,21 +188,22 @@ pub(crate) fn wrap(text: &str, indent: usize) -> String {
     lines.iter().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect()
 }
 
-/// A bar of `width` characters, `used` of `all` filled. It is empty only if nothing is used, and full only if all is.
+/// Returns a bar of `width` characters that shows `used` of `all`. It is empty only if nothing is used, and full only if
+/// everything is.
 pub(crate) fn bar(used: u128, all: u128, width: usize) -> String {
     let share = u128::try_from(width).unwrap_or_default();
     let filled = match all {
         0 => share,
         _ if used >= all => share,
         _ if used == 0 => 0,
-        // Such numbers of addresses that this would overflow are never used up.
+        // A saturated product makes the bar too short, but so many addresses are never used.
         _ => used.saturating_mul(share).checked_div(all).unwrap_or_default().clamp(1, share.saturating_sub(1).max(1)),
     };
     let filled = usize::try_from(filled).unwrap_or(width).min(width);
     format!("[{}{}]", "#".repeat(filled), "-".repeat(width - filled))
 }
 
-/// `1 lease`, `2 leases`.
+/// Returns the number and the noun in singular or plural, such as `1 lease` or `2 leases`.
 pub(crate) fn count(number: usize, what: &str) -> String {
     let end = match what {
         _ if number == 1 => "",
@@ -247,19 +248,19 @@ mod tests {
     }
 
     #[test]
-    fn bars_say_full_only_when_they_are() {
+    fn a_bar_is_full_only_if_everything_is_used() {
         assert_eq!(bar(0, 253, 10), "[----------]");
         assert_eq!(bar(1, 253, 10), "[#---------]");
         assert_eq!(bar(252, 253, 10), "[#########-]");
         assert_eq!(bar(253, 253, 10), "[##########]");
-        assert_eq!(bar(300, 253, 10), "[##########]", "ranges may have shrunk");
+        assert_eq!(bar(300, 253, 10), "[##########]", "a range can shrink");
         assert_eq!(bar(7, u128::MAX, 10), "[#---------]");
-        assert_eq!(bar(u128::MAX - 1, u128::MAX, 10), "[#---------]", "too many to be told");
+        assert_eq!(bar(u128::MAX - 1, u128::MAX, 10), "[#---------]", "a saturated number");
         assert_eq!(bar(0, 0, 10), "[##########]");
     }
 
     #[test]
-    fn words_are_kept_whole_where_they_fit() {
+    fn words_are_split_only_if_too_long() {
         let text = wrap(&"word ".repeat(40), 6);
         assert!(widest(&text) <= WIDTH && text.lines().all(|line| line.starts_with("      word")), "{text}");
         assert_eq!(widest(&wrap(&"x".repeat(200), 6)), WIDTH);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn things_are_counted_in_english() {
+    fn nouns_have_a_plural() {
         assert_eq!((count(1, "lease").as_str(), count(2, "lease").as_str()), ("1 lease", "2 leases"));
         assert_eq!(count(2, "address"), "2 addresses");
     }

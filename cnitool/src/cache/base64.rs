@@ -1,4 +1,4 @@
-//! Base64 (RFC 4648, with padding), in which an entry keeps its configuration.
+//! Base64 (RFC 4648, with padding), the encoding of the configuration in a cache entry.
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -14,7 +14,7 @@ pub(super) fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// `None` if it is not Base64.
+/// Decodes `text`. Returns `None` if it is not Base64.
 pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
     let letters = text.trim_end_matches('=');
     if !text.len().is_multiple_of(4) || text.len() - letters.len() > 2 {
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_of_the_standard() {
+    fn test_vectors_of_the_standard() {
         let vectors = ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"];
         for (length, text) in vectors.into_iter().enumerate() {
             let bytes = &b"foobar"[..length];

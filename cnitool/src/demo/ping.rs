@@ -1,4 +1,4 @@
-//! One ICMP echo, so that the demonstration needs no program of the host.
+//! A single ICMP echo, so that the demonstration does not need the host's `ping`.
 
 use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use cni::{Code, Context, Deadline, Error, Result};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, socket};
 
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 const ECHO_REQUEST: u8 = 8;
 const ECHO_REPLY: u8 = 0;
-/// What tells our echo from another's.
+/// The identifier and sequence number by which the reply is recognised.
 const MARK: [u8; 4] = *b"cni0";
 
-/// Sends one echo request from this thread's namespace, and waits for the reply; how long that took.
+/// Sends one echo request from this thread's namespace and waits for the reply. Returns the round-trip time.
 pub(super) fn ping(to: Ipv4Addr) -> Result<Duration> {
     let what = || format!("ping {to}");
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -21,34 +21,34 @@ pub(super) fn ping(to: Ipv4Addr) -> Result<Duration> {
     let began = Instant::now();
     let address = SockaddrIn::from(SocketAddrV4::new(to, 0));
     sendto(socket.as_raw_fd(), &request(), &address, MsgFlags::empty()).trying(what)?;
-    let deadline = Deadline::after(PATIENCE);
+    let deadline = Deadline::after(TIMEOUT);
     let mut packet = [0; 128];
     while deadline.readable(socket.as_fd()).trying(what)? {
         match recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty()) {
             Ok(length) if is_reply(packet.get(..length).unwrap_or_default(), to) => return Ok(began.elapsed()),
-            // Somebody else's, which a raw socket hears as well.
+            // A raw socket also receives the packets of other programs.
             Ok(_) | Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
             Err(errno) => return Err(errno).trying(what),
         }
     }
-    Err(Error::new(Code::TRY_LATER, format!("no answer after {PATIENCE:?}"))).trying(what)
+    Err(Error::new(Code::TRY_LATER, format!("no answer after {TIMEOUT:?}"))).trying(what)
 }
 
-/// Type, code, checksum, our mark as identifier and number.
+/// Returns an echo request: type, code, checksum, identifier and sequence number.
 fn request() -> [u8; 8] {
     let [a, b, c, d] = MARK;
     let [high, low] = checksum(&[ECHO_REQUEST, 0, 0, 0, a, b, c, d]).to_be_bytes();
     [ECHO_REQUEST, 0, high, low, a, b, c, d]
 }
 
-/// A raw socket hears whole packets: the IP header says how long it is.
+/// Returns whether the packet, which includes the IP header, is the reply to [`request`].
 fn is_reply(packet: &[u8], from: Ipv4Addr) -> bool {
     let header = usize::from(packet.first().copied().unwrap_or_default() & 0xf) * 4;
     let icmp = packet.get(header..).unwrap_or_default();
     packet.get(12..16) == Some(&from.octets()) && icmp.first() == Some(&ECHO_REPLY) && icmp.get(4..8) == Some(&MARK)
 }
 
-/// RFC 1071: the complement of the sum of all pairs of bytes, carries added again.
+/// Returns the checksum of RFC 1071: the complement of the sum of all pairs of bytes, with the carries added.
 fn checksum(bytes: &[u8; 8]) -> u16 {
     let sum = bytes.as_chunks::<2>().0.iter().map(|pair| u32::from(u16::from_be_bytes(*pair))).sum::<u32>();
     let [_, carry, high, low] = ((sum & 0xffff) + (sum >> 16)).to_be_bytes();
@@ -60,12 +60,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_sums_up_to_nothing() {
-        assert_eq!(checksum(&request()), 0, "as the receiver checks it");
+    fn the_checksum_of_a_request_is_valid() {
+        assert_eq!(checksum(&request()), 0, "the receiver computes the same");
     }
 
     #[test]
-    fn only_the_reply_to_our_request_counts() {
+    fn only_the_reply_to_the_request_is_accepted() {
         let from = Ipv4Addr::new(10, 22, 0, 3);
         let mut packet = vec![0x45, 0, 0, 28, 0, 0, 0, 0, 64, 1, 0, 0, 10, 22, 0, 3, 10, 22, 0, 2];
         packet.extend([ECHO_REPLY, 0, 0, 0]);

@@ -1,4 +1,4 @@
-//! Configurations and plugins: would a runtime find what it needs?
+//! Checks the configurations and whether the plugins can be found.
 
 use cni::{Code, Program};
 
@@ -9,7 +9,7 @@ use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table;
 
-/// Needed by every runtime, though no configuration names it.
+/// A plugin that every runtime needs, although no configuration names it.
 const LOOPBACK: &str = "loopback";
 
 pub(super) fn check(report: &mut Report) {
@@ -25,7 +25,7 @@ fn files(report: &mut Report) {
     }
     let lists: Vec<NetworkList> = report.node.networks.iter().filter_map(|network| network.list.clone()).collect();
     let shadowed = report.node.shadowed.clone();
-    // Unlike a search by name, which looks at lists before single plugins, these take the first file of any kind.
+    // kubelet, containerd and CRI-O use the first file of any kind; a search by name prefers lists to single plugins.
     let first = lists.iter().chain(&shadowed).min_by_key(|list| &list.path);
     for list in &shadowed {
         let winner = lists.iter().find(|other| other.name == list.name);
@@ -51,11 +51,11 @@ fn files(report: &mut Report) {
         report.fail("config", Some(&name), &fault);
     }
     match first {
-        // What is wrong with those that are there has been told.
+        // The broken files have been reported above.
         None if !report.node.broken.is_empty() => {}
         None => {
             let what = format!("there is no network configuration in {}", dir.display());
-            let remedy = "write one there, such as 10-pods.conflist, or set NETCONFPATH";
+            let remedy = "create one there, such as 10-pods.conflist, or set NETCONFPATH";
             report.add(Level::Fail, "config", None, what, remedy);
         }
         Some(first) => {
@@ -95,7 +95,7 @@ fn plugins(report: &mut Report) {
         Ok(_) if found.iter().any(|kind| kind == LOOPBACK) => {}
         Ok(_) => found.push(LOOPBACK.to_owned()),
         Err(error) => {
-            let remedy = format!("{}; kubelet and containerd give every pod its \"lo\" by it", error.remarks());
+            let remedy = format!("{}; kubelet and containerd need it for \"lo\" of every pod", error.remarks());
             report.add(Level::Warn, "plugins", None, error.to_string(), remedy);
         }
     }
@@ -104,10 +104,10 @@ fn plugins(report: &mut Report) {
     }
 }
 
-/// Asks the plugins themselves. What was found before is not repeated in their words.
-pub(super) fn ask_plugins(report: &mut Report) {
+/// Calls STATUS of the plugins, except for networks with an earlier failure, which STATUS would only repeat.
+pub(super) fn call_status(report: &mut Report) {
     if require_capabilities().is_err() {
-        report.unseen.push("the plugins' own STATUS, for which they need root".to_owned());
+        report.unseen.push("the plugins' own STATUS, which needs root".to_owned());
         return;
     }
     let lists: Vec<NetworkList> = report.node.networks.iter().filter_map(|network| network.list.clone()).collect();

@@ -1,4 +1,4 @@
-//! The host's firewall: does it let containers' packets pass?
+//! Checks whether the host's firewall lets packets of containers pass.
 
 use std::fs;
 use std::time::Duration;
@@ -11,12 +11,13 @@ use super::{Level, Report};
 use crate::node::{Attachment, State};
 use crate::table;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long `iptables-save` may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A chain that throws away what no rule of it accepts.
-struct Strict {
+/// A chain whose policy drops packets that none of its rules accepts.
+struct DropChain {
     name: String,
-    /// How many rules it has; `None` if nobody counted.
+    /// The number of its rules, if known.
     rules: Option<usize>,
 }
 
@@ -36,10 +37,11 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Packets to and from containers pass the place FORWARD; with br_netfilter even those that stay on a bridge.
+/// Checks the chains of the hook FORWARD, which packets to and from containers pass; with br_netfilter, even those that
+/// stay within a bridge.
 fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
     let filtered = sysctl::read(&["net", "bridge", "bridge-nf-call-iptables"])?.is_some_and(|value| value != "0");
-    let (mut strict, mut blind) = (Vec::new(), false);
+    let (mut strict, mut incomplete) = (Vec::new(), false);
     for (family, names, save) in [
         (Family::Ipv4, "/proc/net/ip_tables_names", ["iptables-legacy-save", "iptables-save"]),
         (Family::Ipv6, "/proc/net/ip6_tables_names", ["ip6tables-legacy-save", "ip6tables-save"]),
@@ -51,7 +53,7 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
             .iter()
             .flat_map(|network| network.ranges.iter().flatten())
             .any(|range| range.gateway().is_ipv4() == v4);
-        // Where the ranges are not known, IPv4 is what most use.
+        // If the ranges are unknown, the network is assumed to use IPv4.
         if !is_used && !v4 {
             continue;
         }
@@ -59,7 +61,7 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
             Ok(found) => strict.extend(found),
             Err(error) => {
                 report.unseen(&error);
-                blind = true;
+                incomplete = true;
             }
         }
         strict.extend(in_iptables(names, save)?);
@@ -67,10 +69,10 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
     strict.dedup_by(|a, b| a.name == b.name);
     let (reach, scope) = match filtered {
         true => (
-            "containers reach neither each other nor the outside",
+            "containers can reach neither each other nor other networks",
             "br_netfilter is on, so bridged packets pass it too",
         ),
-        false => ("containers do not reach the outside", "packets within a bridge do not pass it"),
+        false => ("containers cannot reach other networks", "packets within a bridge do not pass it"),
     };
     for chain in &strict {
         let name = &chain.name;
@@ -85,21 +87,21 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
                 report.add(Level::Fail, "firewall", None, what, remedy);
             }
             _ => {
-                let what = format!("chain {name} drops what none of its rules accepts; {scope}");
+                let what = format!("chain {name} drops packets that none of its rules accepts; {scope}");
                 report.add(Level::Warn, "firewall", None, what, remedy);
             }
         }
     }
-    if strict.is_empty() && !blind {
+    if strict.is_empty() && !incomplete {
         report.ok("firewall", None, "no chain drops forwarded packets by its policy");
     }
     let what = if filtered { "on: packets within a bridge pass the firewall" } else { "off" };
-    let told = format!("{what}{}", if filtered { "" } else { " (kube-proxy needs it on for services)" });
-    report.ok("br_netfilter", None, told);
+    let text = format!("{what}{}", if filtered { "" } else { " (kube-proxy needs it on for services)" });
+    report.ok("br_netfilter", None, text);
     Ok(())
 }
 
-fn in_nftables(family: Family) -> Result<Vec<Strict>> {
+fn in_nftables(family: Family) -> Result<Vec<DropChain>> {
     let mut nft = Nftables::open()?;
     let chains = nft.base_chains()?;
     let strict = chains.iter().filter(|chain| chain.drops && chain.place == BaseChain::FORWARD && chain.sees(family));
@@ -110,45 +112,45 @@ fn in_nftables(family: Family) -> Result<Vec<Strict>> {
             let table = Table { family, name: &chain.table };
             rules += nft.rules(table.chain(&chain.name))?.len();
         }
-        found.push(Strict { name: chain.to_string(), rules: Some(rules) });
+        found.push(DropChain { name: chain.to_string(), rules: Some(rules) });
     }
     Ok(found)
 }
 
-/// The older tables, which nf_tables does not show. The tool is run only where there is such a table, which it would
-/// make otherwise.
-fn in_iptables(names: &str, save: [&str; 2]) -> Result<Option<Strict>> {
+/// Checks the legacy tables, which nf_tables does not list. Runs the tool only if such a table exists, because the tool
+/// would create it otherwise.
+fn in_iptables(names: &str, save: [&str; 2]) -> Result<Option<DropChain>> {
     let in_use = fs::read_to_string(names).unwrap_or_default();
     let Some(tool) = save.into_iter().find(|tool| tool::find(tool).is_some()) else { return Ok(None) };
     if !in_use.lines().any(|table| table == "filter") {
         return Ok(None);
     }
-    let listing = tool::run(tool, &["-t", "filter"], "", PATIENCE)?;
-    Ok(strict_forward(&listing).map(|rules| Strict { name: format!("FORWARD of {tool}"), rules: Some(rules) }))
+    let listing = tool::run(tool, &["-t", "filter"], "", TIMEOUT)?;
+    Ok(strict_forward(&listing).map(|rules| DropChain { name: format!("FORWARD of {tool}"), rules: Some(rules) }))
 }
 
-/// The number of FORWARD's rules if its policy is not to accept.
+/// Returns the number of rules in FORWARD if its policy is DROP.
 fn strict_forward(listing: &str) -> Option<usize> {
     let policy = listing.lines().find_map(|line| line.strip_prefix(":FORWARD "))?;
     let rules = listing.lines().filter(|line| line.starts_with("-A FORWARD ")).count();
     policy.starts_with("DROP").then_some(rules)
 }
 
-/// A flush of the host's rules takes the masquerade with it, until `cnitool repair` restores it.
+/// Checks the masquerade rules, which a flush of the host's firewall removes until `cnitool repair` restores them.
 fn masquerade(report: &mut Report) {
-    let (mut bare, mut cut_off, mut stale) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut missing_rules, mut cut_off, mut stale) = (Vec::new(), Vec::new(), Vec::new());
     for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
         let attachments = report.node.attachments(network);
         let rules = report.node.rules(&network.name);
         let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
-        let hides = |at: &Attachment, ip| rules.iter().any(|rule| at.has_rule(rule) && rule.source == Some(ip));
-        let is_naked = |at: &&&Attachment| match at.leases.as_slice() {
-            // Another IPAM plugin's; one rule says that there were all.
+        let masquerades = |at: &Attachment, ip| rules.iter().any(|rule| at.has_rule(rule) && rule.source == Some(ip));
+        let lacks_rule = |at: &&&Attachment| match at.leases.as_slice() {
+            // Another IPAM plugin has the addresses. One existing rule suffices as a sign that no rule was flushed.
             [] => !rules.iter().any(|rule| at.has_rule(rule)),
-            leases => !leases.iter().all(|lease| hides(at, lease.ip)),
+            leases => !leases.iter().all(|lease| masquerades(at, lease.ip)),
         };
-        let naked = alive.iter().filter(is_naked).count();
-        bare.push((network.name.clone(), naked, alive.len()));
+        let lacking = alive.iter().filter(lacks_rule).count();
+        missing_rules.push((network.name.clone(), lacking, alive.len()));
         let by_iptables = alive.iter().filter(|at| rules.iter().any(|rule| rule.iptables && at.has_rule(rule))).count();
         if report.node.masquerade_is_cut_off && by_iptables < alive.len() {
             cut_off.push(network.name.clone());
@@ -158,21 +160,22 @@ fn masquerade(report: &mut Report) {
         };
         stale.push((network.name.clone(), rules.iter().filter(|rule| !is_kept(rule)).count()));
     }
-    let blind = report.node.unseen.iter().any(|what| what.starts_with("list the rules"));
-    if blind {
+    let incomplete = report.node.unseen.iter().any(|what| what.starts_with("list the rules"));
+    if incomplete {
         return;
     }
-    for (name, naked, alive) in bare {
-        if naked > 0 {
-            let what =
-                format!("{naked} of {alive} live containers lack a masquerade rule: they get no answers from outside");
+    for (name, lacking, alive) in missing_rules {
+        if lacking > 0 {
+            let what = format!(
+                "{lacking} of {alive} live containers lack a masquerade rule: other networks cannot reply to them"
+            );
             report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
         }
         if cut_off.contains(&name) {
-            let what = "no packet comes to the masquerade rules: containers get no answers from outside";
+            let what = "no packet reaches the masquerade rules: other networks cannot reply to containers";
             report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
-        } else if naked == 0 {
-            report.ok("masquerade", Some(&name), "every live container has its rule");
+        } else if lacking == 0 {
+            report.ok("masquerade", Some(&name), "all live containers have their rules");
         }
     }
     for (name, left) in stale.into_iter().filter(|(_, left)| *left > 0) {
@@ -191,7 +194,7 @@ mod tests {
     use super::strict_forward;
 
     #[test]
-    fn a_policy_is_read_as_iptables_saves_it() {
+    fn the_policy_in_the_output_of_iptables_save_is_parsed() {
         let listing = "# Generated\n*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [3:252]\n:OUTPUT ACCEPT [0:0]\n\
                        -A FORWARD -i cni0 -j ACCEPT\n-A INPUT -j ACCEPT\nCOMMIT\n";
         assert_eq!(strict_forward(listing), Some(1));

@@ -1,4 +1,4 @@
-//! Settings of the kernel that packets from and to containers depend on.
+//! Checks settings of the kernel that affect packets from and to containers.
 
 use cni::netlink::Netlink;
 use cni::netlink::nft::Nftables;
@@ -14,7 +14,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
     nf_tables(report)
 }
 
-/// Does a network have ranges of this family? Where they are not known, IPv4 is what most use.
+/// Returns whether a network has ranges of this family. If its ranges are unknown, it is assumed to use IPv4.
 fn has_family(network: &Network, v4: bool) -> bool {
     if network.ranges.is_empty() {
         return v4;
@@ -22,7 +22,7 @@ fn has_family(network: &Network, v4: bool) -> bool {
     network.ranges.iter().flatten().any(|range| range.gateway().is_ipv4() == v4)
 }
 
-/// Does a network have containers now?
+/// Returns whether a network has containers now.
 fn is_busy(report: &Report, network: &Network) -> bool {
     report.node.bridges(network).iter().any(|bridge| report.node.ports(bridge).next().is_some())
 }
@@ -56,12 +56,12 @@ fn forwarding(report: &mut Report) -> Result<()> {
                     "forwarding",
                     None,
                     what,
-                    format!("sysctl -w {setting}=1, and in /etc/sysctl.d"),
+                    format!("sysctl -w {setting}=1, and set it in /etc/sysctl.d"),
                 );
             }
             ("0", false) => {
                 let what = format!("{family} is not forwarded ({setting} is 0); the first add to {names} turns it on");
-                let remedy = format!("set {setting}=1 in /etc/sysctl.d, lest something turns it off again");
+                let remedy = format!("set {setting}=1 in /etc/sysctl.d, so that it stays on");
                 report.add(Level::Warn, "forwarding", None, what, remedy);
             }
             _ => report.ok("forwarding", None, format!("{family} is forwarded, for {names}")),
@@ -78,8 +78,8 @@ fn forwarding(report: &mut Report) -> Result<()> {
         let all_on = sysctl::read(&["net", "ipv4", "ip_forward"])?.is_some_and(|value| value != "0");
         let key = ["net", "ipv4", "conf", bridge.as_str(), "forwarding"];
         if all_on && sysctl::read(&key)?.as_deref() == Some("0") {
-            let what = format!("what comes in by {bridge} is not forwarded, though others' is");
-            // With slashes, because a link's name may have dots.
+            let what = format!("packets from {bridge} are not forwarded, although forwarding is on");
+            // With slashes, because the name of a link may contain dots.
             report.add(Level::Fail, "forwarding", None, what, format!("sysctl -w {}=1", key.join("/")));
         }
     }
@@ -103,7 +103,7 @@ fn ipv6(report: &mut Report) -> Result<()> {
             let what = format!("the kernel has no IPv6, and {names} has IPv6 ranges");
             report.add(Level::Fail, "ipv6", None, what, "remove the IPv6 ranges, or boot without ipv6.disable=1");
         }
-        Some("0") => report.ok("ipv6", None, "IPv6 is there"),
+        Some("0") => report.ok("ipv6", None, "IPv6 is enabled"),
         Some(_) => {
             let what = format!("IPv6 is disabled on this host, and {names} has IPv6 ranges");
             let remedy = "sysctl -w net.ipv6.conf.all.disable_ipv6=0, or remove the IPv6 ranges";
@@ -113,7 +113,8 @@ fn ipv6(report: &mut Report) -> Result<()> {
     router_advertisements(report)
 }
 
-/// A host that forwards IPv6 no longer listens to routers, and loses the default route that they gave it.
+/// Warns if the host will lose its IPv6 default route: a host that forwards IPv6 ignores router advertisements, unless
+/// `accept_ra` is 2.
 fn router_advertisements(report: &mut Report) -> Result<()> {
     let links: Vec<String> = Netlink::open()?
         .default_routes()?
@@ -126,8 +127,8 @@ fn router_advertisements(report: &mut Report) -> Result<()> {
     for link in links {
         if forwards && sysctl::read(&["net", "ipv6", "conf", &link, "accept_ra"])?.as_deref() == Some("1") {
             let what = format!(
-                "IPv6 is forwarded, so {link} does not listen to routers any more, \
-                 and the default route that they told expires"
+                "IPv6 is forwarded, so {link} ignores router advertisements, \
+                 and the default route that it got from them expires"
             );
             report.add(Level::Warn, "ipv6", None, what, format!("sysctl -w net/ipv6/conf/{link}/accept_ra=2"));
         }
@@ -135,39 +136,39 @@ fn router_advertisements(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Strict only harms where answers may come by another way than questions went.
+/// Checks `rp_filter`. A strict filter is only harmful if replies can arrive on another link than requests leave by.
 fn rp_filter(report: &mut Report) -> Result<()> {
     let defaults = Netlink::open()?.default_routes()?;
-    let mut ways: Vec<_> =
+    let mut uplinks: Vec<_> =
         defaults.iter().filter(|route| route.route.dst.ip().is_ipv4()).filter_map(|route| route.link).collect();
-    ways.dedup();
+    uplinks.dedup();
     let all = sysctl::read(&["net", "ipv4", "conf", "all", "rp_filter"])?.unwrap_or_default();
     let links: Vec<String> = report
         .node
         .links
         .iter()
-        .filter(|link| ways.contains(&link.index) || link.kind == "bridge")
+        .filter(|link| uplinks.contains(&link.index) || link.kind == "bridge")
         .map(|link| link.name.clone())
         .collect();
     let mut strict = Vec::new();
     for link in links {
         let own = sysctl::read(&["net", "ipv4", "conf", &link, "rp_filter"])?.unwrap_or_default();
-        // The greater of the two counts; 2 is loose.
+        // The kernel uses the greater of the two values; 2 is loose.
         if own.as_str().max(all.as_str()) == "1" {
             strict.push(link);
         }
     }
     if strict.is_empty() {
         report.ok("rp_filter", None, "not strict");
-    } else if ways.len() > 1 {
+    } else if uplinks.len() > 1 {
         let what = format!(
-            "strict on {}, and there are {} default routes: answers that come by another way are dropped",
+            "strict on {}, and there are {} default routes: replies that arrive on another link are dropped",
             strict.join(", "),
-            ways.len()
+            uplinks.len()
         );
         report.add(Level::Warn, "rp_filter", None, what, "sysctl -w net.ipv4.conf.all.rp_filter=2");
     } else {
-        report.ok("rp_filter", None, format!("strict on {}, which does no harm with one way out", strict.join(", ")));
+        report.ok("rp_filter", None, format!("strict on {}, harmless with one default route", strict.join(", ")));
     }
     Ok(())
 }
@@ -193,7 +194,7 @@ fn nf_tables(report: &mut Report) -> Result<()> {
                 let (level, remedy) = match (only, has_iptables) {
                     (true, _) => (Level::Fail, "modprobe nf_tables, or use a kernel that has it"),
                     (false, false) => (Level::Fail, "modprobe nf_tables, or install iptables"),
-                    (false, true) => (Level::Warn, "none is needed: iptables is used instead, which is slower"),
+                    (false, true) => (Level::Warn, "none needed: the plugin uses iptables instead, which is slower"),
                 };
                 report.add(level, "nf_tables", Some(&name), "the kernel has no nf_tables", remedy);
             }

@@ -1,24 +1,24 @@
-//! Leases: is there room for more, and do those that are there belong to somebody?
+//! Checks for free addresses and for leases without a container.
 
 use std::path::Path;
 
 use host_local::inspect::{Owner, Range};
 
-use super::{Level, Report, some};
+use super::{Level, Report, first_few};
 use crate::node::{Network, State};
 use crate::privilege::require_capabilities;
 use crate::table;
 
 pub(super) fn check(report: &mut Report) {
-    let mut news: Vec<(Level, &'static str, Option<String>, String, String)> = Vec::new();
+    let mut findings: Vec<(Level, &'static str, Option<String>, String, String)> = Vec::new();
     let mut hidden = Vec::new();
     for network in &report.node.networks {
         let Some(directory) = &network.directory else { continue };
         let mut note = |level, check, what: String, remedy: String| {
-            news.push((level, check, Some(network.name.clone()), what, remedy));
+            findings.push((level, check, Some(network.name.clone()), what, remedy));
         };
         if network.list.is_some() {
-            writable(directory, &mut note, &mut hidden);
+            check_writable(directory, &mut note, &mut hidden);
         }
         if !network.leases_seen {
             continue;
@@ -27,7 +27,7 @@ pub(super) fn check(report: &mut Report) {
         let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
         let gone = of(State::Gone);
         for set in &network.ranges {
-            room(network, set, gone, &mut note);
+            check_free(network, set, gone, &mut note);
         }
         let remedy = match network.list {
             Some(_) => format!("cnitool prune {}", network.name),
@@ -40,19 +40,19 @@ pub(super) fn check(report: &mut Report) {
         let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Nobody).count();
         if empty > 0 {
             let what = format!(
-                "{} without an owner, as after a crash: other plugins take them for taken",
+                "{} without an owner, as after a crash: other plugins treat them as leased",
                 table::count(empty, "lease")
             );
             note(Level::Warn, "leases", what, remedy);
         }
-        let cut = attachments.iter().filter(|at| at.state == State::NoPort);
-        let cut: Vec<String> = cut.map(|at| table::shorten(&at.container, 24)).collect();
-        if let [only] = cut.as_slice() {
-            let what = format!("container {only} is there, and its interface is not");
+        let without_port = attachments.iter().filter(|at| at.state == State::NoPort);
+        let without_port: Vec<String> = without_port.map(|at| table::shorten(&at.container, 24)).collect();
+        if let [only] = without_port.as_slice() {
+            let what = format!("container {only} exists, but its interface does not");
             note(Level::Warn, "leases", what, "detach the container and attach it again".to_owned());
-        } else if !cut.is_empty() {
-            let number = table::count(cut.len(), "container");
-            let what = format!("{number} are there, and their interfaces are not: {}", some(&cut));
+        } else if !without_port.is_empty() {
+            let number = table::count(without_port.len(), "container");
+            let what = format!("{number} exist, but their interfaces do not: {}", first_few(&without_port));
             note(Level::Warn, "leases", what, "detach the containers and attach them again".to_owned());
         }
         let all = table::count(network.leases.len(), "lease");
@@ -67,37 +67,46 @@ pub(super) fn check(report: &mut Report) {
         }
     }
     for error in report.node.corrupt.clone() {
-        news.push((Level::Warn, "cache", None, error.to_string(), error.remarks().to_owned()));
+        findings.push((Level::Warn, "cache", None, error.to_string(), error.remarks().to_owned()));
     }
-    for (level, check, network, what, remedy) in news {
+    for (level, check, network, what, remedy) in findings {
         report.add(level, check, network.as_deref(), what, remedy);
     }
     report.unseen.append(&mut hidden);
 }
 
-fn writable(directory: &Path, note: &mut impl FnMut(Level, &'static str, String, String), hidden: &mut Vec<String>) {
+fn check_writable(
+    directory: &Path,
+    note: &mut impl FnMut(Level, &'static str, String, String),
+    hidden: &mut Vec<String>,
+) {
     match host_local::inspect::writable(directory) {
         Ok(()) => {}
-        // Of a plugin, which runs as root, this says nothing.
+        // A plugin runs as root, so this error of an unprivileged user means nothing.
         Err(error) if error.errno() == Some(libc::EACCES) && require_capabilities().is_err() => {
             hidden.push(format!("whether leases can be written: {error}"));
         }
         Err(error) => {
-            let remedy = format!("make room for, or allow writing in, {}", directory.display());
+            let remedy = format!("free disk space, or allow writing in {}", directory.display());
             note(Level::Fail, "leases", error.to_string(), remedy);
         }
     }
 }
 
-/// A container gets an address out of each set: one that is full is enough to refuse it.
-fn room(network: &Network, set: &[Range], gone: usize, note: &mut impl FnMut(Level, &'static str, String, String)) {
+/// Checks a range set for free addresses. A single full set makes an add fail, because each set must provide an address.
+fn check_free(
+    network: &Network,
+    set: &[Range],
+    gone: usize,
+    note: &mut impl FnMut(Level, &'static str, String, String),
+) {
     let size = set.iter().map(Range::size).fold(0, u128::saturating_add);
     let used: usize = set.iter().map(|range| network.used(range)).sum();
     let names: Vec<String> = set.iter().map(ToString::to_string).collect();
     let names = names.join(", ");
     let free = size.saturating_sub(used as u128);
     let remedy = match gone {
-        0 => "remove containers, or give the network another range".to_owned(),
+        0 => "remove containers, or add a range to the network".to_owned(),
         _ => {
             let leases = table::count(gone, "lease");
             format!("cnitool prune {}, which frees {leases} of containers that are gone", network.name)

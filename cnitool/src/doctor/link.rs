@@ -1,4 +1,4 @@
-//! Bridges: their addresses, their MTU, and how many ports they have left.
+//! Checks bridges: their ports, their addresses and their MTU.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,51 +9,51 @@ use cni::{Code, Result};
 
 use bridge::inspect::Settings;
 
-use super::{Level, Report, some};
+use super::{Level, Report, first_few};
 use crate::node::{Network, Node, State};
 use crate::table;
 
-/// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS less the one that no port has).
-const MOST_PORTS: usize = 1023;
+/// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS minus the unused number 0).
+const MAX_PORTS: usize = 1023;
 const MANY_PORTS: usize = 950;
-/// What the kernel gives a link unless told otherwise.
-const USUAL_MTU: u32 = 1500;
+/// The kernel's default MTU.
+const DEFAULT_MTU: u32 = 1500;
 
 pub(super) fn check(report: &mut Report) -> Result<()> {
-    let (mut news, mut unseen) = (Vec::new(), Vec::new());
+    let (mut findings, mut unseen) = (Vec::new(), Vec::new());
     for network in &report.node.networks {
         let Some(settings) = &network.bridge else { continue };
         let link = report.node.link(&settings.bridge);
         match link {
             Some(link) if link.kind != "bridge" => {
                 let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
-                let what = format!("{} is no bridge, but a link of {kind}", link.name);
-                let remedy = "give the network another \"bridge\", or rename that link".to_owned();
-                news.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
+                let what = format!("{} is not a bridge, but a link of {kind}", link.name);
+                let remedy = "set \"bridge\" to another name, or rename that link".to_owned();
+                findings.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
                 continue;
             }
             Some(link) if !link.up && report.node.ports(link).next().is_some() => {
-                let what = format!("{} is down: its containers reach nobody", link.name);
+                let what = format!("{} is down: its containers have no connection", link.name);
                 let remedy = format!("ip link set {} up", link.name);
-                news.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
+                findings.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
             }
             Some(link) => {
                 let ports = report.node.ports(link).count();
                 let level = match ports {
-                    MOST_PORTS.. => Level::Fail,
+                    MAX_PORTS.. => Level::Fail,
                     MANY_PORTS.. => Level::Warn,
                     _ => Level::Ok,
                 };
-                let what = format!("{} is up with {ports} of at most {MOST_PORTS} ports", link.name);
+                let what = format!("{} is up with {ports} of at most {MAX_PORTS} ports", link.name);
                 let remedy = match level {
                     Level::Ok => "",
-                    _ => "spread containers over networks with other bridges",
+                    _ => "distribute containers over networks with other bridges",
                 };
-                news.push((level, "bridge", network.name.clone(), what, remedy.to_owned()));
+                findings.push((level, "bridge", network.name.clone(), what, remedy.to_owned()));
             }
             None => {
-                let what = format!("{} is not there yet: the first add makes it", settings.bridge);
-                news.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
+                let what = format!("{} does not exist yet: the first add creates it", settings.bridge);
+                findings.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
             }
         }
         if settings.vlans {
@@ -61,53 +61,53 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
             match bridge::inspect::refuse_vlans(host, &settings.bridge, link) {
                 Err(error) if error.code() == Code::UNSUPPORTED => {
                     let remedy = error.remarks().to_owned();
-                    news.push((Level::Fail, "bridge", network.name.clone(), error.to_string(), remedy));
+                    findings.push((Level::Fail, "bridge", network.name.clone(), error.to_string(), remedy));
                 }
                 Err(error) => unseen.push(error),
                 Ok(()) => {}
             }
         }
-        ports(&report.node, network, settings, &mut news);
-        gateways(&report.node, network, &mut news);
+        ports(&report.node, network, settings, &mut findings);
+        gateways(&report.node, network, &mut findings);
     }
-    overlaps(&report.node, &mut news);
-    mtu(&report.node, &mut news)?;
-    for (level, check, network, what, remedy) in news {
+    overlaps(&report.node, &mut findings);
+    mtu(&report.node, &mut findings)?;
+    for (level, check, network, what, remedy) in findings {
         report.add(level, check, Some(&network), what, remedy);
     }
     unseen.iter().for_each(|error| report.unseen(error));
     Ok(())
 }
 
-type News = Vec<(Level, &'static str, String, String, String)>;
+type Findings = Vec<(Level, &'static str, String, String, String)>;
 
-/// The host's ends of pairs must be up, and on the bridge.
-fn ports(node: &Node, network: &Network, settings: &Settings, news: &mut News) {
+/// Checks that the host veths are up and on the bridge.
+fn ports(node: &Node, network: &Network, settings: &Settings, findings: &mut Findings) {
     let bridge = node.link(&settings.bridge);
     let ports = node.ports_of(network);
-    let named = |is_ill: &dyn Fn(&Link) -> bool| -> Vec<String> {
-        ports.iter().filter(|port| is_ill(port)).map(|port| port.name.clone()).collect()
+    let named = |is_affected: &dyn Fn(&Link) -> bool| -> Vec<String> {
+        ports.iter().filter(|port| is_affected(port)).map(|port| port.name.clone()).collect()
     };
-    let again = "detach the container and attach it again";
-    let mut note = |level, ill: &[String], how: &str, remedy: String| {
-        let Some(first) = ill.first() else { return };
-        let what = match ill.len() {
+    let reattach = "detach the container and attach it again";
+    let mut note = |level, affected: &[String], how: &str, remedy: String| {
+        let Some(first) = affected.first() else { return };
+        let what = match affected.len() {
             1 => format!("port {first} is {how}"),
-            number => format!("{} are {how}: {}", table::count(number, "port"), some(ill)),
+            number => format!("{} are {how}: {}", table::count(number, "port"), first_few(affected)),
         };
-        let remedy = if ill.len() == 1 { remedy } else { format!("{remedy}; and so for each") };
-        news.push((level, "bridge", network.name.clone(), what, remedy));
+        let remedy = if affected.len() == 1 { remedy } else { format!("{remedy}; repeat for each") };
+        findings.push((level, "bridge", network.name.clone(), what, remedy));
     };
     let detached = named(&|port| port.master.is_none());
     let remedy = match (detached.first(), bridge) {
-        // By hand it would lack its VLANs.
+        // A port that is added by hand to a bridge with VLAN filtering lacks its VLANs.
         (Some(port), Some(bridge)) if bridge.vlan_filtering != Some(true) => {
             format!("ip link set {port} master {}", bridge.name)
         }
-        _ => again.to_owned(),
+        _ => reattach.to_owned(),
     };
     note(Level::Fail, &detached, "on no bridge", remedy);
-    // An ADD that is under way gives a port its alias before it is up: those are up by now.
+    // A port that an ADD in progress had not yet set up is up by now, so it is read again.
     let is_down = |port: &Link| {
         let now = || Netlink::open().and_then(|mut host| host.link(port.index));
         !port.up && now().is_ok_and(|link| link.is_some_and(|link| !link.up))
@@ -117,11 +117,11 @@ fn ports(node: &Node, network: &Network, settings: &Settings, news: &mut News) {
     note(Level::Fail, &down, "down", remedy);
     let moved = named(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
     let how = format!("on another bridge than {}", settings.bridge);
-    note(Level::Warn, &moved, &how, format!("{again}, or correct \"bridge\""));
+    note(Level::Warn, &moved, &how, format!("{reattach}, or correct \"bridge\""));
 }
 
-/// The gateway's address must be free for the bridge, and be nobody else's.
-fn gateways(node: &Node, network: &Network, news: &mut News) {
+/// Checks that no other link has the gateway's address or subnet, and that the bridge has no conflicting address.
+fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
     let Some(settings) = &network.bridge else { return };
     let Some(name) = &settings.gateway else { return };
     let wanted: Vec<Cidr> = network
@@ -130,53 +130,51 @@ fn gateways(node: &Node, network: &Network, news: &mut News) {
         .flatten()
         .filter_map(|range| Cidr::new(range.gateway(), range.subnet().prefix()))
         .collect();
-    let before = news.len();
+    let before = findings.len();
     for gateway in &wanted {
         for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
-            let what = format!("the gateway's address {} is on {}, and belongs on {name}", gateway.ip(), other.name);
+            let what = format!("the gateway's address {} is on {}, not on {name}", gateway.ip(), other.name);
             let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip());
             let cidr = cidr.unwrap_or(*gateway);
             let remedy = match gateway_of(node, network, &other.name, cidr.ip()) {
                 Some(second) => other_subnet(network, second),
-                None => format!("ip address del {cidr} dev {}, or give the range another \"gateway\"", other.name),
+                None => format!("ip address del {cidr} dev {}, or set another \"gateway\"", other.name),
             };
-            news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+            findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
         for (other, cidr) in neighbours(node, name, gateway) {
-            let what = format!(
-                "the subnet {} is on {other} too ({cidr}): packets take one way or the other",
-                gateway.network()
-            );
+            let what =
+                format!("the subnet {} is on {other} too ({cidr}): packets may take the wrong link", gateway.network());
             let remedy = match gateway_of(node, network, &other, cidr.ip()) {
                 Some(second) => other_subnet(network, second),
-                None => "give the range another \"subnet\", or that link another address".to_owned(),
+                None => "set another \"subnet\", or change the address of that link".to_owned(),
             };
-            news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+            findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
         }
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
         match bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
-            Ok(()) => lost(node, network, link, news),
+            Ok(()) => check_lost_gateways(node, network, link, findings),
             Err(error) => {
-                let is_in_the_way = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
-                let mut in_the_way = have.iter().map(|address| address.cidr.ip()).filter(is_in_the_way);
-                let remedy = match in_the_way.find_map(|ip| gateway_of(node, network, name, ip)) {
+                let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
+                let mut conflicting = have.iter().map(|address| address.cidr.ip()).filter(is_conflicting);
+                let remedy = match conflicting.find_map(|ip| gateway_of(node, network, name, ip)) {
                     Some(second) => other_subnet(network, second),
                     None => error.remarks().to_owned(),
                 };
-                news.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
+                findings.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
             }
         }
     }
-    if news.len() == before && !wanted.is_empty() {
+    if findings.len() == before && !wanted.is_empty() {
         let ips: Vec<String> = wanted.iter().map(|gateway| gateway.ip().to_string()).collect();
-        let what = format!("{} of {name}: nobody else's", ips.join(", "));
-        news.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
+        let what = format!("{} of {name}: on no other link", ips.join(", "));
+        findings.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
     }
 }
 
-/// The other network whose gateway has this address on this link. Its containers would miss it.
+/// Returns the other network whose gateway has this address on this link, and whose containers need the address.
 fn gateway_of<'a>(node: &'a Node, network: &Network, link: &str, ip: IpAddr) -> Option<&'a Network> {
     let others = node.networks.iter().filter(|other| other.name != network.name);
     let mut on_link = others.filter(|other| other.bridge.as_ref().is_some_and(|b| b.gateway.as_deref() == Some(link)));
@@ -184,12 +182,12 @@ fn gateway_of<'a>(node: &'a Node, network: &Network, link: &str, ip: IpAddr) -> 
 }
 
 fn other_subnet(network: &Network, second: &Network) -> String {
-    format!("give one of the networks {} and {} another \"subnet\"", network.name, second.name)
+    format!("set another \"subnet\" in one of the networks {} and {}", network.name, second.name)
 }
 
-/// Gateways' addresses that live containers send to, and that their link has lost. A range that nobody has an address
-/// of needs none yet: the first add from it brings its own.
-fn lost(node: &Node, network: &Network, link: &Link, news: &mut News) {
+/// Reports gateway addresses that the link has lost although live containers send to them. A range without leases does
+/// not need its gateway address yet: the first add from it sets the address.
+fn check_lost_gateways(node: &Node, network: &Network, link: &Link, findings: &mut Findings) {
     let have = node.raw_addresses(link.index);
     let attachments = node.attachments(network);
     let alive = attachments.iter().filter(|at| at.state == State::Alive);
@@ -200,15 +198,15 @@ fn lost(node: &Node, network: &Network, link: &Link, news: &mut News) {
             continue;
         }
         let what = format!("{} has lost the gateway's address {gateway}: containers reach only each other", link.name);
-        // Nobody else has it, and until that is found out it could not be used.
+        // No other link has the address, and duplicate address detection would delay its use.
         let nodad = if gateway.is_ipv6() { " nodad" } else { "" };
         let prefix = range.subnet().prefix();
         let remedy = format!("ip address add {gateway}/{prefix} dev {}{nodad}", link.name);
-        news.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+        findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
     }
 }
 
-/// Addresses of other links in the gateway's network. Ports of VLAN gateways and far ends are not meant.
+/// Returns the addresses of other links that are in the gateway's network, or whose network contains the gateway.
 fn neighbours(node: &Node, name: &str, gateway: &Cidr) -> Vec<(String, Cidr)> {
     let mut found = Vec::new();
     for link in node.links.iter().filter(|link| link.name != *name) {
@@ -222,8 +220,8 @@ fn neighbours(node: &Node, name: &str, gateway: &Cidr) -> Vec<(String, Cidr)> {
     found
 }
 
-/// Networks that give out the same addresses, each without knowing of the other.
-fn overlaps(node: &Node, news: &mut News) {
+/// Reports networks with overlapping subnets, which lease the same addresses independently of each other.
+fn overlaps(node: &Node, findings: &mut Findings) {
     let subnets: Vec<(&Network, Cidr)> = node
         .networks
         .iter()
@@ -233,16 +231,16 @@ fn overlaps(node: &Node, news: &mut News) {
         let others = subnets.iter().take(at).filter(|(other, _)| other.name != network.name);
         for (other, second) in others.filter(|(_, other)| other.contains(subnet.ip()) || subnet.contains(other.ip())) {
             let what = format!(
-                "its subnet {subnet} overlaps {second} of network {}: addresses are given out twice",
+                "its subnet {subnet} overlaps {second} of network {}: both lease the same addresses",
                 other.name
             );
-            let remedy = "give one of them another \"subnet\"".to_owned();
-            news.push((Level::Warn, "ranges", network.name.clone(), what, remedy));
+            let remedy = "set another \"subnet\" in one of them".to_owned();
+            findings.push((Level::Warn, "ranges", network.name.clone(), what, remedy));
         }
     }
 }
 
-fn mtu(node: &Node, news: &mut News) -> Result<()> {
+fn mtu(node: &Node, findings: &mut Findings) -> Result<()> {
     let defaults = Netlink::open()?.default_routes()?;
     let uplink = defaults.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
     for network in &node.networks {
@@ -254,33 +252,33 @@ fn mtu(node: &Node, news: &mut News) -> Result<()> {
         {
             let what = format!("\"mtu\" is {wanted}, and {} has {}: larger packets are lost", link.name, link.mtu);
             let remedy = format!("ip link set {} mtu {wanted}, or correct \"mtu\"", link.name);
-            news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+            findings.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
         }
         let of_ports: BTreeSet<u32> = node.ports_of(network).iter().map(|port| port.mtu).collect();
         if let Some(link) = link.filter(|link| link.kind == "bridge") {
-            unequal(network, link, &of_ports, news);
+            compare_mtus(network, link, &of_ports, findings);
         }
-        let of_bridge = || link.map_or(USUAL_MTU, |link| link.mtu);
+        let of_bridge = || link.map_or(DEFAULT_MTU, |link| link.mtu);
         let inside = settings.mtu.or_else(|| of_ports.last().copied()).unwrap_or_else(of_bridge);
         let Some(uplink) = uplink.filter(|_| settings.gateway.is_some()) else { continue };
         if inside > uplink.mtu {
             let what = format!(
-                "containers send packets of {inside} bytes, and {} carries {}: where ICMP is filtered they vanish",
+                "containers send packets of {inside} bytes, and {} carries {}: if ICMP is filtered, they are lost",
                 uplink.name, uplink.mtu
             );
             let remedy = format!("set \"mtu\": {} in the network's configuration", uplink.mtu);
-            news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+            findings.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
         } else {
             let what = format!("{inside} inside, {} on {}", uplink.mtu, uplink.name);
-            news.push((Level::Ok, "mtu", network.name.clone(), what, String::new()));
+            findings.push((Level::Ok, "mtu", network.name.clone(), what, String::new()));
         }
     }
     Ok(())
 }
 
-/// A bridge must have the MTU of its ports: what is larger than the bridge's is not sent to containers, and what is
-/// larger than a port's is dropped there without a word.
-fn unequal(network: &Network, bridge: &Link, of_ports: &BTreeSet<u32>, news: &mut News) {
+/// Checks that the bridge has the MTU of its ports. Packets larger than the bridge's MTU are not sent to containers, and
+/// packets larger than a port's MTU are dropped without an error.
+fn compare_mtus(network: &Network, bridge: &Link, of_ports: &BTreeSet<u32>, findings: &mut Findings) {
     if of_ports.iter().all(|mtu| *mtu == bridge.mtu) {
         return;
     }
@@ -290,5 +288,5 @@ fn unequal(network: &Network, bridge: &Link, of_ports: &BTreeSet<u32>, news: &mu
         [only] => format!("ip link set {} mtu {only}", bridge.name),
         _ => "set \"mtu\" in the network's configuration; detach the containers and attach them again".to_owned(),
     };
-    news.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+    findings.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
 }

@@ -1,4 +1,4 @@
-//! The attachments of a network, by whatever trace they have left, and what is known of each.
+//! The attachments of a network, found by their leases, ports and cache entries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -13,10 +13,10 @@ use host_local::inspect::{Lease, Owner};
 use serde_json::Value;
 
 use super::evidence::{Evidence, Place, State};
-use super::{Network, Node, note, owner};
+use super::{Network, Node, owner, value_or_unseen};
 use crate::cache::{Cache, Entry};
 
-/// An attachment that the cache of results knows.
+/// An attachment in the cache of results.
 #[derive(Debug)]
 pub(super) struct Cached {
     pub(super) network: String,
@@ -26,34 +26,34 @@ pub(super) struct Cached {
     addresses: Vec<IpAddr>,
 }
 
-/// An interface of a container, with all that is known of it.
+/// An interface of a container, with everything that is known about it.
 #[derive(Clone, Debug)]
 pub(crate) struct Attachment {
     pub(crate) container: String,
-    /// Old leases tell the container only.
+    /// `None` for an old lease, which names only the container.
     pub(crate) ifname: Option<String>,
     pub(crate) leases: Vec<Lease>,
     pub(crate) port: Option<LinkIndex>,
-    /// Does the cache of results know it?
+    /// Whether it has an entry in the cache of results.
     pub(crate) cached: bool,
-    /// Its namespace, as the cache tells it.
+    /// Its namespace according to the cache.
     pub(crate) netns: Option<PathBuf>,
     /// The keys of its rules.
     keys: [String; 2],
     pub(crate) state: State,
-    /// How that is known.
+    /// The reason for the state.
     pub(crate) why: &'static str,
 }
 
 impl Attachment {
-    /// Is it a rule of this attachment?
+    /// Returns whether the rule belongs to this attachment.
     pub(crate) fn has_rule(&self, rule: &Masquerade) -> bool {
         self.keys.iter().any(|key| key == rule.key())
     }
 }
 
 impl Node {
-    /// All attachments of a network, by whatever trace they have left.
+    /// Returns all attachments of a network that have a lease, a port or a cache entry.
     pub(crate) fn attachments(&self, network: &Network) -> Vec<Attachment> {
         let mut found: BTreeMap<(String, Option<String>), Attachment> = BTreeMap::new();
         let mut entry = |container: &str, ifname: Option<&str>, change: &mut dyn FnMut(&mut Attachment)| {
@@ -92,70 +92,70 @@ impl Node {
         let bridges = self.bridges(network);
         let general = Evidence {
             on_bridge: !bridges.is_empty(),
-            ports_known: self.all_guests_seen && !self.has_strangers(network, &bridges),
+            ports_known: self.all_guests_seen && !self.has_unknown_ports(network, &bridges),
             ..Evidence::default()
         };
         let aliases: BTreeSet<&str> = self.links.iter().map(|link| link.alias.as_str()).collect();
-        let mut told: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
+        let mut by_container: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
         for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
-            told.entry(&cached.container).or_default().push(cached);
+            by_container.entry(&cached.container).or_default().push(cached);
         }
         for at in &mut found {
-            let told = told.get(at.container.as_str()).map(Vec::as_slice).unwrap_or_default();
-            (at.state, at.why) = self.evidence(network, at, told, &aliases, general).judge();
+            let cached = by_container.get(at.container.as_str()).map(Vec::as_slice).unwrap_or_default();
+            (at.state, at.why) = self.evidence(network, at, cached, &aliases, general).judge();
         }
         found.sort_by_key(|at| at.leases.first().map(|lease| lease.ip));
         found
     }
 
-    /// What speaks for and against one attachment; `general` is what does for all of the network.
+    /// Collects the evidence for one attachment. `general` is the evidence for all attachments of the network.
     fn evidence(
         &self,
         network: &Network,
         at: &Attachment,
-        told: &[&Cached],
+        cached: &[&Cached],
         aliases: &BTreeSet<&str>,
         general: Evidence,
     ) -> Evidence {
-        let told = told.iter().filter(|cached| at.ifname.as_ref().is_none_or(|ifname| *ifname == cached.ifname));
-        let ips = told.clone().flat_map(|cached| cached.addresses.iter().copied());
+        let cached = cached.iter().filter(|cached| at.ifname.as_ref().is_none_or(|ifname| *ifname == cached.ifname));
+        let ips = cached.clone().flat_map(|cached| cached.addresses.iter().copied());
         let mut ips = ips.chain(at.leases.iter().map(|lease| lease.ip));
         let is_used = |ip: &IpAddr| {
-            let only_beyond = general.on_bridge && self.all_guests_seen;
-            self.beyond.contains(ip) || (!only_beyond && self.elsewhere.contains(ip))
+            let only_guests = general.on_bridge && self.all_guests_seen;
+            self.guest_addresses.contains(ip) || (!only_guests && self.other_addresses.contains(ip))
         };
         let port = match &at.ifname {
             Some(ifname) => aliases.contains(bridge::inspect::alias(&network.name, &at.container, ifname).as_str()),
-            // Any interface of the container.
+            // An old lease counts for any interface of the container.
             None => self.links.iter().filter_map(owner).any(|owner| {
                 owner.network == network.name && owner.attachment.is_some_and(|(id, _)| id == at.container)
             }),
         };
         Evidence {
             port,
-            place: told.filter_map(|cached| cached.netns.as_deref()).map(place).next(),
+            place: cached.filter_map(|cached| cached.netns.as_deref()).map(place).next(),
             address: ips.any(|ip| is_used(&ip)),
             before_boot: !at.leases.is_empty() && at.leases.iter().all(|lease| network.earlier.contains(&lease.ip)),
             ..general
         }
     }
 
-    /// Has a bridge of the network a port of which nothing tells whose it is? The reference gives its ports no alias;
-    /// then the address at the other end tells.
-    fn has_strangers(&self, network: &Network, bridges: &[&Link]) -> bool {
+    /// Returns whether a bridge of the network has a port whose owner is unknown. Ports of the reference have no alias;
+    /// they are recognised by the address of the container veth.
+    fn has_unknown_ports(&self, network: &Network, bridges: &[&Link]) -> bool {
         let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
-        let is_stranger = |port: &Link| {
-            let cut_short = owner(port).is_some_and(|owner| owner.attachment.is_none());
+        let is_unknown = |port: &Link| {
+            let is_truncated = owner(port).is_some_and(|owner| owner.attachment.is_none());
             let leads_away = port.peer_netns.is_some() && owner(port).is_none();
-            cut_short || (leads_away && !self.guest(port.index).is_some_and(|guest| guest.has_any(&leases)))
+            is_truncated || (leads_away && !self.guest(port.index).is_some_and(|guest| guest.has_any(&leases)))
         };
-        bridges.iter().any(|bridge| self.ports(bridge).any(is_stranger))
+        bridges.iter().any(|bridge| self.ports(bridge).any(is_unknown))
     }
 }
 
-/// What the cache of results knows. Entries that cannot be read are told.
+/// Reads the cache of results. Adds the errors of unreadable entries to `corrupt`.
 pub(super) fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<Error>) -> Vec<Cached> {
-    let Some((entries, failures)) = note(unseen, Cache::of_host().all()) else { return Vec::new() };
+    let Some((entries, failures)) = value_or_unseen(unseen, Cache::of_host().all()) else { return Vec::new() };
     corrupt.extend(failures);
     let cached = |entry: Entry| Cached {
         addresses: entry.result.as_ref().map(addresses).unwrap_or_default(),
@@ -167,7 +167,7 @@ pub(super) fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<Error>) -> Vec<
     entries.into_iter().map(cached).collect()
 }
 
-/// The addresses in a result of any version.
+/// Returns the addresses in a result of any version.
 fn addresses(result: &Value) -> Vec<IpAddr> {
     let listed = result.get("ips").and_then(Value::as_array).into_iter().flatten().filter_map(|ip| ip.get("address"));
     let oldest = ["ip4", "ip6"].into_iter().filter_map(|key| result.get(key)?.get("ip"));
@@ -175,20 +175,20 @@ fn addresses(result: &Value) -> Vec<IpAddr> {
     texts.filter_map(|text| text.parse::<Cidr>().ok()).map(|cidr| cidr.ip()).collect()
 }
 
-/// Returns whether nothing can be concluded from the absence of `path`: the directory that it should be in is missing
-/// too, as `/run/netns` in a container with its own `/run`. The directory of a process goes with the process.
-fn is_out_of_sight(path: &Path) -> bool {
+/// Returns whether nothing follows from the absence of `path`, because its parent directory is missing too, such as
+/// `/run/netns` in a container with its own `/run`. The directory of a process disappears with the process.
+fn is_inconclusive(path: &Path) -> bool {
     !path.starts_with("/proc") && path.parent().is_none_or(|directory| !directory.is_dir())
 }
 
-/// Looks at the path of a namespace.
+/// Inspects the path of a namespace.
 pub(crate) fn place(path: &Path) -> Place {
     match Netns::open_if_there(path) {
-        Ok(None) if is_out_of_sight(path) => Place::Hidden,
-        Ok(None) => Place::Empty,
+        Ok(None) if is_inconclusive(path) => Place::Hidden,
+        Ok(None) => Place::Absent,
         Ok(Some(netns)) => match Netns::current().and_then(|own| own.same_as(&netns)) {
-            Ok(true) => Place::Empty,
-            _ => Place::There,
+            Ok(true) => Place::Absent,
+            _ => Place::Exists,
         },
         Err(_) => Place::Hidden,
     }

@@ -1,13 +1,13 @@
-//! Is an attachment still there? What speaks for it and against it, and the verdict. No input, no output.
+//! Decides from evidence whether an attachment still exists. Pure logic without I/O.
 
-/// Is it still there?
+/// The state of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Alive,
-    /// Its namespace is there, its interface is not.
+    /// Its namespace exists, but its interface does not.
     NoPort,
     Gone,
-    /// It cannot be told.
+    /// The evidence is not sufficient.
     Unknown,
 }
 
@@ -22,49 +22,50 @@ impl State {
     }
 }
 
-/// What is at the path of a namespace.
+/// What exists at the path of a namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
     /// A namespace that is not the host's.
-    There,
-    /// Nothing, or the host's own: the number of a process is used again.
-    Empty,
-    /// It may not be looked at, or the directory that it should be in is missing.
+    Exists,
+    /// Nothing, or the host's own namespace, if the kernel has reused a process id.
+    Absent,
+    /// No permission to inspect it, or its parent directory does not exist.
     Hidden,
 }
 
-/// What speaks for and against an attachment. Its default is what nothing speaks for.
+/// The evidence for and against an attachment. The default is no evidence for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Evidence {
-    /// There is a port with its alias.
+    /// A port has its alias.
     pub(super) port: bool,
-    /// What is at the path that the cache knows.
+    /// What exists at the path of its namespace in the cache.
     pub(super) place: Option<Place>,
     /// A live namespace has one of its addresses.
     pub(super) address: bool,
     /// All its leases are older than this boot.
     pub(super) before_boot: bool,
-    /// Were it alive, its other end would be on a bridge that was looked at.
+    /// If it were alive, its host veth would be a port of an inspected bridge.
     pub(super) on_bridge: bool,
-    /// All ports of that bridge are known to belong to others.
+    /// Each port of that bridge is known to belong to another attachment.
     pub(super) ports_known: bool,
 }
 
 impl Evidence {
+    /// Returns the state that follows from the evidence, and the reason.
     pub(super) fn judge(self) -> (State, &'static str) {
         match self {
-            Evidence { port: true, .. } => (State::Alive, "its port is there"),
+            Evidence { port: true, .. } => (State::Alive, "its port exists"),
             Evidence { address: true, .. } => (State::Alive, "its address is in use"),
-            Evidence { place: Some(Place::There), on_bridge: true, ports_known: true, .. } => {
-                (State::NoPort, "its namespace is there, its interface is not")
+            Evidence { place: Some(Place::Exists), on_bridge: true, ports_known: true, .. } => {
+                (State::NoPort, "its namespace exists, but its interface does not")
             }
-            Evidence { place: Some(Place::There), .. } => (State::Alive, "its namespace is there"),
+            Evidence { place: Some(Place::Exists), .. } => (State::Alive, "its namespace exists"),
             Evidence { before_boot: true, .. } => (State::Gone, "it is from before the last boot"),
-            Evidence { place: Some(Place::Hidden), .. } => (State::Unknown, "its namespace cannot be looked at"),
-            Evidence { ports_known: false, .. } => (State::Unknown, "not all ports and namespaces could be told apart"),
-            Evidence { place: Some(Place::Empty), .. } => (State::Gone, "its namespace is gone"),
-            Evidence { on_bridge: true, .. } => (State::Gone, "no port is its"),
-            _ => (State::Unknown, "nothing tells its namespace"),
+            Evidence { place: Some(Place::Hidden), .. } => (State::Unknown, "its namespace cannot be inspected"),
+            Evidence { ports_known: false, .. } => (State::Unknown, "the owner of some port is unknown"),
+            Evidence { place: Some(Place::Absent), .. } => (State::Gone, "its namespace is gone"),
+            Evidence { on_bridge: true, .. } => (State::Gone, "it has no port"),
+            _ => (State::Unknown, "its namespace is unknown"),
         }
     }
 }
@@ -81,33 +82,33 @@ mod tests {
     }
 
     #[test]
-    fn a_port_or_an_address_in_use_outweighs_everything() {
-        for place in [None, Some(Place::Empty), Some(Place::There), Some(Place::Hidden)] {
+    fn a_port_or_an_address_in_use_means_alive() {
+        for place in [None, Some(Place::Absent), Some(Place::Exists), Some(Place::Hidden)] {
             assert_eq!(state(Evidence { port: true, place, before_boot: true, ..BRIDGE }), State::Alive);
             assert_eq!(state(Evidence { address: true, place, before_boot: true, ..BRIDGE }), State::Alive);
         }
     }
 
     #[test]
-    fn only_what_surely_has_no_namespace_is_gone() {
+    fn an_attachment_is_gone_only_if_it_certainly_has_no_namespace() {
         assert_eq!(state(BRIDGE), State::Gone);
-        assert_eq!(state(Evidence { place: Some(Place::Empty), ..BRIDGE }), State::Gone);
-        assert_eq!(state(Evidence { place: Some(Place::Empty), on_bridge: false, ..BRIDGE }), State::Gone);
+        assert_eq!(state(Evidence { place: Some(Place::Absent), ..BRIDGE }), State::Gone);
+        assert_eq!(state(Evidence { place: Some(Place::Absent), on_bridge: false, ..BRIDGE }), State::Gone);
         assert_eq!(state(Evidence { before_boot: true, on_bridge: false, ports_known: false, ..BRIDGE }), State::Gone);
         for unsure in [
             Evidence { ports_known: false, ..BRIDGE },
             Evidence { on_bridge: false, ..BRIDGE },
             Evidence { place: Some(Place::Hidden), ..BRIDGE },
-            Evidence { place: Some(Place::Empty), ports_known: false, ..BRIDGE },
+            Evidence { place: Some(Place::Absent), ports_known: false, ..BRIDGE },
         ] {
             assert_eq!(state(unsure), State::Unknown, "{unsure:?}");
         }
     }
 
     #[test]
-    fn a_namespace_without_its_interface_is_no_live_attachment_and_no_dead_one() {
-        assert_eq!(state(Evidence { place: Some(Place::There), ..BRIDGE }), State::NoPort);
-        assert_eq!(state(Evidence { place: Some(Place::There), on_bridge: false, ..BRIDGE }), State::Alive);
-        assert_eq!(state(Evidence { place: Some(Place::There), ports_known: false, ..BRIDGE }), State::Alive);
+    fn a_namespace_without_its_interface_is_neither_alive_nor_gone() {
+        assert_eq!(state(Evidence { place: Some(Place::Exists), ..BRIDGE }), State::NoPort);
+        assert_eq!(state(Evidence { place: Some(Place::Exists), on_bridge: false, ..BRIDGE }), State::Alive);
+        assert_eq!(state(Evidence { place: Some(Place::Exists), ports_known: false, ..BRIDGE }), State::Alive);
     }
 }

@@ -1,4 +1,4 @@
-//! Where this host's network namespaces can be found, and whether this process would find them there.
+//! Finds the network namespaces of this host, and checks whether this process can see all of them.
 
 use std::fs;
 use std::io;
@@ -10,17 +10,17 @@ use cni::{Code, Error, Result};
 /// The inode of the initial pid namespace (linux/nsfs.h), the same on every kernel.
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// Refuses to judge which containers are gone from inside of another container.
+/// Fails if this process may run inside a container, where it cannot decide which containers are gone.
 ///
-/// A pod with the host's network may have its own `/run` and its own processes. There the namespaces of live containers
-/// are not where the cache says, and look as if they were gone. Process 1 of the initial pid namespace is the host's, so
-/// its mount and network namespaces are too. In any other pid namespace nothing tells a node that is itself a container
-/// from a container on a node: both have a process 1 with the same namespaces as ours.
+/// A pod with the host's network may have its own `/run` and its own processes. There, the paths in the cache do not
+/// exist, so that live containers seem to be gone. Process 1 of the initial pid namespace is the host's, so its mount
+/// and network namespaces are the host's, too. In any other pid namespace, a node that is itself a container cannot be
+/// distinguished from a container on a node: in both, process 1 has the same namespaces as this process.
 pub(crate) fn require_host() -> Result<()> {
     let mut foreign = Vec::new();
     for (kind, name) in [("mnt", "mount"), ("pid", "pid"), ("net", "network")] {
         let own = identity(Path::new(&format!("/proc/self/ns/{kind}")))?;
-        // Who may not look at process 1 does not know the host's.
+        // Without permission to inspect process 1, the host's namespaces are unknown.
         let host = identity(Path::new(&format!("/proc/1/ns/{kind}"))).ok();
         if host != Some(own) || (kind == "pid" && own.1 != INITIAL_PID_NAMESPACE) {
             foreign.push(name);
@@ -30,7 +30,7 @@ pub(crate) fn require_host() -> Result<()> {
         return Ok(());
     }
     let what = format!(
-        "cannot tell which containers are gone: {} of this process may not be the host's",
+        "cannot determine which containers are gone: {} of this process may not be the host's",
         match foreign.as_slice() {
             [one] => format!("the {one} namespace"),
             [others @ .., last] => format!("the {} and {last} namespaces", others.join(", ")),
@@ -38,33 +38,33 @@ pub(crate) fn require_host() -> Result<()> {
         }
     );
     Err(Error::new(Code::INTERNAL, what).details(
-        "run it on the host, or by `nsenter --target 1 --all` in a privileged pod with hostPID; on a node that is itself a \
-         container use --force",
+        "run it on the host, or with `nsenter --target 1 --all` in a privileged pod with hostPID; on a node that is itself \
+         a container, use --force",
     ))
 }
 
-/// What tells a namespace from others.
+/// Returns device and inode of a namespace, which identify it.
 pub(super) fn identity(path: &Path) -> io::Result<(u64, u64)> {
     fs::metadata(path).map(|inode| (inode.dev(), inode.ino()))
 }
 
-/// Where network namespaces are mounted, as `ip netns` and runtimes do it.
+/// Returns the paths at which `ip netns` and runtimes have mounted network namespaces.
 pub(super) fn mounted() -> Vec<PathBuf> {
-    // Other mounts may be where no text says.
+    // Without mountinfo, namespaces are found through the cache and through processes.
     let text = fs::read("/proc/self/mountinfo").unwrap_or_default();
     String::from_utf8_lossy(&text).lines().filter_map(mounted_netns).map(PathBuf::from).collect()
 }
 
-/// The mount point in a line of mountinfo, if a network namespace is mounted there.
+/// Returns the mount point in a line of mountinfo if a network namespace is mounted there.
 fn mounted_netns(line: &str) -> Option<String> {
     let mut words = line.split(' ').skip(3);
     let (root, point) = (words.next()?, words.next()?);
-    // proc(5): white space and backslashes are written as octal numbers.
+    // proc(5): white space and backslashes are escaped as octal numbers.
     let plain = [("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")];
     root.starts_with("net:[").then(|| plain.iter().fold(point.to_owned(), |text, (code, c)| text.replace(code, c)))
 }
 
-/// The namespaces of all processes.
+/// Returns the paths of the network namespaces of all processes.
 pub(super) fn of_processes() -> Vec<PathBuf> {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let numbered = processes.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().is_ok());
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn mounts_of_network_namespaces_are_told_from_others() {
+    fn only_mounts_of_network_namespaces_are_found() {
         let net = "84 28 0:4 net:[4026532177] /run/netns/a\\040b rw shared:3 - nsfs nsfs rw";
         assert_eq!(mounted_netns(net).as_deref(), Some("/run/netns/a b"));
         for other in ["84 28 0:4 mnt:[4026532177] /run/x rw - nsfs nsfs rw", "21 1 8:1 / / rw - ext4 /dev/sda1 rw", ""]

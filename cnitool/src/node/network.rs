@@ -1,4 +1,4 @@
-//! The networks of a host: what their configurations say, and their leases.
+//! The networks of a host: their configurations and their leases.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -9,33 +9,33 @@ use cni::{Call, Error, Result};
 use host_local::inspect::{Lease, Owner, Range};
 use serde_json::Value;
 
-use super::note;
+use super::value_or_unseen;
 use crate::conf::NetworkList;
 use crate::table;
 
-/// A network, and what of it is not on links.
+/// A network: its configuration and its leases. Its links are in [`super::Node`].
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) name: String,
     /// `None` if only traces are left.
     pub(crate) list: Option<NetworkList>,
-    /// What its bridge should be, if it has one.
+    /// The settings of its bridge plugin, if it has one.
     pub(crate) bridge: Option<Settings>,
-    /// What its plugins would refuse.
+    /// Errors that its plugins would report.
     pub(crate) faults: Vec<Error>,
-    /// Where host-local keeps its leases, if that gives its addresses.
+    /// The lease directory, if the network uses host-local.
     pub(crate) directory: Option<PathBuf>,
-    /// A list for each address that a container gets; none if only the runtime knows.
+    /// The ranges of each range set. Empty if only the runtime knows them.
     pub(crate) ranges: Vec<Vec<Range>>,
     pub(crate) leases: Vec<Lease>,
     /// Addresses whose leases are from an earlier boot.
     pub(crate) earlier: BTreeSet<IpAddr>,
-    /// Could the directory be listed? Otherwise there may be leases of which nothing is known.
+    /// Whether the lease directory could be listed. Otherwise leases may be missing here.
     pub(crate) leases_seen: bool,
 }
 
 impl Network {
-    /// One of which only the name is known.
+    /// Returns a network of which only the name is known.
     pub(super) fn named(name: String) -> Network {
         Network {
             name,
@@ -50,7 +50,7 @@ impl Network {
         }
     }
 
-    /// Reads what the plugins would read.
+    /// Reads the configuration as the plugins would.
     fn read(list: NetworkList) -> Network {
         let mut network = Network::named(list.name.to_string());
         for plugin in &list.plugins {
@@ -71,7 +71,7 @@ impl Network {
         let is = |value: Option<&Value>, wanted: &str| value.and_then(Value::as_str) == Some(wanted);
         if is(config.get("ipam").and_then(|ipam| ipam.get("type")), "host-local") {
             self.directory = Some(host_local::inspect::directory(&call)?);
-            // Ranges may come with each call; then only the runtime knows them.
+            // If the runtime passes the ranges with each call, they are unknown here.
             let from_runtime = config.get("capabilities").and_then(|all| all.get("ipRanges"));
             match host_local::inspect::ranges(&call) {
                 Ok(ranges) => self.ranges = ranges,
@@ -87,7 +87,7 @@ impl Network {
 
     pub(super) fn read_leases(&mut self, unseen: &mut Vec<String>) {
         let Some(directory) = &self.directory else { return };
-        let listing = note(unseen, host_local::inspect::leases(directory));
+        let listing = value_or_unseen(unseen, host_local::inspect::leases(directory));
         self.leases_seen = listing.is_some();
         let leases = listing.flatten().unwrap_or_default();
         let hidden = leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
@@ -96,19 +96,20 @@ impl Network {
             unseen.push(format!("the owners of {what} in {}: their files cannot be read", directory.display()));
         }
         self.leases = leases;
-        // After the leases were read: one that was made meanwhile is not from an earlier boot.
+        // This must follow the reading of the leases, so that a lease created meanwhile is not included.
         if !self.leases.is_empty() {
-            self.earlier = note(unseen, host_local::inspect::earlier(directory)).into_iter().flatten().collect();
+            self.earlier =
+                value_or_unseen(unseen, host_local::inspect::earlier(directory)).into_iter().flatten().collect();
         }
     }
 
-    /// How many leases are in a range.
+    /// Returns the number of leases in a range.
     pub(crate) fn used(&self, range: &Range) -> usize {
         self.leases.iter().filter(|lease| lease.owner != Owner::Nobody && range.contains(lease.ip)).count()
     }
 }
 
-/// The networks of all configurations, and those configurations that another one of the same name hides.
+/// Returns the networks of all configurations, and the configurations that an earlier one of the same name shadows.
 pub(super) fn configured(lists: Vec<NetworkList>, unseen: &mut Vec<String>) -> (Vec<Network>, Vec<NetworkList>) {
     let (mut networks, mut shadowed): (Vec<Network>, _) = (Vec::new(), Vec::new());
     for list in lists {
