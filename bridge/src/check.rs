@@ -1,4 +1,4 @@
-//! CHECK: compares what is there with what ADD told, and with what the configuration wants now.
+//! CHECK: compares the state of the kernel with the result of ADD and with the current configuration.
 
 use std::fmt::Debug;
 
@@ -12,23 +12,23 @@ use crate::{masquerade, spoofcheck, vlan};
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
-/// Both sides of an attachment, and what was told about it.
-struct Scene<'a> {
+/// Both sides of an attachment, and the result of its ADD.
+struct Checker<'a> {
     config: &'a Config,
     at: &'a Attachment,
-    told: AddResult,
+    prev_result: AddResult,
     host: Netlink,
     guest: Netlink,
 }
 
-/// Compares everything; the first difference is the error.
+/// Compares everything. Returns an error for the first difference.
 pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<()> {
-    let mut scene = Scene::open(call, at, config)?;
+    let mut checker = Checker::open(call, at, config)?;
     let owner = AttachmentKey::new(call, at);
 
-    let bridge = scene.bridge()?;
-    let container = scene.container()?;
-    let port = scene.port(&bridge, &container)?;
+    let bridge = checker.bridge()?;
+    let container = checker.container()?;
+    let port = checker.port(&bridge, &container)?;
     if config.spoof_check {
         let mac = container.mac.unwrap_or(MacAddr([0; 6]));
         spoofcheck::check(owner, &port.name, mac)?;
@@ -36,9 +36,9 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     if config.ipam.is_none() {
         return Ok(());
     }
-    let ips = scene.addresses(&container)?;
-    scene.routes(&container)?;
-    scene.gateways(&bridge, &ips)?;
+    let ips = checker.addresses(&container)?;
+    checker.routes(&container)?;
+    checker.gateways(&bridge, &ips)?;
     match config.masquerade {
         Some(backend) => {
             let ips: Vec<Cidr> = ips.iter().map(|ip| ip.address).collect();
@@ -48,72 +48,75 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     }
 }
 
-/// Returns the addresses of an attachment whose interface in the container is as ADD made it, whatever the host has.
+/// Returns the addresses of an attachment whose container veth is as ADD configured it. Does not check the host.
 pub(crate) fn addresses(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<Cidr>> {
-    let mut scene = Scene::open(call, at, config)?;
-    let container = scene.container()?;
-    Ok(scene.addresses(&container)?.iter().map(|ip| ip.address).collect())
+    let mut checker = Checker::open(call, at, config)?;
+    let container = checker.container()?;
+    Ok(checker.addresses(&container)?.iter().map(|ip| ip.address).collect())
 }
 
-impl<'a> Scene<'a> {
-    fn open(call: &Call<'_>, at: &'a Attachment, config: &'a Config) -> Result<Scene<'a>> {
-        let told = call.previous()?.ok_or_else(|| {
-            Error::new(Code::CONFIG, "CHECK without \"prevResult\"")
-                .details("the runtime must pass on what ADD answered")
+impl<'a> Checker<'a> {
+    fn open(call: &Call<'_>, at: &'a Attachment, config: &'a Config) -> Result<Checker<'a>> {
+        let prev_result = call.previous()?.ok_or_else(|| {
+            Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass the result of ADD")
         })?;
         let Home { netns: home, netlink: host } = call.home()?;
         let guest = at.open_netns()?.run(&home, Netlink::open)?;
-        Ok(Scene { config, at, told, host, guest })
+        Ok(Checker { config, at, prev_result, host, guest })
     }
 
+    /// Checks the bridge.
     fn bridge(&mut self) -> Result<Link> {
         let name = self.config.bridge.as_str();
-        let told = self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox.is_empty());
-        let told = told.ok_or_else(|| untold(&format!("bridge {name:?}")))?.clone();
-        let bridge = look(&mut self.host, name, "on the host")?;
+        let listed =
+            self.prev_result.interfaces.iter().rfind(|listed| listed.name == name && listed.sandbox.is_empty());
+        let listed = listed.ok_or_else(|| not_listed(&format!("bridge {name:?}")))?.clone();
+        let bridge = find_link(&mut self.host, name, "on the host")?;
         same(name, "kind", &"bridge", &bridge.kind.as_str())?;
-        same_mac(&told, &bridge)?;
+        same_mac(&listed, &bridge)?;
         same(name, "up", &true, &bridge.up)?;
-        // Only this way round: somebody may look at the traffic.
+        // Promiscuous mode that the configuration does not ask for is allowed: another program may capture traffic.
         if self.config.promiscuous {
             same(name, "promiscuous", &true, &bridge.promiscuous)?;
         }
         if self.config.vlans.is_some() {
-            same(name, "filtering of VLANs", &Some(true), &bridge.vlan_filtering)?;
+            same(name, "VLAN filtering", &Some(true), &bridge.vlan_filtering)?;
         }
         Ok(bridge)
     }
 
+    /// Checks the container veth.
     fn container(&mut self) -> Result<Link> {
         let (name, sandbox) = (self.at.ifname.as_str(), self.at.sandbox());
-        let told = self.told.interfaces.iter().rfind(|told| told.name == name && told.sandbox == sandbox);
-        let told = told.ok_or_else(|| untold(&format!("interface {name:?} in {sandbox:?}")))?.clone();
-        let link = look(&mut self.guest, name, &format!("in {sandbox:?}"))?;
+        let listed =
+            self.prev_result.interfaces.iter().rfind(|listed| listed.name == name && listed.sandbox == sandbox);
+        let listed = listed.ok_or_else(|| not_listed(&format!("interface {name:?} in {sandbox:?}")))?.clone();
+        let link = find_link(&mut self.guest, name, &format!("in {sandbox:?}"))?;
         same(name, "kind", &"veth", &link.kind.as_str())?;
-        same_mac(&told, &link)?;
+        same_mac(&listed, &link)?;
         if self.config.container_up {
             same(name, "up", &true, &link.up)?;
         }
         Ok(link)
     }
 
-    /// The host's end, found from the container's.
+    /// Checks the host veth, which is found as the peer of the container veth.
     fn port(&mut self, bridge: &Link, container: &Link) -> Result<Link> {
-        let lost = || {
-            let what = format!("{:?} in {:?} has no other end on this host", container.name, self.at.sandbox());
+        let no_peer = || {
+            let what = format!("{:?} in {:?} has no peer on this host", container.name, self.at.sandbox());
             Error::new(Code::INTERNAL, what)
         };
         let port = match container.peer {
-            Some(index) => self.host.link(index)?.ok_or_else(lost)?,
-            None => return Err(lost()),
+            Some(index) => self.host.link(index)?.ok_or_else(no_peer)?,
+            None => return Err(no_peer()),
         };
         let name = port.name.as_str();
         same(name, "kind", &"veth", &port.kind.as_str())?;
-        same(name, "other end", &Some(container.index), &port.peer)?;
+        same(name, "peer", &Some(container.index), &port.peer)?;
         same(name, "bridge", &Some(bridge.index), &port.master)
             .map_err(|error| error.details(format!("{:?} is {}", bridge.name, bridge.index)))?;
-        let told = self.told.interfaces.iter().find(|told| told.name == name && told.sandbox.is_empty());
-        same_mac(told.ok_or_else(|| untold(&format!("port {name:?}")))?, &port)?;
+        let listed = self.prev_result.interfaces.iter().find(|listed| listed.name == name && listed.sandbox.is_empty());
+        same_mac(listed.ok_or_else(|| not_listed(&format!("port {name:?}")))?, &port)?;
         let settings = port.port.unwrap_or_default();
         same(name, "hairpin mode", &self.config.port.hairpin, &settings.hairpin)?;
         same(name, "isolation", &self.config.port.isolated, &settings.isolated)?;
@@ -126,21 +129,21 @@ impl<'a> Scene<'a> {
         Ok(port)
     }
 
-    /// The container's addresses, all of which must be there.
+    /// Checks that the container veth has all addresses of the result, and returns them.
     fn addresses(&mut self, container: &Link) -> Result<Vec<IpConfig>> {
         let have = self.guest.addresses(container.index)?;
         let place = self
-            .told
+            .prev_result
             .interfaces
             .iter()
-            .rposition(|told| told.name == self.at.ifname.as_str() && told.sandbox == self.at.sandbox());
-        let is_ours = |ip: &&IpConfig| ip.interface.is_none_or(|told| usize::try_from(told).ok() == place);
-        let ips: Vec<_> = self.told.ips.iter().filter(is_ours).cloned().collect();
+            .rposition(|listed| listed.name == self.at.ifname.as_str() && listed.sandbox == self.at.sandbox());
+        let is_ours = |ip: &&IpConfig| ip.interface.is_none_or(|index| usize::try_from(index).ok() == place);
+        let ips: Vec<_> = self.prev_result.ips.iter().filter(is_ours).cloned().collect();
         for ip in &ips {
             if !have.iter().any(|have| have.cidr == ip.address) {
                 let have: Vec<_> = have.iter().map(|have| have.cidr.to_string()).collect();
                 let what = format!(
-                    "{:?} should have the address {}, and has [{}]",
+                    "{:?} should have the address {}, but has [{}]",
                     container.name,
                     ip.address,
                     have.join(" ")
@@ -151,28 +154,30 @@ impl<'a> Scene<'a> {
         Ok(ips)
     }
 
+    /// Checks that the container has all routes of the result.
     fn routes(&mut self, container: &Link) -> Result<()> {
         let have = self.guest.routes(container.index)?;
-        for route in &self.told.routes {
-            if have.iter().any(|have| fits(route, have)) {
+        for route in &self.prev_result.routes {
+            if have.iter().any(|have| matches_route(route, have)) {
                 continue;
             }
-            let near: Vec<_> =
+            let similar: Vec<_> =
                 have.iter().filter(|have| have.leads_to(route.dst)).map(|have| describe(&have.route)).collect();
             let what = format!(
-                "{:?} should have the route {}, and has [{}]",
+                "{:?} should have the route {}, but has [{}]",
                 container.name,
                 describe(route),
-                near.join("; ")
+                similar.join("; ")
             );
             return Err(Error::new(Code::INTERNAL, what));
         }
         Ok(())
     }
 
-    /// The interface that has the gateway's address of a VLAN, which leads to the bridge if both its ends are up.
+    /// Checks the interface with the gateway address of a VLAN: it reaches the bridge only if both ends of its pair are
+    /// up.
     fn vlan_gateway(&mut self, name: &str) -> Result<Link> {
-        let link = look(&mut self.host, name, "on the host")?;
+        let link = find_link(&mut self.host, name, "on the host")?;
         let port = vlan::gateway_port(&mut self.host, &link)?;
         if let Some(end) = port.iter().chain([&link]).find(|end| !end.up) {
             let what = format!("{:?} of the VLAN's gateway {name:?} is down", end.name);
@@ -181,7 +186,7 @@ impl<'a> Scene<'a> {
         Ok(link)
     }
 
-    /// The gateways of the container's addresses, on the bridge or on the VLAN's interface.
+    /// Checks that the bridge, or the VLAN's interface, has the gateways of the container's addresses.
     fn gateways(&mut self, bridge: &Link, ips: &[IpConfig]) -> Result<()> {
         if !self.config.gateway {
             return Ok(());
@@ -198,7 +203,7 @@ impl<'a> Scene<'a> {
             if !have.iter().any(|have| have.cidr == want) {
                 let have: Vec<_> = have.iter().map(|have| have.cidr.to_string()).collect();
                 let what =
-                    format!("{:?} should have the gateway's address {want}, and has [{}]", link.name, have.join(" "));
+                    format!("{:?} should have the gateway's address {want}, but has [{}]", link.name, have.join(" "));
                 return Err(Error::new(Code::INTERNAL, what));
             }
         }
@@ -206,19 +211,20 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Is this the route that was told? What was not told does not matter.
-fn fits(told: &Route, have: &KernelRoute) -> bool {
-    let scope_matters = told.dst.ip().is_ipv4(); // IPv6 routes have none.
-    // What is nowhere and what is zero stand for nothing.
-    let gw = told.gw.filter(|gw| !gw.is_unspecified());
-    let table = told.table.filter(|table| *table != 0);
-    have.leads_to(told.dst)
+/// Returns whether a route of the kernel is the route `want`. Properties that `want` leaves out are not compared.
+fn matches_route(want: &Route, have: &KernelRoute) -> bool {
+    let scope_matters = want.dst.ip().is_ipv4(); // IPv6 routes have none.
+    // An unspecified gateway and table 0 mean that none is given.
+    let gw = want.gw.filter(|gw| !gw.is_unspecified());
+    let table = want.table.filter(|table| *table != 0);
+    have.leads_to(want.dst)
         && gw.is_none_or(|gw| have.route.gw == Some(gw))
         && have.route.table == Some(table.unwrap_or(MAIN))
-        && (told.priority == 0 || told.priority == have.route.priority)
-        && (!scope_matters || told.scope.is_none_or(|scope| have.route.scope == Some(scope)))
+        && (want.priority == 0 || want.priority == have.route.priority)
+        && (!scope_matters || want.scope.is_none_or(|scope| have.route.scope == Some(scope)))
 }
 
+/// Formats a route as `ip route` does.
 fn describe(route: &Route) -> String {
     let gw = route.gw.map_or_else(String::new, |gw| format!(" via {gw}"));
     let table = route.table.filter(|table| *table != MAIN);
@@ -227,24 +233,28 @@ fn describe(route: &Route) -> String {
     format!("{}{gw}{table}{metric}", route.dst)
 }
 
-fn look(netlink: &mut Netlink, name: &str, place: &str) -> Result<Link> {
+/// Returns a link that must exist.
+fn find_link(netlink: &mut Netlink, name: &str, place: &str) -> Result<Link> {
     netlink.link(name)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("there is no link {name:?} {place}")))
 }
 
-fn untold(what: &str) -> Error {
+/// Returns the error for an object that is missing from the previous result.
+fn not_listed(what: &str) -> Error {
     Error::new(Code::INTERNAL, format!("\"prevResult\" does not list {what}"))
-        .details("it must be the answer to an ADD with this configuration")
+        .details("it must be the result of an ADD with this configuration")
 }
 
-fn same_mac(told: &Interface, link: &Link) -> Result<()> {
-    if told.mac.is_empty() {
+/// Compares the MAC address of a link with the one in the previous result, if that has one.
+fn same_mac(listed: &Interface, link: &Link) -> Result<()> {
+    if listed.mac.is_empty() {
         return Ok(());
     }
-    let want = told.mac.parse::<MacAddr>();
+    let want = listed.mac.parse::<MacAddr>();
     let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).trying(|| "read \"prevResult\"")?;
     same(&link.name, "hardware address", &Some(want), &link.mac)
 }
 
+/// Returns an error that names the property `what` of `link` unless both values are equal.
 fn same<T: PartialEq + Debug>(link: &str, what: &str, want: &T, got: &T) -> Result<()> {
     if want == got {
         return Ok(());

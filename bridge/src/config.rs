@@ -1,4 +1,4 @@
-//! The network configuration: read, checked, and turned into a value that needs no more checking.
+//! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
 use cni::ip::{Cidr, MacAddr};
 use cni::json::Fault;
@@ -8,57 +8,57 @@ use serde::Deserialize;
 
 use crate::vlan::{self, Vlans};
 
-/// Limits of a veth's MTU: an IPv4 packet must fit, and the kernel has a largest one.
+/// Valid MTUs of a veth: from the minimum of IPv4 to the kernel's maximum.
 const MTU: std::ops::RangeInclusive<i64> = 68..=65535;
 
 /// The bridge of a network that names none.
 const DEFAULT_BRIDGE: &str = "cni0";
 
-/// What the plugin should do.
+/// The validated configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
     /// Name of the bridge.
     pub(crate) bridge: IfName,
-    /// MTU of the pair and of a new bridge, if not the kernel's choice.
+    /// MTU of the veth pair and of a new bridge; `None` for the kernel's default.
     pub(crate) mtu: Option<u32>,
-    /// Should the bridge take all frames?
+    /// Whether the bridge is in promiscuous mode.
     pub(crate) promiscuous: bool,
-    /// How the bridge treats the port.
+    /// Settings of the port: hairpin mode and isolation.
     pub(crate) port: Port,
-    /// VLANs of the port; `None` if the bridge need not know any.
+    /// VLANs of the port; `None` if the bridge does not filter VLANs for this network.
     pub(crate) vlans: Option<Vlans>,
-    /// Hardware address of the container's interface, if somebody asked for one.
+    /// Requested MAC address of the container veth.
     pub(crate) mac: Option<MacAddr>,
-    /// Should frames with another source address than the container's be dropped?
+    /// Whether to drop frames with a source MAC address other than the container's.
     pub(crate) spoof_check: bool,
-    /// Should the container's interface come up?
+    /// Whether to set the container veth up.
     pub(crate) container_up: bool,
-    /// The plugin that gives addresses; without it the network is of layer 2.
+    /// Name of the IPAM plugin; `None` for a layer-2 network.
     pub(crate) ipam: Option<String>,
-    /// Does the bridge get the gateway's address?
+    /// Whether the bridge gets the gateway address.
     pub(crate) gateway: bool,
-    /// Is the gateway the way to everywhere?
+    /// Whether the container gets a default route to the gateway.
     pub(crate) default_gateway: bool,
-    /// May an address in the way be taken from the bridge?
+    /// Whether conflicting addresses of the bridge are removed.
     pub(crate) force_address: bool,
-    /// How the addresses of containers are hidden from the outside, if they are.
+    /// The backend of the masquerade rules; `None` without masquerade.
     pub(crate) masquerade: Option<Backend>,
-    /// Are IPv6 addresses looked for on the link before they are used?
+    /// Whether duplicate address detection runs for IPv6 addresses.
     pub(crate) detect_duplicates: bool,
-    /// Resolver settings, if those of the IPAM plugin do not count.
+    /// DNS settings that replace those of the IPAM plugin.
     pub(crate) dns: Option<Dns>,
 }
 
-/// Who translates addresses.
+/// The backend of the masquerade rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
-    /// nftables if the kernel has it, else iptables. Unlike upstream, which prefers the latter.
+    /// nftables if the kernel supports it, otherwise iptables. Unlike upstream, which prefers iptables.
     Auto,
     Nftables,
     Iptables,
 }
 
-/// The keys as they are written.
+/// The keys of the configuration, not validated.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Keys {
@@ -79,7 +79,7 @@ struct Keys {
     disable_container_interface: bool,
     port_isolation: bool,
     ipam: Ipam,
-    dns: WrittenDns,
+    dns: DnsKeys,
     args: ConfigArgs,
     runtime_config: Mac,
 }
@@ -101,10 +101,10 @@ struct Ipam {
     kind: String,
 }
 
-/// As [`Dns`], but a list that is empty is told from one that is missing.
+/// Like [`Dns`], but distinguishes an empty list from a missing one.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct WrittenDns {
+struct DnsKeys {
     nameservers: Option<Vec<String>>,
     domain: String,
     search: Option<Vec<String>>,
@@ -124,13 +124,13 @@ struct Mac {
 }
 
 impl Config {
-    /// Reads the configuration and `CNI_ARGS`.
+    /// Parses and validates the configuration and `CNI_ARGS`.
     pub(crate) fn parse(call: &Call<'_>) -> Result<Config> {
         let keys: Keys = call.parse()?;
         let bridge = keys.bridge.as_deref().unwrap_or(DEFAULT_BRIDGE);
         Ok(Config {
             bridge: IfName::from_config(bridge)
-                .map_err(|why| invalid("bridge", format_args!("{bridge:?} cannot be the name of a bridge"), why))?,
+                .map_err(|why| invalid("bridge", format_args!("{bridge:?} is not a valid bridge name"), why))?,
             mtu: mtu(keys.mtu)?,
             promiscuous: keys.promisc_mode,
             port: Port { hairpin: keys.hairpin_mode, isolated: keys.port_isolation },
@@ -143,12 +143,12 @@ impl Config {
             force_address: keys.force_address,
             masquerade: keys.backend()?.filter(|_| keys.ip_masq),
             detect_duplicates: keys.enabledad,
-            dns: keys.dns.given(),
+            dns: keys.dns.if_set(),
             ipam: Some(keys.ipam.kind).filter(|kind| !kind.is_empty()),
         })
     }
 
-    /// A gateway with an IPAM plugin, for tests.
+    /// Returns the configuration of a gateway with an IPAM plugin, for tests.
     #[cfg(test)]
     pub(crate) fn example() -> Config {
         Config {
@@ -170,33 +170,33 @@ impl Config {
         }
     }
 
-    /// Refuses what cannot be done together. A DEL does not care: it removes whatever is there.
+    /// Returns an error if two keys contradict each other. DEL does not call this: it needs none of these keys.
     pub(crate) fn refuse_contradictions(&self) -> Result<()> {
         let contradiction = |what: &str, remedy: &str| Err(Error::new(Code::CONFIG, what).details(remedy));
         if self.port.hairpin && self.promiscuous {
             return contradiction(
                 "keys \"hairpinMode\" and \"promiscMode\" are both true",
-                "leave one of them out: either lets a container reach itself, both double its frames",
+                "remove one of them: each lets a container reach itself, both together duplicate its frames",
             );
         }
         if let (Some(ipam), false) = (&self.ipam, self.container_up) {
             return contradiction(
                 &format!("key \"disableContainerInterface\" is true, and key \"ipam.type\" is {ipam:?}"),
-                "an interface that stays down has no use for addresses: leave one of them out",
+                "remove one of them: an interface that stays down cannot use addresses",
             );
         }
         if let Some(name) = self.vlan_gateway()
             && let Err(why) = IfName::from_config(&name)
         {
             return contradiction(
-                &format!("key \"bridge\": the gateway of the VLAN would be called {name:?}"),
+                &format!("key \"bridge\": the gateway of the VLAN would be named {name:?}"),
                 &format!("{why}; give the bridge a shorter name"),
             );
         }
         Ok(())
     }
 
-    /// The name of the interface that has the gateway's address if the network is a VLAN of the bridge.
+    /// Returns the name of the interface with the gateway address if the network is a VLAN of the bridge.
     pub(crate) fn vlan_gateway(&self) -> Option<String> {
         let own = self.vlans.as_ref()?.own?;
         (self.gateway && self.ipam.is_some()).then(|| format!("{}.{own}", self.bridge))
@@ -214,7 +214,7 @@ pub(crate) fn bridge(call: &Call<'_>) -> Option<String> {
     Some(only.bridge.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned()))
 }
 
-/// The plugin that gives addresses, whatever the other keys say: what was given must be taken back.
+/// Reads the name of the IPAM plugin, and ignores all other keys: DEL must release addresses even if those are invalid.
 pub(crate) fn ipam(call: &Call<'_>) -> Result<Option<String>> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -225,8 +225,8 @@ pub(crate) fn ipam(call: &Call<'_>) -> Result<Option<String>> {
     Ok(Some(only.ipam.kind).filter(|kind| !kind.is_empty()))
 }
 
-/// Returns the subnets that the network's addresses come from, as `host-local` and others name them; none if they are
-/// given in another way, or cannot be read.
+/// Returns the subnets of the network from the keys that `host-local` and similar plugins use. The list is empty if the
+/// configuration uses other keys or cannot be parsed.
 pub(crate) fn subnets(call: &Call<'_>) -> Vec<Cidr> {
     #[derive(Default, Deserialize)]
     #[serde(rename_all = "camelCase", default)]
@@ -256,21 +256,22 @@ pub(crate) fn subnets(call: &Call<'_>) -> Vec<Cidr> {
 }
 
 impl Keys {
+    /// Validates `vlan`, `vlanTrunk` and `preserveDefaultVlan`.
     fn vlans(&self) -> Result<Option<Vlans>> {
-        if !(0..=i64::from(vlan::LAST)).contains(&self.vlan) {
-            let what = format_args!("{} is no VLAN", self.vlan);
+        if !(0..=i64::from(vlan::MAX_ID)).contains(&self.vlan) {
+            let what = format_args!("{} is not a VLAN ID", self.vlan);
             return Err(invalid("vlan", what, "use 1 to 4094, or 0 for none"));
         }
         let own = vlan_id("vlan", self.vlan).ok();
         if own.is_none() && self.vlan_trunk.is_none() {
             return Ok(None);
         }
-        let mut trunk = vec![false; usize::from(vlan::LAST) + 1];
+        let mut trunk = vec![false; usize::from(vlan::MAX_ID) + 1];
         for (index, element) in self.vlan_trunk.iter().flatten().enumerate() {
             let key = |name: &str| format!("vlanTrunk[{index}]{name}");
             let Some(element) = element else {
-                let what = format_args!("null is no VLAN");
-                return Err(invalid(&key(""), what, TRUNK));
+                let what = format_args!("null is not a VLAN");
+                return Err(invalid(&key(""), what, TRUNK_HINT));
             };
             match (element.min, element.max) {
                 (Some(min), Some(max)) => {
@@ -278,18 +279,18 @@ impl Keys {
                     let last = vlan_id(&key(".maxID"), max)?;
                     if first > last {
                         let what = format_args!("minID {first} is above maxID {last}");
-                        return Err(invalid(&key(""), what, TRUNK));
+                        return Err(invalid(&key(""), what, TRUNK_HINT));
                     }
                     trunk.iter_mut().take(usize::from(last) + 1).skip(first.into()).for_each(|id| *id = true);
                 }
                 (None, None) => {}
                 (Some(min), None) => {
                     let what = format_args!("minID is {min}, and maxID is missing");
-                    return Err(invalid(&key(""), what, TRUNK));
+                    return Err(invalid(&key(""), what, TRUNK_HINT));
                 }
                 (None, Some(max)) => {
                     let what = format_args!("maxID is {max}, and minID is missing");
-                    return Err(invalid(&key(""), what, TRUNK));
+                    return Err(invalid(&key(""), what, TRUNK_HINT));
                 }
             }
             if let Some(id) = element.id {
@@ -301,6 +302,7 @@ impl Keys {
         Ok(Some(Vlans { own, trunk, keep_default: self.preserve_default_vlan }))
     }
 
+    /// Validates `ipMasqBackend`.
     fn backend(&self) -> Result<Option<Backend>> {
         match self.ip_masq_backend.as_deref() {
             None => Ok(Some(Backend::Auto)),
@@ -314,37 +316,36 @@ impl Keys {
         }
     }
 
-    /// The first that was given counts, and only that is looked at.
+    /// Returns the requested MAC address. Of the three sources, only the first that has one is validated and used.
     fn mac(&self, args: &str) -> Result<Option<MacAddr>> {
-        let [from_env] = Args::parse(args, ["MAC"])?.values();
+        let [from_args] = Args::parse(args, ["MAC"])?.values();
         let sources = [
             ("key \"runtimeConfig.mac\"", Code::CONFIG, self.runtime_config.mac.as_str()),
             ("key \"args.cni.mac\"", Code::CONFIG, self.args.cni.mac.as_str()),
-            ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_env.unwrap_or_default()),
+            ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_args.unwrap_or_default()),
         ];
         let Some((source, code, text)) = sources.into_iter().find(|(.., text)| !text.is_empty()) else {
             return Ok(None);
         };
         let refuse = |why: &str, remedy: &str| Err(Error::new(code, format!("{source}: {why}")).details(remedy));
         match text.parse::<MacAddr>() {
-            Err(why) => refuse(&why.to_string(), "write six bytes, as 0a:58:0a:f4:00:02"),
-            Ok(MacAddr([0, 0, 0, 0, 0, 0])) => refuse(&format!("{text:?} is the address of nobody"), "use another one"),
-            Ok(MacAddr([first, ..])) if first & 1 != 0 => refuse(
-                &format!("{text:?} is the address of a group"),
-                "the first byte of an interface's address must be even",
-            ),
+            Err(why) => refuse(&why.to_string(), "write six bytes, such as 0a:58:0a:f4:00:02"),
+            Ok(MacAddr([0, 0, 0, 0, 0, 0])) => refuse(&format!("{text:?} is all zeros"), "use another address"),
+            Ok(MacAddr([first, ..])) if first & 1 != 0 => {
+                refuse(&format!("{text:?} is a multicast address"), "use an address whose first byte is even")
+            }
             Ok(mac) => Ok(Some(mac)),
         }
     }
 }
 
-impl WrittenDns {
-    /// What was written replaces all that the IPAM plugin says, even if it is an empty list.
-    fn given(self) -> Option<Dns> {
-        let WrittenDns { nameservers, domain, search, options } = self;
+impl DnsKeys {
+    /// Returns the settings if any key is set, even to an empty list. They replace all DNS settings of the IPAM plugin.
+    fn if_set(self) -> Option<Dns> {
+        let DnsKeys { nameservers, domain, search, options } = self;
         let lists = [&nameservers, &search, &options];
-        let given = !domain.is_empty() || lists.into_iter().any(Option::is_some);
-        given.then(|| Dns {
+        let is_set = !domain.is_empty() || lists.into_iter().any(Option::is_some);
+        is_set.then(|| Dns {
             nameservers: nameservers.unwrap_or_default(),
             domain,
             search: search.unwrap_or_default(),
@@ -353,26 +354,30 @@ impl WrittenDns {
     }
 }
 
-const TRUNK: &str = "give an \"id\", or a \"minID\" and a \"maxID\" not below it, all of 1 to 4094";
+/// The remedy for an invalid element of `vlanTrunk`.
+const TRUNK_HINT: &str =
+    "set \"id\", or \"minID\" and \"maxID\", with values from 1 to 4094 and \"minID\" not above \"maxID\"";
 
-/// Zero and less mean the kernel's choice, as in the reference.
+/// Validates `mtu`. Values up to 0 mean the kernel's default, as in the reference.
 fn mtu(mtu: i64) -> Result<Option<u32>> {
     match u32::try_from(mtu) {
         _ if mtu <= 0 => Ok(None),
         Ok(fits) if MTU.contains(&mtu) => Ok(Some(fits)),
         _ => {
-            Err(invalid("mtu", format_args!("{mtu} is out of range"), "use 68 to 65535, or 0 for the kernel's choice"))
+            Err(invalid("mtu", format_args!("{mtu} is out of range"), "use 68 to 65535, or 0 for the kernel's default"))
         }
     }
 }
 
+/// Validates a VLAN ID.
 fn vlan_id(key: &str, id: i64) -> Result<u16> {
     match u16::try_from(id) {
-        Ok(fits) if (1..=vlan::LAST).contains(&fits) => Ok(fits),
-        _ => Err(invalid(key, format_args!("{id} is no VLAN"), TRUNK)),
+        Ok(fits) if (1..=vlan::MAX_ID).contains(&fits) => Ok(fits),
+        _ => Err(invalid(key, format_args!("{id} is not a VLAN ID"), TRUNK_HINT)),
     }
 }
 
+/// Returns the error for an invalid value of `key`.
 fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
     Error::from(Fault::value(what).under(key)).details(remedy)
 }

@@ -1,18 +1,18 @@
-//! Doors for the fuzzer: a configuration is read, and what must hold of it is asserted.
+//! Entry points for the fuzzer: parse a configuration and assert the properties that must hold.
 
 use cni::ip::MacAddr;
 use cni::{Call, IfName};
 
 use crate::config::Config;
 
-/// A configuration of this plugin.
+/// Parses a configuration and asserts that every accepted value is valid.
 pub fn config(call: &Call<'_>) {
     let Ok(config) = Config::parse(call) else { return };
     let consistent = config.refuse_contradictions().is_ok();
     assert!(IfName::from_config(config.bridge.as_str()).is_ok());
     assert!(config.mtu.is_none_or(|mtu| (68..=65535).contains(&mtu)));
     if let Some(MacAddr([first, ..])) = config.mac {
-        assert_eq!(first & 1, 0, "the address of a group");
+        assert_eq!(first & 1, 0, "a multicast address");
     }
     if let Some(vlans) = &config.vlans {
         assert!(vlans.own.is_none_or(|id| (1..=4094).contains(&id)));

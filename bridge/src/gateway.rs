@@ -1,4 +1,5 @@
-//! Which gateways, default routes and bridge addresses follow from an IPAM plugin's answer. No input, no output.
+//! Derives gateways, default routes and bridge addresses from the result of an IPAM plugin. Pure functions, without
+//! I/O.
 
 use std::net::IpAddr;
 
@@ -8,28 +9,28 @@ use cni::{AddResult, Code, Error, IpConfig, Result, Route};
 
 use crate::config::Config;
 
-/// Where the container's interface stands in the answer's list.
+/// Index of the container veth in the result's list of interfaces.
 pub(crate) const CONTAINER: u32 = 2;
 
-/// What a container gets, and what the bridge must have for it.
+/// The addresses and routes of a container, and the addresses that the bridge needs for them.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// The container's addresses.
     pub(crate) ips: Vec<IpConfig>,
-    /// The container's routes, as the answer tells them.
+    /// The container's routes as the result of ADD lists them.
     pub(crate) routes: Vec<Route>,
     /// The bridge's addresses.
     pub(crate) gateways: Vec<Cidr>,
 }
 
 impl Plan {
-    /// Works out what follows from `answer`.
-    pub(crate) fn new(answer: AddResult, config: &Config) -> Result<Plan> {
-        let AddResult { mut ips, mut routes, .. } = answer;
+    /// Derives the plan from the result of the IPAM plugin.
+    pub(crate) fn new(ipam_result: AddResult, config: &Config) -> Result<Plan> {
+        let AddResult { mut ips, mut routes, .. } = ipam_result;
         if ips.is_empty() {
             let ipam = config.ipam.as_deref().unwrap_or_default();
             let what = format!("IPAM plugin {ipam:?} returned no address");
-            return Err(Error::new(Code::INTERNAL, what).details("leave \"ipam\" out if the network is of layer 2"));
+            return Err(Error::new(Code::INTERNAL, what).details("remove \"ipam\" for a layer-2 network"));
         }
         let mut gateways = Vec::new();
         for ip in &mut ips {
@@ -55,13 +56,13 @@ impl Plan {
         Ok(Plan { ips, routes, gateways })
     }
 
-    /// The routes with the next hop filled in that those without one have: the first gateway of their family.
+    /// Returns the routes as the kernel needs them: a route without a next hop gets the first gateway of its family.
     pub(crate) fn kernel_routes(&self) -> Vec<Route> {
         let gateway = |like: IpAddr| {
             let mut gateways = self.ips.iter().filter_map(|ip| ip.gateway);
             gateways.find(|gateway| gateway.is_ipv4() == like.is_ipv4())
         };
-        // Unlike upstream: what is said to be on the link itself has no next hop.
+        // Unlike upstream: a route with scope link has no next hop.
         let on_link = |route: &Route| route.scope.is_some_and(|scope| scope >= libc::RT_SCOPE_LINK);
         let fill = |route: &Route| {
             let family = || gateway(route.dst.ip()).filter(|_| !on_link(route));
@@ -71,7 +72,7 @@ impl Plan {
     }
 }
 
-/// The gateway of an address: if IPAM named none, the first address of its network.
+/// Returns the gateway of an address. If IPAM returned none, sets it to the first address of the network.
 fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
     if let Some(gateway) = ip.gateway {
         if gateway.is_ipv4() != ip.address.ip().is_ipv4() {
@@ -82,18 +83,18 @@ fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
     }
     let first = ip::next(ip.address.network().ip()).ok_or_else(|| {
         let what = format!("address {} leaves no room for a gateway", ip.address);
-        Error::new(Code::INTERNAL, what).details("name one in the IPAM configuration")
+        Error::new(Code::INTERNAL, what).details("set a gateway in the IPAM configuration")
     })?;
     ip.gateway = Some(first);
     Ok(first)
 }
 
-/// A default route of the gateway's family, unless there is one. Unlike upstream, one that names no next hop counts:
-/// it gets this one, where a second would be refused.
+/// Adds a default route via `gateway` unless one of its family exists. Unlike upstream, a default route without a next
+/// hop counts: it gets `gateway` as its next hop, because the kernel would reject a second default route.
 fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
     let dst = Cidr::default_route(gateway);
-    let known = routes.iter_mut().find(|route| route.dst.is_default() && route.dst == dst && route.table.is_none());
-    match known {
+    let existing = routes.iter_mut().find(|route| route.dst.is_default() && route.dst == dst && route.table.is_none());
+    match existing {
         Some(route) => {
             route.gw.get_or_insert(gateway);
         }
@@ -101,39 +102,42 @@ fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
     }
 }
 
-/// What must change for a link to have all gateways.
+/// The changes after which a link has all gateway addresses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Addressing {
+    /// Addresses to add.
     pub(crate) missing: Vec<Cidr>,
-    pub(crate) in_the_way: Vec<Cidr>,
+    /// Addresses to remove.
+    pub(crate) conflicting: Vec<Cidr>,
 }
 
-/// Compares the addresses that `link` has with those it should have.
+/// Compares the addresses of `link` with the gateway addresses that it should have.
 ///
-/// With `force` every other global address of the gateways' families is in the way: the subnet may have changed. Unlike
-/// upstream, so is an IPv6 one.
+/// With `force`, every other global address of the gateways' families is conflicting: the subnet may have changed.
+/// Unlike upstream, this includes IPv6 addresses.
 ///
-/// Without it an address of another network is not in the way, whatever its family: a bridge may be the gateway of many.
-/// Upstream allows that for IPv6 only.
+/// Without `force`, an address that overlaps with a missing gateway is an error. Addresses of other networks are
+/// allowed for both families, because a bridge can be the gateway of several networks. Upstream allows them only for
+/// IPv6.
 pub(crate) fn compare(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<Addressing> {
     let missing = |gateway: &&Cidr| !have.iter().any(|address| address.cidr == **gateway);
     let missing: Vec<Cidr> = gateways.iter().filter(missing).copied().collect();
     let others = || have.iter().filter(|address| !gateways.contains(&address.cidr));
     if force {
         let same_family = |ip: IpAddr| gateways.iter().any(|gateway| gateway.ip().is_ipv4() == ip.is_ipv4());
-        let in_the_way = others().filter(|other| other.global && same_family(other.cidr.ip()));
-        return Ok(Addressing { missing, in_the_way: in_the_way.map(|other| other.cidr).collect() });
+        let conflicting = others().filter(|other| other.global && same_family(other.cidr.ip()));
+        return Ok(Addressing { missing, conflicting: conflicting.map(|other| other.cidr).collect() });
     }
     for gateway in &missing {
         if let Some(Address { cidr: other, .. }) = others().find(|other| other.cidr.overlaps(gateway)) {
             let what = format!("{link:?} already has an IP address different from {gateway}: {other}");
             return Err(Error::new(Code::INTERNAL, what).details(format!(
-                "their networks overlap; `ip address del {other} dev {link}` removes the old one, \
-                 \"forceAddress\": true does it by itself"
+                "their networks overlap; remove the old one with `ip address del {other} dev {link}`, \
+                 or set \"forceAddress\": true"
             )));
         }
     }
-    Ok(Addressing { missing, in_the_way: Vec::new() })
+    Ok(Addressing { missing, conflicting: Vec::new() })
 }
 
 #[cfg(test)]
@@ -142,7 +146,7 @@ mod tests {
 
     fn plan(ips: &[(&str, &str)], routes: &[(&str, &str)], default_gateway: bool) -> Result<Plan> {
         let ip = |text: &str| (!text.is_empty()).then(|| text.parse().unwrap());
-        let answer = AddResult {
+        let ipam_result = AddResult {
             ips: ips
                 .iter()
                 .map(|(address, gateway)| IpConfig {
@@ -154,7 +158,7 @@ mod tests {
             routes: routes.iter().map(|(dst, gw)| Route::new(dst.parse().unwrap(), ip(gw))).collect(),
             ..AddResult::default()
         };
-        Plan::new(answer, &Config { default_gateway, ..Config::example() })
+        Plan::new(ipam_result, &Config { default_gateway, ..Config::example() })
     }
 
     fn routes(plan: &Plan) -> Vec<String> {
@@ -193,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn impossible_plans_are_rejected() {
         assert!(plan(&[], &[], false).is_err());
         assert!(plan(&[("255.255.255.255/32", "")], &[], false).is_err());
         assert!(plan(&[("10.1.0.9/16", "fd01::1")], &[], false).is_err());
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overlapping_address_is_refused() {
+    fn an_overlapping_address_is_rejected() {
         for (have, gateways, missing) in [
             (&[][..], &["10.1.0.1/24"][..], Some(&["10.1.0.1/24"][..])),
             (&["10.1.0.1/24"], &["10.1.0.1/24"], Some(&[])),
@@ -224,28 +228,28 @@ mod tests {
             (&["10.1.0.1/16"], &["10.1.0.1/24"], None),
             (&["10.1.9.9/8"], &["10.1.0.1/24"], None),
             (&["fd01::9/48"], &["fd01::1/64"], None),
-            // The gateways of one container are never in each other's way.
+            // The gateways of one container never conflict with each other.
             (&["10.1.0.1/16"], &["10.1.0.1/16", "10.1.5.1/24"], Some(&["10.1.5.1/24"])),
         ] {
-            let want = missing.map(|missing| Addressing { missing: cidrs(missing), in_the_way: Vec::new() });
+            let want = missing.map(|missing| Addressing { missing: cidrs(missing), conflicting: Vec::new() });
             assert_eq!(compare("br0", &addresses(have), &cidrs(gateways), false).ok(), want, "{have:?}");
         }
     }
 
     #[test]
     fn force_replaces_every_other_global_address_of_the_family() {
-        for (have, gateways, missing, in_the_way) in [
+        for (have, gateways, missing, conflicting) in [
             (&[][..], &["10.1.0.1/24"][..], &["10.1.0.1/24"][..], &[][..]),
             (&["10.1.0.1/24"], &["10.1.0.1/24"], &[], &[]),
             (&["10.1.0.1/16"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.1.0.1/16"]),
             (&["10.2.0.1/24"], &["10.1.0.1/24"], &["10.1.0.1/24"], &["10.2.0.1/24"]),
             (&["10.2.0.1/24", "10.1.0.1/24"], &["10.1.0.1/24"], &[], &["10.2.0.1/24"]),
             (&["fd02::1/64", "fe80::1/64"], &["fd01::1/64"], &["fd01::1/64"], &["fd02::1/64"]),
-            // Another family is another matter.
+            // Addresses of other families stay.
             (&["10.2.0.1/24", "fd02::1/64"], &["fd01::1/64"], &["fd01::1/64"], &["fd02::1/64"]),
             (&["10.1.0.1/16"], &["10.1.0.1/16", "10.1.5.1/24"], &["10.1.5.1/24"], &[]),
         ] {
-            let want = Addressing { missing: cidrs(missing), in_the_way: cidrs(in_the_way) };
+            let want = Addressing { missing: cidrs(missing), conflicting: cidrs(conflicting) };
             assert_eq!(compare("br0", &addresses(have), &cidrs(gateways), true).unwrap(), want, "{have:?}");
         }
     }

@@ -1,4 +1,4 @@
-//! GC: removes what belongs to attachments of this network that nobody lists.
+//! GC: removes everything of attachments of this network that the runtime does not list as valid.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use log::debug;
 
 use crate::{attach, iptables, masquerade, spoofcheck, stale};
 
-/// Removes it all, goes on after `failures`, and adds to them.
+/// Removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.
 pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Failures) -> Result<()> {
     let valid = call.valid_attachments()?;
     let keep = Keep::new(call.network.as_str(), &valid);
@@ -20,7 +20,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Fa
     let mut removed = true;
     // Other links can have such an alias too: `lo` of a node that is itself a container.
     for link in links.iter().filter(|link| link.kind == "veth" && keep.is_stale_alias(&link.alias)) {
-        debug!("{:?} is needed by nobody: {}", link.name, link.alias);
+        debug!("link {:?} is stale: {}", link.name, link.alias);
         removed &= failures.keep(attach::delete(&mut host, link.index)).is_some();
     }
     // An address must not be leased again while the interface that has it may still exist.
@@ -36,9 +36,9 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Fa
     Ok(())
 }
 
-/// The attachments of a network that a GC keeps, as sets of the marks that they leave on the host.
+/// The valid attachments of a network, as sets of the marks that they have on the host.
 ///
-/// A node may list a hundred thousand of them, so each mark is computed once and what is found is looked up.
+/// A node may list 100,000 of them, so each mark is computed once, and marks found on the host are looked up.
 #[derive(Debug)]
 pub(crate) struct Keep<'a> {
     pub(crate) network: &'a str,
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn only_attachments_of_the_network_that_are_not_listed_are_stale() {
-        // Too long for an alias, so that only the digest at its end differs.
+        // Longer than an alias can be, so that aliases differ only in the digest at their end.
         let long = "c".repeat(300);
         let valid = ["a", "b", &long].map(|id| ValidAttachment { container: id.to_owned(), ifname: "eth0".to_owned() });
         let keep = Keep::new("net1", &valid);

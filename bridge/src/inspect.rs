@@ -1,4 +1,4 @@
-//! For tools: what a configuration asks for, whose the ports and rules of a host are, and the repair of rules.
+//! For tools: reads configurations, finds the owners of ports and rules on a host, and repairs rules.
 
 use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
@@ -11,28 +11,28 @@ use crate::{check, gateway, iptables, masquerade, spoofcheck, vlan};
 pub use crate::masquerade::{Masquerade, REPAIR_HINT};
 pub use crate::spoofcheck::SpoofCheck;
 
-/// What a network's configuration asks for, as far as it can be seen on the host.
+/// The settings of a network that are visible on the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Name of the bridge.
     pub bridge: String,
-    /// Name of the link that has the gateway's address, if one should have it: the bridge, or that of a VLAN.
+    /// Name of the link that should have the gateway address, if any: the bridge, or the interface of a VLAN.
     pub gateway: Option<String>,
-    /// May an address in the way be taken from the bridge?
+    /// Whether ADD removes conflicting addresses of the bridge.
     pub force_address: bool,
-    /// MTU of the pair, if not the kernel's choice.
+    /// MTU of the veth pair; `None` for the kernel's default.
     pub mtu: Option<u32>,
     /// Whether ports need VLANs.
     pub vlans: bool,
-    /// Are containers hidden behind the host's addresses?
+    /// Whether packets of containers are masqueraded.
     pub masquerade: bool,
-    /// Is nf_tables needed, and nothing else will do?
+    /// Whether ADD needs nf_tables, without an alternative.
     pub needs_nftables: bool,
-    /// The plugin that gives addresses.
+    /// Name of the IPAM plugin.
     pub ipam: Option<String>,
 }
 
-/// Reads a configuration; everything that an ADD would refuse is an error.
+/// Parses a configuration. Returns an error for everything that an ADD would reject.
 pub fn settings(call: &Call<'_>) -> Result<Settings> {
     let config = Config::parse(call)?;
     config.refuse_contradictions()?;
@@ -50,7 +50,7 @@ pub fn settings(call: &Call<'_>) -> Result<Settings> {
     })
 }
 
-/// Would an ADD refuse to give `link` the addresses `gateways`, beside those that it has?
+/// Returns the error of an ADD if the addresses of `link` conflict with the addresses `gateways`.
 pub fn refuse_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
     gateway::compare(link, have, gateways, force).map(drop)
 }
@@ -61,38 +61,41 @@ pub fn refuse_vlans(host: &mut Netlink, name: &str, link: Option<&Link>) -> Resu
     vlan::refuse_unsupported(host, name, link)
 }
 
-/// The alias of the host's end of an attachment's pair.
+/// Returns the alias of an attachment's host veth.
 pub fn alias(network: &str, container: &str, ifname: &str) -> String {
     AttachmentKey { network, container, ifname }.alias()
 }
 
-/// The keys of an attachment's rules, one for each backend. Those of iptables are of all attachments of a container.
+/// Returns the keys of an attachment's masquerade rules, one for each backend. All attachments of a container to the
+/// network share the key of iptables.
 pub fn rule_keys(network: &str, container: &str, ifname: &str) -> [String; 2] {
     let owner = AttachmentKey { network, container, ifname };
     [owner.mark(), owner.iptables_comment()]
 }
 
-/// What the keys of all rules of a network begin with, one for each backend.
+/// Returns the prefixes of the keys of all masquerade rules of a network, one for each backend.
 pub fn network_keys(network: &str) -> [String; 2] {
     [key::network_mark(network), key::iptables_prefix(network)]
 }
 
-/// All rules that hide addresses of containers, of both backends.
+/// Lists all masquerade rules, of both backends.
 pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let mut rules = masquerade::list(nft)?;
     rules.extend(iptables::list(nft)?);
     Ok(rules)
 }
 
-/// Does no packet come to those of nftables? The next ADD restores the way, and so does [`restore_masquerade`].
+/// Returns whether no packet reaches the masquerade rules of nftables. The next ADD repairs that, and so does
+/// [`restore_masquerade`].
 pub fn masquerade_is_cut_off(nft: &mut Nftables) -> Result<bool> {
     masquerade::is_cut_off(nft)
 }
 
-/// Adds the masquerade rules of an attachment again if one is missing; `false` if none is, or the network has none.
+/// Adds the masquerade rules of an attachment again if one is missing. Returns `false` if none is missing, or if the
+/// network has no masquerade.
 ///
-/// `call` is as for CHECK, with the result of the ADD. The container must still have the interface and the addresses of
-/// that result: an address that was given to another container since gets no rule.
+/// `call` is as for CHECK, with the result of ADD. The container must still have the interface and the addresses of
+/// that result, so that an address that now belongs to another container gets no rule.
 pub fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
     let Some(backend) = config.masquerade.filter(|_| config.ipam.is_some()) else { return Ok(false) };
@@ -101,7 +104,8 @@ pub fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     if !masquerade::restore(backend, owner, &ips)? {
         return Ok(false);
     }
-    // A DEL removes the interface before the rules, so it removes these too if the interface is still there.
+    // DEL removes the interface before the rules. If the interface still exists now, a concurrent DEL also removes
+    // these rules; otherwise it may have missed them.
     if let Err(gone) = check::addresses(call, at, &config) {
         masquerade::remove_all(owner, &ips)?;
         return Err(gone);
@@ -109,7 +113,7 @@ pub fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     Ok(true)
 }
 
-/// All checks of source addresses.
+/// Lists all spoof checks.
 pub fn spoof_checks(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
     spoofcheck::list(nft)
 }
@@ -119,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rules_are_told_apart_by_their_comments() {
+    fn rules_are_distinguished_by_their_comments() {
         let owner = AttachmentKey { network: "net1", container: "c1", ifname: "eth0" };
         let nft = Masquerade { source: None, iptables: false, comment: owner.comment() };
         let iptables = Masquerade { source: None, iptables: true, comment: owner.iptables_comment() };
@@ -131,7 +135,7 @@ mod tests {
             assert!(!keys("c2", "eth0").iter().any(|key| key == rule.key()));
         }
         assert!(!keys("c1", "eth1").contains(&nft.key().to_owned()));
-        assert!(keys("c1", "eth1").contains(&iptables.key().to_owned()), "of all attachments of the container");
+        assert!(keys("c1", "eth1").contains(&iptables.key().to_owned()), "shared by all attachments of the container");
         assert_eq!(nft.about(), "net1, if: eth0, id: c1");
     }
 }

@@ -1,7 +1,7 @@
-//! Masquerade by the iptables tools, for hosts that ask for it, and the removal of what they left.
+//! Masquerade with the iptables tools, if the configuration requests it, and the removal of its rules.
 //!
-//! Rules are added by `iptables-restore`, one process per family. What `iptables-nft` made is listed and removed
-//! through nf_tables, without a process; the older tools run only where the kernel says that they have a nat table.
+//! `iptables-restore` adds rules, with one process per family. Rules of `iptables-nft` are listed and removed through
+//! nf_tables, without a process. The legacy tools run only if the kernel reports a legacy nat table.
 
 use std::fmt::Write;
 use std::fs;
@@ -16,60 +16,61 @@ use cni::{AttachmentKey, Code, Error, Failures, Result, key, tool};
 use crate::gc::Keep;
 use crate::masquerade::{self, Masquerade, missing};
 
-/// How long a tool may take, and a bit less for the lock that it may have to wait for.
-const PATIENCE: Duration = Duration::from_secs(20);
-const RESTORE: [&str; 2] = ["--noflush", "--wait=15"];
-/// How often rules are looked for again because somebody deleted one meanwhile.
+/// How long a tool may take.
+const TIMEOUT: Duration = Duration::from_secs(20);
+/// Options of `iptables-restore`. It waits for its lock a little shorter than the timeout.
+const RESTORE_OPTIONS: [&str; 2] = ["--noflush", "--wait=15"];
+/// Attempts to remove rules while other programs delete some of them.
 const ATTEMPTS: u32 = 10;
 
-/// One family's tools and tables.
+/// The tools and tables of one address family.
 #[derive(Debug)]
-struct Side {
+struct FamilyTools {
     v4: bool,
-    /// The table as `iptables-nft` keeps it.
+    /// The nf_tables table of `iptables-nft`.
     nat: Table<'static>,
     restore: &'static str,
-    /// The tools for the older tables: where both kinds are installed, and where there is one.
+    /// The save and restore tools for legacy tables: their names if both kinds are installed, and if only one is.
     legacy: [(&'static str, &'static str); 2],
-    /// Names the older tables that are in use.
-    names: &'static str,
+    /// The file that lists the legacy tables in use.
+    legacy_tables: &'static str,
     multicast: &'static str,
 }
 
-const SIDES: [Side; 2] = [
-    Side {
+const FAMILIES: [FamilyTools; 2] = [
+    FamilyTools {
         v4: true,
         nat: Table { family: Family::Ipv4, name: "nat" },
         restore: "iptables-restore",
         legacy: [("iptables-legacy-save", "iptables-legacy-restore"), ("iptables-save", "iptables-restore")],
-        names: "/proc/net/ip_tables_names",
+        legacy_tables: "/proc/net/ip_tables_names",
         multicast: "224.0.0.0/4",
     },
-    Side {
+    FamilyTools {
         v4: false,
         nat: Table { family: Family::Ipv6, name: "nat" },
         restore: "ip6tables-restore",
         legacy: [("ip6tables-legacy-save", "ip6tables-legacy-restore"), ("ip6tables-save", "ip6tables-restore")],
-        names: "/proc/net/ip6_tables_names",
+        legacy_tables: "/proc/net/ip6_tables_names",
         multicast: "ff00::/8",
     },
 ];
 
-impl Side {
+impl FamilyTools {
     fn postrouting(&self) -> Chain<'static> {
         self.nat.chain("POSTROUTING")
     }
 
-    /// The rules of the older nat table as text, and the tool that changes it; `None` if there is no such table.
+    /// Returns the rules of the legacy nat table as text, and its restore tool; `None` if there is no such table.
     fn legacy(&self) -> Result<Option<(Vec<String>, &'static str)>> {
-        let names = fs::read_to_string(self.names).unwrap_or_default();
+        let names = fs::read_to_string(self.legacy_tables).unwrap_or_default();
         if !names.lines().any(|name| name == "nat") {
             return Ok(None);
         }
         let Some((save, restore)) = self.legacy.into_iter().find(|(save, _)| tool::find(save).is_some()) else {
             return Ok(None);
         };
-        let listing = tool::run(save, &["-t", "nat"], "", PATIENCE)?;
+        let listing = tool::run(save, &["-t", "nat"], "", TIMEOUT)?;
         // On a host with only the newer tools `iptables-save` lists the table of nf_tables, which is handled by netlink.
         if listing.lines().next().is_some_and(|head| head.contains("(nf_tables)")) {
             return Ok(None);
@@ -77,7 +78,7 @@ impl Side {
         Ok(Some((listing.lines().map(str::to_owned).collect(), restore)))
     }
 
-    /// Is the chain there already? Then another attachment of the container has made it, or a DEL was lost.
+    /// Returns whether the chain exists: another attachment of the container created it, or a DEL was lost.
     fn has_chain(&self, chain: &str) -> Result<bool> {
         if Nftables::open()?.has_chain(self.nat.chain(chain))? {
             return Ok(true);
@@ -89,39 +90,39 @@ impl Side {
 
 /// Adds the rules of an attachment.
 pub(crate) fn add(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
-    for side in &SIDES {
-        let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == side.v4).collect();
+    for family in &FAMILIES {
+        let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == family.v4).collect();
         if ips.is_empty() {
             continue;
         }
-        let chain_is_there = side.has_chain(&owner.chain())?;
-        let input = script(side, owner, &ips, chain_is_there);
-        tool::run(side.restore, &RESTORE, &input, PATIENCE)?;
+        let chain_exists = family.has_chain(&owner.chain())?;
+        let input = script(family, owner, &ips, chain_exists);
+        tool::run(family.restore, &RESTORE_OPTIONS, &input, TIMEOUT)?;
     }
     Ok(())
 }
 
-/// What `iptables-restore` is told. Unlike upstream, what stays inside comes before the masquerade, for all addresses:
-/// else traffic to the container's second network would be masqueraded. And a chain that is there keeps its rules:
-/// another attachment needs them.
-fn script(side: &Side, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_is_there: bool) -> String {
+/// Returns the input for `iptables-restore`. Unlike upstream, the rules for destinations inside of all the container's
+/// networks come before the masquerade rule: otherwise traffic to its second network would be masqueraded. An existing
+/// chain keeps its rules, because another attachment needs them.
+fn script(family: &FamilyTools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_exists: bool) -> String {
     let chain = owner.chain();
-    // For legal names the reference's quotes are the only characters to be escaped.
+    // In valid names, the quotes of the reference are the only characters that need escaping.
     let comment = owner.iptables_comment().replace('"', "\\\"");
     let comment = format!("-m comment --comment \"{comment}\"");
     let mut text = String::from("*nat\n");
     let mut line = |rule: std::fmt::Arguments<'_>| {
-        // Writing to a text cannot fail.
+        // Writing to a String cannot fail.
         let _ = writeln!(text, "{rule}");
     };
-    if !chain_is_there {
+    if !chain_exists {
         line(format_args!(":{chain} - [0:0]"));
     }
     for ip in ips {
-        let verb = if chain_is_there { "-I" } else { "-A" };
+        let verb = if chain_exists { "-I" } else { "-A" };
         line(format_args!("{verb} {chain} -d {} {comment} -j ACCEPT", ip.network()));
     }
-    line(format_args!("-A {chain} ! -d {} {comment} -j MASQUERADE", side.multicast));
+    line(format_args!("-A {chain} ! -d {} {comment} -j MASQUERADE", family.multicast));
     for ip in ips {
         line(format_args!("-A POSTROUTING -s {} {comment} -j {chain}", Cidr::host(ip.ip())));
     }
@@ -129,30 +130,30 @@ fn script(side: &Side, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_is_there: 
     text
 }
 
-/// Removes the rules of an attachment, and the chain with its last user. `ips` are its addresses, if they are known;
-/// they matter only while the container has other attachments to the network, with which it shares the chain.
+/// Removes the rules of an attachment, and the chain if no other attachment uses it. `ips` are the addresses of the
+/// attachment, if known. They matter only if the container has other attachments to the network, which share the chain.
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let chain = owner.chain();
-    let mut alone = None;
+    let mut only = None;
     let mut failures = Failures::default();
-    for side in &SIDES {
+    for family in &FAMILIES {
         let mut remove = || -> Result<()> {
-            let in_nft = nft.has_chain(side.nat.chain(&chain))?;
-            let legacy = side.legacy()?.filter(|(lines, _)| lines.iter().any(|line| line.contains(&chain)));
+            let in_nft = nft.has_chain(family.nat.chain(&chain))?;
+            let legacy = family.legacy()?.filter(|(lines, _)| lines.iter().any(|line| line.contains(&chain)));
             if !in_nft && legacy.is_none() {
                 return Ok(());
             }
-            let alone = match alone {
-                Some(alone) => alone,
-                None => *alone.insert(is_alone(host, owner)?),
+            let only = match only {
+                Some(only) => only,
+                None => *only.insert(is_only_attachment(host, owner)?),
             };
-            let is_ours = |source: &[u8]| alone || ips.iter().any(|ip| octets(*ip) == source);
+            let is_ours = |source: &[u8]| only || ips.iter().any(|ip| octets(*ip) == source);
             if in_nft {
-                remove_from_nft(nft, side, &chain, is_ours)?;
+                remove_from_nft(nft, family, &chain, is_ours)?;
             }
             if let Some((lines, restore)) = legacy {
                 remove_from_legacy(&lines, restore, &chain, |line| {
-                    alone || ips.iter().any(|ip| line.contains(&format!("-s {} ", Cidr::host(*ip))))
+                    only || ips.iter().any(|ip| line.contains(&format!("-s {} ", Cidr::host(*ip))))
                 })?;
             }
             Ok(())
@@ -162,14 +163,20 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
     failures.into_result()
 }
 
-/// Is this the container's only attachment to the network?
-fn is_alone(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bool> {
+/// Returns whether this is the container's only attachment to the network.
+fn is_only_attachment(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bool> {
     let (own, all) = (owner.alias(), format!("{}{} ", key::alias_prefix(owner.network), owner.container));
     Ok(host.find_links(&|alias| alias.starts_with(&all) && alias != own)?.is_empty())
 }
 
-fn remove_from_nft(nft: &mut Nftables, side: &Side, chain: &str, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {
-    let postrouting = side.postrouting();
+/// Removes an attachment's rules of `iptables-nft`.
+fn remove_from_nft(
+    nft: &mut Nftables,
+    family: &FamilyTools,
+    chain: &str,
+    is_ours: impl Fn(&[u8]) -> bool,
+) -> Result<()> {
+    let postrouting = family.postrouting();
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
         let mut jumps = nft.rules(postrouting)?;
@@ -178,14 +185,14 @@ fn remove_from_nft(nft: &mut Nftables, side: &Side, chain: &str, is_ours: impl F
         let (ours, others): (Vec<_>, Vec<_>) = jumps.into_iter().partition(|rule| is_ours(&source(rule)));
         let mut edits: Vec<_> = ours.iter().map(|rule| Edit::delete_rule(postrouting, rule)).collect();
         if others.is_empty() {
-            edits.push(Edit::flush(side.nat.chain(chain)));
-            edits.push(Edit::delete_chain(side.nat.chain(chain)));
+            edits.push(Edit::flush(family.nat.chain(chain)));
+            edits.push(Edit::delete_chain(family.nat.chain(chain)));
         }
         outcome = nft.apply(&edits);
         match &outcome {
             Err(error) if error.errno() == Some(libc::ENOENT) => {
-                // Somebody else was faster, with a rule or with the chain.
-                if !nft.has_chain(side.nat.chain(chain))? {
+                // Another program has deleted a rule or the chain meanwhile.
+                if !nft.has_chain(family.nat.chain(chain))? {
                     return Ok(());
                 }
             }
@@ -195,6 +202,7 @@ fn remove_from_nft(nft: &mut Nftables, side: &Side, chain: &str, is_ours: impl F
     outcome
 }
 
+/// Removes an attachment's rules of legacy iptables.
 fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     let target = format!(" -j {chain}");
     let jumps = lines
@@ -209,7 +217,7 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
         input.push_str(&format!("-F {chain}\n-X {chain}\n"));
     }
     input.push_str("COMMIT\n");
-    tool::run(restore, &RESTORE, &input, PATIENCE).map(drop)
+    tool::run(restore, &RESTORE_OPTIONS, &input, TIMEOUT).map(drop)
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`.
@@ -220,7 +228,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
         let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
         (!keep.has_container(&id)).then_some(id)
     };
-    // Of rules in any chain: whoever was killed may have left one to which nothing leads.
+    // Of rules in all chains: a DEL that was killed may have left a chain without a rule that jumps to it.
     let mut stale: Vec<String> = comments(nft)?.into_iter().filter_map(container).collect();
     stale.sort_unstable();
     stale.dedup();
@@ -231,32 +239,32 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
     failures.into_result()
 }
 
-/// What the rules of the nat tables say whose they are.
+/// Returns the comments of all rules in the nat tables.
 fn comments(nft: &mut Nftables) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    for side in &SIDES {
-        found.extend(nft.table_rules(side.nat)?.into_iter().map(|rule| rule.comment));
-        let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+    for family in &FAMILIES {
+        found.extend(nft.table_rules(family.nat)?.into_iter().map(|rule| rule.comment));
+        let lines = family.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
         found.extend(lines.iter().filter_map(|line| legacy_comment(line)).map(|(_, comment)| comment));
     }
     Ok(found)
 }
 
-/// What stands before the comment of a rule of the older tables, and the comment.
+/// Splits a rule of a legacy table into the part before the comment and the comment.
 fn legacy_comment(line: &str) -> Option<(&str, String)> {
     let (what, rest) = line.split_once("--comment \"")?;
     let (comment, _) = rest.split_once("\\\"\"")?;
     Some((what, format!("{}\"", comment.replace("\\\"", "\""))))
 }
 
-/// The rules of all networks and containers that lead to their chains. What others wrote has another comment.
+/// Lists the rules of all networks that jump to the chains of containers. Rules of other programs have other comments.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let mut found = Vec::new();
-    for side in &SIDES {
-        for rule in nft.rules(side.postrouting())? {
+    for family in &FAMILIES {
+        for rule in nft.rules(family.postrouting())? {
             found.push(Masquerade { source: masquerade::source(&rule), iptables: true, comment: rule.comment });
         }
-        let lines = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+        let lines = family.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
         found.extend(lines.iter().filter_map(|line| {
             let (what, comment) = legacy_comment(line.strip_prefix("-A POSTROUTING ")?)?;
             let source = what.strip_prefix("-s ").and_then(|rest| rest.split(['/', ' ']).next()?.parse().ok());
@@ -267,17 +275,17 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(found)
 }
 
-/// CHECK: does a rule lead to the chain for each address?
+/// CHECK: returns an error if no rule jumps to the chain for one of the addresses.
 pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let chain = owner.chain();
     let mut nft = Nftables::open()?;
-    for side in &SIDES {
-        let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == side.v4).collect();
+    for family in &FAMILIES {
+        let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == family.v4).collect();
         if ips.is_empty() {
             continue;
         }
-        let jumps = nft.rules(side.postrouting())?;
-        let legacy = side.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+        let jumps = nft.rules(family.postrouting())?;
+        let legacy = family.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
         for ip in ips {
             let source = octets(ip.ip());
             let in_nft =
@@ -293,11 +301,11 @@ pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     Ok(())
 }
 
-/// STATUS: are the tools there, and do they work?
+/// STATUS: returns an error if the tools are missing or do not work.
 pub(crate) fn status() -> Result<()> {
-    // An ADD waits for the tools' lock too: that another program holds it for a moment says nothing about the node.
-    let [keep, wait] = RESTORE;
-    tool::run(SIDES[0].restore, &[keep, wait, "--test"], "*nat\nCOMMIT\n", PATIENCE).map(drop).map_err(|error| {
+    // Waits for the lock of the tools, as ADD does: another program may hold it for a moment.
+    let [noflush, wait] = RESTORE_OPTIONS;
+    tool::run(FAMILIES[0].restore, &[noflush, wait, "--test"], "*nat\nCOMMIT\n", TIMEOUT).map(drop).map_err(|error| {
         Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
             .details("install iptables, or set \"ipMasqBackend\" to \"nftables\"")
     })
@@ -310,9 +318,9 @@ mod tests {
     const OWNER: AttachmentKey<'_> = AttachmentKey { network: "net1", container: "cid1", ifname: "eth0" };
 
     #[test]
-    fn what_stays_inside_comes_before_the_masquerade() {
+    fn rules_for_inside_destinations_come_before_the_masquerade() {
         let ips: [Cidr; 2] = ["10.1.0.2/24".parse().unwrap(), "10.2.0.2/16".parse().unwrap()];
-        let text = script(&SIDES[0], OWNER, &ips.iter().collect::<Vec<_>>(), false);
+        let text = script(&FAMILIES[0], OWNER, &ips.iter().collect::<Vec<_>>(), false);
         let comment = r#"-m comment --comment "name: \"net1\" id: \"cid1\"""#;
         let chain = "CNI-e8f6f419596f7f47b3468487";
         let want = format!(
@@ -325,7 +333,7 @@ mod tests {
              COMMIT\n"
         );
         assert_eq!(text, want);
-        let text = script(&SIDES[0], OWNER, &ips.iter().collect::<Vec<_>>(), true);
+        let text = script(&FAMILIES[0], OWNER, &ips.iter().collect::<Vec<_>>(), true);
         assert!(!text.contains(&format!(":{chain}")), "{text}");
         assert!(text.contains(&format!("-I {chain} -d 10.1.0.0/24")), "{text}");
     }

@@ -1,4 +1,4 @@
-//! Layer 3: addresses and routes in the container, the gateway on the host.
+//! Layer 3: addresses and routes in the container, the gateway and IP forwarding on the host.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -8,16 +8,16 @@ use cni::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange,
 use cni::sysctl::{self, Setting};
 use cni::{Attachment, Code, Context, Deadline, Error, Result, key};
 
-use crate::attach::{Pair, World, wish};
+use crate::attach::{AddContext, Pair, set_best_effort};
 use crate::config::Config;
 use crate::gateway::{self, Plan};
 
-/// How long duplicate detection may take; the kernel's own takes one to two seconds.
-const DETECTION: Duration = Duration::from_secs(10);
-/// How often addresses are compared again because somebody changed them meanwhile.
+/// How long duplicate address detection may take. It usually takes one to two seconds.
+const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
+/// Attempts to set the gateway addresses while other programs change the addresses of the link.
 const ATTEMPTS: u32 = 5;
 
-/// The container's end, seen from inside.
+/// The container veth, with a netlink socket in the container namespace.
 #[derive(Debug)]
 pub(crate) struct Guest<'a> {
     netlink: Netlink,
@@ -26,26 +26,26 @@ pub(crate) struct Guest<'a> {
 }
 
 impl<'a> Guest<'a> {
-    /// Sets the container's end up. `prepare` runs inside the container before.
+    /// Sets the container veth up. Before that, runs `prepare` in the container namespace.
     pub(crate) fn bring_up(
-        world: &World,
+        context: &AddContext,
         pair: &Pair,
         at: &'a Attachment,
         change: &LinkChange<'_>,
         prepare: impl FnOnce(&str),
     ) -> Result<Guest<'a>> {
-        let mut netlink = world.enter(|| prepare(at.ifname.as_str()))?;
+        let mut netlink = context.enter(|| prepare(at.ifname.as_str()))?;
         let link = pair.guest(&mut netlink, at)?;
         netlink.apply(&[Change::set_link(link, change)])?;
         Ok(Guest { netlink, link, at })
     }
 
-    /// Gives the container its addresses and routes, and tells its neighbours.
-    pub(crate) fn configure(&mut self, world: &World, pair: &Pair, plan: &Plan, config: &Config) -> Result<()> {
+    /// Adds the addresses and routes of the container, and announces the addresses to its neighbours.
+    pub(crate) fn configure(&mut self, context: &AddContext, pair: &Pair, plan: &Plan, config: &Config) -> Result<()> {
         let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
         let watch = match v6.as_slice() {
             [] => None,
-            _ => Some(world.netns.run(&world.home, || {
+            _ => Some(context.netns.run(&context.home, || {
                 enable_ipv6(self.at.ifname.as_str())?;
                 Watch::open(Event::Ipv6Address)
             })?),
@@ -61,9 +61,9 @@ impl<'a> Guest<'a> {
         for route in plan.kernel_routes() {
             changes.push(Change::add_route(self.link, &route));
         }
-        // Saying the address again makes the kernel announce all of the link's addresses (arp_notify, ndisc_notify).
-        // What it announced when the link came up was lost: then the port did not forward yet. Whoever remembers the
-        // former owner of an address would miss the new one for as long as he believes himself.
+        // Setting the MAC address again makes the kernel announce all addresses of the link (arp_notify, ndisc_notify).
+        // Its announcements when the link came up were lost, because the port did not forward yet. A neighbour that
+        // remembers the former owner of an address would send to that one until its entry expires.
         let announce = LinkChange { mac: Some(pair.mac), ..LinkChange::default() };
         changes.push(Change::set_link(self.link, &announce));
         let configured = || format!("configure {:?} in {:?}", self.at.ifname.as_str(), self.at.sandbox());
@@ -71,27 +71,27 @@ impl<'a> Guest<'a> {
             return self.netlink.apply(&changes).trying(configured);
         };
         let have = self.netlink.apply_and_list(self.link, &changes).trying(configured)?;
-        let deadline = Deadline::after(DETECTION);
+        let deadline = Deadline::after(DETECTION_TIMEOUT);
         watch.await_addresses(self.link, v6, deadline)?;
-        if !config.detect_duplicates && settled(&have)? {
+        if !config.detect_duplicates && detection_finished(&have)? {
             return Ok(());
         }
         watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
-            Ok(settled(&self.netlink.addresses(self.link)?)?.then_some(()))
+            Ok(detection_finished(&self.netlink.addresses(self.link)?)?.then_some(()))
         })
     }
 }
 
-/// Prepares IPv6 on an interface that is still down: no address is to be waited for, unless duplicates are looked for.
+/// Enables or disables duplicate address detection on an interface that is still down.
 pub(crate) fn prepare_ipv6(ifname: &str, detect_duplicates: bool) {
     let key = |name| ["net", "ipv6", "conf", ifname, name];
     if detect_duplicates {
-        wish(&key("enhanced_dad"), "1");
+        set_best_effort(&key("enhanced_dad"), "1");
     }
-    wish(&key("accept_dad"), if detect_duplicates { "1" } else { "0" });
+    set_best_effort(&key("accept_dad"), if detect_duplicates { "1" } else { "0" });
 }
 
-/// Makes sure that IPv6 addresses can be given. Runs inside the container.
+/// Enables IPv6 on `lo` and the container veth, so that addresses can be added. Runs in the container namespace.
 fn enable_ipv6(ifname: &str) -> Result<()> {
     for link in ["lo", ifname] {
         match sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")? {
@@ -102,27 +102,28 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
             }
             Setting::Missing if sysctl::read(&["net", "ipv6", "conf", "all", "disable_ipv6"])?.is_none() => {
                 let error = Error::new(Code::INTERNAL, "this kernel has no IPv6");
-                return Err(error.details("start it without ipv6.disable=1, or give the network IPv4 addresses only"));
+                return Err(error.details("boot it without ipv6.disable=1, or use only IPv4 addresses in the network"));
             }
             Setting::Kept | Setting::Changed | Setting::Missing => {}
         }
     }
-    // An address should outlive a link that goes down for a moment, as IPv4 ones do.
-    wish(&["net", "ipv6", "conf", ifname, "keep_addr_on_down"], "1");
-    wish(&["net", "ipv6", "conf", ifname, "ndisc_notify"], "1");
+    // IPv6 addresses should stay when the link goes down for a moment, as IPv4 addresses do.
+    set_best_effort(&["net", "ipv6", "conf", ifname, "keep_addr_on_down"], "1");
+    set_best_effort(&["net", "ipv6", "conf", ifname, "ndisc_notify"], "1");
     Ok(())
 }
 
-/// Has duplicate detection finished?
-fn settled(addresses: &[Address]) -> Result<bool> {
-    if let Some(twice) = addresses.iter().find(|address| address.duplicate) {
-        let what = format!("somebody else on the link has the address {}", twice.cidr);
-        return Err(Error::new(Code::INTERNAL, what).details("free the address there, or leave \"enabledad\" out"));
+/// Returns whether duplicate address detection has finished, or an error if it found a duplicate.
+fn detection_finished(addresses: &[Address]) -> Result<bool> {
+    if let Some(duplicate) = addresses.iter().find(|address| address.duplicate) {
+        let what = format!("another interface on the link has the address {}", duplicate.cidr);
+        return Err(Error::new(Code::INTERNAL, what).details("remove the address there, or remove \"enabledad\""));
     }
     Ok(!addresses.iter().any(|address| address.tentative))
 }
 
-/// Gives the host's side of the network its addresses. `have` are those it has of the families that matter.
+/// Adds the gateway addresses to the bridge or to the VLAN's interface. `have` are the current addresses of that link,
+/// of at least the families of the gateways.
 pub(crate) fn ensure_gateways(
     host: &mut Netlink,
     link: &Link,
@@ -132,41 +133,41 @@ pub(crate) fn ensure_gateways(
     network: &str,
 ) -> Result<()> {
     for _ in 0..ATTEMPTS {
-        let wanted = gateway::compare(&link.name, &have, &plan.gateways, config.force_address)?;
-        if wanted.missing.is_empty() && wanted.in_the_way.is_empty() {
+        let needed = gateway::compare(&link.name, &have, &plan.gateways, config.force_address)?;
+        if needed.missing.is_empty() && needed.conflicting.is_empty() {
             return Ok(());
         }
         let mut changes = Vec::new();
-        for address in &wanted.in_the_way {
+        for address in &needed.conflicting {
             changes.push(Change::delete_address(link.index, *address));
         }
-        for address in &wanted.missing {
-            // The network is ours: there is nobody to ask, and the container may talk to its gateway at once.
+        for address in &needed.missing {
+            // No duplicate detection: the network belongs to this host, and the container may use its gateway at once.
             let mark = key::address_mark(network);
             changes.push(Change::add_marked_address(link.index, *address, DuplicateDetection::Off, mark));
         }
-        // Once it is a gateway, its hardware address must not follow those of its ports.
+        // The MAC address of a gateway must not change when ports come and go. Setting it makes it permanent.
         changes.push(Change::set_link(link.index, &LinkChange { mac: link.mac, ..LinkChange::default() }));
         let mut watch = Watch::open(Event::Ipv6Address)?;
         match host.apply(&changes) {
             Ok(()) => {
-                let v6 = wanted.missing.iter().map(Cidr::ip).filter(IpAddr::is_ipv6);
-                return watch.await_addresses(link.index, v6, Deadline::after(DETECTION));
+                let v6 = needed.missing.iter().map(Cidr::ip).filter(IpAddr::is_ipv6);
+                return watch.await_addresses(link.index, v6, Deadline::after(DETECTION_TIMEOUT));
             }
-            // Another ADD was faster, with one of them or with all.
+            // Another ADD has changed one or all of the addresses meanwhile.
             Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => {}
             Err(error) => {
                 let error = explain_refusal(&link.name, error);
-                return Err(error).trying(|| format!("make {:?} the gateway", link.name));
+                return Err(error).trying(|| format!("configure {:?} as the gateway", link.name));
             }
         }
         have = host.addresses(link.index)?;
     }
-    let what = format!("the addresses of {:?} changed each of the {ATTEMPTS} times they were looked at", link.name);
-    Err(Error::new(Code::TRY_LATER, what).details("does somebody else manage the bridge?"))
+    let what = format!("the addresses of {:?} changed during each of {ATTEMPTS} attempts to set them", link.name);
+    Err(Error::new(Code::TRY_LATER, what).details("check whether another program manages the bridge"))
 }
 
-/// Adds to the kernel's refusal of an address how to enable IPv6 on the link, if it is disabled there.
+/// Adds the command that enables IPv6 to the kernel's error for an address, if IPv6 is disabled on the link.
 fn explain_refusal(link: &str, error: Error) -> Error {
     let key = ["net", "ipv6", "conf", link, "disable_ipv6"];
     let is_disabled = || sysctl::read(&key).is_ok_and(|value| value.as_deref() == Some("1"));
@@ -181,11 +182,11 @@ fn explain_refusal(link: &str, error: Error) -> Error {
     ))
 }
 
-/// The settings that let the host forward, per family.
+/// The sysctls that enable IP forwarding, and whether they are for IPv4.
 const FORWARDING: [(&[&str], bool); 2] =
     [(&["net", "ipv4", "ip_forward"], true), (&["net", "ipv6", "conf", "all", "forwarding"], false)];
 
-/// Lets the host forward packets of the families that have a gateway.
+/// Enables IP forwarding for the families that have a gateway.
 pub(crate) fn enable_forwarding(plan: &Plan) -> Result<()> {
     for (key, v4) in FORWARDING {
         if !plan.gateways.iter().any(|gateway| gateway.ip().is_ipv4() == v4) {
@@ -199,7 +200,7 @@ pub(crate) fn enable_forwarding(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
-/// STATUS: is forwarding on, or could it be? IPv6 may be missing as a whole.
+/// STATUS: returns an error if IP forwarding is off and cannot be enabled. The kernel may lack IPv6.
 pub(crate) fn forwarding_status() -> Result<()> {
     for (key, v4) in FORWARDING {
         match sysctl::read(key) {
@@ -211,8 +212,9 @@ pub(crate) fn forwarding_status() -> Result<()> {
     Ok(())
 }
 
+/// Returns the error for a sysctl that cannot be set.
 fn cannot_forward(key: &[&str]) -> Error {
     let key = key.join(".");
     Error::new(Code::INTERNAL, format!("{key} is not 1, and cannot be set"))
-        .details(format!("`sysctl -w {key}=1` on the host, or give the plugin a writable /proc/sys"))
+        .details(format!("run `sysctl -w {key}=1` on the host, or give the plugin a writable /proc/sys"))
 }

@@ -1,8 +1,9 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
-//! One ADD, in few messages to the kernel: `attach` makes the bridge and a pair of interfaces, the container's end comes
-//! up, an IPAM plugin is asked for addresses, `gateway` works out what follows from them, `masquerade` and `spoofcheck`
-//! add rules, `layer3` applies the rest on both sides. Each step back is registered before the step.
+//! An ADD takes these steps, with few messages to the kernel: `attach` creates the bridge and a veth pair, the
+//! container veth is set up, an IPAM plugin leases addresses, `gateway` derives gateways and routes from them,
+//! `masquerade` and `spoofcheck` add firewall rules, and `layer3` configures addresses and routes on both sides. Each
+//! rollback step is registered before the step that it reverts.
 
 mod attach;
 mod check;
@@ -30,7 +31,7 @@ use cni::{
     AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Failure, Failures, Interface, Plugin, Result, Undo,
 };
 
-use attach::{Pair, World};
+use attach::{AddContext, Pair};
 use config::Config;
 use gateway::Plan;
 use layer3::Guest;
@@ -55,11 +56,11 @@ impl Plugin for Bridge {
         let mut ipam = ipam(call, &config)?;
         match &mut ipam {
             Some(ipam) => ipam.prepare()?,
-            // Old versions cannot tell of a container without addresses.
+            // The results of old versions cannot express a container without addresses.
             None => AddResult::default().as_seen_in(call.version).map(drop)?,
         }
-        let mut undo = Undo::new(World::open(call, at)?);
-        let outcome = set_up(&mut undo, at, owner, &config, ipam.as_ref())
+        let mut undo = Undo::new(AddContext::open(call, at)?);
+        let outcome = create_attachment(&mut undo, at, owner, &config, ipam.as_ref())
             .and_then(|result| result.as_seen_in(call.version).map(|_| result));
         match outcome {
             Ok(result) => {
@@ -68,16 +69,16 @@ impl Plugin for Bridge {
             }
             Err(error) => {
                 let error = attach::explain_forbidden(error);
-                // Steps back are about the host, wherever the failure left us.
-                if let Err(lost) = undo.world().go_home() {
-                    return Err(undo.roll_back(error.details(lost.to_string())));
+                // Rollback steps run on the host, but the failure may have left this thread in the container.
+                if let Err(stuck) = undo.world().return_home() {
+                    return Err(undo.roll_back(error.details(stuck.to_string())));
                 }
                 Err(undo.roll_back(error))
             }
         }
     }
 
-    /// Does every step, whatever became of the one before.
+    /// Removes everything of the attachment. A failed step does not prevent the later ones.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let owner = AttachmentKey::new(call, at);
         let mut failures = Failures::default();
@@ -144,13 +145,13 @@ impl Plugin for Bridge {
     }
 }
 
-/// The IPAM plugin, if the network has one.
+/// Finds the IPAM plugin, if the network has one.
 fn ipam<'a>(call: &'a Call<'a>, config: &Config) -> Result<Option<Delegate<'a>>> {
     config.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
 }
 
-/// The IPAM plugin for a command that removes. A mistake elsewhere in the configuration is reported: it concerns the
-/// next ADD, and must not make a DEL fail that removes everything.
+/// Finds the IPAM plugin for DEL and GC. Mistakes elsewhere in the configuration are only reported: they matter to the
+/// next ADD, and must not prevent the removal.
 fn ipam_to_clean_up<'a>(call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
     let name = match Config::parse(call) {
         Ok(config) => config.ipam,
@@ -163,9 +164,9 @@ fn ipam_to_clean_up<'a>(call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
     name.map(|name| Delegate::find(call, &name)).transpose()
 }
 
-/// Everything that an ADD makes.
-fn set_up<'a>(
-    undo: &mut Undo<'a, World>,
+/// Creates everything that an ADD creates, and returns the result.
+fn create_attachment<'a>(
+    undo: &mut Undo<'a, AddContext>,
     at: &'a Attachment,
     owner: AttachmentKey<'a>,
     config: &'a Config,
@@ -180,7 +181,7 @@ fn set_up<'a>(
     let mut result = pair.describe(at);
     match ipam {
         None => bring_up(undo.world(), &pair, at, config)?,
-        Some(ipam) => give_addresses(undo, &pair, at, owner, config, ipam, &mut result)?,
+        Some(ipam) => configure_layer3(undo, &pair, at, owner, config, ipam, &mut result)?,
     }
     if let Some(dns) = &config.dns {
         result.dns = dns.clone();
@@ -188,19 +189,19 @@ fn set_up<'a>(
     Ok(result)
 }
 
-/// Layer 2: the container's end comes up, and nothing more.
-fn bring_up(world: &mut World, pair: &Pair, at: &Attachment, config: &Config) -> Result<()> {
+/// Layer 2: sets the container veth up and waits until the bridge forwards its frames.
+fn bring_up(context: &mut AddContext, pair: &Pair, at: &Attachment, config: &Config) -> Result<()> {
     if !config.container_up {
         return Ok(());
     }
     let up = LinkChange { up: Some(true), ..LinkChange::default() };
-    Guest::bring_up(world, pair, at, &up, |_| ())?;
-    pair.await_up(&mut world.host)
+    Guest::bring_up(context, pair, at, &up, |_| ())?;
+    pair.await_up(&mut context.host)
 }
 
-/// Layer 3: addresses and routes in the container, gateway and masquerade on the host.
-fn give_addresses<'a>(
-    undo: &mut Undo<'a, World>,
+/// Layer 3: configures addresses and routes in the container, and the gateway and masquerade rules on the host.
+fn configure_layer3<'a>(
+    undo: &mut Undo<'a, AddContext>,
     pair: &Pair,
     at: &'a Attachment,
     owner: AttachmentKey<'a>,
@@ -208,15 +209,15 @@ fn give_addresses<'a>(
     ipam: &'a Delegate<'a>,
     result: &mut AddResult,
 ) -> Result<()> {
-    // Unlike upstream, before the addresses are known: so the port comes up while the IPAM plugin works.
+    // Unlike upstream, before the addresses are known: the port comes up while the IPAM plugin works.
     let up = LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() };
     let prepare = |ifname: &str| layer3::prepare_ipv6(ifname, config.detect_duplicates);
     let mut guest = Guest::bring_up(undo.world(), pair, at, &up, prepare)?;
 
     let port = pair.port_name.clone();
-    undo.push("release the addresses", move |world| {
-        // Nobody may get an address that is still in use.
-        attach::delete(&mut world.host, port.as_str())?;
+    undo.push("release the addresses", move |context| {
+        // An address that is still in use must not be leased to another container.
+        attach::delete(&mut context.host, port.as_str())?;
         ipam.del(at)
     });
     let answer = match ipam.add(at) {
@@ -230,14 +231,14 @@ fn give_addresses<'a>(
     result.dns = answer.dns.clone();
     let plan = Plan::new(answer, config)?;
 
-    // First what is not about links: their lock is held for the port meanwhile.
+    // First the changes that do not concern links: the kernel holds the lock of links while the port comes up.
     if config.gateway {
         layer3::enable_forwarding(&plan)?;
     }
     if let Some(backend) = config.masquerade {
         let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
         let addresses = ips.clone();
-        undo.push("remove the masquerade", move |_| masquerade::remove_all(owner, &addresses));
+        undo.push("remove the masquerade rules", move |_| masquerade::remove_all(owner, &addresses));
         masquerade::add(backend, owner, &ips)?;
     }
     let host = &mut undo.world().host;
@@ -246,22 +247,23 @@ fn give_addresses<'a>(
     }
     guest.configure(undo.world(), pair, &plan, config)?;
     if config.gateway {
-        result.interfaces.extend(be_gateway(undo.world(), pair, &plan, config, owner.network)?);
+        result.interfaces.extend(configure_gateway(undo.world(), pair, &plan, config, owner.network)?);
     }
     result.ips = plan.ips;
     result.routes = plan.routes;
     Ok(())
 }
 
-/// Gives the bridge, or the VLAN's own interface, the gateway's addresses; the latter is part of the answer.
-fn be_gateway(
-    world: &mut World,
+/// Adds the gateway addresses to the bridge or, for a VLAN, to the VLAN's own interface. Returns that interface, which
+/// is part of the result.
+fn configure_gateway(
+    context: &mut AddContext,
     pair: &Pair,
     plan: &Plan,
     config: &Config,
     network: &str,
 ) -> Result<Option<Interface>> {
-    let World { home, host, .. } = world;
+    let AddContext { home, host, .. } = context;
     let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
         let mut have = pair.addresses.clone();
         if plan.gateways.iter().any(|gateway| gateway.ip().is_ipv6()) {
@@ -277,7 +279,7 @@ fn be_gateway(
     Ok(Some(Interface { name, mac, ..Interface::default() }))
 }
 
-/// Removes all rules of an attachment, of either backend and whatever the configuration says.
+/// Removes all firewall rules of an attachment, of both backends: the configuration may have changed since ADD.
 fn remove_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = Failures::default();
     failures.note(masquerade::remove(nft, owner));

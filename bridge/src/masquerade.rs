@@ -1,7 +1,7 @@
-//! Masquerade: containers share the host's address outside of their network. With nftables, or with iptables.
+//! Masquerade: outside of their network, containers use the address of the host. With nftables or iptables.
 //!
-//! Names and comments are those of the reference, so that each implementation removes what the other made. Whatever is
-//! removed is looked for with both backends: the configuration may have changed since.
+//! Names and comments are the reference's, so that each implementation can remove the rules of the other. Removal
+//! always covers both backends, because the configuration may have changed since ADD.
 
 use std::net::IpAddr;
 
@@ -16,31 +16,31 @@ use crate::gc::Keep;
 use crate::iptables;
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
-/// A rule for each address of each container.
+/// The chain with one rule for each address of each container.
 const CHECKS: Chain<'_> = TABLE.chain("masq_checks");
-/// Leads to them, except for multicast.
+/// The base chain, which jumps to `CHECKS` for all packets but multicast.
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
-/// Where nftables cannot serve.
-const REMEDY: &str = "load the kernel's nf_tables with nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
-/// Where the rules of a container that is attached are missing.
+/// The remedy if nftables is unavailable.
+const FIX_HINT: &str = "load the kernel modules nf_tables and nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
+/// The remedy if rules of an attached container are missing.
 pub const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
-/// How often rules are looked for again because somebody deleted one meanwhile.
+/// Attempts to remove rules while other programs delete some of them.
 const ATTEMPTS: u32 = 10;
 
-/// A rule that hides a container's address.
+/// A rule that masquerades the packets of one container address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Masquerade {
-    /// The address that is hidden.
+    /// The container's address.
     pub source: Option<IpAddr>,
-    /// Is it one of iptables?
+    /// Whether it is a rule of iptables.
     pub iptables: bool,
-    /// Whose it is, for people; long ids may be cut.
+    /// The comment, which names the owner. Long IDs may be truncated.
     pub comment: String,
 }
 
 impl Masquerade {
-    /// Whose it is, without what is for machines.
+    /// Returns the readable part of the comment, without the mark.
     pub fn about(&self) -> &str {
         match self.comment.split_once(", net: ") {
             Some((_, about)) if !self.iptables => about,
@@ -48,7 +48,7 @@ impl Masquerade {
         }
     }
 
-    /// What tells whose it is: one of [`rule_keys`](crate::inspect::rule_keys).
+    /// Returns the key that identifies the owner: one of [`rule_keys`](crate::inspect::rule_keys).
     pub fn key(&self) -> &str {
         match self.iptables {
             true => &self.comment,
@@ -57,31 +57,31 @@ impl Masquerade {
     }
 }
 
-/// Hides `ips` from everybody outside of their networks.
+/// Adds rules that masquerade packets from `ips` to destinations outside of their networks.
 pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, ips),
-        Backend::Nftables => add_rules(owner, ips).map_err(with_remedy),
+        Backend::Nftables => add_rules(owner, ips).map_err(with_fix_hint),
         Backend::Auto => match add_rules(owner, ips) {
             Err(error) if nft::is_unavailable(&error) => {
-                debug!("iptables instead of nftables: {error}");
+                debug!("nftables is unavailable, use iptables: {error}");
                 iptables::add(owner, ips).map_err(|second| second.details(format!("nftables: {error}")))
             }
             outcome => outcome,
         },
     }
-    .trying(|| "masquerade")
+    .trying(|| "add the masquerade rules")
 }
 
-/// What to do if it is nftables that is missing.
-fn with_remedy(error: Error) -> Error {
-    if nft::is_unavailable(&error) { error.details(REMEDY) } else { error }
+/// Adds the remedy to an error if nftables is unavailable.
+fn with_fix_hint(error: Error) -> Error {
+    if nft::is_unavailable(&error) { error.details(FIX_HINT) } else { error }
 }
 
-/// Adds the rules, and the chains where the base chain does not lead to them: it is missing, or something flushed it.
+/// Adds the nftables rules of an attachment. Creates the chains if the base chain is missing or was flushed.
 ///
-/// Unlike upstream, which makes the base chain again for every container: that costs the kernel ten times what a rule
-/// does, and so does refusing a rule. Asking for the three rules of the base chain first costs next to nothing.
+/// Unlike upstream, which recreates the base chain for every container: that costs the kernel ten times as much as
+/// adding a rule, and so does rejecting a rule. Listing the three rules of the base chain first costs next to nothing.
 fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let comment = owner.comment();
     let rules = || {
@@ -93,16 +93,16 @@ fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let mut nft = Nftables::open()?;
     if is_reached(&mut nft)? {
         match nft.apply(&rules().collect::<Vec<_>>()) {
-            // Deleted since.
+            // Another program has deleted the chain meanwhile.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             outcome => return outcome,
         }
     }
-    nft.apply(&frame().chain(rules()).collect::<Vec<_>>())
+    nft.apply(&create_chains().chain(rules()).collect::<Vec<_>>())
 }
 
-/// Table and chains. Once more is no harm: the base chain is emptied before it is filled.
-fn frame() -> impl Iterator<Item = Edit<'static>> {
+/// Returns the edits that create table and chains. They are idempotent: the base chain is flushed before it is filled.
+fn create_chains() -> impl Iterator<Item = Edit<'static>> {
     let multicast = |net: IpAddr, prefix| {
         Cidr::new(net, prefix).map(|net| Edit::add_rule(POSTROUTING, &[Part::Destination(net), Part::Return], ""))
     };
@@ -138,7 +138,7 @@ fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> 
         let edits: Vec<_> = rules.iter().map(|rule| Edit::delete_rule(CHECKS, rule)).collect();
         outcome = nft.apply(&edits);
         match &outcome {
-            // Somebody else deleted one of them; the transaction changed nothing.
+            // Another program deleted one of them, so the transaction changed nothing.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             _ => break,
         }
@@ -146,13 +146,13 @@ fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> 
     outcome
 }
 
-/// All rules of all networks.
+/// Lists the rules of all networks.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let rules = nft.rules(CHECKS)?.into_iter().filter(|rule| rule.masquerades);
     Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
 }
 
-/// The address that a rule is about. Where both protocols pass, the protocol is compared with before.
+/// Returns the source address that a rule matches. Skips the protocol, which rules for both families match first.
 pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
     rule.values.iter().find_map(|value| match value.as_slice() {
         octets @ [_, _, _, _] => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
@@ -160,18 +160,19 @@ pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
     })
 }
 
-/// CHECK: are all `ips` hidden?
+/// CHECK: returns an error if one of `ips` is not masqueraded.
 pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     if backend == Backend::Iptables {
         return iptables::check(owner, ips);
     }
     match check_rules(owner, ips) {
-        // Who added the rules may have had no nftables, or preferred iptables as the reference does.
+        // The ADD may have used iptables: without nftables, or because the reference prefers it.
         Err(error) if backend == Backend::Auto => iptables::check(owner, ips).map_err(|_| error),
         outcome => outcome,
     }
 }
 
+/// CHECK for nftables.
 fn check_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let mut nft = Nftables::open()?;
     if is_cut_off(&mut nft)? {
@@ -195,12 +196,12 @@ pub(crate) fn restore(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) 
     if check(backend, owner, ips).is_ok() {
         return Ok(false);
     }
-    // What is left of them would be doubled.
+    // Otherwise the remaining rules would exist twice.
     remove_all(owner, ips)?;
     add(backend, owner, ips).map(|()| true)
 }
 
-/// Removes the rules of an attachment with the addresses `ips`, of either backend.
+/// Removes the rules of an attachment with the addresses `ips`, of both backends.
 pub(crate) fn remove_all(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let ips: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
     let mut nft = Nftables::open()?;
@@ -208,34 +209,37 @@ pub(crate) fn remove_all(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     iptables::remove(&mut nft, &mut Netlink::open()?, owner, &ips)
 }
 
-/// Is the chain with the rules there, and nothing leads to it?
+/// Returns whether the chain with the rules exists, but the base chain does not jump to it.
 pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.has_chain(CHECKS)? && !is_reached(nft)?)
 }
 
-/// Does the base chain lead to that with the rules? If so both are there: the kernel deletes no chain that a rule leads to.
+/// Returns whether the base chain jumps to the chain with the rules. Then both exist: the kernel does not delete a
+/// chain that is the target of a rule.
 fn is_reached(nft: &mut Nftables) -> Result<bool> {
     nft.leads_to(POSTROUTING, CHECKS.name)
 }
 
+/// Returns the error for a missing rule.
 pub(crate) fn missing(what: String) -> Error {
     Error::new(Code::INTERNAL, what).details(REPAIR_HINT)
 }
 
-/// STATUS: could an ADD masquerade? Chains that are missing or flushed are no reason to refuse: the ADD restores them.
+/// STATUS: returns an error if an ADD could not add masquerade rules. Missing or flushed chains are not an error: the
+/// ADD restores them.
 pub(crate) fn status(backend: Backend) -> Result<()> {
     let try_nftables = || {
         let ip = Cidr::host(IpAddr::from([192, 0, 2, 1]));
         let parts = [Part::Source(ip.ip()), Part::DestinationOutside(ip), Part::Masquerade];
         let rule = Edit::add_rule(CHECKS, &parts, "");
-        let edits: Vec<_> = frame().chain([rule]).collect();
+        let edits: Vec<_> = create_chains().chain([rule]).collect();
         let mut nft = Nftables::open()?;
-        // Where the chains are, they were made with such a rule; and a trial costs the kernel as much as a refusal.
+        // If the chains exist, such a rule has worked before. A trial costs the kernel as much as a rejected rule.
         if is_reached(&mut nft)? { Ok(()) } else { nft.try_out(&edits) }
     };
     match backend {
         Backend::Iptables => iptables::status(),
-        Backend::Nftables => try_nftables().map_err(with_remedy),
+        Backend::Nftables => try_nftables().map_err(with_fix_hint),
         Backend::Auto => match try_nftables() {
             Err(error) if nft::is_unavailable(&error) => {
                 iptables::status().map_err(|second| second.details(format!("nftables: {error}")))

@@ -1,8 +1,8 @@
-//! Deleting a pair, without the kernel's last wait.
+//! Deletes a veth pair without waiting for the kernel's cleanup.
 //!
-//! A link is gone, with both ends and its name, after half a millisecond, and the kernel tells so. Whoever asked for it
-//! gets his answer when all processors have forgotten the link, ten to twenty milliseconds later. Nobody needs to wait for
-//! that: a child does, which nobody hears of.
+//! Half a millisecond after the request, the kernel has removed both ends and their names, and sends a notification. It
+//! answers the request itself 10 to 20 ms later, when no processor uses the link any more. A detached child process
+//! waits for that answer, so that DEL can return after the notification.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -16,28 +16,28 @@ use log::{debug, warn};
 
 use crate::attach;
 
-/// How long a link may take to go. It takes less than a millisecond.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the deletion of a link may take. It usually takes less than a millisecond.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The pair of an attachment that is detached, and what proves that a pair is this one.
+/// The removal of an attachment's veth pair, with the data that proves which pair it is.
 #[derive(Debug)]
 pub(crate) struct Removal<'a> {
     pub(crate) key: AttachmentKey<'a>,
     pub(crate) at: &'a Attachment,
-    /// The result of ADD, if the runtime passed it on. It only helps: what is strange in it is ignored.
+    /// The result of ADD, or an empty one if the runtime did not pass it. It is a hint: invalid parts are ignored.
     pub(crate) prev_result: &'a AddResult,
     /// The IPAM plugin, which may know the attachment's addresses.
     pub(crate) ipam: Option<&'a Delegate<'a>>,
     /// The name of the network's bridge.
     pub(crate) bridge: Option<String>,
-    /// A socket that stays open until the kernel has deleted the link: what is deleted through the socket meanwhile
-    /// shares the link's wait.
+    /// The nftables socket. It stays open until the kernel has deleted the link, so that the kernel waits only once for
+    /// the link and for the rules that DEL deletes through the socket.
     pub(crate) keep_open: Option<BorrowedFd<'a>>,
 }
 
 impl Removal<'_> {
     /// Deletes the pair by its host veth, which the container cannot change and whose alias names the attachment. Only
-    /// a pair that the reference made has no alias; that one is deleted by the container veth.
+    /// a pair that the reference created has no alias; that one is deleted by its container veth.
     pub(crate) fn run(&self, mut home: Home) -> Result<()> {
         let mut failures = Failures::default();
         match self.delete_ports(&mut home.netlink) {
@@ -52,40 +52,36 @@ impl Removal<'_> {
     }
 
     /// Deletes the host veth with the attachment's alias; `false` if there is none. The result of ADD names it, which
-    /// saves a look at all links: a host may have thousands.
+    /// saves listing all links, of which a host may have thousands.
     fn delete_ports(&self, host: &mut Netlink) -> Result<bool> {
         let alias = self.key.alias();
         for name in self.host_interfaces() {
             if let Some(port) = host.link(name)?.filter(|link| link.alias == alias) {
-                return delete_aside(host, port.index, self.keep_open).map(|()| true);
+                return delete_in_child(host, port.index, self.keep_open).map(|()| true);
             }
         }
         let mut failures = Failures::default();
         let ports = host.find_links(&|found| found == alias)?;
         for port in &ports {
-            failures.note(delete_aside(host, port.index, self.keep_open));
+            failures.note(delete_in_child(host, port.index, self.keep_open));
         }
         failures.into_result().map(|()| !ports.is_empty())
     }
 
-    /// The host's interfaces in the result of ADD. A name that no interface can have is not asked for.
+    /// Returns the names of the host's interfaces in the result of ADD. Skips invalid names.
     fn host_interfaces(&self) -> impl Iterator<Item = &str> {
         let on_host = self.prev_result.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         on_host.map(|interface| interface.name.as_str()).filter(|name| IfName::from_config(name).is_ok())
     }
 
-    /// Deletes the container veth of a pair without our alias, if the pair provably belongs to this attachment. The
-    /// path may lead to the namespace of another container by now, whose interface has the same name.
+    /// Deletes the container veth of a pair without our alias, if the pair provably belongs to this attachment. By now
+    /// the path may lead to the namespace of another container, whose interface has the same name.
     fn delete_unmarked(&self, home: &mut Home, netns: &Netns) -> Result<()> {
         let place = || format!("in {:?}", self.at.sandbox());
         let mut guest = netns.run(&home.netns, Netlink::open)?;
         let Some(link) = guest.link(self.at.ifname.as_str()).trying(place)? else { return Ok(()) };
         if !self.is_ours(home, &mut guest, &link)? {
-            warn!(
-                "{:?} in {:?} is left alone: nothing proves that it is this attachment's",
-                link.name,
-                self.at.sandbox()
-            );
+            warn!("keep {:?} in {:?}: cannot prove that it belongs to this attachment", link.name, self.at.sandbox());
             return Ok(());
         }
         attach::delete(&mut guest, link.index).trying(place)
@@ -130,19 +126,20 @@ impl Removal<'_> {
     }
 }
 
-/// Deletes a link by way of a child, and returns when it is gone.
-fn delete_aside(host: &mut Netlink, link: LinkIndex, keep_open: Option<BorrowedFd<'_>>) -> Result<()> {
+/// Deletes a link in a child process, and returns when the kernel reports that the link is gone.
+fn delete_in_child(host: &mut Netlink, link: LinkIndex, keep_open: Option<BorrowedFd<'_>>) -> Result<()> {
     let gone = Watch::open(Event::Link).and_then(|mut watch| {
         let delete = || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link)));
         let child = Aside::start(keep_open, delete)?;
-        watch.await_gone(link, child.as_fd(), Deadline::after(PATIENCE))
+        watch.await_gone(link, child.as_fd(), Deadline::after(TIMEOUT))
     });
     match gone {
         Ok(true) => {
-            debug!("link {link} is gone");
+            debug!("deleted link {link}");
             Ok(())
         }
-        // It failed, was killed, or could not be had: whatever it was, it is found out here.
+        // The child failed, was killed or could not be started. Deleting the link here reports the actual error, if
+        // any.
         outcome => {
             debug!("delete link {link} without a child: {outcome:?}");
             attach::delete(host, link)

@@ -1,6 +1,6 @@
-//! Spoof check: of what comes in by a port, only frames with the container's hardware address pass.
+//! Spoof check: drops frames from a port whose source MAC address is not the container's.
 //!
-//! Names and comments are those of the reference, so that each implementation removes what the other made.
+//! Names and comments are the reference's, so that each implementation can remove the rules of the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,17 +12,19 @@ use cni::{AttachmentKey, Code, Context, Error, Failures, Result};
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
 const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
-/// What all comments begin with; a container's id, a hyphen and an interface's name follow.
-const COMMENT: &str = "macspoofchk-";
-/// The longest reference that fits into the longest name of a chain; a comment has more room.
-const REFERENCE: usize = 255 - "cni-br-iface-".len() - "-mac".len();
-/// How often rules are looked for again because somebody deleted one meanwhile.
+/// The prefix of all comments; the container ID, a hyphen and the interface name follow.
+const COMMENT_PREFIX: &str = "macspoofchk-";
+/// The longest reference (container ID, hyphen, interface name) for which the chain names fit. Comments may be longer.
+const MAX_REFERENCE: usize = 255 - "cni-br-iface-".len() - "-mac".len();
+/// Attempts to change rules while other programs delete some of them.
 const ATTEMPTS: u32 = 10;
 
-/// The names for one container's interface.
+/// The names of chains and the comment of one attachment.
 #[derive(Debug)]
 struct Names {
+    /// The chain for frames from the port.
     port: String,
+    /// The chain that compares the MAC address.
     mac: String,
     comment: String,
 }
@@ -32,36 +34,36 @@ impl Names {
         Names {
             port: format!("cni-br-iface-{reference}"),
             mac: format!("cni-br-iface-{reference}-mac"),
-            comment: format!("{COMMENT}{reference}"),
+            comment: format!("{COMMENT_PREFIX}{reference}"),
         }
     }
 }
 
-/// A check of source addresses.
+/// A spoof check that is installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpoofCheck {
     /// The port whose frames are checked.
     pub port: String,
-    /// Container and interface, with a hyphen between them.
+    /// Container ID, hyphen, interface name.
     pub reference: String,
 }
 
-/// Refuses an id for which the names would be too long.
+/// Returns an error if the chain names would be too long.
 pub(crate) fn validate(owner: AttachmentKey<'_>) -> Result<()> {
     let len = owner.reference().len();
-    if len <= REFERENCE {
+    if len <= MAX_REFERENCE {
         return Ok(());
     }
     let what = format!("container id {:?} is too long for key \"macspoofchk\"", owner.container);
     Err(Error::new(Code::CONFIG, what).details(format!(
-        "id and interface together have {len} characters, at most {REFERENCE} fit into the name of a chain"
+        "container ID and interface name have {len} characters; at most {MAX_REFERENCE} fit into the name of a chain"
     )))
 }
 
-/// Lets only frames from `mac` pass the port called `link`. Replaces whatever is there for the same interface.
+/// Adds the rules that let only frames from `mac` pass the port `link`. Replaces existing rules of the attachment.
 ///
-/// Most often nothing is, and the table is: then it is enough to add. To make the base chain again, or to look for what
-/// is to be replaced, costs the kernel ten times as much.
+/// Usually the table exists and the attachment has no rules. Then adding them is enough: recreating the base chain, or
+/// searching for rules to replace, costs the kernel ten times as much.
 pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
     let names = Names::new(&owner.reference());
     let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
@@ -97,18 +99,18 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
         edits.extend(rules());
         nft.apply(&edits)
     };
-    let mut set_up = || {
+    let mut add_or_replace = || {
         if nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
             match add(&mut nft) {
                 Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
                 outcome => return outcome,
             }
         }
-        // Of a chain that has the name and is another the kernel says what is wrong with it.
+        // If an existing chain is not the expected base chain, the kernel returns an error that says so.
         retry(|| replace(&mut nft))
     };
-    set_up()
-        .map_err(|error| error.details("key \"macspoofchk\" needs nf_tables for bridges in the kernel"))
+    add_or_replace()
+        .map_err(|error| error.details("key \"macspoofchk\" needs a kernel with nf_tables for bridges"))
         .trying(|| "set up the spoof check")
 }
 
@@ -156,7 +158,7 @@ fn remove_named(
     let names = Names::new(&owner.reference());
     let chains = [TABLE.chain(&names.port), TABLE.chain(&names.mac)];
     retry(|| {
-        // The rule in PREROUTING leads to the first chain, so without chains there is none.
+        // The rule in PREROUTING jumps to the first chain, so without chains there is no rule.
         let mut edits = Vec::new();
         for chain in chains {
             if nft.has_chain(chain)? {
@@ -181,22 +183,23 @@ fn remove_named(
     .trying(|| "remove the spoof check")
 }
 
-/// GC: removes the checks of ports that are gone or `stale`. Their names do not include the network, the ports do.
+/// GC: removes the spoof checks of ports that are gone or `stale`. The names of the chains do not contain the network,
+/// but the aliases of the ports do.
 ///
-/// ADD creates a port before its rule. So a port that is missing from a list of links that was read after the rules is
-/// gone, although other networks attach and detach containers meanwhile.
+/// The rules are listed before the links. ADD creates a port before its rule, so a port that is missing from the list
+/// of links is gone, even if other networks attach and detach containers meanwhile.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Link) -> bool) -> Result<()> {
     let rules = nft.rules(PREROUTING)?;
     let links = host.links(None)?;
     let kept: BTreeSet<&str> = links.iter().filter(|link| !stale(link)).map(|link| link.name.as_str()).collect();
-    // How many rules lead to each chain.
+    // The number of rules that jump to each chain.
     let mut users: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     for rule in &rules {
         *users.entry(rule.target.as_deref()).or_default() += 1;
     }
     let is_gone = |rule: &&Rule| link_of(rule).is_some_and(|link| !kept.contains(link.as_str()));
     let mut failures = Failures::default();
-    for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT)).filter(is_gone) {
+    for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT_PREFIX)).filter(is_gone) {
         let others = users.entry(rule.target.as_deref()).and_modify(|users| *users -= 1).or_default();
         failures.note(remove_stale(nft, rule, *others > 0));
     }
@@ -204,9 +207,9 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Li
 }
 
 /// Removes one rule and, unless other rules share them, its chains, in one transaction. If the rule is gone, another
-/// command has removed or replaced it: the chains may be those of a new attachment with the same names, and stay.
+/// command has removed or replaced it. Then the chains stay: they may belong to a new attachment with the same names.
 fn remove_stale(nft: &mut Nftables, rule: &Rule, shared: bool) -> Result<()> {
-    let names = Names::new(rule.comment.strip_prefix(COMMENT).unwrap_or_default());
+    let names = Names::new(rule.comment.strip_prefix(COMMENT_PREFIX).unwrap_or_default());
     let mut edits = vec![Edit::delete_rule(PREROUTING, rule)];
     for chain in [TABLE.chain(&names.port), TABLE.chain(&names.mac)] {
         if !shared && nft.has_chain(chain)? {
@@ -219,30 +222,30 @@ fn remove_stale(nft: &mut Nftables, rule: &Rule, shared: bool) -> Result<()> {
     }
 }
 
-/// All checks of all networks.
+/// Lists the spoof checks of all networks.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
     let check = |rule: &Rule| {
-        Some(SpoofCheck { port: link_of(rule)?, reference: rule.comment.strip_prefix(COMMENT)?.to_owned() })
+        Some(SpoofCheck { port: link_of(rule)?, reference: rule.comment.strip_prefix(COMMENT_PREFIX)?.to_owned() })
     };
     Ok(nft.rules(PREROUTING)?.iter().filter_map(check).collect())
 }
 
-/// The link whose frames a rule looks at.
+/// Returns the name of the link whose frames a rule matches.
 fn link_of(rule: &Rule) -> Option<String> {
     let padded = String::from_utf8(rule.values.first()?.clone()).ok()?;
     Some(padded.trim_end_matches('\0').to_owned())
 }
 
-/// CHECK: are the rules there, for this port and this address?
+/// CHECK: returns an error if a rule for this port and this MAC address is missing.
 pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
     let names = Names::new(&owner.reference());
     let mut nft = Nftables::open()?;
     let absent = |what: String| {
         Err(Error::new(Code::INTERNAL, what)
-            .details("somebody flushed the host's rules; attaching the container again restores them"))
+            .details("another program flushed the host's rules; attach the container again to restore them"))
     };
     if !nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
-        return absent(format!("no frames come into chain {PREROUTING}"));
+        return absent(format!("chain {PREROUTING} receives no frames"));
     }
     let rules = nft.rules(PREROUTING)?;
     let leads = |rule: &&Rule| rule.target.as_deref() == Some(&names.port);
@@ -250,7 +253,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Resul
         Some(Some(found)) if found == link => {}
         Some(found) => {
             let found = found.unwrap_or_default();
-            return absent(format!("the spoof check should be for port {link:?}, and is for {found:?}"));
+            return absent(format!("the spoof check should be for port {link:?}, but is for {found:?}"));
         }
         None => return absent(format!("no rule in chain {PREROUTING} leads to {}", names.port)),
     }
@@ -261,7 +264,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Resul
     absent(format!("no rule in chain {} lets {mac} pass", TABLE.chain(&names.mac)))
 }
 
-/// Runs `work` again as long as somebody else deletes what it has just listed.
+/// Repeats `work` while another program deletes rules or chains that it has just listed.
 fn retry(mut work: impl FnMut() -> Result<()>) -> Result<()> {
     let mut outcome = work();
     for _ in 1..ATTEMPTS {

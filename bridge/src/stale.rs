@@ -1,7 +1,8 @@
 //! Gateway addresses that a network no longer needs, because its subnets changed.
 //!
-//! An address is removed only if ADD added it for this very network, which its mark tells, if it lies in no subnet of the
-//! configuration, if the IPAM plugin knows of no lease there, and if every port of the bridge belongs to the network.
+//! An address is removed only under these conditions: its mark shows that ADD added it for this network, it is in no
+//! subnet of the configuration, the IPAM plugin has no lease in its subnet, and all ports of the bridge belong to the
+//! network.
 
 use cni::ip::Cidr;
 use cni::key::{self, AliasOwner};
@@ -25,9 +26,10 @@ pub(crate) fn after_gc(call: &Call<'_>, ipam: &Delegate<'_>) {
     remove(call, ipam, &config::subnets(call));
 }
 
-/// Removes what can be removed. A failure is logged: the container is gone, and an address too many harms little.
+/// Removes outdated addresses. Only logs errors: the container is already detached, and an extra address does little
+/// harm.
 fn remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr]) {
-    // Without subnets it is not known which addresses the network needs.
+    // Without subnets, the plugin cannot know which addresses the network needs.
     if subnets.is_empty() {
         return;
     }
@@ -36,6 +38,7 @@ fn remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr]) {
     }
 }
 
+/// Removes the marked addresses of the bridge, or of the VLAN's interface, that are in none of `subnets`.
 fn try_remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr]) -> Result<()> {
     let config = Config::parse(call)?;
     let mut host = Netlink::open()?;

@@ -3,58 +3,58 @@
 use cni::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
 use cni::{Code, Context, Error, Netns, Result};
 
-use crate::attach::wish;
+use crate::attach::set_best_effort;
 use crate::name;
 
-/// The last VLAN that frames can be tagged with.
-pub(crate) const LAST: u16 = 4094;
-/// What VLANs need of the kernel.
+/// The highest valid VLAN ID.
+pub(crate) const MAX_ID: u16 = 4094;
+/// The error detail for a kernel that cannot filter VLANs.
 pub(crate) const NEEDS_FILTERING: &str =
     "keys \"vlan\" and \"vlanTrunk\" need a kernel with VLAN filtering (CONFIG_BRIDGE_VLAN_FILTERING)";
-/// Where the kernel puts untagged frames.
+/// The VLAN of untagged frames unless another one is configured.
 const DEFAULT: u16 = 1;
 
-/// VLANs that a port should have.
+/// The VLANs that a port should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Vlans {
-    /// The one that the container's untagged frames belong to.
+    /// The VLAN of the container's untagged frames.
     pub(crate) own: Option<u16>,
-    /// Those that it may tag its frames with, in ascending order.
+    /// The VLANs of tagged frames, in ascending order.
     pub(crate) trunk: Vec<VlanRange>,
-    /// Do those stay that the kernel gives every port?
+    /// Whether to keep the VLANs that the kernel adds to every port.
     pub(crate) keep_default: bool,
 }
 
 impl Vlans {
-    /// What the port should have, besides what the kernel gave it.
+    /// Returns the VLANs to add to the port.
     pub(crate) fn wanted(&self) -> Vec<Vlan> {
         let untagged = match self.own {
             None if self.trunk.is_empty() => None,
             own => Some(own.unwrap_or(DEFAULT)),
         };
-        // Unlike upstream, which takes the container's untagged frames away again if the trunk has their VLAN too.
+        // Unlike upstream, which drops the container's untagged frames if their VLAN is also in the trunk.
         let trunk = self.trunk.iter().flat_map(|range| without(*range, untagged));
         let tagged = trunk.map(|range| Vlan { range, pvid: false, untagged: false });
         let own = untagged.map(|id| Vlan { range: VlanRange { first: id, last: id }, pvid: true, untagged: true });
         own.into_iter().chain(tagged).collect()
     }
 
-    /// Gives a new port its VLANs.
+    /// Adds the VLANs to a new port, and removes those of the kernel unless `keep_default` is set.
     pub(crate) fn apply(&self, host: &mut Netlink, port: LinkIndex) -> Result<()> {
         let wanted = self.wanted();
         if wanted.is_empty() {
             return Ok(());
         }
-        let given = if self.keep_default { Vec::new() } else { host.vlans(port)? };
+        let defaults = if self.keep_default { Vec::new() } else { host.vlans(port)? };
         let mut changes = Vec::with_capacity(2);
-        if !given.is_empty() {
-            changes.push(Change::delete_vlans(port, &given));
+        if !defaults.is_empty() {
+            changes.push(Change::delete_vlans(port, &defaults));
         }
         changes.push(Change::add_vlans(port, &wanted));
         host.apply(&changes)
     }
 
-    /// Compares a port with what it should have.
+    /// CHECK: returns an error if a port lacks one of the VLANs.
     pub(crate) fn check(&self, host: &mut Netlink, port: LinkIndex, name: &str) -> Result<()> {
         let got = host.vlans(port)?;
         let covers = |vlan: &Vlan, id: u16| {
@@ -68,7 +68,7 @@ impl Vlans {
             if let Some(id) = missing {
                 let kind = if vlan.pvid { "untagged" } else { "tagged" };
                 let have: Vec<_> = got.iter().map(|vlan| vlan.range.to_string()).collect();
-                let what = format!("port {name:?} should have VLAN {id} {kind}, and has VLANs [{}]", have.join(" "));
+                let what = format!("port {name:?} should have VLAN {id} {kind}, but has VLANs [{}]", have.join(" "));
                 return Err(Error::new(Code::INTERNAL, what));
             }
         }
@@ -85,7 +85,7 @@ pub(crate) fn refuse_unsupported(host: &mut Netlink, name: &str, bridge: Option<
     Err(Error::new(Code::UNSUPPORTED, format!("bridge {name:?} cannot filter VLANs")).details(NEEDS_FILTERING))
 }
 
-/// `range` without `id`.
+/// Returns `range` without `id`, as up to two ranges.
 fn without(range: VlanRange, id: Option<u16>) -> Vec<VlanRange> {
     match id {
         Some(id) if (range.first..=range.last).contains(&id) => {
@@ -97,8 +97,8 @@ fn without(range: VlanRange, id: Option<u16>) -> Vec<VlanRange> {
     }
 }
 
-/// The interface that has the gateway's address of a VLAN: one end of a pair, the other end of which is a port of the
-/// bridge in that VLAN. It stays, as the bridge does.
+/// Returns the interface for the gateway address of a VLAN, and creates it if it does not exist. It is one end of a
+/// veth pair; the other end is a port of the bridge in that VLAN. Like the bridge, the plugins never delete it.
 pub(crate) fn ensure_gateway(
     host: &mut Netlink,
     home: &Netns,
@@ -106,21 +106,21 @@ pub(crate) fn ensure_gateway(
     name: &str,
     vlans: &Vlans,
 ) -> Result<Link> {
-    let (link, made) = match host.link(name)? {
+    let (link, created) = match host.link(name)? {
         Some(link) => (Some(link), false),
         None => {
-            let made = create_gateway(host, home, bridge, name);
-            let made = made.trying(|| format!("make the VLAN's gateway {name:?}"))?;
-            (host.link(name)?, made)
+            let created = create_gateway(host, home, bridge, name);
+            let created = created.trying(|| format!("create the VLAN's gateway {name:?}"))?;
+            (host.link(name)?, created)
         }
     };
     let gone = || Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted"));
     let link = link.ok_or_else(gone)?;
-    wish(&["net", "ipv6", "conf", name, "accept_ra"], "0");
-    // Where there is a carrier all was done. Whoever made it, and did not come so far, may have been killed.
+    set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
+    // With a carrier, it is complete. Otherwise the ADD that created it may have been killed before it was complete.
     if !link.running {
-        settle_gateway(host, &link, vlans).inspect_err(|_| {
-            if made {
+        complete_gateway(host, &link, vlans).inspect_err(|_| {
+            if created {
                 let _ = host.apply(&[Change::delete_link(link.index)]);
             }
         })?;
@@ -128,7 +128,7 @@ pub(crate) fn ensure_gateway(
     Ok(link)
 }
 
-/// Makes the pair, unless another ADD is faster.
+/// Creates the veth pair of a VLAN's gateway. Returns `false` if another ADD has created it meanwhile.
 fn create_gateway(host: &mut Netlink, home: &Netns, bridge: &Link, name: &str) -> Result<bool> {
     let (port_name, port_mac, mac) = name::random_pair()?;
     let spec = VethSpec {
@@ -140,26 +140,26 @@ fn create_gateway(host: &mut Netlink, home: &Netns, bridge: &Link, name: &str) -
     };
     match host.apply(&[Change::create_veth(&spec)]) {
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
-        made => made.map(|()| true),
+        outcome => outcome.map(|()| true),
     }
 }
 
-/// The other end of a VLAN's gateway, if it is one of a pair on this host.
+/// Returns the peer of a VLAN's gateway, which is a port of the bridge, if it is on this host.
 pub(crate) fn gateway_port(host: &mut Netlink, gateway: &Link) -> Result<Option<Link>> {
     let port = gateway.peer.filter(|_| gateway.peer_netns.is_none());
     Ok(port.map(|port| host.link(port)).transpose()?.flatten())
 }
 
-/// Brings both ends up. Without its VLAN the port would lead to somewhere else, so it comes up after that, or not at all.
-fn settle_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result<()> {
+/// Sets both ends up. The port gets its VLAN first: without it, it would connect the gateway to another VLAN.
+fn complete_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result<()> {
     let port = gateway_port(host, gateway)?;
     if let Some(port) = port.as_ref().filter(|port| !port.up) {
         match (Vlans { trunk: Vec::new(), ..vlans.clone() }).apply(host, port.index) {
-            // Another ADD has just deleted what the kernel had given it.
+            // Another ADD has just deleted the default VLANs.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             outcome => outcome?,
         }
-        wish(&["net", "ipv6", "conf", &port.name, "accept_ra"], "0");
+        set_best_effort(&["net", "ipv6", "conf", &port.name, "accept_ra"], "0");
     }
     for link in port.iter().chain([gateway]).filter(|link| !link.up) {
         host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;

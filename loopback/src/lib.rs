@@ -1,11 +1,11 @@
-//! The `loopback` plugin: brings `lo` of a container up, and says what is on it.
+//! The `loopback` plugin: sets `lo` of a container up, and returns its addresses.
 
 use cni::key::AliasOwner;
 use cni::netlink::{Address, Change, Link, LinkChange, Netlink};
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Netns, Plugin, Result};
 
-/// The only interface this plugin knows; `CNI_IFNAME` is for others.
+/// The interface of this plugin. It ignores `CNI_IFNAME`.
 const LO: &str = "lo";
 
 /// The `loopback` plugin.
@@ -17,29 +17,29 @@ impl Plugin for Loopback {
         "loopback"
     }
 
-    /// Unlike upstream, looks at the addresses before it sets anything up.
+    /// Unlike upstream, checks the addresses before it sets `lo` up.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let previous = call.previous()?;
         if let Some(previous) = &previous {
-            // What cannot be answered is found out before anything is done.
+            // Fails before any change if the version cannot express the result.
             previous.as_seen_in(call.version)?;
         }
         let mut netlink = open(call, &at.open_netns()?)?;
         let lo = find(&mut netlink)?;
-        let mut addresses = own_addresses(&mut netlink, &lo)?;
+        let mut addresses = loopback_addresses(&mut netlink, &lo)?;
         let alias = AttachmentKey::new(call, at).alias();
-        // An attachment that was never detached does not keep the mark of a namespace that is used again.
+        // Also replaces the mark of another attachment, which was never detached from a namespace that is reused.
         if !lo.up || (lo.alias != alias && AliasOwner::parse(&lo.alias).is_some()) {
             let change = LinkChange { up: Some(true), alias: Some(&alias), ..LinkChange::default() };
             netlink.apply(&[Change::set_link(lo.index, &change)])?;
-            // The kernel gave it 127.0.0.1 and, unless IPv6 is off, ::1.
-            addresses = own_addresses(&mut netlink, &lo)?;
+            // The kernel has added 127.0.0.1 and, unless IPv6 is disabled, ::1.
+            addresses = loopback_addresses(&mut netlink, &lo)?;
         }
         Ok(previous.unwrap_or_else(|| describe(&lo, &addresses, at)))
     }
 
-    /// Unlike upstream, sets `lo` down only if this attachment set it up, as its alias says: the path may lead to the
-    /// namespace of another container by now.
+    /// Unlike upstream, sets `lo` down only if its alias shows that this attachment set it up: by now the path may lead
+    /// to the namespace of another container.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let Some(netns) = at.open_netns_if_there()? else { return Ok(()) };
         let mut netlink = open(call, &netns)?;
@@ -56,43 +56,45 @@ impl Plugin for Loopback {
             return Ok(());
         }
         let sandbox = at.sandbox();
-        let what = format!("link {LO:?} in {sandbox:?} is down, it should be up");
-        Err(Error::new(Code::INTERNAL, what).details(format!("`nsenter --net={sandbox} ip link set lo up` sets it up")))
+        let what = format!("link {LO:?} in {sandbox:?} is down");
+        Err(Error::new(Code::INTERNAL, what).details(format!("run `nsenter --net={sandbox} ip link set lo up`")))
     }
 
-    /// `lo` goes with its namespace: nothing can be left over, and nothing is looked for.
+    /// Does nothing: `lo` disappears with its namespace, so nothing can be left behind.
     fn gc(&self, _call: &Call<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// Every namespace has a `lo`: there is nothing that an ADD could lack.
+    /// Always succeeds: every namespace has `lo`, and ADD needs nothing else.
     fn status(&self, _call: &Call<'_>) -> Result<()> {
         Ok(())
     }
 }
 
+/// Opens a netlink socket in a namespace.
 fn open(call: &Call<'_>, netns: &Netns) -> Result<Netlink> {
     netns.run(&call.home()?.netns, Netlink::open)
 }
 
+/// Returns `lo`.
 fn find(netlink: &mut Netlink) -> Result<Link> {
     netlink.link(LO)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("the namespace has no link {LO:?}")))
 }
 
-/// The addresses on `lo`; one that is not the host's own is refused.
-fn own_addresses(netlink: &mut Netlink, lo: &Link) -> Result<Vec<Address>> {
+/// Returns the addresses of `lo`. Returns an error if one of them is not a loopback address.
+fn loopback_addresses(netlink: &mut Netlink, lo: &Link) -> Result<Vec<Address>> {
     let addresses = netlink.addresses(lo.index)?;
     match addresses.iter().find(|address| !address.cidr.ip().is_loopback()) {
         None => Ok(addresses),
         Some(foreign) => {
-            let what = format!("link {LO:?} has the address {}, which is no loopback address", foreign.cidr);
+            let what = format!("link {LO:?} has the address {}, which is not a loopback address", foreign.cidr);
             Err(Error::new(Code::INTERNAL, what)
                 .details("remove the address, or remove loopback from the network's list of plugins"))
         }
     }
 }
 
-/// `lo` and the first address of each family.
+/// Returns a result with `lo` and its first address of each family.
 fn describe(lo: &Link, addresses: &[Address], at: &Attachment) -> AddResult {
     let first = |v4: bool| addresses.iter().find(|address| address.cidr.ip().is_ipv4() == v4);
     let ip = |address: &Address| IpConfig { address: address.cidr, gateway: None, interface: Some(0) };

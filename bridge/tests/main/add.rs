@@ -1,4 +1,4 @@
-//! ADD: what it makes, key by key, and what it answers.
+//! ADD: the objects that it creates, key by key, and its result.
 
 use cni::testing::{Lab, wait_until};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3};
 
 #[test]
-fn layer3_makes_and_tells_what_the_reference_does() {
+fn layer3_creates_and_returns_the_same_as_the_reference() {
     Lab::both(|lab| {
         let pod = Pod::new(lab, "a");
         pod.answer(json!({
@@ -45,7 +45,7 @@ fn layer3_makes_and_tells_what_the_reference_does() {
         assert_eq!(port["master"], "br0");
         assert_eq!(port["operstate"], "UP");
         assert_eq!(port["linkinfo"]["info_slave_data"]["state"], "forwarding");
-        assert_eq!(port["txqlen"], 1000, "the queue is the kernel's");
+        assert_eq!(port["txqlen"], 1000, "the kernel's default queue length");
         assert_eq!(port["ifalias"], "cni0 net1 a eth0");
         let inside = &pod.ip("link show eth0")[0];
         assert_eq!(inside["address"], interfaces[2]["mac"]);
@@ -76,7 +76,7 @@ fn layer3_makes_and_tells_what_the_reference_does() {
 }
 
 #[test]
-fn layer2_makes_a_port_and_nothing_else() {
+fn layer2_creates_a_port_and_nothing_else() {
     Lab::both(|lab| {
         let pod = Pod::new(lab, "a");
         let config = layer2(json!({ "isGateway": true, "ipMasq": true }));
@@ -92,7 +92,7 @@ fn layer2_makes_a_port_and_nothing_else() {
 }
 
 #[test]
-fn every_version_is_answered_in_its_own_layout() {
+fn every_version_gets_a_result_in_its_own_layout() {
     let lab = &Lab::new();
     let config = |version: &str| layer3(json!({ "cniVersion": version, "isDefaultGateway": true }));
     for (index, version) in ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].iter().enumerate() {
@@ -100,8 +100,8 @@ fn every_version_is_answered_in_its_own_layout() {
         let address = format!("10.1.0.{}/24", index + 2);
         pod.answer(json!({ "ips": [{ "address": address }] }));
         let result = pod.add(&config(version));
-        let told = if version.is_empty() { "0.1.0" } else { version };
-        assert_eq!(result["cniVersion"], told);
+        let expected = if version.is_empty() { "0.1.0" } else { version };
+        assert_eq!(result["cniVersion"], expected);
         if index < 3 {
             assert_eq!(result["ip4"]["ip"], address);
             assert_eq!(result["ip4"]["routes"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]));
@@ -118,7 +118,7 @@ fn every_version_is_answered_in_its_own_layout() {
 }
 
 #[test]
-fn layer2_in_a_version_that_cannot_tell_it_is_refused_before_anything_is_done() {
+fn layer2_in_a_version_that_cannot_express_it_is_rejected_before_any_change() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     pod.call("ADD", &layer2(json!({ "cniVersion": "0.2.0" }))).run().error(1);
@@ -126,9 +126,10 @@ fn layer2_in_a_version_that_cannot_tell_it_is_refused_before_anything_is_done() 
     assert_clean(lab);
 }
 
-/// The kernel tells everybody of what a link is given that is up, and a port that is not isolated yet would let through.
+/// The kernel sends a notification for each change to a link that is up, and a port that is not isolated yet would
+/// forward frames.
 #[test]
-fn a_port_comes_up_when_it_has_all_else() {
+fn a_port_is_set_up_last() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let outcome = pod.call("ADD", &layer3(json!({ "portIsolation": true }))).env("CNI_LOG", "debug").run();
@@ -146,7 +147,7 @@ fn port_flags_mtu_and_mac_are_set() {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let config = layer3(json!({
         "hairpinMode": true, "portIsolation": true, "mtu": 1400,
-        "runtimeConfig": { "mac": "02:00:00:00:00:01" }, "args": { "cni": { "mac": "bad, and not looked at" } },
+        "runtimeConfig": { "mac": "02:00:00:00:00:01" }, "args": { "cni": { "mac": "invalid, but not used" } },
     }));
     let result = pod.add(&config);
     let port = &lab.ip(&format!("link show {}", pod.port(&result)))[0];
@@ -162,7 +163,7 @@ fn port_flags_mtu_and_mac_are_set() {
 }
 
 #[test]
-fn the_mac_comes_from_the_first_that_names_one() {
+fn the_mac_comes_from_the_first_source_that_has_one() {
     let lab = &Lab::new();
     for (index, (config, args, want)) in [
         (json!({ "args": { "cni": { "mac": "02-00-00-00-00-02" } } }), "MAC=02:00:00:00:00:03", "02:00:00:00:00:02"),
@@ -195,33 +196,33 @@ fn the_bridges_mac_stays_as_ports_come_and_go() {
 }
 
 #[test]
-fn an_existing_bridge_is_taken_as_it_is_and_reconciled() {
+fn an_existing_bridge_is_used_and_reconciled() {
     let lab = &Lab::new();
     lab.sh("ip link add br0 type bridge; ip link set br0 mtu 1400");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = pod.add(&layer3(json!({ "mtu": 1450, "promiscMode": true })));
     let bridge = &lab.ip("link show br0")[0];
-    assert_eq!(bridge["mtu"], 1450, "what fits through the port fits through the bridge");
+    assert_eq!(bridge["mtu"], 1450, "packets that fit through the port fit through the bridge");
     assert_eq!(bridge["promiscuity"], 1);
     assert!(bridge["flags"].as_array().unwrap().contains(&"LOWER_UP".into()), "{bridge}");
-    assert_eq!(bridge["address"], result["interfaces"][0]["mac"], "as it is with the port");
+    assert_eq!(bridge["address"], result["interfaces"][0]["mac"], "the MAC address after the port was added");
     let pod = Pod::with_ips(lab, "b", &["10.1.0.3/24"]);
     pod.add(&layer3(json!({ "mtu": 1300 })));
-    assert_eq!(lab.ip("link show br0")[0]["mtu"], 1450, "a larger one stays");
+    assert_eq!(lab.ip("link show br0")[0]["mtu"], 1450, "a larger MTU stays");
 }
 
 #[test]
-fn what_is_no_bridge_is_refused_and_left_alone() {
+fn a_link_that_is_not_a_bridge_is_rejected_and_not_changed() {
     let lab = &Lab::new();
     lab.sh("ip link add br0 type veth peer name br0peer; ip link set br0 up");
-    // Not its state, which the kernel may still be about to see.
+    // Without the state of the link: the kernel may update it later.
     let link = || ["address", "mtu", "master", "ifalias"].map(|key| lab.ip("link show br0")[0][key].clone());
     let before = link();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
-    assert!(error["msg"].as_str().unwrap().contains("\"br0\" is no bridge"), "{error}");
+    assert!(error["msg"].as_str().unwrap().contains("\"br0\" is a veth, not a bridge"), "{error}");
     assert_eq!(link(), before);
-    assert!(!lab.sh("ip -o link").contains("cni0 net1"), "no port is left");
+    assert!(!lab.sh("ip -o link").contains("cni0 net1"), "a port is left behind");
     assert!(!pod.sh("ip -o link").contains("eth0"));
 }
 
@@ -238,7 +239,7 @@ fn two_disjoint_networks_put_two_gateways_on_the_bridge() {
 }
 
 #[test]
-fn an_overlapping_address_is_refused_with_both_names_or_replaced() {
+fn an_overlapping_address_is_rejected_with_both_addresses_or_replaced() {
     let lab = &Lab::new();
     lab.sh("ip link add br0 type bridge; ip address add 10.1.0.9/16 dev br0; ip link set br0 up");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -254,7 +255,7 @@ fn an_overlapping_address_is_refused_with_both_names_or_replaced() {
 }
 
 #[test]
-fn routes_are_applied_with_all_that_they_say() {
+fn routes_are_applied_with_all_their_properties() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     pod.answer(json!({
@@ -279,7 +280,7 @@ fn routes_are_applied_with_all_that_they_say() {
     }
     assert!(pod.sh("ip route show table 1000").contains("192.168.2.0/24 via 10.1.0.9"));
     let defaults = result["routes"].as_array().unwrap().iter().filter(|route| route["dst"] == "0.0.0.0/0").count();
-    assert_eq!(defaults, 1, "the one without a gateway is the default route");
+    assert_eq!(defaults, 1, "the default route without a gateway gets the gateway");
     pod.check(&config, &result).ok();
     pod.sh("ip route del 192.168.2.0/24 table 1000");
     let error = pod.check(&config, &result).error(999);
@@ -297,7 +298,7 @@ fn single_addresses_work() {
 }
 
 #[test]
-fn duplicate_detection_is_waited_for_where_it_is_asked_for() {
+fn add_waits_for_duplicate_detection_if_it_is_enabled() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["fd01::2/64"]);
     let config = layer3(json!({ "enabledad": true }));
@@ -307,11 +308,11 @@ fn duplicate_detection_is_waited_for_where_it_is_asked_for() {
     let twin = Pod::with_ips(lab, "b", &["fd01::2/64"]);
     let error = twin.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("fd01::2/64"), "{error}");
-    assert_eq!(lab.sh("ip -o link show type veth | wc -l"), "1\n", "the twin left nothing");
+    assert_eq!(lab.sh("ip -o link show type veth | wc -l"), "1\n", "the twin leaves nothing behind");
 }
 
 #[test]
-fn ipv6_is_enabled_where_a_container_has_it_off() {
+fn ipv6_is_enabled_in_a_container_that_disables_it() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["fd01::2/64"]);
     pod.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
@@ -329,13 +330,13 @@ fn a_container_interface_can_be_left_down() {
     pod.check(&config, &result).ok();
 }
 
-/// The kernel gives a bridge with a hardware address of its own no link-local address before a port has a carrier.
+/// The kernel adds no link-local address to a bridge with a MAC address of its own until a port has a carrier.
 #[test]
 fn a_new_bridge_has_its_link_local_address_without_a_carrier() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     let config = layer2(json!({ "disableContainerInterface": true }));
-    // Whatever the kernel does on its own, it has the time for it between any two messages.
+    // The delay gives the kernel time for its own changes between any two messages.
     let trace = lab.dir().join("trace");
     let slowly = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=sendto", "-e", "inject=sendto:delay_enter=50000"];
     let result = pod.call("ADD", &config).strace(&slowly).run().ok();
@@ -343,10 +344,10 @@ fn a_new_bridge_has_its_link_local_address_without_a_carrier() {
     let before = addresses();
     assert_eq!(before.as_array().unwrap().len(), 1, "{before}");
     assert_eq!((&before[0]["scope"], &before[0]["prefixlen"]), (&json!("link"), &json!(64)), "{before}");
-    // One that the kernel adds, when it happens to see a carrier, can be tentative for a moment.
+    // An address that the kernel adds, if it sees a carrier, can be tentative for a moment.
     assert_eq!((&before[0]["nodad"], before[0].get("tentative")), (&json!(true), None), "{before}");
     assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra net.ipv6.conf.br0.accept_dad"), "0\n0\n");
-    // The kernel would choose the same one, and does not add a second.
+    // The kernel would choose the same address, so it does not add a second one.
     pod.sh("ip link set eth0 up");
     let port = pod.port(&result);
     wait_until("the port and the bridge to have a carrier", || {
@@ -355,12 +356,12 @@ fn a_new_bridge_has_its_link_local_address_without_a_carrier() {
     assert_eq!(addresses(), before);
     lab.sh("ip link set br0 down; ip link set br0 up");
     wait_until("the kernel to add a link-local address", || !addresses()[0]["local"].is_null());
-    assert_eq!(addresses()[0]["local"], before[0]["local"], "the one that the kernel makes");
+    assert_eq!(addresses()[0]["local"], before[0]["local"], "the address that the kernel chooses");
 }
 
-/// Where an administrator wants none, there is none.
+/// An administrator can disable link-local addresses, or IPv6, for new interfaces.
 #[test]
-fn a_new_bridge_gets_no_link_local_address_that_is_not_wanted() {
+fn a_new_bridge_gets_no_link_local_address_if_it_is_disabled() {
     let lab = &Lab::new();
     for (n, setting) in ["addr_gen_mode", "disable_ipv6"].iter().enumerate() {
         lab.sh(&format!("sysctl -qw net.ipv6.conf.default.{setting}=1"));
@@ -372,7 +373,7 @@ fn a_new_bridge_gets_no_link_local_address_that_is_not_wanted() {
 }
 
 #[test]
-fn dns_of_the_network_replaces_that_of_ipam_if_it_says_anything() {
+fn dns_of_the_network_replaces_dns_of_ipam_if_any_key_is_set() {
     let lab = &Lab::new();
     for (index, (dns, want)) in [
         (json!({}), json!({ "nameservers": ["1.1.1.1"] })),
@@ -391,26 +392,27 @@ fn dns_of_the_network_replaces_that_of_ipam_if_it_says_anything() {
 }
 
 #[test]
-fn an_interface_that_exists_is_refused_and_left_alone() {
+fn an_existing_interface_is_rejected_and_not_changed() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let config = layer3(json!({}));
     pod.add(&config);
-    // The kernel may find meanwhile that an address of its own making is nobody else's.
+    // Meanwhile the kernel may finish duplicate detection of a link-local address.
     let state = || format!("{}{}", pod.sh("ip -o address"), lab.sh("ip -o link")).replace(" tentative", "");
     let before = state();
     let error = pod.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("\"eth0\" already exists"), "{error}");
     assert_eq!(state(), before);
-    assert_eq!(ipam_calls(lab), ["ADD a eth0"], "the lease of the living attachment is not touched");
+    assert_eq!(ipam_calls(lab), ["ADD a eth0"], "the lease of the existing attachment stays");
 }
 
 #[test]
-fn a_bridge_with_all_its_ports_says_so() {
+fn a_full_bridge_is_reported_with_the_limit() {
     let lab = &Lab::new();
-    // The kernel gives out port numbers, so ports without a name of their own are as good as any.
+    // The limit is about port numbers, so any links will do as ports.
     lab.sh("ip link add br0 type bridge; ip link add p0 master br0 type veth peer name q0");
-    // Both ends of 511 pairs more, in pieces: each has the patience of a test, for others want links at the same time.
+    // Both ends of 511 more pairs, in several commands: each has the full timeout, because other tests create links
+    // too.
     for n in 1..=7 {
         lab.sh(&format!(
             "seq {n}001 {n}073 | sed 's/.*/link add p& master br0 type veth peer name q&\\nlink set q& master br0/' | ip -batch -"
@@ -422,7 +424,7 @@ fn a_bridge_with_all_its_ports_says_so() {
 }
 
 #[test]
-fn a_bridge_of_somebody_else_keeps_its_hardware_address_and_believes_no_router() {
+fn a_bridge_of_another_program_keeps_its_mac_and_ignores_router_advertisements() {
     const MAC: &str = "fe:ff:ff:ff:ff:ff";
     let lab = &Lab::new();
     lab.sh("ip link add br0 type bridge; ip link add up0 type veth peer name up1; ip link set up1 up");
@@ -432,17 +434,17 @@ fn a_bridge_of_somebody_else_keeps_its_hardware_address_and_believes_no_router()
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     for config in [layer2(json!({})), layer3(json!({ "isGateway": true }))] {
         lab.sh("sysctl -q net.ipv6.conf.br0.accept_ra=1");
-        let told = pod.add(&config);
-        assert_eq!(told["interfaces"][0]["mac"], MAC);
+        let result = pod.add(&config);
+        assert_eq!(result["interfaces"][0]["mac"], MAC);
         assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra"), "0\n");
-        pod.check(&config, &told).ok();
+        pod.check(&config, &result).ok();
         pod.del(&config);
         assert_eq!(lab.ip("link show br0")[0]["address"], MAC);
     }
 }
 
 #[test]
-fn a_spanning_tree_is_not_waited_for() {
+fn add_does_not_wait_for_a_spanning_tree() {
     let lab = &Lab::new();
     lab.sh("ip link add br0 type bridge stp_state 1 forward_delay 1500; ip link set br0 up");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -453,7 +455,7 @@ fn a_spanning_tree_is_not_waited_for() {
 }
 
 #[test]
-fn a_second_add_elsewhere_does_not_free_the_address_of_the_first() {
+fn a_second_add_in_another_namespace_does_not_release_the_address_of_the_first() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipam": { "type": "host-local", "subnet": "10.1.0.0/30" } }));
     let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));

@@ -1,11 +1,11 @@
-//! Bad configurations: one error with the right code, which names the key and the value; nothing is changed.
+//! Invalid input: one error with the right code that names the key and the value, and no change to the host.
 
 use cni::testing::Lab;
 use serde_json::json;
 
 use crate::pod::{Pod, ipam_calls, layer2, layer3};
 
-/// Key and value as JSON, the code, and what the message must name.
+/// Key and value as JSON, the code, and texts that the message must contain.
 const VALUES: &[(&str, u32, &[&str])] = &[
     (r#""bridge": """#, 7, &["bridge", "\"\""]),
     (r#""bridge": "sixteen-bytes-xx""#, 7, &["bridge", "sixteen-bytes-xx"]),
@@ -102,7 +102,7 @@ const VALUES: &[(&str, u32, &[&str])] = &[
     (r#""ipMasqBackend": ["nftables"]"#, 6, &["ipMasqBackend", "list"]),
 ];
 
-/// Whole documents.
+/// Invalid documents, the code, and texts that the message must contain.
 const DOCUMENTS: &[(&str, u32, &[&str])] = &[
     ("", 6, &[]),
     ("{", 6, &[]),
@@ -116,7 +116,7 @@ const DOCUMENTS: &[(&str, u32, &[&str])] = &[
     ("\u{feff}{}", 6, &[]),
 ];
 
-/// `CNI_ARGS`.
+/// Values of `CNI_ARGS`, and texts that the message must contain. An empty list marks a valid value.
 const ARGS: &[(&str, &[&str])] = &[
     ("MAC", &["MAC"]),
     ("MAC=", &[]),
@@ -128,24 +128,28 @@ const ARGS: &[(&str, &[&str])] = &[
     ("mac=02:00:00:00:00:01", &["mac"]),
 ];
 
+/// Returns a configuration with one more key.
 fn config(pair: &str) -> String {
     let mut base = layer2(json!({})).to_string();
-    // A later key wins, so the bad one does.
+    // The last of several equal keys is used.
     base.truncate(base.len() - 1);
     format!("{base}, {pair}}}")
 }
 
-/// Runs `bad` under all three commands; each must be refused, and the host stay as it was.
+/// Asserts that ADD, CHECK and DEL reject `bad` and do not change the host.
 #[track_caller]
-fn refused(pod: &Pod<'_>, bad: &str, args: &str, code: u32, names: &[&str]) {
+fn assert_rejected(pod: &Pod<'_>, bad: &str, args: &str, code: u32, names: &[&str]) {
     for command in ["ADD", "CHECK", "DEL"] {
         let outcome = pod.call(command, &json!({})).stdin(bad).env("CNI_ARGS", args).run();
-        // A DEL that knows what to remove reports the mistake and succeeds.
+        // A DEL that can still remove the attachment reports the mistake on stderr and succeeds.
         let succeeds = command == "DEL" && outcome.status == Some(0);
-        let said = if succeeds { outcome.stderr.clone() } else { outcome.error(code)["msg"].to_string() };
+        let message = if succeeds { outcome.stderr.clone() } else { outcome.error(code)["msg"].to_string() };
         for name in names {
             let escaped = name.replace('"', "\\\"");
-            assert!(said.contains(name) || said.contains(&escaped), "{command} {bad} {args}: no {name:?} in {said}");
+            assert!(
+                message.contains(name) || message.contains(&escaped),
+                "{command} {bad} {args}: no {name:?} in {message}"
+            );
         }
     }
     assert_eq!(pod.lab.sh("ip -o link | wc -l; nft list ruleset; sysctl -n net.ipv4.ip_forward"), "1\n0\n", "{bad}");
@@ -153,39 +157,39 @@ fn refused(pod: &Pod<'_>, bad: &str, args: &str, code: u32, names: &[&str]) {
 }
 
 #[test]
-fn there_are_a_hundred_of_them() {
+fn there_are_a_hundred_cases() {
     assert!(VALUES.len() + DOCUMENTS.len() + ARGS.len() >= 100);
 }
 
 #[test]
-fn bad_values_are_refused() {
+fn bad_values_are_rejected() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     for (pair, code, names) in VALUES {
-        refused(&pod, &config(pair), "", *code, names);
+        assert_rejected(&pod, &config(pair), "", *code, names);
     }
 }
 
 #[test]
-fn bad_documents_are_refused() {
+fn bad_documents_are_rejected() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     for (document, code, names) in DOCUMENTS {
-        refused(&pod, document, "", *code, names);
+        assert_rejected(&pod, document, "", *code, names);
     }
 }
 
 #[test]
-fn bad_arguments_are_refused() {
+fn bad_arguments_are_rejected() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     for (args, names) in ARGS.iter().filter(|(_, names)| !names.is_empty()) {
-        refused(&pod, &layer2(json!({})).to_string(), args, 4, names);
+        assert_rejected(&pod, &layer2(json!({})).to_string(), args, 4, names);
     }
 }
 
 #[test]
-fn bad_values_keep_nothing_from_being_removed() {
+fn del_removes_everything_despite_bad_values() {
     let lab = &Lab::new();
     let good = layer3(json!({ "ipMasq": true, "isGateway": true }));
     for (n, bad) in [
@@ -215,7 +219,7 @@ fn bad_values_keep_nothing_from_being_removed() {
 }
 
 #[test]
-fn contradictions_are_refused_and_do_not_keep_a_del_from_cleaning_up() {
+fn add_rejects_contradictions_and_del_ignores_them() {
     let lab = &Lab::new();
     for (id, (more, names)) in [
         (json!({ "hairpinMode": true, "promiscMode": true }), ["hairpinMode", "promiscMode"]),
@@ -243,7 +247,7 @@ fn contradictions_are_refused_and_do_not_keep_a_del_from_cleaning_up() {
 }
 
 #[test]
-fn a_bad_namespace_is_refused_for_add_and_check() {
+fn add_rejects_a_bad_namespace_and_del_ignores_it() {
     let lab = &Lab::new();
     let mut pod = Pod::new(lab, "a");
     for path in ["/nowhere", "/etc/passwd", "/proc/self/ns/mnt"] {
@@ -256,13 +260,13 @@ fn a_bad_namespace_is_refused_for_add_and_check() {
 }
 
 #[test]
-fn mistakes_that_host_local_finds_change_nothing() {
+fn errors_of_host_local_are_found_before_any_change() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     let config = |subnet: &str, resolv: &str| {
         layer3(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": subnet }]], "resolvConf": resolv } }))
     };
-    let refused = |wrong: [(&str, &str, u32); 2]| {
+    let assert_rejected = |wrong: [(&str, &str, u32); 2]| {
         for (subnet, resolv, code) in wrong {
             let outcome = pod.call("ADD", &config(subnet, resolv)).env("CNI_LOG", "debug").run();
             outcome.error(code);
@@ -270,8 +274,8 @@ fn mistakes_that_host_local_finds_change_nothing() {
         }
     };
     let wrong = [("10.1.0.1/24", "", 7), ("10.1.0.0/24", "/dev/null", 7)];
-    refused(wrong);
+    assert_rejected(wrong);
     assert_eq!(lab.ip("link show type bridge"), json!([]));
     Pod::new(lab, "b").add(&config("10.1.0.0/24", ""));
-    refused(wrong);
+    assert_rejected(wrong);
 }

@@ -1,33 +1,33 @@
-//! CHECK: finds what is not as it was made, and says what it wanted and what it got.
+//! CHECK: finds changes since ADD, and reports the expected and the actual value.
 
 use cni::testing::Lab;
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
 
-/// Sets up a pod, breaks something, and returns what CHECK says about it.
+/// Attaches a pod, runs commands that break something, and returns the error message of CHECK.
 #[track_caller]
-fn broken(more: Value, on_host: &str, inside: &str) -> String {
+fn check_after(more: Value, on_host: &str, inside: &str) -> String {
     let lab = &Lab::new();
     let config = layer3(more);
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-    let told = pod.add(&config);
-    pod.check(&config, &told).ok();
-    lab.sh(&on_host.replace("PORT", &pod.port(&told)));
+    let result = pod.add(&config);
+    pod.check(&config, &result).ok();
+    lab.sh(&on_host.replace("PORT", &pod.port(&result)));
     if !inside.is_empty() {
         pod.sh(inside);
     }
-    let error = pod.check(&config, &told).error(999);
+    let error = pod.check(&config, &result).error(999);
     pod.del(&config);
     error["msg"].as_str().unwrap().to_owned()
 }
 
 macro_rules! finds {
-    ($($name:ident: $more:tt, $on_host:expr, $inside:expr => $says:expr;)+) => {
+    ($($name:ident: $more:tt, $on_host:expr, $inside:expr => $expected:expr;)+) => {
         $(#[test]
         fn $name() {
-            let msg = broken(json!($more), $on_host, $inside);
-            for part in $says {
+            let msg = check_after(json!($more), $on_host, $inside);
+            for part in $expected {
                 assert!(msg.contains(part), "{part}: {msg}");
             }
         })+
@@ -48,62 +48,62 @@ finds! {
     finds_a_bridge_without_promiscuity: {"promiscMode": true}, "ip link set br0 promisc off", "" => ["promiscuous of \"br0\""];
     finds_another_bridge_mac: {}, "ip link set br0 address 02:00:00:00:00:08", "" => ["\"br0\"", "02:00:00:00:00:08"];
     finds_flushed_masquerade: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade masq_checks", "" => ["masquerades 10.1.0.2"];
-    finds_a_flushed_way_to_masquerade: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade postrouting", "" => ["postrouting"];
+    finds_a_flushed_masquerade_base_chain: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade postrouting", "" => ["postrouting"];
     finds_a_flushed_ruleset: {"ipMasq": true}, "nft flush ruleset", "" => ["10.1.0.2"];
     finds_flushed_iptables: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F POSTROUTING", "" => ["10.1.0.2", "CNI-"];
     finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush chain bridge nat PREROUTING", "" => ["cni-br-iface-a-eth0"];
 }
 
 #[test]
-fn what_others_may_change_is_not_found_fault_with() {
+fn changes_that_others_may_make_are_accepted() {
     let lab = &Lab::new();
     let config = layer3(json!({ "isDefaultGateway": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let told = pod.add(&config);
-    // Somebody listens on the bridge; a later plugin adds addresses and routes, and changes the MTU.
+    let result = pod.add(&config);
+    // A program captures traffic on the bridge. A later plugin adds addresses and routes, and changes the MTU.
     lab.sh("ip link set br0 promisc on");
     pod.sh("ip address add 10.5.0.2/24 dev eth0; ip route add 10.6.0.0/16 via 10.1.0.9; ip link set eth0 mtu 1300");
-    pod.check(&config, &told).ok();
+    pod.check(&config, &result).ok();
 }
 
 #[test]
 fn layer2_is_checked_without_ipam() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
-    let told = pod.add(&layer2(json!({})));
-    pod.check(&layer2(json!({})), &told).ok();
+    let result = pod.add(&layer2(json!({})));
+    pod.check(&layer2(json!({})), &result).ok();
     assert!(ipam_calls(lab).is_empty());
 }
 
 #[test]
-fn ipam_has_its_say() {
+fn the_check_of_ipam_is_returned() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let told = pod.add(&layer3(json!({})));
+    let result = pod.add(&layer3(json!({})));
     ipam_fails(lab, "CHECK");
-    assert_eq!(pod.check(&layer3(json!({})), &told).error(123)["msg"], "scripted failure");
+    assert_eq!(pod.check(&layer3(json!({})), &result).error(123)["msg"], "scripted failure");
 }
 
 #[test]
-fn a_previous_result_must_be_there_and_fit() {
+fn a_previous_result_is_required_and_must_match() {
     let lab = &Lab::new();
     let config = layer2(json!({}));
     let pod = Pod::new(lab, "a");
-    let told = pod.add(&config);
+    let result = pod.add(&config);
     assert!(pod.call("CHECK", &config).run().error(7)["msg"].as_str().unwrap().contains("prevResult"));
-    let mut other = told.clone();
+    let mut other = result.clone();
     other["interfaces"][2]["sandbox"] = json!("/elsewhere");
     assert!(pod.check(&config, &other).error(999)["msg"].as_str().unwrap().contains("eth0"));
-    let mut other = told.clone();
+    let mut other = result.clone();
     other["interfaces"][1]["name"] = json!("vethother");
     assert!(pod.check(&config, &other).error(999)["msg"].as_str().unwrap().contains("port"));
-    let mut other = told;
+    let mut other = result;
     other["interfaces"][0]["mac"] = json!("nonsense");
     assert!(pod.check(&config, &other).error(7)["msg"].as_str().unwrap().contains("nonsense"));
 }
 
 #[test]
-fn a_gateway_of_nowhere_and_table_zero_stand_for_nothing() {
+fn an_unspecified_gateway_and_table_zero_mean_none() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     pod.answer(json!({
@@ -111,8 +111,8 @@ fn a_gateway_of_nowhere_and_table_zero_stand_for_nothing() {
         "routes": [{ "dst": "0.0.0.0/0", "gw": "0.0.0.0" }, { "dst": "10.9.0.0/16", "gw": "10.1.0.1", "table": 0 }],
     }));
     let config = layer3(json!({}));
-    let told = pod.add(&config);
-    pod.check(&config, &told).ok();
+    let result = pod.add(&config);
+    pod.check(&config, &result).ok();
     pod.sh("ip route del default");
-    pod.check(&config, &told).error(999);
+    pod.check(&config, &result).error(999);
 }

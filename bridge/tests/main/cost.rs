@@ -1,4 +1,4 @@
-//! What an ADD costs, in system calls, messages and processes: a limit that only grows on purpose.
+//! Limits for the cost of an ADD in system calls, messages and processes, so that it grows only on purpose.
 
 use std::fs;
 
@@ -22,24 +22,25 @@ fn an_add_with_masquerade_takes_five_messages_and_no_process() {
     pod.call("ADD", &config).strace(&["-f", "-qq", "-o", trace.to_str().unwrap()]).run().ok();
     let log = fs::read_to_string(trace).unwrap();
     let count = |call: &str| log.lines().filter(|line| line.contains(&format!(" {call}("))).count();
-    // Before 6.2 the kernel does not show what it made, and before 6.8 it does not hurry to set a port up: it is asked.
+    // Before 6.2 the kernel does not return the link that it created, and before 6.8 a port comes up later. Both need
+    // additional messages.
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut version = release.split('.').map(|part| part.parse().unwrap_or(0));
     let old = (version.next(), version.next()) < (Some(6), Some(8));
     assert!(count("sendto") <= if old { 10 } else { 5 }, "{log}");
     assert_eq!(count("execve"), 1, "{log}");
     assert_eq!(count("clone") + count("clone3") + count("fork") + count("vfork"), 0, "{log}");
-    // A program of the C library glibc, as tests may use, starts with more of them than the one that is shipped.
+    // The programs under test may use glibc, which makes more system calls at the start than the released program.
     let calls = log.lines().filter(|line| line.contains('(')).count();
     let start = log.lines().position(|line| line.contains("read(0,")).unwrap();
-    eprintln!("{calls} system calls, {start} of them before the first of ours");
+    eprintln!("{calls} system calls, {start} of them before the first of the plugin");
     assert!(calls - start <= 110, "{calls} - {start}: {log}");
 }
 
-/// For a refusal, and for a base chain that is made again, the kernel waits until all processors have forgotten the old
-/// rules: ten ADDs long.
+/// When the kernel rejects a rule or recreates a base chain, it waits until no processor uses the old rules. That takes
+/// as long as ten ADDs.
 #[test]
-fn no_add_with_masquerade_is_refused_or_makes_a_chain_again() {
+fn add_with_masquerade_neither_recreates_a_chain_nor_sends_a_rejected_rule() {
     let lab = &Lab::new();
     let rules = |id: &str, bridge: &str| {
         let pod = Pod::with_ips(lab, id, &[&format!("10.1.0.{}/24", id.len())]);

@@ -1,4 +1,4 @@
-//! DEL: removes everything whatever is in the way, and as often as it is asked.
+//! DEL: removes everything despite errors, and can be repeated.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 
-/// With everything that can be left behind.
+/// Returns a configuration that creates everything that could be left behind.
 fn everything(backend: &str) -> Value {
     layer3(json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true, "isDefaultGateway": true }))
 }
@@ -27,7 +27,7 @@ fn del_removes_all_traces_and_can_be_repeated() {
 }
 
 #[test]
-fn del_of_what_never_was_succeeds_and_makes_nothing() {
+fn del_of_an_unknown_attachment_succeeds_and_creates_nothing() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     pod.del(&everything("iptables"));
@@ -36,7 +36,7 @@ fn del_of_what_never_was_succeeds_and_makes_nothing() {
 }
 
 #[test]
-fn del_works_wherever_the_namespace_went() {
+fn del_works_without_a_valid_namespace() {
     for (index, backend) in ["nftables", "iptables", "nftables", "iptables"].into_iter().enumerate() {
         let lab = &Lab::new();
         let config = everything(backend);
@@ -58,7 +58,7 @@ fn del_works_wherever_the_namespace_went() {
         pod.del(&config);
         if index != 2 {
             let links = lab.sh(&format!("nsenter --net={} ip -o link", alive.display()));
-            assert!(!links.contains("eth0"), "the pair is found by its alias: {links}");
+            assert!(!links.contains("eth0"), "the pair must be found by its alias: {links}");
         }
         assert_clean(lab);
         assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"], "{index}");
@@ -67,7 +67,7 @@ fn del_works_wherever_the_namespace_went() {
 }
 
 #[test]
-fn del_goes_on_after_the_interface_is_gone() {
+fn del_continues_if_the_interface_is_gone() {
     let lab = &Lab::new();
     let config = everything("iptables");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -77,9 +77,9 @@ fn del_goes_on_after_the_interface_is_gone() {
     assert_clean(lab);
 }
 
-/// Whatever it does to the names in its namespace.
+/// Even if it renames interfaces in its namespace.
 #[test]
-fn a_container_cannot_keep_its_port_nor_its_check() {
+fn a_container_cannot_keep_its_port_or_its_spoof_check() {
     let hide = "ip link set eth0 down; ip link set eth0 name x0; ip link set x0 up;";
     for decoy in ["ip link add eth0 type veth peer name y0", "ip link set lo down; ip link set lo name eth0"] {
         let lab = &Lab::new();
@@ -94,7 +94,7 @@ fn a_container_cannot_keep_its_port_nor_its_check() {
 }
 
 #[test]
-fn long_ids_that_begin_alike_are_told_apart() {
+fn long_ids_with_the_same_prefix_are_distinguished() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true, "isGateway": true }));
     let [one, two] = ["1", "2"].map(|end| format!("{}{end}", "c".repeat(245)));
@@ -110,7 +110,7 @@ fn long_ids_that_begin_alike_are_told_apart() {
 }
 
 #[test]
-fn del_goes_on_after_ipam_failed_and_tells() {
+fn del_continues_after_an_ipam_failure_and_reports_it() {
     let lab = &Lab::new();
     let config = everything("nftables");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -122,7 +122,7 @@ fn del_goes_on_after_ipam_failed_and_tells() {
 }
 
 #[test]
-fn del_goes_on_without_the_ipam_plugin() {
+fn del_continues_without_the_ipam_plugin() {
     let lab = &Lab::new();
     let config = everything("nftables");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -134,12 +134,12 @@ fn del_goes_on_without_the_ipam_plugin() {
 }
 
 #[test]
-fn del_removes_what_an_older_configuration_made() {
+fn del_removes_the_objects_of_an_older_configuration() {
     let lab = &Lab::new();
     for backend in ["nftables", "iptables"] {
         let pod = Pod::with_ips(lab, backend, &["10.1.0.2/24", "fd01::2/64"]);
         pod.add(&everything(backend));
-        // Now without any of it, and on another bridge.
+        // Now without these features, and on another bridge.
         pod.del(&layer3(json!({ "bridge": "br1" })));
         assert_clean(lab);
     }
@@ -151,16 +151,16 @@ fn attachments_of_one_container_do_not_disturb_each_other() {
         let lab = &Lab::new();
         let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": backend }));
         let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-        let told = first.add(&config);
+        let result = first.add(&config);
         let second = Pod { lab, id: "a".into(), ifname: "eth1".into(), netns: first.netns.clone() };
         second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
-        let told_second = second.add(&config);
-        first.check(&config, &told).ok();
-        // A runtime passes on what ADD told.
+        let second_result = second.add(&config);
+        first.check(&config, &result).ok();
+        // A runtime passes the result of ADD.
         let mut with_previous = config.clone();
-        with_previous["prevResult"] = told_second;
+        with_previous["prevResult"] = second_result;
         second.del(&with_previous);
-        first.check(&config, &told).ok();
+        first.check(&config, &result).ok();
         let rules = lab.sh("nft list ruleset");
         assert!(!rules.contains("10.1.0.3"), "{backend}: {rules}");
         first.del(&config);
@@ -169,11 +169,11 @@ fn attachments_of_one_container_do_not_disturb_each_other() {
 }
 
 #[test]
-fn a_network_of_many_starts_no_process_to_delete() {
+fn del_with_nftables_starts_no_iptables_process() {
     let lab = &Lab::new();
     let config = everything("nftables");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    // Somebody else uses iptables here.
+    // Another program uses iptables on this host.
     lab.sh("iptables -t nat -A POSTROUTING -s 10.9.0.0/16 -j ACCEPT");
     pod.add(&config);
     let trace = lab.dir().join("trace");
@@ -181,7 +181,7 @@ fn a_network_of_many_starts_no_process_to_delete() {
     traced.run().ok();
     let log = fs::read_to_string(trace).unwrap();
     assert!(!log.contains("iptables"), "{log}");
-    assert!(lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"), "not ours, not touched");
+    assert!(lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"), "the rule of another program stays");
 }
 
 /// There `iptables-save` lists the table of nf_tables, although another program has made the older one.
@@ -197,20 +197,20 @@ fn a_host_with_only_the_newer_iptables_tools_is_cleaned_up() {
 }
 
 #[test]
-fn what_legacy_iptables_made_is_removed() {
+fn rules_of_legacy_iptables_are_removed() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    // A host on which iptables is the older one.
+    // A host whose iptables is the legacy one.
     let tools = lab.dir().join("tools");
     lab.sh(&format!(
         "mkdir {0}; for t in iptables iptables-save iptables-restore; do ln -s /usr/sbin/xtables-legacy-multi {0}/$t; done",
         tools.display()
     ));
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
-    let told = pod.call("ADD", &config).env("PATH", &path).run().ok();
+    let result = pod.call("ADD", &config).env("PATH", &path).run().ok();
     assert!(lab.sh("iptables-legacy-save -t nat").contains("-j CNI-"));
-    pod.check(&config, &told).ok();
+    pod.check(&config, &result).ok();
     pod.del(&config);
     let left = lab.sh("iptables-legacy-save -t nat");
     assert!(!left.contains("CNI-"), "{left}");

@@ -1,5 +1,5 @@
-//! The same calls by the reference and by ours, on twin hosts: answers and kernel state must be equal, but for what is
-//! listed here with its reason.
+//! The same calls of the reference and of cni0, on identical hosts: results and kernel state must be equal, except for
+//! the differences that are listed here with a reason.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, merge};
 
-/// All that is compared after each step, by name.
+/// The state that is compared after each step, by name.
 type State = BTreeMap<&'static str, String>;
 
-/// What each side is told to do first, and with which configuration.
+/// A configuration to compare, and a command that prepares the host.
 struct Case {
     name: &'static str,
     prepare: &'static str,
@@ -140,18 +140,18 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// Where answers differ on purpose, and why.
-fn on_purpose(case: &str, step: &str) -> Option<&'static str> {
+/// Returns the reason if the results of a step differ on purpose.
+fn intended_difference(case: &str, step: &str) -> Option<&'static str> {
     match (case, step) {
         ("routes" | "routes of both families" | "routes without gateway", "CHECK") => {
-            Some("the reference looks for the route without the next hop that it gave it, and fails")
+            Some("the reference looks for the route without the next hop that it added, and fails")
         }
-        ("dns of ipam", "ADD") => Some("1.1.1 takes an empty \"dns\" for an answer, which 1.9.1 does not"),
+        ("dns of ipam", "ADD") => Some("1.1.1 replaces the DNS settings of IPAM by an empty \"dns\", 1.9.1 does not"),
         _ => None,
     }
 }
 
-/// One of the two: which program, and on which host.
+/// One of the two implementations, on its host.
 struct Side<'a> {
     pod: Pod<'a>,
     ours: bool,
@@ -174,16 +174,16 @@ impl Side<'_> {
         calling.env("CNI_ARGS", case.args).run()
     }
 
-    /// The kernel's state, without what is random or only ours on purpose.
-    fn state(&self, told: &Value) -> State {
+    /// Returns the kernel's state, without random values and intended differences.
+    fn state(&self, result: &Value) -> State {
         let lab = self.pod.lab;
         let mut state = State::new();
         let mut note = |name, text: String| {
-            state.insert(name, self.normal(&text, told));
+            state.insert(name, self.normalize(&text, result));
         };
-        // Not compared: link-local addresses and numbers, which follow from random hardware addresses and the order of
-        // creation; `nodad`, as ours are usable at once; the queue of either end, which the reference empties by accident;
-        // keep_addr_on_down, which the reference sets since 1.2.0.
+        // Not compared: link-local addresses and interface indexes, which depend on random MAC addresses and on the
+        // order of creation; `nodad`, because addresses of cni0 are usable at once; the queue lengths of the veth pair,
+        // which the reference sets to 0 by accident; keep_addr_on_down, which the reference sets since 1.2.0.
         let tidy = r"sed -E 's/^[0-9]+: //; s/(nodad|tentative|dadfailed) ?//g; s/ qlen [0-9]+//; s/ if[0-9]+//g; s/@[a-z0-9]+//'";
         let addresses = format!("ip -o address show scope global | sed 's/.*: //' | {tidy}");
         note("host addresses", lab.sh(&format!("{addresses} | sort")));
@@ -219,10 +219,10 @@ impl Side<'_> {
         !self.pod.lab.sh("ip -o link show type bridge").is_empty()
     }
 
-    /// Random names and hardware addresses become placeholders.
-    fn normal(&self, text: &str, told: &Value) -> String {
+    /// Replaces random names and MAC addresses by placeholders.
+    fn normalize(&self, text: &str, result: &Value) -> String {
         let mut text = text.to_owned();
-        for (index, interface) in told["interfaces"].as_array().into_iter().flatten().enumerate() {
+        for (index, interface) in result["interfaces"].as_array().into_iter().flatten().enumerate() {
             for (key, mark) in [("mac", "MAC"), ("name", "NAME")] {
                 if let Some(value) = interface[key].as_str().filter(|value| value.len() > 5) {
                     text = text.replace(value, &format!("{mark}{index}"));
@@ -233,7 +233,7 @@ impl Side<'_> {
     }
 }
 
-/// Runs a case on a host of its own; every step's answer and the state after it.
+/// Runs a case on a host of its own. Returns the answer of every step and the state after it.
 fn run(case: &Case, ours: bool) -> Vec<(String, State)> {
     let lab = &Lab::new();
     lab.sh("ip link set lo up");
@@ -241,31 +241,32 @@ fn run(case: &Case, ours: bool) -> Vec<(String, State)> {
     let side = Side { pod: Pod::new(lab, "twin"), ours };
     let mut steps = Vec::new();
     let added = side.call("ADD", case, None);
-    let told = added.ok();
-    let mut answer = told.clone();
-    // By their places: the reference's bridge has the hardware address of its port until it is a gateway.
+    let result = added.ok();
+    let mut answer = result.clone();
+    // MAC addresses are replaced by position: the reference's bridge has the MAC address of its port until it is a
+    // gateway.
     for (index, interface) in answer["interfaces"].as_array_mut().into_iter().flatten().enumerate() {
         interface["mac"] = json!(format!("MAC{index}"));
         if index == 1 {
             interface["name"] = json!("PORT");
         }
     }
-    // 1.1.1 prints an empty `dns` in 1.0.0, where the newest does not.
+    // 1.1.1 prints an empty `dns` for cniVersion 1.0.0, the newest reference does not.
     if case.config["cniVersion"] == "1.0.0" && answer["dns"] == json!({}) {
         answer.as_object_mut().unwrap().remove("dns");
     }
-    steps.push((format!("ADD {answer}"), side.state(&told)));
-    // The reference's CHECK always fails without IPAM, and before 0.4.0 there is none.
+    steps.push((format!("ADD {answer}"), side.state(&result)));
+    // The reference's CHECK always fails without IPAM, and versions before 0.4.0 have no CHECK.
     if case.config.get("ipam").is_some_and(Value::is_object)
         && !case.config["cniVersion"].as_str().unwrap().starts_with("0.1")
         && case.config["cniVersion"].as_str().unwrap() >= "0.4.0"
     {
-        let outcome = side.call("CHECK", case, Some(&told));
-        steps.push((format!("CHECK {:?} {}", outcome.status, outcome.stdout), side.state(&told)));
+        let outcome = side.call("CHECK", case, Some(&result));
+        steps.push((format!("CHECK {:?} {}", outcome.status, outcome.stdout), side.state(&result)));
     }
     for _ in 0..2 {
         let outcome = side.call("DEL", case, None);
-        steps.push((format!("DEL {:?} {}", outcome.status, outcome.stdout), side.state(&told)));
+        steps.push((format!("DEL {:?} {}", outcome.status, outcome.stdout), side.state(&result)));
     }
     steps
 }
@@ -280,7 +281,7 @@ fn compare(cases: &[Case]) {
         assert_eq!(theirs.len(), ours.len());
         for ((their_answer, their_state), (our_answer, our_state)) in theirs.iter().zip(&ours) {
             let step = their_answer.split(' ').next().unwrap();
-            if their_answer != our_answer && on_purpose(case.name, step).is_none() {
+            if their_answer != our_answer && intended_difference(case.name, step).is_none() {
                 differences.push(format!("{} {step}\n  theirs: {their_answer}\n  ours:   {our_answer}", case.name));
             }
             for (key, theirs) in their_state {
@@ -302,7 +303,7 @@ fn there_are_enough_cases() {
     assert!(cases().len() >= 40, "{}", cases().len());
 }
 
-/// In parts, so that they run side by side.
+/// Runs a quarter of the cases, so that the quarters run in parallel.
 fn part(n: usize) {
     let cases: Vec<_> =
         cases().into_iter().enumerate().filter(|(index, _)| index % 4 == n).map(|(_, case)| case).collect();

@@ -1,4 +1,4 @@
-//! A failed ADD leaves nothing, wherever it fails: by its delegate, and by every system call that can fail.
+//! A failed ADD leaves nothing behind, wherever it fails: in the delegate, or in any system call.
 
 use std::fs;
 
@@ -12,12 +12,12 @@ fn everything() -> Value {
 }
 
 #[test]
-fn a_failing_ipam_plugin_is_told_to_release_after_the_pair_is_gone() {
+fn del_of_a_failed_ipam_plugin_is_called_after_the_pair_is_gone() {
     Lab::both(|lab| {
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         ipam_fails(lab, "ADD");
         let error = pod.call("ADD", &everything()).run().error(123);
-        assert_eq!(error["msg"], "scripted failure", "passed on as it is");
+        assert_eq!(error["msg"], "scripted failure", "passed on unchanged");
         assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
         assert_eq!(links_at_release(lab), "", "an address that is still in use is not released");
         assert_clean(lab);
@@ -25,7 +25,7 @@ fn a_failing_ipam_plugin_is_told_to_release_after_the_pair_is_gone() {
     });
 }
 
-/// The kernel may say that the bridge is gone when it has already created the pair.
+/// The kernel may report that the bridge is gone when it has already created the pair.
 #[test]
 fn a_pair_whose_bridge_vanished_is_replaced() {
     let lab = &Lab::new();
@@ -33,13 +33,13 @@ fn a_pair_whose_bridge_vanished_is_replaced() {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     lab.sh("ip link add br0 type bridge; ip link set br0 up");
     let calls = later_calls(&pod, &config, "recvfrom");
-    let (answer, _) = calls[0];
-    assert_eq!(strike(&pod, &config, "recvfrom", answer, "error=ENODEV"), Some(true));
+    let (reply, _) = calls[0];
+    assert_eq!(inject_fault(&pod, &config, "recvfrom", reply, "error=ENODEV"), Some(true));
     assert_eq!(lab.sh("ip -o link show type veth | wc -l"), "1\n");
     assert_eq!(lab.sh("ip -o link show master br0 | wc -l"), "1\n");
 }
 
-/// An IPv6 address that was just given is of no use until the kernel reports it.
+/// A new IPv6 address is not usable until the kernel reports it.
 #[test]
 fn an_add_waits_for_its_ipv6_addresses() {
     let lab = &Lab::new();
@@ -57,18 +57,18 @@ fn an_add_waits_for_its_ipv6_addresses() {
             continue;
         }
         let socket = line.split_once('(').and_then(|(_, rest)| rest.split_once(',')).unwrap().0;
-        let heard = format!("recvfrom({socket}, [{{");
+        let received = format!("recvfrom({socket}, [{{");
         let mut until_next = std::iter::from_fn(|| lines.next_if(|line| !listens(line)));
-        waits += usize::from(until_next.any(|line| line.starts_with(&heard)));
+        waits += usize::from(until_next.any(|line| line.starts_with(&received)));
     }
     assert_eq!(waits, 2, "in the container, and on the bridge: {log}");
 }
 
 #[test]
-fn answers_that_cannot_be_used_are_undone() {
+fn an_add_with_an_unusable_ipam_result_is_rolled_back() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
-    for (answer, names) in [
+    for (answer, expected) in [
         (json!({}), "no address"),
         (json!({ "ips": [{ "address": "10.1.0.2/24", "gateway": "fd01::1" }] }), "fd01::1"),
         (
@@ -86,20 +86,20 @@ fn answers_that_cannot_be_used_are_undone() {
         pod.answer(answer);
         let outcome = pod.call("ADD", &everything()).run();
         assert_eq!(outcome.status, Some(1), "{}", outcome.stdout);
-        assert!(outcome.stdout.contains(names), "{names}: {}", outcome.stdout);
+        assert!(outcome.stdout.contains(expected), "{expected}: {}", outcome.stdout);
         assert_clean(lab);
         assert!(!pod.sh("ip -o link").contains("eth0"));
     }
     let calls = ipam_calls(lab);
     assert_eq!(calls.iter().filter(|call| call.starts_with("ADD")).count(), 7);
-    assert_eq!(calls.iter().filter(|call| call.starts_with("DEL")).count(), 7, "each is released");
+    assert_eq!(calls.iter().filter(|call| call.starts_with("DEL")).count(), 7, "each address is released");
 }
 
 #[test]
-fn a_result_that_the_version_cannot_tell_is_undone() {
+fn a_result_that_the_version_cannot_express_is_rolled_back() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
-    // An answer in a layout of its own, without what 0.2.0 needs.
+    // A result in the layout of 0.2.0, without the address that 0.2.0 requires.
     pod.answer(json!({ "cniVersion": "0.2.0" }));
     let mut config = everything();
     config["cniVersion"] = json!("0.2.0");
@@ -108,8 +108,9 @@ fn a_result_that_the_version_cannot_tell_is_undone() {
     assert_clean(lab);
 }
 
-/// Lets the `n`th call of `name` fail, or kills there; `None` if there are not so many, else whether the ADD succeeded.
-pub(crate) fn strike(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &str) -> Option<bool> {
+/// Runs ADD, and makes its `n`th system call `name` fail, or kills it there. Returns whether the ADD succeeded, or
+/// `None` if it makes fewer such calls.
+pub(crate) fn inject_fault(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &str) -> Option<bool> {
     let trace = pod.lab.dir().join("trace");
     let traced = format!("trace={name}");
     let inject = format!("inject={name}:{how}:when={n}");
@@ -121,7 +122,7 @@ pub(crate) fn strike(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &
         return None;
     }
     if outcome.status == Some(1) {
-        // One error, and nothing else on stdout.
+        // Stdout contains one error and nothing else.
         let error: Value =
             serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
         assert!(!error["msg"].as_str().unwrap().is_empty());
@@ -130,11 +131,11 @@ pub(crate) fn strike(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &
 }
 
 #[test]
-fn whatever_system_call_fails_nothing_is_left() {
+fn a_failing_system_call_leaves_nothing_behind() {
     let lab = &Lab::new();
     let config = everything();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-    let mut strikes = 0;
+    let mut failures = 0;
     for (name, errno) in [
         ("sendto", "ENOBUFS"),
         ("recvfrom", "ENOMEM"),
@@ -147,13 +148,13 @@ fn whatever_system_call_fails_nothing_is_left() {
         ("pwrite64", "EIO"),
     ] {
         for n in 1..60 {
-            match strike(&pod, &config, name, n, &format!("error={errno}")) {
+            match inject_fault(&pod, &config, name, n, &format!("error={errno}")) {
                 None => {
                     pod.del(&config);
                     break;
                 }
-                Some(true) => pod.del(&config), // It can do without.
-                Some(false) => strikes += 1,
+                Some(true) => pod.del(&config), // The call is not essential.
+                Some(false) => failures += 1,
             }
             if n == 59 {
                 panic!("{name} is called without end");
@@ -163,25 +164,26 @@ fn whatever_system_call_fails_nothing_is_left() {
             assert!(!pod.sh("ip -o link").contains("eth0"), "{name} {n}");
         }
     }
-    assert!(strikes > 20, "{strikes} failures were met");
+    assert!(failures > 20, "only {failures} failures");
     pod.add(&config);
 }
 
 #[test]
-fn wherever_it_is_killed_a_del_cleans_up() {
+fn del_cleans_up_after_a_killed_add() {
     let lab = &Lab::new();
     let config = everything();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let kills = (1..30).take_while(|n| strike(&pod, &config, "sendto", *n, "signal=KILL").is_some()).inspect(|_| {
-        pod.del(&config);
-        assert_clean(lab);
-    });
+    let kills =
+        (1..30).take_while(|n| inject_fault(&pod, &config, "sendto", *n, "signal=KILL").is_some()).inspect(|_| {
+            pod.del(&config);
+            assert_clean(lab);
+        });
     let kills = kills.count();
     assert!((4..29).contains(&kills), "{kills} kills");
 }
 
-/// The numbers, among those of its name, of the calls of `name` that an ADD makes after it has read its configuration,
-/// and their texts.
+/// Lists the calls of the system call `name` that an ADD makes after it has read its configuration: their numbers among
+/// all calls of that name, and their arguments.
 fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)> {
     let trace = pod.lab.dir().join("calls");
     let traced = format!("trace=read,{name}");
@@ -196,13 +198,13 @@ fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)
 }
 
 #[test]
-fn an_add_whose_answer_cannot_be_written_is_taken_back() {
+fn an_add_whose_result_cannot_be_written_is_rolled_back() {
     Lab::both(|lab| {
         let config = everything();
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         let calls = later_calls(&pod, &config, "write");
         let (answer, _) = calls.iter().rfind(|(_, text)| text.starts_with("1, ")).unwrap();
-        assert_eq!(strike(&pod, &config, "write", *answer, "error=ENOSPC"), Some(false));
+        assert_eq!(inject_fault(&pod, &config, "write", *answer, "error=ENOSPC"), Some(false));
         assert_clean(lab);
         assert!(!pod.sh("ip -o link").contains("eth0"));
         assert_eq!(ipam_calls(lab).last().unwrap(), "DEL a eth0");
@@ -210,10 +212,10 @@ fn an_add_whose_answer_cannot_be_written_is_taken_back() {
 }
 
 #[test]
-fn without_memory_an_add_comes_to_its_end() {
+fn an_add_without_memory_exits_with_an_answer() {
     let lab = &Lab::new();
     let mut config = everything();
-    // So much that what the program has of its own does not do.
+    // More than the program's static memory.
     config["padding"] = "x".repeat(900 << 10).into();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let (first, _) = later_calls(&pod, &config, "mmap")[0];

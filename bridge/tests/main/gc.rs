@@ -1,10 +1,11 @@
-//! GC: what is not listed goes, what is listed stays, and other networks are not looked at.
+//! GC: removes attachments that are not listed, keeps listed ones, and ignores other networks.
 
 use cni::testing::{Lab, Outcome};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 
+/// Calls GC with a list of valid attachments.
 fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
     let mut config = config.clone();
     config["cni.dev/valid-attachments"] = valid;
@@ -12,7 +13,7 @@ fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
 }
 
 #[test]
-fn only_stale_attachments_of_the_network_go() {
+fn only_stale_attachments_of_the_network_are_removed() {
     Lab::both(|lab| {
         for backend in ["nftables", "iptables"] {
             let common = json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true });
@@ -48,12 +49,12 @@ fn only_stale_attachments_of_the_network_go() {
 }
 
 #[test]
-fn what_a_lost_namespace_left_is_collected() {
+fn the_rules_of_a_deleted_port_are_collected() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let told = pod.add(&config);
-    lab.sh(&format!("ip link del {}", pod.port(&told)));
+    let result = pod.add(&config);
+    lab.sh(&format!("ip link del {}", pod.port(&result)));
     collect(&pod, &config, json!([])).ok();
     assert_clean(lab);
 }
@@ -68,8 +69,8 @@ fn the_same_container_with_another_interface_is_another_attachment() {
     assert_clean(lab);
 }
 
-/// A container that is detached and attached again while GC of another network runs has a rule for its old port, which
-/// GC has listed, and one for its new port, under the same names.
+/// If a container is detached and attached again while GC of another network runs, it has a rule for its old port,
+/// which GC has listed, and one for its new port, with the same names.
 #[test]
 fn the_spoof_check_of_a_container_that_was_attached_again_stays() {
     let lab = &Lab::new();
@@ -84,7 +85,7 @@ fn the_spoof_check_of_a_container_that_was_attached_again_stays() {
     collect(&pod, &other, json!([])).ok();
     pod.check(&config, &result).ok();
     assert!(!lab.sh("nft list ruleset").contains("vethgone"));
-    // Several rules of one container that is gone.
+    // Several rules of a container that is gone.
     lab.sh(&format!("ip link del {}", pod.port(&result)));
     lab.sh(
         "nft 'add rule bridge nat PREROUTING iifname vethgone jump cni-br-iface-a-eth0 comment \"macspoofchk-a-eth0\"'",
@@ -94,19 +95,19 @@ fn the_spoof_check_of_a_container_that_was_attached_again_stays() {
 }
 
 #[test]
-fn a_chain_of_iptables_to_which_nothing_leads_any_more_is_collected() {
+fn an_iptables_chain_without_a_jump_is_collected() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     pod.add(&config);
-    // As somebody leaves it who is killed in the midst of a DEL.
+    // The state after a DEL was killed halfway.
     lab.sh("iptables -t nat -F POSTROUTING");
     collect(&pod, &config, json!([])).ok();
     assert!(!lab.sh("iptables-save -t nat").contains("CNI-"));
 }
 
 #[test]
-fn it_goes_on_after_ipam_failed_and_tells() {
+fn gc_continues_after_an_ipam_failure_and_reports_it() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -121,7 +122,7 @@ fn without_a_list_nothing_is_removed() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let told = pod.add(&config);
+    let result = pod.add(&config);
     lab.plugin("bridge", "GC").stdin(config.to_string()).run().error(7);
-    pod.check(&config, &told).ok();
+    pod.check(&config, &result).ok();
 }

@@ -1,4 +1,4 @@
-//! Hosts that lack something: what can be served is, and what cannot is refused and says why.
+//! Hosts that lack a feature: calls that do not need it succeed, and others fail with an error that names it.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -8,22 +8,22 @@ use serde_json::json;
 
 use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3, merge, outside, send, udp};
 
-/// /proc/sys as many containers have it, whatever namespace looks at it.
-fn freeze_settings(lab: &Lab) {
+/// Makes /proc/sys read-only, as in many containers, for all network namespaces.
+fn make_sysctls_read_only(lab: &Lab) {
     lab.sh("mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys");
 }
 
 #[test]
-fn with_read_only_settings_what_is_set_already_is_enough() {
+fn with_read_only_sysctls_existing_settings_suffice() {
     let lab = &Lab::new();
     lab.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1");
-    freeze_settings(lab);
+    make_sysctls_read_only(lab);
     let config = layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables" }));
     let [a, b] = [("a", 2), ("b", 3)]
         .map(|(id, n)| Pod::with_ips(lab, id, &[format!("10.1.0.{n}/24").as_str(), format!("fd01::{n}/64").as_str()]));
     let outcome = a.call("ADD", &config).env("CNI_LOG", "warn").run();
     let result = outcome.ok();
-    // A host that may listen to routers is told of.
+    // ADD warns that the host may accept router advertisements.
     for key in ["net.ipv6.conf.br0.accept_ra is not 0", "read-only"] {
         assert!(outcome.stderr.contains(key), "{}", outcome.stderr);
     }
@@ -38,10 +38,10 @@ fn with_read_only_settings_what_is_set_already_is_enough() {
 }
 
 #[test]
-fn with_read_only_settings_what_is_missing_is_told_and_nothing_left() {
+fn with_read_only_sysctls_a_missing_setting_is_reported_and_nothing_is_left() {
     let lab = &Lab::new();
     lab.sh("sysctl -qw net.ipv4.ip_forward=0");
-    freeze_settings(lab);
+    make_sysctls_read_only(lab);
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("net.ipv4.ip_forward"), "{error}");
@@ -56,7 +56,7 @@ fn with_read_only_settings_what_is_missing_is_told_and_nothing_left() {
     assert_clean(lab);
 }
 
-/// On a kernel without it (`ipv6.disable=1`), or where it is switched off.
+/// On a kernel without IPv6 (`ipv6.disable=1`), or with IPv6 disabled.
 #[test]
 fn without_ipv6_there_is_ipv4() {
     let lab = &Lab::new();
@@ -92,10 +92,10 @@ fn without_ipv6_there_is_ipv4() {
 
 /// As on hosts whose administrator disabled IPv6 for new interfaces.
 #[test]
-fn ipv6_that_is_disabled_on_the_bridge_is_refused_with_the_setting() {
+fn ipv6_that_is_disabled_on_the_bridge_is_reported_with_the_sysctl() {
     let lab = &Lab::new();
     if !Path::new("/proc/sys/net/ipv6").exists() {
-        return skip("ipv6_that_is_disabled_on_the_bridge_is_refused_with_the_setting", "this kernel has no IPv6");
+        return skip("ipv6_that_is_disabled_on_the_bridge_is_reported_with_the_sysctl", "this kernel has no IPv6");
     }
     lab.sh("sysctl -qw net.ipv6.conf.default.disable_ipv6=1");
     let config = layer3(json!({}));
@@ -111,9 +111,9 @@ fn ipv6_that_is_disabled_on_the_bridge_is_refused_with_the_setting() {
     pod.add(&config);
 }
 
-/// Without permission nothing is made, and nothing is said to be left.
+/// Without permission nothing is created, so the error must not mention a failed rollback.
 #[test]
-fn without_permission_the_error_names_what_is_missing_and_nothing_else() {
+fn without_permission_the_error_names_only_the_missing_capabilities() {
     Lab::both(|lab| {
         let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
@@ -123,7 +123,7 @@ fn without_permission_the_error_names_what_is_missing_and_nothing_else() {
                 let run = format!("exec setpriv --bounding-set={caps} --inh-caps={caps} \"$0\"");
                 let error = pod.call("ADD", &config).through(&run).run().error(999);
                 assert!(error["msg"].as_str().unwrap().ends_with("Operation not permitted (os error 1)"), "{error}");
-                let details = "that needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run the plugin as root";
+                let details = "needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run the plugin as root";
                 assert_eq!(error["details"], details, "{error}");
                 let status = pod.call("STATUS", &config).through(&run).run().error(50);
                 assert!(status["details"].as_str().unwrap().contains(details), "{status}");
@@ -136,14 +136,14 @@ fn without_permission_the_error_names_what_is_missing_and_nothing_else() {
 
 #[test]
 #[ignore = "needs a kernel without nf_tables: `ci/kernels no-nftables`"]
-fn without_nf_tables_the_older_tables_serve() {
+fn without_nf_tables_legacy_iptables_is_used() {
     let lab = &Lab::new();
     assert!(lab.sh("nft list tables 2>&1 || true").contains("rror"), "this kernel has nf_tables");
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let config = layer3(json!({ "ipMasq": true }));
     let no_veth = || assert_eq!(lab.sh("ip -o link show type veth"), "");
 
-    // What the host calls iptables may be made for nf_tables itself.
+    // The host's iptables tools may themselves need nf_tables.
     lab.sh("for f in /usr/sbin/*tables-legacy*; do mount --bind /dev/null $f; done");
     let error = pod.call("ADD", &config).run().error(999);
     assert!(error.to_string().contains("iptables") && error.to_string().contains("nf_tables"), "{error}");

@@ -1,4 +1,4 @@
-//! A hostile container at the other end: what it prepares inside is not believed, and what it sends changes no host.
+//! A hostile container: the plugin trusts nothing in its namespace, and its packets do not change the host.
 
 use std::fs;
 
@@ -7,15 +7,15 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
 
-/// The host's settings that are not about one of the interfaces that come and go.
+/// Lists the host's sysctls, without those of interfaces that come and go.
 const SETTINGS: &str = "sysctl -a 2>/dev/null | grep -E '^net.ipv[46].conf.(all|default|lo)\\.'";
 
 #[test]
-fn strange_things_inside_stay_inside() {
+fn strange_objects_in_the_container_do_not_affect_the_host() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-    // Names that a shell, a log or a rule would trip over, the addresses of others, and settings that do not fit.
+    // Names that could break a shell, a log or a rule, addresses of others, and unsuitable sysctls.
     pod.sh(
         r#"for name in "\$(reboot)" "a;b" "\"" "$(printf "\033[2J")" "$(printf "\377\376")" "-rf" "br0"
            do ip link add name "$name" type bridge; done
@@ -31,7 +31,7 @@ fn strange_things_inside_stay_inside() {
     assert_eq!(names, [json!("br0"), names[1].clone(), json!("eth0")]);
     assert_eq!(pod.ip("address show eth0")[0]["addr_info"][0]["local"], "10.1.0.2");
     pod.check(&config, &result).ok();
-    // With what the container says about itself, an ADD and a DEL of another still are about that other alone.
+    // The container claims to be another one. DEL of each container must still affect only that container.
     let other = Pod::with_ips(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
     other.add(&config);
     pod.sh("ip address add 10.1.0.3/24 dev eth0; ip link set eth0 alias \"cni0 net1 b eth0\"");
@@ -40,7 +40,7 @@ fn strange_things_inside_stay_inside() {
     assert!(rules.contains("10.1.0.3") && !rules.contains("10.1.0.2"), "{rules}");
     other.del(&config);
     assert_clean(lab);
-    // Forwarding is on, and with it the kernel listens to no redirects.
+    // ADD enables forwarding, and then the kernel ignores redirects.
     let after = lab.sh(SETTINGS);
     let changed = after.lines().zip(before.lines()).filter(|(after, before)| after != before);
     let strange: Vec<_> =
@@ -49,7 +49,7 @@ fn strange_things_inside_stay_inside() {
 }
 
 #[test]
-fn of_the_container_only_its_network_is_entered() {
+fn only_the_network_namespace_of_the_container_is_entered() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "nftables" }));
@@ -65,15 +65,16 @@ fn of_the_container_only_its_network_is_entered() {
     }
     let entered: Vec<_> = traced.lines().filter(|line| line.contains("setns(")).collect();
     assert!(entered.len() >= 4 && entered.iter().all(|line| line.contains("CLONE_NEWNET")), "{entered:?}");
-    // Its /proc and its files lie in another mount namespace, which nothing leads into.
-    for way in ["chroot(", "pivot_root(", "/root/", "CLONE_NEWNS"] {
-        assert!(!traced.contains(way), "{way}: {traced}");
+    // Its /proc and its files are in another mount namespace, which the plugin must not enter.
+    for access in ["chroot(", "pivot_root(", "/root/", "CLONE_NEWNS"] {
+        assert!(!traced.contains(access), "{access}: {traced}");
     }
     let settings: Vec<_> = traced.lines().filter(|line| line.contains("/proc/sys/")).collect();
     assert!(settings.iter().all(|line| line.contains("\"/proc/sys/net/")), "{settings:?}");
 }
 
-/// Sends a router advertisement from inside to `ip`, then waits for an echo, which comes after it was looked at.
+/// Sends a router advertisement from the pod to `ip`, then waits for an echo reply: by then the host has processed the
+/// advertisement.
 fn advertise(pod: &Pod<'_>, ip: &str) {
     let script = pod.lab.dir().join("advertise");
     fs::write(
@@ -89,7 +90,7 @@ send($socket, $advertisement, 0, $to) or die "send: $!";
     )
     .unwrap();
     let link = pod.ip("link show eth0")[0]["ifindex"].to_string();
-    // Its own address may still be looked for on the link.
+    // Duplicate detection of its own address may still be running.
     pod.sh(&format!(
         "ip address replace fe80::99/64 dev eth0 nodad; perl {} {ip} {link}
          until ping -6 -c 1 -W 5 -I fe80::99%eth0 {ip}%eth0; do :; done",
@@ -97,9 +98,9 @@ send($socket, $advertisement, 0, $to) or die "send: $!";
     ));
 }
 
-/// Returns the link-local address of `link`. The kernel gives it when the link has a carrier, and answers no packets to
-/// it until duplicate detection has ended.
-fn local(lab: &Lab, link: &str) -> String {
+/// Returns the link-local address of `link`. The kernel adds it when the link has a carrier, and ignores packets to it
+/// until duplicate detection has finished.
+fn link_local(lab: &Lab, link: &str) -> String {
     let mut found = None;
     wait_until("the link-local address of the bridge", || {
         let addresses = lab.ip(&format!("address show {link}"));
@@ -114,30 +115,30 @@ fn local(lab: &Lab, link: &str) -> String {
 #[test]
 fn a_router_advertisement_does_not_reach_the_host() {
     let lab = &Lab::new();
-    // Layer 2 and IPv4 alone do not make the host forward IPv6, which would make it deaf anyway.
+    // Layer 2 and IPv4 do not enable IPv6 forwarding, with which the host would ignore advertisements anyway.
     for (id, config) in [("a", layer2(json!({}))), ("b", layer3(json!({ "bridge": "br1" })))] {
         let pod = Pod::with_ips(lab, id, &["10.1.0.2/24"]);
         let outcome = pod.call("ADD", &config).env("CNI_LOG", "debug").run();
         let bridge = config["bridge"].as_str().unwrap();
         let number = &lab.ip(&format!("link show {bridge}"))[0]["ifindex"];
-        // It is deaf before it can hear.
+        // It ignores advertisements before it can receive any.
         let (log, at) = (&outcome.stderr, |what: &str| outcome.stderr.find(what).unwrap_or(usize::MAX));
-        let (deaf, up) =
+        let (ignores, up) =
             (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at(&format!("set link #{number} up\n")));
-        assert!(deaf < up && up < usize::MAX, "{log}");
+        assert!(ignores < up && up < usize::MAX, "{log}");
         let result = outcome.ok();
         let port = pod.port(&result);
         assert_eq!(lab.sh(&format!("sysctl -n net.ipv6.conf.{port}.accept_ra")), "0\n");
 
-        let ip = local(lab, bridge);
+        let ip = link_local(lab, bridge);
         let learned = || lab.sh("ip -6 route show table all; ip -6 address").matches("2001:db8:bad:").count();
         advertise(&pod, &ip);
         assert_eq!((learned(), lab.sh("ip -6 route show default").as_str()), (0, ""));
-        // The same advertisement would have done harm.
+        // Without that setting, the same advertisement has an effect.
         lab.sh(&format!("sysctl -qw net.ipv6.conf.{bridge}.accept_ra=1"));
         advertise(&pod, &ip);
-        // On another processor the echo may overtake it.
-        wait_until("the host to believe the advertisement, or the test proves nothing", || {
+        // The echo may overtake it on another processor.
+        wait_until("the host to accept the advertisement (otherwise the test proves nothing)", || {
             learned() > 0 && lab.sh("ip -6 route show default").contains(bridge)
         });
         lab.sh(&format!("ip link delete {bridge}"));
@@ -156,7 +157,7 @@ fn children_get_what_they_need_and_no_more() {
         let fds = fs::read_to_string(lab.dir().join(format!("fd.{name}"))).unwrap();
         (fds.lines().count(), fds)
     };
-    // What the test itself was started with comes through.
+    // Children also inherit the descriptors of the test process itself.
     Calling::program(spy("direct", "")).run();
     let (expected, _) = numbers("direct");
     spy("watched", &format!("exec {}", lab.bin().join("scripted").display()));
@@ -173,11 +174,11 @@ fn children_get_what_they_need_and_no_more() {
         let env = fs::read_to_string(lab.dir().join(format!("env.{child}"))).unwrap();
         for line in env.lines() {
             let name = line.split('=').next().unwrap();
-            // The shell adds its own.
+            // The shell adds variables of its own.
             assert!(inherited.contains(&name) || ["PWD", "OLDPWD", "SHLVL", "_"].contains(&name), "{child}: {line}");
         }
         assert!(env.contains("OTHER=kept") && env.contains("CNI_COMMAND=ADD"), "{env}");
-        // Sockets and namespaces are the plugin's.
+        // Sockets and namespaces of the plugin are not inherited.
         let (found, fds) = numbers(child);
         assert_eq!(found, expected, "{child}: {fds}");
         for own in ["net:[", "/run/netns", "/var/lib/cni"] {
@@ -189,7 +190,7 @@ fn children_get_what_they_need_and_no_more() {
 }
 
 #[test]
-fn no_program_of_the_current_directory_is_run() {
+fn no_program_in_the_current_directory_is_run() {
     let lab = &Lab::new();
     let trap = lab.dir().join("trap");
     lab.sh(&format!(

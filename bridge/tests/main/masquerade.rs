@@ -1,4 +1,4 @@
-//! Masquerade after something damaged the host's rules: the next ADD repairs the chains, and STATUS knows that.
+//! Masquerade after another program damaged the host's rules: STATUS succeeds, because the next ADD repairs the chains.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,9 +8,10 @@ use serde_json::json;
 
 use crate::pod::{Pod, assert_clean, layer3, outside, send, udp};
 
-const FRAME: &str = "nft list chain inet cni_plugins_masquerade postrouting";
+/// Lists the base chain.
+const LIST_BASE_CHAIN: &str = "nft list chain inet cni_plugins_masquerade postrouting";
 
-/// What a reload of a firewall, or a person, may do, and whether the rules of containers are lost with it.
+/// Damages by a firewall reload or an administrator, and whether they remove the rules of containers.
 const DAMAGES: [(&str, bool); 8] = [
     ("nft flush table inet cni_plugins_masquerade", true),
     ("nft flush chain inet cni_plugins_masquerade postrouting", false),
@@ -44,7 +45,7 @@ fn the_next_add_repairs_the_chains_and_status_succeeds() {
     let config = layer3(json!({ "ipMasq": true }));
     let first = Pod::with_ips(lab, "first", &["10.1.0.2/24"]);
     let mut first_result = first.add(&config);
-    let frame = lab.sh(FRAME);
+    let base_chain = lab.sh(LIST_BASE_CHAIN);
     for (n, (damage, loses_rules)) in DAMAGES.iter().enumerate() {
         lab.sh(damage);
         lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
@@ -53,9 +54,9 @@ fn the_next_add_repairs_the_chains_and_status_succeeds() {
 
         let next = Pod::with_ips(lab, &format!("next{n}"), &[&format!("10.1.0.{}/24", n + 10)]);
         let result = next.add(&config);
-        assert_eq!(lab.sh(FRAME), frame, "{damage}");
+        assert_eq!(lab.sh(LIST_BASE_CHAIN), base_chain, "{damage}");
         next.check(&config, &result).ok();
-        // An ADD is about its own container. The others get their rules back by `cnitool repair`.
+        // An ADD restores only the rules of its own container. `cnitool repair` restores the others.
         let outcome = first.check(&config, &first_result);
         if *loses_rules {
             let error = outcome.error(999);
@@ -82,7 +83,7 @@ fn packets_are_masqueraded_after_a_flush() {
     assert_eq!(seen, Some([192, 0, 2, 1].into()));
 }
 
-/// Another program may hold the lock of the iptables tools for a moment. That must not take the node out of service.
+/// Another program may hold the lock of the iptables tools for a moment. STATUS must not fail then.
 #[test]
 fn status_waits_for_the_lock_of_iptables_as_an_add_does() {
     let lab = &Lab::new();
@@ -108,7 +109,7 @@ fn rules_are_listed_again_when_one_of_them_is_gone() {
     let config = layer3(json!({ "ipMasq": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "10.1.1.2/24"]);
     let trace = lab.dir().join("trace");
-    // Which of the messages it is depends on the kernel.
+    // The number of the message that deletes the rules depends on the kernel.
     for n in 1..60 {
         pod.add(&config);
         let inject = format!("inject=sendto:error=ENOENT:when={n}");
@@ -116,7 +117,7 @@ fn rules_are_listed_again_when_one_of_them_is_gone() {
         let outcome = pod.call("DEL", &config).env("CNI_LOG", "debug").strace(&options).run();
         let log = fs::read_to_string(&trace).unwrap();
         assert!(log.contains("INJECTED"), "no message deletes rules: {log}");
-        // The log says what is sent before it is sent.
+        // A message is logged before it is sent.
         let deletions = outcome.stderr.matches("of chain inet cni_plugins_masquerade masq_checks").count();
         if deletions > 2 {
             outcome.ok();

@@ -1,4 +1,4 @@
-//! DEL whatever happened since ADD: it succeeds, removes everything of its attachment, and touches no other.
+//! DEL after all kinds of changes since ADD: it succeeds, removes everything of its attachment, and affects no other.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -57,8 +57,8 @@ fn config(backend: &str) -> Value {
     })
 }
 
-/// A host with two neighbours, one attached by each implementation, and an interface of its own that is called as
-/// those of containers are.
+/// A host with two neighbours, one attached by each implementation, and with its own interface `eth0`, the name that
+/// containers use.
 struct Host<'a> {
     lab: &'a Lab,
     config: Value,
@@ -72,11 +72,11 @@ impl<'a> Host<'a> {
         let config = config(backend);
         let (ours, theirs) = (Pod::new(lab, "ours"), Pod::new(lab, "theirs"));
         ours.add(&config);
-        attach(&theirs, &config, Maker::Reference);
+        attach(&theirs, &config, AddedBy::Reference);
         Host { lab, config, ours, theirs }
     }
 
-    /// Everything of the neighbours and of the host itself.
+    /// Returns the state of the neighbours and of the host itself, which DEL must not change.
     fn bystanders(&self) -> String {
         let mut all = self.lab.sh("ip -o -d link show dev eth0; ip -o address show dev br0; ip -o address show dev lo");
         for pod in [&self.ours, &self.theirs] {
@@ -87,20 +87,21 @@ impl<'a> Host<'a> {
     }
 }
 
+/// The implementation that attached the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Maker {
+enum AddedBy {
     Ours,
     Reference,
 }
 
-fn attach(pod: &Pod<'_>, config: &Value, maker: Maker) -> Value {
-    match maker {
-        Maker::Ours => pod.add(config),
-        Maker::Reference => crate::upgrade::theirs(pod, "ADD", config).ok(),
+fn attach(pod: &Pod<'_>, config: &Value, added_by: AddedBy) -> Value {
+    match added_by {
+        AddedBy::Ours => pod.add(config),
+        AddedBy::Reference => crate::upgrade::theirs(pod, "ADD", config).ok(),
     }
 }
 
-/// The ports, leases and rules of a container. Its masquerade rules have no id but in the comment.
+/// Lists the ports, leases and rules of a container. Only the comments of masquerade rules contain its ID.
 fn traces(lab: &Lab, id: &str) -> String {
     lab.sh(&format!(
         "ip -o link show type veth | grep -F ' {id} ' || true
@@ -111,6 +112,7 @@ fn traces(lab: &Lab, id: &str) -> String {
     ))
 }
 
+/// Returns a result with strange interfaces.
 fn strange(previous: &Value) -> Value {
     let mut strange = previous.clone();
     strange["interfaces"] = json!([
@@ -124,18 +126,18 @@ fn strange(previous: &Value) -> Value {
     strange
 }
 
-/// Attaches a container, lets all that happen, detaches it, and compares.
-fn case(host: &Host<'_>, maker: Maker, id: &str, netns: Netns, previous: Previous, change: Change) {
-    let what = format!("{maker:?} {netns:?} {previous:?} {change:?}");
+/// Attaches a container, applies the changes, detaches it twice, and checks that nothing is left or damaged.
+fn case(host: &Host<'_>, added_by: AddedBy, id: &str, netns: Netns, previous: Previous, change: Change) {
+    let what = format!("{added_by:?} {netns:?} {previous:?} {change:?}");
     let lab = host.lab;
     let mut pod = Pod::new(lab, id);
-    let result = attach(&pod, &host.config, maker);
+    let result = attach(&pod, &host.config, added_by);
     let port = pod.port(&result);
     let own_netns = pod.netns.clone();
     let attached = traces(lab, id);
-    // The reference gives its port no alias.
+    // The reference sets no alias.
     assert!(
-        maker == Maker::Reference || attached.contains(&format!("alias cni0 net1 {id} eth0")),
+        added_by == AddedBy::Reference || attached.contains(&format!("alias cni0 net1 {id} eth0")),
         "{what}: {attached}"
     );
     for wanted in ["/10.1.", "/fd01::", "drop comment", "asquerade"] {
@@ -184,13 +186,14 @@ fn case(host: &Host<'_>, maker: Maker, id: &str, netns: Netns, previous: Previou
         let call = if change == Change::UnknownArgs { call.env("CNI_ARGS", "COLOUR=green") } else { call };
         let outcome = call.run();
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{what}: {time} DEL: {}", outcome.stderr);
-        let mistaken = matches!(change, Change::ValueOutOfRange | Change::ValueOfWrongType | Change::UnknownArgs);
-        assert_eq!(outcome.stderr.contains("warning: "), mistaken, "{what}: {}", outcome.stderr);
+        let expects_warning =
+            matches!(change, Change::ValueOutOfRange | Change::ValueOfWrongType | Change::UnknownArgs);
+        assert_eq!(outcome.stderr.contains("warning: "), expects_warning, "{what}: {}", outcome.stderr);
     }
 
     // Nothing proves whose a pair without an alias is when the result of ADD is lost, and its lease is lost too or the
     // network has another bridge by now. The pair stays until the runtime deletes the namespace.
-    let unproven = maker == Maker::Reference
+    let unproven = added_by == AddedBy::Reference
         && previous != Previous::Given
         && matches!(change, Change::GarbledLease | Change::OtherNetwork);
     if netns == Netns::Alive {
@@ -203,15 +206,15 @@ fn case(host: &Host<'_>, maker: Maker, id: &str, netns: Netns, previous: Previou
     assert_eq!(host.bystanders(), before, "{what}");
 }
 
-/// Every place with every `prevResult`, and of the changes so many that each two circumstances meet.
-fn every_case(maker: Maker, backend: &str) {
+/// Runs all combinations of `Netns` and `Previous`, with enough changes that every pair of conditions occurs.
+fn every_case(added_by: AddedBy, backend: &str) {
     let lab = &Lab::new();
     let host = Host::new(lab, backend);
     for (n, netns) in NETNS.into_iter().enumerate() {
         for (p, previous) in PREVIOUS.into_iter().enumerate() {
             for (c, change) in CHANGES.into_iter().enumerate() {
                 if change == Change::Nothing || (n + p + c) % 3 == 0 {
-                    case(&host, maker, &format!("victim{n}{p}{c}"), netns, previous, change);
+                    case(&host, added_by, &format!("victim{n}{p}{c}"), netns, previous, change);
                 }
             }
         }
@@ -219,37 +222,39 @@ fn every_case(maker: Maker, backend: &str) {
 }
 
 #[test]
-fn del_of_ours_with_nftables_hurts_no_neighbour() {
-    if reference("bridge", "del_of_ours_with_nftables_hurts_no_neighbour").is_some() {
-        every_case(Maker::Ours, "nftables");
+fn del_with_nftables_affects_no_neighbour() {
+    if reference("bridge", "del_with_nftables_affects_no_neighbour").is_some() {
+        every_case(AddedBy::Ours, "nftables");
     }
 }
 
 #[test]
-fn del_of_ours_with_iptables_hurts_no_neighbour() {
-    if reference("bridge", "del_of_ours_with_iptables_hurts_no_neighbour").is_some() {
-        every_case(Maker::Ours, "iptables");
+fn del_with_iptables_affects_no_neighbour() {
+    if reference("bridge", "del_with_iptables_affects_no_neighbour").is_some() {
+        every_case(AddedBy::Ours, "iptables");
     }
 }
 
 #[test]
-fn del_of_what_the_reference_added_hurts_no_neighbour() {
-    if reference("bridge", "del_of_what_the_reference_added_hurts_no_neighbour").is_some() {
-        every_case(Maker::Reference, "iptables");
+fn del_of_an_attachment_of_the_reference_affects_no_neighbour() {
+    if reference("bridge", "del_of_an_attachment_of_the_reference_affects_no_neighbour").is_some() {
+        every_case(AddedBy::Reference, "iptables");
     }
 }
 
 #[test]
-fn del_after_the_bridge_was_deleted_hurts_no_neighbour() {
-    if reference("bridge", "del_after_the_bridge_was_deleted_hurts_no_neighbour").is_none() {
+fn del_after_the_bridge_was_deleted_affects_no_neighbour() {
+    if reference("bridge", "del_after_the_bridge_was_deleted_affects_no_neighbour").is_none() {
         return;
     }
-    for (maker, backend) in [(Maker::Ours, "nftables"), (Maker::Ours, "iptables"), (Maker::Reference, "iptables")] {
+    for (added_by, backend) in
+        [(AddedBy::Ours, "nftables"), (AddedBy::Ours, "iptables"), (AddedBy::Reference, "iptables")]
+    {
         for previous in PREVIOUS {
             let lab = &Lab::new();
             let host = Host::new(lab, backend);
             let pod = Pod::new(lab, "victim");
-            let result = attach(&pod, &host.config, maker);
+            let result = attach(&pod, &host.config, added_by);
             lab.sh("ip link del br0 && ip link add br0 type bridge");
             let before = host.bystanders();
             let mut config = host.config.clone();
@@ -259,9 +264,9 @@ fn del_after_the_bridge_was_deleted_hurts_no_neighbour() {
                 Previous::Missing | Previous::OtherVersion => {}
             }
             pod.del(&config);
-            assert_eq!(traces(lab, "victim"), "", "{maker:?} {backend} {previous:?}");
-            assert_eq!(pod.sh("ip -o link show type veth"), "", "{maker:?} {backend} {previous:?}");
-            assert_eq!(host.bystanders(), before, "{maker:?} {backend} {previous:?}");
+            assert_eq!(traces(lab, "victim"), "", "{added_by:?} {backend} {previous:?}");
+            assert_eq!(pod.sh("ip -o link show type veth"), "", "{added_by:?} {backend} {previous:?}");
+            assert_eq!(host.bystanders(), before, "{added_by:?} {backend} {previous:?}");
         }
     }
 }
@@ -280,11 +285,11 @@ fn the_address_of_a_dead_container_does_not_prove_whose_an_interface_is() {
         other
     };
     let (dead, twin) = (Pod::new(lab, "dead"), Pod::new(lab, "twin"));
-    let result = attach(&dead, &config("iptables"), Maker::Reference);
-    let same = attach(&twin, &other, Maker::Reference);
+    let result = attach(&dead, &config("iptables"), AddedBy::Reference);
+    let same = attach(&twin, &other, AddedBy::Reference);
     assert_eq!(result["ips"][0]["address"], same["ips"][0]["address"]);
     let vip = Pod::new(lab, "vip");
-    attach(&vip, &config("iptables"), Maker::Reference);
+    attach(&vip, &config("iptables"), AddedBy::Reference);
     vip.sh(&format!("ip address add {} dev eth0", result["ips"][0]["address"].as_str().unwrap()));
     lab.sh("ip netns del dead");
     for (pod, previous) in [(&twin, true), (&twin, false), (&vip, true), (&vip, false)] {
@@ -347,10 +352,10 @@ fn the_spoof_check_of_a_live_container_stays() {
     assert_eq!(traces(lab, "a"), "");
 }
 
-/// The reference's plugins fail in the host's own namespace, after their work.
+/// The reference's plugins do their work in the host's own namespace, and then fail.
 #[test]
-fn an_ipam_program_is_not_given_the_hosts_own_namespace() {
-    if reference("host-local", "an_ipam_program_is_not_given_the_hosts_own_namespace").is_none() {
+fn an_ipam_program_is_not_called_with_the_hosts_own_namespace() {
+    if reference("host-local", "an_ipam_program_is_not_called_with_the_hosts_own_namespace").is_none() {
         return;
     }
     let lab = &Lab::new();
@@ -362,9 +367,9 @@ fn an_ipam_program_is_not_given_the_hosts_own_namespace() {
     assert_eq!(traces(lab, "a"), "");
 }
 
-/// An interface without an alias whose host veth, lease and result are unknown belongs to nobody that DEL knows.
+/// Without an alias, a lease or a result, an interface does not belong to any attachment that DEL knows.
 #[test]
-fn an_interface_of_the_same_name_that_another_tool_made_stays() {
+fn an_interface_of_the_same_name_that_another_tool_created_stays() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     lab.sh(&format!("ip link add veth1 type veth peer name eth0 netns {}", pod.netns.display()));
@@ -375,7 +380,7 @@ fn an_interface_of_the_same_name_that_another_tool_made_stays() {
 }
 
 #[test]
-fn add_into_the_hosts_own_namespace_is_still_refused() {
+fn add_into_the_hosts_own_namespace_is_still_rejected() {
     let lab = &Lab::new();
     let pod = Pod { netns: "/proc/self/ns/net".into(), ..Pod::new(lab, "a") };
     let error = pod.call("ADD", &config("nftables")).run().error(8);

@@ -1,4 +1,4 @@
-//! Many at once, on a host that nobody has prepared.
+//! Many calls at the same time, on a host without a bridge.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::pod::{Pod, assert_clean, layer3};
 
 const PODS: usize = 100;
 
-/// Runs `command` for all pods at the same time; what each answered.
+/// Runs `command` for all pods at the same time, and returns their results.
 fn all_at_once(lab: &Lab, command: &str, config: &Value) -> Vec<Value> {
     let path = format!("{}:{REFERENCE}", lab.bin().display());
     let script = format!(
@@ -36,7 +36,7 @@ fn all_at_once(lab: &Lab, command: &str, config: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn a_hundred_first_adds_and_a_hundred_dels() {
+fn a_hundred_adds_without_a_bridge_and_a_hundred_dels() {
     for backend in ["nftables", "iptables"] {
         let lab = &Lab::new();
         let _pods: Vec<_> = (1..=PODS).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
@@ -47,7 +47,7 @@ fn a_hundred_first_adds_and_a_hundred_dels() {
         let results = all_at_once(lab, "ADD", &config);
         for family in [0, 1] {
             let ips: BTreeSet<_> = results.iter().map(|result| result["ips"][family]["address"].to_string()).collect();
-            assert_eq!(ips.len(), PODS, "every address once");
+            assert_eq!(ips.len(), PODS, "each address is used once");
         }
         let bridges: BTreeSet<_> = results.iter().map(|result| result["interfaces"][0].to_string()).collect();
         assert_eq!(bridges.len(), 1, "one bridge, with one hardware address");
@@ -68,10 +68,10 @@ fn a_hundred_first_adds_and_a_hundred_dels() {
     }
 }
 
-/// Stops the DEL after every message that it reads, and changes the list of links before it goes on, so that each of its
-/// lists has changed before it ends.
+/// Stops the DEL after every message that it reads, and changes the list of links before it continues, so that the list
+/// changes during each of its dumps.
 #[test]
-fn a_del_among_links_that_come_and_go_finds_its_own() {
+fn del_finds_its_port_while_other_links_come_and_go() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }]] } }));
     let pod = Pod::new(lab, "p1");
@@ -86,7 +86,7 @@ fn a_del_among_links_that_come_and_go_finds_its_own() {
             ["-f", "-o", trace.to_str().unwrap(), "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=STOP"];
         let log = || fs::read_to_string(&trace).unwrap_or_default();
         std::thread::scope(|scope| {
-            // Without the namespace only the list leads to the port.
+            // Without the namespace, the port is only found in the list of links.
             let call = || pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/missing");
             let del = scope.spawn(move || call().strace(&options).run());
             let mut stops = 0;

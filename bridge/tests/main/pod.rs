@@ -1,4 +1,4 @@
-//! What all tests need: configurations, pods, an IPAM plugin that answers what a test wants, and sockets in namespaces.
+//! Helpers for all tests: configurations, pods, a scripted IPAM plugin, and sockets in namespaces.
 
 use std::fs;
 use std::net::{IpAddr, UdpSocket};
@@ -9,11 +9,11 @@ use cni::Netns;
 use cni::testing::{Calling, Lab, Outcome, REFERENCE, patience};
 use serde_json::{Value, json};
 
-/// How long to wait for a packet that should not come. On a slow machine a packet that comes later than this is missed,
-/// which lets a broken plugin pass but never fails a sound one.
-const DOUBT: Duration = Duration::from_millis(300);
+/// How long to wait for a packet that should not arrive. On a slow machine, a packet may arrive later: then the test
+/// passes with a broken plugin, but it never fails with a correct one.
+const SILENCE: Duration = Duration::from_millis(300);
 
-/// `{"bridge": "br0", …}` with `more` added, and with the scripted IPAM plugin unless `more` has another.
+/// Returns a configuration with the scripted IPAM plugin, with the keys of `more` added or replaced.
 pub(crate) fn layer3(more: Value) -> Value {
     let mut config = json!({
         "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0", "isGateway": true,
@@ -23,13 +23,14 @@ pub(crate) fn layer3(more: Value) -> Value {
     config
 }
 
-/// The same without IPAM.
+/// Returns a configuration without IPAM, with the keys of `more` added or replaced.
 pub(crate) fn layer2(more: Value) -> Value {
     let mut config = json!({ "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0" });
     merge(&mut config, more);
     config
 }
 
+/// Adds or replaces the keys of `more` in `config`.
 pub(crate) fn merge(config: &mut Value, more: Value) {
     for (key, value) in more.as_object().cloned().unwrap_or_default() {
         config[key] = value;
@@ -50,7 +51,7 @@ impl<'a> Pod<'a> {
         Pod { lab, id: id.to_owned(), ifname: "eth0".to_owned(), netns: lab.netns(id) }
     }
 
-    /// A pod for which the scripted IPAM plugin gives `ips`.
+    /// Creates a pod for which the scripted IPAM plugin returns `ips`.
     pub(crate) fn with_ips(lab: &'a Lab, id: &str, ips: &[&str]) -> Pod<'a> {
         let pod = Pod::new(lab, id);
         let ips: Vec<_> = ips.iter().map(|ip| json!({ "address": ip })).collect();
@@ -58,7 +59,7 @@ impl<'a> Pod<'a> {
         pod
     }
 
-    /// What the scripted IPAM plugin answers for this pod.
+    /// Sets the result of the scripted IPAM plugin for this pod.
     pub(crate) fn answer(&self, answer: Value) {
         let mut whole = json!({ "cniVersion": "1.1.0" });
         merge(&mut whole, answer);
@@ -90,27 +91,28 @@ impl<'a> Pod<'a> {
         self.call("CHECK", &config).run()
     }
 
-    /// Runs a command inside.
+    /// Runs a shell command in the pod's namespace.
     pub(crate) fn sh(&self, command: &str) -> String {
         self.lab.sh(&format!("nsenter --net={} sh -ec '{command}'", self.netns.display()))
     }
 
-    /// `ip -j ARGUMENTS` inside.
+    /// Returns the output of `ip -j -d ARGUMENTS` in the pod's namespace.
     pub(crate) fn ip(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.sh(&format!("ip -j -d {arguments}"))).unwrap_or(Value::Null)
     }
 
+    /// Opens a UDP socket in the pod's namespace.
     pub(crate) fn udp(&self, address: &str) -> UdpSocket {
         udp(Some(&self.netns), address)
     }
 
-    /// The name of the host's end.
+    /// Returns the name of the host veth.
     pub(crate) fn port(&self, result: &Value) -> String {
         result["interfaces"][1]["name"].as_str().unwrap().to_owned()
     }
 }
 
-/// A UDP socket in a namespace, or on the host.
+/// Opens a UDP socket in a namespace, or on the host.
 pub(crate) fn udp(netns: Option<&Path>, address: &str) -> UdpSocket {
     let bind = || Ok(UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}")));
     let socket = match netns {
@@ -120,11 +122,12 @@ pub(crate) fn udp(netns: Option<&Path>, address: &str) -> UdpSocket {
     socket.unwrap()
 }
 
-/// Sends one datagram; whom the receiver saw it come from, if it came. The first packet counts: nothing is repeated.
+/// Sends one datagram, and returns the source address that the receiver sees, or `None` if it does not arrive. Nothing
+/// is repeated: the first packet must arrive.
 pub(crate) fn send(from: &UdpSocket, to: &UdpSocket, address: &str) -> Option<IpAddr> {
     let port = to.local_addr().unwrap().port();
     let ip: IpAddr = address.parse().unwrap();
-    // A route may be missing, which is an answer too.
+    // Without a route, sending fails.
     from.send_to(b"hello", (ip, port)).ok()?;
     to.set_read_timeout(Some(patience())).unwrap();
     let mut buffer = [0; 64];
@@ -133,19 +136,19 @@ pub(crate) fn send(from: &UdpSocket, to: &UdpSocket, address: &str) -> Option<Ip
     Some(sender.ip())
 }
 
-/// The same where nothing is expected.
-pub(crate) fn nothing_comes(from: &UdpSocket, to: &UdpSocket, address: &str) {
+/// Sends one datagram, and panics if it arrives.
+pub(crate) fn assert_nothing_arrives(from: &UdpSocket, to: &UdpSocket, address: &str) {
     let port = to.local_addr().unwrap().port();
     let ip: IpAddr = address.parse().unwrap();
     let _ = from.send_to(b"lost", (ip, port));
-    to.set_read_timeout(Some(DOUBT)).unwrap();
+    to.set_read_timeout(Some(SILENCE)).unwrap();
     let mut buffer = [0; 64];
     if let Ok((_, sender)) = to.recv_from(&mut buffer) {
-        panic!("a packet from {sender} came through to {address}");
+        panic!("a packet from {sender} arrived at {address}");
     }
 }
 
-/// A namespace beyond the host: 192.0.2.2 and 2001:db8::2, which know no way to pods.
+/// Creates a namespace outside of the host, with 192.0.2.2 and 2001:db8::2 and without routes to pods.
 pub(crate) fn outside(lab: &Lab) -> PathBuf {
     let path = lab.netns("outside");
     lab.sh(&format!(
@@ -157,7 +160,7 @@ pub(crate) fn outside(lab: &Lab) -> PathBuf {
          nsenter --net={} sh -ec 'ip address add 192.0.2.2/24 dev eth0
              ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::2/64 dev eth0 nodad
              ip link set eth0 up'
-         # On a busy machine it takes a while until both ends are ready, and ping gives up when a neighbour is unreachable.
+         # On a busy machine it takes a while until both ends are ready, and ping fails when a neighbour is unreachable.
          until ping -q -c 1 -W 5 192.0.2.2; do :; done
          ! [ -e /proc/sys/net/ipv6 ] || until ping -6 -q -c 1 -W 5 2001:db8::2; do :; done",
         path.display()
@@ -165,7 +168,7 @@ pub(crate) fn outside(lab: &Lab) -> PathBuf {
     path
 }
 
-/// All that a failed ADD or a DEL must not leave: ports of the bridge, rules, leases.
+/// Asserts that no ports, rules or leases are left after a failed ADD or a DEL.
 #[track_caller]
 pub(crate) fn assert_clean(lab: &Lab) {
     let links = lab.sh("ip -o link show type veth");
@@ -179,18 +182,18 @@ pub(crate) fn assert_clean(lab: &Lab) {
     assert_eq!(leases, "", "left");
 }
 
-/// What the scripted IPAM plugin was called for, such as `["ADD a eth0"]`.
+/// Returns the calls of the scripted IPAM plugin, such as `["ADD a eth0"]`.
 pub(crate) fn ipam_calls(lab: &Lab) -> Vec<String> {
     let log = fs::read_to_string(lab.dir().join("calls")).unwrap_or_default();
     log.lines().map(str::to_owned).collect()
 }
 
-/// The pairs that existed when the scripted IPAM plugin was last told to release an address.
+/// Returns the veth links that existed at the last DEL of the scripted IPAM plugin.
 pub(crate) fn links_at_release(lab: &Lab) -> String {
     fs::read_to_string(lab.dir().join("links.DEL")).unwrap()
 }
 
-/// Makes the scripted IPAM plugin fail a command from now on.
+/// Makes the scripted IPAM plugin fail `command` from now on.
 pub(crate) fn ipam_fails(lab: &Lab, command: &str) {
     fs::write(lab.dir().join(format!("fail.{command}")), "").unwrap();
 }

@@ -1,11 +1,12 @@
-//! A network whose subnets change: the old gateway's addresses go when no container needs them, and nothing else goes.
+//! A network whose subnets change: the old gateway addresses, and nothing else, are removed when no container needs
+//! them.
 
 use cni::testing::{Lab, Layout};
 use serde_json::{Value, json};
 
 use crate::pod::{Pod, layer3, merge};
 
-/// A dual-stack network of `10.N.0.0/24` and `fd0N::/64`.
+/// Returns the configuration of a dual-stack network with `10.N.0.0/24` and `fd0N::/64`.
 pub(crate) fn network(n: u8, more: Value) -> Value {
     let ranges = json!([[{ "subnet": format!("10.{n}.0.0/24") }], [{ "subnet": format!("fd0{n}::/64") }]]);
     let mut config = layer3(json!({ "ipam": { "type": "host-local", "ranges": ranges } }));
@@ -13,18 +14,20 @@ pub(crate) fn network(n: u8, more: Value) -> Value {
     config
 }
 
-/// The global addresses of a link in ascending order.
-pub(crate) fn global(lab: &Lab, link: &str) -> Vec<String> {
+/// Returns the global addresses of a link in ascending order.
+pub(crate) fn global_addresses(lab: &Lab, link: &str) -> Vec<String> {
     let listing = lab.sh(&format!("ip -o address show dev {link} scope global | awk '{{ print $4 }}' | sort"));
     listing.lines().map(str::to_owned).collect()
 }
 
+/// Calls DEL with the result of ADD.
 fn del(pod: &Pod<'_>, config: &Value, previous: &Value) {
     let mut config = config.clone();
     config["prevResult"] = previous.clone();
     pod.call("DEL", &config).run().ok();
 }
 
+/// Calls GC with a list of valid containers.
 pub(crate) fn collect(lab: &Lab, config: &Value, alive: &[&str]) {
     let mut config = config.clone();
     let valid = alive.iter().map(|id| json!({ "containerID": id, "ifname": "eth0" }));
@@ -37,22 +40,22 @@ const NEW: [&str; 2] = ["10.2.0.1/24", "fd02::1/64"];
 const BOTH: [&str; 4] = ["10.1.0.1/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64"];
 
 #[test]
-fn force_address_leaves_the_new_gateway_alone() {
+fn force_address_keeps_only_the_new_gateway() {
     Lab::both(|lab| {
         let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));
         a.add(&network(1, json!({ "forceAddress": true })));
-        assert_eq!(global(lab, "br0"), OLD);
+        assert_eq!(global_addresses(lab, "br0"), OLD);
         lab.sh("ip address add 10.9.0.1/24 dev br0; ip address add fd09::1/64 dev br0 nodad");
         let link_local = lab.sh("ip -o -6 address show dev br0 scope link");
         let config = network(2, json!({ "forceAddress": true }));
         let result = b.add(&config);
-        assert_eq!(global(lab, "br0"), NEW);
+        assert_eq!(global_addresses(lab, "br0"), NEW);
         assert_eq!(lab.sh("ip -o -6 address show dev br0 scope link"), link_local);
         b.check(&config, &result).ok();
-        // Also one that came later.
+        // The next ADD also removes an address that was added later.
         lab.sh("ip address add 10.9.0.1/24 dev br0");
         Pod::new(lab, "c").add(&config);
-        assert_eq!(global(lab, "br0"), NEW);
+        assert_eq!(global_addresses(lab, "br0"), NEW);
     });
 }
 
@@ -65,7 +68,7 @@ fn an_address_by_hand_in_the_old_subnet_keeps_the_gateway() {
     let result = pod.add(&old);
     lab.sh("ip address add 10.1.0.99/24 dev br0");
     del(&pod, &new, &result);
-    assert_eq!(global(lab, "br0"), ["10.1.0.1/24", "10.1.0.99/24"]);
+    assert_eq!(global_addresses(lab, "br0"), ["10.1.0.1/24", "10.1.0.99/24"]);
 }
 
 #[test]
@@ -75,7 +78,7 @@ fn the_last_del_removes_the_old_gateway() {
     let [a, b, c] = ["a", "b", "c"].map(|id| Pod::new(lab, id));
     let [first, second] = [&a, &b].map(|pod| pod.add(&old));
     let alive = c.add(&new);
-    assert_eq!(global(lab, "br0"), BOTH);
+    assert_eq!(global_addresses(lab, "br0"), BOTH);
     lab.sh("ip address add 10.9.0.1/24 dev br0; ip address add fd09::1/64 dev br0 nodad");
     del(&a, &new, &first);
     let all = [BOTH.as_slice(), &["10.9.0.1/24", "fd09::1/64"]].concat();
@@ -83,13 +86,13 @@ fn the_last_del_removes_the_old_gateway() {
         list.sort_unstable();
         list.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(global(lab, "br0"), sorted(all), "one container still needs it");
+    assert_eq!(global_addresses(lab, "br0"), sorted(all), "one container still needs the old gateway");
     del(&b, &new, &second);
-    assert_eq!(global(lab, "br0"), sorted([NEW.as_slice(), &["10.9.0.1/24", "fd09::1/64"]].concat()));
+    assert_eq!(global_addresses(lab, "br0"), sorted([NEW.as_slice(), &["10.9.0.1/24", "fd09::1/64"]].concat()));
     c.check(&new, &alive).ok();
     // Back to the old subnets.
     let result = a.add(&old);
-    assert!(OLD.iter().all(|address| global(lab, "br0").contains(&(*address).to_owned())));
+    assert!(OLD.iter().all(|address| global_addresses(lab, "br0").contains(&(*address).to_owned())));
     a.check(&old, &result).ok();
 }
 
@@ -102,37 +105,37 @@ fn gc_removes_the_old_gateway() {
     b.add(&old);
     let alive = c.add(&new);
     collect(lab, &new, &["a", "c"]);
-    assert_eq!(global(lab, "br0"), BOTH, "a is alive");
-    // Without a previous result a DEL does not look.
+    assert_eq!(global_addresses(lab, "br0"), BOTH, "container a still exists");
+    // Without a previous result, DEL does not search for old gateways.
     a.del(&new);
-    assert_eq!(global(lab, "br0"), BOTH);
+    assert_eq!(global_addresses(lab, "br0"), BOTH);
     collect(lab, &new, &["c"]);
-    assert_eq!(global(lab, "br0"), NEW);
+    assert_eq!(global_addresses(lab, "br0"), NEW);
     c.check(&new, &alive).ok();
-    // The ranges of the runtime count, and so does `subnet`.
+    // The ranges of the runtime and `subnet` count as configured.
     let mut elsewhere = network(2, json!({ "ipam": { "type": "host-local", "subnet": "10.2.0.0/24" } }));
     elsewhere["runtimeConfig"] = json!({ "ipRanges": [[{ "subnet": "fd02::/64" }]] });
     c.del(&new);
     collect(lab, &elsewhere, &[]);
-    assert_eq!(global(lab, "br0"), NEW);
-    // Of a network that names none it is not known what it needs.
+    assert_eq!(global_addresses(lab, "br0"), NEW);
+    // Without subnets in the configuration, the plugin cannot know which addresses the network needs.
     collect(lab, &layer3(json!({ "ipam": { "type": "host-local" } })), &[]);
-    assert_eq!(global(lab, "br0"), NEW);
+    assert_eq!(global_addresses(lab, "br0"), NEW);
 }
 
 #[test]
-fn an_ordinary_del_does_not_look() {
+fn an_ordinary_del_does_not_list_addresses() {
     let lab = &Lab::new();
     let config = network(1, json!({}));
     let pod = Pod::new(lab, "a");
-    let mut told = config.clone();
-    told["prevResult"] = pod.add(&config);
-    let outcome = pod.call("DEL", &told).strace(&["-f", "-e", "trace=sendto"]).run();
+    let mut with_previous = config.clone();
+    with_previous["prevResult"] = pod.add(&config);
+    let outcome = pod.call("DEL", &with_previous).strace(&["-f", "-e", "trace=sendto"]).run();
     outcome.ok();
     assert!(outcome.stderr.contains("sendto(") && !outcome.stderr.contains("RTM_GETADDR"), "{}", outcome.stderr);
 }
 
-/// Neither the gateway of another network goes, nor one that another network's containers may use.
+/// Neither the gateway of another network is removed, nor one that containers of another network may use.
 #[test]
 fn networks_that_share_a_bridge_keep_their_gateways() {
     let lab = &Lab::new();
@@ -145,10 +148,14 @@ fn networks_that_share_a_bridge_keep_their_gateways() {
     a.del(&old);
     b.add(&other);
     collect(lab, &new, &[]);
-    assert_eq!(global(lab, "br0"), ["10.1.0.1/24", "10.3.0.1/24", "fd01::1/64", "fd03::1/64"], "net2 has a port");
+    assert_eq!(
+        global_addresses(lab, "br0"),
+        ["10.1.0.1/24", "10.3.0.1/24", "fd01::1/64", "fd03::1/64"],
+        "net2 has a port"
+    );
     b.del(&other);
     collect(lab, &new, &[]);
-    assert_eq!(global(lab, "br0"), ["10.3.0.1/24", "fd03::1/64"], "net2 has none, and its gateway stays");
+    assert_eq!(global_addresses(lab, "br0"), ["10.3.0.1/24", "fd03::1/64"], "net2 has no port, but its gateway stays");
 }
 
 #[test]
@@ -156,7 +163,7 @@ fn a_lease_of_another_network_and_an_unknown_port_keep_the_gateway() {
     let lab = &Lab::new();
     let (old, new) = (network(1, json!({})), network(2, json!({})));
     let pod = Pod::new(lab, "a");
-    for (harm, heal) in [
+    for (prevent, allow) in [
         (
             "mkdir -p /var/lib/cni/networks/x; echo c >/var/lib/cni/networks/x/10.1.0.77",
             "rm -r /var/lib/cni/networks/x",
@@ -166,24 +173,24 @@ fn a_lease_of_another_network_and_an_unknown_port_keep_the_gateway() {
     ] {
         pod.add(&old);
         pod.del(&old);
-        lab.sh(harm);
+        lab.sh(prevent);
         collect(lab, &new, &[]);
-        let kept = global(lab, "br0");
-        assert!(kept.contains(&OLD[usize::from(harm.contains("fd01"))].to_owned()), "{harm}: {kept:?}");
-        lab.sh(heal);
+        let kept = global_addresses(lab, "br0");
+        assert!(kept.contains(&OLD[usize::from(prevent.contains("fd01"))].to_owned()), "{prevent}: {kept:?}");
+        lab.sh(allow);
     }
     collect(lab, &new, &[]);
-    assert_eq!(global(lab, "br0"), [""; 0]);
+    assert_eq!(global_addresses(lab, "br0"), [""; 0]);
 }
 
-/// Nobody can ask a program what it leased.
+/// CNI has no command that asks an IPAM program for its leases.
 #[test]
-fn where_ipam_cannot_be_asked_the_gateway_stays() {
+fn the_gateway_stays_if_ipam_cannot_report_its_leases() {
     let lab = &Lab::with(Layout::Separate);
     let (old, new) = (network(1, json!({})), network(2, json!({})));
     let pod = Pod::new(lab, "a");
     let result = pod.add(&old);
     del(&pod, &new, &result);
     collect(lab, &new, &[]);
-    assert_eq!(global(lab, "br0"), OLD);
+    assert_eq!(global_addresses(lab, "br0"), OLD);
 }

@@ -1,4 +1,4 @@
-//! STATUS: says whether an ADD could succeed, and changes nothing.
+//! STATUS: reports whether an ADD could succeed, and changes nothing.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ fn status(lab: &Lab, config: &Value) -> Outcome {
 }
 
 #[test]
-fn a_host_that_can_serve_says_so_and_stays_as_it_is() {
+fn status_succeeds_and_changes_nothing() {
     Lab::both(|lab| {
         let _pod = Pod::new(lab, "a");
         for more in [json!({}), json!({ "ipMasq": true }), json!({ "ipMasq": true, "ipMasqBackend": "iptables" })] {
@@ -26,40 +26,40 @@ fn a_host_that_can_serve_says_so_and_stays_as_it_is() {
     });
 }
 
-/// For a trial the kernel waits until all processors have forgotten the old rules.
+/// A trial is expensive: the kernel waits until no processor uses the old rules.
 #[test]
-fn masquerade_is_tried_where_it_is_not_in_use() {
+fn masquerade_is_tried_only_if_it_is_not_in_use() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let config = layer3(json!({ "ipMasq": true }));
-    let asked = || lab.plugin("bridge", "STATUS").stdin(config.to_string()).env("CNI_LOG", "debug").run();
+    let status = || lab.plugin("bridge", "STATUS").stdin(config.to_string()).env("CNI_LOG", "debug").run();
     let tried = |outcome: Outcome| {
         outcome.ok();
         outcome.stderr.contains("(trying)")
     };
-    assert!(tried(asked()));
+    assert!(tried(status()));
     pod.add(&config);
-    assert!(!tried(asked()));
+    assert!(!tried(status()));
     lab.sh("nft flush chain inet cni_plugins_masquerade postrouting");
-    assert!(tried(asked()), "the next ADD fills it");
+    assert!(tried(status()), "the next ADD fills the chain");
     lab.sh("nft delete table inet cni_plugins_masquerade");
-    assert!(tried(asked()));
+    assert!(tried(status()));
 }
 
 #[test]
-fn a_name_taken_by_something_else_is_told() {
+fn a_link_that_is_not_a_bridge_is_reported() {
     let lab = &Lab::new();
     lab.sh("ip link add br0 type veth peer name other");
     let error = status(lab, &layer2(json!({}))).error(50);
-    assert!(error["msg"].as_str().unwrap().contains("\"br0\" is no bridge"), "{error}");
+    assert!(error["msg"].as_str().unwrap().contains("\"br0\" is a veth, not a bridge"), "{error}");
 }
 
-/// A kernel without VLAN filtering. One with it is tested in `vlan`.
+/// For kernels without VLAN filtering. The tests in `vlan` are for kernels with it.
 #[test]
-fn vlans_that_an_add_would_refuse_are_refused() {
+fn vlans_that_an_add_would_reject_are_rejected() {
     let lab = &Lab::new();
     if kernel_filters(lab) {
-        return skip("vlans_that_an_add_would_refuse_are_refused", "this kernel can filter VLANs");
+        return skip("vlans_that_an_add_would_reject_are_rejected", "this kernel can filter VLANs");
     }
     let pod = Pod::new(lab, "a");
     for create in ["", "ip link add br0 type bridge"] {
@@ -76,7 +76,7 @@ fn vlans_that_an_add_would_refuse_are_refused() {
 }
 
 #[test]
-fn what_is_missing_is_told() {
+fn missing_requirements_are_reported() {
     let lab = &Lab::new();
     let _pod = Pod::new(lab, "a");
     let error = status(lab, &layer3(json!({ "ipam": { "type": "absent" } }))).error(50);
@@ -84,7 +84,7 @@ fn what_is_missing_is_told() {
 
     let tools = lab.plugin("bridge", "STATUS").env("PATH", "/nowhere");
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
-    // The usual places are looked at as well, so they are hidden.
+    // The plugin also searches the usual directories, so the tools there are hidden.
     lab.sh("for f in /usr/sbin/*tables*; do mount --bind /dev/null $f; done");
     let error = tools.stdin(config.to_string()).run().error(50);
     assert!(error["msg"].as_str().unwrap().contains("iptables"), "{error}");
@@ -95,7 +95,7 @@ fn what_is_missing_is_told() {
 }
 
 #[test]
-fn ipam_has_its_say() {
+fn the_status_of_ipam_is_returned() {
     let lab = &Lab::new();
     let _pod = Pod::new(lab, "a");
     ipam_fails(lab, "STATUS");

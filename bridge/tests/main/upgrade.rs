@@ -1,4 +1,4 @@
-//! Upgrade in place: what one implementation added, the other checks and deletes, and nothing is left.
+//! Upgrade in place: each implementation checks and deletes attachments of the other, and leaves nothing behind.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
 
-/// The configurations that both know.
+/// Returns configurations that both implementations support.
 fn configurations() -> Vec<Value> {
     let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
     let ipam =
@@ -27,7 +27,7 @@ fn configurations() -> Vec<Value> {
     ]
 }
 
-/// A call of the reference's plugin, with its own host-local.
+/// Calls the reference's plugin, with the reference's host-local.
 pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
     Calling::new(&Path::new(REFERENCE).join("bridge"), command)
         .env("CNI_PATH", REFERENCE)
@@ -36,16 +36,17 @@ pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
         .run()
 }
 
+/// Calls CHECK of the reference.
 #[track_caller]
-fn check_theirs(pod: &Pod<'_>, config: &Value, told: &Value) {
+fn check_theirs(pod: &Pod<'_>, config: &Value, result: &Value) {
     let mut config = config.clone();
-    config["prevResult"] = told.clone();
+    config["prevResult"] = result.clone();
     theirs(pod, "CHECK", &config).ok();
 }
 
 #[test]
-fn ours_takes_over_what_the_reference_added() {
-    if reference("bridge", "ours_takes_over_what_the_reference_added").is_none() {
+fn cni0_takes_over_attachments_of_the_reference() {
+    if reference("bridge", "cni0_takes_over_attachments_of_the_reference").is_none() {
         return;
     }
     Lab::both(|lab| {
@@ -53,7 +54,7 @@ fn ours_takes_over_what_the_reference_added() {
             let pod = Pod::new(lab, &format!("c{index}"));
             let result = theirs(&pod, "ADD", config).ok();
             pod.check(config, &result).ok();
-            // As libcni does; the result names the host veth, which has no alias.
+            // With the previous result, as libcni passes it: the host veth has no alias, but the result names it.
             let mut config = config.clone();
             config["prevResult"] = result;
             pod.del(&config);
@@ -63,10 +64,11 @@ fn ours_takes_over_what_the_reference_added() {
     });
 }
 
-/// With versions before 0.4.0 runtimes pass no result; then the lease proves whose the interface is.
+/// With versions before 0.4.0, runtimes pass no previous result. Then the lease proves to which attachment the
+/// interface belongs.
 #[test]
-fn ours_takes_over_without_a_previous_result() {
-    if reference("bridge", "ours_takes_over_without_a_previous_result").is_none() {
+fn cni0_takes_over_without_a_previous_result() {
+    if reference("bridge", "cni0_takes_over_without_a_previous_result").is_none() {
         return;
     }
     let lab = &Lab::new();
@@ -79,17 +81,17 @@ fn ours_takes_over_without_a_previous_result() {
 }
 
 #[test]
-fn the_reference_takes_over_what_ours_added() {
-    if reference("bridge", "the_reference_takes_over_what_ours_added").is_none() {
+fn the_reference_takes_over_attachments_of_cni0() {
+    if reference("bridge", "the_reference_takes_over_attachments_of_cni0").is_none() {
         return;
     }
     Lab::both(|lab| {
         for (index, config) in configurations().iter().enumerate() {
             let pod = Pod::new(lab, &format!("c{index}"));
-            let told = pod.add(config);
-            // Its CHECK of a network without IPAM always fails.
+            let result = pod.add(config);
+            // The reference's CHECK always fails without IPAM.
             if config.get("ipam").is_some() {
-                check_theirs(&pod, config, &told);
+                check_theirs(&pod, config, &result);
             }
             theirs(&pod, "DEL", config).ok();
             assert_clean(lab);
@@ -106,14 +108,14 @@ fn both_work_side_by_side_on_one_bridge() {
     let lab = &Lab::new();
     let config = &configurations()[3];
     let pods: Vec<_> = (0..6).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
-    let told: Vec<_> = pods
+    let results: Vec<_> = pods
         .iter()
         .enumerate()
         .map(|(n, pod)| if n % 2 == 0 { theirs(pod, "ADD", config).ok() } else { pod.add(config) })
         .collect();
-    for (n, (pod, told)) in pods.iter().zip(&told).enumerate() {
-        pod.check(config, told).ok();
-        check_theirs(pod, config, told);
+    for (n, (pod, result)) in pods.iter().zip(&results).enumerate() {
+        pod.check(config, result).ok();
+        check_theirs(pod, config, result);
         if n % 3 == 0 {
             theirs(pod, "DEL", config).ok()
         } else {

@@ -1,20 +1,20 @@
-//! VLANs, with tagged packets. Where the kernel cannot filter them the tests are skipped; `ci/vm` has one that can.
+//! VLANs, with tagged packets. If the kernel cannot filter VLANs, the tests are skipped; the kernel of `ci/vm` can.
 
 use cni::testing::{Lab, skip};
 use serde_json::{Value, json};
 
-use crate::faults::strike;
-use crate::pod::{Pod, assert_clean, layer2, layer3, nothing_comes, send, udp};
-use crate::stale::{collect, global, network};
+use crate::faults::inject_fault;
+use crate::pod::{Pod, assert_clean, assert_nothing_arrives, layer2, layer3, send, udp};
+use crate::stale::{collect, global_addresses, network};
 
-/// Returns whether this kernel can filter VLANs. Leaves nothing.
+/// Returns whether this kernel can filter VLANs. Leaves nothing behind.
 pub(crate) fn kernel_filters(lab: &Lab) -> bool {
     let probe =
         "ip link add probe type bridge vlan_filtering 1 2>/dev/null && ip link del probe && echo yes || echo no";
     lab.sh(probe) == "yes\n"
 }
 
-/// The same, and skips `test` if it cannot.
+/// Returns whether this kernel can filter VLANs, and reports `test` as skipped if it cannot.
 fn can_filter(lab: &Lab, test: &str) -> bool {
     let can = kernel_filters(lab);
     if !can {
@@ -23,7 +23,7 @@ fn can_filter(lab: &Lab, test: &str) -> bool {
     can
 }
 
-/// The VLANs of a port, such as `["1*", "100"]`, where `*` marks the one of untagged frames.
+/// Returns the VLANs of a port, such as `["1*", "100"]`, where `*` marks the VLAN of untagged frames.
 fn vlans(lab: &Lab, port: &str) -> Vec<String> {
     let listing: Value =
         serde_json::from_str(&lab.sh(&format!("bridge -j -compressvlans vlan show dev {port}"))).unwrap();
@@ -36,9 +36,9 @@ fn vlans(lab: &Lab, port: &str) -> Vec<String> {
 }
 
 #[test]
-fn status_promises_vlans() {
+fn status_succeeds_with_vlans() {
     let lab = &Lab::new();
-    if !can_filter(lab, "status_promises_vlans") {
+    if !can_filter(lab, "status_succeeds_with_vlans") {
         return;
     }
     for create in ["", "ip link add br0 type bridge"] {
@@ -62,30 +62,30 @@ fn the_old_gateway_of_a_vlan_is_removed() {
     a.add(&old);
     b.add(&new);
     collect(lab, &new, &["a", "b"]);
-    assert_eq!(global(lab, "br0.100"), ["10.1.0.1/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64"]);
+    assert_eq!(global_addresses(lab, "br0.100"), ["10.1.0.1/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64"]);
     collect(lab, &new, &["b"]);
-    assert_eq!(global(lab, "br0.100"), ["10.2.0.1/24", "fd02::1/64"]);
+    assert_eq!(global_addresses(lab, "br0.100"), ["10.2.0.1/24", "fd02::1/64"]);
 }
 
 #[test]
-fn a_vlan_separates() {
+fn vlans_are_separated() {
     let lab = &Lab::new();
-    if !can_filter(lab, "a_vlan_separates") {
+    if !can_filter(lab, "vlans_are_separated") {
         return;
     }
     let pods =
         [("a", 100, "10.1.0.2/24"), ("b", 100, "10.1.0.3/24"), ("c", 200, "10.1.0.4/24")].map(|(id, vlan, ip)| {
             let pod = Pod::new(lab, id);
             let config = layer2(json!({ "vlan": vlan }));
-            let told = pod.add(&config);
+            let result = pod.add(&config);
             pod.sh(&format!("ip address add {ip} dev eth0"));
-            pod.check(&config, &told).ok();
-            assert_eq!(vlans(lab, &pod.port(&told)), [format!("{vlan}*")]);
+            pod.check(&config, &result).ok();
+            assert_eq!(vlans(lab, &pod.port(&result)), [format!("{vlan}*")]);
             pod
         });
     let [a, b, c] = &pods;
     assert_eq!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
-    nothing_comes(&a.udp("0.0.0.0:0"), &c.udp("0.0.0.0:0"), "10.1.0.4");
+    assert_nothing_arrives(&a.udp("0.0.0.0:0"), &c.udp("0.0.0.0:0"), "10.1.0.4");
     for pod in &pods {
         pod.del(&layer2(json!({})));
     }
@@ -103,9 +103,9 @@ fn a_trunk_carries_tagged_frames() {
     access.sh("ip address add 10.1.0.2/24 dev eth0");
     let trunk = Pod::new(lab, "trunk");
     let config = layer2(json!({ "vlanTrunk": [{ "id": 100 }, { "minID": 200, "maxID": 202 }] }));
-    let told = trunk.add(&config);
-    assert_eq!(vlans(lab, &trunk.port(&told)), ["1*", "100", "200-202"]);
-    trunk.check(&config, &told).ok();
+    let result = trunk.add(&config);
+    assert_eq!(vlans(lab, &trunk.port(&result)), ["1*", "100", "200-202"]);
+    trunk.check(&config, &result).ok();
     for (id, ip) in [(100, "10.1.0.3/24"), (101, "10.2.0.3/24")] {
         trunk.sh(&format!(
             "ip link add link eth0 name eth0.{id} type vlan id {id}; ip address add {ip} dev eth0.{id}; ip link set eth0.{id} up"
@@ -115,29 +115,29 @@ fn a_trunk_carries_tagged_frames() {
     assert_eq!(send(&access.udp("0.0.0.0:0"), &trunk.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
     // 101 is not in the trunk.
     access.sh("ip address add 10.2.0.2/24 dev eth0");
-    nothing_comes(&trunk.udp("10.2.0.3:0"), &access.udp("0.0.0.0:0"), "10.2.0.2");
-    // One message for all of them.
+    assert_nothing_arrives(&trunk.udp("10.2.0.3:0"), &access.udp("0.0.0.0:0"), "10.2.0.2");
+    // One message adds all of them.
     let whole = Pod::new(lab, "whole");
-    let told = whole
+    let result = whole
         .add(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "minID": 1, "maxID": 4094 }], "preserveDefaultVlan": true })));
-    assert_eq!(vlans(lab, &whole.port(&told)), ["1-6", "7*", "8-4094"]);
-    lab.sh(&format!("bridge vlan del dev {} vid 4000", whole.port(&told)));
-    let error = whole.check(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &told).error(999);
+    assert_eq!(vlans(lab, &whole.port(&result)), ["1-6", "7*", "8-4094"]);
+    lab.sh(&format!("bridge vlan del dev {} vid 4000", whole.port(&result)));
+    let error = whole.check(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &result).error(999);
     assert!(error["msg"].as_str().unwrap().contains("VLAN 4000 tagged"), "{error}");
 }
 
 #[test]
-fn the_default_vlan_stays_only_where_it_is_wanted() {
+fn the_default_vlan_stays_only_if_configured() {
     let lab = &Lab::new();
-    if !can_filter(lab, "the_default_vlan_stays_only_where_it_is_wanted") {
+    if !can_filter(lab, "the_default_vlan_stays_only_if_configured") {
         return;
     }
-    // A bridge that knew nothing of VLANs is taught, and its ports stay connected.
+    // ADD enables VLAN filtering on an existing bridge, and its ports stay connected.
     let plain = Pod::with_ips(lab, "plain", &["10.1.0.2/24"]);
     plain.add(&layer3(json!({})));
     let kept = Pod::new(lab, "kept");
-    let told = kept.add(&layer2(json!({ "vlan": 100, "preserveDefaultVlan": true })));
-    assert_eq!(vlans(lab, &kept.port(&told)), ["1", "100*"]);
+    let result = kept.add(&layer2(json!({ "vlan": 100, "preserveDefaultVlan": true })));
+    assert_eq!(vlans(lab, &kept.port(&result)), ["1", "100*"]);
     assert_eq!(lab.ip("link show br0")[0]["linkinfo"]["info_data"]["vlan_filtering"], 1);
     assert!(send(&plain.udp("0.0.0.0:0"), &udp(None, "0.0.0.0:0"), "10.1.0.1").is_some());
 }
@@ -155,10 +155,10 @@ fn a_vlan_has_a_gateway_of_its_own() {
         Pod::with_ips(lab, "b", &["10.1.0.3/24", "fd01::3/64"]),
     ];
     for pod in &pods {
-        let told = pod.add(&config);
-        assert_eq!(told["interfaces"][3]["name"], "br0.100", "{told}");
-        assert_eq!(told["interfaces"][3]["mac"], lab.ip("link show br0.100")[0]["address"]);
-        pod.check(&config, &told).ok();
+        let result = pod.add(&config);
+        assert_eq!(result["interfaces"][3]["name"], "br0.100", "{result}");
+        assert_eq!(result["interfaces"][3]["mac"], lab.ip("link show br0.100")[0]["address"]);
+        pod.check(&config, &result).ok();
         for (any, gateway) in [("0.0.0.0:0", "10.1.0.1"), ("[::]:0", "fd01::1")] {
             assert!(send(&pod.udp(any), &udp(None, any), gateway).is_some(), "{gateway}");
         }
@@ -170,24 +170,24 @@ fn a_vlan_has_a_gateway_of_its_own() {
 }
 
 #[test]
-fn a_gateway_whose_maker_was_killed_is_finished_by_the_next_add() {
+fn the_next_add_completes_a_gateway_whose_add_was_killed() {
     let lab = &Lab::new();
-    if !can_filter(lab, "a_gateway_whose_maker_was_killed_is_finished_by_the_next_add") {
+    if !can_filter(lab, "the_next_add_completes_a_gateway_whose_add_was_killed") {
         return;
     }
     let config = layer3(json!({ "vlan": 100, "isDefaultGateway": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let mut unfinished = 0;
-    // Before these there is none.
-    for n in (7..30).take_while(|n| strike(&pod, &config, "sendto", *n, "signal=KILL").is_some()) {
-        let made = lab.sh("ip -o link show br0.100 2>/dev/null || true");
-        unfinished += usize::from(!made.is_empty() && !made.contains(",LOWER_UP"));
+    // Earlier messages do not create the gateway.
+    for n in (7..30).take_while(|n| inject_fault(&pod, &config, "sendto", *n, "signal=KILL").is_some()) {
+        let gateway = lab.sh("ip -o link show br0.100 2>/dev/null || true");
+        unfinished += usize::from(!gateway.is_empty() && !gateway.contains(",LOWER_UP"));
         pod.del(&config);
-        let told = pod.add(&config);
-        pod.check(&config, &told).ok();
+        let result = pod.add(&config);
+        pod.check(&config, &result).ok();
         assert!(send(&pod.udp("0.0.0.0:0"), &udp(None, "0.0.0.0:0"), "10.1.0.1").is_some(), "after kill {n}");
         lab.sh("ip link set $(ip -o link show br0.100 | sed 's/.*@\\([^:]*\\):.*/\\1/') down");
-        let error = pod.check(&config, &told).error(999);
+        let error = pod.check(&config, &result).error(999);
         assert!(error["msg"].as_str().unwrap().contains("of the VLAN's gateway \"br0.100\" is down"), "{error}");
         pod.del(&config);
         lab.sh("ip link del br0.100; ip link del br0");
@@ -196,7 +196,7 @@ fn a_gateway_whose_maker_was_killed_is_finished_by_the_next_add() {
 }
 
 #[test]
-fn a_kernel_without_vlans_is_told_and_nothing_is_left() {
+fn a_kernel_without_vlan_filtering_is_reported_and_nothing_is_left() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     for bridge in ["new", "old"] {
@@ -206,7 +206,7 @@ fn a_kernel_without_vlans_is_told_and_nothing_is_left() {
         let config = layer2(json!({ "bridge": bridge, "vlan": 100 }));
         let outcome = pod.call("ADD", &config).run();
         if outcome.status == Some(0) {
-            // Then the kernel can, and does.
+            // This kernel can filter VLANs.
             assert_eq!(lab.ip(&format!("link show {bridge}"))[0]["linkinfo"]["info_data"]["vlan_filtering"], 1);
             pod.del(&config);
             continue;

@@ -1,4 +1,4 @@
-//! What the commands do.
+//! The commands of the plugin.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{call, config, is_up};
 
-/// The answer to ADD in all three layouts, for a namespace at /run/netns/c1.
+/// Returns the result of ADD in the layout of `version`, for a namespace at /run/netns/c1.
 fn expected(version: Version) -> String {
     if version < Version::V0_3_0 {
         return format!(
@@ -77,7 +77,7 @@ fn expected(version: Version) -> String {
 }
 
 #[test]
-fn add_answers_in_the_layout_of_every_version() {
+fn add_returns_results_in_the_layout_of_every_version() {
     Lab::both(|lab| {
         let netns = lab.netns("c1");
         for version in Version::ALL {
@@ -90,7 +90,7 @@ fn add_answers_in_the_layout_of_every_version() {
             assert!(!is_up(lab, "c1"));
         }
         let outcome = call(lab, "ADD", &netns).stdin(config("")).run();
-        assert_eq!(outcome.stdout, expected(Version::V0_1_0), "no version is the oldest");
+        assert_eq!(outcome.stdout, expected(Version::V0_1_0), "without a version, the oldest is used");
     });
 }
 
@@ -112,11 +112,11 @@ fn add_passes_a_previous_result_on() {
     let bad = json!({"cniVersion": "1.1.0", "name": "lo", "prevResult": {"ips": [{"address": "nonsense"}]}});
     let error = call(&lab, "ADD", &netns).stdin(bad.to_string()).run().error(7);
     assert!(error["msg"].as_str().unwrap().contains("nonsense"), "{error}");
-    assert!(!is_up(&lab, "c1"), "nothing was done");
+    assert!(!is_up(&lab, "c1"), "nothing was changed");
 }
 
 #[test]
-fn add_of_what_is_up_already() {
+fn add_if_lo_is_already_up() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     lab.sh("ip -n c1 link set lo up");
@@ -128,7 +128,7 @@ fn add_of_what_is_up_already() {
 fn add_without_ipv6() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
-    // Unless the kernel has none anyway.
+    // Unless the kernel lacks IPv6.
     let off = "sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.lo.disable_ipv6=1";
     lab.sh(&format!("! [ -e /proc/sys/net/ipv6 ] || ip netns exec c1 {off}"));
     let answer = call(&lab, "ADD", &netns).run().ok();
@@ -136,7 +136,7 @@ fn add_without_ipv6() {
 }
 
 #[test]
-fn a_foreign_address_is_refused_before_anything_is_done() {
+fn a_foreign_address_is_rejected_before_any_change() {
     let lab = Lab::new();
     for (name, foreign) in [("c4", "192.0.2.1/32"), ("c6", "2001:db8::1/128")] {
         let netns = lab.netns(name);
@@ -148,7 +148,7 @@ fn a_foreign_address_is_refused_before_anything_is_done() {
 }
 
 #[test]
-fn the_interface_is_lo_whatever_is_asked_for() {
+fn the_interface_is_always_lo() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let answer = call(&lab, "ADD", &netns).env("CNI_IFNAME", "eth0").run().ok();
@@ -159,7 +159,7 @@ fn the_interface_is_lo_whatever_is_asked_for() {
 }
 
 #[test]
-fn check_tells_what_is_wrong() {
+fn check_reports_that_lo_is_down() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let error = call(&lab, "CHECK", &netns).run().error(999);
@@ -171,7 +171,7 @@ fn check_tells_what_is_wrong() {
 }
 
 #[test]
-fn a_namespace_that_is_not_there() {
+fn a_missing_namespace() {
     let lab = Lab::new();
     fs::write("/run/netns/file", "").unwrap();
     fs::create_dir("/run/netns/dir").unwrap();
@@ -201,14 +201,14 @@ fn del_can_be_repeated() {
 }
 
 #[test]
-fn its_own_namespace_is_left_alone() {
+fn the_plugins_own_namespace_is_not_changed() {
     let lab = Lab::new();
     lab.sh("ip link set lo up; ip netns attach self $$");
     let own = Path::new("/run/netns/self");
     let error = call(&lab, "ADD", own).run().error(8);
     assert!(error["msg"].as_str().unwrap().contains("/run/netns/self"), "{error}");
     call(&lab, "ADD", own).env("CNI_NETNS_OVERRIDE", "1").run().ok();
-    // The container's namespace is gone, and its path leads to the host.
+    // The container's namespace is gone, and its path now leads to the host's namespace.
     for allowed in ["", "1"] {
         call(&lab, "DEL", own).env("CNI_NETNS_OVERRIDE", allowed).run().ok();
         assert!(is_up(&lab, "self"));
@@ -216,20 +216,20 @@ fn its_own_namespace_is_left_alone() {
 }
 
 #[test]
-fn a_namespace_that_another_container_uses_by_now_is_left_alone() {
+fn del_does_not_change_a_namespace_that_another_container_uses_now() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let other = |command| call(&lab, command, &netns).env("CNI_CONTAINERID", "c2");
     other("ADD").run().ok();
     call(&lab, "DEL", &netns).run().ok();
-    assert!(is_up(&lab, "c1"), "it is c2's by now");
-    // c2 was never detached, and its namespace is c1's again.
+    assert!(is_up(&lab, "c1"), "it belongs to c2 now");
+    // c2 was never detached, and c1 is attached to the namespace again.
     call(&lab, "ADD", &netns).run().ok();
     other("DEL").run().ok();
-    assert!(is_up(&lab, "c1"), "it is c1's again");
+    assert!(is_up(&lab, "c1"), "it belongs to c1 again");
     call(&lab, "DEL", &netns).run().ok();
     assert!(!is_up(&lab, "c1"));
-    // What another tool has set up is not ours to set down.
+    // If another tool has set `lo` up, DEL does not set it down.
     lab.sh("ip -n c1 link set lo up");
     for _ in 0..2 {
         call(&lab, "DEL", &netns).run().ok();
@@ -254,7 +254,7 @@ fn gc_and_status() {
 }
 
 #[test]
-fn without_privilege_the_error_says_what_is_missing() {
+fn without_permission_the_error_names_the_missing_capability() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let script = format!("exec setpriv --bounding-set=-all --inh-caps=-all {}/loopback", lab.bin().display());
@@ -264,7 +264,7 @@ fn without_privilege_the_error_says_what_is_missing() {
 }
 
 #[test]
-fn an_answer_that_cannot_be_given_changes_nothing() {
+fn a_result_that_the_version_cannot_express_changes_nothing() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let config = json!({"cniVersion": "0.2.0", "name": "lo", "prevResult": {"dns": {}}});
@@ -273,9 +273,9 @@ fn an_answer_that_cannot_be_given_changes_nothing() {
     assert!(!is_up(&lab, "c1"));
 }
 
-/// A signal that interrupts a system call, and a kernel that refuses one: the first goes unnoticed, the second is told.
+/// A system call that a signal interrupts is repeated. A system call that fails is reported.
 #[test]
-fn interrupted_and_refused_system_calls() {
+fn interrupted_and_failed_system_calls() {
     let lab = Lab::new();
     let run = |command: &str, netns: &str, inject: &str| {
         let trace = lab.dir().join("trace");

@@ -1,4 +1,4 @@
-//! Black-box tests of `loopback`: the program, the kernel, and the reference beside it.
+//! Black-box tests of `loopback` with the real kernel, compared with the reference.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests")]
 
 mod commands;
@@ -9,7 +9,7 @@ use std::path::Path;
 use cni::testing::{Calling, Lab};
 use serde_json::json;
 
-/// A configuration in `version`; the empty one names none.
+/// Returns a configuration with `version` as its `cniVersion`, or without one if `version` is empty.
 fn config(version: &str) -> String {
     if version.is_empty() {
         return json!({"name": "lo", "type": "loopback"}).to_string();
@@ -17,12 +17,12 @@ fn config(version: &str) -> String {
     json!({"cniVersion": version, "name": "lo", "type": "loopback"}).to_string()
 }
 
-/// A call of our plugin for container `c1`, with `lo` as kubelet asks for it.
+/// Prepares a call of the plugin for container `c1`, with `lo` as the interface name, as kubelet does.
 fn call(lab: &Lab, command: &str, netns: &Path) -> Calling {
     lab.attach("loopback", command, netns).env("CNI_IFNAME", "lo").stdin(config("1.1.0"))
 }
 
-/// Is `lo` of a namespace under /run/netns up?
+/// Returns whether `lo` is up in a namespace under /run/netns.
 fn is_up(lab: &Lab, netns: &str) -> bool {
     lab.ip(&format!("-n {netns} link show dev lo"))[0]["flags"].as_array().unwrap().contains(&"UP".into())
 }

@@ -1,4 +1,5 @@
-//! Beside Debian's `loopback`: the same bytes where it is right, and each cleans up after the other.
+//! Comparison with Debian's `loopback`: the same bytes where the reference is correct, and each can clean up for the
+//! other.
 
 use std::path::Path;
 
@@ -7,14 +8,14 @@ use serde_json::{Value, json};
 
 use super::{call, config, is_up};
 
-/// The same call of the reference.
+/// Prepares the same call of the reference.
 fn theirs(command: &str, netns: &Path, stdin: &str) -> Option<Calling> {
     let path = reference("loopback", "loopback::reference")?;
     let call = Calling::new(&path, command).env("CNI_PATH", "/usr/lib/cni");
     Some(call.attachment("c1", "lo", netns).stdin(stdin))
 }
 
-/// What a call answers, and what `lo` looks like then, but for the alias: the reference sets none.
+/// Runs a call, and returns its output and the state of `lo` without the alias, which the reference does not set.
 fn observe(lab: &Lab, calling: Calling) -> (Outcome, Value) {
     let outcome = calling.run();
     let mut lo = lab.ip("-n c1 address show dev lo");
@@ -23,10 +24,11 @@ fn observe(lab: &Lab, calling: Calling) -> (Outcome, Value) {
 }
 
 #[test]
-fn the_same_bytes_where_it_is_right() {
+fn the_same_bytes_where_the_reference_is_correct() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
-    // Its fresh results have the wrong layout where a version is named, so a previous one is passed through.
+    // With a cniVersion, new results of the reference have the wrong layout, so the test passes previous results
+    // through.
     let old = json!({"cniVersion": "0.2.0", "ip4": {"ip": "10.1.0.2/24", "gateway": "10.1.0.1", "routes": [{"dst": "0.0.0.0/0"}]}});
     let middle = |version: &str| {
         json!({
@@ -48,7 +50,7 @@ fn the_same_bytes_where_it_is_right() {
     for stdin in configs {
         for command in ["ADD", "DEL"] {
             let before = if command == "ADD" { "down" } else { "up" };
-            // With the mark of our own ADD, which a DEL of ours needs.
+            // DEL of cni0 needs the mark of its ADD.
             let alias = if command == "ADD" { "" } else { "cni0 lo c1 lo" };
             let prepare = || lab.sh(&format!("ip -n c1 link set lo alias \"{alias}\" {before}"));
             let Some(theirs) = theirs(command, &netns, &stdin) else { return };
@@ -72,7 +74,7 @@ fn the_same_codes_for_bad_calls() {
         let theirs: Value = serde_json::from_str(&theirs.run().stdout).unwrap();
         let code = theirs["code"].as_u64().unwrap().try_into().unwrap();
         let ours = call(&lab, "ADD", &netns).stdin(stdin).run().error(code);
-        assert!(ours["details"].is_string(), "there is always a remedy: {ours}");
+        assert!(ours["details"].is_string(), "every error has a remedy: {ours}");
     }
 }
 
@@ -85,7 +87,7 @@ fn each_works_after_the_other() {
     add.run().ok();
     call(&lab, "CHECK", &netns).run().ok();
     call(&lab, "DEL", &netns).run().ok();
-    assert!(is_up(&lab, "c1"), "the reference leaves no mark: it could be another container's by now");
+    assert!(is_up(&lab, "c1"), "the reference sets no mark: by now `lo` could belong to another container");
     lab.sh("ip -n c1 link set lo down");
     call(&lab, "ADD", &netns).run().ok();
     for command in ["CHECK", "DEL"] {
