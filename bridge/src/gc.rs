@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use cni::netlink::Netlink;
 use cni::netlink::nft::Nftables;
-use cni::{AttachmentKey, Call, Delegate, Failures, Result, ValidAttachment, key};
+use cni::{AttachmentKey, Call, Delegate, ErrorCollector, Result, ValidAttachment, key};
 use log::debug;
 
 use crate::{attach, iptables, masquerade, spoofcheck, stale};
 
 /// Removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.
-pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Failures) -> Result<()> {
+pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut ErrorCollector) -> Result<()> {
     let valid = call.valid_attachments()?;
     let keep = Keep::new(call.network.as_str(), &valid);
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use cni::ip::{Cidr, octets};
 use cni::netlink::Netlink;
 use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
-use cni::{AttachmentKey, Code, Error, Failures, Result, key, tool};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Result, key, tool};
 
 use crate::gc::Keep;
 use crate::masquerade::{self, Masquerade, missing};
@@ -135,7 +135,7 @@ fn script(family: &FamilyTools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_e
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let chain = owner.chain();
     let mut only = None;
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     for family in &FAMILIES {
         let mut remove = || -> Result<()> {
             let in_nft = nft.has_chain(family.nat.chain(&chain))?;
@@ -232,7 +232,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
     let mut stale: Vec<String> = comments(nft)?.into_iter().filter_map(container).collect();
     stale.sort_unstable();
     stale.dedup();
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     for id in &stale {
         failures.note(remove(nft, host, AttachmentKey { network, container: id, ifname: "" }, &[]));
     }

@@ -28,7 +28,8 @@ use cni::ip::Cidr;
 use cni::netlink::nft::Nftables;
 use cni::netlink::{LinkChange, Netlink};
 use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Failure, Failures, Interface, Plugin, Result, Undo,
+    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, DelegateError, ErrorCollector, Interface, Plugin,
+    Result, Undo,
 };
 
 use attach::{AddContext, Pair};
@@ -81,7 +82,7 @@ impl Plugin for Bridge {
     /// Removes everything of the attachment. A failed step does not prevent the later ones.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let owner = AttachmentKey::new(call, at);
-        let mut failures = Failures::default();
+        let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
         let prev_result = call.previous().ok().flatten().unwrap_or_default();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
@@ -106,7 +107,7 @@ impl Plugin for Bridge {
         failures.into_result()
     }
 
-    fn take_back(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         self.del(call, at)
     }
 
@@ -120,7 +121,7 @@ impl Plugin for Bridge {
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
-        let mut failures = Failures::default();
+        let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
         gc::run(call, ipam, &mut failures)?;
         failures.into_result()
@@ -222,8 +223,8 @@ fn configure_layer3<'a>(
     });
     let answer = match ipam.add(at) {
         Ok(answer) => answer,
-        Err(Failure::Loss(error)) => return Err(error),
-        Err(Failure::Refusal(error)) => {
+        Err(DelegateError::Unknown(error)) => return Err(error),
+        Err(DelegateError::CleanedUp(error)) => {
             undo.forget_last();
             return Err(error);
         }
@@ -281,7 +282,7 @@ fn configure_gateway(
 
 /// Removes all firewall rules of an attachment, of both backends: the configuration may have changed since ADD.
 fn remove_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     failures.note(masquerade::remove(nft, owner));
     if let Some(mut host) = failures.keep(Netlink::open()) {
         failures.note(spoofcheck::remove(nft, &mut host, owner));

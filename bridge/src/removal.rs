@@ -10,7 +10,8 @@ use std::time::Duration;
 use cni::key::AliasOwner;
 use cni::netlink::{Event, Link, LinkIndex, Netlink, Watch};
 use cni::{
-    AddResult, Aside, Attachment, AttachmentKey, Context, Deadline, Delegate, Failures, Home, IfName, Netns, Result,
+    AddResult, Attachment, AttachmentKey, Context, Deadline, Delegate, DetachedChild, ErrorCollector, Home, IfName,
+    Netns, Result,
 };
 use log::{debug, warn};
 
@@ -39,7 +40,7 @@ impl Removal<'_> {
     /// Deletes the pair by its host veth, which the container cannot change and whose alias names the attachment. Only
     /// a pair that the reference created has no alias; that one is deleted by its container veth.
     pub(crate) fn run(&self, mut home: Home) -> Result<()> {
-        let mut failures = Failures::default();
+        let mut failures = ErrorCollector::default();
         match self.delete_ports(&mut home.netlink) {
             Ok(true) => return Ok(()),
             outcome => failures.note(outcome.map(drop)),
@@ -60,7 +61,7 @@ impl Removal<'_> {
                 return delete_in_child(host, port.index, self.keep_open).map(|()| true);
             }
         }
-        let mut failures = Failures::default();
+        let mut failures = ErrorCollector::default();
         let ports = host.find_links(&|found| found == alias)?;
         for port in &ports {
             failures.note(delete_in_child(host, port.index, self.keep_open));
@@ -130,7 +131,7 @@ impl Removal<'_> {
 fn delete_in_child(host: &mut Netlink, link: LinkIndex, keep_open: Option<BorrowedFd<'_>>) -> Result<()> {
     let gone = Watch::open(Event::Link).and_then(|mut watch| {
         let delete = || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link)));
-        let child = Aside::start(keep_open, delete)?;
+        let child = DetachedChild::start(keep_open, delete)?;
         watch.await_gone(link, child.as_fd(), Deadline::after(TIMEOUT))
     });
     match gone {

@@ -8,7 +8,7 @@ use cni::ip::MacAddr;
 use cni::key::AliasOwner;
 use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::netlink::{Link, Netlink};
-use cni::{AttachmentKey, Code, Context, Error, Failures, Result};
+use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result};
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
 const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
@@ -198,7 +198,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Li
         *users.entry(rule.target.as_deref()).or_default() += 1;
     }
     let is_gone = |rule: &&Rule| link_of(rule).is_some_and(|link| !kept.contains(link.as_str()));
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT_PREFIX)).filter(is_gone) {
         let others = users.entry(rule.target.as_deref()).and_modify(|users| *users -= 1).or_default();
         failures.note(remove_stale(nft, rule, *others > 0));

@@ -61,7 +61,7 @@ impl<'a> Delegate<'a> {
     }
 
     /// Calls ADD.
-    pub fn add(&self, at: &Attachment) -> Result<AddResult, Failure> {
+    pub fn add(&self, at: &Attachment) -> Result<AddResult, DelegateError> {
         let version = self.call.version;
         let result = match (&self.prepared, self.builtin) {
             (Some(prepared), _) => prepared.add(at),
@@ -70,14 +70,14 @@ impl<'a> Delegate<'a> {
                 return self.program.add(&variables(at), self.call.stdin, version).map_err(|error| {
                     match error.code() {
                         // The plugin refused the version of the configuration, before it did anything.
-                        Code::VERSION => Failure::Refusal(error),
-                        _ => Failure::Loss(error),
+                        Code::VERSION => DelegateError::CleanedUp(error),
+                        _ => DelegateError::Unknown(error),
                     }
                 });
             }
         };
-        let result = self.explain(result).map_err(Failure::Refusal)?;
-        self.explain(result.as_seen_in(version)).map_err(Failure::Loss)
+        let result = self.explain(result).map_err(DelegateError::CleanedUp)?;
+        self.explain(result.as_seen_in(version)).map_err(DelegateError::Unknown)
     }
 
     /// Calls DEL.
@@ -137,17 +137,17 @@ impl<'a> Delegate<'a> {
 
 /// The failure of a delegate's ADD.
 #[derive(Debug)]
-pub enum Failure {
+pub enum DelegateError {
     /// The plugin ran in this process and has rolled back its changes. A DEL now would also remove what an earlier ADD
     /// of the same attachment created, which may still be in use.
-    Refusal(Error),
+    CleanedUp(Error),
     /// It is not known how far the plugin got, so DEL must follow.
-    Loss(Error),
+    Unknown(Error),
 }
 
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Error {
-        let (Failure::Refusal(error) | Failure::Loss(error)) = failure;
+impl From<DelegateError> for Error {
+    fn from(failure: DelegateError) -> Error {
+        let (DelegateError::CleanedUp(error) | DelegateError::Unknown(error)) = failure;
         error
     }
 }

@@ -14,12 +14,12 @@
 //! This crate does not depend on any plugin.
 
 mod args;
-mod aside;
 mod build_id;
 mod child;
+mod collector;
 mod delegate;
+mod detached;
 mod error;
-mod failures;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod ip;
@@ -44,10 +44,10 @@ mod version;
 mod wait;
 
 pub use args::Args;
-pub use aside::Aside;
-pub use delegate::{Delegate, Failure, Program};
+pub use collector::ErrorCollector;
+pub use delegate::{Delegate, DelegateError, Program};
+pub use detached::DetachedChild;
 pub use error::{Code, Context, Error, Result};
-pub use failures::Failures;
 pub use key::AttachmentKey;
 pub use logging::report;
 pub use name::{ContainerId, IfName, NetworkName};

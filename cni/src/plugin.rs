@@ -44,7 +44,7 @@ pub trait Plugin: Sync {
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
     /// Rolls back an ADD of this process whose result could not be written to stdout. A delegate needs no
     /// implementation: the delegating plugin calls its DEL.
-    fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         Ok(())
     }
     /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an

@@ -193,7 +193,7 @@ fn serve(
             let deliver = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
             done(plugin.add(&call, at).and_then(|result| {
                 // An ADD whose result does not reach the runtime has failed and must leave nothing behind.
-                deliver(result).map_err(|error| match plugin.take_back(&call, at) {
+                deliver(result).map_err(|error| match plugin.rollback_add(&call, at) {
                     Ok(()) => error,
                     Err(left) => error.details(format!("not undone: {left}")),
                 })

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use bridge::inspect::{Masquerade, SpoofCheck};
-use cni::{Code, Context, Error, Failures, Result};
+use cni::{Code, Context, Error, ErrorCollector, Result};
 use host_local::inspect::Owner;
 
 use crate::cache::{Cache, Entry};
@@ -44,7 +44,7 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<(
     }
     let node = Node::inspect()?;
     let paint = Paint::of_stdout();
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     let chosen = node.chosen(network)?;
     conf::warn_of_broken(&node.broken);
     for (at, one) in chosen.iter().enumerate() {
@@ -270,7 +270,7 @@ fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
     }
     // Stop if an entry cannot be read or a plugin fails.
     chain.gc(&valid)?;
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     if !plan.dead.is_empty() {
         for at in plan.still_existing(&Node::inspect()?, list.name.as_str()) {
             failures.note(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));

@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::ip::Cidr;
-use cni::{AddResult, Attachment, Call, Code, Dns, Error, Failures, NetworkName, Plugin, Prepared, Result};
+use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, NetworkName, Plugin, Prepared, Result};
 
 use crate::config::Config;
 use crate::lease::LeaseOwner;
@@ -69,7 +69,7 @@ fn release(dir: &Path, owner: LeaseOwner) -> Result<()> {
     let Held { exact, without_ifname } = store.held_by(&owner)?;
     // Old lease records name only the container. They belong to this interface if it has no leases of its own.
     let (held, owner) = if exact.is_empty() { (without_ifname, owner.without_ifname()) } else { (exact, owner) };
-    let mut failures = Failures::default();
+    let mut failures = ErrorCollector::default();
     for ip in held {
         failures.note(store.release(ip, &owner));
     }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use cni::{Code, Context, Error, Failures, Result};
+use cni::{Code, Context, Error, ErrorCollector, Result};
 use log::{debug, warn};
 
 use crate::dir::{Dir, TEMP_SUFFIX};
@@ -209,7 +209,7 @@ impl Store {
     }
 
     fn remove_all(&mut self, stale_ips: Vec<IpAddr>) -> Result<usize> {
-        let (mut removed, mut failures) = (0, Failures::default());
+        let (mut removed, mut failures) = (0, ErrorCollector::default());
         for ip in stale_ips {
             failures.note(self.remove(ip).map(|()| removed += 1));
         }

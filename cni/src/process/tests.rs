@@ -37,7 +37,7 @@ impl Plugin for Probe {
     fn del(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         self.done()
     }
-    fn take_back(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
         self.calls.fetch_add(100, Ordering::Relaxed);
         Ok(())
     }

@@ -19,23 +19,23 @@ const INITS: [&str; 6] = ["systemd", "init", "tini", "docker-init", "dumb-init",
 
 /// A detached child process. Its work continues even if this process exits first.
 #[derive(Debug)]
-pub struct Aside {
+pub struct DetachedChild {
     pid: u32,
     end: OwnedFd,
 }
 
-impl Aside {
+impl DetachedChild {
     /// Runs `work` in a child process. The child has no open descriptors except `keep_open`, so that no reader waits
     /// for it to close a pipe. Its stdin, stdout and stderr are `/dev/null`.
     ///
     /// Fails without side effects if this process has several threads, or if no init process would reap the child as an
     /// orphan. If only the pidfd cannot be opened, the call fails although the child is running.
-    pub fn start(keep_open: Option<BorrowedFd<'_>>, work: impl FnOnce()) -> io::Result<Aside> {
+    pub fn start(keep_open: Option<BorrowedFd<'_>>, work: impl FnOnce()) -> io::Result<DetachedChild> {
         if !init_reaps_orphans() {
             return Err(io::Error::other("no init process would reap the child"));
         }
         match sys::fork()? {
-            Some(pid) => Ok(Aside { pid, end: sys::pidfd(pid)? }),
+            Some(pid) => Ok(DetachedChild { pid, end: sys::pidfd(pid)? }),
             None => {
                 let alone = detach(keep_open);
                 if alone.is_ok() {
@@ -48,14 +48,14 @@ impl Aside {
     }
 }
 
-impl AsFd for Aside {
+impl AsFd for DetachedChild {
     /// Returns a descriptor that becomes readable when the child exits.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.end.as_fd()
     }
 }
 
-impl Drop for Aside {
+impl Drop for DetachedChild {
     fn drop(&mut self) {
         sys::reap(self.pid);
     }

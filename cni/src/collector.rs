@@ -7,12 +7,12 @@ const REPORTED: usize = 10;
 
 /// Collects the errors of steps that must all run even if some fail.
 #[derive(Debug, Default)]
-pub struct Failures {
+pub struct ErrorCollector {
     first: Option<Error>,
     others: usize,
 }
 
-impl Failures {
+impl ErrorCollector {
     /// Records the outcome of a step. The first error is returned in the end; later ones are added to its details.
     pub fn note(&mut self, step: Result<()>) {
         let Err(error) = step else { return };
@@ -54,19 +54,19 @@ mod tests {
 
     #[test]
     fn the_first_error_is_returned_with_the_others_in_its_details() {
-        let mut failures = Failures::default();
+        let mut failures = ErrorCollector::default();
         failures.note(Ok(()));
         failures.note(Err(Error::new(Code::IO, "a").details("x")));
         failures.note(Ok(()));
         failures.note(Err(Error::new(Code::INTERNAL, "b")));
         let error = failures.into_result().unwrap_err();
         assert_eq!(format!("{error:?}"), "[5] a (x; also: [999] b)");
-        assert!(Failures::default().into_result().is_ok());
+        assert!(ErrorCollector::default().into_result().is_ok());
     }
 
     #[test]
     fn errors_beyond_the_limit_are_counted() {
-        let mut failures = Failures::default();
+        let mut failures = ErrorCollector::default();
         for n in 0..1000 {
             failures.note(Err(Error::new(Code::IO, format!("<{n}>"))));
         }
