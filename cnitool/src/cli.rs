@@ -63,7 +63,7 @@ add.",
     Page {
         name: "check",
         arguments: "<network> <netns>",
-        summary: "check that the attachment is still as add created it",
+        summary: "check that the attachment is as add created it",
         options: &[],
         text: "\
 Calls CHECK of the network's plugins with the cached result. Needs cniVersion
@@ -121,7 +121,7 @@ configuration. Takes no lock and changes nothing.",
     Page {
         name: "show",
         arguments: "[<network>]",
-        summary: "show bridges, ports and rules with their containers",
+        summary: "show bridges, ports, containers and rules",
         options: &[("--json", "print JSON, with ids at full length")],
         text: "\
 Shows the bridge with its addresses, and each port with its container, the

@@ -278,7 +278,7 @@ impl Demo {
         let Err(error) = chain.add(&at) else {
             return Err(Error::new(Code::INTERNAL, "ADD accepted an invalid subnet"));
         };
-        self.title("An error, here an invalid subnet 10.22.0.1/16, has a code", Some(began.elapsed()))?;
+        self.title("An invalid subnet, here 10.22.0.1/16, returns an error code", Some(began.elapsed()))?;
         wrapped(&out::one_line(&error))
     }
 

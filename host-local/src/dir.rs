@@ -210,14 +210,14 @@ impl Dir {
     /// that the next call replaces what a killed call left.
     fn create_by_temp_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         let own = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let draft = format!("../.{own}.draft");
-        let linked = self.write_temp(&draft, content).and_then(|()| {
-            match linkat(&self.fd, draft.as_str(), &self.fd, name, AtFlags::empty()) {
+        let temp = format!("../.{own}.draft");
+        let linked = self.write_temp(&temp, content).and_then(|()| {
+            match linkat(&self.fd, temp.as_str(), &self.fd, name, AtFlags::empty()) {
                 Err(Errno::EEXIST) => Ok(false),
                 outcome => Ok(outcome.map(|()| true)?),
             }
         });
-        self.remove(&draft)?;
+        self.remove(&temp)?;
         linked
     }
 
@@ -231,11 +231,11 @@ impl Dir {
                 return file.write_all(content);
             }
         }
-        let draft = format!("{name}{TEMP_SUFFIX}");
-        let written = self.write_temp(&draft, content);
-        let renamed = written.and_then(|()| Ok(renameat(&self.fd, draft.as_str(), &self.fd, name)?));
+        let temp = format!("{name}{TEMP_SUFFIX}");
+        let written = self.write_temp(&temp, content);
+        let renamed = written.and_then(|()| Ok(renameat(&self.fd, temp.as_str(), &self.fd, name)?));
         if renamed.is_err() {
-            let _ = self.remove(&draft);
+            let _ = self.remove(&temp);
         }
         renamed
     }

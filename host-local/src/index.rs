@@ -85,12 +85,12 @@ impl Page {
 
     /// Writes the page to the file it was read from, or to a new file in `home`.
     fn save(&mut self, home: &Dir, name: &str) -> io::Result<()> {
-        let kept = self.file.take();
-        match &kept {
+        let old = self.file.take();
+        match &old {
             Some((file, len)) => dir::write_over(file, *len as u64, self.seal())?,
             None => home.write(name, self.seal())?,
         }
-        (self.changed, self.file) = (false, kept.map(|(file, _)| (file, self.bytes.len())));
+        (self.changed, self.file) = (false, old.map(|(file, _)| (file, self.bytes.len())));
         Ok(())
     }
 
@@ -117,9 +117,9 @@ impl Index {
     /// Opens the index of `leases`. Returns `None` if it does not exist or is not current.
     pub(crate) fn open(leases: &Dir) -> Option<Index> {
         let stat = leases.stat().ok()?;
-        let (home, kept) = Dir::open_private(&index_path(&stat)).ok()??;
-        let current = has_mtime_offset(mtime(&stat), mtime(&kept));
-        current.then(|| Index { home: Some(home), current, seen: mtime(&kept), pages: BTreeMap::new() })
+        let (home, home_stat) = Dir::open_private(&index_path(&stat)).ok()??;
+        let current = has_mtime_offset(mtime(&stat), mtime(&home_stat));
+        current.then(|| Index { home: Some(home), current, seen: mtime(&home_stat), pages: BTreeMap::new() })
     }
 
     /// Returns the addresses leased to `owner`, including those of old records that name only the container.
@@ -199,9 +199,9 @@ impl Index {
         // One second before the last change: every later change gets a later mtime from the kernel.
         leases.set_mtime(before(leases.mtime()?, 1)?)?;
         // Read it back, because not every file system stores nanoseconds.
-        let apart = before(leases.mtime()?, MTIME_OFFSET)?;
-        home.set_mtime(apart)?;
-        (self.home, self.current, self.seen) = (Some(home), true, apart);
+        let index_mtime = before(leases.mtime()?, MTIME_OFFSET)?;
+        home.set_mtime(index_mtime)?;
+        (self.home, self.current, self.seen) = (Some(home), true, index_mtime);
         Ok(())
     }
 
@@ -231,9 +231,9 @@ impl Index {
             std::collections::btree_map::Entry::Occupied(page) => page.into_mut(),
             std::collections::btree_map::Entry::Vacant(vacant) => {
                 let home = self.home.as_ref().filter(|_| self.current);
-                let kept =
+                let found =
                     home.map(|home| home.read_for_update(vacant.key())).transpose().map_err(|_| Broken)?.flatten();
-                vacant.insert(match kept {
+                vacant.insert(match found {
                     None => Page::new(),
                     Some((bytes, file)) => {
                         let len = bytes.len();
@@ -323,8 +323,8 @@ fn register(home: &Dir, leases: &Dir) -> io::Result<()> {
 /// moved, a process that still uses the index finds it complete or not at all.
 fn remove_if_orphaned(all: &Dir, name: &str) -> io::Result<()> {
     const TOMBSTONE: &str = "doomed";
-    let Some(of) = open(all, name)?.map(|index| index.read(OWNER_FILE)).transpose()?.flatten() else { return Ok(()) };
-    if !is_gone(Path::new(OsStr::from_bytes(&of)), name) {
+    let Some(path) = open(all, name)?.map(|index| index.read(OWNER_FILE)).transpose()?.flatten() else { return Ok(()) };
+    if !is_gone(Path::new(OsStr::from_bytes(&path)), name) {
         return Ok(());
     }
     let remove = || match open(all, TOMBSTONE)? {
@@ -346,9 +346,9 @@ fn open(all: &Dir, name: &str) -> io::Result<Option<Dir>> {
 /// Returns whether the lease directory `leases` of the index `name` is gone. If another file system is mounted over it,
 /// it may only be hidden, which does not count.
 fn is_gone(leases: &Path, name: &str) -> bool {
-    let there = fs::metadata(leases).is_ok_and(|stat| index_name(stat.dev(), stat.ino()) == name);
-    let seen = leases.ancestors().find_map(|path| fs::metadata(path).ok());
-    !there && seen.is_some_and(|stat| name.starts_with(&on_device(stat.dev())))
+    let exists = fs::metadata(leases).is_ok_and(|stat| index_name(stat.dev(), stat.ino()) == name);
+    let nearest = leases.ancestors().find_map(|path| fs::metadata(path).ok());
+    !exists && nearest.is_some_and(|stat| name.starts_with(&on_device(stat.dev())))
 }
 
 /// Returns the time `by` seconds earlier. Fails on underflow: any program can set the mtime of a directory to any value.
@@ -359,7 +359,7 @@ fn before((seconds, nanoseconds): Timestamp, by: i64) -> io::Result<Timestamp> {
 
 /// Returns whether the mtimes of lease directory and index have the distance that marks the index as current.
 fn has_mtime_offset(leases: Timestamp, index: Timestamp) -> bool {
-    before(leases, MTIME_OFFSET).is_ok_and(|apart| apart == index)
+    before(leases, MTIME_OFFSET).is_ok_and(|expected| expected == index)
 }
 
 /// Returns the pair of `ip` and `owner` as stored in a bucket.

@@ -33,7 +33,7 @@ pub(crate) enum Place {
     Hidden,
 }
 
-/// The evidence for and against an attachment. The default is no evidence for it.
+/// The evidence for and against an attachment. By default, there is none for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Evidence {
     /// A port has its alias.

@@ -22,13 +22,13 @@ fn unknown_network() {
     for command in ["add", "del", "check", "gc", "status"] {
         let why = failure(&host.run(&format!("{command} nowhere /run/netns/blue")));
         let dir = host.conf_dir().display().to_string();
-        assert_eq!(why, format!("there is no network \"nowhere\" in {dir} (there is net, other)"));
+        assert_eq!(why, format!("there is no network \"nowhere\" in {dir} (the networks are net, other)"));
     }
     host.lab.sh(&format!("rm {}/*", host.conf_dir().display()));
     let why = failure(&host.run("add nowhere /run/netns/blue"));
-    assert!(why.ends_with("(there is none at all)"), "{why}");
+    assert!(why.ends_with("(the directory has no network)"), "{why}");
     let why = failure(&host.call("add nowhere /run/netns/blue").env("NETCONFPATH", "/missing").run());
-    assert_eq!(why, "there is no network \"nowhere\" in /missing (there is none at all)");
+    assert_eq!(why, "there is no network \"nowhere\" in /missing (the directory has no network)");
     let why = failure(&host.call("add nowhere /run/netns/blue").env("NETCONFPATH", "/dev/null").run());
     assert!(why.starts_with("read the directory /dev/null: Not a directory"), "{why}");
 }
@@ -56,7 +56,7 @@ fn missing_permission() {
     let host = host();
     host.lab.sh(&format!("chmod 755 {0} {0}/bin; chmod 1777 {0}", host.lab.dir().display()));
     let tool = cni::testing::built("cnitool");
-    // Where ordinary users may look.
+    // A directory that other users can read.
     cni::testing::copy_program(&tool, &host.lab.bin().join("cnitool"));
     for command in ["add", "del", "check", "gc", "status"] {
         let outcome = cni::testing::Calling::program("setpriv")
@@ -68,7 +68,7 @@ fn missing_permission() {
             .env("NETCONFPATH", host.conf_dir())
             .env("CNI_PATH", host.lab.bin())
             .run();
-        assert_eq!(failure(&outcome), "permission missing: CAP_NET_ADMIN (run it as root)");
+        assert_eq!(failure(&outcome), "permission missing: CAP_NET_ADMIN (run as root)");
     }
     assert_eq!(host.log(), [""; 0]);
     assert_eq!(host.cached(), [""; 0]);
@@ -91,13 +91,17 @@ fn wrong_namespace() {
     host.run("add net /run/netns/blue").ok();
     host.lab.sh("umount /run/netns/blue; rm /run/netns/blue");
     host.run("del net /run/netns/blue").ok();
-    assert_eq!(host.calls()[2..], ["DEL second", "DEL first"], "one that is gone is deleted");
+    assert_eq!(
+        host.calls()[2..],
+        ["DEL second", "DEL first"],
+        "an attachment can be deleted after its namespace is gone"
+    );
 }
 
 #[test]
 fn wrong_environment() {
     let host = host();
-    for (name, value, told) in [
+    for (name, value, want) in [
         ("CNI_ARGS", "A", "invalid pair \"A\" in CNI_ARGS"),
         ("CNI_ARGS", "A=1;", "invalid pair \"\" in CNI_ARGS"),
         ("CNI_ARGS", "A=b=c", "invalid pair \"A=b=c\" in CNI_ARGS"),
@@ -107,26 +111,26 @@ fn wrong_environment() {
     ] {
         for command in ["add", "del", "check"] {
             let why = failure(&host.call(&format!("{command} net /run/netns/blue")).env(name, value).run());
-            assert!(why.contains(told), "{why}");
+            assert!(why.contains(want), "{why}");
         }
     }
     assert_eq!(host.log(), [""; 0]);
 }
 
 #[test]
-fn a_plugin_that_is_no_plugin() {
+fn a_program_that_is_not_a_plugin() {
     let host = host();
     host.configure("odd.conf", r#"{"cniVersion": "1.0.0", "name": "odd", "type": "odd"}"#);
-    for (script, told) in [
+    for (script, want) in [
         ("echo noise; exit 3", "plugin \"odd\": plugin \"odd\" failed with exit status: 3 and no CNI error"),
         ("echo hello", "plugin \"odd\": read the result of plugin \"odd\": invalid JSON"),
         ("echo '{\"cniVersion\": \"7\"}'", "the result has the unknown cniVersion \"7\""),
         ("kill -9 $$", "signal: 9"),
     ] {
-        // A wrong answer to ADD is followed by DEL, which is answered with nothing.
+        // After an invalid result of ADD, cnitool calls DEL, which succeeds.
         host.lab.script("odd", &format!("[ $CNI_COMMAND = ADD ] || exit 0\n{script}"));
         let why = failure(&host.run("add odd /run/netns/blue"));
-        assert!(why.contains(told), "{why}");
+        assert!(why.contains(want), "{why}");
         assert_eq!(host.cached(), [""; 0]);
     }
 }
@@ -137,20 +141,20 @@ fn nothing_was_added_there() {
     let why = failure(&host.run("check net /run/netns/blue"));
     assert_eq!(
         why,
-        "check \"eth0\" of /run/netns/blue in network \"net\": nothing was added there (the cache has no entry of it)"
+        "check \"eth0\" of /run/netns/blue in network \"net\": nothing was added there (the cache has no entry for it)"
     );
     assert_eq!(host.log(), [""; 0]);
 }
 
-/// Who does not get the result takes the add for failed.
+/// A caller that does not get the result assumes that the add failed.
 #[test]
-fn an_add_whose_result_cannot_be_told_is_undone() {
+fn an_add_whose_result_cannot_be_printed_is_rolled_back() {
     let host = host();
     let tool = cni::testing::built("cnitool");
-    // The second is a pipe whose reader is gone.
+    // The second case is a pipe without a reader.
     let pipe = host.lab.dir().join("pipe").display().to_string();
     let orphan = format!("mkfifo {pipe}; exec 3<>{pipe}; exec 4>{pipe}; exec 3<&-");
-    for (before, sink, told) in [("", "/dev/full", "No space left on device"), (orphan.as_str(), "&4", "Broken pipe")] {
+    for (before, sink, want) in [("", "/dev/full", "No space left on device"), (orphan.as_str(), "&4", "Broken pipe")] {
         let command = format!(
             "{before}
              NETCONFPATH={} CNI_PATH={} {} add net /run/netns/blue 2>{dir}/err >{sink} || echo $? >{dir}/rc",
@@ -160,8 +164,8 @@ fn an_add_whose_result_cannot_be_told_is_undone() {
             dir = host.lab.dir().display()
         );
         host.lab.sh(&command);
-        let told_us = fs::read_to_string(host.lab.dir().join("err")).unwrap();
-        assert!(told_us.contains("write to stdout: ") && told_us.contains(told), "{told_us}");
+        let stderr = fs::read_to_string(host.lab.dir().join("err")).unwrap();
+        assert!(stderr.contains("write to stdout: ") && stderr.contains(want), "{stderr}");
         assert_eq!(fs::read_to_string(host.lab.dir().join("rc")).unwrap(), "1\n");
         assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
         assert_eq!(host.cached(), [""; 0]);
@@ -170,7 +174,7 @@ fn an_add_whose_result_cannot_be_told_is_undone() {
 }
 
 #[test]
-fn a_remedy_is_told_once() {
+fn a_remedy_is_printed_once() {
     let host = host();
     let ipam = r#"{"type": "host-local", "ranges": [[{"subnet": "10.1.0.0/99"}]]}"#;
     let list =

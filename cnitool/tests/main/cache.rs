@@ -1,4 +1,4 @@
-//! The cache, which other runtimes share.
+//! The cache, which is shared with other runtimes.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -18,7 +18,7 @@ fn testdata() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/cache")
 }
 
-/// A host with the network that the captured entries are about, and its plugin.
+/// A host with the network of the captured entries, and its plugin.
 fn host() -> Host {
     let host = Host::new();
     fs::copy(testdata().join("net.conflist"), host.conf_dir().join("net.conflist")).unwrap();
@@ -27,7 +27,7 @@ fn host() -> Host {
     host
 }
 
-/// As libcni 1.1.2 wrote it.
+/// Returns an entry that libcni 1.1.2 wrote.
 fn captured(name: &str) -> String {
     fs::read_to_string(testdata().join(name)).unwrap()
 }
@@ -38,7 +38,7 @@ fn put(text: &str) {
 }
 
 #[test]
-fn an_entry_is_libcnis_byte_for_byte() {
+fn an_entry_matches_libcni_byte_for_byte() {
     let host = host();
     let ours = || {
         let text = fs::read_to_string(ENTRY).unwrap();
@@ -57,7 +57,7 @@ fn an_entry_is_libcnis_byte_for_byte() {
 }
 
 #[test]
-fn what_another_runtime_added_is_checked_and_deleted() {
+fn attachments_of_another_runtime_are_checked_and_deleted() {
     let host = host();
     host.recorder("fixed");
     put(&captured("with-args"));
@@ -131,19 +131,19 @@ fn a_corrupt_entry_is_named_and_nothing_is_done() {
         (good.get(..300).unwrap(), "invalid JSON"),
         (&good.replace("cniCacheV1", "cniCacheV9"), "its kind is \"cniCacheV9\""),
         (&good.replace("\"ewog", "\"?wog"), "key \"config\": it is not Base64"),
-        (&good.replace("\"ifName\":\"eth0\",", ""), "it does not say whose it is"),
+        (&good.replace("\"ifName\":\"eth0\",", ""), "\"containerId\", \"ifName\" or \"networkName\" is missing"),
         (&good.replace("\"net\"", "5"), "key \"networkName\""),
     ] {
         put(text);
         for command in ["add", "check", "del"] {
-            let told = failure(&host.run(&format!("{command} net /run/netns/blue")));
-            assert!(told.starts_with(&format!("the cache entry {ENTRY} is corrupt: ")) || command == "add", "{told}");
-            assert!(told.contains(ENTRY) && told.contains(why) && told.contains("remove the file"), "{told}");
+            let line = failure(&host.run(&format!("{command} net /run/netns/blue")));
+            assert!(line.starts_with(&format!("the cache entry {ENTRY} is corrupt: ")) || command == "add", "{line}");
+            assert!(line.contains(ENTRY) && line.contains(why) && line.contains("remove the file"), "{line}");
         }
         let list = fs::read_to_string(testdata().join("net.conflist")).unwrap();
         host.configure("net.conflist", &list.replace("1.0.0", "1.1.0"));
-        let told = failure(&host.run("gc net"));
-        assert!(told.contains(ENTRY), "{told}");
+        let line = failure(&host.run("gc net"));
+        assert!(line.contains(ENTRY), "{line}");
         assert_eq!(fs::read_to_string(ENTRY).unwrap(), text);
     }
     assert_eq!(host.log(), [""; 0], "no plugin was called");
@@ -152,17 +152,17 @@ fn a_corrupt_entry_is_named_and_nothing_is_done() {
 }
 
 #[test]
-fn an_entry_of_somebody_else_under_the_same_name_is_left_alone() {
+fn an_entry_of_another_attachment_with_the_same_file_name_is_kept() {
     let host = host();
     host.recorder("fixed");
-    // Network "net-cnitool" with a container of that id has the same file.
+    // Network "net-cnitool" with a container of that id has the same file name.
     let text = captured("plain")
         .replace("\"net\"", "\"net-cnitool\"")
         .replace("\"cnitool-df26705e2e4ffd095eb1\"", "\"df26705e2e4ffd095eb1\"");
     put(&text);
     for command in ["add", "check", "del"] {
-        let told = failure(&host.run(&format!("{command} net /run/netns/blue")));
-        assert!(told.contains("is about another attachment: network \"net-cnitool\""), "{told}");
+        let line = failure(&host.run(&format!("{command} net /run/netns/blue")));
+        assert!(line.contains("belongs to another attachment: network \"net-cnitool\""), "{line}");
     }
     assert_eq!(host.log(), [""; 0]);
     assert_eq!(fs::read_to_string(ENTRY).unwrap(), text);

@@ -1,4 +1,4 @@
-//! Plugins of a list: their order, what each of them gets, and what becomes of a failure.
+//! Plugins of a list: their order, their configurations, and rollback after a failure.
 
 use std::fs;
 
@@ -42,14 +42,14 @@ fn a_chain_with_real_peers() {
     let ports = r#"{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}"#;
     let result = host.call("add pods /run/netns/blue").env("CAP_ARGS", ports).run().ok();
     assert_eq!(result["ips"][0]["address"], "10.22.0.2/16");
-    assert_eq!(result["interfaces"].as_array().unwrap().len(), 3, "tuning passed on what bridge made");
+    assert_eq!(result["interfaces"].as_array().unwrap().len(), 3, "tuning passes on the result of bridge");
     let inside = format!("nsenter --net={}", blue.display());
     assert_eq!(host.lab.sh(&format!("{inside} cat /proc/sys/net/ipv4/conf/eth0/arp_notify")), "1\n");
     assert!(host.lab.sh(&format!("{inside} ip link show eth0")).contains("mtu 1400"));
     let rules = "iptables-save -t nat";
     assert!(host.lab.sh(rules).contains("--to-destination 10.22.0.2:80"), "the capability reached portmap");
 
-    // portmap's own CHECK of that release wants rules for IPv6 where there is no such address: here tuning is enough.
+    // CHECK of portmap 1.1.1 requires IPv6 rules even without an IPv6 address, so this list uses only tuning.
     host.configure(
         "tuned.conflist",
         r#"{"cniVersion": "1.0.0", "name": "tuned", "plugins": [
@@ -74,7 +74,7 @@ fn a_chain_with_real_peers() {
 }
 
 #[test]
-fn each_plugin_gets_its_own_configuration_and_the_result_before() {
+fn each_plugin_gets_its_own_configuration_and_the_previous_result() {
     let host = two();
     let given = r#"{"portMappings": [{"hostPort": 1}], "bandwidth": {}, "dns": {}}"#;
     let call = host.call("add two /run/netns/../netns/blue").env("CAP_ARGS", given);
@@ -106,13 +106,13 @@ fn each_plugin_gets_its_own_configuration_and_the_result_before() {
 }
 
 #[test]
-fn a_failed_add_is_undone_in_reverse_from_the_one_that_failed() {
+fn a_failed_add_is_rolled_back_in_reverse_from_the_failed_plugin() {
     let host = two();
     host.fail("second", "ADD");
     let why = failure(&host.run("add two /run/netns/blue"));
     assert_eq!(
         why,
-        "add \"eth0\" of /run/netns/blue to network \"two\": plugin \"second\": told to fail (by a test; code 7)"
+        "add \"eth0\" of /run/netns/blue to network \"two\": plugin \"second\": asked to fail (by a test; code 7)"
     );
     assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"]);
     assert_eq!(host.cached(), [""; 0]);
@@ -123,7 +123,7 @@ fn a_failed_add_leaves_no_entry_of_an_attachment_that_ended_by_itself() {
     let host = two();
     host.run("add two /run/netns/blue").ok();
     assert_eq!(host.cached().len(), 1);
-    // The recorders made no interface: as after a reboot, there is the entry and nothing else.
+    // The recorders create no interface, so only the entry exists, as after a reboot.
     host.fail("first", "ADD");
     failure(&host.run("add two /run/netns/blue"));
     assert_eq!(host.calls()[2..], ["ADD first", "DEL first"]);
@@ -131,13 +131,13 @@ fn a_failed_add_leaves_no_entry_of_an_attachment_that_ended_by_itself() {
 }
 
 #[test]
-fn what_could_not_be_undone_is_told() {
+fn failures_of_a_rollback_are_reported() {
     let host = two();
     host.fail("second", "ADD");
     host.fail("first", "DEL");
     let why = failure(&host.run("add two /run/netns/blue"));
-    assert!(why.contains("not undone: plugin \"first\": told to fail"), "{why}");
-    assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"], "and the rest is still undone");
+    assert!(why.contains("not undone: plugin \"first\": asked to fail"), "{why}");
+    assert_eq!(host.calls(), ["ADD first", "ADD second", "DEL second", "DEL first"], "the rollback continues");
 }
 
 #[test]
@@ -152,13 +152,13 @@ fn a_second_add_does_not_take_down_the_first() {
     );
     host.run("add pods /run/netns/blue").ok();
     let why = failure(&host.run("add pods /run/netns/blue"));
-    assert!(why.contains("nothing was undone, because \"eth0\" was there before"), "{why}");
+    assert!(why.contains("no rollback, because interface \"eth0\" existed before"), "{why}");
     host.run("check pods /run/netns/blue").ok();
     assert_eq!(host.cached().len(), 1);
 }
 
 #[test]
-fn a_cache_that_cannot_be_written_undoes_the_add() {
+fn an_add_is_rolled_back_if_the_cache_cannot_be_written() {
     let host = two();
     fs::create_dir_all("/var/lib/cni/results").unwrap();
     host.lab.sh("mount --bind -o ro /var/lib/cni /var/lib/cni");
@@ -195,10 +195,10 @@ fn old_versions_and_switches() {
     let quiet = TWO.replace("\"two\"", "\"quiet\"").replace("\"name\"", "\"disableCheck\": \"True\", \"name\"");
     host.configure("quiet.conflist", &quiet);
     host.run("check quiet /run/netns/blue").ok();
-    assert_eq!(host.calls().len(), count, "nobody was asked");
+    assert_eq!(host.calls().len(), count, "no plugin was called");
 }
 
-/// Nothing is left after an ADD that was refused, and no message may suggest that something is.
+/// A refused ADD leaves nothing behind, and no message may suggest that it does.
 #[test]
 fn a_refusal_leaves_nothing_to_undo() {
     let host = Host::new();
@@ -206,7 +206,7 @@ fn a_refusal_leaves_nothing_to_undo() {
     let bridge = |ipam: &str| format!(r#"{{"type": "bridge", "ipam": {{"type": "{ipam}", "subnet": "10.9.0.0/24"}}}}"#);
     let list = |plugins: &str| format!(r#"{{"cniVersion": "1.1.0", "name": "net", "plugins": [{plugins}]}}"#);
     host.configure("net.conflist", &list(&bridge("host-local")));
-    // The DEL that follows succeeds, and warns of the same mistake.
+    // The DEL of the rollback succeeds, and warns of the same mistake.
     let outcome = host.call("add net /run/netns/blue").env("CNI_ARGS", "A=B").run();
     let (warning, refused) = outcome.stderr.trim_end().split_once('\n').unwrap();
     assert!(outcome.status == Some(1) && warning.starts_with("warning: [4] unknown arguments"), "{outcome:?}");

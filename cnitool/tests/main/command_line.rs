@@ -25,10 +25,10 @@ fn there_is_help_for_everything_and_it_fits_a_terminal() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_in_one_line() {
+fn an_invalid_command_line_is_reported_in_one_line() {
     let host = Host::new();
-    for (words, told) in [
-        ("fly", "unknown command \"fly\"; there is add, del, "),
+    for (words, want) in [
+        ("fly", "unknown command \"fly\"; the commands are add, del, "),
         ("help fly", "unknown command \"fly\""),
         ("--fly", "unknown option --fly"),
         ("add --fly net /x", "add: unknown option --fly"),
@@ -36,17 +36,17 @@ fn a_wrong_command_line_is_told_in_one_line() {
         ("add", "usage: cnitool add <network> <netns>"),
         ("add net", "usage: cnitool add <network> <netns>"),
         ("status", "usage: cnitool status <network> [<netns>]"),
-        ("add net /x more", "add: \"more\" is one argument too many"),
-        ("gc net /x more", "gc: \"more\" is one argument too many"),
-        ("demo more", "demo: \"more\" is one argument too many; usage: cnitool demo (demo --help"),
-        ("leases a b", "leases: \"b\" is one argument too many; usage: cnitool leases [--json] [<network>] ("),
+        ("add net /x more", "add: unexpected argument \"more\""),
+        ("gc net /x more", "gc: unexpected argument \"more\""),
+        ("demo more", "demo: unexpected argument \"more\"; usage: cnitool demo (see demo --help"),
+        ("leases a b", "leases: unexpected argument \"b\"; usage: cnitool leases [--json] [<network>] ("),
         ("add net ", "add: the path of the namespace is empty; usage: cnitool add <network> <netns> ("),
         ("check net ", "check: the path of the namespace is empty"),
         ("add --\x1b[31mred net /x", "add: unknown option --?[31mred ("),
     ] {
         let outcome = host.run(words);
         assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(2), ""), "{words}");
-        assert!(outcome.stderr.starts_with(&format!("cnitool: {told}")), "{}", outcome.stderr);
+        assert!(outcome.stderr.starts_with(&format!("cnitool: {want}")), "{}", outcome.stderr);
         assert_eq!(outcome.stderr.lines().count(), 1);
     }
 }

@@ -41,7 +41,7 @@ fn lists_come_before_single_plugins_and_the_first_name_wins() {
 }
 
 #[test]
-fn of_several_versions_the_newest_known_counts() {
+fn the_newest_supported_version_is_used() {
     let host = host();
     for (more, version) in [
         ("", "0.1.0"),
@@ -67,13 +67,13 @@ fn plugins_in_a_folder_of_the_networks_name() {
     std::fs::create_dir(&folder).unwrap();
     host.configure("net/2.conf", r#"{"type": "third"}"#);
     host.configure("net/1.conf", r#"{"type": "second"}"#);
-    host.configure("net/0.conflist", "not looked at");
+    host.configure("net/0.conflist", "not read");
     host.configure("net.conflist", &list("net", r#", "cniVersion": "1.0.0""#));
     host.run("add net /run/netns/blue").ok();
     assert_eq!(host.calls(), ["ADD first", "ADD second", "ADD third"]);
     host.configure("net.conflist", r#"{"name": "net"}"#);
     host.run("del net /run/netns/blue").ok();
-    assert_eq!(host.calls()[3..], ["DEL third", "DEL second"], "they alone are enough");
+    assert_eq!(host.calls()[3..], ["DEL third", "DEL second"], "a list without plugins of its own works");
     host.configure("net.conflist", &list("net", r#", "loadOnlyInlinedPlugins": true"#));
     host.run("del net /run/netns/blue").ok();
     assert_eq!(host.calls()[5..], ["DEL first"]);
@@ -87,7 +87,7 @@ fn plugins_in_a_folder_of_the_networks_name() {
 fn a_broken_file_is_named_with_its_place_and_others_work() {
     let host = host();
     host.configure("99-net.conflist", &list("net", ""));
-    for (name, text, told) in [
+    for (name, text, want) in [
         ("00.conflist", "{\n  \"name\": \"x\",\n  \"plugins\": [,]\n}", ":3:15: invalid JSON: expected value"),
         ("00.conflist", "", ":1:1: invalid JSON: EOF while parsing a value"),
         ("00.conflist", "[]", ":1:1: expected an object, got a list"),
@@ -113,7 +113,7 @@ fn a_broken_file_is_named_with_its_place_and_others_work() {
         (
             "00.conflist",
             &list("x", ",\n\"cniVersion\": \"7\""),
-            ":2:15: cniVersion \"7\" is not known; known are 0.1.0, ",
+            ":2:15: cniVersion \"7\" is not supported; use one of 0.1.0, ",
         ),
         ("00.conflist", &list("x", ",\n\"cniVersions\": [\"x\"]"), ":2:16: cniVersion \"x\" is no version number"),
         (
@@ -130,12 +130,15 @@ fn a_broken_file_is_named_with_its_place_and_others_work() {
         assert_eq!(outcome.status, Some(0), "{outcome:?}");
         let path = host.conf_dir().join(name);
         let line = format!("cnitool: ignored: {}", path.display());
-        assert!(outcome.stderr.starts_with(&line) && outcome.stderr.contains(told), "{told}\n{}", outcome.stderr);
-        // The other line is about the network that works.
+        assert!(outcome.stderr.starts_with(&line) && outcome.stderr.contains(want), "{want}\n{}", outcome.stderr);
+        // The other line is about the valid network.
         assert_eq!(outcome.stderr.lines().filter(|line| !line.contains("has no STATUS")).count(), 1);
         let why = failure(&host.run("status x"));
-        assert!(why.contains("there is no network \"x\" in ") && why.contains("(there is net; broken: "), "{why}");
-        assert!(why.contains(told), "{why}");
+        assert!(
+            why.contains("there is no network \"x\" in ") && why.contains("(the networks are net; broken: "),
+            "{why}"
+        );
+        assert!(why.contains(want), "{why}");
         std::fs::remove_file(path).unwrap();
     }
     std::fs::write(host.conf_dir().join("00.conflist"), b"{\n\"\xff\"}").unwrap();
@@ -144,15 +147,15 @@ fn a_broken_file_is_named_with_its_place_and_others_work() {
         "cd {0}; rm 00.conflist; ln -s nowhere 00.conflist; mkdir 01.conflist",
         host.conf_dir().display()
     ));
-    let told = host.run("status net").stderr;
-    assert!(told.contains("00.conflist: cannot be read: No such file or directory"), "{told}");
-    let about_files = told.lines().filter(|line| !line.contains("has no STATUS"));
-    assert_eq!(about_files.count(), 1, "a directory is no configuration: {told}");
-    assert_eq!(told.lines().count(), 2, "who was not asked is not said to be ready: {told}");
+    let stderr = host.run("status net").stderr;
+    assert!(stderr.contains("00.conflist: cannot be read: No such file or directory"), "{stderr}");
+    let about_files = stderr.lines().filter(|line| !line.contains("has no STATUS"));
+    assert_eq!(about_files.count(), 1, "a directory is not a configuration: {stderr}");
+    assert_eq!(stderr.lines().count(), 2, "plugins that were not called are not reported as ready: {stderr}");
 }
 
 #[test]
-fn what_is_no_regular_file_or_has_no_end_is_broken() {
+fn a_file_that_is_not_regular_or_too_large_is_broken() {
     let host = host();
     host.configure("net.conflist", &list("net", r#", "cniVersion": "1.1.0""#));
     host.lab.sh(&format!(
@@ -161,12 +164,12 @@ fn what_is_no_regular_file_or_has_no_end_is_broken() {
     ));
     let outcome = host.run("add net /run/netns/blue");
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    for told in [
+    for want in [
         "01.conf: cannot be read: it is not a regular file",
         "02.conf: cannot be read: it is not a regular file",
-        "03.json: cannot be read: it has more than 1 MiB",
+        "03.json: cannot be read: it is larger than 1 MiB",
     ] {
-        assert!(outcome.stderr.contains(told), "{told} in {}", outcome.stderr);
+        assert!(outcome.stderr.contains(want), "{want} in {}", outcome.stderr);
     }
     host.lab.sh(&format!("mkfifo {}/net/1.conf", host.conf_dir().display()));
     let why = failure(&host.run("status net"));

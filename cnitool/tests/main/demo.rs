@@ -1,4 +1,4 @@
-//! The demonstration.
+//! `cnitool demo`.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use cni::testing::{Calling, built, copy_program, skip};
 use crate::support::{Host, failure};
 
 #[test]
-fn it_shows_everything_and_touches_nothing() {
+fn it_shows_everything_and_changes_nothing() {
     let host = Host::new();
     fs::write("/var/lib/mine", "").unwrap();
     let before = host.lab.sh("find /run /var/lib | sort; ip link; nft list ruleset");
@@ -25,7 +25,7 @@ fn it_shows_everything_and_touches_nothing() {
         "/var/lib/cni/results/pods-blue-eth0\n",
         " masquerade comment",
         "\"eth0\" should have the address 10.22.0.2/16",
-        "Left are 0 ports, 0 leases and 0 results.",
+        "Left: 0 ports, 0 leases, 0 results.",
         "code 7)",
         " ms\n",
     ] {
@@ -37,7 +37,7 @@ fn it_shows_everything_and_touches_nothing() {
 }
 
 #[test]
-fn plugins_below_a_directory_that_it_hides_stay_in_sight() {
+fn plugins_below_a_hidden_directory_stay_visible() {
     let host = Host::new();
     host.lab.sh(&format!("mkdir -p /var/lib/k3s; cp -r {}/bin /var/lib/k3s", host.lab.dir().display()));
     let outcome = host.call("demo").env("CNI_PATH", "/var/lib/k3s/bin").run();
@@ -62,7 +62,7 @@ fn it_needs_no_root_where_users_may_have_namespaces() {
 }
 
 #[test]
-fn without_plugins_it_says_where_it_looked() {
+fn a_missing_plugin_is_reported_with_the_search_path() {
     let host = Host::new();
     fs::remove_file(host.lab.bin().join("host-local")).unwrap();
     let why = failure(&host.run("demo"));
@@ -71,7 +71,7 @@ fn without_plugins_it_says_where_it_looked() {
 }
 
 #[test]
-fn who_reads_only_the_beginning_hears_no_complaint() {
+fn a_reader_that_closes_the_pipe_causes_no_error() {
     let host = Host::new();
     let calling = Calling::program("sh").arg("-c").arg("(\"$0\" demo | true) 2>&1").arg(built("cnitool"));
     let outcome = calling.env("CNI_PATH", host.lab.bin()).run();

@@ -20,10 +20,10 @@ fn host() -> Host {
 }
 
 #[test]
-fn what_the_cache_knows_stays_and_the_rest_goes() {
+fn cached_attachments_stay_and_others_are_removed() {
     let host = host();
     let [_, green, lost] = ["blue", "green", "red"].map(|name| attach(&host, name));
-    // A runtime that crashed has forgotten red, which is gone; so is green, which the cache still knows.
+    // The namespaces of red and green are gone. The entry of red was lost in a crash; that of green still exists.
     let red = host.cached().into_iter().find(|name| {
         let text = fs::read_to_string(format!("/var/lib/cni/results/{name}")).unwrap();
         text.contains("/run/netns/red")
@@ -48,7 +48,7 @@ fn what_the_cache_knows_stays_and_the_rest_goes() {
 }
 
 #[test]
-fn all_plugins_are_asked_and_failures_add_up() {
+fn all_plugins_are_called_and_all_failures_are_reported() {
     let host = host();
     host.recorder("third");
     host.configure("pods.conflist", &PODS.replace(r#"{"type": "second"}"#, r#"{"type": "second"}, {"type": "third"}"#));
@@ -56,14 +56,14 @@ fn all_plugins_are_asked_and_failures_add_up() {
     host.fail("third", "GC");
     let why = failure(&host.run("gc pods"));
     assert!(
-        why.starts_with("collect the garbage of network \"pods\": plugin \"second\": told to fail (by a test"),
+        why.starts_with("collect garbage of network \"pods\": plugin \"second\": asked to fail (by a test"),
         "{why}"
     );
-    assert!(why.contains("and plugin \"third\": told to fail"), "{why}");
+    assert!(why.contains("and plugin \"third\": asked to fail"), "{why}");
 }
 
 #[test]
-fn a_cache_that_cannot_be_listed_is_not_taken_for_empty() {
+fn a_cache_that_cannot_be_listed_is_an_error() {
     let host = host();
     fs::create_dir_all("/var/lib/cni").unwrap();
     fs::write("/var/lib/cni/results", "").unwrap();
@@ -73,7 +73,7 @@ fn a_cache_that_cannot_be_listed_is_not_taken_for_empty() {
 }
 
 #[test]
-fn networks_that_want_no_gc_or_do_not_know_it() {
+fn networks_with_gc_disabled_or_a_version_without_gc() {
     let host = host();
     host.configure("pods.conflist", &PODS.replace("\"name\"", "\"disableGC\": true, \"name\""));
     host.run("gc pods").ok();
@@ -84,24 +84,24 @@ fn networks_that_want_no_gc_or_do_not_know_it() {
 }
 
 #[test]
-fn status_tells_whether_an_add_could_succeed() {
+fn status_reports_whether_an_add_could_succeed() {
     let host = host();
     host.run("status pods").ok();
     assert_eq!(host.log(), ["STATUS second"]);
     host.fail("second", "STATUS");
     let why = failure(&host.run("status pods /run/netns/blue"));
-    assert_eq!(why, "ask for the status of network \"pods\": plugin \"second\": told to fail (by a test; code 7)");
+    assert_eq!(why, "get the status of network \"pods\": plugin \"second\": asked to fail (by a test; code 7)");
     host.configure("pods.conflist", &PODS.replace("10.22.0.0/16", "10.22.0.0/32"));
     let why = failure(&host.run("status pods"));
-    assert!(why.contains("plugin \"bridge\": "), "a real one: {why}");
+    assert!(why.contains("plugin \"bridge\": "), "an error of a real plugin: {why}");
     host.configure("pods.conflist", &PODS.replace("1.1.0", "1.0.0"));
     host.run("status pods").ok();
-    assert_eq!(host.log().len(), 2, "nobody was asked");
+    assert_eq!(host.log().len(), 2, "no plugin was called");
 }
 
-/// Containers of runtimes that keep no cache, or keep it elsewhere.
+/// Some runtimes have no cache, or another one.
 #[test]
-fn what_is_alive_stays_even_if_the_cache_does_not_know_it() {
+fn live_containers_stay_even_if_they_are_not_in_the_cache() {
     let host = host();
     host.configure("pods.conflist", &network("pods", "10.22.0.0/16", &json!({})).to_string());
     let netns = host.lab.netns("other");

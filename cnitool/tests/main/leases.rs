@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless};
 use crate::support::failure;
 
-/// The lease of an address.
+/// Returns the lease of an address.
 fn lease(answer: &Value, ip: &str) -> Value {
     let all = answer["networks"].as_array().unwrap().iter().flat_map(|network| network["leases"].as_array().unwrap());
     all.clone().find(|lease| lease["address"] == ip).unwrap_or_else(|| panic!("{ip} in {answer}")).clone()
 }
 
 #[test]
-fn live_leases_are_alive_and_ranges_show_how_full_they_are() {
+fn live_leases_are_alive_and_ranges_show_their_usage() {
     let host = host("10.101.0.0/24");
     let (blue, green) = (attach(&host, "blue"), attach(&host, "green"));
     let text = page(&host.run("leases"));
@@ -37,7 +37,7 @@ fn live_leases_are_alive_and_ranges_show_how_full_they_are() {
 }
 
 #[test]
-fn what_became_of_a_container_is_told() {
+fn the_state_of_each_container_is_shown() {
     let host = host("10.102.0.0/24");
     let (_, lost, cut) = (attach(&host, "blue"), attach(&host, "lost"), attach(&host, "cut"));
     lose_namespace(&host, "lost", &lost);
@@ -56,7 +56,7 @@ fn what_became_of_a_container_is_told() {
     ] {
         assert_eq!(lease(&answer, ip)["state"], state, "{ip}");
     }
-    assert_eq!(lease(&answer, "10.102.0.99")["container"], LONG_ID, "whole");
+    assert_eq!(lease(&answer, "10.102.0.99")["container"], LONG_ID, "full id");
     assert_eq!(lease(&answer, "10.102.0.98")["interface"], Value::Null);
     let text = page(&host.run("leases"));
     assert!(!text.contains(LONG_ID) && text.contains("0123456789abcdef"), "short: {text}");
@@ -85,18 +85,18 @@ fn a_table_of_long_names_fits_a_terminal() {
 }
 
 #[test]
-fn leases_of_a_network_without_a_configuration_are_not_forgotten() {
+fn leases_of_a_network_without_a_configuration_are_shown() {
     let host = host("10.104.0.0/24");
     attach(&host, "blue");
     std::fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
     let answer = json(&host, "leases pods --json");
     assert_eq!(answer["networks"][0]["file"], Value::Null);
     assert_eq!(lease(&answer, "10.104.0.2")["state"], "alive");
-    assert!(page(&host.run("leases")).contains("its ranges are not known here"));
+    assert!(page(&host.run("leases")).contains("its ranges are unknown"));
 }
 
 #[test]
-fn who_may_not_look_is_told_so_and_nothing_is_called_gone() {
+fn without_permission_nothing_is_reported_as_gone() {
     let host = host("10.105.0.0/24");
     attach(&host, "blue");
     leak("10.105.0.99", &format!("{LONG_ID}\r\neth0"));
@@ -104,10 +104,10 @@ fn who_may_not_look_is_told_so_and_nothing_is_called_gone() {
     assert!(text.contains("not seen") && text.contains("unknown") && !text.contains("gone"), "{text}");
 }
 
-/// The reference gives its ports no alias.
+/// Ports of the reference have no alias.
 #[test]
-fn a_container_of_the_reference_is_known_by_its_address() {
-    if reference("bridge", "a_container_of_the_reference_is_known_by_its_address").is_none() {
+fn a_container_of_the_reference_is_recognised_by_its_address() {
+    if reference("bridge", "a_container_of_the_reference_is_recognised_by_its_address").is_none() {
         return;
     }
     let host = host("10.106.0.0/24");
@@ -125,11 +125,11 @@ fn a_container_of_the_reference_is_known_by_its_address() {
     leak("10.106.0.99", &format!("{LONG_ID}\r\neth0"));
     let answer = json(&host, "leases --json");
     assert_eq!(lease(&answer, "10.106.0.2")["state"], "alive");
-    assert_eq!(lease(&answer, "10.106.0.99")["state"], "gone", "every port is somebody else's");
+    assert_eq!(lease(&answer, "10.106.0.99")["state"], "gone", "every port belongs to another container");
     let shown = json(&host, "show --json");
     assert_eq!(shown["bridges"][0]["ports"][0]["container"], "old");
 
-    // A container may lose its address; then its port might be anybody's.
+    // If a container loses its address, the owner of its port is unknown.
     host.lab.sh(&format!("nsenter --net={} ip address flush dev eth0", netns.display()));
     let answer = json(&host, "leases --json");
     for ip in ["10.106.0.2", "10.106.0.99"] {
@@ -137,11 +137,11 @@ fn a_container_of_the_reference_is_known_by_its_address() {
     }
 }
 
-/// The kernel's time of boot follows the clock; what the kernel stamped at boot does not.
+/// The kernel's `btime` follows the clock; time stamps from the boot do not.
 #[test]
-fn a_lease_is_from_an_earlier_boot_only_if_that_is_sure() {
+fn a_lease_is_from_an_earlier_boot_only_if_that_is_certain() {
     let host = host("10.108.0.0/24");
-    // Without a bridge nothing else tells about a lease.
+    // Without a bridge, there is no other evidence.
     let mut config = network("pods", "10.108.0.0/24", &json!({}));
     config["plugins"][0]["type"] = "macvlan".into();
     host.configure("10-pods.conflist", &config.to_string());
@@ -153,18 +153,18 @@ fn a_lease_is_from_an_earlier_boot_only_if_that_is_sure() {
     assert_eq!(state(), "unknown", "the clock was stepped forward");
     let written = std::fs::metadata("/var/lib/cni/networks/pods/10.108.0.2").unwrap().ctime();
     let deadline = Instant::now() + Duration::from_secs(60);
-    // Only files show the clock that files are stamped with.
+    // Only a file shows the clock of time stamps.
     while std::fs::metadata("/run/stat").unwrap().ctime() <= written {
         assert!(Instant::now() < deadline, "the clock stays at second {written}");
         std::fs::write("/run/stat", "btime 4102444800\n").unwrap();
     }
     let boot = "mount -t sysfs none /sys && mount -t proc none /proc && mount --bind /run/stat /proc/stat";
     if Calling::program("sh").arg("-c").arg(boot).run().status != Some(0) {
-        skip("a_lease_is_from_an_earlier_boot_only_if_that_is_sure", "a second /proc cannot be mounted here");
+        skip("a_lease_is_from_an_earlier_boot_only_if_that_is_certain", "a second /proc cannot be mounted here");
         return;
     }
     assert_eq!(state(), "gone");
-    assert!(!Path::new("/run/cni0/earlier-boot").exists(), "a look makes nothing");
+    assert!(!Path::new("/run/cni0/earlier-boot").exists(), "an inspection creates nothing");
 }
 
 #[test]
@@ -172,12 +172,12 @@ fn an_unknown_network_is_one_line_on_stderr() {
     let host = host("10.107.0.0/24");
     for command in ["leases nope", "show nope", "prune --force nope", "leases nope --json"] {
         let line = failure(&host.run(command));
-        assert!(line.contains("\"nope\"") && line.contains("there is pods"), "{line}");
+        assert!(line.contains("\"nope\"") && line.contains("the networks are pods"), "{line}");
     }
 }
 
 #[test]
-fn colours_are_for_terminals_whose_users_want_them() {
+fn colours_are_used_only_on_terminals_and_not_with_no_color() {
     let host = host("10.108.0.0/24");
     attach(&host, "blue");
     let on_terminal = |more: &str| {
@@ -191,14 +191,14 @@ fn colours_are_for_terminals_whose_users_want_them() {
         host.lab.sh(&command)
     };
     assert!(on_terminal("TERM=xterm").contains("\x1b[32malive\x1b[0m"));
-    for objection in ["TERM=xterm NO_COLOR=1", "TERM=dumb"] {
-        let text = on_terminal(objection);
-        assert!(text.contains("alive") && !text.contains('\x1b'), "{objection}: {text:?}");
+    for variables in ["TERM=xterm NO_COLOR=1", "TERM=dumb"] {
+        let text = on_terminal(variables);
+        assert!(text.contains("alive") && !text.contains('\x1b'), "{variables}: {text:?}");
     }
 }
 
 #[test]
-fn names_do_not_reach_the_terminal_as_commands() {
+fn control_characters_in_names_do_not_reach_the_terminal() {
     let host = host("10.110.0.0/24");
     std::fs::create_dir_all("/var/lib/cni/networks/e\x1b[31mvil\n\u{9b}x").unwrap();
     leak("10.110.0.9", "c\x1b]0;title\x07\r\neth\x1b0");
@@ -211,7 +211,7 @@ fn names_do_not_reach_the_terminal_as_commands() {
 }
 
 #[test]
-fn root_is_not_told_to_become_root() {
+fn root_is_not_advised_to_become_root() {
     let host = host("10.111.0.0/24");
     std::fs::create_dir_all("/var/lib/cni").unwrap();
     std::fs::write("/var/lib/cni/results", "").unwrap();
@@ -222,7 +222,7 @@ fn root_is_not_told_to_become_root() {
 }
 
 #[test]
-fn broken_configurations_are_told() {
+fn broken_configurations_are_reported() {
     let host = host("10.112.0.0/24");
     host.configure("20-broken.conflist", "{");
     for command in ["leases", "show --json", "prune --force", "prune --dry-run pods"] {

@@ -5,7 +5,7 @@
     clippy::panic,
     clippy::indexing_slicing,
     missing_docs,
-    reason = "a test that fails should stop and say where"
+    reason = "a failed test should stop and report the line"
 )]
 
 mod bad;

@@ -1,4 +1,4 @@
-//! What the tests of inspection need: a network with containers, and ways to lose them.
+//! Helpers for tests of inspection: a network with containers, and ways to lose them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 
 use crate::support::Host;
 
-/// As long as runtimes make them.
+/// An id of the length that runtimes use.
 pub(crate) const LONG_ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-/// A bridge with host-local on it, as most networks are, with `more` keys. A test has a subnet of its own: what others
-/// do meanwhile can be seen in `/proc`.
+/// Returns a network of bridge and host-local, with `more` keys. Each test needs its own subnet, because cnitool finds
+/// the namespaces of concurrent tests through `/proc`.
 pub(crate) fn network(name: &str, subnet: &str, more: &Value) -> Value {
     let mut plugin = json!({
         "type": "bridge", "bridge": format!("br-{name}"), "isDefaultGateway": true, "ipMasq": true,
@@ -34,7 +34,7 @@ pub(crate) fn host(subnet: &str) -> Host {
     host
 }
 
-/// Attaches a container in a namespace of this name; its id.
+/// Attaches a container in a namespace of this name. Returns its id.
 pub(crate) fn attach(host: &Host, name: &str) -> String {
     host.lab.netns(name);
     host.run(&format!("add pods /run/netns/{name}")).ok();
@@ -46,13 +46,13 @@ pub(crate) fn attach(host: &Host, name: &str) -> String {
     entry.unwrap()
 }
 
-/// The name of a container's port.
+/// Returns the name of a container's port.
 pub(crate) fn port(id: &str) -> String {
     let links = Netlink::open().unwrap().links(None).unwrap();
     links.into_iter().find(|link| link.alias.contains(id)).unwrap().name
 }
 
-/// Removes a namespace, and waits until the kernel has removed what was in it.
+/// Removes a namespace, and waits until the kernel has removed its interfaces.
 pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     let mut netlink = Netlink::open().unwrap();
     let mut watch = Watch::open(Event::Link).unwrap();
@@ -61,21 +61,21 @@ pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     watch.wait_for("the port to go", Deadline::after(patience()), gone).unwrap();
 }
 
-/// Writes a lease by hand, as somebody who then died.
+/// Writes a lease without a container, as an ADD that was killed leaves it.
 pub(crate) fn leak(ip: &str, content: &str) {
     let path = PathBuf::from("/var/lib/cni/networks/pods");
     fs::create_dir_all(&path).unwrap();
     fs::write(path.join(ip), content).unwrap();
 }
 
-/// The answer in JSON, whatever the exit code.
+/// Runs a command and parses its output as JSON, regardless of the exit code.
 #[track_caller]
 pub(crate) fn json(host: &Host, words: &str) -> Value {
     let outcome = host.run(words);
     serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"))
 }
 
-/// A page for people: it fits a terminal, and has no colours, since nobody sees them.
+/// Returns the output after asserting that it fits a terminal and has no colours.
 #[track_caller]
 pub(crate) fn page(outcome: &Outcome) -> String {
     assert_eq!(outcome.stderr, "", "{outcome:?}");
@@ -86,7 +86,7 @@ pub(crate) fn page(outcome: &Outcome) -> String {
     outcome.stdout.clone()
 }
 
-/// All that a command might change, and nothing that changes by itself.
+/// Returns everything that a command might change, without what changes by itself.
 pub(crate) fn snapshot(host: &Host) -> String {
     host.lab.sh("find /var/lib /run -printf '%p %y %s %T@\\n' | sort; find /var/lib /run/cni0 -type f -exec cat {} +
          ip -j link | jq -c '.[] | [.ifname, .address, .mtu, .master, .ifalias]'
@@ -94,7 +94,7 @@ pub(crate) fn snapshot(host: &Host) -> String {
          for f in ip_forward conf/all/rp_filter; do cat /proc/sys/net/ipv4/$f; done")
 }
 
-/// The same command for somebody who may do nothing.
+/// Runs a command without any capability.
 pub(crate) fn powerless(host: &Host, words: &str) -> Outcome {
     let program = cni::testing::built("cnitool");
     let calling = cni::testing::Calling::program("setpriv").arg("--bounding-set=-all").arg("--inh-caps=-all").arg("--");

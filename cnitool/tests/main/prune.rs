@@ -18,8 +18,8 @@ fn leases() -> Vec<String> {
     leases
 }
 
-/// One that lives, one whose namespace is gone, one without a port, a leaked lease, an empty one.
-fn battlefield(subnet: &str) -> (Host, [String; 3]) {
+/// A host with a live container, one whose namespace is gone, one without a port, a leaked lease and an empty lease.
+fn mixed_host(subnet: &str) -> (Host, [String; 3]) {
     let host = host(&format!("{subnet}.0/24"));
     let ids = [attach(&host, "blue"), attach(&host, "lost"), attach(&host, "cut")];
     lose_namespace(&host, "lost", &ids[1]);
@@ -30,8 +30,8 @@ fn battlefield(subnet: &str) -> (Host, [String; 3]) {
 }
 
 #[test]
-fn a_dry_run_tells_all_and_changes_nothing() {
-    let (host, ids) = battlefield("10.121.0");
+fn a_dry_run_prints_everything_and_changes_nothing() {
+    let (host, ids) = mixed_host("10.121.0");
     let before = snapshot(&host);
     let text = page(&host.run("prune --dry-run"));
     assert_eq!(snapshot(&host), before);
@@ -46,8 +46,8 @@ fn a_dry_run_tells_all_and_changes_nothing() {
 }
 
 #[test]
-fn exactly_the_dead_are_removed() {
-    let (host, ids) = battlefield("10.122.0");
+fn exactly_the_attachments_that_are_gone_are_removed() {
+    let (host, ids) = mixed_host("10.122.0");
     let alive = port(&ids[0]);
     assert_eq!(leases(), ["10.122.0.2", "10.122.0.3", "10.122.0.4", "10.122.0.98", "10.122.0.99"]);
     page(&host.run("prune --force pods"));
@@ -66,7 +66,7 @@ fn exactly_the_dead_are_removed() {
     assert_eq!(without_times(&snapshot(&host)), without_times(&before));
 }
 
-/// Versions before 1.1.0 know no GC, and the cache knows nothing of a container whose runtime lost it.
+/// Versions before 1.1.0 do not have GC, and the leaked lease has no cache entry.
 #[test]
 fn an_old_network_is_pruned_by_del() {
     let host = host("10.123.0.0/24");
@@ -80,11 +80,11 @@ fn an_old_network_is_pruned_by_del() {
 }
 
 #[test]
-fn what_cannot_be_told_is_kept() {
+fn attachments_of_unknown_state_are_kept() {
     let host = host("10.124.0.0/24");
     attach(&host, "blue");
     leak("10.124.0.99", &format!("{LONG_ID}\r\neth0"));
-    // Somebody's port, and nothing says whose.
+    // A port whose owner is unknown.
     host.lab.netns("stranger");
     host.lab.sh("ip link add stranger type veth peer name eth0 netns stranger; ip link set stranger master br-pods up");
     let text = page(&host.run("prune --force"));
@@ -95,7 +95,7 @@ fn what_cannot_be_told_is_kept() {
     assert_eq!(leases(), ["10.124.0.2"]);
 }
 
-/// A network of which nothing is on a bridge: only the cache knows where its containers are.
+/// In a network without a bridge, only the cache knows the namespaces of the containers.
 #[test]
 fn a_network_without_a_bridge_is_judged_by_the_cache() {
     let host = host("10.125.0.0/24");
@@ -117,7 +117,7 @@ fn a_network_without_a_bridge_is_judged_by_the_cache() {
     assert!(valid.to_string().contains(LONG_ID), "{valid}");
 }
 
-/// An alias has room for 255 bytes. The lease tells the rest; without it a GC could not be told what to keep.
+/// An alias has at most 255 bytes. The lease has the full id; without the lease, GC cannot keep the container.
 #[test]
 fn a_live_port_that_cannot_be_named_stops_everything() {
     let host = host("10.126.0.0/24");
@@ -133,7 +133,7 @@ fn a_live_port_that_cannot_be_named_stops_everything() {
     let outcome = host.run("prune --force");
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("port veth"), "{outcome:?}");
-    assert!(outcome.stderr.contains("is in use, and nothing tells its container's whole id"), "{outcome:?}");
+    assert!(outcome.stderr.contains("is in use, and the full id of its container is unknown"), "{outcome:?}");
     assert_eq!(leases(), ["10.126.0.2", "10.126.0.99"]);
     leak("10.126.0.3", &format!("{id}\r\neth0"));
     page(&host.run("prune --force"));
@@ -141,7 +141,7 @@ fn a_live_port_that_cannot_be_named_stops_everything() {
 }
 
 #[test]
-fn networks_that_want_no_gc_and_those_without_a_configuration_are_left_alone() {
+fn networks_with_gc_disabled_or_without_a_configuration_are_skipped() {
     let host = host("10.127.0.0/24");
     let mut config = network("pods", "10.127.0.0/24", &json!({}));
     config["disableGC"] = true.into();
@@ -157,8 +157,8 @@ fn networks_that_want_no_gc_and_those_without_a_configuration_are_left_alone() {
 }
 
 #[test]
-fn who_may_not_prune_changes_nothing() {
-    let (host, _) = battlefield("10.128.0");
+fn prune_without_permission_changes_nothing() {
+    let (host, _) = mixed_host("10.128.0");
     let before = snapshot(&host);
     let line = failure(&powerless(&host, "prune --force"));
     assert!(line.contains("CAP_NET_ADMIN"), "{line}");
@@ -167,7 +167,7 @@ fn who_may_not_prune_changes_nothing() {
 
 #[test]
 fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
-    let (host, _) = battlefield("10.129.0");
+    let (host, _) = mixed_host("10.129.0");
     let before = leases();
     fs::write("/var/lib/cni/results/pods-x-eth0", "{").unwrap();
     let outcome = host.run("prune --force");
@@ -181,9 +181,9 @@ fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
     let _ = json(&host, "leases --json");
 }
 
-/// A GC that has nothing to remove could only hit what is made meanwhile.
+/// A GC without anything to remove could only remove what is being created.
 #[test]
-fn nobody_is_asked_if_nothing_is_gone() {
+fn no_plugin_is_called_if_nothing_is_gone() {
     let host = host("10.131.0.0/24");
     host.recorder("second");
     let mut config = network("pods", "10.131.0.0/24", &json!({}));
@@ -198,7 +198,7 @@ fn nobody_is_asked_if_nothing_is_gone() {
 }
 
 #[test]
-fn adds_that_go_on_meanwhile_lose_nothing() {
+fn concurrent_adds_lose_nothing() {
     let host = host("10.132.0.0/24");
     let names: Vec<String> = (0..12).map(|i| format!("z{i}")).collect();
     names.iter().for_each(|name| drop(host.lab.netns(name)));
@@ -218,9 +218,9 @@ fn adds_that_go_on_meanwhile_lose_nothing() {
     }
 }
 
-/// Plugins see who else could get the lock while they run.
+/// Plugins check which kind of lock is available while they run.
 #[test]
-fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
+fn prune_and_gc_lock_exclusively_and_adds_share_the_lock() {
     let host = host("10.133.0.0/24");
     let seen = host.lab.dir().join("locks");
     let script = format!(
@@ -242,7 +242,7 @@ fn prune_and_gc_shut_out_what_adds_do_side_by_side() {
 }
 
 #[test]
-fn a_network_that_was_asked_for_and_left_alone_is_a_failure() {
+fn a_named_network_that_is_skipped_is_a_failure() {
     let host = host("10.134.0.0/24");
     attach(&host, "blue");
     let outcome = host.call("prune --force pods").env("NETCONFPATH", "/nonexist").run();
@@ -258,29 +258,30 @@ fn a_network_that_was_asked_for_and_left_alone_is_a_failure() {
     assert!(outcome.stderr.contains("disableGC"), "{outcome:?}");
 }
 
-/// What the host has, and a pod with its own `/run` or its own processes has not.
+/// A pod with its own `/run` or its own processes does not see the namespaces of live containers.
 #[test]
-fn nothing_is_pruned_from_a_container() {
-    let (host, _) = battlefield("10.135.0");
+fn nothing_is_pruned_inside_a_container() {
+    let (host, _) = mixed_host("10.135.0");
     let before = snapshot(&host);
     let refusal = |line: String, which: &str| {
-        let want = format!("cannot tell which containers are gone: the {which} of this process may not be the host's");
+        let want =
+            format!("cannot determine which containers are gone: the {which} of this process may not be the host's");
         assert!(line.contains(&want) && line.contains("--force"), "{line}");
         assert_eq!(snapshot(&host), before);
     };
-    // Its own mounts and network. Not everyone may look at process 1; then all three may be others.
+    // Its own mount and network namespaces. Without permission to inspect process 1, all three are reported.
     let line = failure(&host.run("prune"));
     assert!(line.contains("mount") && line.contains("network namespaces of this process"), "{line}");
     assert_eq!(snapshot(&host), before);
-    // Its own processes, the first of which has the same mounts and network.
+    // Its own pid namespace, whose process 1 has the same mount and network namespaces.
     let mut call = Calling::program("unshare").env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
     for word in ["--pid", "--fork", "--mount-proc"] {
         call = call.arg(word);
     }
     refusal(failure(&call.arg(built("cnitool")).arg("prune").run()), "pid namespace");
-    // A dry run says so.
+    // A dry run reports it.
     let text = page(&host.run("prune --dry-run"));
-    assert!(text.contains("prune would refuse: cannot tell which containers are gone"), "{text}");
+    assert!(text.contains("prune would refuse: cannot determine which containers are gone"), "{text}");
     assert_eq!(snapshot(&host), before);
 }
 
@@ -289,8 +290,8 @@ fn the_host_prunes_without_force() {
     if fs::metadata("/proc/self/ns/pid").unwrap().ino() != 0xEFFF_FFFC {
         return skip("the_host_prunes_without_force", "this is not the initial pid namespace");
     }
-    let (host, _) = battlefield("10.136.0");
-    // Process 1 with the namespaces of this test.
+    let (host, _) = mixed_host("10.136.0");
+    // Makes process 1 appear to have the namespaces of this test.
     let own = fs::read_link("/proc/thread-self").unwrap();
     host.lab.sh(&format!("mount --bind /proc/{}/ns /proc/1/ns", own.display()));
     let text = page(&host.run("prune --dry-run"));
@@ -299,9 +300,9 @@ fn the_host_prunes_without_force() {
     assert_eq!(leases(), ["10.136.0.2", "10.136.0.4"]);
 }
 
-/// Where `/run/netns` is missing, a namespace in it may be alive. A process takes its directory along.
+/// If `/run/netns` is missing, a namespace in it may be alive. The directory of a process disappears with the process.
 #[test]
-fn a_namespace_whose_directory_is_missing_is_not_taken_for_gone() {
+fn a_namespace_whose_directory_is_missing_is_not_gone() {
     let host = host("10.137.0.0/24");
     host.recorder("other");
     let config = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [{ "type": "other",
@@ -311,7 +312,7 @@ fn a_namespace_whose_directory_is_missing_is_not_taken_for_gone() {
     let ended = attach(&host, "ended");
     let file = host.cached().into_iter().find(|name| name.contains(&ended)).unwrap();
     let path = Path::new("/var/lib/cni/results").join(file);
-    // Numbers of processes end before.
+    // Process ids are smaller.
     let entry = fs::read_to_string(&path).unwrap().replace("/run/netns/ended", "/proc/4194305/ns/net");
     fs::write(&path, entry).unwrap();
     host.lab.sh("mount -t tmpfs none /run");
@@ -321,5 +322,5 @@ fn a_namespace_whose_directory_is_missing_is_not_taken_for_gone() {
     assert!(deleted.len() == 1 && deleted[0].contains(&ended), "{deleted:?}");
     host.lab.sh("umount /run; umount /run/netns/blue; rm /run/netns/blue");
     page(&host.run("prune --force"));
-    assert_eq!(host.cached(), [""; 0], "with the directory in sight it is gone");
+    assert_eq!(host.cached(), [""; 0], "with an existing directory, it is gone");
 }

@@ -1,4 +1,4 @@
-//! `cnitool repair`: after a flush of the host's rules everything is as before, and what else is wrong is reported.
+//! `cnitool repair`: restores flushed rules, and reports other problems.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::node::{attach, host, json, lose_namespace, network, page, port, powerless, snapshot};
 use crate::support::{Host, failure};
 
-/// Gives each container two IPv4 addresses, and an IPv6 address where the kernel has IPv6, hidden by this backend.
+/// Gives each container two IPv4 addresses, and an IPv6 address if the kernel has IPv6, masqueraded by this backend.
 fn many_addresses(host: &Host, subnet: &str, backend: &str) {
     let mut ranges =
         vec![json!([{ "subnet": format!("{subnet}.0/25") }]), json!([{ "subnet": format!("{subnet}.128/25") }])];
@@ -21,7 +21,7 @@ fn many_addresses(host: &Host, subnet: &str, backend: &str) {
     host.configure("10-pods.conflist", &network("pods", &format!("{subnet}.0/24"), &more).to_string());
 }
 
-/// The rules of all tables, in any order and without counters.
+/// Returns the rules of all tables, sorted and without counters.
 fn rules(host: &Host) -> Vec<String> {
     let text = host.lab.sh("nft -s list ruleset");
     let mut rules: Vec<String> = text.lines().map(|line| line.trim().to_owned()).collect();
@@ -29,7 +29,7 @@ fn rules(host: &Host) -> Vec<String> {
     rules
 }
 
-/// The states of all attachments, as JSON tells them, in the order of their files.
+/// Returns the states of all attachments in the JSON output, in the order of their files.
 fn states(answer: &Value) -> Vec<&str> {
     answer["attachments"].as_array().unwrap().iter().map(|at| at["state"].as_str().unwrap()).collect()
 }
@@ -90,7 +90,7 @@ fn the_page_reports_what_was_repaired_and_what_is_still_wrong() {
     assert!(text.ends_with("3 attachments: 0 ok, 2 repaired, 1 gone, 0 wrong\n"), "{text}");
     assert!(text.contains(&ids[0]) && text.contains("(cnitool prune)"), "{text}");
 
-    // The rules do not depend on the port, and CHECK sees what repair does not mend.
+    // The rules do not depend on the port, and CHECK reports what repair does not fix.
     host.lab.sh(&format!("nft flush table inet cni_plugins_masquerade; ip link set {} nomaster", port(&ids[0])));
     let outcome = host.run("repair");
     assert_eq!(outcome.status, Some(3), "{outcome:?}");
@@ -104,7 +104,7 @@ fn the_page_reports_what_was_repaired_and_what_is_still_wrong() {
     assert!(wrong["what"].as_str().unwrap().contains("bridge of"), "{wrong}");
 }
 
-/// Its address may belong to another container by now.
+/// The address may belong to another container by now.
 #[test]
 fn a_container_without_its_address_gets_no_rule() {
     let host = host("10.163.0.0/24");
@@ -116,9 +116,9 @@ fn a_container_without_its_address_gets_no_rule() {
     assert!(!host.lab.sh("nft list ruleset").contains("10.163.0.2"));
 }
 
-/// A DEL of another runtime that runs at the same time has looked for rules before there were any.
+/// A concurrent DEL of another runtime may have looked for rules before repair added them.
 #[test]
-fn rules_of_a_container_that_goes_meanwhile_go_too() {
+fn rules_of_a_container_that_is_removed_meanwhile_are_removed() {
     let host = host("10.164.0.0/24");
     let config = network("pods", "10.164.0.0/24", &json!({ "ipMasqBackend": "iptables" }));
     host.configure("10-pods.conflist", &config.to_string());
@@ -159,7 +159,7 @@ fn networks_without_check_or_without_a_configuration_are_repaired() {
 }
 
 #[test]
-fn what_repair_may_not_or_cannot_do_is_reported() {
+fn failures_of_repair_are_reported() {
     let host = host("10.166.0.0/24");
     attach(&host, "blue");
     let line = failure(&host.run("repair absent"));
@@ -183,7 +183,7 @@ fn what_repair_may_not_or_cannot_do_is_reported() {
     assert!(what.contains("failed to find plugin \"bridge\""), "{what}");
 }
 
-/// A del waits until the rules are added, so that it finds and removes them.
+/// A del waits until the rules are added, and then removes them.
 #[test]
 fn dels_wait_for_the_repair_of_an_attachment() {
     let host = host("10.167.0.0/24");

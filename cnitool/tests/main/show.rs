@@ -41,7 +41,7 @@ fn a_port_is_shown_with_its_container() {
 }
 
 #[test]
-fn rules_of_nobody_stand_out() {
+fn rules_without_a_port_are_listed() {
     let host = host("10.112.0.0/24");
     attach(&host, "blue");
     let lost = attach(&host, "lost");
@@ -69,9 +69,9 @@ fn one_network_of_a_shared_bridge_is_shown_alone_and_all_are_shown_together() {
 }
 
 #[test]
-fn a_bridge_that_is_not_there_yet_and_one_without_a_configuration() {
+fn a_bridge_that_does_not_exist_yet_and_one_without_a_configuration() {
     let host = host("10.115.0.0/24");
-    assert!(page(&host.run("show")).contains("not there yet"));
+    assert!(page(&host.run("show")).contains("does not exist yet"));
     let id = attach(&host, "blue");
     std::fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
     let answer = json(&host, "show --json");
@@ -82,7 +82,7 @@ fn a_bridge_that_is_not_there_yet_and_one_without_a_configuration() {
 }
 
 #[test]
-fn ids_are_whole_in_json() {
+fn json_has_full_ids() {
     let host = host("10.116.0.0/24");
     let netns = host.lab.netns("blue");
     let mut config = network("pods", "10.116.0.0/24", &json!({}))["plugins"][0].clone();

@@ -1,4 +1,4 @@
-//! A host with cnitool, a directory of configurations, and a plugin that writes down how it is called.
+//! A host with cnitool, a directory of configurations, and a plugin that records its calls.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,13 +6,13 @@ use std::path::PathBuf;
 use cni::testing::{Calling, Lab, Outcome, REFERENCE, built};
 use serde_json::Value;
 
-/// Writes each call to `../log`, and its configuration to `../NAME.COMMAND`; answers its `prevResult`, or one address. It
-/// fails if there is a file `../fail.NAME.COMMAND`.
+/// Writes each call to `../log` and its configuration to `../NAME.COMMAND`. Prints its `prevResult`, or a result with one
+/// address. Fails if the file `../fail.NAME.COMMAND` exists.
 const RECORDER: &str = r#"name=$(basename "$0") dir=$(dirname "$0")/..
 cat >"$dir/$name.$CNI_COMMAND"
 echo "$CNI_COMMAND $name $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS" >>"$dir/log"
 if [ -e "$dir/fail.$name.$CNI_COMMAND" ]; then
-    printf '{"code": 7, "msg": "told\\nto fail", "details": "by a test"}'
+    printf '{"code": 7, "msg": "asked\\nto fail", "details": "by a test"}'
     exit 1
 fi
 [ "$CNI_COMMAND" != ADD ] || jq '.prevResult // {cniVersion, ips: [{address: "10.9.0.2/24"}]}' "$dir/$name.ADD""#;
@@ -32,7 +32,7 @@ impl Host {
         self.lab.dir().join("net.d")
     }
 
-    /// Writes a file to the directory of configurations.
+    /// Writes a file in the directory of configurations.
     pub(crate) fn configure(&self, name: &str, text: &str) {
         fs::write(self.conf_dir().join(name), text).unwrap();
     }
@@ -47,29 +47,29 @@ impl Host {
         std::os::unix::fs::symlink(PathBuf::from(REFERENCE).join(name), self.lab.bin().join(name)).unwrap();
     }
 
-    /// Lets a recorder fail.
+    /// Makes a recorder fail.
     pub(crate) fn fail(&self, name: &str, command: &str) {
         fs::write(self.lab.dir().join(format!("fail.{name}.{command}")), "").unwrap();
     }
 
-    /// What recorders were called with: `COMMAND NAME CONTAINER NETNS INTERFACE ARGS`.
+    /// Returns the calls of all recorders: `COMMAND NAME CONTAINER NETNS INTERFACE ARGS`.
     pub(crate) fn log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.lab.dir().join("log")).unwrap_or_default();
         text.lines().map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// The first two words of each call.
+    /// Returns the first two words of each call.
     pub(crate) fn calls(&self) -> Vec<String> {
         let words = |line: &String| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
         self.log().iter().map(words).collect()
     }
 
-    /// The configuration that a recorder got last.
+    /// Returns the configuration of a recorder's last call.
     pub(crate) fn seen(&self, name: &str, command: &str) -> Value {
         serde_json::from_slice(&fs::read(self.lab.dir().join(format!("{name}.{command}"))).unwrap()).unwrap()
     }
 
-    /// cnitool with these words, about to be run.
+    /// Returns a call of cnitool with these words.
     pub(crate) fn call(&self, words: &str) -> Calling {
         let calling = Calling::program(built("cnitool")).env("NETCONFPATH", self.conf_dir());
         words.split(' ').fold(calling.env("CNI_PATH", self.lab.bin()), Calling::arg)
@@ -79,7 +79,7 @@ impl Host {
         self.call(words).run()
     }
 
-    /// Names in the cache.
+    /// Returns the names in the cache.
     pub(crate) fn cached(&self) -> Vec<String> {
         let Ok(dir) = fs::read_dir("/var/lib/cni/results") else { return Vec::new() };
         let mut names: Vec<String> = dir.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
@@ -88,7 +88,7 @@ impl Host {
     }
 }
 
-/// What a call that must fail says: one line, exit code 1, nothing on stdout.
+/// Asserts that a call failed with one line, exit code 1 and nothing on stdout. Returns the line.
 #[track_caller]
 pub(crate) fn failure(outcome: &Outcome) -> String {
     assert_eq!(outcome.status, Some(1), "{outcome:?}");

@@ -1,4 +1,4 @@
-//! Which addresses ADD gives, and what its answers and refusals say.
+//! The addresses that ADD leases, its results and its errors.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::{Net, ip};
 
 #[test]
-fn addresses_go_round_and_come_again_only_after_a_whole_round() {
+fn addresses_are_reused_only_after_a_whole_round() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/29");
     for (id, want) in [("a", 2), ("b", 3), ("c", 4)] {
@@ -38,20 +38,20 @@ fn a_set_of_several_ranges_is_one_pool() {
 }
 
 #[test]
-fn each_set_gives_an_address_or_none_does() {
+fn either_all_range_sets_lease_an_address_or_none() {
     let lab = Lab::new();
     let net =
         Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/30"}]]));
     assert_eq!(net.add("a"), [ip("10.1.0.2"), ip("fd00::2"), ip("10.2.0.2")]);
     let before = net.leases();
     net.call("ADD", "b").error(100);
-    assert_eq!(net.leases(), before, "what b had got was given back, what a has was not");
+    assert_eq!(net.leases(), before, "the leases of b are released, those of a are not");
     net.call("ADD", "a").error(999);
     assert_eq!(net.leases(), before);
 }
 
 #[test]
-fn numbers_of_ipv6_that_fit_ipv4_stay_ipv6() {
+fn ipv6_addresses_with_small_numbers_stay_ipv6() {
     let lab = Lab::new();
     let net = Net::of(&lab, "::100:0/112");
     assert_eq!(net.call("ADD", "a").ok()["ips"][0]["address"], "::100:2/112");
@@ -59,26 +59,26 @@ fn numbers_of_ipv6_that_fit_ipv4_stay_ipv6() {
 }
 
 #[test]
-fn a_second_add_is_a_duplicate_unless_it_asks_for_what_it_has() {
+fn a_second_add_is_a_duplicate_unless_it_requests_the_same_address() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
     let error = net.call("ADD", "a").error(999);
     let msg = error["msg"].as_str().unwrap();
     assert!(msg.contains("duplicate allocation") && msg.contains("10.1.0.2") && msg.contains("\"a\""), "{msg}");
-    let asking = |id: &str, ip: &str| net.calling("ADD", id).env("CNI_ARGS", format!("IP={ip}")).run();
+    let requesting = |id: &str, ip: &str| net.calling("ADD", id).env("CNI_ARGS", format!("IP={ip}")).run();
     let before = net.files();
-    assert_eq!(asking("a", "10.1.0.2").ok()["ips"][0]["address"], "10.1.0.2/24");
-    let other = asking("a", "10.1.0.9").error(999);
+    assert_eq!(requesting("a", "10.1.0.2").ok()["ips"][0]["address"], "10.1.0.2/24");
+    let other = requesting("a", "10.1.0.9").error(999);
     assert!(other["msg"].as_str().unwrap().contains("duplicate allocation"));
-    let used = asking("b", "10.1.0.2").error(999);
+    let used = requesting("b", "10.1.0.2").error(999);
     let msg = used["msg"].as_str().unwrap();
     assert!(msg.contains("10.1.0.2") && msg.contains("\"a\"") && msg.contains("\"eth0\""), "{msg}");
-    assert_eq!(net.files(), before, "none of them changed anything");
+    assert_eq!(net.files(), before, "no call changed anything");
 }
 
 #[test]
-fn a_repeated_grant_does_not_set_the_round_back() {
+fn a_repeated_request_does_not_change_the_last_reserved_address() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
@@ -90,18 +90,18 @@ fn a_repeated_grant_does_not_set_the_round_back() {
 }
 
 #[test]
-fn a_failed_repetition_leaves_what_was_held() {
+fn a_failed_second_add_keeps_existing_leases() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
     net.add("a");
     let before = net.leases();
-    // The first set is satisfied by what a holds, the second one is a duplicate.
+    // For the first set, a requests the address it has; for the second set, it is a duplicate.
     net.calling("ADD", "a").env("CNI_ARGS", "IP=10.1.0.2").run().error(999);
     assert_eq!(net.leases(), before);
 }
 
 #[test]
-fn wishes_come_from_three_places() {
+fn addresses_are_requested_in_three_places() {
     let lab = Lab::new();
     let net =
         Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}], [{"subnet": "10.2.0.0/24"}]]));
@@ -136,7 +136,7 @@ fn ranges_of_the_runtime_come_first_and_the_legacy_one_before_the_list() {
 }
 
 #[test]
-fn routes_and_dns_are_handed_on() {
+fn routes_and_dns_are_part_of_the_result() {
     let lab = Lab::new();
     let resolv = lab.dir().join("resolv.conf");
     fs::write(&resolv, "nameserver 10.0.0.1\nsearch a b\n").unwrap();
@@ -155,7 +155,7 @@ fn routes_and_dns_are_handed_on() {
 }
 
 #[test]
-fn answers_have_the_shape_of_their_version() {
+fn results_have_the_layout_of_their_version() {
     let lab = Lab::new();
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
@@ -175,11 +175,11 @@ fn answers_have_the_shape_of_their_version() {
 }
 
 #[test]
-fn check_looks_at_what_is_held_and_at_the_answer_of_add() {
+fn check_compares_the_leases_with_the_result_of_add() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
     net.call("CHECK", "a").error(999);
-    assert!(!net.dir().exists(), "a look makes nothing");
+    assert!(!net.dir().exists(), "CHECK creates nothing");
     let answer = net.call("ADD", "a").ok();
     let checked = net.with("/prevResult", answer);
     checked.call("CHECK", "a").ok();
@@ -203,5 +203,5 @@ fn empty_and_garbled_leases_are_free() {
     assert!(outcome.stderr.contains("10.1.0.3"), "it is logged: {}", outcome.stderr);
     let asked = net.calling("ADD", "c").env("CNI_ARGS", "IP=10.1.0.4").run();
     assert_eq!(asked.ok()["ips"][0]["address"], "10.1.0.4/29");
-    assert_eq!(net.add("d"), [ip("10.1.0.6")], "what is no file is not touched");
+    assert_eq!(net.add("d"), [ip("10.1.0.6")], "a directory is not removed");
 }

@@ -1,4 +1,4 @@
-//! Bad configurations: the right code, the key and the value named, and nothing made.
+//! Invalid configurations: the error has the right code, names key and value, and nothing is created.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::support::{DATA, Net};
 
-/// Where, what instead, the code, and what the message must name.
+/// A JSON pointer, the value to put there, the expected code, and texts that the message must contain.
 type Case = (&'static str, Value, u32, &'static [&'static str]);
 
 fn ranges() -> Vec<Case> {
@@ -184,14 +184,14 @@ fn others() -> Vec<Case> {
 }
 
 #[test]
-fn every_bad_configuration_is_refused_before_anything_is_made() {
+fn every_invalid_configuration_is_refused_before_anything_is_created() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     let cases: Vec<Case> = ranges().into_iter().chain(others()).collect();
     assert!(cases.len() >= 100, "{}", cases.len());
     for (pointer, value, code, named) in cases {
         let bad = net.with(pointer, value.clone());
-        // A legacy subnet is looked at together with the list, so the list must not be in its way.
+        // A legacy subnet would overlap the list, so the list is emptied.
         let bad = if pointer == "/ipam/subnet" && code == 7 && value != "10.1.0.0/16" {
             bad.with("/ipam/ranges", json!([]))
         } else {
@@ -204,8 +204,8 @@ fn every_bad_configuration_is_refused_before_anything_is_made() {
             assert!(text.contains(part), "{pointer} = {value} does not name {part}: {text}");
         }
         let hint = error["details"].as_str().unwrap_or_default();
-        assert!(!hint.is_empty() || code < 4 || pointer == "/name" || pointer == "/cniVersion", "no remedy: {text}");
-        assert!(!Path::new(DATA).exists() && !Path::new("/run/cni0").exists(), "{pointer} = {value} made something");
+        assert!(!hint.is_empty() || code < 4 || pointer == "/name" || pointer == "/cniVersion", "no hint: {text}");
+        assert!(!Path::new(DATA).exists() && !Path::new("/run/cni0").exists(), "{pointer} = {value} created something");
     }
 }
 
@@ -231,7 +231,7 @@ fn bad_arguments_are_refused() {
 }
 
 #[test]
-fn old_versions_have_room_for_one_address_of_a_family() {
+fn old_versions_allow_one_address_per_family() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "10.2.0.0/24"}]]));
     for version in ["0.1.0", "0.2.0", ""] {
@@ -241,7 +241,7 @@ fn old_versions_have_room_for_one_address_of_a_family() {
 }
 
 #[test]
-fn text_that_is_no_json_is_refused() {
+fn text_that_is_not_json_is_refused() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     let good = net.config.to_string();

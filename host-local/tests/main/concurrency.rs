@@ -1,4 +1,4 @@
-//! Many processes at once on one directory: no address twice, none lost, and the disk equals the answers.
+//! Many concurrent processes in one directory: no address is leased twice or lost, and the files match the results.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -29,7 +29,7 @@ fn at_once(count: usize, width: usize, job: impl Fn(usize) + Sync) {
     });
 }
 
-/// The disk must say what the answers said.
+/// Asserts that the lease files match the results.
 #[track_caller]
 fn assert_equal(net: &Net<'_>, answers: &BTreeMap<IpAddr, String>) {
     let want: BTreeMap<IpAddr, String> = answers.iter().map(|(ip, id)| (*ip, format!("{id}\r\neth0"))).collect();
@@ -57,7 +57,7 @@ fn three_hundred_at_once() {
 }
 
 #[test]
-fn a_pool_that_is_just_large_enough_is_enough() {
+fn a_range_that_is_just_large_enough_suffices() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/26");
     at_once(61, 61, |n| drop(net.add(&format!("c{n}"))));
@@ -65,7 +65,7 @@ fn a_pool_that_is_just_large_enough_is_enough() {
     net.call("ADD", "more").error(100);
 }
 
-/// Adds and releases in turns, by one or by both programs; half of the containers stay.
+/// Calls ADD, DEL and GC concurrently, of one or of both programs. Half of the containers stay.
 fn churn(net: &Net<'_>, reference: Option<&Path>) {
     let answers = Mutex::new(BTreeMap::new());
     let call = |n: usize, command: &str, id: &str| match reference.filter(|_| n % 2 == 1) {
@@ -79,9 +79,9 @@ fn churn(net: &Net<'_>, reference: Option<&Path>) {
             assert_eq!(answers.lock().unwrap().insert(*ip, id.clone()), None, "{ip} was given twice");
         }
         if n % 4 < 2 {
-            // Before the DEL: after it the address may belong to another.
+            // This must precede the DEL, after which another container may get the address.
             answers.lock().unwrap().retain(|_, owner| *owner != id);
-            // The other program releases what one has given.
+            // With both programs, one releases the leases of the other.
             call(n + 1, "DEL", &id);
         }
         if n % 30 == 0 {
@@ -93,14 +93,14 @@ fn churn(net: &Net<'_>, reference: Option<&Path>) {
 }
 
 #[test]
-fn ours_add_release_and_collect_side_by_side() {
+fn concurrent_add_del_and_gc() {
     let lab = Lab::new();
     churn(&Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]])), None);
 }
 
 #[test]
-fn ours_and_the_references_side_by_side() {
-    let test = "concurrency::ours_and_the_references_side_by_side";
+fn concurrent_calls_of_both_implementations() {
+    let test = "concurrency::concurrent_calls_of_both_implementations";
     let Some(reference) = reference("host-local", test) else { return };
     let lab = Lab::new();
     churn(&Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]])), Some(&reference));

@@ -1,4 +1,4 @@
-//! A call that is killed, or that the kernel refuses something, at every one of its system calls.
+//! Calls that are killed, or get an error from the kernel, at each of their system calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -8,14 +8,14 @@ use serde_json::{Value, json};
 
 use crate::support::{Net, addresses};
 
-/// One system call of a run: the how-manieth of its name, and its text.
+/// One system call of a run: its name, its number among those of the same name, and its text.
 struct Step {
     name: String,
     count: usize,
     text: String,
 }
 
-/// The system calls of a call, from where it has read its configuration.
+/// Returns the system calls of a call, from the reading of its configuration.
 fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
     let trace = lab.dir().join("steps");
     call.strace(&["-o", trace.to_str().unwrap()]).run().ok();
@@ -37,7 +37,7 @@ fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
     steps
 }
 
-/// Runs `call` with something injected at `step`; it must have been.
+/// Runs `call` with a fault injected at `step`, and asserts that strace injected it.
 fn inject(lab: &Lab, call: Calling, step: &Step, what: &str) -> Outcome {
     let trace = lab.dir().join("inject");
     let rule = format!("inject={}:{what}:when={}", step.name, step.count);
@@ -54,19 +54,19 @@ fn dual(lab: &Lab) -> Net<'_> {
 }
 
 #[test]
-fn killed_anywhere_in_add_nothing_is_lost() {
+fn an_add_killed_anywhere_loses_nothing() {
     let lab = Lab::new();
     let net = dual(&lab);
     net.add("other");
     let others = net.leases();
-    // A network that exists, with a pointer that gets longer, and one that has to be made.
+    // An existing network, whose last reserved address becomes longer, and a network that has to be created.
     for name in ["net", "fresh"] {
         let net = net.with("/name", json!(name));
         let prepare = || match name {
             "fresh" => drop(lab.sh("rm -rf /var/lib/cni/networks/fresh")),
             _ => fs::write(net.dir().join("last_reserved_ip.0"), "10.1.0.99").unwrap(),
         };
-        // What the first one leaves in the index spares the next ones some steps.
+        // The first ADD creates files of the index, so that the following ones need fewer system calls.
         net.add("a");
         net.del("a");
         prepare();
@@ -91,7 +91,7 @@ fn killed_anywhere_in_add_nothing_is_lost() {
 }
 
 #[test]
-fn killed_anywhere_in_del_it_can_be_repeated() {
+fn a_del_killed_anywhere_can_be_repeated() {
     let lab = Lab::new();
     let net = dual(&lab);
     net.add("other");
@@ -109,7 +109,7 @@ fn killed_anywhere_in_del_it_can_be_repeated() {
 
 const ERRORS: [&str; 5] = ["ENOSPC", "EIO", "EACCES", "EROFS", "EMFILE"];
 
-/// Calls about files, but for the answer itself: nobody can be told that it cannot be told.
+/// Returns whether a system call is about files. Excludes the output of the result, whose failure cannot be reported.
 fn is_about_files(step: &Step) -> bool {
     let names = [
         "open",
@@ -139,7 +139,7 @@ fn is_about_files(step: &Step) -> bool {
     names.contains(&step.name.as_str()) && !(step.name == "write" && step.text.starts_with("1, "))
 }
 
-/// A refused call ends with one CNI error.
+/// Asserts that a failed call prints one CNI error.
 fn assert_error(outcome: &Outcome, step: &Step) {
     let error: Value = serde_json::from_str(&outcome.stdout)
         .unwrap_or_else(|e| panic!("{e} at {}({}: {outcome:?}", step.name, step.text));
@@ -147,11 +147,11 @@ fn assert_error(outcome: &Outcome, step: &Step) {
 }
 
 #[test]
-fn refused_anything_add_succeeds_or_leaves_nothing() {
+fn an_add_with_an_error_anywhere_succeeds_or_leaves_nothing() {
     let lab = Lab::new();
     let net = dual(&lab);
     net.add("other");
-    // What the first one leaves in the index spares the next ones some steps.
+    // The first ADD creates files of the index, so that the following ones need fewer system calls.
     net.add("a");
     net.del("a");
     let plan = steps(&lab, net.calling("ADD", "a"));
@@ -178,7 +178,7 @@ fn refused_anything_add_succeeds_or_leaves_nothing() {
 }
 
 #[test]
-fn refused_anything_del_succeeds_or_can_be_repeated() {
+fn a_del_with_an_error_anywhere_succeeds_or_can_be_repeated() {
     let lab = Lab::new();
     let net = dual(&lab);
     net.add("other");
@@ -202,7 +202,7 @@ fn refused_anything_del_succeeds_or_can_be_repeated() {
 }
 
 #[test]
-fn where_files_cannot_be_unnamed_leases_are_written_beside() {
+fn without_unnamed_files_leases_are_written_to_a_temporary_file() {
     let lab = Lab::new();
     let net = dual(&lab);
     net.add("other");
@@ -219,11 +219,11 @@ fn where_files_cannot_be_unnamed_leases_are_written_beside() {
 }
 
 #[test]
-fn a_directory_that_cannot_be_closed_is_no_reason_to_fail() {
+fn a_failure_to_close_a_directory_is_ignored() {
     let lab = Lab::new();
     let net = dual(&lab);
     net.add("other");
-    // Without an index all leases are listed.
+    // Without an index, the call lists all leases.
     let forget = || lab.sh("rm -rf /run/cni0");
     forget();
     let plan = steps(&lab, net.calling("ADD", "a"));
@@ -239,7 +239,7 @@ fn a_directory_that_cannot_be_closed_is_no_reason_to_fail() {
 
 /// The rollback must not release an address that the call did not get.
 #[test]
-fn a_failed_request_for_an_address_in_use_leaves_it_to_its_holder() {
+fn a_failed_request_for_an_address_in_use_does_not_release_it() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     let taken = net.add("other")[0];

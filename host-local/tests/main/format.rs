@@ -1,4 +1,4 @@
-//! What lies on disk, byte for byte, and what others left there.
+//! The files on disk, byte for byte, and files of other implementations.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::support::{Net, files};
 
-/// A network as the reference wrote it, with records of older releases.
+/// A lease directory that the reference wrote, with records of older releases.
 fn theirs(lab: &Lab) -> Net<'_> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/leases/dual");
     lab.sh(&format!("mkdir -p /var/lib/cni/networks; cp -r {source:?} /var/lib/cni/networks/dual"));
@@ -18,7 +18,7 @@ fn theirs(lab: &Lab) -> Net<'_> {
 }
 
 #[test]
-fn files_have_the_references_names_modes_and_bytes() {
+fn files_have_the_names_modes_and_contents_of_the_reference() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]));
     net.add("cid1");
@@ -38,10 +38,9 @@ fn files_have_the_references_names_modes_and_bytes() {
 }
 
 #[test]
-fn both_leave_the_same_directory_after_the_same_calls() {
-    let Some(reference) = reference("host-local", "format::both_leave_the_same_directory_after_the_same_calls") else {
-        return;
-    };
+fn the_same_calls_leave_the_same_directory_as_the_reference() {
+    let test = "format::the_same_calls_leave_the_same_directory_as_the_reference";
+    let Some(reference) = reference("host-local", test) else { return };
     let lab = Lab::new();
     let net =
         Net::new(&lab, json!([[{"subnet": "10.77.0.0/29", "rangeStart": "10.77.0.3"}], [{"subnet": "fd77::/125"}]]));
@@ -65,7 +64,7 @@ fn both_leave_the_same_directory_after_the_same_calls() {
         ] {
             let call = if name == "ours" { net.calling(command, id) } else { net.reference(&reference, command, id) };
             let outcome = call.run();
-            // This release prints an empty "dns" in 1.0.0, later ones do not.
+            // Release 1.1.1 of the reference prints an empty "dns" in 1.0.0, later releases do not.
             let ips = if outcome.status == Some(0) { outcome.ok()["ips"].clone() } else { json!(null) };
             log.push((command, id, outcome.status, ips));
         }
@@ -88,13 +87,13 @@ fn leases_of_the_reference_are_read_and_released() {
         net.call("CHECK", id).error(999);
     }
     assert_eq!(net.leases().into_values().collect::<Vec<_>>(), ["cid1\r\nnet1"; 2]);
-    assert_eq!(net.files()["last_reserved_ip.0"], "10.77.0.6", "nobody got an address");
+    assert_eq!(net.files()["last_reserved_ip.0"], "10.77.0.6", "no address was leased");
     net.calling("DEL", "cid1").env("CNI_IFNAME", "net1").run().ok();
     assert!(net.leases().is_empty());
 }
 
 #[test]
-fn an_exact_record_goes_before_an_old_one() {
+fn a_record_with_the_interface_is_released_before_an_old_one() {
     let lab = Lab::new();
     let net = theirs(&lab);
     fs::write(net.dir().join("10.77.0.30"), "cid2").unwrap();
@@ -114,7 +113,7 @@ fn gc_understands_old_records() {
 }
 
 #[test]
-fn the_round_goes_on_where_the_reference_stopped() {
+fn allocation_continues_where_the_reference_stopped() {
     let lab = Lab::new();
     let net = theirs(&lab);
     let answer = net.call("ADD", "new").ok();

@@ -1,4 +1,4 @@
-//! Somebody prepares the directories: what is no file of ours is neither written to nor removed, nor believed.
+//! Directories prepared by an attacker: files of other programs are not written, removed or trusted.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
@@ -9,10 +9,10 @@ use serde_json::json;
 
 use crate::support::{DATA, Net, files, ip, names};
 
-/// As long as the pointer that an ADD writes.
+/// Content of the same length as the address that ADD writes to `last_reserved_ip.0`.
 const VICTIM: &str = "precious";
 
-/// A file that must not change, and a network with an empty directory.
+/// Creates a file that must not change, and a network with an empty directory.
 fn prepared(lab: &Lab) -> Net<'_> {
     let net = Net::of(lab, "10.1.0.0/24");
     fs::create_dir_all(net.dir()).unwrap();
@@ -28,9 +28,9 @@ fn links_in_the_directory_are_not_followed() {
         symlink("/var/lib/victim", net.dir().join(name)).unwrap();
         let outcome = net.call("ADD", "a");
         match name {
-            // Without the lock nothing is safe.
+            // Without the lock, ADD fails.
             "lock" => assert!(outcome.error(5)["msg"].as_str().unwrap().contains("lock"), "{}", outcome.stdout),
-            // Somebody means something by it: the address is not given away.
+            // Another program may use the link, so the address is not leased.
             "10.1.0.2" => assert_eq!(crate::support::addresses(&outcome.ok()), [ip("10.1.0.3")]),
             _ => assert_eq!(crate::support::addresses(&outcome.ok()), [ip("10.1.0.2")]),
         }
@@ -40,7 +40,7 @@ fn links_in_the_directory_are_not_followed() {
         }
         assert_eq!(fs::read_to_string("/var/lib/victim").unwrap(), VICTIM, "{name}");
     }
-    // A link to nowhere does not make a file there.
+    // A dangling link does not create its target.
     for name in ["lock", "last_reserved_ip.0", "10.1.0.2"] {
         let lab = Lab::new();
         let net = prepared(&lab);
@@ -51,7 +51,7 @@ fn links_in_the_directory_are_not_followed() {
 }
 
 #[test]
-fn a_file_with_a_second_name_is_not_written_to() {
+fn a_file_with_a_second_hard_link_is_not_overwritten() {
     for name in ["last_reserved_ip.0", "last_reserved_ip.0.new"] {
         let lab = Lab::new();
         let net = prepared(&lab);
@@ -60,11 +60,11 @@ fn a_file_with_a_second_name_is_not_written_to() {
         assert_eq!(fs::read_to_string("/var/lib/victim").unwrap(), VICTIM, "{name}");
         assert_eq!(net.files()["last_reserved_ip.0"], "10.1.0.2", "{name}");
     }
-    // Where files cannot be unnamed, the draft beside the directory is a file of its own as well.
+    // The same holds for the temporary file that is used without unnamed files.
     let lab = Lab::new();
     let net = prepared(&lab);
     fs::hard_link("/var/lib/victim", Path::new(DATA).join(".net.draft")).unwrap();
-    // The first call of a boot writes more than the lease.
+    // The first call of a boot also writes other files, so it is done before.
     net.del("a");
     let inject = ["-f", "-o", "/dev/null", "-e", "inject=linkat:error=EOPNOTSUPP:when=1"];
     net.calling("ADD", "a").strace(&inject).run().ok();
@@ -74,17 +74,17 @@ fn a_file_with_a_second_name_is_not_written_to() {
 }
 
 #[test]
-fn all_files_are_for_root_alone() {
+fn all_files_are_accessible_only_to_root() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
-    // The caller's umask is no excuse for more.
+    // The mode does not depend on the umask of the caller.
     let call = net.calling("ADD", "a").through("umask 0; exec \"$0\"");
     call.run().ok();
     let index = net.index().unwrap();
     for dir in [net.dir(), index.clone(), "/run/cni0/earlier-boot".into()] {
         for name in names(&dir) {
             let mode = fs::metadata(dir.join(&name)).unwrap().permissions().mode() & 0o7777;
-            // The reference's lock, which is empty.
+            // The lock is empty and has the mode of the reference.
             assert_eq!(mode, if name == "lock" { 0o750 } else { 0o600 }, "{name}");
         }
     }
@@ -94,10 +94,10 @@ fn all_files_are_for_root_alone() {
 }
 
 #[test]
-fn an_index_of_others_is_neither_used_nor_changed() {
+fn an_index_that_other_users_can_write_is_neither_used_nor_changed() {
     let open_to_all = |index: &Path| fs::set_permissions(index, fs::Permissions::from_mode(0o777)).unwrap();
     let of_another = |index: &Path| {
-        // Where there is no other user, as in a user namespace of one, nobody else can own it either.
+        // A user namespace may have no other user that could own it.
         if chown(index, Some(1000), None).is_err() {
             open_to_all(index);
         }
@@ -143,24 +143,24 @@ fn pages_that_are_links_are_not_followed() {
 }
 
 #[test]
-fn of_a_resolvers_file_only_its_own_words_are_told() {
+fn only_resolver_keywords_of_a_resolv_conf_are_returned() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     fs::write("/var/lib/secret", "root:$6$salt$hash:19000:0:99999:7:::\npassword hunter2\n").unwrap();
     let outcome = net.with("/ipam/resolvConf", json!("/var/lib/secret")).call("ADD", "a");
     outcome.ok();
     assert!(!outcome.stdout.contains("hash") && !outcome.stdout.contains("hunter2"), "{}", outcome.stdout);
-    // What never ends is not waited for.
+    // Endless files and pipes are refused.
     lab.sh("mkfifo /var/lib/fifo");
     for path in ["/dev/zero", "/var/lib/fifo"] {
         let error = net.with("/ipam/resolvConf", json!(path)).call("ADD", "b").error(7);
         assert!(error["msg"].as_str().unwrap().contains(path), "{error}");
     }
-    assert_eq!(net.leases().len(), 1, "nothing was reserved");
+    assert_eq!(net.leases().len(), 1, "no address was leased");
 }
 
 #[test]
-fn nothing_is_made_outside_of_the_given_directory() {
+fn nothing_is_created_outside_of_the_data_directory() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24").with("/ipam/dataDir", json!("/var/lib/a/../b"));
     fs::create_dir("/var/lib/a").unwrap();

@@ -1,4 +1,4 @@
-//! The index is a hint: whatever happens to it, answers stay right.
+//! The index is a hint: results are correct regardless of its content.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::{Net, ip, names};
 
-/// Adds, looks, releases; every answer is compared with what must come.
+/// Calls all commands, damages the index before each one, and compares the results with the expected ones.
 fn exercise(net: &Net<'_>, spoil: impl Fn(&Net<'_>)) {
     net.gc(&[]);
     fs::write(net.dir().join("last_reserved_ip.0"), "10.1.0.1").unwrap();
@@ -31,7 +31,7 @@ fn exercise(net: &Net<'_>, spoil: impl Fn(&Net<'_>)) {
     net.assert_tidy();
 }
 
-/// Changes every page without the directory's time telling of it.
+/// Changes every page without a change of the directory's mtime.
 fn spoil_pages(net: &Net<'_>, spoil: impl Fn(Vec<u8>) -> Vec<u8>) {
     let Some(index) = net.index() else { return };
     for name in names(&index) {
@@ -40,7 +40,7 @@ fn spoil_pages(net: &Net<'_>, spoil: impl Fn(Vec<u8>) -> Vec<u8>) {
     }
 }
 
-/// How many leases a call reads.
+/// Returns the number of leases that a call reads.
 fn opened(net: &Net<'_>, command: &str, id: &str) -> usize {
     let trace = net.lab.dir().join("trace");
     net.calling(command, id).strace(&["-f", "-qq", "-e", "trace=openat", "-o", trace.to_str().unwrap()]).run().ok();
@@ -57,10 +57,10 @@ fn no_call_reads_the_leases_of_others() {
         (from..from + 50)
             .for_each(|n| fs::write(net.dir().join(format!("10.1.0.{n}")), format!("s{n}\r\neth0")).unwrap());
     };
-    // Also after somebody else has changed the directory, once each time.
+    // After another program has changed the directory, only one call reads all leases.
     for from in [10, 100] {
         fill(from);
-        assert!(opened(&net, "ADD", &format!("first{from}")) >= 50, "the index has to be made");
+        assert!(opened(&net, "ADD", &format!("first{from}")) >= 50, "the index has to be built");
         let id = format!("second{from}");
         for command in ["ADD", "CHECK", "DEL"] {
             let read = opened(&net, command, &id);
@@ -70,7 +70,7 @@ fn no_call_reads_the_leases_of_others() {
 }
 
 #[test]
-fn the_index_of_a_deleted_network_goes_when_a_new_one_comes() {
+fn the_index_of_a_deleted_network_is_removed_when_a_new_one_is_created() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     let named = |name: &str| net.with("/name", json!(name));
@@ -79,12 +79,12 @@ fn the_index_of_a_deleted_network_goes_when_a_new_one_comes() {
         net.add("a");
         net.index().unwrap()
     });
-    fs::write(goes.parent().unwrap().join("somebody's"), "").unwrap();
+    fs::write(goes.parent().unwrap().join("other"), "").unwrap();
     fs::remove_dir_all(named("goes").dir()).unwrap();
-    // It may be another process that sees what a mount hides.
+    // A process in another mount namespace may still use the directory under this mount.
     lab.sh(&format!("mount -t tmpfs tmpfs {}", named("hidden").dir().display()));
     named("stays").add("b");
-    assert!(goes.exists(), "nobody looks for it while no index is made");
+    assert!(goes.exists(), "it stays until an index is created");
     named("new").add("a");
     assert!(!goes.exists());
     assert!(stays.exists() && hidden.exists() && named("new").index().is_some());
@@ -92,7 +92,7 @@ fn the_index_of_a_deleted_network_goes_when_a_new_one_comes() {
 }
 
 #[test]
-fn a_lost_or_damaged_index_costs_time_only() {
+fn a_lost_or_damaged_index_only_costs_time() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("x");
@@ -106,7 +106,7 @@ fn a_lost_or_damaged_index_costs_time_only() {
     exercise(&net, |net| spoil_pages(net, |bytes| bytes[..bytes.len() / 2].to_vec()));
     exercise(&net, |net| spoil_pages(net, |bytes| vec![0xa5; bytes.len()]));
     exercise(&net, |net| spoil_pages(net, |_| vec![0; 1032]));
-    // Another layout would have another digest at its head.
+    // A page of another layout has another digest at its head.
     exercise(&net, |net| {
         spoil_pages(net, |mut bytes| {
             bytes[0] ^= 1;
@@ -116,7 +116,7 @@ fn a_lost_or_damaged_index_costs_time_only() {
 }
 
 #[test]
-fn an_index_that_cannot_be_kept_is_done_without() {
+fn calls_work_if_the_index_cannot_be_saved() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     fs::write("/run/cni0", "in the way").unwrap();
@@ -126,10 +126,10 @@ fn an_index_that_cannot_be_kept_is_done_without() {
 }
 
 #[test]
-fn changes_of_others_are_noticed_at_once() {
+fn changes_by_other_programs_are_detected_immediately() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
-    // Again and again, because a clock that ticks slowly hides a change only sometimes.
+    // Repeated, because a change within one clock tick is hidden only sometimes.
     for turn in 0..40 {
         assert_eq!(net.add("a").len(), 1);
         fs::write(net.dir().join("10.1.0.200"), "foreign\r\neth0").unwrap();
@@ -144,7 +144,7 @@ fn changes_of_others_are_noticed_at_once() {
 }
 
 #[test]
-fn a_lease_that_was_rewritten_in_place_is_believed_not_the_index() {
+fn a_lease_that_was_rewritten_in_place_overrides_the_index() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
@@ -156,8 +156,8 @@ fn a_lease_that_was_rewritten_in_place_is_believed_not_the_index() {
 }
 
 #[test]
-fn what_the_reference_does_between_two_calls_is_seen() {
-    let test = "index::what_the_reference_does_between_two_calls_is_seen";
+fn changes_by_the_reference_between_two_calls_are_detected() {
+    let test = "index::changes_by_the_reference_between_two_calls_are_detected";
     let Some(reference) = reference("host-local", test) else { return };
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
@@ -188,7 +188,7 @@ fn status_of_a_full_network_reads_no_directory() {
 }
 
 #[test]
-fn a_steady_index_is_used_and_not_made_again() {
+fn a_current_index_is_used_and_not_rebuilt() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/16");
     for n in 0..50 {
@@ -196,7 +196,7 @@ fn a_steady_index_is_used_and_not_made_again() {
     }
     let trace = lab.dir().join("trace");
     for (command, id) in
-        [("ADD", "new"), ("CHECK", "c7"), ("DEL", "c7"), ("DEL", "c7"), ("DEL", "nobody"), ("STATUS", "x")]
+        [("ADD", "new"), ("CHECK", "c7"), ("DEL", "c7"), ("DEL", "c7"), ("DEL", "absent"), ("STATUS", "x")]
     {
         let call = net.calling(command, id).strace(&["-f", "-e", "trace=getdents64", "-o", trace.to_str().unwrap()]);
         call.run().ok();
@@ -206,7 +206,7 @@ fn a_steady_index_is_used_and_not_made_again() {
 }
 
 #[test]
-fn any_time_of_the_directory_is_borne() {
+fn any_mtime_of_the_directory_is_accepted() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");

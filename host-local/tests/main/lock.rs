@@ -1,4 +1,4 @@
-//! The lock: waited for, but not for ever.
+//! The lock: calls wait for it, but not forever.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,10 +10,10 @@ use serde_json::json;
 
 use crate::support::Net;
 
-/// Longer than a loaded machine needs to start a process.
+/// Longer than a busy machine needs to start a process.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
-/// A process that holds the lock until it is killed.
+/// Starts a process that holds the lock until it is killed.
 fn holder(net: &Net<'_>) -> Child {
     let lock = net.dir().join("lock");
     let mut child = Command::new("flock")
@@ -23,13 +23,13 @@ fn holder(net: &Net<'_>) -> Child {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // It says a line when it has the lock.
+    // The process prints a line when it has the lock.
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
     child
 }
 
-/// Takes the lock of `net`, lets `call` wait for it, runs `meanwhile`, and releases the lock. Closing the file is what
-/// the kernel does for a process that is killed.
+/// Takes the lock of `net`, lets `call` wait for it, runs `meanwhile`, and releases the lock by closing the file, as the
+/// kernel does for a killed process.
 fn while_waiting<T: Send>(net: &Net<'_>, call: impl FnOnce() -> T + Send, meanwhile: impl FnOnce()) -> T {
     let lock = fs::File::open(net.dir().join("lock")).unwrap();
     fs2::FileExt::lock_exclusive(&lock).unwrap();
@@ -38,7 +38,7 @@ fn while_waiting<T: Send>(net: &Net<'_>, call: impl FnOnce() -> T + Send, meanwh
     std::thread::scope(|scope| {
         let waiting = scope.spawn(call);
         let deadline = Instant::now() + TIMEOUT;
-        // Only the kernel's list shows who waits.
+        // Only the kernel's list shows waiting processes.
         while !fs::read_to_string("/proc/locks").unwrap().lines().any(waits) {
             assert!(!waiting.is_finished(), "the call ended without waiting for the lock");
             assert!(
@@ -55,7 +55,7 @@ fn while_waiting<T: Send>(net: &Net<'_>, call: impl FnOnce() -> T + Send, meanwh
 }
 
 #[test]
-fn a_lock_that_is_never_released_is_an_error_that_names_the_holder() {
+fn a_lock_that_is_never_released_is_an_error_with_the_holder() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
@@ -72,16 +72,16 @@ fn a_lock_that_is_never_released_is_an_error_that_names_the_holder() {
 }
 
 #[test]
-fn the_next_one_goes_on_when_the_holder_is_killed() {
+fn a_waiting_call_continues_when_the_holder_is_killed() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
-    // A call that waits until its own deadline fails.
+    // A call that waits until its deadline would fail.
     assert_eq!(while_waiting(&net, || net.add("b"), || ()).len(), 1);
 }
 
 #[test]
-fn a_lock_that_is_removed_meanwhile_is_taken_anew() {
+fn a_lock_that_is_removed_meanwhile_is_taken_again() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
@@ -90,7 +90,7 @@ fn a_lock_that_is_removed_meanwhile_is_taken_anew() {
 }
 
 #[test]
-fn a_network_that_is_removed_meanwhile_is_made_again() {
+fn a_network_that_is_removed_meanwhile_is_created_again() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
@@ -103,7 +103,7 @@ fn the_lock_file_is_opened_for_writing() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     let trace = lab.dir().join("trace");
-    // The first call creates the file with the mode that the reference gives it, the second one opens it.
+    // The first call creates the file, the second one opens it.
     for command in ["ADD", "DEL"] {
         let options = ["-f", "-qq", "-e", "trace=openat", "-o", trace.to_str().unwrap()];
         net.calling(command, "a").strace(&options).run().ok();
@@ -114,7 +114,7 @@ fn the_lock_file_is_opened_for_writing() {
 }
 
 #[test]
-fn on_a_read_only_file_system_check_and_del_take_the_lock_all_the_same() {
+fn on_a_read_only_file_system_check_and_del_still_take_the_lock() {
     let lab = Lab::new();
     fs::create_dir_all("/run/data").unwrap();
     lab.sh("mount -t tmpfs none /run/data");
@@ -130,7 +130,7 @@ fn on_a_read_only_file_system_check_and_del_take_the_lock_all_the_same() {
 }
 
 #[test]
-fn a_directory_in_the_place_of_the_lock_file_is_named() {
+fn a_directory_in_place_of_the_lock_file_is_reported() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     fs::create_dir_all(net.dir().join("lock")).unwrap();

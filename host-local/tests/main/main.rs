@@ -1,10 +1,10 @@
-//! Black-box tests of `host-local`: real programs in namespaces of their own.
+//! Black-box tests of `host-local`: real programs in separate namespaces.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     clippy::indexing_slicing,
-    reason = "a test that cannot go on should stop and say where"
+    reason = "a failed test should stop and report the line"
 )]
 
 mod allocate;

@@ -1,4 +1,4 @@
-//! DEL, GC and STATUS: commands that need little and must work with less.
+//! DEL, GC and STATUS, also with missing files and invalid configurations.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -14,7 +14,7 @@ fn del_needs_neither_ranges_nor_a_directory() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.del("a");
-    assert!(!Path::new(DATA).exists(), "DEL makes nothing");
+    assert!(!Path::new(DATA).exists(), "DEL creates nothing");
     assert!(!Path::new("/run/cni0").exists());
     for broken in [json!([[{"subnet": "nonsense"}]]), json!("nonsense"), json!(null), json!([])] {
         net.add("a");
@@ -28,7 +28,7 @@ fn del_needs_neither_ranges_nor_a_directory() {
 }
 
 #[test]
-fn del_twice_succeeds_and_touches_nobody_else() {
+fn del_twice_succeeds_and_keeps_other_leases() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "10.1.0.0/24"}], [{"subnet": "fd00::/64"}]]));
     net.add("a");
@@ -42,7 +42,7 @@ fn del_twice_succeeds_and_touches_nobody_else() {
 }
 
 #[test]
-fn files_that_are_no_addresses_are_nobodys_lease() {
+fn files_with_other_names_are_not_leases() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     net.add("a");
@@ -61,7 +61,7 @@ fn files_that_are_no_addresses_are_nobodys_lease() {
 }
 
 #[test]
-fn gc_keeps_what_is_valid_and_frees_the_rest() {
+fn gc_keeps_valid_attachments_and_releases_the_rest() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     for id in ["a", "b", "c", "d"] {
@@ -71,7 +71,7 @@ fn gc_keeps_what_is_valid_and_frees_the_rest() {
     fs::write(net.dir().join("10.1.0.98"), "b").unwrap();
     fs::write(net.dir().join("10.1.0.97"), "gone").unwrap();
     net.call("GC", "x").error(7);
-    assert_eq!(net.leases().len(), 7, "without a list nothing is freed");
+    assert_eq!(net.leases().len(), 7, "without a list, nothing is released");
     net.with("/ipam/ranges", json!("broken")).gc(&["b", "d", "unknown"]);
     let left: Vec<String> = net.leases().into_values().collect();
     assert_eq!(left, ["b\r\neth0", "d\r\neth0", "b"]);
@@ -96,7 +96,7 @@ fn status_of_a_full_set_succeeds_with_a_warning() {
     let lab = Lab::new();
     let net = Net::new(&lab, json!([[{"subnet": "fd00::/64"}], [{"subnet": "10.1.0.0/29"}]]));
     net.call("STATUS", "x").ok();
-    assert!(!Path::new(DATA).exists(), "STATUS makes nothing");
+    assert!(!Path::new(DATA).exists(), "STATUS creates nothing");
     for id in ["a", "b", "c", "d", "e"] {
         assert_eq!(warnings(&net), "");
         net.add(id);
@@ -107,10 +107,10 @@ fn status_of_a_full_set_succeeds_with_a_warning() {
     };
     assert_warned();
     net.call("STATUS", "x").ok();
-    // Without an index the names of the files are counted.
+    // Without an index, STATUS counts the names of the files.
     lab.sh("rm -rf /run/cni0");
     assert_warned();
-    assert!(net.index().is_none(), "STATUS makes nothing");
+    assert!(net.index().is_none(), "STATUS creates nothing");
     net.del("c");
     assert_eq!(warnings(&net), "");
 }
@@ -160,7 +160,7 @@ fn status_of_a_shortage_succeeds_with_a_warning() {
     lab.sh("rm /run/data/full");
     assert_eq!(warnings(&net), "");
     net.call("ADD", "a").ok();
-    // Other shortages, and two faults that do not pass.
+    // Other shortages, and two errors that are not transient.
     let status = |error: &str| {
         let rule = format!("inject=openat:error={error}:when=1+");
         let call = net.calling("STATUS", "x").env("CNI_LOG", "warn");
@@ -176,7 +176,7 @@ fn status_of_a_shortage_succeeds_with_a_warning() {
     }
 }
 
-/// An ADD fails with this text and this remedy, and with no word about undoing.
+/// Asserts that a call fails with this text and this remedy, and does not mention a rollback.
 #[track_caller]
 fn assert_one_error(outcome: &Outcome, said: &[&str], remedy: &str) {
     let error = outcome.error(5);
@@ -211,7 +211,7 @@ fn without_root_there_is_one_clear_error() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     lab.sh("chmod 755 /var/lib");
-    // The program itself may lie where another user may not look.
+    // Another user may not be able to read the directory of the built program.
     let program = Path::new("/run/host-local");
     fs::copy(built("host-local"), program).unwrap();
     let as_nobody = || Calling::program("setpriv").arg("--reuid=65534").arg("--regid=65534").arg("--clear-groups");
@@ -231,7 +231,7 @@ fn without_root_there_is_one_clear_error() {
 }
 
 #[test]
-fn a_full_disk_leaves_no_half_lease() {
+fn a_full_disk_leaves_no_partial_lease() {
     let lab = Lab::new();
     fs::create_dir_all("/run/data").unwrap();
     lab.sh("mount -t tmpfs -o size=64k none /run/data");
@@ -249,7 +249,7 @@ fn a_full_disk_leaves_no_half_lease() {
 }
 
 #[test]
-fn the_plugin_says_what_it_is() {
+fn the_plugin_reports_its_name_and_version() {
     let lab = Lab::new();
     let about = Calling::program(lab.bin().join("host-local")).run();
     assert!(about.stderr.starts_with("CNI host-local plugin"), "{about:?}");

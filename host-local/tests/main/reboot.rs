@@ -1,4 +1,4 @@
-//! Leases of earlier boots are reclaimed, those of this boot never, whatever the clock says.
+//! Leases of earlier boots are reclaimed, leases of this boot never, regardless of the clock.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 
 use crate::support::{Net, addresses, ip, names};
 
-/// Where the leases of earlier boots are recorded.
+/// The directory of the records of earlier boots.
 const RECORDS: &str = "/run/cni0/earlier-boot";
 
-/// Five addresses.
+/// A subnet with five addresses to lease.
 const SUBNET: &str = "10.1.0.0/29";
 
 /// A network whose five addresses are leased to `a` to `e`.
@@ -25,12 +25,11 @@ fn full(lab: &Lab) -> Net<'_> {
     net
 }
 
-/// A boot that seems to happen now: what the kernel stamps at boot, and what it says about the boot.
+/// A simulated boot: replacements for `/proc` and `/sys` with current time stamps and a `btime` in the future.
 struct Boot<'a>(&'a Lab);
 
 impl<'a> Boot<'a> {
-    /// Prepares directories that are younger than everything there is, by a second at least, because `btime` counts in
-    /// seconds.
+    /// Prepares directories that are at least a second younger than all existing files, because `btime` is in seconds.
     fn new(lab: &'a Lab) -> Boot<'a> {
         lab.sh("touch /run/now");
         let now = fs::metadata("/run/now").unwrap().ctime();
@@ -57,7 +56,7 @@ impl<'a> Boot<'a> {
     }
 }
 
-/// Reboots the machine, as far as anybody can see.
+/// Simulates a reboot of the machine.
 fn reboot(lab: &Lab) {
     lab.sh("rm -rf /run/cni0");
     Boot::new(lab).sys().proc();
@@ -68,13 +67,13 @@ fn end(lab: &Lab) {
     lab.sh("umount /proc /sys");
 }
 
-/// Steps the clock into a distant future, as far as the kernel's time of boot tells.
+/// Simulates a clock that was stepped into the future, by changing the kernel's boot time.
 fn step_clock(lab: &Lab) {
     fs::write("/run/stat", "cpu 1\nbtime 4102444800\n").unwrap();
     lab.sh("mount --bind /run/stat /proc/stat");
 }
 
-/// No lease is reclaimed, and an ADD fails.
+/// Asserts that an ADD fails and reclaims no lease.
 #[track_caller]
 fn assert_kept(net: &Net<'_>) -> Value {
     let before = net.leases();
@@ -102,7 +101,7 @@ fn leases_of_an_earlier_boot_are_reclaimed_when_no_address_is_left() {
         net.add(id);
     }
     reboot(&lab);
-    assert_eq!(net.add("e"), [ip("10.1.0.6")], "there is still one free");
+    assert_eq!(net.add("e"), [ip("10.1.0.6")], "one address is still free");
     assert_owners(&net, &["a", "b", "c", "d", "e"]);
     let outcome = net.calling("ADD", "f").env("CNI_LOG", "warn").run();
     assert_eq!(addresses(&outcome.ok()), [ip("10.1.0.2")]);
@@ -121,7 +120,7 @@ fn a_requested_address_and_the_attachments_own_one_are_reclaimed() {
     reboot(&lab);
     net.calling("ADD", "x").env("CNI_ARGS", "IP=10.1.0.4").run().ok();
     assert_owners(&net, &["x"]);
-    // The same container, started again after the next reboot.
+    // The same container, started again after another reboot.
     end(&lab);
     reboot(&lab);
     net.add("x");
@@ -129,7 +128,7 @@ fn a_requested_address_and_the_attachments_own_one_are_reclaimed() {
 }
 
 #[test]
-fn the_key_switches_it_off() {
+fn the_key_disables_it() {
     let lab = Lab::new();
     let net = full(&lab);
     reboot(&lab);
@@ -139,23 +138,23 @@ fn the_key_switches_it_off() {
 }
 
 #[test]
-fn a_clock_that_is_stepped_forward_gives_no_address_away() {
+fn a_clock_that_is_stepped_forward_reclaims_nothing() {
     let lab = Lab::new();
     let net = full(&lab);
     step_clock(&lab);
     assert_kept(&net);
     lab.sh("umount /proc/stat");
-    // Even if everything looks like a new boot: the record says what was there at the first call.
+    // Even if everything looks like a new boot, the record of the first call decides.
     Boot::new(&lab).sys().proc();
     assert_kept(&net);
 }
 
 #[test]
-fn a_clock_that_is_stepped_before_the_first_call_gives_no_address_away() {
+fn a_clock_that_is_stepped_before_the_first_call_reclaims_nothing() {
     for fresh in ["", "sys", "proc"] {
         let lab = Lab::new();
         let net = full(&lab);
-        // As if another implementation had written the leases of this boot.
+        // Without a record, as if another implementation had written the leases in this boot.
         lab.sh("rm -rf /run/cni0");
         step_clock(&lab);
         let boot = Boot::new(&lab);
@@ -201,7 +200,7 @@ fn leases_that_the_reference_writes_in_this_boot_are_kept() {
 }
 
 #[test]
-fn a_lease_that_is_granted_again_is_one_of_this_boot() {
+fn a_lease_that_is_requested_again_is_one_of_this_boot() {
     let lab = Lab::new();
     let net = full(&lab);
     reboot(&lab);
@@ -222,13 +221,13 @@ fn a_rewritten_lease_is_one_of_this_boot() {
 }
 
 #[test]
-fn the_record_is_made_by_the_first_call_and_never_again() {
+fn the_record_is_written_by_the_first_call_only() {
     for command in ["ADD", "CHECK", "DEL", "GC"] {
         let lab = Lab::new();
         let net = full(&lab);
         reboot(&lab);
         net.call("STATUS", "x").ok();
-        assert!(!Path::new(RECORDS).exists(), "STATUS makes nothing");
+        assert!(!Path::new(RECORDS).exists(), "STATUS creates nothing");
         match command {
             "ADD" => drop(net.calling("ADD", "a").env("CNI_ARGS", "IP=10.1.0.2").run().ok()),
             "GC" => net.gc(&["a", "b", "c", "d", "e"]),
@@ -236,7 +235,7 @@ fn the_record_is_made_by_the_first_call_and_never_again() {
         }
         let made = fs::read(record(&net)).unwrap();
         assert_eq!(made.len(), 8 + 5 * 8, "{command}");
-        // An index that is deleted is made again; the record stays as it is.
+        // A deleted index is rebuilt; the record does not change.
         fs::write(net.dir().join("10.1.0.2"), "a\r\neth0").unwrap();
         lab.sh("rm -rf /run/cni0/host-local");
         net.call("CHECK", "a").ok();
@@ -247,7 +246,7 @@ fn the_record_is_made_by_the_first_call_and_never_again() {
 }
 
 #[test]
-fn later_calls_do_not_look_at_the_record() {
+fn later_calls_do_not_read_the_record() {
     let lab = Lab::new();
     let net = Net::of(&lab, SUBNET);
     net.add("a");
@@ -285,7 +284,7 @@ fn a_record_that_cannot_be_trusted_reclaims_nothing() {
 }
 
 #[test]
-fn where_no_record_can_be_written_nothing_is_reclaimed() {
+fn without_a_record_nothing_is_reclaimed() {
     let lab = Lab::new();
     let net = full(&lab);
     reboot(&lab);
@@ -302,7 +301,7 @@ fn where_no_record_can_be_written_nothing_is_reclaimed() {
 fn on_a_file_system_that_hosts_may_share_nothing_is_reclaimed() {
     let lab = Lab::new();
     fs::create_dir_all("/var/lib/cni").unwrap();
-    // Nothing is known about this kind of file system, as about NFS.
+    // Like NFS, this kind of file system is not known to be local.
     lab.sh("mount -t ramfs none /var/lib/cni");
     let net = full(&lab);
     reboot(&lab);
@@ -310,7 +309,7 @@ fn on_a_file_system_that_hosts_may_share_nothing_is_reclaimed() {
 }
 
 #[test]
-fn the_record_of_a_deleted_network_goes_with_its_index() {
+fn the_record_of_a_deleted_network_is_removed_with_its_index() {
     let lab = Lab::new();
     let net = full(&lab);
     let old = record(&net);

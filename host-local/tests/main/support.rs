@@ -1,4 +1,4 @@
-//! A network in a laboratory: its configuration, its directory, and calls about it.
+//! A test network: its configuration, its lease directory, and calls of the plugin.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,10 +9,10 @@ use std::path::{Path, PathBuf};
 use cni::testing::{Calling, Lab, Outcome};
 use serde_json::{Value, json};
 
-/// Where leases lie by default.
+/// The default of `dataDir`.
 pub(crate) const DATA: &str = "/var/lib/cni/networks";
 
-/// A namespace that nobody opens.
+/// A path for `CNI_NETNS`, which the plugin does not open.
 const NETNS: &str = "/run/netns/none";
 
 /// A network with some range sets.
@@ -22,18 +22,18 @@ pub(crate) struct Net<'a> {
 }
 
 impl<'a> Net<'a> {
-    /// A network `net` with these range sets.
+    /// Returns a network `net` with these range sets.
     pub(crate) fn new(lab: &'a Lab, ranges: Value) -> Net<'a> {
         let ipam = json!({"type": "host-local", "ranges": ranges});
         Net { lab, config: json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam}) }
     }
 
-    /// A network of one subnet.
+    /// Returns a network with one subnet.
     pub(crate) fn of(lab: &'a Lab, subnet: &str) -> Net<'a> {
         Net::new(lab, json!([[{"subnet": subnet}]]))
     }
 
-    /// The same with another value under `pointer`, whose object must exist.
+    /// Returns the network with another value at `pointer`, whose parent object must exist.
     pub(crate) fn with(&self, pointer: &str, value: Value) -> Net<'a> {
         let (object, key) = pointer.rsplit_once('/').unwrap();
         let mut config = self.config.clone();
@@ -50,7 +50,7 @@ impl<'a> Net<'a> {
         call.stdin(self.config.to_string())
     }
 
-    /// The same call of the reference, in a version that it speaks.
+    /// Returns the same call of the reference, in a version that it supports.
     pub(crate) fn reference(&self, path: &Path, command: &str, id: &str) -> Calling {
         let old = self.with("/cniVersion", json!("1.0.0"));
         let call = Calling::new(path, command).env("CNI_PATH", "/none").attachment(id, "eth0", NETNS);
@@ -61,7 +61,7 @@ impl<'a> Net<'a> {
         self.calling(command, id).run()
     }
 
-    /// The addresses that an ADD gives.
+    /// Calls ADD and returns the leased addresses.
     #[track_caller]
     pub(crate) fn add(&self, id: &str) -> Vec<IpAddr> {
         addresses(&self.call("ADD", id).ok())
@@ -78,18 +78,18 @@ impl<'a> Net<'a> {
         self.with("/cni.dev~1valid-attachments", json!(valid)).call("GC", "x").ok();
     }
 
-    /// All files of the network's directory.
+    /// Returns all files of the lease directory.
     pub(crate) fn files(&self) -> BTreeMap<String, String> {
         files(&self.dir())
     }
 
-    /// All leases of the network's directory, and whose they are.
+    /// Returns all leases with the contents of their files.
     pub(crate) fn leases(&self) -> BTreeMap<IpAddr, String> {
         let lease = |(name, content): (String, String)| Some((name.parse().ok()?, content));
         self.files().into_iter().filter_map(lease).collect()
     }
 
-    /// Nothing but leases, pointers and the lock is in the directory, and no draft beside it.
+    /// Asserts that the directory has only leases, `last_reserved_ip.N` and the lock, and its parent no temporary file.
     #[track_caller]
     pub(crate) fn assert_tidy(&self) {
         for name in self.files().keys() {
@@ -100,7 +100,7 @@ impl<'a> Net<'a> {
         assert!(beside.iter().all(|name| !name.starts_with('.')), "{beside:?}");
     }
 
-    /// Where the index of the network is kept, if it is.
+    /// Returns the directory of the network's index, if it exists.
     pub(crate) fn index(&self) -> Option<PathBuf> {
         let leases = fs::metadata(self.dir()).ok()?;
         let index = format!("/run/cni0/host-local/{:x}-{:x}", leases.dev(), leases.ino());
@@ -120,7 +120,7 @@ pub(crate) fn files(dir: &Path) -> BTreeMap<String, String> {
     if dir.exists() { names(dir).into_iter().map(read).collect() } else { BTreeMap::new() }
 }
 
-/// The addresses of an answer, without their prefixes.
+/// Returns the addresses in a result, without their prefixes.
 #[track_caller]
 pub(crate) fn addresses(answer: &Value) -> Vec<IpAddr> {
     let ips = answer["ips"].as_array().unwrap().iter();
