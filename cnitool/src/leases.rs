@@ -92,14 +92,14 @@ fn owners<'a>(node: &Node, network: &'a Network) -> Vec<(&'a Lease, Option<Attac
 fn names(lease: &Lease) -> (Option<&str>, Option<&str>) {
     match &lease.owner {
         Owner::Container(container, ifname) => (Some(container), ifname.as_deref()),
-        Owner::Nobody | Owner::Unknown => (None, None),
+        Owner::Garbled | Owner::Unknown => (None, None),
     }
 }
 
 fn state(lease: &Lease, at: Option<&Attachment>) -> (&'static str, &'static str) {
     match (at, &lease.owner) {
         (Some(at), _) => (at.state.text(), at.why),
-        (None, Owner::Nobody) => ("free", "its file is empty or garbled: the next add may take the address"),
+        (None, Owner::Garbled) => ("free", "its file is empty or garbled: the next add may take the address"),
         (None, _) => (State::Unknown.text(), "its file cannot be read"),
     }
 }

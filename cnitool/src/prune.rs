@@ -145,7 +145,7 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
             return unnamed(format!("the masqueraded address {source}"));
         }
     }
-    let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Nobody).map(|lease| lease.ip).collect();
+    let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Garbled).map(|lease| lease.ip).collect();
     let has_bridge = network.bridge.is_some();
     let checks =
         node.spoof_checks.iter().filter(|check| has_bridge && node.link(&check.port).is_none()).cloned().collect();

@@ -78,7 +78,7 @@ pub enum Owner {
     /// A container, and its interface unless the record is an old one.
     Container(String, Option<String>),
     /// No owner: the file is empty or garbled, and the next ADD that needs the address takes it.
-    Nobody,
+    Garbled,
     /// The entry cannot be read, or is not a regular file.
     Unknown,
 }
@@ -107,7 +107,7 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
         let (owner, since) = match store::read_lease(&dir, &name, true) {
             Ok(None) => continue,
             Ok(Some((Holder::Owner(owner), since))) => (Owner::Container(owner.container, owner.ifname), since),
-            Ok(Some((Holder::Garbled, since))) => (Owner::Nobody, since),
+            Ok(Some((Holder::Garbled, since))) => (Owner::Garbled, since),
             Ok(Some((Holder::Unknown, since))) => (Owner::Unknown, since),
             // The name of the file is enough for a user without permission to read it.
             Err(error) if error.errno() == Some(libc::EACCES) => (Owner::Unknown, SystemTime::now()),
@@ -176,7 +176,7 @@ mod tests {
             [
                 ("10.1.0.9".to_owned(), Owner::Container("c2".to_owned(), None)),
                 ("10.1.0.10".to_owned(), Owner::Container("c1".to_owned(), Some("eth0".to_owned()))),
-                ("10.1.0.11".to_owned(), Owner::Nobody),
+                ("10.1.0.11".to_owned(), Owner::Garbled),
                 ("10.1.0.12".to_owned(), Owner::Unknown),
             ]
         );

@@ -217,6 +217,6 @@ fn questions_about_other_namespaces() {
     let mut expected = vec![28, 0, 0, 0, 90, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 8, 0, 3, 0];
     expected.extend_from_slice(&own.fd().to_ne_bytes());
     same(&link::get_netns_id(&own), &expected);
-    let nobody = Link::read(&[&[0; 4][..], &[9], &[0; 11], &[8, 0, 37, 0, 255, 255, 255, 255]].concat());
-    assert_eq!(nobody.unwrap().peer_netns, None, "negative is none");
+    let without_peer = Link::read(&[&[0; 4][..], &[9], &[0; 11], &[8, 0, 37, 0, 255, 255, 255, 255]].concat());
+    assert_eq!(without_peer.unwrap().peer_netns, None, "negative is none");
 }

@@ -158,7 +158,7 @@ fn a_failing_change_is_named_and_the_others_are_applied() {
     let mut netlink = Netlink::open().unwrap();
     let index = bridge(&mut netlink, "cni0").index;
     let add = |address| Change::add_address(index, cidr(address), DuplicateDetection::Off);
-    let changes = [add("10.1.0.1/24"), add("10.1.0.1/24"), Change::delete_link("nobody"), add("10.2.0.1/24")];
+    let changes = [add("10.1.0.1/24"), add("10.1.0.1/24"), Change::delete_link("absent"), add("10.2.0.1/24")];
     let error = netlink.apply(&changes).unwrap_err();
     assert_eq!(error.errno(), Some(libc::EEXIST));
     assert!(error.to_string().starts_with("add address 10.1.0.1/24 to link #"), "{error}");
@@ -171,7 +171,7 @@ fn a_failing_change_is_named_and_the_others_are_applied() {
 fn a_missing_link_is_none() {
     let _lab = Lab::bare();
     let mut netlink = Netlink::open().unwrap();
-    assert_eq!(netlink.link("nobody").unwrap(), None);
+    assert_eq!(netlink.link("absent").unwrap(), None);
     let index = bridge(&mut netlink, "cni0").index;
     netlink.apply(&[Change::delete_link("cni0")]).unwrap();
     assert_eq!(netlink.link(index).unwrap(), None);

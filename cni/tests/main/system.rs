@@ -39,7 +39,7 @@ fn settings_are_written_only_where_they_differ() {
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::Changed);
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::Kept);
     assert_eq!(fs::read_to_string("/proc/sys/net/ipv4/ip_forward").unwrap(), "1\n");
-    assert_eq!(sysctl::set(&["net", "ipv4", "conf", "nobody", "arp_notify"], "1").unwrap(), Setting::Missing);
+    assert_eq!(sysctl::set(&["net", "ipv4", "conf", "absent", "arp_notify"], "1").unwrap(), Setting::Missing);
     let error = sysctl::set(&key, "nonsense").unwrap_err();
     assert!(error.to_string().starts_with("set net.ipv4.ip_forward to nonsense: "), "{error}");
 }

@@ -37,7 +37,7 @@ pub(super) fn check(report: &mut Report) {
             let what = format!("{} of containers that are gone", table::count(gone, "lease"));
             note(Level::Warn, "leases", what, remedy.clone());
         }
-        let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Nobody).count();
+        let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Garbled).count();
         if empty > 0 {
             let what = format!(
                 "{} without an owner, as after a crash: other plugins treat them as leased",

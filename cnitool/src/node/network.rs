@@ -105,7 +105,7 @@ impl Network {
 
     /// Returns the number of leases in a range.
     pub(crate) fn used(&self, range: &Range) -> usize {
-        self.leases.iter().filter(|lease| lease.owner != Owner::Nobody && range.contains(lease.ip)).count()
+        self.leases.iter().filter(|lease| lease.owner != Owner::Garbled && range.contains(lease.ip)).count()
     }
 }
 
