@@ -91,8 +91,8 @@ impl Removal<'_> {
     /// Returns whether the container veth `link` provably belongs to this attachment.
     ///
     /// A result of ADD that a runtime kept decides: it lists the host veth, or another one. Without such a result the
-    /// pair must be on the network's bridge and have the addresses that are leased to this attachment now, and no
-    /// others. (The addresses in the result prove nothing: after a first DEL they may have been leased again.)
+    /// pair must have the addresses that are leased to this attachment now and no others, and must not be on another
+    /// bridge than the network's. (The addresses in the result prove nothing: after a first DEL they may have been leased again.)
     fn is_ours(&self, home: &mut Home, guest: &mut Netlink, link: &Link) -> Result<bool> {
         // An index counts only in its own namespace.
         if link.peer_netns.is_none() || link.peer_netns != guest.netns_id(&home.netns)? {
@@ -109,7 +109,7 @@ impl Removal<'_> {
         }
         let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten().unwrap_or_default();
         let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
-        if leased.is_empty() || bridge.is_none() || port.master.is_some_and(|master| Some(master) != bridge) {
+        if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {
             return Ok(false);
         }
         let addresses = guest.addresses(link.index)?;

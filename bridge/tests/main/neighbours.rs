@@ -271,6 +271,20 @@ fn del_after_the_bridge_was_deleted_affects_no_neighbour() {
     }
 }
 
+#[test]
+fn del_without_the_bridge_and_the_result_of_add_finds_the_pair() {
+    if reference("bridge", "del_without_the_bridge_and_the_result_of_add_finds_the_pair").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let config = config("iptables");
+    let pod = Pod::new(lab, "a");
+    attach(&pod, &config, AddedBy::Reference);
+    lab.sh("ip link del br0");
+    pod.del(&config);
+    assert_eq!(pod.sh("ip -o link show type veth"), "");
+}
+
 /// Without a result of ADD only the lease says whose a pair of the reference is, and that is not enough where another
 /// network has the same addresses, or another container has taken the address in addition to its own.
 #[test]
