@@ -276,9 +276,12 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge
     // larger MTU is harmless, and other networks may need it.
     change.mtu = config.mtu.filter(|mtu| bridge.mtu < *mtu);
     // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours it would
-    // become another host.
-    if bridge.mac == Some(pair.port_mac) && bridge_mac.is_some() {
-        (change.mac, bridge.mac) = (bridge_mac, bridge_mac);
+    // become another host. If its last port was deleted, the kernel has set its address to zero.
+    if bridge.mac == Some(pair.port_mac)
+        && let Some(before) = bridge_mac
+    {
+        let mac = if before == MacAddr::ZERO { name::random_mac()? } else { before };
+        (change.mac, bridge.mac) = (Some(mac), Some(mac));
     }
     let mut changes = Vec::new();
     if change != LinkChange::default() {

@@ -166,6 +166,9 @@ fn step(ip: IpAddr, v4: impl Fn(u32) -> Option<u32>, v6: impl Fn(u128) -> Option
 pub struct MacAddr(pub [u8; 6]);
 
 impl MacAddr {
+    /// The address of a link that has none.
+    pub const ZERO: MacAddr = MacAddr([0; 6]);
+
     /// Returns the IPv6 link-local address that the kernel derives from this MAC address (RFC 4291, EUI-64).
     pub fn link_local(&self) -> Ipv6Addr {
         let [a, b, c, d, e, f] = self.0.map(u16::from);

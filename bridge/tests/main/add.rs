@@ -465,3 +465,20 @@ fn a_second_add_in_another_namespace_does_not_release_the_address_of_the_first()
     assert!(!b.sh("ip -o link").contains("eth0"));
     b.call("ADD", &config).run().error(100);
 }
+
+#[test]
+fn a_bridge_of_another_program_whose_ports_were_deleted_gets_a_mac() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type bridge && ip link add p0 type veth peer name p1 && ip link set p0 master br0");
+    lab.sh("ip link del p0");
+    assert_eq!(lab.ip("link show br0")[0]["address"], "00:00:00:00:00:00");
+    let (a, b) = (Pod::new(lab, "a"), Pod::new(lab, "b"));
+    let config = layer2(json!({}));
+    let first = a.add(&config);
+    let mac = lab.ip("link show br0")[0]["address"].clone();
+    assert_eq!(first["interfaces"][0]["mac"], mac);
+    let second = b.add(&config);
+    a.del(&config);
+    assert_eq!(lab.ip("link show br0")[0]["address"], mac, "the address stays as ports come and go");
+    b.check(&config, &second).ok();
+}
