@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use cni::ip::{Cidr, MacAddr};
-use cni::netlink::{
-    Address, BridgeSpec, Change, DuplicateDetection, Link, LinkChange, LinkIndex, LinkRef, Netlink, NewPort, Port,
-    VethEnd, VethSpec,
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, Result, Undo};
+use linux::Netns;
+use linux::ip::{Cidr, MacAddr};
+use linux::netlink::{
+    Address, BridgeSpec, Change, DuplicateDetection, Link, LinkChange, LinkIndex, Netlink, NewPort, Port, VethEnd,
+    VethSpec,
 };
-use cni::sysctl::{self, Setting};
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, Netns, Result, Undo};
-use log::warn;
+use linux::sysctl::set_best_effort;
 
 use crate::config::Config;
 use crate::{name, vlan};
@@ -52,7 +52,7 @@ impl AddContext {
     pub(crate) fn enter(&self, work: impl FnOnce()) -> Result<Netlink> {
         self.netns.run(&self.home, || {
             work();
-            Netlink::open()
+            Ok(Netlink::open()?)
         })
     }
 }
@@ -118,7 +118,8 @@ impl Pair {
             return Ok(());
         }
         // The first port brings a bridge up. Until the kernel has done that, it drops the gateway's packets.
-        host.await_running(bridge.index, &bridge.name, TIMEOUT, || format!("bridge {:?} to come up", bridge.name))
+        host.await_running(bridge.index, &bridge.name, TIMEOUT, || format!("bridge {:?} to come up", bridge.name))?;
+        Ok(())
     }
 }
 
@@ -133,13 +134,13 @@ pub(crate) fn create(
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
-        let (bridge, created) = ensure_bridge(&mut undo.world().host, config)?;
-        let bridge_mac = undo.world().host.mac_of(config.bridge.as_str());
+        let (bridge, created) = ensure_bridge(&mut undo.context().host, config)?;
+        let bridge_mac = undo.context().host.mac_of(config.bridge.as_str());
         let link = port_name.clone();
-        undo.push(format!("delete link {link:?}"), move |context| delete(&mut context.host, link.as_str()));
+        undo.push(format!("delete link {link:?}"), move |context| Ok(context.host.delete_link(link.as_str())?));
         let host = VethEnd { name: &port_name, mac: Some(port_mac) };
         let guest = VethEnd { name: at.ifname.as_str(), mac: Some(mac) };
-        match create_port(undo.world(), bridge, config, owner, host, guest) {
+        match create_port(undo.context(), bridge, config, owner, host, guest) {
             Ok(created_port) => {
                 let mut pair = Pair {
                     peer: created_port.port.peer,
@@ -151,26 +152,26 @@ pub(crate) fn create(
                     port_mac,
                     mac,
                 };
-                reconcile_bridge(&mut undo.world().host, config, &mut pair, bridge_mac)?;
+                reconcile_bridge(&mut undo.context().host, config, &mut pair, bridge_mac)?;
                 return Ok(pair);
             }
             Err(error) if error.errno() == Some(libc::EEXIST) => {
                 // The existing link with one of the names is not ours to delete.
-                undo.forget_last();
-                refuse_existing_interface(undo.world(), at)?;
+                undo.pop();
+                refuse_existing_interface(undo.context(), at)?;
                 failure = Some(error);
             }
             // Another program deleted the bridge meanwhile. The kernel may have created the pair, without a bridge.
             Err(error) if error.errno() == Some(libc::ENODEV) => {
-                delete(&mut undo.world().host, port_name.as_str())?;
+                undo.context().host.delete_link(port_name.as_str())?;
                 failure = Some(error);
             }
             Err(error) => {
                 if is_forbidden(&error) {
                     // The kernel created nothing, so there is nothing to delete.
-                    undo.forget_last();
+                    undo.pop();
                 }
-                return Err(explain(&mut undo.world().host, config, error));
+                return Err(explain(&mut undo.context().host, config, error));
             }
         }
     }
@@ -196,15 +197,7 @@ fn create_port<'a>(
     }
     changes.push(Change::set_link(host.name, &LinkChange { alias: Some(&alias), ..LinkChange::default() }));
     changes.push(Change::set_link(host.name, &LinkChange { up: Some(true), ..LinkChange::default() }));
-    context.host.create_port(bridge, &changes)
-}
-
-/// Deletes a link. Succeeds if the link does not exist.
-pub(crate) fn delete<'a>(netlink: &mut Netlink, link: impl Into<LinkRef<'a>>) -> Result<()> {
-    match netlink.apply(&[Change::delete_link(link)]) {
-        Err(error) if matches!(error.errno(), Some(libc::ENODEV | libc::ENXIO)) => Ok(()),
-        outcome => outcome,
-    }
+    Ok(context.host.create_port(bridge, &changes)?)
 }
 
 /// Returns the index of the bridge, and whether this call created it. An existing link of that name is not checked
@@ -222,9 +215,9 @@ fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool
         }
         // Another ADD has created it meanwhile.
         Err(error) if error.errno() == Some(libc::EEXIST) => {
-            host.link_index(name)?.map(|index| (index, false)).ok_or(error)
+            host.link_index(name)?.map(|index| (index, false)).ok_or_else(|| error.into())
         }
-        Err(error) => Err(explain(host, config, error)),
+        Err(error) => Err(explain(host, config, error.into())),
     }
 }
 
@@ -243,7 +236,7 @@ fn start_bridge(host: &mut Netlink, bridge: &Link) -> Result<()> {
         Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EACCES)) => Ok(()),
         // Another program deleted the bridge meanwhile. Adding a port will detect that.
         Err(error) if error.errno() == Some(libc::ENODEV) => Ok(()),
-        outcome => outcome,
+        outcome => Ok(outcome?),
     }
 }
 
@@ -291,7 +284,7 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge
         changes.push(Change::filter_vlans(bridge.index));
     }
     if !changes.is_empty() {
-        host.apply(&changes).map_err(|error| explain(host, config, error))?;
+        host.apply(&changes).map_err(|error| explain(host, config, error.into()))?;
     }
     // In time: the port has no carrier until the container veth is up.
     set_best_effort(&["net", "ipv6", "conf", &pair.port_name, "accept_ra"], "0");
@@ -301,21 +294,12 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge
     }
 }
 
-/// Sets a sysctl, and logs a warning if that fails.
-pub(crate) fn set_best_effort(key: &[&str], value: &str) {
-    match sysctl::set(key, value) {
-        Ok(Setting::ReadOnly) => warn!("{} is not {value}, and /proc/sys is read-only", key.join(".")),
-        Ok(_) => {}
-        Err(error) => warn!("{error}"),
-    }
-}
-
 /// Returns an error if the container already has an interface with the requested name. Otherwise the name of the host
 /// veth is taken, and another name helps.
 fn refuse_existing_interface(context: &AddContext, at: &Attachment) -> Result<()> {
     let name = at.ifname.as_str();
     let mut guest = context.enter(|| ())?;
-    if guest.link_index(name).trying(|| format!("list links in {:?}", at.sandbox()))?.is_none() {
+    if guest.link_index(name).context(|| format!("list links in {:?}", at.sandbox()))?.is_none() {
         return Ok(());
     }
     let what = format!("interface {name:?} already exists in {:?}", at.sandbox());
@@ -339,7 +323,7 @@ fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
         )),
         Some(libc::EOPNOTSUPP | libc::EINVAL | libc::ELOOP | libc::EBUSY) => match host.link(name) {
             Ok(Some(link)) if link.kind != "bridge" => not_a_bridge(&link),
-            _ if config.vlans.is_some() => error.code_is(Code::UNSUPPORTED).details(vlan::NEEDS_FILTERING),
+            _ if config.vlans.is_some() => error.with_code(Code::UNSUPPORTED).details(vlan::NEEDS_FILTERING),
             _ => error,
         },
         _ => error,

@@ -2,9 +2,9 @@
 
 use std::fmt::Debug;
 
-use cni::ip::{Cidr, MacAddr};
-use cni::netlink::{KernelRoute, Link, Netlink, OperState};
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, IpConfig, Result, Route};
+use linux::ip::{Cidr, MacAddr};
+use linux::netlink::{self, KernelRoute, Link, Netlink, OperState};
 
 use crate::config::Config;
 use crate::{masquerade, spoofcheck, vlan};
@@ -30,7 +30,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     let container = checker.container()?;
     let port = checker.port(&bridge, &container)?;
     if config.spoof_check {
-        let mac = container.mac.unwrap_or(MacAddr([0; 6]));
+        let mac = container.mac.unwrap_or(MacAddr::ZERO);
         spoofcheck::check(owner, &port.name, mac)?;
     }
     if config.ipam.is_none() {
@@ -57,7 +57,7 @@ pub(crate) fn addresses(call: &Call<'_>, at: &Attachment, config: &Config) -> Re
 
 impl<'a> Checker<'a> {
     fn open(call: &Call<'_>, at: &'a Attachment, config: &'a Config) -> Result<Checker<'a>> {
-        let prev_result = call.previous()?.ok_or_else(|| {
+        let prev_result = call.prev_result()?.ok_or_else(|| {
             Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass the result of ADD")
         })?;
         let Home { netns: home, netlink: host } = call.home()?;
@@ -166,7 +166,7 @@ impl<'a> Checker<'a> {
             let what = format!(
                 "{:?} should have the route {}, but has [{}]",
                 container.name,
-                describe(route),
+                describe(&route.into()),
                 similar.join("; ")
             );
             return Err(Error::new(Code::INTERNAL, what));
@@ -225,7 +225,7 @@ fn matches_route(want: &Route, have: &KernelRoute) -> bool {
 }
 
 /// Formats a route as `ip route` does.
-fn describe(route: &Route) -> String {
+fn describe(route: &netlink::Route) -> String {
     let gw = route.gw.map_or_else(String::new, |gw| format!(" via {gw}"));
     let table = route.table.filter(|table| *table != MAIN);
     let table = table.map_or_else(String::new, |table| format!(" table {table}"));
@@ -250,7 +250,7 @@ fn same_mac(listed: &Interface, link: &Link) -> Result<()> {
         return Ok(());
     }
     let want = listed.mac.parse::<MacAddr>();
-    let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).trying(|| "read \"prevResult\"")?;
+    let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).context(|| "read \"prevResult\"")?;
     same(&link.name, "hardware address", &Some(want), &link.mac)
 }
 

@@ -1,9 +1,9 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
-use cni::ip::{Cidr, MacAddr};
 use cni::json::Fault;
-use cni::netlink::{Port, VlanRange};
 use cni::{Args, Call, Code, Dns, Error, IfName, Result};
+use linux::ip::{Cidr, MacAddr};
+use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;
 
 use crate::vlan::{self, Vlans};
@@ -384,7 +384,7 @@ fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use cni::testing::document;
+    use testing::document;
 
     use super::*;
 
@@ -395,7 +395,9 @@ mod tests {
 
     #[test]
     fn defaults_are_as_described() {
-        let bare = serde_json::json!({});
-        document::defaults("bridge", &bare, |call| Config::parse(call).map(|config| format!("{config:?}")));
+        let bare = serde_json::json!({"cniVersion": "1.1.0", "name": "pods"});
+        document::defaults("bridge", &bare, |text| {
+            Config::parse(&Call::for_config(text)?).map(|config| format!("{config:?}"))
+        });
     }
 }

@@ -1,7 +1,7 @@
 //! Entry points for the fuzzer: parse a configuration and assert the properties that must hold.
 
-use cni::ip::MacAddr;
 use cni::{Call, IfName};
+use linux::ip::MacAddr;
 
 use crate::config::Config;
 

@@ -3,9 +3,9 @@
 
 use std::net::IpAddr;
 
-use cni::ip::{self, Cidr};
-use cni::netlink::Address;
 use cni::{AddResult, Code, Error, IpConfig, Result, Route};
+use linux::ip::{self, Cidr};
+use linux::netlink::Address;
 
 use crate::config::Config;
 

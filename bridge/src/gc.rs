@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use cni::netlink::Netlink;
-use cni::netlink::nft::Nftables;
 use cni::{AttachmentKey, Call, Delegate, ErrorCollector, Result, ValidAttachment, key};
+use linux::netlink::Netlink;
+use linux::netlink::nft::Nftables;
 use log::debug;
 
-use crate::{attach, iptables, masquerade, spoofcheck, stale};
+use crate::{iptables, masquerade, spoofcheck, stale};
 
 /// Removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.
 pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut ErrorCollector) -> Result<()> {
@@ -21,15 +21,15 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Er
     // Other links can have such an alias too: `lo` of a node that is itself a container.
     for link in links.iter().filter(|link| link.kind == "veth" && keep.is_stale_alias(&link.alias)) {
         debug!("link {:?} is stale: {}", link.name, link.alias);
-        removed &= failures.keep(attach::delete(&mut host, link.index)).is_some();
+        removed &= failures.keep(host.delete_link(link.index)).is_some();
     }
     // An address must not be leased again while the interface that has it may still exist.
     if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
-        failures.note(ipam.gc());
+        failures.record(ipam.gc());
     }
-    failures.note(spoofcheck::collect(&mut nft, &mut host, |link| keep.is_stale_alias(&link.alias)));
-    failures.note(masquerade::collect(&mut nft, &keep));
-    failures.note(iptables::collect(&mut nft, &mut host, &keep));
+    failures.record(spoofcheck::collect(&mut nft, &mut host, |link| keep.is_stale_alias(&link.alias)));
+    failures.record(masquerade::collect(&mut nft, &keep));
+    failures.record(iptables::collect(&mut nft, &mut host, &keep));
     if let Some(ipam) = &ipam {
         stale::after_gc(call, ipam);
     }

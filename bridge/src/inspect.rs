@@ -1,9 +1,9 @@
 //! For tools: reads configurations, finds the owners of ports and rules on a host, and repairs rules.
 
-use cni::ip::Cidr;
-use cni::netlink::nft::Nftables;
-use cni::netlink::{Address, Link, Netlink};
 use cni::{Attachment, AttachmentKey, Call, Result, key};
+use linux::ip::Cidr;
+use linux::netlink::nft::Nftables;
+use linux::netlink::{Address, Link, Netlink};
 
 use crate::config::{Backend, Config};
 use crate::{check, gateway, iptables, masquerade, spoofcheck, vlan};

@@ -8,10 +8,11 @@ use std::fs;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use cni::ip::{Cidr, octets};
-use cni::netlink::Netlink;
-use cni::netlink::nft::{Chain, Edit, Family, Nftables, Rule, Table};
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Result, key, tool};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Result, key};
+use linux::ip::{Cidr, octets};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{self, Chain, Edit, Family, Nftables, Rule, Table};
+use linux::tool;
 
 use crate::gc::Keep;
 use crate::masquerade::{self, Masquerade, missing};
@@ -20,8 +21,6 @@ use crate::masquerade::{self, Masquerade, missing};
 const TIMEOUT: Duration = Duration::from_secs(20);
 /// Options of `iptables-restore`. It waits for its lock a little shorter than the timeout.
 const RESTORE_OPTIONS: [&str; 2] = ["--noflush", "--wait=15"];
-/// Attempts to remove rules while other programs delete some of them.
-const ATTEMPTS: u32 = 10;
 
 /// The tools and tables of one address family.
 #[derive(Debug)]
@@ -158,7 +157,7 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
             }
             Ok(())
         };
-        failures.note(remove());
+        failures.record(remove());
     }
     failures.into_result()
 }
@@ -177,8 +176,10 @@ fn remove_from_nft(
     is_ours: impl Fn(&[u8]) -> bool,
 ) -> Result<()> {
     let postrouting = family.postrouting();
-    let mut outcome = Ok(());
-    for _ in 0..ATTEMPTS {
+    nft::retry(|| {
+        if !nft.has_chain(family.nat.chain(chain))? {
+            return Ok(());
+        }
         let mut jumps = nft.rules(postrouting)?;
         jumps.retain(|rule| rule.target.as_deref() == Some(chain));
         let source = |rule: &Rule| rule.values.first().cloned().unwrap_or_default();
@@ -188,18 +189,8 @@ fn remove_from_nft(
             edits.push(Edit::flush(family.nat.chain(chain)));
             edits.push(Edit::delete_chain(family.nat.chain(chain)));
         }
-        outcome = nft.apply(&edits);
-        match &outcome {
-            Err(error) if error.errno() == Some(libc::ENOENT) => {
-                // Another program has deleted a rule or the chain meanwhile.
-                if !nft.has_chain(family.nat.chain(chain))? {
-                    return Ok(());
-                }
-            }
-            _ => break,
-        }
-    }
-    outcome
+        Ok(nft.apply(&edits)?)
+    })
 }
 
 /// Removes an attachment's rules of legacy iptables.
@@ -217,7 +208,8 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
         input.push_str(&format!("-F {chain}\n-X {chain}\n"));
     }
     input.push_str("COMMIT\n");
-    tool::run(restore, &RESTORE_OPTIONS, &input, TIMEOUT).map(drop)
+    tool::run(restore, &RESTORE_OPTIONS, &input, TIMEOUT)?;
+    Ok(())
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`.
@@ -234,7 +226,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
     stale.dedup();
     let mut failures = ErrorCollector::default();
     for id in &stale {
-        failures.note(remove(nft, host, AttachmentKey { network, container: id, ifname: "" }, &[]));
+        failures.record(remove(nft, host, AttachmentKey { network, container: id, ifname: "" }, &[]));
     }
     failures.into_result()
 }

@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use cni::ip::Cidr;
-use cni::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch};
-use cni::sysctl::{self, Setting};
-use cni::{Attachment, Code, Context, Deadline, Error, Result, key};
+use cni::{Attachment, Code, Context, Error, Result, key};
+use linux::ip::Cidr;
+use linux::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch};
+use linux::sysctl::{self, Setting, set_best_effort};
+use linux::{Deadline, Kind};
 
-use crate::attach::{AddContext, Pair, set_best_effort};
+use crate::attach::{AddContext, Pair};
 use crate::config::Config;
 use crate::gateway::{self, Plan};
 
@@ -47,7 +48,7 @@ impl<'a> Guest<'a> {
             [] => None,
             _ => Some(context.netns.run(&context.home, || {
                 enable_ipv6(self.at.ifname.as_str())?;
-                Watch::open(Event::Ipv6Address)
+                Ok::<_, Error>(Watch::open(Event::Ipv6Address)?)
             })?),
         };
         let detection = match config.detect_duplicates {
@@ -59,7 +60,7 @@ impl<'a> Guest<'a> {
             changes.push(Change::add_address(self.link, ip.address, detection));
         }
         for route in plan.kernel_routes() {
-            changes.push(Change::add_route(self.link, &route));
+            changes.push(Change::add_route(self.link, &(&route).into()));
         }
         // Setting the MAC address again makes the kernel announce all addresses of the link (arp_notify, ndisc_notify).
         // Its announcements when the link came up were lost, because the port did not forward yet. A neighbour that
@@ -68,9 +69,9 @@ impl<'a> Guest<'a> {
         changes.push(Change::set_link(self.link, &announce));
         let configured = || format!("configure {:?} in {:?}", self.at.ifname.as_str(), self.at.sandbox());
         let Some(mut watch) = watch else {
-            return self.netlink.apply(&changes).trying(configured);
+            return self.netlink.apply(&changes).context(configured);
         };
-        let have = self.netlink.apply_and_list(self.link, &changes).trying(configured)?;
+        let have = self.netlink.apply_and_list(self.link, &changes).context(configured)?;
         let deadline = Deadline::after(DETECTION_TIMEOUT);
         watch.await_addresses(self.link, v6, deadline)?;
         if !config.detect_duplicates && detection_finished(&have)? {
@@ -78,7 +79,8 @@ impl<'a> Guest<'a> {
         }
         watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
             Ok(detection_finished(&self.netlink.addresses(self.link)?)?.then_some(()))
-        })
+        })?;
+        Ok(())
     }
 }
 
@@ -114,10 +116,11 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
 }
 
 /// Returns whether duplicate address detection has finished, or an error if it found a duplicate.
-fn detection_finished(addresses: &[Address]) -> Result<bool> {
+fn detection_finished(addresses: &[Address]) -> linux::Result<bool> {
     if let Some(duplicate) = addresses.iter().find(|address| address.duplicate) {
         let what = format!("another interface on the link has the address {}", duplicate.cidr);
-        return Err(Error::new(Code::INTERNAL, what).details("remove the address there, or remove \"enabledad\""));
+        let error = linux::Error::new(Kind::Other, what);
+        return Err(error.details("remove the address there, or remove \"enabledad\""));
     }
     Ok(!addresses.iter().any(|address| address.tentative))
 }
@@ -152,13 +155,14 @@ pub(crate) fn ensure_gateways(
         match host.apply(&changes) {
             Ok(()) => {
                 let v6 = needed.missing.iter().map(Cidr::ip).filter(IpAddr::is_ipv6);
-                return watch.await_addresses(link.index, v6, Deadline::after(DETECTION_TIMEOUT));
+                watch.await_addresses(link.index, v6, Deadline::after(DETECTION_TIMEOUT))?;
+                return Ok(());
             }
             // Another ADD has changed one or all of the addresses meanwhile.
             Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => {}
             Err(error) => {
-                let error = explain_refusal(&link.name, error);
-                return Err(error).trying(|| format!("configure {:?} as the gateway", link.name));
+                let error = explain_refusal(&link.name, error.into());
+                return Err(error).context(|| format!("configure {:?} as the gateway", link.name));
             }
         }
         have = host.addresses(link.index)?;
@@ -206,7 +210,7 @@ pub(crate) fn forwarding_status() -> Result<()> {
         match sysctl::read(key) {
             Ok(Some(value)) if value == "1" => {}
             Ok(None) | Err(_) if !v4 => {}
-            _ => sysctl::can_be_set(key).map_err(|error| cannot_forward(key).details(error.to_string()))?,
+            _ => sysctl::check_writable(key).map_err(|error| cannot_forward(key).details(error.to_string()))?,
         }
     }
     Ok(())

@@ -24,13 +24,13 @@ mod vlan;
 
 use std::net::IpAddr;
 
-use cni::ip::Cidr;
-use cni::netlink::nft::Nftables;
-use cni::netlink::{LinkChange, Netlink};
 use cni::{
     AddResult, Attachment, AttachmentKey, Call, Code, Delegate, DelegateError, ErrorCollector, Interface, Plugin,
     Result, Undo,
 };
+use linux::ip::Cidr;
+use linux::netlink::nft::Nftables;
+use linux::netlink::{LinkChange, Netlink};
 
 use attach::{AddContext, Pair};
 use config::Config;
@@ -58,11 +58,11 @@ impl Plugin for Bridge {
         match &mut ipam {
             Some(ipam) => ipam.prepare()?,
             // The results of old versions cannot express a container without addresses.
-            None => AddResult::default().as_seen_in(call.version).map(drop)?,
+            None => AddResult::default().to_version(call.version).map(drop)?,
         }
         let mut undo = Undo::new(AddContext::open(call, at)?);
         let outcome = create_attachment(&mut undo, at, owner, &config, ipam.as_ref())
-            .and_then(|result| result.as_seen_in(call.version).map(|_| result));
+            .and_then(|result| result.to_version(call.version).map(|_| result));
         match outcome {
             Ok(result) => {
                 undo.commit();
@@ -71,7 +71,7 @@ impl Plugin for Bridge {
             Err(error) => {
                 let error = attach::explain_forbidden(error);
                 // Rollback steps run on the host, but the failure may have left this thread in the container.
-                if let Err(stuck) = undo.world().return_home() {
+                if let Err(stuck) = undo.context().return_home() {
                     return Err(undo.roll_back(error.details(stuck.to_string())));
                 }
                 Err(undo.roll_back(error))
@@ -84,7 +84,7 @@ impl Plugin for Bridge {
         let owner = AttachmentKey::new(call, at);
         let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
-        let prev_result = call.previous().ok().flatten().unwrap_or_default();
+        let prev_result = call.prev_result().ok().flatten().unwrap_or_default();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
         let removal = Removal {
@@ -98,9 +98,11 @@ impl Plugin for Bridge {
         let removed = failures.keep(call.home().and_then(|home| removal.run(home))).is_some();
         // An address must not be leased again while the interface that has it may still exist.
         if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
-            failures.note(ipam.del(at));
+            failures.record(ipam.del(at));
         }
-        failures.note(nft.and_then(|mut nft| remove_rules(&mut nft, owner, &ips)));
+        if let Some(mut nft) = failures.keep(nft) {
+            failures.record(remove_rules(&mut nft, owner, &ips));
+        }
         if let Some(ipam) = &ipam {
             stale::after_del(call, ipam, &prev_result);
         }
@@ -130,7 +132,7 @@ impl Plugin for Bridge {
     fn status(&self, call: &Call<'_>) -> Result<()> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
-        let not_available = |error| attach::explain_forbidden(error).code_is(Code::NOT_AVAILABLE);
+        let not_available = |error| attach::explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
         let ipam = ipam(call, &config).map_err(not_available)?;
         attach::status(&mut Netlink::open()?, &config).map_err(not_available)?;
         if let Some(ipam) = ipam {
@@ -181,7 +183,7 @@ fn create_attachment<'a>(
     }
     let mut result = pair.describe(at);
     match ipam {
-        None => bring_up(undo.world(), &pair, at, config)?,
+        None => bring_up(undo.context(), &pair, at, config)?,
         Some(ipam) => configure_layer3(undo, &pair, at, owner, config, ipam, &mut result)?,
     }
     if let Some(dns) = &config.dns {
@@ -213,19 +215,19 @@ fn configure_layer3<'a>(
     // Unlike upstream, before the addresses are known: the port comes up while the IPAM plugin works.
     let up = LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() };
     let prepare = |ifname: &str| layer3::prepare_ipv6(ifname, config.detect_duplicates);
-    let mut guest = Guest::bring_up(undo.world(), pair, at, &up, prepare)?;
+    let mut guest = Guest::bring_up(undo.context(), pair, at, &up, prepare)?;
 
     let port = pair.port_name.clone();
     undo.push("release the addresses", move |context| {
         // An address that is still in use must not be leased to another container.
-        attach::delete(&mut context.host, port.as_str())?;
+        context.host.delete_link(port.as_str())?;
         ipam.del(at)
     });
     let answer = match ipam.add(at) {
         Ok(answer) => answer,
         Err(DelegateError::Unknown(error)) => return Err(error),
         Err(DelegateError::CleanedUp(error)) => {
-            undo.forget_last();
+            undo.pop();
             return Err(error);
         }
     };
@@ -242,13 +244,13 @@ fn configure_layer3<'a>(
         undo.push("remove the masquerade rules", move |_| masquerade::remove_all(owner, &addresses));
         masquerade::add(backend, owner, &ips)?;
     }
-    let host = &mut undo.world().host;
+    let host = &mut undo.context().host;
     if !pair.seems_up(host) {
         pair.await_up(host)?;
     }
-    guest.configure(undo.world(), pair, &plan, config)?;
+    guest.configure(undo.context(), pair, &plan, config)?;
     if config.gateway {
-        result.interfaces.extend(configure_gateway(undo.world(), pair, &plan, config, owner.network)?);
+        result.interfaces.extend(configure_gateway(undo.context(), pair, &plan, config, owner.network)?);
     }
     result.ips = plan.ips;
     result.routes = plan.routes;
@@ -283,10 +285,10 @@ fn configure_gateway(
 /// Removes all firewall rules of an attachment, of both backends: the configuration may have changed since ADD.
 fn remove_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = ErrorCollector::default();
-    failures.note(masquerade::remove(nft, owner));
+    failures.record(masquerade::remove(nft, owner));
     if let Some(mut host) = failures.keep(Netlink::open()) {
-        failures.note(spoofcheck::remove(nft, &mut host, owner));
-        failures.note(iptables::remove(nft, &mut host, owner, ips));
+        failures.record(spoofcheck::remove(nft, &mut host, owner));
+        failures.record(iptables::remove(nft, &mut host, owner, ips));
     }
     failures.into_result()
 }

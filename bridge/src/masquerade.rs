@@ -5,10 +5,10 @@
 
 use std::net::IpAddr;
 
-use cni::ip::{Cidr, octets};
-use cni::netlink::Netlink;
-use cni::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use cni::{AttachmentKey, Code, Context, Error, Result};
+use linux::ip::{Cidr, octets};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
 use log::debug;
 
 use crate::config::Backend;
@@ -25,8 +25,6 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 const FIX_HINT: &str = "load the kernel modules nf_tables and nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
 /// The remedy if rules of an attached container are missing.
 pub const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
-/// Attempts to remove rules while other programs delete some of them.
-const ATTEMPTS: u32 = 10;
 
 /// A rule that masquerades the packets of one container address.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +68,7 @@ pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> R
             outcome => outcome,
         },
     }
-    .trying(|| "add the masquerade rules")
+    .context(|| "add the masquerade rules")
 }
 
 /// Adds the remedy to an error if nftables is unavailable.
@@ -95,10 +93,11 @@ fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
         match nft.apply(&rules().collect::<Vec<_>>()) {
             // Another program has deleted the chain meanwhile.
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
-            outcome => return outcome,
+            outcome => return Ok(outcome?),
         }
     }
-    nft.apply(&create_chains().chain(rules()).collect::<Vec<_>>())
+    nft.apply(&create_chains().chain(rules()).collect::<Vec<_>>())?;
+    Ok(())
 }
 
 /// Returns the edits that create table and chains. They are idempotent: the base chain is flushed before it is filled.
@@ -132,18 +131,11 @@ pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
 
 /// Removes the rules with a comment that is `stale`.
 fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> {
-    let mut outcome = Ok(());
-    for _ in 0..ATTEMPTS {
+    nft::retry(|| {
         let rules = nft.rules_about(CHECKS, stale)?;
         let edits: Vec<_> = rules.iter().map(|rule| Edit::delete_rule(CHECKS, rule)).collect();
-        outcome = nft.apply(&edits);
-        match &outcome {
-            // Another program deleted one of them, so the transaction changed nothing.
-            Err(error) if error.errno() == Some(libc::ENOENT) => {}
-            _ => break,
-        }
-    }
-    outcome
+        Ok(nft.apply(&edits)?)
+    })
 }
 
 /// Lists the rules of all networks.
@@ -217,7 +209,7 @@ pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
 /// Returns whether the base chain jumps to the chain with the rules. Then both exist: the kernel does not delete a
 /// chain that is the target of a rule.
 fn is_reached(nft: &mut Nftables) -> Result<bool> {
-    nft.leads_to(POSTROUTING, CHECKS.name)
+    Ok(nft.leads_to(POSTROUTING, CHECKS.name)?)
 }
 
 /// Returns the error for a missing rule.
@@ -228,14 +220,14 @@ pub(crate) fn missing(what: String) -> Error {
 /// STATUS: returns an error if an ADD could not add masquerade rules. Missing or flushed chains are not an error: the
 /// ADD restores them.
 pub(crate) fn status(backend: Backend) -> Result<()> {
-    let try_nftables = || {
+    let try_nftables = || -> Result<()> {
         let ip = Cidr::host(IpAddr::from([192, 0, 2, 1]));
         let parts = [Part::Source(ip.ip()), Part::DestinationOutside(ip), Part::Masquerade];
         let rule = Edit::add_rule(CHECKS, &parts, "");
         let edits: Vec<_> = create_chains().chain([rule]).collect();
         let mut nft = Nftables::open()?;
         // If the chains exist, such a rule has worked before. A trial costs the kernel as much as a rejected rule.
-        if is_reached(&mut nft)? { Ok(()) } else { nft.try_out(&edits) }
+        if is_reached(&mut nft)? { Ok(()) } else { Ok(nft.try_out(&edits)?) }
     };
     match backend {
         Backend::Iptables => iptables::status(),

@@ -1,7 +1,7 @@
 //! Random names and MAC addresses for new links.
 
-use cni::ip::MacAddr;
 use cni::{Context, Result};
+use linux::ip::MacAddr;
 
 /// Returns a name for a host veth, in the reference's format, and MAC addresses for host veth and container veth.
 pub(crate) fn random_pair() -> Result<(String, MacAddr, MacAddr)> {
@@ -23,7 +23,7 @@ fn local_unicast([first, rest @ ..]: [u8; 6]) -> MacAddr {
 
 /// Returns random bytes from the kernel.
 fn random<const N: usize>() -> Result<[u8; N]> {
-    cni::random().trying(|| "get random bytes from the kernel")
+    linux::random().context(|| "get random bytes from the kernel")
 }
 
 #[cfg(test)]

@@ -1,24 +1,12 @@
-//! Deletes a veth pair without waiting for the kernel's cleanup.
-//!
-//! Half a millisecond after the request, the kernel has removed both ends and their names, and sends a notification. It
-//! answers the request itself 10 to 20 ms later, when no processor uses the link any more. A detached child process
-//! waits for that answer, so that DEL can return after the notification.
+//! Deletes the veth pair of an attachment, if it provably belongs to the attachment.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::os::fd::BorrowedFd;
 
 use cni::key::AliasOwner;
-use cni::netlink::{Event, Link, LinkIndex, Netlink, Watch};
-use cni::{
-    AddResult, Attachment, AttachmentKey, Context, Deadline, Delegate, DetachedChild, ErrorCollector, Home, IfName,
-    Netns, Result,
-};
-use log::{debug, warn};
-
-use crate::attach;
-
-/// How long the deletion of a link may take. It usually takes less than a millisecond.
-const TIMEOUT: Duration = Duration::from_secs(10);
+use cni::{AddResult, Attachment, AttachmentKey, Context, Delegate, ErrorCollector, Home, IfName, Result};
+use linux::Netns;
+use linux::netlink::{Link, Netlink};
+use log::warn;
 
 /// The removal of an attachment's veth pair, with the data that proves which pair it is.
 #[derive(Debug)]
@@ -43,9 +31,9 @@ impl Removal<'_> {
         let mut failures = ErrorCollector::default();
         match self.delete_ports(&mut home.netlink) {
             Ok(true) => return Ok(()),
-            outcome => failures.note(outcome.map(drop)),
+            outcome => failures.record(outcome.map(drop)),
         }
-        failures.note(self.at.open_netns_if_there().and_then(|netns| match netns {
+        failures.record(self.at.open_netns_if_exists().and_then(|netns| match netns {
             Some(netns) => self.delete_unmarked(&mut home, &netns),
             None => Ok(()),
         }));
@@ -58,13 +46,14 @@ impl Removal<'_> {
         let alias = self.key.alias();
         for name in self.host_interfaces() {
             if let Some(port) = host.link(name)?.filter(|link| link.alias == alias) {
-                return delete_in_child(host, port.index, self.keep_open).map(|()| true);
+                host.delete_link_detached(port.index, self.keep_open)?;
+                return Ok(true);
             }
         }
         let mut failures = ErrorCollector::default();
         let ports = host.find_links(&|found| found == alias)?;
         for port in &ports {
-            failures.note(delete_in_child(host, port.index, self.keep_open));
+            failures.record(host.delete_link_detached(port.index, self.keep_open));
         }
         failures.into_result().map(|()| !ports.is_empty())
     }
@@ -80,12 +69,12 @@ impl Removal<'_> {
     fn delete_unmarked(&self, home: &mut Home, netns: &Netns) -> Result<()> {
         let place = || format!("in {:?}", self.at.sandbox());
         let mut guest = netns.run(&home.netns, Netlink::open)?;
-        let Some(link) = guest.link(self.at.ifname.as_str()).trying(place)? else { return Ok(()) };
+        let Some(link) = guest.link(self.at.ifname.as_str()).context(place)? else { return Ok(()) };
         if !self.is_ours(home, &mut guest, &link)? {
             warn!("keep {:?} in {:?}: cannot prove that it belongs to this attachment", link.name, self.at.sandbox());
             return Ok(());
         }
-        attach::delete(&mut guest, link.index).trying(place)
+        guest.delete_link(link.index).context(place)
     }
 
     /// Returns whether the container veth `link` provably belongs to this attachment.
@@ -124,26 +113,5 @@ impl Removal<'_> {
         let in_container = |name: &str, sandbox: &str| name == self.at.ifname.as_str() && !sandbox.is_empty();
         interfaces.iter().all(|interface| IfName::from_config(&interface.name).is_ok())
             && interfaces.iter().any(|interface| in_container(&interface.name, &interface.sandbox))
-    }
-}
-
-/// Deletes a link in a child process, and returns when the kernel reports that the link is gone.
-fn delete_in_child(host: &mut Netlink, link: LinkIndex, keep_open: Option<BorrowedFd<'_>>) -> Result<()> {
-    let gone = Watch::open(Event::Link).and_then(|mut watch| {
-        let delete = || drop(Netlink::open().and_then(|mut host| attach::delete(&mut host, link)));
-        let child = DetachedChild::start(keep_open, delete)?;
-        watch.await_gone(link, child.as_fd(), Deadline::after(TIMEOUT))
-    });
-    match gone {
-        Ok(true) => {
-            debug!("deleted link {link}");
-            Ok(())
-        }
-        // The child failed, was killed or could not be started. Deleting the link here reports the actual error, if
-        // any.
-        outcome => {
-            debug!("delete link {link} without a child: {outcome:?}");
-            attach::delete(host, link)
-        }
     }
 }

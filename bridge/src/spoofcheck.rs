@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cni::ip::MacAddr;
 use cni::key::AliasOwner;
-use cni::netlink::nft::{Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
-use cni::netlink::{Link, Netlink};
 use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result};
+use linux::ip::MacAddr;
+use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
+use linux::netlink::{Link, Netlink};
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
 const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
@@ -16,8 +16,6 @@ const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
 const COMMENT_PREFIX: &str = "macspoofchk-";
 /// The longest reference (container ID, hyphen, interface name) for which the chain names fit. Comments may be longer.
 const MAX_REFERENCE: usize = 255 - "cni-br-iface-".len() - "-mac".len();
-/// Attempts to change rules while other programs delete some of them.
-const ATTEMPTS: u32 = 10;
 
 /// The names of chains and the comment of one attachment.
 #[derive(Debug)]
@@ -82,7 +80,7 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
         edits.extend(rules());
         nft.apply(&edits)
     };
-    let replace = |nft: &mut Nftables| {
+    let replace = |nft: &mut Nftables| -> Result<()> {
         let mut edits = vec![
             Edit::add_table(TABLE),
             Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
@@ -97,21 +95,21 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
             edits.push(Edit::delete_rule(PREROUTING, rule));
         }
         edits.extend(rules());
-        nft.apply(&edits)
+        Ok(nft.apply(&edits)?)
     };
     let mut add_or_replace = || {
         if nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
             match add(&mut nft) {
                 Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
-                outcome => return outcome,
+                outcome => return Ok(outcome?),
             }
         }
         // If an existing chain is not the expected base chain, the kernel returns an error that says so.
-        retry(|| replace(&mut nft))
+        nft::retry(|| replace(&mut nft))
     };
     add_or_replace()
         .map_err(|error| error.details("key \"macspoofchk\" needs a kernel with nf_tables for bridges"))
-        .trying(|| "set up the spoof check")
+        .context(|| "set up the spoof check")
 }
 
 /// Refuses to replace the check of `port`, if that is the port of a container that is still attached.
@@ -157,7 +155,7 @@ fn remove_named(
 ) -> Result<()> {
     let names = Names::new(&owner.reference());
     let chains = [TABLE.chain(&names.port), TABLE.chain(&names.mac)];
-    retry(|| {
+    nft::retry(|| -> Result<()> {
         // The rule in PREROUTING jumps to the first chain, so without chains there is no rule.
         let mut edits = Vec::new();
         for chain in chains {
@@ -178,9 +176,9 @@ fn remove_named(
             }
         }
         edits.splice(0..0, ours.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
-        nft.apply(&edits)
+        Ok(nft.apply(&edits)?)
     })
-    .trying(|| "remove the spoof check")
+    .context(|| "remove the spoof check")
 }
 
 /// GC: removes the spoof checks of ports that are gone or `stale`. The names of the chains do not contain the network,
@@ -201,7 +199,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Li
     let mut failures = ErrorCollector::default();
     for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT_PREFIX)).filter(is_gone) {
         let others = users.entry(rule.target.as_deref()).and_modify(|users| *users -= 1).or_default();
-        failures.note(remove_stale(nft, rule, *others > 0));
+        failures.record(remove_stale(nft, rule, *others > 0));
     }
     failures.into_result()
 }
@@ -218,7 +216,7 @@ fn remove_stale(nft: &mut Nftables, rule: &Rule, shared: bool) -> Result<()> {
     }
     match nft.apply(&edits) {
         Err(error) if error.errno() == Some(libc::ENOENT) => Ok(()),
-        outcome => outcome.trying(|| "remove the spoof check"),
+        outcome => outcome.context(|| "remove the spoof check"),
     }
 }
 
@@ -262,16 +260,4 @@ pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Resul
         return Ok(());
     }
     absent(format!("no rule in chain {} lets {mac} pass", TABLE.chain(&names.mac)))
-}
-
-/// Repeats `work` while another program deletes rules or chains that it has just listed.
-fn retry(mut work: impl FnMut() -> Result<()>) -> Result<()> {
-    let mut outcome = work();
-    for _ in 1..ATTEMPTS {
-        match &outcome {
-            Err(error) if error.errno() == Some(libc::ENOENT) => outcome = work(),
-            _ => break,
-        }
-    }
-    outcome
 }

@@ -4,10 +4,10 @@
 //! subnet of the configuration, the IPAM plugin has no lease in its subnet, and all ports of the bridge belong to the
 //! network.
 
-use cni::ip::Cidr;
 use cni::key::{self, AliasOwner};
-use cni::netlink::{Address, Change, Link, Netlink};
 use cni::{AddResult, Call, Delegate, Result};
+use linux::ip::Cidr;
+use linux::netlink::{Address, Change, Link, Netlink};
 use log::{debug, warn};
 
 use crate::config::{self, Config};

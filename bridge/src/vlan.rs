@@ -1,10 +1,11 @@
 //! VLANs of a port, and the gateway of a VLAN.
 
-use cni::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
-use cni::{Code, Context, Error, Netns, Result};
+use cni::{Code, Context, Error, Result};
+use linux::Netns;
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
 
-use crate::attach::set_best_effort;
 use crate::name;
+use linux::sysctl::set_best_effort;
 
 /// The highest valid VLAN ID.
 pub(crate) const MAX_ID: u16 = 4094;
@@ -51,7 +52,8 @@ impl Vlans {
             changes.push(Change::delete_vlans(port, &defaults));
         }
         changes.push(Change::add_vlans(port, &wanted));
-        host.apply(&changes)
+        host.apply(&changes)?;
+        Ok(())
     }
 
     /// CHECK: returns an error if a port lacks one of the VLANs.
@@ -110,7 +112,7 @@ pub(crate) fn ensure_gateway(
         Some(link) => (Some(link), false),
         None => {
             let created = create_gateway(host, home, bridge, name);
-            let created = created.trying(|| format!("create the VLAN's gateway {name:?}"))?;
+            let created = created.context(|| format!("create the VLAN's gateway {name:?}"))?;
             (host.link(name)?, created)
         }
     };
@@ -140,7 +142,7 @@ fn create_gateway(host: &mut Netlink, home: &Netns, bridge: &Link, name: &str) -
     };
     match host.apply(&[Change::create_veth(&spec)]) {
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
-        outcome => outcome.map(|()| true),
+        outcome => Ok(outcome.map(|()| true)?),
     }
 }
 

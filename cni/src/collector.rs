@@ -14,8 +14,8 @@ pub struct ErrorCollector {
 
 impl ErrorCollector {
     /// Records the outcome of a step. The first error is returned in the end; later ones are added to its details.
-    pub fn note(&mut self, step: Result<()>) {
-        let Err(error) = step else { return };
+    pub fn record<E: Into<Error>>(&mut self, step: Result<(), E>) {
+        let Err(error) = step.map_err(Into::into) else { return };
         self.first = Some(match self.first.take() {
             None => error,
             Some(first) => {
@@ -26,11 +26,11 @@ impl ErrorCollector {
     }
 
     /// Returns the value of a successful step; records the error of a failed one.
-    pub fn keep<T>(&mut self, step: Result<T>) -> Option<T> {
+    pub fn keep<T, E: Into<Error>>(&mut self, step: Result<T, E>) -> Option<T> {
         match step {
             Ok(value) => Some(value),
             Err(error) => {
-                self.note(Err(error));
+                self.record(Err(error));
                 None
             }
         }
@@ -55,10 +55,10 @@ mod tests {
     #[test]
     fn the_first_error_is_returned_with_the_others_in_its_details() {
         let mut failures = ErrorCollector::default();
-        failures.note(Ok(()));
-        failures.note(Err(Error::new(Code::IO, "a").details("x")));
-        failures.note(Ok(()));
-        failures.note(Err(Error::new(Code::INTERNAL, "b")));
+        failures.record(Ok::<_, Error>(()));
+        failures.record(Err(Error::new(Code::IO, "a").details("x")));
+        failures.record(Ok::<_, Error>(()));
+        failures.record(Err(Error::new(Code::INTERNAL, "b")));
         let error = failures.into_result().unwrap_err();
         assert_eq!(format!("{error:?}"), "[5] a (x; also: [999] b)");
         assert!(ErrorCollector::default().into_result().is_ok());
@@ -68,7 +68,7 @@ mod tests {
     fn errors_beyond_the_limit_are_counted() {
         let mut failures = ErrorCollector::default();
         for n in 0..1000 {
-            failures.note(Err(Error::new(Code::IO, format!("<{n}>"))));
+            failures.record(Err(Error::new(Code::IO, format!("<{n}>"))));
         }
         let error = format!("{:?}", failures.into_result().unwrap_err());
         assert!(error.contains("<9>") && !error.contains("<10>") && error.ends_with("; and 990 more)"), "{error}");

@@ -16,15 +16,15 @@ use std::time::Duration;
 use log::debug;
 use serde::Deserialize;
 
-use crate::build_id::is_this_program;
-use crate::child::{run_to_end, start};
 use crate::error::{Answer, Code, Context, Error, Result};
-use crate::ip::Cidr;
 use crate::json;
 use crate::plugin::{Attachment, Call, Plugin, Prepared};
 use crate::result::AddResult;
 use crate::version::Version;
-use crate::wait::Deadline;
+use linux::Deadline;
+use linux::child::{run_to_end, start};
+use linux::ip::Cidr;
+use linux::process::build_id::is_this_program;
 
 /// Timeout of a plugin call: longer than any runtime waits for us, and longer than a DHCP lease takes.
 const TIMEOUT: Duration = Duration::from_secs(240);
@@ -77,7 +77,7 @@ impl<'a> Delegate<'a> {
             }
         };
         let result = self.explain(result).map_err(DelegateError::CleanedUp)?;
-        self.explain(result.as_seen_in(version)).map_err(DelegateError::Unknown)
+        self.explain(result.to_version(version)).map_err(DelegateError::Unknown)
     }
 
     /// Calls DEL.
@@ -105,7 +105,7 @@ impl<'a> Delegate<'a> {
     pub fn status(&self) -> Result<()> {
         self.run("STATUS", None, |plugin| plugin.status(self.call)).map_err(|error| match error.code() {
             // For example after a timeout. An ADD would fail now, which STATUS reports by a code of its own.
-            Code::TRY_LATER => error.code_is(Code::NOT_AVAILABLE),
+            Code::TRY_LATER => error.with_code(Code::NOT_AVAILABLE),
             _ => error,
         })
     }
@@ -206,7 +206,7 @@ impl Program {
     pub fn add(&self, env: &[(&str, OsString)], config: &[u8], version: Version) -> Result<AddResult> {
         let stdout = self.execute("ADD", env, config)?;
         let text = String::from_utf8_lossy(&stdout);
-        AddResult::read_answer(&text, version).trying(|| format!("read the result of plugin {:?}", self.name))
+        AddResult::read_answer(&text, version).context(|| format!("read the result of plugin {:?}", self.name))
     }
 
     /// Runs a command that has no result.
@@ -228,12 +228,12 @@ impl Program {
         });
         let mut process = Command::new(path);
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
-        let child = start(&mut process, path).trying(|| format!("execute plugin {path:?}"))?;
+        let child = start(&mut process, path).context(|| format!("execute plugin {path:?}"))?;
         debug!("execute {path:?} {command} as process {}", child.id());
         let (stderr, outcome) = run_to_end(child, config, deadline);
         // stderr is free-form for plugins, so the delegate's messages are passed on there.
         let _ = io::stderr().write_all(&stderr);
-        let (status, stdout) = outcome.trying(|| format!("call plugin {path:?}"))?;
+        let (status, stdout) = outcome.context(|| format!("call plugin {path:?}"))?;
         Ok(if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) })
     }
 
@@ -245,7 +245,7 @@ impl Program {
                 let supported = supported().unwrap_or_else(|| "unknown versions".to_owned());
                 let error = error.details(format!("plugin {:?} supports cniVersion {supported}", self.name));
                 Err(error.details("use a version that all plugins of the network support"))
-                    .trying(|| format!("call plugin {:?}", self.path))
+                    .context(|| format!("call plugin {:?}", self.path))
             }
             outcome => outcome,
         }

@@ -1,8 +1,9 @@
-//! The only error type: a CNI code, the steps that failed, the cause, and how to fix it.
+//! The error of a plugin: what failed, and its CNI code.
 
 use std::fmt;
 use std::io;
 
+use linux::Kind;
 use serde::{Deserialize, Serialize};
 
 /// The result of any operation that can fail.
@@ -42,19 +43,11 @@ impl Code {
     pub const INTERNAL: Code = Code(999);
 }
 
-/// An error with its context. One pointer wide, so that `Result` stays small.
-///
-/// The message starts with the outermost step: `set "lo" up: Operation not permitted (os error 1)`.
+/// An error with its context and its CNI code. The message starts with the outermost step, as in [`linux::Error`].
 #[derive(Clone, PartialEq, Eq)]
-pub struct Error(Box<Parts>);
-
-#[derive(Clone, PartialEq, Eq)]
-struct Parts {
+pub struct Error {
     code: Code,
-    trying: Vec<String>,
-    cause: String,
-    details: String,
-    errno: Option<i32>,
+    cause: linux::Error,
 }
 
 /// An error as printed on stdout, with keys in the order of the reference.
@@ -76,63 +69,50 @@ impl Error {
     /// Creates an error detected by this program.
     #[cold]
     pub fn new(code: Code, cause: impl Into<String>) -> Error {
-        let cause = cause.into();
-        Error(Box::new(Parts { code, trying: Vec::new(), cause, details: String::new(), errno: None }))
-    }
-
-    /// Creates an error from an errno of the kernel and the text of its extended acknowledgement, which may be empty.
-    #[cold]
-    pub fn kernel(errno: i32, explanation: &str) -> Error {
-        let what = match errno {
-            // The kernel returns it when a bridge has no free port. musl has no text for it.
-            libc::EXFULL => format!("Exchange full (os error {errno})"),
-            _ => io::Error::from_raw_os_error(errno).to_string(),
-        };
-        let mut error = Error::new(Code::INTERNAL, what);
-        error.0.errno = Some(errno);
-        if explanation.is_empty() { error } else { error.details(format!("kernel: {explanation}")) }
+        Error { code, cause: linux::Error::new(Kind::Other, cause) }
     }
 
     /// Creates an error for a state that only a bug in this program can cause.
     #[cold]
-    pub(crate) fn bug(what: impl fmt::Display) -> Error {
-        Error::new(Code::INTERNAL, format!("bug in cni0: {what}"))
+    pub fn bug(what: impl fmt::Display) -> Error {
+        linux::Error::bug(what).into()
+    }
+
+    /// Adds a step to the front of the message: a verb phrase that names the object, such as `read "lock"`.
+    #[must_use]
+    pub fn context(self, step: impl Into<String>) -> Error {
+        Error { cause: self.cause.context(step), ..self }
     }
 
     /// Adds details: the kernel's explanation, the object in the way, the remedy.
     #[must_use]
-    pub fn details(mut self, more: impl AsRef<str>) -> Error {
-        if !self.0.details.is_empty() {
-            self.0.details.push_str("; ");
-        }
-        self.0.details.push_str(more.as_ref());
-        self
+    pub fn details(self, more: impl AsRef<str>) -> Error {
+        Error { cause: self.cause.details(more), ..self }
     }
 
     /// Replaces the code.
     #[must_use]
-    pub fn code_is(mut self, code: Code) -> Error {
-        self.0.code = code;
-        self
+    pub fn with_code(self, code: Code) -> Error {
+        Error { code, ..self }
     }
 
     /// Returns the CNI code.
     pub fn code(&self) -> Code {
-        self.0.code
+        self.code
     }
 
     /// Returns the errno of the system call that failed, if one did.
     pub fn errno(&self) -> Option<i32> {
-        self.0.errno
+        self.cause.errno()
     }
 
     /// Returns the details, such as the object in the way and the remedy; may be empty.
-    pub fn remarks(&self) -> &str {
-        &self.0.details
+    pub fn details_text(&self) -> &str {
+        self.cause.details_text()
     }
 
     pub(crate) fn answer(&self) -> Answer {
-        Answer { code: self.0.code, msg: self.to_string(), details: self.0.details.clone() }
+        Answer { code: self.code, msg: self.to_string(), details: self.details_text().to_owned() }
     }
 }
 
@@ -143,34 +123,47 @@ impl From<Answer> for Error {
     }
 }
 
+impl From<linux::Error> for Error {
+    /// Chooses the code by the kind of the failure.
+    fn from(cause: linux::Error) -> Error {
+        let code = match cause.kind() {
+            Kind::Io => Code::IO,
+            Kind::Namespace => Code::NETNS,
+            Kind::Transient => Code::TRY_LATER,
+            Kind::Output => Code::UNKNOWN,
+            Kind::Kernel | Kind::Program | Kind::Other => Code::INTERNAL,
+        };
+        Error { code, cause }
+    }
+}
+
+impl AsRef<linux::Error> for Error {
+    fn as_ref(&self) -> &linux::Error {
+        &self.cause
+    }
+}
+
 impl From<io::Error> for Error {
-    #[cold]
     fn from(error: io::Error) -> Error {
-        let mut this = Error::new(Code::IO, error.to_string());
-        this.0.errno = error.raw_os_error();
-        this
+        linux::Error::from(error).into()
     }
 }
 
 impl From<nix::Error> for Error {
     fn from(errno: nix::Error) -> Error {
-        io::Error::from(errno).into()
+        linux::Error::from(errno).into()
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for step in self.0.trying.iter().rev() {
-            write!(f, "{step}: ")?;
-        }
-        f.write_str(&self.0.cause)
+        fmt::Display::fmt(&self.cause, f)
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{}] {self}", self.0.code.0)?;
-        if self.0.details.is_empty() { Ok(()) } else { write!(f, " ({})", self.0.details) }
+        write!(f, "[{}] {:?}", self.code.0, self.cause)
     }
 }
 
@@ -178,18 +171,13 @@ impl std::error::Error for Error {}
 
 /// Adds the step that failed to an error.
 pub trait Context<T> {
-    /// Prefixes an error with `what`, a verb phrase that names the object: `open "/run/netns/a"`. It is evaluated only
-    /// on failure.
-    fn trying<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T>;
+    /// Prefixes an error with a step, as [`Error::context`] does. `step` is evaluated only on failure.
+    fn context<S: Into<String>>(self, step: impl FnOnce() -> S) -> Result<T>;
 }
 
 impl<T, E: Into<Error>> Context<T> for Result<T, E> {
-    fn trying<S: Into<String>>(self, what: impl FnOnce() -> S) -> Result<T> {
-        self.map_err(|error| {
-            let mut error = error.into();
-            error.0.trying.push(what().into());
-            error
-        })
+    fn context<S: Into<String>>(self, step: impl FnOnce() -> S) -> Result<T> {
+        self.map_err(|error| error.into().context(step()))
     }
 }
 
@@ -198,25 +186,20 @@ mod tests {
     use super::*;
 
     #[test]
-    #[cfg_attr(miri, ignore = "miri has its own error texts")]
-    fn the_message_starts_with_the_outermost_step() {
-        let inner: Result<()> = Err(Error::kernel(libc::EPERM, "no such luck"));
-        let error = inner.trying(|| "set \"lo\" up").trying(|| "prepare").unwrap_err();
-        assert_eq!(error.to_string(), "prepare: set \"lo\" up: Operation not permitted (os error 1)");
-        assert_eq!(error.errno(), Some(libc::EPERM));
+    fn the_kind_of_a_failure_determines_the_code() {
+        let failure: linux::Result<()> = Err(linux::Error::kernel(libc::EPERM, "no such luck"));
+        let error = failure.context(|| "prepare").unwrap_err();
+        assert_eq!((error.code(), error.errno()), (Code::INTERNAL, Some(libc::EPERM)));
         assert_eq!(format!("{error:?}"), format!("[999] {error} (kernel: no such luck)"));
+        let code = |kind| Error::from(linux::Error::new(kind, "")).code();
+        assert_eq!(code(Kind::Transient), Code::TRY_LATER);
+        assert_eq!(code(Kind::Namespace), Code::NETNS);
+        assert_eq!(Error::from(io::Error::from_raw_os_error(libc::ENOSPC)).code(), Code::IO);
     }
 
     #[test]
-    fn details_are_joined() {
+    fn details_are_printed() {
         let error = Error::new(Code::CONFIG, "bad").details("a").details("b");
         assert_eq!(error.answer().details, "a; b");
-    }
-
-    #[test]
-    fn an_io_error_keeps_its_errno() {
-        let error = Error::from(io::Error::from_raw_os_error(libc::ENOSPC));
-        assert_eq!((error.code(), error.errno()), (Code::IO, Some(libc::ENOSPC)));
-        assert_eq!(Error::kernel(libc::EXFULL, "").to_string(), "Exchange full (os error 54)");
     }
 }

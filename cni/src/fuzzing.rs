@@ -7,14 +7,12 @@ use std::path::PathBuf;
 
 use crate::args::Args;
 use crate::delegate;
-use crate::ip::MacAddr;
 use crate::json;
 use crate::plugin::Call;
 use crate::request::{Head, config_text};
 use crate::result::AddResult;
 use crate::version::Version;
-
-pub use crate::netlink::fuzzing::{reply, rules};
+use linux::ip::MacAddr;
 
 /// Splits an input into `CNI_ARGS` and stdin: the bytes before the first NUL, if there is one, and the bytes after it.
 pub fn split(input: &[u8]) -> (Cow<'_, str>, &[u8]) {
@@ -47,7 +45,7 @@ pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
     let call =
         Call { network, version, args, path: &path, config: &config, stdin, builtin: &[], home: RefCell::default() };
     drop(format!("{log_settings:?}"));
-    if let Ok(Some(previous)) = call.previous() {
+    if let Ok(Some(previous)) = call.prev_result() {
         reprint(&previous);
     }
     let _ = call.valid_attachments();
@@ -71,7 +69,7 @@ pub fn answer(text: &str) {
 /// Asserts that a result survives printing and reading in each version that can express it, and is printed identically.
 fn reprint(result: &AddResult) {
     for version in Version::ALL {
-        let Ok(seen) = result.as_seen_in(version) else { continue };
+        let Ok(seen) = result.to_version(version) else { continue };
         let printed = result.print(version).expect("what can be seen can be printed");
         let printed = String::from_utf8(printed).expect("JSON is UTF-8");
         let read = AddResult::read_answer(&printed, version);

@@ -232,7 +232,7 @@ mod tests {
 
     #[derive(Debug, PartialEq, Deserialize)]
     struct Range {
-        subnet: crate::ip::Cidr,
+        subnet: linux::ip::Cidr,
     }
 
     fn fault(text: &str) -> (u32, String) {

@@ -111,12 +111,13 @@ fn open(path: &Path) -> Result<File> {
     let what = || format!("open \"logFile\" {path:?}");
     let mut options = OpenOptions::new();
     options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(path).trying(what)?;
-    let inode = file.metadata().trying(what)?;
+    let file = options.open(path).context(what)?;
+    let inode = file.metadata().context(what)?;
     // The owner of this directory is the user of this process.
-    let own_uid = fs::metadata("/proc/self").map(|process| process.uid()).trying(what)?;
+    let own_uid = fs::metadata("/proc/self").map(|process| process.uid()).context(what)?;
     if !inode.is_file() || inode.nlink() > 1 || inode.uid() != own_uid {
-        return Err(Error::new(Code::CONFIG, "not a regular file with a single link, owned by this user")).trying(what);
+        return Err(Error::new(Code::CONFIG, "not a regular file with a single link, owned by this user"))
+            .context(what);
     }
     Ok(file)
 }

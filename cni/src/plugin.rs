@@ -8,14 +8,14 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
-use crate::ip::Cidr;
 use crate::json::{self, Raw};
 use crate::name::{ContainerId, IfName, NetworkName};
-use crate::netlink::Netlink;
-use crate::netns::Netns;
 use crate::request::Head;
 use crate::result::AddResult;
 use crate::version::Version;
+use linux::Netns;
+use linux::ip::Cidr;
+use linux::netlink::Netlink;
 
 /// The keys of GC's list. libcni 1.2.0 sends only the second.
 const VALID: &str = "cni.dev/valid-attachments";
@@ -23,6 +23,9 @@ const OLD_VALID: &str = "cni.dev/attachments";
 
 /// How to fix an error in the configuration.
 pub(crate) const FIX_HINT: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
+
+/// What `CNI_NETNS` must be.
+const NETNS_HINT: &str = "CNI_NETNS must be the path of a live network namespace, such as /run/netns/NAME";
 
 /// A CNI plugin. Inputs of its methods are validated; their results are converted and printed by the caller.
 pub trait Plugin: Sync {
@@ -92,15 +95,18 @@ impl Attachment {
     /// Opens the container's network namespace.
     pub fn open_netns(&self) -> Result<Netns> {
         match &self.netns {
-            Some(path) => Netns::open(path),
+            Some(path) => Netns::open(path).map_err(|error| match error.errno() {
+                None => Error::from(error).details(NETNS_HINT),
+                Some(_) => error.into(),
+            }),
             None => Err(Error::bug("an attachment without a namespace")),
         }
     }
 
     /// Opens the container's network namespace for DEL; `None` if it is gone: no path, no file at the path, a file that is
     /// not a namespace (any more), or one that cannot be opened.
-    pub fn open_netns_if_there(&self) -> Result<Option<Netns>> {
-        self.netns.as_deref().map_or(Ok(None), Netns::open_to_clean_up)
+    pub fn open_netns_if_exists(&self) -> Result<Option<Netns>> {
+        self.netns.as_deref().map_or(Ok(None), |path| Ok(Netns::open_to_clean_up(path)?))
     }
 
     /// Returns `CNI_NETNS` as text, for the `sandbox` of an interface in a result.
@@ -148,7 +154,7 @@ impl Home {
 
 impl<'a> Call<'a> {
     /// Creates a call that is never executed, to find out what a plugin reads from a configuration.
-    pub fn about(config: &'a str) -> Result<Call<'a>> {
+    pub fn for_config(config: &'a str) -> Result<Call<'a>> {
         let head = Head::parse(config)?;
         Ok(Call {
             network: head.network()?,
@@ -173,7 +179,7 @@ impl<'a> Call<'a> {
     }
 
     /// Parses `prevResult` of the configuration.
-    pub fn previous(&self) -> Result<Option<AddResult>> {
+    pub fn prev_result(&self) -> Result<Option<AddResult>> {
         let Previous { prev_result } = self.parse()?;
         prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
     }
@@ -226,7 +232,7 @@ pub struct ValidAttachment {
 mod tests {
     use super::*;
     use crate::request::Head;
-    use crate::testing::{document, keys};
+    use testing::{document, keys};
 
     #[test]
     fn the_keys_of_the_protocol_are_described() {

@@ -4,22 +4,35 @@
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::sync::atomic::Ordering;
 
+use linux::process::{self as host, Stdin};
 use log::debug;
-use nix::poll::PollFlags;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
 use crate::plugin::{Call, Plugin};
-use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text, process_env};
+use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text};
 use crate::result::AddResult;
-use crate::sys;
 use crate::version::Version;
-use crate::wait::ready;
 
 /// The version of the reference whose behaviour these plugins implement.
 const REFERENCE_LEVEL: &str = "1.9.1";
+
+/// The answer of a process that aborts.
+const ABORTED: &[u8] = br#"{
+    "code": 999,
+    "msg": "the plugin aborted",
+    "details": "out of memory, or a bug in cni0: see stderr; DEL reverts the changes"
+}"#;
+
+/// Defines the entry point of a program: `cni::main!(Loopback)`, in a file that begins with `#![no_main]`. With several
+/// plugins, the name under which the program is called selects one.
+#[macro_export]
+macro_rules! main {
+    ($($plugin:expr),+ $(,)?) => {
+        $crate::linux::main!(|name| $crate::run(&[$(&$plugin),+], name));
+    };
+}
 
 /// The output and the outcome of the process.
 #[derive(Debug, PartialEq, Eq)]
@@ -30,60 +43,32 @@ struct Answer {
 }
 
 /// Runs a program that was called as `arg0`; returns `false` on failure. With several plugins, the name selects one.
-pub(crate) fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
+#[doc(hidden)]
+pub fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
     answer_panics();
-    let answer = answer(plugins, arg0, &process_env, &mut Stdin, &print);
+    let answer = answer(plugins, arg0, &host::env, &mut Stdin, &host::answer);
     // If stderr cannot be written, there is nowhere to report it.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
-    let written = print(&answer.stdout);
+    let written = host::answer(&answer.stdout);
     if let Err(error) = &written {
         let _ = writeln!(io::stderr(), "write the answer to stdout: {error}");
     }
     answer.success && written.is_ok()
 }
 
-/// Reads stdin as data arrives.
-struct Stdin;
-
-impl Read for Stdin {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match nix::unistd::read(sys::stdin(), buffer) {
-                // The caller made stdin non-blocking.
-                Err(nix::Error::EAGAIN) => ready(sys::stdin(), PollFlags::POLLIN)?,
-                outcome => return Ok(outcome?),
-            }
-        }
-    }
-}
-
 /// Writes an answer to the caller.
 type Print<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
-
-/// Writes to stdout in one piece. std's stdout would split the data at the last newline.
-fn print(mut bytes: &[u8]) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match nix::unistd::write(sys::stdout(), bytes) {
-            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
-            Err(nix::Error::EINTR) => {}
-            Err(nix::Error::EAGAIN) => ready(sys::stdout(), PollFlags::POLLOUT)?,
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    sys::ANSWERED.store(true, Ordering::Relaxed);
-    Ok(())
-}
 
 /// Makes panics print a CNI error, unless an answer was already printed.
 fn answer_panics() {
     // An allocation failure aborts the process without running the hook. A stack overflow ends the process by SIGSEGV
     // without an answer: a handler would need its own stack, which costs three system calls per call. No input makes a
     // plugin recurse, so only a bug could cause one.
-    let _ = sys::answer_aborts();
+    let _ = host::answer_aborts(ABORTED);
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");
-        if !sys::ANSWERED.load(Ordering::Relaxed) {
-            let _ = print(&refusal(&error).stdout);
+        if !host::has_answered() {
+            let _ = host::answer(&refusal(&error).stdout);
         }
         #[expect(clippy::exit, clippy::disallowed_methods, reason = "the process is lost; unwinding is off")]
         std::process::exit(1);
@@ -190,7 +175,7 @@ fn serve(
     let done = |result: Result<()>| result.map(|()| Vec::new());
     let outcome = match &request {
         Request::Attachment(Verb::Add, at, _) => {
-            let deliver = |result: AddResult| print(&result.print(version)?).trying(|| "write the answer to stdout");
+            let deliver = |result: AddResult| print(&result.print(version)?).context(|| "write the answer to stdout");
             done(plugin.add(&call, at).and_then(|result| {
                 // An ADD whose result does not reach the runtime has failed and must leave nothing behind.
                 deliver(result).map_err(|error| match plugin.rollback_add(&call, at) {

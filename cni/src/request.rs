@@ -2,7 +2,6 @@
 //! environment.
 
 use std::borrow::Cow;
-use std::env;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
@@ -15,9 +14,9 @@ use crate::error::{Code, Context, Error, Result};
 use crate::json::{self, Fault, Raw};
 use crate::logging::LogSettings;
 use crate::name::{ContainerId, IfName, NetworkName};
-use crate::netns::Netns;
 use crate::plugin::{Attachment, FIX_HINT, Home};
 use crate::version::Version;
+use linux::Netns;
 
 /// The request in the environment.
 #[derive(Debug)]
@@ -77,7 +76,7 @@ impl<'a> Head<'a> {
         // The reference treats `null` as an empty object.
         let head: Option<Head<'a>> = json::parse(config)
             .map_err(|fault| Error::from(fault).details("stdin must hold one network configuration, a JSON object"))
-            .trying(|| "read the network configuration on stdin")?;
+            .context(|| "read the network configuration on stdin")?;
         Ok(head.unwrap_or_default())
     }
 
@@ -102,12 +101,6 @@ fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String> {
 /// The source of environment variables: the process, or a test.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<OsString>;
 
-/// Returns an environment variable of this process. For programs other than plugins, which get a validated request.
-#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
-pub fn process_env(name: &str) -> Option<OsString> {
-    env::var_os(name)
-}
-
 impl Request {
     /// Reads the environment in the reference's order: an invalid value is reported at once, missing ones together.
     pub(crate) fn read(env: Env<'_>) -> Result<Request> {
@@ -123,7 +116,7 @@ impl Request {
         };
         let scope = |path: OsString| Scope {
             args: optional("CNI_ARGS").unwrap_or_default().to_string_lossy().into_owned(),
-            path: env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
+            path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
             any_netns: optional("CNI_NETNS_OVERRIDE").is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
         };
         let request = match command.to_str() {
@@ -183,7 +176,7 @@ impl Request {
     pub(crate) fn read_stdin(&self, stdin: &mut dyn Read) -> Result<Vec<u8>> {
         let limit = self.limit();
         let mut bytes = Vec::with_capacity(1 << 10); // fits most configurations, which are read at once
-        stdin.take(limit + 1).read_to_end(&mut bytes).trying(|| "read the network configuration on stdin")?;
+        stdin.take(limit + 1).read_to_end(&mut bytes).context(|| "read the network configuration on stdin")?;
         if bytes.trim_ascii().is_empty() {
             let error = Error::new(Code::DECODE, "the network configuration on stdin is empty");
             return Err(error.details("stdin must hold one network configuration, a JSON object"));

@@ -9,9 +9,9 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Context, Error, Result};
-use crate::ip::{self, Cidr};
 use crate::json::{self, Raw};
 use crate::version::Version;
+use linux::ip::{self, Cidr};
 
 /// The result of an ADD, as the newest version describes it. Older versions contain less of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -90,6 +90,13 @@ impl Route {
     }
 }
 
+impl From<&Route> for linux::netlink::Route {
+    fn from(route: &Route) -> linux::netlink::Route {
+        let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
+        linux::netlink::Route { dst, gw, mtu, advmss, priority, table, scope }
+    }
+}
+
 /// Resolver settings in a result or a configuration. Fields are in the order in which versions before 1.0 print them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -147,7 +154,7 @@ impl AddResult {
     /// express.
     ///
     /// Fails where printing would fail, so that a plugin can check before its work becomes final.
-    pub fn as_seen_in(&self, version: Version) -> Result<AddResult> {
+    pub fn to_version(&self, version: Version) -> Result<AddResult> {
         let seen: AddResult = match Family::of(version) {
             Family::V010 => v010::Answer::new(self, version)?.into(),
             Family::V030 => v030::Answer::new(self, version).into(),
@@ -169,7 +176,7 @@ impl AddResult {
 
     /// Parses `prevResult` of a configuration in `version`, which has the layout of that version.
     pub(crate) fn read_previous(raw: Raw<'_>, version: Version) -> Result<AddResult> {
-        AddResult::read(raw, version, version).trying(|| "read \"prevResult\"")
+        AddResult::read(raw, version, version).context(|| "read \"prevResult\"")
     }
 
     /// Parses the result of a plugin for a configuration in `version`. The result's own `cniVersion` determines the
@@ -198,7 +205,7 @@ impl AddResult {
         let parsed: Parsed = raw.parse()?;
         let result = match family {
             Family::V010 => parsed.by_family(),
-            Family::V030 => parsed.lists().as_seen_in(layout)?,
+            Family::V030 => parsed.lists().to_version(layout)?,
             Family::V100 => parsed.lists(),
         };
         Ok(result.canonical())

@@ -6,35 +6,35 @@ use log::{debug, warn};
 
 use crate::error::{Error, Result};
 
-type Step<'a, W> = Box<dyn FnOnce(&mut W) -> Result<()> + 'a>;
+type Step<'a, C> = Box<dyn FnOnce(&mut C) -> Result<()> + 'a>;
 
 /// A context (sockets, a store) that is changed step by step, with the steps to revert the changes.
 ///
 /// A rollback step is registered before its change, because the kernel's answer can be lost after it acted. So the step
 /// must treat "does not exist" as success.
-pub struct Undo<'a, W> {
-    world: W,
-    steps: Vec<(String, Step<'a, W>)>,
+pub struct Undo<'a, C> {
+    context: C,
+    steps: Vec<(String, Step<'a, C>)>,
 }
 
-impl<'a, W> Undo<'a, W> {
+impl<'a, C> Undo<'a, C> {
     /// Creates a rollback without steps.
-    pub fn new(world: W) -> Undo<'a, W> {
-        Undo { world, steps: Vec::new() }
+    pub fn new(context: C) -> Undo<'a, C> {
+        Undo { context, steps: Vec::new() }
     }
 
     /// Returns the context.
-    pub fn world(&mut self) -> &mut W {
-        &mut self.world
+    pub fn context(&mut self) -> &mut C {
+        &mut self.context
     }
 
     /// Registers a rollback step; `what` is a verb phrase: `delete link "veth1"`.
-    pub fn push(&mut self, what: impl Into<String>, step: impl FnOnce(&mut W) -> Result<()> + 'a) {
+    pub fn push(&mut self, what: impl Into<String>, step: impl FnOnce(&mut C) -> Result<()> + 'a) {
         self.steps.push((what.into(), Box::new(step)));
     }
 
-    /// Removes the newest step, if its change turned out not to be ours.
-    pub fn forget_last(&mut self) {
+    /// Removes the newest step, whose change turned out not to be ours.
+    pub fn pop(&mut self) {
         self.steps.pop();
     }
 
@@ -52,7 +52,7 @@ impl<'a, W> Undo<'a, W> {
     fn run(&mut self) -> Vec<String> {
         let mut left = Vec::new();
         while let Some((what, step)) = self.steps.pop() {
-            match step(&mut self.world) {
+            match step(&mut self.context) {
                 Ok(()) => debug!("undone: {what}"),
                 Err(error) => {
                     warn!("not undone: {what}: {error:?}");
@@ -65,13 +65,13 @@ impl<'a, W> Undo<'a, W> {
 }
 
 /// Returning early with `?` rolls back as well. Steps that fail are then reported only in the log.
-impl<W> Drop for Undo<'_, W> {
+impl<C> Drop for Undo<'_, C> {
     fn drop(&mut self) {
         self.run();
     }
 }
 
-impl<W> fmt::Debug for Undo<'_, W> {
+impl<C> fmt::Debug for Undo<'_, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.steps.iter().map(|(what, _)| what)).finish()
     }
@@ -98,9 +98,9 @@ mod tests {
             log.push("never");
             Ok(())
         });
-        undo.forget_last();
+        undo.pop();
         assert_eq!(undo.run(), ["not undone: b: stuck"]);
-        assert_eq!(undo.world, ["c", "a"]);
+        assert_eq!(undo.context, ["c", "a"]);
     }
 
     #[test]

@@ -142,7 +142,7 @@ impl Cache {
             result: entry.result.as_ref(),
         };
         let bytes = json::compact(&written)?;
-        self.replace(&path, &bytes).trying(|| format!("write the cache entry {}", path.display()))
+        self.replace(&path, &bytes).context(|| format!("write the cache entry {}", path.display()))
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
@@ -168,7 +168,7 @@ impl Cache {
         let path = self.path(network, container, ifname);
         match fs::remove_file(&path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(error).trying(|| format!("remove the cache entry {}", path.display()))
+                Err(error).context(|| format!("remove the cache entry {}", path.display()))
             }
             _ => Ok(()),
         }
@@ -192,11 +192,11 @@ impl Cache {
         let files = match fs::read_dir(&self.dir) {
             Ok(files) => files,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(error) => return Err(error).trying(what),
+            Err(error) => return Err(error).context(what),
         };
         let mut names = Vec::new();
         for file in files {
-            names.push(file.trying(what)?.file_name().to_string_lossy().into_owned());
+            names.push(file.context(what)?.file_name().to_string_lossy().into_owned());
         }
         names.sort();
         Ok(names)
@@ -230,7 +230,7 @@ fn read(path: &Path) -> Result<Option<Entry>> {
     let bytes = match file::read(path) {
         Ok(bytes) => bytes,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error).trying(|| format!("read the cache entry {}", path.display())),
+        Err(error) => return Err(error).context(|| format!("read the cache entry {}", path.display())),
     };
     let entry = parse_entry(&String::from_utf8_lossy(&bytes)).map_err(|why| {
         let error = Error::new(Code::DECODE, format!("the cache entry {} is corrupt: {why}", path.display()));

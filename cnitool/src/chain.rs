@@ -4,11 +4,11 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use cni::netlink::Netlink;
 use cni::{
-    AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, json,
-    sha512,
+    AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, Program, Result, Version, json, sha512,
 };
+use linux::Netns;
+use linux::netlink::Netlink;
 use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
@@ -69,7 +69,7 @@ impl<'a> Chain<'a> {
     pub(crate) fn find(list: &'a NetworkList, dirs: &[PathBuf]) -> Result<Chain<'a>> {
         let links = list.plugins.iter().map(|plugin| Ok(Link { plugin, program: Program::find(dirs, &plugin.kind)? }));
         let path = env::join_paths(dirs).map_err(|error| Error::new(Code::ENVIRONMENT, error.to_string()))?;
-        let links = links.collect::<Result<_>>().trying(|| list.path.display().to_string())?;
+        let links = links.collect::<Result<_>>().context(|| list.path.display().to_string())?;
         Ok(Chain { list, links, path, cache: Cache::of_host() })
     }
 
@@ -112,14 +112,14 @@ impl<'a> Chain<'a> {
     fn add_one(&self, link: &Link<'_>, at: &Endpoint, previous: &[ExtraKey]) -> Result<AddResult> {
         let config = self.request(link.plugin, Some(at), previous)?;
         let answer = link.program.add(&self.variables(Some(at)), &config, self.list.version);
-        answer.map_err(with_code).trying(|| format!("plugin {:?}", link.plugin.kind))
+        answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
     }
 
     /// Calls a command that has no result.
     fn run(&self, command: &str, link: &Link<'_>, at: Option<&Endpoint>, extra: &[ExtraKey]) -> Result<()> {
         let config = self.request(link.plugin, at, extra)?;
         let answer = link.program.run(command, &self.variables(at), &config);
-        answer.map_err(with_code).trying(|| format!("plugin {:?}", link.plugin.kind))
+        answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
     }
 
     /// Rolls back after `error`: calls DEL of the plugins from `last` back to the first. Adds failed DELs to the error.
@@ -176,8 +176,9 @@ impl<'a> Chain<'a> {
         for link in self.links.iter().filter(|link| link.plugin.kind == "bridge") {
             let config = self.request(link.plugin, Some(at), &previous)?;
             let call = String::from_utf8_lossy(&config);
-            let outcome = Call::about(&call).and_then(|call| bridge::inspect::restore_masquerade(&call, &attachment));
-            restored |= outcome.trying(|| "restore the masquerade rules")?;
+            let outcome =
+                Call::for_config(&call).and_then(|call| bridge::inspect::restore_masquerade(&call, &attachment));
+            restored |= outcome.context(|| "restore the masquerade rules")?;
         }
         Ok(restored)
     }
@@ -227,7 +228,7 @@ impl<'a> Chain<'a> {
     fn previous(&self, at: &Endpoint) -> Result<Vec<ExtraKey>> {
         let Some(result) = self.cached(at)?.and_then(|entry| entry.result) else { return Ok(Vec::new()) };
         let result = AddResult::read_answer(&result.to_string(), self.list.version);
-        let result = result.and_then(|result| self.value(&result)).trying(|| {
+        let result = result.and_then(|result| self.value(&result)).context(|| {
             let path = self.cache.path(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str());
             format!("read the result in the cache entry {}", path.display())
         })?;

@@ -2,7 +2,8 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use cni::{AddResult, Code, Context, Error, Netns, Result, Version};
+use cni::{AddResult, Code, Context, Error, Result, Version};
+use linux::Netns;
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint, container_id};
@@ -21,9 +22,9 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let deliver = |result: &AddResult| {
         let text = [result.print(list.version)?.as_slice(), b"\n"].concat();
         // A new error has no errno. So a closed pipe, which is ignored otherwise, is reported as a failed add.
-        out::print(text).map_err(|error| Error::new(error.code(), error.to_string()).details(error.remarks()))
+        out::print(text).map_err(|error| Error::new(error.code(), error.to_string()).details(error.details_text()))
     };
-    chain.add_and_deliver(&at, deliver).map(drop).trying(|| attempt("add", &at, network, "to"))
+    chain.add_and_deliver(&at, deliver).map(drop).context(|| attempt("add", &at, network, "to"))
 }
 
 /// Runs `cnitool del`.
@@ -41,13 +42,13 @@ pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
         }
         (Err(error), _) => return Err(error),
     };
-    if entry.is_none() && Netns::open_if_there(&at.netns)?.is_none() {
+    if entry.is_none() && Netns::open_if_exists(&at.netns)?.is_none() {
         let what = format!("there is no network namespace at {:?}, and nothing was added there", at.netns);
         return Err(Error::new(Code::NETNS, what).details("use the same path as for the add"));
     }
     let at = endpoint(netns, entry)?;
     let chain = Chain::find(&list, &settings::plugins())?;
-    chain.del(&at).trying(|| attempt("delete", &at, network, "from"))
+    chain.del(&at).context(|| attempt("delete", &at, network, "from"))
 }
 
 /// Runs `cnitool check`.
@@ -58,7 +59,7 @@ pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     require_capabilities()?;
     let entry = Cache::of_host().load(network, at.container.as_str(), at.ifname.as_str())?;
     let at = endpoint(netns, entry)?;
-    chain.check(&at).trying(|| attempt("check", &at, network, "in"))
+    chain.check(&at).context(|| attempt("check", &at, network, "in"))
 }
 
 /// Runs `cnitool gc`. Keeps the attachments in the cache, and those of other runtimes that may be alive, because other
@@ -77,13 +78,13 @@ pub(crate) fn gc(network: &str) -> Result<()> {
     let _lock = Lock::exclusive()?;
     let mut valid = Cache::of_host().of_network(network)?;
     for alive in
-        prune::live_attachments(&list).trying(|| format!("find the live attachments of network {network:?}"))?
+        prune::live_attachments(&list).context(|| format!("find the live attachments of network {network:?}"))?
     {
         if !valid.iter().any(|entry| entry.is_same(&alive)) {
             valid.push(alive);
         }
     }
-    chain.gc(&valid).trying(|| format!("collect garbage of network {network:?}"))
+    chain.gc(&valid).context(|| format!("collect garbage of network {network:?}"))
 }
 
 /// Runs `cnitool status`.
@@ -91,7 +92,7 @@ pub(crate) fn status(network: &str) -> Result<()> {
     let list = find(network)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
-    if !chain.status().trying(|| format!("get the status of network {network:?}"))? {
+    if !chain.status().context(|| format!("get the status of network {network:?}"))? {
         out::warn(&format!("cniVersion {} has no STATUS: the plugins exist, but were not called", list.version));
     }
     Ok(())
@@ -125,7 +126,7 @@ fn endpoint(netns: &Path, entry: Option<Entry>) -> Result<Endpoint> {
 /// Returns the path in the form of the reference, from which the container id is derived: absolute, with `.` and `..`
 /// removed lexically.
 fn absolute(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path).trying(|| format!("find the namespace {path:?}"))?;
+    let path = std::path::absolute(path).context(|| format!("find the namespace {path:?}"))?;
     let mut clean = PathBuf::from("/");
     for component in path.components() {
         match component {

@@ -122,11 +122,11 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(error).trying(what),
+        Err(error) => return Err(error).context(what),
     };
     let mut paths = Vec::new();
     for entry in entries {
-        let path = entry.trying(what)?.path();
+        let path = entry.context(what)?.path();
         let fits = |wanted: &&str| path.extension() == Some(OsStr::new(wanted));
         if extensions.iter().any(fits) && !path.is_dir() {
             paths.push(path);

@@ -9,9 +9,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cni::netlink::Netlink;
-use cni::netlink::nft::{self, Edit, Hook, Nftables, Part};
-use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Netns, Program, Result, Version, tool};
+use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Program, Result, Version};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{self, Edit, Hook, Nftables, Part};
+use linux::{Netns, tool};
 use serde_json::Map;
 
 use crate::chain::{Chain, Endpoint};
@@ -94,7 +95,9 @@ impl Demo {
     }
 
     fn containers(&mut self) -> Result<()> {
-        let (_, time) = timed(|| CONTAINERS.iter().try_for_each(|name| Netns::make(&netns(name)).map(drop)))?;
+        let (_, time) = timed(|| {
+            CONTAINERS.iter().try_for_each(|name| Netns::create(&netns(name)).map(drop).map_err(Error::from))
+        })?;
         self.title("Two containers. For CNI, a container is a network namespace", Some(time))?;
         commands(CONTAINERS.map(|name| format!("ip netns add {name}")))
     }
@@ -107,9 +110,9 @@ impl Demo {
         if !masquerades {
             pods = pods.replace("\"ipMasq\": true, ", "");
         }
-        fs::create_dir(dir).trying(|| format!("create {dir:?}"))?;
+        fs::create_dir(dir).context(|| format!("create {dir:?}"))?;
         for (name, text) in [("10-pods.conflist", pods.as_str()), ("99-lo.conflist", LOOPBACK)] {
-            fs::write(dir.join(name), text).trying(|| format!("write {name:?}"))?;
+            fs::write(dir.join(name), text).context(|| format!("write {name:?}"))?;
         }
         let ((lo, _), (pods_list, _)) = (conf::find(dir, "lo")?, conf::find(dir, "pods")?);
         self.title("A network is a file, usually in /etc/cni/net.d", None)?;
@@ -231,7 +234,7 @@ impl Demo {
         let home = Netns::current()?;
         let mut inside = Netns::open(&netns(blue))?.run(&home, Netlink::open)?;
         let eth0 = inside.link("eth0")?.ok_or_else(|| Error::new(Code::INTERNAL, "eth0 is gone"))?;
-        inside.apply(&[cni::netlink::Change::delete_address(eth0.index, first_cidr(first)?)])?;
+        inside.apply(&[linux::netlink::Change::delete_address(eth0.index, first_cidr(first)?)])?;
         let complaint = match chain.check(&at) {
             Err(error) => error,
             Ok(()) => return Err(Error::new(Code::INTERNAL, "CHECK did not report the missing address")),
@@ -301,7 +304,7 @@ fn endpoint(container: &str, ifname: &str) -> Result<Endpoint> {
     })
 }
 
-fn first_cidr(result: &AddResult) -> Result<cni::ip::Cidr> {
+fn first_cidr(result: &AddResult) -> Result<linux::ip::Cidr> {
     let first = result.ips.first().map(|ip| ip.address);
     first.ok_or_else(|| Error::new(Code::INTERNAL, "the result has no address"))
 }
@@ -319,7 +322,7 @@ fn can_masquerade() -> Result<bool> {
     let rule = Edit::add_rule(chain, &[Part::Masquerade], "");
     match Nftables::open()?.try_out(&[Edit::add_table(table), Edit::add_base_chain(chain, Hook::SOURCE_NAT), rule]) {
         Err(error) if nft::is_unavailable(&error) => Ok(false),
-        outcome => outcome.map(|()| true),
+        outcome => Ok(outcome.map(|()| true)?),
     }
 }
 
@@ -338,9 +341,9 @@ fn show(time: Duration) -> String {
 fn files(dir: &str) -> Result<Vec<(PathBuf, String)>> {
     let what = || format!("read {dir}");
     let mut found = Vec::new();
-    for entry in fs::read_dir(dir).trying(what)? {
-        let path = entry.trying(what)?.path();
-        let text = fs::read(&path).trying(what)?;
+    for entry in fs::read_dir(dir).context(what)? {
+        let path = entry.context(what)?.path();
+        let text = fs::read(&path).context(what)?;
         found.push((path, String::from_utf8_lossy(&text).into_owned()));
     }
     found.sort();

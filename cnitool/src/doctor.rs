@@ -92,7 +92,7 @@ impl Report {
 
     /// Adds a failure from an error whose details are the remedy.
     fn fail(&mut self, check: &'static str, network: Option<&str>, error: &Error) {
-        self.add(Level::Fail, check, network, error.to_string(), error.remarks());
+        self.add(Level::Fail, check, network, error.to_string(), error.details_text());
     }
 
     /// Returns the worst level of the findings about a network.

@@ -8,8 +8,9 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use cni::{Code, Context, Deadline, Error, Result};
+use cni::{Code, Context, Error, Result};
 use fs2::FileExt;
+use linux::Deadline;
 
 /// The directory of the lock. Not that of the cache, which other tools list.
 const HOME: &str = "/run/cni0";
@@ -38,17 +39,17 @@ impl Lock {
     fn take(attempt: fn(&File) -> io::Result<()>, wait: fn(&File) -> io::Result<()>) -> Result<Lock> {
         let path = Path::new(HOME).join(NAME);
         let what = || format!("lock {}", path.display());
-        DirBuilder::new().recursive(true).mode(0o700).create(HOME).trying(what)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(HOME).context(what)?;
         let mut options = OpenOptions::new();
         // Without O_NONBLOCK, a FIFO at the path would block forever.
         options.read(true).write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let file = options.open(&path).trying(what)?;
+        let file = options.open(&path).context(what)?;
         match attempt(&file) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let taken = Deadline::after(TIMEOUT).interrupt(|| wait(&file)).trying(what)?;
+                let taken = Deadline::after(TIMEOUT).interrupt(|| wait(&file)).context(what)?;
                 taken.ok_or_else(|| busy(&path))?;
             }
-            outcome => outcome.trying(what)?,
+            outcome => outcome.context(what)?,
         }
         Ok(Lock { _file: file })
     }

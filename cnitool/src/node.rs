@@ -15,11 +15,12 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use bridge::inspect::{Masquerade, SpoofCheck};
-use cni::ip::{Cidr, MacAddr};
 use cni::key::AliasOwner;
-use cni::netlink::nft::Nftables;
-use cni::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
-use cni::{Error, Netns, Result};
+use cni::{Error, Result};
+use linux::Netns;
+use linux::ip::{Cidr, MacAddr};
+use linux::netlink::nft::Nftables;
+use linux::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
 
 use crate::conf::{self, Broken, NetworkList};
 use crate::privilege::require_capabilities;
@@ -178,7 +179,7 @@ impl Node {
                     continue;
                 }
             }
-            let netns = match Netns::open_if_there(&path) {
+            let netns = match Netns::open_if_exists(&path) {
                 Ok(Some(netns)) => netns,
                 Ok(None) => continue,
                 Err(_) => {

@@ -10,7 +10,7 @@ use crate::table::sanitize;
 /// Writes `text` to stdout unchanged.
 pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<()> {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).trying(|| "write to stdout")
+    stdout.write_all(text.as_ref()).and_then(|()| stdout.flush()).context(|| "write to stdout")
 }
 
 /// Writes a JSON document to stdout.
@@ -22,7 +22,7 @@ pub(crate) fn print_json(value: &Value) -> Result<()> {
 
 /// Formats an error with its details in brackets. The result is one line, even if a plugin's text has several.
 pub(crate) fn one_line(error: &Error) -> String {
-    let text = match error.remarks() {
+    let text = match error.details_text() {
         "" => error.to_string(),
         remarks => format!("{error} ({remarks})"),
     };

@@ -57,7 +57,7 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<(
             Some(why) if network.is_some() => Err(why),
             Some(why) => out::print(table::wrap(&format!("skipped: {}", out::one_line(&why)), 2)),
         });
-        failures.note(pruned.trying(|| format!("prune network {:?}", one.name)));
+        failures.record(pruned.context(|| format!("prune network {:?}", one.name)));
     }
     if chosen.is_empty() {
         out::print("no network found\n")?;
@@ -273,7 +273,7 @@ fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
     let mut failures = ErrorCollector::default();
     if !plan.dead.is_empty() {
         for at in plan.still_existing(&Node::inspect()?, list.name.as_str()) {
-            failures.note(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));
+            failures.record(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));
         }
     }
     failures.into_result()

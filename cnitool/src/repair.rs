@@ -51,7 +51,7 @@ impl Outcome {
             Outcome::Ok => (String::new(), ""),
             Outcome::Repaired => ("masquerade rules were missing and have been added".to_owned(), ""),
             Outcome::Gone => ("its namespace is gone".to_owned(), "cnitool prune"),
-            Outcome::Wrong(error) => (error.to_string(), error.remarks()),
+            Outcome::Wrong(error) => (error.to_string(), error.details_text()),
         }
     }
 }

@@ -4,7 +4,8 @@ use std::env;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use cni::{Code, Error, IfName, Result, process_env};
+use cni::{Code, Error, IfName, Result};
+use linux::process;
 use serde_json::{Map, Value};
 
 /// The default of `NETCONFPATH`.
@@ -14,7 +15,7 @@ const PLUGINS: &str = "/opt/cni/bin:/usr/lib/cni";
 
 /// Returns the value of a variable that is set and not empty.
 fn variable(name: &str) -> Option<OsString> {
-    process_env(name).filter(|value| !value.is_empty())
+    process::env(name).filter(|value| !value.is_empty())
 }
 
 /// Returns the directory of network configurations.

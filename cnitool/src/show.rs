@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use bridge::inspect::Masquerade;
 use cni::Result;
-use cni::netlink::{Link, Netlink, Vlan};
 use host_local::inspect::Owner;
+use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::{Value, json};
 
 use crate::conf;

@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal};
 
-use cni::process_env;
+use linux::process;
 
 /// The width of the narrowest supported terminal, in columns.
 pub(crate) const WIDTH: usize = 80;
@@ -31,8 +31,8 @@ pub(crate) struct Paint {
 impl Paint {
     /// Returns a formatter for stdout. Uses colours only on a terminal, and not if `NO_COLOR` is set (no-color.org).
     pub(crate) fn of_stdout() -> Paint {
-        let no_color = process_env("NO_COLOR").is_some_and(|value| !value.is_empty());
-        let dumb = process_env("TERM").is_none_or(|term| term == "dumb");
+        let no_color = process::env("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let dumb = process::env("TERM").is_none_or(|term| term == "dumb");
         Paint { colours: io::stdout().is_terminal() && !no_color && !dumb }
     }
 

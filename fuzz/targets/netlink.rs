@@ -3,4 +3,4 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|input: &[u8]| cni::fuzzing::reply(input));
+fuzz_target!(|input: &[u8]| linux::fuzzing::reply(input));

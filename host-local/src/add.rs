@@ -23,7 +23,7 @@ pub(crate) fn reserve(config: &Config, network: &str, owner: &LeaseOwner) -> Res
         if let Err(refusal) = &grant
             && config.reclaim
         {
-            let count = undo.world().reclaim()?;
+            let count = undo.context().reclaim()?;
             if count > 0 {
                 warn!("reclaimed {count} leases of earlier boots: {refusal}");
                 grant = request.allocate(&mut undo)?;
@@ -41,7 +41,7 @@ pub(crate) fn reserve(config: &Config, network: &str, owner: &LeaseOwner) -> Res
         Err(error) => return Err(undo.roll_back(error)),
     };
     for (number, grant) in grants.iter().enumerate().filter(|(_, grant)| grant.new) {
-        undo.world().set_last_reserved(number, grant.ip);
+        undo.context().set_last_reserved(number, grant.ip);
     }
     undo.commit();
     Ok(grants.iter().zip(&config.sets).map(|(grant, set)| set.describe(grant.ip)).collect())
@@ -68,13 +68,13 @@ impl Request<'_> {
     /// exhausted range set.
     fn allocate(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
         // Old lease records name only the container, so they count for this interface too.
-        let held = undo.world().held_by(self.owner)?;
+        let held = undo.context().held_by(self.owner)?;
         let mut in_set = held.all().filter(|ip| self.set.contains(*ip));
         match (self.requested, in_set.next()) {
             // Unlike upstream, a repeated request for an address that the owner already has succeeds.
             (Some(requested), Some(_)) if held.all().any(|ip| ip == requested) => {
                 // The lease may be from an earlier boot. Renewing it prevents that it is reclaimed.
-                undo.world().renew(requested)?;
+                undo.context().renew(requested)?;
                 Ok(Ok(Grant { ip: requested, new: false }))
             }
             (_, Some(other)) => Ok(Err(self.duplicate(other))),
@@ -88,14 +88,14 @@ impl Request<'_> {
 
     /// Leases the first free address after the one that was leased last.
     fn allocate_any(&self, undo: &mut Undo<'_, Store>) -> Result<Result<Grant>> {
-        let round = self.set.round(undo.world().last_reserved(self.number));
+        let round = self.set.round(undo.context().last_reserved(self.number));
         // The loop ends: the index now knows each address that turned out to be taken.
-        while let Some(ip) = undo.world().first_free(&round)? {
+        while let Some(ip) = undo.context().first_free(&round)? {
             if self.try_lease(undo, ip)?.is_none() {
                 return Ok(Ok(Grant { ip, new: true }));
             }
         }
-        let store = undo.world();
+        let store = undo.context();
         let error = exhausted(store.path(), self.network, self.number, self.set);
         Ok(Err(error.details(format!("the oldest lease is {} old", oldest(store, self.set)?))))
     }
@@ -104,9 +104,9 @@ impl Request<'_> {
     fn try_lease(&self, undo: &mut Undo<'_, Store>, ip: IpAddr) -> Result<Option<Holder>> {
         let owner = self.owner.clone();
         undo.push(format!("release {ip}"), move |store: &mut Store| store.release(ip, &owner));
-        let holder = undo.world().reserve(ip, self.owner)?;
+        let holder = undo.context().reserve(ip, self.owner)?;
         if holder.is_some() {
-            undo.forget_last();
+            undo.pop();
         }
         Ok(holder)
     }

@@ -18,11 +18,11 @@ const BOOT_MOUNTS: [&str; 2] = ["/proc", "/sys"];
 /// stamps of files written since the boot. The result is therefore bounded by time stamps from the start of this boot.
 /// On a machine whose clock starts at 1970, the result is too early, which is harmless: fewer leases are reclaimed.
 pub(crate) fn not_after() -> Result<i64> {
-    let text = fs::read_to_string(STAT).trying(|| format!("read {STAT:?}"))?;
+    let text = fs::read_to_string(STAT).context(|| format!("read {STAT:?}"))?;
     let mut bound =
         parse(&text).ok_or_else(|| Error::new(Code::INTERNAL, format!("{STAT:?} does not contain the boot time")))?;
     for mount in BOOT_MOUNTS {
-        bound = bound.min(fs::metadata(mount).trying(|| format!("stat {mount:?}"))?.ctime());
+        bound = bound.min(fs::metadata(mount).context(|| format!("stat {mount:?}"))?.ctime());
     }
     Ok(bound)
 }

@@ -3,9 +3,9 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cni::ip::{self, Cidr};
 use cni::json::{Fault, Raw};
 use cni::{Args, Call, Code, Error, Result, Route, Version};
+use linux::ip::{self, Cidr};
 use serde::Deserialize;
 
 use crate::range::{Range, RangeError, RangeSet, RangeSpec};
@@ -260,8 +260,8 @@ fn assign_requests(requested_ips: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Op
 
 #[cfg(test)]
 mod tests {
-    use cni::testing::document;
     use serde_json::json;
+    use testing::document;
 
     use super::*;
 
@@ -272,7 +272,10 @@ mod tests {
 
     #[test]
     fn defaults_are_as_described() {
-        let bare = json!({"ipam": {"subnet": "10.22.0.0/16", "routes": [{"dst": "10.9.0.0/16"}]}});
-        document::defaults("host-local", &bare, |call| Config::read(call).map(|config| format!("{config:?}")));
+        let ipam = json!({"subnet": "10.22.0.0/16", "routes": [{"dst": "10.9.0.0/16"}]});
+        let bare = json!({"cniVersion": "1.1.0", "name": "pods", "ipam": ipam});
+        document::defaults("host-local", &bare, |text| {
+            Config::read(&Call::for_config(text)?).map(|config| format!("{config:?}"))
+        });
     }
 }

@@ -41,10 +41,10 @@ pub(crate) fn record(leases: &Dir) {
 
 fn try_record(leases: &Dir) -> Result<()> {
     let what = || format!("write the record in {HOME:?}");
-    let home = Dir::create_private(Path::new(HOME)).trying(what)?;
-    let name = index::name_of(leases).trying(what)?;
-    if !home.exists(&name).trying(what)? {
-        home.create_file(&name, &EarlierLeases::scan(leases)?.bytes()).trying(what)?;
+    let home = Dir::create_private(Path::new(HOME)).context(what)?;
+    let name = index::name_of(leases).context(what)?;
+    if !home.exists(&name).context(what)? {
+        home.create_file(&name, &EarlierLeases::scan(leases)?.bytes()).context(what)?;
     }
     Ok(())
 }
@@ -61,11 +61,11 @@ impl EarlierLeases {
     /// Reads the record of `leases`. Returns `None` if it does not exist.
     pub(crate) fn read(leases: &Dir) -> Result<Option<EarlierLeases>> {
         let what = || format!("read the record in {HOME:?}");
-        let Some((home, _)) = Dir::open_private(Path::new(HOME)).trying(what)? else { return Ok(None) };
-        let name = index::name_of(leases).trying(what)?;
-        let Some(mut file) = home.file(&name, OFlag::O_RDONLY, 0).trying(what)? else { return Ok(None) };
+        let Some((home, _)) = Dir::open_private(Path::new(HOME)).context(what)? else { return Ok(None) };
+        let name = index::name_of(leases).context(what)?;
+        let Some(mut file) = home.file(&name, OFlag::O_RDONLY, 0).context(what)? else { return Ok(None) };
         let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes).trying(what)?;
+        file.read_to_end(&mut bytes).context(what)?;
         let earlier = EarlierLeases::parse(&bytes);
         earlier.map(Some).ok_or_else(|| Error::new(Code::IO, format!("the record {name:?} in {HOME:?} is damaged")))
     }
@@ -82,13 +82,13 @@ impl EarlierLeases {
     /// Finds the leases that are older than this boot.
     pub(crate) fn scan(leases: &Dir) -> Result<EarlierLeases> {
         let what = || format!("read the directory {:?}", leases.path());
-        if !leases.is_local().trying(what)? {
+        if !leases.is_local().context(what)? {
             return Ok(EarlierLeases::default());
         }
         let boot = (boot::not_after()?, 0);
         let mut digests = Vec::new();
-        for file in files(leases).trying(what)? {
-            let (ip, stat) = file.trying(what)?;
+        for file in files(leases).context(what)? {
+            let (ip, stat) = file.context(what)?;
             // A restored or copied file keeps its old mtime, but its ctime is new.
             if dir::mtime(&stat).max(dir::ctime(&stat)) < boot {
                 digests.push(identity(ip, &stat));
@@ -103,8 +103,8 @@ impl EarlierLeases {
         let what = || format!("read the directory {:?}", leases.path());
         let mut present = Vec::new();
         if !self.0.is_empty() {
-            for file in files(leases).trying(what)? {
-                let (ip, stat) = file.trying(what)?;
+            for file in files(leases).context(what)? {
+                let (ip, stat) = file.context(what)?;
                 if self.0.binary_search(&identity(ip, &stat)).is_ok() {
                     present.push(ip);
                 }

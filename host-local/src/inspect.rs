@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use cni::ip::Cidr;
 use cni::{Call, Context, Result};
+use linux::ip::Cidr;
 
 use crate::config::{self, Config};
 use crate::dir::Dir;
@@ -96,13 +96,13 @@ pub struct Lease {
 
 /// Returns the leases in a directory, ordered by address. Returns `None` if the directory does not exist.
 pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
-    let Some(dir) = Dir::open(directory).trying(|| format!("open the directory {directory:?}"))? else {
+    let Some(dir) = Dir::open(directory).context(|| format!("open the directory {directory:?}"))? else {
         return Ok(None);
     };
     let what = || format!("read the directory {directory:?}");
     let mut leases = Vec::new();
-    for name in dir.names().trying(what)? {
-        let name = name.trying(what)?;
+    for name in dir.names().context(what)? {
+        let name = name.context(what)?;
         let Some(ip) = lease::address(&name) else { continue };
         let (owner, since) = match store::read_lease(&dir, &name, true) {
             Ok(None) => continue,
@@ -122,7 +122,7 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
 /// Returns the addresses whose leases are from an earlier boot, so that their containers are gone: those in the record,
 /// or if there is none, those that the next call would record.
 pub fn earlier(directory: &Path) -> Result<Vec<IpAddr>> {
-    let Some(dir) = Dir::open(directory).trying(|| format!("open the directory {directory:?}"))? else {
+    let Some(dir) = Dir::open(directory).context(|| format!("open the directory {directory:?}"))? else {
         return Ok(Vec::new());
     };
     let earlier = match EarlierLeases::read(&dir)? {
@@ -135,16 +135,16 @@ pub fn earlier(directory: &Path) -> Result<Vec<IpAddr>> {
 /// Returns whether any network in `data_dir` has a lease file for an address of `subnet`, even an empty or garbled one.
 pub(crate) fn has_lease_in(data_dir: &Path, subnet: Cidr) -> Result<bool> {
     let what = || format!("look for leases in {data_dir:?}");
-    let Some(all) = Dir::open(data_dir).trying(what)? else { return Ok(false) };
-    for network in all.names().trying(what)? {
-        let dir = match Dir::open(&data_dir.join(network.trying(what)?)) {
+    let Some(all) = Dir::open(data_dir).context(what)? else { return Ok(false) };
+    for network in all.names().context(what)? {
+        let dir = match Dir::open(&data_dir.join(network.context(what)?)) {
             Ok(Some(dir)) => dir,
             Ok(None) => continue,
             Err(error) if error.raw_os_error() == Some(libc::ENOTDIR) => continue,
-            Err(error) => return Err(error).trying(what),
+            Err(error) => return Err(error).context(what),
         };
-        for name in dir.names().trying(what)? {
-            if lease::address(&name.trying(what)?).is_some_and(|ip| subnet.contains(ip)) {
+        for name in dir.names().context(what)? {
+            if lease::address(&name.context(what)?).is_some_and(|ip| subnet.contains(ip)) {
                 return Ok(true);
             }
         }

@@ -24,8 +24,8 @@ mod store;
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::ip::Cidr;
 use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, NetworkName, Plugin, Prepared, Result};
+use linux::ip::Cidr;
 
 use crate::config::Config;
 use crate::lease::LeaseOwner;
@@ -71,7 +71,7 @@ fn release(dir: &Path, owner: LeaseOwner) -> Result<()> {
     let (held, owner) = if exact.is_empty() { (without_ifname, owner.without_ifname()) } else { (exact, owner) };
     let mut failures = ErrorCollector::default();
     for ip in held {
-        failures.note(store.release(ip, &owner));
+        failures.record(store.release(ip, &owner));
     }
     failures.into_result()
 }
@@ -113,7 +113,7 @@ impl Plugin for HostLocal {
             Some(mut store) => store.held_by(&owner)?,
             None => Held::default(),
         };
-        let reported = call.previous()?.unwrap_or_default().ips.into_iter().map(|ip| ip.address.ip());
+        let reported = call.prev_result()?.unwrap_or_default().ips.into_iter().map(|ip| ip.address.ip());
         // Addresses outside the ranges may come from another plugin in the list.
         let in_ranges = |ip: &_| config.sets.iter().any(|set| set.contains(*ip));
         let missing = reported.filter(in_ranges).find(|ip| !held.all().any(|held| held == *ip));

@@ -6,8 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::{Code, Context, Deadline, Error, Result};
+use cni::{Code, Context, Error, Result};
 use fs2::FileExt;
+use linux::Deadline;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 
@@ -29,16 +30,16 @@ impl Lock {
     pub(crate) fn acquire(dir: &Dir) -> Result<Option<Lock>> {
         let path = dir.path().join(NAME);
         let what = || format!("lock {path:?}");
-        let Some(file) = open(dir).trying(what)? else { return Ok(None) };
+        let Some(file) = open(dir).context(what)? else { return Ok(None) };
         match file.try_lock_exclusive() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let deadline = Deadline::after(TIMEOUT);
-                let taken = deadline.interrupt(|| file.lock_exclusive()).trying(what)?;
+                let taken = deadline.interrupt(|| file.lock_exclusive()).context(what)?;
                 taken.ok_or_else(|| busy(&path, &file))?;
             }
-            outcome => outcome.trying(what)?,
+            outcome => outcome.context(what)?,
         }
-        let still_there = file.metadata().trying(what)?.nlink() > 0;
+        let still_there = file.metadata().context(what)?.nlink() > 0;
         Ok(still_there.then_some(Lock { _file: file }))
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni::IpConfig;
-use cni::ip::{self, Cidr};
+use linux::ip::{self, Cidr};
 
 /// Error: the range is invalid. `hint` says how to correct it.
 #[derive(Debug, PartialEq, Eq)]

@@ -15,13 +15,13 @@ pub(crate) fn read(path: &Path) -> Result<Dns> {
     let what = || format!("read \"resolvConf\" {path:?}");
     // Without O_NONBLOCK, opening a pipe waits for a writer.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
-    let file = file.trying(what).map_err(|error| error.details("\"resolvConf\" must name a readable file"))?;
-    if !file.metadata().trying(what)?.is_file() {
+    let file = file.context(what).map_err(|error| error.details("\"resolvConf\" must name a readable file"))?;
+    if !file.metadata().context(what)?.is_file() {
         let error = Error::new(Code::CONFIG, format!("\"resolvConf\" {path:?} is not a regular file"));
         return Err(error.details("write a path such as \"/etc/resolv.conf\""));
     }
     let mut text = Vec::new();
-    file.take(LIMIT).read_to_end(&mut text).trying(what)?;
+    file.take(LIMIT).read_to_end(&mut text).context(what)?;
     Ok(parse(&String::from_utf8_lossy(&text)))
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
             warn!("{error}");
             Ok(())
         }
-        Err(error) => Err(with_hint(error, &config.dir).code_is(Code::NOT_AVAILABLE)),
+        Err(error) => Err(with_hint(error, &config.dir).with_code(Code::NOT_AVAILABLE)),
     }
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
 pub(crate) fn nearest(dir: &Path) -> Result<Dir> {
     let above = dir.ancestors().map(|path| if path.as_os_str().is_empty() { Path::new(".") } else { path });
     for path in above {
-        if let Some(dir) = Dir::open(path).trying(|| format!("open the directory {path:?}"))? {
+        if let Some(dir) = Dir::open(path).context(|| format!("open the directory {path:?}"))? {
             return Ok(dir);
         }
     }
@@ -52,8 +52,8 @@ pub(crate) fn writable(dir: &Dir) -> Result<()> {
     match dir.create_unnamed(b"status") {
         Ok(_) => Ok(()),
         // The file system does not support unnamed files, so only the permission can be checked.
-        Err(nix::Error::EOPNOTSUPP | nix::Error::EISDIR) => dir.may_write().trying(|| what(dir)),
-        Err(errno) => Err(errno).trying(|| what(dir)),
+        Err(nix::Error::EOPNOTSUPP | nix::Error::EISDIR) => dir.may_write().context(|| what(dir)),
+        Err(errno) => Err(errno).context(|| what(dir)),
     }
 }
 

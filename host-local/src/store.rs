@@ -78,13 +78,13 @@ impl Store {
     /// Opens and locks the lease directory `path`, creating it if it does not exist.
     pub(crate) fn create(path: &Path) -> Result<Store> {
         let what = || format!("create directory {path:?}");
-        let store = Store::lock(path, || Dir::create(path, 0o755).map(Some).trying(what))?;
+        let store = Store::lock(path, || Dir::create(path, 0o755).map(Some).context(what))?;
         store.ok_or_else(|| Error::new(Code::INTERNAL, format!("{path:?} was deleted as soon as it was created")))
     }
 
     /// Opens and locks the lease directory `path`. Returns `None` if it does not exist.
     pub(crate) fn open(path: &Path) -> Result<Option<Store>> {
-        Store::lock(path, || Dir::open(path).trying(|| format!("open the directory {path:?}")))
+        Store::lock(path, || Dir::open(path).context(|| format!("open the directory {path:?}")))
     }
 
     fn lock(path: &Path, open: impl Fn() -> Result<Option<Dir>>) -> Result<Option<Store>> {
@@ -138,7 +138,7 @@ impl Store {
         let what = || format!("write the lease {:?}", self.dir.path().join(&name));
         // Two attempts suffice under the lock. A third is only needed if another program ignores the lock.
         for _ in 0..3 {
-            if self.dir.create_file(&name, record.as_bytes()).trying(what)? {
+            if self.dir.create_file(&name, record.as_bytes()).context(what)? {
                 debug!("reserved {ip} for {owner}");
                 self.with_index(|index| index.insert(ip, Some(owner)))?;
                 return Ok(None);
@@ -147,7 +147,7 @@ impl Store {
                 None => {}
                 Some(Holder::Garbled) => {
                     warn!("remove the empty or garbled lease {:?}", self.dir.path().join(&name));
-                    self.dir.remove(&name).trying(what)?;
+                    self.dir.remove(&name).context(what)?;
                 }
                 Some(holder) => {
                     let owner = if let Holder::Owner(owner) = &holder { Some(owner) } else { None };
@@ -162,7 +162,7 @@ impl Store {
     /// Makes the lease of `ip` a lease of this boot by updating its time stamps.
     pub(crate) fn renew(&self, ip: IpAddr) -> Result<()> {
         let name = ip.to_string();
-        self.dir.touch(&name).trying(|| format!("renew the lease {:?}", self.dir.path().join(&name)))
+        self.dir.touch(&name).context(|| format!("renew the lease {:?}", self.dir.path().join(&name)))
     }
 
     /// Releases `ip` if it is leased to `owner`; otherwise does nothing.
@@ -177,7 +177,7 @@ impl Store {
     /// Deletes the lease file of `ip`, without updating the index.
     fn remove(&self, ip: IpAddr) -> Result<()> {
         let path = self.dir.path().join(ip.to_string());
-        self.dir.remove(&ip.to_string()).trying(|| format!("remove the lease {path:?}"))?;
+        self.dir.remove(&ip.to_string()).context(|| format!("remove the lease {path:?}"))?;
         debug!("released {ip}");
         Ok(())
     }
@@ -211,7 +211,7 @@ impl Store {
     fn remove_all(&mut self, stale_ips: Vec<IpAddr>) -> Result<usize> {
         let (mut removed, mut failures) = (0, ErrorCollector::default());
         for ip in stale_ips {
-            failures.note(self.remove(ip).map(|()| removed += 1));
+            failures.record(self.remove(ip).map(|()| removed += 1));
         }
         if removed > 0 {
             self.index = None;
@@ -269,8 +269,8 @@ impl Store {
         let what = || format!("read the directory {:?}", self.path());
         let mut index = Index::default();
         let mut count = 0;
-        for name in self.dir.names().trying(what)? {
-            let name = name.trying(what)?;
+        for name in self.dir.names().context(what)? {
+            let name = name.context(what)?;
             if name.starts_with(LAST_RESERVED) && name.ends_with(TEMP_SUFFIX) {
                 // A killed call left this temporary file. An error is harmless: no code reads the file.
                 let _ = self.dir.remove(&name);
@@ -301,8 +301,8 @@ impl Drop for Store {
 /// Reads all lease files of a directory and calls `visit` for each. Does not need the lock.
 pub(crate) fn for_each_lease(dir: &Dir, mut visit: impl FnMut(Lease)) -> Result<()> {
     let what = || format!("read the directory {:?}", dir.path());
-    for name in dir.names().trying(what)? {
-        let name = name.trying(what)?;
+    for name in dir.names().context(what)? {
+        let name = name.context(what)?;
         let Some(ip) = lease::address(&name) else { continue };
         if let Some((holder, since)) = read_lease(dir, &name, true)? {
             visit(Lease { ip, holder, since });
@@ -327,7 +327,7 @@ pub(crate) fn read_lease(dir: &Dir, name: &str, dated: bool) -> Result<Option<(H
         Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
             Ok(Some((Holder::Unknown, SystemTime::now())))
         }
-        Err(error) => Err(error).trying(|| format!("read the lease {:?}", dir.path().join(name))),
+        Err(error) => Err(error).context(|| format!("read the lease {:?}", dir.path().join(name))),
     }
 }
 
@@ -338,7 +338,7 @@ fn last_reserved_name(set: usize) -> String {
 
 fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
     let text = dir.read(&last_reserved_name(set))?.unwrap_or_default();
-    Ok(std::str::from_utf8(&text).ok().and_then(|text| cni::ip::parse_ip(text.trim()).ok()))
+    Ok(std::str::from_utf8(&text).ok().and_then(|text| linux::ip::parse_ip(text.trim()).ok()))
 }
 
 /// The owners whose leases GC keeps, as digests. If two owners have the same digest, a stale lease stays.

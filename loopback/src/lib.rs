@@ -1,9 +1,10 @@
 //! The `loopback` plugin: sets `lo` of a container up, and returns its addresses.
 
 use cni::key::AliasOwner;
-use cni::netlink::{Address, Change, Link, LinkChange, Netlink};
+use linux::netlink::{Address, Change, Link, LinkChange, Netlink};
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Netns, Plugin, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Plugin, Result};
+use linux::Netns;
 
 /// The interface of this plugin. It ignores `CNI_IFNAME`.
 const LO: &str = "lo";
@@ -19,10 +20,10 @@ impl Plugin for Loopback {
 
     /// Unlike upstream, checks the addresses before it sets `lo` up.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-        let previous = call.previous()?;
+        let previous = call.prev_result()?;
         if let Some(previous) = &previous {
             // Fails before any change if the version cannot express the result.
-            previous.as_seen_in(call.version)?;
+            previous.to_version(call.version)?;
         }
         let mut netlink = open(call, &at.open_netns()?)?;
         let lo = find(&mut netlink)?;
@@ -41,14 +42,15 @@ impl Plugin for Loopback {
     /// Unlike upstream, sets `lo` down only if its alias shows that this attachment set it up: by now the path may lead
     /// to the namespace of another container.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let Some(netns) = at.open_netns_if_there()? else { return Ok(()) };
+        let Some(netns) = at.open_netns_if_exists()? else { return Ok(()) };
         let mut netlink = open(call, &netns)?;
         let lo = find(&mut netlink)?;
         if lo.alias != AttachmentKey::new(call, at).alias() {
             return Ok(());
         }
         let change = LinkChange { up: Some(false), alias: Some(""), ..LinkChange::default() };
-        netlink.apply(&[Change::set_link(lo.index, &change)])
+        netlink.apply(&[Change::set_link(lo.index, &change)])?;
+        Ok(())
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
@@ -73,7 +75,7 @@ impl Plugin for Loopback {
 
 /// Opens a netlink socket in a namespace.
 fn open(call: &Call<'_>, netns: &Netns) -> Result<Netlink> {
-    netns.run(&call.home()?.netns, Netlink::open)
+    Ok(netns.run(&call.home()?.netns, Netlink::open)?)
 }
 
 /// Returns `lo`.

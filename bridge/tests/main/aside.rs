@@ -6,8 +6,8 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-use cni::testing::{Lab, skip};
 use serde_json::{Value, json};
+use testing::{Lab, skip};
 
 use crate::pod::{Pod, assert_clean, layer3};
 
@@ -47,7 +47,7 @@ fn without_an_init_that_reaps_orphans_there_is_no_child() {
         lab.sh(&format!("ln -s /bin/sh {}", path.display()));
         let script = format!("exec unshare --pid --fork --mount-proc {} -ec '\"$0\"; exit 0' \"$0\"", path.display());
         let options = ["-f", "-qq", "-e", "trace=chdir", "-o", trace.to_str().unwrap()];
-        pod.call("DEL", &config).through(&script).strace(&options).run().ok();
+        pod.call("DEL", &config).via_shell(&script).strace(&options).run().ok();
         let log = fs::read_to_string(&trace).unwrap();
         assert_eq!(log.contains("chdir(\"/\")"), child, "{first}: {log}");
         assert_clean(lab);
@@ -56,7 +56,7 @@ fn without_an_init_that_reaps_orphans_there_is_no_child() {
 
 #[test]
 fn a_deleted_attachment_is_gone_and_can_be_added_again_at_once() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let config = everything();
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         for _ in 0..30 {
@@ -102,7 +102,7 @@ fn the_child_that_waits_for_the_kernel_delays_no_other_process() {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| File::open(&fifo).unwrap().read_to_end(&mut Vec::new()));
             // Waits until the DEL has exited and the pipe is closed.
-            pod.call("DEL", &config).through(&script).strace(&options).run().ok();
+            pod.call("DEL", &config).via_shell(&script).strace(&options).run().ok();
             reader.join().unwrap().unwrap();
         });
         let children: Vec<(PathBuf, Vec<PathBuf>)> = bridge_processes()
@@ -167,7 +167,7 @@ fn a_link_that_cannot_be_deleted_is_reported() {
     let config = layer3(json!({ "isGateway": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = pod.add(&config);
-    let unable = pod.call("DEL", &config).through("exec setpriv --bounding-set=-net_admin \"$0\"");
+    let unable = pod.call("DEL", &config).via_shell("exec setpriv --bounding-set=-net_admin \"$0\"");
     let error = unable.run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("delete link"), "{error}");
     assert!(error.to_string().contains("not permitted"), "{error}");

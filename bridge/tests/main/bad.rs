@@ -1,7 +1,7 @@
 //! Invalid input: one error with the right code that names the key and the value, and no change to the host.
 
-use cni::testing::Lab;
 use serde_json::json;
+use testing::Lab;
 
 use crate::pod::{Pod, ipam_calls, layer2, layer3};
 

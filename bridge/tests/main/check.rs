@@ -1,7 +1,7 @@
 //! CHECK: finds changes since ADD, and reports the expected and the actual value.
 
-use cni::testing::Lab;
 use serde_json::{Value, json};
+use testing::Lab;
 
 use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
 

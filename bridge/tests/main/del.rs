@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::Lab;
 use serde_json::{Value, json};
+use testing::Lab;
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 
@@ -14,7 +14,7 @@ fn everything(backend: &str) -> Value {
 
 #[test]
 fn del_removes_all_traces_and_can_be_repeated() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         for backend in ["nftables", "iptables"] {
             let config = everything(backend);
             let pod = Pod::with_ips(lab, &format!("c-{backend}"), &["10.1.0.2/24", "fd01::2/64"]);

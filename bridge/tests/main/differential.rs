@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, Outcome, REFERENCE, reference};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, Process, REFERENCE, reference};
 
 use crate::pod::{Pod, merge};
 
@@ -166,7 +166,7 @@ impl Side<'_> {
         let calling = if self.ours {
             self.pod.call(command, &config)
         } else {
-            Calling::new(&Path::new(REFERENCE).join("bridge"), command)
+            Process::plugin(&Path::new(REFERENCE).join("bridge"), command)
                 .env("CNI_PATH", REFERENCE)
                 .attachment(&self.pod.id, &self.pod.ifname, &self.pod.netns)
                 .stdin(config.to_string())

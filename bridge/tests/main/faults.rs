@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::Lab;
 use serde_json::{Value, json};
+use testing::Lab;
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3, links_at_release};
 
@@ -13,7 +13,7 @@ fn everything() -> Value {
 
 #[test]
 fn del_of_a_failed_ipam_plugin_is_called_after_the_pair_is_gone() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         ipam_fails(lab, "ADD");
         let error = pod.call("ADD", &everything()).run().error(123);
@@ -199,7 +199,7 @@ fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)
 
 #[test]
 fn an_add_whose_result_cannot_be_written_is_rolled_back() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let config = everything();
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         let calls = later_calls(&pod, &config, "write");

@@ -1,7 +1,7 @@
 //! GC: removes attachments that are not listed, keeps listed ones, and ignores other networks.
 
-use cni::testing::{Lab, Outcome};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 
@@ -14,7 +14,7 @@ fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
 
 #[test]
 fn only_stale_attachments_of_the_network_are_removed() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         for backend in ["nftables", "iptables"] {
             let common = json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true });
             let (config, mut other) = (layer3(common.clone()), layer3(common));

@@ -3,8 +3,8 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cni::testing::{Lab, skip};
 use serde_json::json;
+use testing::{Lab, skip};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3, merge, outside, send, udp};
 
@@ -114,18 +114,18 @@ fn ipv6_that_is_disabled_on_the_bridge_is_reported_with_the_sysctl() {
 /// Without permission nothing is created, so the error must not mention a failed rollback.
 #[test]
 fn without_permission_the_error_names_only_the_missing_capabilities() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         for create in ["", "ip link add br0 type bridge"] {
             lab.sh(create);
             for caps in ["-all", "-net_admin"] {
                 let run = format!("exec setpriv --bounding-set={caps} --inh-caps={caps} \"$0\"");
-                let error = pod.call("ADD", &config).through(&run).run().error(999);
+                let error = pod.call("ADD", &config).via_shell(&run).run().error(999);
                 assert!(error["msg"].as_str().unwrap().ends_with("Operation not permitted (os error 1)"), "{error}");
                 let details = "needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run the plugin as root";
                 assert_eq!(error["details"], details, "{error}");
-                let status = pod.call("STATUS", &config).through(&run).run().error(50);
+                let status = pod.call("STATUS", &config).via_shell(&run).run().error(50);
                 assert!(status["details"].as_str().unwrap().contains(details), "{status}");
             }
             assert_clean(lab);

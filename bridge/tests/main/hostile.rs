@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::{Calling, Lab, wait_until};
 use serde_json::{Value, json};
+use testing::{Lab, Process, wait_until};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
 
@@ -158,7 +158,7 @@ fn children_get_what_they_need_and_no_more() {
         (fds.lines().count(), fds)
     };
     // Children also inherit the descriptors of the test process itself.
-    Calling::program(spy("direct", "")).run();
+    Process::new(spy("direct", "")).run();
     let (expected, _) = numbers("direct");
     spy("watched", &format!("exec {}", lab.bin().join("scripted").display()));
     spy("iptables-restore", "exec /usr/sbin/iptables-restore \"$@\"");
@@ -202,7 +202,7 @@ fn no_program_in_the_current_directory_is_run() {
     }));
     let pod = Pod::new(lab, "a");
     for path in ["export PATH=", "export PATH=:.", "unset PATH"] {
-        pod.call("ADD", &config).through(&format!("cd {}; {path}; exec \"$0\"", trap.display())).run().ok();
+        pod.call("ADD", &config).via_shell(&format!("cd {}; {path}; exec \"$0\"", trap.display())).run().ok();
         assert!(!trap.join("sprung").exists(), "{path}");
         assert!(lab.sh("iptables -t nat -S").contains("MASQUERADE"), "{path}");
         pod.del(&config);

@@ -3,8 +3,8 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use cni::testing::Lab;
 use serde_json::json;
+use testing::Lab;
 
 use crate::pod::{Pod, assert_clean, layer3, outside, send, udp};
 

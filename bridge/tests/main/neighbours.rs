@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cni::testing::{Lab, REFERENCE, reference};
 use serde_json::{Value, json};
+use testing::{Lab, REFERENCE, reference};
 
 use crate::pod::{Pod, merge};
 
@@ -331,12 +331,12 @@ fn del_and_gc_that_cannot_remove_the_interface_keep_the_lease() {
     let leases = || lab.sh("ls /var/lib/cni/networks/net1 | grep -c '[.:].*[0-9a-f]$' || true");
     let before = leases();
     let powerless = "setpriv --bounding-set=-net_admin --inh-caps=-net_admin -- \"$0\"";
-    let outcome = pod.call("DEL", &config).through(powerless).run();
+    let outcome = pod.call("DEL", &config).via_shell(powerless).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert_eq!(leases(), before);
     let mut gc = config.clone();
     merge(&mut gc, json!({ "cniVersion": "1.1.0", "cni.dev/valid-attachments": [] }));
-    let outcome = lab.plugin("bridge", "GC").stdin(gc.to_string()).through(powerless).run();
+    let outcome = lab.plugin("bridge", "GC").stdin(gc.to_string()).via_shell(powerless).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert_eq!(leases(), before);
     pod.del(&config);

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use cni::ip::MacAddr;
-use cni::netlink::{BridgeSpec, Change, Netlink};
-use cni::testing::{Lab, REFERENCE, wait_until};
+use linux::ip::MacAddr;
+use linux::netlink::{BridgeSpec, Change, Netlink};
 use serde_json::{Value, json};
+use testing::{Lab, REFERENCE, wait_until};
 
 use crate::pod::{Pod, assert_clean, layer3};
 

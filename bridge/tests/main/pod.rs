@@ -5,9 +5,9 @@ use std::net::{IpAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cni::Netns;
-use cni::testing::{Calling, Lab, Outcome, REFERENCE, patience};
+use linux::Netns;
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, Process, REFERENCE, timeout};
 
 /// How long to wait for a packet that should not arrive. On a slow machine, a packet may arrive later: then the test
 /// passes with a broken plugin, but it never fails with a correct one.
@@ -66,7 +66,7 @@ impl<'a> Pod<'a> {
         fs::write(self.lab.dir().join(format!("answer.{}", self.id)), whole.to_string()).unwrap();
     }
 
-    pub(crate) fn call(&self, command: &str, config: &Value) -> Calling {
+    pub(crate) fn call(&self, command: &str, config: &Value) -> Process {
         let path = format!("{}:{REFERENCE}", self.lab.bin().display());
         self.lab
             .plugin("bridge", command)
@@ -114,7 +114,8 @@ impl<'a> Pod<'a> {
 
 /// Opens a UDP socket in a namespace, or on the host.
 pub(crate) fn udp(netns: Option<&Path>, address: &str) -> UdpSocket {
-    let bind = || Ok(UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}")));
+    let bind =
+        || Ok::<_, linux::Error>(UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}")));
     let socket = match netns {
         None => bind(),
         Some(path) => Netns::open(path).unwrap().run(&Netns::current().unwrap(), bind),
@@ -129,7 +130,7 @@ pub(crate) fn send(from: &UdpSocket, to: &UdpSocket, address: &str) -> Option<Ip
     let ip: IpAddr = address.parse().unwrap();
     // Without a route, sending fails.
     from.send_to(b"hello", (ip, port)).ok()?;
-    to.set_read_timeout(Some(patience())).unwrap();
+    to.set_read_timeout(Some(timeout())).unwrap();
     let mut buffer = [0; 64];
     let (len, sender) = to.recv_from(&mut buffer).ok()?;
     assert_eq!(&buffer[..len], b"hello");

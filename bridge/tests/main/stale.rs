@@ -1,8 +1,8 @@
 //! A network whose subnets change: the old gateway addresses, and nothing else, are removed when no container needs
 //! them.
 
-use cni::testing::{Lab, Layout};
 use serde_json::{Value, json};
+use testing::{Lab, Layout};
 
 use crate::pod::{Pod, layer3, merge};
 
@@ -41,7 +41,7 @@ const BOTH: [&str; 4] = ["10.1.0.1/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64
 
 #[test]
 fn force_address_keeps_only_the_new_gateway() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));
         a.add(&network(1, json!({ "forceAddress": true })));
         assert_eq!(global_addresses(lab, "br0"), OLD);

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::{Lab, Outcome, skip};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, skip};
 
 use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
 use crate::vlan::kernel_filters;
@@ -14,7 +14,7 @@ fn status(lab: &Lab, config: &Value) -> Outcome {
 
 #[test]
 fn status_succeeds_and_changes_nothing() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let _pod = Pod::new(lab, "a");
         for more in [json!({}), json!({ "ipMasq": true }), json!({ "ipMasq": true, "ipMasqBackend": "iptables" })] {
             status(lab, &layer3(more)).ok();

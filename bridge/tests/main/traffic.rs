@@ -1,7 +1,7 @@
 //! Traffic: packets prove the effect of rules and ports. The first packet must always arrive.
 
-use cni::testing::{Lab, patience, skip, wait_until};
 use serde_json::{Value, json};
+use testing::{Lab, skip, timeout, wait_until};
 
 use crate::pod::{Pod, assert_clean, assert_nothing_arrives, layer2, layer3, outside, send, udp};
 
@@ -19,7 +19,7 @@ fn two_pods<'a>(lab: &'a Lab, config: &Value) -> [Pod<'a>; 2] {
 
 #[test]
 fn pods_reach_each_other_and_their_gateway() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let [a, b] = two_pods(lab, &layer3(json!({ "isDefaultGateway": true })));
         for (any, own, other, gateway) in
             [("0.0.0.0:0", "10.1.0.2", "10.1.0.3", "10.1.0.1"), ("[::]:0", "fd01::2", "fd01::3", "fd01::1")]
@@ -48,7 +48,7 @@ fn assert_masquerade(config: &Value) {
         let mut buffer = [0; 16];
         let (_, seen) = server.recv_from(&mut buffer).unwrap();
         server.send_to(b"answer", seen).unwrap();
-        pod.set_read_timeout(Some(patience())).unwrap();
+        pod.set_read_timeout(Some(timeout())).unwrap();
         assert_eq!(pod.recv(&mut buffer).unwrap(), 6, "the reply arrives");
         assert_eq!(send(&a.udp(any), &b.udp(any), other), own.parse().ok(), "pods see each other's own address");
     }
@@ -154,7 +154,7 @@ fn a_spoof_check_without_effect_is_rejected() {
 
 #[test]
 fn frames_with_a_spoofed_mac_are_dropped() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let config = layer3(json!({ "macspoofchk": true }));
         let [a, b] = two_pods(lab, &config);
         let own = a.ip("link show eth0")[0]["address"].as_str().unwrap().to_owned();

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, Outcome, REFERENCE, reference};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, Process, REFERENCE, reference};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
 
@@ -29,7 +29,7 @@ fn configurations() -> Vec<Value> {
 
 /// Calls the reference's plugin, with the reference's host-local.
 pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
-    Calling::new(&Path::new(REFERENCE).join("bridge"), command)
+    Process::plugin(&Path::new(REFERENCE).join("bridge"), command)
         .env("CNI_PATH", REFERENCE)
         .attachment(&pod.id, &pod.ifname, &pod.netns)
         .stdin(config.to_string())
@@ -49,7 +49,7 @@ fn cni0_takes_over_attachments_of_the_reference() {
     if reference("bridge", "cni0_takes_over_attachments_of_the_reference").is_none() {
         return;
     }
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         for (index, config) in configurations().iter().enumerate() {
             let pod = Pod::new(lab, &format!("c{index}"));
             let result = theirs(&pod, "ADD", config).ok();
@@ -85,7 +85,7 @@ fn the_reference_takes_over_attachments_of_cni0() {
     if reference("bridge", "the_reference_takes_over_attachments_of_cni0").is_none() {
         return;
     }
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         for (index, config) in configurations().iter().enumerate() {
             let pod = Pod::new(lab, &format!("c{index}"));
             let result = pod.add(config);

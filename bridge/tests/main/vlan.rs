@@ -1,7 +1,7 @@
 //! VLANs, with tagged packets. If the kernel cannot filter VLANs, the tests are skipped; the kernel of `ci/vm` can.
 
-use cni::testing::{Lab, skip};
 use serde_json::{Value, json};
+use testing::{Lab, skip};
 
 use crate::faults::inject_fault;
 use crate::pod::{Pod, assert_clean, assert_nothing_arrives, layer2, layer3, send, udp};

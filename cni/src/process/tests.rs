@@ -31,7 +31,7 @@ impl Plugin for Probe {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         self.done()?;
         let interface = Interface { name: at.ifname.to_string(), sandbox: at.sandbox(), ..Interface::default() };
-        let previous = call.previous()?.unwrap_or_default();
+        let previous = call.prev_result()?.unwrap_or_default();
         Ok(AddResult { interfaces: vec![interface], ..previous })
     }
     fn del(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {

@@ -72,16 +72,16 @@ fn results_survive_printing_as_far_as_the_version_allows() {
         for result in [full(), plain()] {
             let text = String::from_utf8(result.print(version).unwrap()).unwrap();
             let seen = AddResult::read_answer(&text, Version::NEWEST).unwrap();
-            assert_eq!(seen, result.as_seen_in(version).unwrap(), "{version}");
+            assert_eq!(seen, result.to_version(version).unwrap(), "{version}");
             assert_eq!(String::from_utf8(seen.print(version).unwrap()).unwrap(), text, "{version}");
         }
     }
-    assert_eq!(full().as_seen_in(Version::NEWEST).unwrap(), full());
-    let old = full().as_seen_in(Version::V0_2_0).unwrap();
+    assert_eq!(full().to_version(Version::NEWEST).unwrap(), full());
+    let old = full().to_version(Version::V0_2_0).unwrap();
     assert!(old.interfaces.is_empty());
     assert_eq!(old.ips.iter().map(|ip| ip.address.to_string()).collect::<Vec<_>>(), ["10.77.0.8/24", "fd77::8/64"]);
     assert_eq!(old.routes.len(), 3);
-    let middle = full().as_seen_in(Version::V0_4_0).unwrap();
+    let middle = full().to_version(Version::V0_4_0).unwrap();
     assert_eq!((middle.interfaces[1].mtu, middle.ips.len(), &middle.routes), (0, 3, &full().routes));
 }
 
@@ -89,11 +89,11 @@ fn results_survive_printing_as_far_as_the_version_allows() {
 fn the_oldest_versions_need_an_address() {
     let none = AddResult { interfaces: full().interfaces, ..AddResult::default() };
     for version in Version::ALL {
-        assert_eq!(none.as_seen_in(version).is_err(), version < Version::V0_3_0);
+        assert_eq!(none.to_version(version).is_err(), version < Version::V0_3_0);
         assert_eq!(none.print(version).is_err(), version < Version::V0_3_0);
     }
     // Routes of a family without an address are omitted.
     let mut v4 = full();
     v4.ips.truncate(1);
-    assert!(v4.as_seen_in(Version::V0_1_0).unwrap().routes.iter().all(|route| route.dst.ip().is_ipv4()));
+    assert!(v4.to_version(Version::V0_1_0).unwrap().routes.iter().all(|route| route.dst.ip().is_ipv4()));
 }

@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use super::{AddResult, Dns, IpConfig};
 use crate::error::{Code, Error, Result};
-use crate::ip::Cidr;
 use crate::version::Version;
+use linux::ip::Cidr;
 
 /// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]

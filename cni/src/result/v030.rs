@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use super::{AddResult, Dns, Route};
-use crate::ip::Cidr;
 use crate::version::Version;
+use linux::ip::Cidr;
 
 /// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use cni::Version;
-use cni::testing::{Calling, Lab, Outcome, copy_as_another_build, copy_program, wait_until, write_script};
 use serde_json::json;
+use testing::{Lab, Outcome, Process, copy_as_another_build, copy_program, wait_until, write_script};
 
 /// The build of the example that is installed as `stock`.
 #[derive(Debug)]
@@ -33,8 +33,8 @@ fn install(lab: &Lab, build: Build) -> PathBuf {
 }
 
 /// Prepares a call of `relay` in `dir` for an attachment.
-fn relay(dir: &Path, command: &str, config: impl ToString) -> Calling {
-    let call = Calling::new(&dir.join("relay"), command).env("CNI_PATH", dir);
+fn relay(dir: &Path, command: &str, config: impl ToString) -> Process {
+    let call = Process::plugin(&dir.join("relay"), command).env("CNI_PATH", dir);
     call.attachment("c1", "eth0", "/run/netns/c1").stdin(config.to_string())
 }
 
@@ -51,7 +51,7 @@ fn asking(kind: &str) -> serde_json::Value {
 
 #[test]
 fn both_ways_to_delegate_have_the_same_outcome() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let (same, another) = (install(&lab, Build::Same), install(&lab, Build::Another));
     let ips = json!([
         {"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "10.2.0.2/24"},
@@ -92,7 +92,7 @@ fn both_ways_to_delegate_have_the_same_outcome() {
 
 #[test]
 fn a_panic_is_a_cni_error() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let config =
         json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
     let error = relay(&install(&lab, Build::Same), "ADD", config).run().error(999);
@@ -101,7 +101,7 @@ fn a_panic_is_a_cni_error() {
 
 #[test]
 fn only_a_copy_of_the_program_runs_in_the_process() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let starts = |dir: &Path| {
         let trace = lab.dir().join("trace");
         let options = ["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()];
@@ -126,13 +126,13 @@ fn only_a_copy_of_the_program_runs_in_the_process() {
 
 #[test]
 fn a_program_whose_file_was_replaced_recognises_its_copies() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     copy_as_another_build(&dir.join("relay"), &dir.join("new"));
     let upgrade = "exec 3<relay; mv new relay; exec -a relay /proc/self/fd/3";
     let trace = lab.dir().join("trace");
     let options = ["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()];
-    let call = Calling::program("bash").arg("-ec").arg(format!("cd {}; {upgrade}", dir.display()));
+    let call = Process::new("bash").arg("-ec").arg(format!("cd {}; {upgrade}", dir.display()));
     let call = call.env("CNI_COMMAND", "ADD").env("CNI_PATH", &dir).attachment("c1", "eth0", "/run/netns/c1");
     call.stdin(asking("stock").to_string()).strace(&options).run().ok();
     let trace = fs::read_to_string(&trace).unwrap();
@@ -141,7 +141,7 @@ fn a_program_whose_file_was_replaced_recognises_its_copies() {
 
 #[test]
 fn a_result_is_read_by_its_own_version() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     let add = |answer: &str, version: &str| {
         script(&dir, "own", &format!("cat <<'EOF'\n{answer}\nEOF"));
@@ -181,7 +181,7 @@ fn a_result_is_read_by_its_own_version() {
 
 #[test]
 fn the_child_gets_our_environment_and_our_stdin() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     let body = format!("env >{0}/env; cat >{0}/stdin; echo '{{}}'", lab.dir().display());
     script(&dir, "spy", &body);
@@ -204,13 +204,13 @@ fn the_child_gets_our_environment_and_our_stdin() {
     }
     // Descriptors that the test was started with are inherited; those that the plugin opened are not.
     let count = script(&dir, "count", "set -- /proc/$$/fd/*; echo $# >&2; echo '{}'");
-    let direct = Calling::program(count).run().stderr;
+    let direct = Process::new(count).run().stderr;
     assert_eq!(relay(&dir, "ADD", asking("count")).run().stderr, direct, "descriptors of the plugin are inherited");
 }
 
 #[test]
 fn a_childs_stderr_is_never_lost() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     script(&dir, "loud", "echo 'for the log' >&2; echo '{}'");
     let outcome = relay(&dir, "ADD", asking("loud")).run();
@@ -224,7 +224,7 @@ fn a_childs_stderr_is_never_lost() {
 
 #[test]
 fn a_failure_without_a_cni_error_is_reported() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     for (body, culprits) in [
         ("exit 3", &["exit status: 3"][..]),
@@ -245,7 +245,7 @@ fn a_failure_without_a_cni_error_is_reported() {
 
 #[test]
 fn a_refused_version_names_the_plugin_and_what_it_supports() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     let refusal = r#"{"code": 1, "msg": "incompatible CNI versions"}"#;
     let supported = r#"{"cniVersion": "0.4.0", "supportedVersions": ["0.3.1", "0.4.0"]}"#;
@@ -269,7 +269,7 @@ fn a_refused_version_names_the_plugin_and_what_it_supports() {
 
 #[test]
 fn a_status_that_hangs_ends_after_seconds() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     let slow = script(&dir, "slow", "exec sleep 1000");
     let error = relay(&dir, "STATUS", asking("slow")).run().error(50);
@@ -278,7 +278,7 @@ fn a_status_that_hangs_ends_after_seconds() {
 
 #[test]
 fn a_child_may_ignore_stdin_and_leave_children() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     let filler = "x".repeat(300_000);
     let config = json!({"cniVersion": "1.1.0", "name": "net", "filler": filler, "ipam": {"type": "odd"}});
@@ -317,7 +317,7 @@ impl Drop for Writer {
 
 #[test]
 fn a_file_that_is_open_for_writing_is_waited_for() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Another);
     let stock = dir.join("stock");
     let writer = Writer::open(&stock);
@@ -354,7 +354,7 @@ fn a_file_that_is_open_for_writing_is_waited_for() {
 
 #[test]
 fn plugin_directories_are_searched_in_order() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     let dirs: Vec<PathBuf> = (0..4).map(|n| lab.dir().join(format!("path{n}"))).collect();
     dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
@@ -377,7 +377,7 @@ fn plugin_directories_are_searched_in_order() {
 
 #[test]
 fn a_type_cannot_be_a_path() {
-    let lab = Lab::bare();
+    let lab = Lab::without_plugins();
     let dir = install(&lab, Build::Same);
     script(lab.dir(), "outside", "touch /run/executed; echo '{}'");
     for kind in ["../outside", "/bin/true", "a/b", "", ".", "..", "./stock"] {

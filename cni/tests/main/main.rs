@@ -2,5 +2,3 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
 
 mod delegate;
-mod kernel;
-mod system;

@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use cni::testing::{Calling, Lab, PLUGINS};
+use testing::{Lab, PLUGINS, Process};
 
 /// A variable and its new value; `None` removes it.
 type Change = (&'static str, Option<&'static [u8]>);
@@ -198,7 +198,7 @@ fn configurations() -> Vec<Case> {
 }
 
 /// Prepares a call of `loopback` that would succeed, except for the changes of the case.
-fn calling(lab: &Lab, case: &Case) -> Calling {
+fn calling(lab: &Lab, case: &Case) -> Process {
     let call = lab.attach("loopback", "ADD", "/run/netns/c1").stdin(case.stdin.clone());
     case.env.iter().fold(call, |call, (name, value)| match value {
         Some(value) => call.env(name, OsStr::from_bytes(value)),
@@ -236,7 +236,7 @@ fn that_cannot_be_read_or_answered_is_reported() {
     lab.netns("c1");
     let shell = |script: &str| {
         let script = format!("exec {}/loopback {script}", lab.bin().display());
-        let call = Calling::program("sh").arg("-c").arg(script).env("CNI_COMMAND", "ADD").env("CNI_PATH", "/x");
+        let call = Process::new("sh").arg("-c").arg(script).env("CNI_COMMAND", "ADD").env("CNI_PATH", "/x");
         call.attachment("c1", "eth0", "/run/netns/c1").stdin(GOOD).run()
     };
     let error = shell("</").error(5);
@@ -297,7 +297,7 @@ fn of_any_size_needs_little_memory() {
     // The address space, in KB, for the program, its stack and its input.
     let run = |command: &str, space: u32, stdin: String| {
         let script = format!("ulimit -v {space}; exec {}/loopback", lab.bin().display());
-        let call = Calling::program("sh").arg("-c").arg(script).env("CNI_COMMAND", command).env("CNI_PATH", "/x");
+        let call = Process::new("sh").arg("-c").arg(script).env("CNI_COMMAND", command).env("CNI_PATH", "/x");
         call.attachment("c1", "eth0", "/run/netns/c1").stdin(stdin).run()
     };
     for (stdin, code) in refused {
@@ -336,7 +336,7 @@ fn nested_deeply_needs_no_stack() {
             for member in outer.iter().chain(&inner) {
                 let stdin = format!("{{\"cniVersion\": \"1.1.0\", \"name\": \"net\", {member}}}");
                 for command in ["CHECK", "STATUS"] {
-                    let call = Calling::program("sh").arg("-c").arg(&script).env("CNI_COMMAND", command);
+                    let call = Process::new("sh").arg("-c").arg(&script).env("CNI_COMMAND", command);
                     let call = call.env("CNI_PATH", lab.bin()).attachment("c1", "eth0", "/run/netns/c1");
                     let outcome = call.stdin(stdin.clone()).run();
                     let what = &stdin[..80];

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cni::testing::{Lab, skip};
+use testing::{Lab, skip};
 
 /// Returns whether the program under test is a release build. Debug builds contain symbols, and are large.
 fn is_release(lab: &Lab, test: &str) -> bool {

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cni::testing::document::{self, Key, code, keys_under, rows, section, value_at};
-use cni::testing::{Calling, Lab, Outcome, PLUGINS, reference};
 use serde_json::{Value, json};
+use testing::document::{self, Key, code, keys_under, rows, section, value_at};
+use testing::{Lab, Outcome, PLUGINS, Process, reference};
 
 /// Returns a network with everything that the key at `path` needs around it.
 fn around(path: &str) -> Value {
@@ -114,13 +114,13 @@ fn every_key_is_read_under_its_path() {
 fn the_reference_supports_the_keys_as_described() {
     let test = "documents::the_reference_supports_the_keys_as_described";
     let (Some(bridge), Some(_)) = (reference("bridge", test), reference("host-local", test)) else { return };
-    let _lab = Lab::bare();
+    let _lab = Lab::without_plugins();
     for (heading, plugin) in [("bridge", "bridge"), ("host-local", "host-local")] {
         for key in keys_under(heading) {
             let wrong = if ["text", "boolean"].contains(&key.kind.as_str()) { json!(5) } else { json!("x") };
             let mut config = with(&key, wrong);
             config["cniVersion"] = json!("1.0.0");
-            let call = Calling::new(&bridge.with_file_name(plugin), "DEL").attachment("c1", "eth0", "");
+            let call = Process::plugin(&bridge.with_file_name(plugin), "DEL").attachment("c1", "eth0", "");
             let outcome = call.env("CNI_PATH", bridge.parent().unwrap()).stdin(config.to_string()).run();
             let minds = outcome.stdout.contains("cannot unmarshal");
             match key.reference.as_str() {
@@ -311,7 +311,7 @@ fn literals(source: &str) -> Vec<(String, String)> {
 fn sources() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
-    for package in ["cni", "bridge", "host-local", "loopback", "cni0"] {
+    for package in ["linux", "cni", "bridge", "host-local", "loopback", "cni0"] {
         walk(&root.join(package).join("src"), "rs", &mut files);
     }
     // Files that are not part of a plugin.

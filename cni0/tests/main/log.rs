@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use cni::testing::{Calling, Lab};
 use serde_json::{Value, json};
+use testing::{Lab, Process};
 
-fn add(lab: &Lab, more: Value) -> Calling {
+fn add(lab: &Lab, more: Value) -> Process {
     let mut config = json!({"cniVersion": "1.1.0", "name": "net1"});
     config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     lab.attach("loopback", "ADD", "/run/netns/c1").stdin(config.to_string())

@@ -4,11 +4,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, PLUGINS, copy_as_another_build, write_script};
+use testing::{Lab, PLUGINS, Process, copy_as_another_build, write_script};
 
 /// Returns the plugin that answers when `path` is called without a command.
 fn who(path: &Path) -> String {
-    let outcome = Calling::program(path).run();
+    let outcome = Process::new(path).run();
     assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{outcome:?}");
     outcome.stderr.lines().next().unwrap().to_owned()
 }
@@ -68,7 +68,7 @@ fn the_program_describes_itself() {
     assert!(PLUGINS.iter().all(|plugin| line.contains(plugin)), "{line}");
     for command in ["ADD", "VERSION"] {
         let error =
-            Calling::new(&program, command).attachment("c", "eth0", "/x").env("CNI_PATH", "/x").run().error(999);
+            Process::plugin(&program, command).attachment("c", "eth0", "/x").env("CNI_PATH", "/x").run().error(999);
         assert!(error["msg"].as_str().unwrap().contains("cni0"), "{error}");
         assert!(error["details"].as_str().unwrap().contains("loopback"), "{error}");
     }
@@ -76,7 +76,7 @@ fn the_program_describes_itself() {
 
 #[test]
 fn every_plugin_supports_every_version() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         for plugin in PLUGINS {
             // As libcni calls it: all variables except the command are dummies.
             let call = lab.plugin(plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");

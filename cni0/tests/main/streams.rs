@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use cni::testing::Lab;
+use testing::Lab;
 
 const CONFIG: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "type": "bridge",
     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}"#;
@@ -57,7 +57,7 @@ fn a_caller_that_does_not_read_does_not_kill_the_plugin() {
 #[test]
 fn versions_that_cannot_be_written_are_an_error() {
     let lab = Lab::new();
-    let outcome = lab.plugin("host-local", "VERSION").through("exec \"$0\" >/dev/full").run();
+    let outcome = lab.plugin("host-local", "VERSION").via_shell("exec \"$0\" >/dev/full").run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("write the answer to stdout"), "{outcome:?}");
 }

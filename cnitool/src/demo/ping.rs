@@ -4,7 +4,8 @@ use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
-use cni::{Code, Context, Deadline, Error, Result};
+use cni::{Code, Context, Error, Result};
+use linux::Deadline;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrIn, recv, sendto, socket};
 
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -17,21 +18,21 @@ const MARK: [u8; 4] = *b"cni0";
 pub(super) fn ping(to: Ipv4Addr) -> Result<Duration> {
     let what = || format!("ping {to}");
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Inet, SockType::Raw, flags, SockProtocol::Icmp).trying(what)?;
+    let socket = socket(AddressFamily::Inet, SockType::Raw, flags, SockProtocol::Icmp).context(what)?;
     let began = Instant::now();
     let address = SockaddrIn::from(SocketAddrV4::new(to, 0));
-    sendto(socket.as_raw_fd(), &request(), &address, MsgFlags::empty()).trying(what)?;
+    sendto(socket.as_raw_fd(), &request(), &address, MsgFlags::empty()).context(what)?;
     let deadline = Deadline::after(TIMEOUT);
     let mut packet = [0; 128];
-    while deadline.readable(socket.as_fd()).trying(what)? {
+    while deadline.readable(socket.as_fd()).context(what)? {
         match recv(socket.as_raw_fd(), &mut packet, MsgFlags::empty()) {
             Ok(length) if is_reply(packet.get(..length).unwrap_or_default(), to) => return Ok(began.elapsed()),
             // A raw socket also receives the packets of other programs.
             Ok(_) | Err(nix::Error::EAGAIN | nix::Error::EINTR) => {}
-            Err(errno) => return Err(errno).trying(what),
+            Err(errno) => return Err(errno).context(what),
         }
     }
-    Err(Error::new(Code::TRY_LATER, format!("no answer after {TIMEOUT:?}"))).trying(what)
+    Err(Error::new(Code::TRY_LATER, format!("no answer after {TIMEOUT:?}"))).context(what)
 }
 
 /// Returns an echo request: type, code, checksum, identifier and sequence number.

@@ -95,7 +95,7 @@ fn plugins(report: &mut Report) {
         Ok(_) if found.iter().any(|kind| kind == LOOPBACK) => {}
         Ok(_) => found.push(LOOPBACK.to_owned()),
         Err(error) => {
-            let remedy = format!("{}; kubelet and containerd need it for \"lo\" of every pod", error.remarks());
+            let remedy = format!("{}; kubelet and containerd need it for \"lo\" of every pod", error.details_text());
             report.add(Level::Warn, "plugins", None, error.to_string(), remedy);
         }
     }
@@ -125,7 +125,7 @@ pub(super) fn call_status(report: &mut Report) {
                 list.version
             )),
             Err(error) if error.code() == Code::TRY_LATER => {
-                let remedy = format!("find out what the plugin waits for ({})", error.remarks());
+                let remedy = format!("find out what the plugin waits for ({})", error.details_text());
                 report.add(Level::Fail, "status", Some(name), error.to_string(), remedy);
             }
             Err(error) => report.fail("status", Some(name), &error),

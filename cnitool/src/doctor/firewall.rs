@@ -4,8 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use bridge::inspect::REPAIR_HINT;
-use cni::netlink::nft::{BaseChain, Family, Nftables, Table};
-use cni::{Result, sysctl, tool};
+use cni::Result;
+use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
+use linux::{sysctl, tool};
 
 use super::{Level, Report};
 use crate::node::{Attachment, State};

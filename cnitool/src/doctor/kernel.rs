@@ -1,8 +1,9 @@
 //! Checks settings of the kernel that affect packets from and to containers.
 
-use cni::netlink::Netlink;
-use cni::netlink::nft::Nftables;
-use cni::{Result, sysctl, tool};
+use cni::Result;
+use linux::netlink::Netlink;
+use linux::netlink::nft::Nftables;
+use linux::{sysctl, tool};
 
 use super::{Level, Report};
 use crate::node::Network;
@@ -187,7 +188,7 @@ fn nf_tables(report: &mut Report) -> Result<()> {
     }
     match Nftables::open()?.is_there() {
         Ok(true) => report.ok("nf_tables", None, "the kernel has nf_tables"),
-        Err(error) => report.unseen(&error),
+        Err(error) => report.unseen(&error.into()),
         Ok(false) => {
             let has_iptables = tool::find("iptables-restore").is_some();
             for (name, only) in users {

@@ -67,7 +67,7 @@ pub(super) fn check(report: &mut Report) {
         }
     }
     for error in report.node.corrupt.clone() {
-        findings.push((Level::Warn, "cache", None, error.to_string(), error.remarks().to_owned()));
+        findings.push((Level::Warn, "cache", None, error.to_string(), error.details_text().to_owned()));
     }
     for (level, check, network, what, remedy) in findings {
         report.add(level, check, network.as_deref(), what, remedy);

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni::ip::Cidr;
-use cni::netlink::{Link, Netlink};
 use cni::{Code, Result};
+use linux::ip::Cidr;
+use linux::netlink::{Link, Netlink};
 
 use bridge::inspect::Settings;
 
@@ -60,7 +60,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
             let host = &mut Netlink::open()?;
             match bridge::inspect::refuse_vlans(host, &settings.bridge, link) {
                 Err(error) if error.code() == Code::UNSUPPORTED => {
-                    let remedy = error.remarks().to_owned();
+                    let remedy = error.details_text().to_owned();
                     findings.push((Level::Fail, "bridge", network.name.clone(), error.to_string(), remedy));
                 }
                 Err(error) => unseen.push(error),
@@ -161,7 +161,7 @@ fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
                 let mut conflicting = have.iter().map(|address| address.cidr.ip()).filter(is_conflicting);
                 let remedy = match conflicting.find_map(|ip| gateway_of(node, network, name, ip)) {
                     Some(second) => other_subnet(network, second),
-                    None => error.remarks().to_owned(),
+                    None => error.details_text().to_owned(),
                 };
                 findings.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
             }

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use bridge::inspect::Masquerade;
-use cni::ip::Cidr;
+use cni::Error;
 use cni::key::AliasOwner;
-use cni::netlink::{Link, LinkIndex};
-use cni::{Error, Netns};
 use host_local::inspect::{Lease, Owner};
+use linux::Netns;
+use linux::ip::Cidr;
+use linux::netlink::{Link, LinkIndex};
 use serde_json::Value;
 
 use super::evidence::{Evidence, Place, State};
@@ -183,7 +184,7 @@ fn is_inconclusive(path: &Path) -> bool {
 
 /// Inspects the path of a namespace.
 pub(crate) fn place(path: &Path) -> Place {
-    match Netns::open_if_there(path) {
+    match Netns::open_if_exists(path) {
         Ok(None) if is_inconclusive(path) => Place::Hidden,
         Ok(None) => Place::Absent,
         Ok(Some(netns)) => match Netns::current().and_then(|own| own.same_as(&netns)) {

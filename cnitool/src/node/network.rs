@@ -67,7 +67,7 @@ impl Network {
     }
 
     fn read_plugin(&mut self, kind: &str, text: &str, config: &serde_json::Map<String, Value>) -> Result<()> {
-        let call = Call::about(text)?;
+        let call = Call::for_config(text)?;
         let is = |value: Option<&Value>, wanted: &str| value.and_then(Value::as_str) == Some(wanted);
         if is(config.get("ipam").and_then(|ipam| ipam.get("type")), "host-local") {
             self.directory = Some(host_local::inspect::directory(&call)?);

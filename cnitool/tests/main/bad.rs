@@ -55,11 +55,11 @@ fn missing_plugin() {
 fn missing_permission() {
     let host = host();
     host.lab.sh(&format!("chmod 755 {0} {0}/bin; chmod 1777 {0}", host.lab.dir().display()));
-    let tool = cni::testing::built("cnitool");
+    let tool = testing::program_path("cnitool");
     // A directory that other users can read.
-    cni::testing::copy_program(&tool, &host.lab.bin().join("cnitool"));
+    testing::copy_program(&tool, &host.lab.bin().join("cnitool"));
     for command in ["add", "del", "check", "gc", "status"] {
-        let outcome = cni::testing::Calling::program("setpriv")
+        let outcome = testing::Process::new("setpriv")
             .arg("--bounding-set=-net_admin")
             .arg(host.lab.bin().join("cnitool"))
             .arg(command)
@@ -150,7 +150,7 @@ fn nothing_was_added_there() {
 #[test]
 fn an_add_whose_result_cannot_be_printed_is_rolled_back() {
     let host = host();
-    let tool = cni::testing::built("cnitool");
+    let tool = testing::program_path("cnitool");
     // The second case is a pipe without a reader.
     let pipe = host.lab.dir().join("pipe").display().to_string();
     let orphan = format!("mkfifo {pipe}; exec 3<>{pipe}; exec 4>{pipe}; exec 3<&-");

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use cni::testing::{Calling, copy_program, skip};
 use serde_json::json;
+use testing::{Process, copy_program, skip};
 
 use crate::support::{Host, failure};
 
@@ -187,7 +187,7 @@ fn hand_over_to_and_from_libcni() {
     );
     host.lab.netns("blue");
     let libcni = |command: &str| {
-        let calling = Calling::program(&runtime).env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
+        let calling = Process::new(&runtime).env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
         calling.arg(command).arg("pods").arg("/run/netns/blue").run().ok()
     };
     let ours = |command: &str| host.run(&format!("{command} pods /run/netns/blue")).ok();

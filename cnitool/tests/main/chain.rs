@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::reference;
 use serde_json::json;
+use testing::reference;
 
 use crate::support::{Host, failure};
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use cni::testing::{Calling, built, copy_program, skip};
+use testing::{Process, copy_program, program_path, skip};
 
 use crate::support::{Host, failure};
 
@@ -48,9 +48,9 @@ fn plugins_below_a_hidden_directory_stay_visible() {
 fn it_needs_no_root_where_users_may_have_namespaces() {
     let host = Host::new();
     let tool = host.lab.bin().join("cnitool");
-    copy_program(&built("cnitool"), &tool);
+    copy_program(&program_path("cnitool"), &tool);
     let as_nobody = || {
-        let setpriv = Calling::program("setpriv").arg("--reuid=65534").arg("--regid=65534");
+        let setpriv = Process::new("setpriv").arg("--reuid=65534").arg("--regid=65534");
         setpriv.arg("--clear-groups")
     };
     if as_nobody().arg("unshare").arg("-rn").arg("true").run().status != Some(0) {
@@ -73,7 +73,7 @@ fn a_missing_plugin_is_reported_with_the_search_path() {
 #[test]
 fn a_reader_that_closes_the_pipe_causes_no_error() {
     let host = Host::new();
-    let calling = Calling::program("sh").arg("-c").arg("(\"$0\" demo | true) 2>&1").arg(built("cnitool"));
+    let calling = Process::new("sh").arg("-c").arg("(\"$0\" demo | true) 2>&1").arg(program_path("cnitool"));
     let outcome = calling.env("CNI_PATH", host.lab.bin()).run();
     assert_eq!(outcome.stdout, "");
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use cni::testing::{copy_program, skip};
 use serde_json::{Value, json};
+use testing::{copy_program, skip};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
 use crate::support::Host;
@@ -102,7 +102,7 @@ fn leaked_leases_and_lost_interfaces() {
     assert!(!claims_all_alive(&host.run("doctor")));
 }
 
-fn claims_all_alive(outcome: &cni::testing::Outcome) -> bool {
+fn claims_all_alive(outcome: &testing::Outcome) -> bool {
     outcome.stdout.contains("of live containers")
 }
 
@@ -111,7 +111,7 @@ trait OkPage {
     fn ok_page(&self);
 }
 
-impl OkPage for cni::testing::Outcome {
+impl OkPage for testing::Outcome {
     #[track_caller]
     fn ok_page(&self) {
         assert_eq!(self.status, Some(0), "{self:?}");
@@ -249,7 +249,7 @@ fn iptables_with_a_policy() {
     assert!(only_problem(&host, "firewall", "fail").contains("ip filter FORWARD"));
     host.lab.sh("iptables-nft -P FORWARD ACCEPT");
     // The legacy tables, which nf_tables does not list.
-    let legacy = cni::testing::Calling::program("sh").arg("-c").arg("iptables-legacy -P FORWARD DROP").run();
+    let legacy = testing::Process::new("sh").arg("-c").arg("iptables-legacy -P FORWARD DROP").run();
     if legacy.status != Some(0) {
         return skip("iptables_with_a_policy", "the kernel or the host has no iptables-legacy; the rest of it ran");
     }
@@ -512,7 +512,7 @@ fn a_kernel_without_nf_tables() {
                  strace -qq -o /run/sockets -e trace=socket {inject} -- {} doctor --json || true",
             host.lab.bin().display(),
             host.conf_dir().display(),
-            cni::testing::built("cnitool").display()
+            testing::program_path("cnitool").display()
         ))
     };
     doctor("");
@@ -569,7 +569,7 @@ fn a_plugin_that_hangs_does_not_delay_other_findings() {
     host.lab.script("slow", &format!("cp {} {}\nexec sleep 1000", out.display(), seen.display()));
     let list = json!({ "cniVersion": "1.1.0", "name": "slow", "plugins": [{ "type": "slow" }] });
     host.configure("05-slow.conflist", &list.to_string());
-    let outcome = host.call("doctor").env("OUT", &out).through("exec \"$0\" \"$@\" >\"$OUT\"").run();
+    let outcome = host.call("doctor").env("OUT", &out).via_shell("exec \"$0\" \"$@\" >\"$OUT\"").run();
     assert_eq!(outcome.status, Some(3), "{outcome:?}");
     let (text, before) = (fs::read_to_string(out).unwrap(), fs::read_to_string(seen).unwrap());
     assert!(before.contains("ok    leases: network pods: 1 lease") && text.starts_with(&before), "{before}");

@@ -4,8 +4,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cni::testing::{Calling, REFERENCE, reference, skip};
 use serde_json::{Value, json};
+use testing::{Process, REFERENCE, reference, skip};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless};
 use crate::support::failure;
@@ -116,7 +116,7 @@ fn a_container_of_the_reference_is_recognised_by_its_address() {
     config["name"] = "pods".into();
     config["cniVersion"] = "1.0.0".into();
     let reference = Path::new(REFERENCE);
-    Calling::new(&reference.join("bridge"), "ADD")
+    Process::plugin(&reference.join("bridge"), "ADD")
         .env("CNI_PATH", REFERENCE)
         .attachment("old", "eth0", &netns)
         .stdin(config.to_string())
@@ -159,7 +159,7 @@ fn a_lease_is_from_an_earlier_boot_only_if_that_is_certain() {
         std::fs::write("/run/stat", "btime 4102444800\n").unwrap();
     }
     let boot = "mount -t sysfs none /sys && mount -t proc none /proc && mount --bind /run/stat /proc/stat";
-    if Calling::program("sh").arg("-c").arg(boot).run().status != Some(0) {
+    if Process::new("sh").arg("-c").arg(boot).run().status != Some(0) {
         skip("a_lease_is_from_an_earlier_boot_only_if_that_is_certain", "a second /proc cannot be mounted here");
         return;
     }
@@ -181,7 +181,7 @@ fn colours_are_used_only_on_terminals_and_not_with_no_color() {
     let host = host("10.108.0.0/24");
     attach(&host, "blue");
     let on_terminal = |more: &str| {
-        let tool = cni::testing::built("cnitool");
+        let tool = testing::program_path("cnitool");
         let command = format!(
             "CNI_PATH={} NETCONFPATH={} {more} script -qec '{} leases' /dev/null",
             host.lab.bin().display(),

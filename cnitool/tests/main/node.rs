@@ -3,10 +3,10 @@
 use std::fs;
 use std::path::PathBuf;
 
-use cni::Deadline;
-use cni::netlink::{Event, Netlink, Watch};
-use cni::testing::{Outcome, patience};
+use linux::Deadline;
+use linux::netlink::{Event, Netlink, Watch};
 use serde_json::{Value, json};
+use testing::{Outcome, timeout};
 
 use crate::support::Host;
 
@@ -57,8 +57,8 @@ pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     let mut netlink = Netlink::open().unwrap();
     let mut watch = Watch::open(Event::Link).unwrap();
     host.lab.sh(&format!("umount /run/netns/{name}; rm /run/netns/{name}"));
-    let gone = || Ok(netlink.links(None)?.iter().all(|link| !link.alias.contains(id)).then_some(()));
-    watch.wait_for("the port to go", Deadline::after(patience()), gone).unwrap();
+    let gone = || Ok::<_, linux::Error>(netlink.links(None)?.iter().all(|link| !link.alias.contains(id)).then_some(()));
+    watch.wait_for("the port to go", Deadline::after(timeout()), gone).unwrap();
 }
 
 /// Writes a lease without a container, as an ADD that was killed leaves it.
@@ -96,8 +96,8 @@ pub(crate) fn snapshot(host: &Host) -> String {
 
 /// Runs a command without any capability.
 pub(crate) fn powerless(host: &Host, words: &str) -> Outcome {
-    let program = cni::testing::built("cnitool");
-    let calling = cni::testing::Calling::program("setpriv").arg("--bounding-set=-all").arg("--inh-caps=-all").arg("--");
+    let program = testing::program_path("cnitool");
+    let calling = testing::Process::new("setpriv").arg("--bounding-set=-all").arg("--inh-caps=-all").arg("--");
     let calling = calling.arg(program).env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
-    words.split(' ').fold(calling, cni::testing::Calling::arg).run()
+    words.split(' ').fold(calling, testing::Process::arg).run()
 }

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use cni::testing::{Calling, built, skip};
 use serde_json::json;
+use testing::{Process, program_path, skip};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
 use crate::support::{Host, failure};
@@ -202,7 +202,7 @@ fn concurrent_adds_lose_nothing() {
     let host = host("10.132.0.0/24");
     let names: Vec<String> = (0..12).map(|i| format!("z{i}")).collect();
     names.iter().for_each(|name| drop(host.lab.netns(name)));
-    let tool = built("cnitool");
+    let tool = program_path("cnitool");
     host.lab.sh(&format!(
         "export NETCONFPATH={} CNI_PATH={}
          mkdir -p /var/lib/cni/networks/pods; for i in 1 2 3 4 5 6; do echo >/var/lib/cni/networks/pods/10.132.0.$((i + 90)); {tool} prune --force; done &
@@ -274,11 +274,11 @@ fn nothing_is_pruned_inside_a_container() {
     assert!(line.contains("mount") && line.contains("network namespaces of this process"), "{line}");
     assert_eq!(snapshot(&host), before);
     // Its own pid namespace, whose process 1 has the same mount and network namespaces.
-    let mut call = Calling::program("unshare").env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
+    let mut call = Process::new("unshare").env("NETCONFPATH", host.conf_dir()).env("CNI_PATH", host.lab.bin());
     for word in ["--pid", "--fork", "--mount-proc"] {
         call = call.arg(word);
     }
-    refusal(failure(&call.arg(built("cnitool")).arg("prune").run()), "pid namespace");
+    refusal(failure(&call.arg(program_path("cnitool")).arg("prune").run()), "pid namespace");
     // A dry run reports it.
     let text = page(&host.run("prune --dry-run"));
     assert!(text.contains("prune would refuse: cannot determine which containers are gone"), "{text}");

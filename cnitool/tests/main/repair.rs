@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use cni::testing::built;
 use serde_json::{Value, json};
+use testing::program_path;
 
 use crate::node::{attach, host, json, lose_namespace, network, page, port, powerless, snapshot};
 use crate::support::{Host, failure};
@@ -189,7 +189,7 @@ fn dels_wait_for_the_repair_of_an_attachment() {
     let host = host("10.167.0.0/24");
     attach(&host, "blue");
     host.lab.sh("nft flush table inet cni_plugins_masquerade");
-    let tool = built("cnitool");
+    let tool = program_path("cnitool");
     host.lab.sh(&format!(
         "export NETCONFPATH={} CNI_PATH={}
          {tool} repair & {tool} del pods /run/netns/blue; wait $!",

@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
-use cni::testing::{Calling, Lab, Outcome, REFERENCE, built};
 use serde_json::Value;
+use testing::{Lab, Outcome, Process, REFERENCE, program_path};
 
 /// Writes each call to `../log` and its configuration to `../NAME.COMMAND`. Prints its `prevResult`, or a result with one
 /// address. Fails if the file `../fail.NAME.COMMAND` exists.
@@ -70,9 +70,9 @@ impl Host {
     }
 
     /// Returns a call of cnitool with these words.
-    pub(crate) fn call(&self, words: &str) -> Calling {
-        let calling = Calling::program(built("cnitool")).env("NETCONFPATH", self.conf_dir());
-        words.split(' ').fold(calling.env("CNI_PATH", self.lab.bin()), Calling::arg)
+    pub(crate) fn call(&self, words: &str) -> Process {
+        let calling = Process::new(program_path("cnitool")).env("NETCONFPATH", self.conf_dir());
+        words.split(' ').fold(calling.env("CNI_PATH", self.lab.bin()), Process::arg)
     }
 
     pub(crate) fn run(&self, words: &str) -> Outcome {

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::Lab;
 use serde_json::json;
+use testing::Lab;
 
 use crate::support::{Net, ip};
 

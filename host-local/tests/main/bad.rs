@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use cni::testing::Lab;
 use serde_json::{Value, json};
+use testing::Lab;
 
 use crate::support::{DATA, Net};
 

@@ -6,8 +6,8 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use cni::testing::{Lab, reference};
 use serde_json::json;
+use testing::{Lab, reference};
 
 use crate::support::{Net, addresses};
 

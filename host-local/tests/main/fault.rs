@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 
-use cni::testing::{Calling, Lab, Outcome};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, Process};
 
 use crate::support::{Net, addresses};
 
@@ -16,7 +16,7 @@ struct Step {
 }
 
 /// Returns the system calls of a call, from the reading of its configuration.
-fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
+fn steps(lab: &Lab, call: Process) -> Vec<Step> {
     let trace = lab.dir().join("steps");
     call.strace(&["-o", trace.to_str().unwrap()]).run().ok();
     let text = fs::read_to_string(&trace).unwrap();
@@ -38,7 +38,7 @@ fn steps(lab: &Lab, call: Calling) -> Vec<Step> {
 }
 
 /// Runs `call` with a fault injected at `step`, and asserts that strace injected it.
-fn inject(lab: &Lab, call: Calling, step: &Step, what: &str) -> Outcome {
+fn inject(lab: &Lab, call: Process, step: &Step, what: &str) -> Outcome {
     let trace = lab.dir().join("inject");
     let rule = format!("inject={}:{what}:when={}", step.name, step.count);
     let only = format!("trace={}", step.name);

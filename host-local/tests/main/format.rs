@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-use cni::testing::{Lab, reference};
 use serde_json::json;
+use testing::{Lab, reference};
 
 use crate::support::{Net, files};
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
-use cni::testing::Lab;
 use serde_json::json;
+use testing::Lab;
 
 use crate::support::{DATA, Net, files, ip, names};
 
@@ -78,7 +78,7 @@ fn all_files_are_accessible_only_to_root() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");
     // The mode does not depend on the umask of the caller.
-    let call = net.calling("ADD", "a").through("umask 0; exec \"$0\"");
+    let call = net.calling("ADD", "a").via_shell("umask 0; exec \"$0\"");
     call.run().ok();
     let index = net.index().unwrap();
     for dir in [net.dir(), index.clone(), "/run/cni0/earlier-boot".into()] {

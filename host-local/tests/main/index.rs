@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use cni::testing::{Lab, reference};
 use serde_json::json;
+use testing::{Lab, reference};
 
 use crate::support::{Net, ip, names};
 

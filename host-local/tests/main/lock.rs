@@ -5,8 +5,8 @@ use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cni::testing::Lab;
 use serde_json::json;
+use testing::Lab;
 
 use crate::support::Net;
 

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, Outcome, built, skip};
 use serde_json::json;
+use testing::{Lab, Outcome, Process, program_path, skip};
 
 use crate::support::{DATA, Net, ip};
 
@@ -213,8 +213,8 @@ fn without_root_there_is_one_clear_error() {
     lab.sh("chmod 755 /var/lib");
     // Another user may not be able to read the directory of the built program.
     let program = Path::new("/run/host-local");
-    fs::copy(built("host-local"), program).unwrap();
-    let as_nobody = || Calling::program("setpriv").arg("--reuid=65534").arg("--regid=65534").arg("--clear-groups");
+    fs::copy(program_path("host-local"), program).unwrap();
+    let as_nobody = || Process::new("setpriv").arg("--reuid=65534").arg("--regid=65534").arg("--clear-groups");
     if as_nobody().arg("true").run().status != Some(0) {
         return skip(test, "there is no other user here");
     }
@@ -251,7 +251,7 @@ fn a_full_disk_leaves_no_partial_lease() {
 #[test]
 fn the_plugin_reports_its_name_and_version() {
     let lab = Lab::new();
-    let about = Calling::program(lab.bin().join("host-local")).run();
+    let about = Process::new(lab.bin().join("host-local")).run();
     assert!(about.stderr.starts_with("CNI host-local plugin"), "{about:?}");
     assert_eq!(lab.plugin("host-local", "VERSION").run().ok()["cniVersion"], "1.1.0");
 }

@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use cni::testing::{Lab, reference};
 use serde_json::{Value, json};
+use testing::{Lab, reference};
 
 use crate::support::{Net, addresses, ip, names};
 

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use cni::testing::{Calling, Lab, Outcome};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, Process};
 
 /// The default of `dataDir`.
 pub(crate) const DATA: &str = "/var/lib/cni/networks";
@@ -45,15 +45,15 @@ impl<'a> Net<'a> {
         Path::new(DATA).join(self.config["name"].as_str().unwrap())
     }
 
-    pub(crate) fn calling(&self, command: &str, id: &str) -> Calling {
+    pub(crate) fn calling(&self, command: &str, id: &str) -> Process {
         let call = self.lab.plugin("host-local", command).attachment(id, "eth0", NETNS);
         call.stdin(self.config.to_string())
     }
 
     /// Returns the same call of the reference, in a version that it supports.
-    pub(crate) fn reference(&self, path: &Path, command: &str, id: &str) -> Calling {
+    pub(crate) fn reference(&self, path: &Path, command: &str, id: &str) -> Process {
         let old = self.with("/cniVersion", json!("1.0.0"));
-        let call = Calling::new(path, command).env("CNI_PATH", "/none").attachment(id, "eth0", NETNS);
+        let call = Process::plugin(path, command).env("CNI_PATH", "/none").attachment(id, "eth0", NETNS);
         call.stdin(old.config.to_string())
     }
 

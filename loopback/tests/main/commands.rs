@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use cni::testing::{Calling, Lab};
 use cni::{Code, Version};
 use serde_json::json;
+use testing::{Lab, Process};
 
 use super::{call, config, is_up};
 
@@ -78,7 +78,7 @@ fn expected(version: Version) -> String {
 
 #[test]
 fn add_returns_results_in_the_layout_of_every_version() {
-    Lab::both(|lab| {
+    Lab::for_each_layout(|lab| {
         let netns = lab.netns("c1");
         for version in Version::ALL {
             let outcome = call(lab, "ADD", &netns).stdin(config(version.as_str())).run();
@@ -258,7 +258,7 @@ fn without_permission_the_error_names_the_missing_capability() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let script = format!("exec setpriv --bounding-set=-all --inh-caps=-all {}/loopback", lab.bin().display());
-    let calling = Calling::program("sh").arg("-c").arg(script).attachment("c1", "lo", &netns);
+    let calling = Process::new("sh").arg("-c").arg(script).attachment("c1", "lo", &netns);
     let error = calling.env("CNI_COMMAND", "ADD").env("CNI_PATH", lab.bin()).stdin(config("1.1.0")).run().error(8);
     assert!(error["details"].as_str().unwrap().contains("CAP_SYS_ADMIN"), "{error}");
 }

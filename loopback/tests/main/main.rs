@@ -6,8 +6,8 @@ mod reference;
 
 use std::path::Path;
 
-use cni::testing::{Calling, Lab};
 use serde_json::json;
+use testing::{Lab, Process};
 
 /// Returns a configuration with `version` as its `cniVersion`, or without one if `version` is empty.
 fn config(version: &str) -> String {
@@ -18,7 +18,7 @@ fn config(version: &str) -> String {
 }
 
 /// Prepares a call of the plugin for container `c1`, with `lo` as the interface name, as kubelet does.
-fn call(lab: &Lab, command: &str, netns: &Path) -> Calling {
+fn call(lab: &Lab, command: &str, netns: &Path) -> Process {
     lab.attach("loopback", command, netns).env("CNI_IFNAME", "lo").stdin(config("1.1.0"))
 }
 

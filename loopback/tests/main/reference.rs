@@ -3,20 +3,20 @@
 
 use std::path::Path;
 
-use cni::testing::{Calling, Lab, Outcome, reference};
 use serde_json::{Value, json};
+use testing::{Lab, Outcome, Process, reference};
 
 use super::{call, config, is_up};
 
 /// Prepares the same call of the reference.
-fn theirs(command: &str, netns: &Path, stdin: &str) -> Option<Calling> {
+fn theirs(command: &str, netns: &Path, stdin: &str) -> Option<Process> {
     let path = reference("loopback", "loopback::reference")?;
-    let call = Calling::new(&path, command).env("CNI_PATH", "/usr/lib/cni");
+    let call = Process::plugin(&path, command).env("CNI_PATH", "/usr/lib/cni");
     Some(call.attachment("c1", "lo", netns).stdin(stdin))
 }
 
 /// Runs a call, and returns its output and the state of `lo` without the alias, which the reference does not set.
-fn observe(lab: &Lab, calling: Calling) -> (Outcome, Value) {
+fn observe(lab: &Lab, calling: Process) -> (Outcome, Value) {
     let outcome = calling.run();
     let mut lo = lab.ip("-n c1 address show dev lo");
     lo[0].as_object_mut().unwrap().remove("ifalias");

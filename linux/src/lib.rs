@@ -1,0 +1,31 @@
+//! The Linux kernel, as far as network plugins need it. This crate does not know what a plugin is.
+//!
+//! - [`netlink`] changes and queries links, addresses, routes and neighbours; [`netlink::nft`] the packet filter.
+//! - [`Netns`] opens and enters network namespaces; [`sysctl`] reads and writes kernel settings.
+//! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
+//!   continues work after this process has exited.
+//! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, streams, memory and build ID.
+//! - [`ip`] has addresses and address arithmetic.
+//!
+//! All unsafe code of the project is in the private module `sys`. Every failure is an [`Error`] with the steps that
+//! failed, the errno and a [`Kind`].
+
+pub mod child;
+mod detached;
+mod error;
+#[cfg(feature = "fuzzing")]
+pub use netlink::fuzzing;
+pub mod ip;
+pub mod netlink;
+mod netns;
+pub mod process;
+mod sys;
+pub mod sysctl;
+pub mod tool;
+mod wait;
+
+pub use detached::DetachedChild;
+pub use error::{Context, Error, Kind, Result};
+pub use netns::Netns;
+pub use sys::random;
+pub use wait::Deadline;

@@ -1,0 +1,182 @@
+//! Routes.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use neli::consts::nl::NlmF;
+use neli::consts::rtnl::{Rta, Rtm, Rtprot};
+
+use super::link::LinkIndex;
+use super::wire::{self, Request};
+use super::{Change, Netlink};
+use crate::error::{Context, Result};
+use crate::ip::Cidr;
+
+/// The default routing table.
+const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+
+/// struct rtmsg
+const HEADER: usize = 12;
+
+/// The properties of a route, apart from its outgoing link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The destination.
+    pub dst: Cidr,
+    /// The next hop; `None` means that the destination is on the link itself.
+    pub gw: Option<IpAddr>,
+    /// The MTU of the route, or 0.
+    pub mtu: u32,
+    /// The maximum segment size to advertise, or 0.
+    pub advmss: u32,
+    /// The metric, or 0.
+    pub priority: u32,
+    /// The routing table; `None` means the main table.
+    pub table: Option<u32>,
+    /// The scope; `None` means universe.
+    pub scope: Option<u8>,
+}
+
+impl Route {
+    /// Creates a route with default attributes.
+    pub fn new(dst: Cidr, gw: Option<IpAddr>) -> Route {
+        Route { dst, gw, mtu: 0, advmss: 0, priority: 0, table: None, scope: None }
+    }
+}
+
+/// A unicast route of the kernel. `table` and `scope` of the route are always set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelRoute {
+    /// The route.
+    pub route: Route,
+    /// The outgoing link.
+    pub link: Option<LinkIndex>,
+    /// Whether the route comes from a router advertisement (IPv6).
+    pub is_advertised: bool,
+}
+
+impl KernelRoute {
+    /// Returns whether the route has the destination `wanted`, ignoring host bits.
+    pub fn leads_to(&self, wanted: Cidr) -> bool {
+        self.route.dst.network() == wanted.network()
+    }
+
+    /// Parses a route; `None` for other entries: local and broadcast routes, cached routes, other families.
+    pub(super) fn read(payload: &[u8]) -> Result<Option<KernelRoute>> {
+        let family = i32::from(wire::byte(payload, 0)?);
+        let prefix = wire::byte(payload, 1)?;
+        let mut table = u32::from(wire::byte(payload, 4)?);
+        let (scope, kind, flags) = (wire::byte(payload, 6)?, wire::byte(payload, 7)?, wire::number(payload, 8)?);
+        let any = match family {
+            libc::AF_INET => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            libc::AF_INET6 => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+            _ => return Ok(None),
+        };
+        if kind != libc::RTN_UNICAST || flags & libc::RTM_F_CLONED != 0 {
+            return Ok(None);
+        }
+        let (mut dst, mut gw, mut link, mut priority, mut mtu, mut advmss) = (None, None, None, 0, 0, 0);
+        for attribute in wire::attributes(payload, HEADER) {
+            match attribute? {
+                (libc::RTA_DST, value) => dst = Some(wire::ip(value)?),
+                (libc::RTA_GATEWAY, value) => gw = Some(wire::ip(value)?),
+                (libc::RTA_OIF, value) => link = LinkIndex::optional(wire::number(value, 0)?),
+                (libc::RTA_PRIORITY, value) => priority = wire::number(value, 0)?,
+                (libc::RTA_TABLE, value) => table = wire::number(value, 0)?,
+                (libc::RTA_METRICS, metrics) => {
+                    for metric in wire::attributes(metrics, 0) {
+                        match metric? {
+                            (wire::RTAX_MTU, value) => mtu = wire::number(value, 0)?,
+                            (wire::RTAX_ADVMSS, value) => advmss = wire::number(value, 0)?,
+                            _ => {}
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
+        let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
+        // linux/rtnetlink.h: RTPROT_RA
+        let is_advertised = wire::byte(payload, 5)? == 9;
+        Ok(Some(KernelRoute { route, link, is_advertised }))
+    }
+}
+
+impl Change<'_> {
+    /// Adds a route with `link` as the outgoing link. A second route to the same destination by another next hop is
+    /// inserted before the first; the kernel rejects an identical route with EEXIST.
+    pub fn add_route(link: LinkIndex, route: &Route) -> Self {
+        let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
+        let table = table.unwrap_or(MAIN);
+        let mut request = Request::new(Rtm::Newroute, NlmF::CREATE);
+        // struct rtmsg: family, prefix length of the destination, of the source, type of service
+        request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
+        // … table, protocol, scope, type, flags
+        let short = u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC);
+        request.raw(&[short, Rtprot::Boot.into(), scope.unwrap_or(libc::RT_SCOPE_UNIVERSE), libc::RTN_UNICAST]);
+        request.raw(&[0; 4]);
+        if dst.prefix() > 0 {
+            request.ip(Rta::Dst, dst.network().ip());
+        }
+        if let Some(gw) = gw {
+            request.ip(Rta::Gateway, gw);
+        }
+        if priority > 0 {
+            request.number(Rta::Priority, priority);
+        }
+        // The field in the header has one byte.
+        if table > 255 {
+            request.number(Rta::Table, table);
+        }
+        request.number(Rta::Oif, link.number());
+        if mtu > 0 || advmss > 0 {
+            request.nest(Rta::Metrics, |metrics| {
+                for (kind, value) in [(wire::RTAX_MTU, mtu), (wire::RTAX_ADVMSS, advmss)] {
+                    if value > 0 {
+                        metrics.number(kind, value);
+                    }
+                }
+            });
+        }
+        Change::new(request, move || {
+            let via = gw.map_or_else(String::new, |gw| format!(" via {gw}"));
+            format!("add route to {dst}{via} by link {link}")
+        })
+    }
+}
+
+impl Netlink {
+    /// Returns all unicast routes with `link` as the outgoing link, from all tables, IPv4 before IPv6.
+    pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
+        let request = list_routes(Some(link));
+        let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
+        let mut found = self
+            .socket
+            .list(&request, libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
+            .context(|| format!("list the routes of link {link}"))?;
+        found.sort_by_key(|route| route.route.dst.ip().is_ipv6());
+        Ok(found)
+    }
+
+    /// Returns the default routes of the main table, the preferred one of each family first.
+    pub fn default_routes(&mut self) -> Result<Vec<KernelRoute>> {
+        let wanted = |route: Option<KernelRoute>| {
+            route.filter(|route| route.route.dst.is_default() && route.route.table == Some(MAIN))
+        };
+        let mut found = self
+            .socket
+            .list(&list_routes(None), libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
+            .context(|| "list the default routes")?;
+        found.sort_by_key(|route| (route.route.dst.ip().is_ipv6(), route.route.priority));
+        Ok(found)
+    }
+}
+
+pub(super) fn list_routes(link: Option<LinkIndex>) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getroute, NlmF::empty());
+    request.raw(&[0; HEADER]);
+    if let Some(link) = link {
+        request.number(Rta::Oif, link.number());
+    }
+    request.finish()
+}

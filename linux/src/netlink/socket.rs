@@ -1,0 +1,377 @@
+//! The socket: sends requests, reads their answers, and validates everything it reads.
+
+use std::fmt;
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use neli::consts::nl::NlmF;
+use neli::consts::socket::{Msg, NlFamily};
+use neli::socket::NlSocket;
+
+use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
+use super::wire::{self, Message, malformed};
+use crate::error::{Context, Error, Kind, Result};
+use crate::ip::MacAddr;
+use crate::sys;
+use crate::wait::Deadline;
+
+/// The kernel usually answers before `send` returns. This is the timeout if it does not.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of attempts if an answer did not fit, or changed while it was read.
+const ATTEMPTS: u32 = 10;
+/// The same for rules: any change of any ruleset interrupts a listing, and many may happen at the same time.
+const RULE_ATTEMPTS: u32 = 500;
+/// The kernel's port ID as a sender.
+const KERNEL: u32 = 0;
+/// Initial buffer size, sufficient for known answers; grows if necessary. A small buffer touches fewer pages.
+const BUFFER: usize = 8 << 10;
+
+/// A socket for requests. It subscribes to no groups, so that everything it receives is an answer.
+pub(super) struct Socket {
+    socket: NlSocket,
+    seq: u32,
+    buffer: Vec<u8>,
+    /// Maximum number of attempts for a list that changes while it is read.
+    attempts: u32,
+}
+
+impl fmt::Debug for Socket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Socket").field("seq", &self.seq).finish_non_exhaustive()
+    }
+}
+
+impl Socket {
+    /// Opens a socket for links, addresses and routes.
+    pub(super) fn route() -> Result<Socket> {
+        // The kernel assigns an address with the first message.
+        let socket = NlSocket::new(NlFamily::Route)?;
+        socket.enable_ext_ack(true)?;
+        // Makes the kernel apply the filters of list requests. Kernels before 4.20 do not support it; we filter as
+        // well.
+        match socket.enable_strict_checking(true) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOPROTOOPT) => {
+                return Err(error.into());
+            }
+            _ => {}
+        }
+        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: ATTEMPTS })
+    }
+
+    /// Opens a socket for nf_tables.
+    pub(super) fn netfilter() -> Result<Socket> {
+        let socket = NlSocket::new(NlFamily::Netfilter)?;
+        socket.enable_ext_ack(true)?;
+        Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: RULE_ATTEMPTS })
+    }
+
+    /// Sends `messages` in one datagram and reads until the last one is acknowledged. Calls `each` with echoed
+    /// messages.
+    ///
+    /// The inner result is the first error, with the position of the message that the kernel rejected.
+    pub(super) fn change(
+        &mut self,
+        messages: &[&[u8]],
+        each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
+        // The kernel always reports errors. One acknowledgement, for the last message, confirms all that had no error.
+        self.batch(messages, NlmF::ACK, each)
+    }
+
+    /// Sends `messages` in one datagram; the last one requests a list. Calls `each` with echoed messages, queried
+    /// objects and the items of the list.
+    pub(super) fn change_and_list(
+        &mut self,
+        messages: &[&[u8]],
+        each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
+        self.batch(messages, NlmF::DUMP, each)
+    }
+
+    /// Sends `messages` in one datagram; the last one gets `flags` that make the kernel answer it.
+    fn batch(
+        &mut self,
+        messages: &[&[u8]],
+        flags: NlmF,
+        each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
+        let Some((last, others)) = messages.split_last() else { return Ok(None) };
+        let first = self.seq.wrapping_add(1);
+        let mut datagram = Vec::with_capacity(messages.iter().map(|message| message.len()).sum());
+        for message in others {
+            self.append(&mut datagram, message, NlmF::empty());
+        }
+        self.append(&mut datagram, last, flags);
+        let ended = |place, _| place + 1 == messages.len();
+        self.exchange(&datagram, first, messages.len(), ended, each)
+    }
+
+    /// Sends `messages` between `begin` and `end`. nf_tables treats them as a transaction, which is applied completely
+    /// or not at all; without `end` it is only validated. The inner result is as for [`Socket::change`].
+    pub(super) fn transact(
+        &mut self,
+        begin: &[u8],
+        messages: &[&[u8]],
+        end: Option<&[u8]>,
+    ) -> Result<Option<(usize, Error)>> {
+        let Some((last, others)) = messages.split_last() else { return Ok(None) };
+        let mut datagram = Vec::new();
+        let first = self.append(&mut datagram, begin, NlmF::empty());
+        for message in others {
+            self.append(&mut datagram, message, NlmF::empty());
+        }
+        self.append(&mut datagram, last, NlmF::ACK);
+        if let Some(end) = end {
+            self.append(&mut datagram, end, NlmF::empty());
+        }
+        // An error of the whole transaction is the answer to its first message.
+        let ended = |place, refused| place == messages.len() || (place == 0 && refused);
+        let refused = self.exchange(&datagram, first, messages.len() + 1, ended, |_| Ok(()))?;
+        Ok(refused.map(|(place, error)| (place.saturating_sub(1), error)))
+    }
+
+    /// Sends a datagram of `count` messages; `first` is the sequence number of the first one. Reads until `ended`,
+    /// called with the position of an answer and whether it is an error, returns `true`.
+    fn exchange(
+        &mut self,
+        datagram: &[u8],
+        first: u32,
+        count: usize,
+        ended: impl Fn(usize, bool) -> bool,
+        mut each: impl FnMut(&Message<'_>) -> Result<()>,
+    ) -> Result<Option<(usize, Error)>> {
+        // An error message repeats the request.
+        self.reserve(datagram.len() + BUFFER / 2);
+        self.transmit(datagram)?;
+        let mut answers = Answers { first, count, refused: None };
+        let mut deadline = None;
+        loop {
+            match self.receive(&mut deadline)? {
+                Some(datagram) if answers.take(datagram, &ended, &mut each)? => return Ok(answers.refused),
+                Some(_) => {}
+                None => return Err(malformed("the answer to a change was cut off")),
+            }
+        }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        sys::borrow(&self.socket)
+    }
+
+    /// Returns the index of the link called `name` by an ioctl; `None` if there is none.
+    pub(super) fn link_index(&self, name: &str) -> Result<Option<u32>> {
+        match sys::link_index(self.fd(), name) {
+            Ok(index) => Ok(Some(index)),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Returns the MAC address of the link called `name` by an ioctl; `None` if there is none.
+    pub(super) fn mac_of(&self, name: &str) -> Option<MacAddr> {
+        sys::link_mac(self.fd(), name).ok().flatten().map(MacAddr)
+    }
+
+    /// Returns whether the link called `name` is up and has a carrier, as far as the kernel knows; `false` if there is
+    /// none.
+    pub(super) fn link_is_running(&self, name: &str) -> bool {
+        sys::link_is_running(self.fd(), name).unwrap_or(false)
+    }
+
+    /// Makes the kernel process pending carrier changes of the link called `name` now. Returns whether that succeeded.
+    pub(super) fn flush_carrier_changes(&self, name: &str) -> bool {
+        sys::flush_carrier_changes(self.fd(), name).is_ok()
+    }
+
+    /// Queries one object, which is returned as a message of type `kind`. Returns `None` if the kernel answers with one
+    /// of the errors in `absent`.
+    pub(super) fn get<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        absent: &[i32],
+        read: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<Option<T>> {
+        for _ in 0..ATTEMPTS {
+            let mut datagram = Vec::with_capacity(question.len());
+            let seq = self.append(&mut datagram, question, NlmF::empty());
+            self.transmit(&datagram)?;
+            let mut deadline = None;
+            while let Some(mut rest) = self.receive(&mut deadline)? {
+                while let Some(message) = wire::next_message(&mut rest)? {
+                    if message.seq != seq {
+                        continue;
+                    }
+                    if message.kind == kind {
+                        return read(message.payload).map(Some);
+                    }
+                    if message.kind != NLMSG_ERROR {
+                        return Err(malformed("an answer of another type"));
+                    }
+                    match refusal(&message)? {
+                        Some(error) if error.errno().is_some_and(|errno| absent.contains(&errno)) => {
+                            return Ok(None);
+                        }
+                        Some(error) => return Err(error),
+                        None => return Err(malformed("an acknowledgement instead of an object")),
+                    }
+                }
+            }
+        }
+        Err(malformed("the answer never fits"))
+    }
+
+    /// Requests a list of messages of type `kind`, and again if it changed meanwhile. `read` may skip items.
+    pub(super) fn list<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
+    ) -> Result<Vec<T>> {
+        let attempts = self.attempts;
+        self.list_until(question, kind, &read, |listing| !listing.interrupted)?.ok_or_else(|| {
+            let what = format!("the list changed each of the {attempts} times it was read");
+            Error::new(Kind::Transient, what).details("many links, addresses or rules come and go at once; try again")
+        })
+    }
+
+    /// Searches a list for items that `read` returns. A list that changed while it was read may lack items, but the
+    /// items that it has are valid. So it is requested again only while nothing is found. An item that exists all the
+    /// time is not missing ten times in a row.
+    pub(super) fn find<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
+    ) -> Result<Vec<T>> {
+        let enough = |listing: &Listing<T>| !listing.interrupted || !listing.items.is_empty();
+        Ok(self.list_until(question, kind, &read, enough)?.unwrap_or_default())
+    }
+
+    /// Requests a list until it is `good`; `None` if it never was.
+    fn list_until<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: &dyn Fn(&[u8]) -> Result<Option<T>>,
+        good: impl Fn(&Listing<T>) -> bool,
+    ) -> Result<Option<Vec<T>>> {
+        for _ in 0..self.attempts {
+            let listing = self.list_once(question, kind, read)?;
+            if good(&listing) {
+                return Ok(Some(listing.items));
+            }
+        }
+        Ok(None)
+    }
+
+    fn list_once<T>(
+        &mut self,
+        question: &[u8],
+        kind: u16,
+        read: &dyn Fn(&[u8]) -> Result<Option<T>>,
+    ) -> Result<Listing<T>> {
+        let mut datagram = Vec::with_capacity(question.len());
+        let seq = self.append(&mut datagram, question, NlmF::DUMP);
+        self.transmit(&datagram)?;
+        let mut listing = Listing { seq, kind, items: Vec::new(), interrupted: false };
+        let mut deadline = None;
+        loop {
+            match self.receive(&mut deadline)? {
+                Some(datagram) if !listing.take(datagram, read)? => {}
+                Some(_) => return Ok(listing),
+                None => {
+                    self.drain(&mut listing)?;
+                    listing.interrupted = true;
+                    return Ok(listing);
+                }
+            }
+        }
+    }
+
+    /// Reads the rest of a list after a truncated datagram: the kernel rejects another list request until the list has
+    /// ended. It continues a list on each read, so if there is nothing to read the list has ended as well.
+    fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
+        loop {
+            match receive(&self.socket, &mut self.buffer) {
+                Ok(len) if listing.take(self.buffer.get(..len).unwrap_or_default(), &|_| Ok(None))? => {
+                    return Ok(());
+                }
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error).context(|| "receive from the kernel"),
+            }
+        }
+    }
+
+    /// Appends `message` to `datagram` and returns its sequence number.
+    fn append(&mut self, datagram: &mut Vec<u8>, message: &[u8], flags: NlmF) -> u32 {
+        self.seq = self.seq.wrapping_add(1);
+        let start = datagram.len();
+        datagram.extend_from_slice(message);
+        if let Some([low, high]) = datagram.get_mut(start + 6..start + 8) {
+            [*low, *high] = (u16::from_ne_bytes([*low, *high]) | flags.bits()).to_ne_bytes();
+        }
+        if let Some(seq) = datagram.get_mut(start + 8..start + 12) {
+            seq.copy_from_slice(&self.seq.to_ne_bytes());
+        }
+        datagram.resize(datagram.len().next_multiple_of(4), 0);
+        self.seq
+    }
+
+    fn reserve(&mut self, size: usize) {
+        if self.buffer.len() < size {
+            self.buffer.resize(size, 0);
+        }
+    }
+
+    fn transmit(&mut self, datagram: &[u8]) -> Result<()> {
+        let sent = retry(|| self.socket.send(datagram, Msg::empty())).context(|| "send to the kernel")?;
+        if sent == datagram.len() { Ok(()) } else { Err(malformed("the request was cut off")) }
+    }
+
+    /// Receives one datagram; `None` if it did not fit, after enlarging the buffer. The deadline starts with the first
+    /// wait, because most answers are available at once, and the first clock query touches two pages of memory.
+    fn receive(&mut self, deadline: &mut Option<Deadline>) -> Result<Option<&[u8]>> {
+        let len = loop {
+            match receive(&self.socket, &mut self.buffer) {
+                Ok(len) => break len,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let deadline = deadline.get_or_insert_with(|| Deadline::after(TIMEOUT));
+                    if !deadline.readable(self.fd())? {
+                        let what = format!("no answer from the kernel within {TIMEOUT:?}");
+                        return Err(Error::new(Kind::Transient, what));
+                    }
+                }
+                Err(error) => return Err(error).context(|| "receive from the kernel"),
+            }
+        };
+        if len > self.buffer.len() {
+            self.reserve(len);
+            return Ok(None);
+        }
+        Ok(self.buffer.get(..len))
+    }
+}
+
+/// Receives one datagram without waiting. Returns its real length, so that truncation is detected. Does not use neli,
+/// which also allocates a list of the sender's groups.
+pub(super) fn receive(socket: &NlSocket, buffer: &mut [u8]) -> io::Result<usize> {
+    loop {
+        let (len, sender) = retry(|| sys::receive(sys::borrow(socket), buffer))?;
+        // Any process with CAP_NET_ADMIN in the namespace can send to this socket.
+        if sender == KERNEL {
+            return Ok(len);
+        }
+    }
+}
+
+fn retry<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            outcome => return outcome,
+        }
+    }
+}

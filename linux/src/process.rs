@@ -1,0 +1,62 @@
+//! This process: its entry point, its standard streams, its memory, and how it recognises copies of its program.
+
+pub mod build_id;
+
+use std::ffi::OsString;
+use std::io::{self, Read};
+use std::sync::atomic::Ordering;
+
+use nix::poll::PollFlags;
+
+use crate::sys;
+use crate::wait::ready;
+
+pub use crate::sys::arena::Arena;
+pub use crate::sys::start;
+
+/// Returns a variable of the environment.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
+pub fn env(name: &str) -> Option<OsString> {
+    std::env::var_os(name)
+}
+
+/// Reads stdin as data arrives, without a buffer: std's would touch two more pages.
+#[derive(Clone, Copy, Debug)]
+pub struct Stdin;
+
+impl Read for Stdin {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match nix::unistd::read(sys::stdin(), buffer) {
+                // The caller made stdin non-blocking.
+                Err(nix::Error::EAGAIN) => ready(sys::stdin(), PollFlags::POLLIN)?,
+                outcome => return Ok(outcome?),
+            }
+        }
+    }
+}
+
+/// Writes an answer to stdout in one piece. std's stdout would split it at the last newline.
+pub fn answer(mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match nix::unistd::write(sys::stdout(), bytes) {
+            Ok(written) => bytes = bytes.get(written..).unwrap_or_default(),
+            Err(nix::Error::EINTR) => {}
+            Err(nix::Error::EAGAIN) => ready(sys::stdout(), PollFlags::POLLOUT)?,
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    sys::ANSWERED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Returns whether [`answer`] has succeeded.
+pub fn has_answered() -> bool {
+    sys::ANSWERED.load(Ordering::Relaxed)
+}
+
+/// Makes an aborting process, for example one without memory, print `answer` to stdout and exit with 1, unless it has
+/// answered already.
+pub fn answer_aborts(answer: &'static [u8]) -> io::Result<()> {
+    Ok(sys::answer_aborts(answer)?)
+}

@@ -1,0 +1,267 @@
+//! All unsafe code: system interfaces that std, nix and neli do not wrap safely, and replacements of C library code
+//! that is too slow for a short process.
+#![expect(unsafe_code, reason = "each block has a SAFETY comment")]
+
+pub(crate) mod arena;
+#[cfg(target_arch = "x86_64")]
+mod copy;
+mod start;
+
+pub use start::start;
+
+use std::ffi::CStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use neli::socket::NlSocket;
+use nix::fcntl::{AT_FDCWD, OFlag, openat};
+use nix::sched::{CloneFlags, unshare};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use nix::sys::stat::Mode;
+
+/// Returns whether `fd` is a network namespace (NS_GET_NSTYPE, since Linux 4.11).
+pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    // linux/nsfs.h: _IO(0xb7, 3)
+    const NS_GET_NSTYPE: libc::c_int = 0xb703;
+    // SAFETY: the descriptor is open, and this request takes no argument. The cast fits each C library: the type of a
+    // request is signed in one and unsigned in the other.
+    let kind = unsafe { libc::ioctl(fd.as_raw_fd(), NS_GET_NSTYPE as _) };
+    if kind >= 0 {
+        return Ok(kind == libc::CLONE_NEWNET);
+    }
+    match io::Error::last_os_error() {
+        // The kernel returns it for any file that is not a namespace.
+        error if error.raw_os_error() == Some(libc::ENOTTY) => Ok(false),
+        error => Err(error),
+    }
+}
+
+/// Returns a descriptor that becomes readable when the child `pid` exits (since Linux 5.3).
+pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
+    // SAFETY: pidfd_open takes two integers and does not access our memory.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
+    // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Forks this process; fails if it has several threads. Returns the process ID of the child, or `None` in the child.
+pub(crate) fn fork() -> io::Result<Option<u32>> {
+    // In a process with one thread this has no effect. With several threads it fails.
+    unshare(CloneFlags::CLONE_VM)?;
+    // SAFETY: there is only one thread, so no lock is held forever in the child, which can run any code.
+    match unsafe { libc::fork() } {
+        -1 => Err(io::Error::last_os_error()),
+        0 => Ok(None),
+        child => Ok(Some(child.cast_unsigned())),
+    }
+}
+
+/// Exits this process at once, without flushing buffers or running exit handlers, which it shares with its parent.
+pub(crate) fn exit_now(status: libc::c_int) -> ! {
+    // SAFETY: it takes an integer and does not return.
+    unsafe { libc::_exit(status) }
+}
+
+/// Reaps the child `pid` if it has exited.
+pub(crate) fn reap(pid: u32) {
+    // SAFETY: it takes integers, and a null pointer means that no status is written.
+    unsafe { libc::waitpid(pid.cast_signed(), std::ptr::null_mut(), libc::WNOHANG) };
+}
+
+/// Closes all descriptors from `first` to `last` (since Linux 5.9), in a process that never uses their owners again.
+pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: it takes integers; the owners are never used or dropped, as the caller guarantees.
+    let status = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Returns whether the kernel has at least this version; `false` if its version cannot be parsed.
+pub(crate) fn kernel_is(major: u32, minor: u32) -> bool {
+    // SAFETY: all zeroes are a valid `utsname`, the kernel writes texts that end with a NUL, and the text is copied.
+    let release = unsafe {
+        let mut name: libc::utsname = std::mem::zeroed();
+        libc::uname(&mut name);
+        CStr::from_ptr(name.release.as_ptr()).to_string_lossy().into_owned()
+    };
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|digits| digits.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(major), Some(minor))
+}
+
+/// Returns neli's socket as a descriptor for `poll`.
+pub(crate) fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
+    // SAFETY: the descriptor is open while the socket exists, and the borrow cannot outlive the socket.
+    unsafe { BorrowedFd::borrow_raw(socket.as_raw_fd()) }
+}
+
+/// Receives a datagram of a netlink socket without waiting. Returns its real length and the port ID of the sender.
+pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, u32)> {
+    // SAFETY: all zeroes are a valid `sockaddr_nl`, which consists of numbers.
+    let mut sender: libc::sockaddr_nl = unsafe { std::mem::zeroed() };
+    let mut room = libc::socklen_t::try_from(size_of_val(&sender)).unwrap_or_default();
+    let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most as many bytes as the buffer has, and an address of at most `room` bytes.
+    let len = unsafe {
+        let sender = (&raw mut sender).cast();
+        libc::recvfrom(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), flags, sender, &raw mut room)
+    };
+    let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+    Ok((len, sender.nl_pid))
+}
+
+// linux/sockios.h: ioctl requests. libc defines them with a type that depends on the C library.
+const SIOCGIFFLAGS: u16 = 0x8913;
+const SIOCGIFHWADDR: u16 = 0x8927;
+const SIOCGIFINDEX: u16 = 0x8933;
+const SIOCETHTOOL: u16 = 0x8946;
+const SIOCGSKNS: u16 = 0x894c;
+
+/// Returns the index of the link called `name` in the network namespace of `socket`, which can be of any family.
+pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    let mut request = interface_request(name)?;
+    // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFINDEX expects.
+    unsafe { interface_ioctl(socket, SIOCGIFINDEX, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
+}
+
+/// Returns the MAC address of the link called `name`, if it has one. See [`link_index`] for the socket.
+pub(crate) fn link_mac(socket: BorrowedFd<'_>, name: &str) -> io::Result<Option<[u8; 6]>> {
+    let mut request = interface_request(name)?;
+    // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFHWADDR expects.
+    unsafe { interface_ioctl(socket, SIOCGIFHWADDR, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    let address = unsafe { request.ifr_ifru.ifru_hwaddr };
+    let bytes = address.sa_data.first_chunk::<6>().filter(|_| address.sa_family == libc::ARPHRD_ETHER);
+    Ok(bytes.map(|bytes| bytes.map(|byte| byte.to_ne_bytes()[0])))
+}
+
+/// Makes the kernel finish carrier changes of the link called `name` that are pending in a worker (since Linux 6.8).
+/// See [`link_index`] for the socket.
+pub(crate) fn flush_carrier_changes(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+    // linux/ethtool.h: a command, and space for its result
+    const ETHTOOL_GLINK: u32 = 0x0a;
+    let mut carrier = [ETHTOOL_GLINK, 0_u32];
+    let mut request = interface_request(name)?;
+    request.ifr_ifru.ifru_data = carrier.as_mut_ptr().cast();
+    // SAFETY: the request is an `ifreq` that points to a command, which outlives the call.
+    unsafe { interface_ioctl(socket, SIOCETHTOOL, &mut request) }
+}
+
+/// Returns whether the link called `name` is up and has a carrier, as far as workers have processed changes. A link
+/// that no worker has processed yet counts as up. See [`link_index`] for the socket.
+pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
+    let mut request = interface_request(name)?;
+    // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFFLAGS expects.
+    unsafe { interface_ioctl(socket, SIOCGIFFLAGS, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
+    Ok(flags & libc::IFF_RUNNING != 0)
+}
+
+/// Returns the network namespace of `socket` (since Linux 4.10).
+pub(crate) fn namespace_of(socket: BorrowedFd<'_>) -> io::Result<File> {
+    // SAFETY: the socket is open, and this request takes no argument.
+    let fd = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCGSKNS.into()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just created this descriptor, which is close-on-exec, and nothing else owns it.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// The length of [`program_head`]: the smallest page size.
+pub(crate) const PROGRAM_HEAD: usize = 4096;
+
+/// Returns the first bytes of this program's file as the kernel mapped them: ELF header, segments and notes.
+pub(crate) fn program_head() -> &'static [u8; PROGRAM_HEAD] {
+    // SAFETY: linkers define this symbol as the address of the ELF header, which is the start of the file.
+    unsafe extern "C" {
+        static __ehdr_start: [u8; PROGRAM_HEAD];
+    }
+    // SAFETY: the segment with the header is mapped in whole pages, from the start of a page, and is never written to.
+    unsafe { &__ehdr_start }
+}
+
+fn interface_request(name: &str) -> io::Result<libc::ifreq> {
+    // SAFETY: all zeroes are a valid `ifreq`, which consists of numbers, bytes and a pointer.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    // One byte stays zero because the kernel reads up to a NUL.
+    if name.len() >= request.ifr_name.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENODEV));
+    }
+    for (place, byte) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *place = libc::c_char::from_ne_bytes([byte]);
+    }
+    Ok(request)
+}
+
+/// Calls an ioctl on a network interface.
+///
+/// # Safety
+///
+/// `what` must be a request that takes an `ifreq`, and a pointer in it must be valid for that request.
+unsafe fn interface_ioctl(socket: BorrowedFd<'_>, what: u16, request: &mut libc::ifreq) -> io::Result<()> {
+    // SAFETY: the socket is open, the `ifreq` outlives the call, and the caller guarantees the rest. The type of a
+    // request is signed in one C library and unsigned in the other, and the value fits into both.
+    let status = unsafe { libc::ioctl(socket.as_raw_fd(), what.into(), request) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Opens a file by `openat`, one system call; musl's `open` needs two. Not unsafe, but used by the same callers.
+pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
+    openat(AT_FDCWD, path, access | OFlag::O_CLOEXEC, Mode::empty()).map(File::from)
+}
+
+/// Returns the process's stdin without a buffer. std's buffer would touch two more pages.
+pub(crate) fn stdin() -> BorrowedFd<'static> {
+    // SAFETY: `start` has made sure that it is open, and nothing closes it.
+    unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
+}
+
+/// Returns the process's stdout without a buffer.
+pub(crate) fn stdout() -> BorrowedFd<'static> {
+    // SAFETY: as for stdin.
+    unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) }
+}
+
+/// Returns cryptographically random bytes, at most 256: up to that number the kernel never returns fewer.
+pub fn random<const N: usize>() -> io::Result<[u8; N]> {
+    const { assert!(N <= 256) };
+    let mut bytes = [0; N];
+    // SAFETY: the kernel writes at most `N` bytes, the length of the array.
+    let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), N, 0) };
+    if usize::try_from(got) == Ok(N) { Ok(bytes) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Makes SIGALRM interrupt system calls, which then fail with EINTR, instead of ending the process.
+pub(crate) fn let_alarm_interrupt() -> nix::Result<()> {
+    extern "C" fn nothing(_: libc::c_int) {}
+    let action = SigAction::new(SigHandler::Handler(nothing), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler does nothing, so it is safe at any time and on any thread.
+    unsafe { sigaction(Signal::SIGALRM, &action) }.map(drop)
+}
+
+/// Whether the answer was written to stdout. A failure after that prints nothing there.
+pub(crate) static ANSWERED: AtomicBool = AtomicBool::new(false);
+
+/// Makes an aborting process, for example one without memory, print `answer` to stdout and exit with 1.
+pub(crate) fn answer_aborts(answer: &'static [u8]) -> nix::Result<()> {
+    static ANSWER: OnceLock<&[u8]> = OnceLock::new();
+    let _ = ANSWER.set(answer);
+    extern "C" fn print(_: libc::c_int) {
+        let rest = if ANSWERED.load(Ordering::Relaxed) { b"" } else { ANSWER.get().copied().unwrap_or_default() };
+        // SAFETY: both calls are async-signal-safe, the text is static, and nothing runs after them.
+        unsafe {
+            libc::write(libc::STDOUT_FILENO, rest.as_ptr().cast(), rest.len());
+            libc::_exit(1);
+        }
+    }
+    let action = SigAction::new(SigHandler::Handler(print), SaFlags::empty(), SigSet::empty());
+    // SAFETY: the handler only makes async-signal-safe calls.
+    unsafe { sigaction(Signal::SIGABRT, &action) }.map(drop)
+}

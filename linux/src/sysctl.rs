@@ -1,0 +1,89 @@
+//! Kernel settings in /proc/sys. They are read first and written only if they differ.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use log::{debug, warn};
+use nix::fcntl::OFlag;
+
+use crate::error::{Context, Result};
+use crate::sys;
+
+/// The outcome of [`set`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Setting {
+    /// The setting already had the value.
+    Kept,
+    /// The setting was changed to the value.
+    Changed,
+    /// The kernel or the interface does not have the setting.
+    Missing,
+    /// /proc/sys is read-only, as in many containers.
+    ReadOnly,
+}
+
+/// Sets `key`, such as `["net", "ipv4", "ip_forward"]`, to `value`, in the network namespace of the calling thread.
+///
+/// A missing or read-only setting is reported as [`Setting`], for the caller to decide; any other failure is an error.
+pub fn set(key: &[&str], value: &str) -> Result<Setting> {
+    match write_if_different(Path::new(&path_of(key)), value) {
+        Ok(setting) => {
+            if setting == Setting::Changed {
+                debug!("set {} to {value}", key.join("."));
+            }
+            Ok(setting)
+        }
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(Setting::Missing),
+            Some(libc::EROFS) => Ok(Setting::ReadOnly),
+            _ => Err(error).context(|| format!("set {} to {value}", key.join("."))),
+        },
+    }
+}
+
+/// Sets `key` to `value`, and logs a warning if that fails. For settings that improve something but are not required.
+pub fn set_best_effort(key: &[&str], value: &str) {
+    match set(key, value) {
+        Ok(Setting::ReadOnly) => warn!("{} is not {value}, and /proc/sys is read-only", key.join(".")),
+        Ok(_) => {}
+        Err(error) => warn!("{error}"),
+    }
+}
+
+/// Returns the value of `key` in the network namespace of the calling thread; `None` if the kernel or the interface
+/// does not have the setting.
+pub fn read(key: &[&str]) -> Result<Option<String>> {
+    match std::fs::read_to_string(path_of(key)) {
+        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context(|| format!("read {}", key.join("."))),
+    }
+}
+
+/// Returns an error if `key` cannot be opened for writing. Changes nothing.
+pub fn check_writable(key: &[&str]) -> io::Result<()> {
+    Ok(sys::open(Path::new(&path_of(key)), OFlag::O_WRONLY).map(drop)?)
+}
+
+fn path_of(key: &[&str]) -> String {
+    format!("/proc/sys/{}", key.join("/"))
+}
+
+fn write_if_different(path: &Path, value: &str) -> io::Result<Setting> {
+    // A setting on a read-only file system may already have the value.
+    let (file, writable) = match sys::open(path, OFlag::O_RDWR) {
+        Err(nix::Error::EROFS | nix::Error::EACCES) => (sys::open(path, OFlag::O_RDONLY)?, false),
+        file => (file?, true),
+    };
+    let mut have = [0; 64];
+    let len = file.read_at(&mut have, 0)?;
+    if have.get(..len).is_some_and(|have| have.trim_ascii_end() == value.as_bytes()) {
+        return Ok(Setting::Kept);
+    }
+    if !writable {
+        return Err(io::Error::from_raw_os_error(libc::EROFS));
+    }
+    file.write_all_at(value.as_bytes(), 0)?;
+    Ok(Setting::Changed)
+}
