@@ -1,4 +1,3 @@
 //! The `bridge` plugin as a program of its own.
-#![no_main]
 
 cni::main!(bridge::Bridge);

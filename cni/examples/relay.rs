@@ -3,7 +3,6 @@
 //! `relay` delegates to the plugin named by `ipam.type`, as `bridge` does, and returns an interface for its addresses.
 //! `stock` is such a delegate: it returns what its configuration contains. If the program is copied under both names,
 //! `stock` runs in the same process; if `stock` is another build, `relay` executes it.
-#![no_main]
 
 use cni::{AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result, Route};
 use serde::Deserialize;

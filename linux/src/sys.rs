@@ -1,13 +1,8 @@
-//! All unsafe code: system interfaces that std, nix and neli do not wrap safely, and replacements of C library code
-//! that is too slow for a short process.
+//! All unsafe code: system interfaces that std, nix and neli do not wrap safely, and the
+//! memory of a short process.
 #![expect(unsafe_code, reason = "each block has a SAFETY comment")]
 
 pub(crate) mod arena;
-#[cfg(target_arch = "x86_64")]
-mod copy;
-mod start;
-
-pub use start::start;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -219,7 +214,7 @@ pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
 
 /// Returns the process's stdin without a buffer. std's buffer would touch two more pages.
 pub(crate) fn stdin() -> BorrowedFd<'static> {
-    // SAFETY: `start` has made sure that it is open, and nothing closes it.
+    // SAFETY: std opens `/dev/null` before `main` if it is closed, and nothing closes it.
     unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
 }
 

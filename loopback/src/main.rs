@@ -1,4 +1,3 @@
 //! The `loopback` plugin as a program of its own.
-#![no_main]
 
 cni::main!(loopback::Loopback);
