@@ -5,6 +5,7 @@
 
 mod address;
 mod answer;
+mod conntrack;
 mod delete;
 mod link;
 mod neighbour;
@@ -30,6 +31,7 @@ use crate::error::{Context, Error, Kind, Result};
 use crate::netns::Netns;
 
 pub use address::{Address, DuplicateDetection};
+pub use conntrack::{Conntrack, FlowFilter};
 pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec};
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, Route};

@@ -59,7 +59,7 @@ impl Socket {
         Ok(Socket { socket, seq: 0, buffer: vec![0; BUFFER], attempts: ATTEMPTS })
     }
 
-    /// Opens a socket for nf_tables.
+    /// Opens a socket for nf_tables and connection tracking.
     pub(super) fn netfilter() -> Result<Socket> {
         let socket = NlSocket::new(NlFamily::Netfilter)?;
         socket.enable_ext_ack(true)?;

@@ -45,6 +45,9 @@ pub(super) const BRIDGE_VLANDB_ENTRY_RANGE: u16 = 2;
 
 const HEADER: usize = 16;
 
+/// linux/netlink.h: flags an attribute that contains attributes. Netfilter wants it.
+pub(super) const NESTED: u16 = 1 << 15;
+
 /// The flags of a change that must create a new object.
 pub(super) const CREATE: NlmF = NlmF::CREATE.union(NlmF::EXCL);
 
