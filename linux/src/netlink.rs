@@ -1,4 +1,4 @@
-//! The kernel's network state over rtnetlink: links, addresses, routes, neighbours, VLANs.
+//! The kernel's network state over rtnetlink: links, addresses, routes, neighbours, VLANs, traffic control.
 //!
 //! A [`Netlink`] stays in the network namespace in which it was opened, even if the thread moves: open one for each
 //! namespace and keep it. [`Change`]s are sent together in one datagram. Queries are methods. Wire types are private.
@@ -12,6 +12,7 @@ mod neighbour;
 pub mod nft;
 mod route;
 mod socket;
+mod tc;
 mod vlan;
 mod watch;
 mod wire;
@@ -32,9 +33,12 @@ use crate::netns::Netns;
 
 pub use address::{Address, DuplicateDetection};
 pub use conntrack::{Conntrack, FlowFilter};
-pub use link::{BridgeSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec};
+pub use link::{
+    BridgeSpec, IfbSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec,
+};
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, Route};
+pub use tc::{Classifier, Qdisc, QdiscPlace, TokenBucket};
 pub use vlan::{Vlan, VlanRange};
 pub use watch::{Event, Watch};
 

@@ -14,7 +14,7 @@ use crate::error::{Context, Result};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
-pub use change::{BridgeSpec, LinkChange, VethEnd, VethSpec};
+pub use change::{BridgeSpec, IfbSpec, LinkChange, VethEnd, VethSpec};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;

@@ -218,6 +218,12 @@ pub(super) fn number(payload: &[u8], at: usize) -> Result<u32> {
     u32_at(payload, at).ok_or_else(|| malformed("number cut off"))
 }
 
+/// Returns a 64-bit number of an attribute.
+pub(super) fn number64(payload: &[u8], at: usize) -> Result<u64> {
+    let bytes = payload.get(at..).and_then(<[u8]>::first_chunk);
+    bytes.copied().map(u64::from_ne_bytes).ok_or_else(|| malformed("number cut off"))
+}
+
 /// Returns a text up to its NUL. The kernel allows any bytes in names; invalid UTF-8 is replaced.
 pub(super) fn text(value: &[u8]) -> String {
     let end = value.iter().position(|byte| *byte == 0).unwrap_or(value.len());

@@ -4,3 +4,4 @@
 mod conntrack;
 mod kernel;
 mod system;
+mod tc;

@@ -27,6 +27,16 @@ pub struct BridgeSpec<'a> {
     pub vlan_filtering: bool,
 }
 
+/// An ifb link to create: the kernel sends what is redirected to it back to where it came from, through its queueing
+/// discipline.
+#[derive(Clone, Copy, Debug)]
+pub struct IfbSpec<'a> {
+    /// The name.
+    pub name: &'a str,
+    /// The MTU.
+    pub mtu: u32,
+}
+
 /// One end of a veth pair to create.
 #[derive(Clone, Copy, Debug)]
 pub struct VethEnd<'a> {
@@ -85,6 +95,17 @@ impl<'a> Change<'a> {
         });
         let name = spec.name;
         Change::new(request, move || format!("create bridge {name:?}")).creating(name)
+    }
+
+    /// Creates an ifb link. It is up, and its queue length is 0: its queueing discipline decides how many packets wait.
+    pub fn create_ifb(spec: IfbSpec<'a>) -> Change<'a> {
+        let up = Flags { on: Iff::UP, mask: Iff::UP };
+        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, up);
+        common_attributes(&mut request, None, Some(spec.mtu));
+        request.number(Ifla::Txqlen, 0);
+        request.text(Ifla::Ifname, spec.name);
+        request.nest(Ifla::Linkinfo, |info| info.attr(IflaInfo::Kind, b"ifb"));
+        Change::new(request, move || format!("create ifb {:?}", spec.name)).creating(spec.name)
     }
 
     /// Creates a veth pair with both ends in their final places, in one message.
