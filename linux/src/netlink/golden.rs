@@ -1,7 +1,9 @@
-//! Compares our messages, byte for byte, with those that iproute2 sends for the same operation (`testdata/wire`).
+//! Compares our messages, byte for byte, with those that iproute2 and conntrack send for the same operation
+//! (`testdata/wire`).
 #![cfg(target_endian = "little")]
 
 use std::path::Path;
+use std::time::Duration;
 
 use neli::consts::rtnl::RtAddrFamily;
 
@@ -170,6 +172,93 @@ fn vlans() {
     agrees(&Change::add_vlans(vhost(), &[Vlan { pvid: true, untagged: true, ..plain(100, 100) }]), "add_vlan");
     agrees(&Change::add_vlans(vhost(), &[plain(10, 20)]), "add_vlan_range");
     agrees(&Change::delete_vlans(vhost(), &[plain(1, 1)]), "delete_vlan");
+}
+
+#[test]
+fn ifb_links() {
+    agrees(&Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 }), "create_ifb");
+}
+
+/// tc also sends a table of transmission times, which the kernel has not used since Linux 3.8, and how it is divided.
+fn without_table(mut message: Vec<u8>) -> Vec<u8> {
+    const TABLE: usize = 4 + 1024;
+    let options = 44;
+    message.truncate(message.len() - TABLE);
+    for (at, len) in [(0, message.len()), (options, message.len() - options)] {
+        message[at..at + 2].copy_from_slice(&u16::try_from(len).unwrap().to_ne_bytes());
+    }
+    differing(message, &[3, 1, 0, 0, 255, 255, 0, 0], &[0, 1, 0, 0, 0, 0, 0, 0])
+}
+
+#[test]
+fn token_buckets() {
+    let set = |rate, burst| {
+        let bucket = TokenBucket::with_latency(rate, burst, Duration::from_millis(25));
+        Change::set_token_bucket(vhost(), bucket).message
+    };
+    same(&set(1_000_000, 10_000), &without_table(captured("set_token_bucket")));
+    // tc calculates the time of the burst (1 ms) with the largest rate of 32 bits. The burst in bytes takes precedence.
+    let theirs = without_table(captured("set_token_bucket_64bit"));
+    let theirs = differing(theirs, &36375_u32.to_ne_bytes(), &15625_u32.to_ne_bytes());
+    same(&set(10_000_000_000, 10_000_000), &theirs);
+    agrees(&Change::delete_qdisc(vhost(), QdiscPlace::Root), "delete_qdisc_root");
+}
+
+#[test]
+fn redirections() {
+    agrees(&Change::add_ingress(vhost()), "add_ingress");
+    agrees(&Change::add_clsact(vhost()), "add_clsact");
+    agrees(&Change::redirect(vhost(), bridge(), Classifier::Matchall), "redirect_matchall");
+    agrees(&Change::redirect(vhost(), bridge(), Classifier::U32), "redirect_u32");
+    agrees(&Change::delete_redirect(vhost()), "delete_redirect");
+    // tc names the kind, and its handle; we delete any kind.
+    let mut theirs = captured("delete_qdisc_ingress");
+    theirs.truncate(36);
+    theirs[0] = 36;
+    theirs[24..28].fill(0);
+    same(&Change::delete_qdisc(vhost(), QdiscPlace::Ingress).message, &theirs);
+    same(&tc::list_filters(vhost()), &captured("list_filters"));
+    // tc lists the disciplines of all links and filters; the kernel can return one. struct tcmsg in linux/rtnetlink.h.
+    let mut expected = captured("list_filters");
+    expected[4] = 38; // RTM_GETQDISC
+    expected[28] = 0xf1;
+    same(&tc::get_qdisc(vhost(), QdiscPlace::Ingress), &expected);
+}
+
+#[test]
+fn connection_tracking() {
+    // Theirs is sent as a list request; the socket adds these flags to ours.
+    let mut theirs = captured("list_flows");
+    theirs[7] = 0;
+    same(&conntrack::list_flows(2), &theirs);
+
+    // conntrack sends everything that it knows about the entry; the original tuple and the ID identify it.
+    let theirs = captured("delete_flow");
+    let entry = [&theirs[16..72], &[8, 0, 12, 0, 1, 2, 3, 4]].concat();
+    let ours = conntrack::Flow::read(&entry).unwrap().deletion().unwrap();
+    let mut expected = [&theirs[..16], &entry].concat();
+    expected[0] = 80;
+    same(&ours, &expected);
+    assert!(conntrack::Flow::read(&[2, 0, 0, 0, 8, 0, 12, 0, 1, 2, 3, 4]).unwrap().deletion().is_none());
+}
+
+/// conntrack 1.4 filters what it lists instead. The layout is from linux/netfilter/nfnetlink_conntrack.h, and other tests
+/// pass it to the kernel.
+#[test]
+fn filtered_deletions() {
+    let destination = "10.1.0.1:53".parse().unwrap();
+    let reply_source = "10.2.0.2".parse().ok();
+    let ours = conntrack::filtered_deletion(&FlowFilter { protocol: 17, destination, reply_source });
+    let mut expected = captured("delete_flow")[..20].to_vec();
+    // The original tuple: destination address; protocol 17, destination port
+    expected.extend_from_slice(&[36, 0, 1, 128, 12, 0, 1, 128, 8, 0, 2, 0, 10, 1, 0, 1]);
+    expected.extend_from_slice(&[20, 0, 2, 128, 5, 0, 1, 0, 17, 0, 0, 0, 6, 0, 3, 0, 0, 53, 0, 0]);
+    // The reply tuple: source address
+    expected.extend_from_slice(&[16, 0, 2, 128, 12, 0, 1, 128, 8, 0, 1, 0, 10, 2, 0, 2]);
+    // What to compare: destination address 2, protocol 8, destination port 32; of the reply, source address 1
+    expected.extend_from_slice(&[20, 0, 25, 128, 8, 0, 1, 0, 42, 0, 0, 0, 8, 0, 2, 0, 1, 0, 0, 0]);
+    expected[0] = u8::try_from(expected.len()).unwrap();
+    same(&ours, &expected);
 }
 
 #[test]
