@@ -1,4 +1,4 @@
-//! Replies of the kernel about links, addresses, routes, neighbours and VLANs.
+//! Replies of the kernel about links, addresses, routes, neighbours, VLANs, traffic control and connection tracking.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

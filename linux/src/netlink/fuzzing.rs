@@ -1,8 +1,9 @@
 //! Entry points for the fuzzer: every parser reads the input as if it were a datagram from the kernel.
 
 use super::answer::{Answers, Listing};
+use super::conntrack::{self, Flow};
 use super::nft::Rule;
-use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, vlan, wire};
+use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, tc, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;
 
@@ -21,7 +22,8 @@ fn assert_valid(cidr: Cidr) {
     assert!(cidr.prefix() <= if cidr.ip().is_ipv4() { 32 } else { 128 } && cidr.contains(cidr.network().ip()));
 }
 
-/// Reads an answer about links, addresses, routes, neighbours and VLANs, to a query and to changes.
+/// Reads an answer about links, addresses, routes, neighbours, VLANs, traffic control and connection tracking, to a query
+/// and to changes.
 pub fn reply(datagram: &[u8]) {
     let Ok((seq, link)) = first(datagram) else { return };
     for link in list(datagram, seq, libc::RTM_NEWLINK, |payload| Link::read(payload).map(Some)) {
@@ -36,6 +38,15 @@ pub fn reply(datagram: &[u8]) {
     list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));
     for vlan in list(datagram, seq, wire::RTM_NEWVLAN, |payload| vlan::read(payload, link).map(Some)).concat() {
         assert!(vlan.range.first <= vlan.range.last);
+    }
+    for qdisc in list(datagram, seq, libc::RTM_NEWQDISC, |payload| Qdisc::read(payload).map(Some)) {
+        let is_bucket = qdisc.is_token_bucket(&TokenBucket { rate: 1, burst: 1, limit: 1 });
+        assert!(!qdisc.kind.contains('\0') && (!is_bucket || qdisc.kind == "tbf"));
+    }
+    list(datagram, seq, libc::RTM_NEWTFILTER, tc::read_redirect);
+    for deletion in list(datagram, seq, conntrack::NEW, |payload| Ok(Flow::read(payload)?.deletion())) {
+        // Without a tuple, the kernel would delete every entry.
+        assert!(wire::attributes(&deletion, 20).any(|attribute| matches!(attribute, Ok((1, _)))), "{deletion:?}");
     }
     let mut answers = Answers { first: seq, count: 3, refused: None };
     let _ = answers.take(
