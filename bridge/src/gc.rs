@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use cni::key::AliasOwner;
 use cni::{AttachmentKey, Call, Delegate, ErrorCollector, Result, ValidAttachment, key};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -42,8 +43,10 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Er
 #[derive(Debug)]
 pub(crate) struct Keep<'a> {
     pub(crate) network: &'a str,
-    alias_prefix: String,
-    aliases: BTreeSet<String>,
+    /// Container and interface of each attachment.
+    attachments: BTreeSet<(&'a str, &'a str)>,
+    /// The aliases of attachments that they cannot name in full.
+    cut_aliases: BTreeSet<String>,
     network_mark: String,
     digests: BTreeSet<String>,
     containers: BTreeSet<&'a str>,
@@ -55,8 +58,8 @@ impl<'a> Keep<'a> {
             || valid.iter().map(|valid| AttachmentKey { network, container: &valid.container, ifname: &valid.ifname });
         Keep {
             network,
-            alias_prefix: key::alias_prefix(network),
-            aliases: keys().map(|key| key.alias()).collect(),
+            attachments: keys().map(|key| (key.container, key.ifname)).collect(),
+            cut_aliases: keys().filter(|key| key.has_cut_alias()).flat_map(|key| key.aliases()).collect(),
             network_mark: key::network_mark(network),
             digests: keys().map(|key| key.digest()).collect(),
             containers: keys().map(|key| key.container).collect(),
@@ -65,7 +68,12 @@ impl<'a> Keep<'a> {
 
     /// Returns whether a link with this alias belongs to an attachment of this network that is not kept.
     fn is_stale_alias(&self, alias: &str) -> bool {
-        alias.starts_with(&self.alias_prefix) && !self.aliases.contains(alias)
+        let Some(owner) = AliasOwner::parse(alias) else { return false };
+        let is_kept = match &owner.attachment {
+            Some((container, ifname)) => self.attachments.contains(&(container.as_str(), ifname.as_str())),
+            None => self.cut_aliases.contains(alias),
+        };
+        owner.network == self.network && !is_kept
     }
 
     /// Returns whether an nftables rule with this comment belongs to an attachment of this network that is not kept.
@@ -92,8 +100,10 @@ mod tests {
         let keep = Keep::new("net1", &valid);
         let stale = |network: &str, container: &str, ifname: &str| {
             let key = AttachmentKey { network, container, ifname };
-            let stale = keep.is_stale_alias(&key.alias());
-            assert_eq!(keep.is_stale_comment(&key.comment()), stale, "{key:?}");
+            let stale = keep.is_stale_comment(&key.comment());
+            for alias in key.aliases() {
+                assert_eq!(keep.is_stale_alias(&alias), stale, "{key:?}");
+            }
             stale
         };
         for id in ["a", "b", &long] {
@@ -106,8 +116,8 @@ mod tests {
             assert!(stale("net1", id, "eth0"), "{id} is not listed");
             assert!(!keep.has_container(id));
         }
-        for comment in ["", "uplink", "8e48f37d5de60467"] {
-            assert!(!keep.is_stale_comment(comment), "{comment:?}");
+        for other in ["", "uplink", "8e48f37d5de60467"] {
+            assert!(!keep.is_stale_comment(other) && !keep.is_stale_alias(other), "{other:?}");
         }
     }
 }

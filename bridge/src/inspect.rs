@@ -61,9 +61,9 @@ pub fn refuse_vlans(host: &mut Netlink, name: &str, link: Option<&Link>) -> Resu
     vlan::refuse_unsupported(host, name, link)
 }
 
-/// Returns the alias of an attachment's host veth.
-pub fn alias(network: &str, container: &str, ifname: &str) -> String {
-    AttachmentKey { network, container, ifname }.alias()
+/// Returns the aliases that an attachment's host veth can have: that of this version, and that of earlier versions.
+pub fn aliases(network: &str, container: &str, ifname: &str) -> [String; 2] {
+    AttachmentKey { network, container, ifname }.aliases()
 }
 
 /// Returns the keys of an attachment's masquerade rules, one for each backend. All attachments of a container to the

@@ -164,8 +164,7 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
 
 /// Returns whether this is the container's only attachment to the network.
 fn is_only_attachment(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bool> {
-    let (own, all) = (owner.alias(), format!("{}{} ", key::alias_prefix(owner.network), owner.container));
-    Ok(host.find_links(&|alias| alias.starts_with(&all) && alias != own)?.is_empty())
+    Ok(host.find_links(&|alias| owner.is_sibling_alias(alias))?.is_empty())
 }
 
 /// Removes an attachment's rules of `iptables-nft`.

@@ -43,15 +43,15 @@ impl Removal<'_> {
     /// Deletes the host veth with the attachment's alias; `false` if there is none. The result of ADD names it, which
     /// saves listing all links, of which a host may have thousands.
     fn delete_ports(&self, host: &mut Netlink) -> Result<bool> {
-        let alias = self.key.alias();
+        let aliases = self.key.aliases();
         for name in self.host_interfaces() {
-            if let Some(port) = host.link(name)?.filter(|link| link.alias == alias) {
+            if let Some(port) = host.link(name)?.filter(|link| aliases.contains(&link.alias)) {
                 host.delete_link_detached(port.index, self.keep_open)?;
                 return Ok(true);
             }
         }
         let mut failures = ErrorCollector::default();
-        let ports = host.find_links(&|found| found == alias)?;
+        let ports = host.find_links(&|found| aliases.iter().any(|alias| alias == found))?;
         for port in &ports {
             failures.record(host.delete_link_detached(port.index, self.keep_open));
         }

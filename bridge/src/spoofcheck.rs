@@ -48,7 +48,7 @@ pub struct SpoofCheck {
 
 /// Returns an error if the chain names would be too long.
 pub(crate) fn validate(owner: AttachmentKey<'_>) -> Result<()> {
-    let len = owner.reference().len();
+    let len = owner.chain_suffix().len();
     if len <= MAX_REFERENCE {
         return Ok(());
     }
@@ -63,7 +63,7 @@ pub(crate) fn validate(owner: AttachmentKey<'_>) -> Result<()> {
 /// Usually the table exists and the attachment has no rules. Then adding them is enough: recreating the base chain, or
 /// searching for rules to replace, costs the kernel ten times as much.
 pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
-    let names = Names::new(&owner.reference());
+    let names = Names::new(&owner.chain_suffix());
     let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
     let rules = || {
         let rule = |chain, parts: &[Part<'_>]| Edit::add_rule(chain, parts, &names.comment);
@@ -145,7 +145,7 @@ fn belongs_to_another(host: &mut Netlink, port: &str, owner: AttachmentKey<'_>) 
         return Ok(false);
     }
     let alias = host.link(port)?.map(|link| link.alias).unwrap_or_default();
-    Ok(alias != owner.alias() && AliasOwner::parse(&alias).is_some())
+    Ok(!owner.aliases().contains(&alias) && AliasOwner::parse(&alias).is_some())
 }
 
 fn remove_named(
@@ -153,7 +153,7 @@ fn remove_named(
     owner: AttachmentKey<'_>,
     mut is_ours: impl FnMut(&str) -> Result<bool>,
 ) -> Result<()> {
-    let names = Names::new(&owner.reference());
+    let names = Names::new(&owner.chain_suffix());
     let chains = [TABLE.chain(&names.port), TABLE.chain(&names.mac)];
     nft::retry(|| -> Result<()> {
         // The rule in PREROUTING jumps to the first chain, so without chains there is no rule.
@@ -236,7 +236,7 @@ fn link_of(rule: &Rule) -> Option<String> {
 
 /// CHECK: returns an error if a rule for this port and this MAC address is missing.
 pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
-    let names = Names::new(&owner.reference());
+    let names = Names::new(&owner.chain_suffix());
     let mut nft = Nftables::open()?;
     let absent = |what: String| {
         Err(Error::new(Code::INTERNAL, what)

@@ -14,6 +14,11 @@ const COMMENT: usize = 128;
 const DIGEST: usize = 16;
 /// Maximum length of an alias in the kernel, in bytes (IFALIASZ less the final NUL).
 const ALIAS: usize = 255;
+/// The first word of an alias, which says what the other words name.
+const ALIAS_WORD: &str = "cni-attachment";
+/// The first word of an alias that earlier versions set. Containers that they attached stay attached when a node is
+/// upgraded, so DEL and GC recognise it too.
+const OLD_ALIAS_WORD: &str = "cni0";
 
 /// Identifies an attachment on this host: network, container and interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +37,33 @@ impl<'a> AttachmentKey<'a> {
         AttachmentKey { network: call.network.as_str(), container: at.container.as_str(), ifname: at.ifname.as_str() }
     }
 
-    /// Returns the alias of a link that belongs to this attachment, such as the host veth.
+    /// Returns the alias that ADD sets on a link of this attachment, such as the host veth.
     pub fn alias(&self) -> String {
-        let alias = format!("{}{} {}", alias_prefix(self.network), self.container, self.ifname);
+        self.alias_with(ALIAS_WORD)
+    }
+
+    /// Returns all aliases by which a link of this attachment is recognised: the one that ADD sets, and the one that
+    /// earlier versions set.
+    pub fn aliases(&self) -> [String; 2] {
+        [self.alias(), self.alias_with(OLD_ALIAS_WORD)]
+    }
+
+    /// Returns whether a link with this alias belongs to another attachment of the same container to the same network.
+    pub fn is_sibling_alias(&self, alias: &str) -> bool {
+        AliasOwner::parse(alias)
+            .filter(|owner| owner.network == self.network)
+            .and_then(|owner| owner.attachment)
+            .is_some_and(|(container, ifname)| container == self.container && ifname != self.ifname)
+    }
+
+    /// Returns whether the alias is cut, because it would be too long for the kernel. Then it does not name the attachment.
+    pub fn has_cut_alias(&self) -> bool {
+        let words = [ALIAS_WORD, self.network, self.container, self.ifname];
+        words.map(|word| word.len() + 1).iter().sum::<usize>() > ALIAS + 1
+    }
+
+    fn alias_with(&self, word: &str) -> String {
+        let alias = format!("{word} {} {} {}", self.network, self.container, self.ifname);
         if alias.len() <= ALIAS {
             return alias;
         }
@@ -70,14 +99,9 @@ impl<'a> AttachmentKey<'a> {
     }
 
     /// Returns the suffix of the names of the spoof check chains.
-    pub fn reference(&self) -> String {
+    pub fn chain_suffix(&self) -> String {
         format!("{}-{}", self.container, self.ifname)
     }
-}
-
-/// Returns the alias prefix of all links of a network.
-pub fn alias_prefix(network: &str) -> String {
-    format!("cni0 {network} ")
 }
 
 /// Returns the number with which the gateway addresses of a network are marked (IFA_PROTO). Two networks may have the
@@ -117,7 +141,7 @@ impl AliasOwner {
     /// Parses an alias; `None` if cni0 did not set it.
     pub fn parse(alias: &str) -> Option<AliasOwner> {
         let words: Vec<&str> = alias.split(' ').collect();
-        let ["cni0", network, rest @ ..] = words.as_slice() else { return None };
+        let [ALIAS_WORD | OLD_ALIAS_WORD, network, rest @ ..] = words.as_slice() else { return None };
         let attachment = match rest {
             // The digest at the end of a long alias is too long for an interface name.
             [container, ifname] if IfName::from_config(ifname).is_ok() => {
@@ -151,7 +175,7 @@ mod tests {
         assert!(KEY.comment().starts_with(&network_mark("net1")));
         assert_eq!(digest_in(&KEY.comment()), Some(KEY.digest().as_str()));
         assert_eq!(digest_in("8e48f37d5de60467-"), None);
-        assert_eq!(KEY.reference(), "cid1-eth0");
+        assert_eq!(KEY.chain_suffix(), "cid1-eth0");
     }
 
     #[test]
@@ -165,19 +189,49 @@ mod tests {
         let container = "c".repeat(300);
         let key = AttachmentKey { container: &container, ..KEY };
         assert_eq!(key.comment().len(), 128);
-        assert_eq!(key.alias().len(), 255);
-        assert!(key.alias().starts_with(&alias_prefix("net1")));
+        for alias in key.aliases() {
+            assert_eq!(alias.len(), 255);
+        }
+        assert!(key.alias().starts_with("cni-attachment net1 ccc"));
+        for (len, is_cut) in [(230, false), (231, true)] {
+            let key = AttachmentKey { container: &container[..len], ..KEY };
+            assert_eq!(key.has_cut_alias(), is_cut);
+            assert_eq!(AliasOwner::parse(&key.alias()).unwrap().attachment.is_none(), is_cut);
+        }
         assert_eq!(key.chain().len(), 28, "as long as iptables allows");
     }
 
     #[test]
     fn an_alias_names_the_owner_of_a_link() {
-        let owner = AliasOwner::parse(&KEY.alias()).unwrap();
-        assert_eq!((owner.network.as_str(), owner.attachment), ("net1", Some(("cid1".to_owned(), "eth0".to_owned()))));
-        let cut = AliasOwner::parse(&AttachmentKey { container: &"c".repeat(300), ..KEY }.alias()).unwrap();
-        assert_eq!((cut.network.as_str(), cut.attachment), ("net1", None));
-        for other in ["", "cni0", "uplink to rack 4", "net1 c1 eth0"] {
+        assert_eq!(KEY.aliases(), ["cni-attachment net1 cid1 eth0", "cni0 net1 cid1 eth0"]);
+        assert_eq!(KEY.alias(), KEY.aliases()[0]);
+        let attachment = Some(("cid1".to_owned(), "eth0".to_owned()));
+        for alias in KEY.aliases() {
+            let owner = AliasOwner { network: "net1".to_owned(), attachment: attachment.clone() };
+            assert_eq!(AliasOwner::parse(&alias), Some(owner), "{alias}");
+        }
+        for alias in (AttachmentKey { container: &"c".repeat(300), ..KEY }).aliases() {
+            let owner = AliasOwner { network: "net1".to_owned(), attachment: None };
+            assert_eq!(AliasOwner::parse(&alias), Some(owner), "{alias}");
+        }
+        for other in ["", "cni0", "cni-attachment", "cni-attachments net1 c1 eth0", "uplink to rack 4", "net1 c1 eth0"]
+        {
             assert_eq!(AliasOwner::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_sibling_is_another_interface_of_the_same_container_in_the_same_network() {
+        for (key, is_sibling) in [
+            (KEY, false),
+            (AttachmentKey { ifname: "eth1", ..KEY }, true),
+            (AttachmentKey { ifname: "eth1", container: "cid11", ..KEY }, false),
+            (AttachmentKey { ifname: "eth1", network: "net11", ..KEY }, false),
+        ] {
+            for alias in key.aliases() {
+                assert_eq!(KEY.is_sibling_alias(&alias), is_sibling, "{alias}");
+            }
+        }
+        assert!(!KEY.is_sibling_alias("uplink"));
     }
 }

@@ -133,7 +133,7 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
         if owner(link).is_some_and(|owner| owner.network == network.name && owner.attachment.is_none()) {
             let is_its = |at: &Attachment| {
                 let ifname = at.ifname.as_deref().unwrap_or_default();
-                link.alias == bridge::inspect::alias(&network.name, &at.container, ifname)
+                bridge::inspect::aliases(&network.name, &at.container, ifname).contains(&link.alias)
             };
             if !keep.iter().any(is_its) {
                 return unnamed(format!("port {}", link.name));

@@ -45,7 +45,7 @@ impl Plugin for Loopback {
         let Some(netns) = at.open_netns_if_exists()? else { return Ok(()) };
         let mut netlink = open(call, &netns)?;
         let lo = find(&mut netlink)?;
-        if lo.alias != AttachmentKey::new(call, at).alias() {
+        if !AttachmentKey::new(call, at).aliases().contains(&lo.alias) {
             return Ok(());
         }
         let change = LinkChange { up: Some(false), alias: Some(""), ..LinkChange::default() };

@@ -46,7 +46,7 @@ fn layer3_creates_and_returns_the_same_as_the_reference() {
         assert_eq!(port["operstate"], "UP");
         assert_eq!(port["linkinfo"]["info_slave_data"]["state"], "forwarding");
         assert_eq!(port["txqlen"], 1000, "the kernel's default queue length");
-        assert_eq!(port["ifalias"], "cni0 net1 a eth0");
+        assert_eq!(port["ifalias"], "cni-attachment net1 a eth0");
         let inside = &pod.ip("link show eth0")[0];
         assert_eq!(inside["address"], interfaces[2]["mac"]);
         assert_eq!(inside["operstate"], "UP");
@@ -222,7 +222,7 @@ fn a_link_that_is_not_a_bridge_is_rejected_and_not_changed() {
     let error = pod.call("ADD", &layer3(json!({}))).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("\"br0\" is a veth, not a bridge"), "{error}");
     assert_eq!(link(), before);
-    assert!(!lab.sh("ip -o link").contains("cni0 net1"), "a port is left behind");
+    assert!(!lab.sh("ip -o link").contains("cni-attachment net1"), "a port is left behind");
     assert!(!pod.sh("ip -o link").contains("eth0"));
 }
 

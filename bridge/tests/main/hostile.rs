@@ -34,7 +34,7 @@ fn strange_objects_in_the_container_do_not_affect_the_host() {
     // The container claims to be another one. DEL of each container must still affect only that container.
     let other = Pod::with_ips(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
     other.add(&config);
-    pod.sh("ip address add 10.1.0.3/24 dev eth0; ip link set eth0 alias \"cni0 net1 b eth0\"");
+    pod.sh("ip address add 10.1.0.3/24 dev eth0; ip link set eth0 alias \"cni-attachment net1 b eth0\"");
     pod.del(&config);
     let rules = lab.sh("nft list ruleset");
     assert!(rules.contains("10.1.0.3") && !rules.contains("10.1.0.2"), "{rules}");

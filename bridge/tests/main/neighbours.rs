@@ -137,7 +137,7 @@ fn case(host: &Host<'_>, added_by: AddedBy, id: &str, netns: Netns, previous: Pr
     let attached = traces(lab, id);
     // The reference sets no alias.
     assert!(
-        added_by == AddedBy::Reference || attached.contains(&format!("alias cni0 net1 {id} eth0")),
+        added_by == AddedBy::Reference || attached.contains(&format!("alias cni-attachment net1 {id} eth0")),
         "{what}: {attached}"
     );
     for wanted in ["/10.1.", "/fd01::", "drop comment", "asquerade"] {

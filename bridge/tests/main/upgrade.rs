@@ -1,4 +1,5 @@
-//! Upgrade in place: each implementation checks and deletes attachments of the other, and leaves nothing behind.
+//! Upgrade in place: each implementation checks and deletes attachments of the other and of earlier versions of cni0,
+//! and leaves nothing behind.
 
 use std::path::Path;
 
@@ -78,6 +79,91 @@ fn cni0_takes_over_without_a_previous_result() {
         pod.del(config);
         assert_clean(lab);
     }
+}
+
+/// Attaches a container as an earlier version did, whose aliases started with another word.
+fn add_with_old_alias(pod: &Pod<'_>, config: &Value) -> Value {
+    let result = pod.add(config);
+    let (port, network) = (pod.port(&result), config["name"].as_str().unwrap());
+    pod.lab.sh(&format!("ip link set {port} alias \"cni0 {network} {} {}\"", pod.id, pod.ifname));
+    result
+}
+
+/// Returns whether the veth pair of a pod exists.
+fn is_attached(pod: &Pod<'_>) -> bool {
+    pod.sh("ip -o link").contains("eth0")
+}
+
+#[test]
+fn del_removes_attachments_of_an_earlier_version() {
+    let lab = &Lab::new();
+    // Both backends of the masquerade, because iptables rules of one container share a chain.
+    for (index, backend) in ["nftables", "iptables"].iter().enumerate() {
+        let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true }));
+        let mut other = config.clone();
+        other["name"] = json!("net2");
+        let pod = |id: &str, n: usize| {
+            let id = format!("{id}{index}");
+            Pod::with_ips(lab, &id, &[&format!("10.1.{index}.{n}/16")])
+        };
+        let (with_result, without, neighbour, elsewhere) = (pod("a", 2), pod("b", 3), pod("c", 4), pod("d", 5));
+        let mut result = add_with_old_alias(&with_result, &config);
+        add_with_old_alias(&without, &config);
+        let kept = [(&neighbour, &config), (&elsewhere, &other)];
+        let results = kept.map(|(pod, config)| add_with_old_alias(pod, config));
+
+        // By now, the name of the host veth in a previous result may belong to another container.
+        let port = neighbour.port(&results[0]);
+        result["interfaces"][1]["name"] = json!(port);
+        let mut given = config.clone();
+        given["prevResult"] = result;
+        with_result.del(&given);
+        without.del(&config);
+        assert!(!is_attached(&with_result) && !is_attached(&without));
+        for ((pod, config), result) in kept.iter().zip(&results) {
+            pod.check(config, result).ok();
+            pod.del(config);
+        }
+        assert_clean(lab);
+    }
+}
+
+/// The other attachment of the container keeps its iptables rules, which have the same comment.
+#[test]
+fn del_keeps_the_other_attachment_of_an_earlier_version() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let result = add_with_old_alias(&first, &config);
+    let second = Pod { lab, id: first.id.clone(), ifname: "eth1".to_owned(), netns: first.netns.clone() };
+    second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
+    add_with_old_alias(&second, &config);
+    second.del(&config);
+    first.check(&config, &result).ok();
+    first.del(&config);
+    assert_clean(lab);
+}
+
+#[test]
+fn gc_removes_attachments_of_an_earlier_version() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
+    let mut other = config.clone();
+    other["name"] = json!("net2");
+    let pods: Vec<_> = ["alive", "stale", "foreign"]
+        .iter()
+        .enumerate()
+        .map(|(n, id)| Pod::with_ips(lab, id, &[&format!("10.1.0.{}/24", n + 2)]))
+        .collect();
+    let alive = add_with_old_alias(&pods[0], &config);
+    add_with_old_alias(&pods[1], &config);
+    let foreign = add_with_old_alias(&pods[2], &other);
+    let mut gc = config.clone();
+    gc["cni.dev/valid-attachments"] = json!([{ "containerID": "alive", "ifname": "eth0" }]);
+    lab.plugin("bridge", "GC").stdin(gc.to_string()).run().ok();
+    assert!(!is_attached(&pods[1]));
+    pods[0].check(&config, &alive).ok();
+    pods[2].check(&other, &foreign).ok();
 }
 
 #[test]

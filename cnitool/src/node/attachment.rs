@@ -126,7 +126,9 @@ impl Node {
             self.guest_addresses.contains(ip) || (!only_guests && self.other_addresses.contains(ip))
         };
         let port = match &at.ifname {
-            Some(ifname) => aliases.contains(bridge::inspect::alias(&network.name, &at.container, ifname).as_str()),
+            Some(ifname) => bridge::inspect::aliases(&network.name, &at.container, ifname)
+                .iter()
+                .any(|alias| aliases.contains(alias.as_str())),
             // An old lease counts for any interface of the container.
             None => self.links.iter().filter_map(owner).any(|owner| {
                 owner.network == network.name && owner.attachment.is_some_and(|(id, _)| id == at.container)

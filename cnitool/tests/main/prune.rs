@@ -140,6 +140,21 @@ fn a_live_port_that_cannot_be_named_stops_everything() {
     assert!(leases().contains(&"10.126.0.3".to_owned()), "{:?}", leases());
 }
 
+/// A node is upgraded in place. Only the alias proves that the container is alive: its address and its cache entry are
+/// gone.
+#[test]
+fn a_port_with_the_alias_of_an_earlier_version_is_kept() {
+    let host = host("10.128.0.0/24");
+    let id = attach(&host, "blue");
+    leak("10.128.0.99", &format!("{LONG_ID}\r\neth0"));
+    host.lab.sh("ip -n blue address flush dev eth0; rm -r /var/lib/cni/results");
+    let alive = port(&id);
+    host.lab.sh(&format!("ip link set {alive} alias \"cni0 pods {id} eth0\""));
+    page(&host.run("prune --force"));
+    assert_eq!(leases(), ["10.128.0.2"]);
+    assert_eq!(port(&id), alive);
+}
+
 #[test]
 fn networks_with_gc_disabled_or_without_a_configuration_are_skipped() {
     let host = host("10.127.0.0/24");

@@ -238,6 +238,18 @@ fn del_does_not_change_a_namespace_that_another_container_uses_now() {
     }
 }
 
+/// A node is upgraded in place: containers that an earlier version attached have its alias.
+#[test]
+fn del_recognises_the_alias_of_an_earlier_version() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    for (owner, is_ours) in [("c2", false), ("c1", true)] {
+        lab.sh(&format!("ip -n c1 link set lo up alias \"cni0 lo {owner} lo\""));
+        call(&lab, "DEL", &netns).run().ok();
+        assert_eq!(is_up(&lab, "c1"), !is_ours, "{owner}");
+    }
+}
+
 #[test]
 fn gc_and_status() {
     let lab = Lab::new();

@@ -51,7 +51,7 @@ fn the_same_bytes_where_the_reference_is_correct() {
         for command in ["ADD", "DEL"] {
             let before = if command == "ADD" { "down" } else { "up" };
             // DEL of cni0 needs the mark of its ADD.
-            let alias = if command == "ADD" { "" } else { "cni0 lo c1 lo" };
+            let alias = if command == "ADD" { "" } else { "cni-attachment lo c1 lo" };
             let prepare = || lab.sh(&format!("ip -n c1 link set lo alias \"{alias}\" {before}"));
             let Some(theirs) = theirs(command, &netns, &stdin) else { return };
             prepare();
