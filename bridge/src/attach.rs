@@ -104,7 +104,7 @@ impl Pair {
     /// Returns whether the bridge will forward the container's frames, at the latest after the next change to a link.
     /// The container veth must be up. This costs no message; if it returns `false`, use [`Pair::await_up`].
     pub(crate) fn seems_up(&self, host: &Netlink) -> bool {
-        (self.bridge.running || self.bridge.spanning_tree) && host.seems_running(&self.port_name)
+        (self.bridge.running || self.bridge.spanning_tree) && host.is_probably_running(&self.port_name)
     }
 
     /// Waits until the bridge forwards the container's frames.

@@ -51,13 +51,13 @@ pub fn settings(call: &Call<'_>) -> Result<Settings> {
 }
 
 /// Returns the error of an ADD if the addresses of `link` conflict with the addresses `gateways`.
-pub fn refuse_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
+pub fn check_gateway_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
     gateway::compare(link, have, gateways, force).map(drop)
 }
 
 /// Returns the error of an ADD with VLANs if the kernel cannot filter them on the bridge `name`. `link` is that bridge,
 /// if it exists.
-pub fn refuse_vlans(host: &mut Netlink, name: &str, link: Option<&Link>) -> Result<()> {
+pub fn check_vlan_support(host: &mut Netlink, name: &str, link: Option<&Link>) -> Result<()> {
     vlan::refuse_unsupported(host, name, link)
 }
 
@@ -87,7 +87,7 @@ pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
 
 /// Returns whether no packet reaches the masquerade rules of nftables. The next ADD repairs that, and so does
 /// [`restore_masquerade`].
-pub fn masquerade_is_cut_off(nft: &mut Nftables) -> Result<bool> {
+pub fn masquerade_is_unreachable(nft: &mut Nftables) -> Result<bool> {
     masquerade::is_cut_off(nft)
 }
 

@@ -51,7 +51,7 @@ impl Removal<'_> {
             }
         }
         let mut failures = ErrorCollector::default();
-        let ports = host.find_links(&|found| aliases.iter().any(|alias| alias == found))?;
+        let ports = host.find_links_by_alias(&|found| aliases.iter().any(|alias| alias == found))?;
         for port in &ports {
             failures.record(host.delete_link_detached(port.index, self.keep_open));
         }

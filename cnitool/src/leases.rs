@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::Result;
-use host_local::inspect::{Lease, Owner, Range};
+use host_local::inspect::{Lease, LeaseHolder, Range};
 use serde_json::{Value, json};
 
 use crate::conf;
@@ -91,15 +91,15 @@ fn owners<'a>(node: &Node, network: &'a Network) -> Vec<(&'a Lease, Option<Attac
 
 fn names(lease: &Lease) -> (Option<&str>, Option<&str>) {
     match &lease.owner {
-        Owner::Container(container, ifname) => (Some(container), ifname.as_deref()),
-        Owner::Garbled | Owner::Unknown => (None, None),
+        LeaseHolder::Container(container, ifname) => (Some(container), ifname.as_deref()),
+        LeaseHolder::Garbled | LeaseHolder::Unknown => (None, None),
     }
 }
 
 fn state(lease: &Lease, at: Option<&Attachment>) -> (&'static str, &'static str) {
     match (at, &lease.owner) {
         (Some(at), _) => (at.state.text(), at.why),
-        (None, Owner::Garbled) => ("free", "its file is empty or garbled: the next add may take the address"),
+        (None, LeaseHolder::Garbled) => ("free", "its file is empty or garbled: the next add may take the address"),
         (None, _) => (State::Unknown.text(), "its file cannot be read"),
     }
 }
@@ -149,7 +149,7 @@ fn elapsed(lease: &Lease) -> Duration {
 fn age(lease: &Lease) -> String {
     let seconds = elapsed(lease).as_secs();
     match seconds {
-        _ if lease.owner == Owner::Unknown => "-".to_owned(),
+        _ if lease.owner == LeaseHolder::Unknown => "-".to_owned(),
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),
         3600..86400 => format!("{} h", seconds / 3600),

@@ -46,7 +46,7 @@ impl Lock {
         let file = options.open(&path).context(what)?;
         match attempt(&file) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let taken = Deadline::after(TIMEOUT).interrupt(|| wait(&file)).context(what)?;
+                let taken = Deadline::after(TIMEOUT).run_interruptible(|| wait(&file)).context(what)?;
                 taken.ok_or_else(|| busy(&path))?;
             }
             outcome => outcome.context(what)?,

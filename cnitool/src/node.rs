@@ -47,7 +47,7 @@ pub(crate) struct Node {
     addresses: Vec<(LinkIndex, Address)>,
     pub(crate) masquerades: Vec<Masquerade>,
     /// Whether no packet reaches the nftables rules among them.
-    pub(crate) masquerade_is_cut_off: bool,
+    pub(crate) masquerade_is_unreachable: bool,
     pub(crate) spoof_checks: Vec<SpoofCheck>,
     /// The container veth of each port, if it is in another namespace and could be inspected.
     guests: BTreeMap<LinkIndex, Guest>,
@@ -93,7 +93,7 @@ impl Node {
         let mut nft = Nftables::open()?;
         let masquerades = value_or_unseen(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
         // A missing permission has been noted above.
-        let masquerade_is_cut_off = bridge::inspect::masquerade_is_cut_off(&mut nft).unwrap_or_default();
+        let masquerade_is_unreachable = bridge::inspect::masquerade_is_unreachable(&mut nft).unwrap_or_default();
         let spoof_checks = value_or_unseen(&mut unseen, bridge::inspect::spoof_checks(&mut nft)).unwrap_or_default();
         let mut host = Netlink::open()?;
         let mut node = Node {
@@ -103,7 +103,7 @@ impl Node {
             links: host.links(None)?,
             addresses: host.all_addresses()?,
             masquerades,
-            masquerade_is_cut_off,
+            masquerade_is_unreachable,
             spoof_checks,
             guests: BTreeMap::new(),
             guest_addresses: BTreeSet::new(),
@@ -124,7 +124,7 @@ impl Node {
         let mut refused = None;
         for netns in self.links.iter().filter_map(|link| link.peer_netns) {
             by_id.entry(netns).or_insert_with(|| {
-                host.addresses_elsewhere(netns).map_err(|error| refused.get_or_insert(error).clone()).ok()
+                host.addresses_in_netns(netns).map_err(|error| refused.get_or_insert(error).clone()).ok()
             });
         }
         let paths = self.inspect_paths(host, &by_id)?;
@@ -134,7 +134,7 @@ impl Node {
                 self.all_guests_seen = false;
                 continue;
             };
-            let guest = match host.link_elsewhere(netns, peer) {
+            let guest = match host.link_in_netns(netns, peer) {
                 Ok(Some(guest)) => guest,
                 // It has been deleted meanwhile.
                 Ok(None) => continue,

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use bridge::inspect::{Masquerade, SpoofCheck};
 use cni::{Code, Context, Error, ErrorCollector, Result};
-use host_local::inspect::Owner;
+use host_local::inspect::LeaseHolder;
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
@@ -145,7 +145,8 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
             return unnamed(format!("the masqueraded address {source}"));
         }
     }
-    let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Garbled).map(|lease| lease.ip).collect();
+    let empty =
+        network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled).map(|lease| lease.ip).collect();
     let has_bridge = network.bridge.is_some();
     let checks =
         node.spoof_checks.iter().filter(|check| has_bridge && node.link(&check.port).is_none()).cloned().collect();

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use bridge::inspect::Masquerade;
 use cni::Result;
-use host_local::inspect::Owner;
+use host_local::inspect::LeaseHolder;
 use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -
         // Ports of the reference have no alias. The lease of the container veth's address identifies the container.
         let leases = node.networks.iter().flat_map(|one| one.leases.iter().map(move |lease| (one, lease)));
         for (one, lease) in leases {
-            if let Owner::Container(id, name) = &lease.owner
+            if let LeaseHolder::Container(id, name) = &lease.owner
                 && guest.addresses.iter().any(|cidr| cidr.ip() == lease.ip)
             {
                 network = Some(one.name.clone());

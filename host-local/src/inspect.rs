@@ -63,18 +63,18 @@ pub fn ranges(call: &Call<'_>) -> Result<Vec<Vec<Range>>> {
 }
 
 /// Returns the lease directory of a network, even if its ranges are invalid.
-pub fn directory(call: &Call<'_>) -> Result<PathBuf> {
+pub fn lease_dir(call: &Call<'_>) -> Result<PathBuf> {
     config::directory(call)
 }
 
 /// Fails if an ADD could not write a lease. Leaves no file behind.
-pub fn writable(directory: &Path) -> Result<()> {
+pub fn check_writable(directory: &Path) -> Result<()> {
     status::writable(&status::nearest(directory)?)
 }
 
 /// The owner of an address according to its lease file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owner {
+pub enum LeaseHolder {
     /// A container, and its interface unless the record is an old one.
     Container(String, Option<String>),
     /// No owner: the file is empty or garbled, and the next ADD that needs the address takes it.
@@ -89,7 +89,7 @@ pub struct Lease {
     /// The address.
     pub ip: IpAddr,
     /// Its owner.
-    pub owner: Owner,
+    pub owner: LeaseHolder,
     /// The later one of mtime and ctime.
     pub since: SystemTime,
 }
@@ -106,11 +106,11 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
         let Some(ip) = lease::address(&name) else { continue };
         let (owner, since) = match store::read_lease(&dir, &name, true) {
             Ok(None) => continue,
-            Ok(Some((Holder::Owner(owner), since))) => (Owner::Container(owner.container, owner.ifname), since),
-            Ok(Some((Holder::Garbled, since))) => (Owner::Garbled, since),
-            Ok(Some((Holder::Unknown, since))) => (Owner::Unknown, since),
+            Ok(Some((Holder::Owner(owner), since))) => (LeaseHolder::Container(owner.container, owner.ifname), since),
+            Ok(Some((Holder::Garbled, since))) => (LeaseHolder::Garbled, since),
+            Ok(Some((Holder::Unknown, since))) => (LeaseHolder::Unknown, since),
             // The name of the file is enough for a user without permission to read it.
-            Err(error) if error.errno() == Some(libc::EACCES) => (Owner::Unknown, SystemTime::now()),
+            Err(error) if error.errno() == Some(libc::EACCES) => (LeaseHolder::Unknown, SystemTime::now()),
             Err(error) => return Err(error),
         };
         leases.push(Lease { ip, owner, since });
@@ -121,7 +121,7 @@ pub fn leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
 
 /// Returns the addresses whose leases are from an earlier boot, so that their containers are gone: those in the record,
 /// or if there is none, those that the next call would record.
-pub fn earlier(directory: &Path) -> Result<Vec<IpAddr>> {
+pub fn leases_of_earlier_boots(directory: &Path) -> Result<Vec<IpAddr>> {
     let Some(dir) = Dir::open(directory).context(|| format!("open the directory {directory:?}"))? else {
         return Ok(Vec::new());
     };
@@ -174,10 +174,10 @@ mod tests {
         assert_eq!(
             found,
             [
-                ("10.1.0.9".to_owned(), Owner::Container("c2".to_owned(), None)),
-                ("10.1.0.10".to_owned(), Owner::Container("c1".to_owned(), Some("eth0".to_owned()))),
-                ("10.1.0.11".to_owned(), Owner::Garbled),
-                ("10.1.0.12".to_owned(), Owner::Unknown),
+                ("10.1.0.9".to_owned(), LeaseHolder::Container("c2".to_owned(), None)),
+                ("10.1.0.10".to_owned(), LeaseHolder::Container("c1".to_owned(), Some("eth0".to_owned()))),
+                ("10.1.0.11".to_owned(), LeaseHolder::Garbled),
+                ("10.1.0.12".to_owned(), LeaseHolder::Unknown),
             ]
         );
         assert_eq!(fs::read_dir(&dir).unwrap().count(), 6, "no file was added");

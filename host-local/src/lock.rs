@@ -34,7 +34,7 @@ impl Lock {
         match file.try_lock_exclusive() {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let deadline = Deadline::after(TIMEOUT);
-                let taken = deadline.interrupt(|| file.lock_exclusive()).context(what)?;
+                let taken = deadline.run_interruptible(|| file.lock_exclusive()).context(what)?;
                 taken.ok_or_else(|| busy(&path, &file))?;
             }
             outcome => outcome.context(what)?,

@@ -31,7 +31,7 @@ pub fn start(process: &mut Command, path: &Path) -> Result<Child> {
         let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
         // Without permission to watch the file, the polling interval below still works.
         let _ = watch.add_watch(path, AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB);
-        while is_busy(&outcome) && !deadline.is_over() {
+        while is_busy(&outcome) && !deadline.has_passed() {
             // The kernel reports the last close just before the file becomes executable, and reports nothing if another
             // file was renamed over this one. So wait for a short interval at most.
             deadline.within(POLL_INTERVAL).readable(watch.as_fd())?;
@@ -115,7 +115,7 @@ fn exchange(
         }
         // If the child prints without pause, the poll above always returns early; so the deadline is checked here as
         // well.
-        if deadline.is_over() {
+        if deadline.has_passed() {
             let what = format!("it had not ended after {:?}", deadline.length());
             return Err(Error::new(Kind::Transient, what).details("it was killed"));
         }

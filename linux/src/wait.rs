@@ -25,7 +25,7 @@ impl Deadline {
     }
 
     /// Returns whether the deadline has passed.
-    pub fn is_over(&self) -> bool {
+    pub fn has_passed(&self) -> bool {
         Instant::now() >= self.end
     }
 
@@ -63,7 +63,7 @@ impl Deadline {
     /// fail with EINTR when a signal arrives.
     ///
     /// Uses SIGALRM, which the kernel prefers to deliver to the main thread: the caller must run on it.
-    pub fn interrupt<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<Option<T>> {
+    pub fn run_interruptible<T>(&self, mut call: impl FnMut() -> io::Result<T>) -> io::Result<Option<T>> {
         sys::let_alarm_interrupt()?;
         // The parent process may have blocked the signal.
         SigSet::from(Signal::SIGALRM).thread_unblock()?;

@@ -51,7 +51,7 @@ pub fn timeout() -> Duration {
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Deadline::after(timeout());
     while !condition() {
-        assert!(!deadline.is_over(), "wait for {what}: not seen within {:?}", deadline.length());
+        assert!(!deadline.has_passed(), "wait for {what}: not seen within {:?}", deadline.length());
         std::thread::yield_now();
     }
 }

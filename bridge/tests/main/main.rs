@@ -10,11 +10,11 @@
 )]
 
 mod add;
-mod aside;
 mod bad;
 mod check;
 mod cost;
 mod del;
+mod detached;
 mod differential;
 mod faults;
 mod gc;

@@ -139,7 +139,7 @@ fn strict_forward(listing: &str) -> Option<usize> {
 
 /// Checks the masquerade rules, which a flush of the host's firewall removes until `cnitool repair` restores them.
 fn masquerade(report: &mut Report) {
-    let (mut missing_rules, mut cut_off, mut stale) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut missing_rules, mut unreachable, mut stale) = (Vec::new(), Vec::new(), Vec::new());
     for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
         let attachments = report.node.attachments(network);
         let rules = report.node.rules(&network.name);
@@ -153,8 +153,8 @@ fn masquerade(report: &mut Report) {
         let lacking = alive.iter().filter(lacks_rule).count();
         missing_rules.push((network.name.clone(), lacking, alive.len()));
         let by_iptables = alive.iter().filter(|at| rules.iter().any(|rule| rule.iptables && at.has_rule(rule))).count();
-        if report.node.masquerade_is_cut_off && by_iptables < alive.len() {
-            cut_off.push(network.name.clone());
+        if report.node.masquerade_is_unreachable && by_iptables < alive.len() {
+            unreachable.push(network.name.clone());
         }
         let is_kept = |rule: &bridge::inspect::Masquerade| {
             attachments.iter().any(|at| at.state != State::Gone && at.has_rule(rule))
@@ -172,7 +172,7 @@ fn masquerade(report: &mut Report) {
             );
             report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
         }
-        if cut_off.contains(&name) {
+        if unreachable.contains(&name) {
             let what = "no packet reaches the masquerade rules: other networks cannot reply to containers";
             report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
         } else if lacking == 0 {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use host_local::inspect::{Owner, Range};
+use host_local::inspect::{LeaseHolder, Range};
 
 use super::{Level, Report, first_few};
 use crate::node::{Network, State};
@@ -37,7 +37,7 @@ pub(super) fn check(report: &mut Report) {
             let what = format!("{} of containers that are gone", table::count(gone, "lease"));
             note(Level::Warn, "leases", what, remedy.clone());
         }
-        let empty = network.leases.iter().filter(|lease| lease.owner == Owner::Garbled).count();
+        let empty = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled).count();
         if empty > 0 {
             let what = format!(
                 "{} without an owner, as after a crash: other plugins treat them as leased",
@@ -57,7 +57,7 @@ pub(super) fn check(report: &mut Report) {
         }
         let all = table::count(network.leases.len(), "lease");
         let alive = of(State::Alive);
-        let hidden_owners = network.leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
+        let hidden_owners = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Unknown).count();
         let unknown = of(State::Unknown) + hidden_owners;
         if unknown > 0 {
             let which = if unknown == network.leases.len() { all } else { format!("{unknown} of {all}") };
@@ -80,7 +80,7 @@ fn check_writable(
     note: &mut impl FnMut(Level, &'static str, String, String),
     hidden: &mut Vec<String>,
 ) {
-    match host_local::inspect::writable(directory) {
+    match host_local::inspect::check_writable(directory) {
         Ok(()) => {}
         // A plugin runs as root, so this error of an unprivileged user means nothing.
         Err(error) if error.errno() == Some(libc::EACCES) && require_capabilities().is_err() => {

@@ -58,7 +58,7 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
         }
         if settings.vlans {
             let host = &mut Netlink::open()?;
-            match bridge::inspect::refuse_vlans(host, &settings.bridge, link) {
+            match bridge::inspect::check_vlan_support(host, &settings.bridge, link) {
                 Err(error) if error.code() == Code::UNSUPPORTED => {
                     let remedy = error.details_text().to_owned();
                     findings.push((Level::Fail, "bridge", network.name.clone(), error.to_string(), remedy));
@@ -154,7 +154,7 @@ fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
-        match bridge::inspect::refuse_conflict(name, &have, &wanted, settings.force_address) {
+        match bridge::inspect::check_gateway_conflict(name, &have, &wanted, settings.force_address) {
             Ok(()) => check_lost_gateways(node, network, link, findings),
             Err(error) => {
                 let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));

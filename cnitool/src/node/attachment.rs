@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use bridge::inspect::Masquerade;
 use cni::Error;
 use cni::key::AliasOwner;
-use host_local::inspect::{Lease, Owner};
+use host_local::inspect::{Lease, LeaseHolder};
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::{Link, LinkIndex};
@@ -72,7 +72,7 @@ impl Node {
             }));
         };
         for lease in &network.leases {
-            if let Owner::Container(container, ifname) = &lease.owner {
+            if let LeaseHolder::Container(container, ifname) = &lease.owner {
                 entry(container, ifname.as_deref(), &mut |at| at.leases.push(lease.clone()));
             }
         }

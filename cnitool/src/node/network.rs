@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use bridge::inspect::Settings;
 use cni::{Call, Error, Result};
-use host_local::inspect::{Lease, Owner, Range};
+use host_local::inspect::{Lease, LeaseHolder, Range};
 use serde_json::Value;
 
 use super::value_or_unseen;
@@ -70,7 +70,7 @@ impl Network {
         let call = Call::for_config(text)?;
         let is = |value: Option<&Value>, wanted: &str| value.and_then(Value::as_str) == Some(wanted);
         if is(config.get("ipam").and_then(|ipam| ipam.get("type")), "host-local") {
-            self.directory = Some(host_local::inspect::directory(&call)?);
+            self.directory = Some(host_local::inspect::lease_dir(&call)?);
             // If the runtime passes the ranges with each call, they are unknown here.
             let from_runtime = config.get("capabilities").and_then(|all| all.get("ipRanges"));
             match host_local::inspect::ranges(&call) {
@@ -90,7 +90,7 @@ impl Network {
         let listing = value_or_unseen(unseen, host_local::inspect::leases(directory));
         self.leases_seen = listing.is_some();
         let leases = listing.flatten().unwrap_or_default();
-        let hidden = leases.iter().filter(|lease| lease.owner == Owner::Unknown).count();
+        let hidden = leases.iter().filter(|lease| lease.owner == LeaseHolder::Unknown).count();
         if hidden > 0 {
             let what = table::count(hidden, "lease");
             unseen.push(format!("the owners of {what} in {}: their files cannot be read", directory.display()));
@@ -98,14 +98,16 @@ impl Network {
         self.leases = leases;
         // This must follow the reading of the leases, so that a lease created meanwhile is not included.
         if !self.leases.is_empty() {
-            self.earlier =
-                value_or_unseen(unseen, host_local::inspect::earlier(directory)).into_iter().flatten().collect();
+            self.earlier = value_or_unseen(unseen, host_local::inspect::leases_of_earlier_boots(directory))
+                .into_iter()
+                .flatten()
+                .collect();
         }
     }
 
     /// Returns the number of leases in a range.
     pub(crate) fn used(&self, range: &Range) -> usize {
-        self.leases.iter().filter(|lease| lease.owner != Owner::Garbled && range.contains(lease.ip)).count()
+        self.leases.iter().filter(|lease| lease.owner != LeaseHolder::Garbled && range.contains(lease.ip)).count()
     }
 }
 

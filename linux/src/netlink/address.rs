@@ -141,7 +141,7 @@ impl Netlink {
 
     /// Returns the addresses of all links of another namespace without entering it (Linux 4.20). Needs CAP_NET_ADMIN in
     /// that namespace.
-    pub fn addresses_elsewhere(&mut self, netns: NetnsId) -> Result<Vec<(LinkIndex, Address)>> {
+    pub fn addresses_in_netns(&mut self, netns: NetnsId) -> Result<Vec<(LinkIndex, Address)>> {
         let request = list_all_addresses(Some(netns));
         let read = |payload: &[u8]| {
             wire::is_from(netns.number(), payload, HEADER, wire::IFA_TARGET_NETNSID)?;

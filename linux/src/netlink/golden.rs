@@ -298,7 +298,7 @@ fn questions_about_other_namespaces() {
     let mut expected = vec![48, 0, 0, 0, 18, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(&[0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     expected.extend_from_slice(&[8, 0, 29, 0, 8, 0, 0, 0, 8, 0, 46, 0, 5, 0, 0, 0]);
-    same(&link::get_link_elsewhere(netns, vhost()), &expected);
+    same(&link::get_link_in_netns(netns, vhost()), &expected);
     let mut expected = vec![32, 0, 0, 0, 22, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(&[8, 0, 10, 0, 5, 0, 0, 0]);
     same(&address::list_all_addresses(Some(netns)), &expected);

@@ -300,8 +300,8 @@ impl Netlink {
     }
 
     /// Returns a link of another namespace without entering it (Linux 4.20). Needs CAP_NET_ADMIN in that namespace.
-    pub fn link_elsewhere(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
-        let request = get_link_elsewhere(netns, link);
+    pub fn link_in_netns(&mut self, netns: NetnsId, link: LinkIndex) -> Result<Option<Link>> {
+        let request = get_link_in_netns(netns, link);
         let read = |payload: &[u8]| {
             wire::is_from(netns.number(), payload, HEADER, wire::IFLA_TARGET_NETNSID)?;
             Link::read(payload)
@@ -333,7 +333,7 @@ impl Netlink {
 
     /// Returns the links whose alias is `wanted`, even if other links come and go meanwhile. If several match, some may
     /// be missing then. Other links are not parsed, because there may be a thousand.
-    pub fn find_links(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
+    pub fn find_links_by_alias(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
         let read = |payload: &[u8]| {
             for attribute in wire::attributes(payload, HEADER) {
                 if let (libc::IFLA_IFALIAS, alias) = attribute? {
@@ -360,7 +360,7 @@ pub(super) fn get_netns_id(netns: &Netns) -> Vec<u8> {
     request.finish()
 }
 
-pub(super) fn get_link_elsewhere(netns: NetnsId, link: LinkIndex) -> Vec<u8> {
+pub(super) fn get_link_in_netns(netns: NetnsId, link: LinkIndex) -> Vec<u8> {
     let mut request = about(Rtm::Getlink, NlmF::empty(), Some(link.into()), Flags::default());
     request.number(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS);
     request.number(wire::IFLA_TARGET_NETNSID, netns.number());

@@ -132,7 +132,7 @@ impl Netlink {
     /// Returns whether the link called `name` is up and has a carrier, if the caller has just set the other end up. A
     /// new link counts as running, also for its bridge, until the kernel has checked its carrier. A link that comes up
     /// does so before its bridge is notified, under the lock that the next change needs.
-    pub fn seems_running(&self, name: &str) -> bool {
+    pub fn is_probably_running(&self, name: &str) -> bool {
         self.socket.link_is_running(name)
     }
 

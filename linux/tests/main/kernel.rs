@@ -414,11 +414,11 @@ fn a_port_that_seems_to_run_forwards_when_the_next_change_is_made() {
             let no_carrier = |link: &Link| !matches!(link.state, OperState::Up | OperState::Unknown);
             let deadline = Deadline::after(timeout());
             watch.wait_for("no carrier", deadline, || Ok(host.link("veth0")?.filter(no_carrier))).unwrap();
-            assert!(!host.seems_running("veth0"), "round {round}");
+            assert!(!host.is_probably_running("veth0"), "round {round}");
         }
         inside.apply(&[Change::set_link("eth0", &UP)]).unwrap();
         // Polled, because the notification is sent after the moment under test.
-        wait_until("the port to seem running", || host.seems_running("veth0"));
+        wait_until("the port to seem running", || host.is_probably_running("veth0"));
         inside.apply(&[Change::set_link("eth0", &LinkChange { alias: Some("x"), ..UP })]).unwrap();
         assert_eq!(host.link("veth0").unwrap().unwrap().port_state, Some(3), "round {round}");
     }
@@ -490,7 +490,7 @@ fn long_lists_are_complete_even_while_they_change() {
             let address = cidr("10.200.0.1/24");
             // The deadline ends the loop if the other thread fails.
             let deadline = Deadline::after(timeout());
-            while !stop.load(Ordering::Relaxed) && !deadline.is_over() {
+            while !stop.load(Ordering::Relaxed) && !deadline.has_passed() {
                 netlink.apply(&[Change::add_address(index, address, DuplicateDetection::Off)]).unwrap();
                 netlink.apply(&[Change::delete_address(index, address)]).unwrap();
             }
@@ -593,12 +593,12 @@ fn the_peer_is_queried_without_entering_its_namespace() {
     let netns = port.peer_netns.expect("the other end is elsewhere");
     assert_eq!(host.netns_id(&Netns::open(Path::new("/run/netns/c1")).unwrap()).unwrap(), Some(netns));
     assert_eq!(host.netns_id(&Netns::open(&lab.netns("c2")).unwrap()).unwrap(), None, "no link leads to it");
-    let peer = host.link_elsewhere(netns, port.peer.unwrap()).unwrap().unwrap();
+    let peer = host.link_in_netns(netns, port.peer.unwrap()).unwrap().unwrap();
     assert_eq!((peer.name.as_str(), peer.mac), ("eth0", eth0.mac));
     lab.sh("ip link add name far index 4000 type bridge");
     let far = host.link("far").unwrap().unwrap();
-    assert_eq!(host.link_elsewhere(netns, far.index).unwrap(), None, "the peer is in the same namespace");
-    let addresses = host.addresses_elsewhere(netns).unwrap();
+    assert_eq!(host.link_in_netns(netns, far.index).unwrap(), None, "the peer is in the same namespace");
+    let addresses = host.addresses_in_netns(netns).unwrap();
     let on_peer: Vec<_> = addresses.iter().filter(|(link, address)| *link == peer.index && address.global).collect();
     assert_eq!(on_peer.iter().map(|(_, a)| a.cidr).collect::<Vec<_>>(), [cidr("10.1.0.2/24"), cidr("fd00::2/64")]);
     assert_eq!(host.link("lo").unwrap().unwrap().peer_netns, None);
