@@ -2,7 +2,10 @@
 
 use std::fmt::Debug;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, IpConfig, Result, Route};
+use cni::{
+    AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result,
+    Route,
+};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{self, KernelRoute, Link, Netlink, OperState};
 
@@ -18,20 +21,20 @@ struct Checker<'a> {
     at: &'a Attachment,
     prev_result: AddResult,
     host: Netlink,
-    guest: Netlink,
+    guest: Guest<'a>,
 }
 
 /// Compares everything. Returns an error for the first difference.
 pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<()> {
     let mut checker = Checker::open(call, at, config)?;
-    let owner = AttachmentKey::new(call, at);
+    let key = AttachmentKey::new(call, at);
 
     let bridge = checker.bridge()?;
     let container = checker.container()?;
     let port = checker.port(&bridge, &container)?;
     if config.spoof_check {
         let mac = container.mac.unwrap_or(MacAddr::ZERO);
-        spoofcheck::check(owner, &port.name, mac)?;
+        spoofcheck::check(key, &port.name, mac)?;
     }
     if config.ipam.is_none() {
         return Ok(());
@@ -42,7 +45,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     match config.masquerade {
         Some(backend) => {
             let ips: Vec<Cidr> = ips.iter().map(|ip| ip.address).collect();
-            masquerade::check(backend, owner, &ips)
+            masquerade::check(backend, key, &ips)
         }
         None => Ok(()),
     }
@@ -60,9 +63,9 @@ impl<'a> Checker<'a> {
         let prev_result = call.prev_result()?.ok_or_else(|| {
             Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass the result of ADD")
         })?;
-        let Home { netns: home, netlink: host } = call.home()?;
-        let guest = at.open_netns()?.run(&home, Netlink::open)?;
-        Ok(Checker { config, at, prev_result, host, guest })
+        let namespaces = Namespaces::open(call, at)?;
+        let guest = namespaces.open_guest(at)?;
+        Ok(Checker { config, at, prev_result, host: namespaces.host.netlink, guest })
     }
 
     /// Checks the bridge.
@@ -71,7 +74,7 @@ impl<'a> Checker<'a> {
         let listed =
             self.prev_result.interfaces.iter().rfind(|listed| listed.name == name && listed.sandbox.is_empty());
         let listed = listed.ok_or_else(|| not_listed(&format!("bridge {name:?}")))?.clone();
-        let bridge = find_link(&mut self.host, name, "on the host")?;
+        let bridge = find_link(&mut self.host, name)?;
         same(name, "kind", &"bridge", &bridge.kind.as_str())?;
         same_mac(&listed, &bridge)?;
         same(name, "up", &true, &bridge.up)?;
@@ -91,7 +94,7 @@ impl<'a> Checker<'a> {
         let listed =
             self.prev_result.interfaces.iter().rfind(|listed| listed.name == name && listed.sandbox == sandbox);
         let listed = listed.ok_or_else(|| not_listed(&format!("interface {name:?} in {sandbox:?}")))?.clone();
-        let link = find_link(&mut self.guest, name, &format!("in {sandbox:?}"))?;
+        let link = self.guest.interface()?;
         same(name, "kind", &"veth", &link.kind.as_str())?;
         same_mac(&listed, &link)?;
         if self.config.container_up {
@@ -131,7 +134,7 @@ impl<'a> Checker<'a> {
 
     /// Checks that the container veth has all addresses of the result, and returns them.
     fn addresses(&mut self, container: &Link) -> Result<Vec<IpConfig>> {
-        let have = self.guest.addresses(container.index)?;
+        let have = self.guest.netlink.addresses(container.index)?;
         let place = self
             .prev_result
             .interfaces
@@ -156,7 +159,7 @@ impl<'a> Checker<'a> {
 
     /// Checks that the container has all routes of the result.
     fn routes(&mut self, container: &Link) -> Result<()> {
-        let have = self.guest.routes(container.index)?;
+        let have = self.guest.netlink.routes(container.index)?;
         for route in &self.prev_result.routes {
             if have.iter().any(|have| matches_route(route, have)) {
                 continue;
@@ -177,7 +180,7 @@ impl<'a> Checker<'a> {
     /// Checks the interface with the gateway address of a VLAN: it reaches the bridge only if both ends of its pair are
     /// up.
     fn vlan_gateway(&mut self, name: &str) -> Result<Link> {
-        let link = find_link(&mut self.host, name, "on the host")?;
+        let link = find_link(&mut self.host, name)?;
         let port = vlan::gateway_port(&mut self.host, &link)?;
         if let Some(end) = port.iter().chain([&link]).find(|end| !end.up) {
             let what = format!("{:?} of the VLAN's gateway {name:?} is down", end.name);
@@ -233,9 +236,9 @@ fn describe(route: &netlink::Route) -> String {
     format!("{}{gw}{table}{metric}", route.dst)
 }
 
-/// Returns a link that must exist.
-fn find_link(netlink: &mut Netlink, name: &str, place: &str) -> Result<Link> {
-    netlink.link(name)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("there is no link {name:?} {place}")))
+/// Returns a link of the host. It must exist.
+fn find_link(host: &mut Netlink, name: &str) -> Result<Link> {
+    host.link(name)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("there is no link {name:?} on the host")))
 }
 
 /// Returns the error for an object that is missing from the previous result.

@@ -3,8 +3,9 @@
 use std::os::fd::BorrowedFd;
 
 use cni::key::AliasOwner;
-use cni::{AddResult, Attachment, AttachmentKey, Context, Delegate, ErrorCollector, Home, IfName, Result};
-use linux::Netns;
+use cni::{
+    AddResult, Attachment, AttachmentKey, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces, Result,
+};
 use linux::netlink::{Link, Netlink};
 use log::warn;
 
@@ -27,14 +28,14 @@ pub(crate) struct Removal<'a> {
 impl Removal<'_> {
     /// Deletes the pair by its host veth, which the container cannot change and whose alias names the attachment. Only
     /// a pair that the reference created has no alias; that one is deleted by its container veth.
-    pub(crate) fn run(&self, mut home: Home) -> Result<()> {
+    pub(crate) fn run(&self, mut host: Home) -> Result<()> {
         let mut failures = ErrorCollector::default();
-        match self.delete_ports(&mut home.netlink) {
+        match self.delete_ports(&mut host.netlink) {
             Ok(true) => return Ok(()),
             outcome => failures.record(outcome.map(drop)),
         }
         failures.record(self.at.open_netns_if_exists().and_then(|netns| match netns {
-            Some(netns) => self.delete_unmarked(&mut home, &netns),
+            Some(guest) => self.delete_unmarked(Namespaces { host, guest }),
             None => Ok(()),
         }));
         failures.into_result()
@@ -66,15 +67,14 @@ impl Removal<'_> {
 
     /// Deletes the container veth of a pair without our alias, if the pair provably belongs to this attachment. By now
     /// the path may lead to the namespace of another container, whose interface has the same name.
-    fn delete_unmarked(&self, home: &mut Home, netns: &Netns) -> Result<()> {
-        let place = || format!("in {:?}", self.at.sandbox());
-        let mut guest = netns.run(&home.netns, Netlink::open)?;
-        let Some(link) = guest.link(self.at.ifname.as_str()).context(place)? else { return Ok(()) };
-        if !self.is_ours(home, &mut guest, &link)? {
+    fn delete_unmarked(&self, mut namespaces: Namespaces) -> Result<()> {
+        let mut guest = namespaces.open_guest(self.at)?;
+        let Some(link) = guest.find_interface()? else { return Ok(()) };
+        if !self.is_ours(&mut namespaces.host, &mut guest, &link)? {
             warn!("keep {:?} in {:?}: cannot prove that it belongs to this attachment", link.name, self.at.sandbox());
             return Ok(());
         }
-        guest.delete_link(link.index).context(place)
+        guest.netlink.delete_link(link.index).context(|| format!("in {:?}", self.at.sandbox()))
     }
 
     /// Returns whether the container veth `link` provably belongs to this attachment.
@@ -82,12 +82,12 @@ impl Removal<'_> {
     /// A result of ADD that a runtime kept decides: it lists the host veth, or another one. Without such a result the
     /// pair must have the addresses that are leased to this attachment now and no others, and must not be on another
     /// bridge than the network's. (The addresses in the result prove nothing: after a first DEL they may have been leased again.)
-    fn is_ours(&self, home: &mut Home, guest: &mut Netlink, link: &Link) -> Result<bool> {
+    fn is_ours(&self, host: &mut Home, guest: &mut Guest<'_>, link: &Link) -> Result<bool> {
         // An index counts only in its own namespace.
-        if link.peer_netns.is_none() || link.peer_netns != guest.netns_id(&home.netns)? {
+        if link.peer_netns.is_none() || link.peer_netns != guest.netlink.netns_id(&host.netns)? {
             return Ok(false);
         }
-        let host = &mut home.netlink;
+        let host = &mut host.netlink;
         let Some(port) = link.peer.map(|peer| host.link(peer)).transpose()?.flatten() else { return Ok(false) };
         let is_pair = link.kind == "veth" && port.kind == "veth" && port.peer == Some(link.index);
         if !is_pair || AliasOwner::parse(&port.alias).is_some() {
@@ -101,7 +101,7 @@ impl Removal<'_> {
         if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {
             return Ok(false);
         }
-        let addresses = guest.addresses(link.index)?;
+        let addresses = guest.netlink.addresses(link.index)?;
         let mut global = addresses.iter().filter(|address| address.global).map(|address| address.cidr.ip()).peekable();
         Ok(global.peek().is_some() && global.all(|ip| leased.contains(&ip)))
     }

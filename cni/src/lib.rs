@@ -5,8 +5,8 @@
 //! 1. [`main!`] defines the program's entry point. The name under which the program was called selects the [`Plugin`].
 //! 2. `request` validates environment and stdin and converts them to a [`Call`], and for ADD, DEL and CHECK also an
 //!    [`Attachment`]. Later code does not have to check names, versions or paths again.
-//! 3. The plugin parses its own keys with [`Call::parse`] and opens the container's [`linux::Netns`] and
-//!    a [`linux::netlink::Netlink`] for each namespace. It registers a rollback step with [`Undo`] before each change, and may
+//! 3. The plugin parses its own keys with [`Call::parse`] and opens the [`Namespaces`] of host and
+//!    container, each with a [`linux::netlink::Netlink`]. It registers a rollback step with [`Undo`] before each change, and may
 //!    call another plugin through [`Delegate`].
 //! 4. It returns an [`AddResult`] in the newest layout, or an [`Error`]. `process` prints either in the layout of the
 //!    request's [`Version`].
@@ -19,6 +19,7 @@ mod delegate;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod guest;
 pub mod json;
 pub mod key;
 mod logging;
@@ -35,6 +36,7 @@ pub use args::Args;
 pub use collector::ErrorCollector;
 pub use delegate::{Delegate, DelegateError, Program};
 pub use error::{Code, Context, Error, Result};
+pub use guest::{Guest, Namespaces};
 pub use key::AttachmentKey;
 #[doc(hidden)]
 pub use linux;

@@ -1,10 +1,8 @@
 //! The `loopback` plugin: sets `lo` of a container up, and returns its addresses.
 
 use cni::key::AliasOwner;
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Namespaces, Plugin, Result};
 use linux::netlink::{Address, Change, Link, LinkChange, Netlink};
-
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Plugin, Result};
-use linux::Netns;
 
 /// The interface of this plugin. It ignores `CNI_IFNAME`.
 const LO: &str = "lo";
@@ -25,7 +23,7 @@ impl Plugin for Loopback {
             // Fails before any change if the version cannot express the result.
             previous.to_version(call.version)?;
         }
-        let mut netlink = open(call, &at.open_netns()?)?;
+        let mut netlink = open(&Namespaces::open(call, at)?)?;
         let lo = find(&mut netlink)?;
         let mut addresses = loopback_addresses(&mut netlink, &lo)?;
         let alias = AttachmentKey::new(call, at).alias();
@@ -42,8 +40,8 @@ impl Plugin for Loopback {
     /// Unlike upstream, sets `lo` down only if its alias shows that this attachment set it up: by now the path may lead
     /// to the namespace of another container.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let Some(netns) = at.open_netns_if_exists()? else { return Ok(()) };
-        let mut netlink = open(call, &netns)?;
+        let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };
+        let mut netlink = open(&namespaces)?;
         let lo = find(&mut netlink)?;
         if !AttachmentKey::new(call, at).aliases().contains(&lo.alias) {
             return Ok(());
@@ -54,7 +52,7 @@ impl Plugin for Loopback {
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        if find(&mut open(call, &at.open_netns()?)?)?.up {
+        if find(&mut open(&Namespaces::open(call, at)?)?)?.up {
             return Ok(());
         }
         let sandbox = at.sandbox();
@@ -73,9 +71,9 @@ impl Plugin for Loopback {
     }
 }
 
-/// Opens a netlink socket in a namespace.
-fn open(call: &Call<'_>, netns: &Netns) -> Result<Netlink> {
-    Ok(netns.run(&call.home()?.netns, Netlink::open)?)
+/// Opens a netlink socket in the container namespace.
+fn open(namespaces: &Namespaces) -> Result<Netlink> {
+    namespaces.in_guest(|| Ok(Netlink::open()?))
 }
 
 /// Returns `lo`.
