@@ -14,7 +14,7 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Chain, Edit, Family, Nftables, Rule, Table};
 use linux::tool;
 
-use crate::gc::Keep;
+use crate::keep::Keep;
 use crate::masquerade::{self, Masquerade, missing};
 
 /// How long a tool may take.

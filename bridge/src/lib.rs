@@ -14,6 +14,7 @@ mod gateway;
 mod gc;
 pub mod inspect;
 mod iptables;
+mod keep;
 mod layer3;
 mod masquerade;
 mod name;

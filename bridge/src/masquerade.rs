@@ -12,8 +12,8 @@ use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule,
 use log::debug;
 
 use crate::config::Backend;
-use crate::gc::Keep;
 use crate::iptables;
+use crate::keep::Keep;
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
 /// The chain with one rule for each address of each container.
