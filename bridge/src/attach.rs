@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Home, Interface, Result, Undo};
-use linux::Netns;
+use cni::{Attachment, AttachmentKey, Code, Error, Guest, Home, Interface, Namespaces, Result, Undo};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{
     Address, BridgeSpec, Change, DuplicateDetection, Link, LinkChange, LinkIndex, Netlink, NewPort, Port, VethEnd,
@@ -21,90 +20,62 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most ports that the kernel allows on a bridge (BR_MAX_PORTS - 1).
 const MAX_PORTS: u32 = 1023;
 
-/// The namespaces and the socket that the steps of an ADD and its rollback use.
-#[derive(Debug)]
-pub(crate) struct AddContext {
-    /// The host's namespace.
-    pub(crate) home: Netns,
-    /// The container namespace.
-    pub(crate) netns: Netns,
-    /// A netlink socket in the host's namespace.
-    pub(crate) host: Netlink,
-}
-
-impl AddContext {
-    /// Opens both namespaces and the socket.
-    pub(crate) fn open(call: &Call<'_>, at: &Attachment) -> Result<AddContext> {
-        let netns = at.open_netns()?;
-        let Home { netns: home, netlink: host } = call.home()?;
-        Ok(AddContext { home, netns, host })
-    }
-
-    /// Returns this thread to the host's namespace. If the thread is already there, this needs no permission.
-    pub(crate) fn return_home(&self) -> Result<()> {
-        match Netns::current()?.same_as(&self.home)? {
-            true => Ok(()),
-            false => self.home.run(&self.home, || Ok(())),
-        }
-    }
-
-    /// Runs `work` in the container namespace, and opens a netlink socket there.
-    pub(crate) fn enter(&self, work: impl FnOnce()) -> Result<Netlink> {
-        self.netns.run(&self.home, || {
-            work();
-            Ok(Netlink::open()?)
-        })
-    }
-}
-
 /// A veth pair between the bridge and the container.
 #[derive(Debug)]
-pub(crate) struct Pair {
+pub(crate) struct Pair<'a> {
+    at: &'a Attachment,
     pub(crate) bridge: Link,
     /// The bridge's IPv4 addresses.
-    pub(crate) addresses: Vec<Address>,
+    pub(crate) bridge_addresses: Vec<Address>,
+    /// Whether the bridge may have to come up before it forwards frames.
+    bridge_is_pending: bool,
     /// The host veth.
-    pub(crate) port: LinkIndex,
+    port: LinkIndex,
     pub(crate) port_name: String,
-    pub(crate) port_mac: MacAddr,
+    port_mac: MacAddr,
     /// The container veth; `None` if the kernel did not report its index.
     peer: Option<LinkIndex>,
     /// The MAC address of the container veth.
     pub(crate) mac: MacAddr,
 }
 
-impl Pair {
-    /// Returns a result that lists the interfaces: bridge, host veth, container veth.
-    pub(crate) fn describe(&self, at: &Attachment) -> AddResult {
+impl<'a> Pair<'a> {
+    /// Returns the interfaces for the result: bridge, host veth, container veth.
+    pub(crate) fn interfaces(&self) -> [Interface; 3] {
         let interface = |name: &str, mac: Option<MacAddr>, sandbox: String| Interface {
             name: name.to_owned(),
             mac: mac.map_or_else(String::new, |mac| mac.to_string()),
             sandbox,
             ..Interface::default()
         };
-        let interfaces = vec![
+        [
             interface(&self.bridge.name, self.bridge.mac, String::new()),
             interface(&self.port_name, Some(self.port_mac), String::new()),
-            interface(at.ifname.as_str(), Some(self.mac), at.sandbox()),
-        ];
-        AddResult { interfaces, ..AddResult::default() }
+            interface(self.at.ifname.as_str(), Some(self.mac), self.at.sandbox()),
+        ]
     }
 
-    /// Returns the index of the container veth. `guest` is a socket in the container namespace.
-    pub(crate) fn guest(&self, guest: &mut Netlink, at: &Attachment) -> Result<LinkIndex> {
-        if let Some(peer) = self.peer {
-            return Ok(peer);
-        }
-        let name = at.ifname.as_str();
-        guest
-            .link_index(name)?
-            .ok_or_else(|| Error::new(Code::TRY_LATER, format!("{name:?} vanished from {:?}", at.sandbox())))
+    /// Opens the container veth. Before that, runs `prepare` in the container namespace.
+    pub(crate) fn open_container(&self, namespaces: &Namespaces, prepare: impl FnOnce()) -> Result<ContainerVeth<'a>> {
+        let mut guest = namespaces.in_guest(|| {
+            prepare();
+            Guest::open_here(self.at)
+        })?;
+        let vanished = || {
+            let what = format!("{:?} vanished from {:?}", self.at.ifname.as_str(), self.at.sandbox());
+            Error::new(Code::TRY_LATER, what)
+        };
+        let index = match self.peer {
+            Some(peer) => peer,
+            None => guest.find_interface_index()?.ok_or_else(vanished)?,
+        };
+        Ok(ContainerVeth { guest, index, mac: self.mac })
     }
 
     /// Returns whether the bridge will forward the container's frames, at the latest after the next change to a link.
     /// The container veth must be up. This costs no message; if it returns `false`, use [`Pair::await_up`].
-    pub(crate) fn seems_up(&self, host: &Netlink) -> bool {
-        (self.bridge.running || self.bridge.spanning_tree) && host.is_probably_running(&self.port_name)
+    pub(crate) fn is_probably_up(&self, host: &Netlink) -> bool {
+        !self.bridge_is_pending && host.is_probably_running(&self.port_name)
     }
 
     /// Waits until the bridge forwards the container's frames.
@@ -113,100 +84,141 @@ impl Pair {
         host.await_running(*port, port_name, TIMEOUT, || {
             format!("port {port_name:?} of bridge {:?} to come up", bridge.name)
         })?;
-        // With a spanning tree, a port forwards only after half a minute, too long to wait for.
-        if bridge.running || bridge.spanning_tree {
-            return Ok(());
+        if self.bridge_is_pending {
+            // The first port brings a bridge up. Until the kernel has done that, it drops the gateway's packets.
+            host.await_running(bridge.index, &bridge.name, TIMEOUT, || format!("bridge {:?} to come up", bridge.name))?;
         }
-        // The first port brings a bridge up. Until the kernel has done that, it drops the gateway's packets.
-        host.await_running(bridge.index, &bridge.name, TIMEOUT, || format!("bridge {:?} to come up", bridge.name))?;
         Ok(())
     }
 }
 
+/// The container veth, with a netlink socket in its namespace.
+#[derive(Debug)]
+pub(crate) struct ContainerVeth<'a> {
+    pub(crate) guest: Guest<'a>,
+    pub(crate) index: LinkIndex,
+    pub(crate) mac: MacAddr,
+}
+
+impl ContainerVeth<'_> {
+    /// Changes properties of the link.
+    pub(crate) fn set(&mut self, change: &LinkChange<'_>) -> Result<()> {
+        Ok(self.guest.netlink.apply(&[Change::set_link(self.index, change)])?)
+    }
+}
+
 /// Creates the veth pair with its port on the bridge, and the bridge if it does not exist.
-pub(crate) fn create(
-    undo: &mut Undo<'_, AddContext>,
+pub(crate) fn create<'a>(
+    undo: &mut Undo<'_, Namespaces>,
     config: &Config,
-    owner: AttachmentKey<'_>,
-    at: &Attachment,
-) -> Result<Pair> {
+    key: AttachmentKey<'_>,
+    at: &'a Attachment,
+) -> Result<Pair<'a>> {
+    let alias = key.alias();
     let mut failure = None;
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
-        let (bridge, created) = ensure_bridge(&mut undo.context().host, config)?;
-        let bridge_mac = undo.context().host.mac_of(config.bridge.as_str());
+        let before = ensure_bridge(&mut undo.context().host.netlink, config)?;
         let link = port_name.clone();
-        undo.push(format!("delete link {link:?}"), move |context| Ok(context.host.delete_link(link.as_str())?));
-        let host = VethEnd { name: &port_name, mac: Some(port_mac) };
-        let guest = VethEnd { name: at.ifname.as_str(), mac: Some(mac) };
-        match create_port(undo.context(), bridge, config, owner, host, guest) {
-            Ok(created_port) => {
-                let mut pair = Pair {
-                    peer: created_port.port.peer,
-                    port: created_port.port.index,
-                    // The kernel first reports a carrier for a new bridge although there is none.
-                    bridge: Link { running: created_port.bridge.running && !created, ..created_port.bridge },
-                    addresses: created_port.addresses,
+        undo.push(format!("delete link {link:?}"), move |namespaces| {
+            Ok(namespaces.host.netlink.delete_link(link.as_str())?)
+        });
+        let Namespaces { host: Home { netlink: host, .. }, guest } = undo.context();
+        let spec = VethSpec {
+            host: VethEnd { name: &port_name, mac: Some(port_mac) },
+            guest: VethEnd { name: at.ifname.as_str(), mac: Some(mac) },
+            netns: guest,
+            bridge: Some(before.index),
+            mtu: config.mtu,
+        };
+        let error = match create_port(host, before.index, &spec, config.port, &alias) {
+            Ok(NewPort { port, bridge, addresses }) => {
+                // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours
+                // it would become another host.
+                let lost_mac = before.mac.filter(|_| bridge.mac == Some(port_mac));
+                let bridge = reconcile_bridge(host, config, bridge, lost_mac)?;
+                prepare_port(host, config, port.index, &port_name)?;
+                return Ok(Pair {
+                    at,
+                    // The kernel first reports a carrier for a new bridge although there is none. With a spanning tree,
+                    // a port forwards only after half a minute, too long to wait for.
+                    bridge_is_pending: (before.created || !bridge.running) && !bridge.spanning_tree,
+                    bridge,
+                    bridge_addresses: addresses,
+                    port: port.index,
                     port_name,
                     port_mac,
+                    peer: port.peer,
                     mac,
-                };
-                reconcile_bridge(&mut undo.context().host, config, &mut pair, bridge_mac)?;
-                return Ok(pair);
+                });
             }
-            Err(error) if error.errno() == Some(libc::EEXIST) => {
+            Err(error) => error,
+        };
+        match error.errno() {
+            Some(libc::EEXIST) => {
                 // The existing link with one of the names is not ours to delete.
                 undo.pop();
                 refuse_existing_interface(undo.context(), at)?;
-                failure = Some(error);
             }
             // Another program deleted the bridge meanwhile. The kernel may have created the pair, without a bridge.
-            Err(error) if error.errno() == Some(libc::ENODEV) => {
-                undo.context().host.delete_link(port_name.as_str())?;
-                failure = Some(error);
-            }
-            Err(error) => {
+            Some(libc::ENODEV) => host.delete_link(port_name.as_str())?,
+            _ => {
+                let error = explain(host, config, error);
                 if is_forbidden(&error) {
                     // The kernel created nothing, so there is nothing to delete.
                     undo.pop();
                 }
-                return Err(explain(&mut undo.context().host, config, error));
+                return Err(error);
             }
         }
+        failure = Some(error);
     }
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
 }
 
-/// Creates the veth pair with one message. A separate change sets the port up last: the kernel sends no notifications
-/// for changes to a link that is down, and no frame passes the port before it has its flags.
-fn create_port<'a>(
-    context: &'a mut AddContext,
+/// Creates the veth pair with one message. A separate change sets the port up last: the kernel sends no notifications for
+/// changes to a link that is down, and no frame passes the port before it has its flags.
+fn create_port(
+    host: &mut Netlink,
     bridge: LinkIndex,
-    config: &Config,
-    owner: AttachmentKey<'_>,
-    host: VethEnd<'a>,
-    guest: VethEnd<'a>,
+    spec: &VethSpec<'_>,
+    settings: Port,
+    alias: &str,
 ) -> Result<NewPort> {
-    let spec = VethSpec { host, guest, netns: &context.netns, bridge: Some(bridge), mtu: config.mtu };
-    let alias = owner.alias();
-    let mut changes = vec![Change::create_veth(&spec)];
+    let name = spec.host.name;
+    let mut changes = vec![Change::create_veth(spec)];
     // A new port has the default settings.
-    if config.port != Port::default() {
-        changes.push(Change::set_port(host.name, config.port));
+    if settings != Port::default() {
+        changes.push(Change::set_port(name, settings));
     }
-    changes.push(Change::set_link(host.name, &LinkChange { alias: Some(&alias), ..LinkChange::default() }));
-    changes.push(Change::set_link(host.name, &LinkChange { up: Some(true), ..LinkChange::default() }));
-    Ok(context.host.create_port(bridge, &changes)?)
+    changes.push(Change::set_link(name, &LinkChange { alias: Some(alias), ..LinkChange::default() }));
+    changes.push(Change::set_link(name, &LinkChange { up: Some(true), ..LinkChange::default() }));
+    Ok(host.create_port(bridge, &changes)?)
 }
 
-/// Returns the index of the bridge, and whether this call created it. An existing link of that name is not checked
-/// here: it may not be a bridge.
-fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool)> {
+/// The bridge before the port is added.
+struct BridgeBefore {
+    index: LinkIndex,
+    mac: Option<MacAddr>,
+    /// Whether this ADD created it.
+    created: bool,
+}
+
+/// Returns the bridge, and creates it if it does not exist. An existing link of that name is not checked here: it may not
+/// be a bridge.
+fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<BridgeBefore> {
     let name = config.bridge.as_str();
-    if let Some(index) = host.link_index(name)? {
-        return Ok((index, false));
-    }
+    let (index, created) = match host.link_index(name)? {
+        Some(index) => (index, false),
+        None => create_bridge(host, config)?,
+    };
+    Ok(BridgeBefore { index, mac: host.mac_of(name), created })
+}
+
+/// Creates the bridge. Returns its index, and `false` if another ADD has created it meanwhile.
+fn create_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool)> {
+    let name = config.bridge.as_str();
     let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
         Ok(bridge) => {
@@ -247,13 +259,12 @@ fn prepare_bridge(name: &str) {
     set_best_effort(&["net", "ipv6", "conf", name, "accept_dad"], "0");
 }
 
-/// Changes the settings of the bridge where they differ from the configuration, and adds the VLANs of the port.
-/// `bridge_mac` is the MAC address that the bridge had before the port was added.
-fn reconcile_bridge(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge_mac: Option<MacAddr>) -> Result<()> {
-    let bridge = &mut pair.bridge;
+/// Changes the settings of the bridge where they differ from the configuration. `lost_mac` is the MAC address that it had
+/// before it took that of the new port. Returns the bridge with its final MAC address.
+fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac: Option<MacAddr>) -> Result<Link> {
     let name = bridge.name.as_str();
     if bridge.kind != "bridge" {
-        return Err(not_a_bridge(bridge));
+        return Err(not_a_bridge(&bridge));
     }
     let mut change = LinkChange::default();
     if !bridge.up {
@@ -268,14 +279,11 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge
     // Unlike upstream, which does not change it: the container's largest packets would not fit through the gateway. A
     // larger MTU is harmless, and other networks may need it.
     change.mtu = config.mtu.filter(|mtu| bridge.mtu < *mtu);
-    // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours it would
-    // become another host. If its last port was deleted, the kernel has set its address to zero.
-    if bridge.mac == Some(pair.port_mac)
-        && let Some(before) = bridge_mac
-    {
-        let mac = if before == MacAddr::ZERO { name::random_mac()? } else { before };
-        (change.mac, bridge.mac) = (Some(mac), Some(mac));
-    }
+    change.mac = match lost_mac {
+        // The kernel has set it to zero when the last port was deleted.
+        Some(MacAddr::ZERO) => Some(name::random_mac()?),
+        lost => lost,
+    };
     let mut changes = Vec::new();
     if change != LinkChange::default() {
         changes.push(Change::set_link(bridge.index, &change));
@@ -286,23 +294,26 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, pair: &mut Pair, bridge
     if !changes.is_empty() {
         host.apply(&changes).map_err(|error| explain(host, config, error.into()))?;
     }
-    // In time: the port has no carrier until the container veth is up.
-    set_best_effort(&["net", "ipv6", "conf", &pair.port_name, "accept_ra"], "0");
+    Ok(Link { mac: change.mac.or(bridge.mac), ..bridge })
+}
+
+/// Writes the settings of a new port, and adds its VLANs. This is in time: the port has no carrier until the container
+/// veth is up.
+fn prepare_port(host: &mut Netlink, config: &Config, port: LinkIndex, name: &str) -> Result<()> {
+    set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
     match &config.vlans {
-        Some(vlans) => vlans.apply(host, pair.port),
+        Some(vlans) => vlans.apply(host, port),
         None => Ok(()),
     }
 }
 
 /// Returns an error if the container already has an interface with the requested name. Otherwise the name of the host
 /// veth is taken, and another name helps.
-fn refuse_existing_interface(context: &AddContext, at: &Attachment) -> Result<()> {
-    let name = at.ifname.as_str();
-    let mut guest = context.enter(|| ())?;
-    if guest.link_index(name).context(|| format!("list links in {:?}", at.sandbox()))?.is_none() {
+fn refuse_existing_interface(namespaces: &Namespaces, at: &Attachment) -> Result<()> {
+    if namespaces.open_guest(at)?.find_interface_index()?.is_none() {
         return Ok(());
     }
-    let what = format!("interface {name:?} already exists in {:?}", at.sandbox());
+    let what = format!("interface {:?} already exists in {:?}", at.ifname.as_str(), at.sandbox());
     Err(Error::new(Code::INTERNAL, what)
         .details("the container is already attached: call DEL first, or use another CNI_IFNAME"))
 }

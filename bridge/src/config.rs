@@ -1,7 +1,7 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
 use cni::json::Fault;
-use cni::{Args, Call, Code, Dns, Error, IfName, Result};
+use cni::{Args, Call, Code, Delegate, Dns, Error, IfName, Result};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;
@@ -194,6 +194,11 @@ impl Config {
             );
         }
         Ok(())
+    }
+
+    /// Finds the IPAM plugin, if the network has one.
+    pub(crate) fn find_ipam<'a>(&self, call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
+        self.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
     }
 
     /// Returns the name of the interface with the gateway address if the network is a VLAN of the bridge.

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use cni::{AddResult, Code, Error, IpConfig, Result, Route};
+use cni::{AddResult, Code, Dns, Error, IpConfig, Result, Route};
 use linux::ip::{self, Cidr};
 use linux::netlink::Address;
 
@@ -12,8 +12,8 @@ use crate::config::Config;
 /// Index of the container veth in the result's list of interfaces.
 pub(crate) const CONTAINER: u32 = 2;
 
-/// The addresses and routes of a container, and the addresses that the bridge needs for them.
-#[derive(Debug, PartialEq, Eq)]
+/// The addresses, routes and DNS settings of a container, and the addresses that the bridge needs for them.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// The container's addresses.
     pub(crate) ips: Vec<IpConfig>,
@@ -21,12 +21,14 @@ pub(crate) struct Plan {
     pub(crate) routes: Vec<Route>,
     /// The bridge's addresses.
     pub(crate) gateways: Vec<Cidr>,
+    /// The DNS settings of the IPAM plugin.
+    pub(crate) dns: Dns,
 }
 
 impl Plan {
     /// Derives the plan from the result of the IPAM plugin.
     pub(crate) fn new(ipam_result: AddResult, config: &Config) -> Result<Plan> {
-        let AddResult { mut ips, mut routes, .. } = ipam_result;
+        let AddResult { mut ips, mut routes, dns, .. } = ipam_result;
         if ips.is_empty() {
             let ipam = config.ipam.as_deref().unwrap_or_default();
             let what = format!("IPAM plugin {ipam:?} returned no address");
@@ -53,7 +55,7 @@ impl Plan {
                 return Err(Error::new(Code::INTERNAL, what).details("correct \"routes\" of the IPAM configuration"));
             }
         }
-        Ok(Plan { ips, routes, gateways })
+        Ok(Plan { ips, routes, gateways, dns })
     }
 
     /// Returns the routes as the kernel needs them: a route without a next hop gets the first gateway of its family.

@@ -3,13 +3,13 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use cni::{Attachment, Code, Context, Error, Result, key};
+use cni::{Code, Context, Error, Guest, Namespaces, Result, key};
 use linux::ip::Cidr;
-use linux::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, LinkIndex, Netlink, Watch};
+use linux::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, Netlink, Watch};
 use linux::sysctl::{self, Setting, set_best_effort};
 use linux::{Deadline, Kind};
 
-use crate::attach::{AddContext, Pair};
+use crate::attach::ContainerVeth;
 use crate::config::Config;
 use crate::gateway::{self, Plan};
 
@@ -18,70 +18,53 @@ const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts to set the gateway addresses while other programs change the addresses of the link.
 const ATTEMPTS: u32 = 5;
 
-/// The container veth, with a netlink socket in the container namespace.
-#[derive(Debug)]
-pub(crate) struct Guest<'a> {
-    netlink: Netlink,
-    link: LinkIndex,
-    at: &'a Attachment,
-}
-
-impl<'a> Guest<'a> {
-    /// Sets the container veth up. Before that, runs `prepare` in the container namespace.
-    pub(crate) fn bring_up(
-        context: &AddContext,
-        pair: &Pair,
-        at: &'a Attachment,
-        change: &LinkChange<'_>,
-        prepare: impl FnOnce(&str),
-    ) -> Result<Guest<'a>> {
-        let mut netlink = context.enter(|| prepare(at.ifname.as_str()))?;
-        let link = pair.guest(&mut netlink, at)?;
-        netlink.apply(&[Change::set_link(link, change)])?;
-        Ok(Guest { netlink, link, at })
+/// Adds the addresses and routes of the container, and announces the addresses to its neighbours.
+pub(crate) fn configure_container(
+    container: &mut ContainerVeth<'_>,
+    namespaces: &Namespaces,
+    plan: &Plan,
+    config: &Config,
+) -> Result<()> {
+    let ContainerVeth { guest: Guest { netlink, at }, index, mac } = container;
+    let (index, ifname) = (*index, at.ifname.as_str());
+    let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
+    let watch = match v6.as_slice() {
+        [] => None,
+        _ => Some(namespaces.in_guest(|| {
+            enable_ipv6(ifname)?;
+            Ok(Watch::open(Event::Ipv6Address)?)
+        })?),
+    };
+    let detection = match config.detect_duplicates {
+        true => DuplicateDetection::Default,
+        false => DuplicateDetection::Off,
+    };
+    let mut changes = Vec::new();
+    for ip in &plan.ips {
+        changes.push(Change::add_address(index, ip.address, detection));
     }
-
-    /// Adds the addresses and routes of the container, and announces the addresses to its neighbours.
-    pub(crate) fn configure(&mut self, context: &AddContext, pair: &Pair, plan: &Plan, config: &Config) -> Result<()> {
-        let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
-        let watch = match v6.as_slice() {
-            [] => None,
-            _ => Some(context.netns.run(&context.home, || {
-                enable_ipv6(self.at.ifname.as_str())?;
-                Ok::<_, Error>(Watch::open(Event::Ipv6Address)?)
-            })?),
-        };
-        let detection = match config.detect_duplicates {
-            true => DuplicateDetection::Default,
-            false => DuplicateDetection::Off,
-        };
-        let mut changes = Vec::new();
-        for ip in &plan.ips {
-            changes.push(Change::add_address(self.link, ip.address, detection));
-        }
-        for route in plan.kernel_routes() {
-            changes.push(Change::add_route(self.link, &(&route).into()));
-        }
-        // Setting the MAC address again makes the kernel announce all addresses of the link (arp_notify, ndisc_notify).
-        // Its announcements when the link came up were lost, because the port did not forward yet. A neighbour that
-        // remembers the former owner of an address would send to that one until its entry expires.
-        let announce = LinkChange { mac: Some(pair.mac), ..LinkChange::default() };
-        changes.push(Change::set_link(self.link, &announce));
-        let configured = || format!("configure {:?} in {:?}", self.at.ifname.as_str(), self.at.sandbox());
-        let Some(mut watch) = watch else {
-            return self.netlink.apply(&changes).context(configured);
-        };
-        let have = self.netlink.apply_and_list(self.link, &changes).context(configured)?;
-        let deadline = Deadline::after(DETECTION_TIMEOUT);
-        watch.await_addresses(self.link, v6, deadline)?;
-        if !config.detect_duplicates && detection_finished(&have)? {
-            return Ok(());
-        }
-        watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
-            Ok(detection_finished(&self.netlink.addresses(self.link)?)?.then_some(()))
-        })?;
-        Ok(())
+    for route in plan.kernel_routes() {
+        changes.push(Change::add_route(index, &(&route).into()));
     }
+    // Setting the MAC address again makes the kernel announce all addresses of the link (arp_notify, ndisc_notify).
+    // Its announcements when the link came up were lost, because the port did not forward yet. A neighbour that
+    // remembers the former owner of an address would send to that one until its entry expires.
+    let announce = LinkChange { mac: Some(*mac), ..LinkChange::default() };
+    changes.push(Change::set_link(index, &announce));
+    let configured = || format!("configure {ifname:?} in {:?}", at.sandbox());
+    let Some(mut watch) = watch else {
+        return netlink.apply(&changes).context(configured);
+    };
+    let have = netlink.apply_and_list(index, &changes).context(configured)?;
+    let deadline = Deadline::after(DETECTION_TIMEOUT);
+    watch.await_addresses(index, v6, deadline)?;
+    if !config.detect_duplicates && detection_finished(&have)? {
+        return Ok(());
+    }
+    watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
+        Ok(detection_finished(&netlink.addresses(index)?)?.then_some(()))
+    })?;
+    Ok(())
 }
 
 /// Enables or disables duplicate address detection on an interface that is still down.
@@ -125,50 +108,56 @@ fn detection_finished(addresses: &[Address]) -> linux::Result<bool> {
     Ok(!addresses.iter().any(|address| address.tentative))
 }
 
-/// Adds the gateway addresses to the bridge or to the VLAN's interface. `have` are the current addresses of that link,
-/// of at least the families of the gateways.
-pub(crate) fn ensure_gateways(
-    host: &mut Netlink,
-    link: &Link,
-    mut have: Vec<Address>,
-    plan: &Plan,
-    config: &Config,
-    network: &str,
-) -> Result<()> {
-    for _ in 0..ATTEMPTS {
-        let needed = gateway::compare(&link.name, &have, &plan.gateways, config.force_address)?;
-        if needed.missing.is_empty() && needed.conflicting.is_empty() {
-            return Ok(());
-        }
-        let mut changes = Vec::new();
-        for address in &needed.conflicting {
-            changes.push(Change::delete_address(link.index, *address));
-        }
-        for address in &needed.missing {
-            // No duplicate detection: the network belongs to this host, and the container may use its gateway at once.
-            let mark = key::address_mark(network);
-            changes.push(Change::add_marked_address(link.index, *address, DuplicateDetection::Off, mark));
-        }
-        // The MAC address of a gateway must not change when ports come and go. Setting it makes it permanent.
-        changes.push(Change::set_link(link.index, &LinkChange { mac: link.mac, ..LinkChange::default() }));
-        let mut watch = Watch::open(Event::Ipv6Address)?;
-        match host.apply(&changes) {
-            Ok(()) => {
-                let v6 = needed.missing.iter().map(Cidr::ip).filter(IpAddr::is_ipv6);
-                watch.await_addresses(link.index, v6, Deadline::after(DETECTION_TIMEOUT))?;
+/// A link that gets gateway addresses: the bridge, or the interface of a VLAN.
+pub(crate) struct Gateway<'a> {
+    pub(crate) link: &'a Link,
+    /// The addresses that the link should have.
+    pub(crate) addresses: &'a [Cidr],
+    /// Whether conflicting addresses are removed.
+    pub(crate) replaces_others: bool,
+    /// The network, which marks the addresses.
+    pub(crate) network: &'a str,
+}
+
+impl Gateway<'_> {
+    /// Adds the addresses. `have` are the current addresses of the link, of at least the families of the gateways.
+    pub(crate) fn ensure_addresses(&self, host: &mut Netlink, mut have: Vec<Address>) -> Result<()> {
+        let link = self.link;
+        for _ in 0..ATTEMPTS {
+            let needed = gateway::compare(&link.name, &have, self.addresses, self.replaces_others)?;
+            if needed.missing.is_empty() && needed.conflicting.is_empty() {
                 return Ok(());
             }
-            // Another ADD has changed one or all of the addresses meanwhile.
-            Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => {}
-            Err(error) => {
-                let error = explain_refusal(&link.name, error.into());
-                return Err(error).context(|| format!("configure {:?} as the gateway", link.name));
+            let mut changes = Vec::new();
+            for address in &needed.conflicting {
+                changes.push(Change::delete_address(link.index, *address));
             }
+            for address in &needed.missing {
+                // No duplicate detection: the network belongs to this host, and the container may use its gateway at once.
+                let mark = key::address_mark(self.network);
+                changes.push(Change::add_marked_address(link.index, *address, DuplicateDetection::Off, mark));
+            }
+            // The MAC address of a gateway must not change when ports come and go. Setting it makes it permanent.
+            changes.push(Change::set_link(link.index, &LinkChange { mac: link.mac, ..LinkChange::default() }));
+            let mut watch = Watch::open(Event::Ipv6Address)?;
+            match host.apply(&changes) {
+                Ok(()) => {
+                    let v6 = needed.missing.iter().map(Cidr::ip).filter(IpAddr::is_ipv6);
+                    watch.await_addresses(link.index, v6, Deadline::after(DETECTION_TIMEOUT))?;
+                    return Ok(());
+                }
+                // Another ADD has changed one or all of the addresses meanwhile.
+                Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EADDRNOTAVAIL)) => {}
+                Err(error) => {
+                    let error = explain_refusal(&link.name, error.into());
+                    return Err(error).context(|| format!("configure {:?} as the gateway", link.name));
+                }
+            }
+            have = host.addresses(link.index)?;
         }
-        have = host.addresses(link.index)?;
+        let what = format!("the addresses of {:?} changed during each of {ATTEMPTS} attempts to set them", link.name);
+        Err(Error::new(Code::TRY_LATER, what).details("check whether another program manages the bridge"))
     }
-    let what = format!("the addresses of {:?} changed during each of {ATTEMPTS} attempts to set them", link.name);
-    Err(Error::new(Code::TRY_LATER, what).details("check whether another program manages the bridge"))
 }
 
 /// Adds the command that enables IPv6 to the kernel's error for an address, if IPv6 is disabled on the link.

@@ -1,10 +1,10 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
-//! An ADD takes these steps, with few messages to the kernel: `attach` creates the bridge and a veth pair, the
-//! container veth is set up, an IPAM plugin leases addresses, `gateway` derives gateways and routes from them,
-//! `masquerade` and `spoofcheck` add firewall rules, and `layer3` configures addresses and routes on both sides. Each
-//! rollback step is registered before the step that it reverts.
+//! `add` walks through the steps of an ADD, which sends few messages to the kernel: `attach` creates the bridge and a
+//! veth pair, the container veth is set up, an IPAM plugin leases addresses, `gateway` derives gateways and routes from
+//! them, `masquerade` and `spoofcheck` add firewall rules, and `layer3` configures addresses and routes on both sides.
 
+mod add;
 mod attach;
 mod check;
 mod config;
@@ -25,18 +25,11 @@ mod vlan;
 
 use std::net::IpAddr;
 
-use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, DelegateError, ErrorCollector, Interface, Plugin,
-    Result, Undo,
-};
-use linux::ip::Cidr;
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Delegate, ErrorCollector, Plugin, Result};
+use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
-use linux::netlink::{LinkChange, Netlink};
 
-use attach::{AddContext, Pair};
 use config::Config;
-use gateway::Plan;
-use layer3::Guest;
 use removal::Removal;
 
 /// The `bridge` plugin.
@@ -49,47 +42,19 @@ impl Plugin for Bridge {
     }
 
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-        let config = Config::parse(call)?;
-        config.refuse_contradictions()?;
-        let owner = AttachmentKey::new(call, at);
-        if config.spoof_check {
-            spoofcheck::validate(owner)?;
-        }
-        let mut ipam = ipam(call, &config)?;
-        match &mut ipam {
-            Some(ipam) => ipam.prepare()?,
-            // The results of old versions cannot express a container without addresses.
-            None => AddResult::default().to_version(call.version).map(drop)?,
-        }
-        let mut undo = Undo::new(AddContext::open(call, at)?);
-        let outcome = create_attachment(&mut undo, at, owner, &config, ipam.as_ref())
-            .and_then(|result| result.to_version(call.version).map(|_| result));
-        match outcome {
-            Ok(result) => {
-                undo.commit();
-                Ok(result)
-            }
-            Err(error) => {
-                let error = attach::explain_forbidden(error);
-                // Rollback steps run on the host, but the failure may have left this thread in the container.
-                if let Err(stuck) = undo.context().return_home() {
-                    return Err(undo.roll_back(error.details(stuck.to_string())));
-                }
-                Err(undo.roll_back(error))
-            }
-        }
+        add::run(call, at)
     }
 
     /// Removes everything of the attachment. A failed step does not prevent the later ones.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let owner = AttachmentKey::new(call, at);
+        let key = AttachmentKey::new(call, at);
         let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
         let prev_result = call.prev_result().ok().flatten().unwrap_or_default();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
         let removal = Removal {
-            key: owner,
+            key,
             at,
             prev_result: &prev_result,
             ipam: ipam.as_ref(),
@@ -102,7 +67,7 @@ impl Plugin for Bridge {
             failures.record(ipam.del(at));
         }
         if let Some(mut nft) = failures.keep(nft) {
-            failures.record(remove_rules(&mut nft, owner, &ips));
+            failures.record(remove_rules(&mut nft, key, &ips));
         }
         if let Some(ipam) = &ipam {
             stale::after_del(call, ipam, &prev_result);
@@ -117,7 +82,7 @@ impl Plugin for Bridge {
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
-        if let Some(ipam) = ipam(call, &config)? {
+        if let Some(ipam) = config.find_ipam(call)? {
             ipam.check(at)?;
         }
         check::run(call, at, &config)
@@ -134,7 +99,7 @@ impl Plugin for Bridge {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
         let not_available = |error| attach::explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
-        let ipam = ipam(call, &config).map_err(not_available)?;
+        let ipam = config.find_ipam(call).map_err(not_available)?;
         attach::status(&mut Netlink::open()?, &config).map_err(not_available)?;
         if let Some(ipam) = ipam {
             ipam.status()?;
@@ -147,11 +112,6 @@ impl Plugin for Bridge {
         }
         Ok(())
     }
-}
-
-/// Finds the IPAM plugin, if the network has one.
-fn ipam<'a>(call: &'a Call<'a>, config: &Config) -> Result<Option<Delegate<'a>>> {
-    config.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
 }
 
 /// Finds the IPAM plugin for DEL and GC. Mistakes elsewhere in the configuration are only reported: they matter to the
@@ -168,128 +128,13 @@ fn ipam_to_clean_up<'a>(call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
     name.map(|name| Delegate::find(call, &name)).transpose()
 }
 
-/// Creates everything that an ADD creates, and returns the result.
-fn create_attachment<'a>(
-    undo: &mut Undo<'a, AddContext>,
-    at: &'a Attachment,
-    owner: AttachmentKey<'a>,
-    config: &'a Config,
-    ipam: Option<&'a Delegate<'a>>,
-) -> Result<AddResult> {
-    let pair = attach::create(undo, config, owner, at)?;
-    if config.spoof_check {
-        let port = pair.port_name.clone();
-        undo.push("remove the spoof check", move |_| spoofcheck::roll_back(&mut Nftables::open()?, owner, &port));
-        spoofcheck::add(owner, &pair.port_name, pair.mac)?;
-    }
-    let mut result = pair.describe(at);
-    match ipam {
-        None => bring_up(undo.context(), &pair, at, config)?,
-        Some(ipam) => configure_layer3(undo, &pair, at, owner, config, ipam, &mut result)?,
-    }
-    if let Some(dns) = &config.dns {
-        result.dns = dns.clone();
-    }
-    Ok(result)
-}
-
-/// Layer 2: sets the container veth up and waits until the bridge forwards its frames.
-fn bring_up(context: &mut AddContext, pair: &Pair, at: &Attachment, config: &Config) -> Result<()> {
-    if !config.container_up {
-        return Ok(());
-    }
-    let up = LinkChange { up: Some(true), ..LinkChange::default() };
-    Guest::bring_up(context, pair, at, &up, |_| ())?;
-    pair.await_up(&mut context.host)
-}
-
-/// Layer 3: configures addresses and routes in the container, and the gateway and masquerade rules on the host.
-fn configure_layer3<'a>(
-    undo: &mut Undo<'a, AddContext>,
-    pair: &Pair,
-    at: &'a Attachment,
-    owner: AttachmentKey<'a>,
-    config: &'a Config,
-    ipam: &'a Delegate<'a>,
-    result: &mut AddResult,
-) -> Result<()> {
-    // Unlike upstream, before the addresses are known: the port comes up while the IPAM plugin works.
-    let up = LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() };
-    let prepare = |ifname: &str| layer3::prepare_ipv6(ifname, config.detect_duplicates);
-    let mut guest = Guest::bring_up(undo.context(), pair, at, &up, prepare)?;
-
-    let port = pair.port_name.clone();
-    undo.push("release the addresses", move |context| {
-        // An address that is still in use must not be leased to another container.
-        context.host.delete_link(port.as_str())?;
-        ipam.del(at)
-    });
-    let answer = match ipam.add(at) {
-        Ok(answer) => answer,
-        Err(DelegateError::Unknown(error)) => return Err(error),
-        Err(DelegateError::CleanedUp(error)) => {
-            undo.pop();
-            return Err(error);
-        }
-    };
-    result.dns = answer.dns.clone();
-    let plan = Plan::new(answer, config)?;
-
-    // First the changes that do not concern links: the kernel holds the lock of links while the port comes up.
-    if config.gateway {
-        layer3::enable_forwarding(&plan)?;
-    }
-    if let Some(backend) = config.masquerade {
-        let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
-        let addresses = ips.clone();
-        undo.push("remove the masquerade rules", move |_| masquerade::remove_all(owner, &addresses));
-        masquerade::add(backend, owner, &ips)?;
-    }
-    let host = &mut undo.context().host;
-    if !pair.seems_up(host) {
-        pair.await_up(host)?;
-    }
-    guest.configure(undo.context(), pair, &plan, config)?;
-    if config.gateway {
-        result.interfaces.extend(configure_gateway(undo.context(), pair, &plan, config, owner.network)?);
-    }
-    result.ips = plan.ips;
-    result.routes = plan.routes;
-    Ok(())
-}
-
-/// Adds the gateway addresses to the bridge or, for a VLAN, to the VLAN's own interface. Returns that interface, which
-/// is part of the result.
-fn configure_gateway(
-    context: &mut AddContext,
-    pair: &Pair,
-    plan: &Plan,
-    config: &Config,
-    network: &str,
-) -> Result<Option<Interface>> {
-    let AddContext { home, host, .. } = context;
-    let (Some(name), Some(vlans)) = (config.vlan_gateway(), &config.vlans) else {
-        let mut have = pair.addresses.clone();
-        if plan.gateways.iter().any(|gateway| gateway.ip().is_ipv6()) {
-            have.extend(host.ipv6_addresses(pair.bridge.index)?);
-        }
-        layer3::ensure_gateways(host, &pair.bridge, have, plan, config, network)?;
-        return Ok(None);
-    };
-    let link = vlan::ensure_gateway(host, home, &pair.bridge, &name, vlans)?;
-    let have = host.addresses(link.index)?;
-    layer3::ensure_gateways(host, &link, have, plan, config, network)?;
-    let mac = link.mac.map_or_else(String::new, |mac| mac.to_string());
-    Ok(Some(Interface { name, mac, ..Interface::default() }))
-}
-
 /// Removes all firewall rules of an attachment, of both backends: the configuration may have changed since ADD.
-fn remove_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
+fn remove_rules(nft: &mut Nftables, key: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = ErrorCollector::default();
-    failures.record(masquerade::remove(nft, owner));
+    failures.record(masquerade::remove(nft, key));
     if let Some(mut host) = failures.keep(Netlink::open()) {
-        failures.record(spoofcheck::remove(nft, &mut host, owner));
-        failures.record(iptables::remove(nft, &mut host, owner, ips));
+        failures.record(spoofcheck::remove(nft, &mut host, key));
+        failures.record(iptables::remove(nft, &mut host, key, ips));
     }
     failures.into_result()
 }

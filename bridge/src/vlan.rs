@@ -1,11 +1,10 @@
 //! VLANs of a port, and the gateway of a VLAN.
 
-use cni::{Code, Context, Error, Result};
-use linux::Netns;
+use cni::{Code, Context, Error, Home, Result};
 use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
+use linux::sysctl::set_best_effort;
 
 use crate::name;
-use linux::sysctl::set_best_effort;
 
 /// The highest valid VLAN ID.
 pub(crate) const MAX_ID: u16 = 4094;
@@ -101,21 +100,16 @@ fn without(range: VlanRange, id: Option<u16>) -> Vec<VlanRange> {
 
 /// Returns the interface for the gateway address of a VLAN, and creates it if it does not exist. It is one end of a
 /// veth pair; the other end is a port of the bridge in that VLAN. Like the bridge, the plugins never delete it.
-pub(crate) fn ensure_gateway(
-    host: &mut Netlink,
-    home: &Netns,
-    bridge: &Link,
-    name: &str,
-    vlans: &Vlans,
-) -> Result<Link> {
-    let (link, created) = match host.link(name)? {
+pub(crate) fn ensure_gateway(host: &mut Home, bridge: &Link, name: &str, vlans: &Vlans) -> Result<Link> {
+    let (link, created) = match host.netlink.link(name)? {
         Some(link) => (Some(link), false),
         None => {
-            let created = create_gateway(host, home, bridge, name);
+            let created = create_gateway(host, bridge, name);
             let created = created.context(|| format!("create the VLAN's gateway {name:?}"))?;
-            (host.link(name)?, created)
+            (host.netlink.link(name)?, created)
         }
     };
+    let host = &mut host.netlink;
     let gone = || Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted"));
     let link = link.ok_or_else(gone)?;
     set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
@@ -131,16 +125,16 @@ pub(crate) fn ensure_gateway(
 }
 
 /// Creates the veth pair of a VLAN's gateway. Returns `false` if another ADD has created it meanwhile.
-fn create_gateway(host: &mut Netlink, home: &Netns, bridge: &Link, name: &str) -> Result<bool> {
+fn create_gateway(host: &mut Home, bridge: &Link, name: &str) -> Result<bool> {
     let (port_name, port_mac, mac) = name::random_pair()?;
     let spec = VethSpec {
         host: VethEnd { name: &port_name, mac: Some(port_mac) },
         guest: VethEnd { name, mac: Some(mac) },
-        netns: home,
+        netns: &host.netns,
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),
     };
-    match host.apply(&[Change::create_veth(&spec)]) {
+    match host.netlink.apply(&[Change::create_veth(&spec)]) {
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
         outcome => Ok(outcome.map(|()| true)?),
     }
