@@ -88,8 +88,7 @@ impl<'a> Add<'a> {
     /// Layer 2: sets the container veth up and waits until the bridge forwards its frames.
     fn bring_up(&mut self, pair: &Pair<'_>) -> Result<()> {
         let namespaces = self.undo.context();
-        let mut container = pair.open_container(namespaces, || ())?;
-        container.set(&LinkChange { up: Some(true), ..LinkChange::default() })?;
+        pair.open_container(namespaces, || ())?.set(&LinkChange { up: Some(true), ..LinkChange::default() })?;
         pair.await_up(&mut namespaces.host.netlink)
     }
 
