@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use cni::{AttachmentKey, Code, Context, Error, Result};
 use linux::ip::{Cidr, octets};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
+use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
 use log::debug;
 
 use crate::config::Backend;
@@ -82,12 +82,7 @@ fn with_fix_hint(error: Error) -> Error {
 /// adding a rule, and so does rejecting a rule. Listing the three rules of the base chain first costs next to nothing.
 fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let comment = owner.comment();
-    let rules = || {
-        ips.iter().map(|ip| {
-            let parts = [Part::Source(ip.ip()), Part::DestinationOutside(*ip), Part::Masquerade];
-            Edit::add_rule(CHECKS, &parts, &comment)
-        })
-    };
+    let rules = || ips.iter().map(|ip| Edit::add_rule(&rule_for(*ip).comment(&comment)));
     let mut nft = Nftables::open()?;
     if is_reached(&mut nft)? {
         match nft.apply(&rules().collect::<Vec<_>>()) {
@@ -100,10 +95,16 @@ fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     Ok(())
 }
 
+/// Returns the rule that masquerades packets from an address to destinations outside of its network.
+fn rule_for(ip: Cidr) -> RuleSpec<'static> {
+    RuleSpec::new(CHECKS).source(ip.ip()).destination_outside(ip).masquerade()
+}
+
 /// Returns the edits that create table and chains. They are idempotent: the base chain is flushed before it is filled.
 fn create_chains() -> impl Iterator<Item = Edit<'static>> {
     let multicast = |net: IpAddr, prefix| {
-        Cidr::new(net, prefix).map(|net| Edit::add_rule(POSTROUTING, &[Part::Destination(net), Part::Return], ""))
+        let net = Cidr::new(net, prefix)?;
+        Some(Edit::add_rule(&RuleSpec::new(POSTROUTING).destination_in(net).verdict(Verdict::Return)))
     };
     [
         Some(Edit::add_table(TABLE)),
@@ -112,7 +113,7 @@ fn create_chains() -> impl Iterator<Item = Edit<'static>> {
         Some(Edit::flush(POSTROUTING)),
         multicast(IpAddr::from([224, 0, 0, 0]), 4),
         multicast(IpAddr::from([0xff00, 0, 0, 0, 0, 0, 0, 0]), 8),
-        Some(Edit::add_rule(POSTROUTING, &[Part::Goto(CHECKS.name)], "")),
+        Some(Edit::add_rule(&RuleSpec::new(POSTROUTING).goto(CHECKS.name))),
     ]
     .into_iter()
     .flatten()
@@ -132,7 +133,7 @@ pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
 /// Removes the rules with a comment that is `stale`.
 fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> {
     nft::retry(|| {
-        let rules = nft.rules_about(CHECKS, stale)?;
+        let rules = nft.rules_with_comment(CHECKS, stale)?;
         let edits: Vec<_> = rules.iter().map(|rule| Edit::delete_rule(CHECKS, rule)).collect();
         Ok(nft.apply(&edits)?)
     })
@@ -209,7 +210,7 @@ pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
 /// Returns whether the base chain jumps to the chain with the rules. Then both exist: the kernel does not delete a
 /// chain that is the target of a rule.
 fn is_reached(nft: &mut Nftables) -> Result<bool> {
-    Ok(nft.leads_to(POSTROUTING, CHECKS.name)?)
+    Ok(nft.has_jump_to(POSTROUTING, CHECKS.name)?)
 }
 
 /// Returns the error for a missing rule.
@@ -221,13 +222,11 @@ pub(crate) fn missing(what: String) -> Error {
 /// ADD restores them.
 pub(crate) fn status(backend: Backend) -> Result<()> {
     let try_nftables = || -> Result<()> {
-        let ip = Cidr::host(IpAddr::from([192, 0, 2, 1]));
-        let parts = [Part::Source(ip.ip()), Part::DestinationOutside(ip), Part::Masquerade];
-        let rule = Edit::add_rule(CHECKS, &parts, "");
+        let rule = Edit::add_rule(&rule_for(Cidr::host(IpAddr::from([192, 0, 2, 1]))));
         let edits: Vec<_> = create_chains().chain([rule]).collect();
         let mut nft = Nftables::open()?;
         // If the chains exist, such a rule has worked before. A trial costs the kernel as much as a rejected rule.
-        if is_reached(&mut nft)? { Ok(()) } else { Ok(nft.try_out(&edits)?) }
+        if is_reached(&mut nft)? { Ok(()) } else { Ok(nft.dry_run(&edits)?) }
     };
     match backend {
         Backend::Iptables => iptables::status(),

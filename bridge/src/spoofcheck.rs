@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cni::key::AliasOwner;
 use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result};
 use linux::ip::MacAddr;
-use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Part, Rule, Table};
+use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
 use linux::netlink::{Link, Netlink};
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
@@ -66,17 +66,17 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
     let names = Names::new(&owner.chain_suffix());
     let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
     let rules = || {
-        let rule = |chain, parts: &[Part<'_>]| Edit::add_rule(chain, parts, &names.comment);
         [
-            rule(PREROUTING, &[Part::InputLink(link), Part::Jump(port.name)]),
-            rule(port, &[Part::Jump(check.name)]),
-            rule(check, &[Part::SourceMac(mac), Part::Return]),
-            rule(check, &[Part::Drop]),
+            RuleSpec::new(PREROUTING).input_link(link).jump(port.name),
+            RuleSpec::new(port).jump(check.name),
+            RuleSpec::new(check).source_mac(mac).verdict(Verdict::Return),
+            RuleSpec::new(check).verdict(Verdict::Drop),
         ]
+        .map(|rule| Edit::add_rule(&rule.comment(&names.comment)))
     };
     let mut nft = Nftables::open()?;
     let add = |nft: &mut Nftables| {
-        let mut edits = vec![Edit::new_chain(port), Edit::new_chain(check)];
+        let mut edits = vec![Edit::create_chain(port), Edit::create_chain(check)];
         edits.extend(rules());
         nft.apply(&edits)
     };
@@ -89,7 +89,7 @@ pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<
             Edit::flush(port),
             Edit::flush(check),
         ];
-        let old = nft.rules_about(PREROUTING, &|comment| comment == names.comment)?;
+        let old = nft.rules_with_comment(PREROUTING, &|comment| comment == names.comment)?;
         for rule in &old {
             refuse_live(&link_of(rule).unwrap_or_default(), link, owner)?;
             edits.push(Edit::delete_rule(PREROUTING, rule));
@@ -167,7 +167,7 @@ fn remove_named(
             return Ok(());
         }
         let mut ours = Vec::new();
-        for rule in nft.rules_about(PREROUTING, &|comment| comment == names.comment)? {
+        for rule in nft.rules_with_comment(PREROUTING, &|comment| comment == names.comment)? {
             if is_ours(&link_of(&rule).unwrap_or_default())? {
                 ours.push(rule);
             } else {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Program, Result, Version};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Edit, Hook, Nftables, Part};
+use linux::netlink::nft::{self, Edit, Hook, Nftables, RuleSpec};
 use linux::{Netns, tool};
 use serde_json::Map;
 
@@ -319,8 +319,8 @@ fn address(result: &AddResult) -> Result<Ipv4Addr> {
 fn can_masquerade() -> Result<bool> {
     let table = nft::Table { family: nft::Family::Inet, name: "try" };
     let chain = table.chain("try");
-    let rule = Edit::add_rule(chain, &[Part::Masquerade], "");
-    match Nftables::open()?.try_out(&[Edit::add_table(table), Edit::add_base_chain(chain, Hook::SOURCE_NAT), rule]) {
+    let rule = Edit::add_rule(&RuleSpec::new(chain).masquerade());
+    match Nftables::open()?.dry_run(&[Edit::add_table(table), Edit::add_base_chain(chain, Hook::SOURCE_NAT), rule]) {
         Err(error) if nft::is_unavailable(&error) => Ok(false),
         outcome => Ok(outcome.map(|()| true)?),
     }

@@ -186,7 +186,7 @@ fn nf_tables(report: &mut Report) -> Result<()> {
     if users.is_empty() {
         return Ok(());
     }
-    match Nftables::open()?.is_there() {
+    match Nftables::open()?.is_available() {
         Ok(true) => report.ok("nf_tables", None, "the kernel has nf_tables"),
         Err(error) => report.unseen(&error.into()),
         Ok(false) => {

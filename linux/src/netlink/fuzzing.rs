@@ -71,8 +71,8 @@ pub fn rules(datagram: &[u8]) {
     const NEWRULE: u16 = 10 << 8 | 6;
     let Ok((seq, _)) = first(datagram) else { return };
     let read = |payload: &[u8]| {
-        let comment = Rule::comment_of(payload)?;
-        assert!(!comment.contains('\0'));
+        let userdata = Rule::userdata_of(payload)?;
+        assert!(!userdata.comment.contains('\0') && !userdata.mark.contains('\0'));
         Rule::read(payload)
     };
     for rule in list(datagram, seq, NEWRULE, read) {

@@ -4,9 +4,12 @@
 //! [`Edit`]s are applied together or not at all. Rules are encoded as `nft` encodes them, so that it can list them and
 //! any tool can delete them.
 
+mod expression;
 mod rule;
+mod userdata;
 
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 
 use log::debug;
@@ -16,7 +19,9 @@ use super::socket::Socket;
 use super::wire::{self, Request};
 use crate::error::{Context, Error, Result};
 
-pub use rule::{Part, Rule};
+pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
+pub use rule::{Rule, RuleSpec};
+pub use userdata::UserData;
 
 // linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
 const SUBSYSTEM: u16 = 10;
@@ -63,6 +68,11 @@ pub enum Family {
 }
 
 impl Family {
+    /// Returns the family of an address.
+    pub fn of(ip: IpAddr) -> Family {
+        if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 }
+    }
+
     fn number(self) -> u8 {
         // linux/netfilter.h: NFPROTO_*
         match self {
@@ -240,7 +250,7 @@ impl<'a> Edit<'a> {
     }
 
     /// Creates a chain; EEXIST if it exists.
-    pub fn new_chain(chain: Chain<'a>) -> Edit<'a> {
+    pub fn create_chain(chain: Chain<'a>) -> Edit<'a> {
         let request = about_chain(NEWCHAIN, NlmF::CREATE | NlmF::EXCL, chain);
         Edit::new(request, move || format!("create chain {chain}"))
     }
@@ -270,13 +280,11 @@ impl<'a> Edit<'a> {
         Edit::new(request, move || format!("flush chain {chain}"))
     }
 
-    /// Appends a rule to a chain. A comment has at most 253 bytes.
-    pub fn add_rule(chain: Chain<'a>, parts: &[Part<'_>], comment: &str) -> Edit<'a> {
+    /// Appends a rule to its chain.
+    pub fn add_rule(rule: &RuleSpec<'a>) -> Edit<'a> {
+        let chain = rule.chain;
         let mut request = about_rule(NEWRULE, NlmF::CREATE | NlmF::APPEND, chain);
-        rule::expressions(&mut request, chain.table.family, parts);
-        if !comment.is_empty() {
-            rule::comment(&mut request, comment);
-        }
+        rule.write(&mut request);
         Edit::new(request, move || format!("add rule to chain {chain}"))
     }
 
@@ -328,7 +336,7 @@ impl Nftables {
     }
 
     /// Validates `edits` without applying them.
-    pub fn try_out(&mut self, edits: &[Edit<'_>]) -> Result<()> {
+    pub fn dry_run(&mut self, edits: &[Edit<'_>]) -> Result<()> {
         self.send(edits, false)
     }
 
@@ -353,7 +361,7 @@ impl Nftables {
     }
 
     /// Returns whether the kernel has nf_tables. Fails without permission to query it.
-    pub fn is_there(&mut self) -> Result<bool> {
+    pub fn is_available(&mut self) -> Result<bool> {
         if self.socket.is_none() {
             return Ok(false);
         }
@@ -371,8 +379,9 @@ impl Nftables {
 
     /// Returns the rules of a chain whose comments are `wanted`. Other rules are not parsed, because there may be a
     /// thousand.
-    pub fn rules_about(&mut self, chain: Chain<'_>, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Rule>> {
-        let found = self.rules_in(chain.table, Some(chain.name), Some(wanted));
+    pub fn rules_with_comment(&mut self, chain: Chain<'_>, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Rule>> {
+        let wanted = |data: &UserData| wanted(&data.comment);
+        let found = self.rules_in(chain.table, Some(chain.name), Some(&wanted));
         found.context(|| format!("list the rules of chain {chain}"))
     }
 
@@ -381,7 +390,7 @@ impl Nftables {
     ///
     /// A transaction of another process interrupts the listing. A rule that was listed exists all the same, so the
     /// listing is repeated only while no such rule is found.
-    pub fn leads_to(&mut self, chain: Chain<'_>, target: &str) -> Result<bool> {
+    pub fn has_jump_to(&mut self, chain: Chain<'_>, target: &str) -> Result<bool> {
         let Some(socket) = &mut self.socket else { return Ok(false) };
         let request = about_rule(GETRULE, NlmF::empty(), chain).finish();
         let found = socket.find(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
@@ -401,7 +410,7 @@ impl Nftables {
         &mut self,
         table: Table<'_>,
         chain: Option<&str>,
-        wanted: Option<&dyn Fn(&str) -> bool>,
+        wanted: Option<&dyn Fn(&UserData) -> bool>,
     ) -> Result<Vec<Rule>> {
         let request = match chain {
             Some(chain) => about_rule(GETRULE, NlmF::empty(), table.chain(chain)),
@@ -409,7 +418,7 @@ impl Nftables {
         };
         let listed = self.list(&request.finish(), NEWRULE, |payload| {
             if let Some(wanted) = wanted
-                && !wanted(&Rule::comment_of(payload)?)
+                && !wanted(&Rule::userdata_of(payload)?)
             {
                 return Ok(None);
             }

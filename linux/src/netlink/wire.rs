@@ -73,6 +73,16 @@ impl Request {
         request
     }
 
+    /// Starts a list of attributes without a header, which becomes a part of another message.
+    pub(super) fn part() -> Request {
+        Request { bytes: Vec::with_capacity(Request::ROOM) }
+    }
+
+    /// Returns what has been written so far.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// Appends bytes.
     pub(super) fn raw(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);

@@ -637,7 +637,7 @@ fn the_preferred_default_route_comes_first() {
 fn base_chains_are_listed_with_their_policy() {
     let lab = Lab::without_plugins();
     let mut nft = Nftables::open().unwrap();
-    assert!(nft.is_there().unwrap());
+    assert!(nft.is_available().unwrap());
     assert_eq!(nft.base_chains().unwrap(), []);
     lab.sh("nft 'table inet strict {
              chain passing { type filter hook forward priority 0; policy drop; }

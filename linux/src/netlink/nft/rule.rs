@@ -1,51 +1,71 @@
-//! Rules: encoding to and decoding from the kernel's expressions.
+//! Rules: what is added, and what is read back.
 
-use std::net::IpAddr;
-
-use super::{Family, HEADER, NESTED, RULE_CHAIN, RULE_HANDLE, TABLE, Table};
+use super::expression::Data;
+use super::userdata::UserData;
+use super::{Chain, Family, HEADER, NESTED, RULE_CHAIN, RULE_HANDLE, TABLE, Table};
 use crate::error::Result;
-use crate::ip::{Cidr, MacAddr, octets};
 use crate::netlink::wire::{self, Request};
 
 // linux/netfilter/nf_tables.h
 const NFTA_RULE_EXPRESSIONS: u16 = 4;
+const NFTA_RULE_COMPAT: u16 = 5;
 const NFTA_RULE_USERDATA: u16 = 7;
-const META_IIFNAME: u32 = 6;
-const META_NFPROTO: u32 = 15;
-const LINK_HEADER: u32 = 0;
-const NETWORK_HEADER: u32 = 1;
-const DROP: i32 = 0;
-const JUMP: i32 = -3;
-const GOTO: i32 = -4;
-const RETURN: i32 = -5;
-const REGISTER: u32 = 1;
-const VERDICT_REGISTER: u32 = 0;
-/// The type of a comment in a rule's user data, as defined by `nft`.
-const COMMENT: u8 = 0;
 
-/// A part of a rule: a condition or an action.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
-    /// The source address equals this one.
-    Source(IpAddr),
-    /// The destination is in this network.
-    Destination(Cidr),
-    /// The destination is outside this network.
-    DestinationOutside(Cidr),
-    /// The packet arrived on the link with this name.
-    InputLink(&'a str),
-    /// The source MAC address equals this one.
-    SourceMac(MacAddr),
-    /// Replaces the source address by that of the outgoing link.
-    Masquerade,
-    /// Drops the packet.
-    Drop,
-    /// Leaves the chain.
-    Return,
-    /// Continues in another chain, then returns.
-    Jump(&'a str),
-    /// Continues in another chain without returning.
-    Goto(&'a str),
+/// A rule to add to a chain: the expressions that a packet passes in order, and the user data.
+///
+/// The methods of the module `expression` append to it:
+/// `RuleSpec::new(chain).source(ip).masquerade().comment("c1")`.
+#[derive(Debug)]
+pub struct RuleSpec<'a> {
+    pub(super) chain: Chain<'a>,
+    pub(super) expressions: Request,
+    /// Whether the packets are known to have the protocol whose header the rule reads.
+    pub(super) protocol_known: bool,
+    compat_protocol: Option<u8>,
+    userdata: UserData,
+}
+
+impl<'a> RuleSpec<'a> {
+    /// Starts a rule without expressions, which every packet passes.
+    pub fn new(chain: Chain<'a>) -> RuleSpec<'a> {
+        RuleSpec {
+            chain,
+            expressions: Request::part(),
+            protocol_known: chain.table.family != Family::Inet,
+            compat_protocol: None,
+            userdata: UserData::default(),
+        }
+    }
+
+    /// Sets the comment, of at most 253 bytes together with the mark.
+    pub fn comment(mut self, comment: impl Into<String>) -> Self {
+        self.userdata.comment = comment.into();
+        self
+    }
+
+    /// Sets the mark, by which [`Rule::mark`] recognises the rule; the tools do not show it.
+    pub fn mark(mut self, mark: impl Into<String>) -> Self {
+        self.userdata.mark = mark.into();
+        self
+    }
+
+    /// Sets the transport protocol that the rule matches, which some matches of iptables require: `multiport`.
+    pub fn compat_protocol(mut self, protocol: u8) -> Self {
+        self.compat_protocol = Some(protocol);
+        self
+    }
+
+    /// Appends the attributes of the rule to a message.
+    pub(super) fn write(&self, request: &mut Request) {
+        request.attr(NESTED | NFTA_RULE_EXPRESSIONS, self.expressions.bytes());
+        if let Some(protocol) = self.compat_protocol {
+            request.nest(NESTED | NFTA_RULE_COMPAT, |compat| {
+                compat.attr(1_u16, &u32::from(protocol).to_be_bytes());
+                compat.attr(2_u16, &[0; 4]);
+            });
+        }
+        self.userdata.write(request, NFTA_RULE_USERDATA);
+    }
 }
 
 /// The properties of a listed rule that cni0 uses.
@@ -55,6 +75,8 @@ pub struct Rule {
     pub handle: u64,
     /// The comment, written by `nft` or `iptables`.
     pub comment: String,
+    /// The mark, which [`RuleSpec::mark`] sets.
+    pub mark: String,
     /// The chain to which the rule jumps.
     pub target: Option<String>,
     /// Whether the rule masquerades.
@@ -85,7 +107,10 @@ impl Rule {
                     }
                 }
                 (NFTA_RULE_USERDATA, data) => {
-                    if let Some(comment) = read_comment(data) {
+                    let UserData { comment, mark } = UserData::read(data);
+                    rule.mark = mark;
+                    // Otherwise the comment is that of the match `comment`.
+                    if !comment.is_empty() {
                         rule.comment = comment;
                     }
                 }
@@ -95,14 +120,14 @@ impl Rule {
         Ok((rule.handle != 0).then_some(rule))
     }
 
-    /// Returns the comment of a rule in its user data, without parsing the rest; empty if there is none.
-    pub(in crate::netlink) fn comment_of(payload: &[u8]) -> Result<String> {
+    /// Returns the user data of a rule without parsing the rest; empty if there is none.
+    pub(in crate::netlink) fn userdata_of(payload: &[u8]) -> Result<UserData> {
         for attribute in wire::attributes(payload, HEADER) {
             if let (NFTA_RULE_USERDATA, data) = attribute? {
-                return Ok(read_comment(data).unwrap_or_default());
+                return Ok(UserData::read(data));
             }
         }
-        Ok(String::new())
+        Ok(UserData::default())
     }
 
     fn read_expression(&mut self, expression: &[u8]) -> Result<()> {
@@ -123,9 +148,11 @@ impl Rule {
                 }
             }
             "immediate" => {
-                for (kind, value) in nested(data, &[2, 2])? {
-                    if kind == 2 {
-                        self.target = Some(wire::text(value));
+                for (kind, value) in nested(data, &[])? {
+                    if kind == 2
+                        && let Some(Data::Verdict(verdict)) = Data::read(value)?
+                    {
+                        self.target = verdict.target().map(str::to_owned);
                     }
                 }
             }
@@ -172,184 +199,21 @@ fn number64(value: &[u8]) -> Result<u64> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-/// Returns the comment in a rule's user data, a list of type, length and value; type and length have one byte each.
-fn read_comment(mut data: &[u8]) -> Option<String> {
-    while let [kind, len, rest @ ..] = data {
-        let value = rest.get(..usize::from(*len))?;
-        if *kind == COMMENT {
-            return Some(wire::text(value));
-        }
-        data = rest.get(usize::from(*len)..)?;
-    }
-    None
-}
-
-pub(super) fn comment(request: &mut Request, text: &str) {
-    debug_assert!(text.len() <= 253, "the comment {text:?} is too long for a rule");
-    request.nest(NFTA_RULE_USERDATA, |data| {
-        data.raw(&[COMMENT, u8::try_from(text.len() + 1).unwrap_or(u8::MAX)]);
-        data.raw(text.as_bytes());
-        data.raw(&[0]);
-    });
-}
-
-pub(super) fn expressions(request: &mut Request, family: Family, parts: &[Part<'_>]) {
-    request.nest(NESTED | NFTA_RULE_EXPRESSIONS, |list| {
-        let mut protocol_known = family != Family::Inet;
-        for part in parts {
-            if let (Some(ip), false) = (part.ip(), protocol_known) {
-                // In a family with both protocols, the rule must check the protocol before it reads the header.
-                let protocol = if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
-                meta(list, META_NFPROTO);
-                compare(list, true, &[protocol.number()]);
-                protocol_known = true;
-            }
-            part.encode(list);
-        }
-    });
-}
-
-impl Part<'_> {
-    fn ip(&self) -> Option<IpAddr> {
-        match self {
-            Part::Source(ip) => Some(*ip),
-            Part::Destination(net) | Part::DestinationOutside(net) => Some(net.ip()),
-            _ => None,
-        }
-    }
-
-    fn encode(&self, list: &mut Request) {
-        match *self {
-            Part::Source(ip) => {
-                let offset = if ip.is_ipv4() { 12 } else { 8 };
-                let value = octets(ip);
-                payload(list, NETWORK_HEADER, offset, value.len());
-                compare(list, true, &value);
-            }
-            Part::Destination(net) => destination(list, net, true),
-            Part::DestinationOutside(net) => destination(list, net, false),
-            Part::InputLink(name) => {
-                let mut padded = name.as_bytes().to_vec();
-                padded.resize(libc::IFNAMSIZ, 0);
-                meta(list, META_IIFNAME);
-                compare(list, true, &padded);
-            }
-            Part::SourceMac(mac) => {
-                payload(list, LINK_HEADER, 6, mac.0.len());
-                compare(list, true, &mac.0);
-            }
-            Part::Masquerade => expression(list, "masq", |_| ()),
-            Part::Drop => verdict(list, DROP, None),
-            Part::Return => verdict(list, RETURN, None),
-            Part::Jump(chain) => verdict(list, JUMP, Some(chain)),
-            Part::Goto(chain) => verdict(list, GOTO, Some(chain)),
-        }
-    }
-}
-
-/// Matches the destination as `nft` does: a prefix of whole bytes is loaded and compared, any other is masked first.
-fn destination(list: &mut Request, net: Cidr, inside: bool) {
-    let offset = if net.ip().is_ipv4() { 16 } else { 24 };
-    let network = octets(net.network().ip());
-    let bits = usize::from(net.prefix());
-    // A prefix of zero bits has no bytes to load, so it is masked too.
-    let whole = bits.is_multiple_of(8) && bits > 0;
-    let len = if whole { bits / 8 } else { network.len() };
-    payload(list, NETWORK_HEADER, offset, len);
-    if !whole {
-        let mask: Vec<u8> = (0..network.len())
-            .map(|byte| match bits.saturating_sub(byte * 8) {
-                0 => 0,
-                left if left >= 8 => u8::MAX,
-                left => u8::MAX << (8 - left),
-            })
-            .collect();
-        bitwise(list, &mask);
-    }
-    compare(list, inside, network.get(..len).unwrap_or_default());
-}
-
-fn expression(list: &mut Request, name: &str, data: impl FnOnce(&mut Request)) {
-    const NFTA_LIST_ELEM: u16 = 1;
-    list.nest(NESTED | NFTA_LIST_ELEM, |element| {
-        element.text(1_u16, name);
-        element.nest(NESTED | 2, data);
-    });
-}
-
-/// Adds a number to an expression.
-fn number(data: &mut Request, kind: u16, value: u32) {
-    data.attr(kind, &value.to_be_bytes());
-}
-
-/// Adds a value to an expression.
-fn value(data: &mut Request, kind: u16, value: &[u8]) {
-    data.nest(NESTED | kind, |data| data.attr(1_u16, value));
-}
-
-fn meta(list: &mut Request, key: u32) {
-    expression(list, "meta", |data| {
-        number(data, 2, key);
-        number(data, 1, REGISTER);
-    });
-}
-
-fn payload(list: &mut Request, base: u32, offset: u32, len: usize) {
-    expression(list, "payload", |data| {
-        number(data, 1, REGISTER);
-        number(data, 2, base);
-        number(data, 3, offset);
-        number(data, 4, length(len));
-    });
-}
-
-fn bitwise(list: &mut Request, mask: &[u8]) {
-    expression(list, "bitwise", |data| {
-        number(data, 1, REGISTER);
-        number(data, 2, REGISTER);
-        number(data, 3, length(mask.len()));
-        value(data, 4, mask);
-        value(data, 5, &vec![0; mask.len()]);
-    });
-}
-
-fn compare(list: &mut Request, equal: bool, with: &[u8]) {
-    expression(list, "cmp", |data| {
-        number(data, 1, REGISTER);
-        number(data, 2, u32::from(!equal));
-        value(data, 3, with);
-    });
-}
-
-fn verdict(list: &mut Request, code: i32, chain: Option<&str>) {
-    expression(list, "immediate", |data| {
-        number(data, 1, VERDICT_REGISTER);
-        data.nest(NESTED | 2, |value| {
-            value.nest(NESTED | 2, |verdict| {
-                verdict.attr(1_u16, &code.to_be_bytes());
-                if let Some(chain) = chain {
-                    verdict.text(2_u16, chain);
-                }
-            });
-        });
-    });
-}
-
-/// Converts a length for an expression. No value is longer than a name.
-fn length(len: usize) -> u32 {
-    u32::try_from(len).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::net::IpAddr;
 
-    fn read_back(family: Family, parts: &[Part<'_>], text: &str) -> Rule {
-        let chain = Table { family, name: "t" }.chain("c");
-        let mut request = super::super::about_rule(6, neli::consts::nl::NlmF::empty(), chain);
+    use super::*;
+    use crate::ip::Cidr;
+
+    fn in_family(family: Family) -> RuleSpec<'static> {
+        RuleSpec::new(Table { family, name: "t" }.chain("c"))
+    }
+
+    fn read_back(spec: &RuleSpec<'_>) -> Rule {
+        let mut request = super::super::about_rule(6, neli::consts::nl::NlmF::empty(), spec.chain);
         request.attr(RULE_HANDLE, &7_u64.to_be_bytes());
-        expressions(&mut request, family, parts);
-        comment(&mut request, text);
+        spec.write(&mut request);
         Rule::read(&request.finish()[16..]).unwrap().unwrap()
     }
 
@@ -357,15 +221,14 @@ mod tests {
     fn a_rule_is_read_back_as_it_was_written() {
         let ip: IpAddr = "10.1.0.2".parse().unwrap();
         let net: Cidr = "10.1.0.2/20".parse().unwrap();
-        let parts = [Part::Source(ip), Part::DestinationOutside(net), Part::Masquerade];
-        let rule = read_back(Family::Inet, &parts, "x, net: n");
+        let spec = in_family(Family::Inet).source(ip).destination_outside(net).masquerade();
+        let rule = read_back(&spec.comment("x, net: n").mark("m"));
         assert_eq!(rule.handle, 7);
-        assert_eq!(rule.comment, "x, net: n");
+        assert_eq!((rule.comment.as_str(), rule.mark.as_str()), ("x, net: n", "m"));
         assert!(rule.masquerades);
         assert_eq!(rule.values, [vec![2], vec![10, 1, 0, 2], vec![10, 1, 0, 0]]);
 
-        let parts = [Part::InputLink("veth1"), Part::Jump("next")];
-        let rule = read_back(Family::Bridge, &parts, "");
+        let rule = read_back(&in_family(Family::Bridge).input_link("veth1").jump("next"));
         assert_eq!(rule.target.as_deref(), Some("next"));
         assert_eq!(wire::text(&rule.values[0]), "veth1");
     }
@@ -380,7 +243,7 @@ mod tests {
             ("fd00::/8", vec![0xfd]),
         ] {
             let net: Cidr = net.parse().unwrap();
-            let rule = read_back(Family::Inet, &[Part::Destination(net)], "");
+            let rule = read_back(&in_family(Family::Inet).destination_in(net));
             assert_eq!(rule.values[1], value, "{net}");
         }
     }
