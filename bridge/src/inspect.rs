@@ -8,7 +8,7 @@ use linux::netlink::{Address, Link, Netlink};
 use crate::config::{Backend, Config};
 use crate::{check, gateway, iptables, masquerade, spoofcheck, vlan};
 
-pub use crate::masquerade::{Masquerade, REPAIR_HINT};
+pub use crate::rule::{Masquerade, REPAIR_HINT};
 pub use crate::spoofcheck::SpoofCheck;
 
 /// The settings of a network that are visible on the host.

@@ -1,102 +1,43 @@
 //! Masquerade with the iptables tools, if the configuration requests it, and the removal of its rules.
 //!
-//! `iptables-restore` adds rules, with one process per family. Rules of `iptables-nft` are listed and removed through
+//! `iptables-restore` adds rules, with one process per tools. Rules of `iptables-nft` are listed and removed through
 //! nf_tables, without a process. The legacy tools run only if the kernel reports a legacy nat table.
 
 use std::fmt::Write;
-use std::fs;
 use std::net::IpAddr;
-use std::time::Duration;
 
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Result, key};
 use linux::ip::{Cidr, octets};
+use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Edit, Family, Nftables, Rule, Table};
-use linux::tool;
+use linux::netlink::nft::{self, Chain, Edit, Family, Nftables, Rule};
 
 use crate::keep::Keep;
-use crate::masquerade::{self, Masquerade, missing};
+use crate::rule::{self, Masquerade, missing};
 
-/// How long a tool may take.
-const TIMEOUT: Duration = Duration::from_secs(20);
-/// Options of `iptables-restore`. It waits for its lock a little shorter than the timeout.
-const RESTORE_OPTIONS: [&str; 2] = ["--noflush", "--wait=15"];
+/// The table with the rules.
+const NAT: &str = "nat";
 
-/// The tools and tables of one address family.
-#[derive(Debug)]
-struct FamilyTools {
-    v4: bool,
-    /// The nf_tables table of `iptables-nft`.
-    nat: Table<'static>,
-    restore: &'static str,
-    /// The save and restore tools for legacy tables: their names if both kinds are installed, and if only one is.
-    legacy: [(&'static str, &'static str); 2],
-    /// The file that lists the legacy tables in use.
-    legacy_tables: &'static str,
-    multicast: &'static str,
+/// Returns the chain with the rules that jump to the chains of containers.
+fn postrouting(tools: &Tools) -> Chain<'static> {
+    tools.table(NAT).chain("POSTROUTING")
 }
 
-const FAMILIES: [FamilyTools; 2] = [
-    FamilyTools {
-        v4: true,
-        nat: Table { family: Family::Ipv4, name: "nat" },
-        restore: "iptables-restore",
-        legacy: [("iptables-legacy-save", "iptables-legacy-restore"), ("iptables-save", "iptables-restore")],
-        legacy_tables: "/proc/net/ip_tables_names",
-        multicast: "224.0.0.0/4",
-    },
-    FamilyTools {
-        v4: false,
-        nat: Table { family: Family::Ipv6, name: "nat" },
-        restore: "ip6tables-restore",
-        legacy: [("ip6tables-legacy-save", "ip6tables-legacy-restore"), ("ip6tables-save", "ip6tables-restore")],
-        legacy_tables: "/proc/net/ip6_tables_names",
-        multicast: "ff00::/8",
-    },
-];
-
-impl FamilyTools {
-    fn postrouting(&self) -> Chain<'static> {
-        self.nat.chain("POSTROUTING")
-    }
-
-    /// Returns the rules of the legacy nat table as text, and its restore tool; `None` if there is no such table.
-    fn legacy(&self) -> Result<Option<(Vec<String>, &'static str)>> {
-        let names = fs::read_to_string(self.legacy_tables).unwrap_or_default();
-        if !names.lines().any(|name| name == "nat") {
-            return Ok(None);
-        }
-        let Some((save, restore)) = self.legacy.into_iter().find(|(save, _)| tool::find(save).is_some()) else {
-            return Ok(None);
-        };
-        let listing = tool::run(save, &["-t", "nat"], "", TIMEOUT)?;
-        // On a host with only the newer tools `iptables-save` lists the table of nf_tables, which is handled by netlink.
-        if listing.lines().next().is_some_and(|head| head.contains("(nf_tables)")) {
-            return Ok(None);
-        }
-        Ok(Some((listing.lines().map(str::to_owned).collect(), restore)))
-    }
-
-    /// Returns whether the chain exists: another attachment of the container created it, or a DEL was lost.
-    fn has_chain(&self, chain: &str) -> Result<bool> {
-        if Nftables::open()?.has_chain(self.nat.chain(chain))? {
-            return Ok(true);
-        }
-        let declares = |line: &String| line.strip_prefix(':').is_some_and(|rest| rest.split(' ').next() == Some(chain));
-        Ok(self.legacy()?.is_some_and(|(lines, _)| lines.iter().any(declares)))
-    }
+/// Returns the lines of the legacy nat table; none if there is no such table.
+fn legacy_lines(tools: &Tools) -> Result<Vec<String>> {
+    Ok(tools.legacy_table(NAT)?.map(|table| table.lines).unwrap_or_default())
 }
 
 /// Adds the rules of an attachment.
 pub(crate) fn add(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
-    for family in &FAMILIES {
-        let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == family.v4).collect();
+    for tools in &FAMILIES {
+        let ips: Vec<_> = ips.iter().filter(|ip| tools.includes(ip.ip())).collect();
         if ips.is_empty() {
             continue;
         }
-        let chain_exists = family.has_chain(&owner.chain())?;
-        let input = script(family, owner, &ips, chain_exists);
-        tool::run(family.restore, &RESTORE_OPTIONS, &input, TIMEOUT)?;
+        // If it exists, another attachment of the container created it, or a DEL was lost.
+        let chain_exists = tools.has_chain(NAT, &owner.chain())?;
+        tools.restore(&script(tools, owner, &ips, chain_exists))?;
     }
     Ok(())
 }
@@ -104,7 +45,7 @@ pub(crate) fn add(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
 /// Returns the input for `iptables-restore`. Unlike upstream, the rules for destinations inside of all the container's
 /// networks come before the masquerade rule: otherwise traffic to its second network would be masqueraded. An existing
 /// chain keeps its rules, because another attachment needs them.
-fn script(family: &FamilyTools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_exists: bool) -> String {
+fn script(tools: &Tools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_exists: bool) -> String {
     let chain = owner.chain();
     // In valid names, the quotes of the reference are the only characters that need escaping.
     let comment = owner.iptables_comment().replace('"', "\\\"");
@@ -121,7 +62,8 @@ fn script(family: &FamilyTools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_e
         let verb = if chain_exists { "-I" } else { "-A" };
         line(format_args!("{verb} {chain} -d {} {comment} -j ACCEPT", ip.network()));
     }
-    line(format_args!("-A {chain} ! -d {} {comment} -j MASQUERADE", family.multicast));
+    let multicast = if tools.family == Family::Ipv4 { "224.0.0.0/4" } else { "ff00::/8" };
+    line(format_args!("-A {chain} ! -d {multicast} {comment} -j MASQUERADE"));
     for ip in ips {
         line(format_args!("-A POSTROUTING -s {} {comment} -j {chain}", Cidr::host(ip.ip())));
     }
@@ -135,10 +77,10 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
     let chain = owner.chain();
     let mut only = None;
     let mut failures = ErrorCollector::default();
-    for family in &FAMILIES {
+    for tools in &FAMILIES {
         let mut remove = || -> Result<()> {
-            let in_nft = nft.has_chain(family.nat.chain(&chain))?;
-            let legacy = family.legacy()?.filter(|(lines, _)| lines.iter().any(|line| line.contains(&chain)));
+            let in_nft = nft.has_chain(tools.table(NAT).chain(&chain))?;
+            let legacy = tools.legacy_table(NAT)?.filter(|table| table.lines.iter().any(|line| line.contains(&chain)));
             if !in_nft && legacy.is_none() {
                 return Ok(());
             }
@@ -148,10 +90,10 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
             };
             let is_ours = |source: &[u8]| only || ips.iter().any(|ip| octets(*ip) == source);
             if in_nft {
-                remove_from_nft(nft, family, &chain, is_ours)?;
+                remove_from_nft(nft, tools, &chain, is_ours)?;
             }
-            if let Some((lines, restore)) = legacy {
-                remove_from_legacy(&lines, restore, &chain, |line| {
+            if let Some(table) = legacy {
+                remove_from_legacy(&table, &chain, |line| {
                     only || ips.iter().any(|ip| line.contains(&format!("-s {} ", Cidr::host(*ip))))
                 })?;
             }
@@ -168,34 +110,30 @@ fn is_only_attachment(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bo
 }
 
 /// Removes an attachment's rules of `iptables-nft`.
-fn remove_from_nft(
-    nft: &mut Nftables,
-    family: &FamilyTools,
-    chain: &str,
-    is_ours: impl Fn(&[u8]) -> bool,
-) -> Result<()> {
-    let postrouting = family.postrouting();
+fn remove_from_nft(nft: &mut Nftables, tools: &Tools, chain: &str, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {
+    let (postrouting, chain) = (postrouting(tools), tools.table(NAT).chain(chain));
     nft::retry(|| {
-        if !nft.has_chain(family.nat.chain(chain))? {
+        if !nft.has_chain(chain)? {
             return Ok(());
         }
         let mut jumps = nft.rules(postrouting)?;
-        jumps.retain(|rule| rule.target.as_deref() == Some(chain));
+        jumps.retain(|rule| rule.target.as_deref() == Some(chain.name));
         let source = |rule: &Rule| rule.values.first().cloned().unwrap_or_default();
         let (ours, others): (Vec<_>, Vec<_>) = jumps.into_iter().partition(|rule| is_ours(&source(rule)));
         let mut edits: Vec<_> = ours.iter().map(|rule| Edit::delete_rule(postrouting, rule)).collect();
         if others.is_empty() {
-            edits.push(Edit::flush(family.nat.chain(chain)));
-            edits.push(Edit::delete_chain(family.nat.chain(chain)));
+            edits.push(Edit::flush(chain));
+            edits.push(Edit::delete_chain(chain));
         }
         Ok(nft.apply(&edits)?)
     })
 }
 
 /// Removes an attachment's rules of legacy iptables.
-fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: impl Fn(&str) -> bool) -> Result<()> {
+fn remove_from_legacy(table: &LegacyTable, chain: &str, is_ours: impl Fn(&str) -> bool) -> Result<()> {
     let target = format!(" -j {chain}");
-    let jumps = lines
+    let jumps = table
+        .lines
         .iter()
         .filter_map(|line| line.strip_prefix("-A POSTROUTING ").filter(|rule| format!(" {rule}").ends_with(&target)));
     let (ours, others): (Vec<_>, Vec<_>) = jumps.partition(|rule| is_ours(rule));
@@ -207,8 +145,7 @@ fn remove_from_legacy(lines: &[String], restore: &str, chain: &str, is_ours: imp
         input.push_str(&format!("-F {chain}\n-X {chain}\n"));
     }
     input.push_str("COMMIT\n");
-    tool::run(restore, &RESTORE_OPTIONS, &input, TIMEOUT)?;
-    Ok(())
+    Ok(table.restore(&input)?)
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`.
@@ -233,9 +170,9 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
 /// Returns the comments of all rules in the nat tables.
 fn comments(nft: &mut Nftables) -> Result<Vec<String>> {
     let mut found = Vec::new();
-    for family in &FAMILIES {
-        found.extend(nft.table_rules(family.nat)?.into_iter().map(|rule| rule.comment));
-        let lines = family.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+    for tools in &FAMILIES {
+        found.extend(nft.table_rules(tools.table(NAT))?.into_iter().map(|rule| rule.comment));
+        let lines = legacy_lines(tools)?;
         found.extend(lines.iter().filter_map(|line| legacy_comment(line)).map(|(_, comment)| comment));
     }
     Ok(found)
@@ -251,11 +188,11 @@ fn legacy_comment(line: &str) -> Option<(&str, String)> {
 /// Lists the rules of all networks that jump to the chains of containers. Rules of other programs have other comments.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let mut found = Vec::new();
-    for family in &FAMILIES {
-        for rule in nft.rules(family.postrouting())? {
-            found.push(Masquerade { source: masquerade::source(&rule), iptables: true, comment: rule.comment });
+    for tools in &FAMILIES {
+        for rule in nft.rules(postrouting(tools))? {
+            found.push(Masquerade { source: rule::source(&rule), iptables: true, comment: rule.comment });
         }
-        let lines = family.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+        let lines = legacy_lines(tools)?;
         found.extend(lines.iter().filter_map(|line| {
             let (what, comment) = legacy_comment(line.strip_prefix("-A POSTROUTING ")?)?;
             let source = what.strip_prefix("-s ").and_then(|rest| rest.split(['/', ' ']).next()?.parse().ok());
@@ -270,13 +207,13 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
 pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let chain = owner.chain();
     let mut nft = Nftables::open()?;
-    for family in &FAMILIES {
-        let ips: Vec<_> = ips.iter().filter(|ip| ip.ip().is_ipv4() == family.v4).collect();
+    for tools in &FAMILIES {
+        let ips: Vec<_> = ips.iter().filter(|ip| tools.includes(ip.ip())).collect();
         if ips.is_empty() {
             continue;
         }
-        let jumps = nft.rules(family.postrouting())?;
-        let legacy = family.legacy()?.map(|(lines, _)| lines).unwrap_or_default();
+        let jumps = nft.rules(postrouting(tools))?;
+        let legacy = legacy_lines(tools)?;
         for ip in ips {
             let source = octets(ip.ip());
             let in_nft =
@@ -294,9 +231,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
 
 /// STATUS: returns an error if the tools are missing or do not work.
 pub(crate) fn status() -> Result<()> {
-    // Waits for the lock of the tools, as ADD does: another program may hold it for a moment.
-    let [noflush, wait] = RESTORE_OPTIONS;
-    tool::run(FAMILIES[0].restore, &[noflush, wait, "--test"], "*nat\nCOMMIT\n", TIMEOUT).map(drop).map_err(|error| {
+    FAMILIES[0].test("*nat\nCOMMIT\n").map_err(|error| {
         Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
             .details("install iptables, or set \"ipMasqBackend\" to \"nftables\"")
     })

@@ -19,6 +19,7 @@ mod layer3;
 mod masquerade;
 mod name;
 mod removal;
+mod rule;
 mod spoofcheck;
 mod stale;
 mod vlan;

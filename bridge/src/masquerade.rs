@@ -5,15 +5,16 @@
 
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Code, Context, Error, Result};
+use cni::{AttachmentKey, Context, Error, Result};
 use linux::ip::{Cidr, octets};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
+use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, RuleSpec, Table, Verdict};
 use log::debug;
 
 use crate::config::Backend;
 use crate::iptables;
 use crate::keep::Keep;
+use crate::rule::{Masquerade, missing, source};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
 /// The chain with one rule for each address of each container.
@@ -23,37 +24,6 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 
 /// The remedy if nftables is unavailable.
 const FIX_HINT: &str = "load the kernel modules nf_tables and nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
-/// The remedy if rules of an attached container are missing.
-pub const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
-
-/// A rule that masquerades the packets of one container address.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Masquerade {
-    /// The container's address.
-    pub source: Option<IpAddr>,
-    /// Whether it is a rule of iptables.
-    pub iptables: bool,
-    /// The comment, which names the owner. Long IDs may be truncated.
-    pub comment: String,
-}
-
-impl Masquerade {
-    /// Returns the readable part of the comment, without the mark.
-    pub fn about(&self) -> &str {
-        match self.comment.split_once(", net: ") {
-            Some((_, about)) if !self.iptables => about,
-            _ => &self.comment,
-        }
-    }
-
-    /// Returns the key that identifies the owner: one of [`rule_keys`](crate::inspect::rule_keys).
-    pub fn key(&self) -> &str {
-        match self.iptables {
-            true => &self.comment,
-            false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),
-        }
-    }
-}
 
 /// Adds rules that masquerade packets from `ips` to destinations outside of their networks.
 pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
@@ -145,14 +115,6 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
 }
 
-/// Returns the source address that a rule matches. Skips the protocol, which rules for both families match first.
-pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
-    rule.values.iter().find_map(|value| match value.as_slice() {
-        octets @ [_, _, _, _] => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
-        octets => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),
-    })
-}
-
 /// CHECK: returns an error if one of `ips` is not masqueraded.
 pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     if backend == Backend::Iptables {
@@ -211,11 +173,6 @@ pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
 /// chain that is the target of a rule.
 fn is_reached(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.has_jump_to(POSTROUTING, CHECKS.name)?)
-}
-
-/// Returns the error for a missing rule.
-pub(crate) fn missing(what: String) -> Error {
-    Error::new(Code::INTERNAL, what).details(REPAIR_HINT)
 }
 
 /// STATUS: returns an error if an ADD could not add masquerade rules. Missing or flushed chains are not an error: the

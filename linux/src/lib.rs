@@ -2,6 +2,7 @@
 //!
 //! - [`netlink`] changes and queries links, addresses, routes and neighbours; [`netlink::nft`] the packet filter.
 //! - [`Netns`] opens and enters network namespaces; [`sysctl`] reads and writes kernel settings.
+//! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
 //!   continues work after this process has exited.
 //! - [`Deadline`] limits every wait. [`process`] is this process: its environment, streams, memory and build ID.
@@ -16,6 +17,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub use netlink::fuzzing;
 pub mod ip;
+pub mod iptables;
 pub mod netlink;
 mod netns;
 pub mod process;

@@ -1,19 +1,14 @@
 //! Checks whether the host's firewall lets packets of containers pass.
 
-use std::fs;
-use std::time::Duration;
-
 use bridge::inspect::REPAIR_HINT;
 use cni::Result;
+use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
-use linux::{sysctl, tool};
+use linux::sysctl;
 
 use super::{Level, Report};
 use crate::node::{Attachment, State};
 use crate::table;
-
-/// How long `iptables-save` may take.
-const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A chain whose policy drops packets that none of its rules accepts.
 struct DropChain {
@@ -43,29 +38,25 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
 fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
     let filtered = sysctl::read(&["net", "bridge", "bridge-nf-call-iptables"])?.is_some_and(|value| value != "0");
     let (mut strict, mut incomplete) = (Vec::new(), false);
-    for (family, names, save) in [
-        (Family::Ipv4, "/proc/net/ip_tables_names", ["iptables-legacy-save", "iptables-save"]),
-        (Family::Ipv6, "/proc/net/ip6_tables_names", ["ip6tables-legacy-save", "ip6tables-save"]),
-    ] {
-        let v4 = family == Family::Ipv4;
+    for tools in &FAMILIES {
         let is_used = report
             .node
             .networks
             .iter()
             .flat_map(|network| network.ranges.iter().flatten())
-            .any(|range| range.gateway().is_ipv4() == v4);
+            .any(|range| tools.includes(range.gateway()));
         // If the ranges are unknown, the network is assumed to use IPv4.
-        if !is_used && !v4 {
+        if !is_used && tools.family != Family::Ipv4 {
             continue;
         }
-        match in_nftables(family) {
+        match in_nftables(tools.family) {
             Ok(found) => strict.extend(found),
             Err(error) => {
                 report.unseen(&error);
                 incomplete = true;
             }
         }
-        strict.extend(in_iptables(names, save)?);
+        strict.extend(in_legacy_table(tools)?);
     }
     strict.dedup_by(|a, b| a.name == b.name);
     let (reach, scope) = match filtered {
@@ -118,22 +109,17 @@ fn in_nftables(family: Family) -> Result<Vec<DropChain>> {
     Ok(found)
 }
 
-/// Checks the legacy tables, which nf_tables does not list. Runs the tool only if such a table exists, because the tool
-/// would create it otherwise.
-fn in_iptables(names: &str, save: [&str; 2]) -> Result<Option<DropChain>> {
-    let in_use = fs::read_to_string(names).unwrap_or_default();
-    let Some(tool) = save.into_iter().find(|tool| tool::find(tool).is_some()) else { return Ok(None) };
-    if !in_use.lines().any(|table| table == "filter") {
-        return Ok(None);
-    }
-    let listing = tool::run(tool, &["-t", "filter"], "", TIMEOUT)?;
-    Ok(strict_forward(&listing).map(|rules| DropChain { name: format!("FORWARD of {tool}"), rules: Some(rules) }))
+/// Checks the legacy table, which nf_tables does not list.
+fn in_legacy_table(tools: &Tools) -> Result<Option<DropChain>> {
+    let Some(table) = tools.legacy_table("filter")? else { return Ok(None) };
+    let rules = strict_forward(&table.lines);
+    Ok(rules.map(|rules| DropChain { name: format!("FORWARD of {}", table.save), rules: Some(rules) }))
 }
 
 /// Returns the number of rules in FORWARD if its policy is DROP.
-fn strict_forward(listing: &str) -> Option<usize> {
-    let policy = listing.lines().find_map(|line| line.strip_prefix(":FORWARD "))?;
-    let rules = listing.lines().filter(|line| line.starts_with("-A FORWARD ")).count();
+fn strict_forward(listing: &[String]) -> Option<usize> {
+    let policy = listing.iter().find_map(|line| line.strip_prefix(":FORWARD "))?;
+    let rules = listing.iter().filter(|line| line.starts_with("-A FORWARD ")).count();
     policy.starts_with("DROP").then_some(rules)
 }
 
@@ -198,8 +184,9 @@ mod tests {
     fn the_policy_in_the_output_of_iptables_save_is_parsed() {
         let listing = "# Generated\n*filter\n:INPUT ACCEPT [0:0]\n:FORWARD DROP [3:252]\n:OUTPUT ACCEPT [0:0]\n\
                        -A FORWARD -i cni0 -j ACCEPT\n-A INPUT -j ACCEPT\nCOMMIT\n";
-        assert_eq!(strict_forward(listing), Some(1));
-        assert_eq!(strict_forward(&listing.replace("FORWARD DROP", "FORWARD ACCEPT")), None);
-        assert_eq!(strict_forward(""), None);
+        let rules = |listing: &str| strict_forward(&listing.lines().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(rules(listing), Some(1));
+        assert_eq!(rules(&listing.replace("FORWARD DROP", "FORWARD ACCEPT")), None);
+        assert_eq!(rules(""), None);
     }
 }
