@@ -45,6 +45,8 @@ pub(crate) struct Node {
     pub(crate) networks: Vec<Network>,
     pub(crate) links: Vec<Link>,
     addresses: Vec<(LinkIndex, Address)>,
+    /// Whether all rules could be listed. If not, nothing follows from the absence of a rule.
+    pub(crate) rules_seen: bool,
     pub(crate) masquerades: Vec<Masquerade>,
     /// Whether no packet reaches the nftables rules among them.
     pub(crate) masquerade_is_unreachable: bool,
@@ -91,10 +93,10 @@ impl Node {
         let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = network::configured(lists, &mut unseen);
         let mut nft = Nftables::open()?;
-        let masquerades = value_or_unseen(&mut unseen, bridge::inspect::masquerades(&mut nft)).unwrap_or_default();
+        let masquerades = value_or_unseen(&mut unseen, bridge::inspect::masquerades(&mut nft));
         // A missing permission has been noted above.
         let masquerade_is_unreachable = bridge::inspect::masquerade_is_unreachable(&mut nft).unwrap_or_default();
-        let spoof_checks = value_or_unseen(&mut unseen, bridge::inspect::spoof_checks(&mut nft)).unwrap_or_default();
+        let spoof_checks = value_or_unseen(&mut unseen, bridge::inspect::spoof_checks(&mut nft));
         let mut host = Netlink::open()?;
         let mut node = Node {
             broken,
@@ -102,9 +104,10 @@ impl Node {
             networks,
             links: host.links(None)?,
             addresses: host.all_addresses()?,
-            masquerades,
+            rules_seen: masquerades.is_some() && spoof_checks.is_some(),
+            masquerades: masquerades.unwrap_or_default(),
             masquerade_is_unreachable,
-            spoof_checks,
+            spoof_checks: spoof_checks.unwrap_or_default(),
             guests: BTreeMap::new(),
             guest_addresses: BTreeSet::new(),
             other_addresses: BTreeSet::new(),

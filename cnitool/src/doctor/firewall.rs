@@ -147,8 +147,7 @@ fn masquerade(report: &mut Report) {
         };
         stale.push((network.name.clone(), rules.iter().filter(|rule| !is_kept(rule)).count()));
     }
-    let incomplete = report.node.unseen.iter().any(|what| what.starts_with("list the rules"));
-    if incomplete {
+    if !report.node.rules_seen {
         return;
     }
     for (name, lacking, alive) in missing_rules {
