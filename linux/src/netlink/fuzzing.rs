@@ -2,7 +2,7 @@
 
 use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
-use super::nft::Rule;
+use super::nft::{Element, Rule};
 use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, tc, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;
@@ -69,6 +69,7 @@ pub fn reply(datagram: &[u8]) {
 /// Reads an answer of nf_tables.
 pub fn rules(datagram: &[u8]) {
     const NEWRULE: u16 = 10 << 8 | 6;
+    const NEWSETELEM: u16 = 10 << 8 | 12;
     let Ok((seq, _)) = first(datagram) else { return };
     let read = |payload: &[u8]| {
         let userdata = Rule::userdata_of(payload)?;
@@ -77,5 +78,8 @@ pub fn rules(datagram: &[u8]) {
     };
     for rule in list(datagram, seq, NEWRULE, read) {
         assert!(rule.handle != 0 && !rule.comment.contains('\0'));
+    }
+    for element in list(datagram, seq, NEWSETELEM, |payload| Element::read_all(payload).map(Some)).concat() {
+        assert!(!element.userdata.comment.contains('\0') && !element.userdata.mark.contains('\0'));
     }
 }

@@ -29,7 +29,7 @@ fn cidr(text: &str) -> Cidr {
 }
 
 /// Returns a captured message.
-fn captured(name: &str) -> Vec<u8> {
+pub(super) fn captured(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/wire").join(name).with_extension("hex");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path:?}: {error}"));
     let lines = text.lines().filter(|line| !line.starts_with('#'));

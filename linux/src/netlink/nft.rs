@@ -1,11 +1,14 @@
-//! nf_tables over netlink: tables, chains and rules, changed in transactions and listed. Does not need the `nft`
-//! program.
+//! nf_tables over netlink: tables, chains, rules, sets and maps, changed in transactions and listed. Does not need the
+//! `nft` program.
 //!
 //! [`Edit`]s are applied together or not at all. Rules are encoded as `nft` encodes them, so that it can list them and
-//! any tool can delete them.
+//! any tool can delete them. Edits that depend on what was listed are applied by [`Nftables::apply_guarded`].
 
 mod expression;
+#[cfg(test)]
+mod golden;
 mod rule;
+mod set;
 mod userdata;
 
 use std::fmt;
@@ -17,10 +20,11 @@ use neli::consts::nl::NlmF;
 
 use super::socket::Socket;
 use super::wire::{self, Request};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Kind, Result};
 
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
 pub use rule::{Rule, RuleSpec};
+pub use set::{DataType, Element, MapsTo, Set, SetSpec, Value};
 pub use userdata::UserData;
 
 // linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
@@ -34,6 +38,8 @@ const DELCHAIN: u16 = 5;
 const NEWRULE: u16 = 6;
 const GETRULE: u16 = 7;
 const DELRULE: u16 = 8;
+const NEWGEN: u16 = 15;
+const GETGEN: u16 = 16;
 /// The attribute with the table name, in messages about tables, chains and rules.
 const TABLE: u16 = 1;
 const CHAIN_NAME: u16 = 3;
@@ -44,6 +50,9 @@ const HOOK_PLACE: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
+const RULE_POSITION: u16 = 6;
+/// The attribute with the generation, in messages about it and in the message that begins a transaction.
+const GENERATION: u16 = 1;
 
 /// struct nfgenmsg
 const HEADER: usize = 4;
@@ -130,6 +139,11 @@ impl<'a> Table<'a> {
     pub const fn chain(self, name: &'a str) -> Chain<'a> {
         Chain { table: self, name }
     }
+
+    /// Returns a set or map of this table.
+    pub const fn set(self, name: &'a str) -> Set<'a> {
+        Set { table: self, name }
+    }
 }
 
 /// The hook at which packets enter a base chain.
@@ -146,6 +160,12 @@ pub struct Hook {
 impl Hook {
     /// The hook for source NAT.
     pub const SOURCE_NAT: Hook = Hook { kind: "nat", place: 4, priority: 100 };
+    /// The hook for destination NAT of packets that arrive.
+    pub const DESTINATION_NAT: Hook = Hook { kind: "nat", place: 0, priority: -100 };
+    /// The hook for destination NAT of packets that this host sends.
+    pub const LOCAL_DESTINATION_NAT: Hook = Hook { kind: "nat", place: 3, priority: -100 };
+    /// The hook that filters packets that are not addressed to this host, where `iptables` has its chain FORWARD.
+    pub const FORWARD: Hook = Hook { kind: "filter", place: BaseChain::FORWARD, priority: 0 };
     /// The first hook for frames that a bridge receives on its ports.
     pub const BRIDGE_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
 }
@@ -216,6 +236,9 @@ impl fmt::Display for BaseChain {
 
 /// Attempts to change rules while other programs delete some of them.
 const ATTEMPTS: u32 = 10;
+/// Attempts to change a ruleset that no other program changes meanwhile. Any change of any ruleset in the namespace
+/// makes an attempt fail, at little cost, and many may happen at the same time.
+const GUARDED_ATTEMPTS: u32 = 500;
 
 /// Repeats `work` while it fails because another program has deleted a rule or chain that `work` had just listed.
 pub fn retry<T, E: AsRef<Error>>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
@@ -288,6 +311,30 @@ impl<'a> Edit<'a> {
         Edit::new(request, move || format!("add rule to chain {chain}"))
     }
 
+    /// Inserts a rule into its chain. ENOENT if the rule that determines the position does not exist.
+    pub fn insert_rule(rule: &RuleSpec<'a>, position: Position) -> Edit<'a> {
+        let chain = rule.chain;
+        let flags = match position {
+            Position::First | Position::Before(_) => NlmF::CREATE,
+            Position::After(_) => NlmF::CREATE | NlmF::APPEND,
+        };
+        let mut request = about_rule(NEWRULE, flags, chain);
+        if let Position::Before(handle) | Position::After(handle) = position {
+            request.attr(RULE_POSITION, &handle.to_be_bytes());
+        }
+        rule.write(&mut request);
+        Edit::new(request, move || format!("insert rule into chain {chain}"))
+    }
+
+    /// Replaces a rule at its position; ENOENT if it does not exist. Its handle may change.
+    pub fn replace_rule(handle: u64, rule: &RuleSpec<'a>) -> Edit<'a> {
+        let chain = rule.chain;
+        let mut request = about_rule(NEWRULE, NlmF::REPLACE, chain);
+        request.attr(RULE_HANDLE, &handle.to_be_bytes());
+        rule.write(&mut request);
+        Edit::new(request, move || format!("replace rule {handle} of chain {chain}"))
+    }
+
     /// Deletes a rule; ENOENT if it is already deleted.
     pub fn delete_rule(chain: Chain<'a>, rule: &Rule) -> Edit<'a> {
         let handle = rule.handle;
@@ -299,6 +346,17 @@ impl<'a> Edit<'a> {
     fn new(request: Request, what: impl Fn() -> String + 'a) -> Edit<'a> {
         Edit { what: Box::new(what), message: request.finish() }
     }
+}
+
+/// Where a rule is inserted. The numbers are handles of other rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Position {
+    /// Before all rules of the chain.
+    First,
+    /// Before this rule.
+    Before(u64),
+    /// After this rule.
+    After(u64),
 }
 
 impl fmt::Debug for Edit<'_> {
@@ -332,25 +390,59 @@ impl Nftables {
 
     /// Applies all `edits` in order, or none of them.
     pub fn apply(&mut self, edits: &[Edit<'_>]) -> Result<()> {
-        self.send(edits, true)
+        self.send(edits, &begin_batch(None), true)
     }
 
     /// Validates `edits` without applying them.
     pub fn dry_run(&mut self, edits: &[Edit<'_>]) -> Result<()> {
-        self.send(edits, false)
+        self.send(edits, &begin_batch(None), false)
     }
 
-    fn send(&mut self, edits: &[Edit<'_>], commit: bool) -> Result<()> {
+    /// Applies the edits that `plan` computes from what it lists, unless another program has changed any ruleset since
+    /// the start of `plan`. In that case, calls `plan` again.
+    ///
+    /// Elements need it: they have no handle, so that a deletion could hit a new element with the same key.
+    pub fn apply_guarded<'a, E: From<Error>>(
+        &mut self,
+        mut plan: impl FnMut(&mut Nftables) -> Result<Vec<Edit<'a>>, E>,
+    ) -> Result<(), E> {
+        for _ in 0..GUARDED_ATTEMPTS {
+            let generation = self.generation()?;
+            let edits = plan(self)?;
+            match self.send(&edits, &begin_batch(generation), true) {
+                Err(error) if error.errno() == Some(libc::ERESTART) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+        let what = format!("the ruleset changed each of the {GUARDED_ATTEMPTS} times it was read");
+        Err(Error::new(Kind::Transient, what).details("many rules come and go at once; try again").into())
+    }
+
+    /// Returns the generation of the rulesets, a number that each transaction increments; `None` without nf_tables.
+    fn generation(&mut self) -> Result<Option<u32>> {
+        let Some(socket) = &mut self.socket else { return Ok(None) };
+        let found = socket.get(&get_generation(), SUBSYSTEM << 8 | NEWGEN, &[], |payload| {
+            for attribute in wire::attributes(payload, HEADER) {
+                if let (GENERATION, value) = attribute? {
+                    return Ok(u32::from_be(wire::number(value, 0)?));
+                }
+            }
+            Err(wire::malformed("no generation"))
+        });
+        found.or_else(|error| absent(error, None)).context(|| "query the generation of the ruleset")
+    }
+
+    fn send(&mut self, edits: &[Edit<'_>], begin: &[u8], commit: bool) -> Result<()> {
         let mut messages = Vec::with_capacity(edits.len());
         for edit in edits {
             debug!("nf_tables{}: {edit:?}", if commit { "" } else { " (trying)" });
             messages.push(edit.message.as_slice());
         }
-        let (begin, end) = (bound(BATCH_BEGIN), bound(BATCH_END));
+        let end = bound(BATCH_END).finish();
         let Some(socket) = &mut self.socket else {
             return Err(Error::kernel(libc::EPROTONOSUPPORT, "")).context(|| "nf_tables");
         };
-        let refused = socket.transact(&begin, &messages, commit.then_some(end.as_slice()))?;
+        let refused = socket.transact(begin, &messages, commit.then_some(end.as_slice()))?;
         match refused {
             None => Ok(()),
             Some((index, error)) => {
@@ -381,6 +473,13 @@ impl Nftables {
     /// thousand.
     pub fn rules_with_comment(&mut self, chain: Chain<'_>, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Rule>> {
         let wanted = |data: &UserData| wanted(&data.comment);
+        let found = self.rules_in(chain.table, Some(chain.name), Some(&wanted));
+        found.context(|| format!("list the rules of chain {chain}"))
+    }
+
+    /// Returns the rules of a chain whose marks are `wanted`. Other rules are not parsed.
+    pub fn rules_with_mark(&mut self, chain: Chain<'_>, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Rule>> {
+        let wanted = |data: &UserData| wanted(&data.mark);
         let found = self.rules_in(chain.table, Some(chain.name), Some(&wanted));
         found.context(|| format!("list the rules of chain {chain}"))
     }
@@ -447,6 +546,35 @@ impl Nftables {
         }
     }
 
+    /// Returns the elements of a set or map, ordered by their keys; none if it does not exist.
+    ///
+    /// The kernel enlarges its hash table in the background and does not report that to a listing in progress. Such a
+    /// listing has the right number of elements, but some of them twice instead of others. So it is repeated.
+    pub fn elements(&mut self, set: Set<'_>) -> Result<Vec<Element>> {
+        let request = set::about_set(set::GETSETELEM, NlmF::empty(), set).finish();
+        for _ in 0..ATTEMPTS {
+            let listed = self.list(&request, set::NEWSETELEM, |payload| Element::read_all(payload).map(Some));
+            let listed = listed.or_else(|error| absent(error, Vec::new()));
+            let mut elements = listed.context(|| format!("list the elements of set {set}"))?.concat();
+            elements.sort_unstable_by(|a, b| a.key.cmp(&b.key));
+            if elements.is_sorted_by(|a, b| a.key < b.key) {
+                return Ok(elements);
+            }
+        }
+        let what = format!("the list changed each of the {ATTEMPTS} times it was read");
+        Err(Error::new(Kind::Transient, what)).context(|| format!("list the elements of set {set}"))
+    }
+
+    /// Returns the element of a set or map with this key; `None` if there is none.
+    pub fn element(&mut self, set: Set<'_>, key: &[Value]) -> Result<Option<Element>> {
+        let Some(socket) = &mut self.socket else { return Ok(None) };
+        let request = set::get_element(set, key);
+        let found = socket.get(&request, SUBSYSTEM << 8 | set::NEWSETELEM, &[libc::ENOENT], Element::read_all);
+        let found =
+            found.or_else(|error| absent(error, None)).context(|| format!("look up an element of set {set}"))?;
+        Ok(found.and_then(|elements| elements.into_iter().next()))
+    }
+
     /// Returns whether a chain exists.
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
         self.chain(chain).map(|found| found.is_some())
@@ -507,11 +635,25 @@ fn about_rule(kind: u16, flags: NlmF, chain: Chain<'_>) -> Request {
     request
 }
 
-/// Encodes the message that begins or ends a transaction.
-fn bound(kind: u16) -> Vec<u8> {
+/// Starts the message that begins or ends a transaction.
+fn bound(kind: u16) -> Request {
     let mut request = Request::new(kind, NlmF::empty());
     request.raw(&head(0, SUBSYSTEM));
+    request
+}
+
+/// Encodes the message that begins a transaction. With a generation, the kernel rejects the transaction with ERESTART if
+/// the rulesets have another one.
+fn begin_batch(generation: Option<u32>) -> Vec<u8> {
+    let mut request = bound(BATCH_BEGIN);
+    if let Some(generation) = generation {
+        request.attr(GENERATION, &generation.to_be_bytes());
+    }
     request.finish()
+}
+
+fn get_generation() -> Vec<u8> {
+    begin(GETGEN, NlmF::empty(), ALL).finish()
 }
 
 /// struct nfgenmsg: family, version, resource

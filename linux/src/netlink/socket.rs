@@ -8,6 +8,8 @@ use std::time::Duration;
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::SndBufForce;
 
 use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
@@ -327,7 +329,13 @@ impl Socket {
     }
 
     fn transmit(&mut self, datagram: &[u8]) -> Result<()> {
-        let sent = retry(|| self.socket.send(datagram, Msg::empty())).context(|| "send to the kernel")?;
+        let mut sent = retry(|| self.socket.send(datagram, Msg::empty()));
+        if sent.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
+            // A transaction with some thousand elements does not fit into the default buffer.
+            setsockopt(&self.fd(), SndBufForce, &datagram.len())?;
+            sent = retry(|| self.socket.send(datagram, Msg::empty()));
+        }
+        let sent = sent.context(|| "send to the kernel")?;
         if sent == datagram.len() { Ok(()) } else { Err(malformed("the request was cut off")) }
     }
 

@@ -3,5 +3,6 @@
 
 mod conntrack;
 mod kernel;
+mod nft;
 mod system;
 mod tc;

@@ -231,6 +231,14 @@ impl Data {
         }
         Ok(found)
     }
+
+    /// Returns the value; `None` if this is a verdict.
+    pub fn into_value(self) -> Option<Vec<u8>> {
+        match self {
+            Data::Value(value) => Some(value),
+            Data::Verdict(_) => None,
+        }
+    }
 }
 
 /// Writes the attributes of an expression or an element.

@@ -83,8 +83,8 @@ pub struct Rule {
     pub masquerades: bool,
     /// The values with which the rule compares, in order.
     pub values: Vec<Vec<u8>>,
-    table: String,
-    chain: String,
+    pub(super) table: String,
+    pub(super) chain: String,
 }
 
 impl Rule {

@@ -1,0 +1,393 @@
+//! nf_tables against the kernel, verified with `nft` and `iptables`.
+
+use std::net::{TcpListener, TcpStream};
+
+use linux::ip::MacAddr;
+use linux::netlink::nft::{
+    Chain, Comparison, Data, DataType, Edit, Element, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set,
+    SetSpec, Table, Value, Verdict,
+};
+use linux::{Error, Kind, Result};
+use testing::Lab;
+
+const TABLE: Table<'_> = Table { family: Family::Ipv4, name: "t" };
+const CHAIN: Chain<'_> = TABLE.chain("c");
+const PORTS: SetSpec<'_> = SetSpec {
+    set: TABLE.set("ports"),
+    key: &[DataType::Protocol, DataType::Port],
+    maps_to: MapsTo::Values(&[DataType::Ipv4, DataType::Port]),
+    ranges: false,
+};
+
+/// Creates the table, the chain and the map of ports.
+fn prepared() -> (Lab, Nftables) {
+    let lab = Lab::without_plugins();
+    let mut nft = Nftables::open().unwrap();
+    nft.apply(&[Edit::add_table(TABLE), Edit::add_chain(CHAIN), Edit::add_set(&PORTS)]).unwrap();
+    (lab, nft)
+}
+
+fn ip(text: &str) -> Value {
+    Value::Ip(text.parse().unwrap())
+}
+
+fn key(port: u16) -> [Value; 2] {
+    [Value::Protocol(Field::TCP), Value::Port(port)]
+}
+
+fn port(port: u16) -> Element {
+    Element::new(&key(port)).to(&[ip("10.0.0.2"), Value::Port(80)])
+}
+
+fn rule() -> RuleSpec<'static> {
+    RuleSpec::new(CHAIN)
+}
+
+/// Returns the comments of the rules of the chain, in order.
+fn comments(nft: &mut Nftables) -> Vec<String> {
+    nft.rules(CHAIN).unwrap().into_iter().map(|rule| rule.comment).collect()
+}
+
+/// Returns the rules of a chain as `nft` shows them.
+fn listed(lab: &Lab, chain: Chain<'_>) -> Vec<String> {
+    let text = lab.sh(&format!("nft list chain {chain}"));
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.ends_with('{') && *line != "}");
+    lines.filter(|line| !line.starts_with("type ")).map(str::to_owned).collect()
+}
+
+#[test]
+fn nft_understands_rules() {
+    let (lab, mut nft) = prepared();
+    let (nat, other) = (TABLE.chain("nat"), TABLE.chain("other"));
+    let hairpin =
+        SetSpec { set: TABLE.set("hairpin"), key: &[DataType::Ipv4; 2], maps_to: MapsTo::Nothing, ranges: true };
+    let links =
+        SetSpec { set: TABLE.set("links"), key: &[DataType::LinkName], maps_to: MapsTo::Verdicts, ranges: false };
+    let pair = [Field::SOURCE_V4, Field::DESTINATION_V4];
+    let mut edits = vec![
+        Edit::add_base_chain(nat, Hook::SOURCE_NAT),
+        Edit::add_chain(other),
+        Edit::add_set(&hairpin),
+        Edit::add_set(&links),
+    ];
+    let rules = [
+        rule().input_link("br0").output_link_not("br0").jump("other"),
+        rule().destination_port(Field::TCP, 80).counter().verdict(Verdict::Accept).comment("web").mark("mine"),
+        rule().matches_bits(Field::PACKET_MARK, 0x2000, 0x2000).set_packet_mark(1),
+        rule().verdict_map(&[Field::INPUT_LINK], "links"),
+        rule().destination_is_local().verdict(Verdict::Return),
+        rule().not_in_set(&pair, "hairpin").verdict(Verdict::Drop),
+        RuleSpec::new(nat)
+            .matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED)
+            .in_set(&pair, "hairpin")
+            .masquerade(),
+    ];
+    edits.extend(rules.iter().map(Edit::add_rule));
+    nft.apply(&edits).unwrap();
+    assert_eq!(
+        listed(&lab, CHAIN),
+        [
+            "iifname \"br0\" oifname != \"br0\" jump other",
+            "tcp dport 80 counter packets 0 bytes 0 accept comment \"web\"",
+            "meta mark & 0x00002000 == 0x00002000 meta mark set 0x00000001",
+            "iifname vmap @links",
+            "fib daddr type local return",
+            "ip saddr . ip daddr != @hairpin drop",
+        ]
+    );
+    assert_eq!(listed(&lab, nat), ["ct status dnat ip saddr . ip daddr @hairpin masquerade"]);
+    let marked = nft.rules_with_mark(CHAIN, &|mark| mark == "mine").unwrap();
+    assert_eq!(marked.iter().map(|rule| rule.comment.as_str()).collect::<Vec<_>>(), ["web"]);
+    assert_eq!(nft.rules(CHAIN).unwrap()[0].target.as_deref(), Some("other"));
+}
+
+#[test]
+fn nft_understands_any_expression() {
+    let (lab, mut nft) = prepared();
+    let limit = rule().expression("limit", |limit| {
+        limit.bytes(1, &5_u64.to_be_bytes()); // NFTA_LIMIT_RATE
+        limit.bytes(2, &1_u64.to_be_bytes()); // NFTA_LIMIT_UNIT, in seconds
+        limit.number(3, 5); // NFTA_LIMIT_BURST
+        limit.number(4, 0); // NFTA_LIMIT_TYPE: packets
+    });
+    nft.apply(&[Edit::add_rule(&limit.verdict(Verdict::Accept))]).unwrap();
+    assert_eq!(listed(&lab, CHAIN), ["limit rate 5/second accept"]);
+}
+
+#[test]
+fn nft_understands_sets_and_maps() {
+    let (lab, mut nft) = prepared();
+    let six = Table { family: Family::Ipv6, name: "t6" };
+    let addressed = SetSpec {
+        set: six.set("ports"),
+        key: &[DataType::Ipv6, DataType::Protocol, DataType::Port],
+        maps_to: MapsTo::Values(&[DataType::Ipv6, DataType::Port]),
+        ranges: false,
+    };
+    let macs = SetSpec { set: six.set("macs"), key: &[DataType::Mac], maps_to: MapsTo::Nothing, ranges: false };
+    let links = SetSpec { set: six.set("links"), key: &[DataType::LinkName], maps_to: MapsTo::Verdicts, ranges: false };
+    let both = SetSpec {
+        set: six.set("both"),
+        key: &[DataType::LinkName, DataType::Port],
+        maps_to: MapsTo::Values(&[DataType::LinkName]),
+        ranges: false,
+    };
+    let pairs = SetSpec { set: TABLE.set("pairs"), key: &[DataType::Ipv4; 2], maps_to: MapsTo::Nothing, ranges: true };
+    let mut edits = vec![Edit::add_table(six), Edit::add_chain(six.chain("next"))];
+    edits.extend([&addressed, &macs, &links, &both, &pairs].map(Edit::add_set));
+    let range = Element::range(&[ip("10.0.0.0"), ip("10.0.0.2")], &[ip("10.0.0.255"), ip("10.0.0.2")]);
+    let dns = Element::new(&[ip("fd00::1"), Value::Protocol(17), Value::Port(53)]);
+    let link = |name: &str| Value::LinkName(name.into());
+    let mac = MacAddr([0x0a, 0x58, 1, 2, 3, 4]);
+    for (set, element) in [
+        (PORTS.set, port(8080).comment("c1").mark("net1 c1 eth0")),
+        (addressed.set, dns.to(&[ip("fd00::2"), Value::Port(5353)])),
+        (macs.set, Element::new(&[Value::Mac(mac)]).comment("known")),
+        (links.set, Element::new(&[link("br0")]).verdict(Verdict::Goto("next".into()))),
+        (both.set, Element::new(&[link("br0"), Value::Port(80)]).to(&[link("br1")])),
+        (pairs.set, range.clone()),
+    ] {
+        edits.extend(Edit::create_elements(set, std::slice::from_ref(&element)));
+    }
+    nft.apply(&edits).unwrap();
+    let shown = lab.sh("nft list ruleset");
+    for line in [
+        "type inet_proto . inet_service : ipv4_addr . inet_service",
+        "elements = { tcp . 8080 comment \"c1\" : 10.0.0.2 . 80 }",
+        "type ipv6_addr . inet_proto . inet_service : ipv6_addr . inet_service",
+        "elements = { fd00::1 . udp . 53 : fd00::2 . 5353 }",
+        "type ether_addr",
+        "elements = { 0a:58:01:02:03:04 comment \"known\" }",
+        "type ifname : verdict",
+        "elements = { \"br0\" : goto next }",
+        "type ifname . inet_service : ifname",
+        "elements = { \"br0\" . 80 : \"br1\" }",
+        "type ipv4_addr . ipv4_addr",
+        "elements = { 10.0.0.0/24 . 10.0.0.2 }",
+    ] {
+        assert!(shown.lines().any(|shown| shown.trim() == line), "{line} is not in\n{shown}");
+    }
+    let json = lab.sh("nft -j list map ip t ports");
+    assert!(json.contains(r#""comment": "c1""#) && !json.contains("net1"), "{json}");
+    assert_eq!(nft.elements(pairs.set).unwrap(), [range]);
+    let goto = nft.elements(links.set).unwrap().remove(0);
+    assert_eq!(goto.data, Some(Data::Verdict(Verdict::Goto("next".into()))));
+    lab.sh("nft 'add element ip t ports { udp . 53 : 10.0.0.3 . 53 }'");
+    let dns = nft.element(PORTS.set, &[Value::Protocol(17), Value::Port(53)]).unwrap().unwrap();
+    let to = dns.data.and_then(Data::into_value).unwrap();
+    assert_eq!(Value::split(&[DataType::Ipv4, DataType::Port], &to).unwrap(), [ip("10.0.0.3"), Value::Port(53)]);
+}
+
+/// The conntrack match of `iptables` for these states: struct xt_conntrack_mtinfo3.
+fn connection_state(states: u16) -> Vec<u8> {
+    let mut info = vec![0; 168];
+    info[146..148].copy_from_slice(&1_u16.to_ne_bytes());
+    info[150..152].copy_from_slice(&states.to_ne_bytes());
+    info
+}
+
+#[test]
+fn iptables_understands_rules() {
+    let lab = Lab::without_plugins();
+    let mut nft = Nftables::open().unwrap();
+    let filter = Table { family: Family::Ipv4, name: "filter" };
+    let (forward, own) = (filter.chain("FORWARD"), filter.chain("CNI-FORWARD"));
+    let address = "10.9.0.2/32".parse().unwrap();
+    let established = RuleSpec::new(own).destination_in(address).compat_match("conntrack", 3, &connection_state(6));
+    let rules = [
+        RuleSpec::new(forward).counter().jump("CNI-FORWARD").comment("CNI firewall plugin rules"),
+        established.counter().verdict(Verdict::Accept).mark("c1"),
+        RuleSpec::new(own).source_in(address).counter().verdict(Verdict::Accept).mark("c1"),
+        RuleSpec::new(own).input_link("br0").output_link_not("br0").counter().verdict(Verdict::Drop),
+        RuleSpec::new(own)
+            .matches(Field::PROTOCOL, Comparison::Equal, &[Field::TCP])
+            .compat_match(
+                "multiport",
+                1,
+                &[&[1, 2][..], &80_u16.to_ne_bytes(), &443_u16.to_ne_bytes(), &[0; 42]].concat(),
+            )
+            .counter()
+            .compat_target("MARK", 2, &[0x2000_u32.to_ne_bytes(), 0x2000_u32.to_ne_bytes()].concat())
+            .compat_protocol(Field::TCP),
+    ];
+    let mut edits = vec![Edit::add_table(filter), Edit::add_base_chain(forward, Hook::FORWARD), Edit::add_chain(own)];
+    edits.extend(rules.iter().map(Edit::add_rule));
+    nft.apply(&edits).unwrap();
+    let saved = lab.sh("iptables-nft-save -t filter");
+    let rules: Vec<_> = saved.lines().filter(|line| line.starts_with("-A")).collect();
+    assert_eq!(
+        rules,
+        [
+            "-A FORWARD -m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD",
+            "-A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT",
+            "-A CNI-FORWARD -s 10.9.0.2/32 -j ACCEPT",
+            "-A CNI-FORWARD -i br0 ! -o br0 -j DROP",
+            "-A CNI-FORWARD -p tcp -m multiport --dports 80,443 -j MARK --set-xmark 0x2000/0x2000",
+        ]
+    );
+    lab.sh("iptables-nft -C CNI-FORWARD -d 10.9.0.2 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
+    assert_eq!(nft.rules_with_mark(own, &|mark| mark == "c1").unwrap().len(), 2);
+    lab.sh("iptables-nft -D CNI-FORWARD -s 10.9.0.2 -j ACCEPT");
+    assert_eq!(nft.rules_with_mark(own, &|mark| mark == "c1").unwrap().len(), 1);
+}
+
+#[test]
+fn an_existing_key_is_an_error_and_nothing_of_the_transaction_is_applied() {
+    let (_lab, mut nft) = prepared();
+    let taken = port(8080).comment("first");
+    nft.apply(&Edit::create_elements(PORTS.set, std::slice::from_ref(&taken))).unwrap();
+    let error = nft.apply(&Edit::create_elements(PORTS.set, &[port(9000), port(8080)])).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EEXIST), "{error}");
+    assert_eq!(nft.elements(PORTS.set).unwrap(), std::slice::from_ref(&taken));
+    nft.apply(&Edit::add_elements(PORTS.set, &[port(8080)])).unwrap();
+    let other = Element::new(&key(8080)).to(&[ip("10.0.0.3"), Value::Port(80)]);
+    let error = nft.apply(&Edit::add_elements(PORTS.set, &[other])).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EEXIST), "the same key with another value");
+    assert_eq!(nft.elements(PORTS.set).unwrap(), [taken]);
+}
+
+#[test]
+fn one_element_is_looked_up() {
+    let (_lab, mut nft) = prepared();
+    let elements = [port(80).comment("c1").mark("net1 c1 eth0"), port(81)];
+    nft.apply(&Edit::create_elements(PORTS.set, &elements)).unwrap();
+    assert_eq!(nft.element(PORTS.set, &key(80)).unwrap().as_ref(), Some(&elements[0]));
+    assert_eq!(nft.element(PORTS.set, &key(81)).unwrap().as_ref(), Some(&elements[1]));
+    assert_eq!(nft.element(PORTS.set, &key(82)).unwrap(), None);
+    assert_eq!(nft.element(TABLE.set("none"), &key(80)).unwrap(), None);
+    assert_eq!(nft.elements(TABLE.set("none")).unwrap(), []);
+}
+
+#[test]
+fn elements_and_sets_are_deleted() {
+    let (lab, mut nft) = prepared();
+    nft.apply(&Edit::create_elements(PORTS.set, &[port(80), port(81), port(82)])).unwrap();
+    nft.apply(&Edit::delete_elements(PORTS.set, &[port(81)])).unwrap();
+    assert_eq!(nft.elements(PORTS.set).unwrap(), [port(80), port(82)]);
+    let error = nft.apply(&Edit::delete_elements(PORTS.set, &[port(81)])).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::ENOENT));
+    nft.apply(&[Edit::flush_set(PORTS.set)]).unwrap();
+    assert_eq!(nft.elements(PORTS.set).unwrap(), []);
+    nft.apply(&[Edit::delete_set(PORTS.set)]).unwrap();
+    assert!(!lab.sh("nft list ruleset").contains("ports"));
+}
+
+/// The kernel enlarges its hash table in the background, often while the elements are listed.
+#[test]
+fn thousands_of_elements_are_one_transaction_and_listed_completely() {
+    let (_lab, mut nft) = prepared();
+    let elements: Vec<_> = (1..=3000).map(|n| port(n).comment("c".repeat(60)).mark("m".repeat(60))).collect();
+    for _ in 0..20 {
+        nft.apply(&Edit::create_elements(PORTS.set, &elements)).unwrap();
+        let found = nft.elements(PORTS.set).unwrap();
+        assert!(found == elements, "{} elements", found.len());
+        nft.apply(&[Edit::delete_set(PORTS.set), Edit::add_set(&PORTS)]).unwrap();
+    }
+}
+
+#[test]
+fn connections_are_translated_by_a_map() {
+    let (lab, mut nft) = prepared();
+    lab.sh("ip link set lo up");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let target = listener.local_addr().unwrap().port();
+    let output = TABLE.chain("output");
+    let fields = [Field::PROTOCOL, Field::DESTINATION_PORT];
+    let rule = RuleSpec::new(output).destination_is_local().translate_destination_by(Family::Ipv4, &fields, "ports");
+    let mut edits = vec![Edit::add_base_chain(output, Hook::LOCAL_DESTINATION_NAT), Edit::add_rule(&rule)];
+    let element = Element::new(&key(8080)).to(&[ip("127.0.0.1"), Value::Port(target)]);
+    edits.extend(Edit::create_elements(PORTS.set, &[element]));
+    assert!(TcpStream::connect("127.0.0.1:8080").is_err(), "nothing listens there");
+    nft.apply(&edits).unwrap();
+    TcpStream::connect("127.0.0.1:8080").unwrap();
+}
+
+#[test]
+fn a_guarded_change_is_planned_again_if_the_ruleset_has_changed() {
+    let (lab, mut nft) = prepared();
+    nft.apply(&Edit::create_elements(PORTS.set, &[port(80).mark("old"), port(81).mark("other")])).unwrap();
+    let mut plans = 0;
+    nft.apply_guarded(|nft| -> Result<_> {
+        plans += 1;
+        let mut old = nft.elements(PORTS.set)?;
+        old.retain(|element| element.userdata.mark == "old");
+        if plans == 1 {
+            // Between the listing and the deletion, another program takes over the key.
+            assert_eq!(old.len(), 1);
+            lab.sh("nft 'delete element ip t ports { tcp . 80 }; add element ip t ports { tcp . 80 : 10.0.0.9 . 80 }'");
+        }
+        Ok(Edit::delete_elements(PORTS.set, &old))
+    })
+    .unwrap();
+    assert_eq!(plans, 2);
+    let new = nft.element(PORTS.set, &key(80)).unwrap().unwrap();
+    assert_eq!(new, Element::new(&key(80)).to(&[ip("10.0.0.9"), Value::Port(80)]));
+
+    plans = 0;
+    nft.apply_guarded(|_| -> Result<_> {
+        plans += 1;
+        Ok(Edit::delete_elements(PORTS.set, &[port(81)]))
+    })
+    .unwrap();
+    assert_eq!(plans, 1, "nothing else has changed");
+    assert_eq!(nft.element(PORTS.set, &key(81)).unwrap(), None);
+}
+
+#[test]
+fn a_guarded_change_ends_with_the_error_of_its_plan_or_of_the_kernel() {
+    let (_lab, mut nft) = prepared();
+    let failed = nft.apply_guarded(|_| Err(Error::new(Kind::Other, "no plan"))).unwrap_err();
+    assert_eq!(failed.to_string(), "no plan");
+    let failed = nft.apply_guarded(|_| -> Result<_> { Ok(vec![Edit::flush(TABLE.chain("none"))]) }).unwrap_err();
+    assert_eq!(failed.errno(), Some(libc::ENOENT));
+}
+
+#[test]
+fn a_dry_run_changes_nothing_and_finds_mistakes() {
+    let (lab, mut nft) = prepared();
+    let before = lab.sh("nft list ruleset");
+    let mut edits = vec![Edit::add_rule(&rule().verdict(Verdict::Accept)), Edit::create_chain(TABLE.chain("new"))];
+    edits.extend(Edit::create_elements(PORTS.set, &[port(80)]));
+    nft.dry_run(&edits).unwrap();
+    assert_eq!(lab.sh("nft list ruleset"), before);
+    edits.push(Edit::create_chain(CHAIN));
+    assert_eq!(nft.dry_run(&edits).unwrap_err().errno(), Some(libc::EEXIST));
+    assert_eq!(lab.sh("nft list ruleset"), before);
+}
+
+#[test]
+fn rules_are_inserted_and_replaced_at_their_positions() {
+    let (_lab, mut nft) = prepared();
+    let named = |name: &str| rule().verdict(Verdict::Accept).comment(name);
+    nft.apply(&[Edit::add_rule(&named("a")), Edit::add_rule(&named("b")), Edit::add_rule(&named("c"))]).unwrap();
+    let handle = nft.rules(CHAIN).unwrap()[1].handle;
+    nft.apply(&[
+        Edit::insert_rule(&named("first"), Position::First),
+        Edit::insert_rule(&named("before b"), Position::Before(handle)),
+        Edit::insert_rule(&named("after b"), Position::After(handle)),
+    ])
+    .unwrap();
+    assert_eq!(comments(&mut nft), ["first", "a", "before b", "b", "after b", "c"]);
+    nft.apply(&[Edit::replace_rule(handle, &named("new b"))]).unwrap();
+    assert_eq!(comments(&mut nft), ["first", "a", "before b", "new b", "after b", "c"]);
+    let gone = nft.apply(&[Edit::insert_rule(&named("x"), Position::Before(9999))]).unwrap_err();
+    assert_eq!(gone.errno(), Some(libc::ENOENT));
+}
+
+#[test]
+fn a_comment_that_is_too_long_is_refused() {
+    let (_lab, mut nft) = prepared();
+    nft.apply(&[Edit::add_rule(&rule().comment("c".repeat(253)))]).unwrap();
+    assert_eq!(comments(&mut nft), ["c".repeat(253)]);
+    assert!(nft.apply(&[Edit::add_rule(&rule().comment("c".repeat(254)))]).is_err());
+    assert!(nft.apply(&[Edit::add_rule(&rule().comment("c".repeat(200)).mark("m".repeat(60)))]).is_err());
+    assert_eq!(comments(&mut nft).len(), 1);
+}
+
+#[test]
+fn the_name_of_a_set_is_in_the_error() {
+    let (_lab, mut nft) = prepared();
+    let none: Set<'_> = TABLE.set("none");
+    let error = nft.apply(&Edit::create_elements(none, &[port(80)])).unwrap_err();
+    assert!(error.to_string().contains("create elements of set ip t none"), "{error}");
+}
