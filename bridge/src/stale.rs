@@ -61,7 +61,7 @@ fn try_remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr]) -> Result<
         return Ok(());
     }
     for address in outdated {
-        match ipam.uses(address.cidr.network())? {
+        match ipam.uses_subnet(address.cidr.network())? {
             Some(false) => host.apply(&[Change::delete_address(gateway.index, address.cidr)])?,
             used => debug!("keep {} on {:?}: leases in its subnet: {used:?}", address.cidr, gateway.name),
         }

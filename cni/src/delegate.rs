@@ -117,8 +117,8 @@ impl<'a> Delegate<'a> {
 
     /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin does not know, as for every
     /// plugin that is executed: CNI has no such command.
-    pub fn uses(&self, subnet: Cidr) -> Result<Option<bool>> {
-        self.builtin.map_or(Ok(None), |plugin| plugin.uses(self.call, subnet))
+    pub fn uses_subnet(&self, subnet: Cidr) -> Result<Option<bool>> {
+        self.builtin.map_or(Ok(None), |plugin| plugin.uses_subnet(self.call, subnet))
     }
 
     /// Runs a command that has no result.

@@ -1,9 +1,11 @@
 //! Reads JSON as leniently as the reference does, and prints it as the reference does.
 //!
 //! Reading follows the reference's decoder: keys match in any letter case, a later duplicate wins, `null` keeps the
-//! default, unknown keys are ignored, and data after the document is an error. serde's derive does the rest. No tree is
-//! built: a value stays a slice of the text until it is read, so that a large document needs no extra memory. A
-//! [`Fault`] names the key and its value.
+//! default, unknown keys are ignored, and data after the document is an error. serde's derive does the rest. A [`Fault`]
+//! names the key and its value.
+//!
+//! serde_json validates the whole text first, so the reader in `read` only finds where values begin and end. No tree is
+//! built: a value stays a slice of the text until it is read, so that a large document needs no extra memory.
 
 mod layout;
 mod read;
@@ -26,9 +28,9 @@ pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
 }
 
 /// Returns whether the object has this key, even with the value `null`.
-pub fn has(text: &str, key: &str) -> Result<bool, Fault> {
+pub fn has_key(text: &str, key: &str) -> Result<bool, Fault> {
     let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
-    Node(raw.get()).has(key)
+    Node(raw.get()).has_key(key)
 }
 
 /// Prints `value` as the reference does: indented by four spaces, without a newline at the end.

@@ -57,7 +57,7 @@ pub trait Plugin: Sync {
     }
     /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not
     /// know. A delegating plugin calls it before it removes a gateway address.
-    fn uses(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
+    fn uses_subnet(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
         Ok(None)
     }
     /// Verifies that the kernel's state matches what ADD created.
@@ -192,7 +192,7 @@ impl<'a> Call<'a> {
             return Ok(valid);
         }
         // libcni sends an empty list as `null`.
-        if json::has(self.config, VALID)? || json::has(self.config, OLD_VALID)? {
+        if json::has_key(self.config, VALID)? || json::has_key(self.config, OLD_VALID)? {
             return Ok(Vec::new());
         }
         let error = Error::new(Code::CONFIG, "GC needs a list of valid attachments");

@@ -244,7 +244,7 @@ fn parse_entry(text: &str) -> Result<Entry, String> {
     let found: ReadEntry<'_> = json::parse(text).map_err(|fault| fault.to_string())?;
     let value = |raw: Raw<'_>| serde_json::from_str::<Value>(raw.text()).map_err(|error| error.to_string());
     if found.kind.is_empty() {
-        if !json::has(text, "cniVersion").unwrap_or(false) {
+        if !json::has_key(text, "cniVersion").unwrap_or(false) {
             return Err("it has neither \"kind\" nor \"cniVersion\"".to_owned());
         }
         let result = serde_json::from_str(text).map_err(|error| error.to_string())?;

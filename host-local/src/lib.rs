@@ -137,7 +137,7 @@ impl Plugin for HostLocal {
     }
 
     /// Checks the leases of all networks in the data directory, because several networks can share a bridge.
-    fn uses(&self, call: &Call<'_>, subnet: Cidr) -> Result<Option<bool>> {
+    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<Option<bool>> {
         let own = config::directory(call)?;
         own.parent().map(|all| inspect::has_lease_in(all, subnet)).transpose()
     }

@@ -21,7 +21,7 @@ impl<'de> Node<'de> {
     }
 
     /// Returns whether the object has this key.
-    pub(super) fn has(self, wanted: &str) -> Result<bool, Fault> {
+    pub(super) fn has_key(self, wanted: &str) -> Result<bool, Fault> {
         let mut members = Members::of(self);
         while let Some((key, _)) = members.next_pair()? {
             if same_key(wanted, &key) {
