@@ -6,10 +6,10 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 
 use crate::args::Args;
+use crate::config::{self, Head};
 use crate::delegate;
 use crate::json;
 use crate::plugin::Call;
-use crate::request::{Head, config_text};
 use crate::result::AddResult;
 use crate::version::Version;
 use linux::ip::MacAddr;
@@ -36,9 +36,9 @@ pub fn args(text: &str) {
 
 /// Runs `run` with a call that has this stdin and `CNI_ARGS`, if they pass validation.
 pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
-    let config = config_text(stdin);
+    let config = config::text(stdin);
     let Ok(head) = Head::parse(&config) else { return };
-    let (Ok(network), Ok(version)) = (head.network(), head.version("ADD", Version::V0_1_0)) else { return };
+    let (Ok(network), Ok(version)) = (head.network(), head.version("ADD")) else { return };
     let log_settings = head.log(None);
     assert!(!network.as_str().contains('/') && !matches!(network.as_str(), "." | ".."), "{network} leads elsewhere");
     let path: [PathBuf; 0] = [];

@@ -15,6 +15,7 @@
 
 mod args;
 mod collector;
+mod config;
 mod delegate;
 mod error;
 #[cfg(feature = "fuzzing")]
@@ -34,6 +35,7 @@ mod version;
 
 pub use args::Args;
 pub use collector::ErrorCollector;
+pub use config::ValidAttachment;
 pub use delegate::{Delegate, DelegateError, Program};
 pub use error::{Code, Context, Error, Result};
 pub use guest::{Guest, Namespaces};
@@ -42,7 +44,7 @@ pub use key::AttachmentKey;
 pub use linux;
 pub use logging::report;
 pub use name::{ContainerId, IfName, NetworkName};
-pub use plugin::{Attachment, Call, Home, Plugin, Prepared, ValidAttachment};
+pub use plugin::{Attachment, Call, Home, Plugin, Prepared};
 #[doc(hidden)]
 pub use process::run;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};

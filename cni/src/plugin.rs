@@ -7,22 +7,14 @@ use std::path::PathBuf;
 
 use serde::Deserialize;
 
-use crate::error::{Code, Error, Result};
-use crate::json::{self, Raw};
+use crate::config::{self, Head, Previous, ValidAttachment};
+use crate::error::{Error, Result};
 use crate::name::{ContainerId, IfName, NetworkName};
-use crate::request::Head;
 use crate::result::AddResult;
 use crate::version::Version;
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::Netlink;
-
-/// The keys of GC's list. libcni 1.2.0 sends only the second.
-const VALID: &str = "cni.dev/valid-attachments";
-const OLD_VALID: &str = "cni.dev/attachments";
-
-/// How to fix an error in the configuration.
-pub(crate) const FIX_HINT: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
 
 /// What `CNI_NETNS` must be.
 const NETNS_HINT: &str = "CNI_NETNS must be the path of a live network namespace, such as /run/netns/NAME";
@@ -158,7 +150,7 @@ impl<'a> Call<'a> {
         let head = Head::parse(config)?;
         Ok(Call {
             network: head.network()?,
-            version: head.version("ADD", Version::V0_1_0)?,
+            version: head.version("ADD")?,
             args: "",
             path: &[],
             config,
@@ -175,7 +167,7 @@ impl<'a> Call<'a> {
 
     /// Parses the configuration as the plugin's own type.
     pub fn parse<T: Deserialize<'a>>(&self) -> Result<T> {
-        json::parse(self.config).map_err(|fault| Error::from(fault).details(FIX_HINT))
+        config::parse(self.config)
     }
 
     /// Parses `prevResult` of the configuration.
@@ -187,58 +179,6 @@ impl<'a> Call<'a> {
     /// Returns the attachments that GC must keep. A missing list is an error, because an empty list means that all
     /// attachments are removed.
     pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
-        let lists: Lists = self.parse()?;
-        if let Some(valid) = lists.valid.or(lists.old) {
-            return Ok(valid);
-        }
-        // libcni sends an empty list as `null`.
-        if json::has_key(self.config, VALID)? || json::has_key(self.config, OLD_VALID)? {
-            return Ok(Vec::new());
-        }
-        let error = Error::new(Code::CONFIG, "GC needs a list of valid attachments");
-        Err(error.details("the configuration needs \"cni.dev/valid-attachments\"; an empty list removes everything"))
-    }
-}
-
-/// The result of ADD, in the configurations of CHECK and DEL.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct Previous<'a> {
-    #[serde(borrow)]
-    prev_result: Option<Raw<'a>>,
-}
-
-/// The lists of a GC's configuration.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Lists {
-    #[serde(rename = "cni.dev/valid-attachments")]
-    valid: Option<Vec<ValidAttachment>>,
-    #[serde(rename = "cni.dev/attachments")]
-    old: Option<Vec<ValidAttachment>>,
-}
-
-/// An attachment that the runtime reports as valid.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Deserialize)]
-pub struct ValidAttachment {
-    /// The container ID.
-    #[serde(rename = "containerID")]
-    pub container: String,
-    /// The interface in the container.
-    pub ifname: String,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::request::Head;
-    use testing::{document, keys};
-
-    #[test]
-    fn the_keys_of_the_protocol_are_described() {
-        let mut ours = keys::of::<Head<'_>>();
-        ours.extend(keys::of::<Previous<'_>>());
-        ours.extend(keys::of::<Lists>());
-        document::describes("Every network", &ours);
+        config::valid_attachments(self.config)
     }
 }

@@ -10,10 +10,11 @@ use std::process::ExitCode;
 use linux::process::{self as host, Stdin};
 use log::debug;
 
+use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
 use crate::plugin::{Call, Plugin};
-use crate::request::{Env, Head, NetworkVerb, Request, Verb, config_text};
+use crate::request::{Env, NetworkVerb, Request, Verb};
 use crate::result::AddResult;
 use crate::version::Version;
 
@@ -156,16 +157,17 @@ fn serve(
     print: Print<'_>,
 ) -> Result<Vec<u8>> {
     let stdin = request.read_stdin(stdin)?;
-    let config = config_text(&stdin);
-    let head = Head::parse(&config)?;
+    let config = config::text(&stdin);
+    let head = Head::parse(&config)
+        .map_err(|error| error.details("stdin must hold one network configuration, a JSON object"))
+        .context(|| "read the network configuration on stdin")?;
     let network = head.network()?;
-    let (command, since) = request.command();
     if let Request::Unknown(command) = &request {
         // Runtimes compare this text.
         let error = Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"));
         return Err(error.details("use ADD, DEL, CHECK, GC, STATUS or VERSION, in capitals"));
     }
-    let version = head.version(command, since)?;
+    let version = head.version(request.command())?;
     head.log(env("CNI_LOG")).start(context(plugin.name(), &request, network.as_str()));
     let home = if plugin.uses_netns() { request.exclude_own_netns()? } else { None };
     let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = &request else {
@@ -209,7 +211,7 @@ fn serve(
 
 /// Returns the prefix of every log line: plugin, command, network and attachment.
 fn context(plugin: &str, request: &Request, network: &str) -> String {
-    let (command, _) = request.command();
+    let command = request.command();
     match request {
         Request::Attachment(_, at, _) => {
             format!("{plugin} {command} net={network} container={} if={}", at.container, at.ifname)

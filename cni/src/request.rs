@@ -1,21 +1,15 @@
-//! The validated request: environment, stdin, and the common keys of the configuration. The only code that reads the
-//! environment.
+//! The validated request: environment and stdin. The only code that reads the environment.
 
-use std::borrow::Cow;
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
 use log::warn;
-use serde::Deserialize;
 
 use crate::error::{Code, Context, Error, Result};
-use crate::json::{self, Fault, Raw};
-use crate::logging::LogSettings;
-use crate::name::{ContainerId, IfName, NetworkName};
-use crate::plugin::{Attachment, FIX_HINT, Home};
-use crate::version::Version;
+use crate::name::{ContainerId, IfName};
+use crate::plugin::{Attachment, Home};
 use linux::Netns;
 
 /// The request in the environment.
@@ -55,47 +49,6 @@ pub(crate) struct Scope {
     pub(crate) path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: ADD may use the plugin's own namespace.
     pub(crate) any_netns: bool,
-}
-
-/// The common keys of a configuration. They are parsed one by one, so that the first error is reported.
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub(crate) struct Head<'a> {
-    #[serde(borrow)]
-    name: Option<Raw<'a>>,
-    #[serde(borrow)]
-    cni_version: Option<Raw<'a>>,
-    #[serde(borrow)]
-    log_level: Option<Raw<'a>>,
-    #[serde(borrow)]
-    log_file: Option<Raw<'a>>,
-}
-
-impl<'a> Head<'a> {
-    pub(crate) fn parse(config: &'a str) -> Result<Head<'a>> {
-        // The reference treats `null` as an empty object.
-        let head: Option<Head<'a>> = json::parse(config)
-            .map_err(|fault| Error::from(fault).details("stdin must hold one network configuration, a JSON object"))
-            .context(|| "read the network configuration on stdin")?;
-        Ok(head.unwrap_or_default())
-    }
-
-    pub(crate) fn network(&self) -> Result<NetworkName> {
-        NetworkName::parse(&text("name", self.name)?)
-    }
-
-    pub(crate) fn version(&self, command: &str, since: Version) -> Result<Version> {
-        Version::of_request(&text("cniVersion", self.cni_version)?, command, since)
-    }
-
-    pub(crate) fn log(&self, env: Option<OsString>) -> LogSettings {
-        LogSettings::new(self.log_level, self.log_file, env)
-    }
-}
-
-fn text(key: &'static str, value: Option<Raw<'_>>) -> Result<String> {
-    let Some(raw) = value else { return Ok(String::new()) };
-    raw.parse().map_err(|fault: Fault| Error::from(fault.under(key)).details(FIX_HINT))
 }
 
 /// The source of environment variables: the process, or a test.
@@ -153,17 +106,17 @@ impl Request {
         }
     }
 
-    /// Returns the command and the version that introduced it.
-    pub(crate) fn command(&self) -> (&str, Version) {
+    /// Returns the command.
+    pub(crate) fn command(&self) -> &str {
         match self {
-            Request::About => ("", Version::V0_1_0),
-            Request::Version => ("VERSION", Version::V0_1_0),
-            Request::Attachment(Verb::Add, ..) => ("ADD", Version::V0_1_0),
-            Request::Attachment(Verb::Del, ..) => ("DEL", Version::V0_1_0),
-            Request::Attachment(Verb::Check, ..) => ("CHECK", Version::V0_4_0),
-            Request::Network(NetworkVerb::Gc, _) => ("GC", Version::V1_1_0),
-            Request::Network(NetworkVerb::Status, _) => ("STATUS", Version::V1_1_0),
-            Request::Unknown(command) => (command, Version::V0_1_0),
+            Request::About => "",
+            Request::Version => "VERSION",
+            Request::Attachment(Verb::Add, ..) => "ADD",
+            Request::Attachment(Verb::Del, ..) => "DEL",
+            Request::Attachment(Verb::Check, ..) => "CHECK",
+            Request::Network(NetworkVerb::Gc, _) => "GC",
+            Request::Network(NetworkVerb::Status, _) => "STATUS",
+            Request::Unknown(command) => command,
         }
     }
 
@@ -216,9 +169,4 @@ impl Request {
         let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));
         Err(error.details("set CNI_NETNS to the container's namespace, or CNI_NETNS_OVERRIDE=1 to use this one"))
     }
-}
-
-/// Converts the configuration to text. Invalid UTF-8 is replaced, as in the reference.
-pub(crate) fn config_text(stdin: &[u8]) -> Cow<'_, str> {
-    String::from_utf8_lossy(stdin)
 }

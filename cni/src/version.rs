@@ -59,12 +59,22 @@ impl Version {
         Version::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
-    /// Returns the version of a request for a command that exists since `since`.
+    /// Returns the version that introduced `command`.
+    pub fn since(command: &str) -> Version {
+        match command {
+            "CHECK" => Version::V0_4_0,
+            "GC" | "STATUS" => Version::V1_1_0,
+            _ => Version::V0_1_0,
+        }
+    }
+
+    /// Returns the version of a request for `command`.
     ///
     /// Checks in the reference's order, on which tests of runtimes depend: the version must be a number (code 6), the
     /// configuration must be new enough for the command (1), not newer than cni0 supports (1), and a supported version
     /// (1).
-    pub fn of_request(text: &str, command: &str, since: Version) -> Result<Version> {
+    pub(crate) fn of_request(text: &str, command: &str) -> Result<Version> {
+        let since = Version::since(command);
         if since > Version::V0_1_0 {
             let wanted = number(text)?;
             if wanted < since.number() {
@@ -145,7 +155,7 @@ mod tests {
 
     #[test]
     fn checks_run_in_the_order_of_the_reference() {
-        let check = |text| Version::of_request(text, "CHECK", Version::V0_4_0).map_err(|error| error.code().0);
+        let check = |text| Version::of_request(text, "CHECK").map_err(|error| error.code().0);
         assert_eq!(check("0.4.0"), Ok(Version::V0_4_0));
         assert_eq!(check("1.1.0"), Ok(Version::V1_1_0));
         for (text, code) in [
@@ -166,7 +176,7 @@ mod tests {
         ] {
             assert_eq!(check(text), Err(code), "{text:?}");
         }
-        let add = |text| Version::of_request(text, "ADD", Version::V0_1_0).map_err(|error| error.code().0);
+        let add = |text| Version::of_request(text, "ADD").map_err(|error| error.code().0);
         assert_eq!(add(""), Ok(Version::V0_1_0));
         for text in ["x", "1.1", "0.4", "1.2.0", "1.0.0.0"] {
             assert_eq!(add(text), Err(1), "{text:?}");
