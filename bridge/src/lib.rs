@@ -76,10 +76,6 @@ impl Plugin for Bridge {
         failures.into_result()
     }
 
-    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        self.del(call, at)
-    }
-
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;

@@ -4,6 +4,10 @@
 //! `stock` is such a delegate: it returns what its configuration contains. If the program is copied under both names,
 //! `stock` runs in the same process; if `stock` is another build, `relay` executes it.
 
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+
 use cni::{AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Result, Route};
 use serde::Deserialize;
 
@@ -20,6 +24,8 @@ struct Ipam {
     kind: String,
     ips: Vec<IpConfig>,
     routes: Vec<Route>,
+    /// A file that stands for the lease: ADD creates it, DEL removes it.
+    lease: Option<PathBuf>,
     refuse: Option<Refusal>,
     panic: Option<String>,
 }
@@ -75,17 +81,17 @@ impl Plugin for Relay {
 struct Stock;
 
 impl Stock {
-    fn stock(call: &Call<'_>) -> Result<AddResult> {
+    fn stock(call: &Call<'_>) -> Result<Ipam> {
         let Conf { ipam } = call.parse()?;
-        if let Some(why) = ipam.panic {
+        if let Some(why) = &ipam.panic {
             #[expect(clippy::panic, reason = "the test checks what the caller gets")]
             {
                 panic!("{why}");
             }
         }
-        match ipam.refuse {
-            Some(Refusal { code, msg, details }) => Err(Error::new(Code(code), msg).details(details)),
-            None => Ok(AddResult { ips: ipam.ips, routes: ipam.routes, ..AddResult::default() }),
+        match &ipam.refuse {
+            Some(Refusal { code, msg, details }) => Err(Error::new(Code(*code), msg).details(details)),
+            None => Ok(ipam),
         }
     }
 }
@@ -96,11 +102,23 @@ impl Plugin for Stock {
     }
 
     fn add(&self, call: &Call<'_>, _at: &Attachment) -> Result<AddResult> {
-        Stock::stock(call)
+        let Ipam { ips, routes, lease, .. } = Stock::stock(call)?;
+        if let Some(path) = lease {
+            File::create_new(path)?;
+        }
+        Ok(AddResult { ips, routes, ..AddResult::default() })
     }
 
     fn del(&self, call: &Call<'_>, _at: &Attachment) -> Result<()> {
-        Stock::stock(call).map(drop)
+        match Stock::stock(call)?.lease.map(fs::remove_file) {
+            Some(Err(error)) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Does nothing: the delegating plugin calls DEL if it gets no result.
+    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+        Ok(())
     }
 
     fn check(&self, call: &Call<'_>, _at: &Attachment) -> Result<()> {

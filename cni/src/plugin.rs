@@ -37,10 +37,9 @@ pub trait Plugin: Sync {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Reverts an ADD, even an incomplete one; succeeds if nothing is left.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
-    /// Rolls back an ADD of this process whose result could not be written to stdout. A delegate needs no
-    /// implementation: the delegating plugin calls its DEL.
-    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
-        Ok(())
+    /// Rolls back an ADD of this process whose result could not be written to stdout: no runtime knows of it.
+    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        self.del(call, at)
     }
     /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
     /// interface; `None` if the plugin does not know.

@@ -100,6 +100,12 @@ impl Plugin for HostLocal {
         release(&dir, LeaseOwner::of(at)).map_err(|error| with_hint(error, &dir))
     }
 
+    /// Does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is in use.
+    /// The delegating plugin calls DEL if it gets no result, once the interface is gone.
+    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
+        Ok(())
+    }
+
     fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
         let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Some(Vec::new())) };
         Ok(Some(store.held_by(&LeaseOwner::of(at))?.all().collect()))

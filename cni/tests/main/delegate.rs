@@ -100,6 +100,23 @@ fn a_panic_is_a_cni_error() {
 }
 
 #[test]
+fn an_add_whose_result_is_lost_leaves_no_lease() {
+    let lab = Lab::without_plugins();
+    let lease = lab.dir().join("lease");
+    let config = json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "lease": lease}});
+    for build in [Build::Same, Build::Another] {
+        let add = |dir: &Path| relay(dir, "ADD", &config);
+        let dir = install(&lab, build);
+        add(&dir).run().ok();
+        assert!(lease.exists());
+        relay(&dir, "DEL", &config).run().ok();
+        let outcome = add(&dir).via_shell("exec \"$0\" >/dev/full").run();
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        assert!(!lease.exists(), "in {dir:?}");
+    }
+}
+
+#[test]
 fn only_a_copy_of_the_program_runs_in_the_process() {
     let lab = Lab::without_plugins();
     let starts = |dir: &Path| {

@@ -78,6 +78,17 @@ fn a_second_add_is_a_duplicate_unless_it_requests_the_same_address() {
 }
 
 #[test]
+fn a_second_add_whose_result_is_lost_keeps_the_lease() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/24");
+    net.add("a");
+    let before = net.leases();
+    let again = net.calling("ADD", "a").env("CNI_ARGS", "IP=10.1.0.2");
+    assert_eq!(again.via_shell("exec \"$0\" >/dev/full").run().status, Some(1));
+    assert_eq!(net.leases(), before);
+}
+
+#[test]
 fn a_repeated_request_does_not_change_the_last_reserved_address() {
     let lab = Lab::new();
     let net = Net::of(&lab, "10.1.0.0/24");

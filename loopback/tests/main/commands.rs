@@ -116,6 +116,15 @@ fn add_passes_a_previous_result_on() {
 }
 
 #[test]
+fn an_add_whose_result_is_lost_leaves_lo_down() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let outcome = call(&lab, "ADD", &netns).via_shell("exec \"$0\" >/dev/full").run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert!(!is_up(&lab, "c1"));
+}
+
+#[test]
 fn add_if_lo_is_already_up() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
