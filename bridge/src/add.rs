@@ -23,7 +23,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
     }
     let mut ipam = config.find_ipam(call)?;
     match &mut ipam {
-        Some(ipam) => ipam.prepare()?,
+        Some(ipam) => ipam.prepare(at)?,
         // The results of old versions cannot express a container without addresses.
         None => AddResult::default().to_version(call.version).map(drop)?,
     }

@@ -51,11 +51,11 @@ impl<'a> Delegate<'a> {
         Ok(Delegate { call, program, builtin, prepared: None })
     }
 
-    /// Validates the configuration as ADD does, without side effects. Does nothing for a plugin that has to be
-    /// executed.
-    pub fn prepare(&mut self) -> Result<()> {
+    /// Validates an ADD without side effects; [`Delegate::add`] then executes it for the same attachment. Does nothing
+    /// for a plugin that has to be executed: CNI has no such command.
+    pub fn prepare(&mut self, at: &Attachment) -> Result<()> {
         if let Some(plugin) = self.builtin {
-            self.prepared = self.explain(plugin.prepare(self.call))?;
+            self.prepared = self.explain(plugin.prepare(self.call, at))?;
         }
         Ok(())
     }

@@ -23,13 +23,14 @@ const NETNS_HINT: &str = "CNI_NETNS must be the path of a live network namespace
 pub trait Plugin: Sync {
     /// Returns the plugin's `type`, which is also the name of its file.
     fn name(&self) -> &'static str;
-    /// Validates an ADD without side effects, so that a delegating plugin can fail before it changes anything; `None`
-    /// if the plugin does not support it.
-    fn prepare<'a>(&self, _: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
+    /// Validates an ADD without side effects, so that a delegating plugin can fail before it changes anything. Returns
+    /// the validated ADD, which needs no second parse; `None` if validation is left to [`Plugin::add`]. Plugins that
+    /// others delegate to should implement it, and call it in their own `add`.
+    fn prepare<'a>(&self, _: &'a Call<'a>, _: &Attachment) -> Result<Option<Box<dyn Prepared + 'a>>> {
         Ok(None)
     }
-    /// Returns whether the plugin works in the container's namespace. A plugin that does not, such as an IPAM plugin,
-    /// ignores `CNI_NETNS`: the path may no longer exist, or lead to another namespace.
+    /// Returns whether the plugin, or one that it delegates to, works in the container's namespace. A plugin that does
+    /// not, such as an IPAM plugin, ignores `CNI_NETNS`: the path may no longer exist, or lead to another namespace.
     fn uses_netns(&self) -> bool {
         true
     }
@@ -59,9 +60,9 @@ pub trait Plugin: Sync {
     fn status(&self, call: &Call<'_>) -> Result<()>;
 }
 
-/// An ADD with a validated configuration.
+/// A validated ADD that has not changed anything yet.
 pub trait Prepared: fmt::Debug {
-    /// Executes the ADD.
+    /// Executes the ADD for the attachment with which it was validated.
     fn add(&self, at: &Attachment) -> Result<AddResult>;
 }
 

@@ -81,7 +81,7 @@ impl Plugin for HostLocal {
         "host-local"
     }
 
-    fn prepare<'a>(&self, call: &'a Call<'a>) -> Result<Option<Box<dyn Prepared + 'a>>> {
+    fn prepare<'a>(&self, call: &'a Call<'a>, _: &Attachment) -> Result<Option<Box<dyn Prepared + 'a>>> {
         Ok(Some(Box::new(PreparedAdd::read(call)?)))
     }
 
