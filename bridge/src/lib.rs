@@ -51,7 +51,7 @@ impl Plugin for Bridge {
         let key = AttachmentKey::new(call, at);
         let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
-        let prev_result = call.prev_result().ok().flatten().unwrap_or_default();
+        let prev_result = call.prev_result_to_clean_up();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
         let removal = Removal {

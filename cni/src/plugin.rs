@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::config::{self, Head, Previous, ValidAttachment};
-use crate::error::{Error, Result};
+use crate::error::{Code, Error, Result};
+use crate::logging::report;
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::result::AddResult;
 use crate::version::Version;
@@ -170,15 +171,78 @@ impl<'a> Call<'a> {
         config::parse(self.config)
     }
 
-    /// Parses `prevResult` of the configuration.
+    /// Returns the previous result, if the configuration has one. Fails if it cannot be passed on in this version.
     pub fn prev_result(&self) -> Result<Option<AddResult>> {
         let Previous { prev_result } = self.parse()?;
         prev_result.map(|raw| AddResult::read_previous(raw, self.version)).transpose()
+    }
+
+    /// Returns the previous result for ADD and CHECK of a chained plugin, which cannot work without one. The plugin's
+    /// ADD returns it as its own result.
+    pub fn chained_result(&self) -> Result<AddResult> {
+        self.prev_result()?.ok_or_else(|| {
+            // The texts of the plugins of the reference, by which users recognise the mistake.
+            let error = Error::new(Code::CONFIG, "Required prevResult missing: must be called as chained plugin");
+            error.details("missing prevResult from earlier plugin: list this plugin after one that adds an interface")
+        })
+    }
+
+    /// Returns the previous result for DEL; an empty one if it is missing or invalid, because DEL must remove what it
+    /// can find without it. An invalid one is reported.
+    pub fn prev_result_to_clean_up(&self) -> AddResult {
+        self.prev_result()
+            .unwrap_or_else(|mistake| {
+                report(&mistake);
+                None
+            })
+            .unwrap_or_default()
     }
 
     /// Returns the attachments that GC must keep. A missing list is an error, because an empty list means that all
     /// attachments are removed.
     pub fn valid_attachments(&self) -> Result<Vec<ValidAttachment>> {
         config::valid_attachments(self.config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(version: Version, rest: &str) -> String {
+        format!(r#"{{"cniVersion": "{version}", "name": "net"{rest}}}"#)
+    }
+
+    #[test]
+    fn a_chained_plugin_needs_a_previous_result() {
+        for version in Version::ALL {
+            for rest in ["", r#", "prevResult": null"#] {
+                let config = config(version, rest);
+                let error = Call::for_config(&config).unwrap().chained_result().unwrap_err();
+                assert_eq!(error.code(), Code::CONFIG);
+                let text = format!("{error} {}", error.details_text());
+                for wanted in [
+                    "must be called as chained plugin",
+                    "Required prevResult missing",
+                    "missing prevResult from earlier plugin",
+                ] {
+                    assert!(text.contains(wanted), "{text}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn del_needs_no_previous_result() {
+        for version in Version::ALL {
+            for invalid in ["", "5", "[]", r#"{"cniVersion": "9.9.9"}"#, r#"{"ips": 5}"#, r#"{"ip4": {}}"#] {
+                let rest = if invalid.is_empty() { String::new() } else { format!(r#", "prevResult": {invalid}"#) };
+                let config = config(version, &rest);
+                let result = Call::for_config(&config).unwrap().prev_result_to_clean_up();
+                assert_eq!(result, AddResult::default(), "{version} {invalid}");
+            }
+        }
+        let config = config(Version::NEWEST, r#", "prevResult": {"ips": [{"address": "10.1.0.2/24"}]}"#);
+        assert_eq!(Call::for_config(&config).unwrap().prev_result_to_clean_up().ips.len(), 1);
     }
 }

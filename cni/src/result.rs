@@ -176,7 +176,9 @@ impl AddResult {
 
     /// Parses `prevResult` of a configuration in `version`, which has the layout of that version.
     pub(crate) fn read_previous(raw: Raw<'_>, version: Version) -> Result<AddResult> {
-        AddResult::read(raw, version, version).context(|| "read \"prevResult\"")
+        // Fails here, before any change, if the result cannot be passed on.
+        let read = AddResult::read(raw, version, version).and_then(|result| result.to_version(version));
+        read.context(|| "read \"prevResult\"")
     }
 
     /// Parses the result of a plugin for a configuration in `version`. The result's own `cniVersion` determines the

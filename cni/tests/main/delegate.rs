@@ -11,6 +11,8 @@ use cni::Version;
 use serde_json::json;
 use testing::{Lab, Outcome, Process, copy_as_another_build, copy_program, wait_until, write_script};
 
+use crate::example;
+
 /// The build of the example that is installed as `stock`.
 #[derive(Debug)]
 enum Build {
@@ -20,7 +22,7 @@ enum Build {
 
 /// Installs the example under both names: as copies of one program, or with another build as `stock`.
 fn install(lab: &Lab, build: Build) -> PathBuf {
-    let program = std::env::current_exe().unwrap().ancestors().nth(2).unwrap().join("examples/relay");
+    let program = example("relay");
     let dir = lab.dir().join(format!("{build:?}"));
     let stock = dir.join("stock");
     fs::create_dir_all(&dir).unwrap();
