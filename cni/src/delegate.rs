@@ -20,6 +20,7 @@ use crate::error::{Answer, Code, Context, Error, Result};
 use crate::json;
 use crate::plugin::{Attachment, Call, Plugin, Prepared};
 use crate::result::AddResult;
+use crate::undo::Undo;
 use crate::version::Version;
 use linux::Deadline;
 use linux::child::{run_to_end, start};
@@ -31,7 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 /// Timeout for STATUS and VERSION, which change nothing and whose callers do not wait long.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Another plugin, ready to be called with the configuration of the current call.
+/// Another plugin, ready to be called with the configuration of a call: the current one, or one with a generated
+/// configuration ([`Call::with_config`]).
 #[derive(Debug)]
 pub struct Delegate<'a> {
     call: &'a Call<'a>,
@@ -68,9 +70,10 @@ impl<'a> Delegate<'a> {
             (None, Some(plugin)) => plugin.add(self.call, at),
             (None, None) => {
                 return self.program.add(&variables(at), self.call.stdin, version).map_err(|error| {
+                    // A plugin refuses a version that it does not support before it does anything. If it does support
+                    // it, the version cannot express the result of what it did.
                     match error.code() {
-                        // The plugin refused the version of the configuration, before it did anything.
-                        Code::VERSION => DelegateError::CleanedUp(error),
+                        Code::VERSION if !self.program.supports(version) => DelegateError::CleanedUp(error),
                         _ => DelegateError::Unknown(error),
                     }
                 });
@@ -112,7 +115,7 @@ impl<'a> Delegate<'a> {
 
     /// Adds details to an error of the plugin in this process, as for an executed one.
     fn explain<T>(&self, outcome: Result<T>) -> Result<T> {
-        self.program.explain(outcome, || Some(Version::ALL.map(Version::as_str).join(", ")))
+        self.program.explain(outcome, || Some(Version::ALL.map(|version| version.as_str().to_owned()).into()))
     }
 
     /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin does not know, as for every
@@ -129,7 +132,7 @@ impl<'a> Delegate<'a> {
         inside: impl FnOnce(&dyn Plugin) -> Result<()>,
     ) -> Result<()> {
         match self.builtin {
-            Some(plugin) => self.explain(inside(plugin)),
+            Some(plugin) => self.explain(self.call.require(command).and_then(|()| inside(plugin))),
             None => self.program.run(command, &at.map(variables).unwrap_or_default(), self.call.stdin),
         }
     }
@@ -143,6 +146,16 @@ pub enum DelegateError {
     CleanedUp(Error),
     /// It is not known how far the plugin got, so DEL must follow.
     Unknown(Error),
+}
+
+impl DelegateError {
+    /// Returns the error. If the delegate has already cleaned up, removes the newest step of `undo`, which is its DEL.
+    pub fn without_del<C>(self, undo: &mut Undo<'_, C>) -> Error {
+        if let DelegateError::CleanedUp(_) = self {
+            undo.pop();
+        }
+        self.into()
+    }
 }
 
 impl From<DelegateError> for Error {
@@ -239,10 +252,10 @@ impl Program {
 
     /// Adds details to an unsupported version error: the plugin's file, and the versions that it supports. Other errors
     /// are returned unchanged.
-    fn explain<T>(&self, outcome: Result<T>, supported: impl FnOnce() -> Option<String>) -> Result<T> {
+    fn explain<T>(&self, outcome: Result<T>, supported: impl FnOnce() -> Option<Vec<String>>) -> Result<T> {
         match outcome {
             Err(error) if error.code() == Code::VERSION => {
-                let supported = supported().unwrap_or_else(|| "unknown versions".to_owned());
+                let supported = supported().map_or_else(|| "unknown versions".to_owned(), |all| all.join(", "));
                 let error = error.details(format!("plugin {:?} supports cniVersion {supported}", self.name));
                 Err(error.details("use a version that all plugins of the network support"))
                     .context(|| format!("call plugin {:?}", self.path))
@@ -253,7 +266,7 @@ impl Program {
 
     /// Calls VERSION and returns the supported versions.
     #[cold]
-    fn supported_versions(&self) -> Option<String> {
+    fn supported_versions(&self) -> Option<Vec<String>> {
         #[derive(Deserialize)]
         struct Versions {
             #[serde(rename = "supportedVersions")]
@@ -262,7 +275,13 @@ impl Program {
         let config = format!("{{\"cniVersion\":\"{}\"}}", Version::NEWEST);
         let answer = self.exchange("VERSION", &[], config.as_bytes()).ok()?.ok()?;
         let versions: Versions = json::parse(&String::from_utf8_lossy(&answer)).ok()?;
-        Some(versions.supported.join(", "))
+        Some(versions.supported)
+    }
+
+    /// Returns whether the plugin lists `version` in its answer to VERSION.
+    #[cold]
+    fn supports(&self, version: Version) -> bool {
+        self.supported_versions().is_some_and(|all| all.iter().any(|text| text == version.as_str()))
     }
 
     /// Returns the error object that the child printed, or else an error with its exit status and output.

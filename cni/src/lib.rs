@@ -5,10 +5,12 @@
 //! 1. [`main!`] defines the program's entry point. The name under which the program was called selects the [`Plugin`].
 //! 2. `request` validates environment and stdin and converts them to a [`Call`], and for ADD, DEL and CHECK also an
 //!    [`Attachment`]. Later code does not have to check names, versions or paths again.
-//! 3. The plugin parses its own keys with [`Call::parse`] and opens the [`Namespaces`] of host and
-//!    container, each with a [`linux::netlink::Netlink`]. It registers a rollback step with [`Undo`] before each change, and may
-//!    call another plugin through [`Delegate`].
-//! 4. It returns an [`AddResult`] in the newest layout, or an [`Error`]. `process` prints either in the layout of the
+//! 3. The plugin parses its own keys with [`Call::parse`]. A chained plugin gets the previous result from
+//!    [`Call::chained_result`].
+//! 4. It opens the [`Namespaces`] of host and container, each with a [`linux::netlink::Netlink`], and registers a
+//!    rollback step with [`Undo`] before each change. It may call another plugin through [`Delegate`], with its own
+//!    configuration or with a generated one ([`Call::with_config`]).
+//! 5. It returns an [`AddResult`] in the newest layout, or an [`Error`]. `process` prints either in the layout of the
 //!    request's [`Version`].
 //!
 //! This crate does not depend on any plugin. The kernel is the subject of the crate [`linux`].

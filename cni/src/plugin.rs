@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use crate::config::{self, Head, Previous, ValidAttachment};
-use crate::error::{Code, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 use crate::logging::report;
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::result::AddResult;
@@ -159,6 +159,30 @@ impl<'a> Call<'a> {
             builtin: &[],
             home: RefCell::default(),
         })
+    }
+
+    /// Returns this call with another configuration, for a plugin that generates the configuration of its delegate. The
+    /// network's name and the version are those of `config`. Everything else is passed on, as the environment of an
+    /// executed delegate would be.
+    pub fn with_config<'b>(&'b self, config: &'b str) -> Result<Call<'b>> {
+        let head = Head::parse(config).context(|| "read the generated configuration")?;
+        Ok(Call {
+            network: head.network()?,
+            version: head.version("ADD")?,
+            config,
+            stdin: config.as_bytes(),
+            // The delegate takes over what was opened to validate the call; this plugin opens its own again if needed.
+            home: self.home.take().into(),
+            ..*self
+        })
+    }
+
+    /// Verifies that the version of the configuration has `command`. `process` does so for the configuration on stdin.
+    pub(crate) fn require(&self, command: &str) -> Result<()> {
+        if self.version >= Version::since(command) {
+            return Ok(());
+        }
+        Head::parse(self.config)?.version(command).map(drop)
     }
 
     /// Returns the plugin's own namespace and a socket: those that were opened to validate the call, later new ones.

@@ -238,7 +238,7 @@ fn a_childs_stderr_is_never_lost() {
     script(&dir, "loud", r#"echo 'for the log' >&2; echo '{"code": 42, "msg": "no"}'; exit 1"#);
     let outcome = relay(&dir, "ADD", asking("loud")).run();
     assert_eq!(outcome.error(42), json!({"code": 42, "msg": "no"}), "the child's own error, unchanged");
-    assert_eq!(outcome.stderr, "for the log\n");
+    assert_eq!(outcome.stderr, "for the log\n".repeat(2), "of ADD, and of the DEL that rolls it back");
 }
 
 #[test]

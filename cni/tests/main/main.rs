@@ -4,6 +4,7 @@
 mod chained;
 mod delegate;
 mod guest;
+mod nested;
 
 use std::path::PathBuf;
 
