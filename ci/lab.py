@@ -19,18 +19,26 @@ import tempfile
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PLUGINS = ("bridge", "host-local", "loopback")
 REFERENCE = "/usr/lib/cni"
 NETWORKS = "/var/lib/cni/networks"
 BIN = "/run/bin"
 INSIDE = "CNI0_LAB_INSIDE"
 
 
+def lib(script, *arguments, **options):
+    """Runs a line of shell that uses ci/lib.sh."""
+    done = subprocess.run(["bash", "-c", f'. "$1/ci/lib.sh"; shift; {script}', sys.argv[0], ROOT, *arguments], text=True, **options)
+    if done.returncode != 0:
+        sys.exit(1)
+    return done.stdout
+
+
+PLUGINS = tuple(lib('printf "%s\\n" "${plugins[@]}"', stdout=subprocess.PIPE).split())
+
+
 def need(*pairs):
     """Installs the Debian packages whose command is missing: PACKAGE=COMMAND, like `need` of ci/lib.sh."""
-    script = '. "$1/ci/lib.sh"; shift; need "$@"'
-    if subprocess.run(["bash", "-c", script, sys.argv[0], ROOT, *pairs]).returncode != 0:
-        sys.exit(1)
+    lib('need "$@"', *pairs)
 
 
 def build(*arguments):

@@ -5,8 +5,9 @@ set -euo pipefail
 here=$PWD self=$(realpath "$0")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+# The names of all plugins: those of the crates in the table of cni0.
 # shellcheck disable=SC2034
-plugins=(bridge host-local loopback)
+mapfile -t plugins < <(sed -n 's/^ *&\([a-z_]*\)::.*/\1/p' cni0/src/lib.rs | tr _ -)
 # shellcheck disable=SC2034
 tools=(cnitool) # programs for operators: built, installed and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # not in the PATH of ordinary users; contains ip and sysctl

@@ -28,19 +28,22 @@ const ABORTED: &[u8] = br#"{
     "details": "out of memory, or a bug in cni0: see stderr; DEL reverts the changes"
 }"#;
 
-/// Defines the `main` function of a program: `cni::main!(Loopback);`. With several plugins, the name under which the
-/// program is called selects one.
+/// Defines the `main` function of a program: `cni::main!(Loopback);`. With several plugins, or a table of them as in
+/// `cni::main!(all TABLE)`, the name under which the program is called selects one.
 ///
 /// The memory of the program comes from an arena, which saves a tenth of a short call.
 #[macro_export]
 macro_rules! main {
-    ($($plugin:expr),+ $(,)?) => {
+    (all $plugins:expr) => {
         #[global_allocator]
         static MEMORY: $crate::linux::process::Arena = $crate::linux::process::Arena::new();
 
         fn main() -> ::std::process::ExitCode {
-            $crate::run(&[$(&$plugin),+])
+            $crate::run($plugins)
         }
+    };
+    ($($plugin:expr),+ $(,)?) => {
+        $crate::main!(all &[$(&$plugin),+]);
     };
 }
 

@@ -33,8 +33,12 @@ use linux::Netns;
 use linux::child::run_to_end;
 use linux::process::build_id;
 
-/// The plugins that [`Lab`] installs.
-pub const PLUGINS: [&str; 3] = ["bridge", "host-local", "loopback"];
+/// Returns the names of all plugins, which are those of the crates in the table of `cni0`. Reads the table's text, because
+/// this crate cannot depend on plugins, whose tests depend on it.
+pub fn plugins() -> Vec<String> {
+    let krate = |line: &str| Some(line.trim_start().strip_prefix('&')?.split_once("::")?.0.replace('_', "-"));
+    include_str!("../../cni0/src/lib.rs").lines().filter_map(krate).collect()
+}
 
 /// The directory of the reference's plugins in Debian's package.
 pub const REFERENCE: &str = "/usr/lib/cni";
@@ -121,9 +125,9 @@ impl Lab {
         match layout {
             Layout::Shared => {
                 copy("cni0", "cni0");
-                PLUGINS.iter().for_each(|plugin| copy("cni0", plugin));
+                plugins().iter().for_each(|plugin| copy("cni0", plugin));
             }
-            Layout::Separate => PLUGINS.iter().for_each(|plugin| copy(plugin, plugin)),
+            Layout::Separate => plugins().iter().for_each(|plugin| copy(plugin, plugin)),
         }
     }
 

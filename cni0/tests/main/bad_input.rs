@@ -4,7 +4,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-use testing::{Lab, PLUGINS, Process};
+use testing::{Lab, Process, plugins};
 
 /// A variable and its new value; `None` removes it.
 type Change = (&'static str, Option<&'static [u8]>);
@@ -324,7 +324,7 @@ fn nested_deeply_needs_no_stack() {
         let depth = 90_000 / (open.len() + close.len());
         format!("{}1{}", open.repeat(depth), close.repeat(depth))
     });
-    for plugin in PLUGINS {
+    for plugin in plugins() {
         // Much less stack than one frame per level would need.
         let script = format!("ulimit -s 256; exec {}/{plugin}", lab.bin().display());
         for value in &deep {

@@ -6,12 +6,37 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use testing::document::{self, Key, code, keys_under, rows, section, value_at};
-use testing::{Lab, Outcome, PLUGINS, Process, reference};
+use testing::{Lab, Outcome, Process, plugins, reference};
 
-/// Returns a network with everything that the key at `path` needs around it.
-fn around(path: &str) -> Value {
+/// The heading of the keys that all plugins have.
+const COMMON: &str = "Every network";
+
+/// A plugin with keys, which `docs/configuration.md` describes under a heading.
+struct Section {
+    heading: String,
+    /// The plugin to call: `bridge` for the common keys and for those of its delegate.
+    plugin: String,
+}
+
+/// Returns the sections of all plugins that have keys.
+fn sections() -> Vec<Section> {
+    let text = document::read("docs/configuration.md");
+    let mut headings = plugins();
+    headings.retain(|plugin| !rows(section(&text, plugin)).is_empty());
+    let plugin = |heading: &String| {
+        if [COMMON, "host-local"].contains(&heading.as_str()) { "bridge".to_owned() } else { heading.clone() }
+    };
+    [vec![COMMON.to_owned()], headings]
+        .concat()
+        .into_iter()
+        .map(|heading| Section { plugin: plugin(&heading), heading })
+        .collect()
+}
+
+/// Returns a network of `plugin` with everything that the key at `path` needs around it.
+fn around(plugin: &str, path: &str) -> Value {
     let range = json!({"subnet": "10.22.0.0/16"});
-    let mut config = json!({"cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": {"type": "host-local"}});
+    let mut config = json!({"cniVersion": "1.1.0", "name": "pods", "type": plugin, "ipam": {"type": "host-local"}});
     // Keys of a range need a range around them.
     let place = path.rsplit_once('.').map_or("", |(place, _)| place);
     match place {
@@ -35,15 +60,22 @@ fn around(path: &str) -> Value {
     config
 }
 
-fn with(key: &Key, value: Value) -> Value {
-    let mut config = around(&key.path);
+fn with(plugin: &str, key: &Key, value: Value) -> Value {
+    let mut config = around(plugin, &key.path);
     *value_at(&mut config, &key.path) = value;
     config
 }
 
-/// Returns the keys of all plugins.
-fn all_keys() -> Vec<Key> {
-    ["Every network", "bridge", "host-local"].into_iter().flat_map(keys_under).collect()
+/// Returns all keys, each with the plugin to call.
+fn all_keys() -> Vec<(String, Key)> {
+    let keys =
+        |section: Section| keys_under(&section.heading).into_iter().map(move |key| (section.plugin.clone(), key));
+    sections().into_iter().flat_map(keys).collect()
+}
+
+/// Returns a value that the key cannot have.
+fn wrong_value(key: &Key) -> Value {
+    if ["text", "boolean"].contains(&key.kind.as_str()) { json!(5) } else { json!("x") }
 }
 
 /// Returns whether the call succeeded; `false` if only a feature of the kernel is missing.
@@ -81,10 +113,10 @@ fn survives_add_check_del(lab: &Lab, name: &str, config: &Value, args: &str) {
 fn every_example_of_a_key_works() {
     let lab = Lab::new();
     lab.sh("mkdir -p /run/systemd/resolve; echo nameserver 10.0.0.1 >/run/systemd/resolve/resolv.conf");
-    for (count, key) in all_keys().into_iter().enumerate() {
-        let config = with(&key, key.example.clone());
+    for (count, (plugin, key)) in all_keys().into_iter().enumerate() {
+        let config = with(&plugin, &key, key.example.clone());
         if key.path.starts_with("cni.dev/") {
-            lab.plugin("bridge", "GC").stdin(config.to_string()).run().ok();
+            lab.plugin(&plugin, "GC").stdin(config.to_string()).run().ok();
         } else {
             survives_add_check_del(&lab, &format!("c{count}"), &config, "");
         }
@@ -97,10 +129,10 @@ fn every_key_is_read_under_its_path() {
     let lab = Lab::new();
     let netns = lab.netns("c1");
     let mut asked = 0;
-    for key in keys_under("bridge").into_iter().chain(keys_under("host-local")) {
-        let wrong = if ["text", "boolean"].contains(&key.kind.as_str()) { json!(5) } else { json!("x") };
-        let config = with(&key, wrong);
-        let error = lab.attach("bridge", "ADD", &netns).stdin(config.to_string()).run().error(6);
+    let common = keys_under(COMMON).len();
+    for (plugin, key) in all_keys().into_iter().skip(common) {
+        let config = with(&plugin, &key, wrong_value(&key));
+        let error = lab.attach(&plugin, "ADD", &netns).stdin(config.to_string()).run().error(6);
         let path = key.path.replace("[]", "[0]");
         assert!(error["msg"].as_str().unwrap().contains(&format!("{path:?}")), "{path}: {error}");
         asked += 1;
@@ -113,15 +145,14 @@ fn every_key_is_read_under_its_path() {
 #[test]
 fn the_reference_supports_the_keys_as_described() {
     let test = "documents::the_reference_supports_the_keys_as_described";
-    let (Some(bridge), Some(_)) = (reference("bridge", test), reference("host-local", test)) else { return };
     let _lab = Lab::without_plugins();
-    for (heading, plugin) in [("bridge", "bridge"), ("host-local", "host-local")] {
-        for key in keys_under(heading) {
-            let wrong = if ["text", "boolean"].contains(&key.kind.as_str()) { json!(5) } else { json!("x") };
-            let mut config = with(&key, wrong);
+    for Section { heading, plugin } in sections().into_iter().filter(|section| section.heading != COMMON) {
+        let Some(program) = reference(&heading, test) else { return };
+        for key in keys_under(&heading) {
+            let mut config = with(&plugin, &key, wrong_value(&key));
             config["cniVersion"] = json!("1.0.0");
-            let call = Process::plugin(&bridge.with_file_name(plugin), "DEL").attachment("c1", "eth0", "");
-            let outcome = call.env("CNI_PATH", bridge.parent().unwrap()).stdin(config.to_string()).run();
+            let call = Process::plugin(&program, "DEL").attachment("c1", "eth0", "");
+            let outcome = call.env("CNI_PATH", program.parent().unwrap()).stdin(config.to_string()).run();
             let minds = outcome.stdout.contains("cannot unmarshal");
             match key.reference.as_str() {
                 "1.1.1" => assert!(minds, "{}: {}", key.path, outcome.stdout),
@@ -144,7 +175,7 @@ fn every_network_in_the_documents_works() {
             let single = vec![whole.clone()];
             for plugin in whole["plugins"].as_array().unwrap_or(&single) {
                 // Skips results, and plugins of other projects.
-                if !plugin["type"].as_str().is_some_and(|name| PLUGINS.contains(&name)) {
+                if !plugin["type"].as_str().is_some_and(|name| plugins().iter().any(|plugin| plugin == name)) {
                     continue;
                 }
                 let mut config = plugin.clone();
@@ -167,7 +198,7 @@ fn every_argument_is_described_and_works() {
     for row in rows(section(&text, "CNI_ARGS")) {
         described.extend(code(row[0]).into_iter().map(str::to_owned));
         let [args] = code(row[2])[..] else { panic!("{row:?}") };
-        survives_add_check_del(&lab, &format!("c{}", described.len()), &around(""), args);
+        survives_add_check_del(&lab, &format!("c{}", described.len()), &around("bridge", ""), args);
     }
     let mut known = BTreeSet::from(["IgnoreUnknown".to_owned()]);
     for (_, source) in sources() {
@@ -311,7 +342,7 @@ fn literals(source: &str) -> Vec<(String, String)> {
 fn sources() -> Vec<(PathBuf, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut files = Vec::new();
-    for package in ["linux", "cni", "bridge", "host-local", "loopback", "cni0"] {
+    for package in plugins().iter().map(String::as_str).chain(["linux", "cni", "cni0"]) {
         walk(&root.join(package).join("src"), "rs", &mut files);
     }
     // Files that are not part of a plugin.

@@ -6,4 +6,5 @@ mod cost;
 mod documents;
 mod log;
 mod names;
+mod plugins;
 mod streams;

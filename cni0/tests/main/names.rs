@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use testing::{Lab, PLUGINS, Process, copy_as_another_build, write_script};
+use testing::{Lab, Process, copy_as_another_build, plugins, write_script};
 
 /// Returns the plugin that answers when `path` is called without a command.
 fn who(path: &Path) -> String {
@@ -18,15 +18,15 @@ fn copies_hard_links_and_symbolic_links() {
     let lab = Lab::new();
     let elsewhere = lab.dir().join("elsewhere");
     fs::create_dir(&elsewhere).unwrap();
-    for plugin in PLUGINS {
+    for plugin in plugins() {
         // Runtimes parse this line: Nomad requires at least 0.4.0, nerdctl 1.7.1 for its isolation feature.
         let wanted = format!("CNI {plugin} plugin v1.9.1+cni0.{}", env!("CARGO_PKG_VERSION"));
-        assert_eq!(who(&lab.bin().join(plugin)), wanted, "copy, full path");
-        symlink(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
-        assert_eq!(who(&elsewhere.join(plugin)), wanted, "symbolic link");
-        fs::remove_file(elsewhere.join(plugin)).unwrap();
-        fs::hard_link(lab.bin().join("cni0"), elsewhere.join(plugin)).unwrap();
-        assert_eq!(who(&elsewhere.join(plugin)), wanted, "hard link");
+        assert_eq!(who(&lab.bin().join(&plugin)), wanted, "copy, full path");
+        symlink(lab.bin().join("cni0"), elsewhere.join(&plugin)).unwrap();
+        assert_eq!(who(&elsewhere.join(&plugin)), wanted, "symbolic link");
+        fs::remove_file(elsewhere.join(&plugin)).unwrap();
+        fs::hard_link(lab.bin().join("cni0"), elsewhere.join(&plugin)).unwrap();
+        assert_eq!(who(&elsewhere.join(&plugin)), wanted, "hard link");
         assert_eq!(
             lab.sh(&format!("cd {}; ./{plugin} 2>&1", lab.bin().display())).lines().next().unwrap(),
             wanted,
@@ -65,7 +65,7 @@ fn the_program_describes_itself() {
     let lab = Lab::new();
     let program = lab.bin().join("cni0");
     let line = who(&program);
-    assert!(PLUGINS.iter().all(|plugin| line.contains(plugin)), "{line}");
+    assert!(plugins().iter().all(|plugin| line.contains(plugin)), "{line}");
     for command in ["ADD", "VERSION"] {
         let error =
             Process::plugin(&program, command).attachment("c", "eth0", "/x").env("CNI_PATH", "/x").run().error(999);
@@ -77,9 +77,9 @@ fn the_program_describes_itself() {
 #[test]
 fn every_plugin_supports_every_version() {
     Lab::for_each_layout(|lab| {
-        for plugin in PLUGINS {
+        for plugin in plugins() {
             // As libcni calls it: all variables except the command are dummies.
-            let call = lab.plugin(plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");
+            let call = lab.plugin(&plugin, "VERSION").env("CNI_NETNS", "dummy").env("CNI_IFNAME", "dummy");
             let outcome = call.env("CNI_PATH", "dummy").stdin(r#"{"cniVersion":"1.1.0"}"#).run();
             let wanted = "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"0.1.0\",\"0.2.0\",\"0.3.0\",\"0.3.1\",\"0.4.0\",\"1.0.0\",\"1.1.0\"]}\n";
             assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), wanted), "{plugin}");

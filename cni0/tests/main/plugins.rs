@@ -1,0 +1,73 @@
+//! One list of plugins: everything that has a list of them derives it from the table of `cni0`, or has an entry for each.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use testing::{Process, document, plugins};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Returns the folders whose program is a plugin.
+fn folders() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(root()).unwrap() {
+        let path = entry.unwrap().path();
+        let program = fs::read_to_string(path.join("src/main.rs")).unwrap_or_default();
+        if program.contains("cni::main!(") {
+            found.insert(path.file_name().unwrap().to_str().unwrap().to_owned());
+        }
+    }
+    assert!(found.remove("cni0"));
+    found
+}
+
+#[test]
+fn every_plugin_is_in_the_table() {
+    let table: BTreeSet<String> = cni0::PLUGINS.iter().map(|plugin| plugin.name().to_owned()).collect();
+    let missing: Vec<_> = folders().difference(&table).cloned().collect();
+    assert!(missing.is_empty(), "add a line to the table in cni0/src/lib.rs for {missing:?}");
+    assert_eq!(folders(), table, "the folder, the crate and `Plugin::name` must be the same");
+}
+
+/// Verifies that the readers of the table's text find the same names as the compiler.
+#[test]
+fn tests_and_scripts_read_the_table() {
+    let table: Vec<&str> = cni0::PLUGINS.iter().map(|plugin| plugin.name()).collect();
+    assert_eq!(plugins(), table, "testing::plugins() reads cni0/src/lib.rs: keep one line for each plugin");
+    let shell = Process::new("bash").arg("-c").arg(". \"$0/ci/lib.sh\"; printf '%s\\n' \"${plugins[@]}\"").arg(root());
+    let python = Process::new("python3").arg("-B").arg("-").env("PYTHONPATH", root().join("ci"));
+    let python = python.stdin("import lab; print(*lab.PLUGINS, sep='\\n')");
+    for (name, reader) in [("ci/lib.sh", shell), ("ci/lab.py", python)] {
+        let outcome = reader.run();
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        assert_eq!(outcome.stdout.lines().collect::<Vec<_>>(), table, "{name}");
+    }
+}
+
+/// Verifies that each plugin has what cannot be derived: text for readers, tests, a target for the fuzzer.
+#[test]
+fn every_plugin_is_described_and_tested() {
+    let mut forgotten = Vec::new();
+    let mut need = |exists: bool, what: String| forgotten.extend((!exists).then_some(what));
+    for plugin in plugins() {
+        for (file, text) in [
+            ("README.md", format!("`{plugin}`")),
+            ("CONTRIBUTING.md", format!("\n{plugin}/")),
+            ("CHANGELOG.md", format!("\n### {plugin}\n")),
+            ("docs/configuration.md", format!("\n## {plugin}\n")),
+            ("docs/operating.md", format!("`{plugin}`")),
+            ("docs/runtimes.md", format!("`{plugin}`")),
+            ("Cargo.toml", format!("\n{plugin} = ")),
+            ("fuzz/Cargo.toml", format!("\nname = \"{}\"\n", plugin.replace('-', "_"))),
+        ] {
+            need(document::read(file).contains(&text), format!("{file}: no {:?}", text.trim()));
+        }
+        for file in ["tests/main/main.rs", "src/main.rs"] {
+            need(root().join(&plugin).join(file).exists(), format!("{plugin}/{file}: no such file"));
+        }
+    }
+    assert!(forgotten.is_empty(), "add what each plugin needs: {forgotten:#?}");
+}
