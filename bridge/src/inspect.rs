@@ -1,102 +1,165 @@
-//! For tools: reads configurations, finds the owners of ports and rules on a host, and repairs rules.
+//! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
-use cni::{Attachment, AttachmentKey, Call, Result, key};
+use cni::inspect::{self, Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Settings, Usage};
+use cni::{Attachment, AttachmentKey, Call, Code, Context, Result};
 use linux::ip::Cidr;
 use linux::netlink::nft::Nftables;
-use linux::netlink::{Address, Link, Netlink};
+use linux::netlink::{Address, Netlink};
 
+use crate::Bridge;
 use crate::config::{Backend, Config};
-use crate::{check, gateway, iptables, masquerade, spoofcheck, vlan};
+use crate::masquerade;
+use crate::rule::{Masquerade, REPAIR_HINT};
+use crate::spoofcheck::{self, SpoofCheck};
+use crate::{check, gateway, iptables, vlan};
 
-pub use crate::rule::{Masquerade, REPAIR_HINT};
-pub use crate::spoofcheck::SpoofCheck;
+/// The kinds of objects that the plugin creates.
+static KINDS: [Kind; 2] = [
+    Kind { name: "masquerade", noun: "rule", flag: "masq", json: "masquerade", is_listed: true },
+    Kind { name: "spoofcheck", noun: "spoof check", flag: "spoofchk", json: "spoofCheck", is_listed: false },
+];
+const IPTABLES: &str = "iptables";
+const NFTABLES: &str = "nftables";
 
-/// The settings of a network that are visible on the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settings {
-    /// Name of the bridge.
-    pub bridge: String,
-    /// Name of the link that should have the gateway address, if any: the bridge, or the interface of a VLAN.
-    pub gateway: Option<String>,
-    /// Whether ADD removes conflicting addresses of the bridge.
-    pub force_address: bool,
-    /// MTU of the veth pair; `None` for the kernel's default.
-    pub mtu: Option<u32>,
-    /// Whether ports need VLANs.
-    pub vlans: bool,
-    /// Whether packets of containers are masqueraded.
-    pub masquerade: bool,
-    /// Whether ADD needs nf_tables, without an alternative.
-    pub needs_nftables: bool,
-    /// Name of the IPAM plugin.
-    pub ipam: Option<String>,
+impl Inspect for Bridge {
+    fn settings(&self, call: &Call<'_>) -> Result<Settings> {
+        let config = Config::parse(call)?;
+        config.refuse_contradictions()?;
+        let name = config.bridge.to_string();
+        let is_gateway = config.gateway && config.ipam.is_some();
+        Ok(Settings {
+            nftables: match config.masquerade {
+                _ if config.spoof_check => Usage::Required,
+                Some(Backend::Nftables) => Usage::Required,
+                Some(_) => Usage::Preferred,
+                None => Usage::No,
+            },
+            bridge: Some(inspect::Bridge {
+                gateway: is_gateway.then(|| config.vlan_gateway().unwrap_or_else(|| name.clone())),
+                name,
+                mtu: config.mtu,
+            }),
+            ..Settings::default()
+        })
+    }
+
+    fn kinds(&self) -> &'static [Kind] {
+        &KINDS
+    }
+
+    fn objects(&self) -> Result<Vec<Object>> {
+        let [masquerade, spoof_check] = &KINDS;
+        let mut nft = Nftables::open()?;
+        let mut rules = masquerade::list(&mut nft)?;
+        rules.extend(iptables::list(&mut nft)?);
+        let checks = spoofcheck::list(&mut nft)?;
+        let rules = rules.into_iter().map(|rule| masquerade_object(masquerade, rule));
+        Ok(rules.chain(checks.into_iter().map(|check| spoof_check_object(spoof_check, check))).collect())
+    }
+
+    fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
+        let config = Config::parse(network.call)?;
+        let mut findings = Vec::new();
+        if let (Some(_), Some(objects)) = (config.masquerade, network.objects) {
+            findings.extend(check_masquerade(network, objects)?);
+        }
+        if config.vlans.is_some() {
+            findings.extend(check_vlan_support(config.bridge.as_str())?);
+        }
+        Ok(findings)
+    }
+
+    fn check_gateway_conflict(&self, call: &Call<'_>, have: &[Address], gateways: &[Cidr]) -> Result<()> {
+        let config = Config::parse(call)?;
+        let link = config.vlan_gateway().unwrap_or_else(|| config.bridge.to_string());
+        gateway::compare(&link, have, gateways, config.force_address).map(drop)
+    }
+
+    /// Adds the masquerade rules of an attachment again if one is missing.
+    ///
+    /// The container must still have the interface and the addresses of the result of ADD, so that an address that now
+    /// belongs to another container gets no rule.
+    fn repair(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<&'static str>> {
+        let restored = restore_masquerade(call, at).context(|| "restore the masquerade rules")?;
+        Ok(restored.then_some("masquerade rules"))
+    }
 }
 
-/// Parses a configuration. Returns an error for everything that an ADD would reject.
-pub fn settings(call: &Call<'_>) -> Result<Settings> {
-    let config = Config::parse(call)?;
-    config.refuse_contradictions()?;
-    let bridge = config.bridge.to_string();
-    let is_gateway = config.gateway && config.ipam.is_some();
-    Ok(Settings {
-        gateway: is_gateway.then(|| config.vlan_gateway().unwrap_or_else(|| bridge.clone())),
-        bridge,
-        force_address: config.force_address,
-        mtu: config.mtu,
-        vlans: config.vlans.is_some(),
-        masquerade: config.masquerade.is_some(),
-        needs_nftables: config.spoof_check || config.masquerade == Some(Backend::Nftables),
-        ipam: config.ipam,
-    })
+fn masquerade_object(kind: &'static Kind, rule: Masquerade) -> Object {
+    Object {
+        kind,
+        owner: Owner::Marked(rule.mark().to_owned()),
+        backend: if rule.iptables { IPTABLES } else { NFTABLES },
+        address: rule.source,
+        about: rule.about().to_owned(),
+        comment: rule.comment,
+    }
 }
 
-/// Returns the error of an ADD if the addresses of `link` conflict with the addresses `gateways`.
-pub fn check_gateway_conflict(link: &str, have: &[Address], gateways: &[Cidr], force: bool) -> Result<()> {
-    gateway::compare(link, have, gateways, force).map(drop)
+fn spoof_check_object(kind: &'static Kind, check: SpoofCheck) -> Object {
+    Object {
+        kind,
+        owner: Owner::Port(check.port),
+        backend: NFTABLES,
+        address: None,
+        about: check.reference.clone(),
+        comment: check.reference,
+    }
 }
 
-/// Returns the error of an ADD with VLANs if the kernel cannot filter them on the bridge `name`. `link` is that bridge,
-/// if it exists.
-pub fn check_vlan_support(host: &mut Netlink, name: &str, link: Option<&Link>) -> Result<()> {
-    vlan::refuse_unsupported(host, name, link)
+/// Checks that live attachments have their masquerade rules, and that packets reach them. A flush of the host's firewall
+/// removes them until [`Inspect::repair`] restores them; the next ADD restores only the chains.
+fn check_masquerade(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Vec<Finding>> {
+    let [masquerade, _] = &KINDS;
+    let rules_of = |marks| objects.iter().filter(move |object| object.kind == masquerade && object.has_mark_in(marks));
+    let finding =
+        |level, what: String, remedy: &str| Finding { check: masquerade.name, level, what, remedy: remedy.to_owned() };
+    let alive = network.alive;
+    let lacking = alive.iter().filter(|at| match at.addresses.as_slice() {
+        // One existing rule suffices as a sign that no rule was flushed.
+        [] => rules_of(&at.marks).next().is_none(),
+        addresses => addresses.iter().any(|ip| !rules_of(&at.marks).any(|rule| rule.address == Some(*ip))),
+    });
+    let lacking = lacking.count();
+    let mut findings = Vec::new();
+    if lacking > 0 {
+        let text = format!(
+            "{lacking} of {} live containers lack a masquerade rule: other networks cannot reply to them",
+            alive.len()
+        );
+        findings.push(finding(Level::Fail, text, REPAIR_HINT));
+    }
+    let by_iptables = alive.iter().filter(|at| rules_of(&at.marks).any(|rule| rule.backend == IPTABLES)).count();
+    if by_iptables < alive.len() && masquerade::is_cut_off(&mut Nftables::open()?)? {
+        let text = "no packet reaches the masquerade rules: other networks cannot reply to containers";
+        findings.push(finding(Level::Fail, text.to_owned(), REPAIR_HINT));
+    } else if lacking == 0 {
+        findings.push(finding(Level::Ok, "all live containers have their rules".to_owned(), ""));
+    }
+    Ok(findings)
 }
 
-/// Returns the aliases that an attachment's host veth can have: that of this version, and that of earlier versions.
-pub fn aliases(network: &str, container: &str, ifname: &str) -> [String; 2] {
-    AttachmentKey { network, container, ifname }.aliases()
+/// Checks that the kernel can filter VLANs on the bridge, if that exists, or could be created.
+fn check_vlan_support(bridge: &str) -> Result<Option<Finding>> {
+    let mut host = Netlink::open()?;
+    let link = host.link(bridge)?;
+    if link.as_ref().is_some_and(|link| link.kind != "bridge") {
+        return Ok(None);
+    }
+    match vlan::refuse_unsupported(&mut host, bridge, link.as_ref()) {
+        Ok(()) => Ok(None),
+        Err(error) if error.code() == Code::UNSUPPORTED => Ok(Some(Finding {
+            check: "bridge",
+            level: Level::Fail,
+            what: error.to_string(),
+            remedy: error.details_text().to_owned(),
+        })),
+        Err(error) => Err(error),
+    }
 }
 
-/// Returns the keys of an attachment's masquerade rules, one for each backend. All attachments of a container to the
-/// network share the key of iptables.
-pub fn rule_keys(network: &str, container: &str, ifname: &str) -> [String; 2] {
-    let owner = AttachmentKey { network, container, ifname };
-    [owner.mark(), owner.iptables_comment()]
-}
-
-/// Returns the prefixes of the keys of all masquerade rules of a network, one for each backend.
-pub fn network_keys(network: &str) -> [String; 2] {
-    [key::network_mark(network), key::iptables_prefix(network)]
-}
-
-/// Lists all masquerade rules, of both backends.
-pub fn masquerades(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
-    let mut rules = masquerade::list(nft)?;
-    rules.extend(iptables::list(nft)?);
-    Ok(rules)
-}
-
-/// Returns whether no packet reaches the masquerade rules of nftables. The next ADD repairs that, and so does
-/// [`restore_masquerade`].
-pub fn masquerade_is_unreachable(nft: &mut Nftables) -> Result<bool> {
-    masquerade::is_cut_off(nft)
-}
-
-/// Adds the masquerade rules of an attachment again if one is missing. Returns `false` if none is missing, or if the
-/// network has no masquerade.
-///
-/// `call` is as for CHECK, with the result of ADD. The container must still have the interface and the addresses of
-/// that result, so that an address that now belongs to another container gets no rule.
-pub fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
+/// Adds the masquerade rules of an attachment. Returns `false` if none is missing, or if the network has no masquerade.
+fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
     let Some(backend) = config.masquerade.filter(|_| config.ipam.is_some()) else { return Ok(false) };
     let owner = AttachmentKey::new(call, at);
@@ -113,29 +176,27 @@ pub fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     Ok(true)
 }
 
-/// Lists all spoof checks.
-pub fn spoof_checks(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
-    spoofcheck::list(nft)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use cni::inspect::{marks, network_marks};
 
     #[test]
     fn rules_are_distinguished_by_their_comments() {
         let owner = AttachmentKey { network: "net1", container: "c1", ifname: "eth0" };
-        let nft = Masquerade { source: None, iptables: false, comment: owner.comment() };
-        let iptables = Masquerade { source: None, iptables: true, comment: owner.iptables_comment() };
-        let keys = |container, ifname| rule_keys("net1", container, ifname);
+        let object = |iptables, comment| masquerade_object(&KINDS[0], Masquerade { source: None, iptables, comment });
+        let nft = object(false, owner.comment());
+        let iptables = object(true, owner.iptables_comment());
+        let has_marks = |rule: &Object, container, ifname| {
+            rule.has_mark_in(&marks(AttachmentKey { network: "net1", container, ifname }))
+        };
         for rule in [&nft, &iptables] {
-            let is_of = |network| network_keys(network).iter().any(|key| rule.key().starts_with(key));
+            let is_of = |network| rule.has_mark_of(&network_marks(network));
             assert!(is_of("net1") && !is_of("net") && !is_of("net2"));
-            assert!(keys("c1", "eth0").iter().any(|key| key == rule.key()));
-            assert!(!keys("c2", "eth0").iter().any(|key| key == rule.key()));
+            assert!(has_marks(rule, "c1", "eth0") && !has_marks(rule, "c2", "eth0"));
         }
-        assert!(!keys("c1", "eth1").contains(&nft.key().to_owned()));
-        assert!(keys("c1", "eth1").contains(&iptables.key().to_owned()), "shared by all attachments of the container");
-        assert_eq!(nft.about(), "net1, if: eth0, id: c1");
+        assert!(!has_marks(&nft, "c1", "eth1"));
+        assert!(has_marks(&iptables, "c1", "eth1"), "shared by all attachments of the container");
+        assert_eq!(nft.about, "net1, if: eth0, id: c1");
     }
 }

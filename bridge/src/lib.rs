@@ -12,7 +12,7 @@ mod config;
 pub mod fuzzing;
 mod gateway;
 mod gc;
-pub mod inspect;
+mod inspect;
 mod iptables;
 mod keep;
 mod layer3;

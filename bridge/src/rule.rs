@@ -6,30 +6,30 @@ use cni::{Code, Error};
 use linux::netlink::nft::Rule;
 
 /// The remedy if rules of an attached container are missing.
-pub const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
+pub(crate) const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
 
 /// A rule that masquerades the packets of one container address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Masquerade {
+pub(crate) struct Masquerade {
     /// The container's address.
-    pub source: Option<IpAddr>,
+    pub(crate) source: Option<IpAddr>,
     /// Whether it is a rule of iptables.
-    pub iptables: bool,
+    pub(crate) iptables: bool,
     /// The comment, which names the owner. Long IDs may be truncated.
-    pub comment: String,
+    pub(crate) comment: String,
 }
 
 impl Masquerade {
     /// Returns the readable part of the comment, without the mark.
-    pub fn about(&self) -> &str {
+    pub(crate) fn about(&self) -> &str {
         match self.comment.split_once(", net: ") {
             Some((_, about)) if !self.iptables => about,
             _ => &self.comment,
         }
     }
 
-    /// Returns the key that identifies the owner: one of [`rule_keys`](crate::inspect::rule_keys).
-    pub fn key(&self) -> &str {
+    /// Returns the mark that identifies the owner: one of [`cni::inspect::marks`].
+    pub(crate) fn mark(&self) -> &str {
         match self.iptables {
             true => &self.comment,
             false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),

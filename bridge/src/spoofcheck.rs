@@ -39,11 +39,11 @@ impl Names {
 
 /// A spoof check that is installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SpoofCheck {
+pub(crate) struct SpoofCheck {
     /// The port whose frames are checked.
-    pub port: String,
+    pub(crate) port: String,
     /// Container ID, hyphen, interface name.
-    pub reference: String,
+    pub(crate) reference: String,
 }
 
 /// Returns an error if the chain names would be too long.

@@ -23,6 +23,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guest;
+pub mod inspect;
 pub mod json;
 pub mod key;
 mod logging;

@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
 use crate::conf::{NetworkList, Plugin};
+use crate::node::inspect;
 
 /// The container side of an attachment, and its arguments.
 #[derive(Clone, Debug)]
@@ -167,18 +168,17 @@ impl<'a> Chain<'a> {
         self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
     }
 
-    /// Adds missing masquerade rules of an attachment. Returns whether any were missing.
-    pub(crate) fn restore_masquerade(&self, at: &Endpoint) -> Result<bool> {
+    /// Restores what plugins find missing of an attachment. Returns what was missing.
+    pub(crate) fn repair(&self, at: &Endpoint) -> Result<Vec<&'static str>> {
         let previous = self.previous(at)?;
         let attachment =
             Attachment { container: at.container.clone(), ifname: at.ifname.clone(), netns: Some(at.netns.clone()) };
-        let mut restored = false;
-        for link in self.links.iter().filter(|link| link.plugin.kind == "bridge") {
+        let mut restored = Vec::new();
+        for link in &self.links {
+            let Some(plugin) = inspect(&link.plugin.kind) else { continue };
             let config = self.request(link.plugin, Some(at), &previous)?;
-            let call = String::from_utf8_lossy(&config);
-            let outcome =
-                Call::for_config(&call).and_then(|call| bridge::inspect::restore_masquerade(&call, &attachment));
-            restored |= outcome.context(|| "restore the masquerade rules")?;
+            let config = String::from_utf8_lossy(&config);
+            restored.extend(plugin.repair(&Call::for_config(&config)?, &attachment)?);
         }
         Ok(restored)
     }

@@ -7,7 +7,9 @@ mod firewall;
 mod kernel;
 mod leases;
 mod link;
+mod objects;
 
+use cni::inspect::{Finding, Level};
 use cni::{Error, Result};
 use serde_json::{Value, json};
 
@@ -15,52 +17,28 @@ use crate::node::Node;
 use crate::out;
 use crate::table::{self, Paint, Tone};
 
-/// The severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
-    Ok,
-    /// It works only partly, or may stop working.
-    Warn,
-    /// An add fails, or traffic is blocked.
-    Fail,
-}
-
-impl Level {
-    fn text(self) -> &'static str {
-        match self {
-            Level::Ok => "ok",
-            Level::Warn => "warn",
-            Level::Fail => "fail",
-        }
-    }
-
-    fn tone(self) -> Tone {
-        match self {
-            Level::Ok => Tone::Good,
-            Level::Warn => Tone::Warning,
-            Level::Fail => Tone::Bad,
-        }
+fn text(level: Level) -> &'static str {
+    match level {
+        Level::Ok => "ok",
+        Level::Warn => "warn",
+        Level::Fail => "fail",
     }
 }
 
-/// One finding.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Finding {
-    /// The name of the check.
-    check: &'static str,
-    level: Level,
-    /// The network, or `None` for a finding about the host.
-    network: Option<String>,
-    what: String,
-    /// Empty if the level is `Ok`.
-    remedy: String,
+fn tone(level: Level) -> Tone {
+    match level {
+        Level::Ok => Tone::Good,
+        Level::Warn => Tone::Warning,
+        Level::Fail => Tone::Bad,
+    }
 }
 
 /// The findings so far.
 #[derive(Debug)]
 struct Report {
     node: Node,
-    findings: Vec<Finding>,
+    /// Each with its network, or `None` for a finding about the host.
+    findings: Vec<(Option<String>, Finding)>,
     /// What could not be inspected, and why.
     unseen: Vec<String>,
     /// Prints each finding immediately, because some checks take long. `None` for JSON, which is printed at the end.
@@ -78,12 +56,14 @@ impl Report {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        let network = network.map(str::to_owned);
-        let finding = Finding { check, level, network, what: what.into(), remedy: remedy.into() };
+        self.push(network, Finding { check, level, what: what.into(), remedy: remedy.into() });
+    }
+
+    fn push(&mut self, network: Option<&str>, finding: Finding) {
         if let (Some(paint), None) = (self.live, &self.output_error) {
-            self.output_error = out::print(entry(&finding, paint)).err();
+            self.output_error = out::print(entry(network, &finding, paint)).err();
         }
-        self.findings.push(finding);
+        self.findings.push((network.map(str::to_owned), finding));
     }
 
     fn ok(&mut self, check: &'static str, network: Option<&str>, what: impl Into<String>) {
@@ -97,8 +77,8 @@ impl Report {
 
     /// Returns the worst level of the findings about a network.
     fn worst(&self, network: &str) -> Level {
-        let about = self.findings.iter().filter(|finding| finding.network.as_deref() == Some(network));
-        about.map(|finding| finding.level).max().unwrap_or(Level::Ok)
+        let about = self.findings.iter().filter(|(about, _)| about.as_deref() == Some(network));
+        about.map(|(_, finding)| finding.level).max().unwrap_or(Level::Ok)
     }
 
     /// Notes that something could not be inspected.
@@ -107,7 +87,7 @@ impl Report {
     }
 
     fn count(&self, level: Level) -> usize {
-        self.findings.iter().filter(|finding| finding.level == level).count()
+        self.findings.iter().filter(|(_, finding)| finding.level == level).count()
     }
 }
 
@@ -119,6 +99,7 @@ pub(crate) fn run(as_json: bool) -> Result<bool> {
     config::check(&mut report);
     kernel::check(&mut report)?;
     firewall::check(&mut report)?;
+    objects::check(&mut report);
     link::check(&mut report)?;
     leases::check(&mut report);
     config::call_status(&mut report);
@@ -147,13 +128,13 @@ fn first_few(names: &[String]) -> String {
 }
 
 /// Formats one finding.
-fn entry(finding: &Finding, paint: Paint) -> String {
+fn entry(network: Option<&str>, finding: &Finding, paint: Paint) -> String {
     const MARGIN: usize = 6;
-    let network = finding.network.as_ref().map_or_else(String::new, |network| format!("network {network}: "));
+    let network = network.map_or_else(String::new, |network| format!("network {network}: "));
     let wrapped = table::wrap(&format!("{}: {network}{}", finding.check, finding.what), MARGIN);
     // The level is in the margin of the first line.
-    let label = finding.level.text();
-    let mut text = paint.paint(finding.level.tone(), label);
+    let label = text(finding.level);
+    let mut text = paint.paint(tone(finding.level), label);
     text += wrapped.get(label.len()..).unwrap_or_default();
     if !finding.remedy.is_empty() {
         text += &table::wrap(&format!("remedy: {}", finding.remedy), MARGIN);
@@ -175,10 +156,10 @@ fn describe(report: &Report) -> Value {
     let findings: Vec<Value> = report
         .findings
         .iter()
-        .map(|finding| {
+        .map(|(network, finding)| {
             let remedy = Some(&finding.remedy).filter(|remedy| !remedy.is_empty());
             json!({
-                "check": finding.check, "level": finding.level.text(), "network": finding.network,
+                "check": finding.check, "level": text(finding.level), "network": network,
                 "what": finding.what, "remedy": remedy,
             })
         })

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::Result;
-use host_local::inspect::{Lease, LeaseHolder, Range};
+use cni::inspect::{Lease, LeaseHolder, Range};
 use serde_json::{Value, json};
 
 use crate::conf;
@@ -21,7 +21,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let networks = node.chosen(network)?;
     conf::warn_of_broken(&node.broken);
     // Networks that do not use host-local are shown only if named on the command line.
-    let shown = networks.into_iter().filter(|one| network.is_some() || one.directory.is_some());
+    let shown = networks.into_iter().filter(|one| network.is_some() || one.store.is_some());
     if as_json {
         let networks: Vec<Value> = shown.map(|network| describe(&node, network)).collect();
         return out::print_json(&json!({ "networks": networks, "notSeen": node.unseen }));
@@ -37,9 +37,9 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
 
 fn page(node: &Node, network: &Network, paint: Paint) -> String {
     let place = network
-        .directory
+        .store
         .as_ref()
-        .map_or_else(|| "does not use host-local".to_owned(), |directory| directory.display().to_string());
+        .map_or_else(|| "does not use host-local".to_owned(), |(_, directory)| directory.display().to_string());
     let title = table::shorten(&format!("network {}", network.name), table::WIDTH);
     let mut text = format!("{}\n{}", paint.paint(Tone::Bold, &title), table::wrap(&place, 2));
     let mut bars = Table::new(&["RANGE*", "", "USED", "FREE"]);
@@ -47,15 +47,15 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
         let used = network.used(range);
         let tone = fullness(range, used);
         bars.row(vec![
-            (Tone::Plain, if range.is_whole() { range.subnet().to_string() } else { range.to_string() }),
-            (tone, bar(used as u128, range.size(), BAR)),
+            (Tone::Plain, if range.is_whole { range.subnet.to_string() } else { range.to_string() }),
+            (tone, bar(used as u128, range.size, BAR)),
             (tone, used.to_string()),
             (tone, approximate(free(range, used))),
         ]);
     }
     if !bars.is_empty() {
         text += &bars.render(paint, 2);
-    } else if network.directory.is_some() {
+    } else if network.store.is_some() {
         text += "  its ranges are unknown\n";
     }
     let outside = outside(network).count();
@@ -119,14 +119,14 @@ impl State {
 }
 
 fn free(range: &Range, used: usize) -> u128 {
-    range.size().saturating_sub(used as u128)
+    range.size.saturating_sub(used as u128)
 }
 
 /// Returns the tone for the usage of a range. A range is nearly full if less than a tenth is left.
 pub(crate) fn fullness(range: &Range, used: usize) -> Tone {
     match free(range, used) {
         0 => Tone::Bad,
-        left if left < range.size() / 10 => Tone::Warning,
+        left if left < range.size / 10 => Tone::Warning,
         _ => Tone::Good,
     }
 }
@@ -167,8 +167,8 @@ fn describe(node: &Node, network: &Network) -> Value {
             // JSON readers support at most 64 bits, so larger numbers are clamped.
             let countable = |number: u128| u64::try_from(number).unwrap_or(u64::MAX);
             json!({
-                "range": range.to_string(), "subnet": range.subnet(), "gateway": range.gateway(),
-                "size": countable(range.size()), "used": used, "free": countable(free(range, used)),
+                "range": range.to_string(), "subnet": range.subnet, "gateway": range.gateway,
+                "size": countable(range.size), "used": used, "free": countable(free(range, used)),
             })
         })
         .collect();
@@ -190,6 +190,6 @@ fn describe(node: &Node, network: &Network) -> Value {
         .collect();
     json!({
         "name": network.name, "file": network.list.as_ref().map(|list| &list.path),
-        "directory": network.directory, "ranges": ranges, "leases": leases,
+        "directory": network.store.as_ref().map(|(_, directory)| directory), "ranges": ranges, "leases": leases,
     })
 }

@@ -9,17 +9,16 @@ mod namespaces;
 mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use bridge::inspect::{Masquerade, SpoofCheck};
+use cni::inspect::{Kind, Object, network_marks};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
+use cni0::INSPECT;
 use linux::Netns;
 use linux::ip::{Cidr, MacAddr};
-use linux::netlink::nft::Nftables;
 use linux::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
 
 use crate::conf::{self, Broken, NetworkList};
@@ -32,7 +31,7 @@ use attachment::{Cached, cached};
 pub(crate) use evidence::{Place, State};
 pub(crate) use namespaces::require_host;
 use namespaces::{identity, mounted, of_processes};
-pub(crate) use network::Network;
+pub(crate) use network::{Network, Part, inspect};
 
 /// The result of an inspection of this host.
 #[derive(Debug)]
@@ -45,12 +44,10 @@ pub(crate) struct Node {
     pub(crate) networks: Vec<Network>,
     pub(crate) links: Vec<Link>,
     addresses: Vec<(LinkIndex, Address)>,
-    /// Whether all rules could be listed. If not, nothing follows from the absence of a rule.
-    pub(crate) rules_seen: bool,
-    pub(crate) masquerades: Vec<Masquerade>,
-    /// Whether no packet reaches the nftables rules among them.
-    pub(crate) masquerade_is_unreachable: bool,
-    pub(crate) spoof_checks: Vec<SpoofCheck>,
+    /// What plugins have created for attachments, in the order of their kinds.
+    pub(crate) objects: Vec<Object>,
+    /// The plugins whose objects could not be listed.
+    pub(crate) unlisted: Vec<&'static str>,
     /// The container veth of each port, if it is in another namespace and could be inspected.
     guests: BTreeMap<LinkIndex, Guest>,
     /// Addresses in the namespaces that veth pairs of this host lead to.
@@ -92,11 +89,13 @@ impl Node {
         let mut corrupt = Vec::new();
         let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = network::configured(lists, &mut unseen);
-        let mut nft = Nftables::open()?;
-        let masquerades = value_or_unseen(&mut unseen, bridge::inspect::masquerades(&mut nft));
-        // A missing permission has been noted above.
-        let masquerade_is_unreachable = bridge::inspect::masquerade_is_unreachable(&mut nft).unwrap_or_default();
-        let spoof_checks = value_or_unseen(&mut unseen, bridge::inspect::spoof_checks(&mut nft));
+        let (mut objects, mut unlisted) = (Vec::new(), Vec::new());
+        for plugin in INSPECT {
+            match value_or_unseen(&mut unseen, plugin.objects()) {
+                Some(found) => objects.extend(found),
+                None => unlisted.push(plugin.name()),
+            }
+        }
         let mut host = Netlink::open()?;
         let mut node = Node {
             broken,
@@ -104,10 +103,8 @@ impl Node {
             networks,
             links: host.links(None)?,
             addresses: host.all_addresses()?,
-            rules_seen: masquerades.is_some() && spoof_checks.is_some(),
-            masquerades: masquerades.unwrap_or_default(),
-            masquerade_is_unreachable,
-            spoof_checks: spoof_checks.unwrap_or_default(),
+            objects,
+            unlisted,
             guests: BTreeMap::new(),
             guest_addresses: BTreeSet::new(),
             other_addresses: BTreeSet::new(),
@@ -218,16 +215,18 @@ impl Node {
     fn add_traces(&mut self) {
         let mut names: BTreeSet<String> = self.cached.iter().map(|cached| cached.network.clone()).collect();
         names.extend(self.links.iter().filter_map(|link| Some(owner(link)?.network)));
-        let data_dir = Path::new(host_local::inspect::DATA_DIR);
-        for entry in fs::read_dir(data_dir).into_iter().flatten().flatten() {
-            if entry.path().is_dir() {
-                names.insert(entry.file_name().to_string_lossy().into_owned());
+        let mut stores = BTreeMap::new();
+        for store in INSPECT.iter().filter_map(|plugin| plugin.lease_store()) {
+            for directory in store.default_lease_dirs() {
+                let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                stores.insert(name, (store, directory));
             }
         }
+        names.extend(stores.keys().cloned());
         names.retain(|name| !self.networks.iter().any(|network| network.name == *name));
         for name in names {
             let mut network = Network::named(name);
-            network.directory = Some(data_dir.join(&network.name)).filter(|dir| dir.is_dir());
+            network.store = stores.remove(&network.name);
             network.read_leases(&mut self.unseen);
             self.networks.push(network);
         }
@@ -309,16 +308,21 @@ impl Node {
     pub(crate) fn bridges(&self, network: &Network) -> Vec<&Link> {
         let ports = self.links.iter().filter(|link| owner(link).is_some_and(|owner| owner.network == network.name));
         let of_ports: BTreeSet<LinkIndex> = ports.filter_map(|port| port.master).collect();
-        let named = network.bridge.as_ref().map(|settings| settings.bridge.as_str());
+        let named = network.bridge.as_ref().map(|bridge| bridge.name.as_str());
         let is_its = |link: &&Link| of_ports.contains(&link.index) || named == Some(link.name.as_str());
         self.links.iter().filter(|link| link.kind == "bridge").filter(is_its).collect()
     }
 
-    /// Returns the masquerade rules of a network.
-    pub(crate) fn rules(&self, network: &str) -> Vec<&Masquerade> {
-        let keys = bridge::inspect::network_keys(network);
-        self.masquerades.iter().filter(|rule| keys.iter().any(|key| rule.key().starts_with(key))).collect()
+    /// Returns the objects of a network, except those that only name a port.
+    pub(crate) fn objects_of(&self, network: &str) -> Vec<&Object> {
+        let marks = network_marks(network);
+        self.objects.iter().filter(|object| object.has_mark_of(&marks)).collect()
     }
+}
+
+/// Returns the kinds of all plugins.
+pub(crate) fn kinds() -> impl Iterator<Item = &'static Kind> {
+    INSPECT.iter().flat_map(|plugin| plugin.kinds())
 }
 
 /// Returns the attachment that a port belongs to, according to its alias.

@@ -6,9 +6,8 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use bridge::inspect::{Masquerade, SpoofCheck};
-use cni::{Code, Context, Error, ErrorCollector, Result};
-use host_local::inspect::LeaseHolder;
+use cni::inspect::{LeaseHolder, Object, Owner};
+use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result};
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
@@ -27,9 +26,8 @@ struct Plan {
     dead: Vec<Attachment>,
     /// Leases without an owner.
     empty: Vec<IpAddr>,
-    /// Rules that belong to no attachment in `keep`.
-    rules: Vec<Masquerade>,
-    checks: Vec<SpoofCheck>,
+    /// What plugins have created for an attachment that is not in `keep`.
+    objects: Vec<Object>,
     keep: Vec<Attachment>,
 }
 
@@ -107,8 +105,8 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>
 
 fn without_configuration(network: &Network) -> Error {
     let error = Error::new(Code::CONFIG, "it has no configuration, so its plugins are unknown");
-    match &network.directory {
-        Some(directory) => error.details(format!("its leases are in {}", directory.display())),
+    match &network.store {
+        Some((_, directory)) => error.details(format!("its leases are in {}", directory.display())),
         None => error,
     }
 }
@@ -122,8 +120,8 @@ fn plan_of(list: &NetworkList) -> Result<Plan> {
 
 fn plan(node: &Node, network: &Network) -> Result<Plan> {
     let (dead, keep): (Vec<_>, Vec<_>) = node.attachments(network).into_iter().partition(|at| at.state == State::Gone);
-    let rules = node.rules(&network.name).into_iter().filter(|rule| !keep.iter().any(|at| at.has_rule(rule)));
-    let rules: Vec<Masquerade> = rules.cloned().collect();
+    let mut objects = node.objects_of(&network.name);
+    objects.retain(|object| !keep.iter().any(|at| at.owns(object)));
     let unnamed = |what: String| {
         let error =
             Error::new(Code::INTERNAL, format!("{what} is in use, and the full id of its container is unknown"));
@@ -133,29 +131,29 @@ fn plan(node: &Node, network: &Network) -> Result<Plan> {
         if owner(link).is_some_and(|owner| owner.network == network.name && owner.attachment.is_none()) {
             let is_its = |at: &Attachment| {
                 let ifname = at.ifname.as_deref().unwrap_or_default();
-                bridge::inspect::aliases(&network.name, &at.container, ifname).contains(&link.alias)
+                let key = AttachmentKey { network: &network.name, container: &at.container, ifname };
+                key.aliases().contains(&link.alias)
             };
             if !keep.iter().any(is_its) {
                 return unnamed(format!("port {}", link.name));
             }
         }
     }
-    for rule in rules.iter().filter(|rule| !dead.iter().any(|at| at.has_rule(rule))) {
-        if let Some(source) = rule.source.filter(|source| node.is_used(*source)) {
-            return unnamed(format!("the masqueraded address {source}"));
+    for object in objects.iter().filter(|object| !dead.iter().any(|at| at.owns(object))) {
+        if let Some(ip) = object.address.filter(|ip| node.is_used(*ip)) {
+            return unnamed(format!("the address {ip} of a {}", object.kind.noun));
         }
     }
-    let empty =
-        network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled).map(|lease| lease.ip).collect();
-    let has_bridge = network.bridge.is_some();
-    let checks =
-        node.spoof_checks.iter().filter(|check| has_bridge && node.link(&check.port).is_none()).cloned().collect();
-    Ok(Plan { dead, empty, rules, checks, keep })
+    let is_left = |object: &&Object| matches!(&object.owner, Owner::Port(port) if network.creates(object.kind) && node.link(port).is_none());
+    objects.extend(node.objects.iter().filter(is_left));
+    let empty = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled);
+    let empty = empty.map(|lease| lease.ip).collect();
+    Ok(Plan { dead, empty, objects: objects.into_iter().cloned().collect(), keep })
 }
 
 impl Plan {
     fn is_empty(&self) -> bool {
-        self.dead.is_empty() && self.empty.is_empty() && self.rules.is_empty() && self.checks.is_empty()
+        self.dead.is_empty() && self.empty.is_empty() && self.objects.is_empty()
     }
 
     /// Returns the plan reduced to what `earlier` removes as well; keeps the rest.
@@ -164,13 +162,11 @@ impl Plan {
             earlier.dead.iter().any(|other| (&other.container, &other.ifname) == (&at.container, &at.ifname))
         };
         let (dead, new): (Vec<_>, Vec<_>) = self.dead.into_iter().partition(was_dead);
-        let mut rules = self.rules;
-        rules.retain(|rule| earlier.rules.contains(rule) && !new.iter().any(|at| at.has_rule(rule)));
-        let mut checks = self.checks;
-        checks.retain(|check| earlier.checks.contains(check));
+        let mut objects = self.objects;
+        objects.retain(|object| earlier.objects.contains(object) && !new.iter().any(|at| at.owns(object)));
         let mut empty = self.empty;
         empty.retain(|ip| earlier.empty.contains(ip));
-        Plan { dead, empty, rules, checks, keep: self.keep.into_iter().chain(new).collect() }
+        Plan { dead, empty, objects, keep: self.keep.into_iter().chain(new).collect() }
     }
 
     fn page(&self, dry_run: bool, paint: Paint) -> String {
@@ -191,20 +187,15 @@ impl Plan {
         for ip in &self.empty {
             row("lease", ip.to_string(), "-", "-", "it is empty or garbled");
         }
-        for rule in &self.rules {
-            let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
-            let owner = self.dead.iter().find(|at| at.has_rule(rule));
+        for object in &self.objects {
+            let owner = self.dead.iter().find(|at| at.owns(object));
             let container = owner.map_or("-", |at| at.container.as_str());
-            row(
-                "rule",
-                source,
-                container,
-                owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-"),
-                "its container is gone",
-            );
-        }
-        for check in &self.checks {
-            row("rule", check.port.clone(), "-", "-", "its port is gone");
+            let ifname = owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-");
+            let (what, why) = match &object.owner {
+                Owner::Marked(_) => (object.address.map(|ip| ip.to_string()), "its container is gone"),
+                Owner::Port(port) => (Some(port.clone()), "its port is gone"),
+            };
+            row(object.kind.noun, what.unwrap_or_else(|| "-".to_owned()), container, ifname, why);
         }
         let mut text = match rows.is_empty() {
             true => "  nothing to remove\n".to_owned(),
@@ -234,11 +225,8 @@ impl Plan {
     /// Describes everything that should have been removed and still exists.
     fn left(&self, node: &Node, network: &str) -> Vec<String> {
         let dead = self.still_existing(node, network).into_iter().map(|at| format!("container {:?}", at.container));
-        let rules = self.rules.iter().filter(|rule| node.masquerades.contains(rule));
-        let rules = rules.map(|rule| format!("the rule {:?}", rule.comment));
-        let checks = self.checks.iter().filter(|check| node.spoof_checks.contains(check));
-        let checks = checks.map(|check| format!("the spoof check of port {:?}", check.port));
-        dead.chain(rules).chain(checks).collect()
+        let objects = self.objects.iter().filter(|object| node.objects.contains(object));
+        dead.chain(objects.map(|object| format!("the {} {:?}", object.kind.noun, object.comment))).collect()
     }
 }
 

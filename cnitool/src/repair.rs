@@ -1,4 +1,4 @@
-//! `cnitool repair`: checks every attachment in the cache, and adds masquerade rules that are missing.
+//! `cnitool repair`: checks every attachment in the cache, and lets its plugins add what is missing.
 
 use std::path::Path;
 
@@ -19,11 +19,11 @@ use crate::table::{self, Paint, Table, Tone};
 #[derive(Debug)]
 enum Outcome {
     Ok,
-    /// Masquerade rules were missing and have been added.
-    Repaired,
+    /// These objects, such as masquerade rules, were missing and have been added.
+    Repaired(String),
     /// Its namespace is gone, so there is nothing to repair.
     Gone,
-    /// CHECK still fails, or the rules could not be added.
+    /// CHECK still fails, or what is missing could not be added.
     Wrong(Error),
 }
 
@@ -31,7 +31,7 @@ impl Outcome {
     fn text(&self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
-            Outcome::Repaired => "repaired",
+            Outcome::Repaired(_) => "repaired",
             Outcome::Gone => "gone",
             Outcome::Wrong(_) => "wrong",
         }
@@ -39,7 +39,7 @@ impl Outcome {
 
     fn tone(&self) -> Tone {
         match self {
-            Outcome::Ok | Outcome::Repaired => Tone::Good,
+            Outcome::Ok | Outcome::Repaired(_) => Tone::Good,
             Outcome::Gone => Tone::Warning,
             Outcome::Wrong(_) => Tone::Bad,
         }
@@ -49,7 +49,7 @@ impl Outcome {
     fn explanation(&self) -> (String, &str) {
         match self {
             Outcome::Ok => (String::new(), ""),
-            Outcome::Repaired => ("masquerade rules were missing and have been added".to_owned(), ""),
+            Outcome::Repaired(what) => (format!("{what} were missing and have been added"), ""),
             Outcome::Gone => ("its namespace is gone".to_owned(), "cnitool prune"),
             Outcome::Wrong(error) => (error.to_string(), error.details_text()),
         }
@@ -110,14 +110,14 @@ fn attempt(lists: &[NetworkList], entry: &Entry, path: &Path) -> Result<Outcome>
     let list = configured.map_or_else(|| conf::from_cache(path, &entry.config), Ok)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     let at = Endpoint::of_entry(entry)?;
-    let restored = chain.restore_masquerade(&at);
+    let restored = chain.repair(&at).map(|restored| restored.join(" and "));
     if list.version >= Version::V0_4_0 {
-        chain.check(&at).map_err(|error| match restored {
-            Ok(true) => error.details("its masquerade rules were missing and have been added"),
+        chain.check(&at).map_err(|error| match &restored {
+            Ok(what) if !what.is_empty() => error.details(format!("its {what} were missing and have been added")),
             _ => error,
         })?;
     }
-    Ok(if restored? { Outcome::Repaired } else { Outcome::Ok })
+    Ok(Some(restored?).filter(|what| !what.is_empty()).map_or(Outcome::Ok, Outcome::Repaired))
 }
 
 fn count(results: &[(Entry, Outcome)], text: &str) -> usize {

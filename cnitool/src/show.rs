@@ -2,14 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use bridge::inspect::Masquerade;
-use cni::Result;
-use host_local::inspect::LeaseHolder;
+use cni::inspect::{Kind, LeaseHolder, Object, Owner, marks};
+use cni::{AttachmentKey, Result};
 use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::{Value, json};
 
 use crate::conf;
-use crate::node::{Network, Node, owner};
+use crate::node::{Network, Node, kinds, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
 
@@ -23,7 +22,8 @@ struct BridgeView<'a> {
     link: Option<&'a Link>,
     networks: Vec<&'a Network>,
     ports: Vec<PortView<'a>>,
-    rules: Vec<&'a Masquerade>,
+    /// What plugins have created for attachments to these networks.
+    objects: Vec<&'a Object>,
 }
 
 struct PortView<'a> {
@@ -32,10 +32,10 @@ struct PortView<'a> {
     container: Option<String>,
     ifname: Option<String>,
     vlans: Vec<Vlan>,
-    /// The keys of its rules.
-    keys: Vec<String>,
-    masqueraded: bool,
-    spoof_checked: bool,
+    /// The marks of its objects.
+    marks: Vec<String>,
+    /// The kinds of objects that it has.
+    kinds: Vec<&'static Kind>,
 }
 
 /// Prints the bridges of a network, or all bridges of configurations and of ports.
@@ -64,22 +64,26 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
     let mut views: Vec<BridgeView<'a>> = Vec::new();
     for network in networks {
         let links = node.bridges(network);
-        let named = network.bridge.as_ref().map(|settings| settings.bridge.as_str());
+        let named = network.bridge.as_ref().map(|bridge| bridge.name.as_str());
         let names = named.into_iter().chain(links.iter().map(|link| link.name.as_str()));
         for name in names {
             let link = node.link(name).filter(|link| link.kind == "bridge");
             match views.iter_mut().find(|view| view.name == name) {
                 Some(view) if view.networks.iter().any(|other| other.name == network.name) => {}
                 Some(view) => view.networks.push(network),
-                None => {
-                    views.push(BridgeView { name, link, networks: vec![network], ports: Vec::new(), rules: Vec::new() })
-                }
+                None => views.push(BridgeView {
+                    name,
+                    link,
+                    networks: vec![network],
+                    ports: Vec::new(),
+                    objects: Vec::new(),
+                }),
             }
         }
     }
     let mut netlink = Netlink::open()?;
     for view in &mut views {
-        view.rules = view.networks.iter().flat_map(|network| node.rules(&network.name)).collect();
+        view.objects = view.networks.iter().flat_map(|network| node.objects_of(&network.name)).collect();
         let Some(bridge) = view.link else { continue };
         for link in node.ports(bridge) {
             let port = port(node, &mut netlink, bridge, link)?;
@@ -114,38 +118,29 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -
             }
         }
     }
-    let keys = match (&network, &container, &ifname) {
-        (Some(network), Some(container), Some(ifname)) => bridge::inspect::rule_keys(network, container, ifname).into(),
+    let marks = match (&network, &container, &ifname) {
+        (Some(network), Some(container), Some(ifname)) => marks(AttachmentKey { network, container, ifname }).into(),
         _ => Vec::new(),
     };
+    let is_its = |object: &Object| match &object.owner {
+        Owner::Marked(_) => object.has_mark_in(&marks),
+        Owner::Port(port) => *port == link.name,
+    };
+    let has = |kind: &&Kind| node.objects.iter().any(|object| object.kind == *kind && is_its(object));
     let vlans = match master.vlan_filtering {
         Some(true) => netlink.vlans(link.index)?,
         _ => Vec::new(),
     };
-    Ok(PortView {
-        masqueraded: node.masquerades.iter().any(|rule| keys.iter().any(|key| key == rule.key())),
-        spoof_checked: node.spoof_checks.iter().any(|check| check.port == link.name),
-        link,
-        network,
-        container,
-        ifname,
-        vlans,
-        keys,
-    })
+    Ok(PortView { kinds: kinds().filter(has).collect(), link, network, container, ifname, vlans, marks })
 }
 
 impl PortView<'_> {
     /// Returns the flags, named after the keys of the configuration.
     fn flags(&self) -> Vec<&'static str> {
         let port = self.link.port.unwrap_or_default();
-        let flags = [
-            (!self.link.up, "down"),
-            (port.hairpin, "hairpin"),
-            (port.isolated, "isolated"),
-            (self.masqueraded, "masq"),
-            (self.spoof_checked, "spoofchk"),
-        ];
-        flags.into_iter().filter_map(|(set, name)| set.then_some(name)).collect()
+        let flags = [(!self.link.up, "down"), (port.hairpin, "hairpin"), (port.isolated, "isolated")];
+        let flags = flags.into_iter().filter_map(|(set, name)| set.then_some(name));
+        flags.chain(self.kinds.iter().map(|kind| kind.flag)).collect()
     }
 
     /// Returns the VLANs in a short form, with `*` for the VLAN of untagged frames.
@@ -155,10 +150,21 @@ impl PortView<'_> {
     }
 }
 
-/// Returns the rules that belong to none of the shown ports.
-fn stale<'a>(view: &BridgeView<'a>) -> Vec<&'a Masquerade> {
-    let keys: BTreeSet<&str> = view.ports.iter().flat_map(|port| &port.keys).map(String::as_str).collect();
-    view.rules.iter().copied().filter(|rule| !keys.contains(rule.key())).collect()
+impl<'a> BridgeView<'a> {
+    /// Returns the objects of a kind, and those of them that belong to none of the shown ports.
+    fn objects(&self, kind: &Kind) -> (Vec<&'a Object>, Vec<&'a Object>) {
+        let marks: BTreeSet<&str> = self.ports.iter().flat_map(|port| &port.marks).map(String::as_str).collect();
+        let is_stale =
+            |object: &&Object| !matches!(&object.owner, Owner::Marked(mark) if marks.contains(mark.as_str()));
+        let all: Vec<&Object> = self.objects.iter().copied().filter(|object| object.kind == kind).collect();
+        let stale = all.iter().copied().filter(is_stale).collect();
+        (all, stale)
+    }
+}
+
+/// Returns the kinds whose objects are listed.
+fn listed_kinds() -> impl Iterator<Item = &'static Kind> {
+    kinds().filter(|kind| kind.is_listed)
 }
 
 fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
@@ -210,19 +216,24 @@ fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
         true => text += "  no ports\n",
         false => text += &format!("\n{}", ports.render(paint, 2)),
     }
-    text + &rules(view, paint)
+    text + &listed_kinds().map(|kind| objects(view, kind, paint)).collect::<String>()
 }
 
-fn rules(view: &BridgeView<'_>, paint: Paint) -> String {
-    if view.rules.is_empty() {
+/// Formats the number of objects of a kind, and those that belong to no port.
+fn objects(view: &BridgeView<'_>, kind: &Kind, paint: Paint) -> String {
+    let (all, stale) = view.objects(kind);
+    let mut by_backend: Vec<(&str, usize)> = Vec::new();
+    for object in &all {
+        match by_backend.iter_mut().find(|(backend, _)| *backend == object.backend) {
+            Some((_, count)) => *count += 1,
+            None => by_backend.push((object.backend, 1)),
+        }
+    }
+    if by_backend.is_empty() {
         return String::new();
     }
-    let stale = stale(view);
-    let by = |iptables: bool| view.rules.iter().filter(|rule| rule.iptables == iptables).count();
-    let kinds = [(by(false), "nftables"), (by(true), "iptables")];
-    let kinds: Vec<String> =
-        kinds.iter().filter(|(count, _)| *count > 0).map(|(count, name)| format!("{count} by {name}")).collect();
-    let mut text = format!("\n  masquerade: {}", kinds.join(", "));
+    let counts: Vec<String> = by_backend.iter().map(|(backend, count)| format!("{count} by {backend}")).collect();
+    let mut text = format!("\n  {}: {}", kind.name, counts.join(", "));
     match stale.is_empty() {
         true => text += ", all of ports above\n",
         false => {
@@ -230,9 +241,9 @@ fn rules(view: &BridgeView<'_>, paint: Paint) -> String {
             text.push('\n');
         }
     }
-    for rule in stale {
-        let source = rule.source.map_or_else(|| "-".to_owned(), |source| source.to_string());
-        text += &table::wrap(&format!("{source}: {}", rule.about()), 4);
+    for object in stale {
+        let address = object.address.map_or_else(|| "-".to_owned(), |ip| ip.to_string());
+        text += &table::wrap(&format!("{address}: {}", object.about), 4);
     }
     text
 }
@@ -251,18 +262,25 @@ fn describe(node: &Node, view: &BridgeView<'_>) -> Value {
         .map(|network| json!({ "name": network.name, "file": network.list.as_ref().map(|list| &list.path) }))
         .collect();
     let ports: Vec<Value> = view.ports.iter().map(|port| describe_port(node, port)).collect();
-    let stale = stale(view);
-    let rules: Vec<Value> = view
-        .rules
-        .iter()
-        .map(|rule| {
+    let value = json!({ "name": view.name, "link": bridge, "networks": networks, "ports": ports });
+    let objects = listed_kinds().map(|kind| {
+        let (all, stale) = view.objects(kind);
+        let describe = |object: &&Object| {
             json!({
-                "source": rule.source, "backend": if rule.iptables { "iptables" } else { "nftables" },
-                "comment": rule.comment, "ofPort": !stale.contains(rule),
+                "source": object.address, "backend": object.backend, "comment": object.comment,
+                "ofPort": !stale.contains(object),
             })
-        })
-        .collect();
-    json!({ "name": view.name, "link": bridge, "networks": networks, "ports": ports, "masquerade": rules })
+        };
+        (kind.json, all.iter().map(describe).collect())
+    });
+    with_members(value, objects)
+}
+
+/// Adds members to a JSON object.
+fn with_members(value: Value, members: impl Iterator<Item = (&'static str, Value)>) -> Value {
+    let Value::Object(mut object) = value else { return value };
+    object.extend(members.map(|(key, value)| (key.to_owned(), value)));
+    Value::Object(object)
 }
 
 fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
@@ -277,14 +295,14 @@ fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
         })
         .collect();
     let settings = port.link.port.unwrap_or_default();
-    json!({
+    let value = json!({
         "name": port.link.name, "network": port.network, "container": port.container, "interface": port.ifname,
         "up": port.link.up, "mtu": port.link.mtu, "mac": port.link.mac.map(|mac| mac.to_string()),
-        "hairpin": settings.hairpin, "isolated": settings.isolated, "masquerade": port.masqueraded,
-        "spoofCheck": port.spoof_checked, "vlans": vlans,
+        "hairpin": settings.hairpin, "isolated": settings.isolated, "vlans": vlans,
         "guest": guest.map(|guest| json!({
             "name": guest.name, "mac": guest.mac.map(|mac| mac.to_string()), "addresses": guest.addresses,
             "netns": guest.netns,
         })),
-    })
+    });
+    with_members(value, kinds().map(|kind| (kind.json, port.kinds.contains(&kind).into())))
 }

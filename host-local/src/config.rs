@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::range::{Range, RangeError, RangeSet, RangeSpec};
 
 /// The default of `dataDir`, the parent of the lease directories.
-pub const DATA_DIR: &str = "/var/lib/cni/networks";
+pub(crate) const DATA_DIR: &str = "/var/lib/cni/networks";
 
 /// The validated configuration for ADD, CHECK and STATUS.
 #[derive(Debug)]

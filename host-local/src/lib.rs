@@ -13,7 +13,7 @@ mod earlier;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod index;
-pub mod inspect;
+mod inspect;
 mod lease;
 mod lock;
 mod range;

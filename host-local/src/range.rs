@@ -114,6 +114,11 @@ impl Range {
         whole.is_ok_and(|whole| (whole.start, whole.end) == (self.start, self.end))
     }
 
+    /// Returns the first and the last address.
+    pub(crate) fn bounds(&self) -> (IpAddr, IpAddr) {
+        (self.start, self.end)
+    }
+
     pub(crate) fn subnet(&self) -> Cidr {
         self.subnet
     }

@@ -1,5 +1,6 @@
 //! The `loopback` plugin: sets `lo` of a container up, and returns its addresses.
 
+use cni::inspect::Inspect;
 use cni::key::AliasOwner;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Namespaces, Plugin, Result};
 use linux::netlink::{Address, Change, Link, LinkChange, Netlink};
@@ -10,6 +11,8 @@ const LO: &str = "lo";
 /// The `loopback` plugin.
 #[derive(Debug)]
 pub struct Loopback;
+
+impl Inspect for Loopback {}
 
 impl Plugin for Loopback {
     fn name(&self) -> &'static str {

@@ -36,8 +36,8 @@ use linux::process::build_id;
 /// Returns the names of all plugins, which are those of the crates in the table of `cni0`. Reads the table's text, because
 /// this crate cannot depend on plugins, whose tests depend on it.
 pub fn plugins() -> Vec<String> {
-    let krate = |line: &str| Some(line.trim_start().strip_prefix('&')?.split_once("::")?.0.replace('_', "-"));
-    include_str!("../../cni0/src/lib.rs").lines().filter_map(krate).collect()
+    let (_, table) = include_str!("../../cni0/src/lib.rs").split_once("\ntables! {\n").unwrap();
+    table.lines().filter_map(|line| Some(line.trim().split_once("::")?.0.replace('_', "-"))).collect()
 }
 
 /// The directory of the reference's plugins in Debian's package.

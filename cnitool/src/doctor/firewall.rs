@@ -1,14 +1,11 @@
 //! Checks whether the host's firewall lets packets of containers pass.
 
-use bridge::inspect::REPAIR_HINT;
 use cni::Result;
 use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
 use linux::sysctl;
 
 use super::{Level, Report};
-use crate::node::{Attachment, State};
-use crate::table;
 
 /// A chain whose policy drops packets that none of its rules accepts.
 struct DropChain {
@@ -24,13 +21,12 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
         .iter()
         .filter_map(|network| network.bridge.as_ref())
         .filter(|bridge| bridge.gateway.is_some())
-        .map(|bridge| bridge.bridge.clone())
+        .map(|bridge| bridge.name.clone())
         .collect();
-    if !bridges.is_empty() {
-        forwarding(report, &bridges)?;
+    if bridges.is_empty() {
+        return Ok(());
     }
-    masquerade(report);
-    Ok(())
+    forwarding(report, &bridges)
 }
 
 /// Checks the chains of the hook FORWARD, which packets to and from containers pass; with br_netfilter, even those that
@@ -44,7 +40,7 @@ fn forwarding(report: &mut Report, bridges: &[String]) -> Result<()> {
             .networks
             .iter()
             .flat_map(|network| network.ranges.iter().flatten())
-            .any(|range| tools.includes(range.gateway()));
+            .any(|range| tools.includes(range.gateway));
         // If the ranges are unknown, the network is assumed to use IPv4.
         if !is_used && tools.family != Family::Ipv4 {
             continue;
@@ -121,58 +117,6 @@ fn strict_forward(listing: &[String]) -> Option<usize> {
     let policy = listing.iter().find_map(|line| line.strip_prefix(":FORWARD "))?;
     let rules = listing.iter().filter(|line| line.starts_with("-A FORWARD ")).count();
     policy.starts_with("DROP").then_some(rules)
-}
-
-/// Checks the masquerade rules, which a flush of the host's firewall removes until `cnitool repair` restores them.
-fn masquerade(report: &mut Report) {
-    let (mut missing_rules, mut unreachable, mut stale) = (Vec::new(), Vec::new(), Vec::new());
-    for network in report.node.networks.iter().filter(|network| network.bridge.as_ref().is_some_and(|b| b.masquerade)) {
-        let attachments = report.node.attachments(network);
-        let rules = report.node.rules(&network.name);
-        let alive: Vec<_> = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some()).collect();
-        let masquerades = |at: &Attachment, ip| rules.iter().any(|rule| at.has_rule(rule) && rule.source == Some(ip));
-        let lacks_rule = |at: &&&Attachment| match at.leases.as_slice() {
-            // Another IPAM plugin has the addresses. One existing rule suffices as a sign that no rule was flushed.
-            [] => !rules.iter().any(|rule| at.has_rule(rule)),
-            leases => !leases.iter().all(|lease| masquerades(at, lease.ip)),
-        };
-        let lacking = alive.iter().filter(lacks_rule).count();
-        missing_rules.push((network.name.clone(), lacking, alive.len()));
-        let by_iptables = alive.iter().filter(|at| rules.iter().any(|rule| rule.iptables && at.has_rule(rule))).count();
-        if report.node.masquerade_is_unreachable && by_iptables < alive.len() {
-            unreachable.push(network.name.clone());
-        }
-        let is_kept = |rule: &bridge::inspect::Masquerade| {
-            attachments.iter().any(|at| at.state != State::Gone && at.has_rule(rule))
-        };
-        stale.push((network.name.clone(), rules.iter().filter(|rule| !is_kept(rule)).count()));
-    }
-    if !report.node.rules_seen {
-        return;
-    }
-    for (name, lacking, alive) in missing_rules {
-        if lacking > 0 {
-            let what = format!(
-                "{lacking} of {alive} live containers lack a masquerade rule: other networks cannot reply to them"
-            );
-            report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
-        }
-        if unreachable.contains(&name) {
-            let what = "no packet reaches the masquerade rules: other networks cannot reply to containers";
-            report.add(Level::Fail, "masquerade", Some(&name), what, REPAIR_HINT);
-        } else if lacking == 0 {
-            report.ok("masquerade", Some(&name), "all live containers have their rules");
-        }
-    }
-    for (name, left) in stale.into_iter().filter(|(_, left)| *left > 0) {
-        let what = format!("{} of containers that are gone", table::count(left, "rule"));
-        report.add(Level::Warn, "masquerade", Some(&name), what, format!("cnitool prune {name}"));
-    }
-    let dangling = report.node.spoof_checks.iter().filter(|check| report.node.link(&check.port).is_none()).count();
-    if dangling > 0 {
-        let what = format!("{} of ports that are gone", table::count(dangling, "spoof check"));
-        report.add(Level::Warn, "spoofcheck", None, what, "cnitool prune");
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Checks settings of the kernel that affect packets from and to containers.
 
 use cni::Result;
+use cni::inspect::Usage;
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 use linux::{sysctl, tool};
@@ -20,7 +21,7 @@ fn has_family(network: &Network, v4: bool) -> bool {
     if network.ranges.is_empty() {
         return v4;
     }
-    network.ranges.iter().flatten().any(|range| range.gateway().is_ipv4() == v4)
+    network.ranges.iter().flatten().any(|range| range.gateway.is_ipv4() == v4)
 }
 
 /// Returns whether a network has containers now.
@@ -175,13 +176,12 @@ fn rp_filter(report: &mut Report) -> Result<()> {
 }
 
 fn nf_tables(report: &mut Report) -> Result<()> {
-    let wants = |network: &&Network| network.bridge.as_ref().is_some_and(|b| b.masquerade || b.needs_nftables);
     let users: Vec<(String, bool)> = report
         .node
         .networks
         .iter()
-        .filter(wants)
-        .map(|network| (network.name.clone(), network.bridge.as_ref().is_some_and(|bridge| bridge.needs_nftables)))
+        .filter(|network| network.nftables > Usage::No)
+        .map(|network| (network.name.clone(), network.nftables == Usage::Required))
         .collect();
     if users.is_empty() {
         return Ok(());

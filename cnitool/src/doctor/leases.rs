@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use host_local::inspect::{LeaseHolder, Range};
+use cni::inspect::{LeaseHolder, LeaseStore, Level, Range};
 
-use super::{Level, Report, first_few};
+use super::{Report, first_few};
 use crate::node::{Network, State};
 use crate::privilege::require_capabilities;
 use crate::table;
@@ -13,14 +13,14 @@ pub(super) fn check(report: &mut Report) {
     let mut findings: Vec<(Level, &'static str, Option<String>, String, String)> = Vec::new();
     let mut hidden = Vec::new();
     for network in &report.node.networks {
-        let Some(directory) = &network.directory else { continue };
+        let Some((store, directory)) = &network.store else { continue };
         let mut note = |level, check, what: String, remedy: String| {
             findings.push((level, check, Some(network.name.clone()), what, remedy));
         };
         if network.list.is_some() {
-            check_writable(directory, &mut note, &mut hidden);
+            check_writable(*store, directory, &mut note, &mut hidden);
         }
-        if !network.leases_seen {
+        if network.leases_unseen {
             continue;
         }
         let attachments = report.node.attachments(network);
@@ -76,11 +76,12 @@ pub(super) fn check(report: &mut Report) {
 }
 
 fn check_writable(
+    store: &dyn LeaseStore,
     directory: &Path,
     note: &mut impl FnMut(Level, &'static str, String, String),
     hidden: &mut Vec<String>,
 ) {
-    match host_local::inspect::check_writable(directory) {
+    match store.check_writable(directory) {
         Ok(()) => {}
         // A plugin runs as root, so this error of an unprivileged user means nothing.
         Err(error) if error.errno() == Some(libc::EACCES) && require_capabilities().is_err() => {
@@ -100,7 +101,7 @@ fn check_free(
     gone: usize,
     note: &mut impl FnMut(Level, &'static str, String, String),
 ) {
-    let size = set.iter().map(Range::size).fold(0, u128::saturating_add);
+    let size = set.iter().map(|range| range.size).fold(0, u128::saturating_add);
     let used: usize = set.iter().map(|range| network.used(range)).sum();
     let names: Vec<String> = set.iter().map(ToString::to_string).collect();
     let names = names.join(", ");

@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use cni::{Code, Result};
+use cni::Result;
 use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
-
-use bridge::inspect::Settings;
 
 use super::{Level, Report, first_few};
 use crate::node::{Network, Node, State};
@@ -20,10 +18,10 @@ const MANY_PORTS: usize = 950;
 const DEFAULT_MTU: u32 = 1500;
 
 pub(super) fn check(report: &mut Report) -> Result<()> {
-    let (mut findings, mut unseen) = (Vec::new(), Vec::new());
+    let mut findings = Vec::new();
     for network in &report.node.networks {
-        let Some(settings) = &network.bridge else { continue };
-        let link = report.node.link(&settings.bridge);
+        let Some(bridge) = &network.bridge else { continue };
+        let link = report.node.link(&bridge.name);
         match link {
             Some(link) if link.kind != "bridge" => {
                 let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
@@ -52,22 +50,11 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
                 findings.push((level, "bridge", network.name.clone(), what, remedy.to_owned()));
             }
             None => {
-                let what = format!("{} does not exist yet: the first add creates it", settings.bridge);
+                let what = format!("{} does not exist yet: the first add creates it", bridge.name);
                 findings.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
             }
         }
-        if settings.vlans {
-            let host = &mut Netlink::open()?;
-            match bridge::inspect::check_vlan_support(host, &settings.bridge, link) {
-                Err(error) if error.code() == Code::UNSUPPORTED => {
-                    let remedy = error.details_text().to_owned();
-                    findings.push((Level::Fail, "bridge", network.name.clone(), error.to_string(), remedy));
-                }
-                Err(error) => unseen.push(error),
-                Ok(()) => {}
-            }
-        }
-        ports(&report.node, network, settings, &mut findings);
+        ports(&report.node, network, &bridge.name, &mut findings);
         gateways(&report.node, network, &mut findings);
     }
     overlaps(&report.node, &mut findings);
@@ -75,15 +62,14 @@ pub(super) fn check(report: &mut Report) -> Result<()> {
     for (level, check, network, what, remedy) in findings {
         report.add(level, check, Some(&network), what, remedy);
     }
-    unseen.iter().for_each(|error| report.unseen(error));
     Ok(())
 }
 
 type Findings = Vec<(Level, &'static str, String, String, String)>;
 
 /// Checks that the host veths are up and on the bridge.
-fn ports(node: &Node, network: &Network, settings: &Settings, findings: &mut Findings) {
-    let bridge = node.link(&settings.bridge);
+fn ports(node: &Node, network: &Network, name: &str, findings: &mut Findings) {
+    let bridge = node.link(name);
     let ports = node.ports_of(network);
     let named = |is_affected: &dyn Fn(&Link) -> bool| -> Vec<String> {
         ports.iter().filter(|port| is_affected(port)).map(|port| port.name.clone()).collect()
@@ -116,20 +102,16 @@ fn ports(node: &Node, network: &Network, settings: &Settings, findings: &mut Fin
     let remedy = down.first().map(|port| format!("ip link set {port} up")).unwrap_or_default();
     note(Level::Fail, &down, "down", remedy);
     let moved = named(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
-    let how = format!("on another bridge than {}", settings.bridge);
+    let how = format!("on another bridge than {name}");
     note(Level::Warn, &moved, &how, format!("{reattach}, or correct \"bridge\""));
 }
 
 /// Checks that no other link has the gateway's address or subnet, and that the bridge has no conflicting address.
 fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
-    let Some(settings) = &network.bridge else { return };
-    let Some(name) = &settings.gateway else { return };
-    let wanted: Vec<Cidr> = network
-        .ranges
-        .iter()
-        .flatten()
-        .filter_map(|range| Cidr::new(range.gateway(), range.subnet().prefix()))
-        .collect();
+    let Some(bridge) = &network.bridge else { return };
+    let Some(name) = &bridge.gateway else { return };
+    let wanted: Vec<Cidr> =
+        network.ranges.iter().flatten().filter_map(|range| Cidr::new(range.gateway, range.subnet.prefix())).collect();
     let before = findings.len();
     for gateway in &wanted {
         for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
@@ -154,7 +136,7 @@ fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
-        match bridge::inspect::check_gateway_conflict(name, &have, &wanted, settings.force_address) {
+        match network.check_gateway_conflict(&have, &wanted) {
             Ok(()) => check_lost_gateways(node, network, link, findings),
             Err(error) => {
                 let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
@@ -178,7 +160,7 @@ fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
 fn gateway_of<'a>(node: &'a Node, network: &Network, link: &str, ip: IpAddr) -> Option<&'a Network> {
     let others = node.networks.iter().filter(|other| other.name != network.name);
     let mut on_link = others.filter(|other| other.bridge.as_ref().is_some_and(|b| b.gateway.as_deref() == Some(link)));
-    on_link.find(|other| other.ranges.iter().flatten().any(|range| range.gateway() == ip))
+    on_link.find(|other| other.ranges.iter().flatten().any(|range| range.gateway == ip))
 }
 
 fn other_subnet(network: &Network, second: &Network) -> String {
@@ -193,14 +175,14 @@ fn check_lost_gateways(node: &Node, network: &Network, link: &Link, findings: &m
     let alive = attachments.iter().filter(|at| at.state == State::Alive);
     let ips: Vec<IpAddr> = alive.flat_map(|at| &at.leases).map(|lease| lease.ip).collect();
     for range in network.ranges.iter().flatten().filter(|range| ips.iter().any(|ip| range.contains(*ip))) {
-        let gateway = range.gateway();
+        let gateway = range.gateway;
         if have.iter().any(|address| address.cidr.ip() == gateway) {
             continue;
         }
         let what = format!("{} has lost the gateway's address {gateway}: containers reach only each other", link.name);
         // No other link has the address, and duplicate address detection would delay its use.
         let nodad = if gateway.is_ipv6() { " nodad" } else { "" };
-        let prefix = range.subnet().prefix();
+        let prefix = range.subnet.prefix();
         let remedy = format!("ip address add {gateway}/{prefix} dev {}{nodad}", link.name);
         findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
     }
@@ -225,7 +207,7 @@ fn overlaps(node: &Node, findings: &mut Findings) {
     let subnets: Vec<(&Network, Cidr)> = node
         .networks
         .iter()
-        .flat_map(|network| network.ranges.iter().flatten().map(move |range| (network, range.subnet())))
+        .flat_map(|network| network.ranges.iter().flatten().map(move |range| (network, range.subnet)))
         .collect();
     for (at, (network, subnet)) in subnets.iter().enumerate() {
         let others = subnets.iter().take(at).filter(|(other, _)| other.name != network.name);
@@ -244,9 +226,9 @@ fn mtu(node: &Node, findings: &mut Findings) -> Result<()> {
     let defaults = Netlink::open()?.default_routes()?;
     let uplink = defaults.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
     for network in &node.networks {
-        let Some(settings) = &network.bridge else { continue };
-        let link = node.link(&settings.bridge);
-        if let (Some(wanted), Some(link)) = (settings.mtu, link)
+        let Some(bridge) = &network.bridge else { continue };
+        let link = node.link(&bridge.name);
+        if let (Some(wanted), Some(link)) = (bridge.mtu, link)
             && link.kind == "bridge"
             && link.mtu != wanted
         {
@@ -259,8 +241,8 @@ fn mtu(node: &Node, findings: &mut Findings) -> Result<()> {
             compare_mtus(network, link, &of_ports, findings);
         }
         let of_bridge = || link.map_or(DEFAULT_MTU, |link| link.mtu);
-        let inside = settings.mtu.or_else(|| of_ports.last().copied()).unwrap_or_else(of_bridge);
-        let Some(uplink) = uplink.filter(|_| settings.gateway.is_some()) else { continue };
+        let inside = bridge.mtu.or_else(|| of_ports.last().copied()).unwrap_or_else(of_bridge);
+        let Some(uplink) = uplink.filter(|_| bridge.gateway.is_some()) else { continue };
         if inside > uplink.mtu {
             let what = format!(
                 "containers send packets of {inside} bytes, and {} carries {}: if ICMP is filtered, they are lost",

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use bridge::inspect::Masquerade;
-use cni::Error;
+use cni::inspect::{Lease, LeaseHolder, Object, marks};
 use cni::key::AliasOwner;
-use host_local::inspect::{Lease, LeaseHolder};
+use cni::{AttachmentKey, Error};
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::{Link, LinkIndex};
@@ -39,17 +38,17 @@ pub(crate) struct Attachment {
     pub(crate) cached: bool,
     /// Its namespace according to the cache.
     pub(crate) netns: Option<PathBuf>,
-    /// The keys of its rules.
-    keys: [String; 2],
+    /// The marks of its objects.
+    pub(crate) marks: [String; 2],
     pub(crate) state: State,
     /// The reason for the state.
     pub(crate) why: &'static str,
 }
 
 impl Attachment {
-    /// Returns whether the rule belongs to this attachment.
-    pub(crate) fn has_rule(&self, rule: &Masquerade) -> bool {
-        self.keys.iter().any(|key| key == rule.key())
+    /// Returns whether the object belongs to this attachment.
+    pub(crate) fn owns(&self, object: &Object) -> bool {
+        object.has_mark_in(&self.marks)
     }
 }
 
@@ -60,7 +59,7 @@ impl Node {
         let mut entry = |container: &str, ifname: Option<&str>, change: &mut dyn FnMut(&mut Attachment)| {
             let key = (container.to_owned(), ifname.map(str::to_owned));
             change(found.entry(key.clone()).or_insert_with(|| Attachment {
-                keys: bridge::inspect::rule_keys(&network.name, container, ifname.unwrap_or_default()),
+                marks: marks(AttachmentKey { network: &network.name, container, ifname: ifname.unwrap_or_default() }),
                 container: key.0,
                 ifname: key.1,
                 leases: Vec::new(),
@@ -126,9 +125,10 @@ impl Node {
             self.guest_addresses.contains(ip) || (!only_guests && self.other_addresses.contains(ip))
         };
         let port = match &at.ifname {
-            Some(ifname) => bridge::inspect::aliases(&network.name, &at.container, ifname)
-                .iter()
-                .any(|alias| aliases.contains(alias.as_str())),
+            Some(ifname) => {
+                let key = AttachmentKey { network: &network.name, container: &at.container, ifname };
+                key.aliases().iter().any(|alias| aliases.contains(alias.as_str()))
+            }
             // An old lease counts for any interface of the container.
             None => self.links.iter().filter_map(owner).any(|owner| {
                 owner.network == network.name && owner.attachment.is_some_and(|(id, _)| id == at.container)

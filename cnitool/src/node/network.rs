@@ -4,61 +4,67 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use bridge::inspect::Settings;
+use cni::inspect::{Bridge, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage};
 use cni::{Call, Error, Result};
-use host_local::inspect::{Lease, LeaseHolder, Range};
+use cni0::INSPECT;
+use linux::ip::Cidr;
+use linux::netlink::Address;
 use serde_json::Value;
 
 use super::value_or_unseen;
-use crate::conf::NetworkList;
+use crate::conf::{self, NetworkList};
 use crate::table;
 
 /// A network: its configuration and its leases. Its links are in [`super::Node`].
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Network {
     pub(crate) name: String,
     /// `None` if only traces are left.
     pub(crate) list: Option<NetworkList>,
-    /// The settings of its bridge plugin, if it has one.
-    pub(crate) bridge: Option<Settings>,
+    /// Those of its plugins that can be inspected, in the order of the list. An IPAM plugin precedes its caller.
+    pub(crate) parts: Vec<Part>,
+    /// Its bridge, if it has one.
+    pub(crate) bridge: Option<Bridge>,
+    /// Whether its plugins use nf_tables.
+    pub(crate) nftables: Usage,
     /// Errors that its plugins would report.
     pub(crate) faults: Vec<Error>,
-    /// The lease directory, if the network uses host-local.
-    pub(crate) directory: Option<PathBuf>,
+    /// The leases of its IPAM plugin, and their directory.
+    pub(crate) store: Option<(&'static dyn LeaseStore, PathBuf)>,
     /// The ranges of each range set. Empty if only the runtime knows them.
     pub(crate) ranges: Vec<Vec<Range>>,
     pub(crate) leases: Vec<Lease>,
     /// Addresses whose leases are from an earlier boot.
     pub(crate) earlier: BTreeSet<IpAddr>,
-    /// Whether the lease directory could be listed. Otherwise leases may be missing here.
-    pub(crate) leases_seen: bool,
+    /// Whether the lease directory could not be listed, so that leases may be missing here.
+    pub(crate) leases_unseen: bool,
+}
+
+/// A plugin of a network, with a valid configuration.
+#[derive(Debug)]
+pub(crate) struct Part {
+    pub(crate) plugin: &'static dyn Inspect,
+    config: String,
+}
+
+impl Part {
+    /// Calls `function` with the configuration of the plugin.
+    pub(crate) fn with_call<T>(&self, function: impl FnOnce(&Call<'_>) -> Result<T>) -> Result<T> {
+        function(&Call::for_config(&self.config)?)
+    }
 }
 
 impl Network {
     /// Returns a network of which only the name is known.
     pub(super) fn named(name: String) -> Network {
-        Network {
-            name,
-            list: None,
-            bridge: None,
-            faults: Vec::new(),
-            directory: None,
-            ranges: Vec::new(),
-            leases: Vec::new(),
-            earlier: BTreeSet::new(),
-            leases_seen: true,
-        }
+        Network { name, ..Network::default() }
     }
 
     /// Reads the configuration as the plugins would.
     fn read(list: NetworkList) -> Network {
         let mut network = Network::named(list.name.to_string());
         for plugin in &list.plugins {
-            let mut config = plugin.config.clone();
-            config.insert("name".to_owned(), Value::from(network.name.as_str()));
-            config.insert("cniVersion".to_owned(), Value::from(list.version.as_str()));
-            let text = Value::Object(config).to_string();
-            if let Err(error) = network.read_plugin(&plugin.kind, &text, &plugin.config) {
+            if let Err(error) = network.read_plugin(&list, plugin) {
                 network.faults.push(error);
             }
         }
@@ -66,29 +72,48 @@ impl Network {
         network
     }
 
-    fn read_plugin(&mut self, kind: &str, text: &str, config: &serde_json::Map<String, Value>) -> Result<()> {
-        let call = Call::for_config(text)?;
-        let is = |value: Option<&Value>, wanted: &str| value.and_then(Value::as_str) == Some(wanted);
-        if is(config.get("ipam").and_then(|ipam| ipam.get("type")), "host-local") {
-            self.directory = Some(host_local::inspect::lease_dir(&call)?);
-            // If the runtime passes the ranges with each call, they are unknown here.
-            let from_runtime = config.get("capabilities").and_then(|all| all.get("ipRanges"));
-            match host_local::inspect::ranges(&call) {
-                Ok(ranges) => self.ranges = ranges,
-                Err(_) if from_runtime == Some(&Value::Bool(true)) => {}
+    /// Reads the configuration of a plugin, and that of its IPAM plugin, which is the same.
+    fn read_plugin(&mut self, list: &NetworkList, plugin: &conf::Plugin) -> Result<()> {
+        let mut config = plugin.config.clone();
+        config.insert("name".to_owned(), Value::from(self.name.as_str()));
+        config.insert("cniVersion".to_owned(), Value::from(list.version.as_str()));
+        let config = Value::Object(config).to_string();
+        let call = Call::for_config(&config)?;
+        let ipam = plugin.config.get("ipam").and_then(|ipam| ipam.get("type")?.as_str());
+        for plugin in ipam.into_iter().chain([plugin.kind.as_str()]).filter_map(inspect) {
+            if let Some(store) = plugin.lease_store() {
+                self.store = Some((store, store.lease_dir(&call)?));
+            }
+            match plugin.settings(&call) {
+                Ok(Settings { bridge, ranges, nftables }) => {
+                    self.bridge = bridge.or_else(|| self.bridge.take());
+                    if !ranges.is_empty() {
+                        self.ranges = ranges;
+                    }
+                    self.nftables = self.nftables.max(nftables);
+                    self.parts.push(Part { plugin, config: config.clone() });
+                }
                 Err(error) => self.faults.push(error),
             }
-        }
-        if kind == "bridge" {
-            self.bridge = Some(bridge::inspect::settings(&call)?);
         }
         Ok(())
     }
 
+    /// Returns whether a plugin of the network creates objects of this kind.
+    pub(crate) fn creates(&self, kind: &Kind) -> bool {
+        self.parts.iter().any(|part| part.plugin.kinds().contains(kind))
+    }
+
+    /// Returns the error of an ADD if the addresses of the gateway's link conflict with those of the gateways.
+    pub(crate) fn check_gateway_conflict(&self, have: &[Address], gateways: &[Cidr]) -> Result<()> {
+        let check = |part: &Part| part.with_call(|call| part.plugin.check_gateway_conflict(call, have, gateways));
+        self.parts.iter().try_for_each(check)
+    }
+
     pub(super) fn read_leases(&mut self, unseen: &mut Vec<String>) {
-        let Some(directory) = &self.directory else { return };
-        let listing = value_or_unseen(unseen, host_local::inspect::leases(directory));
-        self.leases_seen = listing.is_some();
+        let Some((store, directory)) = &self.store else { return };
+        let listing = value_or_unseen(unseen, store.leases(directory));
+        self.leases_unseen = listing.is_none();
         let leases = listing.flatten().unwrap_or_default();
         let hidden = leases.iter().filter(|lease| lease.owner == LeaseHolder::Unknown).count();
         if hidden > 0 {
@@ -98,10 +123,8 @@ impl Network {
         self.leases = leases;
         // This must follow the reading of the leases, so that a lease created meanwhile is not included.
         if !self.leases.is_empty() {
-            self.earlier = value_or_unseen(unseen, host_local::inspect::leases_of_earlier_boots(directory))
-                .into_iter()
-                .flatten()
-                .collect();
+            let earlier = value_or_unseen(unseen, store.leases_of_earlier_boots(directory));
+            self.earlier = earlier.into_iter().flatten().collect();
         }
     }
 
@@ -109,6 +132,11 @@ impl Network {
     pub(crate) fn used(&self, range: &Range) -> usize {
         self.leases.iter().filter(|lease| lease.owner != LeaseHolder::Garbled && range.contains(lease.ip)).count()
     }
+}
+
+/// Returns the plugin of this name, if it is one of ours.
+pub(crate) fn inspect(name: &str) -> Option<&'static dyn Inspect> {
+    INSPECT.iter().copied().find(|plugin| plugin.name() == name)
 }
 
 /// Returns the networks of all configurations, and the configurations that an earlier one of the same name shadows.

@@ -1,0 +1,271 @@
+//! What a plugin tells a tool such as `cnitool` about this host: what a configuration requests, what exists, what is
+//! wrong, and what can be repaired. A tool iterates over all plugins and knows none of them by name.
+//!
+//! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use linux::ip::Cidr;
+use linux::netlink::Address;
+
+use crate::error::Result;
+use crate::key::{self, AttachmentKey};
+use crate::plugin::{Attachment, Call, Plugin};
+
+/// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
+pub trait Inspect: Plugin {
+    /// Parses a configuration. Returns an error for everything that an ADD would reject.
+    fn settings(&self, _: &Call<'_>) -> Result<Settings> {
+        Ok(Settings::default())
+    }
+    /// Returns the leases of the plugin, if it is an IPAM plugin that keeps them on this host.
+    fn lease_store(&self) -> Option<&dyn LeaseStore> {
+        None
+    }
+    /// Returns the kinds of [`Object`] that the plugin creates.
+    fn kinds(&self) -> &'static [Kind] {
+        &[]
+    }
+    /// Lists the objects of all networks on this host.
+    fn objects(&self) -> Result<Vec<Object>> {
+        Ok(Vec::new())
+    }
+    /// Reports what would make an ADD fail or block traffic, and what was verified. Objects whose owner is gone are not
+    /// included: the tool finds them itself.
+    fn findings(&self, _: &NetworkView<'_>) -> Result<Vec<Finding>> {
+        Ok(Vec::new())
+    }
+    /// Returns the error of an ADD if the addresses `have` of the gateway's link conflict with the addresses `gateways`.
+    fn check_gateway_conflict(&self, _: &Call<'_>, _have: &[Address], _gateways: &[Cidr]) -> Result<()> {
+        Ok(())
+    }
+    /// Restores objects of an attachment that are missing. `call` is as for CHECK, with the result of ADD. Returns what
+    /// was missing, as a noun in the plural; `None` if nothing was.
+    fn repair(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<&'static str>> {
+        Ok(None)
+    }
+}
+
+impl fmt::Debug for dyn Inspect + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// What the configuration of a plugin requests, as far as it is visible on the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// The bridge to which containers are attached.
+    pub bridge: Option<Bridge>,
+    /// The ranges of each range set. Empty if only the runtime knows them.
+    pub ranges: Vec<Vec<Range>>,
+    /// Whether an ADD uses nf_tables.
+    pub nftables: Usage,
+}
+
+/// Whether an ADD uses a feature of the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Usage {
+    /// Not at all.
+    #[default]
+    No,
+    /// If the kernel has it.
+    Preferred,
+    /// There is no alternative.
+    Required,
+}
+
+/// The bridge of a network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bridge {
+    /// Name of the bridge.
+    pub name: String,
+    /// Name of the link that should have the gateway address, if any: the bridge, or the interface of a VLAN.
+    pub gateway: Option<String>,
+    /// MTU of the veth pair; `None` for the kernel's default.
+    pub mtu: Option<u32>,
+}
+
+/// A range of addresses from which a network leases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Range {
+    /// The subnet that the range is a part of.
+    pub subnet: Cidr,
+    /// The first address.
+    pub first: IpAddr,
+    /// The last address.
+    pub last: IpAddr,
+    /// The gateway.
+    pub gateway: IpAddr,
+    /// The number of addresses that can be leased.
+    pub size: u128,
+    /// Whether the range covers its whole subnet.
+    pub is_whole: bool,
+}
+
+impl Range {
+    /// Returns whether the range contains this address.
+    pub fn contains(&self, ip: IpAddr) -> bool {
+        // All IPv4 addresses are less than all IPv6 addresses.
+        (self.first..=self.last).contains(&ip)
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.first, self.last)
+    }
+}
+
+/// Read-only access to leases. Takes no lock, and needs only the permission to read the files.
+pub trait LeaseStore: Sync {
+    /// Returns the lease directory of a network, even if its ranges are invalid.
+    fn lease_dir(&self, call: &Call<'_>) -> Result<PathBuf>;
+    /// Returns the lease directories of all networks without a `dataDir` of their own. Each is named after its network.
+    fn default_lease_dirs(&self) -> Vec<PathBuf>;
+    /// Returns the leases in a directory, ordered by address. Returns `None` if the directory does not exist.
+    fn leases(&self, directory: &Path) -> Result<Option<Vec<Lease>>>;
+    /// Returns the addresses whose leases are from an earlier boot, so that their containers are gone.
+    fn leases_of_earlier_boots(&self, directory: &Path) -> Result<Vec<IpAddr>>;
+    /// Fails if an ADD could not write a lease. Leaves no file behind.
+    fn check_writable(&self, directory: &Path) -> Result<()>;
+}
+
+impl fmt::Debug for dyn LeaseStore + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("LeaseStore")
+    }
+}
+
+/// A lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The address.
+    pub ip: IpAddr,
+    /// Its owner.
+    pub owner: LeaseHolder,
+    /// The time of the last change.
+    pub since: SystemTime,
+}
+
+/// The owner of an address according to its lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LeaseHolder {
+    /// A container, and its interface unless the record is an old one.
+    Container(String, Option<String>),
+    /// No owner: the file is empty or garbled, and the next ADD that needs the address takes it.
+    Garbled,
+    /// The entry cannot be read, or is not a regular file.
+    Unknown,
+}
+
+/// A kind of objects.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Kind {
+    /// The name of the kind, and of the check of `doctor`.
+    pub name: &'static str,
+    /// What one object is called in a sentence.
+    pub noun: &'static str,
+    /// The flag with which `show` marks a port that has such an object.
+    pub flag: &'static str,
+    /// The key in JSON.
+    pub json: &'static str,
+    /// Whether `show` lists the objects. Otherwise it only sets the flag.
+    pub is_listed: bool,
+}
+
+/// Something that a plugin has created on this host for an attachment, such as a firewall rule.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    /// What it is.
+    pub kind: &'static Kind,
+    /// What it belongs to.
+    pub owner: Owner,
+    /// What holds it, such as `nftables`.
+    pub backend: &'static str,
+    /// The container's address that it is for.
+    pub address: Option<IpAddr>,
+    /// The text by which the plugin recognises it.
+    pub comment: String,
+    /// The part of the comment that names the owner for a reader.
+    pub about: String,
+}
+
+/// The owner of an object, as far as the object itself identifies it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// The attachment with this mark: one of [`marks`].
+    Marked(String),
+    /// The attachment of the host's link with this name.
+    Port(String),
+}
+
+impl Object {
+    /// Returns whether the object belongs to an attachment with these [`marks`].
+    pub fn has_mark_in(&self, marks: &[String]) -> bool {
+        matches!(&self.owner, Owner::Marked(mark) if marks.contains(mark))
+    }
+
+    /// Returns whether the object belongs to a network with these [`network_marks`].
+    pub fn has_mark_of(&self, network: &[String]) -> bool {
+        matches!(&self.owner, Owner::Marked(mark) if network.iter().any(|prefix| mark.starts_with(prefix)))
+    }
+}
+
+/// Returns the marks by which objects of an attachment are recognised: that of comments in nftables, and that of iptables,
+/// which all attachments of a container to the network share.
+pub fn marks(attachment: AttachmentKey<'_>) -> [String; 2] {
+    [attachment.mark(), attachment.iptables_comment()]
+}
+
+/// Returns the prefixes of the marks of all attachments to a network.
+pub fn network_marks(network: &str) -> [String; 2] {
+    [key::network_mark(network), key::iptables_prefix(network)]
+}
+
+/// A network with its live attachments, for [`Inspect::findings`].
+#[derive(Debug)]
+pub struct NetworkView<'a> {
+    /// The configuration of the plugin in this network.
+    pub call: &'a Call<'a>,
+    /// The attachments whose host veth exists.
+    pub alive: &'a [LiveAttachment],
+    /// The objects of the network; `None` if those of the plugin could not be listed.
+    pub objects: Option<&'a [&'a Object]>,
+}
+
+/// A live attachment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LiveAttachment {
+    /// The marks of its objects.
+    pub marks: [String; 2],
+    /// Its leased addresses. Empty if another IPAM plugin has them.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// The severity of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// It works.
+    Ok,
+    /// It works only partly, or may stop working.
+    Warn,
+    /// An ADD fails, or traffic is blocked.
+    Fail,
+}
+
+/// The outcome of a check.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// The name of the check.
+    pub check: &'static str,
+    /// Its severity.
+    pub level: Level,
+    /// What was found.
+    pub what: String,
+    /// What to do about it. Empty if the level is `Ok`.
+    pub remedy: String,
+}
