@@ -216,7 +216,11 @@ fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
         true => text += "  no ports\n",
         false => text += &format!("\n{}", ports.render(paint, 2)),
     }
-    text + &listed_kinds().map(|kind| objects(view, kind, paint)).collect::<String>()
+    let objects: String = listed_kinds().map(|kind| objects(view, kind, paint)).collect();
+    if !objects.is_empty() {
+        text += "\n";
+    }
+    text + &objects
 }
 
 /// Formats the number of objects of a kind, and those that belong to no port.
@@ -233,7 +237,7 @@ fn objects(view: &BridgeView<'_>, kind: &Kind, paint: Paint) -> String {
         return String::new();
     }
     let counts: Vec<String> = by_backend.iter().map(|(backend, count)| format!("{count} by {backend}")).collect();
-    let mut text = format!("\n  {}: {}", kind.name, counts.join(", "));
+    let mut text = format!("  {}: {}", kind.name, counts.join(", "));
     match stale.is_empty() {
         true => text += ", all of ports above\n",
         false => {

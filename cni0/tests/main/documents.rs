@@ -132,8 +132,10 @@ fn every_key_is_read_under_its_path() {
     let common = keys_under(COMMON).len();
     for (plugin, key) in all_keys().into_iter().skip(common) {
         let config = with(&plugin, &key, wrong_value(&key));
-        let error = lab.attach(&plugin, "ADD", &netns).stdin(config.to_string()).run().error(6);
         let path = key.path.replace("[]", "[0]");
+        let outcome = lab.attach(&plugin, "ADD", &netns).stdin(config.to_string()).run();
+        assert_eq!(outcome.status, Some(1), "{plugin} does not read the key {path:?}");
+        let error = outcome.error(6);
         assert!(error["msg"].as_str().unwrap().contains(&format!("{path:?}")), "{path}: {error}");
         asked += 1;
     }
