@@ -177,8 +177,8 @@ pub(crate) fn create<'a>(
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
 }
 
-/// Creates the veth pair with one message. A separate change sets the port up last: the kernel sends no notifications for
-/// changes to a link that is down, and no frame passes the port before it has its flags.
+/// Creates the veth pair with one message. A separate change sets the port up last: the kernel sends no notifications
+/// for changes to a link that is down, and no frame passes the port before it has its flags.
 fn create_port(
     host: &mut Netlink,
     bridge: LinkIndex,
@@ -205,8 +205,8 @@ struct BridgeBefore {
     created: bool,
 }
 
-/// Returns the bridge, and creates it if it does not exist. An existing link of that name is not checked here: it may not
-/// be a bridge.
+/// Returns the bridge, and creates it if it does not exist. An existing link of that name is not checked here: it may
+/// not be a bridge.
 fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<BridgeBefore> {
     let name = config.bridge.as_str();
     let (index, created) = match host.link_index(name)? {
@@ -259,8 +259,8 @@ fn prepare_bridge(name: &str) {
     set_best_effort(&["net", "ipv6", "conf", name, "accept_dad"], "0");
 }
 
-/// Changes the settings of the bridge where they differ from the configuration. `lost_mac` is the MAC address that it had
-/// before it took that of the new port. Returns the bridge with its final MAC address.
+/// Changes the settings of the bridge where they differ from the configuration. `lost_mac` is the MAC address that it
+/// had before it took that of the new port. Returns the bridge with its final MAC address.
 fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac: Option<MacAddr>) -> Result<Link> {
     let name = bridge.name.as_str();
     if bridge.kind != "bridge" {

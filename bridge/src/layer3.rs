@@ -133,7 +133,8 @@ impl Gateway<'_> {
                 changes.push(Change::delete_address(link.index, *address));
             }
             for address in &needed.missing {
-                // No duplicate detection: the network belongs to this host, and the container may use its gateway at once.
+                // No duplicate detection: the network belongs to this host, and the container may use its gateway at
+                // once.
                 let mark = key::address_mark(self.network);
                 changes.push(Change::add_marked_address(link.index, *address, DuplicateDetection::Off, mark));
             }

@@ -81,7 +81,8 @@ impl Removal<'_> {
     ///
     /// A result of ADD that a runtime kept decides: it lists the host veth, or another one. Without such a result the
     /// pair must have the addresses that are leased to this attachment now and no others, and must not be on another
-    /// bridge than the network's. (The addresses in the result prove nothing: after a first DEL they may have been leased again.)
+    /// bridge than the network's. (The addresses in the result prove nothing: after a first DEL they may
+    /// have been leased again.)
     fn is_ours(&self, host: &mut Home, guest: &mut Guest<'_>, link: &Link) -> Result<bool> {
         // An index counts only in its own namespace.
         if link.peer_netns.is_none() || link.peer_netns != guest.netlink.netns_id(&host.netns)? {

@@ -56,7 +56,8 @@ impl<'a> AttachmentKey<'a> {
             .is_some_and(|(container, ifname)| container == self.container && ifname != self.ifname)
     }
 
-    /// Returns whether the alias is cut, because it would be too long for the kernel. Then it does not name the attachment.
+    /// Returns whether the alias is cut, because it would be too long for the kernel. Then it does not name the
+    /// attachment.
     pub fn has_cut_alias(&self) -> bool {
         let words = [ALIAS_WORD, self.network, self.container, self.ifname];
         words.map(|word| word.len() + 1).iter().sum::<usize>() > ALIAS + 1
