@@ -332,7 +332,7 @@ impl Socket {
         let mut sent = retry(|| self.socket.send(datagram, Msg::empty()));
         if sent.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             // A transaction with some thousand elements does not fit into the default buffer.
-            setsockopt(&self.fd(), SndBufForce, &datagram.len())?;
+            setsockopt(&self.fd(), SndBufForce, &datagram.len()).context(|| "enlarge the send buffer")?;
             sent = retry(|| self.socket.send(datagram, Msg::empty()));
         }
         let sent = sent.context(|| "send to the kernel")?;

@@ -13,9 +13,9 @@ const NFTA_RULE_USERDATA: u16 = 7;
 
 /// A rule to add to a chain: the expressions that a packet passes in order, and the user data.
 ///
-/// The methods of the module `expression` append to it:
-/// `RuleSpec::new(chain).source(ip).masquerade().comment("c1")`.
+/// Each method appends an expression or sets user data: `RuleSpec::new(chain).source(ip).masquerade().comment("c1")`.
 #[derive(Debug)]
+#[must_use]
 pub struct RuleSpec<'a> {
     pub(super) chain: Chain<'a>,
     pub(super) expressions: Request,
