@@ -1,8 +1,6 @@
 //! ADD, from top to bottom.
 
-use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Delegate, DelegateError, Error, Interface, Namespaces, Result, Undo,
-};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Delegate, Error, Interface, Namespaces, Prepared, Result, Undo};
 use linux::ip::Cidr;
 use linux::netlink::LinkChange;
 use linux::netlink::nft::Nftables;
@@ -13,28 +11,45 @@ use crate::gateway::Plan;
 use crate::layer3::{self, Gateway};
 use crate::{masquerade, spoofcheck, vlan};
 
-/// Attaches the container. If a step fails, reverts the steps before it.
-pub(crate) fn run(call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-    let config = Config::parse(call)?;
-    config.refuse_contradictions()?;
-    let key = AttachmentKey::new(call, at);
-    if config.spoof_check {
-        spoofcheck::validate(key)?;
-    }
-    let mut ipam = config.find_ipam(call)?;
-    match &mut ipam {
-        Some(ipam) => ipam.prepare(at)?,
-        // The results of old versions cannot express a container without addresses.
-        None => AddResult::default().to_version(call.version).map(drop)?,
-    }
-    let mut add = Add { at, key, config: &config, undo: Undo::new(Namespaces::open(call, at)?) };
-    let outcome = add.attach(ipam.as_ref()).and_then(|result| result.to_version(call.version).map(|_| result));
-    match outcome {
-        Ok(result) => {
-            add.undo.commit();
-            Ok(result)
+/// A validated ADD that has not changed anything yet.
+#[derive(Debug)]
+pub(crate) struct PreparedAdd<'a> {
+    call: &'a Call<'a>,
+    config: Config,
+    ipam: Option<Delegate<'a>>,
+}
+
+impl<'a> PreparedAdd<'a> {
+    pub(crate) fn read(call: &'a Call<'a>, at: &Attachment) -> Result<PreparedAdd<'a>> {
+        let config = Config::parse(call)?;
+        config.refuse_contradictions()?;
+        if config.spoof_check {
+            spoofcheck::validate(AttachmentKey::new(call, at))?;
         }
-        Err(error) => Err(add.roll_back(error)),
+        let mut ipam = config.find_ipam(call)?;
+        match &mut ipam {
+            Some(ipam) => ipam.prepare(at)?,
+            // The results of old versions cannot express a container without addresses.
+            None => AddResult::default().to_version(call.version).map(drop)?,
+        }
+        Ok(PreparedAdd { call, config, ipam })
+    }
+}
+
+impl Prepared for PreparedAdd<'_> {
+    /// Attaches the container. If a step fails, reverts the steps before it.
+    fn add(&self, at: &Attachment) -> Result<AddResult> {
+        let PreparedAdd { call, config, ipam } = self;
+        let undo = Undo::new(Namespaces::open(call, at)?);
+        let mut add = Add { at, key: AttachmentKey::new(call, at), config, undo };
+        let outcome = add.attach(ipam.as_ref()).and_then(|result| result.to_version(call.version).map(|_| result));
+        match outcome {
+            Ok(result) => {
+                add.undo.commit();
+                Ok(result)
+            }
+            Err(error) => Err(add.roll_back(error)),
+        }
     }
 }
 
@@ -129,14 +144,7 @@ impl<'a> Add<'a> {
             namespaces.host.netlink.delete_link(port.as_str())?;
             ipam.del(at)
         });
-        match ipam.add(at) {
-            Ok(leased) => Ok(leased),
-            Err(DelegateError::Unknown(error)) => Err(error),
-            Err(DelegateError::CleanedUp(error)) => {
-                self.undo.pop();
-                Err(error)
-            }
-        }
+        ipam.add(at).map_err(|failure| failure.without_del(&mut self.undo))
     }
 
     /// Adds the masquerade rules, if the network has masquerade.

@@ -26,10 +26,11 @@ mod vlan;
 
 use std::net::IpAddr;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Delegate, ErrorCollector, Plugin, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Delegate, ErrorCollector, Plugin, Prepared, Result};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
+use add::PreparedAdd;
 use config::Config;
 use removal::Removal;
 
@@ -42,8 +43,12 @@ impl Plugin for Bridge {
         "bridge"
     }
 
+    fn prepare<'a>(&self, call: &'a Call<'a>, at: &Attachment) -> Result<Option<Box<dyn Prepared + 'a>>> {
+        Ok(Some(Box::new(PreparedAdd::read(call, at)?)))
+    }
+
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-        add::run(call, at)
+        PreparedAdd::read(call, at)?.add(at)
     }
 
     /// Removes everything of the attachment. A failed step does not prevent the later ones.
