@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 
+use linux::Deadline;
+use linux::child::{run_to_end, start};
+use linux::ip::Cidr;
+use linux::process::build_id::is_this_program;
 use log::debug;
 use serde::Deserialize;
 
@@ -22,10 +26,6 @@ use crate::plugin::{Attachment, Call, Plugin, Prepared};
 use crate::result::AddResult;
 use crate::undo::Undo;
 use crate::version::Version;
-use linux::Deadline;
-use linux::child::{run_to_end, start};
-use linux::ip::Cidr;
-use linux::process::build_id::is_this_program;
 
 /// Timeout of a plugin call: longer than any runtime waits for us, and longer than a DHCP lease takes.
 const TIMEOUT: Duration = Duration::from_secs(240);

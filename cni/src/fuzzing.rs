@@ -5,6 +5,8 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
+use linux::ip::MacAddr;
+
 use crate::args::Args;
 use crate::config::{self, Head};
 use crate::delegate;
@@ -12,7 +14,6 @@ use crate::json;
 use crate::plugin::Call;
 use crate::result::AddResult;
 use crate::version::Version;
-use linux::ip::MacAddr;
 
 /// Splits an input into `CNI_ARGS` and stdin: the bytes before the first NUL, if there is one, and the bytes after it.
 pub fn split(input: &[u8]) -> (Cow<'_, str>, &[u8]) {

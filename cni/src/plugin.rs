@@ -5,17 +5,17 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use linux::Netns;
+use linux::ip::Cidr;
+use linux::netlink::Netlink;
+use log::debug;
 use serde::Deserialize;
 
 use crate::config::{self, Head, Previous, ValidAttachment};
 use crate::error::{Code, Context, Error, Result};
-use crate::logging::report;
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::result::AddResult;
 use crate::version::Version;
-use linux::Netns;
-use linux::ip::Cidr;
-use linux::netlink::Netlink;
 
 /// What `CNI_NETNS` must be.
 const NETNS_HINT: &str = "CNI_NETNS must be the path of a live network namespace, such as /run/netns/NAME";
@@ -212,11 +212,11 @@ impl<'a> Call<'a> {
     }
 
     /// Returns the previous result for DEL; an empty one if it is missing or invalid, because DEL must remove what it
-    /// can find without it. An invalid one is reported.
+    /// can find without it. An invalid one is only logged.
     pub fn prev_result_to_clean_up(&self) -> AddResult {
         self.prev_result()
             .unwrap_or_else(|mistake| {
-                report(&mistake);
+                debug!("ignore the previous result: {mistake:?}");
                 None
             })
             .unwrap_or_default()

@@ -5,12 +5,12 @@ use std::fs;
 use std::io::Read;
 use std::path::PathBuf;
 
+use linux::Netns;
 use log::warn;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::name::{ContainerId, IfName};
 use crate::plugin::{Attachment, Home};
-use linux::Netns;
 
 /// The request in the environment.
 #[derive(Debug)]

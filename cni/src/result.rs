@@ -6,12 +6,12 @@ mod v100;
 
 use std::net::IpAddr;
 
+use linux::ip::{self, Cidr};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{self, Raw};
 use crate::version::Version;
-use linux::ip::{self, Cidr};
 
 /// The result of an ADD, as the newest version describes it. Older versions contain less of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,12 +2,12 @@
 
 use std::net::IpAddr;
 
+use linux::ip::Cidr;
 use serde::Serialize;
 
 use super::{AddResult, Dns, IpConfig};
 use crate::error::{Code, Error, Result};
 use crate::version::Version;
-use linux::ip::Cidr;
 
 /// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]

@@ -2,11 +2,11 @@
 
 use std::net::IpAddr;
 
+use linux::ip::Cidr;
 use serde::Serialize;
 
 use super::{AddResult, IpConfig, is_zero};
 use crate::version::Version;
-use linux::ip::Cidr;
 
 /// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]
