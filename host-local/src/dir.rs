@@ -1,5 +1,6 @@
 //! An open directory of small files, with atomic operations on them by name. Independent of what the files contain.
 
+use std::fmt::LowerHex;
 use std::fs::{DirBuilder, File};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -36,6 +37,16 @@ const LOCAL_FILE_SYSTEMS: [i64; 8] =
 
 /// Seconds and nanoseconds since 1970.
 pub(crate) type Timestamp = (i64, i64);
+
+/// Returns the key of a directory: its device and inode number. The types of both depend on the architecture.
+pub(crate) fn key(dev: impl LowerHex, ino: impl LowerHex) -> String {
+    key_prefix(dev) + &format!("{ino:x}")
+}
+
+/// Returns the prefix of the keys of all directories on a device.
+pub(crate) fn key_prefix(dev: impl LowerHex) -> String {
+    format!("{dev:x}-")
+}
 
 impl Dir {
     /// Opens the directory `path`. Returns `None` if it does not exist.
@@ -88,6 +99,12 @@ impl Dir {
 
     pub(crate) fn stat(&self) -> io::Result<FileStat> {
         Ok(fstat(&self.fd)?)
+    }
+
+    /// Returns the name under which the index and the record of earlier boots of this directory are kept.
+    pub(crate) fn key(&self) -> io::Result<String> {
+        let stat = self.stat()?;
+        Ok(key(stat.st_dev, stat.st_ino))
     }
 
     /// Opens a file. Returns `None` if it does not exist.

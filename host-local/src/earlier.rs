@@ -20,7 +20,6 @@ use nix::sys::stat::FileStat;
 use crate::boot;
 use crate::digest::{digest, seal, unseal};
 use crate::dir::{self, Dir};
-use crate::index;
 use crate::lease;
 
 /// The directory of the records. They are not part of the index, because the index can be deleted and rebuilt at any
@@ -42,7 +41,7 @@ pub(crate) fn record(leases: &Dir) {
 fn try_record(leases: &Dir) -> Result<()> {
     let what = || format!("write the record in {HOME:?}");
     let home = Dir::create_private(Path::new(HOME)).context(what)?;
-    let name = index::name_of(leases).context(what)?;
+    let name = leases.key().context(what)?;
     if !home.exists(&name).context(what)? {
         home.create_file(&name, &EarlierLeases::scan(leases)?.bytes()).context(what)?;
     }
@@ -62,7 +61,7 @@ impl EarlierLeases {
     pub(crate) fn read(leases: &Dir) -> Result<Option<EarlierLeases>> {
         let what = || format!("read the record in {HOME:?}");
         let Some((home, _)) = Dir::open_private(Path::new(HOME)).context(what)? else { return Ok(None) };
-        let name = index::name_of(leases).context(what)?;
+        let name = leases.key().context(what)?;
         let Some(mut file) = home.file(&name, OFlag::O_RDONLY, 0).context(what)? else { return Ok(None) };
         let mut bytes = Vec::new();
         file.read_to_end(&mut bytes).context(what)?;

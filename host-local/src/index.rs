@@ -14,7 +14,6 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fmt::LowerHex;
 use std::fs::{self, File};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -278,23 +277,7 @@ fn bucket_name(owner: &LeaseOwner) -> String {
 
 /// Returns the path of the index of a lease directory.
 fn index_path(leases: &FileStat) -> PathBuf {
-    Path::new(INDEX_ROOT).join(index_name(leases.st_dev, leases.st_ino))
-}
-
-/// Returns the name of the index of `leases`.
-pub(crate) fn name_of(leases: &Dir) -> io::Result<String> {
-    let stat = leases.stat()?;
-    Ok(index_name(stat.st_dev, stat.st_ino))
-}
-
-/// Returns the name of the index of a lease directory. The types of both numbers depend on the architecture.
-fn index_name(dev: impl LowerHex, ino: impl LowerHex) -> String {
-    on_device(dev) + &format!("{ino:x}")
-}
-
-/// Returns the prefix of the names of all indexes whose lease directories are on one device.
-fn on_device(dev: impl LowerHex) -> String {
-    format!("{dev:x}-")
+    Path::new(INDEX_ROOT).join(dir::key(leases.st_dev, leases.st_ino))
 }
 
 /// Writes the path of the lease directory into its index. If the index is new, also removes the indexes of deleted
@@ -307,7 +290,7 @@ fn register(home: &Dir, leases: &Dir) -> io::Result<()> {
     home.write(OWNER_FILE, &path)?;
     let Some((all, _)) = Dir::open_private(Path::new(INDEX_ROOT))? else { return Ok(()) };
     // Skip other file systems, which may be slow or hang.
-    let device = on_device(leases.stat()?.st_dev);
+    let device = dir::key_prefix(leases.stat()?.st_dev);
     for name in all.names()? {
         let name = name?;
         if name.starts_with(&device)
@@ -346,9 +329,9 @@ fn open(all: &Dir, name: &str) -> io::Result<Option<Dir>> {
 /// Returns whether the lease directory `leases` of the index `name` is gone. If another file system is mounted over it,
 /// it may only be hidden, which does not count.
 fn is_gone(leases: &Path, name: &str) -> bool {
-    let exists = fs::metadata(leases).is_ok_and(|stat| index_name(stat.dev(), stat.ino()) == name);
+    let exists = fs::metadata(leases).is_ok_and(|stat| dir::key(stat.dev(), stat.ino()) == name);
     let nearest = leases.ancestors().find_map(|path| fs::metadata(path).ok());
-    !exists && nearest.is_some_and(|stat| name.starts_with(&on_device(stat.dev())))
+    !exists && nearest.is_some_and(|stat| name.starts_with(&dir::key_prefix(stat.dev())))
 }
 
 /// Returns the time `by` seconds earlier. Fails on underflow: any program can set the mtime of a directory to any value.

@@ -9,6 +9,7 @@ mod expression;
 mod golden;
 mod rule;
 mod set;
+mod spec;
 mod userdata;
 
 use std::fmt;
@@ -19,12 +20,13 @@ use log::debug;
 use neli::consts::nl::NlmF;
 
 use super::socket::Socket;
-use super::wire::{self, Request};
+use super::wire::{self, NESTED, Request};
 use crate::error::{Context, Error, Kind, Result};
 
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
-pub use rule::{Rule, RuleSpec};
+pub use rule::Rule;
 pub use set::{DataType, Element, MapsTo, Set, SetSpec, Value};
+pub use spec::RuleSpec;
 pub use userdata::UserData;
 
 // linux/netfilter/nfnetlink.h, linux/netfilter/nf_tables.h
@@ -50,7 +52,9 @@ const HOOK_PLACE: u16 = 1;
 const HOOK_PRIORITY: u16 = 2;
 const RULE_CHAIN: u16 = 2;
 const RULE_HANDLE: u16 = 3;
+const RULE_EXPRESSIONS: u16 = 4;
 const RULE_POSITION: u16 = 6;
+const RULE_USERDATA: u16 = 7;
 /// The attribute with the generation, in messages about it and in the message that begins a transaction.
 const GENERATION: u16 = 1;
 
@@ -59,9 +63,6 @@ const HEADER: usize = 4;
 
 /// The family number that stands for all families.
 const ALL: u8 = 0;
-
-/// linux/netlink.h: flags an attribute that contains attributes.
-const NESTED: u16 = 1 << 15;
 
 /// The packets that a table sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,72 +1,10 @@
-//! Rules: what is added, and what is read back.
+//! Rules as the kernel lists them.
 
 use super::expression::Data;
 use super::userdata::UserData;
-use super::{Chain, Family, HEADER, NESTED, RULE_CHAIN, RULE_HANDLE, TABLE, Table};
+use super::{HEADER, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE, Table};
 use crate::error::Result;
-use crate::netlink::wire::{self, Request};
-
-// linux/netfilter/nf_tables.h
-const NFTA_RULE_EXPRESSIONS: u16 = 4;
-const NFTA_RULE_COMPAT: u16 = 5;
-const NFTA_RULE_USERDATA: u16 = 7;
-
-/// A rule to add to a chain: the expressions that a packet passes in order, and the user data.
-///
-/// Each method appends an expression or sets user data: `RuleSpec::new(chain).source(ip).masquerade().comment("c1")`.
-#[derive(Debug)]
-#[must_use]
-pub struct RuleSpec<'a> {
-    pub(super) chain: Chain<'a>,
-    pub(super) expressions: Request,
-    /// Whether the packets are known to have the protocol whose header the rule reads.
-    pub(super) protocol_known: bool,
-    compat_protocol: Option<u8>,
-    userdata: UserData,
-}
-
-impl<'a> RuleSpec<'a> {
-    /// Starts a rule without expressions, which every packet passes.
-    pub fn new(chain: Chain<'a>) -> RuleSpec<'a> {
-        RuleSpec {
-            chain,
-            expressions: Request::part(),
-            protocol_known: chain.table.family != Family::Inet,
-            compat_protocol: None,
-            userdata: UserData::default(),
-        }
-    }
-
-    /// Sets the comment, of at most 253 bytes together with the mark.
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.userdata.comment = comment.into();
-        self
-    }
-
-    /// Sets the mark, by which [`Rule::mark`] recognises the rule; the tools do not show it.
-    pub fn mark(mut self, mark: impl Into<String>) -> Self {
-        self.userdata.mark = mark.into();
-        self
-    }
-
-    /// Sets the transport protocol that the rule matches, which some matches of iptables require: `multiport`.
-    pub fn compat_protocol(mut self, protocol: u8) -> Self {
-        self.compat_protocol = Some(protocol);
-        self
-    }
-
-    /// Appends the attributes of the rule to a message.
-    pub(super) fn write(&self, request: &mut Request) {
-        request.attr(NESTED | NFTA_RULE_EXPRESSIONS, self.expressions.bytes());
-        if let Some(protocol) = self.compat_protocol {
-            request.nest(NESTED | NFTA_RULE_COMPAT, |compat| {
-                compat.attr(1_u16, &u32::from(protocol).to_be_bytes());
-                compat.attr(2_u16, &[0; 4]);
-            });
-        }
-        self.userdata.write(request, NFTA_RULE_USERDATA);
-    }
-}
+use crate::netlink::wire;
 
 /// The properties of a listed rule that cni0 uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -75,7 +13,7 @@ pub struct Rule {
     pub handle: u64,
     /// The comment, written by `nft` or `iptables`.
     pub comment: String,
-    /// The mark, which [`RuleSpec::mark`] sets.
+    /// The mark, which [`RuleSpec::mark`](super::RuleSpec::mark) sets.
     pub mark: String,
     /// The chain to which the rule jumps.
     pub target: Option<String>,
@@ -101,12 +39,12 @@ impl Rule {
                 (TABLE, value) => rule.table = wire::text(value),
                 (RULE_CHAIN, value) => rule.chain = wire::text(value),
                 (RULE_HANDLE, value) => rule.handle = number64(value)?,
-                (NFTA_RULE_EXPRESSIONS, list) => {
+                (RULE_EXPRESSIONS, list) => {
                     for expression in wire::attributes(list, 0) {
                         rule.read_expression(expression?.1)?;
                     }
                 }
-                (NFTA_RULE_USERDATA, data) => {
+                (RULE_USERDATA, data) => {
                     let UserData { comment, mark } = UserData::read(data);
                     rule.mark = mark;
                     // Otherwise the comment is that of the match `comment`.
@@ -123,7 +61,7 @@ impl Rule {
     /// Returns the user data of a rule without parsing the rest; empty if there is none.
     pub(in crate::netlink) fn userdata_of(payload: &[u8]) -> Result<UserData> {
         for attribute in wire::attributes(payload, HEADER) {
-            if let (NFTA_RULE_USERDATA, data) = attribute? {
+            if let (RULE_USERDATA, data) = attribute? {
                 return Ok(UserData::read(data));
             }
         }
@@ -205,6 +143,7 @@ mod tests {
 
     use super::*;
     use crate::ip::Cidr;
+    use crate::netlink::nft::{Family, RuleSpec};
 
     fn in_family(family: Family) -> RuleSpec<'static> {
         RuleSpec::new(Table { family, name: "t" }.chain("c"))
