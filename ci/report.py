@@ -212,7 +212,7 @@ def write_markdown(path, results):
 # The rows: a measure, and its title.
 ROWS = (
     ("bridge plain ADD", "ADD"),
-    ("bridge masquerade ADD", "ADD with masquerade (iptables)"),
+    ("bridge masquerade ADD", "ADD with masquerade"),
     ("bridge plain DEL", "DEL"),
     ("bridge, 50 at once, all 100 ADD", "100 ADDs, 50 at once"),
     ("host-local, 10000 leases ADD", "host-local ADD, 10,000 leases"),
@@ -246,7 +246,8 @@ def draw(path, results):
         y += 8
         for who, value in medians.items():
             length = max(width * value / longest, 1)
-            factor = "" if who == OURS else f" (\u00d7{figure(value / medians[OURS])})"
+            ratio = value / medians[OURS]
+            factor = "" if who == OURS else f" (\u00d7{ratio:.{0 if ratio >= 10 else 1}f})"
             out.append(f'<text x="{left - 8}" y="{y + thick - 4}" text-anchor="end">{label(who, results)}</text>')
             out.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{thick - 3}" fill="{COLOURS.get(who, "#2a9d8f")}"/>')
             out.append(f'<text x="{left + length + 5:.1f}" y="{y + thick - 4}">{figure(value)} ms{factor}</text>')
