@@ -254,7 +254,7 @@ fn same_mac(listed: &Interface, link: &Link) -> Result<()> {
     }
     let want = listed.mac.parse::<MacAddr>();
     let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).context(|| "read \"prevResult\"")?;
-    same(&link.name, "hardware address", &Some(want), &link.mac)
+    same(&link.name, "MAC address", &Some(want), &link.mac)
 }
 
 /// Returns an error that names the property `what` of `link` unless both values are equal.

@@ -134,7 +134,7 @@ fn supported() -> String {
 /// Parses up to three numbers separated by dots; missing ones are zero.
 fn number(text: &str) -> Result<[i64; 3]> {
     let unreadable = || {
-        let what = format!("cniVersion {text:?} is no version number");
+        let what = format!("cniVersion {text:?} is not a version number");
         Error::new(Code::DECODE, what).details("write it as major.minor.micro, such as \"1.0.0\"")
     };
     if text.is_empty() {

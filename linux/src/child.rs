@@ -116,7 +116,7 @@ fn exchange(
         // If the child prints without pause, the poll above always returns early; so the deadline is checked here as
         // well.
         if deadline.has_passed() {
-            let what = format!("it had not ended after {:?}", deadline.length());
+            let what = format!("it did not exit within {:?}", deadline.length());
             return Err(Error::new(Kind::Transient, what).details("it was killed"));
         }
     }
@@ -182,14 +182,14 @@ mod tests {
         let (stderr, outcome) = run_to_end(child, b"", Deadline::after(Duration::from_millis(300)));
         let error = outcome.unwrap_err();
         assert_eq!((error.kind(), stderr.as_slice()), (Kind::Transient, &b"why\n"[..]));
-        assert_eq!(error.to_string(), "it had not ended after 300ms");
+        assert_eq!(error.to_string(), "it did not exit within 300ms");
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "no zombie is left");
     }
 
     #[test]
     fn a_child_that_prints_without_end_is_killed() {
         let (_, outcome) = run_to_end(shell("exec cat /dev/zero"), b"", Deadline::after(Duration::from_millis(300)));
-        assert_eq!(outcome.unwrap_err().to_string(), "it had not ended after 300ms");
+        assert_eq!(outcome.unwrap_err().to_string(), "it did not exit within 300ms");
     }
 
     #[test]

@@ -50,7 +50,7 @@ fn a_hundred_adds_without_a_bridge_and_a_hundred_dels() {
             assert_eq!(ips.len(), PODS, "each address is used once");
         }
         let bridges: BTreeSet<_> = results.iter().map(|result| result["interfaces"][0].to_string()).collect();
-        assert_eq!(bridges.len(), 1, "one bridge, with one hardware address");
+        assert_eq!(bridges.len(), 1, "one bridge, with one MAC address");
         assert_eq!(lab.sh("ip -o link show master br0 | grep -c 'state UP'"), format!("{PODS}\n"));
         assert_eq!(
             lab.sh("ip -o -4 address show br0 | wc -l; ip -o -6 address show br0 scope global | wc -l"),

@@ -292,7 +292,7 @@ fn a_status_that_hangs_ends_after_seconds() {
     let dir = install(&lab, Build::Same);
     let slow = script(&dir, "slow", "exec sleep 1000");
     let error = relay(&dir, "STATUS", asking("slow")).run().error(50);
-    assert_eq!(error["msg"], format!("call plugin {slow:?}: it had not ended after 5s"));
+    assert_eq!(error["msg"], format!("call plugin {slow:?}: it did not exit within 5s"));
 }
 
 #[test]

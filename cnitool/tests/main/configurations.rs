@@ -115,7 +115,7 @@ fn a_broken_file_is_named_with_its_place_and_others_work() {
             &list("x", ",\n\"cniVersion\": \"7\""),
             ":2:15: cniVersion \"7\" is not supported; use one of 0.1.0, ",
         ),
-        ("00.conflist", &list("x", ",\n\"cniVersions\": [\"x\"]"), ":2:16: cniVersion \"x\" is no version number"),
+        ("00.conflist", &list("x", ",\n\"cniVersions\": [\"x\"]"), ":2:16: cniVersion \"x\" is not a version number"),
         (
             "00.conflist",
             &list("x", ",\n\"disableCheck\": 1"),

@@ -265,7 +265,7 @@ fn filtered_deletions() {
 fn questions() {
     // iproute2 requests virtual functions too (mask 1 | 8). We skip them and statistics (8).
     let theirs = differing(captured("get_link"), &[29, 0, 9, 0], &[29, 0, 8, 0]);
-    same(&get_link(LinkRef::Name("nobody")), &theirs);
+    same(&get_link(LinkRef::Name("absent")), &theirs);
     // iproute2 requests AF_PACKET; we accept any family.
     let theirs = differing(captured("list_links"), &[29, 0, 1, 0], &[29, 0, 8, 0]);
     let theirs = differing(theirs, &[17, 0, 0, 0], &[0, 0, 0, 0]);
