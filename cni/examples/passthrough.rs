@@ -2,6 +2,7 @@
 //!
 //! A chained plugin follows another in a list, changes something about the interface that the other created, and passes
 //! the previous result on.
+#![no_main]
 
 use cni::{AddResult, Attachment, Call, Plugin, Result};
 

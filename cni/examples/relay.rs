@@ -7,6 +7,7 @@
 //!
 //! If the program is copied under all names, all three run in one process. If a copy is of another build, the others
 //! execute it.
+#![no_main]
 
 use std::fs::{self, File};
 use std::io;

@@ -1,11 +1,9 @@
 //! Runs a plugin as a process: selects the plugin, validates the call, executes it and prints the answer. The only code
 //! that writes to stdout, except the abort handler in `sys`.
 
-use std::env;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
-use std::process::ExitCode;
 
 use linux::process::{self as host, Stdin};
 use log::debug;
@@ -28,19 +26,12 @@ const ABORTED: &[u8] = br#"{
     "details": "out of memory, or a bug in cni0: see stderr; DEL reverts the changes"
 }"#;
 
-/// Defines the `main` function of a program: `cni::main!(Loopback);`. With several plugins, or a table of them as in
-/// `cni::main!(all TABLE)`, the name under which the program is called selects one.
-///
-/// The memory of the program comes from an arena, which saves a tenth of a short call.
+/// Defines the entry point of a program: `cni::main!(Loopback);`, in a file that begins with `#![no_main]`. With several
+/// plugins, or a table of them as in `cni::main!(all TABLE)`, the name under which the program is called selects one.
 #[macro_export]
 macro_rules! main {
     (all $plugins:expr) => {
-        #[global_allocator]
-        static MEMORY: $crate::linux::process::Arena = $crate::linux::process::Arena::new();
-
-        fn main() -> ::std::process::ExitCode {
-            $crate::run($plugins)
-        }
+        $crate::linux::main!(|name| $crate::run($plugins, name));
     };
     ($($plugin:expr),+ $(,)?) => {
         $crate::main!(all &[$(&$plugin),+]);
@@ -55,19 +46,18 @@ struct Answer {
     success: bool,
 }
 
-/// Runs the plugins of a program for [`main!`](crate::main). With several plugins, the name of the program selects one.
+/// Runs a program that was called as `arg0`; returns `false` on failure. With several plugins, the name selects one.
 #[doc(hidden)]
-pub fn run(plugins: &[&dyn Plugin]) -> ExitCode {
+pub fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
     answer_panics();
-    let arg0 = env::args_os().next().unwrap_or_default();
-    let answer = answer(plugins, &arg0, &host::env, &mut Stdin, &host::answer);
+    let answer = answer(plugins, arg0, &host::env, &mut Stdin, &host::answer);
     // If stderr cannot be written, there is nowhere to report it.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = host::answer(&answer.stdout);
     if let Err(error) = &written {
         let _ = writeln!(io::stderr(), "write the answer to stdout: {error}");
     }
-    ExitCode::from(u8::from(!answer.success || written.is_err()))
+    answer.success && written.is_ok()
 }
 
 /// Writes an answer to the caller.
@@ -76,8 +66,8 @@ type Print<'a> = &'a dyn Fn(&[u8]) -> io::Result<()>;
 /// Makes panics print a CNI error, unless an answer was already printed.
 fn answer_panics() {
     // An allocation failure aborts the process without running the hook. A stack overflow ends the process by SIGSEGV
-    // without an answer: with musl, std does not recognise one on the main thread. No input makes a plugin recurse, so
-    // only a bug could cause one.
+    // without an answer: a handler would need its own stack, which costs three system calls per call. No input makes a
+    // plugin recurse, so only a bug could cause one.
     let _ = host::answer_aborts(ABORTED);
     std::panic::set_hook(Box::new(|panic| {
         let error = Error::bug(panic).details("please report this, with the configuration");

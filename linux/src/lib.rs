@@ -5,7 +5,7 @@
 //! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
 //!   continues work after this process has exited.
-//! - [`Deadline`] limits every wait. [`process`] is this process: its environment, streams, memory and build ID.
+//! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and build ID.
 //! - [`ip`] has addresses and address arithmetic.
 //!
 //! All unsafe code of the project is in the private module `sys`. Every failure is an [`Error`] with the steps that

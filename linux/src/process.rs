@@ -1,4 +1,4 @@
-//! This process: its environment, its standard streams, its memory, and how it recognises copies of its program.
+//! This process: its entry point, its environment, its standard streams, its memory, and how it recognises copies of its program.
 
 pub mod build_id;
 
@@ -12,6 +12,7 @@ use crate::sys;
 use crate::wait::ready;
 
 pub use crate::sys::arena::Arena;
+pub use crate::sys::start;
 
 /// Returns a variable of the environment.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]

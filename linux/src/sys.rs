@@ -1,8 +1,11 @@
 //! All unsafe code: system interfaces that std, nix and neli do not wrap safely, and the
-//! memory of a short process.
+//! start and the memory of a short process.
 #![expect(unsafe_code, reason = "each block has a SAFETY comment")]
 
 pub(crate) mod arena;
+mod start;
+
+pub use start::start;
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -214,7 +217,7 @@ pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
 
 /// Returns the process's stdin without a buffer. std's buffer would touch two more pages.
 pub(crate) fn stdin() -> BorrowedFd<'static> {
-    // SAFETY: std opens `/dev/null` before `main` if it is closed, and nothing closes it.
+    // SAFETY: `start` has made sure that it is open, and nothing closes it.
     unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
 }
 
