@@ -61,7 +61,7 @@ struct Add<'a> {
     undo: Undo<'a, Namespaces>,
 }
 
-/// What the result of an ADD with an IPAM plugin has in addition.
+/// The part of the result that needs an IPAM plugin.
 #[derive(Default)]
 struct Layer3 {
     plan: Plan,
@@ -109,11 +109,11 @@ impl<'a> Add<'a> {
 
     /// Layer 3: configures addresses and routes in the container, and the gateway and masquerade rules on the host.
     fn configure_layer3(&mut self, pair: &Pair<'a>, ipam: &'a Delegate<'a>) -> Result<Layer3> {
-        // Unlike upstream, before the addresses are known: the port comes up while the IPAM plugin works.
+        // Unlike the reference, set the veth up before the addresses are known, so that the port comes up meanwhile.
         let mut container = self.start_container(pair)?;
         let plan = Plan::new(self.lease_addresses(pair, ipam)?, self.config)?;
 
-        // First the changes that do not concern links: the kernel holds the lock of links while the port comes up.
+        // First the changes that do not need the RTNL lock, which the kernel holds while the port comes up.
         if self.config.gateway {
             layer3::enable_forwarding(&plan)?;
         }

@@ -276,7 +276,7 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac:
     if config.promiscuous && !bridge.promiscuous {
         change.promiscuous = Some(true);
     }
-    // Unlike upstream, which does not change it: the container's largest packets would not fit through the gateway. A
+    // Unlike the reference, which does not change it: the container's largest packets would not fit through the gateway. A
     // larger MTU is harmless, and other networks may need it.
     change.mtu = config.mtu.filter(|mtu| bridge.mtu < *mtu);
     change.mac = match lost_mac {
@@ -308,7 +308,7 @@ fn prepare_port(host: &mut Netlink, config: &Config, port: LinkIndex, name: &str
 }
 
 /// Returns an error if the container already has an interface with the requested name. Otherwise the name of the host
-/// veth is taken, and another name helps.
+/// veth is taken, and the caller retries with another name.
 fn refuse_existing_interface(namespaces: &Namespaces, at: &Attachment) -> Result<()> {
     if namespaces.open_guest(at)?.find_interface_index()?.is_none() {
         return Ok(());

@@ -52,7 +52,7 @@ pub(crate) struct Config {
 /// The backend of the masquerade rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Backend {
-    /// nftables if the kernel supports it, otherwise iptables. Unlike upstream, which prefers iptables.
+    /// nftables if the kernel supports it, otherwise iptables. Unlike the reference, which prefers iptables.
     Auto,
     Nftables,
     Iptables,

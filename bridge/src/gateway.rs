@@ -64,7 +64,7 @@ impl Plan {
             let mut gateways = self.ips.iter().filter_map(|ip| ip.gateway);
             gateways.find(|gateway| gateway.is_ipv4() == like.is_ipv4())
         };
-        // Unlike upstream: a route with scope link has no next hop.
+        // Unlike the reference: a route with scope link has no next hop.
         let on_link = |route: &Route| route.scope.is_some_and(|scope| scope >= libc::RT_SCOPE_LINK);
         let fill = |route: &Route| {
             let family = || gateway(route.dst.ip()).filter(|_| !on_link(route));
@@ -91,7 +91,7 @@ fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
     Ok(first)
 }
 
-/// Adds a default route via `gateway` unless one of its family exists. Unlike upstream, a default route without a next
+/// Adds a default route via `gateway` unless one of its family exists. Unlike the reference, a default route without a next
 /// hop counts: it gets `gateway` as its next hop, because the kernel would reject a second default route.
 fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
     let dst = Cidr::default_route(gateway);
@@ -116,7 +116,7 @@ pub(crate) struct Addressing {
 /// Compares the addresses of `link` with the gateway addresses that it should have.
 ///
 /// With `force`, every other global address of the gateways' families is conflicting: the subnet may have changed.
-/// Unlike upstream, this includes IPv6 addresses.
+/// Unlike the reference, this includes IPv6 addresses.
 ///
 /// Without `force`, an address that overlaps with a missing gateway is an error. Addresses of other networks are
 /// allowed for both families, because a bridge can be the gateway of several networks. Upstream allows them only for

@@ -42,7 +42,7 @@ pub(crate) fn add(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the input for `iptables-restore`. Unlike upstream, the rules for destinations inside of all the container's
+/// Returns the input for `iptables-restore`. Unlike the reference, the rules for destinations inside of all the container's
 /// networks come before the masquerade rule: otherwise traffic to its second network would be masqueraded. An existing
 /// chain keeps its rules, because another attachment needs them.
 fn script(tools: &Tools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_exists: bool) -> String {

@@ -1,8 +1,15 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
 //! `add` walks through the steps of an ADD, which sends few messages to the kernel: `attach` creates the bridge and a
-//! veth pair, the container veth is set up, an IPAM plugin leases addresses, `gateway` derives gateways and routes from
-//! them, `masquerade` and `spoofcheck` add firewall rules, and `layer3` configures addresses and routes on both sides.
+//! veth pair, `spoofcheck` adds its rules, the container veth is set up, an IPAM plugin leases addresses, `gateway`
+//! derives gateways and routes from them, `layer3` enables forwarding, `masquerade` adds its rules, and `layer3`
+//! configures addresses and routes on both sides.
+//!
+//! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC; `keep` has the attachments that GC keeps.
+//! - `stale` removes gateway addresses of subnets that are no longer configured.
+//! - `masquerade` uses nftables; `iptables` does the same with iptables; `rule` is a rule that both list.
+//! - `vlan` has the VLANs of a port and their gateway, `name` random names and MAC addresses.
+//! - `inspect` is for `cnitool`.
 
 mod add;
 mod attach;

@@ -48,7 +48,7 @@ fn with_fix_hint(error: Error) -> Error {
 
 /// Adds the nftables rules of an attachment. Creates the chains if the base chain is missing or was flushed.
 ///
-/// Unlike upstream, which recreates the base chain for every container: that costs the kernel ten times as much as
+/// Unlike the reference, which recreates the base chain for every container: that costs the kernel ten times as much as
 /// adding a rule, and so does rejecting a rule. Listing the three rules of the base chain first costs next to nothing.
 fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let comment = owner.comment();

@@ -32,7 +32,7 @@ impl Vlans {
             None if self.trunk.is_empty() => None,
             own => Some(own.unwrap_or(DEFAULT)),
         };
-        // Unlike upstream, which drops the container's untagged frames if their VLAN is also in the trunk.
+        // Unlike the reference, which drops the container's untagged frames if their VLAN is also in the trunk.
         let trunk = self.trunk.iter().flat_map(|range| without(*range, untagged));
         let tagged = trunk.map(|range| Vlan { range, pvid: false, untagged: false });
         let own = untagged.map(|id| Vlan { range: VlanRange { first: id, last: id }, pvid: true, untagged: true });

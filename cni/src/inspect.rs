@@ -1,5 +1,5 @@
-//! What a plugin tells a tool such as `cnitool` about this host: what a configuration requests, what exists, what is
-//! wrong, and what can be repaired. A tool iterates over all plugins and knows none of them by name.
+//! What a plugin reports to a tool such as `cnitool` about this host: what a configuration requests, what exists, what is
+//! wrong, and what can be repaired. A tool iterates over all plugins, without knowing them by name.
 //!
 //! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
 

@@ -3,11 +3,11 @@
 //! How one call is handled, from top to bottom:
 //!
 //! 1. [`main!`] defines the program's entry point. The name under which the program was called selects the [`Plugin`].
-//! 2. `request` validates environment and stdin and converts them to a [`Call`], and for ADD, DEL and CHECK also an
-//!    [`Attachment`]. Later code does not have to check names, versions or paths again.
+//! 2. `request` validates the environment, and `config` the common keys on stdin. `process` combines them into a [`Call`],
+//!    and for ADD, DEL and CHECK also an [`Attachment`]. Later code does not have to check names, versions or paths again.
 //! 3. The plugin parses its own keys with [`Call::parse`]. A chained plugin gets the previous result from
 //!    [`Call::chained_result`].
-//! 4. It opens the [`Namespaces`] of host and container, each with a [`linux::netlink::Netlink`], and registers a
+//! 4. It opens the [`Namespaces`] of host and container, with a netlink socket on each side, and registers a
 //!    rollback step with [`Undo`] before each change. It may call another plugin through [`Delegate`], with its own
 //!    configuration or with a generated one ([`Call::with_config`]).
 //! 5. It returns an [`AddResult`] in the newest layout, or an [`Error`]. `process` prints either in the layout of the

@@ -30,7 +30,7 @@ pub trait Plugin: Sync {
     fn prepare<'a>(&self, _: &'a Call<'a>, _: &Attachment) -> Result<Option<Box<dyn Prepared + 'a>>> {
         Ok(None)
     }
-    /// Returns whether the plugin, or one that it delegates to, works in the container's namespace. A plugin that does
+    /// Returns whether the plugin, or one that it delegates to, works in the container namespace. A plugin that does
     /// not, such as an IPAM plugin, ignores `CNI_NETNS`: the path may no longer exist, or lead to another namespace.
     fn uses_netns(&self) -> bool {
         true
@@ -80,7 +80,7 @@ pub struct Attachment {
     pub container: ContainerId,
     /// `CNI_IFNAME`
     pub ifname: IfName,
-    /// `CNI_NETNS` as given; only DEL can be without.
+    /// `CNI_NETNS` as given; `None` only for DEL.
     pub netns: Option<PathBuf>,
 }
 
@@ -125,7 +125,7 @@ pub struct Call<'a> {
     pub(crate) stdin: &'a [u8],
     /// The plugins in this program.
     pub(crate) builtin: &'a [&'a dyn Plugin],
-    /// The own namespace and socket that were opened to validate the call.
+    /// The plugin's own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,
 }
 

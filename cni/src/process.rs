@@ -74,7 +74,11 @@ fn answer_panics() {
         if !host::has_answered() {
             let _ = host::answer(&refusal(&error).stdout);
         }
-        #[expect(clippy::exit, clippy::disallowed_methods, reason = "the process is lost; unwinding is off")]
+        #[expect(
+            clippy::exit,
+            clippy::disallowed_methods,
+            reason = "the process cannot continue; panics do not unwind"
+        )]
         std::process::exit(1);
     }));
 }

@@ -1,4 +1,4 @@
-//! The validated request: environment and stdin. The only code that reads the environment.
+//! The validated request: environment and stdin. The only code that reads the CNI variables of a request.
 
 use std::ffi::OsString;
 use std::fs;
@@ -141,7 +141,7 @@ impl Request {
         Ok(bytes)
     }
 
-    /// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike upstream, which checks
+    /// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike the reference, which checks
     /// afterwards. Returns the namespace and socket that were opened for the comparison.
     ///
     /// ADD fails. For DEL, the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host once

@@ -1,7 +1,7 @@
 //! The cache of results: one entry per attachment, with its configuration and the result of ADD.
 //!
 //! Location and format are those of the reference's library, which podman, containerd and others use as well. So each of
-//! them can remove what another one added. Unlike upstream, entries are written atomically, and an entry of another
+//! them can remove what another one added. Unlike the reference, entries are written atomically, and an entry of another
 //! attachment is never used. File names are ambiguous, because they join with '-' names that may contain '-'.
 
 mod base64;

@@ -190,7 +190,7 @@ impl<'a> Chain<'a> {
             return Ok(());
         }
         let mut failures = Vec::new();
-        // Unlike upstream, which treats an unreadable cache as an empty one.
+        // Unlike the reference, which treats an unreadable cache as an empty one.
         for entry in self.cache.of_network(self.list.name.as_str())? {
             if !valid.iter().any(|other| other.is_same(&entry)) {
                 failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
@@ -261,7 +261,7 @@ impl<'a> Chain<'a> {
         config.insert("name".to_owned(), self.list.name.as_str().into());
         config.insert("cniVersion".to_owned(), self.list.version.as_str().into());
         config.extend(extra.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
-        // Unlike upstream, which passes `capabilities` to plugins although only the runtime needs it.
+        // Unlike the reference, which passes `capabilities` to plugins although only the runtime needs it.
         if let Some(Value::Object(declared)) = config.remove("capabilities") {
             let given = at.iter().flat_map(|at| &at.capabilities);
             let wanted = given.filter(|(name, _)| declared.get(*name) == Some(&Value::Bool(true)));

@@ -71,7 +71,7 @@ impl Request<'_> {
         let held = undo.context().held_by(self.owner)?;
         let mut in_set = held.all().filter(|ip| self.set.contains(*ip));
         match (self.requested, in_set.next()) {
-            // Unlike upstream, a repeated request for an address that the owner already has succeeds.
+            // Unlike the reference, a repeated request for an address that the owner already has succeeds.
             (Some(requested), Some(_)) if held.all().any(|ip| ip == requested) => {
                 // The lease may be from an earlier boot. Renewing it prevents that it is reclaimed.
                 undo.context().renew(requested)?;

@@ -108,7 +108,7 @@ impl Config {
     }
 }
 
-/// Returns the lease directory, which is all that DEL and GC need. Unlike upstream, which refuses to release leases if
+/// Returns the lease directory, which is all that DEL and GC need. Unlike the reference, which refuses to release leases if
 /// the configuration has become invalid.
 pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
     #[derive(Default, Deserialize)]
@@ -230,7 +230,7 @@ fn parse_requested_ip(text: &str) -> Result<IpAddr, Fault> {
     ip.map_err(Fault::value)
 }
 
-/// Assigns to each range set the first requested address that it contains. Unlike upstream, reports requests without a
+/// Assigns to each range set the first requested address that it contains. Unlike the reference, reports requests without a
 /// range set before it leases anything, and the choice among several requests does not depend on chance.
 fn assign_requests(requested_ips: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Option<IpAddr>>> {
     let mut left = requested_ips.to_vec();

@@ -94,7 +94,7 @@ impl Plugin for HostLocal {
         PreparedAdd::read(call)?.add(at)
     }
 
-    /// Unlike upstream, does not need valid ranges, and does not create a missing lease directory.
+    /// Unlike the reference, does not need valid ranges, and does not create a missing lease directory.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let dir = config::directory(call)?;
         release(&dir, LeaseOwner::of(at)).map_err(|error| with_hint(error, &dir))
@@ -111,7 +111,7 @@ impl Plugin for HostLocal {
         Ok(Some(store.held_by(&LeaseOwner::of(at))?.all().collect()))
     }
 
-    /// Unlike upstream, also compares the leases with the result of ADD, if the runtime passes it.
+    /// Unlike the reference, also compares the leases with the result of ADD, if the runtime passes it.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::read(call)?;
         let owner = LeaseOwner::of(at);

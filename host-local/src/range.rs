@@ -81,7 +81,7 @@ impl Range {
                 ),
             });
         }
-        // Unlike upstream, a gateway of the other family is refused. One outside of the subnet may be intended.
+        // Unlike the reference, a gateway of the other family is refused. One outside of the subnet may be intended.
         let gateway = spec.gateway.unwrap_or(first);
         if gateway.is_ipv4() != v4 {
             let what = format!("\"gateway\" {gateway} is of another family than \"subnet\" {subnet}");

@@ -236,7 +236,7 @@ impl Store {
     }
 
     /// Records the address that was leased from range set `set`. An error is only logged, because the record merely
-    /// delays the reuse of addresses. Unlike upstream, which fails and keeps the lease.
+    /// delays the reuse of addresses. Unlike the reference, which fails and keeps the lease.
     pub(crate) fn set_last_reserved(&self, set: usize, ip: IpAddr) {
         if let Err(error) = self.dir.replace(&last_reserved_name(set), ip.to_string().as_bytes()) {
             warn!("write {:?}: {error}", self.dir.path().join(last_reserved_name(set)));

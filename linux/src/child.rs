@@ -18,7 +18,7 @@ use crate::wait::Deadline;
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Polling interval where the kernel sends no notification.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Output limit, larger than the output of any real plugin.
+/// Output limit, larger than the output of any real program.
 const MAX_OUTPUT: usize = 16 << 20;
 
 /// Starts the program. If its file is still open for writing, waits until it is closed or replaced.

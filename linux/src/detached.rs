@@ -1,4 +1,4 @@
-//! A detached child process for work that may continue after the plugin's answer.
+//! A detached child process for work that may continue after this process has answered and exited.
 
 use std::fs;
 use std::io;

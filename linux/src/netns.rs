@@ -94,7 +94,7 @@ impl Netns {
             return Ok(Netns { file, path });
         }
         let file = sys::open(&path, OFlag::O_RDONLY).map_err(|errno| with_namespace_kind(errno.into()));
-        let file = file.context(|| format!("open the plugin's own network namespace {OWN:?}"))?;
+        let file = file.context(|| format!("open this process's own network namespace {OWN:?}"))?;
         Ok(Netns { file, path })
     }
 
@@ -129,7 +129,7 @@ impl Netns {
     pub fn run<T, E: From<Error>>(&self, home: &Netns, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.enter()?;
         let outcome = work();
-        home.enter().context(|| "return to the plugin's own network namespace")?;
+        home.enter().context(|| "return to the former network namespace")?;
         outcome
     }
 
@@ -146,7 +146,7 @@ fn with_namespace_kind(error: io::Error) -> Error {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM) => error.into(),
         Some(libc::EPERM | libc::EACCES) => {
-            Error::from(error).with_kind(Kind::Namespace).details("that needs CAP_SYS_ADMIN: run the plugin as root")
+            Error::from(error).with_kind(Kind::Namespace).details("that needs CAP_SYS_ADMIN: run it as root")
         }
         _ => Error::from(error).with_kind(Kind::Namespace),
     }

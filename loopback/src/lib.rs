@@ -19,7 +19,7 @@ impl Plugin for Loopback {
         "loopback"
     }
 
-    /// Unlike upstream, checks the addresses before it sets `lo` up.
+    /// Unlike the reference, checks the addresses before it sets `lo` up.
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let previous = call.prev_result()?;
         let mut netlink = open(&Namespaces::open(call, at)?)?;
@@ -36,7 +36,7 @@ impl Plugin for Loopback {
         Ok(previous.unwrap_or_else(|| describe(&lo, &addresses, at)))
     }
 
-    /// Unlike upstream, sets `lo` down only if its alias shows that this attachment set it up: by now the path may lead
+    /// Unlike the reference, sets `lo` down only if its alias shows that this attachment set it up: by now the path may lead
     /// to the namespace of another container.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };

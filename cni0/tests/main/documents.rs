@@ -160,7 +160,7 @@ fn the_reference_supports_the_keys_as_described() {
                 "1.1.1" => assert!(minds, "{}: {}", key.path, outcome.stdout),
                 "no" => assert!(!minds, "{}: {}", key.path, outcome.stdout),
                 "1.9.1" => {}
-                other => panic!("{}: no version {other:?}", key.path),
+                other => panic!("{}: column \"reference\" must be 1.1.1, 1.9.1 or no, not {other:?}", key.path),
             }
         }
     }

@@ -65,8 +65,13 @@ fn every_plugin_is_described_and_tested() {
         ] {
             need(document::read(file).contains(&text), format!("{file}: no {:?}", text.trim()));
         }
-        for file in ["tests/main/main.rs", "src/main.rs"] {
-            need(root().join(&plugin).join(file).exists(), format!("{plugin}/{file}: no such file"));
+        let target = plugin.replace('-', "_");
+        for file in [
+            format!("{plugin}/tests/main/main.rs"),
+            format!("{plugin}/src/main.rs"),
+            format!("fuzz/targets/{target}.rs"),
+        ] {
+            need(root().join(&file).exists(), format!("{file}: no such file"));
         }
     }
     assert!(forgotten.is_empty(), "add what each plugin needs: {forgotten:#?}");

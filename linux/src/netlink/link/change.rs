@@ -241,7 +241,7 @@ impl fmt::Display for LinkChange<'_> {
     }
 }
 
-/// Unlike upstream: a veth has one queue of each kind. By default the kernel allocates one for each processor, waits
+/// Unlike the reference: a veth has one queue of each kind. By default the kernel allocates one for each processor, waits
 /// until all processors have noticed that the others are unused (a tenth of an ADD), and keeps their memory.
 fn one_queue(request: &mut Request) {
     request.number(Ifla::NumTxQueues, 1);
