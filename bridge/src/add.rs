@@ -186,10 +186,7 @@ impl<'a> Add<'a> {
             network: self.key.network,
         };
         gateway.ensure_addresses(host, have)?;
-        Ok(vlan_gateway.map(|(name, link)| {
-            let mac = link.mac.map_or_else(String::new, |mac| mac.to_string());
-            Interface { name, mac, ..Interface::default() }
-        }))
+        Ok(vlan_gateway.map(|(name, link)| Interface::new(name, link.mac, "")))
     }
 
     /// Reverts all steps because of `error`, and returns the error to report.

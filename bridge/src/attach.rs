@@ -8,7 +8,7 @@ use linux::netlink::{
     Address, BridgeSpec, Change, DuplicateDetection, Link, LinkChange, LinkIndex, Netlink, NewPort, Port, VethEnd,
     VethSpec,
 };
-use linux::sysctl::set_best_effort;
+use linux::sysctl::{ignore_router_advertisements, set_best_effort};
 
 use crate::config::Config;
 use crate::{name, vlan};
@@ -42,16 +42,10 @@ pub(crate) struct Pair<'a> {
 impl<'a> Pair<'a> {
     /// Returns the interfaces for the result: bridge, host veth, container veth.
     pub(crate) fn interfaces(&self) -> [Interface; 3] {
-        let interface = |name: &str, mac: Option<MacAddr>, sandbox: String| Interface {
-            name: name.to_owned(),
-            mac: mac.map_or_else(String::new, |mac| mac.to_string()),
-            sandbox,
-            ..Interface::default()
-        };
         [
-            interface(&self.bridge.name, self.bridge.mac, String::new()),
-            interface(&self.port_name, Some(self.port_mac), String::new()),
-            interface(self.at.ifname.as_str(), Some(self.mac), self.at.sandbox()),
+            Interface::new(&self.bridge.name, self.bridge.mac, ""),
+            Interface::new(&self.port_name, Some(self.port_mac), ""),
+            Interface::new(self.at.ifname.as_str(), Some(self.mac), self.at.sandbox()),
         ]
     }
 
@@ -255,7 +249,7 @@ fn start_bridge(host: &mut Netlink, bridge: &Link) -> Result<()> {
 /// Writes the IPv6 settings of a bridge that is still down: the host must not accept router advertisements from
 /// containers, and its own addresses need no duplicate detection.
 fn prepare_bridge(name: &str) {
-    set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
+    ignore_router_advertisements(name);
     set_best_effort(&["net", "ipv6", "conf", name, "accept_dad"], "0");
 }
 
@@ -271,7 +265,7 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac:
         prepare_bridge(name);
         change.up = Some(true);
     } else {
-        set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
+        ignore_router_advertisements(name);
     }
     if config.promiscuous && !bridge.promiscuous {
         change.promiscuous = Some(true);
@@ -300,7 +294,7 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac:
 /// Writes the settings of a new port, and adds its VLANs. This is in time: the port has no carrier until the container
 /// veth is up.
 fn prepare_port(host: &mut Netlink, config: &Config, port: LinkIndex, name: &str) -> Result<()> {
-    set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
+    ignore_router_advertisements(name);
     match &config.vlans {
         Some(vlans) => vlans.apply(host, port),
         None => Ok(()),

@@ -2,7 +2,7 @@
 
 use cni::{Code, Context, Error, Home, Result};
 use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
-use linux::sysctl::set_best_effort;
+use linux::sysctl::ignore_router_advertisements;
 
 use crate::name;
 
@@ -112,7 +112,7 @@ pub(crate) fn ensure_gateway(host: &mut Home, bridge: &Link, name: &str, vlans: 
     let host = &mut host.netlink;
     let gone = || Error::new(Code::TRY_LATER, format!("the VLAN's gateway {name:?} has just been deleted"));
     let link = link.ok_or_else(gone)?;
-    set_best_effort(&["net", "ipv6", "conf", name, "accept_ra"], "0");
+    ignore_router_advertisements(name);
     // With a carrier, it is complete. Otherwise the ADD that created it may have been killed before it was complete.
     if !link.running {
         complete_gateway(host, &link, vlans).inspect_err(|_| {
@@ -155,7 +155,7 @@ fn complete_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result
             Err(error) if error.errno() == Some(libc::ENOENT) => {}
             outcome => outcome?,
         }
-        set_best_effort(&["net", "ipv6", "conf", &port.name, "accept_ra"], "0");
+        ignore_router_advertisements(&port.name);
     }
     for link in port.iter().chain([gateway]).filter(|link| !link.up) {
         host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;

@@ -6,7 +6,7 @@ mod v100;
 
 use std::net::IpAddr;
 
-use linux::ip::{self, Cidr};
+use linux::ip::{self, Cidr, MacAddr};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Context, Error, Result};
@@ -43,6 +43,14 @@ pub struct Interface {
     /// The PCI address of a device, or empty.
     #[serde(rename = "pciID")]
     pub pci_id: String,
+}
+
+impl Interface {
+    /// Creates an interface. `sandbox` is the namespace, or empty for the host.
+    pub fn new(name: impl Into<String>, mac: Option<MacAddr>, sandbox: impl Into<String>) -> Interface {
+        let mac = mac.map_or_else(String::new, |mac| mac.to_string());
+        Interface { name: name.into(), mac, sandbox: sandbox.into(), ..Interface::default() }
+    }
 }
 
 /// An address in a result. Fields are in the order in which 1.x prints them.

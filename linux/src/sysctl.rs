@@ -51,6 +51,11 @@ pub fn set_best_effort(key: &[&str], value: &str) {
     }
 }
 
+/// Makes the kernel ignore IPv6 router advertisements on a link, as far as possible: a container could send them.
+pub fn ignore_router_advertisements(link: &str) {
+    set_best_effort(&["net", "ipv6", "conf", link, "accept_ra"], "0");
+}
+
 /// Returns the value of `key` in the network namespace of the calling thread; `None` if the kernel or the interface
 /// does not have the setting.
 pub fn read(key: &[&str]) -> Result<Option<String>> {

@@ -97,12 +97,7 @@ fn loopback_addresses(netlink: &mut Netlink, lo: &Link) -> Result<Vec<Address>> 
 fn describe(lo: &Link, addresses: &[Address], at: &Attachment) -> AddResult {
     let first = |v4: bool| addresses.iter().find(|address| address.cidr.ip().is_ipv4() == v4);
     let ip = |address: &Address| IpConfig { address: address.cidr, gateway: None, interface: Some(0) };
-    let interface = Interface {
-        name: LO.to_owned(),
-        mac: lo.mac.map_or_else(String::new, |mac| mac.to_string()),
-        sandbox: at.sandbox(),
-        ..Interface::default()
-    };
+    let interface = Interface::new(LO, lo.mac, at.sandbox());
     AddResult {
         interfaces: vec![interface],
         ips: [first(true), first(false)].into_iter().flatten().map(ip).collect(),
