@@ -42,6 +42,7 @@ impl Prepared for PreparedAdd<'_> {
         let PreparedAdd { call, config, ipam } = self;
         let undo = Undo::new(Namespaces::open(call, at)?);
         let mut add = Add { at, key: AttachmentKey::new(call, at), config, undo };
+        // A result that this version cannot express must fail before the commit.
         let outcome = add.attach(ipam.as_ref()).and_then(|result| result.to_version(call.version).map(|_| result));
         match outcome {
             Ok(result) => {

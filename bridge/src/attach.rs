@@ -66,7 +66,7 @@ impl<'a> Pair<'a> {
         Ok(ContainerVeth { guest, index, mac: self.mac })
     }
 
-    /// Returns whether the bridge will forward the container's frames, at the latest after the next change to a link.
+    /// Returns whether the bridge forwards the container's frames, or will once the kernel has processed the next change.
     /// The container veth must be up. This costs no message; if it returns `false`, use [`Pair::await_up`].
     pub(crate) fn is_probably_up(&self, host: &Netlink) -> bool {
         !self.bridge_is_pending && host.is_probably_running(&self.port_name)
