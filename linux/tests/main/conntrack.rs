@@ -29,7 +29,9 @@ const NETWORK: &str = "
             udp dport 53 dnat to 10.2.0.2:1053; udp dport 54 dnat to 10.3.0.2:1053; }; }
         table ip6 nat { chain in { type nat hook prerouting priority -100
             udp dport 53 dnat to [fd02::2]:1053; udp dport 54 dnat to [fd03::2]:1053; }; }
-        table inet tracked { chain out { type filter hook output priority 0; ct state new accept; }; }'";
+        table inet tracked { chain out { type filter hook output priority 0; ct state new accept; }; }'
+    # On a slow machine, entries of flows without a reply would expire during a test.
+    sysctl -qw net.netfilter.nf_conntrack_udp_timeout=3600";
 
 fn address(text: &str) -> SocketAddr {
     text.parse().unwrap()
