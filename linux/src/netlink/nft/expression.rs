@@ -6,9 +6,9 @@
 
 use std::net::IpAddr;
 
-use super::{Family, NESTED};
+use super::table::Family;
 use crate::error::Result;
-use crate::netlink::wire::{self, Request};
+use crate::netlink::wire::{self, NESTED, Request};
 
 // linux/netfilter/nf_tables.h
 const DATA_VALUE: u16 = 1;

@@ -4,6 +4,7 @@
 use super::*;
 use crate::ip::{Cidr, MacAddr};
 use crate::netlink::golden::captured;
+use crate::netlink::wire::{NESTED, Request};
 
 const IP: Table<'_> = Table { family: Family::Ipv4, name: "t" };
 const IP6: Table<'_> = Table { family: Family::Ipv6, name: "t" };

@@ -1,8 +1,9 @@
 //! Rules as the kernel lists them.
 
 use super::expression::Data;
+use super::message::{HEADER, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE};
+use super::table::Table;
 use super::userdata::UserData;
-use super::{HEADER, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE, Table};
 use crate::error::Result;
 use crate::netlink::wire;
 

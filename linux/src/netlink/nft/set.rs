@@ -5,12 +5,14 @@ use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
 
+use super::edit::Edit;
 use super::expression::{Attributes, Data, Verdict};
+use super::message::HEADER;
+use super::table::{Table, about};
 use super::userdata::UserData;
-use super::{Edit, HEADER, NESTED, Table, about};
 use crate::error::Result;
 use crate::ip::{MacAddr, octets};
-use crate::netlink::wire::{self, Request};
+use crate::netlink::wire::{self, NESTED, Request};
 
 // linux/netfilter/nf_tables.h
 const NEWSET: u16 = 9;
@@ -183,6 +185,13 @@ pub struct Set<'a> {
     pub table: Table<'a>,
     /// The name.
     pub name: &'a str,
+}
+
+impl<'a> Table<'a> {
+    /// Returns a set or map of this table.
+    pub const fn set(self, name: &'a str) -> Set<'a> {
+        Set { table: self, name }
+    }
 }
 
 impl fmt::Display for Set<'_> {

@@ -3,10 +3,11 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::expression::{Attributes, Comparison, Field, Origin, Register, Verdict};
+use super::message::{RULE_EXPRESSIONS, RULE_USERDATA};
+use super::table::{Chain, Family};
 use super::userdata::UserData;
-use super::{Chain, Family, NESTED, RULE_EXPRESSIONS, RULE_USERDATA};
 use crate::ip::{Cidr, MacAddr, octets};
-use crate::netlink::wire::Request;
+use crate::netlink::wire::{NESTED, Request};
 
 // linux/netfilter/nf_tables.h
 const NFTA_LIST_ELEM: u16 = 1;
