@@ -117,7 +117,7 @@ fn remove_from_nft(nft: &mut Nftables, tools: &Tools, chain: &str, is_ours: impl
             return Ok(());
         }
         let mut jumps = nft.rules(postrouting)?;
-        jumps.retain(|rule| rule.target.as_deref() == Some(chain.name));
+        jumps.retain(|rule| rule.target() == Some(chain.name));
         let source = |rule: &Rule| rule.values.first().cloned().unwrap_or_default();
         let (ours, others): (Vec<_>, Vec<_>) = jumps.into_iter().partition(|rule| is_ours(&source(rule)));
         let mut edits: Vec<_> = ours.iter().map(|rule| Edit::delete_rule(postrouting, rule)).collect();
@@ -216,8 +216,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
         let legacy = legacy_lines(tools)?;
         for ip in ips {
             let source = octets(ip.ip());
-            let in_nft =
-                jumps.iter().any(|rule| rule.target.as_deref() == Some(&chain) && rule.values.contains(&source));
+            let in_nft = jumps.iter().any(|rule| rule.target() == Some(&chain) && rule.values.contains(&source));
             let text = format!("-s {} ", Cidr::host(ip.ip()));
             let in_legacy = || legacy.iter().any(|line| line.contains(&text) && line.ends_with(&chain));
             if !in_nft && !in_legacy() {

@@ -193,12 +193,12 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Li
     // The number of rules that jump to each chain.
     let mut users: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     for rule in &rules {
-        *users.entry(rule.target.as_deref()).or_default() += 1;
+        *users.entry(rule.target()).or_default() += 1;
     }
     let is_gone = |rule: &&Rule| link_of(rule).is_some_and(|link| !kept.contains(link.as_str()));
     let mut failures = ErrorCollector::default();
     for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT_PREFIX)).filter(is_gone) {
-        let others = users.entry(rule.target.as_deref()).and_modify(|users| *users -= 1).or_default();
+        let others = users.entry(rule.target()).and_modify(|users| *users -= 1).or_default();
         failures.record(remove_stale(nft, rule, *others > 0));
     }
     failures.into_result()
@@ -246,7 +246,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Resul
         return absent(format!("chain {PREROUTING} receives no frames"));
     }
     let rules = nft.rules(PREROUTING)?;
-    let leads = |rule: &&Rule| rule.target.as_deref() == Some(&names.port);
+    let leads = |rule: &&Rule| rule.target() == Some(&names.port);
     match rules.iter().find(leads).map(link_of) {
         Some(Some(found)) if found == link => {}
         Some(found) => {

@@ -77,7 +77,9 @@ pub fn rules(datagram: &[u8]) {
         Rule::read(payload)
     };
     for rule in list(datagram, seq, NEWRULE, read) {
-        assert!(rule.handle != 0 && !rule.comment.contains('\0'));
+        assert!(rule.handle != 0 && !rule.comment.contains('\0') && !rule.chain.contains('\0'));
+        assert!(rule.target().is_none() || rule.verdict.is_some());
+        assert!(rule.extensions.iter().all(|extension| !extension.name.contains('\0')));
     }
     for element in list(datagram, seq, NEWSETELEM, |payload| Element::read_all(payload).map(Some)).concat() {
         assert!(!element.userdata.comment.contains('\0') && !element.userdata.mark.contains('\0'));

@@ -26,7 +26,7 @@ use crate::error::{Context, Error, Kind, Result};
 
 pub use edit::{Edit, Position};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
-pub use rule::Rule;
+pub use rule::{Extension, Rule};
 pub use set::{DataType, Element, MapsTo, Set, SetSpec, Value};
 pub use spec::RuleSpec;
 pub use table::{BaseChain, Chain, Family, Hook, Table};
@@ -185,7 +185,7 @@ impl Nftables {
         let request = about_rule(GETRULE, NlmF::empty(), chain).finish();
         let found = socket.find(&request, SUBSYSTEM << 8 | NEWRULE, |payload| {
             let rule = Rule::read(payload)?.filter(|rule| rule.is_in(chain.table, Some(chain.name)));
-            Ok(rule.filter(|rule| rule.target.as_deref() == Some(target)))
+            Ok(rule.filter(|rule| rule.target() == Some(target)))
         });
         let found = found.or_else(|error| absent(error, Vec::new()));
         Ok(!found.context(|| format!("list the rules of chain {chain}"))?.is_empty())

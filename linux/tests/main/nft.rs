@@ -98,7 +98,7 @@ fn nft_understands_rules() {
     assert_eq!(listed(&lab, nat), ["ct status dnat ip saddr . ip daddr @hairpin masquerade"]);
     let marked = nft.rules_with_mark(CHAIN, &|mark| mark == "mine").unwrap();
     assert_eq!(marked.iter().map(|rule| rule.comment.as_str()).collect::<Vec<_>>(), ["web"]);
-    assert_eq!(nft.rules(CHAIN).unwrap()[0].target.as_deref(), Some("other"));
+    assert_eq!(nft.rules(CHAIN).unwrap()[0].target(), Some("other"));
 }
 
 #[test]
@@ -229,6 +229,65 @@ fn iptables_understands_rules() {
     assert_eq!(nft.rules_with_mark(own, &|mark| mark == "c1").unwrap().len(), 2);
     lab.sh("iptables-nft -D CNI-FORWARD -s 10.9.0.2 -j ACCEPT");
     assert_eq!(nft.rules_with_mark(own, &|mark| mark == "c1").unwrap().len(), 1);
+}
+
+#[test]
+fn rules_of_nft_are_read() {
+    let lab = Lab::without_plugins();
+    lab.sh("nft 'table inet n { chain other { }; chain c {
+            tcp dport 80 dnat ip to 10.9.0.2:8080
+            tcp dport 81 dnat ip6 to [fd00::2]:8081
+            tcp dport 82 dnat ip to 10.9.0.2
+            tcp dport 83 dnat ip to 10.9.0.2-10.9.0.3:80
+            tcp dport 84 dnat ip to 10.9.0.2:80-90
+            tcp dport 85 snat ip to 10.9.0.2:80
+            tcp dport 86 dnat ip to meta mark map { 1 : 10.9.0.2 . 80 }
+            tcp dport 87 accept
+            tcp dport 88 drop
+            tcp dport 89 return
+            tcp dport 90 jump other
+            tcp dport 91 goto other
+            tcp dport 92 counter
+        }; }'");
+    let table = Table { family: Family::Inet, name: "n" };
+    let rules = Nftables::open().unwrap().table_rules(table).unwrap();
+    assert!(rules.iter().all(|rule| rule.chain == "c" && rule.extensions.is_empty()), "{rules:?}");
+    let translations: Vec<_> = rules.iter().map(|rule| rule.translates_to).collect();
+    let expected = ["10.9.0.2:8080", "[fd00::2]:8081"].map(|to| to.parse().ok());
+    assert_eq!(translations, [&expected[..], &[None; 11]].concat());
+    let jump = |to: fn(String) -> Verdict| Some(to("other".into()));
+    let verdicts: Vec<_> = rules[7..].iter().map(|rule| rule.verdict.clone()).collect();
+    let plain = [Verdict::Accept, Verdict::Drop, Verdict::Return].map(Some);
+    assert_eq!(verdicts, [&plain[..], &[jump(Verdict::Jump), jump(Verdict::Goto), None]].concat());
+    assert_eq!(rules.iter().filter_map(|rule| rule.target()).collect::<Vec<_>>(), ["other"; 2]);
+    let ports: Vec<_> = rules.iter().map(|rule| rule.values.last().unwrap().clone()).collect();
+    assert_eq!(ports, (80..93).map(|port| vec![0, port]).collect::<Vec<_>>());
+}
+
+#[test]
+fn rules_of_iptables_are_read() {
+    let lab = Lab::without_plugins();
+    lab.sh(
+        "iptables-nft -t nat -N CNI-DN-1
+        iptables-nft -t nat -A CNI-DN-1 -p tcp -m multiport --dports 80,443 -m comment --comment mine -j MARK --set-mark 1
+        iptables-nft -t nat -A CNI-DN-1 -p tcp --dport 80 -j DNAT --to-destination 10.9.0.2:8080
+        iptables-nft -t nat -A CNI-DN-1 -j MASQUERADE
+        iptables-nft -t nat -A CNI-DN-1 -j RETURN",
+    );
+    let nat = Table { family: Family::Ipv4, name: "nat" };
+    let rules = Nftables::open().unwrap().rules(nat.chain("CNI-DN-1")).unwrap();
+    let [ports, translation, masquerade, verdict] = &rules[..] else { panic!("{rules:?}") };
+    let [multiport, comment, mark] = &ports.extensions[..] else { panic!("{ports:?}") };
+    assert_eq!((multiport.name.as_str(), multiport.revision), ("multiport", 1));
+    // struct xt_multiport_v1: flags, count, ports
+    assert_eq!(multiport.info[1..6], [&[2][..], &80_u16.to_ne_bytes(), &443_u16.to_ne_bytes()].concat());
+    assert_eq!((comment.name.as_str(), ports.comment.as_str(), ports.verdict.as_ref()), ("comment", "mine", None));
+    assert_eq!(mark.name, "MARK");
+    let dnat = translation.extensions.last().unwrap();
+    assert_eq!((dnat.name.as_str(), translation.translates_to), ("DNAT", None));
+    assert!(dnat.info.windows(4).any(|bytes| bytes == [10, 9, 0, 2]), "{dnat:?}");
+    assert!(masquerade.masquerades && !translation.masquerades);
+    assert_eq!((verdict.verdict.as_ref(), verdict.extensions.len()), (Some(&Verdict::Return), 0));
 }
 
 #[test]

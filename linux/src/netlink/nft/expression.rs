@@ -33,6 +33,11 @@ impl Register {
         // Each word has a number, and four words together have another one, which `nft` prefers.
         Register(if word.is_multiple_of(4) { 1 + word / 4 } else { 8 + word })
     }
+
+    /// Parses the content of an attribute with a register. The kernel prefers the same numbers as `nft`.
+    pub(super) fn read(value: &[u8]) -> Result<Register> {
+        Ok(Register(u32::from_be(wire::number(value, 0)?)))
+    }
 }
 
 /// The part of a packet in which a field is.
