@@ -2,7 +2,7 @@
 
 use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
-use super::nft::{Element, Rule};
+use super::nft::{Element, Rule, read_set_name};
 use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, tc, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;
@@ -69,6 +69,7 @@ pub fn reply(datagram: &[u8]) {
 /// Reads an answer of nf_tables.
 pub fn rules(datagram: &[u8]) {
     const NEWRULE: u16 = 10 << 8 | 6;
+    const NEWSET: u16 = 10 << 8 | 9;
     const NEWSETELEM: u16 = 10 << 8 | 12;
     let Ok((seq, _)) = first(datagram) else { return };
     let read = |payload: &[u8]| {
@@ -81,6 +82,7 @@ pub fn rules(datagram: &[u8]) {
         assert!(rule.target().is_none() || rule.verdict.is_some());
         assert!(rule.extensions.iter().all(|extension| !extension.name.contains('\0')));
     }
+    assert!(list(datagram, seq, NEWSET, |payload| read_set_name("t", payload)).iter().all(|name| !name.contains('\0')));
     for element in list(datagram, seq, NEWSETELEM, |payload| Element::read_all(payload).map(Some)).concat() {
         assert!(!element.userdata.comment.contains('\0') && !element.userdata.mark.contains('\0'));
     }

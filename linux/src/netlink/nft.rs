@@ -27,6 +27,8 @@ use crate::error::{Context, Error, Kind, Result};
 pub use edit::{Edit, Position};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
 pub use rule::{Extension, Rule};
+#[cfg(feature = "fuzzing")]
+pub(super) use set::read_name as read_set_name;
 pub use set::{DataType, Element, MapsTo, Set, SetSpec, Value};
 pub use spec::RuleSpec;
 pub use table::{BaseChain, Chain, Family, Hook, Table};
@@ -235,6 +237,14 @@ impl Nftables {
             Some(socket) => socket.list(request, SUBSYSTEM << 8 | kind, read),
             None => Ok(Vec::new()),
         }
+    }
+
+    /// Returns the names of the sets and maps of a table, without anonymous ones, which are parts of rules; none if the
+    /// table does not exist.
+    pub fn sets(&mut self, table: Table<'_>) -> Result<Vec<String>> {
+        let request = about(set::GETSET, NlmF::empty(), table).finish();
+        let listed = self.list(&request, set::NEWSET, |payload| set::read_name(table.name, payload));
+        listed.or_else(|error| absent(error, Vec::new())).context(|| format!("list the sets of table {table}"))
     }
 
     /// Returns the elements of a set or map, ordered by their keys; none if it does not exist.

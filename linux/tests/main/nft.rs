@@ -318,6 +318,18 @@ fn one_element_is_looked_up() {
 }
 
 #[test]
+fn sets_and_maps_are_listed() {
+    let (lab, mut nft) = prepared();
+    lab.sh("nft 'add set ip t addresses { type ipv4_addr; }; add rule ip t c tcp dport { 80, 81 } accept
+        table ip other { set more { type ipv4_addr; }; }
+        table ip6 t { set six { type ipv6_addr; }; }'");
+    assert!(lab.sh("nft --debug=netlink list chain ip t c").contains("__set"), "the rule has an anonymous set");
+    assert_eq!(nft.sets(TABLE).unwrap(), ["ports", "addresses"]);
+    assert_eq!(nft.sets(Table { family: Family::Ipv6, ..TABLE }).unwrap(), ["six"]);
+    assert_eq!(nft.sets(Table { name: "none", ..TABLE }).unwrap(), [""; 0]);
+}
+
+#[test]
 fn elements_and_sets_are_deleted() {
     let (lab, mut nft) = prepared();
     nft.apply(&Edit::create_elements(PORTS.set, &[port(80), port(81), port(82)])).unwrap();

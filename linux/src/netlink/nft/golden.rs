@@ -79,7 +79,7 @@ fn comparable_expression(bytes: &[u8]) -> Vec<u8> {
 fn same(ours: &[u8], name: &str) {
     let theirs = captured(name);
     let flags = |message: &[u8]| {
-        let is_question = matches!(message[4..6], [4 | 7 | 13 | 16, 10]);
+        let is_question = matches!(message[4..6], [4 | 7 | 10 | 13 | 16, 10]);
         let dump = if is_question { libc::NLM_F_DUMP } else { 0 };
         u16::from_ne_bytes([message[6], message[7]])
             & !u16::try_from(libc::NLM_F_ACK | libc::NLM_F_ECHO | dump).unwrap()
@@ -247,6 +247,7 @@ fn tcp(port: u16) -> Element {
 fn questions() {
     same(&get_generation(), "nft_get_generation");
     same(&set::get_element(MAP.set, &[Value::Protocol(Field::TCP), Value::Port(81)]), "nft_get_element");
+    same(&about(set::GETSET, NlmF::empty(), IP6).finish(), "nft_list_sets");
     same(&set::about_set(set::GETSETELEM, NlmF::empty(), IP6.set("m")).finish(), "nft_list_elements");
 }
 

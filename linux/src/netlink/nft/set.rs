@@ -7,7 +7,7 @@ use neli::consts::nl::NlmF;
 
 use super::edit::Edit;
 use super::expression::{Attributes, Data, Verdict};
-use super::message::HEADER;
+use super::message::{HEADER, TABLE};
 use super::table::{Table, about};
 use super::userdata::UserData;
 use crate::error::Result;
@@ -15,7 +15,8 @@ use crate::ip::{MacAddr, octets};
 use crate::netlink::wire::{self, NESTED, Request};
 
 // linux/netfilter/nf_tables.h
-const NEWSET: u16 = 9;
+pub(super) const NEWSET: u16 = 9;
+pub(super) const GETSET: u16 = 10;
 const DELSET: u16 = 11;
 pub(super) const NEWSETELEM: u16 = 12;
 pub(super) const GETSETELEM: u16 = 13;
@@ -37,6 +38,7 @@ const ELEM_KEY: u16 = 1;
 const ELEM_DATA: u16 = 2;
 const ELEM_USERDATA: u16 = 6;
 const ELEM_KEY_END: u16 = 10;
+const FLAG_ANONYMOUS: u32 = 1;
 const FLAG_INTERVAL: u32 = 1 << 2;
 const FLAG_MAP: u32 = 1 << 3;
 const FLAG_CONCAT: u32 = 1 << 7;
@@ -412,6 +414,20 @@ impl<'a> Edit<'a> {
         };
         elements.chunks(ELEMENTS_PER_MESSAGE).map(edit).collect()
     }
+}
+
+/// Parses the name of a set or map; `None` if it is anonymous or in another table.
+pub(in crate::netlink) fn read_name(table: &str, payload: &[u8]) -> Result<Option<String>> {
+    let (mut name, mut wanted) = (None, false);
+    for attribute in wire::attributes(payload, HEADER) {
+        match attribute? {
+            (TABLE, value) => wanted = wire::text(value) == table,
+            (SET_NAME, value) => name = Some(wire::text(value)),
+            (SET_FLAGS, value) if u32::from_be(wire::number(value, 0)?) & FLAG_ANONYMOUS != 0 => return Ok(None),
+            _ => {}
+        }
+    }
+    Ok(name.filter(|_| wanted))
 }
 
 /// Starts a message about a set or its elements.
