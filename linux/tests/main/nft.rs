@@ -8,7 +8,7 @@ use linux::netlink::nft::{
     SetSpec, Table, Value, Verdict,
 };
 use linux::{Error, Kind, Result};
-use testing::Lab;
+use testing::{Lab, wait_until};
 
 const TABLE: Table<'_> = Table { family: Family::Ipv4, name: "t" };
 const CHAIN: Chain<'_> = TABLE.chain("c");
@@ -371,6 +371,43 @@ fn connections_are_translated_by_a_map() {
     assert!(TcpStream::connect("127.0.0.1:8080").is_err(), "nothing listens there");
     nft.apply(&edits).unwrap();
     TcpStream::connect("127.0.0.1:8080").unwrap();
+}
+
+#[test]
+fn late_translations_leave_connections_to_others() {
+    let lab = Lab::without_plugins();
+    lab.sh("ip link set lo up");
+    let table = Table { family: Family::Inet, name: "late" };
+    let [arriving, output, raw] = ["arriving", "output", "raw"].map(|name| table.chain(name));
+    let [ours, theirs] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let translation = RuleSpec::new(output).destination_port(Field::TCP, 8080);
+    let mut nft = Nftables::open().unwrap();
+    nft.apply(&[
+        Edit::add_table(table),
+        Edit::add_base_chain(arriving, Hook::LATE_DESTINATION_NAT),
+        Edit::add_base_chain(output, Hook::LATE_LOCAL_DESTINATION_NAT),
+        Edit::add_base_chain(raw, Hook::RAW_INPUT),
+        Edit::add_rule(&translation.translate_destination(ours.local_addr().unwrap())),
+    ])
+    .unwrap();
+    let shown = lab.sh("nft -y list table inet late");
+    for line in [
+        "type nat hook prerouting priority -99; policy accept;",
+        "type nat hook output priority -99; policy accept;",
+        "type filter hook prerouting priority -300; policy accept;",
+    ] {
+        assert!(shown.lines().any(|shown| shown.trim() == line), "{line} is not in\n{shown}");
+    }
+    let connect_to = |name, listener: &TcpListener| {
+        listener.set_nonblocking(true).unwrap();
+        let client = TcpStream::connect("127.0.0.1:8080").unwrap();
+        wait_until(&format!("a connection to {name}"), || listener.accept().is_ok());
+        drop(client);
+    };
+    connect_to("ours", &ours);
+    let to = theirs.local_addr().unwrap();
+    lab.sh(&format!("iptables-nft -t nat -A OUTPUT -p tcp --dport 8080 -j DNAT --to-destination {to}"));
+    connect_to("theirs", &theirs);
 }
 
 #[test]

@@ -105,6 +105,17 @@ impl Hook {
     pub const DESTINATION_NAT: Hook = Hook { kind: "nat", place: 0, priority: -100 };
     /// The hook for destination NAT of packets that this host sends.
     pub const LOCAL_DESTINATION_NAT: Hook = Hook { kind: "nat", place: 3, priority: -100 };
+    /// The hook for destination NAT of packets that arrive, after the chains of other programs at [`DESTINATION_NAT`],
+    /// where `iptables` has its chain PREROUTING: the first translation of a connection counts, so that theirs win.
+    ///
+    /// [`DESTINATION_NAT`]: Hook::DESTINATION_NAT
+    pub const LATE_DESTINATION_NAT: Hook = Hook { priority: -99, ..Hook::DESTINATION_NAT };
+    /// The hook for destination NAT of packets that this host sends, after the chains of other programs at
+    /// [`LOCAL_DESTINATION_NAT`](Hook::LOCAL_DESTINATION_NAT).
+    pub const LATE_LOCAL_DESTINATION_NAT: Hook = Hook { priority: -99, ..Hook::LOCAL_DESTINATION_NAT };
+    /// The hook that filters packets that arrive, before connection tracking (-200) and NAT change them, where `iptables`
+    /// has the chain PREROUTING of its table `raw`. The rules see the destination that the sender used.
+    pub const RAW_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
     /// The hook that filters packets that are not addressed to this host, where `iptables` has its chain FORWARD.
     pub const FORWARD: Hook = Hook { kind: "filter", place: BaseChain::FORWARD, priority: 0 };
     /// The first hook for frames that a bridge receives on its ports.
