@@ -112,6 +112,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(
 }
 
 // linux/sockios.h: ioctl requests. libc defines them with a type that depends on the C library.
+const SIOCGIFNAME: u16 = 0x8910;
 const SIOCGIFFLAGS: u16 = 0x8913;
 const SIOCGIFHWADDR: u16 = 0x8927;
 const SIOCGIFINDEX: u16 = 0x8933;
@@ -125,6 +126,15 @@ pub(crate) fn link_index(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> 
     unsafe { interface_ioctl(socket, SIOCGIFINDEX, &mut request) }?;
     // SAFETY: the kernel has just written this member of the union.
     Ok(unsafe { request.ifr_ifru.ifru_ifindex }.cast_unsigned())
+}
+
+/// Returns the name of the link with this index, padded with NULs. See [`link_index`] for the socket.
+pub(crate) fn link_name(socket: BorrowedFd<'_>, index: u32) -> io::Result<[u8; libc::IFNAMSIZ]> {
+    let mut request = interface_request("")?;
+    request.ifr_ifru.ifru_ifindex = index.cast_signed();
+    // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFNAME expects.
+    unsafe { interface_ioctl(socket, SIOCGIFNAME, &mut request) }?;
+    Ok(request.ifr_name.map(|byte| byte.to_ne_bytes()[0]))
 }
 
 /// Returns the MAC address of the link called `name`, if it has one. See [`link_index`] for the socket.

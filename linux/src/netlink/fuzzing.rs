@@ -3,7 +3,7 @@
 use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
 use super::nft::{Element, Rule, read_set_name};
-use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, tc, vlan, wire};
+use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, route, tc, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;
 
@@ -35,6 +35,7 @@ pub fn reply(datagram: &[u8]) {
     for route in list(datagram, seq, libc::RTM_NEWROUTE, KernelRoute::read) {
         assert_valid(route.route.dst);
     }
+    list(datagram, seq, libc::RTM_NEWROUTE, route::read_outgoing_link);
     list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));
     for vlan in list(datagram, seq, wire::RTM_NEWVLAN, |payload| vlan::read(payload, link).map(Some)).concat() {
         assert!(vlan.range.first <= vlan.range.last);

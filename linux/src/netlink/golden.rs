@@ -275,6 +275,10 @@ fn questions() {
     theirs[16] = 2; // AF_INET
     same(&address::list_addresses(RtAddrFamily::Inet, vhost()), &theirs);
     same(&route::list_routes(Some(vhost())), &captured("list_routes"));
+    // iproute2 also requests the number of the table (RTM_F_LOOKUP_TABLE), but only for IPv4.
+    let theirs = differing(captured("get_route"), &[0, 0x10, 0, 0, 8, 0, 1, 0], &[0, 0, 0, 0, 8, 0, 1, 0]);
+    same(&route::get_route([10, 1, 0, 9].into()), &theirs);
+    same(&route::get_route("fd00::9".parse().unwrap()), &captured("get_route6"));
     same(&neighbour::list_neighbours(vhost()), &captured("list_neighbours"));
     // iproute2 lists the VLANs of all ports and filters; the kernel can filter. struct br_vlan_msg in
     // linux/if_bridge.h.

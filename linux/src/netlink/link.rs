@@ -317,6 +317,11 @@ impl Netlink {
         Ok(index.and_then(LinkIndex::optional))
     }
 
+    /// Returns the name of a link; `None` if there is none. Uses an ioctl instead of a message.
+    pub fn link_name(&self, link: LinkIndex) -> Result<Option<String>> {
+        self.socket.link_name(link.number()).context(|| format!("look for link {link}"))
+    }
+
     /// Returns the MAC address of the link called `name`, if it has one. Uses an ioctl instead of a message.
     pub fn mac_of(&self, name: &str) -> Option<MacAddr> {
         self.socket.mac_of(name)

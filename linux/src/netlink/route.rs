@@ -158,6 +158,16 @@ impl Netlink {
         Ok(found)
     }
 
+    /// Returns the link by which packets to `ip` leave; `None` if there is no route, or one that rejects or drops them.
+    /// The link of an address of this host is `lo`.
+    pub fn route_to(&mut self, ip: IpAddr) -> Result<Option<LinkIndex>> {
+        // For routes of these kinds the kernel returns the error that a sender gets: none or unreachable, prohibit,
+        // blackhole.
+        let rejected = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL];
+        let found = self.socket.get(&get_route(ip), libc::RTM_NEWROUTE, &rejected, read_outgoing_link);
+        Ok(found.context(|| format!("look for the route to {ip}"))?.flatten())
+    }
+
     /// Returns the default routes of the main table, the preferred one of each family first.
     pub fn default_routes(&mut self) -> Result<Vec<KernelRoute>> {
         let wanted = |route: Option<KernelRoute>| {
@@ -170,6 +180,29 @@ impl Netlink {
         found.sort_by_key(|route| (route.route.dst.ip().is_ipv6(), route.route.priority));
         Ok(found)
     }
+}
+
+/// Parses the outgoing link of a route; `None` if the route rejects or drops packets.
+pub(super) fn read_outgoing_link(payload: &[u8]) -> Result<Option<LinkIndex>> {
+    // The kernel returns such routes of IPv6, with `lo` as their link.
+    if matches!(wire::byte(payload, 7)?, libc::RTN_UNREACHABLE | libc::RTN_PROHIBIT | libc::RTN_BLACKHOLE) {
+        return Ok(None);
+    }
+    for attribute in wire::attributes(payload, HEADER) {
+        if let (libc::RTA_OIF, value) = attribute? {
+            return Ok(LinkIndex::optional(wire::number(value, 0)?));
+        }
+    }
+    Ok(None)
+}
+
+pub(super) fn get_route(ip: IpAddr) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getroute, NlmF::empty());
+    // struct rtmsg: family, prefix length of the destination, nothing else
+    request.raw(&[wire::family(ip), if ip.is_ipv4() { 32 } else { 128 }]);
+    request.raw(&[0; HEADER - 2]);
+    request.ip(Rta::Dst, ip);
+    request.finish()
 }
 
 pub(super) fn list_routes(link: Option<LinkIndex>) -> Vec<u8> {

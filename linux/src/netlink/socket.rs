@@ -170,6 +170,15 @@ impl Socket {
         }
     }
 
+    /// Returns the name of the link with this index by an ioctl; `None` if there is none.
+    pub(super) fn link_name(&self, index: u32) -> Result<Option<String>> {
+        match sys::link_name(self.fd(), index) {
+            Ok(name) => Ok(Some(wire::text(&name))),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Returns the MAC address of the link called `name` by an ioctl; `None` if there is none.
     pub(super) fn mac_of(&self, name: &str) -> Option<MacAddr> {
         sys::link_mac(self.fd(), name).ok().flatten().map(MacAddr)

@@ -634,6 +634,52 @@ fn the_preferred_default_route_comes_first() {
 }
 
 #[test]
+fn the_route_to_an_address_has_its_outgoing_link() {
+    let lab = Lab::without_plugins();
+    let (mut host, _, bridge, veth, _) = attached(&lab);
+    let lo = host.link_index("lo").unwrap();
+    lab.sh("ip link set lo up; ip link set veth0 nomaster
+         ip address add 10.1.0.1/24 dev cni0; ip address add 10.2.0.1/24 dev veth0
+         ip -6 address add fd01::1/64 dev cni0 nodad; ip -6 address add fd02::1/64 dev veth0 nodad");
+    let (bridge, veth) = (Some(bridge.index), Some(veth.index));
+    let mut check = |ip: &str, link| assert_eq!(host.route_to(ip.parse().unwrap()).unwrap(), link, "{ip}");
+    for (ip, link) in [
+        ("10.1.0.9", bridge),
+        ("10.2.0.9", veth),
+        ("10.1.0.1", lo),
+        ("127.0.0.1", lo),
+        ("10.3.0.1", None),
+        ("fd01::9", bridge),
+        ("fd02::9", veth),
+        ("fd01::1", lo),
+        ("fd03::1", None),
+    ] {
+        check(ip, link);
+    }
+    lab.sh("ip route add default via 10.2.0.9; ip -6 route add default via fd02::9
+         for kind in unreachable:4 prohibit:5 blackhole:6; do
+             n=${kind#*:}; kind=${kind%:*}; ip route add $kind 10.$n.0.0/16; ip -6 route add $kind fd0$n::/64
+         done");
+    for (n, link) in [(3, veth), (4, None), (5, None), (6, None)] {
+        check(&format!("10.{n}.0.1"), link);
+        check(&format!("fd0{n}::1"), link);
+    }
+}
+
+#[test]
+fn the_name_of_a_link_is_looked_up() {
+    let lab = Lab::without_plugins();
+    let (host, guest, bridge, _, eth0) = attached(&lab);
+    assert_eq!(host.link_name(bridge.index).unwrap().as_deref(), Some("cni0"));
+    assert_eq!(guest.link_name(eth0.index).unwrap().as_deref(), Some("eth0"));
+    let longest = "n".repeat(15);
+    lab.sh(&format!("ip link set cni0 name {longest}"));
+    assert_eq!(host.link_name(bridge.index).unwrap(), Some(longest.clone()));
+    lab.sh(&format!("ip link delete {longest}"));
+    assert_eq!(host.link_name(bridge.index).unwrap(), None);
+}
+
+#[test]
 fn base_chains_are_listed_with_their_policy() {
     let lab = Lab::without_plugins();
     let mut nft = Nftables::open().unwrap();
