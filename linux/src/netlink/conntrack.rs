@@ -1,7 +1,7 @@
 //! Connection tracking over netlink: deletes the entries of flows, so that their next packet is a new one for NAT.
 //!
-//! Linux 6.10 and later delete by a filter, in one message. On older kernels, and for filters that the kernel gets wrong,
-//! the entries are listed and deleted one by one.
+//! Linux 6.10 and later delete by a filter, in one message. On older kernels, for filters that the kernel gets wrong, and
+//! for many filters, the entries are listed and deleted one by one.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -40,6 +40,9 @@ const BY_DESTINATION_PORT: u32 = 1 << 5;
 
 /// struct nfgenmsg
 const HEADER: usize = 4;
+
+/// The largest number of filters for the kernel. It walks its whole table for each of them, and for a listing once.
+const KERNEL_FILTERS: usize = 4;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -189,7 +192,7 @@ impl Conntrack {
         for filter in filters {
             debug!("delete {filter}");
         }
-        let (by_kernel, mut others): (Vec<_>, Vec<_>) = filters.iter().partition(|filter| filter.suits_kernel());
+        let (by_kernel, mut others) = divide(filters);
         let deleted = delete_filtered(socket, &by_kernel).and_then(|supported| {
             if !supported {
                 others.extend(by_kernel);
@@ -198,6 +201,12 @@ impl Conntrack {
         });
         deleted.context(|| "delete connection tracking entries")
     }
+}
+
+/// Divides filters into those for the kernel and those that are compared with a listing.
+fn divide(filters: &[FlowFilter]) -> (Vec<&FlowFilter>, Vec<&FlowFilter>) {
+    let (by_kernel, others): (Vec<_>, Vec<_>) = filters.iter().partition(|filter| filter.suits_kernel());
+    if by_kernel.len() > KERNEL_FILTERS { (Vec::new(), filters.iter().collect()) } else { (by_kernel, others) }
 }
 
 /// Deletes what `filters` match, with one message for each, in one datagram. Returns `false` if the kernel cannot.
@@ -280,4 +289,30 @@ fn about(kind: u16, family: u8) -> Request {
     // struct nfgenmsg: family, version, resource
     request.raw(&[family, 0, 0, 0]);
     request
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sent_to(protocol: u8, destination: &str) -> FlowFilter {
+        FlowFilter { protocol, destination: destination.parse().unwrap(), reply_source: None }
+    }
+
+    #[test]
+    fn the_kernel_gets_a_few_filters_that_it_understands() {
+        let filters = [
+            sent_to(UDP, "10.1.0.1:53"),
+            sent_to(UDP, "[::]:53"),
+            sent_to(UDP, "[fd01::1]:53"),
+            sent_to(132, "0.0.0.0:53"),
+            sent_to(TCP, "0.0.0.0:53"),
+            sent_to(132, "0.0.0.0:0"),
+            sent_to(UDP, "0.0.0.0:54"),
+        ];
+        let expected = |places: [usize; 4]| places.map(|place| &filters[place]).to_vec();
+        assert_eq!(divide(&filters[..6]), (expected([0, 1, 4, 5]), vec![&filters[2], &filters[3]]));
+        assert_eq!(divide(&filters), (Vec::new(), filters.iter().collect()), "one more");
+        assert_eq!(divide(&[]), (Vec::new(), Vec::new()));
+    }
 }

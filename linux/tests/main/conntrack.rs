@@ -120,6 +120,10 @@ fn only_matching_flows_are_deleted() {
         (vec![answered_by("[::]:0", "fd02::2")], &[4, 6, 7]),
         (vec![answered_by("0.0.0.0:53", "10.2.0.2"), answered_by("[::]:53", "fd02::2")], &[0, 2, 4, 6]),
         (vec![answered_by("10.1.0.1:54", "10.3.0.2"), answered_by("[fd01::1]:54", "fd03::2")], &[1, 5]),
+        // Some filters for the kernel, and more than those.
+        ((50..54).map(|port| sent_to(UDP, &format!("0.0.0.0:{port}"))).collect(), &[0, 2]),
+        ((50..90).map(|port| sent_to(UDP, &format!("0.0.0.0:{port}"))).collect(), &[0, 1, 2]),
+        ((50..90).map(|port| sent_to(UDP, &format!("[::]:{port}"))).collect(), &[4, 5, 6]),
         // No flow matches.
         (vec![], &[]),
         (vec![sent_to(6, "10.1.0.1:53"), sent_to(UDP, "10.9.0.1:53"), sent_to(UDP, "[fd09::1]:53")], &[]),
