@@ -16,7 +16,7 @@ pub struct Rule {
     pub handle: u64,
     /// The comment, written by `nft` or `iptables`.
     pub comment: String,
-    /// The mark, which [`RuleSpec::mark`](super::RuleSpec::mark) sets.
+    /// The mark, a text that the tools do not show, set by [`RuleSpec::mark`](super::RuleSpec::mark).
     pub mark: String,
     /// The chain that has the rule.
     pub chain: String,

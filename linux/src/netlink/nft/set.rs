@@ -311,7 +311,7 @@ impl Element {
         self
     }
 
-    /// Sets the mark, which the tools do not show.
+    /// Sets the mark, a text that the tools do not show, for the program that creates the element.
     #[must_use]
     pub fn mark(mut self, mark: impl Into<String>) -> Element {
         self.userdata.mark = mark.into();

@@ -47,7 +47,7 @@ impl<'a> RuleSpec<'a> {
         self
     }
 
-    /// Sets the mark, by which [`Rule::mark`](super::Rule::mark) recognises the rule; the tools do not show it.
+    /// Sets the mark, a text that the tools do not show. [`Rule::mark`](super::Rule::mark) returns it.
     pub fn mark(mut self, mark: impl Into<String>) -> Self {
         self.userdata.mark = mark.into();
         self

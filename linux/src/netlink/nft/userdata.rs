@@ -12,7 +12,7 @@ const MARK: u8 = 200;
 pub struct UserData {
     /// The comment, which `nft` and `iptables` show.
     pub comment: String,
-    /// A text that the tools do not show, by which the owner recognises what it created.
+    /// A text that the tools do not show, for the program that created the object: whose it is, or what it was made for.
     pub mark: String,
 }
 
