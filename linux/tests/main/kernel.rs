@@ -642,7 +642,10 @@ fn the_route_to_an_address_has_its_outgoing_link() {
          ip address add 10.1.0.1/24 dev cni0; ip address add 10.2.0.1/24 dev veth0
          ip -6 address add fd01::1/64 dev cni0 nodad; ip -6 address add fd02::1/64 dev veth0 nodad");
     let (bridge, veth) = (Some(bridge.index), Some(veth.index));
-    let mut check = |ip: &str, link| assert_eq!(host.route_to(ip.parse().unwrap()).unwrap(), link, "{ip}");
+    // The kernel adds the route to an IPv6 address of its own after the command that adds the address.
+    let mut check = |ip: &str, link| {
+        wait_until(&format!("{link:?} for {ip}"), || host.route_to(ip.parse().unwrap()).unwrap() == link);
+    };
     for (ip, link) in [
         ("10.1.0.9", bridge),
         ("10.2.0.9", veth),
