@@ -10,14 +10,16 @@ pub(super) const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 
 /// The answers to `count` messages; `first` is the sequence number of the first one.
-pub(super) struct Answers {
+pub(super) struct Answers<'a> {
     pub(super) first: u32,
     pub(super) count: usize,
+    /// The errors that do not count, because they mean that a queried object does not exist.
+    pub(super) absent: &'a [i32],
     /// The first error, with the position of the message that the kernel rejected.
     pub(super) refused: Option<(usize, Error)>,
 }
 
-impl Answers {
+impl Answers<'_> {
     /// Reads the answers in a datagram. Returns `true` when `ended`, called with the position of an answer and whether
     /// it is an error, returns `true`.
     pub(super) fn take(
@@ -38,7 +40,9 @@ impl Answers {
             // The end of a list reports errors in the same format.
             let refusal = refusal(&message)?;
             let last = ended(place, refusal.is_some());
-            if let Some(error) = refusal {
+            if let Some(error) = refusal
+                && !error.errno().is_some_and(|errno| self.absent.contains(&errno))
+            {
                 self.refused.get_or_insert((place, error));
             }
             if last {
@@ -166,6 +170,32 @@ mod tests {
             read(&error(-1, &request, 0, &[255, 255, 1, 0])).unwrap().is_some(),
             "an attribute with a wrong length"
         );
+    }
+
+    #[test]
+    fn the_first_error_counts_unless_it_means_that_an_object_is_absent() {
+        let answer = |seq, status: i32| {
+            let payload = [&status.to_ne_bytes()[..], &[0; 16]].concat();
+            message(NLMSG_ERROR, NlmF::CAPPED.bits(), seq, &payload)
+        };
+        let datagram = [
+            answer(6, -libc::EPERM), // The answer to another request.
+            answer(7, -libc::ENOENT),
+            answer(8, -libc::EBUSY),
+            answer(9, -libc::EPERM),
+            answer(10, 0),
+        ]
+        .concat();
+        for (absent, expected) in [
+            (&[][..], Some((0, libc::ENOENT))),
+            (&[libc::ENOENT][..], Some((1, libc::EBUSY))),
+            (&[libc::ENOENT, libc::EBUSY, libc::EPERM][..], None),
+        ] {
+            let mut answers = Answers { first: 7, count: 4, absent, refused: None };
+            assert!(answers.take(&datagram, |place, _| place == 3, |_| Ok(())).unwrap(), "the last one was read");
+            let refused = answers.refused.map(|(place, error)| (place, error.errno().unwrap()));
+            assert_eq!(refused, expected);
+        }
     }
 
     /// Reads a list of messages of type 16 that was requested with sequence number 7.

@@ -276,6 +276,16 @@ impl Nftables {
         Ok(found.and_then(|elements| elements.into_iter().next()))
     }
 
+    /// Returns the elements of a set or map with these keys, in the same order, without those that do not exist. Needs
+    /// fewer messages than [`element`](Self::element) for each, and does not list the set.
+    pub fn find_elements(&mut self, set: Set<'_>, keys: &[Vec<Value>]) -> Result<Vec<Element>> {
+        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
+        let questions: Vec<_> = keys.iter().map(|key| set::get_element(set, key)).collect();
+        let found = socket.get_each(&questions, SUBSYSTEM << 8 | set::NEWSETELEM, &[libc::ENOENT], Element::read_all);
+        let found = found.or_else(|error| absent(error, Vec::new()));
+        Ok(found.context(|| format!("look up elements of set {set}"))?.concat())
+    }
+
     /// Returns whether a chain exists.
     pub fn has_chain(&mut self, chain: Chain<'_>) -> Result<bool> {
         self.chain(chain).map(|found| found.is_some())

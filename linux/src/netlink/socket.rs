@@ -24,6 +24,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const ATTEMPTS: u32 = 10;
 /// The same for rules: any change of any ruleset interrupts a listing, and many may happen at the same time.
 const RULE_ATTEMPTS: u32 = 500;
+/// The most questions in one datagram. Their answers need less than a quarter of the default receive buffer.
+const QUESTIONS: usize = 32;
 /// The kernel's port ID as a sender.
 const KERNEL: u32 = 0;
 /// Initial buffer size, sufficient for known answers; grows if necessary. A small buffer touches fewer pages.
@@ -78,7 +80,7 @@ impl Socket {
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
         // The kernel always reports errors. One acknowledgement, for the last message, confirms all that had no error.
-        self.batch(messages, NlmF::ACK, each)
+        self.batch(messages, NlmF::ACK, &[], each)
     }
 
     /// Sends `messages` in one datagram; the last one requests a list. Calls `each` with echoed messages, queried
@@ -88,14 +90,45 @@ impl Socket {
         messages: &[&[u8]],
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
-        self.batch(messages, NlmF::DUMP, each)
+        self.batch(messages, NlmF::DUMP, &[], each)
     }
 
-    /// Sends `messages` in one datagram; the last one gets `flags` that make the kernel answer it.
+    /// Queries several objects with one datagram, each returned as a message of type `kind`. Leaves out those for which
+    /// the kernel answers with one of the errors in `absent`.
+    ///
+    /// The kernel answers before `send` returns, each question with a datagram, and fails if too many are not received
+    /// yet: see [`QUESTIONS`].
+    pub(super) fn get_each<T>(
+        &mut self,
+        questions: &[Vec<u8>],
+        kind: u16,
+        absent: &[i32],
+        read: impl Fn(&[u8]) -> Result<T>,
+    ) -> Result<Vec<T>> {
+        let mut found = Vec::new();
+        for questions in questions.chunks(QUESTIONS) {
+            let questions: Vec<_> = questions.iter().map(Vec::as_slice).collect();
+            let refused = self.batch(&questions, NlmF::ACK, absent, |message| {
+                if message.kind != kind {
+                    return Err(malformed("an answer of another type"));
+                }
+                found.push(read(message.payload)?);
+                Ok(())
+            })?;
+            if let Some((_, error)) = refused {
+                return Err(error);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Sends `messages` in one datagram; the last one gets `flags` that make the kernel answer it. The errors in `absent`
+    /// do not count.
     fn batch(
         &mut self,
         messages: &[&[u8]],
         flags: NlmF,
+        absent: &[i32],
         each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
         let Some((last, others)) = messages.split_last() else { return Ok(None) };
@@ -106,7 +139,8 @@ impl Socket {
         }
         self.append(&mut datagram, last, flags);
         let ended = |place, _| place + 1 == messages.len();
-        self.exchange(&datagram, first, messages.len(), ended, each)
+        let answers = Answers { first, count: messages.len(), absent, refused: None };
+        self.exchange(&datagram, answers, ended, each)
     }
 
     /// Sends `messages` between `begin` and `end`. nf_tables treats them as a transaction, which is applied completely
@@ -129,24 +163,23 @@ impl Socket {
         }
         // An error of the whole transaction is the answer to its first message.
         let ended = |place, refused| place == messages.len() || (place == 0 && refused);
-        let refused = self.exchange(&datagram, first, messages.len() + 1, ended, |_| Ok(()))?;
+        let answers = Answers { first, count: messages.len() + 1, absent: &[], refused: None };
+        let refused = self.exchange(&datagram, answers, ended, |_| Ok(()))?;
         Ok(refused.map(|(place, error)| (place.saturating_sub(1), error)))
     }
 
-    /// Sends a datagram of `count` messages; `first` is the sequence number of the first one. Reads until `ended`,
-    /// called with the position of an answer and whether it is an error, returns `true`.
+    /// Sends a datagram and reads its `answers` until `ended`, called with the position of an answer and whether it is
+    /// an error, returns `true`.
     fn exchange(
         &mut self,
         datagram: &[u8],
-        first: u32,
-        count: usize,
+        mut answers: Answers<'_>,
         ended: impl Fn(usize, bool) -> bool,
         mut each: impl FnMut(&Message<'_>) -> Result<()>,
     ) -> Result<Option<(usize, Error)>> {
         // An error message repeats the request.
         self.reserve(datagram.len() + BUFFER / 2);
         self.transmit(datagram)?;
-        let mut answers = Answers { first, count, refused: None };
         let mut deadline = None;
         loop {
             match self.receive(&mut deadline)? {

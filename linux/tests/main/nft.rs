@@ -318,6 +318,26 @@ fn one_element_is_looked_up() {
 }
 
 #[test]
+fn several_elements_are_looked_up() {
+    let (_lab, mut nft) = prepared();
+    let elements: Vec<_> = (1..=1000).map(|n| port(n).comment("c".repeat(100)).mark("m".repeat(100))).collect();
+    nft.apply(&Edit::create_elements(PORTS.set, &elements)).unwrap();
+    let keys = |ports: &[u16]| ports.iter().map(|port| key(*port).to_vec()).collect::<Vec<_>>();
+    assert_eq!(
+        nft.find_elements(PORTS.set, &keys(&[2000, 7, 3000, 3, 4000])).unwrap(),
+        [elements[6].clone(), elements[2].clone()]
+    );
+    assert_eq!(nft.find_elements(PORTS.set, &keys(&[5, 2000])).unwrap(), elements[4..5]);
+    assert_eq!(nft.find_elements(PORTS.set, &keys(&[2000, 2001])).unwrap(), []);
+    assert_eq!(nft.find_elements(PORTS.set, &[]).unwrap(), []);
+    assert_eq!(nft.find_elements(TABLE.set("none"), &keys(&[1, 2])).unwrap(), []);
+    let all: Vec<_> = (1..=1000).collect();
+    assert_eq!(nft.find_elements(PORTS.set, &keys(&all)).unwrap(), elements);
+    nft.apply(&[Edit::flush_set(PORTS.set)]).unwrap();
+    assert_eq!(nft.find_elements(PORTS.set, &keys(&all)).unwrap(), []);
+}
+
+#[test]
 fn sets_and_maps_are_listed() {
     let (lab, mut nft) = prepared();
     lab.sh("nft 'add set ip t addresses { type ipv4_addr; }; add rule ip t c tcp dport { 80, 81 } accept
