@@ -1,11 +1,10 @@
 //! GC: removes everything of attachments of this network that the runtime does not list as valid.
 
-use cni::{Call, Delegate, ErrorCollector, Result};
+use cni::{Call, Delegate, ErrorCollector, Keep, Result};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 use log::debug;
 
-use crate::keep::Keep;
 use crate::{iptables, masquerade, spoofcheck, stale};
 
 /// Removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.

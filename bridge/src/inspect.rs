@@ -1,6 +1,8 @@
 //! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
-use cni::inspect::{self, Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Settings, Usage};
+use cni::inspect::{
+    self, Finding, Inspect, Kind, Level, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Usage,
+};
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Result};
 use linux::ip::Cidr;
 use linux::netlink::nft::Nftables;
@@ -91,6 +93,9 @@ fn masquerade_object(kind: &'static Kind, rule: Masquerade) -> Object {
         owner: Owner::Marked(rule.mark().to_owned()),
         backend: if rule.iptables { IPTABLES } else { NFTABLES },
         address: rule.source,
+        name: rule.source.map_or_else(|| "-".to_owned(), |ip| ip.to_string()),
+        detail: String::new(),
+        properties: vec![("source", Property::Address(rule.source))],
         about: rule.about().to_owned(),
         comment: rule.comment,
     }
@@ -99,6 +104,9 @@ fn masquerade_object(kind: &'static Kind, rule: Masquerade) -> Object {
 fn spoof_check_object(kind: &'static Kind, check: SpoofCheck) -> Object {
     Object {
         kind,
+        name: check.port.clone(),
+        detail: String::new(),
+        properties: Vec::new(),
         owner: Owner::Port(check.port),
         backend: NFTABLES,
         address: None,
@@ -111,14 +119,20 @@ fn spoof_check_object(kind: &'static Kind, check: SpoofCheck) -> Object {
 /// removes them until [`Inspect::repair`] restores them; the next ADD restores only the chains.
 fn check_masquerade(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Vec<Finding>> {
     let [masquerade, _] = &KINDS;
-    let rules_of = |marks| objects.iter().filter(move |object| object.kind == masquerade && object.has_mark_in(marks));
+    let rules_of = |at: &LiveAttachment| {
+        let rules = objects.iter().filter(|object| object.kind == masquerade && at.marks.match_object(object));
+        rules.collect::<Vec<_>>()
+    };
     let finding =
         |level, what: String, remedy: &str| Finding { check: masquerade.name, level, what, remedy: remedy.to_owned() };
-    let alive = network.alive;
-    let lacking = alive.iter().filter(|at| match at.addresses.as_slice() {
-        // One existing rule suffices as a sign that no rule was flushed.
-        [] => rules_of(&at.marks).next().is_none(),
-        addresses => addresses.iter().any(|ip| !rules_of(&at.marks).any(|rule| rule.address == Some(*ip))),
+    let alive: Vec<&LiveAttachment> = network.alive.iter().filter(|at| at.has_port).collect();
+    let lacking = alive.iter().filter(|at| {
+        let rules = rules_of(at);
+        match at.addresses.as_slice() {
+            // One existing rule suffices as a sign that no rule was flushed.
+            [] => rules.is_empty(),
+            addresses => addresses.iter().any(|ip| !rules.iter().any(|rule| rule.address == Some(*ip))),
+        }
     });
     let lacking = lacking.count();
     let mut findings = Vec::new();
@@ -129,7 +143,7 @@ fn check_masquerade(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Ve
         );
         findings.push(finding(Level::Fail, text, REPAIR_HINT));
     }
-    let by_iptables = alive.iter().filter(|at| rules_of(&at.marks).any(|rule| rule.backend == IPTABLES)).count();
+    let by_iptables = alive.iter().filter(|at| rules_of(at).iter().any(|rule| rule.backend == IPTABLES)).count();
     if by_iptables < alive.len() && masquerade::is_cut_off(&mut Nftables::open()?)? {
         let text = "no packet reaches the masquerade rules: other networks cannot reply to containers";
         findings.push(finding(Level::Fail, text.to_owned(), REPAIR_HINT));
@@ -179,7 +193,7 @@ fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cni::inspect::{marks, network_marks};
+    use cni::inspect::{Marks, network_marks};
 
     #[test]
     fn rules_are_distinguished_by_their_comments() {
@@ -188,7 +202,7 @@ mod tests {
         let nft = object(false, owner.comment());
         let iptables = object(true, owner.iptables_comment());
         let has_marks = |rule: &Object, container, ifname| {
-            rule.has_mark_in(&marks(AttachmentKey { network: "net1", container, ifname }))
+            Marks::new(AttachmentKey { network: "net1", container, ifname }).match_object(rule)
         };
         for rule in [&nft, &iptables] {
             let is_of = |network| rule.has_mark_of(&network_marks(network));

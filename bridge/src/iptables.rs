@@ -6,13 +6,12 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Result, key};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, key};
 use linux::ip::{Cidr, octets};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Chain, Edit, Family, Nftables, Rule};
 
-use crate::keep::Keep;
 use crate::rule::{self, Masquerade, missing};
 
 /// The table with the rules.

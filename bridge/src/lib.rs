@@ -5,7 +5,7 @@
 //! derives gateways and routes from them, `layer3` enables forwarding, `masquerade` adds its rules, and `layer3`
 //! configures addresses and routes on both sides.
 //!
-//! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC; `keep` has the attachments that GC keeps.
+//! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC.
 //! - `stale` removes gateway addresses of subnets that are no longer configured.
 //! - `masquerade` uses nftables; `iptables` does the same with iptables; `rule` is a rule that both list.
 //! - `vlan` has the VLANs of a port and their gateway, `name` random names and MAC addresses.
@@ -21,7 +21,6 @@ mod gateway;
 mod gc;
 mod inspect;
 mod iptables;
-mod keep;
 mod layer3;
 mod masquerade;
 mod name;

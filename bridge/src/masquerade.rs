@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Context, Error, Result};
+use cni::{AttachmentKey, Context, Error, Keep, Result};
 use linux::ip::{Cidr, octets};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, RuleSpec, Table, Verdict};
@@ -13,7 +13,6 @@ use log::debug;
 
 use crate::config::Backend;
 use crate::iptables;
-use crate::keep::Keep;
 use crate::rule::{Masquerade, missing, source};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
@@ -71,7 +70,7 @@ fn rule_for(ip: Cidr) -> RuleSpec<'static> {
 }
 
 /// Returns the edits that create table and chains. They are idempotent: the base chain is flushed before it is filled.
-fn create_chains() -> impl Iterator<Item = Edit<'static>> {
+fn create_chains() -> impl Iterator<Item = Edit> {
     let multicast = |net: IpAddr, prefix| {
         let net = Cidr::new(net, prefix)?;
         Some(Edit::add_rule(&RuleSpec::new(POSTROUTING).destination_in(net).verdict(Verdict::Return)))

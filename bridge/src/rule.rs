@@ -28,7 +28,7 @@ impl Masquerade {
         }
     }
 
-    /// Returns the mark that identifies the owner: one of [`cni::inspect::marks`].
+    /// Returns the mark that identifies the owner: one of those in [`cni::inspect::Marks`].
     pub(crate) fn mark(&self) -> &str {
         match self.iptables {
             true => &self.comment,

@@ -188,37 +188,71 @@ pub struct Object {
     pub backend: &'static str,
     /// The container's address that it is for.
     pub address: Option<IpAddr>,
+    /// What distinguishes it from other objects of its kind, such as `10.1.0.2` or `tcp 0.0.0.0:8080`.
+    pub name: String,
+    /// What it does, such as `tcp 0.0.0.0:8080 -> 10.1.0.2:80`. Empty if the name says everything.
+    pub detail: String,
+    /// What it does, as members of a JSON object.
+    pub properties: Vec<(&'static str, Property)>,
     /// The text by which the plugin recognises it.
     pub comment: String,
     /// The part of the comment that names the owner for a reader.
     pub about: String,
 }
 
+/// A value in JSON.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Property {
+    /// An address; `null` if it is unknown.
+    Address(Option<IpAddr>),
+    /// A number.
+    Number(u32),
+    /// A text.
+    Text(String),
+}
+
 /// The owner of an object, as far as the object itself identifies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The attachment with this mark: one of [`marks`].
+    /// The attachment with this mark: one of [`Marks`].
     Marked(String),
     /// The attachment of the host's link with this name.
     Port(String),
+    /// A container with this ID, on any network. GC cannot remove such an object, because it is called for one network.
+    /// DEL removes it if the previous result has the object's address.
+    Container(String),
 }
 
 impl Object {
-    /// Returns whether the object belongs to an attachment with these [`marks`].
-    pub fn has_mark_in(&self, marks: &[String]) -> bool {
-        matches!(&self.owner, Owner::Marked(mark) if marks.contains(mark))
-    }
-
     /// Returns whether the object belongs to a network with these [`network_marks`].
     pub fn has_mark_of(&self, network: &[String]) -> bool {
         matches!(&self.owner, Owner::Marked(mark) if network.iter().any(|prefix| mark.starts_with(prefix)))
     }
 }
 
-/// Returns the marks by which objects of an attachment are recognised: that of comments in nftables, and that of iptables,
-/// which all attachments of a container to the network share.
-pub fn marks(attachment: AttachmentKey<'_>) -> [String; 2] {
-    [attachment.mark(), attachment.iptables_comment()]
+/// What objects of an attachment are recognised by.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Marks {
+    /// The mark in comments of nftables, and that of iptables, which all attachments of a container to the network share.
+    marks: [String; 2],
+    container: String,
+}
+
+impl Marks {
+    /// Returns the marks of an attachment.
+    pub fn new(attachment: AttachmentKey<'_>) -> Marks {
+        Marks { marks: [attachment.mark(), attachment.iptables_comment()], container: attachment.container.to_owned() }
+    }
+
+    /// Returns whether the object belongs to the attachment, as far as its owner is known: an object that names only the
+    /// container may belong to any of its attachments.
+    pub fn match_object(&self, object: &Object) -> bool {
+        match &object.owner {
+            Owner::Marked(mark) => self.marks.contains(mark),
+            Owner::Container(id) => *id == self.container,
+            Owner::Port(_) => false,
+        }
+    }
 }
 
 /// Returns the prefixes of the marks of all attachments to a network.
@@ -231,7 +265,7 @@ pub fn network_marks(network: &str) -> [String; 2] {
 pub struct NetworkView<'a> {
     /// The configuration of the plugin in this network.
     pub call: &'a Call<'a>,
-    /// The attachments whose host veth exists.
+    /// The live attachments.
     pub alive: &'a [LiveAttachment],
     /// The objects of the network; `None` if those of the plugin could not be listed.
     pub objects: Option<&'a [&'a Object]>,
@@ -241,9 +275,29 @@ pub struct NetworkView<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveAttachment {
     /// The marks of its objects.
-    pub marks: [String; 2],
+    pub marks: Marks,
+    /// Whether the host veth has its alias.
+    pub has_port: bool,
     /// Its leased addresses. Empty if another IPAM plugin has them.
     pub addresses: Vec<IpAddr>,
+    /// Its ADD; `None` if the runtime has not recorded it.
+    pub added: Option<Added>,
+}
+
+/// What a runtime has recorded of an ADD.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Added {
+    /// The attachment.
+    pub attachment: Attachment,
+    /// The configuration of the plugin as for CHECK: with the runtime's arguments, and with the result of the ADD.
+    pub config: String,
+}
+
+impl Added {
+    /// Calls `function` as for CHECK.
+    pub fn with_call<T>(&self, function: impl FnOnce(&Call<'_>, &Attachment) -> Result<T>) -> Result<T> {
+        function(&Call::for_config(&self.config)?, &self.attachment)
+    }
 }
 
 /// The severity of a finding.

@@ -94,6 +94,12 @@ impl<'a> AttachmentKey<'a> {
         format!("CNI-{}", sha512::hex(24, &format!("{}{}", self.network, self.container)))
     }
 
+    /// Returns the name of the iptables chain with the published ports, which all attachments of a container to a network
+    /// share.
+    pub fn port_chain(&self) -> String {
+        format!("CNI-DN-{}", sha512::hex(21, &format!("{}{}", self.network, self.container)))
+    }
+
     /// Returns the comment of all iptables rules.
     pub fn iptables_comment(&self) -> String {
         format!("{}{}\"", iptables_prefix(self.network), self.container)
@@ -115,6 +121,11 @@ pub fn address_mark(network: &str) -> u8 {
 /// Returns the prefix of the comments of a network's nftables rules.
 pub fn network_mark(network: &str) -> String {
     format!("{}-", sha512::hex(DIGEST, network))
+}
+
+/// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment is too short.
+pub fn mark_in(comment: &str) -> Option<&str> {
+    comment.get(..DIGEST + 1 + DIGEST)
 }
 
 /// Returns the attachment's digest in the comment of an nftables rule; `None` if the comment is too short.
@@ -171,11 +182,15 @@ mod tests {
     #[test]
     fn names_are_those_of_the_reference() {
         assert_eq!(KEY.chain(), "CNI-e8f6f419596f7f47b3468487");
+        let key = AttachmentKey { network: "net1", container: "id1", ifname: "eth0" };
+        assert_eq!(key.port_chain(), "CNI-DN-a19237f207ed3fa9670f3");
         assert_eq!(KEY.iptables_comment(), "name: \"net1\" id: \"cid1\"");
         assert_eq!(KEY.comment(), "8e48f37d5de60467-0b65a318f52e521b, net: net1, if: eth0, id: cid1");
         assert!(KEY.comment().starts_with(&network_mark("net1")));
         assert_eq!(digest_in(&KEY.comment()), Some(KEY.digest().as_str()));
         assert_eq!(digest_in("8e48f37d5de60467-"), None);
+        assert_eq!(mark_in(&KEY.comment()), Some(KEY.mark().as_str()));
+        assert_eq!(mark_in("8e48f37d5de60467-"), None);
         assert_eq!(KEY.chain_suffix(), "cid1-eth0");
     }
 

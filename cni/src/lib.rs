@@ -25,6 +25,7 @@ pub mod fuzzing;
 mod guest;
 pub mod inspect;
 pub mod json;
+mod keep;
 pub mod key;
 mod logging;
 mod name;
@@ -42,6 +43,7 @@ pub use config::ValidAttachment;
 pub use delegate::{Delegate, DelegateError, Program};
 pub use error::{Code, Context, Error, Result};
 pub use guest::{Guest, Namespaces};
+pub use keep::Keep;
 pub use key::AttachmentKey;
 #[doc(hidden)]
 pub use linux;

@@ -4,15 +4,18 @@ use std::env;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+use cni::inspect::{Object, Owner};
 use cni::{
-    AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, Program, Result, Version, json, sha512,
+    AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, IpConfig, Program, Result, Version, json,
+    sha512,
 };
 use linux::Netns;
+use linux::ip::Cidr;
 use linux::netlink::Netlink;
 use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
-use crate::conf::{NetworkList, Plugin};
+use crate::conf::{ExtraKey, NetworkList, Plugin};
 use crate::node::inspect;
 
 /// The container side of an attachment, and its arguments.
@@ -44,9 +47,6 @@ impl Endpoint {
 pub(crate) fn container_id(netns: &Path) -> Result<ContainerId> {
     ContainerId::parse(format!("cnitool-{}", sha512::hex(20, &netns.to_string_lossy())).as_ref())
 }
-
-/// A key that the runtime adds to a plugin's configuration.
-type ExtraKey = (&'static str, Value);
 
 /// A plugin of a network, and its program.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl<'a> Chain<'a> {
         let mut result = AddResult::default();
         for (i, link) in self.links.iter().enumerate() {
             let step = self.add_one(link, at, &previous).and_then(|answer| {
-                let value = self.value(&answer)?;
+                let value = self.list.print(&answer)?;
                 if i + 1 == self.links.len() {
                     self.cache.store(&self.entry(at, value.clone()))?;
                 }
@@ -148,6 +148,26 @@ impl<'a> Chain<'a> {
             self.run("DEL", link, Some(at), &previous)?;
         }
         self.remove_from_cache(at)
+    }
+
+    /// Calls DEL of the plugins that create objects of this kind, for an object that names only its container. The previous
+    /// result has nothing but the object's address, by which a plugin recognises the object.
+    pub(crate) fn del_object(&self, object: &Object) -> Result<()> {
+        let (Owner::Container(container), Some(ip)) = (&object.owner, object.address) else { return Ok(()) };
+        let at = Endpoint {
+            container: ContainerId::parse(container.as_ref())?,
+            // Of an attachment that is gone.
+            ifname: IfName::parse("eth0".as_ref())?,
+            netns: PathBuf::new(),
+            args: Vec::new(),
+            capabilities: Map::new(),
+        };
+        let ip = IpConfig { address: Cidr::host(ip), gateway: None, interface: None };
+        let result = AddResult { ips: vec![ip], ..AddResult::default() };
+        let previous = [("prevResult", self.list.print(&result)?)];
+        let creates =
+            |link: &&Link<'_>| inspect(&link.plugin.kind).is_some_and(|plugin| plugin.kinds().contains(object.kind));
+        self.links.iter().filter(creates).try_for_each(|link| self.run("DEL", link, Some(&at), &previous))
     }
 
     /// Calls CHECK of all plugins.
@@ -227,18 +247,11 @@ impl<'a> Chain<'a> {
     /// Returns the cached result in the network's version, if there is one, as `prevResult`.
     fn previous(&self, at: &Endpoint) -> Result<Vec<ExtraKey>> {
         let Some(result) = self.cached(at)?.and_then(|entry| entry.result) else { return Ok(Vec::new()) };
-        let result = AddResult::read_answer(&result.to_string(), self.list.version);
-        let result = result.and_then(|result| self.value(&result)).context(|| {
+        let previous = self.list.prev_result(&result).context(|| {
             let path = self.cache.path(self.list.name.as_str(), at.container.as_str(), at.ifname.as_str());
             format!("read the result in the cache entry {}", path.display())
         })?;
-        Ok(vec![("prevResult", result)])
-    }
-
-    /// Converts a result to the form for plugins and the cache.
-    fn value(&self, result: &AddResult) -> Result<Value> {
-        let text = result.print(self.list.version)?;
-        serde_json::from_slice(&text).map_err(|error| Error::new(Code::INTERNAL, error.to_string()))
+        Ok(vec![previous])
     }
 
     fn entry(&self, at: &Endpoint, result: Value) -> Entry {
@@ -254,23 +267,10 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Returns the configuration for a call of a plugin: its own object with the keys that the network and the runtime
-    /// add.
+    /// Returns the configuration for a call of a plugin.
     fn request(&self, plugin: &Plugin, at: Option<&Endpoint>, extra: &[ExtraKey]) -> Result<Vec<u8>> {
-        let mut config = plugin.config.clone();
-        config.insert("name".to_owned(), self.list.name.as_str().into());
-        config.insert("cniVersion".to_owned(), self.list.version.as_str().into());
-        config.extend(extra.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
-        // Unlike the reference, which passes `capabilities` to plugins although only the runtime needs it.
-        if let Some(Value::Object(declared)) = config.remove("capabilities") {
-            let given = at.iter().flat_map(|at| &at.capabilities);
-            let wanted = given.filter(|(name, _)| declared.get(*name) == Some(&Value::Bool(true)));
-            let wanted: Map<_, _> = wanted.map(|(name, value)| (name.clone(), value.clone())).collect();
-            if !wanted.is_empty() {
-                config.insert("runtimeConfig".to_owned(), Value::Object(wanted));
-            }
-        }
-        json::compact(&config)
+        let none = Map::new();
+        json::compact(&self.list.request(plugin, at.map_or(&none, |at| &at.capabilities), extra))
     }
 
     /// Returns the variables for a plugin. Those that do not apply are empty, so that the plugin does not inherit them

@@ -121,18 +121,22 @@ configuration. Takes no lock and changes nothing.",
     Page {
         name: "show",
         arguments: "[<network>]",
-        summary: "show bridges, ports, containers and rules",
+        summary: "show bridges, containers, rules, published ports",
         options: &[("--json", "print JSON, with ids at full length")],
         text: "\
 Shows the bridge with its addresses, and each port with its container, the
-container's MAC and addresses, and its flags:
+container's MAC, addresses and published ports, and its flags:
 
-  down      the port is not up
-  hairpin   frames may leave by the port through which they came
-  isolated  the port cannot reach other isolated ports
-  masq      a rule masquerades its addresses
-  spoofchk  a rule drops frames with another source MAC address
-  vlan N*   untagged frames belong to VLAN N
+  down       the port is not up
+  hairpin    frames may leave by the port through which they came
+  isolated   the port cannot reach other isolated ports
+  masq       a rule masquerades its addresses
+  spoofchk   a rule drops frames with another source MAC address
+  published  a port of this host leads to the container
+  vlan N*    untagged frames belong to VLAN N
+
+Then lists rules and published ports that belong to no port of the bridge. A
+network without a bridge is shown if it has any.
 
 Without <network>, shows all bridges of configurations and of ports that cni0
 created. Changes nothing.",
@@ -162,18 +166,18 @@ container, such as a node of kind, and in the namespaces of that container.",
     Page {
         name: "repair",
         arguments: "[<network>]",
-        summary: "restore masquerade rules that were flushed",
+        summary: "restore flushed rules and published ports",
         options: &[("--json", "print JSON, with ids at full length")],
         text: "\
-Checks every attachment in the cache, adds masquerade rules that are missing,
-and calls CHECK of the network's plugins:
+Checks every attachment in the cache, adds masquerade rules and published ports
+that are missing, and calls CHECK of the network's plugins:
 
   ok        nothing was missing
-  repaired  masquerade rules were missing and have been added
+  repaired  rules or published ports were missing and have been added
   gone      its namespace is gone: prune removes what is left
-  wrong     CHECK fails, or the rules could not be added; the reason follows
+  wrong     CHECK fails, or something could not be added; the reason follows
 
-Rules are added only if the container still has the interface and the addresses
+They are added only if the container still has the interface and the addresses
 of the add. Use repair after a flush or a reload of the host's firewall: an add
 restores the chains, but only the rules of its own container.
 
@@ -201,7 +205,8 @@ environment:
   CNI_IFNAME   name of the interface in the namespace (eth0)
   CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
   CAP_ARGS     arguments for plugins with the capability, as JSON:
-               {\"portMappings\": [{\"hostPort\": 80, \"containerPort\": 80}]}
+               {\"portMappings\": [{\"hostPort\": 8080, \"containerPort\": 80,
+               \"protocol\": \"tcp\"}]}
 ";
 
 const EXIT_CODES: &str = "\

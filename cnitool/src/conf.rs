@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use cni::json::{self, Raw};
-use cni::{Code, Context, Error, NetworkName, Result, Version};
+use cni::{AddResult, Code, Context, Error, NetworkName, Result, Version};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
@@ -41,6 +41,46 @@ pub(crate) struct Plugin {
     pub(crate) kind: String,
     /// Its own object in the configuration.
     pub(crate) config: Map<String, Value>,
+}
+
+/// A key that the runtime adds to a plugin's configuration.
+pub(crate) type ExtraKey = (&'static str, Value);
+
+impl NetworkList {
+    /// Returns the configuration for a call of a plugin: its own object with the keys that the network and the runtime
+    /// add. `arguments` are those for plugins that declare the capability.
+    pub(crate) fn request(
+        &self,
+        plugin: &Plugin,
+        arguments: &Map<String, Value>,
+        extra: &[ExtraKey],
+    ) -> Map<String, Value> {
+        let mut config = plugin.config.clone();
+        config.insert("name".to_owned(), self.name.as_str().into());
+        config.insert("cniVersion".to_owned(), self.version.as_str().into());
+        config.extend(extra.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
+        // Unlike the reference, which passes `capabilities` to plugins although only the runtime needs it.
+        if let Some(Value::Object(declared)) = config.remove("capabilities") {
+            let wanted = arguments.iter().filter(|(name, _)| declared.get(*name) == Some(&Value::Bool(true)));
+            let wanted: Map<_, _> = wanted.map(|(name, value)| (name.clone(), value.clone())).collect();
+            if !wanted.is_empty() {
+                config.insert("runtimeConfig".to_owned(), Value::Object(wanted));
+            }
+        }
+        config
+    }
+
+    /// Converts a result of any version to `prevResult` in the network's version.
+    pub(crate) fn prev_result(&self, result: &Value) -> Result<ExtraKey> {
+        let result = AddResult::read_answer(&result.to_string(), self.version)?;
+        Ok(("prevResult", self.print(&result)?))
+    }
+
+    /// Converts a result to the form for plugins and the cache.
+    pub(crate) fn print(&self, result: &AddResult) -> Result<Value> {
+        let text = result.print(self.version)?;
+        serde_json::from_slice(&text).map_err(|error| Error::new(Code::INTERNAL, error.to_string()))
+    }
 }
 
 /// A file that is not a valid network configuration.

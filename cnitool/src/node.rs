@@ -13,7 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni::inspect::{Kind, Object, network_marks};
+use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
 use cni0::INSPECT;
@@ -316,7 +316,32 @@ impl Node {
     /// Returns the objects of a network, except those that only name a port.
     pub(crate) fn objects_of(&self, network: &str) -> Vec<&Object> {
         let marks = network_marks(network);
-        self.objects.iter().filter(|object| object.has_mark_of(&marks)).collect()
+        let is_its = |object: &&Object| match &object.owner {
+            Owner::Container(id) => self.network_of(object, id).is_some_and(|found| found.name == network),
+            Owner::Marked(_) | Owner::Port(_) => object.has_mark_of(&marks),
+        };
+        self.objects.iter().filter(is_its).collect()
+    }
+
+    /// Returns the network of an object that names only its container: the one in which the container has the object's
+    /// address, according to leases and cache. Without a trace of the container, it is the only network that could have
+    /// created the object.
+    fn network_of(&self, object: &Object, container: &str) -> Option<&Network> {
+        let ip = object.address?;
+        let is_leased = |network: &Network| {
+            let is_holder = |holder: &LeaseHolder| matches!(holder, LeaseHolder::Container(id, _) if id == container);
+            network.leases.iter().any(|lease| lease.ip == ip && is_holder(&lease.owner))
+        };
+        let is_cached =
+            |network: &Network| self.cached.iter().any(|at| at.network == network.name && at.has(container, ip));
+        let known = self.networks.iter().find(|network| is_leased(network) || is_cached(network));
+        let only = |is_possible: &dyn Fn(&Network) -> bool| {
+            let is_possible = |network: &&Network| network.creates(object.kind) && is_possible(network);
+            let mut possible = self.networks.iter().filter(is_possible);
+            possible.next().filter(|_| possible.next().is_none())
+        };
+        let is_in_range = |network: &Network| network.ranges.iter().flatten().any(|range| range.subnet.contains(ip));
+        known.or_else(|| only(&is_in_range)).or_else(|| only(&|network| network.ranges.is_empty()))
     }
 }
 

@@ -119,9 +119,9 @@ fn plan_of(list: &NetworkList) -> Result<Plan> {
 }
 
 fn plan(node: &Node, network: &Network) -> Result<Plan> {
-    let (dead, keep): (Vec<_>, Vec<_>) = node.attachments(network).into_iter().partition(|at| at.state == State::Gone);
-    let mut objects = node.objects_of(&network.name);
-    objects.retain(|object| !keep.iter().any(|at| at.owns(object)));
+    let attachments = node.attachments(network);
+    let mut objects = node.left_objects(network, &attachments);
+    let (dead, keep): (Vec<_>, Vec<_>) = attachments.into_iter().partition(|at| at.state == State::Gone);
     let unnamed = |what: String| {
         let error =
             Error::new(Code::INTERNAL, format!("{what} is in use, and the full id of its container is unknown"));
@@ -170,7 +170,7 @@ impl Plan {
     }
 
     fn page(&self, dry_run: bool, paint: Paint) -> String {
-        let mut rows = Table::new(&["REMOVE", "WHAT", "CONTAINER*", "INTERFACE*", "WHY*"]);
+        let mut rows = Table::new(&["REMOVE", "WHAT*", "CONTAINER*", "INTERFACE*", "WHY*"]);
         let mut row = |kind: &str, what: String, container: &str, ifname: &str, why: &str| {
             let cells = [kind.to_owned(), what, table::shorten(container, 24), ifname.to_owned(), why.to_owned()];
             rows.row(cells.into_iter().map(|cell| (Tone::Plain, cell)).collect());
@@ -189,13 +189,14 @@ impl Plan {
         }
         for object in &self.objects {
             let owner = self.dead.iter().find(|at| at.owns(object));
-            let container = owner.map_or("-", |at| at.container.as_str());
-            let ifname = owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-");
-            let (what, why) = match &object.owner {
-                Owner::Marked(_) => (object.address.map(|ip| ip.to_string()), "its container is gone"),
-                Owner::Port(port) => (Some(port.clone()), "its port is gone"),
+            let (container, why) = match &object.owner {
+                Owner::Marked(_) => ("-", "its container is gone"),
+                Owner::Port(_) => ("-", "its port is gone"),
+                Owner::Container(id) => (id.as_str(), "its container is gone"),
             };
-            row(object.kind.noun, what.unwrap_or_else(|| "-".to_owned()), container, ifname, why);
+            let container = owner.map_or(container, |at| at.container.as_str());
+            let ifname = owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-");
+            row(object.kind.noun, object.name.clone(), container, ifname, why);
         }
         let mut text = match rows.is_empty() {
             true => "  nothing to remove\n".to_owned(),
@@ -246,7 +247,8 @@ fn entry(list: &NetworkList, at: &Attachment) -> Entry {
     }
 }
 
-/// Calls GC, then DEL for what still exists: not all plugins have GC, and versions before 1.1.0 do not define it.
+/// Calls GC, then DEL for what still exists: not all plugins have GC, versions before 1.1.0 do not define it, and it cannot
+/// remove objects that do not name their network.
 fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
     let chain = Chain::find(list, &settings::plugins())?;
     let mut valid: Vec<Entry> = plan.keep.iter().map(|at| entry(list, at)).collect();
@@ -263,6 +265,15 @@ fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
     if !plan.dead.is_empty() {
         for at in plan.still_existing(&Node::inspect()?, list.name.as_str()) {
             failures.record(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));
+        }
+    }
+    let mut nameless: Vec<&Object> = plan.objects.iter().collect();
+    nameless.retain(|object| matches!(object.owner, Owner::Container(_)));
+    nameless.dedup_by(|a, b| (&a.owner, a.address) == (&b.owner, b.address));
+    if !nameless.is_empty() {
+        let node = Node::inspect()?;
+        for object in nameless.into_iter().filter(|object| node.objects.contains(object)) {
+            failures.record(chain.del_object(object));
         }
     }
     failures.into_result()

@@ -1,14 +1,12 @@
 //! `cnitool show`: bridges, their ports with containers, and rules, which otherwise takes six commands.
 
-use std::collections::BTreeSet;
-
-use cni::inspect::{Kind, LeaseHolder, Object, Owner, marks};
+use cni::inspect::{Kind, LeaseHolder, Marks, Object, Owner, Property};
 use cni::{AttachmentKey, Result};
 use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::{Value, json};
 
 use crate::conf;
-use crate::node::{Network, Node, kinds, owner};
+use crate::node::{Network, Node, State, kinds, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
 
@@ -22,8 +20,6 @@ struct BridgeView<'a> {
     link: Option<&'a Link>,
     networks: Vec<&'a Network>,
     ports: Vec<PortView<'a>>,
-    /// What plugins have created for attachments to these networks.
-    objects: Vec<&'a Object>,
 }
 
 struct PortView<'a> {
@@ -32,24 +28,37 @@ struct PortView<'a> {
     container: Option<String>,
     ifname: Option<String>,
     vlans: Vec<Vlan>,
-    /// The marks of its objects.
-    marks: Vec<String>,
-    /// The kinds of objects that it has.
-    kinds: Vec<&'static Kind>,
+    /// What plugins have created for its attachment.
+    objects: Vec<&'a Object>,
 }
 
-/// Prints the bridges of a network, or all bridges of configurations and of ports.
+/// An object with its attachment, as far as that is known.
+struct OwnedObject<'a> {
+    object: &'a Object,
+    container: Option<String>,
+    ifname: Option<String>,
+    /// Whether its attachment exists.
+    is_live: bool,
+}
+
+/// Prints the bridges of a network, or all bridges of configurations and of ports. Then prints the networks without a bridge
+/// for whose attachments plugins have created something.
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let node = Node::inspect()?;
     let chosen = node.chosen(network)?;
     conf::warn_of_broken(&node.broken);
     let views = views(&node, &chosen, network)?;
+    let has_bridge =
+        |network: &Network| views.iter().flat_map(|view| &view.networks).any(|one| one.name == network.name);
+    let others: Vec<&Network> = chosen.into_iter().filter(|network| !has_bridge(network)).collect();
     if as_json {
         let bridges: Vec<Value> = views.iter().map(|view| describe(&node, view)).collect();
-        return out::print_json(&json!({ "bridges": bridges, "notSeen": node.unseen }));
+        let others: Vec<Value> = others.iter().map(|network| describe_network(&node, network)).collect();
+        return out::print_json(&json!({ "bridges": bridges, "otherNetworks": others, "notSeen": node.unseen }));
     }
     let paint = Paint::of_stdout();
-    let pages: Vec<String> = views.iter().map(|view| page(&node, view, paint)).collect();
+    let mut pages: Vec<String> = views.iter().map(|view| page(&node, view, paint)).collect();
+    pages.extend(others.iter().filter_map(|network| network_page(&node, network, paint)));
     let mut text = pages.join("\n");
     if pages.is_empty() {
         text = match network {
@@ -71,19 +80,12 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
             match views.iter_mut().find(|view| view.name == name) {
                 Some(view) if view.networks.iter().any(|other| other.name == network.name) => {}
                 Some(view) => view.networks.push(network),
-                None => views.push(BridgeView {
-                    name,
-                    link,
-                    networks: vec![network],
-                    ports: Vec::new(),
-                    objects: Vec::new(),
-                }),
+                None => views.push(BridgeView { name, link, networks: vec![network], ports: Vec::new() }),
             }
         }
     }
     let mut netlink = Netlink::open()?;
     for view in &mut views {
-        view.objects = view.networks.iter().flat_map(|network| node.objects_of(&network.name)).collect();
         let Some(bridge) = view.link else { continue };
         for link in node.ports(bridge) {
             let port = port(node, &mut netlink, bridge, link)?;
@@ -97,7 +99,7 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
 }
 
 /// Collects what is known about a port.
-fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -> Result<PortView<'a>> {
+fn port<'a>(node: &'a Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -> Result<PortView<'a>> {
     let owner = owner(link);
     let network = owner.as_ref().map(|owner| owner.network.clone());
     let (mut container, mut ifname) = owner.and_then(|owner| owner.attachment).unzip();
@@ -119,19 +121,27 @@ fn port<'a>(node: &Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -
         }
     }
     let marks = match (&network, &container, &ifname) {
-        (Some(network), Some(container), Some(ifname)) => marks(AttachmentKey { network, container, ifname }).into(),
-        _ => Vec::new(),
+        (Some(network), Some(container), Some(ifname)) => {
+            Some(Marks::new(AttachmentKey { network, container, ifname }))
+        }
+        _ => None,
     };
-    let is_its = |object: &Object| match &object.owner {
-        Owner::Marked(_) => object.has_mark_in(&marks),
+    // An object that names only the container may belong to its attachment to another network.
+    let leads_here = |object: &Object| match (guest, object.address) {
+        (Some(guest), Some(ip)) => guest.addresses.iter().any(|cidr| cidr.ip() == ip),
+        _ => true,
+    };
+    let is_its = |object: &&Object| match &object.owner {
         Owner::Port(port) => *port == link.name,
+        Owner::Marked(_) => marks.as_ref().is_some_and(|marks| marks.match_object(object)),
+        Owner::Container(_) => marks.as_ref().is_some_and(|marks| marks.match_object(object)) && leads_here(object),
     };
-    let has = |kind: &&Kind| node.objects.iter().any(|object| object.kind == *kind && is_its(object));
+    let objects = node.objects.iter().filter(is_its).collect();
     let vlans = match master.vlan_filtering {
         Some(true) => netlink.vlans(link.index)?,
         _ => Vec::new(),
     };
-    Ok(PortView { kinds: kinds().filter(has).collect(), link, network, container, ifname, vlans, marks })
+    Ok(PortView { link, network, container, ifname, vlans, objects })
 }
 
 impl PortView<'_> {
@@ -140,7 +150,12 @@ impl PortView<'_> {
         let port = self.link.port.unwrap_or_default();
         let flags = [(!self.link.up, "down"), (port.hairpin, "hairpin"), (port.isolated, "isolated")];
         let flags = flags.into_iter().filter_map(|(set, name)| set.then_some(name));
-        flags.chain(self.kinds.iter().map(|kind| kind.flag)).collect()
+        flags.chain(kinds().filter(|kind| self.has(kind)).map(|kind| kind.flag)).collect()
+    }
+
+    /// Returns whether it has an object of this kind.
+    fn has(&self, kind: &Kind) -> bool {
+        self.objects.iter().any(|object| object.kind == kind)
     }
 
     /// Returns the VLANs in a short form, with `*` for the VLAN of untagged frames.
@@ -151,15 +166,44 @@ impl PortView<'_> {
 }
 
 impl<'a> BridgeView<'a> {
-    /// Returns the objects of a kind, and those of them that belong to none of the shown ports.
-    fn objects(&self, kind: &Kind) -> (Vec<&'a Object>, Vec<&'a Object>) {
-        let marks: BTreeSet<&str> = self.ports.iter().flat_map(|port| &port.marks).map(String::as_str).collect();
-        let is_stale =
-            |object: &&Object| !matches!(&object.owner, Owner::Marked(mark) if marks.contains(mark.as_str()));
-        let all: Vec<&Object> = self.objects.iter().copied().filter(|object| object.kind == kind).collect();
-        let stale = all.iter().copied().filter(is_stale).collect();
-        (all, stale)
+    /// Returns the objects of a kind. Those of none of the shown ports are not live.
+    fn objects(&self, node: &'a Node, kind: &Kind) -> Vec<OwnedObject<'a>> {
+        let find = |object: &Object| {
+            self.ports.iter().find(|port| port.objects.iter().any(|other| std::ptr::eq(*other, object)))
+        };
+        let of_networks = self.networks.iter().flat_map(|network| owned_objects(node, network, kind));
+        of_networks
+            .map(|owned| match find(owned.object) {
+                Some(port) => OwnedObject {
+                    object: owned.object,
+                    container: port.container.clone(),
+                    ifname: port.ifname.clone(),
+                    is_live: true,
+                },
+                None => OwnedObject { is_live: false, ..owned },
+            })
+            .collect()
     }
+}
+
+/// Returns the objects of a kind that belong to a network.
+fn owned_objects<'a>(node: &'a Node, network: &Network, kind: &Kind) -> Vec<OwnedObject<'a>> {
+    let objects = node.objects_of(&network.name).into_iter().filter(|object| object.kind == kind);
+    let attachments = node.attachments(network);
+    let owned = |object: &'a Object| {
+        let owner = attachments.iter().find(|at| at.owns(object));
+        let named = match &object.owner {
+            Owner::Container(id) => Some(id.clone()),
+            Owner::Marked(_) | Owner::Port(_) => None,
+        };
+        OwnedObject {
+            object,
+            container: owner.map(|at| at.container.clone()).or(named),
+            ifname: owner.and_then(|at| at.ifname.clone()),
+            is_live: owner.is_some_and(|at| at.state != State::Gone),
+        }
+    };
+    objects.map(owned).collect()
 }
 
 /// Returns the kinds whose objects are listed.
@@ -167,7 +211,7 @@ fn listed_kinds() -> impl Iterator<Item = &'static Kind> {
     kinds().filter(|kind| kind.is_listed)
 }
 
-fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
+fn page<'a>(node: &'a Node, view: &BridgeView<'a>, paint: Paint) -> String {
     let mut text = paint.paint(Tone::Bold, &format!("bridge {}", view.name)) + "\n";
     match view.link {
         None => text += &table::wrap("does not exist yet: the first add creates it", 2),
@@ -182,9 +226,7 @@ fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
         }
     }
     for network in &view.networks {
-        let file = network.list.as_ref().map(|list| list.path.display().to_string());
-        let file = file.unwrap_or_else(|| "no configuration".to_owned());
-        text += &table::wrap(&format!("network {} ({file})", network.name), 2);
+        text += &table::wrap(&format!("network {} ({})", network.name, file(network)), 2);
     }
     let mut ports = Table::new(&["PORT", "CONTAINER*", "INTERFACE*", "ITS MAC", "FLAGS"]);
     for port in &view.ports {
@@ -211,23 +253,53 @@ fn page(node: &Node, view: &BridgeView<'_>, paint: Paint) -> String {
         if !more.is_empty() {
             ports.more(more.join(", "));
         }
+        for object in port.objects.iter().filter(|object| !object.detail.is_empty()) {
+            ports.more(object.detail.clone());
+        }
     }
     match ports.is_empty() {
         true => text += "  no ports\n",
         false => text += &format!("\n{}", ports.render(paint, 2)),
     }
-    let objects: String = listed_kinds().map(|kind| objects(view, kind, paint)).collect();
+    let listed = |kind| objects(&view.objects(node, kind), kind, paint, ("of ports above", "of no port above"));
+    let objects: String = listed_kinds().map(listed).collect();
     if !objects.is_empty() {
         text += "\n";
     }
     text + &objects
 }
 
-/// Formats the number of objects of a kind, and those that belong to no port.
-fn objects(view: &BridgeView<'_>, kind: &Kind, paint: Paint) -> String {
-    let (all, stale) = view.objects(kind);
+/// Returns the file of a network's configuration.
+fn file(network: &Network) -> String {
+    let file = network.list.as_ref().map(|list| list.path.display().to_string());
+    file.unwrap_or_else(|| "no configuration".to_owned())
+}
+
+/// Formats a network without a bridge; `None` if plugins have created nothing for its attachments.
+fn network_page(node: &Node, network: &Network, paint: Paint) -> Option<String> {
+    let mut text = String::new();
+    for kind in listed_kinds() {
+        let owned = owned_objects(node, network, kind);
+        text += &objects(&owned, kind, paint, ("of live containers", "of containers that are gone"));
+        for owned in owned.iter().filter(|owned| owned.is_live) {
+            text += &line(owned.object);
+        }
+    }
+    let title = paint.paint(Tone::Bold, &table::shorten(&format!("network {}", network.name), table::WIDTH));
+    let head = table::wrap(&format!("no bridge ({})", file(network)), 2);
+    (!text.is_empty()).then(|| format!("{title}\n{head}\n{text}"))
+}
+
+/// Formats an object with its owner.
+fn line(object: &Object) -> String {
+    let what = if object.detail.is_empty() { &object.name } else { &object.detail };
+    table::wrap(&format!("{what}: {}", object.about), 4)
+}
+
+/// Formats the number of objects of a kind, and those that are not live. `words` say what live ones belong to, and others.
+fn objects(owned: &[OwnedObject<'_>], kind: &Kind, paint: Paint, words: (&str, &str)) -> String {
     let mut by_backend: Vec<(&str, usize)> = Vec::new();
-    for object in &all {
+    for OwnedObject { object, .. } in owned {
         match by_backend.iter_mut().find(|(backend, _)| *backend == object.backend) {
             Some((_, count)) => *count += 1,
             None => by_backend.push((object.backend, 1)),
@@ -238,21 +310,18 @@ fn objects(view: &BridgeView<'_>, kind: &Kind, paint: Paint) -> String {
     }
     let counts: Vec<String> = by_backend.iter().map(|(backend, count)| format!("{count} by {backend}")).collect();
     let mut text = format!("  {}: {}", kind.name, counts.join(", "));
+    let stale: Vec<&Object> = owned.iter().filter(|owned| !owned.is_live).map(|owned| owned.object).collect();
     match stale.is_empty() {
-        true => text += ", all of ports above\n",
+        true => text += &format!(", all {}\n", words.0),
         false => {
-            text += &paint.paint(Tone::Warning, &format!(", {} of no port above:", stale.len()));
+            text += &paint.paint(Tone::Warning, &format!(", {} {}:", stale.len(), words.1));
             text.push('\n');
         }
     }
-    for object in stale {
-        let address = object.address.map_or_else(|| "-".to_owned(), |ip| ip.to_string());
-        text += &table::wrap(&format!("{address}: {}", object.about), 4);
-    }
-    text
+    text + &stale.into_iter().map(line).collect::<String>()
 }
 
-fn describe(node: &Node, view: &BridgeView<'_>) -> Value {
+fn describe<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
     let bridge = view.link.map(|link| {
         json!({
             "up": link.up, "mtu": link.mtu, "mac": link.mac.map(|mac| mac.to_string()),
@@ -267,17 +336,37 @@ fn describe(node: &Node, view: &BridgeView<'_>) -> Value {
         .collect();
     let ports: Vec<Value> = view.ports.iter().map(|port| describe_port(node, port)).collect();
     let value = json!({ "name": view.name, "link": bridge, "networks": networks, "ports": ports });
-    let objects = listed_kinds().map(|kind| {
-        let (all, stale) = view.objects(kind);
-        let describe = |object: &&Object| {
-            json!({
-                "source": object.address, "backend": object.backend, "comment": object.comment,
-                "ofPort": !stale.contains(object),
-            })
-        };
-        (kind.json, all.iter().map(describe).collect())
+    let describe = |owned: OwnedObject<'_>| {
+        let of_port = owned.is_live;
+        with_members(describe_object(owned), [("ofPort", of_port.into())].into_iter())
+    };
+    with_members(
+        value,
+        listed_kinds().map(|kind| (kind.json, view.objects(node, kind).into_iter().map(describe).collect())),
+    )
+}
+
+fn describe_network(node: &Node, network: &Network) -> Value {
+    let value = json!({ "name": network.name, "file": network.list.as_ref().map(|list| &list.path) });
+    let describe = |owned: OwnedObject<'_>| {
+        let is_live = owned.is_live;
+        with_members(describe_object(owned), [("ofLiveContainer", is_live.into())].into_iter())
+    };
+    let objects = |kind: &Kind| owned_objects(node, network, kind).into_iter().map(describe).collect();
+    with_members(value, listed_kinds().map(|kind| (kind.json, objects(kind))))
+}
+
+fn describe_object(owned: OwnedObject<'_>) -> Value {
+    let OwnedObject { object, container, ifname, .. } = owned;
+    let value = json!({
+        "backend": object.backend, "comment": object.comment, "container": container, "interface": ifname,
     });
-    with_members(value, objects)
+    let property = |property: &Property| match property {
+        Property::Address(ip) => json!(ip),
+        Property::Number(number) => json!(number),
+        Property::Text(text) => json!(text),
+    };
+    with_members(value, object.properties.iter().map(|(key, value)| (*key, property(value))))
 }
 
 /// Adds members to a JSON object.
@@ -308,5 +397,5 @@ fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
             "netns": guest.netns,
         })),
     });
-    with_members(value, kinds().map(|kind| (kind.json, port.kinds.contains(&kind).into())))
+    with_members(value, kinds().map(|kind| (kind.json, port.has(kind).into())))
 }

@@ -3,7 +3,7 @@
 use cni::Result;
 use cni::inspect::{Finding, Level, LiveAttachment, NetworkView, Object, Owner};
 
-use super::Report;
+use super::{Report, first_few};
 use crate::node::{Attachment, Network, Node, Part, State, kinds};
 use crate::table;
 
@@ -21,6 +21,7 @@ pub(super) fn check(report: &mut Report) {
         findings.extend(left.into_iter().map(|finding| (Some(network.name.clone()), finding)));
     }
     findings.extend(left_of_ports(&report.node).into_iter().map(|finding| (None, finding)));
+    findings.extend(left_without_network(&report.node).into_iter().map(|finding| (None, finding)));
     for (network, finding) in findings {
         report.push(network.as_deref(), finding);
     }
@@ -29,11 +30,13 @@ pub(super) fn check(report: &mut Report) {
 
 /// Returns the findings of a plugin about a network.
 fn of_plugin(node: &Node, network: &Network, attachments: &[Attachment], part: &Part) -> Result<Vec<Finding>> {
-    let alive = attachments.iter().filter(|at| at.state == State::Alive && at.port.is_some());
+    let alive = attachments.iter().filter(|at| at.state == State::Alive);
     let alive: Vec<LiveAttachment> = alive
         .map(|at| LiveAttachment {
             marks: at.marks.clone(),
+            has_port: at.port.is_some(),
             addresses: at.leases.iter().map(|lease| lease.ip).collect(),
+            added: node.added(network, part, at),
         })
         .collect();
     let objects = node.objects_of(&network.name);
@@ -43,8 +46,7 @@ fn of_plugin(node: &Node, network: &Network, attachments: &[Attachment], part: &
 
 /// Reports the objects of containers that are gone.
 fn left_of_containers(node: &Node, network: &Network, attachments: &[Attachment]) -> Vec<Finding> {
-    let is_kept = |object: &Object| attachments.iter().any(|at| at.state != State::Gone && at.owns(object));
-    let left: Vec<&Object> = node.objects_of(&network.name).into_iter().filter(|object| !is_kept(object)).collect();
+    let left = node.left_objects(network, attachments);
     let of_kind = |kind| left.iter().filter(|object| object.kind == kind).count();
     let found = kinds().filter(|kind| network.creates(kind)).map(|kind| (kind, of_kind(kind)));
     found
@@ -54,6 +56,26 @@ fn left_of_containers(node: &Node, network: &Network, attachments: &[Attachment]
             level: Level::Warn,
             what: format!("{} of containers that are gone", table::count(count, kind.noun)),
             remedy: format!("cnitool prune {}", network.name),
+        })
+        .collect()
+}
+
+/// Reports the objects of containers that are gone, if no network can remove them.
+fn left_without_network(node: &Node) -> Vec<Finding> {
+    let left = node.left_objects_without_network();
+    let of_kind = |kind| left.iter().filter(|object| object.kind == kind).map(|object| object.name.clone()).collect();
+    kinds()
+        .map(|kind| (kind, of_kind(kind)))
+        .filter(|(_, names): &(_, Vec<String>)| !names.is_empty())
+        .map(|(kind, names)| Finding {
+            check: kind.name,
+            level: Level::Warn,
+            what: format!(
+                "{} of containers that are gone, on no known network: {}",
+                table::count(names.len(), kind.noun),
+                first_few(&names)
+            ),
+            remedy: "remove the rules by hand".to_owned(),
         })
         .collect()
 }

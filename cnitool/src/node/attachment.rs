@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Lease, LeaseHolder, Object, marks};
+use cni::inspect::{Added, Lease, LeaseHolder, Marks, Object, Owner};
 use cni::key::AliasOwner;
-use cni::{AttachmentKey, Error};
+use cni::{AttachmentKey, ContainerId, Error, IfName};
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::{Link, LinkIndex};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::evidence::{Evidence, Place, State};
-use super::{Network, Node, owner, value_or_unseen};
+use super::{Network, Node, Part, owner, value_or_unseen};
 use crate::cache::{Cache, Entry};
 
 /// An attachment in the cache of results.
@@ -24,6 +24,16 @@ pub(super) struct Cached {
     ifname: String,
     pub(super) netns: Option<PathBuf>,
     addresses: Vec<IpAddr>,
+    /// The arguments for plugins that declare the capability.
+    capabilities: Map<String, Value>,
+    result: Option<Value>,
+}
+
+impl Cached {
+    /// Returns whether it is an attachment of this container with this address.
+    pub(super) fn has(&self, container: &str, ip: IpAddr) -> bool {
+        self.container == container && self.addresses.contains(&ip)
+    }
 }
 
 /// An interface of a container, with everything that is known about it.
@@ -39,16 +49,16 @@ pub(crate) struct Attachment {
     /// Its namespace according to the cache.
     pub(crate) netns: Option<PathBuf>,
     /// The marks of its objects.
-    pub(crate) marks: [String; 2],
+    pub(crate) marks: Marks,
     pub(crate) state: State,
     /// The reason for the state.
     pub(crate) why: &'static str,
 }
 
 impl Attachment {
-    /// Returns whether the object belongs to this attachment.
+    /// Returns whether the object belongs to this attachment, or may belong to it if it names only the container.
     pub(crate) fn owns(&self, object: &Object) -> bool {
-        object.has_mark_in(&self.marks)
+        self.marks.match_object(object)
     }
 }
 
@@ -59,7 +69,11 @@ impl Node {
         let mut entry = |container: &str, ifname: Option<&str>, change: &mut dyn FnMut(&mut Attachment)| {
             let key = (container.to_owned(), ifname.map(str::to_owned));
             change(found.entry(key.clone()).or_insert_with(|| Attachment {
-                marks: marks(AttachmentKey { network: &network.name, container, ifname: ifname.unwrap_or_default() }),
+                marks: Marks::new(AttachmentKey {
+                    network: &network.name,
+                    container,
+                    ifname: ifname.unwrap_or_default(),
+                }),
                 container: key.0,
                 ifname: key.1,
                 leases: Vec::new(),
@@ -143,6 +157,60 @@ impl Node {
         }
     }
 
+    /// Returns the ADD of an attachment as the cache has it, for a plugin of the network.
+    pub(crate) fn added(&self, network: &Network, part: &Part, at: &Attachment) -> Option<Added> {
+        let is_its = |cached: &&Cached| {
+            cached.network == network.name
+                && cached.container == at.container
+                && Some(&cached.ifname) == at.ifname.as_ref()
+        };
+        let cached = self.cached.iter().find(is_its)?;
+        let config = part.check_config(network.list.as_ref()?, &cached.capabilities, cached.result.as_ref()?)?;
+        let attachment = cni::Attachment {
+            container: ContainerId::parse(at.container.as_ref()).ok()?,
+            ifname: IfName::parse(at.ifname.as_deref()?.as_ref()).ok()?,
+            netns: cached.netns.clone(),
+        };
+        Some(Added { attachment, config })
+    }
+
+    /// Returns the objects of a network that belong only to attachments that are gone, or to none. `attachments` are all of
+    /// the network.
+    pub(crate) fn left_objects(&self, network: &Network, attachments: &[Attachment]) -> Vec<&Object> {
+        let mut left = self.objects_of(&network.name);
+        left.retain(|object| !attachments.iter().any(|at| at.state != State::Gone && at.owns(object)));
+        self.retain_without_container(&mut left);
+        left
+    }
+
+    /// Returns the objects that name only a container, which is gone, and whose network cannot be determined.
+    pub(crate) fn left_objects_without_network(&self) -> Vec<&Object> {
+        let has_none = |object: &&Object| match &object.owner {
+            Owner::Container(id) => self.network_of(object, id).is_none(),
+            Owner::Marked(_) | Owner::Port(_) => false,
+        };
+        let mut left: Vec<&Object> = self.objects.iter().filter(has_none).collect();
+        self.retain_without_container(&mut left);
+        left
+    }
+
+    /// Removes from `left` the objects that name only a container, unless the container is gone from all networks and its
+    /// address is not in use.
+    fn retain_without_container(&self, left: &mut Vec<&Object>) {
+        if !left.iter().any(|object| matches!(object.owner, Owner::Container(_))) {
+            return;
+        }
+        let all = self.networks.iter().flat_map(|network| self.attachments(network));
+        let kept: BTreeSet<String> = all.filter(|at| at.state != State::Gone).map(|at| at.container).collect();
+        left.retain(|object| match &object.owner {
+            Owner::Container(id) => {
+                let is_used = object.address.is_none_or(|ip| self.is_used(ip));
+                self.all_guests_seen && !is_used && !kept.contains(id)
+            }
+            Owner::Marked(_) | Owner::Port(_) => true,
+        });
+    }
+
     /// Returns whether a bridge of the network has a port whose owner is unknown. Ports of the reference have no alias;
     /// they are recognised by the address of the container veth.
     fn has_unknown_ports(&self, network: &Network, bridges: &[&Link]) -> bool {
@@ -166,6 +234,8 @@ pub(super) fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<Error>) -> Vec<
         container: entry.container,
         ifname: entry.ifname,
         netns: entry.netns,
+        capabilities: entry.capabilities,
+        result: entry.result,
     };
     entries.into_iter().map(cached).collect()
 }

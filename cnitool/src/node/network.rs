@@ -9,7 +9,7 @@ use cni::{Call, Error, Result};
 use cni0::INSPECT;
 use linux::ip::Cidr;
 use linux::netlink::Address;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::value_or_unseen;
 use crate::conf::{self, NetworkList};
@@ -44,6 +44,8 @@ pub(crate) struct Network {
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) plugin: &'static dyn Inspect,
+    /// The plugin in the list: this one, or the one that delegates to it.
+    listed: conf::Plugin,
     config: String,
 }
 
@@ -51,6 +53,18 @@ impl Part {
     /// Calls `function` with the configuration of the plugin.
     pub(crate) fn with_call<T>(&self, function: impl FnOnce(&Call<'_>) -> Result<T>) -> Result<T> {
         function(&Call::for_config(&self.config)?)
+    }
+
+    /// Returns the configuration for CHECK of an attachment with these arguments and this result; `None` if the result is
+    /// invalid.
+    pub(super) fn check_config(
+        &self,
+        list: &NetworkList,
+        arguments: &Map<String, Value>,
+        result: &Value,
+    ) -> Option<String> {
+        let previous = list.prev_result(result).ok()?;
+        Some(Value::Object(list.request(&self.listed, arguments, &[previous])).to_string())
     }
 }
 
@@ -80,6 +94,7 @@ impl Network {
         let config = Value::Object(config).to_string();
         let call = Call::for_config(&config)?;
         let ipam = plugin.config.get("ipam").and_then(|ipam| ipam.get("type")?.as_str());
+        let listed = plugin;
         for plugin in ipam.into_iter().chain([plugin.kind.as_str()]).filter_map(inspect) {
             if let Some(store) = plugin.lease_store() {
                 self.store = Some((store, store.lease_dir(&call)?));
@@ -91,7 +106,7 @@ impl Network {
                         self.ranges = ranges;
                     }
                     self.nftables = self.nftables.max(nftables);
-                    self.parts.push(Part { plugin, config: config.clone() });
+                    self.parts.push(Part { plugin, listed: listed.clone(), config: config.clone() });
                 }
                 Err(error) => self.faults.push(error),
             }

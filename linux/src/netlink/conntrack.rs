@@ -9,6 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use log::debug;
 use neli::consts::nl::NlmF;
 
+use super::nft::Nftables;
 use super::socket::Socket;
 use super::wire::{self, NESTED, Request};
 use crate::error::{Context, Result};
@@ -183,6 +184,18 @@ impl Conntrack {
                 Ok(Conntrack { socket: None })
             }
             socket => Ok(Conntrack { socket: Some(socket.context(|| "open a netfilter socket")?) }),
+        }
+    }
+
+    /// Continues with the socket of a transaction: closing each of two sockets after a deletion would wait.
+    pub fn after(nft: Nftables) -> Conntrack {
+        Conntrack { socket: nft.into_socket() }
+    }
+
+    /// Closes the socket without waiting, as [`Nftables::close_detached`] does.
+    pub fn close_detached(self) {
+        if let Some(socket) = self.socket {
+            socket.close_detached();
         }
     }
 

@@ -29,7 +29,7 @@ pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verd
 pub use rule::{Extension, Rule};
 #[cfg(feature = "fuzzing")]
 pub(super) use set::read_name as read_set_name;
-pub use set::{DataType, Element, MapsTo, Set, SetSpec, Value};
+pub use set::{DataType, Element, Elements, MapsTo, Set, SetSpec, Value};
 pub use spec::RuleSpec;
 pub use table::{BaseChain, Chain, Family, Hook, Table};
 pub use userdata::UserData;
@@ -81,13 +81,25 @@ impl Nftables {
         self.socket.as_ref().map(Socket::fd)
     }
 
+    /// Closes the socket after a deletion without waiting for all processors: a detached child process waits instead.
+    pub fn close_detached(self) {
+        if let Some(socket) = self.socket {
+            socket.close_detached();
+        }
+    }
+
+    /// Returns the socket for connection tracking, which uses the same protocol.
+    pub(super) fn into_socket(self) -> Option<Socket> {
+        self.socket
+    }
+
     /// Applies all `edits` in order, or none of them.
-    pub fn apply(&mut self, edits: &[Edit<'_>]) -> Result<()> {
+    pub fn apply(&mut self, edits: &[Edit]) -> Result<()> {
         self.send(edits, &begin_batch(None), true)
     }
 
     /// Validates `edits` without applying them.
-    pub fn dry_run(&mut self, edits: &[Edit<'_>]) -> Result<()> {
+    pub fn dry_run(&mut self, edits: &[Edit]) -> Result<()> {
         self.send(edits, &begin_batch(None), false)
     }
 
@@ -95,13 +107,16 @@ impl Nftables {
     /// the start of `plan`. In that case, calls `plan` again.
     ///
     /// Elements need it: they have no handle, so that a deletion could hit a new element with the same key.
-    pub fn apply_guarded<'a, E: From<Error>>(
+    pub fn apply_guarded<E: From<Error>>(
         &mut self,
-        mut plan: impl FnMut(&mut Nftables) -> Result<Vec<Edit<'a>>, E>,
+        mut plan: impl FnMut(&mut Nftables) -> Result<Vec<Edit>, E>,
     ) -> Result<(), E> {
         for _ in 0..GUARDED_ATTEMPTS {
             let generation = self.generation()?;
             let edits = plan(self)?;
+            if edits.is_empty() {
+                return Ok(());
+            }
             match self.send(&edits, &begin_batch(generation), true) {
                 Err(error) if error.errno() == Some(libc::ERESTART) => {}
                 outcome => return Ok(outcome?),
@@ -125,7 +140,7 @@ impl Nftables {
         found.or_else(|error| absent(error, None)).context(|| "query the generation of the ruleset")
     }
 
-    fn send(&mut self, edits: &[Edit<'_>], begin: &[u8], commit: bool) -> Result<()> {
+    fn send(&mut self, edits: &[Edit], begin: &[u8], commit: bool) -> Result<()> {
         let mut messages = Vec::with_capacity(edits.len());
         for edit in edits {
             debug!("nf_tables{}: {edit:?}", if commit { "" } else { " (trying)" });
@@ -139,7 +154,7 @@ impl Nftables {
         match refused {
             None => Ok(()),
             Some((index, error)) => {
-                let what = edits.get(index).map(|edit| (edit.what)()).unwrap_or_default();
+                let what = edits.get(index).map(ToString::to_string).unwrap_or_default();
                 Err(error).context(|| what).context(|| "nf_tables")
             }
         }

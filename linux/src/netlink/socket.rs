@@ -2,17 +2,19 @@
 
 use std::fmt;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use log::debug;
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
 use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::SndBufForce;
+use nix::sys::socket::sockopt::{RcvBufForce, SndBufForce};
 
 use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
+use crate::detached::DetachedChild;
 use crate::error::{Context, Error, Kind, Result};
 use crate::ip::MacAddr;
 use crate::sys;
@@ -20,6 +22,8 @@ use crate::wait::Deadline;
 
 /// The kernel usually answers before `send` returns. This is the timeout if it does not.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a detached child keeps a socket open for a process that does not exit.
+const PARENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum number of attempts if an answer did not fit, or changed while it was read.
 const ATTEMPTS: u32 = 10;
 /// The same for rules: any change of any ruleset interrupts a listing, and many may happen at the same time.
@@ -30,6 +34,8 @@ const QUESTIONS: usize = 32;
 const KERNEL: u32 = 0;
 /// Initial buffer size, sufficient for known answers; grows if necessary. A small buffer touches fewer pages.
 const BUFFER: usize = 8 << 10;
+/// The largest request whose errors fit into the default receive buffer: each error message repeats a part of it.
+const SMALL_REQUEST: usize = 32 << 10;
 
 /// A socket for requests. It subscribes to no groups, so that everything it receives is an answer.
 pub(super) struct Socket {
@@ -179,6 +185,11 @@ impl Socket {
     ) -> Result<Option<(usize, Error)>> {
         // An error message repeats the request.
         self.reserve(datagram.len() + BUFFER / 2);
+        if datagram.len() > SMALL_REQUEST {
+            // The kernel doubles the number, and counts memory in powers of two.
+            let size = datagram.len().saturating_mul(2);
+            setsockopt(&self.fd(), RcvBufForce, &size).context(|| "enlarge the receive buffer")?;
+        }
         self.transmit(datagram)?;
         let mut deadline = None;
         loop {
@@ -192,6 +203,18 @@ impl Socket {
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
         sys::borrow(&self.socket)
+    }
+
+    /// Closes the socket without waiting. When a netfilter socket is closed after a deletion, the kernel first waits until
+    /// no processor uses what was deleted. A detached child process keeps the socket open until this process has closed it,
+    /// and then waits instead. If no child can be started, this process waits.
+    pub(super) fn close_detached(self) {
+        let parent = std::process::id();
+        let wait_for_parent =
+            || drop(sys::pidfd(parent).map(|parent| Deadline::after(PARENT_TIMEOUT).readable(parent.as_fd())));
+        if let Err(error) = DetachedChild::start(Some(self.fd()), wait_for_parent) {
+            debug!("close the netfilter socket without a child: {error}");
+        }
     }
 
     /// Returns the index of the link called `name` by an ioctl; `None` if there is none.

@@ -4,8 +4,8 @@ use std::net::{TcpListener, TcpStream};
 
 use linux::ip::MacAddr;
 use linux::netlink::nft::{
-    Chain, Comparison, Data, DataType, Edit, Element, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set,
-    SetSpec, Table, Value, Verdict,
+    Chain, Comparison, Data, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, Position,
+    RuleSpec, Set, SetSpec, Table, Value, Verdict,
 };
 use linux::{Error, Kind, Result};
 use testing::{Lab, wait_until};
@@ -16,7 +16,7 @@ const PORTS: SetSpec<'_> = SetSpec {
     set: TABLE.set("ports"),
     key: &[DataType::Protocol, DataType::Port],
     maps_to: MapsTo::Values(&[DataType::Ipv4, DataType::Port]),
-    ranges: false,
+    elements: Elements::Keys,
 };
 
 /// Creates the table, the chain and the map of ports.
@@ -59,10 +59,18 @@ fn listed(lab: &Lab, chain: Chain<'_>) -> Vec<String> {
 fn nft_understands_rules() {
     let (lab, mut nft) = prepared();
     let (nat, other) = (TABLE.chain("nat"), TABLE.chain("other"));
-    let hairpin =
-        SetSpec { set: TABLE.set("hairpin"), key: &[DataType::Ipv4; 2], maps_to: MapsTo::Nothing, ranges: true };
-    let links =
-        SetSpec { set: TABLE.set("links"), key: &[DataType::LinkName], maps_to: MapsTo::Verdicts, ranges: false };
+    let hairpin = SetSpec {
+        set: TABLE.set("hairpin"),
+        key: &[DataType::Ipv4; 2],
+        maps_to: MapsTo::Nothing,
+        elements: Elements::Ranges,
+    };
+    let links = SetSpec {
+        set: TABLE.set("links"),
+        key: &[DataType::LinkName],
+        maps_to: MapsTo::Verdicts,
+        elements: Elements::Keys,
+    };
     let pair = [Field::SOURCE_V4, Field::DESTINATION_V4];
     let mut edits = vec![
         Edit::add_base_chain(nat, Hook::SOURCE_NAT),
@@ -122,17 +130,28 @@ fn nft_understands_sets_and_maps() {
         set: six.set("ports"),
         key: &[DataType::Ipv6, DataType::Protocol, DataType::Port],
         maps_to: MapsTo::Values(&[DataType::Ipv6, DataType::Port]),
-        ranges: false,
+        elements: Elements::Keys,
     };
-    let macs = SetSpec { set: six.set("macs"), key: &[DataType::Mac], maps_to: MapsTo::Nothing, ranges: false };
-    let links = SetSpec { set: six.set("links"), key: &[DataType::LinkName], maps_to: MapsTo::Verdicts, ranges: false };
+    let macs =
+        SetSpec { set: six.set("macs"), key: &[DataType::Mac], maps_to: MapsTo::Nothing, elements: Elements::Keys };
+    let links = SetSpec {
+        set: six.set("links"),
+        key: &[DataType::LinkName],
+        maps_to: MapsTo::Verdicts,
+        elements: Elements::Keys,
+    };
     let both = SetSpec {
         set: six.set("both"),
         key: &[DataType::LinkName, DataType::Port],
         maps_to: MapsTo::Values(&[DataType::LinkName]),
-        ranges: false,
+        elements: Elements::Keys,
     };
-    let pairs = SetSpec { set: TABLE.set("pairs"), key: &[DataType::Ipv4; 2], maps_to: MapsTo::Nothing, ranges: true };
+    let pairs = SetSpec {
+        set: TABLE.set("pairs"),
+        key: &[DataType::Ipv4; 2],
+        maps_to: MapsTo::Nothing,
+        elements: Elements::Ranges,
+    };
     let mut edits = vec![Edit::add_table(six), Edit::add_chain(six.chain("next"))];
     edits.extend([&addressed, &macs, &links, &both, &pairs].map(Edit::add_set));
     let range = Element::range(&[ip("10.0.0.0"), ip("10.0.0.2")], &[ip("10.0.0.255"), ip("10.0.0.2")]);

@@ -5,42 +5,47 @@ use std::fmt;
 use neli::consts::nl::NlmF;
 
 use super::message::{
-    CHAIN_HOOK, CHAIN_POLICY, CHAIN_TYPE, DELCHAIN, DELRULE, HOOK_PLACE, HOOK_PRIORITY, NEWCHAIN, NEWRULE, NEWTABLE,
-    RULE_HANDLE, RULE_POSITION,
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, CHAIN_TYPE, DELCHAIN, DELRULE, HEADER, HOOK_PLACE, HOOK_PRIORITY, NEWCHAIN,
+    NEWRULE, NEWTABLE, RULE_CHAIN, RULE_HANDLE, RULE_POSITION, TABLE,
 };
 use super::rule::Rule;
 use super::spec::RuleSpec;
-use super::table::{Chain, Hook, Table, about, about_chain, about_rule};
-use crate::netlink::wire::{NESTED, Request};
+use super::table::{Chain, Family, Hook, Table, about, about_chain, about_rule};
+use crate::netlink::wire::{self, NESTED, Request};
+
+/// struct nlmsghdr
+const NLMSG_HEADER: usize = 16;
 
 /// One change of a ruleset. Each constructor is an operation.
-pub struct Edit<'a> {
-    /// Describes the change. A closure, because the text is rarely needed.
-    pub(super) what: Box<dyn Fn() -> String + 'a>,
+pub struct Edit {
+    /// What happens to the object, whose name is read from the message if it is needed.
+    verb: &'static str,
+    /// The attribute with the name of the object in its table, if it is not the table itself.
+    name: Option<u16>,
     pub(super) message: Vec<u8>,
 }
 
-impl<'a> Edit<'a> {
+impl Edit {
     /// Creates a table unless it exists.
-    pub fn add_table(table: Table<'a>) -> Edit<'a> {
+    pub fn add_table(table: Table<'_>) -> Edit {
         let request = about(NEWTABLE, NlmF::CREATE, table);
-        Edit::new(request, move || format!("add table {table}"))
+        Edit::new(request, "add table", None)
     }
 
     /// Creates a chain unless it exists.
-    pub fn add_chain(chain: Chain<'a>) -> Edit<'a> {
+    pub fn add_chain(chain: Chain<'_>) -> Edit {
         let request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
-        Edit::new(request, move || format!("add chain {chain}"))
+        Edit::new(request, "add chain", Some(CHAIN_NAME))
     }
 
     /// Creates a chain; EEXIST if it exists.
-    pub fn create_chain(chain: Chain<'a>) -> Edit<'a> {
+    pub fn create_chain(chain: Chain<'_>) -> Edit {
         let request = about_chain(NEWCHAIN, NlmF::CREATE | NlmF::EXCL, chain);
-        Edit::new(request, move || format!("create chain {chain}"))
+        Edit::new(request, "create chain", Some(CHAIN_NAME))
     }
 
     /// Creates a base chain unless it exists. Its policy is to accept packets.
-    pub fn add_base_chain(chain: Chain<'a>, hook: Hook) -> Edit<'a> {
+    pub fn add_base_chain(chain: Chain<'_>, hook: Hook) -> Edit {
         const ACCEPT: u32 = 1;
         let mut request = about_chain(NEWCHAIN, NlmF::CREATE, chain);
         request.nest(NESTED | CHAIN_HOOK, |place| {
@@ -49,31 +54,31 @@ impl<'a> Edit<'a> {
         });
         request.attr(CHAIN_POLICY, &ACCEPT.to_be_bytes());
         request.text(CHAIN_TYPE, hook.kind);
-        Edit::new(request, move || format!("add chain {chain}"))
+        Edit::new(request, "add chain", Some(CHAIN_NAME))
     }
 
     /// Deletes a chain and its rules. No other rule may refer to it.
-    pub fn delete_chain(chain: Chain<'a>) -> Edit<'a> {
+    pub fn delete_chain(chain: Chain<'_>) -> Edit {
         let request = about_chain(DELCHAIN, NlmF::empty(), chain);
-        Edit::new(request, move || format!("delete chain {chain}"))
+        Edit::new(request, "delete chain", Some(CHAIN_NAME))
     }
 
     /// Deletes all rules of a chain.
-    pub fn flush(chain: Chain<'a>) -> Edit<'a> {
+    pub fn flush(chain: Chain<'_>) -> Edit {
         let request = about_rule(DELRULE, NlmF::empty(), chain);
-        Edit::new(request, move || format!("flush chain {chain}"))
+        Edit::new(request, "flush chain", Some(RULE_CHAIN))
     }
 
     /// Appends a rule to its chain.
-    pub fn add_rule(rule: &RuleSpec<'a>) -> Edit<'a> {
+    pub fn add_rule(rule: &RuleSpec<'_>) -> Edit {
         let chain = rule.chain;
         let mut request = about_rule(NEWRULE, NlmF::CREATE | NlmF::APPEND, chain);
         rule.write(&mut request);
-        Edit::new(request, move || format!("add rule to chain {chain}"))
+        Edit::new(request, "add rule to chain", Some(RULE_CHAIN))
     }
 
     /// Inserts a rule into its chain. ENOENT if the rule that determines the position does not exist.
-    pub fn insert_rule(rule: &RuleSpec<'a>, position: Position) -> Edit<'a> {
+    pub fn insert_rule(rule: &RuleSpec<'_>, position: Position) -> Edit {
         let chain = rule.chain;
         let flags = match position {
             Position::First | Position::Before(_) => NlmF::CREATE,
@@ -84,28 +89,28 @@ impl<'a> Edit<'a> {
             request.attr(RULE_POSITION, &handle.to_be_bytes());
         }
         rule.write(&mut request);
-        Edit::new(request, move || format!("insert rule into chain {chain}"))
+        Edit::new(request, "insert rule into chain", Some(RULE_CHAIN))
     }
 
     /// Replaces a rule at its position; ENOENT if it does not exist. Its handle may change.
-    pub fn replace_rule(handle: u64, rule: &RuleSpec<'a>) -> Edit<'a> {
+    pub fn replace_rule(handle: u64, rule: &RuleSpec<'_>) -> Edit {
         let chain = rule.chain;
         let mut request = about_rule(NEWRULE, NlmF::REPLACE, chain);
         request.attr(RULE_HANDLE, &handle.to_be_bytes());
         rule.write(&mut request);
-        Edit::new(request, move || format!("replace rule {handle} of chain {chain}"))
+        Edit::new(request, "replace a rule of chain", Some(RULE_CHAIN))
     }
 
     /// Deletes a rule; ENOENT if it is already deleted.
-    pub fn delete_rule(chain: Chain<'a>, rule: &Rule) -> Edit<'a> {
+    pub fn delete_rule(chain: Chain<'_>, rule: &Rule) -> Edit {
         let handle = rule.handle;
         let mut request = about_rule(DELRULE, NlmF::empty(), chain);
         request.attr(RULE_HANDLE, &handle.to_be_bytes());
-        Edit::new(request, move || format!("delete rule {handle} of chain {chain}"))
+        Edit::new(request, "delete a rule of chain", Some(RULE_CHAIN))
     }
 
-    pub(super) fn new(request: Request, what: impl Fn() -> String + 'a) -> Edit<'a> {
-        Edit { what: Box::new(what), message: request.finish() }
+    pub(super) fn new(request: Request, verb: &'static str, name: Option<u16>) -> Edit {
+        Edit { verb, name, message: request.finish() }
     }
 }
 
@@ -120,8 +125,26 @@ pub enum Position {
     After(u64),
 }
 
-impl fmt::Debug for Edit<'_> {
+impl fmt::Display for Edit {
+    /// Describes the change, such as `add rule to chain inet filter input`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&(self.what)())
+        f.write_str(self.verb)?;
+        let payload = self.message.get(NLMSG_HEADER..).unwrap_or_default();
+        if let Some(family) = payload.first().and_then(|number| Family::numbered(*number)) {
+            write!(f, " {family}")?;
+        }
+        for wanted in [Some(TABLE), self.name].into_iter().flatten() {
+            let found = wire::attributes(payload, HEADER).flatten().find(|(kind, _)| *kind == wanted);
+            if let Some((_, name)) = found {
+                write!(f, " {}", wire::text(name))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Edit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }

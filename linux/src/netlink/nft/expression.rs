@@ -65,7 +65,7 @@ pub struct Field {
 pub(super) enum Origin {
     Meta(u32),
     Payload(Header, u32),
-    Connection(u32),
+    Connection { key: u32, is_original: bool },
     Fib { flags: u32, result: u32 },
 }
 
@@ -95,6 +95,10 @@ impl Field {
     pub const CONNECTION_STATE: Field = Field::connection(0, 4);
     /// The status of the connection, as bits in the byte order of the host.
     pub const CONNECTION_STATUS: Field = Field::connection(2, 4);
+    /// The IPv4 destination of the first packet of the connection, before any translation.
+    pub const ORIGINAL_DESTINATION_V4: Field = Field::original(20, 4);
+    /// The IPv6 destination of the first packet of the connection, before any translation.
+    pub const ORIGINAL_DESTINATION_V6: Field = Field::original(22, 16);
     /// The type of the destination address in the routing tables, in the byte order of the host.
     pub const DESTINATION_TYPE: Field = Field::fib(1 << 1, 3, 4);
 
@@ -117,7 +121,12 @@ impl Field {
 
     /// Returns a property of the connection; `key` is a number NFT_CT_*.
     pub const fn connection(key: u32, len: u32) -> Field {
-        Field { origin: Origin::Connection(key), len, protocol: None }
+        Field { origin: Origin::Connection { key, is_original: false }, len, protocol: None }
+    }
+
+    /// Needs no check of the protocol: the kernel does not match connections of the other family.
+    const fn original(key: u32, len: u32) -> Field {
+        Field { origin: Origin::Connection { key, is_original: true }, len, protocol: None }
     }
 
     /// Returns a property of the route; the numbers are NFTA_FIB_F_* and NFT_FIB_RESULT_*.

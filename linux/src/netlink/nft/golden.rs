@@ -62,6 +62,7 @@ fn comparable_expression(bytes: &[u8]) -> Vec<u8> {
             for (kind, value) in attributes(data) {
                 let only_theirs = match wire::text(name).as_str() {
                     "lookup" => kind == 4,
+                    "dynset" => kind == 2,
                     "counter" => value == [0; 8],
                     _ => false,
                 };
@@ -90,7 +91,7 @@ fn same(ours: &[u8], name: &str) {
 }
 
 #[track_caller]
-fn agrees(edit: &Edit<'_>, name: &str) {
+fn agrees(edit: &Edit, name: &str) {
     same(&edit.message, name);
 }
 
@@ -147,6 +148,10 @@ fn lookups() {
     let pair = [Field::SOURCE_V4, Field::DESTINATION_V4];
     let translated = rule(IP).matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED);
     agrees_rule(&translated.in_set(&pair, "s").masquerade(), "nft_rule_in_set");
+    let added = rule(INET).destination_outside(cidr("127.0.0.0/8")).add_to_set(&[Field::DESTINATION_V4], "d");
+    agrees_rule(&added, "nft_rule_add_to_set");
+    let original = rule(INET).in_set(&[Field::ORIGINAL_DESTINATION_V4], "d").masquerade();
+    agrees_rule(&original, "nft_rule_original_destination");
     agrees_rule(&rule(IP).not_in_set(&pair, "s").verdict(Verdict::Return), "nft_rule_not_in_set");
     agrees_rule(&rule(IP).verdict_map(&[Field::INPUT_LINK], "v"), "nft_rule_verdict_map");
 }
@@ -196,7 +201,7 @@ const MAP: SetSpec<'_> = SetSpec {
     set: IP.set("m"),
     key: &[DataType::Protocol, DataType::Port],
     maps_to: MapsTo::Values(&[DataType::Ipv4, DataType::Port]),
-    ranges: false,
+    elements: Elements::Keys,
 };
 
 #[test]
@@ -211,8 +216,16 @@ fn sets() {
     agrees(&Edit::add_set(&addressed), "nft_add_map6");
     let verdicts = SetSpec { set: IP.set("v"), key: &[DataType::LinkName], maps_to: MapsTo::Verdicts, ..MAP };
     agrees(&Edit::add_set(&verdicts), "nft_add_verdict_map");
-    let ranges = SetSpec { set: IP.set("s"), key: &[DataType::Ipv4; 2], maps_to: MapsTo::Nothing, ranges: true };
+    let ranges =
+        SetSpec { set: IP.set("s"), key: &[DataType::Ipv4; 2], maps_to: MapsTo::Nothing, elements: Elements::Ranges };
     agrees(&Edit::add_set(&ranges), "nft_add_range_set");
+    let dynamic = SetSpec {
+        set: INET.set("d"),
+        key: &[DataType::Ipv4],
+        maps_to: MapsTo::Nothing,
+        elements: Elements::AddedByRules(1024),
+    };
+    agrees(&Edit::add_set(&dynamic), "nft_add_dynamic_set");
     agrees(&Edit::flush_set(IP.set("s")), "nft_flush_set");
     agrees(&Edit::delete_set(IP.set("s")), "nft_delete_set");
 }

@@ -30,6 +30,7 @@ const SET_DATA_LEN: u16 = 7;
 const SET_DESC: u16 = 9;
 const SET_ID: u16 = 10;
 const SET_USERDATA: u16 = 13;
+const DESC_SIZE: u16 = 1;
 const DESC_CONCAT: u16 = 2;
 const FIELD_LEN: u16 = 1;
 const LIST_ELEM: u16 = 1;
@@ -41,6 +42,7 @@ const ELEM_KEY_END: u16 = 10;
 const FLAG_ANONYMOUS: u32 = 1;
 const FLAG_INTERVAL: u32 = 1 << 2;
 const FLAG_MAP: u32 = 1 << 3;
+const FLAG_DYNAMIC: u32 = 1 << 5;
 const FLAG_CONCAT: u32 = 1 << 7;
 const TYPE_VERDICT: u32 = 0xffff_ff00;
 
@@ -222,15 +224,28 @@ pub struct SetSpec<'a> {
     pub key: &'a [DataType],
     /// What the keys map to.
     pub maps_to: MapsTo<'a>,
-    /// Whether an element is a range of keys. The key must be a concatenation; Linux 5.6 or newer.
-    pub ranges: bool,
+    /// What its elements are.
+    pub elements: Elements,
+}
+
+/// What the elements of a set are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Elements {
+    /// Single keys.
+    Keys,
+    /// Ranges of keys. The key must be a concatenation; Linux 5.6 or newer.
+    Ranges,
+    /// Single keys that rules add while packets pass, at most this number.
+    AddedByRules(u32),
 }
 
 impl SetSpec<'_> {
     fn write(&self, attributes: &mut Attributes<'_>) {
         let mut flags = if self.maps_to == MapsTo::Nothing { 0 } else { FLAG_MAP };
-        if self.ranges {
-            flags |= FLAG_INTERVAL | FLAG_CONCAT;
+        match self.elements {
+            Elements::Keys => {}
+            Elements::Ranges => flags |= FLAG_INTERVAL | FLAG_CONCAT,
+            Elements::AddedByRules(_) => flags |= FLAG_DYNAMIC,
         }
         attributes.number(SET_FLAGS, flags);
         let (kind, len) = concatenated(self.key);
@@ -247,14 +262,16 @@ impl SetSpec<'_> {
         }
         // The kernel requires a number, by which other messages could refer to the set. Ours refer to it by its name.
         attributes.number(SET_ID, 1);
-        if self.ranges {
-            attributes.nest(SET_DESC, |description| {
+        match self.elements {
+            Elements::Keys => {}
+            Elements::Ranges => attributes.nest(SET_DESC, |description| {
                 description.nest(DESC_CONCAT, |fields| {
                     for part in self.key {
                         fields.nest(LIST_ELEM, |field| field.number(FIELD_LEN, part.len()));
                     }
                 });
-            });
+            }),
+            Elements::AddedByRules(max) => attributes.nest(SET_DESC, |description| description.number(DESC_SIZE, max)),
         }
         // Without the byte orders, `nft` does not show names.
         let orders = [Some(byte_order(self.key)), value.map(|(_, order)| order)];
@@ -364,53 +381,53 @@ impl Element {
 }
 
 /// Changes of sets and maps.
-impl<'a> Edit<'a> {
+impl Edit {
     /// Creates a set or map unless it exists.
-    pub fn add_set(spec: &SetSpec<'a>) -> Edit<'a> {
+    pub fn add_set(spec: &SetSpec<'_>) -> Edit {
         let set = spec.set;
         let mut request = about_set(NEWSET, NlmF::CREATE, set);
         spec.write(&mut Attributes(&mut request));
-        Edit::new(request, move || format!("add set {set}"))
+        Edit::new(request, "add set", Some(SET_NAME))
     }
 
     /// Deletes a set or map and its elements. No rule may use it.
-    pub fn delete_set(set: Set<'a>) -> Edit<'a> {
-        Edit::new(about_set(DELSET, NlmF::empty(), set), move || format!("delete set {set}"))
+    pub fn delete_set(set: Set<'_>) -> Edit {
+        Edit::new(about_set(DELSET, NlmF::empty(), set), "delete set", Some(SET_NAME))
     }
 
     /// Deletes all elements of a set or map.
-    pub fn flush_set(set: Set<'a>) -> Edit<'a> {
-        Edit::new(about_set(DELSETELEM, NlmF::empty(), set), move || format!("flush set {set}"))
+    pub fn flush_set(set: Set<'_>) -> Edit {
+        Edit::new(about_set(DELSETELEM, NlmF::empty(), set), "flush set", Some(SET_NAME))
     }
 
     /// Adds elements. EEXIST if a key exists and maps to something else.
-    pub fn add_elements(set: Set<'a>, elements: &[Element]) -> Vec<Edit<'a>> {
-        Edit::of_elements(set, elements, NEWSETELEM, NlmF::CREATE, "add elements to", Element::write)
+    pub fn add_elements(set: Set<'_>, elements: &[Element]) -> Vec<Edit> {
+        Edit::of_elements(set, elements, NEWSETELEM, NlmF::CREATE, "add elements to set", Element::write)
     }
 
     /// Adds elements; EEXIST if one of the keys exists.
-    pub fn create_elements(set: Set<'a>, elements: &[Element]) -> Vec<Edit<'a>> {
+    pub fn create_elements(set: Set<'_>, elements: &[Element]) -> Vec<Edit> {
         let flags = NlmF::CREATE | NlmF::EXCL;
-        Edit::of_elements(set, elements, NEWSETELEM, flags, "create elements of", Element::write)
+        Edit::of_elements(set, elements, NEWSETELEM, flags, "create elements of set", Element::write)
     }
 
     /// Deletes the elements with the keys of `elements`, whatever they map to; ENOENT if one does not exist.
-    pub fn delete_elements(set: Set<'a>, elements: &[Element]) -> Vec<Edit<'a>> {
-        Edit::of_elements(set, elements, DELSETELEM, NlmF::empty(), "delete elements of", Element::write_key)
+    pub fn delete_elements(set: Set<'_>, elements: &[Element]) -> Vec<Edit> {
+        Edit::of_elements(set, elements, DELSETELEM, NlmF::empty(), "delete elements of set", Element::write_key)
     }
 
     /// Returns edits with as many elements as fit into each.
     fn of_elements(
-        set: Set<'a>,
+        set: Set<'_>,
         elements: &[Element],
         kind: u16,
         flags: NlmF,
         verb: &'static str,
         write: fn(&Element, &mut Attributes<'_>),
-    ) -> Vec<Edit<'a>> {
+    ) -> Vec<Edit> {
         let edit = |elements: &[Element]| {
             let request = about_elements(kind, flags, set, elements, write);
-            Edit::new(request, move || format!("{verb} set {set}"))
+            Edit::new(request, verb, Some(SET_NAME))
         };
         elements.chunks(ELEMENTS_PER_MESSAGE).map(edit).collect()
     }

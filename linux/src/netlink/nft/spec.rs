@@ -84,6 +84,11 @@ impl RuleSpec<'_> {
         self.address(Field::source(net.ip()), Comparison::Equal, net)
     }
 
+    /// Matches packets from sources outside of this network.
+    pub fn source_outside(self, net: Cidr) -> Self {
+        self.address(Field::source(net.ip()), Comparison::NotEqual, net)
+    }
+
     /// Matches packets to this network.
     pub fn destination_in(self, net: Cidr) -> Self {
         self.address(Field::destination(net.ip()), Comparison::Equal, net)
@@ -131,6 +136,12 @@ impl RuleSpec<'_> {
     /// Matches packets to an address of this host.
     pub fn destination_is_local(self) -> Self {
         self.matches(Field::DESTINATION_TYPE, Comparison::Equal, &Field::LOCAL.to_ne_bytes())
+    }
+
+    /// Matches packets of an address family, in a table with both.
+    pub fn family(mut self, family: Family) -> Self {
+        self.protocol_known = true;
+        self.matches(Field::NETWORK_PROTOCOL, Comparison::Equal, &[family.number()])
     }
 
     /// Matches packets by comparing a field with a value.
@@ -263,6 +274,15 @@ impl RuleSpec<'_> {
         })
     }
 
+    /// Adds the concatenated fields to a set, unless it has them or is full.
+    pub fn add_to_set(self, fields: &[Field], set: &str) -> Self {
+        self.load_all(fields).expression("dynset", |data| {
+            data.register(4, Register::FIRST);
+            data.number(3, 0);
+            data.text(1, set);
+        })
+    }
+
     /// Counts the packets that come this far.
     pub fn counter(self) -> Self {
         self.expression("counter", |_| ())
@@ -307,9 +327,12 @@ impl RuleSpec<'_> {
                 data.number(3, offset);
                 data.number(4, field.len);
             }),
-            Origin::Connection(key) => self.expression("ct", |data| {
+            Origin::Connection { key, is_original } => self.expression("ct", |data| {
                 data.number(2, key);
                 data.register(1, into);
+                if is_original {
+                    data.bytes(3, &[0]);
+                }
             }),
             Origin::Fib { flags, result } => self.expression("fib", |data| {
                 data.number(3, flags);

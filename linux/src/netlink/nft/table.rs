@@ -28,6 +28,12 @@ impl Family {
         if ip.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 }
     }
 
+    /// Returns the family with this number; `None` for families of other programs.
+    pub(super) fn numbered(number: u8) -> Option<Family> {
+        let known = [Family::Inet, Family::Ipv4, Family::Ipv6, Family::Bridge];
+        known.into_iter().find(|family| family.number() == number)
+    }
+
     pub(super) fn number(self) -> u8 {
         // linux/netfilter.h: NFPROTO_*
         match self {
@@ -178,8 +184,7 @@ impl BaseChain {
 
 impl fmt::Display for BaseChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let known = [Family::Inet, Family::Ipv4, Family::Ipv6, Family::Bridge];
-        match known.into_iter().find(|family| family.number() == self.family) {
+        match Family::numbered(self.family) {
             Some(family) => write!(f, "{family} {} {}", self.table, self.name),
             None => write!(f, "{} {}", self.table, self.name),
         }

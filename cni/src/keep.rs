@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use cni::key::{self, AliasOwner};
-use cni::{AttachmentKey, ValidAttachment};
+use crate::config::ValidAttachment;
+use crate::key::{self, AliasOwner, AttachmentKey};
 
 /// The valid attachments of a network, as sets of the marks that they have on the host.
 ///
 /// A node may list 100,000 of them, so each mark is computed once, and marks found on the host are looked up.
 #[derive(Debug)]
-pub(crate) struct Keep<'a> {
-    pub(crate) network: &'a str,
+pub struct Keep<'a> {
+    /// The name of the network.
+    pub network: &'a str,
     /// Container and interface of each attachment.
     attachments: BTreeSet<(&'a str, &'a str)>,
     /// The aliases of attachments that they cannot name in full.
@@ -21,7 +22,8 @@ pub(crate) struct Keep<'a> {
 }
 
 impl<'a> Keep<'a> {
-    pub(crate) fn new(network: &'a str, valid: &'a [ValidAttachment]) -> Keep<'a> {
+    /// Returns the marks of the `valid` attachments of a network.
+    pub fn new(network: &'a str, valid: &'a [ValidAttachment]) -> Keep<'a> {
         let keys =
             || valid.iter().map(|valid| AttachmentKey { network, container: &valid.container, ifname: &valid.ifname });
         Keep {
@@ -35,7 +37,7 @@ impl<'a> Keep<'a> {
     }
 
     /// Returns whether a link with this alias belongs to an attachment of this network that is not kept.
-    pub(crate) fn is_stale_alias(&self, alias: &str) -> bool {
+    pub fn is_stale_alias(&self, alias: &str) -> bool {
         let Some(owner) = AliasOwner::parse(alias) else { return false };
         let is_kept = match &owner.attachment {
             Some((container, ifname)) => self.attachments.contains(&(container.as_str(), ifname.as_str())),
@@ -45,13 +47,13 @@ impl<'a> Keep<'a> {
     }
 
     /// Returns whether an nftables rule with this comment belongs to an attachment of this network that is not kept.
-    pub(crate) fn is_stale_comment(&self, comment: &str) -> bool {
+    pub fn is_stale_comment(&self, comment: &str) -> bool {
         comment.starts_with(&self.network_mark)
             && !key::digest_in(comment).is_some_and(|digest| self.digests.contains(digest))
     }
 
     /// Returns whether a container has an attachment that is kept.
-    pub(crate) fn has_container(&self, id: &str) -> bool {
+    pub fn has_container(&self, id: &str) -> bool {
         self.containers.contains(id)
     }
 }
