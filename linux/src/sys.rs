@@ -4,6 +4,8 @@
 
 pub(crate) mod arena;
 mod start;
+#[cfg(all(panic = "abort", target_env = "musl"))]
+mod unwind;
 
 pub use start::start;
 
