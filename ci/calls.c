@@ -1,11 +1,13 @@
-/* Calls plugins and measures their time. ci/bench compiles and loads it: a program that starts fifty processes at once
- * shares the processors with them, and an interpreter would take a tenth of the measured time. posix_spawn would not
- * help: its child queries each of the 64 signals before it executes the plugin.
+/* Calls plugins and sends packets, and measures their time. ci/bench compiles and loads it: a program that starts fifty
+ * processes at once shares the processors with them, and an interpreter would take a tenth of the measured time.
+ * posix_spawn would not help: its child queries each of the 64 signals before it executes the plugin.
  */
 #define _GNU_SOURCE
+#include <arpa/inet.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,6 +40,8 @@ static int start(const char *path, struct call *call)
 {
     int in[2], out[2];
     if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
+        return errno;
+    if (call->size > 1 << 16 && fcntl(in[1], F_SETPIPE_SZ, (int)call->size) < 0)
         return errno;
     if (write(in[1], call->config, (size_t)call->size) != call->size)
         return EMSGSIZE; /* larger than the pipe's buffer */
@@ -85,6 +89,28 @@ int make_calls(const char *path, struct call *calls, int count, int jobs, double
         call->cpu = used(&usage);
         call->status = status;
         ended++;
+    }
+    return 0;
+}
+
+/* Sends the first packet of `count` UDP flows from `address` to a port of the same address each, and writes the time of each
+ * to `took`, in milliseconds. The flows have the source ports from `source` on. */
+int send_first_packets(const char *address, const unsigned short *ports, int count, int source, double *took)
+{
+    struct sockaddr_in from = {.sin_family = AF_INET}, to = from;
+    inet_pton(AF_INET, address, &from.sin_addr);
+    to.sin_addr = from.sin_addr;
+    for (int i = 0; i < count; i++) {
+        int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+        from.sin_port = htons((unsigned short)(source + i));
+        to.sin_port = htons(ports[i]);
+        if (fd < 0 || bind(fd, (struct sockaddr *)&from, sizeof from))
+            return errno;
+        double begin = now();
+        if (sendto(fd, "", 1, 0, (struct sockaddr *)&to, sizeof to) != 1)
+            return errno;
+        took[i] = now() - begin;
+        close(fd);
     }
     return 0;
 }

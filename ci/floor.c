@@ -1,24 +1,28 @@
-/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`. ci/bench
- * compiles it (no C library; system calls and netlink messages are coded by hand) and measures how far the plugins are from
- * it. It is a yardstick, not a plugin. Under the names bridge, host-local and loopback it supports ADD, DEL and VERSION.
+/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`, and of
+ * `portmap`. ci/bench compiles it (no C library; system calls and netlink messages are coded by hand) and measures how far
+ * the plugins are from it. It is a yardstick, not a plugin. Under the names bridge, host-local, loopback and portmap it
+ * supports ADD, DEL and VERSION.
  *
  * Like the plugins, it reads its configuration, takes the next free address under the lock of the lease directory and
  * writes the lease and the pointer; creates the veth pair in its final place in one message, with one queue of each kind,
  * as a port of the bridge; sets it up, with addresses and default routes, and with the settings of the reference
  * (accept_dad, arp_notify; keep_addr_on_down and ndisc_notify with IPv6); makes sure that the gateway addresses exist;
- * adds the masquerade rule; prints the result. An error of the kernel ends it with status 1.
+ * adds the masquerade rule; prints the result. As portmap, it adds the attachment, its ports and its masquerade to the
+ * sets of an existing table, in one datagram. An error of the kernel ends it with status 1.
  *
  * It omits:
  * - JSON and validation of the input: its parameters are at the beginning of the configuration, as
  *   {"floor": "NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
  *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, - none.
+ *   As portmap, it publishes N ports from 20000 on for the ports from 30000 on of 10.80.0.2/24; the result is fixed.
  * - rollback, timeouts and useful errors
  * - waiting until the port forwards and the addresses are reachable
  * - earlier leases of the same container, atomic creation of leases, the index: it tries one address after the other.
  *   DEL takes the addresses from the previous result, and does not read the files that it removes
  * - the alias of the host veth, by which bridge finds it, and the hash at the beginning of rule comments
  * - reading back the objects that the kernel created: the link, its state, the bridge's addresses
- * - nftables table and chains, which ci/bench creates, and the lease directory
+ * - nftables table and chains, which ci/bench creates, and the lease directory; the search for rules of other
+ *   implementations, for the same port in other tables, for the route to the container, and reading route_localnet
  * - enabling IP forwarding, unless it creates the bridge; disable_ipv6
  * - VLANs, macspoofchk, iptables, CHECK, STATUS and GC
  */
@@ -253,7 +257,7 @@ static void release(long dir)
 
 /* Netlink */
 
-static byte batch[4096] __attribute__((aligned(8))), reply[8192] __attribute__((aligned(8)));
+static byte batch[16384] __attribute__((aligned(8))), reply[8192] __attribute__((aligned(8)));
 static byte *tail = batch;
 static unsigned sequence;
 
@@ -502,6 +506,69 @@ static void reveal(void)
     tail = batch;
 }
 
+/* Published ports: elements of the maps and sets of table `cni_hostport`. */
+
+static void element(const void *key, const void *last, int size, const void *target)
+{
+    byte note[300];
+    struct nlattr *new = nest(NFTA_LIST_ELEM);
+    value(NFTA_SET_ELEM_KEY, key, size);
+    if (last)
+        value(NFTA_SET_ELEM_KEY_END, last, size);
+    if (target)
+        value(NFTA_SET_ELEM_DATA, target, 8);
+    int text = (int)(comment((char *)note + 2) - (char *)note) - 2 + 1;
+    note[0] = 0; /* a comment */
+    note[1] = (byte)text;
+    attribute(NFTA_SET_ELEM_USERDATA, note, text + 2);
+    closed(new);
+}
+
+static struct nlmsghdr *elements(int type, int flags, const char *of, struct nlattr **list)
+{
+    struct nfgenmsg head = {NFPROTO_INET, NFNETLINK_V0, 0};
+    struct nlmsghdr *new = message(NFNL_SUBSYS_NFTABLES << 8 | type, flags, &head, sizeof head);
+    string(NFTA_SET_ELEM_LIST_TABLE, "cni_hostport");
+    string(NFTA_SET_ELEM_LIST_SET, of);
+    *list = nest(NFTA_SET_ELEM_LIST_ELEMENTS);
+    return new;
+}
+
+/* Adds the elements, or deletes them. */
+static void publish(int adds)
+{
+    const byte ip[] = {10, 80, 0, 2}, sources[2][2][4] = {{{10, 80, 0, 0}, {10, 80, 0, 255}}, {{127, 0, 0, 0}, {127, 255, 255, 255}}};
+    int type = adds ? NFT_MSG_NEWSETELEM : NFT_MSG_DELSETELEM, flags = adds ? NLM_F_CREATE | NLM_F_EXCL : 0;
+    byte owner[16] = {0};
+    struct nlattr *list;
+    for (int i = 0; i < 15 && container[i]; i++)
+        owner[i] = (byte)container[i];
+    long nft = netlink(NETLINK_NETFILTER);
+    frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
+    struct nlmsghdr *new = elements(type, flags, "attachments", &list);
+    element(owner, 0, 16, 0);
+    closed(list), done(new);
+    new = elements(type, flags, "ipv4_ports", &list);
+    for (unsigned i = 0; i < subnet; i++) {
+        unsigned from = 20000 + i, to = 30000 + i;
+        byte key[8] = {6, 0, 0, 0, (byte)(from >> 8), (byte)from}, target[8] = {10, 80, 0, 2, (byte)(to >> 8), (byte)to};
+        element(key, 0, 8, adds ? target : 0);
+    }
+    closed(list), done(new);
+    new = elements(type, flags | NLM_F_ACK, "ipv4_masquerade", &list);
+    for (int i = 0; i < 2; i++) {
+        byte first[8], last[8];
+        memcpy(first, sources[i][0], 4), memcpy(first + 4, ip, 4);
+        memcpy(last, sources[i][1], 4), memcpy(last + 4, ip, 4);
+        element(first, last, 8, 0);
+    }
+    closed(list), done(new);
+    unsigned answer = sequence;
+    frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
+    transmit(nft);
+    answered(nft, answer);
+}
+
 /* The commands */
 
 static char output[2048];
@@ -708,6 +775,16 @@ static _Noreturn void loopback(int up)
     print(append(to, "{\"address\": \"::1/128\", \"interface\": 0}]}"));
 }
 
+static _Noreturn void portmap(int adds)
+{
+    publish(adds);
+    if (!adds)
+        end(0);
+    char *to = append(output, "{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"ports\"}, {\"name\": \"vethports\"}, ");
+    to = append(to, "{\"name\": \"eth0\", \"sandbox\": \"/run/netns/none\"}], ");
+    print(append(to, "\"ips\": [{\"address\": \"10.80.0.2/24\", \"interface\": 2}]}"));
+}
+
 _Noreturn void begin(char **stack)
 {
     int count = (int)*(long *)stack;
@@ -734,6 +811,8 @@ _Noreturn void begin(char **stack)
         end(1);
     if (starts(program, "loopback"))
         loopback(adds);
+    if (starts(program, "portmap"))
+        portmap(adds);
     if (starts(program, "bridge")) {
         if (adds)
             add();

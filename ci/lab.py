@@ -211,19 +211,33 @@ def leases(directory=NETWORKS):
 
 
 def rules():
-    """Returns the rules and chains of containers, without those that all containers share."""
+    """Returns the rules, chains and elements of containers, without the rules and chains that all containers share."""
     found = []
     for item in json.loads(run("nft", "-j", "list", "ruleset", stderr=subprocess.DEVNULL))["nftables"]:
-        if "chain" in item and "hook" not in item["chain"] and item["chain"]["name"] != "masq_checks":
-            chain = item["chain"]
-            found.append(f"chain {chain['family']} {chain['table']} {chain['name']}")
-        if "rule" in item:
-            rule = item["rule"]
-            if (rule["table"], rule["chain"]) != ("cni_plugins_masquerade", "postrouting"):
-                expression = re.sub(r'"(packets|bytes)": \d+', "", json.dumps(rule["expr"]))
-                where = f"{rule['family']} {rule['table']} {rule['chain']}"
-                found.append(f"rule {where} {expression} {rule.get('comment', '')}")
+        [(kind, what)] = item.items()
+        if kind in ("set", "map") and what["table"] == PORTS:
+            found += [f"element {what['table']} {what['name']} {json.dumps(element)}" for element in what.get("elem", ())]
+        if kind == "chain" and "hook" not in what and not is_common(what["table"], what["name"]):
+            found.append(f"chain {what['family']} {what['table']} {what['name']}")
+        if kind == "rule":
+            expression = re.sub(r'"(packets|bytes)": \d+', "", json.dumps(what["expr"]))
+            if not is_common(what["table"], what["chain"], expression):
+                where = f"{what['family']} {what['table']} {what['chain']}"
+                found.append(f"rule {where} {expression} {what.get('comment', '')}")
     return tuple(sorted(found))
+
+
+PORTS = "cni_hostport"  # the table in which portmap publishes ports
+
+
+def is_common(table, chain, expression=None):
+    """Returns whether all containers share a chain, or a rule in it."""
+    if table == "cni_plugins_masquerade":
+        return chain == ("masq_checks" if expression is None else "postrouting")
+    # The chains of the reference, the rules in them, and the jumps to them. A rule in CNI-HOSTPORT-DNAT is of a container.
+    if chain.startswith("CNI-HOSTPORT-"):
+        return expression is None or chain != "CNI-HOSTPORT-DNAT"
+    return table == PORTS or expression is not None and '"CNI-HOSTPORT-' in expression and not chain.startswith("CNI-")
 
 
 def clear(keep_netns=False):

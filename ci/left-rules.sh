@@ -16,3 +16,16 @@ these containers, and then remove cni0. To delete the rules afterwards: "nft -a 
 masq_checks" shows them with their handles, "nft delete rule inet cni_plugins_masquerade masq_checks handle HANDLE" deletes one.
 WARNING
 }
+
+# warn_of_left_ports: warns if attachments have published ports, which no other portmap plugin removes: the reference has
+# tables of the same name, but of other families.
+warn_of_left_ports() {
+    command -v nft >/dev/null || return 0
+    left=$(nft list set inet cni_hostport attachments 2>/dev/null | grep -o 'comment "[^"]*"' | sort -u | wc -l) || left=0
+    [ "$left" -gt 0 ] || return 0
+    cat >&2 <<WARNING
+warning: $left attachments have published ports that no other portmap plugin removes: the ports stay published after the
+containers are gone. To avoid this, install cni0 again, detach these containers, and then remove cni0. To unpublish all
+ports that cni0 has published, also those of running containers: "nft delete table inet cni_hostport".
+WARNING
+}

@@ -5,16 +5,17 @@ import os
 import platform
 import re
 
-from lab import ROOT
+from lab import PLUGINS, ROOT
 from report import OURS, SIZE
 
 LIMITS = f"{ROOT}/ci/limits.json"
 
 
-def check(contestants, costs, update):
-    """Compares the costs of our programs with ci/limits.json. Returns how many calls exceed their limits.
+def check(contestants, costs, update, only):
+    """Compares the costs of our programs with ci/limits.json, or writes them. Returns how many calls exceed their limits.
 
-    `costs` counts the costs of a contestant's calls, given its limits.
+    `costs` counts the costs of a contestant's calls, given its limits. Only calls whose name contains `only` are compared or
+    written.
     """
     machine = platform.machine()
     with open(LIMITS) as file:
@@ -25,18 +26,22 @@ def check(contestants, costs, update):
         with open(os.environ.get("CNI0_TEST_SKIPS", os.devnull), "a") as file:
             file.write(f"ci/bench --check: {why}\n")
         return 0
-    old = {} if update else limits[machine]
-    found = {contestant.name: costs(contestant, old.get(contestant.name, {})) for contestant in contestants}
+    old = limits.get(machine, {})
+    found = {contestant.name: costs(contestant, {} if update else old.get(contestant.name, {})) for contestant in contestants}
     if update:
-        limits[machine] = found
+        limits[machine] = {name: {call: now if only in call else old.get(name, {}).get(call, now) for call, now in calls.items()}
+                           for name, calls in found.items()}
         text = json.dumps(limits, indent=1)
         with open(LIMITS, "w") as file:  # one line per call
             file.write(re.sub(r"\{\s+([^{}]*?)\s+\}", lambda inner: "{" + re.sub(r"\s+", " ", inner[1]) + "}", text) + "\n")
         return 0
-    bad = [f"{name}: the set has {mine['the set']['bytes']} bytes, not less than {SIZE}" for name, mine in found.items()
-           if name == OURS and mine["the set"]["bytes"] >= SIZE]
-    for name in sorted(limits[machine].keys() | found.keys()):
-        then, now = limits[machine].get(name, {}), found.get(name, {})
+    found, old = ({name: {call: cost for call, cost in calls.items() if only in call} for name, calls in by.items()}
+                  for by in (found, old))
+    largest = SIZE * len(PLUGINS)
+    bad = [f"{name}: the set has {mine['the set']['bytes']} bytes, not less than {largest}" for name, mine in found.items()
+           if name == OURS and "the set" in mine and mine["the set"]["bytes"] >= largest]
+    for name in sorted(old.keys() | found.keys()):
+        then, now = old.get(name, {}), found.get(name, {})
         bad += [f"{name}: {call} is {'not measured' if call in then else 'without a limit'}" for call in then.keys() ^ now.keys()]
         bad += [f"{name}: {call} needs {now[call][what]} {what}, limit {limit}"
                 for call in sorted(then.keys() & now.keys()) for what, limit in over(call, now[call], then[call])]

@@ -39,6 +39,8 @@ impl Code {
     pub const NOT_AVAILABLE: Code = Code(50);
     /// STATUS: an ADD would fail now, and running containers may have limited connectivity.
     pub const LIMITED: Code = Code(51);
+    /// A port to be published belongs to another attachment. Codes from 100 on are those of plugins.
+    pub const PORT_IN_USE: Code = Code(101);
     /// Any other failure. The reference uses it for nearly all failures.
     pub const INTERNAL: Code = Code(999);
 }

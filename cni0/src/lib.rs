@@ -20,4 +20,5 @@ tables! {
     bridge::Bridge,
     host_local::HostLocal,
     loopback::Loopback,
+    portmap::Portmap,
 }

@@ -55,6 +55,11 @@ impl Tools {
         Table { family: self.family, name }
     }
 
+    /// Returns whether the kernel has any legacy table.
+    pub fn has_legacy_tables(&self) -> bool {
+        fs::read_to_string(self.legacy_tables).is_ok_and(|tables| !tables.is_empty())
+    }
+
     /// Returns the legacy table with this name; `None` if the kernel has none, or the host no tool for it.
     pub fn legacy_table(&self, name: &str) -> Result<Option<LegacyTable>> {
         let in_use = fs::read_to_string(self.legacy_tables).unwrap_or_default();

@@ -54,6 +54,11 @@ fn around(plugin: &str, path: &str) -> Value {
         }
         _ => {}
     }
+    if plugin == "portmap" {
+        config["prevResult"] = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.2/16"}]});
+        let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
+        config["runtimeConfig"] = json!({"portMappings": [mapping]});
+    }
     if path == "disableContainerInterface" {
         config.as_object_mut().unwrap().remove("ipam");
     }
@@ -94,18 +99,39 @@ fn works(outcome: &Outcome, config: &Value) -> bool {
 /// Runs ADD, CHECK with its result, and DEL.
 #[track_caller]
 fn survives_add_check_del(lab: &Lab, name: &str, config: &Value, args: &str) {
-    let plugin = config["type"].as_str().unwrap();
+    survives_as_chain(lab, name, std::slice::from_ref(config), args);
+}
+
+/// Runs ADD of all plugins of a list, each with the result of the one before, CHECK with the last result, and DEL in the
+/// opposite order.
+#[track_caller]
+fn survives_as_chain(lab: &Lab, name: &str, configs: &[Value], args: &str) {
     let netns = lab.netns(name);
     let call = |command: &str, config: &Value| {
-        let call = lab.plugin(plugin, command).attachment(name, "eth0", &netns);
+        let call = lab.plugin(config["type"].as_str().unwrap(), command).attachment(name, "eth0", &netns);
         call.env("CNI_ARGS", args).stdin(config.to_string()).run()
     };
-    let added = call("ADD", config);
-    if works(&added, config) {
+    let with_result = |config: &Value, result: &Option<Value>| {
         let mut config = config.clone();
-        config["prevResult"] = added.ok();
-        works(&call("CHECK", &config), &config);
-        works(&call("DEL", &config), &config);
+        if let Some(result) = result {
+            config["prevResult"] = result.clone();
+        }
+        config
+    };
+    let mut result = None;
+    for config in configs {
+        let config = with_result(config, &result);
+        let added = call("ADD", &config);
+        if !works(&added, &config) {
+            return;
+        }
+        result = Some(added.ok());
+    }
+    for (command, config) in
+        configs.iter().map(|config| ("CHECK", config)).chain(configs.iter().rev().map(|config| ("DEL", config)))
+    {
+        let config = with_result(config, &result);
+        works(&call(command, &config), &config);
     }
 }
 
@@ -175,18 +201,21 @@ fn every_network_in_the_documents_works() {
             let block = block.split("```").next().unwrap();
             let whole: Value = serde_json::from_str(block).unwrap_or_else(|error| panic!("{path:?}: {error}: {block}"));
             let single = vec![whole.clone()];
-            for plugin in whole["plugins"].as_array().unwrap_or(&single) {
-                // Skips results, and plugins of other projects.
-                if !plugin["type"].as_str().is_some_and(|name| plugins().iter().any(|plugin| plugin == name)) {
-                    continue;
-                }
-                let mut config = plugin.clone();
-                for key in ["cniVersion", "name"] {
-                    config[key] = whole[key].clone();
-                }
-                survives_add_check_del(&Lab::new(), "c1", &config, "");
-                count += 1;
-            }
+            let plugins_of = whole["plugins"].as_array().unwrap_or(&single).iter();
+            // Skips results, and plugins of other projects.
+            let ours = plugins_of
+                .filter(|plugin| plugin["type"].as_str().is_some_and(|name| plugins().iter().any(|ours| ours == name)));
+            let configs: Vec<Value> = ours
+                .map(|plugin| {
+                    let mut config = plugin.clone();
+                    for key in ["cniVersion", "name"] {
+                        config[key] = whole[key].clone();
+                    }
+                    config
+                })
+                .collect();
+            survives_as_chain(&Lab::new(), "c1", &configs, "");
+            count += configs.len();
         }
     }
     assert!(count >= 4, "only {count} networks");
@@ -273,7 +302,7 @@ fn every_error_is_described() {
 }
 
 /// The code that precedes an error's text in the sources.
-const ERRORS: [&str; 15] = [
+const ERRORS: [&str; 16] = [
     "let what = ",
     "let what = format!(",
     "let what = format_args!(",
@@ -286,6 +315,7 @@ const ERRORS: [&str; 15] = [
     "contradiction(&format!(",
     "refuse(&format!(",
     "absent(format!(",
+    "difference(format!(",
     "missing(format!(",
     "Fault::shape(",
     "Invalid(format!(",

@@ -11,7 +11,7 @@ use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, pa
 use crate::support::Host;
 
 /// Returns the problems, each as `CHECK LEVEL`.
-fn problems(answer: &Value) -> Vec<String> {
+pub(crate) fn problems(answer: &Value) -> Vec<String> {
     let findings = answer["findings"].as_array().unwrap().iter();
     let mut problems: Vec<String> = findings
         .filter(|finding| finding["level"] != "ok")
@@ -26,7 +26,7 @@ fn problems(answer: &Value) -> Vec<String> {
 
 /// Asserts that there is exactly one problem, with a matching exit code, in JSON and in the text. Returns the finding.
 #[track_caller]
-fn only_problem(host: &Host, check: &str, level: &str) -> String {
+pub(crate) fn only_problem(host: &Host, check: &str, level: &str) -> String {
     let outcome = host.run("doctor --json");
     let answer: Value = serde_json::from_str(&outcome.stdout).unwrap_or_else(|error| panic!("{error}: {outcome:?}"));
     assert_eq!(problems(&answer), [format!("{check} {level}")], "{answer:#}");

@@ -18,6 +18,7 @@ mod doctor;
 mod gc;
 mod leases;
 mod node;
+mod ports;
 mod prune;
 mod repair;
 mod show;

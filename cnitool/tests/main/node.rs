@@ -36,8 +36,13 @@ pub(crate) fn host(subnet: &str) -> Host {
 
 /// Attaches a container in a namespace of this name. Returns its id.
 pub(crate) fn attach(host: &Host, name: &str) -> String {
+    attach_with(host, name, "{}")
+}
+
+/// Attaches a container with these values of `CAP_ARGS`. Returns its id.
+pub(crate) fn attach_with(host: &Host, name: &str, arguments: &str) -> String {
     host.lab.netns(name);
-    host.run(&format!("add pods /run/netns/{name}")).ok();
+    host.call(&format!("add pods /run/netns/{name}")).env("CAP_ARGS", arguments).run().ok();
     let entry = host.cached().into_iter().find_map(|file| {
         let text = fs::read_to_string(format!("/var/lib/cni/results/{file}")).unwrap();
         let entry: Value = serde_json::from_str(&text).unwrap();

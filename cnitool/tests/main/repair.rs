@@ -30,7 +30,7 @@ fn rules(host: &Host) -> Vec<String> {
 }
 
 /// Returns the states of all attachments in the JSON output, in the order of their files.
-fn states(answer: &Value) -> Vec<&str> {
+pub(crate) fn states(answer: &Value) -> Vec<&str> {
     answer["attachments"].as_array().unwrap().iter().map(|at| at["state"].as_str().unwrap()).collect()
 }
 

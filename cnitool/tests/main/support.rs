@@ -42,9 +42,13 @@ impl Host {
         self.lab.script(name, RECORDER);
     }
 
-    /// Installs one of the reference's plugins.
+    /// Installs one of the reference's plugins, in place of ours if there is one.
     pub(crate) fn reference(&self, name: &str) {
-        std::os::unix::fs::symlink(PathBuf::from(REFERENCE).join(name), self.lab.bin().join(name)).unwrap();
+        let path = self.lab.bin().join(name);
+        if path.exists() {
+            fs::remove_file(&path).unwrap();
+        }
+        std::os::unix::fs::symlink(PathBuf::from(REFERENCE).join(name), path).unwrap();
     }
 
     /// Makes a recorder fail.

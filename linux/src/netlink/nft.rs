@@ -35,8 +35,8 @@ pub use table::{BaseChain, Chain, Family, Hook, Table};
 pub use userdata::UserData;
 
 use message::{
-    ALL, BATCH_END, GENERATION, GETCHAIN, GETRULE, HEADER, NEWCHAIN, NEWGEN, NEWRULE, SUBSYSTEM, begin, begin_batch,
-    bound, get_generation,
+    ALL, BATCH_END, GENERATION, GETCHAIN, GETRULE, GETTABLE, HEADER, NEWCHAIN, NEWGEN, NEWRULE, NEWTABLE, RULE_CHAIN,
+    RULE_USERDATA, SUBSYSTEM, TABLE, begin, begin_batch, bound, get_generation,
 };
 use table::{about, about_chain, about_rule};
 
@@ -107,10 +107,14 @@ impl Nftables {
     /// the start of `plan`. In that case, calls `plan` again.
     ///
     /// Elements need it: they have no handle, so that a deletion could hit a new element with the same key.
+    ///
+    /// The kernel increments the generation shortly before it shows all elements of a transaction to other processors. So
+    /// `plan` is also called again, a few times, if the kernel reports that an object exists already, or not at all.
     pub fn apply_guarded<E: From<Error>>(
         &mut self,
         mut plan: impl FnMut(&mut Nftables) -> Result<Vec<Edit>, E>,
     ) -> Result<(), E> {
+        let mut outdated = 0;
         for _ in 0..GUARDED_ATTEMPTS {
             let generation = self.generation()?;
             let edits = plan(self)?;
@@ -119,6 +123,12 @@ impl Nftables {
             }
             match self.send(&edits, &begin_batch(generation), true) {
                 Err(error) if error.errno() == Some(libc::ERESTART) => {}
+                Err(error)
+                    if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT))
+                        && outdated < ATTEMPTS =>
+                {
+                    outdated += 1;
+                }
                 outcome => return Ok(outcome?),
             }
         }
@@ -211,6 +221,39 @@ impl Nftables {
     /// Returns the rules of all chains of a table; none if the table does not exist.
     pub fn table_rules(&mut self, table: Table<'_>) -> Result<Vec<Rule>> {
         self.rules_in(table, None, None).context(|| format!("list the rules of table {table}"))
+    }
+
+    /// Returns the chain and the comment of each rule of a table, without parsing the rest; none if the table does not
+    /// exist.
+    pub fn rule_comments(&mut self, table: Table<'_>) -> Result<Vec<(String, String)>> {
+        let request = about(GETRULE, NlmF::empty(), table).finish();
+        let listed = self.list(&request, NEWRULE, |payload| {
+            let mut rule = (String::new(), String::new());
+            let mut is_wanted = true;
+            for attribute in wire::attributes(payload, HEADER) {
+                match attribute? {
+                    // Kernels before 4.17 ignore the name and list everything.
+                    (TABLE, value) => is_wanted = wire::text(value) == table.name,
+                    (RULE_CHAIN, value) => rule.0 = wire::text(value),
+                    (RULE_USERDATA, value) => rule.1 = UserData::read(value).comment,
+                    _ => {}
+                }
+            }
+            Ok(is_wanted.then_some(rule))
+        });
+        listed.or_else(|error| absent(error, Vec::new())).context(|| format!("list the rules of table {table}"))
+    }
+
+    /// Returns whether a table exists whose family and name are `wanted`.
+    pub fn has_table(&mut self, wanted: &dyn Fn(Family, &str) -> bool) -> Result<bool> {
+        let request = begin(GETTABLE, NlmF::empty(), ALL).finish();
+        let listed = self.list(&request, NEWTABLE, |payload| {
+            let Some(family) = Family::numbered(wire::byte(payload, 0)?) else { return Ok(None) };
+            let name = wire::attributes(payload, HEADER).flatten().find(|(kind, _)| *kind == TABLE);
+            Ok(name.is_some_and(|(_, name)| wanted(family, &wire::text(name))).then_some(()))
+        });
+        let found = listed.or_else(|error| absent(error, Vec::new())).context(|| "list the tables")?;
+        Ok(!found.is_empty())
     }
 
     fn rules_in(

@@ -1,0 +1,289 @@
+//! ADD: publishes the ports of an attachment in one transaction, or reports which attachment has a port already.
+
+use std::net::IpAddr;
+
+use cni::key::mark_in;
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result};
+use linux::ip::Cidr;
+use linux::netlink::Netlink;
+use linux::netlink::nft::{self, Edit, Nftables};
+use log::{debug, info, warn};
+
+use crate::config::{Backend, Config, Masquerade};
+use crate::mapping::{Mapping, container_addresses, mappings};
+use crate::published::{self, Form, PortOwner, Published};
+use crate::table::{self, Entry, Frame, Listing, Scope};
+use crate::{flows, iptables, listener, localnet, owner, reference, removal};
+
+/// The remedy if nftables is unavailable.
+pub(crate) const FIX_HINT: &str =
+    "load the kernel modules nf_tables, nft_nat, nft_masq and nft_fib_inet, or set \"backend\" to \"iptables\"";
+
+/// The published ports of an attachment.
+#[derive(Debug)]
+pub(crate) struct Publication<'a> {
+    pub(crate) owner: AttachmentKey<'a>,
+    pub(crate) config: &'a Config,
+    /// The addresses of the container with their mappings, one for each family.
+    pub(crate) addresses: Vec<(Cidr, Vec<Mapping>)>,
+    /// The link of the attachment on this host, if known.
+    pub(crate) port: Option<&'a str>,
+}
+
+impl<'a> Publication<'a> {
+    /// Returns what an ADD with this previous result publishes.
+    pub(crate) fn new(
+        call: &'a Call<'_>,
+        at: &'a Attachment,
+        config: &'a Config,
+        result: &'a AddResult,
+    ) -> Publication<'a> {
+        let addresses = container_addresses(result, at).into_iter();
+        let addresses = addresses.map(|address| (address, mappings(&config.ports, address.ip())));
+        Publication {
+            owner: AttachmentKey::new(call, at),
+            config,
+            addresses: addresses.filter(|(_, mappings)| !mappings.is_empty()).collect(),
+            port: owner::host_link(result, at),
+        }
+    }
+
+    pub(crate) fn mappings(&self) -> Vec<Mapping> {
+        self.addresses.iter().flat_map(|(_, mappings)| mappings.clone()).collect()
+    }
+
+    /// Returns the container's address if its ports are reachable from this host's loopback addresses, which need
+    /// masquerade.
+    pub(crate) fn loopback_target(&self) -> Option<Cidr> {
+        let reachable =
+            |(_, mappings): &&(Cidr, Vec<Mapping>)| mappings.iter().any(Mapping::is_reachable_from_loopback);
+        let found = self.addresses.iter().find(reachable)?;
+        (self.config.masquerade != Masquerade::Never).then_some(found.0)
+    }
+
+    /// Returns the scope of each address.
+    pub(crate) fn scopes(&self) -> Vec<Scope> {
+        self.addresses.iter().map(|(ip, _)| Scope::new(ip.ip(), self.config.conditions(ip.ip()))).collect()
+    }
+
+    /// Returns the chains and rules that the entries need.
+    pub(crate) fn frame<'b>(&self, scopes: &'b [Scope]) -> Frame<'b> {
+        Frame { scopes: scopes.iter().collect(), guard: self.loopback_target().is_some() }
+    }
+
+    /// Returns the entries of the attachment in the table. CHECK compares them in this order.
+    pub(crate) fn entries(&self, scopes: &[Scope]) -> Vec<Entry> {
+        let comment = self.owner.comment();
+        let mut entries = Vec::new();
+        for ((address, mappings), scope) in self.addresses.iter().zip(scopes) {
+            entries.extend(mappings.iter().map(|mapping| Entry::mapping(scope, mapping, &comment)));
+            entries.extend(Entry::masquerade(scope, *address, self.config.masquerade, &comment));
+        }
+        entries.push(Entry::attachment(&comment, self.port));
+        entries
+    }
+
+    /// Publishes the ports. Replaces what an earlier ADD of the same attachment published.
+    pub(crate) fn add(&self) -> Result<()> {
+        let mappings = self.mappings();
+        if mappings.is_empty() {
+            debug!("the container has no address to which a port could lead");
+            return Ok(());
+        }
+        listener::warn_of_listeners(&mappings);
+        self.publish(&mappings).map_err(|error| match error.code() {
+            // Nothing has changed.
+            Code::PORT_IN_USE => error,
+            _ => match removal::remove(self.owner, &self.ips()) {
+                Ok(()) => error,
+                Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
+            },
+        })
+    }
+
+    /// Returns the container's addresses to which ports lead.
+    pub(crate) fn ips(&self) -> Vec<IpAddr> {
+        self.addresses.iter().map(|(address, _)| address.ip()).collect()
+    }
+
+    fn publish(&self, mappings: &[Mapping]) -> Result<()> {
+        let mut host = Netlink::open()?;
+        let mut nft = Nftables::open()?;
+        self.clear_other_forms(&mut nft, &mut host)?;
+        let mut replaced = Vec::new();
+        let is_guarded = match self.config.backend {
+            Backend::Iptables => {
+                self.clear_maps(&mut nft, &mut host)?;
+                self.add_chains(&mut nft)?
+            }
+            Backend::Nftables | Backend::Auto => match self.add_entries(&mut nft, &mut host) {
+                Err(error) if self.config.backend == Backend::Auto && nft::is_unavailable(&error) => {
+                    debug!("nftables is unavailable, use iptables: {error}");
+                    self.add_chains(&mut nft).map_err(|second| second.details(format!("nftables: {error}")))?
+                }
+                outcome => {
+                    replaced = outcome.map_err(with_fix_hint)?;
+                    true
+                }
+            },
+        };
+        match self.loopback_target() {
+            Some(container) if is_guarded => localnet::enable(&mut host, container.ip())?,
+            Some(_) => {
+                warn!(
+                    "ports are not reachable from loopback addresses: without nf_tables, it would expose loopback services"
+                )
+            }
+            None => {}
+        }
+        flows::redirect(&mut host, mappings, &replaced);
+        Ok(())
+    }
+
+    /// Adds the chains of iptables, and the guard of loopback services, which needs nf_tables. Returns whether it exists.
+    fn add_chains(&self, nft: &mut Nftables) -> Result<bool> {
+        iptables::add(nft, self)?;
+        match self.loopback_target().map(|_| table::add_guard(nft)) {
+            Some(Err(error)) if nft::is_unavailable(&error) => Ok(false),
+            Some(outcome) => outcome.map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Adds the entries in one transaction. Usually everything else exists, and no key of an entry does: then the
+    /// transaction depends on nothing that was read before. Otherwise it is repeated if any ruleset changes meanwhile.
+    /// Returns the mappings that were replaced.
+    fn add_entries(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<Vec<Mapping>> {
+        let scopes = self.scopes();
+        let (frame, entries) = (self.frame(&scopes), self.entries(&scopes));
+        if frame.missing(nft)?.is_none() {
+            match nft.apply(&table::create(&entries)) {
+                // The key of an entry exists, ranges overlap, or the table was deleted meanwhile.
+                Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT)) => {}
+                outcome => return Ok(outcome.map(|()| Vec::new())?),
+            }
+        }
+        let mut removed = Vec::new();
+        nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+            let listing = Listing::read(nft)?;
+            let (replaced, others) = self.partition(host, &listing, &entries)?;
+            // Only masquerade entries are left: two live attachments with the same address share one.
+            let is_free = |entry: &&Entry| !others.iter().any(|other| entry.excludes(other));
+            let entries: Vec<Entry> = entries.iter().filter(is_free).cloned().collect();
+            let mut edits = frame.create(nft)?;
+            edits.extend(table::delete(&replaced));
+            edits.extend(table::create(&entries));
+            for unused in listing.unused_scopes(&replaced, &entries) {
+                edits.extend(table::delete_scope(nft, &unused)?);
+            }
+            removed = replaced.iter().filter_map(Entry::read_mapping).collect();
+            Ok(edits)
+        })?;
+        Ok(removed)
+    }
+
+    /// Separates the entries that the new ones replace from those of others. Replaced are those of an earlier ADD of this
+    /// attachment, and those of attachments that are gone and have one of the keys. Returns an error if a live attachment has
+    /// one of the ports.
+    fn partition(&self, host: &mut Netlink, listing: &Listing, new: &[Entry]) -> Result<(Vec<Entry>, Vec<Entry>)> {
+        let mut replaced = vec![self.owner.mark()];
+        for other in listing.entries.iter().filter(|other| new.iter().any(|entry| entry.excludes(other))) {
+            let mark = mark_in(other.comment());
+            if mark.is_some_and(|mark| replaced.iter().any(|known| known == mark)) {
+                continue;
+            }
+            let port_owner = PortOwner::Attachment(other.comment().to_owned());
+            match mark {
+                Some(mark) if owner::is_gone(host, &port_owner, listing.port_of(other.comment()))? => {
+                    info!("replace the published ports of an attachment that is gone: {port_owner}");
+                    replaced.push(mark.to_owned());
+                }
+                // Without a mark, another program added it.
+                _ => {
+                    if let Some(mapping) = other.read_mapping() {
+                        return Err(clash(&mapping, &port_owner));
+                    }
+                }
+            }
+        }
+        let is_replaced =
+            |entry: &Entry| mark_in(entry.comment()).is_some_and(|mark| replaced.iter().any(|r| r == mark));
+        Ok(listing.entries.iter().cloned().partition(is_replaced))
+    }
+
+    /// Removes what earlier ADDs of this attachment published in the maps, and what attachments that are gone published
+    /// there at the same ports. Returns an error if a live one has one of the ports.
+    fn clear_maps(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<()> {
+        let entries = self.entries(&self.scopes());
+        nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+            let (replaced, _) = self.partition(host, &Listing::read(nft)?, &entries)?;
+            Ok(table::delete(&replaced))
+        })
+    }
+
+    /// Removes what earlier ADDs of this attachment published in forms other than the maps, and what attachments that are
+    /// gone published there at the same ports. Returns an error if a live one has one of the ports.
+    fn clear_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<()> {
+        let others = published::in_other_forms(nft)?;
+        if others.is_empty() {
+            return Ok(());
+        }
+        let wanted = self.mappings();
+        let mut ips = self.ips();
+        for other in &others {
+            if other.is_of(host, self.owner, &ips, self.port)? {
+                continue;
+            }
+            let clashes =
+                |m: &Mapping| m.key == other.mapping.key && m.target.is_ipv4() == other.mapping.target.is_ipv4();
+            if !wanted.iter().any(clashes) {
+                continue;
+            }
+            let target = other.mapping.target.ip();
+            let link = other.port.as_deref();
+            // One container does not publish a port twice: without other evidence, it had another address earlier.
+            if other.names_container_of(self.owner)
+                && owner::is_sibling(host, self.owner, target, link.unwrap_or_default())? != Some(true)
+            {
+                ips.push(target);
+                continue;
+            }
+            if !owner::is_gone(host, &other.owner, link)? {
+                return Err(clash(&other.mapping, &other.owner));
+            }
+            info!("remove the published ports of an attachment that is gone: {}", other.owner);
+            remove_foreign(nft, other)?;
+        }
+        reference::remove(nft, self.owner, &ips)?;
+        iptables::remove(nft, self.owner, &ips)?;
+        Ok(())
+    }
+}
+
+fn remove_foreign(nft: &mut Nftables, other: &Published) -> Result<()> {
+    match (&other.owner, other.form) {
+        (PortOwner::OnNetwork { network, container }, Form::Iptables) => {
+            let key = AttachmentKey { network, container, ifname: "" };
+            iptables::remove(nft, key, &[]).map(drop)
+        }
+        _ => {
+            warn!("{} stays published by {}: its network is unknown", other.mapping.key, other.owner);
+            Ok(())
+        }
+    }
+}
+
+/// Returns the error for a port that another attachment has.
+fn clash(taken: &Mapping, owner: &PortOwner) -> Error {
+    let Mapping { key, target } = taken;
+    let owner = Some(owner.to_string()).filter(|owner| !owner.is_empty());
+    let owner = owner.as_deref().unwrap_or("unknown owner");
+    let what = format!("publish {key}: it is already published, and leads to {target} ({owner})");
+    Error::new(Code::PORT_IN_USE, what)
+        .details("use another host port or \"hostIP\", or remove that container; if it is gone, run `cnitool prune`")
+}
+
+/// Adds the remedy to an error if nftables is unavailable.
+pub(crate) fn with_fix_hint(error: Error) -> Error {
+    if nft::is_unavailable(&error) { error.details(FIX_HINT) } else { error }
+}

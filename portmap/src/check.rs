@@ -1,0 +1,75 @@
+//! CHECK: compares what is published with what the configuration and the previous result require.
+
+use cni::key::mark_in;
+use cni::{Code, Error, Result};
+use linux::netlink::Netlink;
+use linux::netlink::nft::Nftables;
+
+use crate::add::Publication;
+use crate::config::Backend;
+use crate::published::PortOwner;
+use crate::table::{Entry, Listing};
+use crate::{iptables, localnet};
+
+/// The remedy if something of an attached container is missing.
+pub(crate) const REPAIR_HINT: &str =
+    "something changed the host's rules; `cnitool repair` or another ADD restores them";
+
+/// Returns an error for the first difference.
+pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
+    if publication.addresses.is_empty() {
+        return Ok(());
+    }
+    let mut nft = Nftables::open()?;
+    match publication.config.backend {
+        Backend::Iptables => iptables::check(&mut nft, publication)?,
+        Backend::Nftables => check_entries(&mut nft, publication)?,
+        // The ADD may have used iptables: without nftables, or because the reference prefers it.
+        Backend::Auto => check_entries(&mut nft, publication)
+            .or_else(|error| iptables::check(&mut nft, publication).map_err(|_| error))?,
+    }
+    match publication.loopback_target() {
+        // Without nf_tables, ADD does not make ports reachable from loopback addresses.
+        Some(container) if nft.is_available()? => localnet::check(&mut Netlink::open()?, container.ip()),
+        _ => Ok(()),
+    }
+}
+
+fn check_entries(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+    let scopes = publication.scopes();
+    if let Some(missing) = publication.frame(&scopes).missing(nft)? {
+        return Err(difference(format!("{missing} does not exist")));
+    }
+    let listing = Listing::read(nft)?;
+    let index = listing.index();
+    for wanted in publication.entries(&scopes) {
+        compare(&wanted, index.find(&wanted))?;
+    }
+    Ok(())
+}
+
+/// Compares an entry with the one of the same key.
+fn compare(wanted: &Entry, found: Option<&Entry>) -> Result<()> {
+    let mapping = wanted.read_mapping();
+    let subject = match &mapping {
+        Some(mapping) => mapping.key.to_string(),
+        None => format!("the attachment in set {}", wanted.set),
+    };
+    let Some(found) = found else { return Err(difference(format!("{subject} is missing"))) };
+    // Another attachment with the same address may have the entries for masquerade.
+    let Some(mapping) = mapping else { return Ok(()) };
+    if mark_in(found.comment()) != mark_in(wanted.comment()) {
+        let owner = PortOwner::Attachment(found.comment().to_owned());
+        return Err(difference(format!("{subject} is published by another attachment ({owner})")));
+    }
+    match found.read_mapping() {
+        Some(found) if found.target != mapping.target => {
+            Err(difference(format!("{subject} leads to {}, not to {}", found.target, mapping.target)))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(crate) fn difference(what: String) -> Error {
+    Error::new(Code::INTERNAL, what).details(REPAIR_HINT)
+}

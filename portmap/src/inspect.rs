@@ -1,0 +1,361 @@
+//! For tools: reads configurations, lists published ports, reports problems, and publishes ports again.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Usage};
+use cni::key::mark_in;
+use cni::{Attachment, AttachmentKey, Call, Code, Context, Error, Namespaces, Result};
+use linux::iptables::{FAMILIES, Tools};
+use linux::netlink::Netlink;
+use linux::netlink::nft::Nftables;
+use log::debug;
+
+use crate::add::Publication;
+use crate::check::REPAIR_HINT;
+use crate::config::{Backend, Config};
+use crate::iptables::NAT;
+use crate::mapping::{Key, Mapping};
+use crate::published::{self, Form, PortOwner, Published};
+use crate::table::{self, Entry, Frame, Listing, Scope};
+use crate::{Portmap, check, localnet, owner, removal};
+
+/// The kinds of objects that the plugin creates.
+static KINDS: [Kind; 1] =
+    [Kind { name: "portmap", noun: "published port", flag: "published", json: "portMappings", is_listed: true }];
+
+/// The chain and the target of the rule that leads packets to the chains of iptables.
+const PREROUTING: &str = "PREROUTING";
+const DNAT: &str = "CNI-HOSTPORT-DNAT";
+
+impl Inspect for Portmap {
+    fn settings(&self, call: &Call<'_>) -> Result<Settings> {
+        let nftables = match Config::parse(call)?.backend {
+            Backend::Auto => Usage::Preferred,
+            Backend::Nftables => Usage::Required,
+            Backend::Iptables => Usage::No,
+        };
+        Ok(Settings { nftables, ..Settings::default() })
+    }
+
+    fn kinds(&self) -> &'static [Kind] {
+        &KINDS
+    }
+
+    fn objects(&self) -> Result<Vec<Object>> {
+        Ok(list(&mut Nftables::open()?)?.into_iter().map(object).collect())
+    }
+
+    fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
+        Config::parse(network.call)?;
+        if network.objects.is_none() {
+            return Ok(Vec::new());
+        }
+        Checker { network, nft: Nftables::open()?, host: Netlink::open()? }.run()
+    }
+
+    /// Publishes the ports of an attachment again if CHECK finds a difference.
+    ///
+    /// The container must still have its interface with the addresses of the result of ADD, so that no port leads to an
+    /// address that now belongs to another container.
+    fn repair(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<&'static str>> {
+        let restored = restore(call, at).context(|| "publish the ports again")?;
+        Ok(restored.then_some("published ports"))
+    }
+}
+
+/// Lists the published ports of all networks, in all forms.
+fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
+    let listing = Listing::read(nft)?;
+    let published = |entry: &Entry| {
+        Some(Published {
+            mapping: entry.read_mapping()?,
+            owner: PortOwner::Attachment(entry.comment().to_owned()),
+            port: listing.port_of(entry.comment()).map(str::to_owned),
+            form: Form::Maps,
+        })
+    };
+    let mut all: Vec<Published> = listing.entries.iter().filter_map(published).collect();
+    all.extend(published::in_other_forms(nft)?);
+    all.sort_by_key(|published| (published.mapping.target.is_ipv6(), published.mapping.key));
+    Ok(all)
+}
+
+fn object(published: Published) -> Object {
+    let Published { mapping: Mapping { key, target }, owner, form, .. } = published;
+    let host = host_address(&key, target.ip());
+    let name = format!("{} {host}", key.protocol);
+    let number = |port: u16| Property::Number(port.into());
+    Object {
+        kind: &KINDS[0],
+        backend: match form {
+            Form::Maps | Form::Rules => "nftables",
+            Form::Iptables => "iptables",
+        },
+        address: Some(target.ip()),
+        detail: format!("{name} -> {target}"),
+        name,
+        properties: vec![
+            ("protocol", Property::Text(key.protocol.to_string())),
+            ("hostIP", Property::Address(Some(host.ip()))),
+            ("hostPort", number(host.port())),
+            ("containerIP", Property::Address(Some(target.ip()))),
+            ("containerPort", number(target.port())),
+        ],
+        about: about(&owner),
+        comment: comment(&owner),
+        owner: mark(owner),
+    }
+}
+
+/// Returns the host's address and port. All addresses are the unspecified one of the container's family.
+fn host_address(key: &Key, container: IpAddr) -> SocketAddr {
+    let all = match container {
+        IpAddr::V4(_) => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+    };
+    SocketAddr::new(key.host_ip.unwrap_or(all), key.port)
+}
+
+/// Returns the owner for a reader. Begins with the name of the network, as for other plugins.
+fn about(owner: &PortOwner) -> String {
+    let text = owner.to_string();
+    text.strip_prefix("net: ").map(str::to_owned).unwrap_or(text)
+}
+
+/// Returns the text by which the owner of a published port is found on the host.
+fn comment(owner: &PortOwner) -> String {
+    match owner {
+        PortOwner::Attachment(comment) => comment.clone(),
+        PortOwner::OnNetwork { network, container } => format!("dnat {}", on_network(network, container)),
+        PortOwner::Container(container) => container.clone(),
+    }
+}
+
+/// Returns the owner as tools compare it. The mark of iptables is that of the other plugins, without the first word of the
+/// comment.
+fn mark(owner: PortOwner) -> Owner {
+    match owner {
+        PortOwner::Attachment(comment) => Owner::Marked(mark_in(&comment).unwrap_or(&comment).to_owned()),
+        PortOwner::OnNetwork { network, container } => Owner::Marked(on_network(&network, &container)),
+        PortOwner::Container(container) => Owner::Container(container),
+    }
+}
+
+fn on_network(network: &str, container: &str) -> String {
+    AttachmentKey { network, container, ifname: "" }.iptables_comment()
+}
+
+/// Compares the published ports of a network with its live attachments.
+struct Checker<'a> {
+    network: &'a NetworkView<'a>,
+    nft: Nftables,
+    host: Netlink,
+}
+
+impl Checker<'_> {
+    fn run(&mut self) -> Result<Vec<Finding>> {
+        let all = list(&mut self.nft)?;
+        let objects: Vec<Object> = all.iter().cloned().map(object).collect();
+        let mut findings = Vec::new();
+        let (mut wanted, mut lacking) = (0, Vec::new());
+        let mut live: Vec<Published> = Vec::new();
+        let mut scopes: Vec<Scope> = Vec::new();
+        for at in self.network.alive {
+            let Some(added) = &at.added else {
+                let own = all.iter().zip(&objects).filter(|(_, object)| at.marks.match_object(object));
+                live.extend(own.map(|(published, _)| published.clone()));
+                continue;
+            };
+            let compared = added.with_call(|call, attachment| {
+                let (config, result) = (Config::parse(call)?, call.chained_result()?);
+                let publication = Publication::new(call, attachment, &config, &result);
+                let ips = publication.ips();
+                let mut own: Vec<&Published> = Vec::new();
+                for published in &all {
+                    if published.is_of(&mut self.host, publication.owner, &ips, publication.port)? {
+                        own.push(published);
+                    }
+                }
+                let mappings = publication.mappings();
+                wanted += usize::from(!mappings.is_empty());
+                let is_missing = |mapping: &&Mapping| !own.iter().any(|published| published.mapping == **mapping);
+                lacking.extend(mappings.iter().find(is_missing).copied());
+                if own.iter().any(|published| published.form == Form::Maps) {
+                    scopes.extend(publication.scopes());
+                }
+                live.extend(own.into_iter().cloned());
+                Ok(())
+            });
+            // The reference accepts arguments that this plugin refuses. Other attachments are compared all the same.
+            if let Err(error) = compared {
+                debug!("the ports of {} are unknown: {error}", added.attachment.container);
+            }
+        }
+        if let Some(first) = lacking.first() {
+            let text = format!(
+                "{} of {wanted} live containers lack a published port, such as {} {}",
+                lacking.len(),
+                first.key.protocol,
+                host_address(&first.key, first.target.ip()),
+            );
+            findings.push(finding(Level::Fail, text, REPAIR_HINT));
+        }
+        if let Some(text) = self.cut_off(&live, &scopes)? {
+            findings.push(finding(Level::Fail, format!("no packet reaches published ports: {text}"), REPAIR_HINT));
+        }
+        findings.extend(self.guard(&live)?);
+        if findings.is_empty() && !live.is_empty() {
+            findings.push(finding(Level::Ok, "live containers have their published ports".to_owned(), ""));
+        }
+        Ok(findings)
+    }
+
+    /// Returns what keeps packets from the published ports of live attachments, if anything does.
+    fn cut_off(&mut self, live: &[Published], scopes: &[Scope]) -> Result<Option<String>> {
+        if live.iter().any(|published| published.form == Form::Maps) {
+            let frame = Frame { scopes: scopes.iter().collect(), guard: false };
+            if let Some(missing) = frame.missing(&mut self.nft)? {
+                return Ok(Some(format!("{missing} does not exist")));
+            }
+        }
+        for tools in &FAMILIES {
+            let is_in = |published: &&Published| {
+                published.form == Form::Iptables && tools.includes(published.mapping.target.ip())
+            };
+            if live.iter().any(|published| is_in(&published)) && !leads_to_chains(&mut self.nft, tools)? {
+                return Ok(Some(format!("no rule in chain PREROUTING leads to chain {DNAT}")));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reports links to published containers from which the loopback services of this host can be reached.
+    fn guard(&mut self, live: &[Published]) -> Result<Option<Finding>> {
+        let mut links: Vec<String> = Vec::new();
+        for published in live {
+            if let Some(link) = localnet::is_enabled(&mut self.host, published.mapping.target.ip())?
+                && !links.contains(&link)
+            {
+                links.push(link);
+            }
+        }
+        if links.is_empty() || table::has_guard(&mut self.nft)? {
+            return Ok(None);
+        }
+        let text = format!(
+            "containers can reach services of this host that listen only on 127.0.0.1: route_localnet is 1 on {}, and \
+             chain guard does not drop such packets",
+            links.join(", ")
+        );
+        Ok(Some(finding(Level::Warn, text, REPAIR_HINT)))
+    }
+}
+
+/// Returns whether packets to this host reach the chains of iptables for a family.
+fn leads_to_chains(nft: &mut Nftables, tools: &Tools) -> Result<bool> {
+    if nft.has_jump_to(tools.table(NAT).chain(PREROUTING), DNAT)? {
+        return Ok(true);
+    }
+    let legacy = tools.legacy_table(NAT)?.map(|table| table.lines).unwrap_or_default();
+    let is_jump =
+        |line: &String| line.starts_with(&format!("-A {PREROUTING} ")) && line.ends_with(&format!(" -j {DNAT}"));
+    Ok(legacy.iter().any(is_jump))
+}
+
+fn finding(level: Level, what: String, remedy: &str) -> Finding {
+    Finding { check: KINDS[0].name, level, what, remedy: remedy.to_owned() }
+}
+
+/// Publishes the ports of an attachment. Returns `false` if there is nothing to restore.
+fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
+    let config = Config::parse(call)?;
+    let Some(result) = call.prev_result()?.filter(|_| !config.ports.is_empty()) else { return Ok(false) };
+    let publication = Publication::new(call, at, &config, &result);
+    if publication.addresses.is_empty() || (check::run(&publication).is_ok() && is_guarded(&publication)?) {
+        return Ok(false);
+    }
+    require_attached(call, at, &publication)?;
+    publication.add()?;
+    // A concurrent DEL of another runtime may have looked for ports before, and then removes the interface.
+    if let Err(gone) = require_attached(call, at, &publication) {
+        removal::remove(publication.owner, &publication.ips())?;
+        return Err(gone);
+    }
+    Ok(true)
+}
+
+/// Returns whether the loopback services of this host are protected, if the ports of an attachment need that and the kernel
+/// has nf_tables.
+fn is_guarded(publication: &Publication<'_>) -> Result<bool> {
+    let mut nft = Nftables::open()?;
+    Ok(publication.loopback_target().is_none() || table::has_guard(&mut nft)? || !nft.is_available()?)
+}
+
+/// Returns an error unless the container has its interface with the addresses that ports lead to.
+fn require_attached(call: &Call<'_>, at: &Attachment, publication: &Publication<'_>) -> Result<()> {
+    let mut namespaces = Namespaces::open(call, at)?;
+    let mut guest = namespaces.open_guest(at)?;
+    let interface = guest.interface()?;
+    let have = guest.netlink.addresses(interface.index)?;
+    if let Some(ip) = publication.ips().into_iter().find(|ip| !have.iter().any(|address| address.cidr.ip() == *ip)) {
+        let what = format!("interface {:?} in {:?} does not have the address {ip}", at.ifname.as_str(), at.sandbox());
+        return Err(Error::new(Code::INTERNAL, what).details("attach the container again"));
+    }
+    let attachment = PortOwner::Attachment(publication.owner.comment());
+    match publication.port {
+        Some(port) if owner::is_gone(&mut namespaces.host.netlink, &attachment, Some(port))? => {
+            let what = format!("link {port:?} of the container does not exist, or belongs to another container");
+            Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Protocol;
+    use cni::inspect::{Marks, network_marks};
+
+    fn published(form: Form, owner: PortOwner) -> Object {
+        let key = Key { host_ip: None, protocol: Protocol::Tcp, port: 8080 };
+        let mapping = Mapping { key, target: "10.1.0.2:80".parse().unwrap() };
+        object(Published { mapping, owner, port: None, form })
+    }
+
+    #[test]
+    fn owners_are_recognised_in_all_forms() {
+        let owner = AttachmentKey { network: "net1", container: "c1", ifname: "eth0" };
+        let on_network = PortOwner::OnNetwork { network: "net1".to_owned(), container: "c1".to_owned() };
+        let maps = published(Form::Maps, PortOwner::Attachment(owner.comment()));
+        let iptables = published(Form::Iptables, on_network);
+        let rules = published(Form::Rules, PortOwner::Container("c1".to_owned()));
+        let is_of = |object: &Object, network, container, ifname| {
+            Marks::new(AttachmentKey { network, container, ifname }).match_object(object)
+        };
+        for object in [&maps, &iptables, &rules] {
+            assert!(is_of(object, "net1", "c1", "eth0") && !is_of(object, "net1", "c2", "eth0"), "{object:?}");
+        }
+        assert!(!is_of(&maps, "net1", "c1", "eth1"));
+        assert!(is_of(&iptables, "net1", "c1", "eth1"), "shared by all attachments of the container");
+        assert!(!is_of(&iptables, "net2", "c1", "eth0"));
+        assert!(is_of(&rules, "net2", "c1", "eth1"), "the network is unknown");
+        let of_network = |object: &Object, network| object.has_mark_of(&network_marks(network));
+        assert!(of_network(&maps, "net1") && of_network(&iptables, "net1") && !of_network(&rules, "net1"));
+        assert!(!of_network(&maps, "net") && !of_network(&iptables, "net"));
+        assert_eq!(iptables.comment, "dnat name: \"net1\" id: \"c1\"");
+        assert_eq!(maps.about, "net1, if: eth0, id: c1");
+        assert_eq!((iptables.about.as_str(), rules.about.as_str()), ("net1, id: c1", "id: c1"));
+    }
+
+    #[test]
+    fn ports_are_described_with_both_addresses() {
+        let object = published(Form::Maps, PortOwner::Container("c1".to_owned()));
+        assert_eq!(object.name, "tcp 0.0.0.0:8080");
+        assert_eq!(object.detail, "tcp 0.0.0.0:8080 -> 10.1.0.2:80");
+        let key = Key { host_ip: None, protocol: Protocol::Udp, port: 53 };
+        assert_eq!(host_address(&key, "fd00::2".parse().unwrap()).to_string(), "[::]:53");
+        let key = Key { host_ip: Some("fd00::1".parse().unwrap()), ..key };
+        assert_eq!(host_address(&key, "fd00::2".parse().unwrap()).to_string(), "[fd00::1]:53");
+    }
+}

@@ -1,0 +1,296 @@
+//! Published ports in the form of the reference with iptables: rules in the nat tables of `iptables`, which it lists, and
+//! which the reference's CHECK and DEL accept.
+//!
+//! ```text
+//! -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+//! -A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
+//! -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net1\" id: \"id1\"" -m multiport --dports 8080 -j CNI-DN-1
+//! -A CNI-DN-1 -s 10.9.0.0/24 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+//! -A CNI-DN-1 -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
+//! -A CNI-DN-1 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.9.0.2:80
+//! -A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j MARK --set-xmark 0x2000/0x2000
+//! -A CNI-HOSTPORT-MASQ -m mark --mark 0x2000/0x2000 -j MASQUERADE
+//! -A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
+//! ```
+//!
+//! `rules` has these rules, and `rule` writes one in two ways: for nf_tables, where `iptables-nft` keeps its tables, and as
+//! text for the tools of legacy tables, which run only if the kernel reports such a table. `found` reads both, `nat`
+//! changes both, `removal` decides which rules belong to an attachment, and `names` has the names and comments.
+
+mod found;
+mod names;
+mod nat;
+mod removal;
+mod rule;
+mod rules;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
+use linux::ip::Cidr;
+use linux::iptables::{FAMILIES, LegacyTable, Tools};
+use linux::netlink::nft::{self, Nftables};
+use log::debug;
+
+use crate::add::Publication;
+use crate::check::difference;
+use crate::config::{Backend, Config, Marking, Masquerade};
+use crate::mapping::{Key, Mapping, Protocol};
+use crate::published::{Form, PortOwner, Published};
+use found::Found;
+use names::{ContainerChain, ENTRIES};
+use nat::{Plan, Step, View, change, change_legacy, legacy_table};
+use removal::Removal;
+use rules::Rules;
+
+pub(crate) use nat::NAT;
+
+/// Adds the chains and rules of an attachment. Replaces those of an earlier ADD.
+pub(crate) fn add(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+    let chain = ContainerChain::new(publication.owner);
+    let ips: Vec<IpAddr> = publication.addresses.iter().map(|(address, _)| address.ip()).collect();
+    let removal = Removal { owner: publication.owner, ips: &ips, link: publication.port };
+    let mut in_nft = Vec::new();
+    for tools in &FAMILIES {
+        let Some(rules) = rules_of(tools, &chain, publication)? else { continue };
+        if legacy_table(tools)?.is_some() {
+            change_legacy(tools, |view| rules.plan(view, &removal))?;
+        } else {
+            in_nft.push((tools, rules));
+        }
+    }
+    match add_to_nft(nft, &in_nft, &removal) {
+        Err(error) if nft::is_unavailable(&error) => {
+            debug!("nf_tables is unavailable, use the tools of iptables: {error}");
+            for (tools, rules) in &in_nft {
+                change_legacy(tools, |view| rules.plan(view, &removal))
+                    .map_err(|second| second.details(format!("nf_tables: {error}")))?;
+            }
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
+
+/// Returns the rules for the container's address of a family; `None` if it has none.
+fn rules_of<'a>(
+    tools: &Tools,
+    chain: &'a ContainerChain,
+    publication: &'a Publication<'_>,
+) -> Result<Option<Rules<'a>>> {
+    let address = publication.addresses.iter().find(|(address, _)| tools.includes(address.ip()));
+    let Some((address, mappings)) = address else { return Ok(None) };
+    Rules::new(chain, publication.config, *address, mappings, publication.port).map(Some)
+}
+
+/// Adds rules to the tables in nf_tables, in one transaction. Usually the shared chains exist, and the chain of the
+/// container does not: then the transaction depends on nothing that was read before. Otherwise it is repeated if any
+/// ruleset changes meanwhile, so that ADDs at the same time add the shared rules once.
+fn add_to_nft(nft: &mut Nftables, wanted: &[(&'static Tools, Rules<'_>)], removal: &Removal<'_>) -> Result<()> {
+    let mut edits = Vec::new();
+    let mut is_independent = true;
+    for (tools, rules) in wanted {
+        let table = tools.table(NAT);
+        let plan = rules.plan(&mut View::Nft(nft, table), removal)?;
+        is_independent &= matches!(plan.steps.first(), Some(Step::CreateChain(first)) if *first == rules.chain.name);
+        edits.extend(plan.edits(table));
+    }
+    if is_independent {
+        match nft.apply(&edits) {
+            // The chain exists, or a shared chain was deleted meanwhile.
+            Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOENT)) => {}
+            outcome => return Ok(outcome?),
+        }
+    }
+    let families: Vec<&'static Tools> = wanted.iter().map(|(tools, _)| *tools).collect();
+    change(nft, &families, |tools, view| match wanted.iter().find(|(wanted, _)| wanted.family == tools.family) {
+        Some((_, rules)) => rules.plan(view, removal),
+        None => Ok(Plan::default()),
+    })?;
+    Ok(())
+}
+
+/// Lists the published ports of all networks, by either implementation.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
+    let mut found = Vec::new();
+    for tools in &FAMILIES {
+        found.extend(published(&mut View::Nft(nft, tools.table(NAT)))?);
+        if let Some(table) = legacy_table(tools)? {
+            found.extend(published(&mut View::Legacy(&table.lines))?);
+        }
+    }
+    Ok(found)
+}
+
+/// Lists the published ports in a table, in the order in which packets meet them.
+fn published(view: &mut View<'_>) -> Result<Vec<Published>> {
+    let mut chains: Vec<(String, Vec<Found>)> = Vec::new();
+    let mut found = Vec::new();
+    for entry in view.rules(ENTRIES)? {
+        let (Some(owner), Some(chain)) = (names::read_comment(&entry.comment), &entry.jump) else { continue };
+        if !chains.iter().any(|(name, _)| name == chain) {
+            chains.push((chain.clone(), view.rules(chain)?));
+        }
+        let rules = chains.iter().filter(|(name, _)| name == chain).flat_map(|(_, rules)| rules);
+        let mappings = rules.filter_map(Found::mapping);
+        found.extend(mappings.filter(|m| entry.covers(m.key.protocol, m.key.port)).map(|mapping| Published {
+            mapping,
+            owner: owner.clone(),
+            port: Some(entry.link.clone()).filter(|link| !link.is_empty()),
+            form: Form::Iptables,
+        }));
+    }
+    Ok(found)
+}
+
+/// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. `ips` are its
+/// addresses, if known. They matter only if the container has other attachments to the network. Returns the mappings.
+pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Mapping>> {
+    let chains = [ContainerChain::new(owner), ContainerChain::old(owner)];
+    let removal = Removal { owner, ips, link: None };
+    let plan = |view: &mut View<'_>, delete_chain| -> Result<Plan<'_>> {
+        let mut plan = Plan::default();
+        for chain in &chains {
+            let part = removal.plan(view, chain, delete_chain)?;
+            plan.steps.extend(part.steps);
+            plan.removed.extend(part.removed);
+        }
+        Ok(plan)
+    };
+    let mut failures = ErrorCollector::default();
+    let mut removed = Vec::new();
+    let mut families = Vec::new();
+    for tools in &FAMILIES {
+        let mut view = View::Nft(nft, tools.table(NAT));
+        let [chain, old] = &chains;
+        let mut has_chain = || -> Result<bool> { Ok(view.has_chain(&chain.name)? || view.has_chain(&old.name)?) };
+        if failures.keep(has_chain()) == Some(true) {
+            families.push(tools);
+        }
+    }
+    if !families.is_empty() {
+        let outcome = match change(nft, &families, |_, view| plan(view, true)) {
+            // A rule of another program leads to the chain, which stays without rules.
+            Err(error) if error.errno() == Some(libc::EBUSY) => change(nft, &families, |_, view| plan(view, false)),
+            outcome => outcome,
+        };
+        removed.extend(failures.keep(outcome).into_iter().flatten());
+    }
+    for tools in &FAMILIES {
+        let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
+        if failures.keep(legacy_table(tools)).flatten().is_some_and(has_chain) {
+            removed.extend(failures.keep(change_legacy(tools, |view| plan(view, true))).into_iter().flatten());
+        }
+    }
+    failures.into_result()?;
+    Ok(removed)
+}
+
+/// GC: removes the chains of a network's containers that are not in `keep`. Returns the mappings.
+pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping>> {
+    // Of all entry rules: a DEL of the reference that was killed may have left some that lead to an empty chain.
+    let mut entries = Vec::new();
+    for tools in &FAMILIES {
+        entries.extend(View::Nft(nft, tools.table(NAT)).rules(ENTRIES)?);
+        if let Some(table) = legacy_table(tools)? {
+            entries.extend(View::Legacy(&table.lines).rules(ENTRIES)?);
+        }
+    }
+    let mut stale: Vec<String> = Vec::new();
+    for entry in entries {
+        match names::read_comment(&entry.comment) {
+            Some(PortOwner::OnNetwork { network, container })
+                if network == keep.network && !keep.has_container(&container) && !stale.contains(&container) =>
+            {
+                stale.push(container);
+            }
+            _ => {}
+        }
+    }
+    let mut failures = ErrorCollector::default();
+    let mut removed = Vec::new();
+    for container in &stale {
+        let owner = AttachmentKey { network: keep.network, container, ifname: "" };
+        removed.extend(failures.keep(remove(nft, owner, &[])).into_iter().flatten());
+    }
+    failures.into_result()?;
+    Ok(removed)
+}
+
+/// CHECK: returns an error if a port is not published as it should be.
+pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+    let chain = ContainerChain::new(publication.owner);
+    for tools in &FAMILIES {
+        let Some(rules) = rules_of(tools, &chain, publication)? else { continue };
+        let table = tools.table(NAT);
+        let legacy = legacy_table(tools)?.filter(|table| table.has_chain(&chain.name));
+        let mut view = match &legacy {
+            Some(table) => View::Legacy(&table.lines),
+            None => View::Nft(nft, table),
+        };
+        if !view.has_chain(&chain.name)? {
+            return Err(difference(format!("chain {} does not exist in table {table}", chain.name)));
+        }
+        if let Some(missing) = rules.missing(&mut view)?.first() {
+            let rule = &missing.rule;
+            return Err(difference(format!("rule \"{}\" in chain {} does not exist", rule.text(), rule.chain)));
+        }
+        let found = published(&mut view)?;
+        let marks = view.rules(&chain.name)?;
+        for mapping in rules.mappings {
+            let Mapping { key, target } = mapping;
+            match found.iter().find(|found| found.mapping.key == *key) {
+                None => return Err(difference(format!("{key} is missing"))),
+                Some(Published { owner, .. }) if Some(owner) != names::read_comment(&chain.comment).as_ref() => {
+                    return Err(difference(format!("{key} is published by another attachment ({owner})")));
+                }
+                Some(found) if found.mapping.target != *target => {
+                    return Err(difference(format!("{key} leads to {}, not to {target}", found.mapping.target)));
+                }
+                Some(_) => {}
+            }
+            let is_mark = |rule: &Found| rule.jump.is_some() && rule.marks_for(mapping);
+            if publication.config.masquerade != Masquerade::Never && !marks.iter().any(is_mark) {
+                return Err(difference(format!("connections to {key} are not marked for masquerade")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// STATUS: returns an error if the kernel does not accept such rules, or the tools that would be needed do not work.
+pub(crate) fn status() -> Result<()> {
+    let [tools, _] = &FAMILIES;
+    if legacy_table(tools)?.is_none() {
+        let mut nft = Nftables::open()?;
+        match try_nft(&mut nft, tools) {
+            Err(error) if nft::is_unavailable(&error) => debug!("nf_tables is unavailable: {error}"),
+            outcome => return outcome,
+        }
+    }
+    tools.test(&Plan::default().script()).map_err(|error| {
+        Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
+            .details("install iptables, or set \"backend\" to \"nftables\"")
+    })
+}
+
+/// Tries to add the rules of an imaginary container, without changing anything.
+fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
+    let owner = AttachmentKey { network: "", container: "", ifname: "" };
+    let chain = ContainerChain::new(owner);
+    let config = Config {
+        ports: vec![],
+        backend: Backend::Iptables,
+        masquerade: Masquerade::Local,
+        conditions_v4: vec![],
+        conditions_v6: vec![],
+        marking: Marking::Bit(1),
+    };
+    let address = Cidr::host(Ipv4Addr::LOCALHOST.into());
+    let key = Key { host_ip: None, protocol: Protocol::Tcp, port: 1 };
+    let mappings = [Mapping { key, target: SocketAddr::new(address.ip(), 1) }];
+    let rules = Rules::new(&chain, &config, address, &mappings, None)?;
+    let table = tools.table(NAT);
+    let plan = rules.plan(&mut View::Nft(nft, table), &Removal { owner, ips: &[], link: None })?;
+    Ok(nft.dry_run(&plan.edits(table))?)
+}

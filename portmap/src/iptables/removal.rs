@@ -1,0 +1,104 @@
+//! Which rules belong to an attachment, if others share its chain.
+
+use std::net::IpAddr;
+
+use cni::{AttachmentKey, Result};
+use linux::netlink::Netlink;
+
+use super::found::Found;
+use super::names::ContainerChain;
+use super::nat::{Plan, Step, View};
+use crate::mapping::Mapping;
+use crate::owner;
+
+/// The attachment whose rules are removed.
+#[derive(Debug)]
+pub(super) struct Removal<'a> {
+    pub(super) owner: AttachmentKey<'a>,
+    /// The addresses of the attachment; empty if unknown.
+    pub(super) ips: &'a [IpAddr],
+    /// The link of the attachment on this host, if known.
+    pub(super) link: Option<&'a str>,
+}
+
+impl Removal<'_> {
+    /// Returns the steps that remove the attachment's rules of a chain, and the chain if no other rule leads to it and
+    /// `delete_chain`.
+    ///
+    /// - Another container can have a chain of the same name: its entry rules have another comment.
+    /// - Other attachments of the container share the chain and the comment: their rules lead to other addresses.
+    pub(super) fn plan<'c>(
+        &self,
+        view: &mut View<'_>,
+        chain: &'c ContainerChain,
+        delete_chain: bool,
+    ) -> Result<Plan<'c>> {
+        if !view.has_chain(&chain.name)? {
+            return Ok(Plan::default());
+        }
+        let rules = view.rules(&chain.name)?;
+        let mut entries = view.rules(chain.entries)?;
+        entries.retain(|entry| entry.jump.as_deref() == Some(&chain.name));
+        let (ours, others): (Vec<Found>, Vec<Found>) =
+            entries.into_iter().partition(|entry| entry.comment == chain.comment);
+
+        let translations: Vec<(&Found, Mapping)> =
+            rules.iter().filter_map(|rule| Some((rule, rule.mapping()?))).collect();
+        let covers = |entry: &&Found, mapping: &Mapping| entry.covers(mapping.key.protocol, mapping.key.port);
+        let link_of = |mapping: &Mapping| ours.iter().find(|entry| covers(entry, mapping)).map(|entry| &*entry.link);
+        let leads_to_us = |mapping: &&Mapping| self.ips.contains(&mapping.target.ip());
+        let mut links: Vec<&str> =
+            translations.iter().map(|(_, m)| m).filter(leads_to_us).filter_map(link_of).collect();
+        links.extend(self.link);
+        links.retain(|link| !link.is_empty());
+
+        let (mut removed, mut siblings, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
+        for (rule, mapping) in translations {
+            let link = link_of(&mapping);
+            if others.iter().any(|entry| covers(&entry, &mapping)) && !(link.is_some() && leads_to_us(&&mapping)) {
+                foreign.push(mapping);
+            } else if self.is_ours(mapping.target.ip(), link.unwrap_or_default(), &links)? {
+                removed.push((rule, mapping));
+            } else {
+                siblings.push(mapping);
+            }
+        }
+
+        // A rule without translations may belong to a sibling: the reference lists the ports of the other family, too.
+        let is_kept = |entry: &&Found| {
+            siblings.iter().any(|mapping| covers(entry, mapping))
+                || (!siblings.is_empty() && !removed.iter().any(|(_, mapping)| covers(entry, mapping)))
+        };
+        let (kept, dropped): (Vec<&Found>, Vec<&Found>) = ours.iter().partition(is_kept);
+        let mut steps: Vec<Step<'c>> =
+            dropped.into_iter().map(|entry| Step::Delete(chain.entries, entry.clone())).collect();
+        if kept.is_empty() && others.is_empty() && siblings.is_empty() {
+            steps.push(Step::Flush(&chain.name));
+            if delete_chain {
+                steps.push(Step::DeleteChain(&chain.name));
+            }
+        } else {
+            let is_needed = |rule: &Found| siblings.iter().chain(&foreign).any(|mapping| rule.marks_for(mapping));
+            let marks = rules.iter().filter(|rule| {
+                removed.iter().any(|(_, mapping)| rule.translates_to.is_none() && rule.marks_for(mapping))
+                    && !is_needed(rule)
+            });
+            let obsolete = marks.chain(removed.iter().map(|(rule, _)| *rule));
+            steps.extend(obsolete.map(|rule| Step::Delete(&chain.name, rule.clone())));
+        }
+        Ok(Plan { steps, removed: removed.into_iter().map(|(_, mapping)| mapping).collect() })
+    }
+
+    /// Returns whether a port that leads to this address belongs to the attachment, and not to another one of the same
+    /// container to the same network. `link` is the link on this host that the rule names, `links` are those of the
+    /// attachment.
+    ///
+    /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then.
+    fn is_ours(&self, ip: IpAddr, link: &str, links: &[&str]) -> Result<bool> {
+        let Removal { owner, ips, .. } = *self;
+        if owner.ifname.is_empty() || ips.contains(&ip) || (!link.is_empty() && links.contains(&link)) {
+            return Ok(true);
+        }
+        Ok(owner::is_sibling(&mut Netlink::open()?, owner, ip, link)?.map_or(ips.is_empty(), |is_sibling| !is_sibling))
+    }
+}

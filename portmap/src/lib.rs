@@ -1,0 +1,83 @@
+//! The `portmap` plugin: publishes ports of containers on addresses of this host.
+//!
+//! `config` validates the keys, `mapping` derives the mappings of each container address from them and from the previous
+//! result, and `condition` has the conditions of a network.
+//!
+//! - `table` is the form in which ports are published: maps in a table of this plugin. `add` fills it in one transaction,
+//!   `check` compares it, `removal` removes entries for DEL and GC.
+//! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
+//!   and removed. `published` is a port in any form, and `owner` finds out whether its owner still exists.
+//! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener` warns
+//!   of processes on the same port.
+//! - `inspect` is for `cnitool`.
+
+mod add;
+mod check;
+mod condition;
+mod config;
+mod flows;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod inspect;
+mod iptables;
+mod listener;
+mod localnet;
+mod mapping;
+mod owner;
+mod published;
+mod reference;
+mod removal;
+mod status;
+mod table;
+
+use std::net::IpAddr;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
+
+use add::Publication;
+use config::Config;
+
+/// The `portmap` plugin.
+#[derive(Debug)]
+pub struct Portmap;
+
+impl Plugin for Portmap {
+    fn name(&self) -> &'static str {
+        "portmap"
+    }
+
+    /// The ports are published on the host, and lead to addresses in the previous result.
+    fn uses_netns(&self) -> bool {
+        false
+    }
+
+    fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        let config = Config::parse(call)?;
+        let result = call.chained_result()?;
+        if !config.ports.is_empty() {
+            Publication::new(call, at, &config, &result).add()?;
+        }
+        Ok(result)
+    }
+
+    /// Removes everything of the attachment, whatever the configuration says now.
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let previous = call.prev_result_to_clean_up();
+        let ips: Vec<IpAddr> = previous.ips.iter().map(|ip| ip.address.ip()).collect();
+        removal::remove(AttachmentKey::new(call, at), &ips)
+    }
+
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::parse(call)?;
+        let result = call.chained_result()?;
+        check::run(&Publication::new(call, at, &config, &result))
+    }
+
+    fn gc(&self, call: &Call<'_>) -> Result<()> {
+        removal::collect(&Keep::new(call.network.as_str(), &call.valid_attachments()?))
+    }
+
+    fn status(&self, call: &Call<'_>) -> Result<()> {
+        status::run(&Config::parse(call)?)
+    }
+}

@@ -1,0 +1,110 @@
+//! A published port as found on this host, in any of the forms that implementations use.
+
+use std::fmt;
+use std::net::IpAddr;
+
+use cni::key::mark_in;
+use cni::{AttachmentKey, Result};
+use linux::iptables::{FAMILIES, Tools};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{Family, Nftables};
+
+use crate::mapping::Mapping;
+use crate::{iptables, owner, reference};
+
+/// A published port on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Published {
+    pub(crate) mapping: Mapping,
+    pub(crate) owner: PortOwner,
+    /// The link of the owner on this host, if known.
+    pub(crate) port: Option<String>,
+    pub(crate) form: Form,
+}
+
+impl Published {
+    /// Returns whether the rules name the container and the network of an attachment. The interface may be another.
+    pub(crate) fn names_container_of(&self, attachment: AttachmentKey<'_>) -> bool {
+        matches!(&self.owner, PortOwner::OnNetwork { network, container }
+            if network == attachment.network && container == attachment.container)
+    }
+
+    /// Returns whether the port belongs to an attachment with these addresses. `port` is its link on this host, if known.
+    pub(crate) fn is_of(
+        &self,
+        host: &mut Netlink,
+        attachment: AttachmentKey<'_>,
+        ips: &[IpAddr],
+        port: Option<&str>,
+    ) -> Result<bool> {
+        let ip = self.mapping.target.ip();
+        Ok(match &self.owner {
+            PortOwner::Attachment(comment) => mark_in(comment) == Some(&attachment.mark()),
+            PortOwner::OnNetwork { network, container } => {
+                let link = self.port.as_deref();
+                network == attachment.network
+                    && container == attachment.container
+                    && (ips.contains(&ip)
+                        || (link.is_some() && link == port)
+                        || owner::is_sibling(host, attachment, ip, link.unwrap_or_default())? == Some(false))
+            }
+            PortOwner::Container(container) => container == attachment.container && ips.contains(&ip),
+        })
+    }
+}
+
+/// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
+/// are none.
+pub(crate) fn in_other_forms(nft: &mut Nftables) -> Result<Vec<Published>> {
+    let mut found = Vec::new();
+    if may_have_other_forms(nft)? {
+        found.extend(reference::list(nft)?);
+        found.extend(iptables::list(nft)?);
+    }
+    Ok(found)
+}
+
+/// Returns whether a table exists in which the reference could publish ports.
+pub(crate) fn may_have_other_forms(nft: &mut Nftables) -> Result<bool> {
+    let is_its =
+        |family: Family, name: &str| family != Family::Inet && [reference::TABLE, iptables::NAT].contains(&name);
+    Ok(nft.has_table(&is_its)? || FAMILIES.iter().any(Tools::has_legacy_tables))
+}
+
+/// Where a port is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// In the maps of cni0.
+    Maps,
+    /// In the nftables rules of the reference.
+    Rules,
+    /// In chains of iptables.
+    Iptables,
+}
+
+/// The owner of a published port, as far as the host's rules name it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PortOwner {
+    /// The attachment with this comment: that of [`cni::AttachmentKey::comment`].
+    Attachment(String),
+    /// A container on a network, with any interface.
+    OnNetwork {
+        /// The network.
+        network: String,
+        /// The container.
+        container: String,
+    },
+    /// A container on an unknown network.
+    Container(String),
+}
+
+impl fmt::Display for PortOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // After the mark: `net: …, if: …, id: …`.
+            PortOwner::Attachment(comment) => f.write_str(comment.split_once(", ").map_or(comment, |(_, about)| about)),
+            PortOwner::OnNetwork { network, container } => write!(f, "net: {network}, id: {container}"),
+            PortOwner::Container(container) => write!(f, "id: {container}"),
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! The published ports of the reference with nftables: rules in the tables `ip cni_hostport` and `ip6 cni_hostport`.
+//!
+//! ```text
+//! chain hostports         { ip daddr 10.9.0.1 tcp dport 8080 dnat to 10.9.0.2:80 comment "CONTAINER" }
+//! chain hostip_hostports  the same in versions 1.6.0 to 1.8.0, for ports with "hostIP"
+//! chain masquerading      { ip saddr 127.0.0.1 ip daddr 10.9.0.2 masquerade comment "CONTAINER" }
+//! ```
+//!
+//! They name neither the network nor the interface. The tables and all other rules in them are shared, and stay.
+
+use std::net::IpAddr;
+
+use cni::{AttachmentKey, Result};
+use linux::netlink::nft::{self, Edit, Family, Nftables, Rule, Table};
+
+use crate::mapping::{Key, Mapping, Protocol};
+use crate::owner::{self, Lease};
+use crate::published::{Form, PortOwner, Published};
+
+/// The name of the tables.
+pub(crate) const TABLE: &str = "cni_hostport";
+const TABLES: [Table<'_>; 2] =
+    [Table { family: Family::Ipv4, name: TABLE }, Table { family: Family::Ipv6, name: TABLE }];
+/// The chains with rules of containers.
+const PORTS: [&str; 2] = ["hostports", "hostip_hostports"];
+const MASQUERADING: &str = "masquerading";
+
+/// Lists the published ports of all networks.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
+    let mut found = Vec::new();
+    for table in TABLES {
+        for rule in nft.table_rules(table)? {
+            if let Some(mapping) = read_mapping(&rule) {
+                let owner = PortOwner::Container(rule.comment);
+                found.push(Published { mapping, owner, port: None, form: Form::Rules });
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Removes the rules of an attachment. `ips` are its addresses, if known; otherwise leases decide. Returns the mappings.
+///
+/// Unlike the reference, which removes the rules of all networks of the container.
+pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Mapping>> {
+    nft::retry(|| {
+        let (mut edits, mut removed) = (Vec::new(), Vec::new());
+        let mut leases = None;
+        for table in TABLES {
+            for rule in nft.table_rules(table)?.iter().filter(|rule| rule.comment == owner.container) {
+                let Some(address) = container_address(rule) else { continue };
+                let is_ours = match ips {
+                    [] => {
+                        let leases = leases.get_or_insert_with(|| owner::leases_of(owner.container));
+                        belongs_to(owner, address, leases)
+                    }
+                    _ => ips.contains(&address),
+                };
+                if is_ours {
+                    edits.push(Edit::delete_rule(table.chain(&rule.chain), rule));
+                    removed.extend(read_mapping(rule));
+                }
+            }
+        }
+        if !edits.is_empty() {
+            nft.apply(&edits)?;
+        }
+        Ok(removed)
+    })
+}
+
+/// Returns whether an address of the container belongs to this attachment, and not to one on another network or with another
+/// interface. Without a lease of the address it does if the container has no leases of other networks.
+fn belongs_to(owner: AttachmentKey<'_>, ip: IpAddr, leases: &[Lease]) -> bool {
+    let is_ours = |lease: &Lease| {
+        let is_ifname = lease.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname);
+        lease.network == owner.network && is_ifname
+    };
+    let mut of_address = leases.iter().filter(|lease| lease.ip == ip).peekable();
+    match of_address.peek() {
+        Some(_) => of_address.any(is_ours),
+        None => leases.iter().all(|lease| lease.network == owner.network),
+    }
+}
+
+/// Returns the mapping of a rule; `None` if it does not translate a port.
+fn read_mapping(rule: &Rule) -> Option<Mapping> {
+    if !PORTS.contains(&rule.chain.as_str()) {
+        return None;
+    }
+    let target = rule.translates_to?;
+    let protocol = rule.values.iter().find_map(|value| match value[..] {
+        [number] => Protocol::numbered(number),
+        _ => None,
+    })?;
+    let port = rule.values.iter().find_map(|value| <[u8; 2]>::try_from(value.as_slice()).ok())?;
+    let host_ip = rule.values.iter().find_map(|value| read_ip(value));
+    Some(Mapping { key: Key { host_ip, protocol, port: u16::from_be_bytes(port) }, target })
+}
+
+/// Returns the address of the container in a rule; `None` if it is not the rule of a container.
+fn container_address(rule: &Rule) -> Option<IpAddr> {
+    match rule.chain.as_str() {
+        // The destination follows the source.
+        MASQUERADING => read_ip(rule.values.last().filter(|_| rule.masquerades)?),
+        chain if PORTS.contains(&chain) => Some(rule.translates_to?.ip()),
+        _ => None,
+    }
+}
+
+fn read_ip(value: &[u8]) -> Option<IpAddr> {
+    match value.len() {
+        4 => <[u8; 4]>::try_from(value).ok().map(IpAddr::from),
+        _ => <[u8; 16]>::try_from(value).ok().map(IpAddr::from),
+    }
+}

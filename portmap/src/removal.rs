@@ -1,0 +1,58 @@
+//! Removes published ports: those of an attachment for DEL, those of all stale attachments for GC.
+
+use cni::{AttachmentKey, ErrorCollector, Keep, Result};
+use linux::netlink::nft::{Edit, Nftables};
+use std::net::IpAddr;
+
+use crate::mapping::Mapping;
+use crate::published::may_have_other_forms;
+use crate::table::{self, Entry, Listing};
+use crate::{flows, iptables, reference};
+
+/// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
+/// ADD. `ips` are the addresses of the attachment, if known.
+pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
+    let mark = owner.mark();
+    let mut failures = ErrorCollector::default();
+    let mut nft = Nftables::open()?;
+    let mut removed =
+        failures.keep(remove_entries(&mut nft, &|comment| comment.starts_with(&mark))).unwrap_or_default();
+    if failures.keep(may_have_other_forms(&mut nft)).unwrap_or(true) {
+        removed.extend(failures.keep(reference::remove(&mut nft, owner, ips)).into_iter().flatten());
+        removed.extend(failures.keep(iptables::remove(&mut nft, owner, ips)).into_iter().flatten());
+    }
+    flows::forget(nft, &removed);
+    failures.into_result()
+}
+
+/// GC: removes everything of a network's attachments that are not in `keep`.
+pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    let mut nft = Nftables::open()?;
+    let mut removed =
+        failures.keep(remove_entries(&mut nft, &|comment| keep.is_stale_comment(comment))).unwrap_or_default();
+    removed.extend(failures.keep(iptables::collect(&mut nft, keep)).into_iter().flatten());
+    flows::forget(nft, &removed);
+    failures.into_result()
+}
+
+/// Removes the entries with a comment that is `stale`, and scopes that are no longer used. Returns the mappings.
+fn remove_entries(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<Vec<Mapping>> {
+    let mut removed = Vec::new();
+    nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+        let listing = Listing::read(nft)?;
+        let entries: Vec<Entry> = listing.entries.iter().filter(|entry| stale(entry.comment())).cloned().collect();
+        removed = entries.iter().filter_map(Entry::read_mapping).collect();
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut edits = table::delete(&entries);
+        edits.extend(table::create(&listing.inherited(&entries)));
+        edits.extend(listing.forget_reached(&entries));
+        for scope in listing.unused_scopes(&entries, &[]) {
+            edits.extend(table::delete_scope(nft, &scope)?);
+        }
+        Ok(edits)
+    })?;
+    Ok(removed)
+}

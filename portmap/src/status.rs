@@ -1,0 +1,35 @@
+//! STATUS: returns an error if an ADD with ports would fail now.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use cni::{Code, Result};
+use linux::netlink::nft::{self, Nftables};
+
+use crate::add::with_fix_hint;
+use crate::config::{Backend, Config};
+use crate::iptables;
+use crate::table::{Frame, Scope};
+
+pub(crate) fn run(config: &Config) -> Result<()> {
+    let outcome = match config.backend {
+        Backend::Iptables => iptables::status(),
+        Backend::Nftables => try_nftables(config).map_err(with_fix_hint),
+        Backend::Auto => match try_nftables(config) {
+            Err(error) if nft::is_unavailable(&error) => {
+                iptables::status().map_err(|second| second.details(format!("nftables: {error}")))
+            }
+            outcome => outcome,
+        },
+    };
+    outcome.map_err(|error| error.with_code(Code::NOT_AVAILABLE))
+}
+
+/// Finds out whether the kernel accepts the rules. If they exist, they have worked before; otherwise a trial does not
+/// change anything.
+fn try_nftables(config: &Config) -> Result<()> {
+    let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+    let scopes = any.map(|ip| Scope::new(ip, config.conditions(ip)));
+    let mut nft = Nftables::open()?;
+    let edits = Frame::complete(&scopes).create(&mut nft)?;
+    if edits.is_empty() { Ok(()) } else { Ok(nft.dry_run(&edits)?) }
+}

@@ -1,0 +1,590 @@
+//! The form in which ports are published: maps in an nf_tables table of this plugin, which a packet looks up once,
+//! however many ports there are.
+//!
+//! ```text
+//! table inet cni_hostport {
+//!     chain prerouting   { type nat hook prerouting priority -99    fib daddr type local jump published }
+//!     chain output       { type nat hook output priority -99        fib daddr type local jump published }
+//!     chain published    { add @ipv4_reached { ip daddr }           meta nfproto ipv4 jump ipv4_translate }
+//!     chain ipv4_translate {
+//!         dnat ip to ip daddr . meta l4proto . th dport map @ipv4_address_ports
+//!         dnat ip to meta l4proto . th dport map @ipv4_ports }
+//!     chain postrouting  { type nat hook postrouting priority 100
+//!         ct status dnat ct original ip daddr @ipv4_reached ip saddr . ip daddr @ipv4_masquerade masquerade }
+//!     chain guard        { type filter hook prerouting priority -300   drops 127.0.0.0/8 from other links than lo }
+//!     set attachments    one element for each attachment, so that a repeated ADD is noticed
+//! }
+//! ```
+//!
+//! The same objects exist for `ipv6`. A network with conditions has a [`Scope`] of its own. All objects are created when
+//! the first ADD needs them. Every element has the comment of its attachment, by which DEL and GC find it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use cni::{Result, key, sha512};
+use linux::ip::{self, Cidr};
+use linux::netlink::nft::{
+    Chain, Data, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set,
+    SetSpec, Table, Value, Verdict,
+};
+
+use crate::condition::Condition;
+use crate::config::Masquerade;
+use crate::mapping::{Key, Mapping, Protocol};
+
+/// Unlike the reference, which has a table of this name for each family, this one has both families.
+const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_hostport" };
+const PREROUTING: Chain<'_> = TABLE.chain("prerouting");
+const OUTPUT: Chain<'_> = TABLE.chain("output");
+const PUBLISHED: Chain<'_> = TABLE.chain("published");
+const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
+const GUARD: Chain<'_> = TABLE.chain("guard");
+/// The attachments that have anything in this table.
+const ATTACHMENTS: &str = "attachments";
+
+/// The most addresses of this host that are recorded. A host with local routes may have any number of addresses.
+const MAX_REACHED: u32 = 1 << 16;
+
+/// The names of the maps and the chain of a scope.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Names {
+    family: Family,
+    translate: String,
+    ports: String,
+    address_ports: String,
+    masquerade: String,
+    reached: String,
+}
+
+impl Names {
+    /// Returns the names for a suffix, which is empty for the scope without conditions.
+    fn new(family: Family, suffix: &str) -> Names {
+        let prefix = prefix(family);
+        Names {
+            family,
+            translate: format!("{prefix}_translate{suffix}"),
+            ports: format!("{prefix}_ports{suffix}"),
+            address_ports: format!("{prefix}_address_ports{suffix}"),
+            masquerade: format!("{prefix}_masquerade"),
+            reached: format!("{prefix}_reached"),
+        }
+    }
+
+    /// Returns the names of the scope to which a map belongs; `None` for other sets.
+    fn of_map(map: &str) -> Option<Names> {
+        for family in [Family::Ipv4, Family::Ipv6] {
+            for plain in [&Names::new(family, "").ports, &Names::new(family, "").address_ports] {
+                if let Some(suffix) = map.strip_prefix(plain.as_str()) {
+                    return Some(Names::new(family, suffix));
+                }
+            }
+        }
+        None
+    }
+
+    fn has_conditions(&self) -> bool {
+        *self != Names::new(self.family, "")
+    }
+}
+
+/// Packets of one address family to which the same conditions apply. Their mappings share maps, in which two mappings
+/// with the same key exclude each other. Scopes with conditions are looked up before the one without.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Scope {
+    conditions: Vec<Condition>,
+    names: Names,
+}
+
+impl Scope {
+    /// Returns the scope of mappings to an address with these conditions.
+    pub(crate) fn new(container: IpAddr, conditions: &[Condition]) -> Scope {
+        let text: Vec<String> = conditions.iter().map(ToString::to_string).collect();
+        let suffix = match conditions {
+            [] => String::new(),
+            _ => format!("_{}", sha512::hex(8, &text.join(" "))),
+        };
+        Scope { conditions: conditions.to_vec(), names: Names::new(Family::of(container), &suffix) }
+    }
+
+    /// Returns the name of the map for mappings with this key.
+    pub(crate) fn map(&self, key: &Key) -> &str {
+        if key.host_ip.is_some() { &self.names.address_ports } else { &self.names.ports }
+    }
+
+    /// Returns the name of the set of connections to masquerade.
+    pub(crate) fn masquerade(&self) -> &str {
+        &self.names.masquerade
+    }
+
+    /// Returns the edits that create the chain, the maps and the set unless they exist.
+    fn create(&self) -> Vec<Edit> {
+        let Names { family, translate, ports, address_ports, masquerade, reached } = &self.names;
+        let ip = address_type(*family);
+        let map = |name: &'_ str, key: &[DataType]| {
+            let maps_to = MapsTo::Values(&[ip, DataType::Port]);
+            Edit::add_set(&SetSpec { set: set(name), key, maps_to, elements: Elements::Keys })
+        };
+        vec![
+            Edit::add_chain(TABLE.chain(translate)),
+            map(ports, &[DataType::Protocol, DataType::Port]),
+            map(address_ports, &[ip, DataType::Protocol, DataType::Port]),
+            Edit::add_set(&SetSpec {
+                set: set(masquerade),
+                key: &[ip, ip],
+                maps_to: MapsTo::Nothing,
+                elements: Elements::Ranges,
+            }),
+            Edit::add_set(&SetSpec {
+                set: set(reached),
+                key: &[ip],
+                maps_to: MapsTo::Nothing,
+                elements: Elements::AddedByRules(MAX_REACHED),
+            }),
+        ]
+    }
+
+    /// Returns the rules of this scope.
+    fn rules<'a>(&'a self) -> Vec<FixedRule<'a>> {
+        let Names { family, translate, ports, address_ports, masquerade, reached } = &self.names;
+        let (source, destination, original) = match family {
+            Family::Ipv4 => (Field::SOURCE_V4, Field::DESTINATION_V4, Field::ORIGINAL_DESTINATION_V4),
+            _ => (Field::SOURCE_V6, Field::DESTINATION_V6, Field::ORIGINAL_DESTINATION_V6),
+        };
+        let (chain, family) = (TABLE.chain(translate), *family);
+        let mut rules = Vec::new();
+        for (number, alternative) in Condition::alternatives(&self.conditions).into_iter().enumerate() {
+            let comment = if number == 0 { translate.clone() } else { format!("{translate} {number}") };
+            let place = if self.conditions.is_empty() { Place::Last } else { Place::First };
+            rules.push(FixedRule::new(PUBLISHED, comment, place, move |rule| {
+                alternative.iter().fold(rule.family(family), |rule, condition| condition.apply(rule)).jump(translate)
+            }));
+        }
+        rules.push(FixedRule::new(chain, "ports of one address", Place::First, move |rule| {
+            let key = [destination, Field::PROTOCOL, Field::DESTINATION_PORT];
+            rule.translate_destination_by(family, &key, address_ports)
+        }));
+        rules.push(FixedRule::new(chain, "ports of all addresses", Place::Last, move |rule| {
+            rule.translate_destination_by(family, &[Field::PROTOCOL, Field::DESTINATION_PORT], ports)
+        }));
+        // Connections to addresses of other hosts that are translated to a container, such as those of services, must keep
+        // their source. So the first packets record which addresses of this host they reach. Loopback addresses are too
+        // many to record, and only this host can be their source.
+        let loopback = loopback().filter(|_| family == Family::Ipv4);
+        rules.push(FixedRule::new(PUBLISHED, reached.clone(), Place::First, move |rule| {
+            let rule = rule.family(family);
+            loopback.into_iter().fold(rule, RuleSpec::destination_outside).add_to_set(&[destination], reached)
+        }));
+        let translated = |rule: RuleSpec<'a>| rule.matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED);
+        let pair = [source, destination];
+        if let Some(loopback) = loopback {
+            rules.push(FixedRule::new(POSTROUTING, "from loopback addresses", Place::Last, move |rule| {
+                translated(rule).source_in(loopback).in_set(&pair, masquerade).masquerade()
+            }));
+        }
+        rules.push(FixedRule::new(POSTROUTING, masquerade.clone(), Place::Last, move |rule| {
+            translated(rule).in_set(&[original], reached).in_set(&pair, masquerade).masquerade()
+        }));
+        rules
+    }
+}
+
+/// A rule that the elements of the table need, identified by its chain and comment.
+struct FixedRule<'a> {
+    chain: Chain<'a>,
+    comment: String,
+    place: Place,
+    /// Appends the expressions. Rarely needed, because the rule usually exists.
+    write: Box<dyn Fn(RuleSpec<'a>) -> RuleSpec<'a> + 'a>,
+}
+
+/// Where a rule belongs in its chain.
+enum Place {
+    First,
+    Last,
+}
+
+impl<'a> FixedRule<'a> {
+    fn new(
+        chain: Chain<'a>,
+        comment: impl Into<String>,
+        place: Place,
+        write: impl Fn(RuleSpec<'a>) -> RuleSpec<'a> + 'a,
+    ) -> FixedRule<'a> {
+        FixedRule { chain, comment: comment.into(), place, write: Box::new(write) }
+    }
+
+    /// Returns whether the rule is among those with these chains and comments.
+    fn is_among(&self, rules: &[(String, String)]) -> bool {
+        rules.iter().any(|(chain, comment)| chain == self.chain.name && *comment == self.comment)
+    }
+
+    fn edit(&self) -> Edit {
+        let rule = (self.write)(RuleSpec::new(self.chain)).comment(&self.comment);
+        match self.place {
+            Place::First => Edit::insert_rule(&rule, Position::First),
+            Place::Last => Edit::add_rule(&rule),
+        }
+    }
+}
+
+/// The chains, maps and rules that the elements of an attachment need.
+#[derive(Debug)]
+pub(crate) struct Frame<'a> {
+    pub(crate) scopes: Vec<&'a Scope>,
+    /// Whether the host's loopback services must be protected from containers, because `route_localnet` is enabled.
+    pub(crate) guard: bool,
+}
+
+impl<'a> Frame<'a> {
+    /// Returns the frame that every attachment could need, to find out whether the kernel supports it.
+    pub(crate) fn complete(scopes: &'a [Scope]) -> Frame<'a> {
+        Frame { scopes: scopes.iter().collect(), guard: true }
+    }
+
+    fn rules(&self) -> Vec<FixedRule<'a>> {
+        let jump = |chain| {
+            let write = |rule: RuleSpec<'a>| rule.destination_is_local().jump(PUBLISHED.name);
+            FixedRule::new(chain, "packets to this host", Place::Last, write)
+        };
+        // IPv6 has no `route_localnet`: a translated packet from ::1 would be lost. So the client gets an error at once.
+        let localhost = Cidr::host(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1_u16]));
+        let mut rules = vec![
+            jump(PREROUTING),
+            jump(OUTPUT),
+            FixedRule::new(OUTPUT, "not from ::1, which has no route to containers", Place::First, move |rule| {
+                rule.destination_in(localhost).verdict(Verdict::Return)
+            }),
+        ];
+        rules.extend(self.scopes.iter().flat_map(|scope| scope.rules()));
+        if self.guard {
+            rules.extend(guard_rules());
+        }
+        rules
+    }
+
+    /// Returns the chain and comment of the first rule that is missing in the table.
+    pub(crate) fn missing(&self, nft: &mut Nftables) -> Result<Option<String>> {
+        let have = nft.rule_comments(TABLE)?;
+        let missing = self.rules().into_iter().find(|rule| !rule.is_among(&have));
+        Ok(missing.map(|rule| format!("rule {:?} in chain {}", rule.comment, rule.chain)))
+    }
+
+    /// Returns the edits that create what is missing.
+    pub(crate) fn create(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
+        let have = nft.rule_comments(TABLE)?;
+        let missing: Vec<_> = self.rules().into_iter().filter(|rule| !rule.is_among(&have)).collect();
+        // Rules keep the other sets from being deleted.
+        if missing.is_empty() && nft.sets(TABLE)?.iter().any(|set| set == ATTACHMENTS) {
+            return Ok(Vec::new());
+        }
+        let mut edits = vec![
+            Edit::add_table(TABLE),
+            Edit::add_chain(PUBLISHED),
+            Edit::add_base_chain(PREROUTING, Hook::LATE_DESTINATION_NAT),
+            Edit::add_base_chain(OUTPUT, Hook::LATE_LOCAL_DESTINATION_NAT),
+            Edit::add_base_chain(POSTROUTING, Hook::SOURCE_NAT),
+            Edit::add_set(&SetSpec {
+                set: set(ATTACHMENTS),
+                key: &[DataType::LinkName],
+                maps_to: MapsTo::Nothing,
+                elements: Elements::Keys,
+            }),
+        ];
+        if self.guard {
+            edits.push(Edit::add_base_chain(GUARD, Hook::RAW_INPUT));
+        }
+        edits.extend(self.scopes.iter().flat_map(|scope| scope.create()));
+        edits.extend(missing.iter().map(FixedRule::edit));
+        Ok(edits)
+    }
+}
+
+/// Returns whether the host's loopback services are protected from containers.
+pub(crate) fn has_guard(nft: &mut Nftables) -> Result<bool> {
+    let have = nft.rule_comments(TABLE)?;
+    Ok(guard_rules().iter().all(|rule| rule.is_among(&have)))
+}
+
+/// Protects the host's loopback services for ports that are published in another form.
+pub(crate) fn add_guard(nft: &mut Nftables) -> Result<()> {
+    nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+        let have = nft.rule_comments(TABLE)?;
+        let missing: Vec<_> = guard_rules().into_iter().filter(|rule| !rule.is_among(&have)).collect();
+        if missing.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut edits = vec![Edit::add_table(TABLE), Edit::add_base_chain(GUARD, Hook::RAW_INPUT)];
+        edits.extend(missing.iter().map(FixedRule::edit));
+        Ok(edits)
+    })
+}
+
+/// Returns the rules that protect the host's loopback services.
+fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
+    let Some(loopback) = loopback() else { return Vec::new() };
+    let foreign = |rule: RuleSpec<'a>| rule.input_link_not("lo");
+    vec![
+        FixedRule::new(GUARD, "route_localnet must not expose loopback services", Place::Last, move |rule| {
+            foreign(rule).destination_in(loopback).verdict(Verdict::Drop)
+        }),
+        FixedRule::new(GUARD, "route_localnet must not admit loopback sources", Place::Last, move |rule| {
+            foreign(rule).source_in(loopback).verdict(Verdict::Drop)
+        }),
+    ]
+}
+
+/// An element of one of the sets and maps, with the name of its set.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) set: String,
+    pub(crate) element: Element,
+}
+
+impl Entry {
+    /// Returns the entry of a mapping.
+    pub(crate) fn mapping(scope: &Scope, mapping: &Mapping, comment: &str) -> Entry {
+        let Key { host_ip, protocol, port } = mapping.key;
+        let mut key: Vec<Value> = host_ip.into_iter().map(Value::Ip).collect();
+        key.extend([Value::Protocol(protocol.number()), Value::Port(port)]);
+        let to = [Value::Ip(mapping.target.ip()), Value::Port(mapping.target.port())];
+        Entry { set: scope.map(&mapping.key).to_owned(), element: Element::new(&key).to(&to).comment(comment) }
+    }
+
+    /// Returns the entries of the connections to a container's address that are masqueraded.
+    pub(crate) fn masquerade(scope: &Scope, address: Cidr, how: Masquerade, comment: &str) -> Vec<Entry> {
+        let loopback = loopback().filter(|_| address.ip().is_ipv4());
+        let sources = match (how, loopback) {
+            (Masquerade::Never, _) => vec![],
+            (Masquerade::Always, _) => vec![Cidr::default_route(address.ip())],
+            // Ranges must not overlap.
+            (Masquerade::Local, Some(loopback)) if loopback.overlaps(&address) => {
+                vec![if address.prefix() < loopback.prefix() { address.network() } else { loopback }]
+            }
+            (Masquerade::Local, loopback) => [Some(address.network()), loopback].into_iter().flatten().collect(),
+        };
+        let entry = |source: Cidr| {
+            let pair = |source| [Value::Ip(source), Value::Ip(address.ip())];
+            let element = Element::range(&pair(source.network().ip()), &pair(source.last()));
+            Entry { set: scope.masquerade().to_owned(), element: element.comment(comment) }
+        };
+        sources.into_iter().map(entry).collect()
+    }
+
+    /// Returns the entry of an attachment. `port` is its link on this host, if known: without the link it is gone.
+    pub(crate) fn attachment(comment: &str, port: Option<&str>) -> Entry {
+        // A key of this type is text that `nft` shows, of at most 15 bytes.
+        let key = Value::LinkName(key::mark_in(comment).map(short).unwrap_or_default());
+        let element = Element::new(&[key]).comment(comment).mark(port.unwrap_or_default());
+        Entry { set: ATTACHMENTS.to_owned(), element }
+    }
+
+    /// Returns the comment, which names the attachment that the entry belongs to.
+    pub(crate) fn comment(&self) -> &str {
+        &self.element.userdata.comment
+    }
+
+    /// Returns the link of the attachment on this host, if this is the entry of an attachment that names one.
+    pub(crate) fn port(&self) -> Option<&str> {
+        Some(self.element.userdata.mark.as_str()).filter(|port| self.set == ATTACHMENTS && !port.is_empty())
+    }
+
+    /// Returns the mapping; `None` if this is another kind of entry.
+    pub(crate) fn read_mapping(&self) -> Option<Mapping> {
+        let names = Names::of_map(&self.set)?;
+        let ip = address_type(names.family);
+        let Some(Data::Value(value)) = &self.element.data else { return None };
+        let mut key = vec![DataType::Protocol, DataType::Port];
+        if self.set == names.address_ports {
+            key.insert(0, ip);
+        }
+        let mut key = Value::split(&key, &self.element.key)?;
+        let (Some(Value::Port(port)), Some(Value::Protocol(protocol))) = (key.pop(), key.pop()) else { return None };
+        let host_ip = match key.pop() {
+            Some(Value::Ip(ip)) => Some(ip),
+            _ => None,
+        };
+        let [Value::Ip(ip), Value::Port(target)] = Value::split(&[ip, DataType::Port], value)?[..] else {
+            return None;
+        };
+        let key = Key { host_ip, protocol: Protocol::numbered(protocol)?, port };
+        Some(Mapping { key, target: SocketAddr::new(ip, target) })
+    }
+
+    /// Returns whether both have the same key, so that only one of them can exist. Ranges exclude each other if they
+    /// overlap.
+    pub(crate) fn excludes(&self, other: &Entry) -> bool {
+        let (a, b) = (&self.element, &other.element);
+        self.set == other.set
+            && match (&a.key_end, &b.key_end) {
+                // A range is one of sources, followed by the container's address.
+                (Some(a_end), Some(b_end)) => {
+                    let half = a.key.len() / 2;
+                    a.key.get(half..) == b.key.get(half..)
+                        && a.key.get(..half) <= b_end.get(..half)
+                        && b.key.get(..half) <= a_end.get(..half)
+                }
+                _ => a.key == b.key,
+            }
+    }
+}
+
+/// Combines both halves of a mark to 15 digits.
+fn short(mark: &str) -> String {
+    let halves = mark.split('-').filter_map(|half| u64::from_str_radix(half, 16).ok());
+    format!("{:015x}", halves.fold(0_u64, |all, half| all.rotate_left(1) ^ half) >> 4)
+}
+
+/// Returns the edits that create entries; EEXIST if the key of one exists.
+pub(crate) fn create(entries: &[Entry]) -> Vec<Edit> {
+    by_set(entries).flat_map(|(set, elements)| Edit::create_elements(set, &elements)).collect()
+}
+
+/// Returns the edits that delete entries.
+pub(crate) fn delete(entries: &[Entry]) -> Vec<Edit> {
+    by_set(entries).flat_map(|(set, elements)| Edit::delete_elements(set, &elements)).collect()
+}
+
+/// Groups entries by their sets, in the order of the first of each set.
+fn by_set(entries: &[Entry]) -> impl Iterator<Item = (Set<'_>, Vec<Element>)> {
+    let mut names: Vec<&str> = Vec::new();
+    for entry in entries {
+        if !names.contains(&entry.set.as_str()) {
+            names.push(&entry.set);
+        }
+    }
+    names.into_iter().map(|name| {
+        let elements = entries.iter().filter(|entry| entry.set == name).map(|entry| entry.element.clone());
+        (set(name), elements.collect())
+    })
+}
+
+/// The entries of all attachments.
+#[derive(Debug)]
+pub(crate) struct Listing {
+    pub(crate) entries: Vec<Entry>,
+    sets: Vec<String>,
+}
+
+impl Listing {
+    /// Lists the entries; none if the table does not exist.
+    pub(crate) fn read(nft: &mut Nftables) -> Result<Listing> {
+        let sets = nft.sets(TABLE)?;
+        let mut entries = Vec::new();
+        for name in &sets {
+            let elements = nft.elements(set(name))?.into_iter();
+            entries.extend(elements.map(|element| Entry { set: name.clone(), element }));
+        }
+        Ok(Listing { entries, sets })
+    }
+
+    /// Returns an index for many searches.
+    pub(crate) fn index(&self) -> Index<'_> {
+        let (ranges, keys): (Vec<&Entry>, Vec<&Entry>) =
+            self.entries.iter().partition(|entry| entry.element.key_end.is_some());
+        let keys = keys.into_iter().map(|entry| ((entry.set.as_str(), entry.element.key.as_slice()), entry));
+        Index { keys: keys.collect(), ranges }
+    }
+
+    /// Returns the link on this host of the attachment with this comment, if it is known.
+    pub(crate) fn port_of(&self, comment: &str) -> Option<&str> {
+        let mark = key::mark_in(comment);
+        self.entries.iter().filter(|entry| key::mark_in(entry.comment()) == mark).find_map(Entry::port)
+    }
+
+    /// Returns the `removed` entries for masquerade that other attachments with the same address need, as entries of
+    /// theirs: only one attachment can have them.
+    pub(crate) fn inherited(&self, removed: &[Entry]) -> Vec<Entry> {
+        let shared: Vec<_> = removed.iter().filter(|entry| entry.element.key_end.is_some()).collect();
+        if shared.is_empty() {
+            return Vec::new();
+        }
+        let leaving: BTreeSet<_> = removed.iter().map(|entry| (&entry.set, &entry.element.key)).collect();
+        let mut heirs: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
+        for entry in self.entries.iter().filter(|entry| !leaving.contains(&(&entry.set, &entry.element.key))) {
+            if let Some(mapping) = entry.read_mapping() {
+                heirs.entry(ip::octets(mapping.target.ip())).or_insert_with(|| entry.comment());
+            }
+        }
+        let inherit = |entry: &Entry| {
+            let Entry { set, element } = entry.clone();
+            let address = element.key.get(element.key.len() / 2..)?;
+            let heir = *heirs.get(address)?;
+            Some(Entry { set, element: element.comment(heir) })
+        };
+        shared.into_iter().filter_map(inherit).collect()
+    }
+
+    /// Returns the edits that forget which addresses of this host were reached, if nothing is published once `removed` are
+    /// deleted.
+    pub(crate) fn forget_reached(&self, removed: &[Entry]) -> Vec<Edit> {
+        let is_recorded = |entry: &&Entry| entry.comment().is_empty();
+        let recorded: BTreeSet<&str> =
+            self.entries.iter().filter(is_recorded).map(|entry| entry.set.as_str()).collect();
+        if self.entries.iter().filter(|entry| !is_recorded(entry)).count() > removed.len() {
+            return Vec::new();
+        }
+        let reached = [Family::Ipv4, Family::Ipv6].map(|family| Names::new(family, "").reached);
+        let wanted = reached.iter().filter(|name| recorded.contains(name.as_str()));
+        wanted.map(|name| Edit::flush_set(set(name))).collect()
+    }
+
+    /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created, by their
+    /// names.
+    pub(crate) fn unused_scopes(&self, removed: &[Entry], added: &[Entry]) -> Vec<Names> {
+        let mut unused: Vec<Names> = self.sets.iter().filter_map(|set| Names::of_map(set)).collect();
+        unused.retain(|names| {
+            let is_in = |entry: &&Entry| entry.set == names.ports || entry.set == names.address_ports;
+            let count = |entries: &[Entry]| entries.iter().filter(is_in).count();
+            names.has_conditions() && count(added) == 0 && count(&self.entries) == count(removed)
+        });
+        unused.sort_by(|a, b| a.translate.cmp(&b.translate));
+        unused.dedup();
+        unused
+    }
+}
+
+/// The entries of a listing by their keys.
+#[derive(Debug)]
+pub(crate) struct Index<'a> {
+    keys: BTreeMap<(&'a str, &'a [u8]), &'a Entry>,
+    ranges: Vec<&'a Entry>,
+}
+
+impl Index<'_> {
+    /// Returns an entry that excludes this one: with the same key, or with a range that overlaps.
+    pub(crate) fn find(&self, entry: &Entry) -> Option<&Entry> {
+        match entry.element.key_end {
+            Some(_) => self.ranges.iter().find(|range| range.excludes(entry)).copied(),
+            None => self.keys.get(&(entry.set.as_str(), entry.element.key.as_slice())).copied(),
+        }
+    }
+}
+
+/// Returns the edits that delete a scope whose maps are empty.
+pub(crate) fn delete_scope(nft: &mut Nftables, names: &Names) -> Result<Vec<Edit>> {
+    let chain = TABLE.chain(&names.translate);
+    let jumps = nft.rules(PUBLISHED)?.into_iter().filter(|rule| rule.target() == Some(chain.name));
+    let mut edits: Vec<Edit> = jumps.map(|rule| Edit::delete_rule(PUBLISHED, &rule)).collect();
+    edits.extend([Edit::flush(chain), Edit::delete_chain(chain)]);
+    edits.extend([&names.ports, &names.address_ports].map(|map| Edit::delete_set(set(map))));
+    Ok(edits)
+}
+
+/// Returns the network of the loopback addresses; never `None`.
+fn loopback() -> Option<Cidr> {
+    Cidr::new(Ipv4Addr::LOCALHOST.into(), 8).map(|cidr| cidr.network())
+}
+
+fn set(name: &str) -> Set<'_> {
+    TABLE.set(name)
+}
+
+/// Returns the first part of the names of objects for a family.
+fn prefix(family: Family) -> &'static str {
+    if family == Family::Ipv4 { "ipv4" } else { "ipv6" }
+}
+
+fn address_type(family: Family) -> DataType {
+    if family == Family::Ipv4 { DataType::Ipv4 } else { DataType::Ipv6 }
+}

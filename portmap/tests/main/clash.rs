@@ -1,0 +1,166 @@
+//! Two attachments want the same port: the first keeps it as long as it exists.
+
+use serde_json::{Value, json};
+use testing::Lab;
+
+use crate::packets::{HOST, Server, from};
+use crate::pod::{Pod, assert_clean, config, on_network, port, published, table, with};
+
+/// Asserts that an ADD is refused because of a port, with a message that contains all of `texts`, and changes nothing.
+#[track_caller]
+fn assert_refused(pod: &Pod<'_>, config: &Value, texts: &[&str]) {
+    let before = table(pod.lab);
+    let error = pod.call("ADD", config).run().error(101);
+    for text in texts {
+        assert!(error["msg"].as_str().unwrap().contains(text), "{text}: {error}");
+    }
+    assert!(error["details"].as_str().unwrap().contains("use another host port"), "{error}");
+    assert_eq!(table(pod.lab), before);
+}
+
+#[test]
+fn a_port_of_a_live_attachment_is_refused() {
+    Lab::for_each_layout(|lab| {
+        let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+        let b = Pod::with_port(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
+        a.add(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"]));
+        let owner = "net: net1, if: eth0, id: a";
+        for (ports, key, target) in [
+            (&["8080:80/tcp"][..], "tcp port 8080", "10.1.0.2:80"),
+            (&["9000:80/tcp", "9001:80/tcp", "8080:90/tcp", "9002:80/tcp"], "tcp port 8080", "10.1.0.2:80"),
+            (&["0.0.0.0 8080:1/tcp"], "tcp port 8080", "10.1.0.2:80"),
+            (&[":: 8080:1/tcp"], "tcp port 8080", "[fd01::2]:80"),
+            (&["10.0.0.1 8081:1/udp"], "udp 10.0.0.1:8081", "10.1.0.2:81"),
+            (&["fd01::1 8082:1/tcp"], "tcp [fd01::1]:8082", "[fd01::2]:82"),
+            (&["8083:1/sctp"], "sctp port 8083", "10.1.0.2:83"),
+        ] {
+            assert_refused(&b, &config(ports), &[key, target, owner]);
+            assert_refused(&b, &on_network("net2", config(ports)), &[key, target, owner]);
+            // Another interface of the same container.
+            assert_refused(&a.interface("eth1", &["10.9.0.2/24", "fd09::2/64"]), &config(ports), &[key, owner]);
+        }
+        // Other addresses, protocols and numbers are free.
+        let others =
+            ["10.0.0.1 8080:1/tcp", "8080:1/udp", "8081:1/udp", "10.0.0.2 8081:1/udp", "8081:1/tcp", "8082:1/tcp"];
+        b.add(&config(&others));
+        a.check(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"])).ok();
+        b.check(&config(&others)).ok();
+        b.del(&config(&[]));
+        a.del(&config(&[]));
+        b.add(&config(&["8080:80/tcp"]));
+    });
+}
+
+/// A refused ADD of an attachment that has other ports.
+#[test]
+fn a_refused_add_keeps_what_the_attachment_has() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+    a.add(&config(&["8080:80/tcp"]));
+    b.add(&config(&["8081:80/tcp"]));
+    assert_refused(&b, &config(&["8082:80/tcp", "8080:80/tcp"]), &["tcp port 8080"]);
+    b.check(&config(&["8081:80/tcp"])).ok();
+}
+
+/// A container that died without a DEL, for example when the host's runtime was killed.
+#[test]
+fn a_port_of_an_attachment_that_is_gone_is_replaced() {
+    Lab::for_each_layout(|lab| {
+        let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+        // It also gets the address.
+        let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.2/24", "fd01::2/64"]);
+        a.add(&config(&["8080:80/tcp", "8081:80/tcp"]));
+        lab.sh("ip link del vetha");
+        let outcome = b.call("ADD", &config(&["8080:90/tcp"])).env("CNI_LOG", "info").run();
+        outcome.ok();
+        assert!(outcome.stderr.contains("net: net1, if: eth0, id: a"), "{}", outcome.stderr);
+        let want = ["tcp 8080 to 10.1.0.2 90", "tcp 8080 to fd01::2 90"].map(|mapping| port(mapping, "b"));
+        assert_eq!(published(lab), want);
+        b.check(&config(&["8080:90/tcp"])).ok();
+        let server = Server::start("tcp", Some(&b.netns), "0.0.0.0", 90);
+        HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
+        // The late DEL of the first leaves the second alone.
+        a.del(&config(&["8080:80/tcp"]));
+        b.check(&config(&["8080:90/tcp"])).ok();
+        HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
+    });
+}
+
+#[test]
+fn an_attachment_whose_link_belongs_to_another_is_gone() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+    a.add(&config(&["8080:80/tcp"]));
+    // Aliases that name the owner, or nothing, or something else.
+    for alias in ["cni-attachment net1 a eth0", "cni0 net1 a eth0", "", "uplink to rack 4", "cni-attachment net1"] {
+        lab.sh(&format!("ip link set vetha alias '{alias}'"));
+        assert_refused(&b, &config(&["8080:80/tcp"]), &["id: a"]);
+    }
+    lab.sh("ip link set vetha alias 'cni-attachment net1 later eth0'");
+    b.add(&config(&["8080:80/tcp"]));
+    assert_eq!(published(lab), [port("tcp 8080 to 10.1.0.3 80", "b")]);
+}
+
+/// Without a link on this host in the previous result, for example of macvlan.
+#[test]
+fn an_attachment_that_may_exist_keeps_its_port() {
+    let lab = &Lab::new();
+    let a = Pod::absent(lab, "a", &["10.1.0.2/24"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+    let result = json!({
+        "cniVersion": "1.1.0", "interfaces": [{ "name": "eth0", "sandbox": "/run/netns/a" }],
+        "ips": [{ "address": "10.1.0.2/24", "interface": 0 }],
+    });
+    a.add(&with(config(&["8080:80/tcp"]), json!({ "prevResult": result })));
+    assert_refused(&b, &config(&["8080:80/tcp"]), &["tcp port 8080", "id: a"]);
+    // Nor is the owner known if the entry of the attachment is lost.
+    lab.sh("nft flush set inet cni_hostport attachments");
+    assert_refused(&b, &config(&["8080:80/tcp"]), &["tcp port 8080", "id: a"]);
+    a.del(&config(&[]));
+    b.add(&config(&["8080:80/tcp"]));
+}
+
+/// An element that the administrator added.
+#[test]
+fn a_port_without_an_owner_is_refused() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    a.add(&config(&["8080:80/tcp"]));
+    let long = "a long text that names no attachment at all";
+    for (comment, owner) in [("", "unknown owner"), ("short", "short"), (long, long)] {
+        let comment = if comment.is_empty() { String::new() } else { format!("comment \"{comment}\"") };
+        lab.sh(&format!("nft 'add element inet cni_hostport ipv4_ports {{ tcp . 9000 {comment} : 10.7.0.7 . 70 }}'"));
+        assert_refused(&a, &config(&["8080:80/tcp", "9000:80/tcp"]), &["tcp port 9000", "10.7.0.7:70", owner]);
+        a.check(&config(&["8080:80/tcp"])).ok();
+        a.check(&config(&["9000:80/tcp"])).error(999);
+        // No call removes it.
+        a.del(&config(&["9000:80/tcp"]));
+        let gc = with(config(&[]), json!({ "cni.dev/valid-attachments": [] }));
+        lab.plugin("portmap", "GC").stdin(gc.to_string()).run().ok();
+        assert_eq!(published(lab).len(), 1);
+        a.add(&config(&["8080:80/tcp"]));
+        lab.sh("nft delete element inet cni_hostport ipv4_ports '{ tcp . 9000 }'");
+    }
+}
+
+/// Two attachments with the same address, such as those of two bridges with the same subnet.
+#[test]
+fn attachments_with_the_same_address_do_not_exclude_each_other() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.2/16", "fd01::2/64"]);
+    let (first, second) = (config(&["8080:80/tcp"]), on_network("net2", config(&["8081:80/tcp"])));
+    a.add(&first);
+    b.add(&second);
+    a.check(&first).ok();
+    b.check(&second).ok();
+    b.del(&second);
+    a.check(&first).ok();
+    b.add(&second);
+    a.del(&first);
+    b.check(&second).ok();
+    b.del(&second);
+    assert_clean(lab);
+}

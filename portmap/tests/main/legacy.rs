@@ -1,0 +1,231 @@
+//! Legacy tables of iptables, which only their tools can change.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use testing::{Lab, Process, REFERENCE, reference, skip};
+
+use crate::differential::{Case, cases, create_external_chain, nat, without_counters};
+use crate::pod::{Pod, config, with};
+
+/// A rule of the administrator, which shows that the tables are in use.
+const USE: &str = "for tool in iptables-legacy ip6tables-legacy; do
+                       $tool -t nat -A INPUT -p tcp --dport 1 -j RETURN 2>/dev/null || exit 0
+                   done
+                   echo works";
+
+/// Returns a host whose legacy nat tables are in use; `None` if the kernel has no such tables.
+fn legacy_host(test: &str) -> Option<Lab> {
+    let lab = Lab::new();
+    if lab.sh(USE) != "works\n" {
+        skip(test, "the kernel or the host has no legacy iptables");
+        return None;
+    }
+    Some(lab)
+}
+
+/// Returns the legacy nat tables without counters and dates.
+fn legacy(lab: &Lab) -> String {
+    without_counters(&lab.sh("iptables-legacy-save -t nat; echo; ip6tables-legacy-save -t nat"))
+}
+
+/// Returns the rules of a table, sorted by chain: the tools list chains in different orders.
+fn rules(table: &str) -> Vec<String> {
+    let is_rule = |line: &&str| line.starts_with("-A ") && !line.starts_with("-A INPUT");
+    let mut rules: Vec<String> = table.lines().filter(is_rule).map(str::to_owned).collect();
+    rules.sort_by(|a, b| a.split(' ').nth(1).cmp(&b.split(' ').nth(1)));
+    rules
+}
+
+/// Returns a PATH on which the tools of iptables are the legacy ones.
+fn legacy_path(lab: &Lab) -> String {
+    let tools = lab.dir().join("tools");
+    if !tools.exists() {
+        fs::create_dir(&tools).unwrap();
+        for tool in ["iptables", "ip6tables"] {
+            for kind in ["", "-restore", "-save"] {
+                symlink("/usr/sbin/xtables-legacy-multi", tools.join(format!("{tool}{kind}"))).unwrap();
+            }
+        }
+    }
+    format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display())
+}
+
+/// Prepares a call of the reference with legacy tools.
+fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Process {
+    pod.call_program(&Path::new(REFERENCE).join("portmap"), command, config).env("PATH", legacy_path(pod.lab))
+}
+
+fn iptables(ports: &[&str]) -> Value {
+    with(config(ports), json!({ "backend": "iptables", "cniVersion": "1.0.0" }))
+}
+
+#[test]
+fn ports_are_published_in_legacy_tables_that_are_in_use() {
+    let host = Lab::new();
+    let expected: Vec<Vec<String>> = cases()
+        .iter()
+        .map(|Case { config, ips }| {
+            create_external_chain(&host);
+            Pod::absent(&host, "id1", ips).add(config);
+            let found = rules(&nat(&host));
+            host.sh("nft flush ruleset");
+            found
+        })
+        .collect();
+    let Some(lab) = &legacy_host("ports_are_published_in_legacy_tables_that_are_in_use") else { return };
+    for (Case { config, ips }, expected) in cases().into_iter().zip(expected) {
+        lab.sh("for tool in iptables ip6tables; do $tool-legacy -t nat -N KUBE-MARK-MASQ; done");
+        let pod = Pod::absent(lab, "id1", ips);
+        pod.add(&config);
+        pod.check(&config).ok();
+        assert_eq!(rules(&legacy(lab)), expected, "{config}");
+        pod.add(&config);
+        assert_eq!(rules(&legacy(lab)), expected, "a second ADD replaces the rules");
+        // The guard of loopback services is always in nf_tables.
+        let elsewhere = lab.sh("nft list ruleset");
+        assert!(!elsewhere.contains("dnat") && !elsewhere.contains("CNI-"), "{elsewhere}");
+        pod.del(&config);
+        pod.check(&config).error(999);
+        let text = legacy(lab);
+        assert!(!text.contains("CNI-DN") && text.contains("-A INPUT"), "{text}");
+        lab.sh("for tool in iptables ip6tables; do $tool-legacy -t nat -F; $tool-legacy -t nat -X; done");
+        lab.sh(USE);
+    }
+}
+
+/// A table without rules and chains may only be left from a program that listed it.
+#[test]
+fn empty_legacy_tables_are_not_used() {
+    let test = "empty_legacy_tables_are_not_used";
+    let Some(lab) = &legacy_host(test) else { return };
+    lab.sh("for tool in iptables ip6tables; do $tool-legacy -t nat -F; done");
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = iptables(&["8080:80/tcp"]);
+    pod.add(&config);
+    pod.check(&config).ok();
+    assert!(nat(lab).contains("CNI-DN") && !legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+}
+
+#[test]
+fn legacy_rules_of_either_implementation_are_removed_by_the_other() {
+    let test = "legacy_rules_of_either_implementation_are_removed_by_the_other";
+    let Some(lab) = &legacy_host(test) else { return };
+    if reference("portmap", test).is_none() {
+        return;
+    }
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = iptables(&["8080:80/tcp", "53:53/udp"]);
+    theirs(&pod, "ADD", &config).run().ok();
+    pod.check(&config).ok();
+    let other = Pod::absent(lab, "id2", &["10.9.0.3/24"]);
+    // Its default form is another one, but the port is the same.
+    let error = other.call("ADD", &crate::pod::config(&["8080:80/tcp"])).run().error(101);
+    assert!(error["msg"].as_str().unwrap().contains("leads to 10.9.0.2:80 (net: net1, id: id1)"), "{error}");
+    pod.del(&config);
+    assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+
+    pod.add(&config);
+    let gone = Pod { id: "id3".into(), ..pod.clone() };
+    theirs(&gone, "ADD", &iptables(&["99:80/tcp"])).run().ok();
+    let mut gc = with(config.clone(), json!({ "cniVersion": "1.1.0" }));
+    gc["cni.dev/valid-attachments"] = json!([{ "containerID": "id1", "ifname": "eth0" }]);
+    lab.plugin("portmap", "GC").stdin(gc.to_string()).run().ok();
+    assert!(!legacy(lab).contains("id3"), "{}", legacy(lab));
+    pod.check(&config).ok();
+    theirs(&pod, "DEL", &config).run().ok();
+    assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+}
+
+/// Each tool reads and writes the whole table. An ADD whose chain another one has just created starts again.
+#[test]
+fn first_adds_at_the_same_time_lose_no_rules() {
+    let Some(lab) = &legacy_host("first_adds_at_the_same_time_lose_no_rules") else { return };
+    const PODS: usize = 12;
+    let pods: Vec<_> = (1..=PODS).map(|n| Pod::absent(lab, &format!("p{n}"), &[&format!("10.1.0.{n}/16")])).collect();
+    let all_at_once = |command: &str| {
+        let dir = lab.dir().display();
+        let calls: String = (1..=PODS)
+            .map(|n| {
+                let mut config = iptables(&[&format!("{}:80/tcp", 8000 + n)]);
+                config["prevResult"] = pods[n - 1].result("1.0.0");
+                fs::write(lab.dir().join(format!("config.{n}")), config.to_string()).unwrap();
+                format!(
+                    "CNI_COMMAND={command} CNI_CONTAINERID=p{n} CNI_NETNS=/n CNI_IFNAME=eth0 CNI_PATH=/ {}/portmap \
+                     <{dir}/config.{n} >{dir}/out.{n} 2>&1 || cat {dir}/out.{n} >>{dir}/failed &\n",
+                    lab.bin().display()
+                )
+            })
+            .collect();
+        lab.sh(&format!("{calls}wait"));
+        assert_eq!(fs::read_to_string(lab.dir().join("failed")).unwrap_or_default(), "");
+    };
+    all_at_once("ADD");
+    let text = legacy(lab);
+    assert_eq!(text.matches("--to-destination").count(), PODS, "{text}");
+    assert_eq!(text.matches("-m multiport").count(), PODS, "{text}");
+    for jump in ["-A PREROUTING -m addrtype", "-A OUTPUT -m addrtype", "-j CNI-HOSTPORT-MASQ", "--set-xmark"] {
+        assert_eq!(text.matches(jump).count(), 1, "{jump}: {text}");
+    }
+    all_at_once("DEL");
+    assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+}
+
+/// Two networks with containers whose chains have the same name, and two interfaces of one container.
+#[test]
+fn attachments_that_share_a_legacy_chain_are_told_apart() {
+    let Some(lab) = &legacy_host("attachments_that_share_a_legacy_chain_are_told_apart") else { return };
+    let named = |name: &str, port: &str| with(iptables(&[port]), json!({ "name": name }));
+    let attachments = [
+        (Pod::absent(lab, "1id", &["10.9.0.2/24"]), named("net1", "8080:80/tcp")),
+        (Pod { ifname: "eth1".into(), ..Pod::absent(lab, "1id", &["10.9.0.3/24"]) }, named("net1", "8081:80/tcp")),
+        (Pod::absent(lab, "11id", &["10.8.0.2/24"]), named("net", "8082:80/tcp")),
+    ];
+    for removed in 0..attachments.len() {
+        for (pod, config) in &attachments {
+            pod.add(config);
+        }
+        let (gone, config) = &attachments[removed];
+        gone.del(config);
+        for (index, (pod, config)) in attachments.iter().enumerate() {
+            let outcome = pod.check(config);
+            if index == removed {
+                outcome.error(999)
+            } else {
+                outcome.ok()
+            };
+        }
+        for (pod, config) in &attachments {
+            pod.del(config);
+        }
+        assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+    }
+}
+
+/// Without nf_tables, the host's tools create the tables.
+#[test]
+fn without_nf_tables_the_tools_are_used() {
+    if legacy_host("without_nf_tables_the_tools_are_used").is_none() {
+        return;
+    }
+    // Without any table.
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let trace = lab.dir().join("trace");
+    for config in [iptables(&["8080:80/tcp"]), with(iptables(&["8080:80/tcp"]), json!({ "backend": "" }))] {
+        // The second socket is the one for nf_tables.
+        // The C library repeats the call after EPROTONOSUPPORT.
+        let inject = "inject=socket:error=EAFNOSUPPORT:when=2";
+        let options = ["-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", inject];
+        pod.call("ADD", &config).env("PATH", legacy_path(lab)).strace(&options).run().ok();
+        let sockets = fs::read_to_string(&trace).unwrap();
+        assert!(sockets.lines().any(|line| line.contains("NETFILTER") && line.contains("INJECTED")), "{sockets}");
+        assert_eq!(lab.sh("nft list tables"), "");
+        assert_eq!(legacy(lab).matches("--to-destination").count(), 2, "{}", legacy(lab));
+        pod.check(&config).ok();
+        pod.del(&config);
+        assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+    }
+}

@@ -1,0 +1,173 @@
+//! Many calls at the same time, first on a host without the table.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use testing::Lab;
+
+use crate::pod::{Pod, assert_clean, config, entries, published, table, with};
+
+const PODS: usize = 100;
+
+/// Starts one call for each line `COMMAND CONTAINER PORT` at the same time, and returns what they print, in that order.
+fn all_at_once(lab: &Lab, calls: &[String], config: impl Fn(&str, &str) -> Value) -> Vec<String> {
+    let dir = lab.dir().join("calls");
+    let _ = fs::remove_dir_all(&dir);
+    fs::create_dir(&dir).unwrap();
+    let mut script = format!("cd {}\n", dir.display());
+    for (n, call) in calls.iter().enumerate() {
+        let [command, id, port] = call.split(' ').collect::<Vec<_>>()[..] else { panic!("{call}") };
+        fs::write(dir.join(format!("{n}.config")), config(id, port).to_string()).unwrap();
+        script += &format!(
+            "CNI_COMMAND={command} CNI_CONTAINERID={id} CNI_NETNS=/run/netns/{id} CNI_IFNAME=eth0 CNI_PATH=. \
+             {}/portmap <{n}.config >{n} 2>&1 &\n",
+            lab.bin().display()
+        );
+    }
+    lab.sh(&format!("{script}wait"));
+    (0..calls.len()).map(|n| fs::read_to_string(dir.join(n.to_string())).unwrap()).collect()
+}
+
+/// Returns the configuration for a container with the number at the end of its ID.
+fn numbered(id: &str, port: &str) -> Value {
+    let number: usize = id.trim_start_matches(|letter: char| letter.is_alphabetic()).parse().unwrap();
+    let result = json!({
+        "cniVersion": "1.1.0",
+        "interfaces": [{ "name": "host" }, { "name": "eth0", "sandbox": "/run/netns/x" }],
+        "ips": [{ "address": format!("10.1.0.{number}/24"), "interface": 1 }, { "address": format!("fd01::{number}/64"), "interface": 1 }],
+    });
+    with(config(&[&format!("{port}:80/tcp")]), json!({ "prevResult": result }))
+}
+
+#[track_caller]
+fn assert_added(outputs: &[String]) {
+    for output in outputs {
+        let result: Value = serde_json::from_str(output).unwrap_or_default();
+        assert!(result["ips"].is_array(), "{output}");
+    }
+}
+
+#[test]
+fn a_hundred_adds_on_a_host_without_rules_and_a_hundred_dels() {
+    for conditions in [json!([]), json!(["-i", "uplink"])] {
+        let lab = &Lab::new();
+        lab.sh("ip link add host type bridge");
+        let calls = |command: &str| (1..=PODS).map(|n| format!("{command} c{n} {}", 8000 + n)).collect::<Vec<_>>();
+        let config = |id: &str, port: &str| with(numbered(id, port), json!({ "conditionsV4": conditions }));
+        assert_added(&all_at_once(lab, &calls("ADD"), config));
+        assert_eq!(published(lab).len(), 2 * PODS);
+        assert_eq!(entries(lab).len(), 6 * PODS);
+        // One set of chains and rules, as after a single ADD.
+        let rules = |lab: &Lab| {
+            let lines: Vec<String> =
+                table(lab).lines().filter(|line| !line.contains(", net: ")).map(str::to_owned).collect();
+            lines
+        };
+        let many = rules(lab);
+        assert_eq!(lab.sh("nft list ruleset | grep -c ^table"), "1\n");
+        for output in all_at_once(lab, &calls("CHECK"), config) {
+            assert_eq!(output, "");
+        }
+        for output in all_at_once(lab, &calls("DEL"), config) {
+            assert_eq!(output, "");
+        }
+        assert_clean(lab);
+        lab.sh("nft flush ruleset");
+        assert_added(&all_at_once(lab, &calls("ADD")[..1], config));
+        assert_eq!(many, rules(lab));
+    }
+}
+
+#[test]
+fn adds_and_dels_race() {
+    let lab = &Lab::new();
+    lab.sh("ip link add host type bridge");
+    // The conditions have a scope that comes and goes.
+    let config = |id: &str, port: &str| match id.starts_with('x') {
+        true => {
+            let conditions = ["-i", "uplink"];
+            let more = json!({ "conditionsV4": conditions, "conditionsV6": conditions, "name": "net2" });
+            with(numbered(id, port), more)
+        }
+        false => numbered(id, port),
+    };
+    let calls = |command: &str, letter: &str, first: usize| -> Vec<String> {
+        (first..first + 25).map(|n| format!("{command} {letter}{n} {}", 8000 + n)).collect()
+    };
+    assert_added(&all_at_once(lab, &[calls("ADD", "c", 1), calls("ADD", "x", 1)].concat(), config));
+    for round in 0..4 {
+        let (old, new) = (1 + 25 * (round % 2), 1 + 25 * ((round + 1) % 2));
+        let dels = [calls("DEL", "c", old), calls("DEL", "x", old)].concat();
+        let adds = [calls("ADD", "c", new), calls("ADD", "x", new)].concat();
+        let mixed: Vec<String> = dels.iter().zip(&adds).flat_map(|(del, add)| [del.clone(), add.clone()]).collect();
+        let outputs = all_at_once(lab, &mixed, config);
+        for (n, output) in outputs.iter().enumerate() {
+            if n % 2 == 0 { assert_eq!(output, "") } else { assert_added(std::slice::from_ref(output)) }
+        }
+        let checks = [calls("CHECK", "c", new), calls("CHECK", "x", new)].concat();
+        assert_eq!(all_at_once(lab, &checks, config), vec![""; 50]);
+        assert_eq!(published(lab).len(), 100, "{:#?}", published(lab));
+    }
+}
+
+#[test]
+fn of_many_adds_for_one_port_exactly_one_wins() {
+    let lab = &Lab::new();
+    lab.sh("ip link add host type bridge");
+    for round in 0..5 {
+        // The first round also creates the table.
+        let adds: Vec<String> = (1..=20).map(|n| format!("ADD c{n} {}", 8080 + round)).collect();
+        let outputs = all_at_once(lab, &adds, numbered);
+        let won: Vec<_> = outputs.iter().filter(|output| output.contains("\"ips\"")).collect();
+        let lost = outputs.iter().filter(|output| output.contains("\"code\": 101")).count();
+        assert_eq!((won.len(), lost), (1, 19), "{outputs:#?}");
+        let mappings = published(lab);
+        assert_eq!(mappings.len(), 2, "{mappings:#?}");
+        let dels: Vec<String> = (1..=20).map(|n| format!("DEL c{n} 1")).collect();
+        all_at_once(lab, &dels, numbered);
+        assert_clean(lab);
+    }
+}
+
+/// The same attachment, as if a runtime repeated a call that it thinks lost.
+#[test]
+fn repeated_calls_for_one_attachment_race() {
+    let lab = &Lab::new();
+    lab.sh("ip link add host type bridge");
+    let adds: Vec<String> = (0..20).map(|n| format!("ADD c1 {}", 8080 + n % 2)).collect();
+    assert_added(&all_at_once(lab, &adds, numbered));
+    assert_eq!(published(lab).len(), 2, "{:#?}", published(lab));
+    let mixed: Vec<String> = (0..20).map(|n| format!("{} c1 8080", ["ADD", "DEL"][n % 2])).collect();
+    for (n, output) in all_at_once(lab, &mixed, numbered).iter().enumerate() {
+        if n % 2 == 0 { assert_added(std::slice::from_ref(output)) } else { assert_eq!(output, "") }
+    }
+    let pod = Pod::absent(lab, "c1", &[]);
+    pod.del(&config(&[]));
+    assert_clean(lab);
+}
+
+/// Another program changes rules all the time.
+#[test]
+fn foreign_transactions_do_not_disturb() {
+    let lab = &Lab::new();
+    lab.sh("ip link add host type bridge");
+    fs::write(lab.dir().join("go"), "").unwrap();
+    let dir = lab.dir().display().to_string();
+    lab.sh(&format!(
+        "(while [ -e {dir}/go ]; do nft 'add table inet other; delete table inet other'; done) >/dev/null 2>&1 &
+         echo $! >{dir}/pid"
+    ));
+    for n in 1..6 {
+        let id = format!("c{n}");
+        let outputs = all_at_once(lab, &[format!("ADD {id} 8080")], numbered);
+        assert_added(&outputs);
+        assert_added(&all_at_once(lab, &[format!("ADD {id} 8081")], numbered));
+        assert_eq!(all_at_once(lab, &[format!("DEL {id} 8081")], numbered), [""]);
+        assert_clean(lab);
+    }
+    fs::remove_file(lab.dir().join("go")).unwrap();
+    // The loop ends before the lab's directory is removed.
+    testing::wait_until("the end of the other program", || {
+        lab.sh(&format!("kill -0 $(cat {dir}/pid) 2>/dev/null && echo yes || true")).is_empty()
+    });
+}
