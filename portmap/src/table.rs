@@ -5,8 +5,9 @@
 //! table inet cni_hostport {
 //!     chain prerouting   { type nat hook prerouting priority -99    fib daddr type local jump published }
 //!     chain output       { type nat hook output priority -99        fib daddr type local jump published }
-//!     chain published    { add @ipv4_reached { ip daddr }           meta nfproto ipv4 jump ipv4_translate }
+//!     chain published    { meta nfproto ipv4 jump ipv4_translate }
 //!     chain ipv4_translate {
+//!         adds ip daddr to @ipv4_reached, if one of the maps has the packet
 //!         dnat ip to ip daddr . meta l4proto . th dport map @ipv4_address_ports
 //!         dnat ip to meta l4proto . th dport map @ipv4_ports }
 //!     chain postrouting  { type nat hook postrouting priority 100
@@ -168,12 +169,17 @@ impl Scope {
             rule.translate_destination_by(family, &[Field::PROTOCOL, Field::DESTINATION_PORT], ports)
         }));
         // Connections to addresses of other hosts that are translated to a container, such as those of services, must keep
-        // their source. So the first packets record which addresses of this host they reach. Loopback addresses are too
-        // many to record, and only this host can be their source.
+        // their source. So the first packets to published ports record which addresses of this host they reach. Loopback
+        // addresses are too many to record, and only this host can be their source.
         let loopback = loopback().filter(|_| family == Family::Ipv4);
-        rules.push(FixedRule::new(PUBLISHED, reached.clone(), Place::First, move |rule| {
-            let rule = rule.family(family);
+        let record = move |rule: RuleSpec<'a>| {
             loopback.into_iter().fold(rule, RuleSpec::destination_outside).add_to_set(&[destination], reached)
+        };
+        rules.push(FixedRule::new(chain, "reached ports of one address", Place::First, move |rule| {
+            record(rule.map(&[destination, Field::PROTOCOL, Field::DESTINATION_PORT], address_ports))
+        }));
+        rules.push(FixedRule::new(chain, "reached ports of all addresses", Place::First, move |rule| {
+            record(rule.map(&[Field::PROTOCOL, Field::DESTINATION_PORT], ports))
         }));
         let translated = |rule: RuleSpec<'a>| rule.matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED);
         let pair = [source, destination];
