@@ -42,6 +42,10 @@ pub trait Inspect: Plugin {
     fn check_gateway_conflict(&self, _: &Call<'_>, _have: &[Address], _gateways: &[Cidr]) -> Result<()> {
         Ok(())
     }
+    /// Returns whether an ADD makes this chain accept the packets of containers, even if it drops others.
+    fn accepts_in(&self, _: &Call<'_>, _: ForwardChain<'_>) -> Result<bool> {
+        Ok(false)
+    }
     /// Restores objects of an attachment that are missing. `call` is as for CHECK, with the result of ADD. Returns what
     /// was missing, as a noun in the plural; `None` if nothing was.
     fn repair(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<&'static str>> {
@@ -64,6 +68,15 @@ pub struct Settings {
     pub ranges: Vec<Vec<Range>>,
     /// Whether an ADD uses nf_tables.
     pub nftables: Usage,
+}
+
+/// A chain for packets that are not addressed to this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForwardChain<'a> {
+    /// The chain FORWARD of iptables, in nf_tables or in a legacy table.
+    Iptables,
+    /// A chain in another table of nf_tables, of this name.
+    InTable(&'a str),
 }
 
 /// Whether an ADD uses a feature of the kernel.
@@ -216,7 +229,7 @@ pub enum Property {
 pub enum Owner {
     /// The attachment with this mark: one of [`Marks`].
     Marked(String),
-    /// The attachment of the host's link with this name.
+    /// The host's link with this name: the attachment of this port, or all attachments on this bridge.
     Port(String),
     /// A container with this ID, on any network. GC cannot remove such an object, because it is called for one network.
     /// DEL removes it if the previous result has the object's address.

@@ -20,6 +20,7 @@ mod collector;
 mod config;
 mod delegate;
 mod error;
+pub mod evidence;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guest;

@@ -1,4 +1,4 @@
-//! Addresses with a prefix, MAC addresses, and address arithmetic. Pure functions without I/O.
+//! Addresses with a prefix, MAC addresses, transport protocols, and address arithmetic. Pure functions without I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -214,6 +214,60 @@ impl FromStr for MacAddr {
         let bits = u64::from_str_radix(&digits, 16).map_err(|_| invalid())?;
         let [_, _, mac @ ..] = bits.to_be_bytes();
         Ok(MacAddr(mac))
+    }
+}
+
+/// A transport protocol with ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Protocol {
+    /// Datagram Congestion Control Protocol.
+    Dccp,
+    /// Stream Control Transmission Protocol.
+    Sctp,
+    /// Transmission Control Protocol.
+    Tcp,
+    /// User Datagram Protocol.
+    Udp,
+}
+
+impl Protocol {
+    /// All protocols, in alphabetical order.
+    pub const ALL: [Protocol; 4] = [Protocol::Dccp, Protocol::Sctp, Protocol::Tcp, Protocol::Udp];
+
+    /// Returns the name in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Dccp => "dccp",
+            Protocol::Sctp => "sctp",
+            Protocol::Tcp => "tcp",
+            Protocol::Udp => "udp",
+        }
+    }
+
+    /// Returns the number in IP packets (`IPPROTO_*`).
+    pub fn number(self) -> u8 {
+        match self {
+            Protocol::Dccp => 33,
+            Protocol::Sctp => 132,
+            Protocol::Tcp => 6,
+            Protocol::Udp => 17,
+        }
+    }
+
+    /// Returns the protocol with this name, in any letter case.
+    pub fn named(name: &str) -> Option<Protocol> {
+        Protocol::ALL.into_iter().find(|protocol| protocol.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Returns the protocol with this number.
+    pub fn numbered(number: u8) -> Option<Protocol> {
+        Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)
+    }
+}
+
+impl fmt::Display for Protocol {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -2,6 +2,12 @@
 //!
 //! `iptables-nft` keeps its rules in nf_tables, where [`nft`] reads and deletes them without a process. The
 //! rules of `iptables-legacy` are only accessible through its tools, which run only if the kernel reports such a table.
+//!
+//! A [`Rule`] can be written in both ways. A [`Plan`] has the changes of a table, computed from a [`View`] of it, and
+//! [`change`] and [`change_legacy`] apply it.
+
+mod plan;
+mod rule;
 
 use std::fs;
 use std::net::IpAddr;
@@ -10,6 +16,9 @@ use std::time::Duration;
 use crate::error::Result;
 use crate::netlink::nft::{self, Nftables, Table};
 use crate::tool;
+
+pub use plan::{ListedRule, Plan, Step, View, change, change_legacy, words};
+pub use rule::{ConnectionState, Links, MAX_PORTS, Match, Rule, Target};
 
 /// How long a tool may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -77,6 +86,13 @@ impl Tools {
         Ok(Some(LegacyTable { lines: listing.lines().map(str::to_owned).collect(), save, restore }))
     }
 
+    /// Returns the legacy table with this name if something uses it: it has rules, chains of its own, or a policy other than
+    /// ACCEPT. An empty one may be left from a program that listed it.
+    pub fn legacy_table_in_use(&self, name: &str) -> Result<Option<LegacyTable>> {
+        let is_used = |line: &String| line.starts_with("-A ") || (line.starts_with(':') && !line.contains(" ACCEPT ["));
+        Ok(self.legacy_table(name)?.filter(|table| table.lines.iter().any(is_used)))
+    }
+
     /// Returns whether a chain exists, in the table of `iptables-nft` or in the legacy table.
     pub fn has_chain(&self, table: &str, chain: &str) -> Result<bool> {
         if Nftables::open()?.has_chain(self.table(table).chain(chain))? {
@@ -111,14 +127,19 @@ pub struct LegacyTable {
 impl LegacyTable {
     /// Returns whether a chain exists.
     pub fn has_chain(&self, chain: &str) -> bool {
-        let declares = |line: &String| line.strip_prefix(':').is_some_and(|rest| rest.split(' ').next() == Some(chain));
-        self.lines.iter().any(declares)
+        declare_chain(&self.lines, chain)
     }
 
     /// Applies a script, in the format of `iptables-save`, to the legacy tables.
     pub fn restore(&self, script: &str) -> Result<()> {
         tool::run(self.restore, &RESTORE_OPTIONS, script, TIMEOUT).map(drop)
     }
+}
+
+/// Returns whether lines of a save tool declare a chain.
+fn declare_chain(lines: &[String], chain: &str) -> bool {
+    let declares = |line: &String| line.strip_prefix(':').is_some_and(|rest| rest.split(' ').next() == Some(chain));
+    lines.iter().any(declares)
 }
 
 #[cfg(test)]

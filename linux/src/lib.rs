@@ -5,6 +5,7 @@
 //! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
 //!   continues work after this process has exited.
+//! - [`unix`] connects to a server on this host.
 //! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and build ID.
 //! - [`ip`] has addresses and address arithmetic.
 //!
@@ -24,6 +25,7 @@ pub mod process;
 mod sys;
 pub mod sysctl;
 pub mod tool;
+pub mod unix;
 mod wait;
 
 pub use detached::DetachedChild;

@@ -41,6 +41,11 @@ impl Deadline {
         self.length
     }
 
+    /// Returns the time until the deadline; zero after it.
+    pub(crate) fn left(&self) -> Duration {
+        self.end.saturating_duration_since(Instant::now())
+    }
+
     /// Waits until `fd` is readable; `false` at the deadline.
     pub fn readable(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         self.poll(&mut [PollFd::new(fd, PollFlags::POLLIN)])
@@ -50,7 +55,7 @@ impl Deadline {
     pub(crate) fn poll(&self, fds: &mut [PollFd<'_>]) -> io::Result<bool> {
         loop {
             // Rounded up, so that the last wait does not busy-loop.
-            let left = self.end.saturating_duration_since(Instant::now()) + Duration::from_micros(999);
+            let left = self.left() + Duration::from_micros(999);
             match poll(fds, PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)) {
                 Err(nix::Error::EINTR) => {}
                 Ok(0) if Instant::now() < self.end => {}
@@ -69,7 +74,7 @@ impl Deadline {
         SigSet::from(Signal::SIGALRM).thread_unblock()?;
         let signal = SigevNotify::SigevSignal { signal: Signal::SIGALRM, si_value: 0 };
         let mut timer = Timer::new(ClockId::CLOCK_MONOTONIC, SigEvent::new(signal))?;
-        let left = self.end.saturating_duration_since(Instant::now()).max(Duration::from_nanos(1));
+        let left = self.left().max(Duration::from_nanos(1));
         // The timer repeats because the first signal may arrive just before the call blocks.
         let again = Duration::from_millis(50);
         let times = Expiration::IntervalDelayed(left.into(), again.into());

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, evidence};
 use linux::ip::Cidr;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
@@ -44,7 +44,7 @@ impl<'a> Publication<'a> {
             owner: AttachmentKey::new(call, at),
             config,
             addresses: addresses.filter(|(_, mappings)| !mappings.is_empty()).collect(),
-            port: owner::host_link(result, at),
+            port: evidence::host_link(result, at),
         }
     }
 
@@ -243,7 +243,7 @@ impl<'a> Publication<'a> {
             let link = other.port.as_deref();
             // One container does not publish a port twice: without other evidence, it had another address earlier.
             if other.names_container_of(self.owner)
-                && owner::is_sibling(host, self.owner, target, link.unwrap_or_default())? != Some(true)
+                && evidence::is_sibling(host, self.owner, target, link.unwrap_or_default())? != Some(true)
             {
                 ips.push(target);
                 continue;

@@ -8,7 +8,8 @@ use std::fmt;
 use cni::IfName;
 use cni::json::Fault;
 use linux::ip::Cidr;
-use linux::netlink::nft::{Comparison, Family, Field, RuleSpec};
+use linux::iptables::{Links, Match};
+use linux::netlink::nft::{Comparison, Family, RuleSpec};
 
 /// Limits the rules that lists of alternatives expand to.
 const MAX_ALTERNATIVES: usize = 64;
@@ -41,11 +42,7 @@ enum Subject {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
     Network(Cidr),
-    /// A link, or all links whose names begin with the text.
-    Link {
-        name: String,
-        is_prefix: bool,
-    },
+    Links(Links<'static>),
 }
 
 /// One condition: the packet has, or does not have, one of these values.
@@ -91,42 +88,26 @@ impl Condition {
         all
     }
 
+    /// Returns the matches of a rule for this condition. It must have one value unless it is negated.
+    pub(crate) fn matches(&self) -> Vec<Match<'static>> {
+        let how = if self.is_negated { Comparison::NotEqual } else { Comparison::Equal };
+        let one = |value: &Value| match (self.subject, value) {
+            (Subject::Source, Value::Network(net)) => Match::Source(how, *net),
+            (_, Value::Network(net)) => Match::Destination(how, *net),
+            (Subject::OutputLink, Value::Links(links)) => Match::OutputLink(how, links.clone()),
+            (_, Value::Links(links)) => Match::InputLink(how, links.clone()),
+        };
+        self.values.iter().map(one).collect()
+    }
+
     /// Appends the expressions of this condition to a rule. It must have one value unless it is negated.
-    pub(crate) fn apply<'a>(&self, mut rule: RuleSpec<'a>) -> RuleSpec<'a> {
-        for value in &self.values {
-            rule = match (self.subject, value) {
-                (Subject::Source, Value::Network(net)) if self.is_negated => rule.source_outside(*net),
-                (Subject::Source, Value::Network(net)) => rule.source_in(*net),
-                (_, Value::Network(net)) if self.is_negated => rule.destination_outside(*net),
-                (_, Value::Network(net)) => rule.destination_in(*net),
-                (subject, Value::Link { name, is_prefix }) => {
-                    let field = if subject == Subject::OutputLink { Field::OUTPUT_LINK } else { Field::INPUT_LINK };
-                    let mut bytes = name.clone().into_bytes();
-                    if !is_prefix {
-                        bytes.resize(libc::IFNAMSIZ, 0);
-                    }
-                    let how = if self.is_negated { Comparison::NotEqual } else { Comparison::Equal };
-                    rule.matches(field, how, &bytes)
-                }
-            };
-        }
-        rule
+    pub(crate) fn apply<'a>(&self, rule: RuleSpec<'a>) -> RuleSpec<'a> {
+        self.matches().iter().fold(rule, |rule, found| found.append_to(rule))
     }
 
     /// Returns the options of `iptables` for this condition. It must have one value unless it is negated.
     pub(crate) fn options(&self) -> Vec<String> {
-        let option = match self.subject {
-            Subject::Source => "-s",
-            Subject::Destination => "-d",
-            Subject::InputLink => "-i",
-            Subject::OutputLink => "-o",
-        };
-        let negation = if self.is_negated { "! " } else { "" };
-        let value = |value: &Value| match value {
-            Value::Network(net) => net.to_string(),
-            Value::Link { name, is_prefix } => format!("{name}{}", if *is_prefix { "+" } else { "" }),
-        };
-        self.values.iter().map(|v| format!("{negation}{option} {}", value(v))).collect()
+        self.matches().iter().map(Match::text).collect()
     }
 }
 
@@ -149,7 +130,8 @@ impl fmt::Display for Condition {
             .iter()
             .map(|value| match value {
                 Value::Network(net) => net.to_string(),
-                Value::Link { name, is_prefix } => format!("{name}{}", if *is_prefix { "*" } else { "" }),
+                Value::Links(Links::Named(name)) => name.clone().into_owned(),
+                Value::Links(Links::WithPrefix(prefix)) => format!("{prefix}*"),
             })
             .collect();
         let negation = if self.is_negated { "!= " } else { "" };
@@ -253,7 +235,8 @@ impl Value {
                 match IfName::from_config(name) {
                     // Quotes would confuse the tools of iptables.
                     Ok(_) if !name.contains(['"', '\'', '\\']) => {
-                        Ok(Value::Link { name: name.to_owned(), is_prefix: name.len() < text.len() })
+                        let links = if name.len() < text.len() { Links::WithPrefix } else { Links::Named };
+                        Ok(Value::Links(links(name.to_owned().into())))
                     }
                     _ => Err(format!("{text:?} is not the name of an interface")),
                 }

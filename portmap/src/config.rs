@@ -4,12 +4,12 @@ use std::net::IpAddr;
 
 use cni::json::Fault;
 use cni::{Call, Code, Error, Result};
-use linux::ip;
+use linux::ip::{self, Protocol};
 use linux::netlink::nft::Family;
 use serde::Deserialize;
 
 use crate::condition::{Condition, Spelling};
-use crate::mapping::{HostAddress, Port, Protocol};
+use crate::mapping::{HostAddress, Port};
 
 /// The bit of the packet mark that requests masquerade in the iptables backend, unless the configuration names another.
 const DEFAULT_MARK_BIT: i64 = 13;

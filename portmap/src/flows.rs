@@ -8,14 +8,14 @@ use linux::netlink::nft::Nftables;
 use linux::netlink::{Conntrack, FlowFilter, Netlink};
 use log::warn;
 
-use crate::mapping::Mapping;
+use crate::mapping::{Mapping, outlives_its_mapping};
 
 /// Deletes the flows to this host's addresses that began before ports were published, and those through mappings that were
 /// `replaced`. Best effort: an error is logged.
 ///
 /// Unlike the reference, which also deletes flows to the same port of other hosts.
 pub(crate) fn redirect(host: &mut Netlink, published: &[Mapping], replaced: &[Mapping]) {
-    let concerns = |mapping: &&Mapping| mapping.key.protocol.outlives_its_mapping();
+    let concerns = |mapping: &&Mapping| outlives_its_mapping(mapping.key.protocol);
     let published: Vec<&Mapping> = published.iter().filter(concerns).collect();
     let mut filters = || -> Result<Vec<FlowFilter>> {
         let mut filters: Vec<FlowFilter> = replaced.iter().filter(concerns).map(through).collect();
@@ -58,7 +58,7 @@ pub(crate) fn forget(nft: Nftables, mappings: &[Mapping]) {
         return;
     }
     let mut filters: Vec<FlowFilter> = Vec::new();
-    for mapping in mappings.iter().filter(|mapping| mapping.key.protocol.outlives_its_mapping()) {
+    for mapping in mappings.iter().filter(|mapping| outlives_its_mapping(mapping.key.protocol)) {
         // One filter for all ports of a container.
         let filter = FlowFilter { destination: SocketAddr::new(any(mapping.target.ip()), 0), ..through(mapping) };
         if !filters.contains(&filter) {

@@ -314,8 +314,8 @@ fn require_attached(call: &Call<'_>, at: &Attachment, publication: &Publication<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mapping::Protocol;
     use cni::inspect::{Marks, network_marks};
+    use linux::ip::Protocol;
 
     fn published(form: Form, owner: PortOwner) -> Object {
         let key = Key { host_ip: None, protocol: Protocol::Tcp, port: 8080 };

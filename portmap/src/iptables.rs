@@ -13,37 +13,37 @@
 //! -A POSTROUTING -m comment --comment "CNI portfwd requiring masquerade" -j CNI-HOSTPORT-MASQ
 //! ```
 //!
-//! `rules` has these rules, and `rule` writes one in two ways: for nf_tables, where `iptables-nft` keeps its tables, and as
-//! text for the tools of legacy tables, which run only if the kernel reports such a table. `found` reads both, `nat`
-//! changes both, `removal` decides which rules belong to an attachment, and `names` has the names and comments.
+//! `rules` has these rules, which [`linux::iptables`] writes in two ways: to nf_tables, where `iptables-nft` keeps its
+//! tables, and as text for the tools of legacy tables. `found` reads both, `removal` decides which rules belong to an attachment, and `names` has the names and comments.
 
 mod found;
 mod names;
-mod nat;
 mod removal;
-mod rule;
 mod rules;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
-use linux::ip::Cidr;
-use linux::iptables::{FAMILIES, LegacyTable, Tools};
+use linux::ip::{Cidr, Protocol};
+use linux::iptables::{FAMILIES, LegacyTable, Step, Tools, View, change, change_legacy};
 use linux::netlink::nft::{self, Nftables};
 use log::debug;
 
 use crate::add::Publication;
 use crate::check::difference;
 use crate::config::{Backend, Config, Marking, Masquerade};
-use crate::mapping::{Key, Mapping, Protocol};
+use crate::mapping::{Key, Mapping};
 use crate::published::{Form, PortOwner, Published};
 use found::Found;
 use names::{ContainerChain, ENTRIES};
-use nat::{Plan, Step, View, change, change_legacy, legacy_table};
 use removal::Removal;
 use rules::Rules;
 
-pub(crate) use nat::NAT;
+/// The name of the tables.
+pub(crate) const NAT: &str = "nat";
+
+/// The changes of a table, and the mappings that they remove.
+type Plan<'a> = linux::iptables::Plan<'a, Mapping>;
 
 /// Adds the chains and rules of an attachment. Replaces those of an earlier ADD.
 pub(crate) fn add(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
@@ -53,8 +53,8 @@ pub(crate) fn add(nft: &mut Nftables, publication: &Publication<'_>) -> Result<(
     let mut in_nft = Vec::new();
     for tools in &FAMILIES {
         let Some(rules) = rules_of(tools, &chain, publication)? else { continue };
-        if legacy_table(tools)?.is_some() {
-            change_legacy(tools, |view| rules.plan(view, &removal))?;
+        if tools.legacy_table_in_use(NAT)?.is_some() {
+            change_legacy(tools, NAT, |view| rules.plan(view, &removal))?;
         } else {
             in_nft.push((tools, rules));
         }
@@ -63,8 +63,8 @@ pub(crate) fn add(nft: &mut Nftables, publication: &Publication<'_>) -> Result<(
         Err(error) if nft::is_unavailable(&error) => {
             debug!("nf_tables is unavailable, use the tools of iptables: {error}");
             for (tools, rules) in &in_nft {
-                change_legacy(tools, |view| rules.plan(view, &removal))
-                    .map_err(|second| second.details(format!("nf_tables: {error}")))?;
+                change_legacy(tools, NAT, |view| rules.plan(view, &removal))
+                    .map_err(|second: Error| second.details(format!("nf_tables: {error}")))?;
             }
             Ok(())
         }
@@ -103,7 +103,7 @@ fn add_to_nft(nft: &mut Nftables, wanted: &[(&'static Tools, Rules<'_>)], remova
         }
     }
     let families: Vec<&'static Tools> = wanted.iter().map(|(tools, _)| *tools).collect();
-    change(nft, &families, |tools, view| match wanted.iter().find(|(wanted, _)| wanted.family == tools.family) {
+    change(nft, NAT, &families, |tools, view| match wanted.iter().find(|(wanted, _)| wanted.family == tools.family) {
         Some((_, rules)) => rules.plan(view, removal),
         None => Ok(Plan::default()),
     })?;
@@ -115,7 +115,7 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
     let mut found = Vec::new();
     for tools in &FAMILIES {
         found.extend(published(&mut View::Nft(nft, tools.table(NAT)))?);
-        if let Some(table) = legacy_table(tools)? {
+        if let Some(table) = tools.legacy_table_in_use(NAT)? {
             found.extend(published(&mut View::Legacy(&table.lines))?);
         }
     }
@@ -126,10 +126,10 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
 fn published(view: &mut View<'_>) -> Result<Vec<Published>> {
     let mut chains: Vec<(String, Vec<Found>)> = Vec::new();
     let mut found = Vec::new();
-    for entry in view.rules(ENTRIES)? {
+    for entry in found::list(view, ENTRIES)? {
         let (Some(owner), Some(chain)) = (names::read_comment(&entry.comment), &entry.jump) else { continue };
         if !chains.iter().any(|(name, _)| name == chain) {
-            chains.push((chain.clone(), view.rules(chain)?));
+            chains.push((chain.clone(), found::list(view, chain)?));
         }
         let rules = chains.iter().filter(|(name, _)| name == chain).flat_map(|(_, rules)| rules);
         let mappings = rules.filter_map(Found::mapping);
@@ -169,17 +169,19 @@ pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
         }
     }
     if !families.is_empty() {
-        let outcome = match change(nft, &families, |_, view| plan(view, true)) {
+        let outcome = match change(nft, NAT, &families, |_, view| plan(view, true)) {
             // A rule of another program leads to the chain, which stays without rules.
-            Err(error) if error.errno() == Some(libc::EBUSY) => change(nft, &families, |_, view| plan(view, false)),
+            Err(error) if error.errno() == Some(libc::EBUSY) => {
+                change(nft, NAT, &families, |_, view| plan(view, false))
+            }
             outcome => outcome,
         };
         removed.extend(failures.keep(outcome).into_iter().flatten());
     }
     for tools in &FAMILIES {
         let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
-        if failures.keep(legacy_table(tools)).flatten().is_some_and(has_chain) {
-            removed.extend(failures.keep(change_legacy(tools, |view| plan(view, true))).into_iter().flatten());
+        if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
+            removed.extend(failures.keep(change_legacy(tools, NAT, |view| plan(view, true))).into_iter().flatten());
         }
     }
     failures.into_result()?;
@@ -191,9 +193,9 @@ pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping
     // Of all entry rules: a DEL of the reference that was killed may have left some that lead to an empty chain.
     let mut entries = Vec::new();
     for tools in &FAMILIES {
-        entries.extend(View::Nft(nft, tools.table(NAT)).rules(ENTRIES)?);
-        if let Some(table) = legacy_table(tools)? {
-            entries.extend(View::Legacy(&table.lines).rules(ENTRIES)?);
+        entries.extend(found::list(&mut View::Nft(nft, tools.table(NAT)), ENTRIES)?);
+        if let Some(table) = tools.legacy_table_in_use(NAT)? {
+            entries.extend(found::list(&mut View::Legacy(&table.lines), ENTRIES)?);
         }
     }
     let mut stale: Vec<String> = Vec::new();
@@ -223,7 +225,7 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
     for tools in &FAMILIES {
         let Some(rules) = rules_of(tools, &chain, publication)? else { continue };
         let table = tools.table(NAT);
-        let legacy = legacy_table(tools)?.filter(|table| table.has_chain(&chain.name));
+        let legacy = tools.legacy_table_in_use(NAT)?.filter(|table| table.has_chain(&chain.name));
         let mut view = match &legacy {
             Some(table) => View::Legacy(&table.lines),
             None => View::Nft(nft, table),
@@ -236,7 +238,7 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
             return Err(difference(format!("rule \"{}\" in chain {} does not exist", rule.text(), rule.chain)));
         }
         let found = published(&mut view)?;
-        let marks = view.rules(&chain.name)?;
+        let marks = found::list(&mut view, &chain.name)?;
         for mapping in rules.mappings {
             let Mapping { key, target } = mapping;
             match found.iter().find(|found| found.mapping.key == *key) {
@@ -261,14 +263,14 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
 /// STATUS: returns an error if the kernel does not accept such rules, or the tools that would be needed do not work.
 pub(crate) fn status() -> Result<()> {
     let [tools, _] = &FAMILIES;
-    if legacy_table(tools)?.is_none() {
+    if tools.legacy_table_in_use(NAT)?.is_none() {
         let mut nft = Nftables::open()?;
         match try_nft(&mut nft, tools) {
             Err(error) if nft::is_unavailable(&error) => debug!("nf_tables is unavailable: {error}"),
             outcome => return outcome,
         }
     }
-    tools.test(&Plan::default().script()).map_err(|error| {
+    tools.test(&Plan::default().script(NAT)).map_err(|error| {
         Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
             .details("install iptables, or set \"backend\" to \"nftables\"")
     })

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use linux::ip::Protocol;
 use log::{Level, log_enabled, warn};
 
-use crate::mapping::{Mapping, Protocol};
+use crate::mapping::Mapping;
 
 /// Logs a warning for each port with a listening process. Reads nothing unless warnings are logged.
 pub(crate) fn warn_of_listeners(mappings: &[Mapping]) {

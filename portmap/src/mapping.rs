@@ -4,62 +4,12 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
 use cni::{AddResult, Attachment};
-use linux::ip::Cidr;
+use linux::ip::{Cidr, Protocol};
 use linux::netlink::nft::Family;
 
-/// A transport protocol with ports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Protocol {
-    Dccp,
-    Sctp,
-    Tcp,
-    Udp,
-}
-
-impl Protocol {
-    /// All protocols, in alphabetical order.
-    pub(crate) const ALL: [Protocol; 4] = [Protocol::Dccp, Protocol::Sctp, Protocol::Tcp, Protocol::Udp];
-
-    /// Returns the name in lower case.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Protocol::Dccp => "dccp",
-            Protocol::Sctp => "sctp",
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-        }
-    }
-
-    /// Returns the number in IP packets (`IPPROTO_*`).
-    pub(crate) fn number(self) -> u8 {
-        match self {
-            Protocol::Dccp => 33,
-            Protocol::Sctp => 132,
-            Protocol::Tcp => 6,
-            Protocol::Udp => 17,
-        }
-    }
-
-    /// Returns the protocol with this name, in any letter case.
-    pub(crate) fn named(name: &str) -> Option<Protocol> {
-        Protocol::ALL.into_iter().find(|protocol| protocol.name().eq_ignore_ascii_case(name))
-    }
-
-    /// Returns the protocol with this number.
-    pub(crate) fn numbered(number: u8) -> Option<Protocol> {
-        Protocol::ALL.into_iter().find(|protocol| protocol.number() == number)
-    }
-
-    /// Returns whether packets of a client without a connection can continue a flow that was translated differently.
-    pub(crate) fn outlives_its_mapping(self) -> bool {
-        matches!(self, Protocol::Udp | Protocol::Sctp)
-    }
-}
-
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+/// Returns whether packets of a client without a connection can continue a flow that was translated differently.
+pub(crate) fn outlives_its_mapping(protocol: Protocol) -> bool {
+    matches!(protocol, Protocol::Udp | Protocol::Sctp)
 }
 
 /// The addresses of this host at which a port is published.

@@ -4,13 +4,13 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Result};
+use cni::{AttachmentKey, Result, evidence};
 use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{Family, Nftables};
 
 use crate::mapping::Mapping;
-use crate::{iptables, owner, reference};
+use crate::{iptables, reference};
 
 /// A published port on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ impl Published {
                     && container == attachment.container
                     && (ips.contains(&ip)
                         || (link.is_some() && link == port)
-                        || owner::is_sibling(host, attachment, ip, link.unwrap_or_default())? == Some(false))
+                        || evidence::is_sibling(host, attachment, ip, link.unwrap_or_default())? == Some(false))
             }
             PortOwner::Container(container) => container == attachment.container && ips.contains(&ip),
         })

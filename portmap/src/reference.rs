@@ -10,11 +10,12 @@
 
 use std::net::IpAddr;
 
+use cni::evidence::{self, Lease};
 use cni::{AttachmentKey, Result};
+use linux::ip::Protocol;
 use linux::netlink::nft::{self, Edit, Family, Nftables, Rule, Table};
 
-use crate::mapping::{Key, Mapping, Protocol};
-use crate::owner::{self, Lease};
+use crate::mapping::{Key, Mapping};
 use crate::published::{Form, PortOwner, Published};
 
 /// The name of the tables.
@@ -51,7 +52,7 @@ pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
                 let Some(address) = container_address(rule) else { continue };
                 let is_ours = match ips {
                     [] => {
-                        let leases = leases.get_or_insert_with(|| owner::leases_of(owner.container));
+                        let leases = leases.get_or_insert_with(|| evidence::leases_of(owner.container));
                         belongs_to(owner, address, leases)
                     }
                     _ => ips.contains(&address),

@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use cni::{Result, key, sha512};
-use linux::ip::{self, Cidr};
+use linux::ip::{self, Cidr, Protocol};
 use linux::netlink::nft::{
     Chain, Data, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set,
     SetSpec, Table, Value, Verdict,
@@ -32,7 +32,7 @@ use linux::netlink::nft::{
 
 use crate::condition::Condition;
 use crate::config::Masquerade;
-use crate::mapping::{Key, Mapping, Protocol};
+use crate::mapping::{Key, Mapping};
 
 /// Unlike the reference, which has a table of this name for each family, this one has both families.
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_hostport" };

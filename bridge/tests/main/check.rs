@@ -44,7 +44,7 @@ finds! {
     finds_a_missing_gateway: {}, "ip address del 10.1.0.1/24 dev br0", "" => ["\"br0\"", "10.1.0.1/24"];
     finds_a_port_without_a_bridge: {}, "ip link set PORT nomaster", "" => ["bridge of \"veth", "got None"];
     finds_another_hairpin_mode: {"hairpinMode": true}, "ip link set PORT type bridge_slave hairpin off", "" => ["hairpin", "want true, got false"];
-    finds_another_isolation: {}, "ip link set PORT type bridge_slave isolated on", "" => ["isolation", "want false, got true"];
+    finds_a_missing_isolation: {"portIsolation": true}, "ip link set PORT type bridge_slave isolated off", "" => ["isolation", "want true, got false"];
     finds_a_bridge_without_promiscuity: {"promiscMode": true}, "ip link set br0 promisc off", "" => ["promiscuous of \"br0\""];
     finds_another_bridge_mac: {}, "ip link set br0 address 02:00:00:00:00:08", "" => ["\"br0\"", "02:00:00:00:00:08"];
     finds_flushed_masquerade: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade masq_checks", "" => ["masquerades 10.1.0.2"];

@@ -3,12 +3,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use cni::Result;
+use linux::ip::Protocol;
+use linux::iptables::{ListedRule, MAX_PORTS, View, words};
 use linux::netlink::nft::{Extension, Family, Rule};
 
-use crate::mapping::{Key, Mapping, Protocol};
+use crate::mapping::{Key, Mapping};
 
 /// A rule in one of the chains of published ports.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) comment: String,
     pub(super) protocol: Option<Protocol>,
@@ -25,23 +28,20 @@ pub(super) struct Found {
     pub(super) masquerades: Option<u32>,
     /// The link of the attachment on this host; empty if unknown.
     pub(super) link: String,
-    /// How the rule is deleted.
-    pub(super) place: Place,
+    pub(super) listed: ListedRule,
 }
 
-/// The identity of a rule.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Its handle is unique.
-    Nft(Box<Rule>),
-    /// Its text without the chain.
-    Legacy(String),
-}
-
-impl Default for Place {
-    fn default() -> Place {
-        Place::Legacy(String::new())
-    }
+/// Returns the rules of a chain; none if it does not exist.
+pub(super) fn list(view: &mut View<'_>, chain: &str) -> Result<Vec<Found>> {
+    let family = match view {
+        View::Nft(_, table) => table.family,
+        View::Legacy(_) => Family::Inet,
+    };
+    let read = |listed| match listed {
+        ListedRule::Nft(rule) => Found::from_rule(rule, family),
+        ListedRule::Legacy(text) => Found::from_text(text),
+    };
+    Ok(view.rules(chain)?.into_iter().map(read).collect())
 }
 
 impl Found {
@@ -66,7 +66,7 @@ impl Found {
     }
 
     /// Reads a rule of a table of nf_tables of this family.
-    pub(super) fn from_rule(rule: Rule, family: Family) -> Found {
+    fn from_rule(rule: Box<Rule>, family: Family) -> Found {
         let extension = |name: &str| rule.extensions.iter().find(|extension| extension.name == name);
         let protocol = rule.values.iter().find_map(|value| match value[..] {
             [number] => Protocol::numbered(number),
@@ -102,15 +102,25 @@ impl Found {
             sets_mark: extension("MARK").and_then(|mark| read_u32(&mark.info, 0)),
             masquerades: rule.values.first().filter(|_| rule.masquerades).and_then(bit),
             link: rule.mark.clone(),
-            place: Place::Nft(Box::new(rule)),
+            listed: ListedRule::Nft(rule),
         }
     }
 
-    /// Reads a line of a save tool; `None` if it is not a rule of this chain.
-    pub(super) fn from_line(line: &str, chain: &str) -> Option<Found> {
-        let text = line.strip_prefix("-A ")?.strip_prefix(chain)?.strip_prefix(' ')?;
-        let mut found = Found { place: Place::Legacy(text.to_owned()), ..Found::default() };
-        let words = words(text);
+    /// Reads the text of a save tool.
+    fn from_text(text: String) -> Found {
+        let words = words(&text);
+        let mut found = Found {
+            comment: String::new(),
+            protocol: None,
+            ports: vec![],
+            destination: None,
+            jump: None,
+            translates_to: None,
+            sets_mark: None,
+            masquerades: None,
+            link: String::new(),
+            listed: ListedRule::Legacy(text),
+        };
         let mut words = words.iter().map(String::as_str);
         let (mut packet_mark, mut target) = (None, None);
         while let Some(option) = words.next() {
@@ -139,7 +149,7 @@ impl Found {
             Some("DNAT" | "MARK") | None => {}
             Some(chain) => found.jump = Some(chain.to_owned()),
         }
-        Some(found)
+        found
     }
 }
 
@@ -165,7 +175,7 @@ fn read_dnat(dnat: &Extension, family: Family) -> Option<SocketAddr> {
 /// Reads struct xt_multiport_v1.
 fn read_multiport(multiport: &Extension) -> Vec<u16> {
     let count = multiport.info.get(1).copied().map_or(0, usize::from);
-    (0..count.min(super::rule::MAX_PORTS)).filter_map(|index| read_u16(&multiport.info, 2 + 2 * index)).collect()
+    (0..count.min(MAX_PORTS)).filter_map(|index| read_u16(&multiport.info, 2 + 2 * index)).collect()
 }
 
 fn read_u16(info: &[u8], offset: usize) -> Option<u16> {
@@ -194,44 +204,29 @@ fn read_bit(text: &str) -> Option<u32> {
     u32::from_str_radix(value.strip_prefix("0x")?, 16).ok()
 }
 
-/// Splits the text of a rule into words, without the quotes and backslashes of comments.
-fn words(text: &str) -> Vec<String> {
-    let mut words = vec![String::new()];
-    let (mut is_quoted, mut is_escaped) = (false, false);
-    for letter in text.chars() {
-        match letter {
-            '\\' if !is_escaped => {
-                is_escaped = true;
-                continue;
-            }
-            '"' if !is_escaped => is_quoted = !is_quoted,
-            ' ' if !is_quoted => words.push(String::new()),
-            _ => words.last_mut().map(|word| word.push(letter)).unwrap_or_default(),
-        }
-        is_escaped = false;
-    }
-    words
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const COMMENT: &str = r#"-m comment --comment "dnat name: \"net1\" id: \"id 1\"""#;
 
+    fn read(line: &str, chain: &str) -> Option<Found> {
+        list(&mut View::Legacy(&[line.to_owned()]), chain).unwrap().pop()
+    }
+
     fn mapping(line: &str) -> Option<String> {
-        let mapping = Found::from_line(line, "C").unwrap().mapping()?;
+        let mapping = read(line, "C").unwrap().mapping()?;
         Some(format!("{} to {}", mapping.key, mapping.target))
     }
 
     #[test]
     fn lines_of_the_save_tools_are_read() {
         let line = format!("-A D ! -d 192.0.2.1/32 -i eth0 -p tcp {COMMENT} -m multiport --dports 80,81 -j CNI-DN-1");
-        let found = Found::from_line(&line, "D").unwrap();
+        let found = read(&line, "D").unwrap();
         assert_eq!(found.comment, "dnat name: \"net1\" id: \"id 1\"");
         assert_eq!((found.protocol, found.ports), (Some(Protocol::Tcp), vec![80, 81]));
         assert_eq!((found.destination, found.jump.as_deref()), (None, Some("CNI-DN-1")));
-        assert_eq!(found.place, Place::Legacy(line.strip_prefix("-A D ").unwrap().to_owned()));
+        assert_eq!(found.listed, ListedRule::Legacy(line.strip_prefix("-A D ").unwrap().to_owned()));
         assert_eq!(
             mapping("-A C -p udp -m udp --dport 53 -j DNAT --to-destination 10.9.0.2:53").as_deref(),
             Some("udp port 53 to 10.9.0.2:53")
@@ -242,20 +237,20 @@ mod tests {
         );
         assert_eq!(mapping("-A C -s 10.9.0.0/24 -p tcp -m tcp --dport 80 -j CNI-HOSTPORT-SETMARK"), None);
         assert_eq!(mapping("-A C -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.9.0.2-10.9.0.3:80"), None);
-        let found = Found::from_line("-A M -m mark --mark 0x20/0x20 -j MASQUERADE", "M").unwrap();
+        let found = read("-A M -m mark --mark 0x20/0x20 -j MASQUERADE", "M").unwrap();
         assert_eq!((found.masquerades, found.jump), (Some(0x20), None));
-        let found = Found::from_line("-A M -m comment --comment x -j MARK --set-xmark 0x2000/0x2000", "M").unwrap();
+        let found = read("-A M -m comment --comment x -j MARK --set-xmark 0x2000/0x2000", "M").unwrap();
         assert_eq!((found.sets_mark, found.comment.as_str()), (Some(0x2000), "x"));
         for other in [":C - [0:0]", "-A CD -j X", "COMMIT", "", "-A", "-A C"] {
-            assert_eq!(Found::from_line(other, "C"), None, "{other}");
+            assert_eq!(read(other, "C"), None, "{other}");
         }
     }
 
     #[test]
     fn a_rule_before_0_7_0_covers_all_ports() {
-        let found = Found::from_line(&format!("-A D {COMMENT} -j CNI-DN-1"), "D").unwrap();
+        let found = read(&format!("-A D {COMMENT} -j CNI-DN-1"), "D").unwrap();
         assert!(found.covers(Protocol::Tcp, 80) && found.covers(Protocol::Udp, 53));
-        let found = Found::from_line("-A D -p tcp -m multiport --dports 80 -j CNI-DN-1", "D").unwrap();
+        let found = read("-A D -p tcp -m multiport --dports 80 -j CNI-DN-1", "D").unwrap();
         assert!(found.covers(Protocol::Tcp, 80));
         assert!(!found.covers(Protocol::Udp, 80) && !found.covers(Protocol::Tcp, 81));
     }

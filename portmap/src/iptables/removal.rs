@@ -2,14 +2,14 @@
 
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Result};
+use cni::{AttachmentKey, Result, evidence};
+use linux::iptables::{Step, View};
 use linux::netlink::Netlink;
 
-use super::found::Found;
+use super::Plan;
+use super::found::{self, Found};
 use super::names::ContainerChain;
-use super::nat::{Plan, Step, View};
 use crate::mapping::Mapping;
-use crate::owner;
 
 /// The attachment whose rules are removed.
 #[derive(Debug)]
@@ -36,8 +36,8 @@ impl Removal<'_> {
         if !view.has_chain(&chain.name)? {
             return Ok(Plan::default());
         }
-        let rules = view.rules(&chain.name)?;
-        let mut entries = view.rules(chain.entries)?;
+        let rules = found::list(view, &chain.name)?;
+        let mut entries = found::list(view, chain.entries)?;
         entries.retain(|entry| entry.jump.as_deref() == Some(&chain.name));
         let (ours, others): (Vec<Found>, Vec<Found>) =
             entries.into_iter().partition(|entry| entry.comment == chain.comment);
@@ -71,7 +71,7 @@ impl Removal<'_> {
         };
         let (kept, dropped): (Vec<&Found>, Vec<&Found>) = ours.iter().partition(is_kept);
         let mut steps: Vec<Step<'c>> =
-            dropped.into_iter().map(|entry| Step::Delete(chain.entries, entry.clone())).collect();
+            dropped.into_iter().map(|entry| Step::Delete(chain.entries, entry.listed.clone())).collect();
         if kept.is_empty() && others.is_empty() && siblings.is_empty() {
             steps.push(Step::Flush(&chain.name));
             if delete_chain {
@@ -84,7 +84,7 @@ impl Removal<'_> {
                     && !is_needed(rule)
             });
             let obsolete = marks.chain(removed.iter().map(|(rule, _)| *rule));
-            steps.extend(obsolete.map(|rule| Step::Delete(&chain.name, rule.clone())));
+            steps.extend(obsolete.map(|rule| Step::Delete(&chain.name, rule.listed.clone())));
         }
         Ok(Plan { steps, removed: removed.into_iter().map(|(_, mapping)| mapping).collect() })
     }
@@ -99,6 +99,7 @@ impl Removal<'_> {
         if owner.ifname.is_empty() || ips.contains(&ip) || (!link.is_empty() && links.contains(&link)) {
             return Ok(true);
         }
-        Ok(owner::is_sibling(&mut Netlink::open()?, owner, ip, link)?.map_or(ips.is_empty(), |is_sibling| !is_sibling))
+        Ok(evidence::is_sibling(&mut Netlink::open()?, owner, ip, link)?
+            .map_or(ips.is_empty(), |is_sibling| !is_sibling))
     }
 }

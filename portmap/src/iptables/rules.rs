@@ -3,21 +3,21 @@
 use std::net::{IpAddr, Ipv4Addr};
 
 use cni::{Code, Error, Result};
-use linux::ip::Cidr;
+use linux::ip::{Cidr, Protocol};
+use linux::iptables::{MAX_PORTS, Match, Rule, Step, Target, View};
 use linux::netlink::nft::Hook;
 
 use super::names::{self, ContainerChain, ENTRIES, SET_MARK};
-use super::nat::{Plan, Step, View};
 use super::removal::Removal;
-use super::rule::{MAX_PORTS, Match, NatRule, Target};
+use super::{Plan, found};
 use crate::condition::Condition;
 use crate::config::{Config, Marking, Masquerade};
-use crate::mapping::{Mapping, Protocol};
+use crate::mapping::Mapping;
 
 /// A rule that all containers share.
 #[derive(Debug)]
 pub(super) struct SharedRule<'a> {
-    pub(super) rule: NatRule<'a>,
+    pub(super) rule: Rule<'a>,
     /// The hook of the chain, if it is a base chain.
     hook: Option<Hook>,
     /// Whether the rule comes before all others of its chain.
@@ -26,16 +26,18 @@ pub(super) struct SharedRule<'a> {
 
 impl<'a> SharedRule<'a> {
     fn new(chain: &'a str, found: Match<'a>, target: Target<'a>, hook: Option<Hook>) -> SharedRule<'a> {
-        SharedRule { rule: NatRule::new(chain, vec![found], target), hook, is_first: false }
+        SharedRule { rule: Rule::new(chain, vec![found], target), hook, is_first: false }
     }
 
     /// Returns whether the rule exists. Either implementation may have added it.
     fn exists(&self, view: &mut View<'_>) -> Result<bool> {
-        let NatRule { chain, target, matches, .. } = &self.rule;
+        let Rule { chain, target, matches, .. } = &self.rule;
         Ok(match (target, &matches[..]) {
             (Target::Jump(to), _) => view.has_jump(chain, to)?,
-            (Target::SetMark(bit), _) => view.rules(chain)?.iter().any(|rule| rule.sets_mark == Some(*bit)),
-            (_, [Match::PacketMark(bit)]) => view.rules(chain)?.iter().any(|rule| rule.masquerades == Some(*bit)),
+            (Target::SetMark(bit), _) => found::list(view, chain)?.iter().any(|rule| rule.sets_mark == Some(*bit)),
+            (_, [Match::PacketMark(bit)]) => {
+                found::list(view, chain)?.iter().any(|rule| rule.masquerades == Some(*bit))
+            }
             _ => false,
         })
     }
@@ -48,9 +50,9 @@ pub(super) struct Rules<'a> {
     pub(super) mappings: &'a [Mapping],
     shared: Vec<SharedRule<'a>>,
     /// The rules that lead to the chain of the container.
-    entries: Vec<NatRule<'a>>,
+    entries: Vec<Rule<'a>>,
     /// The rules of the chain of the container.
-    translations: Vec<NatRule<'a>>,
+    translations: Vec<Rule<'a>>,
     /// The chain of another program that marks packets.
     external: Option<&'a str>,
 }
@@ -75,10 +77,10 @@ impl<'a> Rules<'a> {
             let rule = |source: Option<Cidr>, target| {
                 let mut matches = vec![Match::Protocol(key.protocol)];
                 // `iptables` leaves out a network that includes all addresses.
-                matches.extend(source.filter(|net| net.prefix() > 0).map(Match::Source));
-                matches.extend(key.host_ip.map(Match::Destination));
+                matches.extend(source.filter(|net| net.prefix() > 0).map(Match::source));
+                matches.extend(key.host_ip.map(Match::destination));
                 matches.push(Match::Port(key.protocol, key.port));
-                NatRule::new(&chain.name, matches, target)
+                Rule::new(&chain.name, matches, target)
             };
             let marks = sources.iter().filter_map(|source| Some(rule(Some(*source), Target::Jump(set_mark?))));
             translations.extend(marks);
@@ -189,7 +191,7 @@ fn entries<'a>(
     mappings: &[Mapping],
     conditions: &[Condition],
     link: Option<&'a str>,
-) -> Result<Vec<NatRule<'a>>> {
+) -> Result<Vec<Rule<'a>>> {
     let alternatives = Condition::alternatives(conditions);
     for alternative in &alternatives {
         refuse_repetition(alternative)?;
@@ -203,11 +205,11 @@ fn entries<'a>(
             .collect();
         for ports in ports.chunks(MAX_PORTS) {
             for alternative in &alternatives {
-                let mut matches: Vec<Match<'a>> = alternative.iter().cloned().map(Match::Condition).collect();
+                let mut matches: Vec<Match<'a>> = alternative.iter().flat_map(Condition::matches).collect();
                 matches.push(Match::Protocol(protocol));
                 matches.push(Match::Comment(&chain.comment));
                 matches.push(Match::Ports(ports.to_vec()));
-                entries.push(NatRule { link, ..NatRule::new(ENTRIES, matches, Target::Jump(&chain.name)) });
+                entries.push(Rule { mark: link, ..Rule::new(ENTRIES, matches, Target::Jump(&chain.name)) });
             }
         }
     }

@@ -51,6 +51,13 @@ pub enum Header {
     Transport,
 }
 
+impl Header {
+    /// Returns the header with the number of the kernel.
+    pub(super) fn numbered(number: u32) -> Option<Header> {
+        [Header::Link, Header::Network, Header::Transport].into_iter().find(|header| *header as u32 == number)
+    }
+}
+
 /// A property of a packet or its connection that a rule can load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {

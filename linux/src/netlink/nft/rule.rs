@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use super::expression::{Data, Register, Verdict};
+use super::expression::{Comparison, Data, Field, Header, Origin, Register, Verdict};
 use super::message::{HEADER, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE};
+use super::spec::RuleSpec;
 use super::table::Table;
 use super::userdata::UserData;
 use crate::error::Result;
@@ -32,6 +33,35 @@ pub struct Rule {
     /// The matches and targets of iptables, in order.
     pub extensions: Vec<Extension>,
     pub(super) table: String,
+    pub(super) comparisons: Vec<FieldComparison>,
+    /// The names of other expressions, in order. A counter is not included.
+    pub(super) others: Vec<String>,
+}
+
+/// A comparison of a field with a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FieldComparison {
+    /// The field; `None` if the rule computes what it compares in another way.
+    origin: Option<Origin>,
+    /// The mask of the field; empty if there is none.
+    mask: Vec<u8>,
+    how: Comparison,
+    value: Vec<u8>,
+}
+
+impl FieldComparison {
+    fn is_link(&self) -> bool {
+        [Field::INPUT_LINK, Field::OUTPUT_LINK].map(|field| Some(field.origin)).contains(&self.origin)
+    }
+
+    /// Compares the names of links up to the first NUL: `iptables` compares one NUL, `nft` all of them.
+    fn is_same_as(&self, other: &FieldComparison) -> bool {
+        let value = |own: &FieldComparison| match own.value.iter().position(|byte| *byte == 0) {
+            Some(end) if own.is_link() => own.value.get(..=end).map(<[u8]>::to_vec).unwrap_or_default(),
+            _ => own.value.clone(),
+        };
+        (self.origin, self.how, &self.mask) == (other.origin, other.how, &other.mask) && value(self) == value(other)
+    }
 }
 
 /// A match or target of iptables in a rule. By convention, names of targets are in upper case.
@@ -51,6 +81,47 @@ impl Rule {
         self.verdict.as_ref()?.target()
     }
 
+    /// Returns whether the rule decides about all packets.
+    pub fn is_unconditional(&self) -> bool {
+        self.comparisons.is_empty()
+            && self.extensions.iter().all(|extension| matches!(extension.name.as_str(), "comment" | "REJECT"))
+            && self.others.iter().all(|name| name == "reject")
+    }
+
+    /// Returns whether the rule drops or rejects the packets that it matches.
+    pub fn refuses(&self) -> bool {
+        self.verdict == Some(Verdict::Drop)
+            || self.others.iter().any(|name| name == "reject")
+            || self.extensions.iter().any(|extension| extension.name == "REJECT")
+    }
+
+    /// Returns the names of the links that packets must, or must not, arrive or leave on. Prefixes of names are not included.
+    pub fn links(&self) -> Vec<String> {
+        let links = self.comparisons.iter().filter(|comparison| comparison.is_link() && comparison.value.contains(&0));
+        links.map(|comparison| wire::text(&comparison.value)).collect()
+    }
+
+    /// Returns whether the rule has the conditions, the comment and the effect of `spec`, with any mark and in any chain.
+    pub fn is_same_as(&self, spec: &RuleSpec<'_>) -> bool {
+        let Ok(other) = Rule::of_spec(spec) else { return false };
+        // A comment is either an extension or user data.
+        let extensions = |rule: &Rule| -> Vec<Extension> {
+            rule.extensions.iter().filter(|extension| extension.name != "comment").map(Extension::trimmed).collect()
+        };
+        self.comparisons.len() == other.comparisons.len()
+            && self.comparisons.iter().zip(&other.comparisons).all(|(own, other)| own.is_same_as(other))
+            && extensions(self) == extensions(&other)
+            && (&self.others, &self.verdict, &self.comment) == (&other.others, &other.verdict, &other.comment)
+    }
+
+    /// Returns the rule as the kernel would list it, without table, chain and handle.
+    fn of_spec(spec: &RuleSpec<'_>) -> Result<Rule> {
+        let mut rule = Rule::default();
+        rule.read_expressions(spec.expressions.bytes())?;
+        rule.set_userdata(spec.userdata.clone());
+        Ok(rule)
+    }
+
     /// Returns whether the rule is in `chain`, or in any chain of the table if `chain` is `None`.
     pub(super) fn is_in(&self, table: Table<'_>, chain: Option<&str>) -> bool {
         self.table == table.name && chain.is_none_or(|chain| self.chain == chain)
@@ -64,20 +135,8 @@ impl Rule {
                 (TABLE, value) => rule.table = wire::text(value),
                 (RULE_CHAIN, value) => rule.chain = wire::text(value),
                 (RULE_HANDLE, value) => rule.handle = number64(value)?,
-                (RULE_EXPRESSIONS, list) => {
-                    let mut registers = Registers::default();
-                    for expression in wire::attributes(list, 0) {
-                        rule.read_expression(expression?.1, &mut registers)?;
-                    }
-                }
-                (RULE_USERDATA, data) => {
-                    let UserData { comment, mark } = UserData::read(data);
-                    rule.mark = mark;
-                    // Otherwise the comment is that of the match `comment`.
-                    if !comment.is_empty() {
-                        rule.comment = comment;
-                    }
-                }
+                (RULE_EXPRESSIONS, list) => rule.read_expressions(list)?,
+                (RULE_USERDATA, data) => rule.set_userdata(UserData::read(data)),
                 _ => {}
             }
         }
@@ -94,6 +153,22 @@ impl Rule {
         Ok(UserData::default())
     }
 
+    fn set_userdata(&mut self, UserData { comment, mark }: UserData) {
+        self.mark = mark;
+        // Otherwise the comment is that of the match `comment`.
+        if !comment.is_empty() {
+            self.comment = comment;
+        }
+    }
+
+    fn read_expressions(&mut self, list: &[u8]) -> Result<()> {
+        let mut registers = Registers::default();
+        for expression in wire::attributes(list, 0) {
+            self.read_expression(expression?.1, &mut registers)?;
+        }
+        Ok(())
+    }
+
     fn read_expression(&mut self, expression: &[u8], registers: &mut Registers) -> Result<()> {
         let (mut name, mut data) = (String::new(), &[][..]);
         for attribute in wire::attributes(expression, 0) {
@@ -105,20 +180,70 @@ impl Rule {
         }
         match name.as_str() {
             "immediate" => return self.read_immediate(data, registers),
-            "nat" => self.translates_to = registers.read_translation(data)?,
-            "cmp" => {
-                for (kind, value) in nested(data, &[3])? {
-                    if kind == 1 {
-                        self.values.push(value.to_vec());
-                    }
-                }
+            "meta" | "payload" => return self.read_load(&name, data, registers),
+            "bitwise" => {
+                let mask = nested(data, &[4])?.into_iter().find(|(kind, _)| *kind == 1);
+                registers.mask = mask.map(|(_, mask)| mask.to_vec()).unwrap_or_default();
+                return Ok(());
             }
-            "masq" => self.masquerades = true,
+            "nat" => {
+                self.translates_to = registers.read_translation(data)?;
+                self.others.push(name);
+            }
+            "cmp" => self.read_comparison(data, registers)?,
+            "masq" => {
+                self.masquerades = true;
+                self.others.push(name);
+            }
             "match" | "target" => self.read_extension(data)?,
-            _ => {}
+            "counter" => {}
+            _ => self.others.push(name),
         }
         // Most expressions load a register.
         *registers = Registers::default();
+        Ok(())
+    }
+
+    /// Reads an expression that loads a field into a register, or changes the field.
+    fn read_load(&mut self, name: &str, data: &[u8], registers: &mut Registers) -> Result<()> {
+        *registers = Registers::default();
+        let (mut is_load, mut numbers) = (false, [0; 5]);
+        for attribute in wire::attributes(data, 0) {
+            let (kind, value) = attribute?;
+            is_load |= kind == 1;
+            if let Some(number) = numbers.get_mut(usize::from(kind)) {
+                *number = u32::from_be(wire::number(value, 0)?);
+            }
+        }
+        let [_, _, key, offset, _] = numbers;
+        registers.field = match (name, Header::numbered(key)) {
+            ("meta", _) => Some(Origin::Meta(key)),
+            (_, Some(header)) => Some(Origin::Payload(header, offset)),
+            _ => None,
+        };
+        if !is_load {
+            self.others.push(name.to_owned());
+        }
+        Ok(())
+    }
+
+    fn read_comparison(&mut self, data: &[u8], registers: &mut Registers) -> Result<()> {
+        let mut how = Comparison::Equal;
+        for attribute in wire::attributes(data, 0) {
+            if let (2, value) = attribute? {
+                match u32::from_be(wire::number(value, 0)?) {
+                    0 => {}
+                    1 => how = Comparison::NotEqual,
+                    // Less, greater
+                    _ => self.others.push("cmp".to_owned()),
+                }
+            }
+        }
+        for (_, value) in nested(data, &[3])?.into_iter().filter(|(kind, _)| *kind == 1) {
+            self.values.push(value.to_vec());
+            let mask = std::mem::take(&mut registers.mask);
+            self.comparisons.push(FieldComparison { origin: registers.field, mask, how, value: value.to_vec() });
+        }
         Ok(())
     }
 
@@ -159,10 +284,22 @@ impl Rule {
     }
 }
 
-/// The values that the expressions directly before the current one have loaded.
+impl Extension {
+    /// Returns the extension without zeros at the end: the kernel pads the structure.
+    fn trimmed(&self) -> Extension {
+        let len = self.info.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        Extension { info: self.info.get(..len).unwrap_or_default().to_vec(), ..self.clone() }
+    }
+}
+
+/// What the expressions directly before the current one have loaded.
 #[derive(Default)]
 struct Registers {
+    /// Values.
     loaded: Vec<(Register, Vec<u8>)>,
+    /// The field, and its mask.
+    field: Option<Origin>,
+    mask: Vec<u8>,
 }
 
 impl Registers {
@@ -252,6 +389,10 @@ mod tests {
         assert!(rule.masquerades);
         assert_eq!(rule.values, [vec![2], vec![10, 1, 0, 2], vec![10, 1, 0, 0]]);
 
+        assert!(rule.is_same_as(
+            &in_family(Family::Inet).source(ip).destination_outside(net).masquerade().comment("x, net: n")
+        ));
+
         let rule = read_back(&in_family(Family::Bridge).input_link("veth1").jump("next"));
         assert_eq!((rule.chain.as_str(), rule.target()), ("c", Some("next")));
         assert_eq!(rule.verdict, Some(Verdict::Jump("next".into())));
@@ -326,5 +467,59 @@ mod tests {
         assert_eq!(rule.extensions, expected);
         assert_eq!((rule.comment.as_str(), rule.verdict, rule.masquerades), ("mine", None, false));
         assert!(read_back(&in_family(Family::Ipv4).compat_target("MASQUERADE", 0, &[0; 24])).masquerades);
+    }
+
+    #[test]
+    fn rules_are_the_same_if_all_their_parts_are() {
+        let ip = |text: &str| Cidr::host(text.parse().unwrap());
+        let rule = || in_family(Family::Ipv4);
+        let specs = || {
+            [
+                rule().verdict(Verdict::Accept),
+                rule().verdict(Verdict::Drop),
+                rule().comment("c").verdict(Verdict::Drop),
+                rule().source_in(ip("10.1.0.2")).verdict(Verdict::Accept),
+                rule().source_outside(ip("10.1.0.2")).verdict(Verdict::Accept),
+                rule().destination_in(ip("10.1.0.2")).verdict(Verdict::Accept),
+                rule().destination_in("10.1.0.2/30".parse().unwrap()).verdict(Verdict::Accept),
+                rule().source_in(ip("10.1.0.3")).verdict(Verdict::Accept),
+                rule().input_link("br0").verdict(Verdict::Drop),
+                rule().output_link("br0").verdict(Verdict::Drop),
+                rule().output_link_not("br0").verdict(Verdict::Drop),
+                rule().matches(Field::OUTPUT_LINK, Comparison::Equal, b"br0").verdict(Verdict::Drop),
+                rule().compat_match("conntrack", 3, &[1, 0]).verdict(Verdict::Accept),
+                rule().compat_match("conntrack", 3, &[2, 0]).verdict(Verdict::Accept),
+                rule().in_set(&[Field::DESTINATION_V4], "s").verdict(Verdict::Accept),
+                rule().masquerade(),
+                rule().set_packet_mark(1),
+            ]
+        };
+        for (i, spec) in specs().into_iter().enumerate() {
+            let listed = read_back(&spec.mark("m"));
+            for (j, other) in specs().into_iter().enumerate() {
+                assert_eq!(listed.is_same_as(&other), i == j, "{i} {j}");
+            }
+        }
+        // As `iptables` writes them.
+        let short = rule().matches(Field::OUTPUT_LINK, Comparison::Equal, b"br0\0").counter().verdict(Verdict::Drop);
+        assert!(read_back(&short).is_same_as(&specs()[9]));
+        let padded = rule().compat_match("conntrack", 3, &[1, 0, 0, 0]).verdict(Verdict::Accept);
+        assert!(read_back(&padded).is_same_as(&specs()[12]));
+        let comment = rule().compat_match("comment", 0, b"c\0\0").verdict(Verdict::Drop);
+        assert!(read_back(&comment).is_same_as(&specs()[2]));
+    }
+
+    #[test]
+    fn links_and_refusals_are_recognised() {
+        let rule = || in_family(Family::Ipv4);
+        let both = read_back(&rule().input_link("br0").output_link_not("br1").jump("next"));
+        assert_eq!(both.links(), ["br0", "br1"]);
+        assert_eq!(read_back(&rule().matches(Field::INPUT_LINK, Comparison::Equal, b"br")).links(), [""; 0]);
+        let reject = |spec: RuleSpec<'static>| read_back(&spec.expression("reject", |_| ()));
+        assert!(reject(rule()).refuses() && reject(rule()).is_unconditional());
+        assert!(reject(rule().input_link("br0")).refuses() && !reject(rule().input_link("br0")).is_unconditional());
+        let jump = read_back(&rule().comment("c").compat_match("comment", 0, b"c").jump("next"));
+        assert!(jump.is_unconditional() && !jump.refuses());
+        assert!(!read_back(&rule().in_set(&[Field::PROTOCOL], "s").jump("next")).is_unconditional());
     }
 }

@@ -26,7 +26,7 @@ pub struct RuleSpec<'a> {
     /// Whether the packets are known to have the protocol whose header the rule reads.
     pub(super) protocol_known: bool,
     compat_protocol: Option<u8>,
-    userdata: UserData,
+    pub(super) userdata: UserData,
 }
 
 impl<'a> RuleSpec<'a> {

@@ -147,6 +147,11 @@ impl BaseChain {
     /// The hook for packets that are not addressed to this host.
     pub const FORWARD: u32 = 2;
 
+    /// Returns the family; `None` for families of other programs.
+    pub fn family(&self) -> Option<Family> {
+        Family::numbered(self.family)
+    }
+
     /// Returns whether the chain sees packets of this family: it has the same family, or `inet`.
     pub fn sees(&self, family: Family) -> bool {
         self.family == family.number() || (self.family == Family::Inet.number() && family != Family::Bridge)
@@ -184,7 +189,7 @@ impl BaseChain {
 
 impl fmt::Display for BaseChain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Family::numbered(self.family) {
+        match self.family() {
             Some(family) => write!(f, "{family} {} {}", self.table, self.name),
             None => write!(f, "{} {}", self.table, self.name),
         }

@@ -1,36 +1,42 @@
-//! Rules of the nat table as the reference's calls of `iptables` make them. The same rule can be written in two ways:
-//! through nf_tables, as `iptables-nft` encodes it, and as text for the restore tools.
+//! Rules of iptables. The same rule can be written in two ways: through nf_tables, as `iptables-nft` encodes it, and as text
+//! for the restore tools.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 
-use linux::ip::{Cidr, octets};
-use linux::netlink::nft::{Comparison, Family, Field, RuleSpec, Table};
-
-use crate::condition::Condition;
-use crate::mapping::Protocol;
+use crate::ip::{Cidr, Protocol, octets};
+use crate::netlink::nft::{Comparison, Family, Field, RuleSpec, Table, Verdict};
 
 /// The most ports that one rule can match.
-pub(super) const MAX_PORTS: usize = 15;
+pub const MAX_PORTS: usize = 15;
 /// The length of the match `comment`. The last byte is NUL.
 const COMMENT: usize = 256;
 
-/// A rule of the nat table.
+/// A rule of a table.
 #[derive(Clone, Debug)]
-pub(super) struct NatRule<'a> {
-    pub(super) chain: &'a str,
-    pub(super) matches: Vec<Match<'a>>,
-    pub(super) target: Target<'a>,
-    /// The link of the attachment on this host, as the mark of the rule. Legacy tables have no place for it.
-    pub(super) link: Option<&'a str>,
+pub struct Rule<'a> {
+    /// The chain.
+    pub chain: &'a str,
+    /// The properties that packets must have, in the order of `iptables-save`.
+    pub matches: Vec<Match<'a>>,
+    /// What happens to packets with all properties.
+    pub target: Target<'a>,
+    /// The mark of the rule, which the tools do not show. Legacy tables have no place for it.
+    pub mark: Option<&'a str>,
 }
 
 /// A property that packets must have.
 #[derive(Clone, Debug)]
-pub(super) enum Match<'a> {
-    Source(Cidr),
-    Destination(IpAddr),
-    /// A condition with one value. Not a negated list, which `iptables` does not have.
-    Condition(Condition),
+pub enum Match<'a> {
+    /// The source is, or is not, in this network.
+    Source(Comparison, Cidr),
+    /// The destination is, or is not, in this network.
+    Destination(Comparison, Cidr),
+    /// The packet arrived on one of these links, or on another.
+    InputLink(Comparison, Links<'a>),
+    /// The packet leaves on one of these links, or on another.
+    OutputLink(Comparison, Links<'a>),
+    /// The transport protocol.
     Protocol(Protocol),
     /// A destination port. The rule must match the protocol before.
     Port(Protocol, u16),
@@ -40,55 +46,109 @@ pub(super) enum Match<'a> {
     ToThisHost,
     /// This bit of the packet mark is set.
     PacketMark(u32),
+    /// The state of the packet's connection.
+    Connection(ConnectionState),
     /// Every packet. `iptables` treats comments as matches, and compares their order with that of others.
     Comment(&'a str),
 }
 
+/// Links by their names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Links<'a> {
+    /// The link with this name.
+    Named(Cow<'a, str>),
+    /// All links whose names begin with this text.
+    WithPrefix(Cow<'a, str>),
+}
+
+/// The state of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ConnectionState {
+    /// Packets were seen in both directions, or the connection belongs to such a connection.
+    Established,
+    /// The destination was translated.
+    Translated,
+}
+
 /// What happens to packets with all properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Target<'a> {
+pub enum Target<'a> {
+    /// The packet continues in another chain, and then after the rule.
     Jump(&'a str),
+    /// The packet passes the table.
+    Accept,
+    /// The packet is dropped.
+    Drop,
+    /// The packet leaves the chain.
+    Return,
+    /// The destination is replaced.
     Translate(SocketAddr),
+    /// The source is replaced by the address of the outgoing link.
     Masquerade,
-    /// Sets this bit of the packet mark.
+    /// This bit of the packet mark is set.
     SetMark(u32),
 }
 
-impl<'a> NatRule<'a> {
-    pub(super) fn new(chain: &'a str, matches: Vec<Match<'a>>, target: Target<'a>) -> NatRule<'a> {
-        NatRule { chain, matches, target, link: None }
+impl<'a> Rule<'a> {
+    /// Creates a rule without a mark.
+    pub fn new(chain: &'a str, matches: Vec<Match<'a>>, target: Target<'a>) -> Rule<'a> {
+        Rule { chain, matches, target, mark: None }
     }
 
     /// Returns the rule as `iptables-nft` encodes it, so that it lists the rule, and finds it for deletion.
-    pub(super) fn spec<'t>(&self, table: Table<'t>) -> RuleSpec<'t>
+    pub fn spec<'t>(&self, table: Table<'t>) -> RuleSpec<'t>
     where
         'a: 't,
     {
-        let rule =
-            self.matches.iter().fold(RuleSpec::new(table.chain(self.chain)), |rule, found| found.append_to(rule));
+        let rule = RuleSpec::new(table.chain(self.chain));
+        let rule = self.matches.iter().fold(rule, |rule, found| found.append_to(rule));
         let protocol = self.matches.iter().find_map(|found| match found {
             Match::Protocol(protocol) => Some(protocol.number()),
             _ => None,
         });
         // The kernel compares it with the protocols that the extensions support.
         let rule = rule.counter().compat_protocol(protocol.unwrap_or_default());
-        self.target.append_to(rule, table.family).mark(self.link.unwrap_or_default())
+        self.target.append_to(rule, table.family).mark(self.mark.unwrap_or_default())
     }
 
     /// Returns the rule without its chain, in the format of `iptables-save`.
-    pub(super) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         let mut words: Vec<String> = self.matches.iter().map(Match::text).collect();
         words.push(self.target.text());
         words.join(" ")
     }
 }
 
-impl Match<'_> {
-    fn append_to<'t>(&self, rule: RuleSpec<'t>) -> RuleSpec<'t> {
+impl<'a> Match<'a> {
+    /// Matches packets from this network.
+    pub fn source(net: Cidr) -> Match<'a> {
+        Match::Source(Comparison::Equal, net)
+    }
+
+    /// Matches packets to this address.
+    pub fn destination(ip: IpAddr) -> Match<'a> {
+        Match::Destination(Comparison::Equal, Cidr::host(ip))
+    }
+
+    /// Matches packets that arrived on this link.
+    pub fn input_link(name: &'a str) -> Match<'a> {
+        Match::InputLink(Comparison::Equal, Links::Named(name.into()))
+    }
+
+    /// Matches packets that leave on this link.
+    pub fn output_link(name: &'a str) -> Match<'a> {
+        Match::OutputLink(Comparison::Equal, Links::Named(name.into()))
+    }
+
+    /// Appends the expressions of the match to a rule.
+    pub fn append_to<'t>(&self, rule: RuleSpec<'t>) -> RuleSpec<'t> {
         match self {
-            Match::Source(net) => rule.source_in(*net),
-            Match::Destination(ip) => rule.destination_in(Cidr::host(*ip)),
-            Match::Condition(condition) => condition.apply(rule),
+            Match::Source(Comparison::Equal, net) => rule.source_in(*net),
+            Match::Source(Comparison::NotEqual, net) => rule.source_outside(*net),
+            Match::Destination(Comparison::Equal, net) => rule.destination_in(*net),
+            Match::Destination(Comparison::NotEqual, net) => rule.destination_outside(*net),
+            Match::InputLink(how, links) => rule.matches(Field::INPUT_LINK, *how, &links.bytes()),
+            Match::OutputLink(how, links) => rule.matches(Field::OUTPUT_LINK, *how, &links.bytes()),
             Match::Protocol(protocol) => rule.matches(Field::PROTOCOL, Comparison::Equal, &[protocol.number()]),
             Match::Port(Protocol::Tcp | Protocol::Udp, port) => {
                 rule.matches(Field::DESTINATION_PORT, Comparison::Equal, &port.to_be_bytes())
@@ -97,6 +157,7 @@ impl Match<'_> {
             Match::Ports(ports) => rule.compat_match("multiport", 1, &multiport_info(ports)),
             Match::ToThisHost => rule.compat_match("addrtype", 1, &ADDRTYPE.concat()),
             Match::PacketMark(bit) => rule.matches_bits(Field::PACKET_MARK, *bit, *bit),
+            Match::Connection(state) => rule.compat_match("conntrack", 3, &state.info()),
             Match::Comment(comment) => {
                 let mut info = comment.as_bytes().to_vec();
                 info.resize(COMMENT, 0);
@@ -105,11 +166,13 @@ impl Match<'_> {
         }
     }
 
-    fn text(&self) -> String {
+    /// Returns the match in the format of `iptables-save`.
+    pub fn text(&self) -> String {
         match self {
-            Match::Source(net) => format!("-s {net}"),
-            Match::Destination(ip) => format!("-d {}", Cidr::host(*ip)),
-            Match::Condition(condition) => condition.options().join(" "),
+            Match::Source(how, net) => format!("{}-s {net}", negation(*how)),
+            Match::Destination(how, net) => format!("{}-d {net}", negation(*how)),
+            Match::InputLink(how, links) => format!("{}-i {}", negation(*how), links.text()),
+            Match::OutputLink(how, links) => format!("{}-o {}", negation(*how), links.text()),
             Match::Protocol(protocol) => format!("-p {protocol}"),
             Match::Port(protocol, port) => format!("-m {protocol} --dport {port}"),
             Match::Ports(ports) => {
@@ -118,9 +181,54 @@ impl Match<'_> {
             }
             Match::ToThisHost => "-m addrtype --dst-type LOCAL".to_owned(),
             Match::PacketMark(bit) => format!("-m mark --mark {bit:#x}/{bit:#x}"),
+            Match::Connection(ConnectionState::Established) => "-m conntrack --ctstate RELATED,ESTABLISHED".to_owned(),
+            Match::Connection(ConnectionState::Translated) => "-m conntrack --ctstate DNAT".to_owned(),
             // Quotes are the only characters in valid names that need escaping.
             Match::Comment(comment) => format!("-m comment --comment \"{}\"", comment.replace('"', "\\\"")),
         }
+    }
+}
+
+fn negation(how: Comparison) -> &'static str {
+    match how {
+        Comparison::Equal => "",
+        Comparison::NotEqual => "! ",
+    }
+}
+
+impl Links<'_> {
+    /// Returns what the kernel compares with the beginning of a name that is padded with NULs.
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Links::Named(name) => {
+                let mut bytes = name.as_bytes().to_vec();
+                bytes.resize(libc::IFNAMSIZ, 0);
+                bytes
+            }
+            Links::WithPrefix(prefix) => prefix.as_bytes().to_vec(),
+        }
+    }
+
+    fn text(&self) -> String {
+        match self {
+            Links::Named(name) => name.clone().into_owned(),
+            Links::WithPrefix(prefix) => format!("{prefix}+"),
+        }
+    }
+}
+
+impl ConnectionState {
+    /// Returns struct xt_conntrack_mtinfo3 that compares only the state.
+    fn info(self) -> Vec<u8> {
+        /// XT_CONNTRACK_STATE
+        const STATE: u8 = 1;
+        let bits = match self {
+            // XT_CONNTRACK_STATE_BIT of IP_CT_ESTABLISHED and IP_CT_RELATED
+            ConnectionState::Established => 1 << 1 | 1 << 2,
+            // XT_CONNTRACK_STATE_DNAT
+            ConnectionState::Translated => 1 << 7,
+        };
+        blob(168, &[], &[short_number(146, STATE), short_number(150, bits)].concat())
     }
 }
 
@@ -128,6 +236,9 @@ impl Target<'_> {
     fn append_to<'t>(&self, rule: RuleSpec<'t>, family: Family) -> RuleSpec<'t> {
         match self {
             Target::Jump(chain) => rule.jump(chain),
+            Target::Accept => rule.verdict(Verdict::Accept),
+            Target::Drop => rule.verdict(Verdict::Drop),
+            Target::Return => rule.verdict(Verdict::Return),
             Target::Translate(to) => rule.compat_target("DNAT", 2, &dnat_info(*to)),
             // struct nf_nat_ipv4_multi_range_compat with one range, or struct nf_nat_range
             Target::Masquerade if family == Family::Ipv4 => {
@@ -144,6 +255,9 @@ impl Target<'_> {
     fn text(&self) -> String {
         match self {
             Target::Jump(chain) => format!("-j {chain}"),
+            Target::Accept => "-j ACCEPT".to_owned(),
+            Target::Drop => "-j DROP".to_owned(),
+            Target::Return => "-j RETURN".to_owned(),
             Target::Translate(to) => format!("-j DNAT --to-destination {to}"),
             Target::Masquerade => "-j MASQUERADE".to_owned(),
             Target::SetMark(bit) => format!("-j MARK --set-xmark {bit:#x}/{bit:#x}"),
@@ -224,27 +338,36 @@ mod tests {
         let comment = Match::Comment("dnat name: \"net1\" id: \"id1\"");
         let matches = vec![Match::Protocol(Protocol::Tcp), comment, Match::Ports(vec![8080, 9001])];
         assert_eq!(
-            NatRule::new("A", matches, Target::Jump("B")).text(),
+            Rule::new("A", matches, Target::Jump("B")).text(),
             r#"-p tcp -m comment --comment "dnat name: \"net1\" id: \"id1\"" -m multiport --dports 8080,9001 -j B"#
         );
-        let source = Match::Source("10.9.0.0/24".parse().unwrap());
+        let source = Match::source("10.9.0.0/24".parse().unwrap());
         let matches = vec![
             source,
-            Match::Destination([10, 9, 0, 1].into()),
+            Match::destination([10, 9, 0, 1].into()),
             Match::Protocol(Protocol::Sctp),
             Match::Port(Protocol::Sctp, 53),
         ];
         assert_eq!(
-            NatRule::new("A", matches, Target::Translate("[fd00::2]:53".parse().unwrap())).text(),
+            Rule::new("A", matches, Target::Translate("[fd00::2]:53".parse().unwrap())).text(),
             "-s 10.9.0.0/24 -d 10.9.0.1/32 -p sctp -m sctp --dport 53 -j DNAT --to-destination [fd00::2]:53"
         );
         assert_eq!(
-            NatRule::new("A", vec![Match::PacketMark(0x20)], Target::Masquerade).text(),
+            Rule::new("A", vec![Match::PacketMark(0x20)], Target::Masquerade).text(),
             "-m mark --mark 0x20/0x20 -j MASQUERADE"
         );
         assert_eq!(
-            NatRule::new("A", vec![Match::ToThisHost], Target::SetMark(1 << 31)).text(),
+            Rule::new("A", vec![Match::ToThisHost], Target::SetMark(1 << 31)).text(),
             "-m addrtype --dst-type LOCAL -j MARK --set-xmark 0x80000000/0x80000000"
+        );
+        let matches = vec![
+            Match::input_link("br0"),
+            Match::OutputLink(Comparison::NotEqual, Links::WithPrefix("br".into())),
+            Match::Connection(ConnectionState::Established),
+        ];
+        assert_eq!(
+            Rule::new("A", matches, Target::Drop).text(),
+            "-i br0 ! -o br+ -m conntrack --ctstate RELATED,ESTABLISHED -j DROP"
         );
     }
 
@@ -261,5 +384,10 @@ mod tests {
         assert_eq!((info.len(), set), (296, vec![0, 2, 268, 271, 274, 277, 284]));
         let info = dnat_info("[fd00::2]:80".parse().unwrap());
         assert_eq!((info.len(), info[19], info[35], &info[36..40]), (48, 2, 2, &[0, 80, 0, 80][..]));
+        for (state, bits) in [(ConnectionState::Established, 0x06), (ConnectionState::Translated, 0x80)] {
+            let info = state.info();
+            let set: Vec<(usize, u8)> = info.iter().copied().enumerate().filter(|(_, byte)| *byte != 0).collect();
+            assert_eq!((info.len(), set), (168, vec![(146, 1), (150, bits)]));
+        }
     }
 }

@@ -1,0 +1,183 @@
+//! Evidence about other attachments on this host: the leases of `host-local`, aliases, and the links that results name. Chained
+//! plugins need it for objects that do not say whose they are.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::net::IpAddr;
+use std::path::Path;
+
+use linux::netlink::Netlink;
+
+use crate::error::Result;
+use crate::key::{AliasOwner, AttachmentKey};
+use crate::name::IfName;
+use crate::plugin::Attachment;
+use crate::result::{AddResult, Interface};
+
+/// Where the reference's `host-local` keeps leases, unless the configuration names another directory.
+const LEASES: &str = "/var/lib/cni/networks";
+
+/// Returns the name of the attachment's link on this host, as far as the previous result names it: the last one without a
+/// namespace before the container's own interface, or else the first.
+pub fn host_link<'a>(result: &'a AddResult, at: &Attachment) -> Option<&'a str> {
+    let guest =
+        result.interfaces.iter().position(|found| found.name == at.ifname.as_str() && !found.sandbox.is_empty());
+    let on_host = |found: &&'a Interface| found.sandbox.is_empty() && IfName::from_config(&found.name).is_ok();
+    let before = result.interfaces.iter().take(guest.unwrap_or_default()).rfind(on_host);
+    before.or_else(|| result.interfaces.iter().find(on_host)).map(|found| found.name.as_str())
+}
+
+/// Returns whether an alias may name an attachment of this container to this network.
+pub fn may_name(alias: &str, network: &str, container: &str) -> bool {
+    AliasOwner::parse(alias)
+        .is_some_and(|owner| owner.network == network && owner.attachment.is_none_or(|(id, _)| id == container))
+}
+
+/// Returns whether a container has a lease of a network; `None` if the network has no leases in the default directory, or
+/// they cannot be read.
+pub fn has_lease(network: &str, container: &str) -> Option<bool> {
+    Some(read_leases(network)?.iter().any(|lease| lease.container == container))
+}
+
+/// Returns whether an object for this address belongs to another attachment of the same container to the same network;
+/// `None` without evidence. `link` is the link on this host that the object names; it may be empty.
+pub fn is_sibling(host: &mut Netlink, owner: AttachmentKey<'_>, ip: IpAddr, link: &str) -> Result<Option<bool>> {
+    if let Some(is_sibling) = is_sibling_address(owner, ip) {
+        return Ok(Some(is_sibling));
+    }
+    if link.is_empty() {
+        return Ok(None);
+    }
+    Ok(match host.link(link)? {
+        None => Some(false),
+        Some(found) if owner.is_sibling_alias(&found.alias) => Some(true),
+        Some(found) if owner.aliases().contains(&found.alias) => Some(false),
+        Some(_) => None,
+    })
+}
+
+/// Returns whether an address belongs to another attachment of the same container to the same network, as far as leases
+/// prove it.
+fn is_sibling_address(owner: AttachmentKey<'_>, ip: IpAddr) -> Option<bool> {
+    let leases = read_leases(owner.network)?;
+    let ours = || leases.iter().filter(|lease| lease.container == owner.container);
+    match ours().find(|lease| lease.ip == ip) {
+        Some(lease) => Some(lease.ifname.as_deref()? != owner.ifname),
+        // The addresses of the container are leased, but this one is not: it had it earlier.
+        None => ours().next().map(|_| false),
+    }
+}
+
+/// Returns the leases of a container in all networks.
+pub fn leases_of(container: &str) -> Vec<Lease> {
+    let leases = networks().into_iter().filter_map(|network| read_leases(&network)).flatten();
+    leases.filter(|lease| lease.container == container).collect()
+}
+
+/// Returns the addresses that are leased to an attachment.
+pub fn leased_addresses(owner: AttachmentKey<'_>) -> Vec<IpAddr> {
+    let leases = read_leases(owner.network).unwrap_or_default();
+    leases.iter().filter(|lease| lease.is_of(owner)).map(|lease| lease.ip).collect()
+}
+
+/// Returns whether a lease of any network gives an address to another attachment.
+pub fn is_leased_to_other(owner: AttachmentKey<'_>, ip: IpAddr) -> bool {
+    networks().into_iter().any(|network| {
+        let path = Path::new(LEASES).join(&network).join(ip.to_string());
+        fs::read_to_string(path).is_ok_and(|text| !Lease::parse(&network, ip, &text).is_of(owner))
+    })
+}
+
+/// Returns the names of the networks with leases.
+fn networks() -> Vec<String> {
+    let networks = fs::read_dir(LEASES).into_iter().flatten().flatten();
+    networks.filter_map(|network| network.file_name().into_string().ok()).collect()
+}
+
+/// A lease of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The network.
+    pub network: String,
+    /// The address.
+    pub ip: IpAddr,
+    container: String,
+    /// The interface; `None` if an early version wrote the lease.
+    pub ifname: Option<String>,
+}
+
+impl Lease {
+    /// Parses the file of a lease: the container ID, and on the next line the interface.
+    fn parse(network: &str, ip: IpAddr, text: &str) -> Lease {
+        let mut lines = text.lines().map(|line| line.trim().to_owned());
+        Lease {
+            network: network.to_owned(),
+            ip,
+            container: lines.next().unwrap_or_default(),
+            ifname: lines.next().filter(|name| !name.is_empty()),
+        }
+    }
+
+    /// Returns whether the lease belongs to this attachment. One without an interface belongs to all of the container.
+    fn is_of(&self, owner: AttachmentKey<'_>) -> bool {
+        self.network == owner.network
+            && self.container == owner.container
+            && self.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname)
+    }
+}
+
+/// Reads the leases of a network; `None` if it has no directory, or they cannot be read.
+fn read_leases(network: &str) -> Option<Vec<Lease>> {
+    let mut leases = Vec::new();
+    for file in fs::read_dir(Path::new(LEASES).join(network)).ok()? {
+        let file = file.ok()?;
+        // The files of addresses, not the lock and the last address.
+        let Some(ip) = file.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let text = match fs::read_to_string(file.path()) {
+            // The lease ended meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            text => text.ok()?,
+        };
+        leases.push(Lease::parse(network, ip, &text));
+    }
+    Some(leases)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::name::ContainerId;
+
+    #[test]
+    fn a_lease_belongs_to_one_attachment() {
+        let owner = AttachmentKey { network: "net1", container: "c1", ifname: "eth0" };
+        let is_of = |network: &str, text: &str| Lease::parse(network, [10, 1, 0, 2].into(), text).is_of(owner);
+        assert!(is_of("net1", "c1\r\neth0") && is_of("net1", "c1\neth0\n") && is_of("net1", "c1"));
+        assert!(!is_of("net1", "c1\r\neth1") && !is_of("net1", "c2\r\neth0") && !is_of("net2", "c1\r\neth0"));
+        assert!(!is_of("net1", ""));
+    }
+
+    #[test]
+    fn the_link_of_an_attachment_is_found_in_the_results_of_different_plugins() {
+        let at = Attachment {
+            container: ContainerId::parse("c1".as_ref()).unwrap(),
+            ifname: IfName::from_config("eth0").unwrap(),
+            netns: None,
+        };
+        type Interfaces<'a> = &'a [(&'a str, &'a str)];
+        let cases: [(Interfaces<'_>, Option<&str>); 7] = [
+            (&[("cni0", ""), ("veth1", ""), ("eth0", "/n")], Some("veth1")),
+            (&[("veth1", ""), ("eth0", "/n")], Some("veth1")),
+            (&[("cali1", "")], Some("cali1")),
+            (&[("eth0", "/n")], None),
+            (&[], None),
+            (&[("a name too long for a link", ""), ("eth0", "/n")], None),
+            (&[("cni0", ""), ("veth1", ""), ("eth0", "/n"), ("bwp1", "")], Some("veth1")),
+        ];
+        for (interfaces, want) in cases {
+            let interfaces = interfaces.iter().map(|(name, sandbox)| Interface::new(*name, None, *sandbox)).collect();
+            let result = AddResult { interfaces, ..AddResult::default() };
+            assert_eq!(host_link(&result, &at), want, "{result:?}");
+        }
+    }
+}
