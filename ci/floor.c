@@ -1,20 +1,22 @@
-/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`, and of
- * `portmap`. ci/bench compiles it (no C library; system calls and netlink messages are coded by hand) and measures how far
- * the plugins are from it. It is a yardstick, not a plugin. Under the names bridge, host-local, loopback and portmap it
- * supports ADD, DEL and VERSION.
+/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`, of `portmap`
+ * and of `firewall`. ci/bench compiles it (no C library; system calls and netlink messages are coded by hand) and measures
+ * how far the plugins are from it. It is a yardstick, not a plugin. Under the names bridge, host-local, loopback, portmap
+ * and firewall it supports ADD, DEL and VERSION.
  *
  * Like the plugins, it reads its configuration, takes the next free address under the lock of the lease directory and
  * writes the lease and the pointer; creates the veth pair in its final place in one message, with one queue of each kind,
  * as a port of the bridge; sets it up, with addresses and default routes, and with the settings of the reference
  * (accept_dad, arp_notify; keep_addr_on_down and ndisc_notify with IPv6); makes sure that the gateway addresses exist;
  * adds the masquerade rule; prints the result. As portmap, it adds the attachment, its ports and its masquerade to the
- * sets of an existing table, in one datagram. An error of the kernel ends it with status 1.
+ * sets of an existing table, in one datagram. As firewall, it appends the rules of the address to an existing chain, in
+ * one datagram. An error of the kernel ends it with status 1.
  *
  * It omits:
  * - JSON and validation of the input: its parameters are at the beginning of the configuration, as
  *   {"floor": "NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
  *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, - none.
- *   As portmap, it publishes N ports from 20000 on for the ports from 30000 on of 10.80.0.2/24; the result is fixed.
+ *   As portmap, it publishes N ports from 20000 on for the ports from 30000 on of 10.80.0.2/24; as firewall, it accepts
+ *   the traffic of that address. The result is fixed.
  * - rollback, timeouts and useful errors
  * - waiting until the port forwards and the addresses are reachable
  * - earlier leases of the same container, atomic creation of leases, the index: it tries one address after the other.
@@ -23,6 +25,7 @@
  * - reading back the objects that the kernel created: the link, its state, the bridge's addresses
  * - nftables table and chains, which ci/bench creates, and the lease directory; the search for rules of other
  *   implementations, for the same port in other tables, for the route to the container, and reading route_localnet
+ * - the search for firewalld, for legacy tables of iptables, for rules of an earlier ADD and for an ingress policy
  * - enabling IP forwarding, unless it creates the bridge; disable_ipv6
  * - VLANs, macspoofchk, iptables, CHECK, STATUS and GC
  */
@@ -33,6 +36,7 @@
 #include <linux/if_link.h>
 #include <linux/netfilter.h>
 #include <linux/netfilter/nf_tables.h>
+#include <linux/netfilter/nf_tables_compat.h>
 #include <linux/netfilter/nfnetlink.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
@@ -371,7 +375,8 @@ static void set(const char *before, const char *name, const char *after, const c
 
 /* Masquerade: "source address, and destination not in the subnet: masquerade", like the reference's rule. */
 
-static const char table[] = "cni_plugins_masquerade", chain[] = "masq_checks";
+static const char *table = "cni_plugins_masquerade", *chain = "masq_checks";
+static byte table_family = NFPROTO_INET;
 
 static char *comment(char *to)
 {
@@ -387,7 +392,7 @@ static void frontier(int type, int subsystem)
 
 static struct nlmsghdr *rule(int type, int flags)
 {
-    struct nfgenmsg head = {NFPROTO_INET, NFNETLINK_V0, 0};
+    struct nfgenmsg head = {table_family, NFNETLINK_V0, 0};
     struct nlmsghdr *new = message(NFNL_SUBSYS_NFTABLES << 8 | type, flags, &head, sizeof head);
     string(NFTA_RULE_TABLE, table);
     string(NFTA_RULE_CHAIN, chain);
@@ -567,6 +572,44 @@ static void publish(int adds)
     frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
     transmit(nft);
     answered(nft, answer);
+}
+
+/* Accepted traffic: rules in the form of iptables, in its table. */
+
+enum { ESTABLISHED = 1 << 1 | 1 << 2, TRANSLATED = 1 << 7 };
+
+/* Compares the state of the connection, unless it is 0. */
+static void accept(const byte ip[4], int offset, int state, int flags)
+{
+    byte note[300], info[168] = {[146] = 1 /* XT_CONNTRACK_STATE */, [150] = (byte)state};
+    struct nlmsghdr *new = rule(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND | flags);
+    struct nlattr *all = nest(NFTA_RULE_EXPRESSIONS), *data, *element;
+    load(offset, 4);
+    compare(NFT_CMP_EQ, ip, 4);
+    if (state) {
+        element = expression("match", &data);
+        string(NFTA_MATCH_NAME, "conntrack");
+        big(NFTA_MATCH_REV, 3);
+        attribute(NFTA_MATCH_INFO, info, sizeof info);
+        closed(data), closed(element);
+    }
+    element = expression("counter", &data);
+    closed(data), closed(element);
+    element = expression("immediate", &data);
+    big(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
+    struct nlattr *value = nest(NFTA_IMMEDIATE_DATA), *verdict = nest(NFTA_DATA_VERDICT);
+    big(NFTA_VERDICT_CODE, NF_ACCEPT);
+    closed(verdict), closed(value), closed(data), closed(element);
+    closed(all);
+    struct nlattr *protocol = nest(NFTA_RULE_COMPAT);
+    big(NFTA_RULE_COMPAT_PROTO, 0);
+    big(NFTA_RULE_COMPAT_FLAGS, 0);
+    closed(protocol);
+    int text = (int)(comment((char *)note + 2) - (char *)note) - 2 + 1;
+    note[0] = 200; /* a mark, which the tools do not show */
+    note[1] = (byte)text;
+    attribute(NFTA_RULE_USERDATA, note, text + 2);
+    done(new);
 }
 
 /* The commands */
@@ -775,14 +818,40 @@ static _Noreturn void loopback(int up)
     print(append(to, "{\"address\": \"::1/128\", \"interface\": 0}]}"));
 }
 
+/* Prints the previous result of portmap and firewall. */
+static _Noreturn void print_container(void)
+{
+    char *to = append(output, "{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"ports\"}, {\"name\": \"vethports\"}, ");
+    to = append(to, "{\"name\": \"eth0\", \"sandbox\": \"/run/netns/none\"}], ");
+    print(append(to, "\"ips\": [{\"address\": \"10.80.0.2/24\", \"interface\": 2}]}"));
+}
+
 static _Noreturn void portmap(int adds)
 {
     publish(adds);
     if (!adds)
         end(0);
-    char *to = append(output, "{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"ports\"}, {\"name\": \"vethports\"}, ");
-    to = append(to, "{\"name\": \"eth0\", \"sandbox\": \"/run/netns/none\"}], ");
-    print(append(to, "\"ips\": [{\"address\": \"10.80.0.2/24\", \"interface\": 2}]}"));
+    print_container();
+}
+
+static _Noreturn void firewall(int adds)
+{
+    const byte ip[] = {10, 80, 0, 2};
+    table = "filter", chain = "CNI-FORWARD", table_family = NFPROTO_IPV4;
+    if (!adds) {
+        reveal();
+        end(0);
+    }
+    long nft = netlink(NETLINK_NETFILTER);
+    frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
+    accept(ip, 16, ESTABLISHED, 0);
+    accept(ip, 12, 0, 0);
+    accept(ip, 16, TRANSLATED, NLM_F_ACK);
+    unsigned answer = sequence;
+    frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
+    transmit(nft);
+    answered(nft, answer);
+    print_container();
 }
 
 _Noreturn void begin(char **stack)
@@ -813,6 +882,8 @@ _Noreturn void begin(char **stack)
         loopback(adds);
     if (starts(program, "portmap"))
         portmap(adds);
+    if (starts(program, "firewall"))
+        firewall(adds);
     if (starts(program, "bridge")) {
         if (adds)
             add();

@@ -237,6 +237,11 @@ def is_common(table, chain, expression=None):
     # The chains of the reference, the rules in them, and the jumps to them. A rule in CNI-HOSTPORT-DNAT is of a container.
     if chain.startswith("CNI-HOSTPORT-"):
         return expression is None or chain != "CNI-HOSTPORT-DNAT"
+    # Those of firewall, in the form of the reference. Ingress policies belong to bridges.
+    if chain.startswith("CNI-ISOLATION-") or chain in ("CNI-FORWARD", "CNI-ADMIN") and expression is None:
+        return True
+    if expression is not None and chain in ("FORWARD", "CNI-FORWARD"):
+        return any(f'"target": "{other}' in expression for other in ("CNI-FORWARD", "CNI-ADMIN", "CNI-ISOLATION-"))
     return table == PORTS or expression is not None and '"CNI-HOSTPORT-' in expression and not chain.startswith("CNI-")
 
 

@@ -29,3 +29,17 @@ containers are gone. To avoid this, install cni0 again, detach these containers,
 ports that cni0 has published, also those of running containers: "nft delete table inet cni_hostport".
 WARNING
 }
+
+# warn_of_left_acceptance: warns if there are rules that accept connections to published ports of containers, which no other
+# firewall plugin adds or removes.
+warn_of_left_acceptance() {
+    left=$(for save in iptables-save ip6tables-save; do
+        ! command -v $save >/dev/null || $save 2>/dev/null || :
+    done | grep -c '^-A CNI-FORWARD -d .* --ctstate DNAT -j ACCEPT$') || left=0
+    [ "$left" -gt 0 ] || return 0
+    cat >&2 <<WARNING
+warning: $left addresses of containers have a rule that no other firewall plugin removes: it accepts connections to published
+ports, also for the next container with the address. To avoid this, install cni0 again, detach these containers, and then
+remove cni0. To delete the rules afterwards: "iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
+WARNING
+}

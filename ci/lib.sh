@@ -33,14 +33,27 @@ need() {
     fi
     say "installing ${missing[*]}"
     apt-get -q update >/dev/null
-    # Only the programs are needed, not services: apt-get starts none if it cannot see systemd.
-    local apt=(apt-get)
+    install_packages "${missing[@]}" || die "apt-get could not install ${missing[*]}"
+}
+
+# install_packages PACKAGE ...: only the programs are needed. No service is started, neither now (apt-get starts none if it
+# cannot see systemd, or if policy-rc.d forbids it) nor at the next boot: firewalld would change the network of this machine.
+install_packages() (
+    apt=(apt-get) policy=/usr/sbin/policy-rc.d
     # shellcheck disable=SC2016  # expanded by that sh
     [ ! -d /run/systemd/system ] || apt=(unshare --mount -- sh -c 'mount -t tmpfs tmpfs /run/systemd && exec apt-get "$@"' -)
+    if [ ! -e $policy ]; then # an existing one is the administrator's
+        trap 'rm -f $policy' EXIT
+        trap 'exit 1' INT TERM
+        printf '#!/bin/sh\nexit 101\n' >$policy
+        chmod 755 $policy
+    fi
     DEBIAN_FRONTEND=noninteractive DEBCONF_NOWARNINGS=yes \
-        "${apt[@]}" -qy install --no-install-recommends "${missing[@]}" >/dev/null ||
-        die "apt-get could not install ${missing[*]}"
-}
+        "${apt[@]}" -qy install --no-install-recommends "$@" >/dev/null || exit 1
+    if [[ " $* " == *" firewalld "* ]] && command -v systemctl >/dev/null; then
+        systemctl --quiet disable firewalld.service || true
+    fi
+)
 
 # can_install PACKAGE: checks that this user can install the package and that Debian has it.
 can_install() {

@@ -79,7 +79,7 @@ def all_targets(results):
         value = counted(measure, "processes")
         return value and value - 1
 
-    masquerade, portmap = "bridge masquerade ADD", "portmap, 1 port ADD"
+    masquerade, portmap, firewall = "bridge masquerade ADD", "portmap, 1 port ADD", "firewall ADD"
     size = results.data["sizes"].get(OURS)
     size = size and size / results.data.get("plugins", 3)
     return [
@@ -123,6 +123,10 @@ def all_targets(results):
           for command in ("ADD", "CHECK", "DEL")),
         ("portmap, first packet, 1000 published ports to 1",
          ratio("portmap first packet, 1000 ports", OURS, OURS, other="portmap first packet, 1 port"), "<=", 1.2),
+        *((f"firewall {command}, reference to ours", ratio(f"firewall {command}", THEIRS, OURS), ">=", 15)
+          for command in ("ADD", "DEL")),
+        ("firewall ADD, to the floor", ratio(firewall, OURS, FLOOR), "<=", 1.5),
+        ("firewall ADD, processes started", processes(firewall), "<=", 0),
         ("size of each installed plugin, KiB", size and size / 1024, "<", SIZE // 1024),
     ]
 

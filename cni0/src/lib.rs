@@ -18,6 +18,7 @@ macro_rules! tables {
 // One line for each plugin: `ci/lib.sh` and `testing` read the names of the crates here, which are those of the plugins.
 tables! {
     bridge::Bridge,
+    firewall::Firewall,
     host_local::HostLocal,
     loopback::Loopback,
     portmap::Portmap,

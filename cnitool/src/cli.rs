@@ -169,7 +169,7 @@ container, such as a node of kind, and in the namespaces of that container.",
         summary: "restore flushed rules and published ports",
         options: &[("--json", "print JSON, with ids at full length")],
         text: "\
-Checks every attachment in the cache, adds masquerade rules and published ports
+Checks every attachment in the cache, adds firewall rules and published ports
 that are missing, and calls CHECK of the network's plugins:
 
   ok        nothing was missing

@@ -191,7 +191,7 @@ impl Plan {
             let owner = self.dead.iter().find(|at| at.owns(object));
             let (container, why) = match &object.owner {
                 Owner::Marked(_) => ("-", "its container is gone"),
-                Owner::Port(_) => ("-", "its port is gone"),
+                Owner::Port(_) => ("-", "its link is gone"),
                 Owner::Container(id) => (id.as_str(), "its container is gone"),
             };
             let container = owner.map_or(container, |at| at.container.as_str());

@@ -132,7 +132,7 @@ fn port<'a>(node: &'a Node, netlink: &mut Netlink, master: &Link, link: &'a Link
         _ => true,
     };
     let is_its = |object: &&Object| match &object.owner {
-        Owner::Port(port) => *port == link.name,
+        Owner::Port(name) => [&link.name, &master.name].contains(&name),
         Owner::Marked(_) => marks.as_ref().is_some_and(|marks| marks.match_object(object)),
         Owner::Container(_) => marks.as_ref().is_some_and(|marks| marks.match_object(object)) && leads_here(object),
     };

@@ -205,12 +205,14 @@ pub(crate) fn bar(used: u128, all: u128, width: usize) -> String {
 
 /// Returns the number and the noun in singular or plural, such as `1 lease` or `2 leases`.
 pub(crate) fn count(number: usize, what: &str) -> String {
-    let end = match what {
-        _ if number == 1 => "",
-        _ if what.ends_with('s') => "es",
-        _ => "s",
-    };
-    format!("{number} {what}{end}")
+    match what {
+        _ if number == 1 => format!("{number} {what}"),
+        _ if what.ends_with('s') => format!("{number} {what}es"),
+        _ => match what.strip_suffix("cy") {
+            Some(start) => format!("{number} {start}cies"),
+            None => format!("{number} {what}s"),
+        },
+    }
 }
 
 #[cfg(test)]
@@ -271,5 +273,6 @@ mod tests {
     fn nouns_have_a_plural() {
         assert_eq!((count(1, "lease").as_str(), count(2, "lease").as_str()), ("1 lease", "2 leases"));
         assert_eq!(count(2, "address"), "2 addresses");
+        assert_eq!(count(2, "ingress policy"), "2 ingress policies");
     }
 }

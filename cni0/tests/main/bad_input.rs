@@ -301,7 +301,7 @@ fn of_any_size_needs_little_memory() {
         call.attachment("c1", "eth0", "/run/netns/c1").stdin(stdin).run()
     };
     for (stdin, code) in refused {
-        run("ADD", 12_000, stdin).error(code);
+        run("ADD", 16_000, stdin).error(code);
     }
     // GC's list can be as long as the node has containers: the limit is its size plus a little.
     let attachment = format!("{{\"containerID\": \"{}\", \"ifname\": \"eth0\"}},", "a".repeat(64));

@@ -54,8 +54,12 @@ fn around(plugin: &str, path: &str) -> Value {
         }
         _ => {}
     }
+    if ["portmap", "firewall"].contains(&plugin) {
+        let interfaces = json!([{"name": "lo"}]);
+        let ips = json!([{"address": "10.22.0.2/16"}]);
+        config["prevResult"] = json!({"cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips});
+    }
     if plugin == "portmap" {
-        config["prevResult"] = json!({"cniVersion": "1.1.0", "ips": [{"address": "10.22.0.2/16"}]});
         let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
         config["runtimeConfig"] = json!({"portMappings": [mapping]});
     }

@@ -80,7 +80,7 @@ fn left_without_network(node: &Node) -> Vec<Finding> {
         .collect()
 }
 
-/// Reports the objects of ports that are gone.
+/// Reports the objects of ports and bridges that are gone.
 fn left_of_ports(node: &Node) -> Vec<Finding> {
     let is_left = |object: &Object| matches!(&object.owner, Owner::Port(port) if node.link(port).is_none());
     let of_kind = |kind| node.objects.iter().filter(|object| object.kind == kind && is_left(object)).count();
@@ -90,7 +90,7 @@ fn left_of_ports(node: &Node) -> Vec<Finding> {
         .map(|(kind, count)| Finding {
             check: kind.name,
             level: Level::Warn,
-            what: format!("{} of ports that are gone", table::count(count, kind.noun)),
+            what: format!("{} of links that are gone", table::count(count, kind.noun)),
             remedy: "cnitool prune".to_owned(),
         })
         .collect()

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni::inspect::{Bridge, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage};
+use cni::inspect::{Bridge, ForwardChain, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage};
 use cni::{Call, Error, Result};
 use cni0::INSPECT;
 use linux::ip::Cidr;
@@ -117,6 +117,16 @@ impl Network {
     /// Returns whether a plugin of the network creates objects of this kind.
     pub(crate) fn creates(&self, kind: &Kind) -> bool {
         self.parts.iter().any(|part| part.plugin.kinds().contains(kind))
+    }
+
+    /// Returns whether a plugin of the network makes a chain accept the packets of containers.
+    pub(crate) fn accepts_in(&self, chain: ForwardChain<'_>) -> Result<bool> {
+        for part in &self.parts {
+            if part.with_call(|call| part.plugin.accepts_in(call, chain))? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the error of an ADD if the addresses of the gateway's link conflict with those of the gateways.

@@ -15,6 +15,7 @@ mod command_line;
 mod configurations;
 mod demo;
 mod doctor;
+mod firewall;
 mod gc;
 mod leases;
 mod node;

@@ -1,0 +1,263 @@
+//! ADD: accepts the traffic of an attachment, and applies the ingress policy.
+
+use std::cell::RefCell;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
+use linux::iptables::{FAMILIES, Plan, Step, Tools, View, change, change_legacy};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{self, Nftables};
+use log::{debug, warn};
+
+use crate::config::{Backend, Config};
+use crate::filter::{Acceptance, FILTER, FORWARD};
+use crate::firewalld::{Firewalld, Scope, not_running};
+use crate::policy::{self, Policy};
+use crate::removal;
+
+/// The remedy if nf_tables is unavailable.
+pub(crate) const FIX_HINT: &str = "load the kernel modules nf_tables, nft_compat, nft_counter and xt_conntrack";
+
+/// The traffic of an attachment, as far as the host's firewall must know of it.
+#[derive(Debug)]
+pub(crate) struct Traffic<'a> {
+    pub(crate) owner: AttachmentKey<'a>,
+    pub(crate) config: &'a Config,
+    /// The addresses of the container.
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) policy: Option<Policy>,
+    /// The mark of the rules.
+    mark: String,
+}
+
+/// Where rules are added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    Nft,
+    Legacy,
+}
+
+impl<'a> Traffic<'a> {
+    /// Returns the traffic of the attachment with this previous result.
+    pub(crate) fn new(
+        call: &'a Call<'_>,
+        at: &'a Attachment,
+        config: &'a Config,
+        result: &AddResult,
+        host: &mut Netlink,
+    ) -> Result<Traffic<'a>> {
+        let owner = AttachmentKey::new(call, at);
+        let policy = Policy::find(host, owner.network, config.ingress, result, at)?;
+        Ok(Traffic { config, ips: addresses(result), policy, mark: owner.comment(), owner })
+    }
+
+    /// Returns traffic that does not exist, to find out what an ADD would do.
+    pub(crate) fn imaginary(config: &'a Config, ip: IpAddr, policy: Option<Policy>) -> Traffic<'a> {
+        let owner = AttachmentKey { network: "", container: "", ifname: "" };
+        Traffic { config, ips: vec![ip], policy, mark: owner.comment(), owner }
+    }
+
+    /// Accepts the traffic. Replaces what an earlier ADD of the same attachment did.
+    pub(crate) fn accept(&self, host: Netlink) -> Result<()> {
+        let firewalld = connect(self.config)?;
+        let mut undo = Undo::new(host);
+        match self.accept_with(firewalld, &mut undo) {
+            Ok(()) => {
+                undo.commit();
+                Ok(())
+            }
+            Err(error) => Err(undo.roll_back(error)),
+        }
+    }
+
+    fn accept_with<'s>(&'s self, firewalld: Option<Firewalld>, undo: &mut Undo<'s, Netlink>) -> Result<()> {
+        if let Some(policy) = self.policy.as_ref().filter(|policy| policy.port_to_isolate().is_some()) {
+            undo.push("restore the settings of the port", |host| policy.restore(host));
+            policy.isolate(undo.context())?;
+        }
+        let uses_firewalld = firewalld.is_some();
+        if let Some(mut firewalld) = firewalld {
+            for ip in &self.ips {
+                if !firewalld.query(&self.config.zone, *ip)? {
+                    undo.push(format!("remove {ip} from the zone"), |_| self.unbind(*ip));
+                    firewalld.add(&self.config.zone, *ip)?;
+                }
+            }
+        }
+        let mut nft = Nftables::open()?;
+        let mut in_nft = Vec::new();
+        for tools in &FAMILIES {
+            for place in self.places(&mut nft, tools)? {
+                match place {
+                    Place::Nft => in_nft.push(tools),
+                    Place::Legacy => self.add_to_legacy(tools, uses_firewalld, undo)?,
+                }
+            }
+        }
+        undo.push("remove the rules", |_| removal::remove_marked(self.owner));
+        match self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld) {
+            Err(error) if nft::is_unavailable(&error) && self.config.backend != Backend::Nftables => {
+                debug!("nf_tables is unavailable, use the tools of iptables: {error}");
+                let wanted = in_nft.into_iter().filter(|tools| self.ips.iter().any(|ip| tools.includes(*ip)));
+                for tools in wanted {
+                    self.add_to_legacy(tools, uses_firewalld, undo)
+                        .map_err(|second| second.details(format!("nf_tables: {error}")))?;
+                }
+                Ok(())
+            }
+            outcome => outcome.map_err(with_fix_hint),
+        }
+    }
+
+    fn unbind(&self, ip: IpAddr) -> Result<()> {
+        match Firewalld::connect()? {
+            Some(mut firewalld) => firewalld.remove(&self.config.zone, ip, Scope::GivenZone),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the tables of a family to which rules are added: the legacy table if it is in use, and that in nf_tables
+    /// unless only the legacy one is in use. A packet must pass both.
+    pub(crate) fn places(&self, nft: &mut Nftables, tools: &Tools) -> Result<Vec<Place>> {
+        if self.config.backend == Backend::Nftables || tools.legacy_table_in_use(FILTER)?.is_none() {
+            return Ok(vec![Place::Nft]);
+        }
+        let is_in_both = nft.has_chain(tools.table(FILTER).chain(FORWARD))?;
+        Ok(if is_in_both { vec![Place::Legacy, Place::Nft] } else { vec![Place::Legacy] })
+    }
+
+    /// Adds rules to the tables in nf_tables, in one transaction. Usually the shared chains exist, and rules are only
+    /// appended: then the transaction depends on nothing that was read before. Otherwise it is repeated if any ruleset
+    /// changes meanwhile, so that ADDs at the same time add the shared rules once.
+    fn add_to_nft(
+        &self,
+        nft: &mut Nftables,
+        host: &mut Netlink,
+        families: &[&'static Tools],
+        uses_firewalld: bool,
+    ) -> Result<()> {
+        if self.policy.is_none() {
+            let (mut edits, mut is_independent) = (Vec::new(), true);
+            for tools in families {
+                let table = tools.table(FILTER);
+                let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?;
+                is_independent &= plan.steps.iter().all(|step| matches!(step, Step::Append(_)));
+                edits.extend(plan.edits(table));
+            }
+            if edits.is_empty() {
+                return Ok(());
+            }
+            if is_independent {
+                match nft.apply(&edits) {
+                    // A shared chain was deleted meanwhile.
+                    Err(error) if error.errno() == Some(libc::ENOENT) => {}
+                    outcome => return Ok(outcome?),
+                }
+            }
+        }
+        change(nft, FILTER, families, |tools, view| self.plan(tools, view, host, uses_firewalld)).map(drop)
+    }
+
+    /// Adds rules with the tools of iptables.
+    fn add_to_legacy<'s>(
+        &'s self,
+        tools: &'static Tools,
+        uses_firewalld: bool,
+        undo: &mut Undo<'s, Netlink>,
+    ) -> Result<()> {
+        let added = Rc::new(RefCell::new(Vec::new()));
+        let steps = Rc::clone(&added);
+        undo.push("remove the rules from the legacy table", move |_| {
+            let steps = steps.borrow();
+            change_legacy(tools, FILTER, |view| revert(view, tools, &steps))?;
+            // Without a legacy table, the tools may have written to nf_tables.
+            if tools.legacy_table(FILTER)?.is_none() {
+                change(&mut Nftables::open()?, FILTER, &[tools], |_, view| revert(view, tools, &steps))?;
+            }
+            Ok(())
+        });
+        let host = undo.context();
+        change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+            let plan = self.plan(tools, view, host, uses_firewalld)?;
+            added.replace(plan.steps.clone());
+            Ok(plan)
+        })
+        .map(drop)
+    }
+
+    /// Returns the steps that add all rules of a family, and remove those of an earlier ADD.
+    pub(crate) fn plan(
+        &self,
+        tools: &'static Tools,
+        view: &mut View<'_>,
+        host: &mut Netlink,
+        uses_firewalld: bool,
+    ) -> Result<Plan<'_>> {
+        let ips: Vec<IpAddr> = self.ips.iter().copied().filter(|ip| tools.includes(*ip)).collect();
+        let has_address = !ips.is_empty();
+        let forward = if has_address { view.rules(FORWARD)? } else { Vec::new() };
+        let acceptance = Acceptance {
+            tools,
+            owner: self.owner,
+            mark: &self.mark,
+            ips: if uses_firewalld { Vec::new() } else { ips },
+            admin_chain: &self.config.admin_chain,
+        };
+        let mut steps = acceptance.plan(view, &forward)?;
+        let policy = self.policy.as_ref().filter(|_| has_address);
+        match (policy, &self.policy) {
+            (Some(policy), _) => steps.extend(policy.plan(view, host, tools)?),
+            (None, None) => steps.extend(policy::remove(view, self.owner.network)?),
+            (None, Some(_)) => {}
+        }
+        let is_entry = |step: &Step<'_>| matches!(step, Step::Prepend(rule) if rule.chain == FORWARD);
+        let entry_is_new = steps.iter().any(is_entry);
+        steps.extend(policy::lead(&forward, policy.is_some(), entry_is_new));
+        Ok(Plan { steps, removed: vec![] })
+    }
+}
+
+/// Returns the steps that remove the rules that `added` has added.
+fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<Plan<'a>> {
+    let mut steps = Vec::new();
+    for step in added {
+        let (Step::Append(rule) | Step::Prepend(rule)) = step else { continue };
+        let listed = view.rules(rule.chain)?.into_iter().find(|listed| listed.is_same_as(rule, tools.family));
+        steps.extend(listed.map(|listed| Step::Delete(rule.chain, listed)));
+    }
+    Ok(Plan { steps, removed: vec![] })
+}
+
+/// Returns the addresses of a result, each once.
+pub(crate) fn addresses(result: &AddResult) -> Vec<IpAddr> {
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for ip in result.ips.iter().map(|ip| ip.address.ip()) {
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    ips
+}
+
+/// Connects to firewalld if the backend is firewalld; `None` if it is another.
+pub(crate) fn connect(config: &Config) -> Result<Option<Firewalld>> {
+    match config.backend {
+        Backend::Iptables | Backend::Nftables => Ok(None),
+        Backend::Firewalld => Firewalld::connect()?.ok_or_else(not_running).map(Some),
+        Backend::Auto => match Firewalld::connect() {
+            // It may be running.
+            Err(error) if error.code() == Code::TRY_LATER => Err(error),
+            Err(error) => {
+                warn!("cannot find out whether firewalld is running, use iptables: {error:?}");
+                Ok(None)
+            }
+            outcome => outcome,
+        },
+    }
+}
+
+/// Adds the remedy to an error if nf_tables is unavailable.
+pub(crate) fn with_fix_hint(error: Error) -> Error {
+    if nft::is_unavailable(&error) { error.details(FIX_HINT) } else { error }
+}

@@ -1,0 +1,168 @@
+//! Acceptance of container traffic by rules in the table `filter` of iptables, in the form of the reference: `iptables` lists
+//! them, and the reference's CHECK and DEL accept them.
+//!
+//! ```text
+//! -A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
+//! -A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
+//! -A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+//! -A CNI-FORWARD -s 10.9.0.2/32 -j ACCEPT
+//! -A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate DNAT -j ACCEPT
+//! ```
+//!
+//! A table of its own could not accept traffic: each base chain of a hook can drop a packet that another has accepted.
+//!
+//! The rules of an address have no comment, by which the reference would no longer find them. In nf_tables they have a mark,
+//! which the tools do not show: the comment of the attachment's other objects. In legacy tables they have no owner, as those of
+//! the reference.
+
+use std::net::IpAddr;
+
+use cni::key::mark_in;
+use cni::{AttachmentKey, Result, evidence};
+use linux::ip::Cidr;
+use linux::iptables::{ConnectionState, ListedRule, Match, Rule, Step, Target, Tools, View};
+use linux::netlink::nft::Hook;
+
+/// The name of the table.
+pub(crate) const FILTER: &str = "filter";
+/// The chain of all packets that are not addressed to this host.
+pub(crate) const FORWARD: &str = "FORWARD";
+/// The chain with the rules of all containers.
+pub(crate) const CONTAINERS: &str = "CNI-FORWARD";
+
+/// Returns the rules for an address, in the order of the reference.
+///
+/// Unlike the reference, the last one accepts new connections to published ports.
+pub(crate) fn address_rules(ip: IpAddr, mark: Option<&str>) -> [Rule<'_>; 3] {
+    let state = |state| vec![Match::destination(ip), Match::Connection(state)];
+    [state(ConnectionState::Established), vec![Match::source(Cidr::host(ip))], state(ConnectionState::Translated)]
+        .map(|matches| Rule { mark, ..Rule::new(CONTAINERS, matches, Target::Accept) })
+}
+
+/// Returns the rule that leads to the rules of containers.
+pub(crate) fn entry() -> Rule<'static> {
+    Rule::new(FORWARD, vec![Match::Comment("CNI firewall plugin rules")], Target::Jump(CONTAINERS))
+}
+
+/// Returns the rule that leads to the administrator's rules.
+pub(crate) fn admin_entry(chain: &str) -> Rule<'_> {
+    Rule::new(CONTAINERS, vec![Match::Comment("CNI firewall plugin admin overrides")], Target::Jump(chain))
+}
+
+/// Returns whether a rule belongs to an attachment.
+pub(crate) fn is_of(owner: AttachmentKey<'_>, rule: &ListedRule) -> bool {
+    mark_in(rule.mark()) == Some(&owner.mark())
+}
+
+/// Returns the rules of an attachment, and those without an owner.
+pub(crate) fn list(view: &mut View<'_>, owner: AttachmentKey<'_>) -> Result<Vec<ListedRule>> {
+    let mark = owner.mark();
+    Ok(view.rules_with_mark(CONTAINERS, &|found| found.is_empty() || mark_in(found) == Some(&mark))?)
+}
+
+/// Returns whether a rule is one of those for an address, with any owner.
+pub(crate) fn is_for(tools: &Tools, rule: &ListedRule, ip: IpAddr) -> bool {
+    address_rules(ip, None).iter().any(|wanted| rule.is_same_as(wanted, tools.family))
+}
+
+/// Returns whether an attachment other than `owner` has an address, as far as its rules or leases prove it.
+pub(crate) fn has_other_owner(
+    view: &mut View<'_>,
+    tools: &Tools,
+    owner: AttachmentKey<'_>,
+    ip: IpAddr,
+) -> Result<bool> {
+    if evidence::is_leased_to_other(owner, ip) {
+        return Ok(true);
+    }
+    let mark = owner.mark();
+    let others = view.rules_with_mark(CONTAINERS, &|found| !found.is_empty() && mark_in(found) != Some(&mark))?;
+    // The DEL of the reference leaves the last rule.
+    let [_, from, _] = address_rules(ip, None);
+    Ok(others.iter().any(|rule| rule.is_same_as(&from, tools.family)))
+}
+
+/// The rules of an attachment in the table of one address family.
+#[derive(Debug)]
+pub(crate) struct Acceptance<'a> {
+    pub(crate) tools: &'static Tools,
+    pub(crate) owner: AttachmentKey<'a>,
+    /// The mark of the rules.
+    pub(crate) mark: &'a str,
+    /// The addresses of the family; none if another backend accepts their traffic.
+    pub(crate) ips: Vec<IpAddr>,
+    pub(crate) admin_chain: &'a str,
+}
+
+impl<'a> Acceptance<'a> {
+    /// Returns the steps that add the rules, and that remove those of an earlier ADD. `forward` are the rules of
+    /// [`FORWARD`].
+    pub(crate) fn plan(&self, view: &mut View<'_>, forward: &[ListedRule]) -> Result<Vec<Step<'a>>> {
+        let listed = list(view, self.owner)?;
+        let mut steps = Vec::new();
+        if !self.ips.is_empty() {
+            steps.extend(self.create_chains(view, forward, &listed)?);
+        }
+        let wanted: Vec<Rule<'a>> = self.ips.iter().flat_map(|ip| address_rules(*ip, Some(self.mark))).collect();
+        let (own, ownerless): (Vec<ListedRule>, Vec<ListedRule>) =
+            listed.into_iter().partition(|rule| is_of(self.owner, rule));
+        let is_same = |rule: &ListedRule, wanted: &Rule<'_>| rule.is_same_as(wanted, self.tools.family);
+        let is_complete =
+            own.len() == wanted.len() && own.iter().zip(&wanted).all(|(rule, wanted)| is_same(rule, wanted));
+        if !is_complete {
+            steps.extend(own.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)));
+        }
+        if let View::Legacy(_) = view {
+            let is_missing = |wanted: &Rule<'a>| !ownerless.iter().any(|rule| is_same(rule, wanted));
+            steps.extend(wanted.into_iter().filter(is_missing).map(Step::Append));
+            return Ok(steps);
+        }
+        // The reference has added them, or a save and restore has lost their marks.
+        for ip in &self.ips {
+            let mut adopted: Vec<ListedRule> =
+                ownerless.iter().filter(|rule| is_for(self.tools, rule, *ip)).cloned().collect();
+            if !adopted.is_empty() && has_other_owner(view, self.tools, self.owner, *ip)? {
+                adopted.clear();
+            }
+            steps.extend(adopted.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)));
+        }
+        if !is_complete {
+            steps.extend(wanted.into_iter().map(Step::Append));
+        }
+        Ok(steps)
+    }
+
+    /// Returns the steps that create missing chains and the rules that lead to them.
+    fn create_chains(
+        &self,
+        view: &mut View<'_>,
+        forward: &[ListedRule],
+        listed: &[ListedRule],
+    ) -> Result<Vec<Step<'a>>> {
+        let mut steps = Vec::new();
+        let has_entry = forward.iter().any(|rule| rule.is_jump_to(CONTAINERS));
+        let has_admin_entry = listed.iter().any(|rule| rule.is_jump_to(self.admin_chain));
+        if !has_entry {
+            steps.extend(create_forward(view)?);
+        }
+        for (chain, is_known) in [(CONTAINERS, has_entry), (self.admin_chain, has_admin_entry)] {
+            // A rule leads to it.
+            if !is_known && !view.has_chain(chain)? {
+                steps.push(Step::CreateChain(chain));
+            }
+        }
+        if !has_entry {
+            steps.push(Step::Prepend(entry()));
+        }
+        if !has_admin_entry {
+            steps.push(Step::Prepend(admin_entry(self.admin_chain)));
+        }
+        Ok(steps)
+    }
+}
+
+/// Returns the step that creates the chain [`FORWARD`] as `iptables` would, if it does not exist.
+pub(crate) fn create_forward(view: &mut View<'_>) -> Result<Option<Step<'static>>> {
+    let exists = view.has_chain(FORWARD)?;
+    Ok((!exists).then_some(Step::CreateBaseChain(FORWARD, Hook::FORWARD)))
+}

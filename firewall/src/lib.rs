@@ -1,0 +1,77 @@
+//! The `firewall` plugin: lets traffic from and to containers pass the host's firewall, and applies ingress policies.
+//!
+//! `config` validates the keys. `add` accepts the traffic of an attachment, `check` compares, `removal` removes for DEL and GC.
+//!
+//! - `filter` has the rules in the table of iptables that accept traffic, `policy` those that drop it.
+//! - `firewalld` is the backend for hosts with firewalld: it binds container addresses to a zone. `dbus` is the client
+//!   with which it calls firewalld.
+//! - `inspect` is for `cnitool`.
+
+mod add;
+mod check;
+mod config;
+mod dbus;
+mod filter;
+mod firewalld;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod inspect;
+mod policy;
+mod removal;
+mod status;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result, evidence};
+use linux::netlink::Netlink;
+
+use add::Traffic;
+use config::Config;
+
+/// The `firewall` plugin.
+#[derive(Debug)]
+pub struct Firewall;
+
+impl Plugin for Firewall {
+    fn name(&self) -> &'static str {
+        "firewall"
+    }
+
+    /// The rules are on the host, and name addresses in the previous result.
+    fn uses_netns(&self) -> bool {
+        false
+    }
+
+    fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        let config = Config::parse(call)?;
+        let result = call.chained_result()?;
+        let mut host = Netlink::open()?;
+        let traffic = Traffic::new(call, at, &config, &result, &mut host)?;
+        traffic.accept(host)?;
+        Ok(result)
+    }
+
+    /// Removes everything of the attachment, whatever the configuration says now.
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let owner = AttachmentKey::new(call, at);
+        let mut ips = add::addresses(&call.prev_result_to_clean_up());
+        if ips.is_empty() {
+            // The IPAM plugin releases them after this plugin.
+            ips = evidence::leased_addresses(owner);
+        }
+        let (zone, backend) = Config::parse_to_clean_up(call);
+        removal::remove(owner, &ips, &zone, backend)
+    }
+
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::parse(call)?;
+        let result = call.chained_result()?;
+        check::run(&Traffic::new(call, at, &config, &result, &mut Netlink::open()?)?)
+    }
+
+    fn gc(&self, call: &Call<'_>) -> Result<()> {
+        removal::collect(&Keep::new(call.network.as_str(), &call.valid_attachments()?))
+    }
+
+    fn status(&self, call: &Call<'_>) -> Result<()> {
+        status::run(&Config::parse(call)?)
+    }
+}

@@ -1,0 +1,4 @@
+//! The `firewall` plugin as a program of its own.
+#![no_main]
+
+cni::main!(firewall::Firewall);

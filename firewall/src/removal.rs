@@ -1,0 +1,153 @@
+//! Removes what ADD added: for an attachment for DEL, for all stale attachments for GC.
+
+use std::net::IpAddr;
+
+use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result};
+use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{self, Nftables};
+use log::warn;
+
+use crate::config::{Backend, Zone};
+use crate::filter::{self, CONTAINERS, FILTER};
+use crate::firewalld::{Firewalld, Scope};
+use crate::policy::{self, STAGE_1};
+
+/// DEL: removes everything of an attachment, with every backend: the configuration, the implementation or the state of
+/// firewalld may have changed since ADD. `ips` are its addresses, if known.
+///
+/// What has no owner is removed only if no other attachment has the address. The ingress policy stays: other containers may
+/// be on the bridge.
+pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Zone, backend: Backend) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    let mut nft = Nftables::open()?;
+    let removed = failures.keep(nft::retry(|| remove_from_nft(&mut nft, owner, ips)));
+    for tools in FAMILIES.iter().filter(|tools| ips.iter().any(|ip| tools.includes(*ip))) {
+        failures.record(remove_from_legacy(&mut nft, tools, owner, ips));
+    }
+    if !ips.is_empty() {
+        // With rules, ADD did not use firewalld.
+        let is_expected = matches!(backend, Backend::Auto | Backend::Firewalld) && removed != Some(true);
+        failures.record(unbind(&mut nft, owner, ips, zone, is_expected));
+    }
+    if removed == Some(true) {
+        nft.close_detached();
+    }
+    failures.into_result()
+}
+
+/// Removes the rules with the mark of an attachment.
+pub(crate) fn remove_marked(owner: AttachmentKey<'_>) -> Result<()> {
+    let mut nft = Nftables::open()?;
+    nft::retry(|| remove_from_nft(&mut nft, owner, &[])).map(drop)
+}
+
+/// Removes the rules of an attachment from the tables in nf_tables. Returns whether there were any.
+fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
+    let mut edits = Vec::new();
+    for tools in &FAMILIES {
+        let table = tools.table(FILTER);
+        let mut view = View::Nft(nft, table);
+        let (own, ownerless): (Vec<ListedRule>, Vec<ListedRule>) =
+            filter::list(&mut view, owner)?.into_iter().partition(|rule| filter::is_of(owner, rule));
+        let mut rules = own;
+        for ip in ips.iter().filter(|ip| tools.includes(**ip)) {
+            let is_for = |rule: &&ListedRule| filter::is_for(tools, rule, *ip);
+            if ownerless.iter().any(|rule| is_for(&rule)) && !filter::has_other_owner(&mut view, tools, owner, *ip)? {
+                rules.extend(ownerless.iter().filter(is_for).cloned());
+            }
+        }
+        edits.extend(delete(rules).edits(table));
+    }
+    if edits.is_empty() {
+        return Ok(false);
+    }
+    // Handles are unique: no rule of another attachment can be meant.
+    nft.apply(&edits)?;
+    Ok(true)
+}
+
+/// Removes the rules of addresses from the legacy table.
+fn remove_from_legacy(
+    nft: &mut Nftables,
+    tools: &'static Tools,
+    owner: AttachmentKey<'_>,
+    ips: &[IpAddr],
+) -> Result<()> {
+    if !tools.legacy_table_in_use(FILTER)?.is_some_and(|table| table.has_chain(CONTAINERS)) {
+        return Ok(());
+    }
+    let ips = unshared(nft, tools, owner, ips)?;
+    let is_for_us = |rule: &ListedRule| ips.iter().any(|ip| filter::is_for(tools, rule, *ip));
+    change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+        Ok(delete(view.rules(CONTAINERS)?.into_iter().filter(is_for_us)))
+    })
+    .map(drop)
+}
+
+fn delete(rules: impl IntoIterator<Item = ListedRule>) -> Plan<'static> {
+    Plan { steps: rules.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)).collect(), removed: vec![] }
+}
+
+/// Returns the addresses of a family that no other attachment has.
+fn unshared(nft: &mut Nftables, tools: &Tools, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<IpAddr>> {
+    let mut view = View::Nft(nft, tools.table(FILTER));
+    let mut unshared = Vec::new();
+    for ip in ips.iter().filter(|ip| tools.includes(**ip)) {
+        if !filter::has_other_owner(&mut view, tools, owner, *ip)? {
+            unshared.push(*ip);
+        }
+    }
+    Ok(unshared)
+}
+
+/// Removes the addresses of an attachment from the zones of firewalld, if it is running. Returns an error if it does not
+/// answer, if ADD may have used it.
+fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Zone, is_expected: bool) -> Result<()> {
+    let mut firewalld = match Firewalld::connect() {
+        Ok(Some(firewalld)) => firewalld,
+        Ok(None) => return Ok(()),
+        Err(error) if error.code() == Code::TRY_LATER && is_expected => return Err(error),
+        Err(error) => {
+            warn!("cannot find out whether firewalld is running: {error:?}");
+            return Ok(());
+        }
+    };
+    let mut failures = ErrorCollector::default();
+    for tools in &FAMILIES {
+        for ip in failures.keep(unshared(nft, tools, owner, ips)).into_iter().flatten() {
+            failures.record(firewalld.remove(zone, ip, Scope::AnyZone));
+        }
+    }
+    failures.into_result()
+}
+
+/// GC: removes the rules of a network's attachments that are not in `keep`, and the policies of bridges that are gone.
+pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    let mut nft = Nftables::open()?;
+    let mut host = Netlink::open()?;
+    let families: Vec<&'static Tools> = FAMILIES.iter().collect();
+    let mut has_removed = false;
+    let outcome = change(&mut nft, FILTER, &families, |_, view| -> Result<Plan<'_>> {
+        let stale = view.rules_with_mark(CONTAINERS, &|mark| keep.is_stale_comment(mark))?;
+        let mut steps: Vec<Step<'_>> = stale.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)).collect();
+        steps.extend(policy::collect(view, &mut host)?);
+        has_removed |= !steps.is_empty();
+        Ok(Plan { steps, removed: vec![] })
+    });
+    failures.record(outcome.map(drop));
+    for tools in &FAMILIES {
+        let table = failures.keep(tools.legacy_table_in_use(FILTER)).flatten();
+        if table.is_some_and(|table| table.has_chain(STAGE_1)) {
+            let outcome = change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+                Ok(Plan { steps: policy::collect(view, &mut host)?, removed: vec![] })
+            });
+            failures.record(outcome.map(drop));
+        }
+    }
+    if has_removed {
+        nft.close_detached();
+    }
+    failures.into_result()
+}

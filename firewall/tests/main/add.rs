@@ -1,0 +1,237 @@
+//! ADD: the rules of the attachment, and the result.
+
+use serde_json::json;
+use testing::Lab;
+
+use crate::pod::{ADMIN, ENTRY, Pod, accepted, accepted_all, config, containers, rules, ruleset, with};
+
+#[test]
+fn the_previous_result_is_returned_in_every_version() {
+    Lab::for_each_layout(|lab| {
+        let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+        for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+            let config = config(json!({ "cniVersion": version }));
+            let mut result = pod.add(&config);
+            // Some versions of the result always have this key.
+            if result["dns"] == json!({}) {
+                result.as_object_mut().unwrap().remove("dns");
+            }
+            assert_eq!(result, pod.result(version), "{version}");
+            assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]), "{version}");
+            pod.del(&config);
+            assert_eq!(containers(lab), [] as [&str; 0], "{version}");
+        }
+    });
+}
+
+#[test]
+fn only_families_of_the_container_get_chains() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    pod.add(&config(json!({})));
+    assert_eq!(lab.sh("nft list tables"), "table ip filter\n");
+    let other = Pod::absent(lab, "c2", &["fd00::2/64"]);
+    other.add(&config(json!({})));
+    assert_eq!(lab.sh("nft list tables"), "table ip filter\ntable ip6 filter\n");
+    pod.check(&config(json!({}))).ok();
+    other.check(&config(json!({}))).ok();
+}
+
+#[test]
+fn a_container_without_addresses_changes_nothing() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &[]);
+    assert_eq!(pod.add(&config(json!({})))["interfaces"], pod.result("1.1.0")["interfaces"]);
+    assert_eq!(ruleset(lab), "");
+    pod.check(&config(json!({}))).ok();
+    pod.del(&config(json!({})));
+    assert_eq!(ruleset(lab), "");
+}
+
+#[test]
+fn an_address_that_is_named_twice_gets_its_rules_once() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "10.9.0.2/16", "10.8.0.2/24"]);
+    pod.add(&config(json!({})));
+    assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "10.8.0.2"]));
+}
+
+#[test]
+fn the_administrators_chain_can_have_another_name() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let custom = config(json!({ "iptablesAdminChainName": "CNI-foobar" }));
+    let entry = ADMIN.replace("CNI-ADMIN", "CNI-foobar");
+    for _ in 0..2 {
+        pod.add(&custom);
+        pod.check(&custom).ok();
+        for (tool, ip) in [("iptables", "10.9.0.2"), ("ip6tables", "fd00::2")] {
+            assert_eq!(rules(lab, tool, "CNI-FORWARD"), [vec![entry.clone()], accepted(ip)].concat());
+            assert_eq!(lab.sh(&format!("{tool} -S CNI-foobar")), "-N CNI-foobar\n");
+        }
+    }
+    // A network with another name: both chains come before the rules of containers.
+    let other = Pod::absent(lab, "c2", &["10.9.0.3/24"]);
+    other.add(&config(json!({})));
+    let listed = rules(lab, "iptables", "CNI-FORWARD");
+    assert_eq!(listed[..2], [ADMIN.to_owned(), entry]);
+    assert_eq!(listed[2..], accepted_all(&["10.9.0.2", "10.9.0.3"]));
+    pod.check(&custom).ok();
+    other.check(&config(json!({}))).ok();
+}
+
+#[test]
+fn rules_of_others_stay_where_they_are() {
+    let lab = &Lab::new();
+    lab.sh("iptables -P FORWARD DROP
+            iptables -A FORWARD -i eth7 -j ACCEPT
+            iptables -N CNI-ADMIN
+            iptables -A CNI-ADMIN -s 10.9.0.2 -d 192.0.2.7 -j DROP
+            iptables -N OTHER");
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    pod.add(&config(json!({})));
+    let expected = |chain: &str| rules(lab, "iptables", chain);
+    assert_eq!(expected("FORWARD"), [ENTRY, "-i eth7 -j ACCEPT"]);
+    assert_eq!(expected("CNI-ADMIN"), ["-s 10.9.0.2/32 -d 192.0.2.7/32 -j DROP"]);
+    // The administrator moves the jump behind a rule of another program.
+    lab.sh(&format!("iptables -D FORWARD 1; iptables -A FORWARD {ENTRY}"));
+    for _ in 0..2 {
+        pod.add(&config(json!({})));
+        assert_eq!(expected("FORWARD"), ["-i eth7 -j ACCEPT", ENTRY]);
+    }
+    pod.del(&config(json!({})));
+    assert_eq!(lab.sh("iptables -S | grep -c -- '-P FORWARD DROP'"), "1\n");
+    assert_eq!(expected("FORWARD"), ["-i eth7 -j ACCEPT", ENTRY]);
+    assert_eq!(expected("CNI-FORWARD"), [ADMIN]);
+    lab.sh("iptables -S OTHER");
+}
+
+#[test]
+fn a_second_add_with_other_addresses_replaces_the_rules() {
+    let lab = &Lab::new();
+    let mut pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let neighbour = Pod::absent(lab, "c2", &["10.9.0.7/24"]);
+    pod.add(&config(json!({})));
+    neighbour.add(&config(json!({})));
+    pod.ips = vec!["10.9.0.3/24".to_owned()];
+    pod.add(&config(json!({})));
+    assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.3"]));
+    // Another interface of the same container is another attachment.
+    let second = Pod { ifname: "eth1".to_owned(), ips: vec!["10.9.0.4/24".to_owned()], ..pod.clone() };
+    second.add(&config(json!({})));
+    assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.3", "10.9.0.4"]));
+    pod.del(&config(json!({})));
+    assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.4"]));
+}
+
+#[test]
+fn a_second_add_restores_what_is_missing() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = config(json!({}));
+    pod.add(&config);
+    let complete = ruleset(lab);
+    for damage in [
+        "iptables -F",
+        "iptables -F CNI-FORWARD",
+        "ip6tables -F FORWARD",
+        "iptables -F; iptables -X",
+        "iptables -D CNI-FORWARD 2",
+        "iptables -D CNI-FORWARD 3",
+        "iptables -D CNI-FORWARD 4",
+        "iptables -D CNI-FORWARD 1; ip6tables -D CNI-FORWARD 2",
+        "nft delete table ip filter",
+        "nft flush ruleset",
+    ] {
+        lab.sh(damage);
+        pod.check(&config).error(999);
+        pod.add(&config);
+        pod.check(&config).ok();
+        assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]), "{damage}");
+        if !damage.contains("-X") && !damage.contains("nft") {
+            assert_eq!(ruleset(lab), complete, "{damage}");
+        }
+    }
+}
+
+#[test]
+fn backends_with_rules_add_the_same() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let all: Vec<String> = ["", "iptables", "nftables"]
+        .iter()
+        .map(|backend| {
+            let config = config(json!({ "backend": backend }));
+            pod.add(&config);
+            pod.check(&config).ok();
+            let found = ruleset(lab);
+            lab.sh("nft flush ruleset");
+            found
+        })
+        .collect();
+    assert!(all[0].contains("CNI-FORWARD"));
+    assert!(all.iter().all(|ruleset| *ruleset == all[0]), "{all:#?}");
+}
+
+/// The tools of iptables must be able to read the tables after an ADD with a policy as well.
+#[test]
+fn tools_of_iptables_can_save_and_restore_everything() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    pod.add(&config(json!({ "ingressPolicy": "isolated" })));
+    for tool in ["iptables", "ip6tables"] {
+        let saved = || {
+            let text = lab.sh(&format!("{tool}-save 2>&1"));
+            text.lines().filter(|line| line.starts_with("-A")).collect::<Vec<_>>().join("\n")
+        };
+        let before = saved();
+        assert_eq!(before.matches("-A CNI-FORWARD").count(), 4, "{before}");
+        lab.sh(&format!("{tool}-save >/run/saved; {tool} -F; {tool}-restore </run/saved"));
+        assert_eq!(saved(), before);
+    }
+    pod.check(&config(json!({ "ingressPolicy": "isolated" }))).ok();
+}
+
+#[test]
+fn another_policy_replaces_the_former_one() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24"]);
+    let policy = |name: &str| config(json!({ "ingressPolicy": name }));
+    let dropped = |chain: &str| rules(lab, "iptables", chain).iter().filter(|rule| rule.ends_with("-j DROP")).count();
+    pod.add(&policy("isolated"));
+    assert_eq!((dropped("CNI-ISOLATION-STAGE-1"), dropped("CNI-ISOLATION-STAGE-2")), (1, 1));
+    pod.add(&policy("same-bridge"));
+    pod.check(&policy("same-bridge")).ok();
+    pod.check(&policy("isolated")).error(999);
+    assert_eq!((dropped("CNI-ISOLATION-STAGE-1"), dropped("CNI-ISOLATION-STAGE-2")), (0, 1));
+    pod.add(&policy("open"));
+    pod.check(&policy("open")).ok();
+    assert_eq!((dropped("CNI-ISOLATION-STAGE-1"), dropped("CNI-ISOLATION-STAGE-2")), (0, 0));
+    pod.add(&with(policy("same-bridge"), json!({ "name": "net2" })));
+    // The policy of another network on the same bridge stays.
+    pod.add(&policy("open"));
+    assert_eq!(dropped("CNI-ISOLATION-STAGE-2"), 1);
+}
+
+/// Such rules lead only some packets to the chains.
+#[test]
+fn conditional_jumps_of_the_administrator_do_not_count() {
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 type bridge
+            for chain in CNI-FORWARD CNI-ADMIN CNI-ISOLATION-STAGE-1; do iptables -N $chain; done
+            iptables -A FORWARD -i eth7 -j CNI-FORWARD
+            iptables -A FORWARD -i eth7 -j CNI-ISOLATION-STAGE-1
+            iptables -A CNI-FORWARD -s 192.0.2.7 -j CNI-ADMIN");
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    let config = config(json!({ "ingressPolicy": "same-bridge" }));
+    for _ in 0..2 {
+        pod.add(&config);
+        pod.check(&config).ok();
+        let forward = rules(lab, "iptables", "FORWARD");
+        assert!(forward[0].ends_with("-j CNI-ISOLATION-STAGE-1"), "{forward:#?}");
+        assert_eq!(forward[1..], [ENTRY, "-i eth7 -j CNI-FORWARD", "-i eth7 -j CNI-ISOLATION-STAGE-1"]);
+        let listed = rules(lab, "iptables", "CNI-FORWARD");
+        assert_eq!(listed[..2], [ADMIN, "-s 192.0.2.7/32 -j CNI-ADMIN"]);
+        assert_eq!(listed[2..], accepted("10.9.0.2"));
+    }
+}

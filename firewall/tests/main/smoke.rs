@@ -1,0 +1,81 @@
+//! One attachment from ADD to DEL.
+
+use serde_json::json;
+use testing::Lab;
+
+use crate::pod::{Pod, config, rules};
+
+const ADMIN: &str = "-m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN";
+
+/// Returns the rules of an address.
+fn accepted(ip: &str) -> [String; 3] {
+    [
+        format!("-d {ip} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
+        format!("-s {ip} -j ACCEPT"),
+        format!("-d {ip} -m conntrack --ctstate DNAT -j ACCEPT"),
+    ]
+}
+
+#[test]
+fn rules_are_added_checked_and_removed() {
+    let lab = Lab::new();
+    let pod = Pod::absent(&lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = config(json!({}));
+    for _ in 0..2 {
+        assert_eq!(pod.add(&config), pod.result("1.1.0"));
+        for (tool, ip) in [("iptables", "10.9.0.2/32"), ("ip6tables", "fd00::2/128")] {
+            assert_eq!(
+                rules(&lab, tool, "FORWARD"),
+                ["-m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD"]
+            );
+            let mut expected = vec![ADMIN.to_owned()];
+            expected.extend(accepted(ip));
+            assert_eq!(rules(&lab, tool, "CNI-FORWARD"), expected);
+            assert_eq!(rules(&lab, tool, "CNI-ADMIN"), [] as [&str; 0]);
+        }
+        pod.check(&config).ok();
+    }
+    for _ in 0..2 {
+        pod.del(&config);
+        for tool in ["iptables", "ip6tables"] {
+            assert_eq!(rules(&lab, tool, "CNI-FORWARD"), [ADMIN]);
+        }
+    }
+    let error = pod.check(&config).error(999);
+    assert!(error["msg"].as_str().unwrap().ends_with("in chain CNI-FORWARD does not exist"), "{error:?}");
+}
+
+#[test]
+fn policies_have_the_rules_of_the_reference() {
+    let lab = Lab::new();
+    let pod = Pod::on_bridge(&lab, "br0", "c1", &["10.9.0.2/24"]);
+    let config = config(json!({ "ingressPolicy": "isolated" }));
+    let comment =
+        |policy: &str| format!("-m comment --comment \"CNI firewall plugin rules (ingressPolicy: {policy})\"");
+    let shared = comment("same-bridge|isolated");
+    for _ in 0..2 {
+        pod.add(&config);
+        assert_eq!(
+            rules(&lab, "iptables", "FORWARD"),
+            [
+                format!("{shared} -j CNI-ISOLATION-STAGE-1"),
+                "-m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD".to_owned()
+            ]
+        );
+        assert_eq!(
+            rules(&lab, "iptables", "CNI-ISOLATION-STAGE-1"),
+            [
+                "-m conntrack --ctstate DNAT -j RETURN".to_owned(),
+                format!("-i br0 -o br0 {} -j DROP", comment("isolated")),
+                format!("-i br0 ! -o br0 {} -j CNI-ISOLATION-STAGE-2", comment("isolated")),
+                format!("{shared} -j RETURN"),
+            ]
+        );
+        assert_eq!(
+            rules(&lab, "iptables", "CNI-ISOLATION-STAGE-2"),
+            [format!("-o br0 {shared} -j DROP"), format!("{shared} -j RETURN")]
+        );
+        assert_eq!(lab.ip("-d link show vethc1")[0]["linkinfo"]["info_slave_data"]["isolated"], json!(true));
+        pod.check(&config).ok();
+    }
+}

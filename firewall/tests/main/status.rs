@@ -1,0 +1,71 @@
+//! STATUS: reports whether an ADD could succeed, and changes nothing.
+
+use serde_json::{Value, json};
+use testing::{Lab, Process};
+
+use crate::pod::{Pod, config, ruleset};
+
+fn call(lab: &Lab, keys: Value) -> Process {
+    lab.plugin("firewall", "STATUS").stdin(config(keys).to_string())
+}
+
+#[test]
+fn status_succeeds_and_changes_nothing() {
+    Lab::for_each_layout(|lab| {
+        let all = [
+            json!({}),
+            json!({ "backend": "nftables" }),
+            json!({ "backend": "iptables", "ingressPolicy": "same-bridge" }),
+            json!({ "ingressPolicy": "isolated", "iptablesAdminChainName": "OTHER" }),
+        ];
+        for keys in &all {
+            call(lab, keys.clone()).run().ok();
+        }
+        assert_eq!(ruleset(lab), "");
+        Pod::absent(lab, "c1", &["10.9.0.2/24"]).add(&config(json!({})));
+        let before = ruleset(lab);
+        for keys in &all {
+            call(lab, keys.clone()).run().ok();
+        }
+        assert_eq!(ruleset(lab), before);
+    });
+}
+
+#[test]
+fn a_kernel_without_nftables_is_reported() {
+    let lab = &Lab::new();
+    let trace = lab.dir().join("trace");
+    // The C library repeats the call after EPROTONOSUPPORT.
+    let inject = "inject=socket:error=EAFNOSUPPORT:when=1";
+    let options = ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", inject];
+    let error = call(lab, json!({ "backend": "nftables" })).strace(&options).run().error(50);
+    assert!(error["msg"].as_str().unwrap().contains("nf_tables"), "{error}");
+}
+
+#[test]
+fn firewalld_that_does_not_run_is_reported() {
+    let lab = &Lab::new();
+    call(lab, json!({ "backend": "firewalld" })).run().error(50);
+}
+
+#[test]
+fn an_invalid_configuration_is_reported() {
+    let lab = &Lab::new();
+    let error = call(lab, json!({ "ingressPolicy": "closed" })).run().error(7);
+    assert!(error["msg"].as_str().unwrap().contains("unknown ingress policy: \"closed\""), "{error}");
+}
+
+#[test]
+fn chains_of_other_programs_that_drop_are_reported() {
+    let lab = &Lab::new();
+    lab.sh(
+        "nft 'add table inet mine; add chain inet mine guard { type filter hook forward priority 0; policy drop; }'",
+    );
+    let outcome = call(lab, json!({})).env("CNI_LOG", "warn").run();
+    outcome.ok();
+    assert!(outcome.stderr.contains("drops forwarded packets"), "{outcome:?}");
+    lab.sh("nft delete table inet mine; iptables -P FORWARD DROP");
+    let outcome = call(lab, json!({})).env("CNI_LOG", "warn").run();
+    outcome.ok();
+    assert!(!outcome.stderr.contains("drops"), "the rules are in that chain: {outcome:?}");
+}
