@@ -149,12 +149,6 @@ impl Bus {
         }
     }
 
-    /// Waits for any message.
-    #[cfg(test)]
-    pub(crate) fn wait_for_message(&mut self) -> Result<()> {
-        self.read_message().map(drop)
-    }
-
     /// Reads a line of the authentication, without its end.
     fn read_line(&mut self) -> Result<String> {
         loop {

@@ -3,6 +3,10 @@
 //! A [`Lab`] gives the test's thread its own network and mount namespace, with empty `/run` and `/var/lib`. So tests
 //! run in parallel and leave nothing behind: the kernel cleans up when the thread exits. Plugins come from
 //! `$CNI0_TEST_BIN`, or from the directory where cargo builds them.
+//!
+//! A [`Pod`] is a container on that host, for which tests call chained plugins: ours, or the reference's. [`fault`] makes
+//! their system calls fail, [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves
+//! their effect in a [`network`]. [`legacy`] and [`firewalld`] prepare hosts with other firewalls.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,14 +17,23 @@
     reason = "a test whose setup fails should stop there"
 )]
 
+pub mod config;
+pub mod cost;
 pub mod document;
+pub mod fault;
+pub mod firewalld;
 pub mod keys;
+pub mod legacy;
+pub mod network;
+pub mod packets;
+pub mod parallel;
+mod pod;
+mod process;
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -30,8 +43,10 @@ use serde_json::Value;
 
 use linux::Deadline;
 use linux::Netns;
-use linux::child::run_to_end;
 use linux::process::build_id;
+
+pub use pod::Pod;
+pub use process::{Outcome, Process};
 
 /// Returns the names of all plugins, which are those of the crates in the table of `cni0`. Reads the table's text, because
 /// this crate cannot depend on plugins, whose tests depend on it.
@@ -39,6 +54,9 @@ pub fn plugins() -> Vec<String> {
     let (_, table) = include_str!("../../cni0/src/lib.rs").split_once("\ntables! {\n").unwrap();
     table.lines().filter_map(|line| Some(line.trim().split_once("::")?.0.replace('_', "-"))).collect()
 }
+
+/// The PATH of all programs that tests run.
+pub const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The directory of the reference's plugins in Debian's package.
 pub const REFERENCE: &str = "/usr/lib/cni";
@@ -155,6 +173,29 @@ impl Lab {
         path
     }
 
+    /// Creates a namespace outside of the host, with 192.0.2.2 and 2001:db8::2 and without routes to containers. The host
+    /// has 192.0.2.1, 192.0.2.9, 2001:db8::1 and 2001:db8::9 there.
+    pub fn outside(&self) -> PathBuf {
+        let path = self.netns("outside");
+        self.sh("ip link set lo up
+                 ip link add uplink type veth peer name eth0 netns outside
+                 ip address add 192.0.2.1/24 dev uplink; ip address add 192.0.2.9/24 dev uplink
+                 ip link set uplink up
+                 ip -n outside address add 192.0.2.2/24 dev eth0
+                 ip -n outside link set eth0 up
+                 # Every packet to a closed port gets an answer.
+                 sysctl -qw net.ipv4.icmp_ratemask=0
+                 # On a busy machine it takes a while until both ends are ready, and ping fails when a neighbour is
+                 # unreachable.
+                 until ping -q -c 1 -W 5 192.0.2.2; do :; done
+                 [ -e /proc/sys/net/ipv6 ] || exit 0
+                 ip address add 2001:db8::9/64 dev uplink nodad; ip address add 2001:db8::1/64 dev uplink nodad
+                 ip -n outside address add 2001:db8::2/64 dev eth0 nodad
+                 sysctl -qw net.ipv6.icmp.ratemask=2
+                 until ping -6 -q -c 1 -W 5 2001:db8::2; do :; done");
+        path
+    }
+
     /// Prepares a call of one of our plugins, with only `CNI_COMMAND` and `CNI_PATH` set.
     pub fn plugin(&self, name: &str, command: &str) -> Process {
         Process::plugin(&self.bin().join(name), command).env("CNI_PATH", self.bin())
@@ -247,121 +288,4 @@ pub fn reference(plugin: &str, test: &str) -> Option<PathBuf> {
         return None;
     }
     Some(path)
-}
-
-/// A program to be run, with a clean environment.
-#[derive(Debug)]
-pub struct Process {
-    command: Command,
-    stdin: Vec<u8>,
-}
-
-/// The outcome of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outcome {
-    /// The output on stdout.
-    pub stdout: String,
-    /// The output on stderr.
-    pub stderr: String,
-    /// The exit status; `None` if the program was killed.
-    pub status: Option<i32>,
-}
-
-impl Process {
-    /// Prepares a call of the plugin at `path`, with only `CNI_COMMAND` set.
-    pub fn plugin(path: &Path, command: &str) -> Process {
-        Process::new(path).env("CNI_COMMAND", command)
-    }
-
-    /// Prepares a call of any program.
-    pub fn new(path: impl AsRef<OsStr>) -> Process {
-        let mut command = Command::new(path);
-        command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C");
-        Process { command, stdin: Vec::new() }
-    }
-
-    /// Adds an argument.
-    #[must_use]
-    pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Process {
-        self.command.arg(argument);
-        self
-    }
-
-    /// Sets an environment variable.
-    #[must_use]
-    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Process {
-        self.command.env(name, value);
-        self
-    }
-
-    /// Removes an environment variable.
-    #[must_use]
-    pub fn without(mut self, name: &str) -> Process {
-        self.command.env_remove(name);
-        self
-    }
-
-    /// Sets the variables of an attachment.
-    #[must_use]
-    pub fn attachment(self, container: &str, ifname: &str, netns: impl AsRef<OsStr>) -> Process {
-        self.env("CNI_CONTAINERID", container).env("CNI_IFNAME", ifname).env("CNI_NETNS", netns)
-    }
-
-    /// Sets the input.
-    #[must_use]
-    pub fn stdin(mut self, bytes: impl Into<Vec<u8>>) -> Process {
-        self.stdin = bytes.into();
-        self
-    }
-
-    /// Runs the call under `strace OPTIONS`.
-    #[must_use]
-    pub fn strace(self, options: &[&str]) -> Process {
-        self.under("strace", &[options, &["--"]].concat())
-    }
-
-    /// Runs the call through a shell script, in which `$0` is the program.
-    #[must_use]
-    pub fn via_shell(self, script: &str) -> Process {
-        self.under("sh", &["-ec", script])
-    }
-
-    /// Runs the call through another program, whose arguments are `options` and the call.
-    fn under(self, program: &str, options: &[&str]) -> Process {
-        let mut outer = Command::new(program);
-        outer.args(options).arg(self.command.get_program()).args(self.command.get_args()).env_clear();
-        let set: Vec<(OsString, OsString)> =
-            self.command.get_envs().filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned()))).collect();
-        outer.envs(set);
-        Process { command: outer, stdin: self.stdin }
-    }
-
-    /// Runs the program until it exits.
-    pub fn run(mut self) -> Outcome {
-        self.command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = self.command.spawn().unwrap_or_else(|error| panic!("start {:?}: {error}", self.command));
-        let (stderr, outcome) = run_to_end(child, &self.stdin, Deadline::after(timeout()));
-        let (status, stdout) = outcome.unwrap_or_else(|error| panic!("{:?}: {error:?}", self.command));
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        Outcome { stdout: text(&stdout), stderr: text(&stderr), status: status.code() }
-    }
-}
-
-impl Outcome {
-    /// Returns the result of a call, which must have succeeded.
-    #[track_caller]
-    pub fn ok(&self) -> Value {
-        assert_eq!(self.status, Some(0), "{}{}", self.stdout, self.stderr);
-        if self.stdout.is_empty() { Value::Null } else { serde_json::from_str(&self.stdout).unwrap() }
-    }
-
-    /// Returns the error of a call, which must have failed with exactly one JSON object with this code.
-    #[track_caller]
-    pub fn error(&self, code: u32) -> Value {
-        assert_eq!(self.status, Some(1), "{}{}", self.stdout, self.stderr);
-        let error: Value = serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}: {:?}", self.stdout));
-        assert_eq!(error["code"], code, "{}", self.stdout);
-        assert!(error["msg"].as_str().is_some_and(|msg| !msg.is_empty()), "{}", self.stdout);
-        error
-    }
 }

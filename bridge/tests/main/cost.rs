@@ -4,6 +4,7 @@ use std::fs;
 
 use serde_json::json;
 use testing::Lab;
+use testing::cost::{self, Cost};
 
 use crate::pod::{Pod, layer3};
 
@@ -25,18 +26,11 @@ fn an_add_with_masquerade_takes_five_messages_and_no_process() {
     // On a busy machine an ADD may have to wait for its port, which takes further calls. The cheapest of several counts.
     let costs = (0..8).map(|n| {
         let pod = Pod::new(lab, &format!("traced{n}"));
-        let trace = lab.dir().join("trace");
-        pod.call("ADD", &config).strace(&["-f", "-qq", "-o", trace.to_str().unwrap()]).run().ok();
-        let log = fs::read_to_string(trace).unwrap();
-        let count = |call: &str| log.lines().filter(|line| line.contains(&format!(" {call}("))).count();
-        assert_eq!(count("execve"), 1, "{log}");
-        assert_eq!(count("clone") + count("clone3") + count("fork") + count("vfork"), 0, "{log}");
-        // The programs under test may use glibc, which makes more system calls at the start than the released program.
-        let calls = log.lines().filter(|line| line.contains('(')).count();
-        let start = log.lines().position(|line| line.contains("read(0,")).unwrap();
-        (count("sendto"), calls - start)
+        let cost = cost::of(lab, pod.call("ADD", &config));
+        assert_eq!(cost.children, 0);
+        cost
     });
-    let (messages, calls) = costs.min().unwrap();
+    let Cost { messages, calls, .. } = costs.min().unwrap();
     assert!(messages <= if old { 10 } else { 5 }, "{messages} messages");
     assert!(calls <= 110, "{calls} system calls");
 }
@@ -49,10 +43,7 @@ fn add_with_masquerade_neither_recreates_a_chain_nor_sends_a_rejected_rule() {
     let rules = |id: &str, bridge: &str| {
         let pod = Pod::with_ips(lab, id, &[&format!("10.1.0.{}/24", id.len())]);
         let config = layer3(json!({ "ipMasq": true, "bridge": bridge }));
-        let outcome = pod.call("ADD", &config).env("CNI_LOG", "debug").run();
-        outcome.ok();
-        let edits = outcome.stderr.lines().filter_map(|line| line.split_once("nf_tables: "));
-        edits.map(|(_, edit)| edit.to_owned()).collect::<Vec<_>>()
+        cost::nft_edits(pod.call("ADD", &config))
     };
     let rule = "add rule to chain inet cni_plugins_masquerade masq_checks";
     let first = rules("aa", "br0");

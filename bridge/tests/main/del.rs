@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::{Lab, legacy};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 
@@ -176,10 +176,8 @@ fn del_with_nftables_starts_no_iptables_process() {
     // Another program uses iptables on this host.
     lab.sh("iptables -t nat -A POSTROUTING -s 10.9.0.0/16 -j ACCEPT");
     pod.add(&config);
-    let trace = lab.dir().join("trace");
-    let traced = pod.call("DEL", &config).strace(&["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()]);
-    traced.run().ok();
-    let log = fs::read_to_string(trace).unwrap();
+    let (outcome, log) = pod.call("DEL", &config).trace(lab, &["-f", "-e", "trace=execve"]);
+    outcome.ok();
     assert!(!log.contains("iptables"), "{log}");
     assert!(lab.sh("iptables -t nat -S POSTROUTING").contains("10.9.0.0/16"), "the rule of another program stays");
 }
@@ -202,13 +200,7 @@ fn rules_of_legacy_iptables_are_removed() {
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     // A host whose iptables is the legacy one.
-    let tools = lab.dir().join("tools");
-    lab.sh(&format!(
-        "mkdir {0}; for t in iptables iptables-save iptables-restore; do ln -s /usr/sbin/xtables-legacy-multi {0}/$t; done",
-        tools.display()
-    ));
-    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
-    let result = pod.call("ADD", &config).env("PATH", &path).run().ok();
+    let result = pod.call("ADD", &config).env("PATH", legacy::path(lab)).run().ok();
     assert!(lab.sh("iptables-legacy-save -t nat").contains("-j CNI-"));
     pod.check(&config, &result).ok();
     pod.del(&config);

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
+use testing::fault::inject_all;
 use testing::{Lab, skip};
 
 use crate::pod::{Pod, assert_clean, layer3};
@@ -151,11 +152,8 @@ fn del_succeeds_if_the_child_cannot_start_or_is_killed() {
         ("close_range", "signal=KILL"),
     ] {
         pod.add(&config);
-        let trace = lab.dir().join("trace");
-        let (traced, inject) = (format!("trace={call}"), format!("inject={call}:{how}"));
-        let options = ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", &traced, "-e", &inject];
-        pod.call("DEL", &config).strace(&options).run().ok();
-        let log = fs::read_to_string(trace).unwrap();
+        let (outcome, log) = inject_all(lab, pod.call("DEL", &config), call, how);
+        outcome.ok();
         assert!(log.contains("INJECTED") || log.contains("killed by SIGKILL"), "{call} {how}: {log}");
         assert_clean(lab);
     }

@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use testing::config::with;
 use testing::{Lab, Outcome, Process, REFERENCE, reference};
 
-use crate::pod::{Pod, merge};
+use crate::pod::Pod;
 
 /// The state that is compared after each step, by name.
 type State = BTreeMap<&'static str, String>;
@@ -21,8 +22,7 @@ struct Case {
 }
 
 fn case(name: &'static str, more: Value) -> Case {
-    let mut config = json!({ "cniVersion": "1.0.0", "name": "net1", "type": "bridge", "bridge": "br0" });
-    merge(&mut config, more);
+    let config = with(json!({ "cniVersion": "1.0.0", "name": "net1", "type": "bridge", "bridge": "br0" }), more);
     Case { name, prepare: "true", config, args: "" }
 }
 

@@ -1,9 +1,8 @@
 //! A failed ADD leaves nothing behind, wherever it fails: in the delegate, or in any system call.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use testing::Lab;
+use testing::fault::{Effect, inject, inject_everywhere};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3, links_at_release};
 
@@ -34,7 +33,8 @@ fn a_pair_whose_bridge_vanished_is_replaced() {
     lab.sh("ip link add br0 type bridge; ip link set br0 up");
     let calls = later_calls(&pod, &config, "recvfrom");
     let (reply, _) = calls[0];
-    assert_eq!(inject_fault(&pod, &config, "recvfrom", reply, "error=ENODEV"), Some(true));
+    let effect = inject(lab, pod.call("ADD", &config), "recvfrom", reply, "error=ENODEV");
+    assert_eq!(effect, Effect::Tolerated);
     assert_eq!(lab.sh("ip -o link show type veth | wc -l"), "1\n");
     assert_eq!(lab.sh("ip -o link show master br0 | wc -l"), "1\n");
 }
@@ -44,10 +44,8 @@ fn a_pair_whose_bridge_vanished_is_replaced() {
 fn an_add_waits_for_its_ipv6_addresses() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["fd01::2/64"]);
-    let trace = lab.dir().join("trace");
-    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=setsockopt,recvfrom"];
-    pod.call("ADD", &layer3(json!({}))).strace(&options).run().ok();
-    let log = fs::read_to_string(trace).unwrap();
+    let (outcome, log) = pod.call("ADD", &layer3(json!({}))).trace(lab, &["-e", "trace=setsockopt,recvfrom"]);
+    outcome.ok();
     // RTNLGRP_IPV6_IFADDR
     let listens = |line: &str| line.contains("NETLINK_ADD_MEMBERSHIP, [9]");
     let mut waits = 0;
@@ -108,35 +106,12 @@ fn a_result_that_the_version_cannot_express_is_rolled_back() {
     assert_clean(lab);
 }
 
-/// Runs ADD, and makes its `n`th system call `name` fail, or kills it there. Returns whether the ADD succeeded, or
-/// `None` if it makes fewer such calls.
-pub(crate) fn inject_fault(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &str) -> Option<bool> {
-    let trace = pod.lab.dir().join("trace");
-    let traced = format!("trace={name}");
-    let inject = format!("inject={name}:{how}:when={n}");
-    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", &traced, "-e", &inject];
-    let outcome = pod.call("ADD", config).strace(&options).run();
-    let hit = fs::read_to_string(trace).unwrap().contains("INJECTED") || outcome.status.is_none();
-    if !hit {
-        outcome.ok();
-        return None;
-    }
-    if outcome.status == Some(1) {
-        // Stdout contains one error and nothing else.
-        let error: Value =
-            serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
-        assert!(!error["msg"].as_str().unwrap().is_empty());
-    }
-    Some(outcome.status == Some(0))
-}
-
 #[test]
 fn a_failing_system_call_leaves_nothing_behind() {
     let lab = &Lab::new();
     let config = everything();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-    let mut failures = 0;
-    for (name, errno) in [
+    let faults = [
         ("sendto", "ENOBUFS"),
         ("recvfrom", "ENOMEM"),
         ("setns", "EPERM"),
@@ -146,24 +121,19 @@ fn a_failing_system_call_leaves_nothing_behind() {
         ("open", "EMFILE"),
         ("ioctl", "EPERM"),
         ("pwrite64", "EIO"),
-    ] {
-        for n in 1..60 {
-            match inject_fault(&pod, &config, name, n, &format!("error={errno}")) {
-                None => {
-                    pod.del(&config);
-                    break;
-                }
-                Some(true) => pod.del(&config), // The call is not essential.
-                Some(false) => failures += 1,
+    ];
+    let failures = inject_everywhere(
+        lab,
+        &faults,
+        || pod.call("ADD", &config),
+        |effect, place| {
+            if effect != Effect::Failed {
+                pod.del(&config);
             }
-            if n == 59 {
-                panic!("{name} is called without end");
-            }
-            eprintln!("{name} {n}");
             assert_clean(lab);
-            assert!(!pod.sh("ip -o link").contains("eth0"), "{name} {n}");
-        }
-    }
+            assert!(!pod.sh("ip -o link").contains("eth0"), "{place}");
+        },
+    );
     assert!(failures > 20, "only {failures} failures");
     pod.add(&config);
 }
@@ -173,11 +143,11 @@ fn del_cleans_up_after_a_killed_add() {
     let lab = &Lab::new();
     let config = everything();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let kills =
-        (1..30).take_while(|n| inject_fault(&pod, &config, "sendto", *n, "signal=KILL").is_some()).inspect(|_| {
-            pod.del(&config);
-            assert_clean(lab);
-        });
+    let kill = |n: usize| inject(lab, pod.call("ADD", &config), "sendto", n, "signal=KILL");
+    let kills = (1..30).take_while(|n| kill(*n) != Effect::NotReached).inspect(|_| {
+        pod.del(&config);
+        assert_clean(lab);
+    });
     let kills = kills.count();
     assert!((4..29).contains(&kills), "{kills} kills");
 }
@@ -185,11 +155,9 @@ fn del_cleans_up_after_a_killed_add() {
 /// Lists the calls of the system call `name` that an ADD makes after it has read its configuration: their numbers among
 /// all calls of that name, and their arguments.
 fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)> {
-    let trace = pod.lab.dir().join("calls");
-    let traced = format!("trace=read,{name}");
-    pod.call("ADD", config).strace(&["-qq", "-o", trace.to_str().unwrap(), "-e", &traced]).run().ok();
+    let (outcome, log) = pod.call("ADD", config).trace(pod.lab, &["-e", &format!("trace=read,{name}")]);
+    outcome.ok();
     pod.del(config);
-    let log = fs::read_to_string(trace).unwrap();
     let begin = log.lines().position(|line| line.starts_with("read(0,")).unwrap();
     let prefix = format!("{name}(");
     let all = log.lines().enumerate().filter_map(|(place, line)| Some((place, line.strip_prefix(&prefix)?)));
@@ -204,7 +172,7 @@ fn an_add_whose_result_cannot_be_written_is_rolled_back() {
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         let calls = later_calls(&pod, &config, "write");
         let (answer, _) = calls.iter().rfind(|(_, text)| text.starts_with("1, ")).unwrap();
-        assert_eq!(inject_fault(&pod, &config, "write", *answer, "error=ENOSPC"), Some(false));
+        assert_eq!(inject(lab, pod.call("ADD", &config), "write", *answer, "error=ENOSPC"), Effect::Failed);
         assert_clean(lab);
         assert!(!pod.sh("ip -o link").contains("eth0"));
         assert_eq!(ipam_calls(lab).last().unwrap(), "DEL a eth0");
@@ -219,16 +187,14 @@ fn an_add_without_memory_exits_with_an_answer() {
     config["padding"] = "x".repeat(900 << 10).into();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let (first, _) = later_calls(&pod, &config, "mmap")[0];
-    let trace = lab.dir().join("memory");
     let inject = format!("inject=mmap:error=ENOMEM:when={first}+");
-    let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=mmap", "-e", &inject];
-    let outcome = pod.call("ADD", &config).strace(&options).run();
+    let (outcome, log) = pod.call("ADD", &config).trace(lab, &["-e", "trace=mmap", "-e", &inject]);
     if outcome.status == Some(0) {
         pod.del(&config);
     } else {
         assert_eq!(outcome.status, Some(1), "{outcome:?}");
         assert!(serde_json::from_str::<Value>(&outcome.stdout).unwrap()["msg"].is_string());
     }
-    assert!(fs::read_to_string(trace).unwrap().contains("INJECTED"));
+    assert!(log.contains("INJECTED"));
     assert_clean(lab);
 }

@@ -1,12 +1,13 @@
 //! Hosts that lack a feature: calls that do not need it succeed, and others fail with an error that names it.
 
-use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::json;
-use testing::{Lab, skip};
+use testing::config::with;
+use testing::packets::{send, udp};
+use testing::{Lab, legacy, skip};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3, merge, outside, send, udp};
+use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3};
 
 /// Makes /proc/sys read-only, as in many containers, for all network namespaces.
 fn make_sysctls_read_only(lab: &Lab) {
@@ -29,7 +30,7 @@ fn with_read_only_sysctls_existing_settings_suffice() {
     }
     b.add(&config);
     a.check(&config, &result).ok();
-    for (any, other) in [("0.0.0.0:0", "10.1.0.3"), ("[::]:0", "fd01::3")] {
+    for (any, other) in [("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")] {
         assert!(send(&a.udp(any), &b.udp(any), other).is_some(), "{other}");
     }
     a.del(&config);
@@ -62,7 +63,7 @@ fn without_ipv6_there_is_ipv4() {
     let lab = &Lab::new();
     let off = "! [ -e /proc/sys/net/ipv6 ] || \
                sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1";
-    let far = outside(lab);
+    let far = lab.outside();
     lab.sh(off);
     let config = layer3(json!({
         "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "nftables", "macspoofchk": true,
@@ -76,8 +77,8 @@ fn without_ipv6_there_is_ipv4() {
     b.add(&config);
     a.check(&config, &result).ok();
     lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
-    assert!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3").is_some());
-    let seen = send(&a.udp("0.0.0.0:0"), &udp(Some(&far), "0.0.0.0:0"), "192.0.2.2");
+    assert!(send(&a.udp("0.0.0.0"), &b.udp("0.0.0.0"), "10.1.0.3").is_some());
+    let seen = send(&a.udp("0.0.0.0"), &udp(Some(&far), "0.0.0.0", 0), "192.0.2.2");
     assert_eq!(seen, "192.0.2.1".parse().ok(), "masqueraded");
     a.del(&config);
     b.del(&config);
@@ -151,19 +152,13 @@ fn without_nf_tables_legacy_iptables_is_used() {
     lab.sh("for f in /usr/sbin/*tables-legacy*; do umount $f; done");
 
     for more in [json!({ "ipMasqBackend": "nftables" }), json!({ "macspoofchk": true })] {
-        let mut config = config.clone();
-        merge(&mut config, more);
+        let config = with(config.clone(), more);
         let error = pod.call("ADD", &config).run().error(999);
         assert!(error.to_string().contains("nf_tables"), "{error}");
         no_veth();
     }
 
-    let tools = lab.dir().join("tools");
-    std::fs::create_dir(&tools).unwrap();
-    for tool in ["iptables-restore", "iptables-save", "ip6tables-restore", "ip6tables-save"] {
-        symlink("/usr/sbin/xtables-legacy-multi", tools.join(tool)).unwrap();
-    }
-    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
+    let path = legacy::path(lab);
     let result = pod.call("ADD", &config).env("PATH", &path).run().ok();
     for (save, ip) in [("iptables-legacy-save", "10.1.0.2"), ("ip6tables-legacy-save", "fd01::2")] {
         let rules = lab.sh(&format!("{save} -t nat"));

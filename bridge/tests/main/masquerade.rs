@@ -5,8 +5,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
 use testing::Lab;
+use testing::packets::{send, udp};
 
-use crate::pod::{Pod, assert_clean, layer3, outside, send, udp};
+use crate::pod::{Pod, assert_clean, layer3};
 
 /// Lists the base chain.
 const LIST_BASE_CHAIN: &str = "nft list chain inet cni_plugins_masquerade postrouting";
@@ -73,13 +74,13 @@ fn the_next_add_repairs_the_chains_and_status_succeeds() {
 #[test]
 fn packets_are_masqueraded_after_a_flush() {
     let lab = &Lab::new();
-    let outside = outside(lab);
+    let outside = lab.outside();
     let config = layer3(json!({ "ipMasq": true, "isDefaultGateway": true }));
     Pod::with_ips(lab, "first", &["10.1.0.2/24"]).add(&config);
     lab.sh("nft flush table inet cni_plugins_masquerade");
     let next = Pod::with_ips(lab, "next", &["10.1.0.3/24"]);
     next.add(&config);
-    let seen = send(&next.udp("0.0.0.0:0"), &udp(Some(&outside), "192.0.2.2:0"), "192.0.2.2");
+    let seen = send(&next.udp("0.0.0.0"), &udp(Some(&outside), "192.0.2.2", 0), "192.0.2.2");
     assert_eq!(seen, Some([192, 0, 2, 1].into()));
 }
 
@@ -108,14 +109,12 @@ fn rules_are_listed_again_when_one_of_them_is_gone() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "10.1.1.2/24"]);
-    let trace = lab.dir().join("trace");
     // The number of the message that deletes the rules depends on the kernel.
     for n in 1..60 {
         pod.add(&config);
         let inject = format!("inject=sendto:error=ENOENT:when={n}");
-        let options = ["-qq", "-s0", "-o", trace.to_str().unwrap(), "-e", "trace=sendto", "-e", &inject];
-        let outcome = pod.call("DEL", &config).env("CNI_LOG", "debug").strace(&options).run();
-        let log = fs::read_to_string(&trace).unwrap();
+        let call = pod.call("DEL", &config).env("CNI_LOG", "debug");
+        let (outcome, log) = call.trace(lab, &["-s0", "-e", "trace=sendto", "-e", &inject]);
         assert!(log.contains("INJECTED"), "no message deletes rules: {log}");
         // A message is logged before it is sent.
         let deletions = outcome.stderr.matches("of chain inet cni_plugins_masquerade masq_checks").count();

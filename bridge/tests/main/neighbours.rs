@@ -4,9 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use testing::config::with;
 use testing::{Lab, REFERENCE, reference};
 
-use crate::pod::{Pod, merge};
+use crate::pod::Pod;
 
 /// Where `CNI_NETNS` leads when DEL arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,13 +168,13 @@ fn case(host: &Host<'_>, added_by: AddedBy, id: &str, netns: Netns, previous: Pr
         Change::Nothing | Change::UnknownArgs => {}
         Change::ValueOutOfRange => config["mtu"] = json!(99999),
         Change::ValueOfWrongType => config["isGateway"] = json!("yes"),
-        Change::OtherNetwork => merge(
-            &mut config,
-            json!({
+        Change::OtherNetwork => {
+            let more = json!({
                 "bridge": "br9", "ipMasq": false, "macspoofchk": false, "hairpinMode": true, "promiscMode": true,
                 "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.9.0.0/24" }]] },
-            }),
-        ),
+            });
+            config = with(config, more);
+        }
         Change::GarbledLease => {
             for ip in result["ips"].as_array().unwrap() {
                 let ip = ip["address"].as_str().unwrap().split('/').next().unwrap();
@@ -294,9 +295,8 @@ fn the_address_of_a_dead_container_does_not_prove_whose_an_interface_is() {
     }
     let lab = &Lab::new();
     let other = {
-        let mut other = config("iptables");
-        merge(&mut other, json!({ "name": "net2", "bridge": "br2", "isDefaultGateway": false, "isGateway": false }));
-        other
+        let more = json!({ "name": "net2", "bridge": "br2", "isDefaultGateway": false, "isGateway": false });
+        with(config("iptables"), more)
     };
     let (dead, twin) = (Pod::new(lab, "dead"), Pod::new(lab, "twin"));
     let result = attach(&dead, &config("iptables"), AddedBy::Reference);
@@ -334,8 +334,7 @@ fn del_and_gc_that_cannot_remove_the_interface_keep_the_lease() {
     let outcome = pod.call("DEL", &config).via_shell(powerless).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert_eq!(leases(), before);
-    let mut gc = config.clone();
-    merge(&mut gc, json!({ "cniVersion": "1.1.0", "cni.dev/valid-attachments": [] }));
+    let gc = with(config.clone(), json!({ "cniVersion": "1.1.0", "cni.dev/valid-attachments": [] }));
     let outcome = lab.plugin("bridge", "GC").stdin(gc.to_string()).via_shell(powerless).run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert_eq!(leases(), before);
@@ -350,8 +349,7 @@ fn the_spoof_check_of_a_live_container_stays() {
     let config = config("nftables");
     let pod = Pod::new(lab, "a");
     let result = pod.add(&config);
-    let mut other = config.clone();
-    merge(&mut other, json!({ "name": "net2", "bridge": "br2" }));
+    let mut other = with(config.clone(), json!({ "name": "net2", "bridge": "br2" }));
     other["ipam"]["ranges"] = json!([[{ "subnet": "10.2.0.0/24" }]]);
     // A second ADD fails, in the same network and in another one, and its rollback leaves the first alone.
     let again = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: lab.netns("again") };

@@ -6,45 +6,28 @@ use std::fs;
 use linux::ip::MacAddr;
 use linux::netlink::{BridgeSpec, Change, Netlink};
 use serde_json::{Value, json};
-use testing::{Lab, REFERENCE, wait_until};
+use testing::{Lab, Outcome, parallel, wait_until};
 
 use crate::pod::{Pod, assert_clean, layer3};
 
 const PODS: usize = 100;
 
 /// Runs `command` for all pods at the same time, and returns their results.
-fn all_at_once(lab: &Lab, command: &str, config: &Value) -> Vec<Value> {
-    let path = format!("{}:{REFERENCE}", lab.bin().display());
-    let script = format!(
-        "mkdir -p {dir}/out
-         for n in $(seq {PODS}); do
-             CNI_COMMAND={command} CNI_CONTAINERID=p$n CNI_NETNS=/run/netns/p$n CNI_IFNAME=eth0 CNI_PATH={path} \
-                 {bin}/bridge <{dir}/config >{dir}/out/$n 2>&1 || echo failed >>{dir}/out/$n &
-         done
-         wait",
-        dir = lab.dir().display(),
-        bin = lab.bin().display(),
-    );
-    fs::write(lab.dir().join("config"), config.to_string()).unwrap();
-    lab.sh(&script);
-    (1..=PODS)
-        .map(|n| {
-            let text = fs::read_to_string(lab.dir().join(format!("out/{n}"))).unwrap();
-            if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or_else(|_| panic!("{text}")) }
-        })
-        .collect()
+fn all_at_once(pods: &[Pod<'_>], command: &str, config: &Value) -> Vec<Value> {
+    let outcomes = parallel::run(pods.iter().map(|pod| pod.call(command, config)).collect());
+    outcomes.iter().map(Outcome::ok).collect()
 }
 
 #[test]
 fn a_hundred_adds_without_a_bridge_and_a_hundred_dels() {
     for backend in ["nftables", "iptables"] {
         let lab = &Lab::new();
-        let _pods: Vec<_> = (1..=PODS).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
+        let pods: Vec<_> = (1..=PODS).map(|n| Pod::new(lab, &format!("p{n}"))).collect();
         let config = layer3(json!({
             "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true,
             "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]] },
         }));
-        let results = all_at_once(lab, "ADD", &config);
+        let results = all_at_once(&pods, "ADD", &config);
         for family in [0, 1] {
             let ips: BTreeSet<_> = results.iter().map(|result| result["ips"][family]["address"].to_string()).collect();
             assert_eq!(ips.len(), PODS, "each address is used once");
@@ -63,7 +46,7 @@ fn a_hundred_adds_without_a_bridge_and_a_hundred_dels() {
                 format!("{}\n", 2 * PODS)
             );
         }
-        all_at_once(lab, "DEL", &config);
+        all_at_once(&pods, "DEL", &config);
         assert_clean(lab);
     }
 }

@@ -1,40 +1,22 @@
-//! Helpers for all tests: configurations, pods, a scripted IPAM plugin, and sockets in namespaces.
+//! Helpers for all tests: configurations, pods, and a scripted IPAM plugin.
 
 use std::fs;
-use std::net::{IpAddr, UdpSocket};
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::net::UdpSocket;
+use std::path::PathBuf;
 
-use linux::Netns;
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, Process, REFERENCE, timeout};
-
-/// How long to wait for a packet that should not arrive. On a slow machine, a packet may arrive later: then the test
-/// passes with a broken plugin, but it never fails with a correct one.
-const SILENCE: Duration = Duration::from_millis(300);
+use testing::config::with;
+use testing::packets::udp;
+use testing::{Lab, Outcome, Process, REFERENCE};
 
 /// Returns a configuration with the scripted IPAM plugin, with the keys of `more` added or replaced.
 pub(crate) fn layer3(more: Value) -> Value {
-    let mut config = json!({
-        "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0", "isGateway": true,
-        "ipam": { "type": "scripted" },
-    });
-    merge(&mut config, more);
-    config
+    with(layer2(json!({ "isGateway": true, "ipam": { "type": "scripted" } })), more)
 }
 
 /// Returns a configuration without IPAM, with the keys of `more` added or replaced.
 pub(crate) fn layer2(more: Value) -> Value {
-    let mut config = json!({ "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0" });
-    merge(&mut config, more);
-    config
-}
-
-/// Adds or replaces the keys of `more` in `config`.
-pub(crate) fn merge(config: &mut Value, more: Value) {
-    for (key, value) in more.as_object().cloned().unwrap_or_default() {
-        config[key] = value;
-    }
+    with(json!({ "cniVersion": "1.1.0", "name": "net1", "type": "bridge", "bridge": "br0" }), more)
 }
 
 /// A container with one interface.
@@ -61,8 +43,7 @@ impl<'a> Pod<'a> {
 
     /// Sets the result of the scripted IPAM plugin for this pod.
     pub(crate) fn answer(&self, answer: Value) {
-        let mut whole = json!({ "cniVersion": "1.1.0" });
-        merge(&mut whole, answer);
+        let whole = with(json!({ "cniVersion": "1.1.0" }), answer);
         fs::write(self.lab.dir().join(format!("answer.{}", self.id)), whole.to_string()).unwrap();
     }
 
@@ -101,72 +82,15 @@ impl<'a> Pod<'a> {
         serde_json::from_str(&self.sh(&format!("ip -j -d {arguments}"))).unwrap_or(Value::Null)
     }
 
-    /// Opens a UDP socket in the pod's namespace.
-    pub(crate) fn udp(&self, address: &str) -> UdpSocket {
-        udp(Some(&self.netns), address)
+    /// Opens a UDP socket in the pod's namespace, with any port.
+    pub(crate) fn udp(&self, ip: &str) -> UdpSocket {
+        udp(Some(&self.netns), ip, 0)
     }
 
     /// Returns the name of the host veth.
     pub(crate) fn port(&self, result: &Value) -> String {
         result["interfaces"][1]["name"].as_str().unwrap().to_owned()
     }
-}
-
-/// Opens a UDP socket in a namespace, or on the host.
-pub(crate) fn udp(netns: Option<&Path>, address: &str) -> UdpSocket {
-    let bind =
-        || Ok::<_, linux::Error>(UdpSocket::bind(address).unwrap_or_else(|error| panic!("bind {address}: {error}")));
-    let socket = match netns {
-        None => bind(),
-        Some(path) => Netns::open(path).unwrap().run(&Netns::current().unwrap(), bind),
-    };
-    socket.unwrap()
-}
-
-/// Sends one datagram, and returns the source address that the receiver sees, or `None` if it does not arrive. Nothing
-/// is repeated: the first packet must arrive.
-pub(crate) fn send(from: &UdpSocket, to: &UdpSocket, address: &str) -> Option<IpAddr> {
-    let port = to.local_addr().unwrap().port();
-    let ip: IpAddr = address.parse().unwrap();
-    // Without a route, sending fails.
-    from.send_to(b"hello", (ip, port)).ok()?;
-    to.set_read_timeout(Some(timeout())).unwrap();
-    let mut buffer = [0; 64];
-    let (len, sender) = to.recv_from(&mut buffer).ok()?;
-    assert_eq!(&buffer[..len], b"hello");
-    Some(sender.ip())
-}
-
-/// Sends one datagram, and panics if it arrives.
-pub(crate) fn assert_nothing_arrives(from: &UdpSocket, to: &UdpSocket, address: &str) {
-    let port = to.local_addr().unwrap().port();
-    let ip: IpAddr = address.parse().unwrap();
-    let _ = from.send_to(b"lost", (ip, port));
-    to.set_read_timeout(Some(SILENCE)).unwrap();
-    let mut buffer = [0; 64];
-    if let Ok((_, sender)) = to.recv_from(&mut buffer) {
-        panic!("a packet from {sender} arrived at {address}");
-    }
-}
-
-/// Creates a namespace outside of the host, with 192.0.2.2 and 2001:db8::2 and without routes to pods.
-pub(crate) fn outside(lab: &Lab) -> PathBuf {
-    let path = lab.netns("outside");
-    lab.sh(&format!(
-        "ip link set lo up
-         ip link add uplink type veth peer name eth0 netns outside
-         ip address add 192.0.2.1/24 dev uplink
-         ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::1/64 dev uplink nodad
-         ip link set uplink up
-         nsenter --net={} sh -ec 'ip address add 192.0.2.2/24 dev eth0
-             ! [ -e /proc/sys/net/ipv6 ] || ip address add 2001:db8::2/64 dev eth0 nodad
-             ip link set eth0 up'
-         # On a busy machine it takes a while until both ends are ready, and ping fails when a neighbour is unreachable.
-         until ping -q -c 1 -W 5 192.0.2.2; do :; done
-         ! [ -e /proc/sys/net/ipv6 ] || until ping -6 -q -c 1 -W 5 2001:db8::2; do :; done",
-        path.display()
-    ));
-    path
 }
 
 /// Asserts that no ports, rules or leases are left after a failed ADD or a DEL.

@@ -2,16 +2,15 @@
 //! them.
 
 use serde_json::{Value, json};
+use testing::config::with;
 use testing::{Lab, Layout};
 
-use crate::pod::{Pod, layer3, merge};
+use crate::pod::{Pod, layer3};
 
 /// Returns the configuration of a dual-stack network with `10.N.0.0/24` and `fd0N::/64`.
 pub(crate) fn network(n: u8, more: Value) -> Value {
     let ranges = json!([[{ "subnet": format!("10.{n}.0.0/24") }], [{ "subnet": format!("fd0{n}::/64") }]]);
-    let mut config = layer3(json!({ "ipam": { "type": "host-local", "ranges": ranges } }));
-    merge(&mut config, more);
-    config
+    with(layer3(json!({ "ipam": { "type": "host-local", "ranges": ranges } })), more)
 }
 
 /// Returns the global addresses of a link in ascending order.

@@ -1,9 +1,10 @@
 //! Traffic: packets prove the effect of rules and ports. The first packet must always arrive.
 
 use serde_json::{Value, json};
+use testing::packets::{assert_nothing_arrives, send, udp};
 use testing::{Lab, skip, timeout, wait_until};
 
-use crate::pod::{Pod, assert_clean, assert_nothing_arrives, layer2, layer3, outside, send, udp};
+use crate::pod::{Pod, assert_clean, layer2, layer3};
 
 const IPS: [&[&str]; 2] = [&["10.1.0.2/24", "fd01::2/64"], &["10.1.0.3/24", "fd01::3/64"]];
 
@@ -22,25 +23,25 @@ fn pods_reach_each_other_and_their_gateway() {
     Lab::for_each_layout(|lab| {
         let [a, b] = two_pods(lab, &layer3(json!({ "isDefaultGateway": true })));
         for (any, own, other, gateway) in
-            [("0.0.0.0:0", "10.1.0.2", "10.1.0.3", "10.1.0.1"), ("[::]:0", "fd01::2", "fd01::3", "fd01::1")]
+            [("0.0.0.0", "10.1.0.2", "10.1.0.3", "10.1.0.1"), ("::", "fd01::2", "fd01::3", "fd01::1")]
         {
             let own = own.parse().ok();
             assert_eq!(send(&a.udp(any), &b.udp(any), other), own);
-            assert_eq!(send(&a.udp(any), &udp(None, any), gateway), own);
-            assert_eq!(send(&udp(None, any), &b.udp(any), other), gateway.parse().ok());
+            assert_eq!(send(&a.udp(any), &udp(None, any, 0), gateway), own);
+            assert_eq!(send(&udp(None, any, 0), &b.udp(any), other), gateway.parse().ok());
         }
     });
 }
 
 fn assert_masquerade(config: &Value) {
     let lab = &Lab::new();
-    let beyond = outside(lab);
+    let beyond = lab.outside();
     let [a, b] = two_pods(lab, config);
     for (any, own, other, outside, host) in [
-        ("0.0.0.0:0", "10.1.0.2", "10.1.0.3", "192.0.2.2", "192.0.2.1"),
-        ("[::]:0", "fd01::2", "fd01::3", "2001:db8::2", "2001:db8::1"),
+        ("0.0.0.0", "10.1.0.2", "10.1.0.3", "192.0.2.2", "192.0.2.1"),
+        ("::", "fd01::2", "fd01::3", "2001:db8::2", "2001:db8::1"),
     ] {
-        let (pod, server) = (a.udp(any), udp(Some(&beyond), any));
+        let (pod, server) = (a.udp(any), udp(Some(&beyond), any, 0));
         assert_eq!(send(&pod, &server, outside), host.parse().ok(), "outside sees the host's address");
         // The reply goes to the source address that the server sees.
         pod.send_to(b"hello", (outside.parse::<std::net::IpAddr>().unwrap(), server.local_addr().unwrap().port()))
@@ -54,8 +55,8 @@ fn assert_masquerade(config: &Value) {
     }
     // Removing the rules of one pod does not affect the other.
     a.del(config);
-    let server = udp(Some(&beyond), "0.0.0.0:0");
-    assert_eq!(send(&b.udp("0.0.0.0:0"), &server, "192.0.2.2"), "192.0.2.1".parse().ok());
+    let server = udp(Some(&beyond), "0.0.0.0", 0);
+    assert_eq!(send(&b.udp("0.0.0.0"), &server, "192.0.2.2"), "192.0.2.1".parse().ok());
     b.del(config);
     assert_clean(lab);
 }
@@ -74,11 +75,11 @@ fn pods_are_masqueraded_with_iptables() {
 #[test]
 fn without_masquerade_pods_keep_their_addresses() {
     let lab = &Lab::new();
-    let beyond = outside(lab);
+    let beyond = lab.outside();
     lab.sh(&format!("nsenter --net={} ip route add 10.1.0.0/24 via 192.0.2.1", beyond.display()));
     let [a, _] = two_pods(lab, &layer3(json!({ "isDefaultGateway": true })));
-    let server = udp(Some(&beyond), "0.0.0.0:0");
-    assert_eq!(send(&a.udp("0.0.0.0:0"), &server, "192.0.2.2"), "10.1.0.2".parse().ok());
+    let server = udp(Some(&beyond), "0.0.0.0", 0);
+    assert_eq!(send(&a.udp("0.0.0.0"), &server, "192.0.2.2"), "10.1.0.2".parse().ok());
 }
 
 #[test]
@@ -91,7 +92,7 @@ fn traffic_between_the_networks_of_a_pod_is_not_masqueraded() {
         a.add(&config);
         b.add(&config);
         // Within the second network: the masquerade rule of the first address must not match before.
-        let seen = send(&a.udp("10.2.0.2:0"), &b.udp("0.0.0.0:0"), "10.2.0.3");
+        let seen = send(&a.udp("10.2.0.2"), &b.udp("0.0.0.0"), "10.2.0.3");
         assert_eq!(seen, "10.2.0.2".parse().ok(), "{backend}");
     }
 }
@@ -100,9 +101,9 @@ fn traffic_between_the_networks_of_a_pod_is_not_masqueraded() {
 fn isolated_ports_reach_their_gateway_only() {
     let lab = &Lab::new();
     let [a, b] = two_pods(lab, &layer3(json!({ "portIsolation": true })));
-    for (any, other, gateway) in [("0.0.0.0:0", "10.1.0.3", "10.1.0.1"), ("[::]:0", "fd01::3", "fd01::1")] {
+    for (any, other, gateway) in [("0.0.0.0", "10.1.0.3", "10.1.0.1"), ("::", "fd01::3", "fd01::1")] {
         assert_nothing_arrives(&a.udp(any), &b.udp(any), other);
-        assert!(send(&a.udp(any), &udp(None, any), gateway).is_some());
+        assert!(send(&a.udp(any), &udp(None, any, 0), gateway).is_some());
     }
 }
 
@@ -116,16 +117,16 @@ fn a_pod_reaches_itself_through_dnat_only_with_hairpin_mode() {
         // With this, NAT also applies to frames between ports, and they leave through the port where they came in.
         lab.sh("sysctl -qw net.bridge.bridge-nf-call-iptables=1");
         let [a, _] = two_pods(lab, &layer3(json!({ "isDefaultGateway": true, "hairpinMode": hairpin })));
-        let server = a.udp("0.0.0.0:0");
+        let server = a.udp("0.0.0.0");
         lab.sh("nft 'add table ip service
                   add chain ip service pre { type nat hook prerouting priority -100; }
                   add chain ip service post { type nat hook postrouting priority 90; }
                   add rule ip service pre ip daddr 10.9.9.9 dnat to 10.1.0.2
                   add rule ip service post ip saddr 10.1.0.2 ip daddr 10.1.0.2 masquerade'");
         if hairpin {
-            assert_eq!(send(&a.udp("0.0.0.0:0"), &server, "10.9.9.9"), "10.1.0.1".parse().ok());
+            assert_eq!(send(&a.udp("0.0.0.0"), &server, "10.9.9.9"), "10.1.0.1".parse().ok());
         } else {
-            assert_nothing_arrives(&a.udp("0.0.0.0:0"), &server, "10.9.9.9");
+            assert_nothing_arrives(&a.udp("0.0.0.0"), &server, "10.9.9.9");
         }
     }
 }
@@ -158,15 +159,15 @@ fn frames_with_a_spoofed_mac_are_dropped() {
         let config = layer3(json!({ "macspoofchk": true }));
         let [a, b] = two_pods(lab, &config);
         let own = a.ip("link show eth0")[0]["address"].as_str().unwrap().to_owned();
-        for (any, other) in [("0.0.0.0:0", "10.1.0.3"), ("[::]:0", "fd01::3")] {
+        for (any, other) in [("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")] {
             assert!(send(&a.udp(any), &b.udp(any), other).is_some());
         }
         a.sh("ip link set eth0 address 02:00:00:00:00:99");
-        for (any, other) in [("0.0.0.0:0", "10.1.0.3"), ("[::]:0", "fd01::3")] {
+        for (any, other) in [("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")] {
             assert_nothing_arrives(&a.udp(any), &b.udp(any), other);
         }
         a.sh(&format!("ip link set eth0 address {own}"));
-        assert!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3").is_some());
+        assert!(send(&a.udp("0.0.0.0"), &b.udp("0.0.0.0"), "10.1.0.3").is_some());
         a.del(&config);
         b.del(&config);
         assert_clean(lab);
@@ -180,9 +181,9 @@ fn a_reused_address_is_reachable_with_the_first_packet() {
     let [a, b] = two_pods(lab, &config);
     for round in 0..5 {
         // Host and neighbour learn the current owner…
-        for (any, address) in [("0.0.0.0:0", "10.1.0.2"), ("[::]:0", "fd01::2")] {
+        for (any, address) in [("0.0.0.0", "10.1.0.2"), ("::", "fd01::2")] {
             assert!(send(&b.udp(any), &a.udp(any), address).is_some(), "round {round}: {address}");
-            assert!(send(&udp(None, any), &a.udp(any), address).is_some(), "round {round}: {address}");
+            assert!(send(&udp(None, any, 0), &a.udp(any), address).is_some(), "round {round}: {address}");
         }
         // …which is replaced by a new one with another MAC address.
         a.del(&config);
@@ -211,5 +212,5 @@ fn layer2_carries_frames() {
         pod.sh(&format!("ip address add {ip} dev eth0"));
     }
     let [a, b] = &pods;
-    assert_eq!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
+    assert_eq!(send(&a.udp("0.0.0.0"), &b.udp("0.0.0.0"), "10.1.0.3"), "10.1.0.2".parse().ok());
 }

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
+use testing::config::with;
 use testing::{Lab, Outcome, Process, REFERENCE, reference};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
@@ -13,11 +14,7 @@ fn configurations() -> Vec<Value> {
     let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
     let ipam =
         json!({ "type": "host-local", "ranges": ranges, "routes": [{ "dst": "10.9.0.0/16", "gw": "10.1.0.9" }] });
-    let common = |more: Value| {
-        let mut config = layer3(json!({ "cniVersion": "1.0.0", "ipam": ipam }));
-        crate::pod::merge(&mut config, more);
-        config
-    };
+    let common = |more: Value| with(layer3(json!({ "cniVersion": "1.0.0", "ipam": ipam })), more);
     vec![
         layer2(json!({ "cniVersion": "1.0.0" })),
         common(json!({})),

@@ -1,10 +1,11 @@
 //! VLANs, with tagged packets. If the kernel cannot filter VLANs, the tests are skipped; the kernel of `ci/vm` can.
 
 use serde_json::{Value, json};
+use testing::fault::{Effect, inject};
+use testing::packets::{assert_nothing_arrives, send, udp};
 use testing::{Lab, skip};
 
-use crate::faults::inject_fault;
-use crate::pod::{Pod, assert_clean, assert_nothing_arrives, layer2, layer3, send, udp};
+use crate::pod::{Pod, assert_clean, layer2, layer3};
 use crate::stale::{collect, global_addresses, network};
 
 /// Returns whether this kernel can filter VLANs. Leaves nothing behind.
@@ -84,8 +85,8 @@ fn vlans_are_separated() {
             pod
         });
     let [a, b, c] = &pods;
-    assert_eq!(send(&a.udp("0.0.0.0:0"), &b.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
-    assert_nothing_arrives(&a.udp("0.0.0.0:0"), &c.udp("0.0.0.0:0"), "10.1.0.4");
+    assert_eq!(send(&a.udp("0.0.0.0"), &b.udp("0.0.0.0"), "10.1.0.3"), "10.1.0.2".parse().ok());
+    assert_nothing_arrives(&a.udp("0.0.0.0"), &c.udp("0.0.0.0"), "10.1.0.4");
     for pod in &pods {
         pod.del(&layer2(json!({})));
     }
@@ -111,11 +112,11 @@ fn a_trunk_carries_tagged_frames() {
             "ip link add link eth0 name eth0.{id} type vlan id {id}; ip address add {ip} dev eth0.{id}; ip link set eth0.{id} up"
         ));
     }
-    assert_eq!(send(&trunk.udp("0.0.0.0:0"), &access.udp("0.0.0.0:0"), "10.1.0.2"), "10.1.0.3".parse().ok());
-    assert_eq!(send(&access.udp("0.0.0.0:0"), &trunk.udp("0.0.0.0:0"), "10.1.0.3"), "10.1.0.2".parse().ok());
+    assert_eq!(send(&trunk.udp("0.0.0.0"), &access.udp("0.0.0.0"), "10.1.0.2"), "10.1.0.3".parse().ok());
+    assert_eq!(send(&access.udp("0.0.0.0"), &trunk.udp("0.0.0.0"), "10.1.0.3"), "10.1.0.2".parse().ok());
     // 101 is not in the trunk.
     access.sh("ip address add 10.2.0.2/24 dev eth0");
-    assert_nothing_arrives(&trunk.udp("10.2.0.3:0"), &access.udp("0.0.0.0:0"), "10.2.0.2");
+    assert_nothing_arrives(&trunk.udp("10.2.0.3"), &access.udp("0.0.0.0"), "10.2.0.2");
     // One message adds all of them.
     let whole = Pod::new(lab, "whole");
     let result = whole
@@ -139,7 +140,7 @@ fn the_default_vlan_stays_only_if_configured() {
     let result = kept.add(&layer2(json!({ "vlan": 100, "preserveDefaultVlan": true })));
     assert_eq!(vlans(lab, &kept.port(&result)), ["1", "100*"]);
     assert_eq!(lab.ip("link show br0")[0]["linkinfo"]["info_data"]["vlan_filtering"], 1);
-    assert!(send(&plain.udp("0.0.0.0:0"), &udp(None, "0.0.0.0:0"), "10.1.0.1").is_some());
+    assert!(send(&plain.udp("0.0.0.0"), &udp(None, "0.0.0.0", 0), "10.1.0.1").is_some());
 }
 
 #[test]
@@ -159,8 +160,8 @@ fn a_vlan_has_a_gateway_of_its_own() {
         assert_eq!(result["interfaces"][3]["name"], "br0.100", "{result}");
         assert_eq!(result["interfaces"][3]["mac"], lab.ip("link show br0.100")[0]["address"]);
         pod.check(&config, &result).ok();
-        for (any, gateway) in [("0.0.0.0:0", "10.1.0.1"), ("[::]:0", "fd01::1")] {
-            assert!(send(&pod.udp(any), &udp(None, any), gateway).is_some(), "{gateway}");
+        for (any, gateway) in [("0.0.0.0", "10.1.0.1"), ("::", "fd01::1")] {
+            assert!(send(&pod.udp(any), &udp(None, any, 0), gateway).is_some(), "{gateway}");
         }
     }
     assert!(!lab.sh("ip -o -4 address show br0").contains("10.1.0.1"), "not on the bridge itself");
@@ -179,13 +180,14 @@ fn the_next_add_completes_a_gateway_whose_add_was_killed() {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let mut unfinished = 0;
     // Earlier messages do not create the gateway.
-    for n in (7..30).take_while(|n| inject_fault(&pod, &config, "sendto", *n, "signal=KILL").is_some()) {
+    let kill = |n: usize| inject(lab, pod.call("ADD", &config), "sendto", n, "signal=KILL");
+    for n in (7..30).take_while(|n| kill(*n) != Effect::NotReached) {
         let gateway = lab.sh("ip -o link show br0.100 2>/dev/null || true");
         unfinished += usize::from(!gateway.is_empty() && !gateway.contains(",LOWER_UP"));
         pod.del(&config);
         let result = pod.add(&config);
         pod.check(&config, &result).ok();
-        assert!(send(&pod.udp("0.0.0.0:0"), &udp(None, "0.0.0.0:0"), "10.1.0.1").is_some(), "after kill {n}");
+        assert!(send(&pod.udp("0.0.0.0"), &udp(None, "0.0.0.0", 0), "10.1.0.1").is_some(), "after kill {n}");
         lab.sh("ip link set $(ip -o link show br0.100 | sed 's/.*@\\([^:]*\\):.*/\\1/') down");
         let error = pod.check(&config, &result).error(999);
         assert!(error["msg"].as_str().unwrap().contains("of the VLAN's gateway \"br0.100\" is down"), "{error}");

@@ -1,138 +1,46 @@
 //! Tests with the real firewalld on a real bus, in namespaces of their own.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
 
 use testing::Lab;
+use testing::firewalld::{ADDRESS, Firewalld as Daemon, SERVICES};
 
 use super::*;
 
-const ADDRESS: &str = "unix:path=/run/bus";
-/// Everyone may do everything on the bus. It would start firewalld by a script, if a client asked for it.
-const BUS_CONFIG: &str = r#"<busconfig>
-  <type>system</type>
-  <listen>unix:path=/run/bus</listen>
-  <servicedir>/run/services</servicedir>
-  <policy context="default">
-    <allow user="*"/>
-    <allow own="*"/>
-    <allow send_destination="*"/>
-    <allow receive_sender="*"/>
-  </policy>
-</busconfig>
-"#;
+/// The bus would start firewalld by this program, if a client asked for it.
 const SERVICE: &str = "[D-BUS Service]
 Name=org.fedoraproject.FirewallD1
 Exec=/usr/bin/touch /run/activated
 User=root
 ";
 
-/// A host with a bus and firewalld.
-struct Host {
-    lab: Lab,
-    bus: Daemon,
-    firewalld: Option<Daemon>,
+/// Returns a host; `None` if the test cannot run here.
+fn lab(test: &str) -> Option<Lab> {
+    if fs::metadata("/proc/self").unwrap().uid() != 0 {
+        testing::skip(test, "it needs root, or unshare -r");
+        return None;
+    }
+    Some(Lab::without_plugins())
 }
 
-/// A process that ends with the test, even if the test is killed.
-struct Daemon(Child);
-
-impl Daemon {
-    fn start(program: &str, arguments: &[&str]) -> Daemon {
-        let mut command = Command::new("setpriv");
-        command.args(["--pdeathsig", "KILL", program]).args(arguments).env_clear();
-        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("DBUS_SYSTEM_BUS_ADDRESS", ADDRESS);
-        Daemon(command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap())
-    }
+/// Starts firewalld on a host; `None` if that is not possible here.
+fn start<'a>(lab: &'a Lab, test: &str) -> Option<Daemon<'a>> {
+    fs::create_dir(SERVICES).unwrap();
+    fs::write(format!("{SERVICES}/org.fedoraproject.FirewallD1.service"), SERVICE).unwrap();
+    let mut host = Daemon::prepare(lab, test)?;
+    host.start();
+    Some(host)
 }
 
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+fn connect() -> Option<Firewalld> {
+    Firewalld::on_bus(Bus::open(ADDRESS, Deadline::after(testing::timeout())).unwrap()).unwrap()
 }
 
-impl Host {
-    /// Starts a host, and firewalld on it; `None` if that is not possible here.
-    fn new(test: &str) -> Option<Host> {
-        for (program, package) in [("/usr/bin/dbus-daemon", "dbus-daemon"), ("/usr/sbin/firewalld", "firewalld")] {
-            if !Path::new(program).exists() {
-                testing::skip(test, &format!("{program} is missing (apt-get install {package})"));
-                return None;
-            }
-        }
-        if fs::metadata("/proc/self").unwrap().uid() != 0 {
-            testing::skip(test, "it needs root, or unshare -r");
-            return None;
-        }
-        let lab = Lab::without_plugins();
-        lab.sh("ip link set lo up; mkdir /run/services; cp -a /etc/firewalld /run/config");
-        fs::write("/run/bus.conf", BUS_CONFIG).unwrap();
-        fs::write("/run/services/org.fedoraproject.FirewallD1.service", SERVICE).unwrap();
-        let mut bus = Daemon::start("dbus-daemon", &["--config-file=/run/bus.conf", "--nofork", "--print-address"]);
-        // The bus prints its address when it listens.
-        let mut line = String::new();
-        BufReader::new(bus.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with(ADDRESS), "{line:?}");
-        let mut host = Host { lab, bus, firewalld: None };
-        host.start_firewalld();
-        Some(host)
-    }
-
-    fn start_firewalld(&mut self) {
-        let mut bus = self.bus();
-        // The bus sends a signal when firewalld has registered its name.
-        let add_match = Method {
-            destination: "org.freedesktop.DBus",
-            path: "/org/freedesktop/DBus",
-            interface: "org.freedesktop.DBus",
-            name: "AddMatch",
-        };
-        let rule = format!("type='signal',member='NameOwnerChanged',arg0='{NAME}'");
-        assert_eq!(bus.call(&add_match, &[&rule]), Ok(Reply::Other));
-        let arguments = ["--nofork", "--nopid", "--system-config=/run/config", "--log-target=file"];
-        let log = ["--log-file=/run/firewalld.log"];
-        self.firewalld = Some(Daemon::start("firewalld", &[&arguments[..], &log].concat()));
-        while !bus.has_owner(NAME).unwrap() {
-            bus.wait_for_message().unwrap();
-        }
-    }
-
-    fn stop_firewalld(&mut self) {
-        drop(self.firewalld.take().unwrap());
-        let mut bus = self.bus();
-        testing::wait_until("the end of firewalld's registration", || !bus.has_owner(NAME).unwrap());
-    }
-
-    fn bus(&self) -> Bus {
-        Bus::open(ADDRESS, Deadline::after(testing::timeout())).unwrap().unwrap()
-    }
-
-    fn connect(&self) -> Option<Firewalld> {
-        Firewalld::on_bus(Bus::open(ADDRESS, Deadline::after(testing::timeout())).unwrap()).unwrap()
-    }
-
-    /// Connects to firewalld, which must be running.
-    fn firewalld(&self) -> Firewalld {
-        self.connect().unwrap()
-    }
-
-    /// Runs the administrator's tool.
-    fn firewall_cmd(&self, arguments: &str) -> String {
-        self.lab.sh(&format!("DBUS_SYSTEM_BUS_ADDRESS={ADDRESS} firewall-cmd {arguments} 2>&1")).trim().to_owned()
-    }
-
-    /// Returns the addresses in a zone.
-    fn sources(&self, zone: &str) -> Vec<String> {
-        let mut sources: Vec<String> =
-            self.firewall_cmd(&format!("--zone={zone} --list-sources")).split_whitespace().map(str::to_owned).collect();
-        sources.sort();
-        sources
-    }
+/// Connects to firewalld, which must be running.
+fn firewalld() -> Firewalld {
+    connect().unwrap()
 }
 
 fn zone(name: &str) -> Zone {
@@ -145,11 +53,13 @@ fn ip(text: &str) -> IpAddr {
 
 #[test]
 fn addresses_are_bound_and_removed() {
-    let Some(host) = Host::new("addresses_are_bound_and_removed") else { return };
-    let mut firewalld = host.firewalld();
+    let test = "addresses_are_bound_and_removed";
+    let Some(lab) = &lab(test) else { return };
+    let Some(host) = start(lab, test) else { return };
+    let mut firewalld = firewalld();
     let trusted = zone("trusted");
     let ips = [ip("10.9.0.2"), ip("fd00::2")];
-    let rules = || host.lab.sh("nft list ruleset | grep -c 'saddr 10.9.0.2 ' || true");
+    let rules = || lab.sh("nft list ruleset | grep -c 'saddr 10.9.0.2 ' || true");
     assert_eq!(rules(), "0\n");
     for _ in 0..2 {
         for ip in ips {
@@ -174,8 +84,10 @@ fn addresses_are_bound_and_removed() {
 
 #[test]
 fn an_address_that_a_lost_del_has_left_is_moved() {
-    let Some(host) = Host::new("an_address_that_a_lost_del_has_left_is_moved") else { return };
-    let mut firewalld = host.firewalld();
+    let test = "an_address_that_a_lost_del_has_left_is_moved";
+    let Some(lab) = &lab(test) else { return };
+    let Some(host) = start(lab, test) else { return };
+    let mut firewalld = firewalld();
     firewalld.add(&zone("work"), ip("10.9.0.2")).unwrap();
     firewalld.add(&zone("trusted"), ip("10.9.0.2")).unwrap();
     assert_eq!((host.sources("work"), host.sources("trusted")), (Vec::new(), vec!["10.9.0.2/32".to_owned()]));
@@ -194,8 +106,10 @@ fn an_address_that_a_lost_del_has_left_is_moved() {
 
 #[test]
 fn an_address_in_another_zone_is_removed_if_asked_for() {
-    let Some(host) = Host::new("an_address_in_another_zone_is_removed_if_asked_for") else { return };
-    let mut firewalld = host.firewalld();
+    let test = "an_address_in_another_zone_is_removed_if_asked_for";
+    let Some(lab) = &lab(test) else { return };
+    let Some(host) = start(lab, test) else { return };
+    let mut firewalld = firewalld();
     let address = ip("10.9.0.2");
     for configured in ["trusted", "nonexistent"] {
         firewalld.add(&zone("work"), address).unwrap();
@@ -213,8 +127,10 @@ fn an_address_in_another_zone_is_removed_if_asked_for() {
 
 #[test]
 fn refusals_say_what_to_do() {
-    let Some(host) = Host::new("refusals_say_what_to_do") else { return };
-    let mut firewalld = host.firewalld();
+    let test = "refusals_say_what_to_do";
+    let Some(lab) = &lab(test) else { return };
+    let Some(host) = start(lab, test) else { return };
+    let mut firewalld = firewalld();
     let address = ip("10.9.0.2");
     for error in [
         firewalld.add(&zone("nonexistent"), address).unwrap_err(),
@@ -237,8 +153,10 @@ fn refusals_say_what_to_do() {
 
 #[test]
 fn bindings_do_not_survive_a_reload() {
-    let Some(host) = Host::new("bindings_do_not_survive_a_reload") else { return };
-    let mut firewalld = host.firewalld();
+    let test = "bindings_do_not_survive_a_reload";
+    let Some(lab) = &lab(test) else { return };
+    let Some(host) = start(lab, test) else { return };
+    let mut firewalld = firewalld();
     firewalld.add(&zone("trusted"), ip("10.9.0.2")).unwrap();
     host.firewall_cmd("--reload");
     assert_eq!(firewalld.query(&zone("trusted"), ip("10.9.0.2")), Ok(false));
@@ -248,26 +166,28 @@ fn bindings_do_not_survive_a_reload() {
 
 #[test]
 fn firewalld_may_be_absent_and_is_never_started() {
-    let Some(mut host) = Host::new("firewalld_may_be_absent_and_is_never_started") else { return };
-    let mut firewalld = host.firewalld();
+    let test = "firewalld_may_be_absent_and_is_never_started";
+    let Some(lab) = &lab(test) else { return };
+    let Some(mut host) = start(lab, test) else { return };
+    let mut firewalld = firewalld();
     let (trusted, address) = (zone("trusted"), ip("10.9.0.2"));
     firewalld.add(&trusted, address).unwrap();
-    host.stop_firewalld();
+    host.stop();
     // The connection is that of before.
     for error in [firewalld.add(&trusted, address).unwrap_err(), firewalld.query(&trusted, address).unwrap_err()] {
         assert_eq!(error.code(), Code::TRY_LATER, "{error:?}");
         assert!(error.to_string().ends_with("firewalld is not running"), "{error:?}");
     }
     firewalld.remove(&trusted, address, Scope::AnyZone).unwrap();
-    assert!(host.connect().is_none());
+    assert!(connect().is_none());
     assert!(!Path::new("/run/activated").exists(), "the bus was made to start firewalld");
 
-    host.start_firewalld();
+    host.start();
     assert_eq!(firewalld.query(&trusted, address), Ok(false), "the connection still works");
     firewalld.add(&trusted, address).unwrap();
 
-    let Host { bus, lab: _lab, firewalld: _firewalld } = host;
-    drop(bus);
+    // The bus ends too.
+    drop(host);
     let error = firewalld.add(&trusted, address).unwrap_err();
     assert!([Code::IO, Code::TRY_LATER].contains(&error.code()), "{error:?}");
     assert!(Bus::open(ADDRESS, Deadline::after(testing::timeout())).unwrap().is_none());
@@ -275,9 +195,11 @@ fn firewalld_may_be_absent_and_is_never_started() {
 
 #[test]
 fn a_firewalld_that_hangs_is_left_at_the_deadline() {
-    let Some(host) = Host::new("a_firewalld_that_hangs_is_left_at_the_deadline") else { return };
-    let pid = host.firewalld.as_ref().unwrap().0.id();
-    host.lab.sh(&format!("kill -STOP {pid}"));
+    let test = "a_firewalld_that_hangs_is_left_at_the_deadline";
+    let Some(lab) = &lab(test) else { return };
+    let Some(host) = start(lab, test) else { return };
+    let pid = host.pid();
+    lab.sh(&format!("kill -STOP {pid}"));
     // On a busy machine, the deadline may pass before the call.
     let bus = Bus::open(ADDRESS, Deadline::after(Duration::from_millis(500)));
     let added = bus

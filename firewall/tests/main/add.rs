@@ -1,9 +1,10 @@
 //! ADD: the rules of the attachment, and the result.
 
 use serde_json::json;
-use testing::Lab;
+use testing::config::with;
+use testing::{Lab, Pod};
 
-use crate::pod::{ADMIN, ENTRY, Pod, accepted, accepted_all, config, containers, rules, ruleset, with};
+use crate::support::{ADMIN, ENTRY, accepted, accepted_all, config, containers, rules, ruleset};
 
 #[test]
 fn the_previous_result_is_returned_in_every_version() {

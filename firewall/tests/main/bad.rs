@@ -1,9 +1,9 @@
 //! Bad input: ADD reports it and changes nothing.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, config, ports, ruleset};
+use crate::support::{config, ports, ruleset};
 
 /// Expects ADD to fail with a code and a message, and to change nothing.
 #[track_caller]

@@ -1,9 +1,9 @@
 //! CHECK: finds each difference, and changes nothing.
 
 use serde_json::json;
-use testing::Lab;
+use testing::{Lab, Pod};
 
-use crate::pod::{ADMIN, ENTRY, Pod, config, ports, ruleset};
+use crate::support::{ADMIN, ENTRY, config, ports, ruleset};
 
 /// Damages the host in each way, and expects CHECK to find it. Another ADD restores it each time.
 fn find_each(lab: &Lab, pod: &Pod<'_>, config: &serde_json::Value, damages: &[(&str, &str)]) {

@@ -1,9 +1,10 @@
 //! DEL: removes everything of an attachment, and nothing of others.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::{Lab, Pod};
 
-use crate::pod::{ADMIN, Pod, accepted_all, config, containers, lease, on_network, rules, ruleset, with};
+use crate::support::{ADMIN, accepted_all, config, containers, lease, rules, ruleset};
 
 /// Returns the configuration without a previous result.
 fn without_result(config: Value) -> Value {

@@ -1,9 +1,10 @@
 //! GC: removes what no valid attachment needs.
 
 use serde_json::{Value, json};
-use testing::{Lab, Outcome};
+use testing::config::{on_network, with};
+use testing::{Lab, Outcome, Pod};
 
-use crate::pod::{Pod, accepted_all, config, containers, on_network, rules, ruleset, with};
+use crate::support::{accepted_all, config, containers, rules, ruleset};
 
 fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {
     let config = with(config.clone(), json!({ "cni.dev/valid-attachments": valid }));

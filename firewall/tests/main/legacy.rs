@@ -1,33 +1,19 @@
 //! Legacy tables of iptables, which only their tools can change.
 
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
-
 use serde_json::{Value, json};
-use testing::{Lab, Process, REFERENCE, reference, skip};
+use testing::config::with;
+use testing::{Lab, Pod, Process, legacy, reference};
 
-use crate::pod::{ADMIN, ENTRY, Pod, accepted, accepted_all, config, lease, ruleset, with};
-
-/// A rule of the administrator, which shows that the tables are in use.
-const USE: &str = "for tool in iptables-legacy ip6tables-legacy; do
-                       $tool -A INPUT -p tcp --dport 1 -j RETURN 2>/dev/null || exit 0
-                   done
-                   echo works";
+use crate::support::{ADMIN, ENTRY, accepted, accepted_all, config, lease, ruleset};
 
 /// Returns a host whose legacy filter tables are in use; `None` if the kernel has no such tables.
 fn legacy_host(test: &str) -> Option<Lab> {
-    let lab = Lab::new();
-    if lab.sh(USE) != "works\n" {
-        skip(test, "the kernel or the host has no legacy iptables");
-        return None;
-    }
-    Some(lab)
+    legacy::host("filter", test)
 }
 
 /// Returns the rules of a chain in the legacy table, without `-A CHAIN`.
 fn rules(lab: &Lab, tool: &str, chain: &str) -> Vec<String> {
-    crate::pod::rules(lab, &format!("{tool}-legacy"), chain)
+    crate::support::rules(lab, &format!("{tool}-legacy"), chain)
 }
 
 /// Returns the rules of all containers, of both families, without the administrator's.
@@ -38,17 +24,7 @@ fn containers(lab: &Lab) -> Vec<String> {
 
 /// Prepares a call of the reference with legacy tools.
 fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Process {
-    let tools = pod.lab.dir().join("tools");
-    if !tools.exists() {
-        fs::create_dir(&tools).unwrap();
-        for tool in ["iptables", "ip6tables"] {
-            for kind in ["", "-restore", "-save"] {
-                symlink("/usr/sbin/xtables-legacy-multi", tools.join(format!("{tool}{kind}"))).unwrap();
-            }
-        }
-    }
-    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
-    pod.call_program(&Path::new(REFERENCE).join("firewall"), command, config).env("PATH", path)
+    pod.call_reference(command, config).env("PATH", legacy::path(pod.lab))
 }
 
 #[test]
@@ -138,12 +114,12 @@ fn both_tables_get_rules_if_both_are_in_use() {
     pod.add(&config);
     pod.check(&config).ok();
     assert_eq!(containers(lab), accepted("10.9.0.2"));
-    assert_eq!(crate::pod::containers(lab), accepted("10.9.0.2"));
+    assert_eq!(crate::support::containers(lab), accepted("10.9.0.2"));
     lab.sh("iptables-legacy -F CNI-FORWARD");
     pod.check(&config).error(999);
     pod.add(&config);
     pod.check(&config).ok();
     pod.del(&config);
     assert_eq!(containers(lab), [] as [&str; 0]);
-    assert_eq!(crate::pod::containers(lab), [] as [&str; 0]);
+    assert_eq!(crate::support::containers(lab), [] as [&str; 0]);
 }

@@ -1,9 +1,10 @@
 //! Long and unusual names: the rules of each attachment are still told apart.
 
 use serde_json::json;
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, accepted_all, config, containers, on_network, with};
+use crate::support::{accepted_all, config, containers};
 
 #[test]
 fn attachments_with_long_and_similar_names_are_told_apart() {

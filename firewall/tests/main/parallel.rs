@@ -1,31 +1,21 @@
 //! Many calls at the same time, first on a host without chains.
 
-use std::fs;
-
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::with;
+use testing::parallel::{assert_added, assert_silent};
+use testing::{Lab, Outcome, Pod, parallel};
 
-use crate::pod::{ADMIN, ENTRY, accepted, config, containers, rules, with};
+use crate::support::{ADMIN, ENTRY, accepted, config, containers, rules};
 
 const PODS: usize = 100;
 
-/// Starts one call for each line `COMMAND CONTAINER` at the same time, and returns what they print, in that order.
-fn all_at_once(lab: &Lab, calls: &[String], config: impl Fn(&str) -> Value) -> Vec<String> {
-    let dir = lab.dir().join("calls");
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir(&dir).unwrap();
-    let mut script = format!("cd {}\n", dir.display());
-    for (n, call) in calls.iter().enumerate() {
+/// Starts one call for each line `COMMAND CONTAINER` at the same time, and returns their outcomes, in that order.
+fn all_at_once(lab: &Lab, calls: &[String], config: impl Fn(&str) -> Value) -> Vec<Outcome> {
+    let call = |call: &String| {
         let (command, id) = call.split_once(' ').unwrap();
-        fs::write(dir.join(format!("{n}.config")), config(id).to_string()).unwrap();
-        script += &format!(
-            "CNI_COMMAND={command} CNI_CONTAINERID={id} CNI_NETNS=/run/netns/{id} CNI_IFNAME=eth0 CNI_PATH=. \
-             {}/firewall <{n}.config >{n} 2>&1 &\n",
-            lab.bin().display()
-        );
-    }
-    lab.sh(&format!("{script}wait"));
-    (0..calls.len()).map(|n| fs::read_to_string(dir.join(n.to_string())).unwrap()).collect()
+        Pod::absent(lab, id, &[]).call(command, &config(id))
+    };
+    parallel::run(calls.iter().map(call).collect())
 }
 
 /// Returns the configuration for a container with the number at the end of its ID.
@@ -41,14 +31,6 @@ fn numbered(id: &str, keys: Value) -> Value {
 
 fn calls(command: &str, ids: impl Iterator<Item = usize>) -> Vec<String> {
     ids.map(|n| format!("{command} c{n}")).collect()
-}
-
-#[track_caller]
-fn assert_added(outputs: &[String]) {
-    for output in outputs {
-        let result: Value = serde_json::from_str(output).unwrap_or_default();
-        assert!(result["ips"].is_array(), "{output}");
-    }
 }
 
 #[test]
@@ -74,8 +56,8 @@ fn a_hundred_first_adds_create_one_set_of_chains() {
             assert_eq!(rules(lab, tool, "CNI-ISOLATION-STAGE-1").len(), 4 * policies);
             assert_eq!(rules(lab, tool, "CNI-ISOLATION-STAGE-2").len(), 2 * policies);
         }
-        assert_eq!(all_at_once(lab, &calls("CHECK", 1..=PODS), config), vec![""; PODS]);
-        assert_eq!(all_at_once(lab, &calls("DEL", 1..=PODS), config), vec![""; PODS]);
+        assert_silent(&all_at_once(lab, &calls("CHECK", 1..=PODS), config));
+        assert_silent(&all_at_once(lab, &calls("DEL", 1..=PODS), config));
         assert_eq!(containers(lab), [] as [&str; 0]);
     }
 }
@@ -90,10 +72,10 @@ fn adds_and_dels_race() {
         let (old, new) = (1 + 25 * (round % 2), 1 + 25 * ((round + 1) % 2));
         let (dels, adds) = (calls("DEL", old..old + 25), calls("ADD", new..new + 25));
         let mixed: Vec<String> = dels.into_iter().zip(adds).flat_map(|(del, add)| [del, add]).collect();
-        for (n, output) in all_at_once(lab, &mixed, config).iter().enumerate() {
-            if n % 2 == 0 { assert_eq!(output, "") } else { assert_added(std::slice::from_ref(output)) }
+        for (n, outcome) in all_at_once(lab, &mixed, config).iter().enumerate() {
+            if n % 2 == 0 { outcome.silent() } else { assert_added(std::slice::from_ref(outcome)) }
         }
-        assert_eq!(all_at_once(lab, &calls("CHECK", new..new + 25), config), vec![""; 25]);
+        assert_silent(&all_at_once(lab, &calls("CHECK", new..new + 25), config));
         assert_eq!(containers(lab).len(), 150);
     }
 }
@@ -108,10 +90,10 @@ fn repeated_calls_for_one_attachment_race() {
     assert_added(&all_at_once(lab, &["ADD c1".to_owned()], config));
     assert_eq!(containers(lab).len(), 6, "{:#?}", containers(lab));
     let mixed: Vec<String> = (0..20).map(|n| format!("{} c1", ["ADD", "DEL"][n % 2])).collect();
-    for (n, output) in all_at_once(lab, &mixed, config).iter().enumerate() {
-        if n % 2 == 0 { assert_added(std::slice::from_ref(output)) } else { assert_eq!(output, "") }
+    for (n, outcome) in all_at_once(lab, &mixed, config).iter().enumerate() {
+        if n % 2 == 0 { assert_added(std::slice::from_ref(outcome)) } else { outcome.silent() }
     }
-    assert_eq!(all_at_once(lab, &["DEL c1".to_owned()], config), [""]);
+    assert_silent(&all_at_once(lab, &["DEL c1".to_owned()], config));
     assert_eq!(containers(lab), [] as [&str; 0]);
 }
 
@@ -120,21 +102,12 @@ fn repeated_calls_for_one_attachment_race() {
 fn foreign_transactions_do_not_disturb() {
     let lab = &Lab::new();
     lab.sh("ip link add br0 type bridge");
-    fs::write(lab.dir().join("go"), "").unwrap();
-    let dir = lab.dir().display().to_string();
-    lab.sh(&format!(
-        "(while [ -e {dir}/go ]; do iptables -w -N OTHER; iptables -w -X OTHER; done) >/dev/null 2>&1 &
-         echo $! >{dir}/pid"
-    ));
     let config = |id: &str| numbered(id, json!({ "ingressPolicy": "same-bridge" }));
-    for _ in 0..3 {
-        assert_added(&all_at_once(lab, &calls("ADD", 1..=5), config));
-        assert_eq!(all_at_once(lab, &calls("CHECK", 1..=5), config), vec![""; 5]);
-        assert_eq!(all_at_once(lab, &calls("DEL", 1..=5), config), vec![""; 5]);
-    }
-    fs::remove_file(lab.dir().join("go")).unwrap();
-    // The loop ends before the lab's directory is removed.
-    testing::wait_until("the end of the other program", || {
-        lab.sh(&format!("kill -0 $(cat {dir}/pid) 2>/dev/null && echo yes || true")).is_empty()
+    parallel::beside(lab, "iptables -w -N OTHER; iptables -w -X OTHER", || {
+        for _ in 0..3 {
+            assert_added(&all_at_once(lab, &calls("ADD", 1..=5), config));
+            assert_silent(&all_at_once(lab, &calls("CHECK", 1..=5), config));
+            assert_silent(&all_at_once(lab, &calls("DEL", 1..=5), config));
+        }
     });
 }

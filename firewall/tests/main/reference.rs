@@ -1,14 +1,13 @@
 //! The reference beside this plugin: the same rules, and each removes and checks those of the other.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, REFERENCE, reference};
+use testing::config::with;
+use testing::{Lab, Outcome, Pod, reference};
 
-use crate::pod::{Pod, accepted, accepted_all, config, containers, lease, ruleset, with};
+use crate::support::{accepted, accepted_all, config, containers, lease, ruleset};
 
 fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
-    pod.call_program(&Path::new(REFERENCE).join("firewall"), command, config).run()
+    pod.call_reference(command, config).run()
 }
 
 /// Returns a configuration that both implementations support.

@@ -1,9 +1,9 @@
 //! One attachment from ADD to DEL.
 
 use serde_json::json;
-use testing::Lab;
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, config, rules};
+use crate::support::{config, rules};
 
 const ADMIN: &str = "-m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN";
 
@@ -43,6 +43,27 @@ fn rules_are_added_checked_and_removed() {
     }
     let error = pod.check(&config).error(999);
     assert!(error["msg"].as_str().unwrap().ends_with("in chain CNI-FORWARD does not exist"), "{error:?}");
+}
+
+/// As in a list of plugins, of which `bridge` is the first.
+#[test]
+fn the_result_of_bridge_is_accepted_in_each_version() {
+    let lab = &Lab::new();
+    for version in ["0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
+        let network = json!({
+            "cniVersion": version, "name": "net1", "type": "bridge", "bridge": "br0", "isGateway": true,
+            "ipam": { "type": "host-local", "subnet": "10.9.0.0/24" },
+        });
+        let pod = Pod::attached(lab, &format!("c{version}"), &network);
+        let config = config(json!({ "cniVersion": version, "ingressPolicy": "isolated" }));
+        assert_eq!(pod.add(&config), pod.result(version));
+        let (ip, _) = pod.ips[0].split_once('/').unwrap();
+        assert_eq!(rules(lab, "iptables", "CNI-FORWARD")[1..], accepted(&format!("{ip}/32")));
+        assert!(lab.sh(&format!("bridge -d link show dev {}", pod.port)).contains("isolated on"));
+        pod.call("DEL", &config).run().silent();
+        assert_eq!(rules(lab, "iptables", "CNI-FORWARD"), [ADMIN]);
+        pod.del(&network);
+    }
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! STATUS: reports whether an ADD could succeed, and changes nothing.
 
 use serde_json::{Value, json};
-use testing::{Lab, Process};
+use testing::fault::inject_all;
+use testing::{Lab, Pod, Process};
 
-use crate::pod::{Pod, config, ruleset};
+use crate::support::{config, ruleset};
 
 fn call(lab: &Lab, keys: Value) -> Process {
     lab.plugin("firewall", "STATUS").stdin(config(keys).to_string())
@@ -34,11 +35,9 @@ fn status_succeeds_and_changes_nothing() {
 #[test]
 fn a_kernel_without_nftables_is_reported() {
     let lab = &Lab::new();
-    let trace = lab.dir().join("trace");
     // The C library repeats the call after EPROTONOSUPPORT.
-    let inject = "inject=socket:error=EAFNOSUPPORT:when=1";
-    let options = ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", inject];
-    let error = call(lab, json!({ "backend": "nftables" })).strace(&options).run().error(50);
+    let call = call(lab, json!({ "backend": "nftables" }));
+    let error = inject_all(lab, call, "socket", "error=EAFNOSUPPORT:when=1").0.error(50);
     assert!(error["msg"].as_str().unwrap().contains("nf_tables"), "{error}");
 }
 

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use testing::{Lab, Process};
+use testing::config::{on_network, with};
+use testing::packets::udp;
+use testing::{Lab, Pod, Process};
 
-use crate::packets::udp;
-use crate::pod::{Pod, assert_clean, config, entries, on_network, port, published, table, with};
+use crate::support::{assert_clean, config, entries, port, published, table};
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
@@ -57,9 +58,9 @@ fn results_before_interfaces_have_addresses() {
 
 /// Returns the lines of a trace with a netlink socket.
 fn netlink_sockets(lab: &Lab, call: Process) -> Vec<String> {
-    let trace = lab.dir().join("trace");
-    call.strace(&["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", "trace=socket"]).run().ok();
-    fs::read_to_string(trace).unwrap().lines().filter(|line| line.contains("AF_NETLINK")).map(str::to_owned).collect()
+    let (outcome, log) = call.trace(lab, &["-f", "-e", "trace=socket"]);
+    outcome.ok();
+    log.lines().filter(|line| line.contains("AF_NETLINK")).map(str::to_owned).collect()
 }
 
 #[test]

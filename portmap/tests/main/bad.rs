@@ -1,9 +1,10 @@
 //! Bad configurations: everything is validated before anything changes, and each error names the place.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::with;
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, assert_clean, config, published, table, with};
+use crate::support::{assert_clean, config, published, table};
 
 /// Returns a configuration with one port that has the keys of `more`.
 fn mapping(more: Value) -> Value {

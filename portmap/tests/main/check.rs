@@ -1,9 +1,10 @@
 //! CHECK: reports what is missing or different. Another ADD repairs it.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, config, on_network, route_localnet, table, with};
+use crate::support::{config, route_localnet, table};
 
 /// Asserts that CHECK fails with a message that contains `text`, and succeeds after another ADD.
 #[track_caller]
@@ -142,7 +143,7 @@ fn the_next_add_repairs_the_chains_for_all() {
         lab.sh(&format!("nft '{break_it}'"));
         first.check(&config).error(999);
         let next = Pod::with_port(lab, &format!("n{n}"), &[&format!("10.1.0.{}/24", n + 7)]);
-        next.add(&crate::pod::config(&[&format!("{}:80/tcp", n + 9000)]));
+        next.add(&crate::support::config(&[&format!("{}:80/tcp", n + 9000)]));
         first.check(&config).ok();
     }
 }

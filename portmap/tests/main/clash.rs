@@ -1,10 +1,11 @@
 //! Two attachments want the same port: the first keeps it as long as it exists.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::packets::{HOST, Server, from};
+use testing::{Lab, Pod};
 
-use crate::packets::{HOST, Server, from};
-use crate::pod::{Pod, assert_clean, config, on_network, port, published, table, with};
+use crate::support::{assert_clean, config, port, published, table};
 
 /// Asserts that an ADD is refused because of a port, with a message that contains all of `texts`, and changes nothing.
 #[track_caller]

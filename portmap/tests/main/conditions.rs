@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::packets::{Client, Delivery, HOST, Server, from};
+use testing::{Lab, Pod};
 
-use crate::packets::{Client, HOST, Outcome, Server, from};
-use crate::pod::{Pod, config, on_network, outside, published, table, with};
+use crate::support::{config, published, table};
 
 const PORT: u16 = 8080;
 
@@ -17,7 +18,7 @@ struct Uplinks {
 }
 
 fn uplinks(lab: &Lab) -> Uplinks {
-    let first = outside(lab);
+    let first = lab.outside();
     let second = lab.netns("second");
     lab.sh("ip link add second type veth peer name eth0 netns second
             ip address add 198.51.100.1/24 dev second; ip link set second up
@@ -65,7 +66,7 @@ fn conditions_limit_who_reaches_a_port() {
         pod.add(&config);
         pod.check(&config).ok();
         for ((client, source, to), passes) in [&first, &second, &third, &host].into_iter().zip(want) {
-            let want = if passes { from(source) } else { Outcome::Refused };
+            let want = if passes { from(source) } else { Delivery::Refused };
             client.expect(&want, to, PORT, &server);
         }
         pod.del(&config);
@@ -89,7 +90,7 @@ fn conditions_of_one_family_leave_the_other_alone() {
         let server = Server::start("tcp", Some(&pod.netns), if open.contains(':') { "::" } else { "0.0.0.0" }, 80);
         for ip in ["192.0.2.1", "2001:db8::1"] {
             let source = if ip.contains(':') { "2001:db8::2" } else { "192.0.2.2" };
-            client.expect(&if ip == open { from(source) } else { Outcome::Refused }, ip, PORT, &server);
+            client.expect(&if ip == open { from(source) } else { Delivery::Refused }, ip, PORT, &server);
         }
     }
     pod.add(&with(config(&["8080:80/tcp"]), json!({ "conditionsV6": ["ip6", "saddr", "2001:db8::/64"] })));

@@ -1,10 +1,11 @@
 //! DEL: removes everything of the attachment and nothing else, whatever the runtime still knows.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::packets::{Client, Delivery, Server, from};
+use testing::{Lab, Pod};
 
-use crate::packets::{Client, Outcome, Server, from};
-use crate::pod::{Pod, assert_clean, config, entries, on_network, outside, published, table, with};
+use crate::support::{assert_clean, config, entries, published, table};
 
 /// Returns the configuration without one key.
 fn without(mut config: Value, key: &str) -> Value {
@@ -119,14 +120,14 @@ fn containers_with_similar_ids_stay() {
 #[test]
 fn the_chains_stay_and_have_no_effect() {
     let lab = &Lab::new();
-    let outside = outside(lab);
+    let outside = lab.outside();
     let pod = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
     let config = config(&["8080:80/tcp"]);
     pod.add(&config);
     let server = Server::start("tcp", Some(&pod.netns), "0.0.0.0", 80);
     Client::in_netns(&outside).expect(&from("192.0.2.2"), "192.0.2.1", 8080, &server);
     pod.del(&config);
-    Client::in_netns(&outside).expect(&Outcome::Refused, "192.0.2.1", 8080, &server);
+    Client::in_netns(&outside).expect(&Delivery::Refused, "192.0.2.1", 8080, &server);
     let host = Server::start("tcp", None, "0.0.0.0", 8080);
     Client::in_netns(&outside).expect(&from("192.0.2.2"), "192.0.2.1", 8080, &host);
     assert!(table(lab).contains("chain prerouting"));

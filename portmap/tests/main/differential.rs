@@ -2,9 +2,10 @@
 
 use linux::netlink::nft::{Family, Nftables, Rule, Table};
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, reference};
+use testing::config::with;
+use testing::{Lab, Outcome, Pod, reference};
 
-use crate::pod::{Pod, config, with};
+use crate::support::config;
 
 /// A configuration, and the addresses of the container.
 pub(crate) struct Case {
@@ -47,7 +48,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Calls the reference's plugin.
 pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
-    pod.call_program(&std::path::Path::new(testing::REFERENCE).join("portmap"), command, config).run()
+    pod.call_reference(command, config).run()
 }
 
 /// Calls the reference's CHECK for each address of a pod. Version 1.1.1 looks for all rules in both families, unless the
@@ -61,10 +62,9 @@ pub(crate) fn check_theirs(pod: &Pod<'_>, config: &Value) {
             std::fs::create_dir(&tools).unwrap();
             testing::write_script(&tools.join(broken), "exit 1");
         }
-        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
+        let path = format!("{}:{}", tools.display(), testing::PATH);
         let pod = Pod { ips: vec![ip.clone()], ..pod.clone() };
-        let program = std::path::Path::new(testing::REFERENCE).join("portmap");
-        pod.call_program(&program, "CHECK", config).env("PATH", path).run().ok();
+        pod.call_reference("CHECK", config).env("PATH", path).run().ok();
     }
 }
 

@@ -1,32 +1,11 @@
 //! Faults: a system call of ADD fails, or the program is killed there.
 
-use std::fs;
-
 use serde_json::{Value, json};
-use testing::{Lab, Process};
+use testing::config::with;
+use testing::fault::{Effect, inject, inject_all, inject_everywhere};
+use testing::{Lab, Outcome, Pod, Process};
 
-use crate::pod::{Pod, assert_clean, config, with};
-
-/// Makes the `n`th system call `name` of ADD fail, or kills the program there. Returns whether the ADD succeeded, or `None`
-/// if it makes fewer such calls.
-fn inject_fault(pod: &Pod<'_>, config: &Value, name: &str, n: usize, how: &str) -> Option<bool> {
-    let trace = pod.lab.dir().join("trace");
-    let traced = format!("trace={name}");
-    let inject = format!("inject={name}:{how}:when={n}");
-    let options = ["-qq", "-s0", "-o", trace.to_str().unwrap(), "-e", &traced, "-e", &inject];
-    let outcome = pod.call("ADD", config).strace(&options).run();
-    let hit = fs::read_to_string(trace).unwrap().contains("INJECTED") || outcome.status.is_none();
-    if !hit {
-        outcome.ok();
-        return None;
-    }
-    if outcome.status == Some(1) {
-        let error: Value =
-            serde_json::from_str(&outcome.stdout).unwrap_or_else(|_| panic!("{name} {n}: {}", outcome.stdout));
-        assert!(!error["msg"].as_str().unwrap().is_empty());
-    }
-    Some(outcome.status == Some(0))
-}
+use crate::support::{assert_clean, config};
 
 /// A pod that the host routes to, with ports for which ADD does everything that it can do.
 fn everything(lab: &Lab) -> (Pod<'_>, Value) {
@@ -50,31 +29,22 @@ fn a_failing_system_call_leaves_no_ports() {
     ];
     // On a host without chains, on one with them, and after an earlier ADD of the attachment.
     for (before, calls) in [("empty", &calls[..]), ("chains", &calls), ("repeated", &calls[..4])] {
-        let mut failures = 0;
-        for (name, errno) in calls {
-            for n in 1.. {
-                match before {
-                    "empty" => drop(lab.sh("nft flush ruleset")),
-                    "repeated" => drop(pod.add(&crate::pod::config(&["8080:80/tcp", "9090:80/tcp"]))),
-                    _ => {}
-                }
-                lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=0");
-                let outcome = inject_fault(&pod, &config, name, n, &format!("error={errno}"));
-                match outcome {
-                    Some(false) => failures += 1,
-                    // The call is not essential.
-                    Some(true) | None => {
-                        pod.check(&config).ok();
-                        pod.del(&config);
-                    }
-                }
-                assert_clean(lab);
-                if outcome.is_none() {
-                    break;
-                }
-                assert!(n < 60, "{name} is called without end");
+        let prepare = || {
+            match before {
+                "empty" => drop(lab.sh("nft flush ruleset")),
+                "repeated" => drop(pod.add(&crate::support::config(&["8080:80/tcp", "9090:80/tcp"]))),
+                _ => {}
             }
-        }
+            lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=0");
+            pod.call("ADD", &config)
+        };
+        let failures = inject_everywhere(lab, calls, prepare, |effect, _| {
+            if effect != Effect::Failed {
+                pod.check(&config).ok();
+                pod.del(&config);
+            }
+            assert_clean(lab);
+        });
         assert!(failures > 10, "{before}: only {failures} failures");
     }
 }
@@ -84,10 +54,11 @@ fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
     let lab = &Lab::new();
     let (pod, config) = everything(lab);
     for name in ["sendto", "recvfrom"] {
-        for n in (1..60).take_while(|n| inject_fault(&pod, &config, name, *n, "signal=KILL").is_some()) {
+        let kill = |n: usize| inject(lab, pod.call("ADD", &config), name, n, "signal=KILL");
+        for n in (1..60).take_while(|n| kill(*n) != Effect::NotReached) {
             pod.del(&config);
             assert_clean(lab);
-            inject_fault(&pod, &config, name, n, "signal=KILL");
+            kill(n);
             pod.add(&config);
             pod.check(&config).ok();
             pod.del(&config);
@@ -98,11 +69,9 @@ fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
     }
 }
 
-/// Runs a call on a kernel without nf_tables, which refuses to open the second socket, that for netfilter.
-fn without_nftables(lab: &Lab, call: Process, socket: usize) -> testing::Outcome {
-    let trace = lab.dir().join("trace");
-    let inject = format!("inject=socket:error=EPROTONOSUPPORT:when={socket}+");
-    call.strace(&["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", &inject]).run()
+/// Runs a call on a kernel without nf_tables, which refuses to open sockets from this one on.
+fn without_nftables(lab: &Lab, call: Process, socket: usize) -> Outcome {
+    inject_all(lab, call, "socket", &format!("error=EPROTONOSUPPORT:when={socket}+")).0
 }
 
 #[test]
@@ -110,6 +79,7 @@ fn on_a_kernel_without_nftables_only_add_fails() {
     let lab = &Lab::new();
     let pod = Pod::absent(lab, "a", &["10.1.0.2/24"]);
     let config = with(config(&["8080:80/udp"]), json!({ "backend": "nftables" }));
+    // The first socket of ADD is not for netfilter.
     let error = without_nftables(lab, pod.call("ADD", &config), 2).error(999);
     assert!(error["details"].as_str().unwrap().contains("load the kernel modules nf_tables"), "{error}");
     without_nftables(lab, pod.call("DEL", &config), 1).ok();

@@ -4,10 +4,11 @@ use std::net::UdpSocket;
 use std::path::Path;
 
 use serde_json::Value;
-use testing::Lab;
+use testing::config::on_network;
+use testing::packets::udp;
+use testing::{Lab, Pod};
 
-use crate::packets::udp;
-use crate::pod::{Pod, config, on_network, outside};
+use crate::support::config;
 
 /// Keeps connection tracking enabled whatever the plugin removes.
 fn track(lab: &Lab) {
@@ -37,7 +38,7 @@ fn connected(netns: Option<&Path>, any: &str, to: &str) -> UdpSocket {
 #[test]
 fn a_client_that_keeps_sending_follows_the_published_port() {
     Lab::for_each_layout(|lab| {
-        let outside = outside(lab);
+        let outside = lab.outside();
         track(lab);
         let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]);
         let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24", "fd01::3/64"]);
@@ -73,7 +74,7 @@ fn a_client_that_keeps_sending_follows_the_published_port() {
 #[test]
 fn many_ports_and_a_repeated_add_change_all_flows() {
     let lab = &Lab::new();
-    let outside = outside(lab);
+    let outside = lab.outside();
     track(lab);
     let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
     let ports: Vec<String> = (8000..8040).map(|port| format!("{port}:{port}/udp")).collect();
@@ -99,7 +100,7 @@ fn many_ports_and_a_repeated_add_change_all_flows() {
 #[test]
 fn flows_to_other_hosts_survive() {
     let lab = &Lab::new();
-    let outside = outside(lab);
+    let outside = lab.outside();
     track(lab);
     lab.sh("nft 'table inet other { chain post { type nat hook postrouting priority 100
                 ip saddr 10.1.0.3 oifname uplink masquerade; ip6 saddr fd01::3 oifname uplink masquerade; }; }'");
@@ -111,7 +112,7 @@ fn flows_to_other_hosts_survive() {
         client.send(b"request").unwrap();
         let (_, seen) = server.recv_from(&mut [0; 16]).unwrap();
         let config = config(&["8080:80/udp"]);
-        let more = on_network("net2", crate::pod::config(&["8080:80/tcp", "8081:8080/udp"]));
+        let more = on_network("net2", crate::support::config(&["8080:80/tcp", "8081:8080/udp"]));
         let steps: [&dyn Fn(); 4] =
             [&|| drop(a.add(&config)), &|| drop(a.add(&more)), &|| a.del(&config), &|| a.del(&more)];
         for step in steps {
@@ -132,7 +133,7 @@ fn flows_with(text: &str) -> Option<Vec<String>> {
 #[test]
 fn no_flow_leads_to_a_container_after_its_del() {
     let lab = &Lab::new();
-    let outside = outside(lab);
+    let outside = lab.outside();
     track(lab);
     let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]);
     let config: Value = config(&["8080:80/udp"]);

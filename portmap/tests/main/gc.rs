@@ -1,9 +1,10 @@
 //! GC: removes the ports of attachments that are not listed, keeps listed ones, and ignores other networks.
 
 use serde_json::{Value, json};
-use testing::{Lab, Outcome};
+use testing::config::{on_network, with};
+use testing::{Lab, Outcome, Pod};
 
-use crate::pod::{Pod, assert_clean, config, entries, on_network, published, table, with};
+use crate::support::{assert_clean, config, entries, published, table};
 
 /// Calls GC with a list of valid attachments.
 fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {

@@ -6,10 +6,12 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
 use linux::Netns;
 use serde_json::{Value, json};
-use testing::{Lab, REFERENCE, reference, timeout};
+use testing::config::with;
+use testing::fault::inject_all;
+use testing::{Lab, Pod, REFERENCE, reference, timeout};
 
 use crate::differential::nat;
-use crate::pod::{Pod, config, entries, with};
+use crate::support::{config, entries};
 
 fn iptables(ports: &[&str]) -> Value {
     with(config(ports), json!({ "backend": "iptables", "cniVersion": "1.0.0" }))
@@ -347,9 +349,8 @@ fn status_tries_the_rules() {
     assert_eq!(lab.sh("nft list ruleset"), "", "nothing is changed");
     // The kernel has no nf_tables, and the tools do not work.
     lab.sh("for tool in /usr/sbin/*tables*; do mount --bind /dev/null $tool; done");
-    let trace = lab.dir().join("trace");
-    let options = ["-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", "inject=socket:error=EPROTONOSUPPORT"];
-    let error = status().strace(&options).run().error(50);
+    let (outcome, _) = inject_all(lab, status(), "socket", "error=EPROTONOSUPPORT");
+    let error = outcome.error(50);
     assert!(error["msg"].as_str().unwrap().contains("iptables cannot be used"), "{error}");
     assert!(error["details"].as_str().unwrap().contains("\"backend\""), "{error}");
 }

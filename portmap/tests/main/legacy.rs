@@ -1,33 +1,19 @@
 //! Legacy tables of iptables, which only their tools can change.
 
-use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::Path;
-
 use serde_json::{Value, json};
-use testing::{Lab, Process, REFERENCE, reference, skip};
+use testing::config::with;
+use testing::{Lab, Pod, Process, legacy, parallel, reference};
 
 use crate::differential::{Case, cases, create_external_chain, nat, without_counters};
-use crate::pod::{Pod, config, with};
-
-/// A rule of the administrator, which shows that the tables are in use.
-const USE: &str = "for tool in iptables-legacy ip6tables-legacy; do
-                       $tool -t nat -A INPUT -p tcp --dport 1 -j RETURN 2>/dev/null || exit 0
-                   done
-                   echo works";
+use crate::support::config;
 
 /// Returns a host whose legacy nat tables are in use; `None` if the kernel has no such tables.
 fn legacy_host(test: &str) -> Option<Lab> {
-    let lab = Lab::new();
-    if lab.sh(USE) != "works\n" {
-        skip(test, "the kernel or the host has no legacy iptables");
-        return None;
-    }
-    Some(lab)
+    legacy::host("nat", test)
 }
 
 /// Returns the legacy nat tables without counters and dates.
-fn legacy(lab: &Lab) -> String {
+fn nat_tables(lab: &Lab) -> String {
     without_counters(&lab.sh("iptables-legacy-save -t nat; echo; ip6tables-legacy-save -t nat"))
 }
 
@@ -39,23 +25,9 @@ fn rules(table: &str) -> Vec<String> {
     rules
 }
 
-/// Returns a PATH on which the tools of iptables are the legacy ones.
-fn legacy_path(lab: &Lab) -> String {
-    let tools = lab.dir().join("tools");
-    if !tools.exists() {
-        fs::create_dir(&tools).unwrap();
-        for tool in ["iptables", "ip6tables"] {
-            for kind in ["", "-restore", "-save"] {
-                symlink("/usr/sbin/xtables-legacy-multi", tools.join(format!("{tool}{kind}"))).unwrap();
-            }
-        }
-    }
-    format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display())
-}
-
 /// Prepares a call of the reference with legacy tools.
 fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Process {
-    pod.call_program(&Path::new(REFERENCE).join("portmap"), command, config).env("PATH", legacy_path(pod.lab))
+    pod.call_reference(command, config).env("PATH", legacy::path(pod.lab))
 }
 
 fn iptables(ports: &[&str]) -> Value {
@@ -81,18 +53,18 @@ fn ports_are_published_in_legacy_tables_that_are_in_use() {
         let pod = Pod::absent(lab, "id1", ips);
         pod.add(&config);
         pod.check(&config).ok();
-        assert_eq!(rules(&legacy(lab)), expected, "{config}");
+        assert_eq!(rules(&nat_tables(lab)), expected, "{config}");
         pod.add(&config);
-        assert_eq!(rules(&legacy(lab)), expected, "a second ADD replaces the rules");
+        assert_eq!(rules(&nat_tables(lab)), expected, "a second ADD replaces the rules");
         // The guard of loopback services is always in nf_tables.
         let elsewhere = lab.sh("nft list ruleset");
         assert!(!elsewhere.contains("dnat") && !elsewhere.contains("CNI-"), "{elsewhere}");
         pod.del(&config);
         pod.check(&config).error(999);
-        let text = legacy(lab);
+        let text = nat_tables(lab);
         assert!(!text.contains("CNI-DN") && text.contains("-A INPUT"), "{text}");
         lab.sh("for tool in iptables ip6tables; do $tool-legacy -t nat -F; $tool-legacy -t nat -X; done");
-        lab.sh(USE);
+        assert!(legacy::use_tables(lab, "nat"));
     }
 }
 
@@ -106,7 +78,7 @@ fn empty_legacy_tables_are_not_used() {
     let config = iptables(&["8080:80/tcp"]);
     pod.add(&config);
     pod.check(&config).ok();
-    assert!(nat(lab).contains("CNI-DN") && !legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+    assert!(nat(lab).contains("CNI-DN") && !nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }
 
 #[test]
@@ -122,10 +94,10 @@ fn legacy_rules_of_either_implementation_are_removed_by_the_other() {
     pod.check(&config).ok();
     let other = Pod::absent(lab, "id2", &["10.9.0.3/24"]);
     // Its default form is another one, but the port is the same.
-    let error = other.call("ADD", &crate::pod::config(&["8080:80/tcp"])).run().error(101);
+    let error = other.call("ADD", &crate::support::config(&["8080:80/tcp"])).run().error(101);
     assert!(error["msg"].as_str().unwrap().contains("leads to 10.9.0.2:80 (net: net1, id: id1)"), "{error}");
     pod.del(&config);
-    assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+    assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 
     pod.add(&config);
     let gone = Pod { id: "id3".into(), ..pod.clone() };
@@ -133,10 +105,10 @@ fn legacy_rules_of_either_implementation_are_removed_by_the_other() {
     let mut gc = with(config.clone(), json!({ "cniVersion": "1.1.0" }));
     gc["cni.dev/valid-attachments"] = json!([{ "containerID": "id1", "ifname": "eth0" }]);
     lab.plugin("portmap", "GC").stdin(gc.to_string()).run().ok();
-    assert!(!legacy(lab).contains("id3"), "{}", legacy(lab));
+    assert!(!nat_tables(lab).contains("id3"), "{}", nat_tables(lab));
     pod.check(&config).ok();
     theirs(&pod, "DEL", &config).run().ok();
-    assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+    assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }
 
 /// Each tool reads and writes the whole table. An ADD whose chain another one has just created starts again.
@@ -146,31 +118,20 @@ fn first_adds_at_the_same_time_lose_no_rules() {
     const PODS: usize = 12;
     let pods: Vec<_> = (1..=PODS).map(|n| Pod::absent(lab, &format!("p{n}"), &[&format!("10.1.0.{n}/16")])).collect();
     let all_at_once = |command: &str| {
-        let dir = lab.dir().display();
-        let calls: String = (1..=PODS)
-            .map(|n| {
-                let mut config = iptables(&[&format!("{}:80/tcp", 8000 + n)]);
-                config["prevResult"] = pods[n - 1].result("1.0.0");
-                fs::write(lab.dir().join(format!("config.{n}")), config.to_string()).unwrap();
-                format!(
-                    "CNI_COMMAND={command} CNI_CONTAINERID=p{n} CNI_NETNS=/n CNI_IFNAME=eth0 CNI_PATH=/ {}/portmap \
-                     <{dir}/config.{n} >{dir}/out.{n} 2>&1 || cat {dir}/out.{n} >>{dir}/failed &\n",
-                    lab.bin().display()
-                )
-            })
-            .collect();
-        lab.sh(&format!("{calls}wait"));
-        assert_eq!(fs::read_to_string(lab.dir().join("failed")).unwrap_or_default(), "");
+        let call = |(n, pod): (usize, &Pod<'_>)| pod.call(command, &iptables(&[&format!("{}:80/tcp", 8001 + n)]));
+        for outcome in parallel::run(pods.iter().enumerate().map(call).collect()) {
+            outcome.ok();
+        }
     };
     all_at_once("ADD");
-    let text = legacy(lab);
+    let text = nat_tables(lab);
     assert_eq!(text.matches("--to-destination").count(), PODS, "{text}");
     assert_eq!(text.matches("-m multiport").count(), PODS, "{text}");
     for jump in ["-A PREROUTING -m addrtype", "-A OUTPUT -m addrtype", "-j CNI-HOSTPORT-MASQ", "--set-xmark"] {
         assert_eq!(text.matches(jump).count(), 1, "{jump}: {text}");
     }
     all_at_once("DEL");
-    assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+    assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }
 
 /// Two networks with containers whose chains have the same name, and two interfaces of one container.
@@ -200,7 +161,7 @@ fn attachments_that_share_a_legacy_chain_are_told_apart() {
         for (pod, config) in &attachments {
             pod.del(config);
         }
-        assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+        assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
     }
 }
 
@@ -213,19 +174,17 @@ fn without_nf_tables_the_tools_are_used() {
     // Without any table.
     let lab = &Lab::new();
     let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
-    let trace = lab.dir().join("trace");
     for config in [iptables(&["8080:80/tcp"]), with(iptables(&["8080:80/tcp"]), json!({ "backend": "" }))] {
-        // The second socket is the one for nf_tables.
-        // The C library repeats the call after EPROTONOSUPPORT.
+        // The second socket is the one for nf_tables. The C library repeats the call after EPROTONOSUPPORT.
+        let call = pod.call("ADD", &config).env("PATH", legacy::path(lab));
         let inject = "inject=socket:error=EAFNOSUPPORT:when=2";
-        let options = ["-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", inject];
-        pod.call("ADD", &config).env("PATH", legacy_path(lab)).strace(&options).run().ok();
-        let sockets = fs::read_to_string(&trace).unwrap();
+        let (outcome, sockets) = call.trace(lab, &["-e", "trace=socket", "-e", inject]);
+        outcome.ok();
         assert!(sockets.lines().any(|line| line.contains("NETFILTER") && line.contains("INJECTED")), "{sockets}");
         assert_eq!(lab.sh("nft list tables"), "");
-        assert_eq!(legacy(lab).matches("--to-destination").count(), 2, "{}", legacy(lab));
+        assert_eq!(nat_tables(lab).matches("--to-destination").count(), 2, "{}", nat_tables(lab));
         pod.check(&config).ok();
         pod.del(&config);
-        assert!(!legacy(lab).contains("CNI-DN"), "{}", legacy(lab));
+        assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
     }
 }

@@ -3,10 +3,11 @@
 use std::net::UdpSocket;
 
 use serde_json::json;
-use testing::Lab;
+use testing::config::{on_network, with};
+use testing::packets::{Client, Delivery, HOST, Server, from, udp};
+use testing::{Lab, Pod};
 
-use crate::packets::{Client, HOST, Outcome, Server, from, udp};
-use crate::pod::{Pod, assert_clean, config, entries, on_network, outside, route_localnet, with};
+use crate::support::{assert_clean, config, entries, route_localnet};
 
 /// Lets a container send packets to and from loopback addresses.
 fn prepare_attack(pod: &Pod<'_>) {
@@ -20,7 +21,7 @@ fn prepare_attack(pod: &Pod<'_>) {
 /// Expects what becomes of the container's packets to 127.0.0.1 of the host, and of packets from a loopback address.
 #[track_caller]
 fn expect_attacks(pod: &Pod<'_>, is_open: bool) {
-    let outcome = |ip: &str| if is_open { from(ip) } else { Outcome::Lost };
+    let outcome = |ip: &str| if is_open { from(ip) } else { Delivery::Lost };
     let attacker = Client::in_netns(&pod.netns);
     for protocol in ["tcp", "udp"] {
         let service = Server::start(protocol, None, "127.0.0.1", 9999);
@@ -55,7 +56,8 @@ fn a_container_does_not_reach_loopback_services_of_the_host() {
         let error = a.check(&config).error(999);
         assert!(error["msg"].as_str().unwrap().contains("chain inet cni_hostport guard"), "{error}");
         // The next ADD restores the guard, also that of another attachment.
-        Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"]).add(&on_network("net2", crate::pod::config(&["81:81/tcp"])));
+        Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"])
+            .add(&on_network("net2", crate::support::config(&["81:81/tcp"])));
         expect_attacks(&a, false);
         a.check(&config).ok();
         // DEL leaves `route_localnet` to other attachments, so the guard stays too.
@@ -68,7 +70,7 @@ fn a_container_does_not_reach_loopback_services_of_the_host() {
 #[test]
 fn the_guard_does_not_affect_published_ports() {
     let lab = &Lab::new();
-    let outside = outside(lab);
+    let outside = lab.outside();
     let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
     a.add(&config(&["8080:80/tcp"]));
     let server = Server::start("tcp", Some(&a.netns), "0.0.0.0", 80);
@@ -78,7 +80,7 @@ fn the_guard_does_not_affect_published_ports() {
     Client::in_netns(&outside).expect(&from("192.0.2.2"), "192.0.2.1", 8080, &server);
     // Neither a published port nor a service of 127.0.0.1 is reachable by that address from outside.
     lab.sh("nsenter --net=/run/netns/outside ip route add 127.0.0.1/32 via 192.0.2.1");
-    Client::in_netns(&outside).expect(&Outcome::Lost, "127.0.0.1", 8080, &server);
+    Client::in_netns(&outside).expect(&Delivery::Lost, "127.0.0.1", 8080, &server);
 }
 
 #[test]

@@ -1,31 +1,21 @@
 //! Many calls at the same time, first on a host without the table.
 
-use std::fs;
-
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::config::with;
+use testing::parallel::{assert_added, assert_silent};
+use testing::{Lab, Outcome, Pod, parallel};
 
-use crate::pod::{Pod, assert_clean, config, entries, published, table, with};
+use crate::support::{assert_clean, config, entries, published, table};
 
 const PODS: usize = 100;
 
-/// Starts one call for each line `COMMAND CONTAINER PORT` at the same time, and returns what they print, in that order.
-fn all_at_once(lab: &Lab, calls: &[String], config: impl Fn(&str, &str) -> Value) -> Vec<String> {
-    let dir = lab.dir().join("calls");
-    let _ = fs::remove_dir_all(&dir);
-    fs::create_dir(&dir).unwrap();
-    let mut script = format!("cd {}\n", dir.display());
-    for (n, call) in calls.iter().enumerate() {
+/// Starts one call for each line `COMMAND CONTAINER PORT` at the same time, and returns their outcomes, in that order.
+fn all_at_once(lab: &Lab, calls: &[String], config: impl Fn(&str, &str) -> Value) -> Vec<Outcome> {
+    let call = |call: &String| {
         let [command, id, port] = call.split(' ').collect::<Vec<_>>()[..] else { panic!("{call}") };
-        fs::write(dir.join(format!("{n}.config")), config(id, port).to_string()).unwrap();
-        script += &format!(
-            "CNI_COMMAND={command} CNI_CONTAINERID={id} CNI_NETNS=/run/netns/{id} CNI_IFNAME=eth0 CNI_PATH=. \
-             {}/portmap <{n}.config >{n} 2>&1 &\n",
-            lab.bin().display()
-        );
-    }
-    lab.sh(&format!("{script}wait"));
-    (0..calls.len()).map(|n| fs::read_to_string(dir.join(n.to_string())).unwrap()).collect()
+        Pod::absent(lab, id, &[]).call(command, &config(id, port))
+    };
+    parallel::run(calls.iter().map(call).collect())
 }
 
 /// Returns the configuration for a container with the number at the end of its ID.
@@ -37,14 +27,6 @@ fn numbered(id: &str, port: &str) -> Value {
         "ips": [{ "address": format!("10.1.0.{number}/24"), "interface": 1 }, { "address": format!("fd01::{number}/64"), "interface": 1 }],
     });
     with(config(&[&format!("{port}:80/tcp")]), json!({ "prevResult": result }))
-}
-
-#[track_caller]
-fn assert_added(outputs: &[String]) {
-    for output in outputs {
-        let result: Value = serde_json::from_str(output).unwrap_or_default();
-        assert!(result["ips"].is_array(), "{output}");
-    }
 }
 
 #[test]
@@ -65,12 +47,8 @@ fn a_hundred_adds_on_a_host_without_rules_and_a_hundred_dels() {
         };
         let many = rules(lab);
         assert_eq!(lab.sh("nft list ruleset | grep -c ^table"), "1\n");
-        for output in all_at_once(lab, &calls("CHECK"), config) {
-            assert_eq!(output, "");
-        }
-        for output in all_at_once(lab, &calls("DEL"), config) {
-            assert_eq!(output, "");
-        }
+        assert_silent(&all_at_once(lab, &calls("CHECK"), config));
+        assert_silent(&all_at_once(lab, &calls("DEL"), config));
         assert_clean(lab);
         lab.sh("nft flush ruleset");
         assert_added(&all_at_once(lab, &calls("ADD")[..1], config));
@@ -100,12 +78,11 @@ fn adds_and_dels_race() {
         let dels = [calls("DEL", "c", old), calls("DEL", "x", old)].concat();
         let adds = [calls("ADD", "c", new), calls("ADD", "x", new)].concat();
         let mixed: Vec<String> = dels.iter().zip(&adds).flat_map(|(del, add)| [del.clone(), add.clone()]).collect();
-        let outputs = all_at_once(lab, &mixed, config);
-        for (n, output) in outputs.iter().enumerate() {
-            if n % 2 == 0 { assert_eq!(output, "") } else { assert_added(std::slice::from_ref(output)) }
+        for (n, outcome) in all_at_once(lab, &mixed, config).iter().enumerate() {
+            if n % 2 == 0 { outcome.silent() } else { assert_added(std::slice::from_ref(outcome)) }
         }
         let checks = [calls("CHECK", "c", new), calls("CHECK", "x", new)].concat();
-        assert_eq!(all_at_once(lab, &checks, config), vec![""; 50]);
+        assert_silent(&all_at_once(lab, &checks, config));
         assert_eq!(published(lab).len(), 100, "{:#?}", published(lab));
     }
 }
@@ -117,10 +94,10 @@ fn of_many_adds_for_one_port_exactly_one_wins() {
     for round in 0..5 {
         // The first round also creates the table.
         let adds: Vec<String> = (1..=20).map(|n| format!("ADD c{n} {}", 8080 + round)).collect();
-        let outputs = all_at_once(lab, &adds, numbered);
-        let won: Vec<_> = outputs.iter().filter(|output| output.contains("\"ips\"")).collect();
-        let lost = outputs.iter().filter(|output| output.contains("\"code\": 101")).count();
-        assert_eq!((won.len(), lost), (1, 19), "{outputs:#?}");
+        let outcomes = all_at_once(lab, &adds, numbered);
+        let won = outcomes.iter().filter(|outcome| outcome.stdout.contains("\"ips\"")).count();
+        let lost = outcomes.iter().filter(|outcome| outcome.stdout.contains("\"code\": 101")).count();
+        assert_eq!((won, lost), (1, 19), "{outcomes:#?}");
         let mappings = published(lab);
         assert_eq!(mappings.len(), 2, "{mappings:#?}");
         let dels: Vec<String> = (1..=20).map(|n| format!("DEL c{n} 1")).collect();
@@ -138,8 +115,8 @@ fn repeated_calls_for_one_attachment_race() {
     assert_added(&all_at_once(lab, &adds, numbered));
     assert_eq!(published(lab).len(), 2, "{:#?}", published(lab));
     let mixed: Vec<String> = (0..20).map(|n| format!("{} c1 8080", ["ADD", "DEL"][n % 2])).collect();
-    for (n, output) in all_at_once(lab, &mixed, numbered).iter().enumerate() {
-        if n % 2 == 0 { assert_added(std::slice::from_ref(output)) } else { assert_eq!(output, "") }
+    for (n, outcome) in all_at_once(lab, &mixed, numbered).iter().enumerate() {
+        if n % 2 == 0 { assert_added(std::slice::from_ref(outcome)) } else { outcome.silent() }
     }
     let pod = Pod::absent(lab, "c1", &[]);
     pod.del(&config(&[]));
@@ -151,23 +128,12 @@ fn repeated_calls_for_one_attachment_race() {
 fn foreign_transactions_do_not_disturb() {
     let lab = &Lab::new();
     lab.sh("ip link add host type bridge");
-    fs::write(lab.dir().join("go"), "").unwrap();
-    let dir = lab.dir().display().to_string();
-    lab.sh(&format!(
-        "(while [ -e {dir}/go ]; do nft 'add table inet other; delete table inet other'; done) >/dev/null 2>&1 &
-         echo $! >{dir}/pid"
-    ));
-    for n in 1..6 {
-        let id = format!("c{n}");
-        let outputs = all_at_once(lab, &[format!("ADD {id} 8080")], numbered);
-        assert_added(&outputs);
-        assert_added(&all_at_once(lab, &[format!("ADD {id} 8081")], numbered));
-        assert_eq!(all_at_once(lab, &[format!("DEL {id} 8081")], numbered), [""]);
-        assert_clean(lab);
-    }
-    fs::remove_file(lab.dir().join("go")).unwrap();
-    // The loop ends before the lab's directory is removed.
-    testing::wait_until("the end of the other program", || {
-        lab.sh(&format!("kill -0 $(cat {dir}/pid) 2>/dev/null && echo yes || true")).is_empty()
+    parallel::beside(lab, "nft 'add table inet other; delete table inet other'", || {
+        for n in 1..6 {
+            assert_added(&all_at_once(lab, &[format!("ADD c{n} 8080")], numbered));
+            assert_added(&all_at_once(lab, &[format!("ADD c{n} 8081")], numbered));
+            assert_silent(&all_at_once(lab, &[format!("DEL c{n} 8081")], numbered));
+            assert_clean(lab);
+        }
     });
 }

@@ -1,9 +1,11 @@
 //! STATUS: reports whether an ADD could succeed, and changes nothing.
 
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, Process};
+use testing::config::with;
+use testing::fault::inject_all;
+use testing::{Lab, Outcome, Pod, Process};
 
-use crate::pod::{Pod, config, with};
+use crate::support::config;
 
 fn call(lab: &Lab, config: &Value) -> Process {
     lab.plugin("portmap", "STATUS").stdin(config.to_string())
@@ -11,10 +13,7 @@ fn call(lab: &Lab, config: &Value) -> Process {
 
 /// Makes the kernel refuse all sockets, as one without nf_tables refuses those for it.
 fn without_nftables(lab: &Lab, call: Process) -> Outcome {
-    let trace = lab.dir().join("trace");
-    let options =
-        ["-f", "-qq", "-o", trace.to_str().unwrap(), "-e", "trace=socket", "-e", "inject=socket:error=EPROTONOSUPPORT"];
-    call.strace(&options).run()
+    inject_all(lab, call, "socket", "error=EPROTONOSUPPORT").0
 }
 
 #[test]

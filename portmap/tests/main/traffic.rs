@@ -2,90 +2,21 @@
 //! arrive.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use testing::{Lab, skip};
+use testing::config::{on_network, with};
+use testing::network::{Family, IPV4, IPV6, Network, filter_bridged_frames};
+use testing::packets::{Client, Delivery, HOST, Server, from, udp};
+use testing::{Lab, Pod, skip};
 
-use crate::packets::{Client, HOST, Outcome, Sctp, Server, from, udp};
-use crate::pod::{Pod, config, on_network, outside, route_localnet, table, with};
+use crate::sctp::Sctp;
+use crate::support::{config, route_localnet, table};
 
 const PORT: u16 = 8080;
 
-/// The addresses of one family.
-struct Family {
-    any: &'static str,
-    /// The pod with the published port, its neighbour on the same bridge, and a pod on another bridge.
-    pods: [&'static str; 3],
-    /// The host's address on the bridge.
-    bridge: &'static str,
-    /// The host's addresses on the uplink.
-    uplink: &'static str,
-    second: &'static str,
-    outside: &'static str,
-}
-
-const IPV4: Family = Family {
-    any: "0.0.0.0",
-    pods: ["10.1.0.2", "10.1.0.3", "10.2.0.2"],
-    bridge: "10.1.0.1",
-    uplink: "192.0.2.1",
-    second: "192.0.2.9",
-    outside: "192.0.2.2",
-};
-const IPV6: Family = Family {
-    any: "::",
-    pods: ["fd01::2", "fd01::3", "fd02::2"],
-    bridge: "fd01::1",
-    uplink: "2001:db8::1",
-    second: "2001:db8::9",
-    outside: "2001:db8::2",
-};
-
-/// The whole network: `a` and its neighbour `b` on one bridge, `c` on another, and a namespace outside of the host.
-struct Network<'a> {
-    a: Pod<'a>,
-    b: Pod<'a>,
-    c: Pod<'a>,
-    outside: PathBuf,
-}
-
-impl<'a> Network<'a> {
-    fn new(lab: &'a Lab) -> Network<'a> {
-        let outside = outside(lab);
-        // Otherwise the default of the machine counts.
-        lab.sh("[ ! -e /proc/sys/net/bridge ] || sysctl -qw net.bridge.bridge-nf-call-iptables=0 net.bridge.bridge-nf-call-ip6tables=0");
-        Network {
-            a: Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]),
-            b: Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24", "fd01::3/64"]),
-            c: Pod::on_bridge(lab, "br1", "c", &["10.2.0.2/24", "fd02::2/64"]),
-            outside,
-        }
-    }
-
-    fn outside(&self) -> Client<'_> {
-        Client::in_netns(&self.outside)
-    }
-}
-
-impl Pod<'_> {
-    fn client(&self) -> Client<'_> {
-        Client::in_netns(&self.netns)
-    }
-
-    fn serve(&self, protocol: &str, family: &Family) -> Server {
-        Server::start(protocol, Some(&self.netns), family.any, 80)
-    }
-}
-
-/// Lets netfilter see frames between the ports of a bridge, or not. Returns whether the kernel can.
-fn filter_bridged_frames(lab: &Lab, enabled: bool) -> bool {
-    let keys = ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"];
-    if !Path::new("/proc/sys/net/bridge").exists() {
-        return !enabled;
-    }
-    keys.iter().for_each(|key| drop(lab.sh(&format!("sysctl -qw net.bridge.{key}={}", u8::from(enabled)))));
-    true
+/// Starts a server in a pod, on the port that is published.
+fn serve(pod: &Pod<'_>, protocol: &str, family: &Family) -> Server {
+    Server::start(protocol, Some(&pod.netns), family.any, 80)
 }
 
 fn both() -> Value {
@@ -99,7 +30,7 @@ fn a_published_port_is_reachable_from_everywhere() {
         network.a.add(&both());
         for family in [&IPV4, &IPV6] {
             for protocol in ["tcp", "udp"] {
-                let server = network.a.serve(protocol, family);
+                let server = serve(&network.a, protocol, family);
                 let expect = |client: Client<'_>, want: &str, ip: &str| client.expect(&from(want), ip, PORT, &server);
                 // The server sees the client's own address.
                 expect(network.outside(), family.outside, family.uplink);
@@ -118,16 +49,16 @@ fn a_published_port_is_reachable_from_everywhere() {
             }
         }
         for protocol in ["tcp", "udp"] {
-            let server = network.a.serve(protocol, &IPV4);
+            let server = serve(&network.a, protocol, &IPV4);
             for ip in ["127.0.0.1", "127.0.0.2"] {
                 HOST.expect(&from("10.1.0.1"), ip, PORT, &server);
                 HOST.with_source("127.0.0.5").expect(&from("10.1.0.1"), ip, PORT, &server);
             }
         }
         network.a.del(&both());
-        let server = network.a.serve("tcp", &IPV4);
+        let server = serve(&network.a, "tcp", &IPV4);
         for (client, ip) in [(network.outside(), "192.0.2.1"), (HOST, "127.0.0.1"), (network.b.client(), "10.1.0.1")] {
-            client.expect(&Outcome::Refused, ip, PORT, &server);
+            client.expect(&Delivery::Refused, ip, PORT, &server);
         }
     });
 }
@@ -142,7 +73,7 @@ fn a_neighbour_reaches_a_published_port_if_netfilter_sees_bridged_frames() {
     network.a.add(&both());
     for family in [&IPV4, &IPV6] {
         for protocol in ["tcp", "udp"] {
-            let server = network.a.serve(protocol, family);
+            let server = serve(&network.a, protocol, family);
             for ip in [family.uplink, family.bridge] {
                 network.b.client().expect(&from(family.bridge), ip, PORT, &server);
             }
@@ -166,13 +97,13 @@ fn with_bridged_frames_in_netfilter_a_pod_reaches_its_own_port_only_in_hairpin_m
     network.a.add(&both());
     for family in [&IPV4, &IPV6] {
         for protocol in ["tcp", "udp"] {
-            let server = network.a.serve(protocol, family);
+            let server = serve(&network.a, protocol, family);
             lab.sh("bridge link set dev vetha hairpin off");
-            network.a.client().expect(&Outcome::Lost, family.uplink, PORT, &server);
+            network.a.client().expect(&Delivery::Lost, family.uplink, PORT, &server);
             lab.sh("bridge link set dev vetha hairpin on");
             // A connection attempt of before may still be repeated.
             drop(server);
-            let server = network.a.serve(protocol, family);
+            let server = serve(&network.a, protocol, family);
             network.a.client().expect(&from(family.bridge), family.uplink, PORT, &server);
         }
     }
@@ -185,7 +116,7 @@ fn localhost_of_ipv6_is_refused_at_once() {
     let network = Network::new(lab);
     network.a.add(&both());
     for protocol in ["tcp", "udp"] {
-        HOST.expect(&Outcome::Refused, "::1", PORT, &network.a.serve(protocol, &IPV6));
+        HOST.expect(&Delivery::Refused, "::1", PORT, &serve(&network.a, protocol, &IPV6));
     }
 }
 
@@ -195,14 +126,14 @@ fn a_port_of_the_hosts_loopback_address_is_reachable_from_the_host_only() {
     let network = Network::new(lab);
     network.a.add(&config(&["127.0.0.1 8080:80/tcp", "127.0.0.1 8080:80/udp"]));
     for protocol in ["tcp", "udp"] {
-        let server = network.a.serve(protocol, &IPV4);
+        let server = serve(&network.a, protocol, &IPV4);
         HOST.expect(&from("10.1.0.1"), "127.0.0.1", PORT, &server);
         HOST.with_source("127.0.0.5").expect(&from("10.1.0.1"), "127.0.0.1", PORT, &server);
-        HOST.expect(&Outcome::Refused, "127.0.0.2", PORT, &server);
-        HOST.expect(&Outcome::Refused, "192.0.2.1", PORT, &server);
-        network.outside().expect(&Outcome::Refused, "192.0.2.1", PORT, &server);
-        network.b.client().expect(&Outcome::Refused, "10.1.0.1", PORT, &server);
-        HOST.expect(&Outcome::Refused, "2001:db8::1", PORT, &server);
+        HOST.expect(&Delivery::Refused, "127.0.0.2", PORT, &server);
+        HOST.expect(&Delivery::Refused, "192.0.2.1", PORT, &server);
+        network.outside().expect(&Delivery::Refused, "192.0.2.1", PORT, &server);
+        network.b.client().expect(&Delivery::Refused, "10.1.0.1", PORT, &server);
+        HOST.expect(&Delivery::Refused, "2001:db8::1", PORT, &server);
     }
 }
 
@@ -213,16 +144,16 @@ fn a_port_of_one_address_is_not_reachable_by_another() {
     network.a.add(&config(&["192.0.2.1 8080:80/tcp", "2001:db8::1 8080:80/udp", "192.0.2.1 8080:80/udp"]));
     assert_eq!(route_localnet(lab, "br0"), "0", "no loopback address is published");
     for (protocol, family) in [("tcp", &IPV4), ("udp", &IPV4), ("udp", &IPV6)] {
-        let server = network.a.serve(protocol, family);
+        let server = serve(&network.a, protocol, family);
         network.outside().expect(&from(family.outside), family.uplink, PORT, &server);
         HOST.expect(&from(family.uplink), family.uplink, PORT, &server);
         network.b.client().expect(&from(family.bridge), family.uplink, PORT, &server);
-        network.outside().expect(&Outcome::Refused, family.second, PORT, &server);
-        network.b.client().expect(&Outcome::Refused, family.bridge, PORT, &server);
+        network.outside().expect(&Delivery::Refused, family.second, PORT, &server);
+        network.b.client().expect(&Delivery::Refused, family.bridge, PORT, &server);
     }
-    let server = network.a.serve("tcp", &IPV4);
-    network.outside().expect(&Outcome::Refused, "2001:db8::1", PORT, &server);
-    HOST.expect(&Outcome::Refused, "127.0.0.1", PORT, &server);
+    let server = serve(&network.a, "tcp", &IPV4);
+    network.outside().expect(&Delivery::Refused, "2001:db8::1", PORT, &server);
+    HOST.expect(&Delivery::Refused, "127.0.0.1", PORT, &server);
 }
 
 #[test]
@@ -231,11 +162,11 @@ fn the_unspecified_address_stands_for_all_of_its_family() {
     let network = Network::new(lab);
     network.a.add(&config(&["0.0.0.0 8080:80/tcp", ":: 8080:80/udp"]));
     for (protocol, family, other) in [("tcp", &IPV4, &IPV6), ("udp", &IPV6, &IPV4)] {
-        let server = network.a.serve(protocol, family);
+        let server = serve(&network.a, protocol, family);
         for ip in [family.uplink, family.second] {
             network.outside().expect(&from(family.outside), ip, PORT, &server);
         }
-        network.outside().expect(&Outcome::Refused, other.uplink, PORT, &server);
+        network.outside().expect(&Delivery::Refused, other.uplink, PORT, &server);
     }
 }
 
@@ -247,12 +178,12 @@ fn a_port_of_one_address_wins_over_one_of_all_addresses() {
     let special = config(&["192.0.2.9 8080:80/tcp", "2001:db8::9 8080:80/tcp"]);
     network.c.add(&on_network("net2", special.clone()));
     for family in [&IPV4, &IPV6] {
-        let (a, c) = (network.a.serve("tcp", family), network.c.serve("tcp", family));
+        let (a, c) = (serve(&network.a, "tcp", family), serve(&network.c, "tcp", family));
         network.outside().expect(&from(family.outside), family.second, PORT, &c);
         network.outside().expect(&from(family.outside), family.uplink, PORT, &a);
     }
     network.c.del(&on_network("net2", special));
-    let a = network.a.serve("tcp", &IPV4);
+    let a = serve(&network.a, "tcp", &IPV4);
     network.outside().expect(&from("192.0.2.2"), "192.0.2.9", PORT, &a);
 }
 
@@ -264,15 +195,15 @@ fn without_snat_no_source_is_translated() {
     assert_eq!(route_localnet(lab, "br0"), "0");
     for family in [&IPV4, &IPV6] {
         for protocol in ["tcp", "udp"] {
-            let server = network.a.serve(protocol, family);
+            let server = serve(&network.a, protocol, family);
             network.outside().expect(&from(family.outside), family.uplink, PORT, &server);
             network.c.client().expect(&from(family.pods[2]), family.uplink, PORT, &server);
             HOST.expect(&from(family.uplink), family.uplink, PORT, &server);
         }
         // The reply takes the direct way, and the client does not know its source.
-        network.b.client().expect(&Outcome::Lost, family.uplink, PORT, &network.a.serve("udp", family));
+        network.b.client().expect(&Delivery::Lost, family.uplink, PORT, &serve(&network.a, "udp", family));
     }
-    HOST.expect(&Outcome::Lost, "127.0.0.1", PORT, &network.a.serve("udp", &IPV4));
+    HOST.expect(&Delivery::Lost, "127.0.0.1", PORT, &serve(&network.a, "udp", &IPV4));
 }
 
 #[test]
@@ -282,14 +213,14 @@ fn with_masq_all_every_source_is_translated() {
     network.a.add(&with(both(), json!({ "masqAll": true })));
     for family in [&IPV4, &IPV6] {
         for protocol in ["tcp", "udp"] {
-            let server = network.a.serve(protocol, family);
+            let server = serve(&network.a, protocol, family);
             for client in [network.outside(), network.c.client(), network.b.client(), network.a.client(), HOST] {
                 client.expect(&from(family.bridge), family.uplink, PORT, &server);
             }
             network.b.client().expect(&from(family.pods[1]), family.pods[0], 80, &server);
         }
     }
-    let server = network.a.serve("tcp", &IPV4);
+    let server = serve(&network.a, "tcp", &IPV4);
     HOST.with_source("127.0.0.5").expect(&from("10.1.0.1"), "127.0.0.1", PORT, &server);
 }
 
@@ -327,7 +258,7 @@ fn ports_of_different_protocols_and_numbers_are_independent() {
         let server = Server::start(protocol, Some(&network.a.netns), "0.0.0.0", container);
         network.outside().expect(&from("192.0.2.2"), "192.0.2.1", host, &server);
     }
-    network.outside().expect(&Outcome::Refused, "192.0.2.1", 8081, &network.a.serve("udp", &IPV4));
+    network.outside().expect(&Delivery::Refused, "192.0.2.1", 8081, &serve(&network.a, "udp", &IPV4));
 }
 
 /// A host that routes, with a server behind it that has the same port.
@@ -361,7 +292,7 @@ fn connections_to_a_service_keep_their_source() {
         assert_eq!(seen.ip(), family.pods[1].parse::<IpAddr>().unwrap());
     }
     // The addresses of the host that were reached are forgotten with the last published port.
-    network.b.client().expect(&from(IPV4.bridge), IPV4.uplink, PORT, &network.a.serve("tcp", &IPV4));
+    network.b.client().expect(&from(IPV4.bridge), IPV4.uplink, PORT, &serve(&network.a, "tcp", &IPV4));
     assert!(table(lab).contains(IPV4.uplink), "{}", table(lab));
     network.a.del(&both());
     assert!(!table(lab).contains(IPV4.uplink), "{}", table(lab));

@@ -3,10 +3,11 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::{Lab, reference};
+use testing::config::with;
+use testing::{Lab, Pod, reference};
 
 use crate::differential::{Case, cases, check_theirs, create_external_chain, nat, theirs};
-use crate::pod::{Pod, config, with};
+use crate::support::config;
 
 /// Asserts that only shared chains and rules are left in the nat tables.
 #[track_caller]

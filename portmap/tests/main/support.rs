@@ -1,0 +1,78 @@
+//! Helpers for all tests: configurations, and what is published on the host.
+
+use serde_json::{Value, json};
+use testing::Lab;
+
+/// Returns a configuration that publishes `ports`, each as `HOST:CONTAINER/PROTOCOL`, or `HOSTIP HOST:CONTAINER/PROTOCOL`.
+pub(crate) fn config(ports: &[&str]) -> Value {
+    json!({
+        "cniVersion": "1.1.0", "name": "net1", "type": "portmap", "capabilities": { "portMappings": true },
+        "runtimeConfig": { "portMappings": ports.iter().map(|port| mapping(port)).collect::<Vec<_>>() },
+    })
+}
+
+fn mapping(text: &str) -> Value {
+    let (host_ip, text) = text.split_once(' ').unwrap_or(("", text));
+    let (ports, protocol) = text.split_once('/').unwrap();
+    let (host, container) = ports.split_once(':').unwrap();
+    let mut mapping = json!({
+        "hostPort": host.parse::<i64>().unwrap(),
+        "containerPort": container.parse::<i64>().unwrap(),
+        "protocol": protocol,
+    });
+    if !host_ip.is_empty() {
+        mapping["hostIP"] = json!(host_ip);
+    }
+    mapping
+}
+
+/// Returns the value of `route_localnet` of a link.
+pub(crate) fn route_localnet(lab: &Lab, link: &str) -> String {
+    lab.sh(&format!("sysctl -n net.ipv4.conf.{link}.route_localnet")).trim().to_owned()
+}
+
+/// Asserts that no attachment has an entry.
+#[track_caller]
+pub(crate) fn assert_clean(lab: &Lab) {
+    assert_eq!(entries(lab), [] as [&str; 0]);
+}
+
+/// Returns the elements of all maps and sets of our table, one line each; empty if there are none.
+pub(crate) fn entries(lab: &Lab) -> Vec<String> {
+    let listing = table(lab);
+    listing.lines().filter(|line| line.contains(" comment \"") && line.contains(", net: ")).map(str::to_owned).collect()
+}
+
+/// Returns the published ports, sorted, such as `tcp 8080 to 10.1.0.2 80 (net: net1, if: eth0, id: a)`. The host address
+/// comes first if there is one.
+pub(crate) fn published(lab: &Lab) -> Vec<String> {
+    let listing = lab.sh("nft -j list table inet cni_hostport 2>/dev/null || true");
+    let listing: Value = serde_json::from_str(&listing).unwrap_or_default();
+    let objects = listing["nftables"].as_array().into_iter().flatten();
+    let elements = objects.filter_map(|object| object["map"]["elem"].as_array()).flatten();
+    let words = |concatenation: &Value| {
+        let words = concatenation["concat"].as_array().unwrap().iter();
+        words.map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect::<Vec<_>>().join(" ")
+    };
+    let mut all: Vec<String> = elements
+        .map(|element| {
+            // `nft` adds a level if there is a comment.
+            let key = if element[0]["elem"].is_null() { &element[0] } else { &element[0]["elem"]["val"] };
+            let comment = element[0]["elem"]["comment"].as_str().unwrap_or_default();
+            let owner = comment.split_once(", ").map_or("", |(_, owner)| owner);
+            format!("{} to {} ({owner})", words(key), words(&element[1]))
+        })
+        .collect();
+    all.sort();
+    all
+}
+
+/// Returns the line of [`published`] for a port of a container on `net1`.
+pub(crate) fn port(mapping: &str, id: &str) -> String {
+    format!("{mapping} (net: net1, if: eth0, id: {id})")
+}
+
+/// Returns our table as `nft` shows it; empty if it does not exist.
+pub(crate) fn table(lab: &Lab) -> String {
+    lab.sh("nft list table inet cni_hostport 2>/dev/null || true")
+}

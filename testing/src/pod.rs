@@ -1,0 +1,190 @@
+//! Containers with one interface, for which tests call chained plugins.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::packets::Client;
+use crate::{Lab, Outcome, Process, REFERENCE};
+
+/// A container with one interface.
+#[derive(Clone, Debug)]
+pub struct Pod<'a> {
+    /// The host.
+    pub lab: &'a Lab,
+    /// The container ID.
+    pub id: String,
+    /// The name of the interface.
+    pub ifname: String,
+    /// The path of the network namespace.
+    pub netns: PathBuf,
+    /// The name of the bridge.
+    pub bridge: String,
+    /// The name of the host veth.
+    pub port: String,
+    /// The addresses with their prefix lengths.
+    pub ips: Vec<String>,
+    /// The result of `bridge`, if it attached the container.
+    pub attached: Option<Value>,
+}
+
+impl<'a> Pod<'a> {
+    /// Creates a pod that exists only in the previous result.
+    pub fn absent(lab: &'a Lab, id: &str, ips: &[&str]) -> Pod<'a> {
+        Pod {
+            lab,
+            id: id.to_owned(),
+            ifname: "eth0".to_owned(),
+            netns: PathBuf::from(format!("/run/netns/{id}")),
+            bridge: "br0".to_owned(),
+            port: format!("veth{id}"),
+            ips: ips.iter().map(|ip| (*ip).to_owned()).collect(),
+            attached: None,
+        }
+    }
+
+    /// Creates a pod that exists only in the previous result, except its host link, so that the pod is not gone.
+    pub fn with_port(lab: &'a Lab, id: &str, ips: &[&str]) -> Pod<'a> {
+        let pod = Pod::absent(lab, id, ips);
+        lab.sh(&format!("ip link add {} type bridge", pod.port));
+        pod
+    }
+
+    /// Creates a pod that our `bridge` attaches to the network of `config`. Its result is the previous result of later
+    /// calls, which must be in the same version.
+    pub fn attached(lab: &'a Lab, id: &str, config: &Value) -> Pod<'a> {
+        lab.netns(id);
+        let pod = Pod::absent(lab, id, &[]);
+        let result = pod.process(&lab.bin().join("bridge"), "ADD").stdin(config.to_string()).run().ok();
+        let text = |value: &Value| value.as_str().unwrap().to_owned();
+        let name = |index: usize| text(&result["interfaces"][index]["name"]);
+        let ips = result["ips"].as_array().into_iter().flatten().map(|ip| text(&ip["address"])).collect();
+        Pod { bridge: name(0), port: name(1), ips, attached: Some(result), ..pod }
+    }
+
+    /// Creates a pod on a bridge of this host without any plugin. The bridge has the first address of each subnet, to which
+    /// the pod's default routes lead.
+    pub fn on_bridge(lab: &'a Lab, bridge: &str, id: &str, ips: &[&str]) -> Pod<'a> {
+        let pod = Pod { bridge: bridge.to_owned(), ..Pod::absent(lab, id, ips) };
+        lab.netns(id);
+        let Pod { port, .. } = &pod;
+        if lab.ip(&format!("link show {bridge} 2>/dev/null || true")).is_null() {
+            lab.sh(&format!("ip link add {bridge} type bridge"));
+            // An address that was set does not change with the ports.
+            let mac = lab.ip(&format!("link show {bridge}"))[0]["address"].as_str().unwrap().to_owned();
+            lab.sh(&format!("ip link set {bridge} address {mac} up"));
+        }
+        lab.sh(&format!(
+            "ip link set lo up
+             echo 1 >/proc/sys/net/ipv4/ip_forward
+             ! [ -e /proc/sys/net/ipv6 ] || echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+             ip link add {port} type veth peer name eth0 netns {id}
+             ip link set {port} master {bridge} up"
+        ));
+        pod.sh("ip link set lo up; ip link set eth0 up");
+        for ip in ips {
+            let (address, prefix) = ip.split_once('/').unwrap();
+            let gateway = match address.rsplit_once(['.', ':']).unwrap() {
+                (net, _) if address.contains('.') => format!("{net}.1"),
+                (net, _) => format!("{net}:1"),
+            };
+            let nodad = if address.contains(':') { "nodad" } else { "" };
+            lab.sh(&format!("ip address replace {gateway}/{prefix} dev {bridge} {nodad}"));
+            pod.sh(&format!("ip address add {ip} dev eth0 {nodad}; ip route add default via {gateway}"));
+            // On a busy machine it takes a while until both ends are ready.
+            pod.sh(&format!("until ping -q -c 1 -W 5 {gateway}; do :; done"));
+        }
+        pod
+    }
+
+    /// Returns the same container with another interface.
+    pub fn interface(&self, ifname: &str, ips: &[&str]) -> Pod<'a> {
+        let ips = ips.iter().map(|ip| (*ip).to_owned()).collect();
+        Pod { ifname: ifname.to_owned(), port: format!("{}{ifname}", self.port), ips, attached: None, ..self.clone() }
+    }
+
+    /// Returns the previous result: that of `bridge`, or one in the layout of `version`.
+    #[track_caller]
+    pub fn result(&self, version: &str) -> Value {
+        if let Some(result) = &self.attached {
+            assert_eq!(result["cniVersion"], version, "the version in which bridge attached {}", self.id);
+            return result.clone();
+        }
+        if version.starts_with("0.1") || version.starts_with("0.2") {
+            let mut result = json!({ "cniVersion": version });
+            for ip in &self.ips {
+                result[if ip.contains(':') { "ip6" } else { "ip4" }] = json!({ "ip": ip });
+            }
+            return result;
+        }
+        let has_family = version.starts_with("0.3") || version.starts_with("0.4");
+        let ips = self.ips.iter().map(|ip| {
+            let mut entry = json!({ "address": ip, "interface": 2 });
+            if has_family {
+                entry["version"] = json!(if ip.contains(':') { "6" } else { "4" });
+            }
+            entry
+        });
+        json!({
+            "cniVersion": version,
+            "interfaces": [
+                { "name": self.bridge }, { "name": self.port }, { "name": self.ifname, "sandbox": self.netns },
+            ],
+            "ips": ips.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Prepares a call of our plugin that `type` names, with the previous result unless the configuration has one.
+    #[track_caller]
+    pub fn call(&self, command: &str, config: &Value) -> Process {
+        self.call_in(&self.lab.bin(), command, config)
+    }
+
+    /// Prepares the same call of the reference's plugin.
+    #[track_caller]
+    pub fn call_reference(&self, command: &str, config: &Value) -> Process {
+        self.call_in(Path::new(REFERENCE), command, config)
+    }
+
+    #[track_caller]
+    fn call_in(&self, dir: &Path, command: &str, config: &Value) -> Process {
+        let mut config = config.clone();
+        if config.get("prevResult").is_none() {
+            config["prevResult"] = self.result(config["cniVersion"].as_str().unwrap());
+        }
+        let program = dir.join(config["type"].as_str().unwrap());
+        self.process(&program, command).stdin(config.to_string())
+    }
+
+    fn process(&self, program: &Path, command: &str) -> Process {
+        let process = Process::plugin(program, command).env("CNI_PATH", self.lab.bin());
+        process.attachment(&self.id, &self.ifname, &self.netns)
+    }
+
+    /// Calls ADD, which must succeed, and returns its result.
+    #[track_caller]
+    pub fn add(&self, config: &Value) -> Value {
+        self.call("ADD", config).run().ok()
+    }
+
+    /// Calls DEL, which must succeed.
+    #[track_caller]
+    pub fn del(&self, config: &Value) {
+        self.call("DEL", config).run().ok();
+    }
+
+    /// Calls CHECK.
+    pub fn check(&self, config: &Value) -> Outcome {
+        self.call("CHECK", config).run()
+    }
+
+    /// Returns a client in the pod's namespace.
+    pub fn client(&self) -> Client<'_> {
+        Client::in_netns(&self.netns)
+    }
+
+    /// Runs a shell command in the pod's namespace.
+    pub fn sh(&self, command: &str) -> String {
+        self.lab.sh(&format!("nsenter --net={} sh -ec '{command}'", self.netns.display()))
+    }
+}
