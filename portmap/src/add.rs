@@ -10,9 +10,10 @@ use linux::netlink::nft::{self, Edit, Nftables};
 use log::{debug, info, warn};
 
 use crate::config::{Backend, Config, Masquerade};
+use crate::entry::{self, Entry, Listing};
 use crate::mapping::{Mapping, container_addresses, mappings};
 use crate::published::{self, Form, PortOwner, Published};
-use crate::table::{self, Entry, Frame, Listing, Scope};
+use crate::table::{self, Frame, Scope};
 use crate::{flows, iptables, listener, localnet, owner, reference, removal};
 
 /// The remedy if nftables is unavailable.
@@ -157,7 +158,7 @@ impl<'a> Publication<'a> {
         let scopes = self.scopes();
         let (frame, entries) = (self.frame(&scopes), self.entries(&scopes));
         if frame.missing(nft)?.is_none() {
-            match nft.apply(&table::create(&entries)) {
+            match nft.apply(&entry::create(&entries)) {
                 // The key of an entry exists, ranges overlap, or the table was deleted meanwhile.
                 Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT)) => {}
                 outcome => return Ok(outcome.map(|()| Vec::new())?),
@@ -171,8 +172,8 @@ impl<'a> Publication<'a> {
             let is_free = |entry: &&Entry| !others.iter().any(|other| entry.excludes(other));
             let entries: Vec<Entry> = entries.iter().filter(is_free).cloned().collect();
             let mut edits = frame.create(nft)?;
-            edits.extend(table::delete(&replaced));
-            edits.extend(table::create(&entries));
+            edits.extend(entry::delete(&replaced));
+            edits.extend(entry::create(&entries));
             for unused in listing.unused_scopes(&replaced, &entries) {
                 edits.extend(table::delete_scope(nft, &unused)?);
             }
@@ -217,7 +218,7 @@ impl<'a> Publication<'a> {
         let entries = self.entries(&self.scopes());
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
             let (replaced, _) = self.partition(host, &Listing::read(nft)?, &entries)?;
-            Ok(table::delete(&replaced))
+            Ok(entry::delete(&replaced))
         })
     }
 

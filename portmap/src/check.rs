@@ -7,8 +7,8 @@ use linux::netlink::nft::Nftables;
 
 use crate::add::Publication;
 use crate::config::Backend;
+use crate::entry::{Entry, Listing};
 use crate::published::PortOwner;
-use crate::table::{Entry, Listing};
 use crate::{iptables, localnet};
 
 /// The remedy if something of an attached container is missing.

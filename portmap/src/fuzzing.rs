@@ -9,9 +9,10 @@ use linux::netlink::nft::{Data, Element, Family, RuleSpec, Table};
 use crate::add::Publication;
 use crate::condition::Condition;
 use crate::config::{Backend, Config, Marking};
+use crate::entry::Entry;
 use crate::mapping::{Mapping, mappings};
 use crate::published::PortOwner;
-use crate::table::{Entry, Scope};
+use crate::table::Scope;
 
 /// Parses a configuration, and derives what an ADD with it would publish.
 pub fn config(call: &Call<'_>) {

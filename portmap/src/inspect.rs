@@ -13,10 +13,11 @@ use log::debug;
 use crate::add::Publication;
 use crate::check::REPAIR_HINT;
 use crate::config::{Backend, Config};
+use crate::entry::{Entry, Listing};
 use crate::iptables::NAT;
 use crate::mapping::{Key, Mapping};
 use crate::published::{self, Form, PortOwner, Published};
-use crate::table::{self, Entry, Frame, Listing, Scope};
+use crate::table::{self, Frame, Scope};
 use crate::{Portmap, check, localnet, owner, removal};
 
 /// The kinds of objects that the plugin creates.

@@ -3,8 +3,9 @@
 //! `config` validates the keys, `mapping` derives the mappings of each container address from them and from the previous
 //! result, and `condition` has the conditions of a network.
 //!
-//! - `table` is the form in which ports are published: maps in a table of this plugin. `add` fills it in one transaction,
-//!   `check` compares it, `removal` removes entries for DEL and GC.
+//! - `table` is the form in which ports are published: rules and maps in a table of this plugin, and `entry` is what the
+//!   maps have for each attachment. `add` fills them in one transaction, `check` compares them, `removal` removes entries
+//!   for DEL and GC.
 //! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
 //!   and removed. `published` is a port in any form, and `owner` finds out whether its owner still exists.
 //! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener` warns
@@ -15,6 +16,7 @@ mod add;
 mod check;
 mod condition;
 mod config;
+mod entry;
 mod flows;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -4,9 +4,10 @@ use cni::{AttachmentKey, ErrorCollector, Keep, Result};
 use linux::netlink::nft::{Edit, Nftables};
 use std::net::IpAddr;
 
+use crate::entry::{self, Entry, Listing};
 use crate::mapping::Mapping;
 use crate::published::may_have_other_forms;
-use crate::table::{self, Entry, Listing};
+use crate::table;
 use crate::{flows, iptables, reference};
 
 /// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
@@ -46,8 +47,8 @@ fn remove_entries(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<Ve
         if entries.is_empty() {
             return Ok(Vec::new());
         }
-        let mut edits = table::delete(&entries);
-        edits.extend(table::create(&listing.inherited(&entries)));
+        let mut edits = entry::delete(&entries);
+        edits.extend(entry::create(&listing.inherited(&entries)));
         edits.extend(listing.forget_reached(&entries));
         for scope in listing.unused_scopes(&entries, &[]) {
             edits.extend(table::delete_scope(nft, &scope)?);

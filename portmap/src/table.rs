@@ -18,31 +18,30 @@
 //! ```
 //!
 //! The same objects exist for `ipv6`. A network with conditions has a [`Scope`] of its own. All objects are created when
-//! the first ADD needs them. Every element has the comment of its attachment, by which DEL and GC find it.
+//! the first ADD needs them. This module has all that does not belong to a single attachment: chains, rules, and the
+//! definitions of maps and sets. Their elements are in [`entry`](crate::entry).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 
-use cni::{Result, key, sha512};
-use linux::ip::{self, Cidr, Protocol};
+use cni::{Result, sha512};
+use linux::ip::Cidr;
 use linux::netlink::nft::{
-    Chain, Data, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set,
-    SetSpec, Table, Value, Verdict,
+    Chain, DataType, Edit, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set, SetSpec, Table,
+    Verdict,
 };
 
 use crate::condition::Condition;
-use crate::config::Masquerade;
-use crate::mapping::{Key, Mapping};
+use crate::mapping::Key;
 
 /// Unlike the reference, which has a table of this name for each family, this one has both families.
-const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_hostport" };
+pub(crate) const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_hostport" };
 const PREROUTING: Chain<'_> = TABLE.chain("prerouting");
 const OUTPUT: Chain<'_> = TABLE.chain("output");
 const PUBLISHED: Chain<'_> = TABLE.chain("published");
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 const GUARD: Chain<'_> = TABLE.chain("guard");
 /// The attachments that have anything in this table.
-const ATTACHMENTS: &str = "attachments";
+pub(crate) const ATTACHMENTS: &str = "attachments";
 
 /// The most addresses of this host that are recorded. A host with local routes may have any number of addresses.
 const MAX_REACHED: u32 = 1 << 16;
@@ -50,17 +49,17 @@ const MAX_REACHED: u32 = 1 << 16;
 /// The names of the maps and the chain of a scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Names {
-    family: Family,
-    translate: String,
-    ports: String,
-    address_ports: String,
+    pub(crate) family: Family,
+    pub(crate) translate: String,
+    pub(crate) ports: String,
+    pub(crate) address_ports: String,
     masquerade: String,
-    reached: String,
+    pub(crate) reached: String,
 }
 
 impl Names {
     /// Returns the names for a suffix, which is empty for the scope without conditions.
-    fn new(family: Family, suffix: &str) -> Names {
+    pub(crate) fn new(family: Family, suffix: &str) -> Names {
         let prefix = prefix(family);
         Names {
             family,
@@ -73,7 +72,7 @@ impl Names {
     }
 
     /// Returns the names of the scope to which a map belongs; `None` for other sets.
-    fn of_map(map: &str) -> Option<Names> {
+    pub(crate) fn of_map(map: &str) -> Option<Names> {
         for family in [Family::Ipv4, Family::Ipv6] {
             for plain in [&Names::new(family, "").ports, &Names::new(family, "").address_ports] {
                 if let Some(suffix) = map.strip_prefix(plain.as_str()) {
@@ -84,7 +83,7 @@ impl Names {
         None
     }
 
-    fn has_conditions(&self) -> bool {
+    pub(crate) fn has_conditions(&self) -> bool {
         *self != Names::new(self.family, "")
     }
 }
@@ -340,233 +339,6 @@ fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     ]
 }
 
-/// An element of one of the sets and maps, with the name of its set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Entry {
-    pub(crate) set: String,
-    pub(crate) element: Element,
-}
-
-impl Entry {
-    /// Returns the entry of a mapping.
-    pub(crate) fn mapping(scope: &Scope, mapping: &Mapping, comment: &str) -> Entry {
-        let Key { host_ip, protocol, port } = mapping.key;
-        let mut key: Vec<Value> = host_ip.into_iter().map(Value::Ip).collect();
-        key.extend([Value::Protocol(protocol.number()), Value::Port(port)]);
-        let to = [Value::Ip(mapping.target.ip()), Value::Port(mapping.target.port())];
-        Entry { set: scope.map(&mapping.key).to_owned(), element: Element::new(&key).to(&to).comment(comment) }
-    }
-
-    /// Returns the entries of the connections to a container's address that are masqueraded.
-    pub(crate) fn masquerade(scope: &Scope, address: Cidr, how: Masquerade, comment: &str) -> Vec<Entry> {
-        let loopback = loopback().filter(|_| address.ip().is_ipv4());
-        let sources = match (how, loopback) {
-            (Masquerade::Never, _) => vec![],
-            (Masquerade::Always, _) => vec![Cidr::default_route(address.ip())],
-            // Ranges must not overlap.
-            (Masquerade::Local, Some(loopback)) if loopback.overlaps(&address) => {
-                vec![if address.prefix() < loopback.prefix() { address.network() } else { loopback }]
-            }
-            (Masquerade::Local, loopback) => [Some(address.network()), loopback].into_iter().flatten().collect(),
-        };
-        let entry = |source: Cidr| {
-            let pair = |source| [Value::Ip(source), Value::Ip(address.ip())];
-            let element = Element::range(&pair(source.network().ip()), &pair(source.last()));
-            Entry { set: scope.masquerade().to_owned(), element: element.comment(comment) }
-        };
-        sources.into_iter().map(entry).collect()
-    }
-
-    /// Returns the entry of an attachment. `port` is its link on this host, if known: without the link it is gone.
-    pub(crate) fn attachment(comment: &str, port: Option<&str>) -> Entry {
-        // A key of this type is text that `nft` shows, of at most 15 bytes.
-        let key = Value::LinkName(key::mark_in(comment).map(short).unwrap_or_default());
-        let element = Element::new(&[key]).comment(comment).mark(port.unwrap_or_default());
-        Entry { set: ATTACHMENTS.to_owned(), element }
-    }
-
-    /// Returns the comment, which names the attachment that the entry belongs to.
-    pub(crate) fn comment(&self) -> &str {
-        &self.element.userdata.comment
-    }
-
-    /// Returns the link of the attachment on this host, if this is the entry of an attachment that names one.
-    pub(crate) fn port(&self) -> Option<&str> {
-        Some(self.element.userdata.mark.as_str()).filter(|port| self.set == ATTACHMENTS && !port.is_empty())
-    }
-
-    /// Returns the mapping; `None` if this is another kind of entry.
-    pub(crate) fn read_mapping(&self) -> Option<Mapping> {
-        let names = Names::of_map(&self.set)?;
-        let ip = address_type(names.family);
-        let Some(Data::Value(value)) = &self.element.data else { return None };
-        let mut key = vec![DataType::Protocol, DataType::Port];
-        if self.set == names.address_ports {
-            key.insert(0, ip);
-        }
-        let mut key = Value::split(&key, &self.element.key)?;
-        let (Some(Value::Port(port)), Some(Value::Protocol(protocol))) = (key.pop(), key.pop()) else { return None };
-        let host_ip = match key.pop() {
-            Some(Value::Ip(ip)) => Some(ip),
-            _ => None,
-        };
-        let [Value::Ip(ip), Value::Port(target)] = Value::split(&[ip, DataType::Port], value)?[..] else {
-            return None;
-        };
-        let key = Key { host_ip, protocol: Protocol::numbered(protocol)?, port };
-        Some(Mapping { key, target: SocketAddr::new(ip, target) })
-    }
-
-    /// Returns whether both have the same key, so that only one of them can exist. Ranges exclude each other if they
-    /// overlap.
-    pub(crate) fn excludes(&self, other: &Entry) -> bool {
-        let (a, b) = (&self.element, &other.element);
-        self.set == other.set
-            && match (&a.key_end, &b.key_end) {
-                // A range is one of sources, followed by the container's address.
-                (Some(a_end), Some(b_end)) => {
-                    let half = a.key.len() / 2;
-                    a.key.get(half..) == b.key.get(half..)
-                        && a.key.get(..half) <= b_end.get(..half)
-                        && b.key.get(..half) <= a_end.get(..half)
-                }
-                _ => a.key == b.key,
-            }
-    }
-}
-
-/// Combines both halves of a mark to 15 digits.
-fn short(mark: &str) -> String {
-    let halves = mark.split('-').filter_map(|half| u64::from_str_radix(half, 16).ok());
-    format!("{:015x}", halves.fold(0_u64, |all, half| all.rotate_left(1) ^ half) >> 4)
-}
-
-/// Returns the edits that create entries; EEXIST if the key of one exists.
-pub(crate) fn create(entries: &[Entry]) -> Vec<Edit> {
-    by_set(entries).flat_map(|(set, elements)| Edit::create_elements(set, &elements)).collect()
-}
-
-/// Returns the edits that delete entries.
-pub(crate) fn delete(entries: &[Entry]) -> Vec<Edit> {
-    by_set(entries).flat_map(|(set, elements)| Edit::delete_elements(set, &elements)).collect()
-}
-
-/// Groups entries by their sets, in the order of the first of each set.
-fn by_set(entries: &[Entry]) -> impl Iterator<Item = (Set<'_>, Vec<Element>)> {
-    let mut names: Vec<&str> = Vec::new();
-    for entry in entries {
-        if !names.contains(&entry.set.as_str()) {
-            names.push(&entry.set);
-        }
-    }
-    names.into_iter().map(|name| {
-        let elements = entries.iter().filter(|entry| entry.set == name).map(|entry| entry.element.clone());
-        (set(name), elements.collect())
-    })
-}
-
-/// The entries of all attachments.
-#[derive(Debug)]
-pub(crate) struct Listing {
-    pub(crate) entries: Vec<Entry>,
-    sets: Vec<String>,
-}
-
-impl Listing {
-    /// Lists the entries; none if the table does not exist.
-    pub(crate) fn read(nft: &mut Nftables) -> Result<Listing> {
-        let sets = nft.sets(TABLE)?;
-        let mut entries = Vec::new();
-        for name in &sets {
-            let elements = nft.elements(set(name))?.into_iter();
-            entries.extend(elements.map(|element| Entry { set: name.clone(), element }));
-        }
-        Ok(Listing { entries, sets })
-    }
-
-    /// Returns an index for many searches.
-    pub(crate) fn index(&self) -> Index<'_> {
-        let (ranges, keys): (Vec<&Entry>, Vec<&Entry>) =
-            self.entries.iter().partition(|entry| entry.element.key_end.is_some());
-        let keys = keys.into_iter().map(|entry| ((entry.set.as_str(), entry.element.key.as_slice()), entry));
-        Index { keys: keys.collect(), ranges }
-    }
-
-    /// Returns the link on this host of the attachment with this comment, if it is known.
-    pub(crate) fn port_of(&self, comment: &str) -> Option<&str> {
-        let mark = key::mark_in(comment);
-        self.entries.iter().filter(|entry| key::mark_in(entry.comment()) == mark).find_map(Entry::port)
-    }
-
-    /// Returns the `removed` entries for masquerade that other attachments with the same address need, as entries of
-    /// theirs: only one attachment can have them.
-    pub(crate) fn inherited(&self, removed: &[Entry]) -> Vec<Entry> {
-        let shared: Vec<_> = removed.iter().filter(|entry| entry.element.key_end.is_some()).collect();
-        if shared.is_empty() {
-            return Vec::new();
-        }
-        let leaving: BTreeSet<_> = removed.iter().map(|entry| (&entry.set, &entry.element.key)).collect();
-        let mut heirs: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
-        for entry in self.entries.iter().filter(|entry| !leaving.contains(&(&entry.set, &entry.element.key))) {
-            if let Some(mapping) = entry.read_mapping() {
-                heirs.entry(ip::octets(mapping.target.ip())).or_insert_with(|| entry.comment());
-            }
-        }
-        let inherit = |entry: &Entry| {
-            let Entry { set, element } = entry.clone();
-            let address = element.key.get(element.key.len() / 2..)?;
-            let heir = *heirs.get(address)?;
-            Some(Entry { set, element: element.comment(heir) })
-        };
-        shared.into_iter().filter_map(inherit).collect()
-    }
-
-    /// Returns the edits that forget which addresses of this host were reached, if nothing is published once `removed` are
-    /// deleted.
-    pub(crate) fn forget_reached(&self, removed: &[Entry]) -> Vec<Edit> {
-        let is_recorded = |entry: &&Entry| entry.comment().is_empty();
-        let recorded: BTreeSet<&str> =
-            self.entries.iter().filter(is_recorded).map(|entry| entry.set.as_str()).collect();
-        if self.entries.iter().filter(|entry| !is_recorded(entry)).count() > removed.len() {
-            return Vec::new();
-        }
-        let reached = [Family::Ipv4, Family::Ipv6].map(|family| Names::new(family, "").reached);
-        let wanted = reached.iter().filter(|name| recorded.contains(name.as_str()));
-        wanted.map(|name| Edit::flush_set(set(name))).collect()
-    }
-
-    /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created, by their
-    /// names.
-    pub(crate) fn unused_scopes(&self, removed: &[Entry], added: &[Entry]) -> Vec<Names> {
-        let mut unused: Vec<Names> = self.sets.iter().filter_map(|set| Names::of_map(set)).collect();
-        unused.retain(|names| {
-            let is_in = |entry: &&Entry| entry.set == names.ports || entry.set == names.address_ports;
-            let count = |entries: &[Entry]| entries.iter().filter(is_in).count();
-            names.has_conditions() && count(added) == 0 && count(&self.entries) == count(removed)
-        });
-        unused.sort_by(|a, b| a.translate.cmp(&b.translate));
-        unused.dedup();
-        unused
-    }
-}
-
-/// The entries of a listing by their keys.
-#[derive(Debug)]
-pub(crate) struct Index<'a> {
-    keys: BTreeMap<(&'a str, &'a [u8]), &'a Entry>,
-    ranges: Vec<&'a Entry>,
-}
-
-impl Index<'_> {
-    /// Returns an entry that excludes this one: with the same key, or with a range that overlaps.
-    pub(crate) fn find(&self, entry: &Entry) -> Option<&Entry> {
-        match entry.element.key_end {
-            Some(_) => self.ranges.iter().find(|range| range.excludes(entry)).copied(),
-            None => self.keys.get(&(entry.set.as_str(), entry.element.key.as_slice())).copied(),
-        }
-    }
-}
-
 /// Returns the edits that delete a scope whose maps are empty.
 pub(crate) fn delete_scope(nft: &mut Nftables, names: &Names) -> Result<Vec<Edit>> {
     let chain = TABLE.chain(&names.translate);
@@ -578,11 +350,11 @@ pub(crate) fn delete_scope(nft: &mut Nftables, names: &Names) -> Result<Vec<Edit
 }
 
 /// Returns the network of the loopback addresses; never `None`.
-fn loopback() -> Option<Cidr> {
+pub(crate) fn loopback() -> Option<Cidr> {
     Cidr::new(Ipv4Addr::LOCALHOST.into(), 8).map(|cidr| cidr.network())
 }
 
-fn set(name: &str) -> Set<'_> {
+pub(crate) fn set(name: &str) -> Set<'_> {
     TABLE.set(name)
 }
 
@@ -591,6 +363,6 @@ fn prefix(family: Family) -> &'static str {
     if family == Family::Ipv4 { "ipv4" } else { "ipv6" }
 }
 
-fn address_type(family: Family) -> DataType {
+pub(crate) fn address_type(family: Family) -> DataType {
     if family == Family::Ipv4 { DataType::Ipv4 } else { DataType::Ipv6 }
 }

@@ -14,6 +14,7 @@ mod set;
 mod spec;
 mod table;
 mod userdata;
+mod value;
 
 use std::os::fd::BorrowedFd;
 
@@ -29,10 +30,11 @@ pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verd
 pub use rule::{Extension, Rule};
 #[cfg(feature = "fuzzing")]
 pub(super) use set::read_name as read_set_name;
-pub use set::{DataType, Element, Elements, MapsTo, Set, SetSpec, Value};
+pub use set::{Element, Elements, MapsTo, Set, SetSpec};
 pub use spec::RuleSpec;
 pub use table::{BaseChain, Chain, Family, Hook, Table};
 pub use userdata::UserData;
+pub use value::{DataType, Value};
 
 use message::{
     ALL, BATCH_END, GENERATION, GETCHAIN, GETRULE, GETTABLE, HEADER, NEWCHAIN, NEWGEN, NEWRULE, NEWTABLE, RULE_CHAIN,

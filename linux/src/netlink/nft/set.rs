@@ -1,7 +1,6 @@
 //! Sets and maps, and their elements.
 
 use std::fmt;
-use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
 
@@ -10,8 +9,8 @@ use super::expression::{Attributes, Data, Verdict};
 use super::message::{HEADER, TABLE};
 use super::table::{Table, about};
 use super::userdata::UserData;
+use super::value::{DataType, Value, byte_order, concatenated};
 use crate::error::Result;
-use crate::ip::{MacAddr, octets};
 use crate::netlink::wire::{self, NESTED, Request};
 
 // linux/netfilter/nf_tables.h
@@ -49,138 +48,6 @@ const TYPE_VERDICT: u32 = 0xffff_ff00;
 /// The largest element, with a key range, a chain name and user data, has less than 700 bytes. An attribute, such as the
 /// list of elements, has less than 64 KiB.
 const ELEMENTS_PER_MESSAGE: usize = 90;
-
-/// The type of a value. The kernel only needs its length; `nft` needs the type to show the value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DataType {
-    /// An IPv4 address.
-    Ipv4,
-    /// An IPv6 address.
-    Ipv6,
-    /// A MAC address.
-    Mac,
-    /// The number of a transport protocol.
-    Protocol,
-    /// A port.
-    Port,
-    /// The name of a link.
-    LinkName,
-}
-
-impl DataType {
-    /// Returns the number that `nft` gives to the type.
-    fn number(self) -> u32 {
-        match self {
-            DataType::Ipv4 => 7,
-            DataType::Ipv6 => 8,
-            DataType::Mac => 9,
-            DataType::Protocol => 12,
-            DataType::Port => 13,
-            DataType::LinkName => 41,
-        }
-    }
-
-    fn len(self) -> u32 {
-        match self {
-            DataType::Ipv4 => 4,
-            DataType::Ipv6 | DataType::LinkName => 16,
-            DataType::Mac => 6,
-            DataType::Protocol => 1,
-            DataType::Port => 2,
-        }
-    }
-}
-
-/// Returns the number that `nft` gives to the byte order of a key or value: a name is in the order of the host, numbers
-/// are in network order, and the parts of a concatenation have their own.
-fn byte_order(types: &[DataType]) -> u32 {
-    match types {
-        [DataType::LinkName] => 1,
-        [_] => 2,
-        _ => 0,
-    }
-}
-
-/// Returns the type number and the length of a concatenation. Each part of it is padded to four bytes.
-fn concatenated(types: &[DataType]) -> (u32, u32) {
-    match types {
-        [single] => (single.number(), single.len()),
-        types => types
-            .iter()
-            .fold((0, 0), |(number, len), part| (number << 6 | part.number(), len + part.len().next_multiple_of(4))),
-    }
-}
-
-/// A value in a key, or one to which a key maps.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Value {
-    /// An address.
-    Ip(IpAddr),
-    /// A MAC address.
-    Mac(MacAddr),
-    /// The number of a transport protocol.
-    Protocol(u8),
-    /// A port.
-    Port(u16),
-    /// The name of a link.
-    LinkName(String),
-}
-
-impl Value {
-    fn octets(&self) -> Vec<u8> {
-        match self {
-            Value::Ip(ip) => octets(*ip),
-            Value::Mac(mac) => mac.0.to_vec(),
-            Value::Protocol(number) => vec![*number],
-            Value::Port(port) => port.to_be_bytes().to_vec(),
-            Value::LinkName(name) => {
-                let mut padded = name.as_bytes().to_vec();
-                padded.resize(libc::IFNAMSIZ, 0);
-                padded
-            }
-        }
-    }
-
-    fn read(kind: DataType, bytes: &[u8]) -> Option<Value> {
-        Some(match (kind, bytes) {
-            (DataType::Ipv4 | DataType::Ipv6, bytes) => Value::Ip(wire::ip(bytes).ok()?),
-            (DataType::Mac, bytes) => Value::Mac(wire::mac(bytes)?),
-            (DataType::Protocol, [number]) => Value::Protocol(*number),
-            (DataType::Port, [high, low]) => Value::Port(u16::from_be_bytes([*high, *low])),
-            (DataType::LinkName, bytes) => Value::LinkName(wire::text(bytes)),
-            _ => return None,
-        })
-    }
-
-    /// Returns the concatenation of values, as the kernel compares it.
-    pub fn concatenate(values: &[Value]) -> Vec<u8> {
-        match values {
-            [single] => single.octets(),
-            values => {
-                let mut bytes = Vec::new();
-                for value in values {
-                    bytes.extend(value.octets());
-                    bytes.resize(bytes.len().next_multiple_of(4), 0);
-                }
-                bytes
-            }
-        }
-    }
-
-    /// Splits a concatenation of these types; `None` if it has another length.
-    pub fn split(types: &[DataType], mut bytes: &[u8]) -> Option<Vec<Value>> {
-        if bytes.len() != concatenated(types).1 as usize {
-            return None;
-        }
-        let mut values = Vec::new();
-        for kind in types {
-            let len = kind.len() as usize;
-            values.push(Value::read(*kind, bytes.get(..len)?)?);
-            bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
-        }
-        Some(values)
-    }
-}
 
 /// A set or map of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -478,30 +345,6 @@ pub(super) fn get_element(set: Set<'_>, key: &[Value]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_concatenation_is_split_into_its_values() {
-        let values = [
-            Value::Ip("10.1.2.3".parse().unwrap()),
-            Value::Protocol(6),
-            Value::Port(80),
-            Value::Mac(MacAddr([1, 2, 3, 4, 5, 6])),
-            Value::LinkName("cni0".into()),
-            Value::Ip("fd00::1".parse().unwrap()),
-        ];
-        let types =
-            [DataType::Ipv4, DataType::Protocol, DataType::Port, DataType::Mac, DataType::LinkName, DataType::Ipv6];
-        let bytes = Value::concatenate(&values);
-        assert_eq!(bytes.len(), concatenated(&types).1 as usize);
-        assert_eq!(Value::split(&types, &bytes).unwrap(), values);
-        assert_eq!(Value::split(&types, &bytes[1..]), None);
-        for (value, kind) in values.iter().zip(types) {
-            let single = std::slice::from_ref(value);
-            let bytes = Value::concatenate(single);
-            assert_eq!(bytes.len(), kind.len() as usize, "a single value is not padded");
-            assert_eq!(Value::split(&[kind], &bytes).unwrap(), single);
-        }
-    }
 
     #[test]
     fn many_elements_are_spread_over_messages() {
