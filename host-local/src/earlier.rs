@@ -19,8 +19,8 @@ use nix::sys::stat::FileStat;
 
 use crate::boot;
 use crate::digest::{digest, seal, unseal};
-use crate::dir::{self, Dir};
 use crate::lease;
+use linux::dir::{self, Dir};
 
 /// The directory of the records. They are not part of the index, because the index can be deleted and rebuilt at any
 /// time, while a record must last until the reboot.

@@ -26,10 +26,10 @@ use nix::sys::stat::FileStat;
 
 use crate::bitmap::{self, Bitmap};
 use crate::digest::{HEAD, reseal, unseal};
-use crate::dir::{self, Dir, Timestamp, mtime};
 use crate::earlier;
 use crate::lease::LeaseOwner;
 use crate::range::Span;
+use linux::dir::{self, Dir, Timestamp, mtime};
 
 /// The directory of all indexes.
 const INDEX_ROOT: &str = "/run/cni0/host-local";

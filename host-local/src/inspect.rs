@@ -13,12 +13,12 @@ use serde::Deserialize;
 
 use crate::HostLocal;
 use crate::config::{self, Config, DATA_DIR};
-use crate::dir::Dir;
 use crate::earlier::EarlierLeases;
 use crate::lease;
 use crate::range;
 use crate::status;
 use crate::store::{self, Holder};
+use linux::dir::Dir;
 
 impl Inspect for HostLocal {
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {

@@ -8,7 +8,6 @@ mod bitmap;
 mod boot;
 mod config;
 mod digest;
-mod dir;
 mod earlier;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;

@@ -12,7 +12,7 @@ use linux::Deadline;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 
-use crate::dir::Dir;
+use linux::dir::Dir;
 
 const NAME: &str = "lock";
 

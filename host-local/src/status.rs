@@ -12,11 +12,11 @@ use log::{Level, log_enabled, warn};
 
 use crate::add::exhausted;
 use crate::config::Config;
-use crate::dir::Dir;
 use crate::index::Index;
 use crate::lease;
 use crate::range::RangeSet;
 use crate::store::with_hint;
+use linux::dir::Dir;
 
 /// Fails if leases cannot be written. Does not take the lock, so it never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {

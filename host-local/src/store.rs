@@ -8,12 +8,12 @@ use std::time::SystemTime;
 use cni::{Code, Context, Error, ErrorCollector, Result};
 use log::{debug, warn};
 
-use crate::dir::{Dir, TEMP_SUFFIX};
 use crate::earlier::{self, EarlierLeases};
 use crate::index::{Broken, Index};
 use crate::lease::{self, LeaseOwner};
 use crate::lock::Lock;
 use crate::range::Span;
+use linux::dir::{Dir, TEMP_SUFFIX};
 
 /// The prefix of the files that contain the address leased last, one for each range set.
 const LAST_RESERVED: &str = "last_reserved_ip.";

@@ -1,6 +1,7 @@
 //! The Linux kernel, as far as network plugins need it. This crate does not know what a plugin is.
 //!
 //! - [`netlink`] changes and queries links, addresses, routes and neighbours; [`netlink::nft`] the packet filter.
+//! - [`dir`] has directories of small files, with atomic operations.
 //! - [`Netns`] opens and enters network namespaces; [`sysctl`] reads and writes kernel settings.
 //! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
@@ -14,6 +15,7 @@
 
 pub mod child;
 mod detached;
+pub mod dir;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub use netlink::fuzzing;

@@ -19,14 +19,14 @@ use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
 const LIMIT: u64 = 256 << 10;
 
 /// The suffix of the temporary file of [`Dir::replace`]. A killed call can leave such a file.
-pub(crate) const TEMP_SUFFIX: &str = ".new";
+pub const TEMP_SUFFIX: &str = ".new";
 
 /// Flags for every file: do not follow a symbolic link, do not wait for the other end of a pipe, close on exec.
 const SAFE_FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
 
 /// An open directory.
 #[derive(Debug)]
-pub(crate) struct Dir {
+pub struct Dir {
     fd: OwnedFd,
     path: PathBuf,
 }
@@ -36,21 +36,21 @@ const LOCAL_FILE_SYSTEMS: [i64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e];
 
 /// Seconds and nanoseconds since 1970.
-pub(crate) type Timestamp = (i64, i64);
+pub type Timestamp = (i64, i64);
 
 /// Returns the key of a directory: its device and inode number. The types of both depend on the architecture.
-pub(crate) fn key(dev: impl LowerHex, ino: impl LowerHex) -> String {
+pub fn key(dev: impl LowerHex, ino: impl LowerHex) -> String {
     key_prefix(dev) + &format!("{ino:x}")
 }
 
 /// Returns the prefix of the keys of all directories on a device.
-pub(crate) fn key_prefix(dev: impl LowerHex) -> String {
+pub fn key_prefix(dev: impl LowerHex) -> String {
     format!("{dev:x}-")
 }
 
 impl Dir {
     /// Opens the directory `path`. Returns `None` if it does not exist.
-    pub(crate) fn open(path: &Path) -> io::Result<Option<Dir>> {
+    pub fn open(path: &Path) -> io::Result<Option<Dir>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         match openat(AT_FDCWD, path, flags, Mode::empty()) {
             Ok(fd) => Ok(Some(Dir { fd, path: path.to_owned() })),
@@ -60,7 +60,7 @@ impl Dir {
     }
 
     /// Opens the directory `path`, creating it and its ancestors if necessary.
-    pub(crate) fn create(path: &Path, mode: u32) -> io::Result<Dir> {
+    pub fn create(path: &Path, mode: u32) -> io::Result<Dir> {
         if let Some(dir) = Dir::open(path)? {
             return Ok(dir);
         }
@@ -70,7 +70,7 @@ impl Dir {
 
     /// Opens the directory `path` and returns its status. Fails if users other than root can change it. Returns `None`
     /// if it does not exist.
-    pub(crate) fn open_private(path: &Path) -> io::Result<Option<(Dir, FileStat)>> {
+    pub fn open_private(path: &Path) -> io::Result<Option<(Dir, FileStat)>> {
         const OTHERS: u32 = 0o022;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = match openat(AT_FDCWD, path, flags, Mode::empty()) {
@@ -85,7 +85,7 @@ impl Dir {
     }
 
     /// Opens `path` like [`Dir::open_private`], creating it and its ancestors if necessary.
-    pub(crate) fn create_private(path: &Path) -> io::Result<Dir> {
+    pub fn create_private(path: &Path) -> io::Result<Dir> {
         if let Some((dir, _)) = Dir::open_private(path)? {
             return Ok(dir);
         }
@@ -93,22 +93,24 @@ impl Dir {
         Dir::open_private(path)?.map(|(dir, _)| dir).ok_or_else(|| Errno::ENOENT.into())
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Returns the path with which the directory was opened.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(crate) fn stat(&self) -> io::Result<FileStat> {
+    /// Returns the status of the directory.
+    pub fn stat(&self) -> io::Result<FileStat> {
         Ok(fstat(&self.fd)?)
     }
 
-    /// Returns the name under which the index and the record of earlier boots of this directory are kept.
-    pub(crate) fn key(&self) -> io::Result<String> {
+    /// Returns the key of the directory, as [`key`] does.
+    pub fn key(&self) -> io::Result<String> {
         let stat = self.stat()?;
         Ok(key(stat.st_dev, stat.st_ino))
     }
 
     /// Opens a file. Returns `None` if it does not exist.
-    pub(crate) fn file(&self, name: &str, flags: OFlag, mode: u32) -> io::Result<Option<File>> {
+    pub fn file(&self, name: &str, flags: OFlag, mode: u32) -> io::Result<Option<File>> {
         match openat(&self.fd, name, flags | SAFE_FLAGS, Mode::from_bits_truncate(mode)) {
             Ok(fd) => Ok(Some(fd.into())),
             Err(Errno::ENOENT) => Ok(None),
@@ -117,18 +119,18 @@ impl Dir {
     }
 
     /// Reads a file. Returns `None` if it does not exist.
-    pub(crate) fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+    pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
     }
 
     /// Reads a file and leaves it open for [`write_over`]. Returns `None` if it does not exist.
-    pub(crate) fn read_for_update(&self, name: &str) -> io::Result<Option<(Vec<u8>, File)>> {
+    pub fn read_for_update(&self, name: &str) -> io::Result<Option<(Vec<u8>, File)>> {
         let Some(file) = self.file(name, OFlag::O_RDWR, 0)? else { return Ok(None) };
         Ok(Some((content(&file)?, file)))
     }
 
     /// Reads a file, and the later one of its mtime and ctime. Returns `None` if it does not exist.
-    pub(crate) fn read_with_time(&self, name: &str) -> io::Result<Option<(Vec<u8>, SystemTime)>> {
+    pub fn read_with_time(&self, name: &str) -> io::Result<Option<(Vec<u8>, SystemTime)>> {
         let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
         let inode = file.metadata()?;
         // A restored or copied file keeps its old mtime, but its ctime is new.
@@ -137,7 +139,7 @@ impl Dir {
     }
 
     /// Returns the status of an entry, without following a symbolic link. Returns `None` if it does not exist.
-    pub(crate) fn stat_of(&self, name: &str) -> io::Result<Option<FileStat>> {
+    pub fn stat_of(&self, name: &str) -> io::Result<Option<FileStat>> {
         match fstatat(&self.fd, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(stat) => Ok(Some(stat)),
             Err(Errno::ENOENT) => Ok(None),
@@ -146,20 +148,20 @@ impl Dir {
     }
 
     /// Sets the time stamps of a file to now.
-    pub(crate) fn touch(&self, name: &str) -> io::Result<()> {
+    pub fn touch(&self, name: &str) -> io::Result<()> {
         let now = TimeSpec::UTIME_NOW;
         Ok(utimensat(&self.fd, name, &now, &now, UtimensatFlags::NoFollowSymlink)?)
     }
 
     /// Returns whether the directory is on a file system that other hosts cannot share. False for unknown file systems.
-    pub(crate) fn is_local(&self) -> io::Result<bool> {
+    pub fn is_local(&self) -> io::Result<bool> {
         #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions, reason = "its type differs")]
         let kind = i64::try_from(fstatfs(&self.fd)?.filesystem_type().0).unwrap_or(0);
         Ok(LOCAL_FILE_SYSTEMS.contains(&(kind & 0xffff_ffff)))
     }
 
     /// Returns whether an entry of this name exists.
-    pub(crate) fn exists(&self, name: &str) -> io::Result<bool> {
+    pub fn exists(&self, name: &str) -> io::Result<bool> {
         match faccessat(&self.fd, name, AccessFlags::F_OK, AtFlags::AT_SYMLINK_NOFOLLOW) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
@@ -168,7 +170,7 @@ impl Dir {
     }
 
     /// Fails if the permissions do not allow creating files in the directory.
-    pub(crate) fn may_write(&self) -> nix::Result<()> {
+    pub fn may_write(&self) -> nix::Result<()> {
         faccessat(&self.fd, ".", AccessFlags::W_OK | AccessFlags::X_OK, AtFlags::empty())
     }
 
@@ -181,7 +183,7 @@ impl Dir {
     }
 
     /// Overwrites or creates a file in place. Not atomic: a killed call can leave a partial file.
-    pub(crate) fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+    pub fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
         let file = self.file(name, OFlag::O_WRONLY | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
         let old = file.metadata()?.len();
         write_over(&file, old, content)
@@ -189,7 +191,7 @@ impl Dir {
 
     /// Creates a file with its content atomically: a killed call leaves the complete file or nothing. Returns false if
     /// the name already exists.
-    pub(crate) fn create_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
+    pub fn create_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         match self.create_by_link(name, content) {
             Err(Errno::EEXIST) => Ok(false),
             // Unnamed files are not supported by the file system (EOPNOTSUPP) or the kernel (EISDIR), or /proc is missing
@@ -213,7 +215,7 @@ impl Dir {
     }
 
     /// Creates a file without a name, which the kernel deletes when it is closed.
-    pub(crate) fn create_unnamed(&self, content: &[u8]) -> nix::Result<File> {
+    pub fn create_unnamed(&self, content: &[u8]) -> nix::Result<File> {
         let flags = OFlag::O_TMPFILE | OFlag::O_WRONLY | OFlag::O_CLOEXEC;
         let mut file = File::from(openat(&self.fd, ".", flags, Mode::from_bits_truncate(0o600))?);
         match file.write_all(content) {
@@ -223,8 +225,8 @@ impl Dir {
     }
 
     /// Writes a temporary file, then links it to its name, for file systems without unnamed files. The temporary file is
-    /// next to the directory instead of in it, because the reference would treat it as a lease. It has a fixed name, so
-    /// that the next call replaces what a killed call left.
+    /// next to the directory instead of in it, because other programs would treat it as one of the directory's files. It
+    /// has a fixed name, so that the next call replaces what a killed call left.
     fn create_by_temp_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         let own = self.path.file_name().unwrap_or_default().to_string_lossy();
         let temp = format!("../.{own}.draft");
@@ -239,7 +241,7 @@ impl Dir {
     }
 
     /// Replaces or creates a file atomically: other processes see the old content or the new one.
-    pub(crate) fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
+    pub fn replace(&self, name: &str, content: &[u8]) -> io::Result<()> {
         // Overwriting a few bytes with as many is a single write, so only a change of length needs a new file.
         // A file with a second hard link is not overwritten, because the other name may be outside of the directory.
         if let Some(mut file) = self.file(name, OFlag::O_WRONLY, 0)? {
@@ -248,17 +250,29 @@ impl Dir {
                 return file.write_all(content);
             }
         }
-        let temp = format!("{name}{TEMP_SUFFIX}");
-        let written = self.write_temp(&temp, content);
-        let renamed = written.and_then(|()| Ok(renameat(&self.fd, temp.as_str(), &self.fd, name)?));
+        self.replace_through(&format!("{name}{TEMP_SUFFIX}"), name, content)
+    }
+
+    /// Replaces or creates a file atomically: writes the temporary file `temp`, and renames it.
+    pub fn replace_through(&self, temp: &str, name: &str, content: &[u8]) -> io::Result<()> {
+        let written = self.write_temp(temp, content);
+        let renamed = written.and_then(|()| self.rename(temp, name));
         if renamed.is_err() {
-            let _ = self.remove(&temp);
+            let _ = self.remove(temp);
         }
         renamed
     }
 
+    /// Gives a file a second name. Returns false if the name already exists.
+    pub fn link(&self, name: &str, second: &str) -> io::Result<bool> {
+        match linkat(&self.fd, name, &self.fd, second, AtFlags::empty()) {
+            Err(Errno::EEXIST) => Ok(false),
+            outcome => Ok(outcome.map(|()| true)?),
+        }
+    }
+
     /// Removes a file. Returns false if it does not exist.
-    pub(crate) fn remove(&self, name: &str) -> io::Result<bool> {
+    pub fn remove(&self, name: &str) -> io::Result<bool> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => Ok(true),
             Err(Errno::ENOENT) => Ok(false),
@@ -267,7 +281,7 @@ impl Dir {
     }
 
     /// Removes all files except `these`.
-    pub(crate) fn clear(&self, these: &[&str]) -> io::Result<()> {
+    pub fn clear(&self, these: &[&str]) -> io::Result<()> {
         for name in self.names()? {
             let name = name?;
             if !these.contains(&name.as_str()) {
@@ -277,20 +291,20 @@ impl Dir {
         Ok(())
     }
 
-    /// Renames a file or a directory. The new name must be unused, or that of an empty directory.
-    pub(crate) fn rename(&self, name: &str, other: &str) -> io::Result<()> {
+    /// Renames a file or a directory. A file replaces another; a directory replaces an empty one.
+    pub fn rename(&self, name: &str, other: &str) -> io::Result<()> {
         Ok(renameat(&self.fd, name, &self.fd, other)?)
     }
 
     /// Removes an empty directory.
-    pub(crate) fn remove_dir(&self, name: &str) -> io::Result<()> {
+    pub fn remove_dir(&self, name: &str) -> io::Result<()> {
         Ok(unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir)?)
     }
 
     /// Lists the names of all entries.
     ///
     /// Does not use std, which panics if closing the directory fails: a panic would skip the rollback.
-    pub(crate) fn names(&self) -> io::Result<impl Iterator<Item = io::Result<String>>> {
+    pub fn names(&self) -> io::Result<impl Iterator<Item = io::Result<String>>> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let entries = nix::dir::Dir::openat(&self.fd, ".", flags, Mode::empty())?;
         let names = entries.into_iter().map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -299,12 +313,12 @@ impl Dir {
     }
 
     /// Returns the mtime: when a name was last added or removed, or the value that [`Dir::set_mtime`] set since.
-    pub(crate) fn mtime(&self) -> io::Result<Timestamp> {
+    pub fn mtime(&self) -> io::Result<Timestamp> {
         Ok(mtime(&self.stat()?))
     }
 
     /// Sets the mtime of the directory. The kernel overwrites it at the next change.
-    pub(crate) fn set_mtime(&self, (seconds, nanoseconds): Timestamp) -> io::Result<()> {
+    pub fn set_mtime(&self, (seconds, nanoseconds): Timestamp) -> io::Result<()> {
         #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
         let moment = match (seconds.try_into(), nanoseconds.try_into()) {
             (Ok(seconds), Ok(nanoseconds)) => TimeSpec::new(seconds, nanoseconds),
@@ -315,25 +329,25 @@ impl Dir {
 }
 
 /// Returns the mtime: when the content of a file or directory last changed.
-pub(crate) fn mtime(stat: &FileStat) -> Timestamp {
+pub fn mtime(stat: &FileStat) -> Timestamp {
     // The types differ between C libraries and architectures.
     #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
     (stat.st_mtime.into(), stat.st_mtime_nsec.into())
 }
 
 /// Returns the ctime: when an inode last changed in any way. Only the kernel sets it.
-pub(crate) fn ctime(stat: &FileStat) -> Timestamp {
+pub fn ctime(stat: &FileStat) -> Timestamp {
     #[allow(clippy::useless_conversion, clippy::unnecessary_fallible_conversions)]
     (stat.st_ctime.into(), stat.st_ctime_nsec.into())
 }
 
 /// Returns whether the status is that of a regular file.
-pub(crate) fn is_file(stat: &FileStat) -> bool {
+pub fn is_file(stat: &FileStat) -> bool {
     SFlag::from_bits_truncate(stat.st_mode) & SFlag::S_IFMT == SFlag::S_IFREG
 }
 
 /// Overwrites a file that has a length of `old`. Not atomic: a killed call can leave a partial file.
-pub(crate) fn write_over(file: &File, old: u64, content: &[u8]) -> io::Result<()> {
+pub fn write_over(file: &File, old: u64, content: &[u8]) -> io::Result<()> {
     file.write_all_at(content, 0)?;
     // Truncating first would release memory that the write allocates again.
     if old > content.len() as u64 {
