@@ -21,6 +21,11 @@ pub trait Inspect: Plugin {
     fn settings(&self, _: &Call<'_>) -> Result<Settings> {
         Ok(Settings::default())
     }
+    /// Returns the name and the configuration of the delegate, if the plugin generates one. Delegates that get the plugin's
+    /// own configuration, such as an IPAM plugin, are not included.
+    fn delegate(&self, _: &Call<'_>) -> Result<Option<(String, String)>> {
+        Ok(None)
+    }
     /// Returns the leases of the plugin, if it is an IPAM plugin that keeps them on this host.
     fn lease_store(&self) -> Option<&dyn LeaseStore> {
         None

@@ -52,6 +52,11 @@ impl<'a> Keep<'a> {
             && !key::digest_in(comment).is_some_and(|digest| self.digests.contains(digest))
     }
 
+    /// Returns whether an attachment is kept.
+    pub fn has_attachment(&self, container: &str, ifname: &str) -> bool {
+        self.attachments.contains(&(container, ifname))
+    }
+
     /// Returns whether a container has an attachment that is kept.
     pub fn has_container(&self, id: &str) -> bool {
         self.containers.contains(id)

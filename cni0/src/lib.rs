@@ -19,6 +19,7 @@ macro_rules! tables {
 tables! {
     bridge::Bridge,
     firewall::Firewall,
+    flannel::Flannel,
     host_local::HostLocal,
     loopback::Loopback,
     portmap::Portmap,

@@ -1,10 +1,12 @@
 //! Waiting for events of the kernel, always with a deadline, except for the standard streams.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigEvent, SigSet, SigevNotify, Signal};
 use nix::sys::timer::{Expiration, Timer, TimerSetTimeFlags};
 use nix::time::ClockId;
@@ -49,6 +51,31 @@ impl Deadline {
     /// Waits until `fd` is readable; `false` at the deadline.
     pub fn readable(&self, fd: BorrowedFd<'_>) -> io::Result<bool> {
         self.poll(&mut [PollFd::new(fd, PollFlags::POLLIN)])
+    }
+
+    /// Calls `attempt` until it returns a value, again whenever a file appears or changes in `directory`. Returns `None` at
+    /// the deadline, and at once if there is no such directory.
+    pub fn retry_on_change_in<T>(
+        &self,
+        directory: &Path,
+        mut attempt: impl FnMut() -> io::Result<Option<T>>,
+    ) -> io::Result<Option<T>> {
+        let watch = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?;
+        let changes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO | AddWatchFlags::IN_CLOSE_WRITE;
+        match watch.add_watch(directory, changes | AddWatchFlags::IN_ONLYDIR) {
+            Err(nix::Error::ENOENT | nix::Error::ENOTDIR) => return Ok(None),
+            watched => watched?,
+        };
+        loop {
+            if let Some(value) = attempt()? {
+                return Ok(Some(value));
+            }
+            if !self.readable(watch.as_fd())? {
+                return Ok(None);
+            }
+            // What changed does not matter. Another event may arrive before the attempt, which only repeats it.
+            watch.read_events()?;
+        }
     }
 
     /// Waits until one of `fds` is ready; `false` at the deadline.
@@ -119,5 +146,32 @@ mod tests {
         writer.write_all(b"x").unwrap();
         assert!(Deadline::after(Duration::from_secs(60)).readable(reader.as_fd()).unwrap());
         assert!(deadline.readable(reader.as_fd()).unwrap(), "available data is reported even after the deadline");
+    }
+
+    #[test]
+    fn an_attempt_is_repeated_when_a_file_appears() {
+        let directory = std::env::temp_dir().join(format!("cni0-retry-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let file = directory.join("file");
+        let read = || match std::fs::read_to_string(&file) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            text => text.map(Some),
+        };
+        assert_eq!(Deadline::after(Duration::from_millis(20)).retry_on_change_in(&directory, read).unwrap(), None);
+        let deadline = Deadline::after(Duration::from_secs(60));
+        assert_eq!(deadline.retry_on_change_in(&directory.join("missing"), read).unwrap(), None);
+        let mut attempts = 0;
+        let found = deadline.retry_on_change_in(&directory, || {
+            attempts += 1;
+            let found = read()?;
+            if found.is_none() {
+                let draft = directory.join("draft");
+                std::fs::write(&draft, "x")?;
+                std::fs::rename(draft, &file)?;
+            }
+            Ok(found)
+        });
+        std::fs::remove_dir_all(&directory).unwrap();
+        assert_eq!((found.unwrap().as_deref(), attempts), (Some("x"), 2));
     }
 }

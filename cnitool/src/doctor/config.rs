@@ -75,12 +75,10 @@ fn plugins(report: &mut Report) {
     let dirs = settings::plugins();
     let mut wanted: Vec<(String, String)> = Vec::new();
     for network in &report.node.networks {
-        for plugin in network.list.iter().flat_map(|list| &list.plugins) {
-            let ipam = plugin.config.get("ipam").and_then(|ipam| ipam.get("type")?.as_str());
-            for kind in [Some(plugin.kind.as_str()), ipam.filter(|kind| !kind.is_empty())].into_iter().flatten() {
-                if !wanted.iter().any(|(_, other)| other == kind) {
-                    wanted.push((network.name.clone(), kind.to_owned()));
-                }
+        let listed = network.list.iter().flat_map(|list| &list.plugins).map(|plugin| &plugin.kind);
+        for kind in listed.chain(&network.programs) {
+            if !wanted.iter().any(|(_, other)| other == kind) {
+                wanted.push((network.name.clone(), kind.to_owned()));
             }
         }
     }

@@ -21,7 +21,9 @@ pub(crate) struct Network {
     pub(crate) name: String,
     /// `None` if only traces are left.
     pub(crate) list: Option<NetworkList>,
-    /// Those of its plugins that can be inspected, in the order of the list. An IPAM plugin precedes its caller.
+    /// The names of its plugins and of their delegates.
+    pub(crate) programs: Vec<String>,
+    /// Those of its plugins that can be inspected, in the order of the list. A delegate precedes its caller.
     pub(crate) parts: Vec<Part>,
     /// Its bridge, if it has one.
     pub(crate) bridge: Option<Bridge>,
@@ -64,7 +66,9 @@ impl Part {
         result: &Value,
     ) -> Option<String> {
         let previous = list.prev_result(result).ok()?;
-        Some(Value::Object(list.request(&self.listed, arguments, &[previous])).to_string())
+        let config = Value::Object(list.request(&self.listed, arguments, &[previous])).to_string();
+        let called = called_plugins(&self.listed.kind, config).ok()?;
+        called.into_iter().find(|(kind, _)| kind == self.plugin.name()).map(|(_, config)| config)
     }
 }
 
@@ -86,30 +90,34 @@ impl Network {
         network
     }
 
-    /// Reads the configuration of a plugin, and that of its IPAM plugin, which is the same.
-    fn read_plugin(&mut self, list: &NetworkList, plugin: &conf::Plugin) -> Result<()> {
-        let mut config = plugin.config.clone();
+    /// Reads the configurations of a plugin and of its delegates.
+    fn read_plugin(&mut self, list: &NetworkList, listed: &conf::Plugin) -> Result<()> {
+        let mut config = listed.config.clone();
         config.insert("name".to_owned(), Value::from(self.name.as_str()));
         config.insert("cniVersion".to_owned(), Value::from(list.version.as_str()));
-        let config = Value::Object(config).to_string();
-        let call = Call::for_config(&config)?;
-        let ipam = plugin.config.get("ipam").and_then(|ipam| ipam.get("type")?.as_str());
-        let listed = plugin;
-        for plugin in ipam.into_iter().chain([plugin.kind.as_str()]).filter_map(inspect) {
-            if let Some(store) = plugin.lease_store() {
-                self.store = Some((store, store.lease_dir(&call)?));
+        for (kind, config) in called_plugins(&listed.kind, Value::Object(config).to_string())? {
+            if let Some(plugin) = inspect(&kind) {
+                self.read_part(Part { plugin, listed: listed.clone(), config })?;
             }
-            match plugin.settings(&call) {
-                Ok(Settings { bridge, ranges, nftables }) => {
-                    self.bridge = bridge.or_else(|| self.bridge.take());
-                    if !ranges.is_empty() {
-                        self.ranges = ranges;
-                    }
-                    self.nftables = self.nftables.max(nftables);
-                    self.parts.push(Part { plugin, listed: listed.clone(), config: config.clone() });
+            self.programs.push(kind);
+        }
+        Ok(())
+    }
+
+    fn read_part(&mut self, part: Part) -> Result<()> {
+        if let Some(store) = part.plugin.lease_store() {
+            self.store = Some((store, part.with_call(|call| store.lease_dir(call))?));
+        }
+        match part.with_call(|call| part.plugin.settings(call)) {
+            Ok(Settings { bridge, ranges, nftables }) => {
+                self.bridge = bridge.or_else(|| self.bridge.take());
+                if !ranges.is_empty() {
+                    self.ranges = ranges;
                 }
-                Err(error) => self.faults.push(error),
+                self.nftables = self.nftables.max(nftables);
+                self.parts.push(part);
             }
+            Err(error) => self.faults.push(error),
         }
         Ok(())
     }
@@ -157,6 +165,25 @@ impl Network {
     pub(crate) fn used(&self, range: &Range) -> usize {
         self.leases.iter().filter(|lease| lease.owner != LeaseHolder::Garbled && range.contains(lease.ip)).count()
     }
+}
+
+/// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.
+fn called_plugins(kind: &str, config: String) -> Result<Vec<(String, String)>> {
+    let call = Call::for_config(&config)?;
+    let generated = inspect(kind).map(|plugin| plugin.delegate(&call)).transpose()?.flatten();
+    let mut called = match generated {
+        Some((kind, config)) => called_plugins(&kind, config)?,
+        // An IPAM plugin gets the configuration of its caller.
+        None => ipam(&config).map(|kind| (kind, config.clone())).into_iter().collect(),
+    };
+    called.push((kind.to_owned(), config));
+    Ok(called)
+}
+
+/// Returns the name of the IPAM plugin in a configuration.
+fn ipam(config: &str) -> Option<String> {
+    let config: Value = serde_json::from_str(config).ok()?;
+    config.get("ipam")?.get("type")?.as_str().filter(|kind| !kind.is_empty()).map(str::to_owned)
 }
 
 /// Returns the plugin of this name, if it is one of ours.

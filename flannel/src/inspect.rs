@@ -1,0 +1,74 @@
+//! For tools: generates the configuration of the delegate, reports problems of the subnet file, and lists state files.
+
+use std::path::Path;
+
+use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Settings};
+use cni::{AttachmentKey, Call, Result};
+
+use crate::config::{Config, DATA_DIR};
+use crate::state::{self, StateFile};
+use crate::subnet::SubnetFile;
+use crate::{Flannel, generate_to_clean_up, read_if_exists};
+
+/// The kind of objects that the plugin creates.
+static KINDS: [Kind; 1] =
+    [Kind { name: "state", noun: "state file", flag: "state", json: "stateFile", is_listed: false }];
+
+/// The name of the check of the subnet file.
+const CHECK: &str = "flannel";
+
+impl Inspect for Flannel {
+    fn settings(&self, call: &Call<'_>) -> Result<Settings> {
+        Config::parse(call).map(|_| Settings::default())
+    }
+
+    /// Without a subnet file, generates the configuration as for DEL, so that the tool sees what is left of earlier.
+    fn delegate(&self, call: &Call<'_>) -> Result<Option<(String, String)>> {
+        let config = Config::parse(call)?;
+        generate_to_clean_up(call, &config, read_if_exists(&config).as_ref()).map(Some)
+    }
+
+    fn kinds(&self) -> &'static [Kind] {
+        &KINDS
+    }
+
+    /// Lists the state files in the default directory.
+    fn objects(&self) -> Result<Vec<Object>> {
+        let directory = Path::new(DATA_DIR);
+        Ok(state::list(directory)?.into_iter().map(|file| object(directory, file)).collect())
+    }
+
+    fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
+        let path = Config::parse(network.call)?.subnet_file;
+        let finding = |level, what, remedy: &str| Finding { check: CHECK, level, what, remedy: remedy.to_owned() };
+        let file = match SubnetFile::read(&path) {
+            Ok(file) => file,
+            Err(error) => return Ok(vec![finding(Level::Fail, error.to_string(), error.details_text())]),
+        };
+        let subnets: Vec<_> = file.subnets.iter().map(ToString::to_string).collect();
+        let what = format!("this node has subnet {}, MTU {} ({})", subnets.join(" and "), file.mtu, path.display());
+        let warnings = file.warnings().into_iter();
+        let remedy = "check flannel's \"Network\", and the subnet or podCIDR of this node";
+        let warnings = warnings.map(|what| finding(Level::Warn, format!("{}: {what}", path.display()), remedy));
+        Ok([finding(Level::Ok, what, "")].into_iter().chain(warnings).collect())
+    }
+}
+
+fn object(directory: &Path, file: StateFile) -> Object {
+    let StateFile { name, network, container, ifname } = file;
+    let owner = match &ifname {
+        Some(ifname) => Owner::Marked(AttachmentKey { network: &network, container: &container, ifname }.mark()),
+        None => Owner::Container(container.clone()),
+    };
+    Object {
+        kind: &KINDS[0],
+        owner,
+        backend: "file",
+        address: None,
+        comment: directory.join(&name).display().to_string(),
+        about: network,
+        detail: String::new(),
+        properties: Vec::new(),
+        name,
+    }
+}

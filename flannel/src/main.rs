@@ -1,0 +1,4 @@
+//! The `flannel` plugin as a program of its own.
+#![no_main]
+
+cni::main!(flannel::Flannel);
