@@ -1,9 +1,10 @@
 //! The keys of the configuration.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cni::json::{Fault, Raw};
-use cni::{Call, Code, Error, Result, Route};
+use cni::{Call, Error, Result, Route};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -26,7 +27,7 @@ pub(crate) struct Config {
     pub(crate) ipam: Map<String, Value>,
     /// The routes for the IPAM plugin, in addition to those to the cluster.
     pub(crate) routes: Vec<Route>,
-    pub(crate) runtime_config: Option<Value>,
+    pub(crate) runtime_config: Option<Map<String, Value>>,
     /// Whether traffic to the cluster keeps its source address although the delegate masquerades.
     pub(crate) exclude_cluster: bool,
 }
@@ -95,29 +96,31 @@ impl Config {
         Ok(Config {
             subnet_file: path("subnetFile", keys.subnet_file, SUBNET_FILE)?,
             data_dir: path("dataDir", keys.data_dir, DATA_DIR)?,
-            delegate: object("delegate", keys.delegate, on_mistake)?,
-            ipam: object("ipam", keys.ipam, on_mistake)?,
+            delegate: object("delegate", keys.delegate, on_mistake)?.unwrap_or_default(),
+            ipam: object("ipam", keys.ipam, on_mistake)?.unwrap_or_default(),
             routes: ipam.unwrap_or_default().routes,
-            runtime_config: keys.runtime_config.map(Raw::text).and_then(|text| serde_json::from_str(text).ok()),
+            runtime_config: object("runtimeConfig", keys.runtime_config, on_mistake)?,
             exclude_cluster: value("ipMasqExcludeCluster", keys.ip_masq_exclude_cluster, on_mistake)?.unwrap_or(false),
         })
     }
 
     fn validate_delegate(&self) -> Result<()> {
+        // The texts of the reference, apart from the second.
         let error = match self.delegate.get("type").map(Value::as_str) {
-            // In the words of the reference.
-            Some(None) => "'delegate' dictionary, if present, must have (string) 'type' field".to_owned(),
-            Some(Some(name)) if !is_delegate(name) => format!("key \"delegate.type\": {name:?} cannot be the delegate"),
+            Some(None) => Fault::value("'delegate' dictionary, if present, must have (string) 'type' field"),
+            Some(Some(name)) if !is_delegate(name) => {
+                Fault::value(format!("{name:?} cannot be the delegate")).under("delegate.type")
+            }
             _ if self.delegate.contains_key("name") => {
-                "'delegate' dictionary must not have 'name' field, it'll be set by flannel".to_owned()
+                Fault::value("'delegate' dictionary must not have 'name' field, it'll be set by flannel")
             }
             _ if self.delegate.contains_key("ipam") => {
-                "'delegate' dictionary must not have 'ipam' field, it'll be set by flannel".to_owned()
+                Fault::value("'delegate' dictionary must not have 'ipam' field, it'll be set by flannel")
             }
             _ => return Ok(()),
         };
-        let error = Error::new(Code::CONFIG, error);
-        Err(error.details("\"name\" and \"ipam\" belong next to \"delegate\"; \"type\" is a plugin such as \"bridge\""))
+        let hint = "\"name\" and \"ipam\" belong next to \"delegate\"; \"type\" is a plugin such as \"bridge\"";
+        Err(Error::from(error).details(hint))
     }
 }
 
@@ -139,15 +142,18 @@ fn value<'a, T: Deserialize<'a>>(
     }
 }
 
-/// Parses the value of `key` as an object, to be passed on.
-fn object(key: &str, raw: Option<Raw<'_>>, on_mistake: &dyn Fn(Error) -> Result<()>) -> Result<Map<String, Value>> {
-    let Some(raw) = raw else { return Ok(Map::new()) };
+/// Parses the value of `key` as an object, to be passed on; `None` as for [`value`].
+fn object(
+    key: &str,
+    raw: Option<Raw<'_>>,
+    on_mistake: &dyn Fn(Error) -> Result<()>,
+) -> Result<Option<Map<String, Value>>> {
+    let members: Option<BTreeMap<String, Raw<'_>>> = value(key, raw, on_mistake)?;
+    let Some(raw) = raw.filter(|_| members.is_some()) else { return Ok(None) };
     match serde_json::from_str(raw.text()) {
-        Ok(Value::Object(members)) => Ok(members),
-        other => {
-            let why = other.map_or_else(|error| error.to_string(), |other| format!("expected an object, got {other}"));
-            on_mistake(Error::new(Code::DECODE, format!("key {key:?}: {why}"))).map(|()| Map::new())
-        }
+        Ok(members) => Ok(Some(members)),
+        // It has more than 128 levels.
+        Err(error) => on_mistake(Fault::value(error).under(key).into()).map(|()| None),
     }
 }
 
@@ -187,7 +193,7 @@ mod tests {
             (r#""delegate": {"ipam": {}}"#, 7, "must not have 'ipam' field"),
             (r#""delegate": {"type": ""}"#, 7, "\"\" cannot be the delegate"),
             (r#""delegate": {"type": "flannel"}"#, 7, "\"flannel\" cannot be the delegate"),
-            (r#""delegate": []"#, 6, "key \"delegate\": expected an object, got []"),
+            (r#""delegate": []"#, 6, "key \"delegate\": expected an object, got a list"),
             (r#""ipam": "host-local""#, 6, "key \"ipam\": expected an object, got \"host-local\""),
             (r#""ipam": {"routes": [{"dst": "x"}]}"#, 7, "key \"ipam.routes[0].dst\": invalid CIDR address: \"x\""),
             (r#""subnetFile": """#, 7, "key \"subnetFile\": \"\" is not a path"),

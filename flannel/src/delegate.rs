@@ -60,7 +60,7 @@ impl DelegateConfig {
         delegate.keys.insert("name".to_owned(), json!(call.network.as_str()));
         delegate.set_version(call)?;
         if let Some(runtime_config) = &config.runtime_config {
-            delegate.keys.insert("runtimeConfig".to_owned(), runtime_config.clone());
+            delegate.keys.insert("runtimeConfig".to_owned(), runtime_config.clone().into());
         }
         Ok(delegate)
     }

@@ -46,11 +46,11 @@ impl Inspect for Flannel {
             Err(error) => return Ok(vec![finding(Level::Fail, error.to_string(), error.details_text())]),
         };
         let subnets: Vec<_> = file.subnets.iter().map(ToString::to_string).collect();
-        let what = format!("this node has subnet {}, MTU {} ({})", subnets.join(" and "), file.mtu, path.display());
+        let summary = format!("this node has subnet {}, MTU {} ({})", subnets.join(" and "), file.mtu, path.display());
         let warnings = file.warnings().into_iter();
         let remedy = "check flannel's \"Network\", and the subnet or podCIDR of this node";
         let warnings = warnings.map(|what| finding(Level::Warn, format!("{}: {what}", path.display()), remedy));
-        Ok([finding(Level::Ok, what, "")].into_iter().chain(warnings).collect())
+        Ok([finding(Level::Ok, summary, "")].into_iter().chain(warnings).collect())
     }
 }
 
