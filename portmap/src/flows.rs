@@ -34,7 +34,10 @@ pub(crate) fn redirect(host: &mut Netlink, published: &[Mapping], replaced: &[Ma
         }
         Ok(filters)
     };
-    report(filters().and_then(|filters| Ok(Conntrack::open()?.delete(&filters)?)));
+    report(filters().and_then(|filters| match filters.is_empty() {
+        true => Ok(()),
+        false => Ok(Conntrack::open()?.delete(&filters)?),
+    }));
 }
 
 /// Returns the filter for the flows through a mapping.
