@@ -9,7 +9,8 @@ use crate::attach::{self, ContainerVeth, Pair};
 use crate::config::Config;
 use crate::gateway::Plan;
 use crate::layer3::{self, Gateway};
-use crate::{masquerade, spoofcheck, vlan};
+use crate::rule::Traffic;
+use crate::{masquerade, spoofcheck, stale, vlan};
 
 /// A validated ADD that has not changed anything yet.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl Prepared for PreparedAdd<'_> {
     fn add(&self, at: &Attachment) -> Result<AddResult> {
         let PreparedAdd { call, config, ipam } = self;
         let undo = Undo::new(Namespaces::open(call, at)?);
-        let mut add = Add { at, key: AttachmentKey::new(call, at), config, undo };
+        let mut add = Add { call, at, key: AttachmentKey::new(call, at), config, undo };
         // A result that this version cannot express must fail before the commit.
         let outcome = add.attach(ipam.as_ref()).and_then(|result| result.to_version(call.version).map(|_| result));
         match outcome {
@@ -56,6 +57,7 @@ impl Prepared for PreparedAdd<'_> {
 
 /// An ADD in progress. Each rollback step is registered before the step that it reverts.
 struct Add<'a> {
+    call: &'a Call<'a>,
     at: &'a Attachment,
     key: AttachmentKey<'a>,
     config: &'a Config,
@@ -125,7 +127,7 @@ impl<'a> Add<'a> {
             pair.await_up(&mut namespaces.host.netlink)?;
         }
         layer3::configure_container(&mut container, namespaces, &plan, self.config)?;
-        let vlan_gateway = if self.config.gateway { self.configure_gateway(pair, &plan)? } else { None };
+        let vlan_gateway = if self.config.gateway { self.configure_gateway(pair, &plan, ipam)? } else { None };
         Ok(Layer3 { plan, vlan_gateway })
     }
 
@@ -155,12 +157,12 @@ impl<'a> Add<'a> {
         let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
         let added = ips.clone();
         self.undo.push("remove the masquerade rules", move |_| masquerade::remove_all(key, &added));
-        masquerade::add(backend, key, &ips)
+        masquerade::add(backend, key, Traffic { ips: &ips, exclude: &self.config.masquerade_exclude })
     }
 
     /// Adds the gateway addresses to the bridge or, for a VLAN, to the VLAN's own interface. Returns that interface,
     /// which is part of the result.
-    fn configure_gateway(&mut self, pair: &Pair<'_>, plan: &Plan) -> Result<Option<Interface>> {
+    fn configure_gateway(&mut self, pair: &Pair<'_>, plan: &Plan, ipam: &Delegate<'_>) -> Result<Option<Interface>> {
         let host = &mut self.undo.context().host;
         let vlan_gateway = match (self.config.vlan_gateway(), &self.config.vlans) {
             (Some(name), Some(vlans)) => {
@@ -186,7 +188,8 @@ impl<'a> Add<'a> {
             replaces_others: self.config.force_address,
             network: self.key.network,
         };
-        gateway.ensure_addresses(host, have)?;
+        gateway.ensure_addresses(host, have.clone())?;
+        stale::after_add(self.call, ipam, &have, &plan.gateways);
         Ok(vlan_gateway.map(|(name, link)| Interface::new(name, link.mac, "")))
     }
 

@@ -11,7 +11,7 @@ use linux::netlink::{
 use linux::sysctl::{ignore_router_advertisements, set_best_effort};
 
 use crate::config::Config;
-use crate::{name, vlan};
+use crate::{name, ports, vlan};
 
 /// Attempts to create a veth pair: a name may be taken, or the bridge deleted meanwhile.
 const ATTEMPTS: u32 = 10;
@@ -131,7 +131,7 @@ pub(crate) fn create<'a>(
                 // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours
                 // it would become another host.
                 let lost_mac = before.mac.filter(|_| bridge.mac == Some(port_mac));
-                let bridge = reconcile_bridge(host, config, bridge, lost_mac)?;
+                let bridge = reconcile_bridge(host, config, key.network, bridge, lost_mac)?;
                 prepare_port(host, config, port.index, &port_name)?;
                 return Ok(Pair {
                     at,
@@ -255,7 +255,13 @@ fn prepare_bridge(name: &str) {
 
 /// Changes the settings of the bridge where they differ from the configuration. `lost_mac` is the MAC address that it
 /// had before it took that of the new port. Returns the bridge with its final MAC address.
-fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac: Option<MacAddr>) -> Result<Link> {
+fn reconcile_bridge(
+    host: &mut Netlink,
+    config: &Config,
+    network: &str,
+    bridge: Link,
+    lost_mac: Option<MacAddr>,
+) -> Result<Link> {
     let name = bridge.name.as_str();
     if bridge.kind != "bridge" {
         return Err(not_a_bridge(&bridge));
@@ -270,9 +276,7 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac:
     if config.promiscuous && !bridge.promiscuous {
         change.promiscuous = Some(true);
     }
-    // Unlike the reference, which does not change it: the container's largest packets would not fit through the gateway. A
-    // larger MTU is harmless, and other networks may need it.
-    change.mtu = config.mtu.filter(|mtu| bridge.mtu < *mtu);
+    change.mtu = new_mtu(host, config, network, &bridge)?;
     change.mac = match lost_mac {
         // The kernel has set it to zero when the last port was deleted.
         Some(MacAddr::ZERO) => Some(name::random_mac()?),
@@ -289,6 +293,16 @@ fn reconcile_bridge(host: &mut Netlink, config: &Config, bridge: Link, lost_mac:
         host.apply(&changes).map_err(|error| explain(host, config, error.into()))?;
     }
     Ok(Link { mac: change.mac.or(bridge.mac), ..bridge })
+}
+
+/// Returns the MTU that the bridge should get; `None` if it should keep its own. Unlike the reference, which never changes it.
+///
+/// With a smaller one, the container's largest packets would not fit through the gateway. With a larger one, the port drops
+/// the largest packets of the gateway. The kernel itself lowers the MTU of a bridge to that of the new port, but no longer
+/// after a program has set it. Other ports than those of the network may need a larger one.
+fn new_mtu(host: &mut Netlink, config: &Config, network: &str, bridge: &Link) -> Result<Option<u32>> {
+    let Some(mtu) = config.mtu.filter(|mtu| *mtu != bridge.mtu) else { return Ok(None) };
+    Ok((bridge.mtu < mtu || ports::all_belong_to(host, bridge, network)?).then_some(mtu))
 }
 
 /// Writes the settings of a new port, and adds its VLANs. This is in time: the port has no carrier until the container

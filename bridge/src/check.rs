@@ -10,6 +10,7 @@ use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{self, KernelRoute, Link, Netlink, OperState};
 
 use crate::config::Config;
+use crate::rule::Traffic;
 use crate::{masquerade, spoofcheck, vlan};
 
 /// The main routing table.
@@ -45,7 +46,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     match config.masquerade {
         Some(backend) => {
             let ips: Vec<Cidr> = ips.iter().map(|ip| ip.address).collect();
-            masquerade::check(backend, key, &ips)
+            masquerade::check(backend, key, Traffic { ips: &ips, exclude: &config.masquerade_exclude })
         }
         None => Ok(()),
     }

@@ -11,6 +11,9 @@ use crate::vlan::{self, Vlans};
 /// Valid MTUs of a veth: from the minimum of IPv4 to the kernel's maximum.
 const MTU: std::ops::RangeInclusive<i64> = 68..=65535;
 
+/// The most networks in `ipMasqExclude`: the kernel limits the size of a rule.
+const MAX_EXCLUDED: usize = 16;
+
 /// The bridge of a network that names none.
 const DEFAULT_BRIDGE: &str = "cni0";
 
@@ -43,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) force_address: bool,
     /// The backend of the masquerade rules; `None` without masquerade.
     pub(crate) masquerade: Option<Backend>,
+    /// Networks to which containers send with their own addresses despite the masquerade. Without host bits.
+    pub(crate) masquerade_exclude: Vec<Cidr>,
     /// Whether duplicate address detection runs for IPv6 addresses.
     pub(crate) detect_duplicates: bool,
     /// DNS settings that replace those of the IPAM plugin.
@@ -68,6 +73,7 @@ struct Keys {
     force_address: bool,
     ip_masq: bool,
     ip_masq_backend: Option<String>,
+    ip_masq_exclude: Vec<Cidr>,
     mtu: i64,
     hairpin_mode: bool,
     promisc_mode: bool,
@@ -142,6 +148,7 @@ impl Config {
             default_gateway: keys.is_default_gateway,
             force_address: keys.force_address,
             masquerade: keys.backend()?.filter(|_| keys.ip_masq),
+            masquerade_exclude: keys.exclude()?,
             detect_duplicates: keys.enabledad,
             dns: keys.dns.if_set(),
             ipam: Some(keys.ipam.kind).filter(|kind| !kind.is_empty()),
@@ -165,6 +172,7 @@ impl Config {
             default_gateway: false,
             force_address: false,
             masquerade: None,
+            masquerade_exclude: Vec::new(),
             detect_duplicates: false,
             dns: None,
         }
@@ -319,6 +327,28 @@ impl Keys {
                 "use \"nftables\" or \"iptables\", or leave it out",
             )),
         }
+    }
+
+    /// Validates `ipMasqExclude`, and removes duplicates.
+    fn exclude(&self) -> Result<Vec<Cidr>> {
+        let mut networks = Vec::new();
+        for (index, net) in self.ip_masq_exclude.iter().enumerate() {
+            let refuse = |what, remedy: &str| Err(invalid(&format!("ipMasqExclude[{index}]"), what, remedy));
+            if net.ip() != net.ip().to_canonical() {
+                return refuse(format_args!("{net} is IPv4 written as IPv6"), "write it as IPv4");
+            }
+            if *net != net.network() {
+                return refuse(format_args!("{net} has host bits set"), &format!("write {}", net.network()));
+            }
+            if !networks.contains(net) {
+                networks.push(*net);
+            }
+        }
+        if networks.len() > MAX_EXCLUDED {
+            let what = format_args!("{} networks are too many", networks.len());
+            return Err(invalid("ipMasqExclude", what, "list at most 16, and combine neighbouring networks"));
+        }
+        Ok(networks)
     }
 
     /// Returns the requested MAC address. Of the three sources, only the first that has one is validated and used.

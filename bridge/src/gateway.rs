@@ -213,6 +213,7 @@ mod tests {
             duplicate: false,
             global: !text.starts_with("fe80"),
             mark: None,
+            created: 0,
         };
         texts.iter().map(address).collect()
     }

@@ -11,7 +11,7 @@ use linux::netlink::{Address, Netlink};
 use crate::Bridge;
 use crate::config::{Backend, Config};
 use crate::masquerade;
-use crate::rule::{Masquerade, REPAIR_HINT};
+use crate::rule::{Masquerade, REPAIR_HINT, Traffic};
 use crate::spoofcheck::{self, SpoofCheck};
 use crate::{check, gateway, iptables, vlan};
 
@@ -178,7 +178,8 @@ fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let Some(backend) = config.masquerade.filter(|_| config.ipam.is_some()) else { return Ok(false) };
     let owner = AttachmentKey::new(call, at);
     let ips = check::addresses(call, at, &config)?;
-    if !masquerade::restore(backend, owner, &ips)? {
+    let traffic = Traffic { ips: &ips, exclude: &config.masquerade_exclude };
+    if !masquerade::restore(backend, owner, traffic)? {
         return Ok(false);
     }
     // DEL removes the interface before the rules. If the interface still exists now, a concurrent DEL also removes

@@ -10,9 +10,9 @@ use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, key};
 use linux::ip::{Cidr, octets};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Edit, Family, Nftables, Rule};
+use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Nftables, Rule, Verdict};
 
-use crate::rule::{self, Masquerade, missing};
+use crate::rule::{self, Masquerade, Traffic, missing, outdated};
 
 /// The table with the rules.
 const NAT: &str = "nat";
@@ -28,23 +28,29 @@ fn legacy_lines(tools: &Tools) -> Result<Vec<String>> {
 }
 
 /// Adds the rules of an attachment.
-pub(crate) fn add(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+pub(crate) fn add(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     for tools in &FAMILIES {
-        let ips: Vec<_> = ips.iter().filter(|ip| tools.includes(ip.ip())).collect();
+        let (ips, exclude) = of_family(tools, traffic);
         if ips.is_empty() {
             continue;
         }
         // If it exists, another attachment of the container created it, or a DEL was lost.
         let chain_exists = tools.has_chain(NAT, &owner.chain())?;
-        tools.restore(&script(tools, owner, &ips, chain_exists))?;
+        tools.restore(&script(tools, owner, Traffic { ips: &ips, exclude: &exclude }, chain_exists))?;
     }
     Ok(())
+}
+
+/// Returns the addresses and the excluded networks of one family.
+fn of_family(tools: &Tools, Traffic { ips, exclude }: Traffic<'_>) -> (Vec<Cidr>, Vec<Cidr>) {
+    let select = |list: &[Cidr]| list.iter().copied().filter(|net| tools.includes(net.ip())).collect();
+    (select(ips), select(exclude))
 }
 
 /// Returns the input for `iptables-restore`. Unlike the reference, the rules for destinations inside of all the container's
 /// networks come before the masquerade rule: otherwise traffic to its second network would be masqueraded. An existing
 /// chain keeps its rules, because another attachment needs them.
-fn script(tools: &Tools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_exists: bool) -> String {
+fn script(tools: &Tools, owner: AttachmentKey<'_>, traffic: Traffic<'_>, chain_exists: bool) -> String {
     let chain = owner.chain();
     // In valid names, the quotes of the reference are the only characters that need escaping.
     let comment = owner.iptables_comment().replace('"', "\\\"");
@@ -57,13 +63,13 @@ fn script(tools: &Tools, owner: AttachmentKey<'_>, ips: &[&Cidr], chain_exists: 
     if !chain_exists {
         line(format_args!(":{chain} - [0:0]"));
     }
-    for ip in ips {
+    for net in traffic.ips.iter().chain(traffic.exclude) {
         let verb = if chain_exists { "-I" } else { "-A" };
-        line(format_args!("{verb} {chain} -d {} {comment} -j ACCEPT", ip.network()));
+        line(format_args!("{verb} {chain} -d {} {comment} -j ACCEPT", net.network()));
     }
     let multicast = if tools.family == Family::Ipv4 { "224.0.0.0/4" } else { "ff00::/8" };
     line(format_args!("-A {chain} ! -d {multicast} {comment} -j MASQUERADE"));
-    for ip in ips {
+    for ip in traffic.ips {
         line(format_args!("-A POSTROUTING -s {} {comment} -j {chain}", Cidr::host(ip.ip())));
     }
     text.push_str("COMMIT\n");
@@ -202,12 +208,13 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(found)
 }
 
-/// CHECK: returns an error if no rule jumps to the chain for one of the addresses.
-pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+/// CHECK: returns an error if no rule jumps to the chain for one of the addresses, or the chain does not accept packets to
+/// one of the excluded networks. More may be accepted, because other attachments of the container share the chain.
+pub(crate) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let chain = owner.chain();
     let mut nft = Nftables::open()?;
     for tools in &FAMILIES {
-        let ips: Vec<_> = ips.iter().filter(|ip| tools.includes(ip.ip())).collect();
+        let (ips, exclude) = of_family(tools, traffic);
         if ips.is_empty() {
             continue;
         }
@@ -223,8 +230,30 @@ pub(crate) fn check(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
                 return Err(missing(what));
             }
         }
+        if exclude.is_empty() {
+            continue;
+        }
+        let mut accepted = nft.rules(tools.table(NAT).chain(&chain))?;
+        accepted.retain(|rule| rule.verdict == Some(Verdict::Accept));
+        for net in exclude {
+            let in_nft = accepted.iter().any(|rule| match rule.destinations(Comparison::Equal).as_slice() {
+                // The tools omit a match of all destinations.
+                [] => net.prefix() == 0,
+                list => list.contains(&net),
+            });
+            if !in_nft && !accepts_in_legacy(&legacy, &chain, net) {
+                return Err(outdated(format!("no rule in chain {chain} accepts packets to {net}")));
+            }
+        }
     }
     Ok(())
+}
+
+/// Returns whether the lines of a legacy table have a rule in `chain` that accepts packets to `net`.
+fn accepts_in_legacy(lines: &[String], chain: &str, net: Cidr) -> bool {
+    let destination = if net.prefix() == 0 { String::new() } else { format!("-d {net} ") };
+    let start = format!("-A {chain} {destination}-m comment ");
+    lines.iter().any(|line| line.starts_with(&start) && line.ends_with(" -j ACCEPT"))
 }
 
 /// STATUS: returns an error if the tools are missing or do not work.
@@ -243,22 +272,33 @@ mod tests {
 
     #[test]
     fn rules_for_inside_destinations_come_before_the_masquerade() {
-        let ips: [Cidr; 2] = ["10.1.0.2/24".parse().unwrap(), "10.2.0.2/16".parse().unwrap()];
-        let text = script(&FAMILIES[0], OWNER, &ips.iter().collect::<Vec<_>>(), false);
+        let cidr = |text: &str| text.parse::<Cidr>().unwrap();
+        let ips = [cidr("10.1.0.2/24"), cidr("10.2.0.2/16")];
+        let traffic = Traffic { ips: &ips, exclude: &[cidr("10.244.0.0/16")] };
+        let text = script(&FAMILIES[0], OWNER, traffic, false);
         let comment = r#"-m comment --comment "name: \"net1\" id: \"cid1\"""#;
         let chain = "CNI-e8f6f419596f7f47b3468487";
         let want = format!(
             "*nat\n:{chain} - [0:0]\n\
              -A {chain} -d 10.1.0.0/24 {comment} -j ACCEPT\n\
              -A {chain} -d 10.2.0.0/16 {comment} -j ACCEPT\n\
+             -A {chain} -d 10.244.0.0/16 {comment} -j ACCEPT\n\
              -A {chain} ! -d 224.0.0.0/4 {comment} -j MASQUERADE\n\
              -A POSTROUTING -s 10.1.0.2/32 {comment} -j {chain}\n\
              -A POSTROUTING -s 10.2.0.2/32 {comment} -j {chain}\n\
              COMMIT\n"
         );
         assert_eq!(text, want);
-        let text = script(&FAMILIES[0], OWNER, &ips.iter().collect::<Vec<_>>(), true);
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        assert!(accepts_in_legacy(&lines, chain, cidr("10.244.0.0/16")));
+        assert!(!accepts_in_legacy(&lines, chain, cidr("10.244.0.0/24")));
+        assert!(!accepts_in_legacy(&lines, chain, cidr("0.0.0.0/0")));
+        let all = [format!("-A {chain} {comment} -j ACCEPT")];
+        assert!(accepts_in_legacy(&all, chain, cidr("0.0.0.0/0")));
+        let text = script(&FAMILIES[0], OWNER, traffic, true);
         assert!(!text.contains(&format!(":{chain}")), "{text}");
-        assert!(text.contains(&format!("-I {chain} -d 10.1.0.0/24")), "{text}");
+        for net in ["10.1.0.0/24", "10.244.0.0/16"] {
+            assert!(text.contains(&format!("-I {chain} -d {net}")), "{text}");
+        }
     }
 }

@@ -8,12 +8,12 @@ use std::net::IpAddr;
 use cni::{AttachmentKey, Context, Error, Keep, Result};
 use linux::ip::{Cidr, octets};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, RuleSpec, Table, Verdict};
+use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Hook, Nftables, RuleSpec, Table, Verdict};
 use log::debug;
 
 use crate::config::Backend;
 use crate::iptables;
-use crate::rule::{Masquerade, missing, source};
+use crate::rule::{Masquerade, Traffic, missing, outdated, source};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
 /// The chain with one rule for each address of each container.
@@ -24,15 +24,15 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 /// The remedy if nftables is unavailable.
 const FIX_HINT: &str = "load the kernel modules nf_tables and nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
 
-/// Adds rules that masquerade packets from `ips` to destinations outside of their networks.
-pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+/// Adds the rules that masquerade `traffic`.
+pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     match backend {
-        Backend::Iptables => iptables::add(owner, ips),
-        Backend::Nftables => add_rules(owner, ips).map_err(with_fix_hint),
-        Backend::Auto => match add_rules(owner, ips) {
+        Backend::Iptables => iptables::add(owner, traffic),
+        Backend::Nftables => add_rules(owner, traffic).map_err(with_fix_hint),
+        Backend::Auto => match add_rules(owner, traffic) {
             Err(error) if nft::is_unavailable(&error) => {
                 debug!("nftables is unavailable, use iptables: {error}");
-                iptables::add(owner, ips).map_err(|second| second.details(format!("nftables: {error}")))
+                iptables::add(owner, traffic).map_err(|second| second.details(format!("nftables: {error}")))
             }
             outcome => outcome,
         },
@@ -49,10 +49,17 @@ fn with_fix_hint(error: Error) -> Error {
 ///
 /// Unlike the reference, which recreates the base chain for every container: that costs the kernel ten times as much as
 /// adding a rule, and so does rejecting a rule. Listing the three rules of the base chain first costs next to nothing.
-fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+fn add_rules(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let comment = owner.comment();
-    let rules = || ips.iter().map(|ip| Edit::add_rule(&rule_for(*ip).comment(&comment)));
+    let rules = || {
+        let rule = |ip: &Cidr| rule_for(*ip, traffic.excluded(ip.ip())).comment(&comment);
+        traffic.ips.iter().map(move |ip| Edit::add_rule(&rule(ip)))
+    };
     let mut nft = Nftables::open()?;
+    if !traffic.exclude.is_empty() {
+        // A rule that a lost DEL left would masquerade packets that the new one excludes.
+        remove(&mut nft, owner)?;
+    }
     if is_reached(&mut nft)? {
         match nft.apply(&rules().collect::<Vec<_>>()) {
             // Another program has deleted the chain meanwhile.
@@ -64,9 +71,10 @@ fn add_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the rule that masquerades packets from an address to destinations outside of its network.
-fn rule_for(ip: Cidr) -> RuleSpec<'static> {
-    RuleSpec::new(CHECKS).source(ip.ip()).destination_outside(ip).masquerade()
+/// Returns the rule that masquerades packets from an address to destinations outside of its network and of `excluded`.
+fn rule_for(ip: Cidr, excluded: impl Iterator<Item = Cidr>) -> RuleSpec<'static> {
+    let rule = RuleSpec::new(CHECKS).source(ip.ip()).destination_outside(ip);
+    excluded.fold(rule, RuleSpec::destination_outside).masquerade()
 }
 
 /// Returns the edits that create table and chains. They are idempotent: the base chain is flushed before it is filled.
@@ -114,20 +122,20 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
 }
 
-/// CHECK: returns an error if one of `ips` is not masqueraded.
-pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+/// CHECK: returns an error unless `traffic`, and nothing else, is masqueraded.
+pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     if backend == Backend::Iptables {
-        return iptables::check(owner, ips);
+        return iptables::check(owner, traffic);
     }
-    match check_rules(owner, ips) {
+    match check_rules(owner, traffic) {
         // The ADD may have used iptables: without nftables, or because the reference prefers it.
-        Err(error) if backend == Backend::Auto => iptables::check(owner, ips).map_err(|_| error),
+        Err(error) if backend == Backend::Auto => iptables::check(owner, traffic).map_err(|_| error),
         outcome => outcome,
     }
 }
 
 /// CHECK for nftables.
-fn check_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+fn check_rules(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let mut nft = Nftables::open()?;
     if is_cut_off(&mut nft)? {
         return Err(missing(format!("no rule in chain {POSTROUTING} leads to {}", CHECKS.name)));
@@ -135,24 +143,33 @@ fn check_rules(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let mark = owner.mark();
     let mut rules = nft.rules(CHECKS)?;
     rules.retain(|rule| rule.comment.starts_with(&mark) && rule.masquerades);
-    for ip in ips {
+    for ip in traffic.ips {
         let source = octets(ip.ip());
-        if !rules.iter().any(|rule| rule.values.contains(&source)) {
-            let what = format!("no rule in chain {CHECKS} masquerades {}", ip.ip());
-            return Err(missing(what));
+        let rules = rules.iter().filter(|rule| rule.values.contains(&source));
+        let spared: Vec<Vec<Cidr>> = rules.map(|rule| rule.destinations(Comparison::NotEqual)).collect();
+        if spared.is_empty() {
+            return Err(missing(format!("no rule in chain {CHECKS} masquerades {}", ip.ip())));
+        }
+        let want: Vec<Cidr> = [ip.network()].into_iter().chain(traffic.excluded(ip.ip())).collect();
+        if let Some(net) = want.iter().find(|net| !spared.iter().all(|rule| rule.contains(net))) {
+            return Err(outdated(format!("a rule in chain {CHECKS} masquerades {} to {net}", ip.ip())));
+        }
+        let mut others = spared.iter().flatten().filter(|net| !want.contains(net));
+        if let Some(net) = others.find(|net| spared.iter().all(|rule| rule.contains(net))) {
+            return Err(outdated(format!("no rule in chain {CHECKS} masquerades {} to {net}", ip.ip())));
         }
     }
     Ok(())
 }
 
 /// Restores the rules of an attachment whose masquerade [`check`] finds incomplete; `false` if it is complete.
-pub(crate) fn restore(backend: Backend, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<bool> {
-    if check(backend, owner, ips).is_ok() {
+pub(crate) fn restore(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<bool> {
+    if check(backend, owner, traffic).is_ok() {
         return Ok(false);
     }
     // Otherwise the remaining rules would exist twice.
-    remove_all(owner, ips)?;
-    add(backend, owner, ips).map(|()| true)
+    remove_all(owner, traffic.ips)?;
+    add(backend, owner, traffic).map(|()| true)
 }
 
 /// Removes the rules of an attachment with the addresses `ips`, of both backends.
@@ -178,7 +195,7 @@ fn is_reached(nft: &mut Nftables) -> Result<bool> {
 /// ADD restores them.
 pub(crate) fn status(backend: Backend) -> Result<()> {
     let try_nftables = || -> Result<()> {
-        let rule = Edit::add_rule(&rule_for(Cidr::host(IpAddr::from([192, 0, 2, 1]))));
+        let rule = Edit::add_rule(&rule_for(Cidr::host(IpAddr::from([192, 0, 2, 1])), std::iter::empty()));
         let edits: Vec<_> = create_chains().chain([rule]).collect();
         let mut nft = Nftables::open()?;
         // If the chains exist, such a rule has worked before. A trial costs the kernel as much as a rejected rule.

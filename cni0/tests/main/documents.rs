@@ -317,7 +317,7 @@ fn every_error_is_described() {
 }
 
 /// The code that precedes an error's text in the sources.
-const ERRORS: [&str; 18] = [
+const ERRORS: [&str; 20] = [
     "let what = ",
     "let what = format!(",
     "let what = format_args!(",
@@ -332,6 +332,8 @@ const ERRORS: [&str; 18] = [
     "absent(format!(",
     "difference(format!(",
     "missing(format!(",
+    "outdated(format!(",
+    "refuse(format_args!(",
     "Fault::shape(",
     "Invalid(format!(",
     ".invalid(",

@@ -17,7 +17,10 @@ fn many_addresses(host: &Host, subnet: &str, backend: &str) {
     if Path::new("/proc/sys/net/ipv6").exists() {
         ranges.push(json!([{ "subnet": "fd00:42::/64" }]));
     }
-    let more = json!({ "ipMasqBackend": backend, "ipam": { "type": "host-local", "ranges": ranges } });
+    let more = json!({
+        "ipMasqBackend": backend, "ipMasqExclude": ["10.244.0.0/16", "fd00:244::/56"],
+        "ipam": { "type": "host-local", "ranges": ranges },
+    });
     host.configure("10-pods.conflist", &network("pods", &format!("{subnet}.0/24"), &more).to_string());
 }
 

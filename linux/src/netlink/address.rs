@@ -27,6 +27,8 @@ pub struct Address {
     pub global: bool,
     /// The number with which the address was marked when it was added (IFA_PROTO, Linux 5.18).
     pub mark: Option<u8>,
+    /// When the address was added, in hundredths of a second. The counter overflows after 497 days.
+    pub created: u32,
 }
 
 /// Whether the kernel runs duplicate address detection before an IPv6 address becomes usable. IPv4 has no such feature.
@@ -39,6 +41,12 @@ pub enum DuplicateDetection {
 }
 
 impl Address {
+    /// Returns whether the address was added after another one, in less than 248 days. Within a tick of the kernel, of at most
+    /// 10 ms, neither of two addresses is newer.
+    pub fn is_newer_than(&self, other: &Address) -> bool {
+        (1..1 << 31).contains(&self.created.wrapping_sub(other.created))
+    }
+
     /// Parses an address; `None` if it belongs to another link than `link`.
     pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Address>> {
         let (owner, address) = Address::read_any(payload)?;
@@ -49,12 +57,14 @@ impl Address {
     fn read_any(payload: &[u8]) -> Result<(LinkIndex, Address)> {
         let (prefix, scope, index) = (wire::byte(payload, 1)?, wire::byte(payload, 3)?, wire::number(payload, 4)?);
         let mut flags = u32::from(wire::byte(payload, 2)?);
-        let (mut local, mut address, mut mark) = (None, None, None);
+        let (mut local, mut address, mut mark, mut created) = (None, None, None, 0);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
                 (libc::IFA_LOCAL, value) => local = Some(wire::ip(value)?),
                 (libc::IFA_ADDRESS, value) => address = Some(wire::ip(value)?),
                 (libc::IFA_FLAGS, value) => flags = wire::number(value, 0)?,
+                // struct ifa_cacheinfo, with the time of creation after two lifetimes
+                (libc::IFA_CACHEINFO, value) => created = wire::number(value, 8)?,
                 (wire::IFA_PROTO, value) => mark = Some(wire::byte(value, 0)?),
                 _ => {}
             }
@@ -67,6 +77,7 @@ impl Address {
             duplicate: flags & libc::IFA_F_DADFAILED != 0,
             global: scope < libc::RT_SCOPE_LINK,
             mark,
+            created,
         };
         Ok((LinkIndex::read(index)?, address))
     }

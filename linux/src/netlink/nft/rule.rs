@@ -1,6 +1,6 @@
 //! Rules as the kernel lists them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use super::expression::{Comparison, Data, Field, Header, Origin, Register, Verdict};
 use super::message::{HEADER, RULE_CHAIN, RULE_EXPRESSIONS, RULE_HANDLE, RULE_USERDATA, TABLE};
@@ -8,6 +8,7 @@ use super::spec::RuleSpec;
 use super::table::Table;
 use super::userdata::UserData;
 use crate::error::Result;
+use crate::ip::Cidr;
 use crate::netlink::wire;
 
 /// The properties of a listed rule that cni0 uses.
@@ -62,6 +63,27 @@ impl FieldComparison {
         };
         (self.origin, self.how, &self.mask) == (other.origin, other.how, &other.mask) && value(self) == value(other)
     }
+
+    /// Returns the network with which the comparison compares the destination; `None` if it compares something else.
+    fn destination(&self) -> Option<Cidr> {
+        let prefix = match self.mask.as_slice() {
+            [] => u32::try_from(self.value.len()).ok()? * 8,
+            mask => mask.iter().map(|byte| byte.count_ones()).sum(),
+        };
+        let ip = match self.origin? {
+            origin if origin == Field::DESTINATION_V4.origin => IpAddr::from(padded::<4>(&self.value)?),
+            origin if origin == Field::DESTINATION_V6.origin => IpAddr::from(padded::<16>(&self.value)?),
+            _ => return None,
+        };
+        Cidr::new(ip, u8::try_from(prefix).ok()?)
+    }
+}
+
+/// Returns the first bytes of an address, followed by zeros; `None` if there are too many.
+fn padded<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
+    let mut all = [0; N];
+    all.get_mut(..bytes.len())?.copy_from_slice(bytes);
+    Some(all)
 }
 
 /// A match or target of iptables in a rule. By convention, names of targets are in upper case.
@@ -93,6 +115,15 @@ impl Rule {
         self.verdict == Some(Verdict::Drop)
             || self.others.iter().any(|name| name == "reject")
             || self.extensions.iter().any(|extension| extension.name == "REJECT")
+    }
+
+    /// Returns the networks in which the destination must be, or outside of which it must be.
+    pub fn destinations(&self, how: Comparison) -> Vec<Cidr> {
+        self.comparisons
+            .iter()
+            .filter(|comparison| comparison.how == how)
+            .filter_map(FieldComparison::destination)
+            .collect()
     }
 
     /// Returns the names of the links that packets must, or must not, arrive or leave on. Prefixes of names are not included.

@@ -157,3 +157,19 @@ fn links_and_refusals_are_recognised() {
     assert!(jump.is_unconditional() && !jump.refuses());
     assert!(!read_back(&rule().in_set(&[Field::PROTOCOL], "s").jump("next")).is_unconditional());
 }
+
+#[test]
+fn the_networks_of_destinations_are_read_back() {
+    for family in
+        [["10.0.0.0/8", "10.1.2.3/32", "0.0.0.0/0", "10.1.2.0/23"], ["fd00::/8", "fd01::1/128", "::/0", "fd01::/63"]]
+    {
+        let nets = family.map(|net| net.parse::<Cidr>().unwrap());
+        let spec = in_family(Family::Inet).source(nets[1].ip()).destination_in(nets[0]);
+        let rule = read_back(&nets.iter().fold(spec, |spec, net| spec.destination_outside(*net)));
+        assert_eq!(rule.destinations(Comparison::NotEqual), nets);
+        assert_eq!(rule.destinations(Comparison::Equal), [nets[0]]);
+    }
+    let rule = read_back(&in_family(Family::Inet).source("10.1.0.2".parse().unwrap()).output_link_not("br0"));
+    assert_eq!(rule.destinations(Comparison::Equal), []);
+    assert_eq!(rule.destinations(Comparison::NotEqual), []);
+}

@@ -1,0 +1,26 @@
+//! The ports of a bridge, and the networks that they belong to.
+
+use cni::Result;
+use cni::key::AliasOwner;
+use linux::netlink::{Link, Netlink};
+use log::debug;
+
+/// Returns whether all ports of a bridge belong to `network`, apart from those of VLAN gateways.
+pub(crate) fn all_belong_to(host: &mut Netlink, bridge: &Link, network: &str) -> Result<bool> {
+    for port in host.links(Some(bridge.index))? {
+        let owner = AliasOwner::parse(&port.alias).map(|owner| owner.network);
+        if owner.as_deref() == Some(network) || is_gateway_port(host, bridge, &port)? {
+            continue;
+        }
+        debug!("keep the settings of {:?}: port {:?} belongs to {owner:?}", bridge.name, port.name);
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+/// Returns whether a port leads to the gateway of a VLAN, such as `br0.100`.
+fn is_gateway_port(host: &mut Netlink, bridge: &Link, port: &Link) -> Result<bool> {
+    let peer = port.peer.filter(|_| port.peer_netns.is_none());
+    let peer = peer.map(|peer| host.link(peer)).transpose()?.flatten();
+    Ok(peer.is_some_and(|peer| peer.name.strip_prefix(&bridge.name).is_some_and(|rest| rest.starts_with('.'))))
+}
