@@ -2,7 +2,8 @@
 //!
 //! A [`Lab`] gives the test's thread its own network and mount namespace, with empty `/run` and `/var/lib`. So tests
 //! run in parallel and leave nothing behind: the kernel cleans up when the thread exits. Plugins come from
-//! `$CNI0_TEST_BIN`, or from the directory where cargo builds them.
+//! `$CNI0_TEST_BIN`, or from the directory where cargo builds them. A test of several hosts creates the others with
+//! [`Lab::another`], and moves its thread there with [`Lab::within`].
 //!
 //! A [`Pod`] is a container on that host, for which tests call chained plugins: ours, or the reference's. [`fault`] makes
 //! their system calls fail, [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves
@@ -31,14 +32,15 @@ mod pod;
 mod process;
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
 use serde_json::Value;
 
 use linux::Deadline;
@@ -91,6 +93,30 @@ pub enum Layout {
 #[derive(Debug)]
 pub struct Lab {
     dir: PathBuf,
+    namespaces: Namespaces,
+}
+
+/// The network namespace and the mount namespace of a thread.
+#[derive(Debug)]
+struct Namespaces {
+    network: File,
+    mount: File,
+}
+
+impl Namespaces {
+    /// Returns the namespaces of the calling thread.
+    fn current() -> Namespaces {
+        let open = |name: &str| File::open(format!("/proc/thread-self/ns/{name}")).expect("open an own namespace");
+        Namespaces { network: open("net"), mount: open("mnt") }
+    }
+
+    /// Moves the calling thread there. Its working directory is `/` then.
+    fn enter(&self) {
+        // A thread that was joined can still share the working directory; then the kernel refuses the next call.
+        unshare(CloneFlags::CLONE_FS).expect("unshare the working directory");
+        setns(&self.mount, CloneFlags::CLONE_NEWNS).expect("enter a mount namespace");
+        setns(&self.network, CloneFlags::CLONE_NEWNET).expect("enter a network namespace");
+    }
 }
 
 impl Lab {
@@ -111,11 +137,11 @@ impl Lab {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("cni0-lab-{}-{count}", std::process::id()));
-        fs::create_dir_all(dir.join("bin")).expect("create the lab's directory");
-        // From here on, dropping the value removes the directory.
-        let lab = Lab { dir };
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
             .expect("unshare (root, or `unshare -r`, is needed)");
+        fs::create_dir_all(dir.join("bin")).expect("create the lab's directory");
+        // From here on, dropping the value removes the directory.
+        let lab = Lab { dir, namespaces: Namespaces::current() };
         let none: Option<&str> = None;
         mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("keep mounts private");
         for empty in ["/run", "/var/lib"] {
@@ -123,6 +149,29 @@ impl Lab {
         }
         fs::create_dir("/run/netns").expect("create /run/netns");
         lab
+    }
+
+    /// Creates another host without plugins. This thread stays on its host.
+    pub fn another(&self) -> Lab {
+        let home = Namespaces::current();
+        let other = Lab::without_plugins();
+        home.enter();
+        other
+    }
+
+    /// Moves this thread to this host while `work` runs, for tests of several hosts. Child processes, paths in `/run` and
+    /// new sockets are then those of this host.
+    pub fn within<T>(&self, work: impl FnOnce() -> T) -> T {
+        let home = Namespaces::current();
+        self.namespaces.enter();
+        let outcome = work();
+        home.enter();
+        outcome
+    }
+
+    /// Returns the path of this host's network namespace, for example for `ip link set eth0 netns PATH` on another host.
+    pub fn network(&self) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.namespaces.network.as_raw_fd()))
     }
 
     /// Runs `test` on a host with shared plugins, and on one with separate plugins.
@@ -288,4 +337,32 @@ pub fn reference(plugin: &str, test: &str) -> Option<PathBuf> {
         return None;
     }
     Some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The links of the host of this thread.
+    fn links(lab: &Lab) -> Vec<String> {
+        let links = lab.ip("link");
+        links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn another_host_has_its_own_links_and_files() {
+        let lab = &Lab::without_plugins();
+        let other = lab.another();
+        lab.sh("ip link add here type veth peer name end; touch /run/here");
+        other.within(|| {
+            assert_eq!(links(lab), ["lo"]);
+            assert!(!Path::new("/run/here").exists());
+            lab.netns("there");
+            lab.sh("ip link add there type bridge");
+        });
+        assert_eq!(links(lab), ["lo", "end", "here"]);
+        assert!(!Path::new("/run/netns/there").exists());
+        lab.sh(&format!("ip link set here netns {}", other.network().display()));
+        other.within(|| assert_eq!(links(lab), ["lo", "there", "here"]));
+    }
 }
