@@ -1,0 +1,12 @@
+//! Black-box tests of the flannel plugin: real programs, real kernel, real traffic.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    missing_docs,
+    reason = "a test that fails should stop and say where"
+)]
+
+mod nodes;
