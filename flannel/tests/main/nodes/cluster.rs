@@ -25,18 +25,25 @@ pub(crate) struct Settings {
     pub(crate) ipv6: bool,
     /// Whether flanneld masquerades traffic that leaves the cluster (`--ip-masq`).
     pub(crate) ip_masq: bool,
+    /// The CNI version of the list. Before 0.4.0, DEL gets no previous result.
+    pub(crate) version: &'static str,
 }
 
 impl Settings {
-    /// The settings of a dual-stack cluster.
+    /// The settings of a dual-stack cluster, with the list of kube-flannel.
     pub(crate) fn dual_stack(backend: Backend) -> Settings {
-        Settings { backend, ipv6: true, ip_masq: true }
+        Settings { backend, ipv6: true, ip_masq: true, version: "0.3.1" }
     }
 
-    /// All backends, dual stack, and what kube-flannel installs.
+    /// The settings of kube-flannel without IPv6.
+    pub(crate) fn ipv4() -> Settings {
+        Settings { ipv6: false, ..Settings::dual_stack(Backend::Vxlan) }
+    }
+
+    /// Settings with all backends and families, and with an old and a new CNI version.
     pub(crate) fn all() -> [Settings; 3] {
-        let default = Settings { ipv6: false, ..Settings::dual_stack(Backend::Vxlan) };
-        [default, Settings::dual_stack(Backend::Vxlan), Settings::dual_stack(Backend::HostGw)]
+        let newest = Settings { version: "1.1.0", ..Settings::dual_stack(Backend::HostGw) };
+        [Settings::ipv4(), Settings::dual_stack(Backend::Vxlan), newest]
     }
 
     /// The address families in use.

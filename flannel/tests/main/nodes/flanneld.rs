@@ -116,9 +116,17 @@ fn add_routes(node: &Node<'_>, other: &Node<'_>) {
 
 /// Removes the routes to `lost`, whose lease has ended, from other nodes.
 pub(crate) fn disconnect(lost: &Node<'_>, nodes: &[&Node<'_>]) {
-    for node in nodes {
-        for family in node.cluster.settings.families() {
-            node.sh(&format!("ip route delete {}", family.subnet(lost.subnet())));
+    let settings = lost.cluster.settings;
+    for (node, family) in nodes.iter().flat_map(|node| settings.families().iter().map(move |family| (node, *family))) {
+        if settings.backend == Backend::Vxlan {
+            let (link, inner) = (tunnel(family), family.in_subnet(lost.subnet(), 0));
+            node.sh(&format!(
+                "ip neighbour delete {inner} dev {link}
+                 bridge fdb delete {} dev {link} dst {}",
+                lost.mac(link),
+                lost.ip(family)
+            ));
         }
+        node.sh(&format!("ip route delete {}", family.subnet(lost.subnet())));
     }
 }

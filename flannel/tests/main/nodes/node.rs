@@ -38,7 +38,8 @@ impl<'a> Node<'a> {
             flannel[key] = value;
         }
         let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
-        let list = json!({ "name": "cbr0", "cniVersion": "0.3.1", "plugins": [flannel, portmap] });
+        let list =
+            json!({ "name": "cbr0", "cniVersion": self.cluster.settings.version, "plugins": [flannel, portmap] });
         fs::write(self.host.dir().join("10-flannel.conflist"), list.to_string()).unwrap();
     }
 
@@ -118,6 +119,12 @@ impl Pod<'_> {
     /// Returns the address of a family, which the container must have.
     pub(crate) fn ip(&self, family: Family) -> IpAddr {
         *self.ips.iter().find(|ip| family.includes(**ip)).unwrap()
+    }
+
+    /// Checks the attachment.
+    #[track_caller]
+    pub(crate) fn check(&self) {
+        self.node.within(|| self.node.runtime("check", &self.path).run().ok());
     }
 
     /// Detaches the container.
