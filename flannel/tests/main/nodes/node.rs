@@ -121,6 +121,13 @@ impl Pod<'_> {
         *self.ips.iter().find(|ip| family.includes(**ip)).unwrap()
     }
 
+    /// Returns the MTU of the container's interface.
+    pub(crate) fn mtu(&self) -> u64 {
+        let name = self.path.file_name().unwrap().display();
+        let links = self.node.within(|| self.node.host.ip(&format!("-n {name} link show eth0")));
+        links[0]["mtu"].as_u64().unwrap()
+    }
+
     /// Checks the attachment.
     #[track_caller]
     pub(crate) fn check(&self) {
