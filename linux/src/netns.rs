@@ -133,6 +133,16 @@ impl Netns {
         outcome
     }
 
+    /// Runs `work` with this thread inside a new namespace, then returns to `home`. The kernel removes the namespace when
+    /// the sockets that `work` has opened are closed.
+    pub fn run_in_new<T, E: From<Error>>(home: &Netns, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        let made = unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| with_namespace_kind(errno.into()));
+        made.context(|| "create a network namespace")?;
+        let outcome = work();
+        home.enter().context(|| "return to the former network namespace")?;
+        outcome
+    }
+
     #[expect(clippy::disallowed_methods, reason = "the one place that changes the namespace")]
     fn enter(&self) -> Result<()> {
         setns(&self.file, CloneFlags::CLONE_NEWNET)

@@ -6,7 +6,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Iff, Ifla, Rtm};
+use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
 use super::Netlink;
 use super::wire::{self, Request};
@@ -336,6 +336,14 @@ impl Netlink {
             .context(|| "list links")
     }
 
+    /// Returns the links of a kind, such as `ifb`. The kernel selects them, unless it does not know the kind.
+    pub fn links_of_kind(&mut self, kind: &str) -> Result<Vec<Link>> {
+        let wanted = |link: Link| Some(link).filter(|link| link.kind == kind);
+        self.socket
+            .list(&list_links_of_kind(kind), libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted))
+            .context(|| format!("list links of kind {kind:?}"))
+    }
+
     /// Returns the links whose alias is `wanted`, even if other links come and go meanwhile. If several match, some may
     /// be missing then. Other links are not parsed, because there may be a thousand.
     pub fn find_links_by_alias(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
@@ -378,6 +386,13 @@ pub(super) fn list_links(ports_of: Option<LinkIndex>) -> Vec<u8> {
     if let Some(bridge) = ports_of {
         request.number(Ifla::Master, bridge.number());
     }
+    request.finish()
+}
+
+pub(super) fn list_links_of_kind(kind: &str) -> Vec<u8> {
+    let mut request = about(Rtm::Getlink, NlmF::empty(), None, Flags::default());
+    request.number(Ifla::ExtMask, wire::RTEXT_FILTER_SKIP_STATS);
+    request.nest(Ifla::Linkinfo, |info| info.attr(IflaInfo::Kind, kind.as_bytes()));
     request.finish()
 }
 

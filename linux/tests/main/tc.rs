@@ -62,6 +62,11 @@ fn redirect(netlink: &mut Netlink, link: LinkIndex, to: LinkIndex, classifier: C
     }
 }
 
+/// Returns the links to which a link is redirected.
+fn targets(netlink: &mut Netlink, link: LinkIndex) -> Vec<LinkIndex> {
+    netlink.redirects(link).unwrap().iter().filter_map(|redirect| redirect.to).collect()
+}
+
 #[track_caller]
 fn errno<T: std::fmt::Debug>(outcome: Result<T>) -> Option<i32> {
     outcome.unwrap_err().errno()
@@ -71,7 +76,8 @@ fn errno<T: std::fmt::Debug>(outcome: Result<T>) -> Option<i32> {
 fn what_a_link_sends_is_limited() {
     let lab = Lab::without_plugins();
     let (mut netlink, veth) = attached(&lab);
-    assert_eq!(netlink.qdisc(veth, QdiscPlace::Root).unwrap().unwrap().kind, "noqueue");
+    let default = netlink.qdisc(veth, QdiscPlace::Root).unwrap().unwrap();
+    assert_eq!((default.kind.as_str(), default.is_default), ("noqueue", true));
     let usual = TokenBucket::with_latency(1_000_000, 10_000, LATENCY);
     if !limit(&mut netlink, veth, usual, "tc::what_a_link_sends_is_limited") {
         return;
@@ -93,6 +99,7 @@ fn what_a_link_sends_is_limited() {
         assert!(!qdisc.is_token_bucket(&TokenBucket { limit: bucket.limit - 1, ..bucket }), "{qdisc:?}");
         assert_eq!(tc(&lab, "qdisc show dev veth0 root")[0]["options"]["rate"], rate, "{bucket:?}");
     }
+    assert!(!netlink.qdisc(veth, QdiscPlace::Root).unwrap().unwrap().is_default);
     // The parameters as tc sets them.
     lab.sh("tc qdisc replace dev veth0 root handle 1: tbf rate 8mbit burst 10000b latency 25ms");
     assert!(netlink.qdisc(veth, QdiscPlace::Root).unwrap().unwrap().is_token_bucket(&usual));
@@ -137,6 +144,10 @@ fn an_ifb_link_is_created_as_specified() {
     let seen = &lab.ip("link show dev bwp0")[0];
     assert_eq!((&seen["linkinfo"]["info_kind"], &seen["mtu"]), (&"ifb".into(), &1400.into()));
     assert!(seen["flags"].as_array().unwrap().contains(&"UP".into()), "{seen}");
+    let names = |links: Vec<Link>| links.into_iter().map(|link| link.name).collect::<Vec<String>>();
+    assert_eq!(names(netlink.links_of_kind("ifb").unwrap()), ["bwp0"]);
+    assert_eq!(names(netlink.links_of_kind("veth").unwrap()), [""; 0]);
+    assert_eq!(names(netlink.links_of_kind("unheard-of").unwrap()), [""; 0]);
     let again = netlink.create(&[Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 })]);
     assert_eq!(errno(again), Some(libc::EEXIST));
 }
@@ -152,7 +163,7 @@ fn redirects(prepare: fn(LinkIndex) -> Change<'static>, kind: &str, classifier: 
     if !redirect(&mut netlink, veth, ifb.index, classifier, test) {
         return;
     }
-    assert_eq!(netlink.redirects(veth).unwrap(), [ifb.index]);
+    assert_eq!(targets(&mut netlink, veth), [ifb.index]);
     let filters = tc(&lab, "filter show dev veth0 ingress");
     let actions =
         filters.as_array().unwrap().iter().find_map(|filter| filter["options"]["actions"].as_array()).unwrap();
@@ -160,16 +171,17 @@ fn redirects(prepare: fn(LinkIndex) -> Change<'static>, kind: &str, classifier: 
     let expected = [("mirred_action", "redirect"), ("direction", "egress"), ("to_dev", "bwp0")];
     assert!(expected.iter().all(|(key, value)| actions[0][key] == *value), "{filters}");
     let filter = filters.as_array().unwrap().iter().find(|filter| filter["options"]["actions"].is_array()).unwrap();
-    assert_eq!((&filter["protocol"], &filter["pref"]), (&"all".into(), &1.into()), "{filters}");
+    assert_eq!((&filter["protocol"], &filter["pref"]), (&"all".into(), &65535.into()), "{filters}");
 
     lab.sh("ping -q -c 2 -i 0.2 -w 60 10.1.0.2");
     let passed = lab.ip("-s link show dev bwp0")[0]["stats64"]["tx"]["packets"].as_u64();
     assert!(passed >= Some(2), "{passed:?} packets passed the ifb link");
 
-    netlink.apply(&[Change::delete_redirect(veth)]).unwrap();
+    let [redirect] = netlink.redirects(veth).unwrap()[..] else { panic!("one redirection") };
+    netlink.apply(&[Change::delete_redirect(veth, &redirect)]).unwrap();
     assert_eq!(netlink.redirects(veth).unwrap(), []);
     assert_eq!(tc(&lab, "filter show dev veth0 ingress"), Value::Array(Vec::new()));
-    assert_eq!(errno(netlink.apply(&[Change::delete_redirect(veth)])), Some(libc::ENOENT));
+    assert_eq!(errno(netlink.apply(&[Change::delete_redirect(veth, &redirect)])), Some(libc::ENOENT));
     netlink.apply(&[Change::delete_qdisc(veth, QdiscPlace::Ingress)]).unwrap();
     assert_eq!(netlink.qdisc(veth, QdiscPlace::Ingress).unwrap(), None);
 }
@@ -220,9 +232,48 @@ fn filters_of_other_programs_are_read() {
     assert_eq!(netlink.redirects(veth).unwrap(), []);
     lab.sh("tc filter add dev veth0 parent ffff: prio 1 protocol all u32 match u32 0 0 flowid 1:1 \
                 action mirred egress redirect dev bwp0 action mirred egress redirect dev bwp0");
-    assert_eq!(netlink.redirects(veth).unwrap(), [ifb.index]);
-    netlink.apply(&[Change::delete_redirect(veth)]).unwrap();
+    assert_eq!(targets(&mut netlink, veth), [ifb.index]);
+    let [redirect] = netlink.redirects(veth).unwrap()[..] else { panic!("one redirection") };
+    netlink.apply(&[Change::delete_redirect(veth, &redirect)]).unwrap();
     assert_eq!(netlink.redirects(veth).unwrap(), []);
     let left = lab.sh("tc filter show dev veth0 ingress");
-    assert!(left.contains("pref 5") && left.contains("pref 6") && !left.contains("pref 1 "), "{left}");
+    assert!(left.contains("pref 5") && left.contains("pref 6") && !left.contains("Redirect"), "{left}");
+}
+
+#[test]
+fn flows_share_a_limited_link_fairly() {
+    let lab = Lab::without_plugins();
+    let (mut netlink, veth) = attached(&lab);
+    let test = "tc::flows_share_a_limited_link_fairly";
+    let bucket = TokenBucket::with_latency(1_000_000, 10_000, LATENCY);
+    if !limit(&mut netlink, veth, bucket, test) {
+        return;
+    }
+    match netlink.apply(&[Change::add_fair_queue(veth, bucket), Change::add_fair_queue(veth, bucket)]) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => return skip(test, "this kernel has no fq_codel"),
+        outcome => outcome.unwrap(),
+    }
+    let seen = tc(&lab, "qdisc show dev veth0");
+    let has_queue = |qdisc: &Value| qdisc["kind"] == "fq_codel" && qdisc["parent"] == "1:1";
+    assert!(seen.as_array().unwrap().iter().any(has_queue), "{seen}");
+    // A change of the parameters keeps it.
+    let bucket = TokenBucket::with_latency(2_000_000, 10_000, LATENCY);
+    netlink.apply(&[Change::set_token_bucket(veth, bucket)]).unwrap();
+    assert!(lab.sh("tc qdisc show dev veth0").contains("fq_codel"));
+    lab.sh("ping -q -c 1 -w 60 10.1.0.2");
+}
+
+/// The kernel drops packets that are redirected to a link that is gone.
+#[test]
+fn a_redirection_to_a_link_that_is_gone_is_read() {
+    let lab = Lab::without_plugins();
+    let (mut netlink, veth) = attached(&lab);
+    let Some(ifb) = ifb(&mut netlink, "tc::a_redirection_to_a_link_that_is_gone_is_read") else { return };
+    netlink.apply(&[Change::add_clsact(veth), Change::redirect(veth, ifb.index, Classifier::U32)]).unwrap();
+    netlink.delete_link(ifb.index).unwrap();
+    let [redirect] = netlink.redirects(veth).unwrap()[..] else { panic!("one redirection") };
+    assert_eq!(redirect.to, None);
+    netlink.apply(&[Change::delete_redirect(veth, &redirect)]).unwrap();
+    assert_eq!(netlink.redirects(veth).unwrap(), []);
+    lab.sh("ping -q -c 1 -w 60 10.1.0.2");
 }
