@@ -111,7 +111,7 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
 
 /// Returns whether this is the container's only attachment to the network.
 fn is_only_attachment(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bool> {
-    Ok(host.find_links_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty())
+    Ok(host.find_veths_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty())
 }
 
 /// Removes an attachment's rules of `iptables-nft`.

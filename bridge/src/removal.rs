@@ -46,13 +46,13 @@ impl Removal<'_> {
     fn delete_ports(&self, host: &mut Netlink) -> Result<bool> {
         let aliases = self.key.aliases();
         for name in self.host_interfaces() {
-            if let Some(port) = host.link(name)?.filter(|link| aliases.contains(&link.alias)) {
+            if let Some(port) = host.link(name)?.filter(|link| link.kind == "veth" && aliases.contains(&link.alias)) {
                 host.delete_link_detached(port.index, self.keep_open)?;
                 return Ok(true);
             }
         }
         let mut failures = ErrorCollector::default();
-        let ports = host.find_links_by_alias(&|found| aliases.iter().any(|alias| alias == found))?;
+        let ports = host.find_veths_by_alias(&|found| aliases.iter().any(|alias| alias == found))?;
         for port in &ports {
             failures.record(host.delete_link_detached(port.index, self.keep_open));
         }

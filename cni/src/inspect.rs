@@ -224,7 +224,7 @@ pub enum Property {
     /// An address; `null` if it is unknown.
     Address(Option<IpAddr>),
     /// A number.
-    Number(u32),
+    Number(u64),
     /// A text.
     Text(String),
 }

@@ -100,6 +100,15 @@ impl<'a> AttachmentKey<'a> {
         format!("CNI-DN-{}", sha512::hex(21, &format!("{}{}", self.network, self.container)))
     }
 
+    /// Returns the names of an ifb link. The first is that of the reference, which all attachments of a container to a
+    /// network share, and those of other networks and containers whose names are the same if one is appended to the other.
+    /// The second, for use if another attachment has the first, is unique.
+    pub fn ifb_names(&self) -> [String; 2] {
+        let AttachmentKey { network, container, ifname } = self;
+        [format!("{network}{container}"), format!("{network} {container} {ifname}")]
+            .map(|text| format!("bwp{}", sha512::hex(12, &text)))
+    }
+
     /// Returns the comment of all iptables rules.
     pub fn iptables_comment(&self) -> String {
         format!("{}{}\"", iptables_prefix(self.network), self.container)
@@ -192,6 +201,22 @@ mod tests {
         assert_eq!(mark_in(&KEY.comment()), Some(KEY.mark().as_str()));
         assert_eq!(mark_in("8e48f37d5de60467-"), None);
         assert_eq!(KEY.chain_suffix(), "cid1-eth0");
+    }
+
+    #[test]
+    fn ifb_links_have_the_name_of_the_reference_or_a_unique_one() {
+        let key = AttachmentKey { network: "net1", container: "id1", ifname: "eth0" };
+        let [shared, unique] = key.ifb_names();
+        assert_eq!(shared, "bwpa19237f207ed");
+        assert_eq!(unique.len(), 15, "as long as the kernel allows");
+        for other in [
+            AttachmentKey { ifname: "eth1", ..key },
+            AttachmentKey { network: "net", container: "1id1", ..key },
+            AttachmentKey { network: "net1i", container: "d1", ..key },
+        ] {
+            assert_eq!(other.ifb_names()[0], shared);
+            assert_ne!(other.ifb_names()[1], unique);
+        }
     }
 
     #[test]

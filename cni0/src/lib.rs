@@ -17,6 +17,7 @@ macro_rules! tables {
 
 // One line for each plugin: `ci/lib.sh` and `testing` read the names of the crates here, which are those of the plugins.
 tables! {
+    bandwidth::Bandwidth,
     bridge::Bridge,
     firewall::Firewall,
     flannel::Flannel,

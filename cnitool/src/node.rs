@@ -350,9 +350,10 @@ pub(crate) fn kinds() -> impl Iterator<Item = &'static Kind> {
     INSPECT.iter().flat_map(|plugin| plugin.kinds())
 }
 
-/// Returns the attachment that a port belongs to, according to its alias.
+/// Returns the attachment that a port belongs to, according to its alias. The ifb link of an attachment has the same alias, but
+/// does not prove that the container exists.
 pub(crate) fn owner(link: &Link) -> Option<AliasOwner> {
-    AliasOwner::parse(&link.alias)
+    AliasOwner::parse(&link.alias).filter(|_| link.kind != "ifb")
 }
 
 /// Returns the value, or adds the error to `unseen`.

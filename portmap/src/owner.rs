@@ -17,7 +17,7 @@ pub(crate) fn is_gone(host: &mut Netlink, owner: &PortOwner, port: Option<&str>)
         }),
         (PortOwner::OnNetwork { network, container }, None) => {
             let is_its = |alias: &str| evidence::may_name(alias, network, container);
-            Ok(evidence::has_lease(network, container) == Some(false) && host.find_links_by_alias(&is_its)?.is_empty())
+            Ok(evidence::has_lease(network, container) == Some(false) && host.find_veths_by_alias(&is_its)?.is_empty())
         }
         (PortOwner::Attachment(_) | PortOwner::Container(_), None) => Ok(false),
     }

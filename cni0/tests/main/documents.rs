@@ -63,6 +63,15 @@ fn around(plugin: &str, path: &str) -> Value {
         let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
         config["runtimeConfig"] = json!({"portMappings": [mapping]});
     }
+    if plugin == "bandwidth" {
+        // A rate needs a burst, and the other way round.
+        let both =
+            json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000});
+        match place {
+            "" => config.as_object_mut().unwrap().extend(both.as_object().unwrap().clone()),
+            _ => config["runtimeConfig"] = json!({"bandwidth": both}),
+        }
+    }
     if path == "disableContainerInterface" {
         config.as_object_mut().unwrap().remove("ipam");
     }
@@ -155,7 +164,12 @@ fn every_example_of_a_key_works() {
         if key.path.starts_with("cni.dev/") {
             lab.plugin(&plugin, "GC").stdin(config.to_string()).run().ok();
         } else {
-            survives_add_check_del(&lab, &format!("c{count}"), &config, "");
+            let mut chain = vec![config];
+            if plugin == "bandwidth" {
+                // It needs a host veth.
+                chain.insert(0, around("bridge", ""));
+            }
+            survives_as_chain(&lab, &format!("c{count}"), &chain, "");
         }
     }
 }

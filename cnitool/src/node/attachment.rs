@@ -109,7 +109,8 @@ impl Node {
             ports_known: self.all_guests_seen && !self.has_unknown_ports(network, &bridges),
             ..Evidence::default()
         };
-        let aliases: BTreeSet<&str> = self.links.iter().map(|link| link.alias.as_str()).collect();
+        let ports = self.links.iter().filter(|link| owner(link).is_some());
+        let aliases: BTreeSet<&str> = ports.map(|link| link.alias.as_str()).collect();
         let mut by_container: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
         for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
             by_container.entry(&cached.container).or_default().push(cached);

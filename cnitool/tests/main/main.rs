@@ -9,6 +9,7 @@
 )]
 
 mod bad;
+mod bandwidth;
 mod cache;
 mod chain;
 mod command_line;

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use linux::Deadline;
-use linux::netlink::{Event, Netlink, Watch};
+use linux::netlink::{Event, Link, Netlink, Watch};
 use serde_json::{Value, json};
 use testing::{Outcome, timeout};
 
@@ -54,7 +54,7 @@ pub(crate) fn attach_with(host: &Host, name: &str, arguments: &str) -> String {
 /// Returns the name of a container's port.
 pub(crate) fn port(id: &str) -> String {
     let links = Netlink::open().unwrap().links(None).unwrap();
-    links.into_iter().find(|link| link.alias.contains(id)).unwrap().name
+    links.into_iter().find(|link| link.kind == "veth" && link.alias.contains(id)).unwrap().name
 }
 
 /// Removes a namespace, and waits until the kernel has removed its interfaces.
@@ -62,7 +62,8 @@ pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     let mut netlink = Netlink::open().unwrap();
     let mut watch = Watch::open(Event::Link).unwrap();
     host.lab.sh(&format!("umount /run/netns/{name}; rm /run/netns/{name}"));
-    let gone = || Ok::<_, linux::Error>(netlink.links(None)?.iter().all(|link| !link.alias.contains(id)).then_some(()));
+    let is_port = |link: &Link| link.kind == "veth" && link.alias.contains(id);
+    let gone = || Ok::<_, linux::Error>(netlink.links(None)?.iter().all(|link| !is_port(link)).then_some(()));
     watch.wait_for("the port to go", Deadline::after(timeout()), gone).unwrap();
 }
 

@@ -344,13 +344,14 @@ impl Netlink {
             .context(|| format!("list links of kind {kind:?}"))
     }
 
-    /// Returns the links whose alias is `wanted`, even if other links come and go meanwhile. If several match, some may
+    /// Returns the veths whose alias is `wanted`, even if other links come and go meanwhile. If several match, some may
     /// be missing then. Other links are not parsed, because there may be a thousand.
-    pub fn find_links_by_alias(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
+    pub fn find_veths_by_alias(&mut self, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Link>> {
         let read = |payload: &[u8]| {
             for attribute in wire::attributes(payload, HEADER) {
                 if let (libc::IFLA_IFALIAS, alias) = attribute? {
-                    return if wanted(&wire::text(alias)) { Link::read(payload).map(Some) } else { Ok(None) };
+                    let link = wanted(&wire::text(alias)).then(|| Link::read(payload)).transpose()?;
+                    return Ok(link.filter(|link| link.kind == "veth"));
                 }
             }
             Ok(None)

@@ -1,0 +1,104 @@
+//! The ifb links of an attachment: those with its alias, and those that the reference created, which have none.
+
+use cni::{Attachment, AttachmentKey, Call, Result, evidence, key::AliasOwner};
+use linux::Netns;
+use linux::netlink::{Link, LinkIndex, Netlink, Redirect};
+
+/// The kind of link.
+pub(crate) const IFB: &str = "ifb";
+
+/// Returns whether a link has the mark of an attachment: its alias, or its unique name if ADD was killed before it set the alias.
+pub(crate) fn is_marked(link: &Link, owner: AttachmentKey<'_>) -> bool {
+    let [_, unique] = owner.ifb_names();
+    owner.aliases().contains(&link.alias) || (link.alias.is_empty() && link.name == unique)
+}
+
+/// Returns whether a link may be one that the reference created for an attachment. Other attachments have the same name: see
+/// [`AttachmentKey::ifb_names`].
+pub(crate) fn may_be_of_reference(link: &Link, owner: AttachmentKey<'_>) -> bool {
+    let [shared, _] = owner.ifb_names();
+    link.name == shared && link.alias.is_empty()
+}
+
+/// A veth, and a filter that redirects what it receives.
+#[derive(Debug)]
+pub(crate) struct Source {
+    pub(crate) veth: Link,
+    pub(crate) redirect: Redirect,
+}
+
+/// Returns the veths that redirect packets to one of these links. Only looks at the link called `hint` if it is known: a host
+/// may have a thousand others.
+pub(crate) fn sources(host: &mut Netlink, hint: Option<&str>, targets: &[LinkIndex]) -> Result<Vec<Source>> {
+    let veths = match hint {
+        Some(name) => host.link(name)?.into_iter().filter(|link| link.kind == "veth").collect(),
+        None => host.links_of_kind("veth")?,
+    };
+    let mut found = Vec::new();
+    for veth in veths {
+        let redirects = match host.redirects(veth.index) {
+            // It was deleted meanwhile.
+            Err(error) if error.errno() == Some(libc::ENODEV) => continue,
+            redirects => redirects?,
+        };
+        let ours = redirects.into_iter().filter(|redirect| redirect.to.is_some_and(|to| targets.contains(&to)));
+        found.extend(ours.map(|redirect| Source { veth: veth.clone(), redirect }));
+    }
+    Ok(found)
+}
+
+/// What DEL knows of the attachment's veth.
+pub(crate) struct Evidence<'a> {
+    pub(crate) owner: AttachmentKey<'a>,
+    /// The name of the host veth in the result of ADD.
+    pub(crate) host_link: Option<&'a str>,
+    /// The container namespace, if it exists.
+    pub(crate) netns: Option<Netns>,
+}
+
+impl<'a> Evidence<'a> {
+    pub(crate) fn new(call: &'a Call<'_>, at: &'a Attachment, host_link: Option<&'a str>) -> Result<Evidence<'a>> {
+        Ok(Evidence { owner: AttachmentKey::new(call, at), host_link, netns: at.open_netns_if_exists()? })
+    }
+
+    /// Returns whether an ifb link without an alias belongs to the attachment: no veth redirects packets to it any more, or
+    /// only the veth of the attachment does.
+    pub(crate) fn proves(&self, host: &mut Netlink, ifb: &Link) -> Result<bool> {
+        for source in sources(host, None, &[ifb.index])? {
+            if !self.is_own(host, &source.veth)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns whether a veth is that of the attachment.
+    fn is_own(&self, host: &mut Netlink, veth: &Link) -> Result<bool> {
+        if AliasOwner::parse(&veth.alias).is_some() {
+            return Ok(is_marked(veth, self.owner));
+        }
+        if let (Some(netns), Some(id), Some(peer)) = (&self.netns, veth.peer_netns, veth.peer)
+            && host.netns_id(netns)? == Some(id)
+        {
+            return Ok(host.link_in_netns(id, peer)?.is_some_and(|guest| guest.name == self.owner.ifname));
+        }
+        match self.host_link {
+            Some(name) => Ok(name == veth.name),
+            // It leads to another namespace than that of the container.
+            None if self.netns.is_some() => Ok(false),
+            None => Ok(!self.is_leased_to_namesake()),
+        }
+    }
+
+    /// Returns whether leases prove that another attachment has the same name: that of its network and its container ID
+    /// are the same if one is appended to the other.
+    fn is_leased_to_namesake(&self) -> bool {
+        let joined = format!("{}{}", self.owner.network, self.owner.container);
+        let mut parts = joined.char_indices().map(|(at, _)| joined.split_at(at));
+        parts.any(|(network, container)| {
+            network != self.owner.network
+                && !network.is_empty()
+                && evidence::has_lease(network, container) == Some(true)
+        })
+    }
+}

@@ -1,0 +1,141 @@
+//! For tools: lists limits, reports those that are missing or left over, and restores them.
+
+use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings};
+use cni::key::AliasOwner;
+use cni::{Attachment, AttachmentKey, Call, Context, Result};
+use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
+use log::debug;
+
+use crate::add::Limits;
+use crate::config::Config;
+use crate::ifb::{IFB, sources};
+use crate::{Bandwidth, check};
+
+/// The kind of objects that the plugin creates.
+static KINDS: [Kind; 1] =
+    [Kind { name: "bandwidth", noun: "bandwidth limit", flag: "limited", json: "bandwidthLimits", is_listed: true }];
+
+impl Inspect for Bandwidth {
+    fn settings(&self, call: &Call<'_>) -> Result<Settings> {
+        Config::parse(call).map(|_| Settings::default())
+    }
+
+    fn kinds(&self) -> &'static [Kind] {
+        &KINDS
+    }
+
+    /// Lists the ifb links and the limited host veths with an alias. Those of the reference have no known owner.
+    fn objects(&self) -> Result<Vec<Object>> {
+        let mut host = Netlink::open()?;
+        let mut objects = Vec::new();
+        for (kind, direction) in [("veth", "ingress"), (IFB, "egress")] {
+            for link in host.links_of_kind(kind)? {
+                let limit = host.qdisc(link.index, QdiscPlace::Root)?.and_then(|qdisc| qdisc.token_bucket());
+                // An ifb link without a limit is left of an ADD that was killed.
+                if limit.is_some() || kind == IFB {
+                    objects.extend(object(&link, direction, limit));
+                }
+            }
+        }
+        Ok(objects)
+    }
+
+    fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
+        Config::parse(network.call)?;
+        let mut findings = missing_limits(network);
+        findings.extend(left_by_reference(&mut Netlink::open()?)?);
+        Ok(findings)
+    }
+
+    /// Sets the limits of an attachment again if CHECK finds a difference.
+    fn repair(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<&'static str>> {
+        let restored = restore(call, at).context(|| "limit the bandwidth again")?;
+        Ok(restored.then_some("bandwidth limits"))
+    }
+}
+
+/// Returns a limited link as an object; `None` if its alias does not name an attachment.
+fn object(link: &Link, direction: &'static str, limit: Option<TokenBucket>) -> Option<Object> {
+    let AliasOwner { network, attachment } = AliasOwner::parse(&link.alias)?;
+    let (container, ifname) = attachment?;
+    let (rate, burst) = limit.map_or((0, 0), |limit| (limit.rate.saturating_mul(8), u64::from(limit.burst) * 8));
+    Some(Object {
+        kind: &KINDS[0],
+        owner: Owner::Marked(AttachmentKey { network: &network, container: &container, ifname: &ifname }.mark()),
+        backend: "tc",
+        address: None,
+        name: link.name.clone(),
+        detail: match limit {
+            Some(_) => format!("{direction} {rate} bit/s, burst {burst} bit by {}", link.name),
+            None => format!("{direction} unlimited by {}", link.name),
+        },
+        properties: vec![
+            ("direction", Property::Text(direction.to_owned())),
+            ("link", Property::Text(link.name.clone())),
+            ("rate", Property::Number(rate)),
+            ("burst", Property::Number(burst)),
+        ],
+        comment: link.alias.clone(),
+        about: format!("net: {network}, if: {ifname}, id: {container}"),
+    })
+}
+
+/// Reports live attachments whose limits CHECK misses.
+fn missing_limits(network: &NetworkView<'_>) -> Vec<Finding> {
+    let (mut count, mut differences) = (0, Vec::new());
+    for added in network.alive.iter().filter_map(|at| at.added.as_ref()) {
+        let checked = added.with_call(|call, at| {
+            let config = Config::parse(call)?;
+            count += usize::from(!config.is_empty());
+            match Limits::find(call, at, &config, &call.chained_result()?)? {
+                Some((limits, mut host)) => check::run(&limits, &mut host),
+                None => Ok(()),
+            }
+        });
+        differences.extend(checked.err());
+    }
+    let (level, what, remedy) = match differences.first() {
+        Some(first) => {
+            let what = format!("{} of {count} live containers lack their limits: {first}", differences.len());
+            (Level::Warn, what, "something changed the host's traffic control; `cnitool repair` restores it".to_owned())
+        }
+        None if count > 0 => (Level::Ok, "live containers have their limits".to_owned(), String::new()),
+        None => return Vec::new(),
+    };
+    vec![Finding { check: KINDS[0].name, level, what, remedy }]
+}
+
+/// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove them.
+fn left_by_reference(host: &mut Netlink) -> Result<Option<Finding>> {
+    let mut left = host.links_of_kind(IFB)?;
+    left.retain(|link| link.alias.is_empty() && link.name.len() == 15 && link.name.starts_with("bwp"));
+    let used: Vec<_> = match left.is_empty() {
+        true => Vec::new(),
+        false => sources(host, None, &left.iter().map(|link| link.index).collect::<Vec<_>>())?,
+    };
+    left.retain(|link| !used.iter().any(|source| source.redirect.to == Some(link.index)));
+    Ok(left.first().map(|first| Finding {
+        check: KINDS[0].name,
+        level: Level::Warn,
+        what: format!(
+            "{} ifb links of the reference are left, such as {}: no container uses them",
+            left.len(),
+            first.name
+        ),
+        remedy: format!("ip link delete {}", first.name),
+    }))
+}
+
+/// Sets the limits of an attachment. Returns `false` if there is nothing to restore.
+fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
+    let config = Config::parse(call)?;
+    let Some(result) = call.prev_result()? else { return Ok(false) };
+    let Some((limits, mut host)) = Limits::find(call, at, &config, &result)? else { return Ok(false) };
+    match check::run(&limits, &mut host) {
+        Ok(()) => Ok(false),
+        Err(difference) => {
+            debug!("limit again: {difference}");
+            limits.set(host).map(|_| true)
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Limits for the cost of a call in messages and processes, so that it grows only on purpose.
+
+use serde_json::{Value, json};
+use testing::{Lab, cost};
+
+use crate::pod::{Pod, both, config};
+
+/// Returns the number of netlink messages of a call.
+fn messages(pod: &Pod<'_>, command: &str, config: &Value) -> usize {
+    let cost = cost::of(pod.lab, pod.call(command, config));
+    // DEL leaves the last wait for the kernel to a child.
+    assert!(cost.children <= usize::from(command == "DEL"), "{cost:?}");
+    cost.messages
+}
+
+#[test]
+fn few_messages_are_sent() {
+    let lab = &Lab::new();
+    let pod = Pod::named(lab, "c1");
+    let [add, check, del] = ["ADD", "CHECK", "DEL"].map(|command| messages(&pod, command, &both()));
+    // Three changes, one of which is repeated on a kernel without matchall, and before Linux 6.2 a query for the new link.
+    assert!(add <= 11 && check <= 7 && del <= 6, "{add} {check} {del}");
+    let nothing = config(json!({}));
+    let counts = ["ADD", "CHECK"].map(|command| messages(&pod, command, &nothing));
+    assert_eq!(counts, [0, 0]);
+}

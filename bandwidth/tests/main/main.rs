@@ -1,0 +1,24 @@
+//! Black-box tests of the bandwidth plugin: real programs, real kernel, real traffic.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::print_stderr,
+    missing_docs,
+    reason = "a test that fails should stop and say where"
+)]
+
+mod add;
+mod bad;
+mod check;
+mod cost;
+mod del;
+mod faults;
+mod gc;
+mod others;
+mod parallel;
+mod pod;
+mod reference;
+mod status;
+mod traffic;
