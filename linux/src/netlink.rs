@@ -30,6 +30,7 @@ use neli::consts::rtnl::RtAddrFamily;
 
 use crate::error::{Context, Error, Kind, Result};
 use crate::netns::Netns;
+use crate::sys;
 
 pub use address::{Address, DuplicateDetection};
 pub use conntrack::{Conntrack, FlowFilter};
@@ -119,6 +120,16 @@ impl Netlink {
         let netlink = Netlink::open()?;
         let netns = Netns::of_socket(Some(netlink.socket.fd()))?;
         Ok((netlink, netns))
+    }
+
+    /// Returns the cookie of the socket's namespace, which no other namespace gets until the next boot, unlike the inode
+    /// number; `None` before Linux 5.14.
+    pub fn netns_cookie(&self) -> Result<Option<u64>> {
+        match sys::netns_cookie(self.socket.fd()) {
+            Ok(cookie) => Ok(Some(cookie)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(None),
+            Err(error) => Err(error).context(|| "query the cookie of the network namespace"),
+        }
     }
 
     /// Applies all `changes`, in order, with one message to the kernel.

@@ -40,6 +40,25 @@ pub(crate) fn is_network_namespace(fd: BorrowedFd<'_>) -> io::Result<bool> {
     }
 }
 
+/// Returns the cookie of a socket's network namespace (SO_NETNS_COOKIE, since Linux 5.14).
+pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    // asm-generic/socket.h; musl does not define it.
+    const SO_NETNS_COOKIE: libc::c_int = 71;
+    let mut cookie = 0_u64;
+    let mut len = 8;
+    // SAFETY: the kernel writes at most `len` bytes, the size of the number.
+    let status = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_NETNS_COOKIE,
+            std::ptr::from_mut(&mut cookie).cast(),
+            &raw mut len,
+        )
+    };
+    if status == 0 && len == 8 { Ok(cookie) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Returns a descriptor that becomes readable when the child `pid` exits (since Linux 5.3).
 pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and does not access our memory.

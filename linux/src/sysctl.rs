@@ -66,6 +66,11 @@ pub fn read(key: &[&str]) -> Result<Option<String>> {
     }
 }
 
+/// Writes `value` to `key` in the network namespace of the calling thread, even if the key already has it.
+pub fn write(key: &[&str], value: &str) -> io::Result<()> {
+    sys::open(Path::new(&path_of(key)), OFlag::O_WRONLY)?.write_all_at(value.as_bytes(), 0)
+}
+
 /// Returns an error if `key` cannot be opened for writing. Changes nothing.
 pub fn check_writable(key: &[&str]) -> io::Result<()> {
     Ok(sys::open(Path::new(&path_of(key)), OFlag::O_WRONLY).map(drop)?)

@@ -98,6 +98,8 @@ fn changes_of_a_link() {
     set(LinkChange { up: Some(false), ..none }, "set_link_down");
     set(LinkChange { promiscuous: Some(true), ..none }, "set_link_promisc");
     set(LinkChange { mac: Some(MAC), mtu: Some(1400), ..none }, "set_link_mac_mtu");
+    set(LinkChange { all_multicast: Some(true), ..none }, "set_link_allmulti");
+    set(LinkChange { tx_queue: Some(500), ..none }, "set_link_txqueue");
     set(LinkChange { bridge: Some(bridge()), ..none }, "set_link_bridge");
     set(LinkChange { alias: Some("net1 c1 eth0"), ..none }, "set_link_alias");
     agrees(&Change::delete_link(vhost()), "delete_link");

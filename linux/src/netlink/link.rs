@@ -37,8 +37,8 @@ impl LinkIndex {
         NonZeroU32::new(index).map(LinkIndex)
     }
 
-    /// Returns the number for a message.
-    pub(super) fn number(self) -> u32 {
+    /// Returns the number, as messages and records have it.
+    pub fn number(self) -> u32 {
         self.0.get()
     }
 }
@@ -141,6 +141,10 @@ pub struct Link {
     pub mac: Option<MacAddr>,
     /// The MTU.
     pub mtu: u32,
+    /// The least MTU that the driver accepts; 0 if the kernel does not report it.
+    pub min_mtu: u32,
+    /// The greatest MTU that the driver accepts; 0 if it has no limit, or the kernel does not report it.
+    pub max_mtu: u32,
     /// Whether the link is administratively up.
     pub up: bool,
     /// Whether the link can carry traffic.
@@ -158,6 +162,9 @@ pub struct Link {
     pub alias: String,
     /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
     pub promiscuous: bool,
+    /// Whether the link was set to receive all multicast packets. A multicast router makes it receive them too, but only
+    /// while it runs.
+    pub all_multicast: bool,
     /// The length of the transmit queue.
     pub tx_queue: u32,
     /// The settings as a port of a bridge, if the link is a port.
@@ -181,6 +188,8 @@ impl Link {
             kind: String::new(),
             mac: None,
             mtu: 0,
+            min_mtu: 0,
+            max_mtu: 0,
             up: flags & libc::IFF_UP.cast_unsigned() != 0,
             state: OperState::Unknown,
             running: flags & RUNNING == RUNNING,
@@ -189,6 +198,7 @@ impl Link {
             peer_netns: None,
             alias: String::new(),
             promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
+            all_multicast: flags & libc::IFF_ALLMULTI.cast_unsigned() != 0,
             tx_queue: 0,
             port: None,
             port_state: None,
@@ -202,6 +212,8 @@ impl Link {
                 libc::IFLA_IFNAME => link.name = wire::text(value),
                 libc::IFLA_ADDRESS => link.mac = wire::mac(value),
                 libc::IFLA_MTU => link.mtu = wire::number(value, 0)?,
+                libc::IFLA_MIN_MTU => link.min_mtu = wire::number(value, 0)?,
+                libc::IFLA_MAX_MTU => link.max_mtu = wire::number(value, 0)?,
                 libc::IFLA_LINK => link.peer = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_LINK_NETNSID => link.peer_netns = NetnsId::optional(wire::number(value, 0)?),
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),

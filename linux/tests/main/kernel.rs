@@ -19,8 +19,17 @@ use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProto
 use testing::{Lab, skip, timeout, wait_until};
 
 const MAC: MacAddr = MacAddr([0x0a, 0x58, 1, 2, 3, 4]);
-const UP: LinkChange<'_> =
-    LinkChange { up: Some(true), promiscuous: None, mtu: None, mac: None, bridge: None, alias: None, arp_notify: None };
+const UP: LinkChange<'_> = LinkChange {
+    up: Some(true),
+    promiscuous: None,
+    all_multicast: None,
+    mtu: None,
+    mac: None,
+    tx_queue: None,
+    bridge: None,
+    alias: None,
+    arp_notify: None,
+};
 
 fn cidr(text: &str) -> Cidr {
     text.parse().unwrap()
@@ -187,8 +196,10 @@ fn settings_of_a_link() {
     assert!(!port.promiscuous, "the bridge makes it promiscuous, but it was not set so");
     let change = LinkChange {
         promiscuous: Some(true),
+        all_multicast: Some(true),
         mtu: Some(1280),
         mac: Some(MAC),
+        tx_queue: Some(7),
         alias: Some("who am I"),
         arp_notify: Some(true),
         ..LinkChange::default()
@@ -196,15 +207,35 @@ fn settings_of_a_link() {
     guest.apply(&[Change::set_link(eth0.index, &change)]).unwrap();
     let now = guest.link("eth0").unwrap().unwrap();
     assert_eq!((now.mtu, now.mac, now.alias.as_str(), now.promiscuous), (1280, Some(MAC), "who am I", true));
+    assert_eq!((now.all_multicast, now.tx_queue), (true, 7));
+    assert_eq!((now.min_mtu, now.max_mtu), (68, 65535), "the limits of a veth");
     assert!(now.up, "other settings stay");
     let notify = "ip netns exec c1 cat /proc/sys/net/ipv4/conf/eth0/arp_notify";
     assert_eq!(lab.sh(notify).trim(), "1");
-    let off =
-        LinkChange { up: Some(false), promiscuous: Some(false), arp_notify: Some(false), ..LinkChange::default() };
+    let off = LinkChange {
+        up: Some(false),
+        promiscuous: Some(false),
+        all_multicast: Some(false),
+        arp_notify: Some(false),
+        ..LinkChange::default()
+    };
     guest.apply(&[Change::set_link("eth0", &off)]).unwrap();
     let now = guest.link("eth0").unwrap().unwrap();
-    assert_eq!((now.up, now.promiscuous), (false, false));
+    assert_eq!((now.up, now.promiscuous, now.all_multicast), (false, false, false));
     assert_eq!(lab.sh(notify).trim(), "0");
+}
+
+#[test]
+fn a_cookie_identifies_a_namespace() {
+    let lab = Lab::without_plugins();
+    let (host, guest, ..) = attached(&lab);
+    let Some(cookie) = guest.netns_cookie().unwrap() else {
+        return skip("kernel::a_cookie_identifies_a_namespace", "Linux 5.14 is needed");
+    };
+    assert_ne!(host.netns_cookie().unwrap(), Some(cookie));
+    let other = Netns::open(Path::new("/run/netns/c1")).unwrap();
+    let again = other.run(&Netns::current().unwrap(), Netlink::open).unwrap();
+    assert_eq!(again.netns_cookie().unwrap(), Some(cookie));
 }
 
 #[test]

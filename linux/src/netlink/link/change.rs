@@ -69,10 +69,14 @@ pub struct LinkChange<'a> {
     pub up: Option<bool>,
     /// Sets or clears promiscuous mode.
     pub promiscuous: Option<bool>,
+    /// Sets whether the link receives all multicast packets.
+    pub all_multicast: Option<bool>,
     /// Sets the MTU.
     pub mtu: Option<u32>,
     /// Sets the MAC address.
     pub mac: Option<MacAddr>,
+    /// Sets the length of the transmit queue.
+    pub tx_queue: Option<u32>,
     /// Makes the link a port of this bridge.
     pub bridge: Option<LinkIndex>,
     /// Sets the alias.
@@ -138,7 +142,8 @@ impl<'a> Change<'a> {
     pub fn set_link(link: impl Into<LinkRef<'a>>, change: &LinkChange<'a>) -> Change<'a> {
         let (link, change) = (link.into(), *change);
         let mut state = Flags::default();
-        for (value, flag) in [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC)] {
+        let flags = [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC), (change.all_multicast, Iff::ALLMULTI)];
+        for (value, flag) in flags {
             if let Some(on) = value {
                 state.on.set(flag, on);
                 state.mask.insert(flag);
@@ -147,6 +152,9 @@ impl<'a> Change<'a> {
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
         by_name(&mut request, link);
         common_attributes(&mut request, change.mac, change.mtu);
+        if let Some(length) = change.tx_queue {
+            request.number(Ifla::Txqlen, length);
+        }
         if let Some(bridge) = change.bridge {
             request.number(Ifla::Master, bridge.number());
         }
@@ -222,11 +230,17 @@ impl fmt::Display for LinkChange<'_> {
         if let Some(on) = self.promiscuous {
             write!(f, " promiscuous {on}")?;
         }
+        if let Some(on) = self.all_multicast {
+            write!(f, " allmulticast {on}")?;
+        }
         if let Some(mtu) = self.mtu {
             write!(f, " mtu {mtu}")?;
         }
         if let Some(mac) = self.mac {
             write!(f, " address {mac}")?;
+        }
+        if let Some(length) = self.tx_queue {
+            write!(f, " txqueuelen {length}")?;
         }
         if let Some(bridge) = self.bridge {
             write!(f, " master {bridge}")?;
