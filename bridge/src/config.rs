@@ -351,7 +351,7 @@ impl Keys {
         Ok(networks)
     }
 
-    /// Returns the requested MAC address. Of the three sources, only the first that has one is validated and used.
+    /// Returns the requested MAC address.
     fn mac(&self, args: &str) -> Result<Option<MacAddr>> {
         let [from_args] = Args::parse(args, ["MAC"])?.values();
         let sources = [
@@ -359,18 +359,7 @@ impl Keys {
             ("key \"args.cni.mac\"", Code::CONFIG, self.args.cni.mac.as_str()),
             ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_args.unwrap_or_default()),
         ];
-        let Some((source, code, text)) = sources.into_iter().find(|(.., text)| !text.is_empty()) else {
-            return Ok(None);
-        };
-        let refuse = |why: &str, remedy: &str| Err(Error::new(code, format!("{source}: {why}")).details(remedy));
-        match text.parse::<MacAddr>() {
-            Err(why) => refuse(&why.to_string(), "write six bytes, such as 0a:58:0a:f4:00:02"),
-            Ok(MacAddr([0, 0, 0, 0, 0, 0])) => refuse(&format!("{text:?} is all zeros"), "use another address"),
-            Ok(MacAddr([first, ..])) if first & 1 != 0 => {
-                refuse(&format!("{text:?} is a multicast address"), "use an address whose first byte is even")
-            }
-            Ok(mac) => Ok(Some(mac)),
-        }
+        cni::requested_mac(&sources)
     }
 }
 

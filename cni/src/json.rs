@@ -35,8 +35,13 @@ pub fn has_key(text: &str, key: &str) -> Result<bool, Fault> {
 
 /// Prints `value` as the reference does: indented by four spaces, without a newline at the end.
 pub fn print<T: Serialize>(value: &T) -> Result<Vec<u8>, Error> {
+    print_indented(value, b"    ")
+}
+
+/// Prints `value` with another indentation, as the reference does in some files.
+pub fn print_indented<T: Serialize>(value: &T, indentation: &'static [u8]) -> Result<Vec<u8>, Error> {
     let mut out = Vec::with_capacity(512);
-    let layout = Layout::indented();
+    let layout = Layout::indented(indentation);
     value.serialize(&mut serde_json::Serializer::with_formatter(&mut out, layout)).map_err(Error::bug)?;
     Ok(out)
 }

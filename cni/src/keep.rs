@@ -57,6 +57,11 @@ impl<'a> Keep<'a> {
         self.attachments.contains(&(container, ifname))
     }
 
+    /// Returns whether an attachment belongs to this network and is not kept.
+    pub fn is_stale(&self, attachment: AttachmentKey<'_>) -> bool {
+        attachment.network == self.network && !self.attachments.contains(&(attachment.container, attachment.ifname))
+    }
+
     /// Returns whether a container has an attachment that is kept.
     pub fn has_container(&self, id: &str) -> bool {
         self.containers.contains(id)
@@ -76,6 +81,7 @@ mod tests {
         let stale = |network: &str, container: &str, ifname: &str| {
             let key = AttachmentKey { network, container, ifname };
             let stale = keep.is_stale_comment(&key.comment());
+            assert_eq!(keep.is_stale(key), stale, "{key:?}");
             for alias in key.aliases() {
                 assert_eq!(keep.is_stale_alias(&alias), stale, "{key:?}");
             }

@@ -29,6 +29,7 @@ pub mod json;
 mod keep;
 pub mod key;
 mod logging;
+mod mac;
 mod name;
 mod plugin;
 mod process;
@@ -49,6 +50,7 @@ pub use key::AttachmentKey;
 #[doc(hidden)]
 pub use linux;
 pub use logging::report;
+pub use mac::requested_mac;
 pub use name::{ContainerId, IfName, NetworkName};
 pub use plugin::{Attachment, Call, Home, Plugin, Prepared};
 #[doc(hidden)]

@@ -24,4 +24,5 @@ tables! {
     host_local::HostLocal,
     loopback::Loopback,
     portmap::Portmap,
+    tuning::Tuning,
 }

@@ -6,7 +6,6 @@
 //! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
 //!   continues work after this process has exited.
-//! - [`dir`] has an open directory of small files, with atomic operations on them.
 //! - [`unix`] connects to a server on this host.
 //! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and build ID.
 //! - [`ip`] has addresses and address arithmetic.

@@ -113,6 +113,11 @@ impl Netns {
         Ok((file.dev(), file.ino()))
     }
 
+    /// Returns the inode number. The kernel reuses it once the namespace is gone.
+    pub fn inode(&self) -> Result<u64> {
+        Ok(self.identity()?.1)
+    }
+
     /// Returns the path at which the namespace was opened.
     pub fn path(&self) -> &Path {
         &self.path

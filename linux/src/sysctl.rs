@@ -1,6 +1,7 @@
 //! Kernel settings in /proc/sys. They are read first and written only if they differ.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -66,9 +67,39 @@ pub fn read(key: &[&str]) -> Result<Option<String>> {
     }
 }
 
-/// Writes `value` to `key` in the network namespace of the calling thread, even if the key already has it.
-pub fn write(key: &[&str], value: &str) -> io::Result<()> {
-    sys::open(Path::new(&path_of(key)), OFlag::O_WRONLY)?.write_all_at(value.as_bytes(), 0)
+/// An open setting of the network namespace in which it was opened, even if the thread moves.
+#[derive(Debug)]
+pub struct Sysctl {
+    file: File,
+    value: Option<String>,
+}
+
+impl Sysctl {
+    /// Opens `key` for writing, in the network namespace of the calling thread, and reads its value.
+    pub fn open(key: &[&str]) -> io::Result<Sysctl> {
+        let path = path_of(key);
+        let file = match sys::open(Path::new(&path), OFlag::O_RDWR) {
+            // A few settings can only be written, such as `net.ipv4.route.flush`.
+            Err(nix::Error::EACCES) => {
+                return Ok(Sysctl { file: sys::open(Path::new(&path), OFlag::O_WRONLY)?, value: None });
+            }
+            file => file?,
+        };
+        let mut text = Vec::new();
+        (&file).read_to_end(&mut text)?;
+        let text = String::from_utf8_lossy(text.trim_ascii_end()).into_owned();
+        Ok(Sysctl { file, value: Some(text) })
+    }
+
+    /// Returns the value when the setting was opened; `None` if it can only be written.
+    pub fn value(&self) -> Option<&str> {
+        self.value.as_deref()
+    }
+
+    /// Sets the value.
+    pub fn write(&self, value: &str) -> io::Result<()> {
+        self.file.write_all_at(value.as_bytes(), 0)
+    }
 }
 
 /// Returns an error if `key` cannot be opened for writing. Changes nothing.

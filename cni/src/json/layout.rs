@@ -1,4 +1,4 @@
-//! The reference's layouts: indented by four spaces, or on one line. Both escape the characters that could end an HTML
+//! The reference's layouts: indented, or on one line. Both escape the characters that could end an HTML
 //! script.
 
 use std::io;
@@ -8,8 +8,8 @@ use serde_json::ser::{CharEscape, CompactFormatter, Formatter, PrettyFormatter};
 pub(super) struct Layout<F>(F);
 
 impl Layout<PrettyFormatter<'static>> {
-    pub(super) fn indented() -> Self {
-        Layout(PrettyFormatter::with_indent(b"    "))
+    pub(super) fn indented(by: &'static [u8]) -> Self {
+        Layout(PrettyFormatter::with_indent(by))
     }
 }
 

@@ -3,7 +3,7 @@
 use std::fs;
 
 use linux::netlink::Netlink;
-use linux::sysctl::{self, Setting};
+use linux::sysctl::{self, Setting, Sysctl};
 use linux::{Error, Kind, Netns};
 use testing::Lab;
 
@@ -51,4 +51,19 @@ fn read_only_settings_are_reported() {
     let key = ["net", "ipv4", "ip_forward"];
     assert_eq!(sysctl::set(&key, "1").unwrap(), Setting::ReadOnly);
     assert_eq!(sysctl::set(&key, "0").unwrap(), Setting::Kept, "an unchanged setting only needs to be read");
+}
+
+#[test]
+fn an_open_setting_stays_that_of_its_namespace() {
+    let lab = Lab::without_plugins();
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    let key = ["net", "core", "somaxconn"];
+    let setting = guest.run(&Netns::current().unwrap(), || Ok::<_, linux::Error>(Sysctl::open(&key))).unwrap().unwrap();
+    let before = sysctl::read(&key).unwrap();
+    assert_eq!(setting.value(), before.as_deref(), "the default");
+    setting.write("77").unwrap();
+    assert_eq!(lab.sh("ip netns exec c1 cat /proc/sys/net/core/somaxconn").trim(), "77");
+    assert_eq!(sysctl::read(&key).unwrap(), before);
+    assert_eq!(Sysctl::open(&["net", "ipv4", "route", "flush"]).unwrap().value(), None);
+    assert_eq!(Sysctl::open(&["net", "absent"]).unwrap_err().raw_os_error(), Some(libc::ENOENT));
 }

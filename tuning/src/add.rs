@@ -1,0 +1,220 @@
+//! ADD: reads everything, then changes sysctls and the interface. If a step fails, the steps before it are reverted.
+
+use std::io;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Home, Namespaces, Result, Undo};
+use linux::Netns;
+use linux::netlink::{Link, Netlink};
+use linux::sysctl::Sysctl as Setting;
+
+use crate::allowlist;
+use crate::attributes::Attributes;
+use crate::backup::{BackupFile, Owner};
+use crate::config::{Config, invalid};
+use crate::interface::{Interface, set_mtu};
+use crate::sysctl::Sysctl;
+
+/// Tunes the container, and returns the previous result with what has changed.
+pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result: AddResult) -> Result<AddResult> {
+    if config.is_empty() {
+        return Ok(result);
+    }
+    allowlist::require(&config.sysctls, Some(at.ifname.as_str()))?;
+    let Namespaces { host: Home { netns: home, netlink: mut host }, guest } = Namespaces::open(call, at)?;
+    let key = AttachmentKey::new(call, at);
+    let host_veth = guest.run(&home, || -> Result<Option<String>> {
+        let settings = open_settings(&config.sysctls, at)?;
+        if config.attributes.is_empty() {
+            tune(config, &settings, None, Undo::new(None))?;
+            return Ok(None);
+        }
+        let has_ipv6 = result.ips.iter().any(|ip| ip.address.ip().is_ipv6());
+        let mut target = Target::read(at, &guest, &mut host, &home)?;
+        target.validate(config.attributes, has_ipv6)?;
+        let backup = BackupFile::open(&config.data_dir, key, &target.interface.identity)?;
+        let host_veth = target.host_veth.as_ref().map(|port| port.name.clone());
+        tune(config, &settings, Some((&backup, key)), Undo::new(Some(target)))?;
+        Ok(host_veth)
+    })?;
+    describe(&mut result, at, config.attributes, host_veth.as_deref());
+    Ok(result)
+}
+
+/// The interface to tune, and what depends on it on the host.
+#[derive(Debug)]
+struct Target<'a> {
+    interface: Interface,
+    host: &'a mut Netlink,
+    host_veth: Option<Link>,
+}
+
+impl<'a> Target<'a> {
+    /// Reads the interface in the namespace of this thread, which is `guest`.
+    fn read(at: &Attachment, guest: &Netns, host: &'a mut Netlink, home: &Netns) -> Result<Target<'a>> {
+        let mut interface = Interface::require(at, guest)?;
+        let host_veth = interface.host_veth(host, home)?;
+        Ok(Target { interface, host, host_veth })
+    }
+
+    /// Returns an error if the interface cannot have the attributes, or its packets would be too large for the bridge.
+    fn validate(&mut self, wanted: Attributes, has_ipv6: bool) -> Result<()> {
+        self.interface.validate(wanted, has_ipv6)?;
+        let master = self.host_veth.as_ref().and_then(|port| port.master);
+        let (Some(mtu), Some(master)) = (wanted.mtu, master) else { return Ok(()) };
+        match self.host.link(master)? {
+            // Unlike the reference, which lets the bridge drop the packets.
+            Some(bridge) if mtu > bridge.mtu => {
+                let what = format_args!("{mtu} is above the MTU {} of {} {:?}", bridge.mtu, bridge.kind, bridge.name);
+                Err(invalid(
+                    "mtu",
+                    what,
+                    "set \"mtu\" of the plugin that creates the bridge, or use a smaller number here",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Changes the attributes. The MTU of the host veth follows.
+    fn set(&mut self, wanted: Attributes) -> Result<()> {
+        self.interface.set(wanted)?;
+        match (wanted.mtu, &self.host_veth) {
+            (Some(mtu), Some(port)) if port.mtu != mtu => set_mtu(self.host, port, mtu),
+            _ => Ok(()),
+        }
+    }
+
+    /// Reverts [`Target::set`].
+    fn revert(&mut self, wanted: Attributes) -> Result<()> {
+        let before = wanted.of(&self.interface.link);
+        if let (Some(_), Some(port)) = (wanted.mtu, &self.host_veth) {
+            gone_is_ok(set_mtu(self.host, port, port.mtu))?;
+        }
+        gone_is_ok(self.interface.set(before))
+    }
+}
+
+/// Treats a link that does not exist as success.
+fn gone_is_ok(outcome: Result<()>) -> Result<()> {
+    match outcome {
+        Err(error) if error.errno() == Some(libc::ENODEV) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Changes everything. Each rollback step is registered before the step that it reverts.
+fn tune<'a>(
+    config: &'a Config,
+    settings: &'a [Setting],
+    backup: Option<(&'a BackupFile, AttachmentKey<'_>)>,
+    mut undo: Undo<'a, Option<Target<'_>>>,
+) -> Result<()> {
+    let outcome = apply(config, settings, backup, &mut undo);
+    match outcome {
+        Ok(()) => {
+            undo.commit();
+            Ok(())
+        }
+        Err(error) => Err(undo.roll_back(error)),
+    }
+}
+
+fn apply<'a>(
+    config: &'a Config,
+    settings: &'a [Setting],
+    backup: Option<(&'a BackupFile, AttachmentKey<'_>)>,
+    undo: &mut Undo<'a, Option<Target<'_>>>,
+) -> Result<()> {
+    let wanted = config.attributes;
+    if let (Some((file, key)), Some(target)) = (backup, undo.context()) {
+        let before = wanted.of(&target.interface.link);
+        let owner = Owner {
+            network: key.network.to_owned(),
+            container: key.container.to_owned(),
+            ifname: key.ifname.to_owned(),
+            interface: target.interface.identity.clone(),
+            tuned: wanted,
+        };
+        undo.push("revert the backup file", move |_| file.revert());
+        file.write(before, owner)?;
+    }
+    for (sysctl, setting) in config.sysctls.iter().zip(settings) {
+        if let Some(before) = setting.value() {
+            undo.push(format!("set {} to {before:?}", sysctl.key), move |_| Ok(setting.write(before)?));
+        }
+        setting.write(&sysctl.value).map_err(|error| explain(sysctl, setting.value(), error))?;
+    }
+    if !wanted.is_empty() {
+        undo.push("restore the interface", move |target| match target {
+            Some(target) => target.revert(wanted),
+            None => Ok(()),
+        });
+        if let Some(target) = undo.context() {
+            target.set(wanted)?;
+        }
+    }
+    Ok(())
+}
+
+/// Opens all sysctls for writing, in the namespace of this thread.
+fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Setting>> {
+    let open = |sysctl: &Sysctl| {
+        let path = sysctl.key.path(at.ifname.as_str());
+        let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+        Setting::open(&parts).map_err(|error| {
+            let error = explain(sysctl, None, error);
+            error.details(format!("it would be /proc/sys/{} in {:?}", path.join("/"), at.sandbox()))
+        })
+    };
+    sysctls.iter().map(open).collect()
+}
+
+/// Returns the error for a sysctl that cannot be set. `now` is its value.
+fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
+    let Sysctl { key, value } = sysctl;
+    let refused = |what: String, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
+    match error.raw_os_error() {
+        Some(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => refused(
+            format!("key \"sysctl\": the container has no sysctl {:?}", key.to_string()),
+            "check the name, and whether the kernel has the feature; write IFNAME for the name of the interface",
+        ),
+        // The file is read-only in a namespace of a container.
+        Some(libc::EACCES | libc::EPERM) => refused(
+            format!("key \"sysctl\": {:?} cannot be set for a container", key.to_string()),
+            "it is a setting of the whole host, or needs more privileges: set it on the host",
+        ),
+        Some(libc::EROFS) => refused(
+            format!("key \"sysctl\": {:?} cannot be set, because /proc/sys is read-only", key.to_string()),
+            "give the plugin a writable /proc/sys",
+        ),
+        Some(libc::EINVAL | libc::ERANGE) => {
+            let error = refused(
+                format!("key \"sysctl\": the kernel refuses the value {value:?} of {:?}", key.to_string()),
+                "use a value of the kernel's documentation (ip-sysctl)",
+            );
+            match now {
+                Some(now) => error.details(format!("it is {now:?} now")),
+                None => error,
+            }
+        }
+        _ => Error::from(error).context(format!("set sysctl {:?} to {value:?}", key.to_string())),
+    }
+}
+
+/// Sets what has changed in the result: MAC address and MTU of the interface, and the MTU of the host veth if the result has
+/// one.
+fn describe(result: &mut AddResult, at: &Attachment, tuned: Attributes, host_veth: Option<&str>) {
+    let ifname = at.ifname.as_str();
+    let is_in_container = |found: &cni::Interface| found.name == ifname && !found.sandbox.is_empty();
+    let has_sandbox = result.interfaces.iter().any(is_in_container);
+    for interface in &mut result.interfaces {
+        if is_in_container(interface) || (interface.name == ifname && !has_sandbox) {
+            if let Some(mac) = tuned.mac {
+                interface.mac = mac.to_string();
+            }
+            interface.mtu = tuned.mtu.unwrap_or(interface.mtu);
+        } else if interface.sandbox.is_empty() && host_veth == Some(interface.name.as_str()) && interface.mtu != 0 {
+            interface.mtu = tuned.mtu.unwrap_or(interface.mtu);
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The backup file of an attachment: the attributes of its interface before ADD.
+//!
+//! Name and content are those of the reference, so that either implementation can restore what the other changed. In addition,
+//! the key `attachment`, which the reference ignores, says whose file it is: the name is ambiguous, and container IDs and
+//! interface names are used again.
+
+use std::io;
+use std::path::Path;
+
+use cni::json::{self, Fault};
+use cni::{AttachmentKey, Context, Result};
+use linux::dir::Dir;
+use linux::netlink::{Link, Netlink};
+use linux::{Netns, sysctl};
+use log::debug;
+use serde::{Deserialize, Serialize};
+
+use crate::attributes::Attributes;
+
+/// The indentation of the file.
+const INDENTATION: &[u8] = b" ";
+/// The end of the name.
+pub(crate) const SUFFIX: &str = ".json";
+
+/// The content of a backup file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Backup {
+    /// The attributes before ADD.
+    pub(crate) before: Attributes,
+    /// Whose file it is; `None` if the reference wrote it.
+    pub(crate) owner: Option<Owner>,
+}
+
+/// Whose file it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) network: String,
+    pub(crate) container: String,
+    pub(crate) ifname: String,
+    pub(crate) interface: Identity,
+    /// The attributes after ADD.
+    pub(crate) tuned: Attributes,
+}
+
+/// What distinguishes an interface from all others, also from later ones with the same name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Identity {
+    /// The boot, because the other numbers start again.
+    boot: String,
+    netns: String,
+    link: u32,
+}
+
+impl Identity {
+    /// Returns the identity of a link in the namespace of the socket.
+    pub(crate) fn of(link: &Link, netlink: &Netlink, netns: &Netns) -> Result<Identity> {
+        let netns = match netlink.netns_cookie()? {
+            Some(cookie) => format!("cookie {cookie}"),
+            None => format!("inode {}", netns.inode()?),
+        };
+        let boot = sysctl::read(&["kernel", "random", "boot_id"])?.unwrap_or_default();
+        Ok(Identity { boot, netns, link: link.index.number() })
+    }
+}
+
+/// The attributes as in the file.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Values {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mac: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    promisc: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mtu: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    allmulti: Option<bool>,
+    #[serde(rename = "txQLen", skip_serializing_if = "Option::is_none")]
+    tx_queue: Option<u32>,
+}
+
+/// The owner as in the file.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct OwnerRecord {
+    network: String,
+    container: String,
+    ifname: String,
+    interface: Identity,
+    tuned: Values,
+}
+
+/// The part of the file that the reference ignores.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Extra {
+    attachment: Option<OwnerRecord>,
+}
+
+/// The whole file.
+#[derive(Serialize)]
+struct Whole {
+    #[serde(flatten)]
+    before: Values,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attachment: Option<OwnerRecord>,
+}
+
+impl From<Attributes> for Values {
+    fn from(attributes: Attributes) -> Values {
+        let Attributes { mac, promiscuous, mtu, all_multicast, tx_queue } = attributes;
+        let mac = mac.map(|mac| mac.to_string());
+        Values { mac, promisc: promiscuous, mtu, allmulti: all_multicast, tx_queue }
+    }
+}
+
+impl TryFrom<Values> for Attributes {
+    type Error = Fault;
+
+    fn try_from(values: Values) -> Result<Attributes, Fault> {
+        let Values { mac, promisc, mtu, allmulti, tx_queue } = values;
+        let mac = mac.filter(|text| !text.is_empty()).map(|text| text.parse()).transpose();
+        Ok(Attributes {
+            mac: mac.map_err(|why| Fault::value(why).under("mac"))?,
+            promiscuous: promisc,
+            mtu: mtu.filter(|mtu| *mtu != 0),
+            all_multicast: allmulti,
+            tx_queue,
+        })
+    }
+}
+
+impl Backup {
+    /// Parses a file.
+    pub(crate) fn parse(content: &[u8]) -> Result<Backup, Fault> {
+        let text = std::str::from_utf8(content).map_err(Fault::value)?;
+        let before: Values = json::parse(text)?;
+        let Extra { attachment } = json::parse(text)?;
+        let owner = attachment.map(|record| {
+            let OwnerRecord { network, container, ifname, interface, tuned } = record;
+            Ok::<_, Fault>(Owner { network, container, ifname, interface, tuned: tuned.try_into()? })
+        });
+        Ok(Backup { before: before.try_into()?, owner: owner.transpose()? })
+    }
+
+    /// Returns the content of the file.
+    pub(crate) fn print(&self) -> Result<Vec<u8>> {
+        let attachment = self.owner.clone().map(|owner| {
+            let Owner { network, container, ifname, interface, tuned } = owner;
+            OwnerRecord { network, container, ifname, interface, tuned: tuned.into() }
+        });
+        json::print_indented(&Whole { before: self.before.into(), attachment }, INDENTATION)
+    }
+}
+
+impl Owner {
+    pub(crate) fn key(&self) -> AttachmentKey<'_> {
+        AttachmentKey { network: &self.network, container: &self.container, ifname: &self.ifname }
+    }
+}
+
+/// Returns the name of an attachment's file, which is that of the reference.
+pub(crate) fn file_name(key: AttachmentKey<'_>) -> String {
+    format!("{}_{}{SUFFIX}", key.container, key.ifname)
+}
+
+/// The backup file of an attachment, for ADD.
+#[derive(Debug)]
+pub(crate) struct BackupFile {
+    dir: Dir,
+    name: String,
+    /// What the file had before, if that belongs to the same interface.
+    earlier: Option<Backup>,
+}
+
+impl BackupFile {
+    /// Opens the file, which need not exist. An existing file counts only if it belongs to this attachment and this interface,
+    /// so that an earlier plugin of the same chain wrote it.
+    pub(crate) fn open(data_dir: &Path, key: AttachmentKey<'_>, interface: &Identity) -> Result<BackupFile> {
+        let name = file_name(key);
+        let dir = Dir::create(data_dir, 0o700).context(|| format!("create the directory {data_dir:?}"))?;
+        let found = dir.read(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();
+        let earlier = found.and_then(|content| Backup::parse(&content).ok()).filter(|backup| {
+            backup.owner.as_ref().is_some_and(|owner| owner.key() == key && owner.interface == *interface)
+        });
+        Ok(BackupFile { dir, name, earlier })
+    }
+
+    /// Writes the attributes before and after ADD. Of an attribute that was changed before, the first value is kept.
+    pub(crate) fn write(&self, before: Attributes, owner: Owner) -> Result<()> {
+        let backup = match self.earlier.clone() {
+            None => Backup { before, owner: Some(owner) },
+            Some(Backup { before: first, owner: earlier }) => {
+                let tuned = owner.tuned.or(earlier.map(|earlier| earlier.tuned).unwrap_or_default());
+                Backup { before: first.or(before), owner: Some(Owner { tuned, ..owner }) }
+            }
+        };
+        self.replace(&backup)
+    }
+
+    /// Reverts [`BackupFile::write`].
+    pub(crate) fn revert(&self) -> Result<()> {
+        match &self.earlier {
+            Some(backup) => self.replace(backup),
+            None => self.dir.remove(&self.name).map(drop).context(|| self.about("remove")),
+        }
+    }
+
+    fn replace(&self, backup: &Backup) -> Result<()> {
+        let content = backup.print()?;
+        let written = match self.earlier {
+            Some(_) => self.dir.replace(&self.name, &content),
+            // Whatever has the name is not a file of this interface.
+            None => self.dir.remove(&self.name).and_then(|_| match self.dir.create_file(&self.name, &content)? {
+                true => Ok(()),
+                false => Err(io::ErrorKind::AlreadyExists.into()),
+            }),
+        };
+        written.context(|| self.about("write")).map_err(|error| match error.errno() {
+            Some(libc::EISDIR) => error.details("remove the directory that has this name"),
+            _ => error,
+        })
+    }
+
+    fn about(&self, verb: &str) -> String {
+        format!("{verb} the backup file {:?}", self.dir.path().join(&self.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owner() -> Owner {
+        let interface = Identity { boot: "b".to_owned(), netns: "cookie 7".to_owned(), link: 3 };
+        let tuned = Attributes { mtu: Some(1400), ..Attributes::default() };
+        Owner { network: "net1".to_owned(), container: "c1".to_owned(), ifname: "eth0".to_owned(), interface, tuned }
+    }
+
+    #[test]
+    fn the_file_is_that_of_the_reference() {
+        let before = Attributes {
+            mac: Some("02:00:00:00:00:01".parse().unwrap()),
+            promiscuous: Some(false),
+            mtu: Some(1500),
+            all_multicast: Some(false),
+            tx_queue: Some(1000),
+        };
+        let printed = Backup { before, owner: None }.print().unwrap();
+        let wanted = "{\n \"mac\": \"02:00:00:00:00:01\",\n \"promisc\": false,\n \"mtu\": 1500,\n \"allmulti\": false,\n \
+                      \"txQLen\": 1000\n}";
+        assert_eq!(String::from_utf8(printed).unwrap(), wanted);
+        assert_eq!(Backup::parse(wanted.as_bytes()).unwrap(), Backup { before, owner: None });
+        assert_eq!(file_name(owner().key()), "c1_eth0.json");
+    }
+
+    #[test]
+    fn the_owner_follows_the_attributes() {
+        let backup = Backup { before: Attributes { mtu: Some(1500), ..Attributes::default() }, owner: Some(owner()) };
+        let printed = backup.print().unwrap();
+        assert!(String::from_utf8(printed.clone()).unwrap().starts_with("{\n \"mtu\": 1500,\n \"attachment\": {\n"));
+        assert_eq!(Backup::parse(&printed).unwrap(), backup);
+    }
+
+    #[test]
+    fn other_files_are_refused() {
+        for bad in ["", "5", "[]", "{", "{\"mtu\": -1}", "{\"mac\": \"x\"}", "{\"attachment\": 5}", "\u{0}"] {
+            assert!(Backup::parse(bad.as_bytes()).is_err(), "{bad:?}");
+        }
+        assert!(Backup::parse(b"\xff").is_err());
+        let empty = Backup { before: Attributes::default(), owner: None };
+        assert_eq!(Backup::parse(b"{\"unknown\": [1]}").unwrap(), empty);
+    }
+}

@@ -1,0 +1,42 @@
+//! Entry points for the fuzzer: they parse arbitrary configurations, lists and files, and assert the properties that must hold.
+
+use cni::Call;
+
+use crate::backup::Backup;
+use crate::config::Config;
+use crate::pattern::Pattern;
+
+/// Parses a configuration and asserts that every accepted value is valid.
+pub fn config(call: &Call<'_>) {
+    let Ok(config) = Config::parse(call) else { return };
+    assert!(config.data_dir.is_absolute(), "{config:?}");
+    for (place, sysctl) in config.sysctls.iter().enumerate() {
+        let path = sysctl.key.path("eth0.5");
+        assert!(path.len() >= 2 && path[0] == "net", "{sysctl:?}");
+        assert!(
+            path.iter().all(|part| !["", ".", ".."].contains(&part.as_str()) && !part.contains(['/', '\0'])),
+            "{sysctl:?}"
+        );
+        assert!(config.sysctls[..place].iter().all(|earlier| earlier.key != sysctl.key), "{sysctl:?} twice");
+    }
+    let mac = config.attributes.mac.map(|mac| mac.0);
+    assert!(mac.is_none_or(|mac| mac != [0; 6] && mac[0] & 1 == 0), "{config:?}");
+    assert_ne!(config.attributes.mtu, Some(0));
+    assert_ne!(config.attributes.promiscuous, Some(false));
+}
+
+/// Parses a backup file. What was read is written so that it is read again.
+pub fn backup(content: &[u8]) {
+    let Ok(backup) = Backup::parse(content) else { return };
+    let printed = backup.print().unwrap();
+    assert_eq!(Backup::parse(&printed).ok(), Some(backup));
+}
+
+/// Parses the first line as a pattern, and searches the second for it: bounded, whatever the pattern is.
+pub fn pattern(lines: &str) {
+    let (pattern, text) = lines.split_once('\n').unwrap_or((lines, "net.ipv4.conf.IFNAME.rp_filter"));
+    let Ok(pattern) = Pattern::parse(pattern) else { return };
+    assert!(pattern.size() <= 10_001);
+    let text: String = text.chars().take(1000).collect();
+    pattern.matches(&text);
+}

@@ -1,0 +1,96 @@
+//! For tools: lists the backup files of tuned interfaces, and reports what differs from the configuration.
+
+use std::path::Path;
+
+use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings};
+use cni::{Call, Result};
+use log::debug;
+
+use crate::backup::{self, Backup};
+use crate::config::{Config, DATA_DIR};
+use crate::{Tuning, check, removal, status};
+
+/// The kind of objects that the plugin creates.
+static KINDS: [Kind; 1] = [Kind {
+    name: "tuning",
+    noun: "backup of tuned attributes",
+    flag: "tuned",
+    json: "tunedAttributes",
+    is_listed: true,
+}];
+
+impl Inspect for Tuning {
+    fn settings(&self, call: &Call<'_>) -> Result<Settings> {
+        Config::parse(call).map(|_| Settings::default())
+    }
+
+    fn kinds(&self) -> &'static [Kind] {
+        &KINDS
+    }
+
+    /// Lists the backup files in the default directory. Files of the reference have no known owner.
+    fn objects(&self) -> Result<Vec<Object>> {
+        let mut objects = Vec::new();
+        removal::for_each_backup(Path::new(DATA_DIR), |_, _, backup| objects.extend(object(&backup)))?;
+        Ok(objects)
+    }
+
+    fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
+        let config = Config::parse(network.call)?;
+        let finding = |level, what: String, remedy: &str| Finding {
+            check: KINDS[0].name,
+            level,
+            what,
+            remedy: remedy.to_owned(),
+        };
+        if let Err(error) = status::run(&config) {
+            return Ok(vec![finding(Level::Fail, error.to_string(), error.details_text())]);
+        }
+        let (mut count, mut different) = (0, Vec::new());
+        for added in network.alive.iter().filter_map(|at| at.added.as_ref()) {
+            let compared = added.with_call(|call, at| {
+                let config = Config::parse(call)?;
+                count += usize::from(!config.is_empty());
+                check::run(call, at, &config)
+            });
+            different.extend(compared.err().map(|error| format!("{}: {error}", added.attachment.container)));
+        }
+        debug!("{count} tuned containers");
+        Ok(match different.first() {
+            Some(first) => {
+                let text =
+                    format!("{} of {count} containers differ from the configuration, such as {first}", different.len());
+                vec![finding(Level::Warn, text, "another program changed it; attach the container again")]
+            }
+            None if count > 0 => vec![finding(Level::Ok, "live containers are tuned as configured".to_owned(), "")],
+            None => Vec::new(),
+        })
+    }
+}
+
+/// Returns what a tool shows of a backup file; `None` if its owner is not known.
+fn object(backup: &Backup) -> Option<Object> {
+    let owner = backup.owner.as_ref()?;
+    let comment = owner.key().comment();
+    let tuned = owner.tuned.of_keys(backup.before);
+    let change = |((key, before), (_, after)): ((&'static str, String), (&'static str, String))| {
+        format!("{key} {before} -> {after}")
+    };
+    let changes: Vec<String> = backup.before.values().zip(tuned.values()).map(change).collect();
+    let properties = backup
+        .before
+        .values()
+        .zip(tuned.values())
+        .map(|((key, before), (_, after))| (key, Property::Text(format!("{before} -> {after}"))));
+    Some(Object {
+        kind: &KINDS[0],
+        owner: Owner::Marked(owner.key().mark()),
+        backend: "file",
+        address: None,
+        name: backup::file_name(owner.key()),
+        detail: changes.join(", "),
+        properties: properties.collect(),
+        about: comment.split_once(", net: ").map_or(comment.as_str(), |(_, about)| about).to_owned(),
+        comment,
+    })
+}

@@ -1,0 +1,62 @@
+//! The `tuning` plugin: sets sysctls and attributes of the interface in a container.
+//!
+//! `config` validates the keys. `add` applies them, `check` compares, `removal` restores for DEL and removes for GC.
+//!
+//! - `sysctl` reads the names of sysctls, `allowlist` restricts them, and `pattern` has the regular expressions of that list.
+//! - `interface` is the interface in the container, `attributes` are what can be tuned of it, and `backup` is the file that has
+//!   them as they were before ADD.
+//! - `inspect` is for `cnitool`.
+
+mod add;
+mod allowlist;
+mod attributes;
+mod backup;
+mod check;
+mod config;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod inspect;
+mod interface;
+mod pattern;
+mod removal;
+mod status;
+mod sysctl;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
+
+use config::Config;
+
+/// The `tuning` plugin.
+#[derive(Debug)]
+pub struct Tuning;
+
+impl Plugin for Tuning {
+    fn name(&self) -> &'static str {
+        "tuning"
+    }
+
+    fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        let config = Config::parse(call)?;
+        add::run(call, at, &config, call.chained_result()?)
+    }
+
+    /// Restores what ADD changed, whatever the configuration says now.
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        removal::restore(call, at, AttachmentKey::new(call, at))
+    }
+
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::parse(call)?;
+        call.chained_result()?;
+        check::run(call, at, &config)
+    }
+
+    fn gc(&self, call: &Call<'_>) -> Result<()> {
+        let valid = call.valid_attachments()?;
+        removal::collect(&config::data_dir(call), &Keep::new(call.network.as_str(), &valid))
+    }
+
+    fn status(&self, call: &Call<'_>) -> Result<()> {
+        status::run(&Config::parse(call)?)
+    }
+}

@@ -1,0 +1,4 @@
+//! The `tuning` plugin as a program of its own.
+#![no_main]
+
+cni::main!(tuning::Tuning);

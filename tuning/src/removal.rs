@@ -1,0 +1,129 @@
+//! DEL restores the interface and removes the backup file; GC removes the files of attachments that are gone.
+
+use std::path::Path;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result};
+use linux::dir::Dir;
+use linux::netlink::Link;
+use log::{debug, warn};
+
+use crate::backup::{Backup, SUFFIX, file_name};
+use crate::config::{self, Config};
+use crate::interface::{Interface, set_mtu};
+
+/// Restores the interface, if it provably is the one that ADD changed, and removes the backup file.
+pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) -> Result<()> {
+    let data_dir = config::data_dir(call);
+    let Some(dir) = Dir::open(&data_dir).unwrap_or_else(|error| {
+        warn!("there can be no backup file in {data_dir:?}: {error}");
+        None
+    }) else {
+        return Ok(());
+    };
+    let name = file_name(key);
+    let backup = match dir.read(&name) {
+        Ok(None) => return Ok(()),
+        Ok(Some(content)) => Backup::parse(&content).map_err(|fault| fault.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    match backup {
+        // The name is ambiguous, and the interface may be attached to another network by now.
+        Ok(Backup { owner: Some(owner), .. }) if owner.key() != key => {
+            debug!("{name:?} belongs to {:?}", owner.key());
+            return Ok(());
+        }
+        Ok(backup) => restore_interface(call, at, &backup)?,
+        Err(why) => warn!("the backup file {name:?} cannot be read: {why}"),
+    }
+    // A later attachment of the same name must not find it.
+    if let Err(error) = dir.remove(&name) {
+        warn!("the backup file {name:?} in {data_dir:?} stays: {error}");
+    }
+    Ok(())
+}
+
+/// Restores the interface. A failure is only logged, as in the reference: the interface usually disappears with the container.
+/// Only a lack of resources is an error, so that the runtime tries again.
+fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Result<()> {
+    let Some(Namespaces { host: Home { netns: home, netlink: mut host }, guest }) =
+        Namespaces::open_if_exists(call, at)?
+    else {
+        return Ok(());
+    };
+    let restored = guest.run(&home, || -> Result<()> {
+        let Some(mut interface) = Interface::find(at, &guest)? else { return Ok(()) };
+        if !is_same(call, at, backup, &interface) {
+            debug!("keep {:?}: another attachment, or another interface, has the backup file", interface.link.name);
+            return Ok(());
+        }
+        let host_veth = interface.host_veth(&mut host, &home)?;
+        let mtu_before = interface.link.mtu;
+        interface.set(backup.before)?;
+        match (backup.before.mtu, host_veth) {
+            (Some(mtu), Some(port)) if port.mtu == mtu_before => set_mtu(&mut host, &port, mtu),
+            _ => Ok(()),
+        }
+    });
+    if let Err(error) = restored {
+        warn!("the interface is not restored: {error:?}");
+    }
+    Ok(())
+}
+
+/// Returns whether a backup provably is that of this interface.
+///
+/// A file of the reference does not say whose it is. The interface must have the MAC address of the result of ADD, and must have
+/// what the configuration requests for each attribute in the file, and no other: so ADD wrote the file for this interface.
+fn is_same(call: &Call<'_>, at: &Attachment, backup: &Backup, interface: &Interface) -> bool {
+    if let Some(owner) = &backup.owner {
+        return owner.interface == interface.identity;
+    }
+    let Ok(config) = Config::parse(call) else { return false };
+    let wanted = config.attributes;
+    let has = wanted.of(&interface.link);
+    let same_keys = wanted.values().map(|(key, _)| key).eq(backup.before.values().map(|(key, _)| key));
+    same_keys && wanted == has && is_in_result(&call.prev_result_to_clean_up(), at, &interface.link)
+}
+
+/// Returns whether the result of ADD has the interface with the same MAC address.
+fn is_in_result(result: &AddResult, at: &Attachment, link: &Link) -> bool {
+    let mac = |text: &str| text.parse().ok();
+    let is_its = |found: &cni::Interface| {
+        found.name == at.ifname.as_str()
+            && !found.sandbox.is_empty()
+            && link.mac.is_some()
+            && mac(&found.mac) == link.mac
+    };
+    result.interfaces.iter().any(is_its)
+}
+
+/// Removes the backup files of attachments to the network that are not kept. Files of the reference do not name a network.
+pub(crate) fn collect(data_dir: &Path, keep: &Keep<'_>) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    for_each_backup(data_dir, |dir, name, backup| {
+        if backup.owner.as_ref().is_some_and(|owner| keep.is_stale(owner.key())) {
+            failures.record(dir.remove(name).map(drop).context(|| format!("remove the backup file {name:?}")));
+        }
+    })?;
+    failures.into_result()
+}
+
+/// Calls `function` for each backup file that can be read.
+pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &str, Backup)) -> Result<()> {
+    let Some(dir) = Dir::open(data_dir).context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
+    let list = || format!("list the backup files in {data_dir:?}");
+    for name in dir.names().context(list)? {
+        let name = name.context(list)?;
+        if !name.ends_with(SUFFIX) {
+            continue;
+        }
+        match dir.read(&name).map(|content| content.map(|content| Backup::parse(&content))) {
+            Ok(Some(Ok(backup))) => function(&dir, &name, backup),
+            // It has just been removed.
+            Ok(None) => {}
+            Ok(Some(Err(fault))) => debug!("ignore {name:?}: {fault}"),
+            Err(error) => debug!("ignore {name:?}: {error}"),
+        }
+    }
+    Ok(())
+}
