@@ -96,6 +96,11 @@ impl Sysctl {
         self.value.as_deref()
     }
 
+    /// Sets the value that the setting had when it was opened. Does nothing if it can only be written.
+    pub fn restore(&self) -> io::Result<()> {
+        self.value().map_or(Ok(()), |value| self.write(value))
+    }
+
     /// Sets the value.
     pub fn write(&self, value: &str) -> io::Result<()> {
         self.file.write_all_at(value.as_bytes(), 0)

@@ -1,6 +1,7 @@
 //! ADD: reads everything, then changes sysctls and the interface. If a step fails, the steps before it are reverted.
 
 use std::io;
+use std::rc::Rc;
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Home, Namespaces, Result, Undo};
 use linux::Netns;
@@ -22,21 +23,21 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
     allowlist::require(&config.sysctls, Some(at.ifname.as_str()))?;
     let Namespaces { host: Home { netns: home, netlink: mut host }, guest } = Namespaces::open(call, at)?;
     let key = AttachmentKey::new(call, at);
-    let host_veth = guest.run(&home, || -> Result<Option<String>> {
+    let has_ipv6 = result.ips.iter().any(|ip| ip.address.ip().is_ipv6());
+    // If the thread cannot return, the steps are reverted as well, because they are dropped.
+    let mut done = guest.run(&home, || {
         let settings = open_settings(&config.sysctls, at)?;
         if config.attributes.is_empty() {
-            tune(config, &settings, None, Undo::new(None))?;
-            return Ok(None);
+            return tune(config, settings, None, Undo::new(None));
         }
-        let has_ipv6 = result.ips.iter().any(|ip| ip.address.ip().is_ipv6());
         let mut target = Target::read(at, &guest, &mut host, &home)?;
         target.validate(config.attributes, has_ipv6)?;
         let backup = BackupFile::open(&config.data_dir, key, &target.interface.identity)?;
-        let host_veth = target.host_veth.as_ref().map(|port| port.name.clone());
-        tune(config, &settings, Some((&backup, key)), Undo::new(Some(target)))?;
-        Ok(host_veth)
+        tune(config, settings, Some((backup, key)), Undo::new(Some(target)))
     })?;
-    describe(&mut result, at, config.attributes, host_veth.as_deref());
+    let host_veth = done.context().as_ref().and_then(|target| target.host_veth.as_ref());
+    describe(&mut result, at, config.attributes, host_veth.map(|port| port.name.as_str()));
+    done.commit();
     Ok(result)
 }
 
@@ -102,28 +103,25 @@ fn gone_is_ok(outcome: Result<()>) -> Result<()> {
     }
 }
 
-/// Changes everything. Each rollback step is registered before the step that it reverts.
+/// Changes everything. Returns the steps that revert it, or reverts them after a failure.
 fn tune<'a>(
     config: &'a Config,
-    settings: &'a [Setting],
-    backup: Option<(&'a BackupFile, AttachmentKey<'_>)>,
-    mut undo: Undo<'a, Option<Target<'_>>>,
-) -> Result<()> {
-    let outcome = apply(config, settings, backup, &mut undo);
-    match outcome {
-        Ok(()) => {
-            undo.commit();
-            Ok(())
-        }
+    settings: Vec<Setting>,
+    backup: Option<(BackupFile, AttachmentKey<'_>)>,
+    mut undo: Undo<'a, Option<Target<'a>>>,
+) -> Result<Undo<'a, Option<Target<'a>>>> {
+    match apply(config, settings, backup, &mut undo) {
+        Ok(()) => Ok(undo),
         Err(error) => Err(undo.roll_back(error)),
     }
 }
 
+/// Changes everything. Each rollback step is registered before the step that it reverts.
 fn apply<'a>(
     config: &'a Config,
-    settings: &'a [Setting],
-    backup: Option<(&'a BackupFile, AttachmentKey<'_>)>,
-    undo: &mut Undo<'a, Option<Target<'_>>>,
+    settings: Vec<Setting>,
+    backup: Option<(BackupFile, AttachmentKey<'_>)>,
+    undo: &mut Undo<'a, Option<Target<'a>>>,
 ) -> Result<()> {
     let wanted = config.attributes;
     if let (Some((file, key)), Some(target)) = (backup, undo.context()) {
@@ -135,13 +133,15 @@ fn apply<'a>(
             interface: target.interface.identity.clone(),
             tuned: wanted,
         };
-        undo.push("revert the backup file", move |_| file.revert());
+        let file = Rc::new(file);
+        let written = Rc::clone(&file);
+        undo.push("revert the backup file", move |_| written.revert());
         file.write(before, owner)?;
     }
     for (sysctl, setting) in config.sysctls.iter().zip(settings) {
-        if let Some(before) = setting.value() {
-            undo.push(format!("set {} to {before:?}", sysctl.key), move |_| Ok(setting.write(before)?));
-        }
+        let setting = Rc::new(setting);
+        let changed = Rc::clone(&setting);
+        undo.push(format!("restore sysctl {}", sysctl.key), move |_| Ok(changed.restore()?));
         setting.write(&sysctl.value).map_err(|error| explain(sysctl, setting.value(), error))?;
     }
     if !wanted.is_empty() {
@@ -172,24 +172,24 @@ fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Setting>> {
 /// Returns the error for a sysctl that cannot be set. `now` is its value.
 fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
     let Sysctl { key, value } = sysctl;
-    let refused = |what: String, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
+    let refuse = |what: &str, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
     match error.raw_os_error() {
-        Some(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => refused(
-            format!("key \"sysctl\": the container has no sysctl {:?}", key.to_string()),
+        Some(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => refuse(
+            &format!("key \"sysctl\": the container has no sysctl {:?}", key.to_string()),
             "check the name, and whether the kernel has the feature; write IFNAME for the name of the interface",
         ),
         // The file is read-only in a namespace of a container.
-        Some(libc::EACCES | libc::EPERM) => refused(
-            format!("key \"sysctl\": {:?} cannot be set for a container", key.to_string()),
+        Some(libc::EACCES | libc::EPERM) => refuse(
+            &format!("key \"sysctl\": {:?} cannot be set for a container", key.to_string()),
             "it is a setting of the whole host, or needs more privileges: set it on the host",
         ),
-        Some(libc::EROFS) => refused(
-            format!("key \"sysctl\": {:?} cannot be set, because /proc/sys is read-only", key.to_string()),
+        Some(libc::EROFS) => refuse(
+            &format!("key \"sysctl\": {:?} cannot be set, because /proc/sys is read-only", key.to_string()),
             "give the plugin a writable /proc/sys",
         ),
         Some(libc::EINVAL | libc::ERANGE) => {
-            let error = refused(
-                format!("key \"sysctl\": the kernel refuses the value {value:?} of {:?}", key.to_string()),
+            let error = refuse(
+                &format!("key \"sysctl\": the kernel refuses the value {value:?} of {:?}", key.to_string()),
                 "use a value of the kernel's documentation (ip-sysctl)",
             );
             match now {

@@ -132,7 +132,7 @@ impl Announcement {
 impl Drop for Announcement {
     fn drop(&mut self) {
         for setting in &self.0 {
-            if let Err(error) = setting.write("0") {
+            if let Err(error) = setting.restore() {
                 warn!("a setting for announcements stays: {error}");
             }
         }

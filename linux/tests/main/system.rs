@@ -64,6 +64,8 @@ fn an_open_setting_stays_that_of_its_namespace() {
     setting.write("77").unwrap();
     assert_eq!(lab.sh("ip netns exec c1 cat /proc/sys/net/core/somaxconn").trim(), "77");
     assert_eq!(sysctl::read(&key).unwrap(), before);
+    setting.restore().unwrap();
+    assert_eq!(lab.sh("ip netns exec c1 cat /proc/sys/net/core/somaxconn").trim(), before.unwrap());
     assert_eq!(Sysctl::open(&["net", "ipv4", "route", "flush"]).unwrap().value(), None);
     assert_eq!(Sysctl::open(&["net", "absent"]).unwrap_err().raw_os_error(), Some(libc::ENOENT));
 }

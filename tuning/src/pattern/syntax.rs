@@ -111,7 +111,7 @@ impl Parser<'_> {
     fn repeated(&mut self, node: Node) -> Result<Node, Mistake> {
         let Some((min, max)) = self.repetition() else { return Ok(node) };
         if min > MAX_REPEAT || max.is_some_and(|max| max > MAX_REPEAT || max < min) {
-            return flaw(format!("a repetition is {{m,n}} with m up to n, and n up to {MAX_REPEAT}"));
+            return flaw(format!("the count of a repetition is above {MAX_REPEAT}, or the second one below the first"));
         }
         // Whether few or many repetitions are preferred makes no difference to whether the pattern matches.
         self.rest.next_if_eq(&'?');

@@ -1,0 +1,186 @@
+//! DEL restores only what provably belongs to the attachment, removes the file, and succeeds.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::pod::{DATA_DIR, NEW_MAC, Pod, config, everything, lab, tuned, untouched, with};
+
+#[test]
+fn the_file_is_removed_without_the_namespace() {
+    let lab = &lab();
+    for netns in ["", "/run/netns/absent", "/dev/null"] {
+        let pod = Pod::new(lab, "c1");
+        let config = config(everything());
+        pod.add(&config);
+        lab.sh("ip netns del c1");
+        pod.call("DEL", &with(config.clone(), json!({ "prevResult": null }))).env("CNI_NETNS", netns).run().ok();
+        assert_eq!(pod.backed_up(), Value::Null, "{netns:?}");
+        lab.sh("ip link del vethc1 2>/dev/null || true");
+        pod.del(&config);
+    }
+}
+
+#[test]
+fn the_configuration_may_have_changed() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    for keys in [
+        json!({}),
+        json!({ "mtu": 1300 }),
+        json!({ "mtu": "garbage", "sysctl": 5, "mac": [] }),
+        json!({ "prevResult": { "interfaces": 5 } }),
+    ] {
+        pod.add(&config(everything()));
+        assert_eq!(pod.attributes(), tuned());
+        pod.del(&config(keys.clone()));
+        assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null), "{keys}");
+    }
+}
+
+/// The namespace's path leads to another container by now, which may even have the same MAC address.
+#[test]
+fn another_container_is_not_touched() {
+    let lab = &lab();
+    let (pod, other) = (Pod::new(lab, "c1"), Pod::new(lab, "c2"));
+    let config = config(everything());
+    pod.add(&config);
+    other.sh(&format!("ip link set eth0 address {NEW_MAC} mtu 1400 txqueuelen 20 promisc on allmulticast on"));
+    let before = other.attributes();
+    pod.call("DEL", &config).env("CNI_NETNS", &other.netns).run().ok();
+    assert_eq!(other.attributes(), before);
+    assert_eq!(pod.backed_up(), Value::Null);
+}
+
+#[test]
+fn the_host_is_not_touched() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    lab.sh("ip link add eth0 type veth peer name other; ip link set eth0 mtu 1400");
+    let config = config(json!({ "mtu": 1300 }));
+    pod.add(&config);
+    pod.call("DEL", &config).env("CNI_NETNS", "/proc/self/ns/net").run().ok();
+    assert_eq!(lab.ip("link show eth0")[0]["mtu"], 1400);
+    assert_eq!(pod.backed_up(), Value::Null);
+}
+
+/// The first container is gone without a DEL, and another one gets its ID, its namespace's path and its interface's name.
+#[test]
+fn a_reused_id_does_not_get_the_values_of_the_dead_container() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    pod.sh("ip link set eth0 mtu 1492");
+    let config = config(json!({ "mtu": 1400 }));
+    pod.add(&config);
+    let old = fs::read(pod.backup()).unwrap();
+    lab.sh("ip netns del c1; ip link del vethc1 2>/dev/null || true");
+    let again = Pod::new(lab, "c1");
+    // An ADD that changes nothing does not look at the file.
+    again.add(&crate::pod::config(json!({})));
+    again.sh("ip link set eth0 mtu 1450");
+    again.del(&crate::pod::config(json!({})));
+    assert_eq!((again.link()["mtu"].clone(), again.backed_up()), (json!(1450), Value::Null));
+    // An ADD that changes something replaces the file.
+    fs::write(again.backup(), old).unwrap();
+    again.add(&config);
+    assert_eq!(again.backed_up()["mtu"], 1450);
+    again.del(&config);
+    assert_eq!(again.link()["mtu"], 1450);
+}
+
+/// The interface was deleted, and another one has its name, in the same namespace.
+#[test]
+fn another_interface_of_the_same_name_is_not_touched() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    let config = config(json!({ "mtu": 1400 }));
+    pod.add(&config);
+    lab.sh("ip link del vethc1");
+    pod.connect();
+    pod.sh("ip link set eth0 mtu 1300");
+    pod.del(&config);
+    assert_eq!((pod.link()["mtu"].clone(), pod.backed_up()), (json!(1300), Value::Null));
+}
+
+/// A late DEL of one network must not undo the ADD of another for the same interface.
+#[test]
+fn the_file_of_another_network_stays() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    let config = config(everything());
+    pod.add(&config);
+    pod.del(&with(config.clone(), json!({ "name": "net2" })));
+    assert_eq!(pod.attributes(), tuned());
+    pod.del(&config);
+    assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
+}
+
+/// `a` with `b_c`, and `a_b` with `c`, have the same file name.
+#[test]
+fn an_ambiguous_name_is_resolved() {
+    let lab = &lab();
+    let one = Pod::with_ifname(lab, "a", "b_c");
+    let other = Pod::with_ifname(lab, "a_b", "c");
+    assert_eq!(one.backup(), other.backup());
+    let config = config(json!({ "mtu": 1400 }));
+    one.add(&config);
+    other.del(&config);
+    assert_eq!(one.backed_up()["mtu"], 1500);
+    one.del(&config);
+    assert_eq!(one.link()["mtu"], 1500);
+}
+
+#[test]
+fn whatever_has_the_name_of_the_file_is_survived() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    let victim = lab.dir().join("victim");
+    let file = pod.backup();
+    let file = file.display();
+    lab.sh(&format!("mkdir -p {DATA_DIR}"));
+    for (command, stays) in [
+        (format!("ln -s {} {file}", victim.display()), false),
+        (format!("ln -s /nowhere {file}"), false),
+        (format!("mkfifo {file}"), false),
+        (format!("mkdir -p {file}/x"), true),
+        (format!("truncate -s 10G {file}"), false),
+        (format!("yes | head -c 3000000 >{file}"), false),
+        (format!("printf '\\377\\000' >{file}"), false),
+        (format!("echo '{{\"mtu\": 99999999999}}' >{file}"), false),
+        (format!("echo '{{\"mtu\": 1300, \"attachment\": {{}}}}' >{file}"), true),
+        (format!("echo '{{\"mtu\": 1300, \"attachment\": 5}}' >{file}"), false),
+        (format!("mknod {file} c 1 5"), false),
+    ] {
+        fs::write(&victim, "{\"mtu\": 1300}").unwrap();
+        lab.sh(&command);
+        pod.del(&config(json!({ "mtu": 1500 })));
+        assert_eq!(pod.attributes(), untouched(), "{command}");
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "{\"mtu\": 1300}", "{command}");
+        assert_eq!(fs::symlink_metadata(pod.backup()).is_ok(), stays, "{command}");
+        // ADD replaces it, unless it is a directory.
+        let is_dir = Path::new(&pod.backup()).is_dir();
+        lab.sh(&format!("rm -rf {file}; {command}"));
+        if is_dir {
+            let before = pod.attributes();
+            pod.refused(&config(everything()), 5);
+            assert_eq!(pod.attributes(), before);
+        } else {
+            pod.add(&config(everything()));
+            assert_eq!(pod.attributes(), tuned(), "{command}");
+            pod.del(&config(json!({})));
+            assert_eq!(pod.attributes(), untouched(), "{command}");
+        }
+        assert_eq!(fs::read_to_string(&victim).unwrap(), "{\"mtu\": 1300}", "{command}");
+        lab.sh(&format!("rm -rf {file}"));
+    }
+}
+
+/// For an interface that outlives the container.
+#[test]
+fn an_add_whose_answer_is_lost_is_reverted() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "c1");
+    pod.call("ADD", &config(everything())).via_shell("exec \"$@\" >/dev/full").run();
+    assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
+}

@@ -1,0 +1,45 @@
+//! GC removes the files of attachments to its network that are not in the list.
+
+use std::fs;
+
+use serde_json::{Value, json};
+use testing::Lab;
+
+use crate::pod::{DATA_DIR, Pod, config, lab, with};
+
+fn gc(lab: &Lab, network: &str, valid: &[(&str, &str)]) {
+    let valid: Vec<Value> = valid.iter().map(|(id, ifname)| json!({ "containerID": id, "ifname": ifname })).collect();
+    let stdin = config(json!({ "name": network, "cni.dev/valid-attachments": valid }));
+    lab.plugin("tuning", "GC").stdin(stdin.to_string()).run().ok();
+}
+
+fn files() -> Vec<String> {
+    let Ok(entries) = fs::read_dir(DATA_DIR) else { return Vec::new() };
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn only_files_of_the_network_that_are_not_listed_are_removed() {
+    let lab = &lab();
+    gc(lab, "net1", &[]);
+    let mtu = config(json!({ "mtu": 1400 }));
+    for (id, network) in [("a", "net1"), ("b", "net1"), ("c", "net2")] {
+        Pod::new(lab, id).add(&with(mtu.clone(), json!({ "name": network })));
+    }
+    // Files of the reference do not name a network, and other files do not belong to the plugin.
+    lab.sh(&format!(
+        "cd {DATA_DIR}; echo '{{\"mtu\": 1500}}' >d_eth0.json; echo x >e_eth0.json; mkfifo f_eth0.json; mkdir g_eth0.json"
+    ));
+    let foreign = ["d_eth0.json", "e_eth0.json", "f_eth0.json", "g_eth0.json"];
+    let expect = |own: &[&str]| assert_eq!(files(), [own, &foreign].concat());
+    gc(lab, "net1", &[("a", "eth0"), ("b", "eth0")]);
+    expect(&["a_eth0.json", "b_eth0.json", "c_eth0.json"]);
+    gc(lab, "net1", &[("a", "eth0"), ("b", "eth1"), ("c", "eth0")]);
+    expect(&["a_eth0.json", "c_eth0.json"]);
+    gc(lab, "net3", &[]);
+    expect(&["a_eth0.json", "c_eth0.json"]);
+    gc(lab, "net1", &[]);
+    expect(&["c_eth0.json"]);
+}

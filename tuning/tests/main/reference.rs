@@ -1,0 +1,108 @@
+//! The reference beside this plugin: the same effect, and each restores what the other changed.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use testing::{Outcome, REFERENCE, reference};
+
+use crate::pod::{NEW_MAC, Pod, config, lab, untouched, with};
+
+fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
+    pod.call_program(&Path::new(REFERENCE).join("tuning"), command, config).run()
+}
+
+/// Returns a configuration that both implementations support.
+fn common(keys: Value) -> Value {
+    with(config(json!({ "cniVersion": "1.0.0" })), keys)
+}
+
+fn examples() -> [Value; 6] {
+    [
+        json!({ "mac": NEW_MAC }),
+        json!({ "promisc": true }),
+        json!({ "mtu": 1400 }),
+        json!({ "allmulti": true }),
+        json!({ "sysctl": { "net.core.somaxconn": "77", "net/ipv4/conf/all/log_martians": "1" } }),
+        json!({ "mac": NEW_MAC, "promisc": true, "mtu": 1400, "allmulti": true, "sysctl": { "net.ipv4.conf.IFNAME.rp_filter": "2" } }),
+    ]
+}
+
+#[test]
+fn the_effect_is_that_of_the_reference() {
+    if reference("tuning", "the_effect_is_that_of_the_reference").is_none() {
+        return;
+    }
+    for keys in examples() {
+        let config = common(keys);
+        let [expected, found] = [false, true].map(|is_ours| {
+            let lab = &lab();
+            let pod = Pod::new(lab, "c1");
+            let result = if is_ours { pod.add(&config) } else { theirs(&pod, "ADD", &config).ok() };
+            let (mac, mtu, queue, promisc, allmulti, _) = pod.attributes();
+            let mut file = pod.backed_up();
+            if let Some(file) = file.as_object_mut() {
+                file.remove("attachment");
+            }
+            let mode = lab.sh("stat -c %a /run/cni/tuning/* 2>/dev/null || true");
+            let sysctls = pod.sh("cd /proc/sys/net; grep -r . core/somaxconn ipv4/conf 2>/dev/null || true");
+            let mut interfaces = result["interfaces"].clone();
+            // Only our result has the new MTU.
+            for interface in interfaces.as_array_mut().unwrap() {
+                interface.as_object_mut().unwrap().remove("mtu");
+            }
+            ((mac, mtu, queue, promisc, allmulti), file, mode, sysctls, interfaces, result["ips"].clone())
+        });
+        assert_eq!(found, expected, "{config}");
+    }
+}
+
+#[test]
+fn each_checks_and_restores_what_the_other_changed() {
+    if reference("tuning", "each_checks_and_restores_what_the_other_changed").is_none() {
+        return;
+    }
+    for keys in examples() {
+        let config = common(keys);
+        for is_ours in [false, true] {
+            let lab = &lab();
+            let pod = Pod::new(lab, "c1");
+            let result = if is_ours { pod.add(&config) } else { theirs(&pod, "ADD", &config).ok() };
+            let config = with(config.clone(), json!({ "prevResult": result }));
+            theirs(&pod, "CHECK", &config).ok();
+            pod.check(&config).ok();
+            if is_ours {
+                drop(theirs(&pod, "DEL", &config).ok())
+            } else {
+                pod.del(&config)
+            }
+            let (mac, mtu, queue, promisc, allmulti, _) = pod.attributes();
+            let (was_mac, was_mtu, was_queue, was_promisc, was_allmulti, _) = untouched();
+            assert_eq!((mac, mtu, queue), (was_mac, was_mtu, was_queue), "ours: {is_ours} {config}");
+            assert_eq!((promisc, allmulti), (was_promisc, was_allmulti), "ours: {is_ours} {config}");
+            assert_eq!(pod.backed_up(), Value::Null, "ours: {is_ours} {config}");
+        }
+    }
+}
+
+/// A file of the reference does not say whose it is.
+#[test]
+fn a_file_of_the_reference_is_only_used_for_its_interface() {
+    if reference("tuning", "a_file_of_the_reference_is_only_used_for_its_interface").is_none() {
+        return;
+    }
+    let lab = &lab();
+    let (pod, other) = (Pod::new(lab, "c1"), Pod::new(lab, "c2"));
+    let config = common(json!({ "mtu": 1400 }));
+    // Another container of the network, which has the same MTU.
+    other.sh("ip link set eth0 address 02:00:00:00:00:02 mtu 1400");
+    let added = with(config.clone(), json!({ "prevResult": theirs(&pod, "ADD", &config).ok() }));
+    pod.call("DEL", &added).env("CNI_NETNS", &other.netns).run().ok();
+    assert_eq!((other.link()["mtu"].clone(), pod.backed_up()), (json!(1400), Value::Null));
+    // A file that the reference left, because the namespace was gone, and an ID that is used again.
+    pod.sh("ip link set eth0 mtu 1450");
+    for keys in [json!({}), json!({ "mtu": 1450, "promisc": true }), json!({ "mtu": 1300 })] {
+        lab.sh("mkdir -p /run/cni/tuning; echo \"{\\\"mtu\\\": 1500}\" >/run/cni/tuning/c1_eth0.json");
+        pod.del(&common(keys.clone()));
+        assert_eq!((pod.link()["mtu"].clone(), pod.backed_up()), (json!(1450), Value::Null), "{keys}");
+    }
+}
