@@ -58,7 +58,7 @@ fn an_open_setting_stays_that_of_its_namespace() {
     let lab = Lab::without_plugins();
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let key = ["net", "core", "somaxconn"];
-    let setting = guest.run(&Netns::current().unwrap(), || Ok::<_, linux::Error>(Sysctl::open(&key))).unwrap().unwrap();
+    let setting = guest.run(&Netns::current().unwrap(), || Ok::<_, Error>(Sysctl::open(&key))).unwrap().unwrap();
     let before = sysctl::read(&key).unwrap();
     assert_eq!(setting.value(), before.as_deref(), "the default");
     setting.write("77").unwrap();

@@ -23,7 +23,7 @@ fn examples() -> [Value; 6] {
         json!({ "mtu": 1400 }),
         json!({ "allmulti": true }),
         json!({ "sysctl": { "net.core.somaxconn": "77", "net/ipv4/conf/all/log_martians": "1" } }),
-        json!({ "mac": NEW_MAC, "promisc": true, "mtu": 1400, "allmulti": true, "sysctl": { "net.ipv4.conf.IFNAME.rp_filter": "2" } }),
+        json!({ "mac": NEW_MAC, "promisc": true, "mtu": 1400, "allmulti": true, "sysctl": { "net.ipv4.conf.eth0.rp_filter": "2" } }),
     ]
 }
 
