@@ -11,13 +11,8 @@ use crate::config::{Config, DATA_DIR};
 use crate::{Tuning, check, removal, status};
 
 /// The kind of objects that the plugin creates.
-static KINDS: [Kind; 1] = [Kind {
-    name: "tuning",
-    noun: "backup of tuned attributes",
-    flag: "tuned",
-    json: "tunedAttributes",
-    is_listed: true,
-}];
+static KINDS: [Kind; 1] =
+    [Kind { name: "tuning", noun: "tuning backup", flag: "tuned", json: "tunedAttributes", is_listed: true }];
 
 impl Inspect for Tuning {
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {

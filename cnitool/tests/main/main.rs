@@ -25,3 +25,4 @@ mod prune;
 mod repair;
 mod show;
 mod support;
+mod tuning;

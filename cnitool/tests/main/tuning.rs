@@ -1,0 +1,54 @@
+//! Tuned interfaces: a network of bridge and tuning, shown, checked and pruned.
+
+use std::path::Path;
+
+use serde_json::json;
+
+use crate::doctor::{only_problem, problems};
+use crate::node::{attach, host, json, lose_namespace, network, page, snapshot};
+
+#[test]
+fn backups_are_shown_and_pruned() {
+    let subnet = "10.193.0.0/24";
+    let host = host(subnet);
+    let mut config = network("pods", subnet, &json!({}));
+    config["plugins"].as_array_mut().unwrap().push(json!({ "type": "tuning", "mtu": 1400, "txQLen": 7 }));
+    host.configure("10-pods.conflist", &config.to_string());
+    let id = attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    let before = snapshot(&host);
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+    let bridge = json(&host, "show --json")["bridges"][0].clone();
+    assert_eq!(snapshot(&host), before);
+    let backups = bridge["tunedAttributes"].as_array().unwrap();
+    assert_eq!(backups.len(), 2, "{bridge:#}");
+    let own = backups.iter().find(|backup| backup["container"] == id.as_str()).unwrap();
+    for (key, value) in [
+        ("mtu", json!("1500 -> 1400")),
+        ("txQLen", json!("1000 -> 7")),
+        ("backend", json!("file")),
+        ("interface", json!("eth0")),
+        ("ofPort", json!(true)),
+    ] {
+        assert_eq!(own[key], value, "{key} in {own:#}");
+    }
+    let text = page(&host.run("show"));
+    assert!(text.contains("tuned") && text.contains("mtu 1500 -> 1400, txQLen 1000 -> 7"), "{text}");
+
+    // Another program changes the interface.
+    host.lab.sh("ip -n blue link set eth0 txqueuelen 8");
+    let what = only_problem(&host, "tuning", "warn");
+    assert!(what.contains("txQLen") && what.contains(&id), "{what}");
+    host.lab.sh("ip -n blue link set eth0 txqueuelen 7");
+
+    lose_namespace(&host, "lost", &lost);
+    let findings = json(&host, "doctor --json").to_string();
+    assert!(findings.contains("1 tuning backup of containers that are gone"), "{findings}");
+    let file = |id: &str| Path::new("/run/cni/tuning").join(format!("{id}_eth0.json"));
+    assert!(file(&lost).exists());
+    let text = page(&host.run("prune --dry-run"));
+    assert!(text.contains("tuning backup"), "{text}");
+    page(&host.run("prune --force pods"));
+    assert!(file(&id).exists() && !file(&lost).exists());
+    assert!(page(&host.run("prune --force pods")).contains("nothing to remove"));
+}
