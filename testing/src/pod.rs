@@ -22,6 +22,8 @@ pub struct Pod<'a> {
     pub bridge: String,
     /// The name of the host veth.
     pub port: String,
+    /// The MAC address of the interface, if the previous result has it.
+    pub mac: Option<String>,
     /// The addresses with their prefix lengths.
     pub ips: Vec<String>,
     /// The result of `bridge`, if it attached the container.
@@ -38,6 +40,7 @@ impl<'a> Pod<'a> {
             netns: PathBuf::from(format!("/run/netns/{id}")),
             bridge: "br0".to_owned(),
             port: format!("veth{id}"),
+            mac: None,
             ips: ips.iter().map(|ip| (*ip).to_owned()).collect(),
             attached: None,
         }
@@ -125,11 +128,13 @@ impl<'a> Pod<'a> {
             }
             entry
         });
+        let mut interface = json!({ "name": self.ifname, "sandbox": self.netns });
+        if let Some(mac) = &self.mac {
+            interface["mac"] = json!(mac);
+        }
         json!({
             "cniVersion": version,
-            "interfaces": [
-                { "name": self.bridge }, { "name": self.port }, { "name": self.ifname, "sandbox": self.netns },
-            ],
+            "interfaces": [{ "name": self.bridge }, { "name": self.port }, interface],
             "ips": ips.collect::<Vec<_>>(),
         })
     }

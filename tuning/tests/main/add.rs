@@ -3,7 +3,9 @@
 use serde_json::{Value, json};
 use testing::wait_until;
 
-use crate::pod::{MAC, NEW_MAC, Pod, config, everything, lab, tuned, untouched, with};
+use testing::config::with;
+
+use crate::support::{MAC, NEW_MAC, Tuned, config, everything, lab, pod, pod_with_interface, tuned, untouched};
 
 const VERSIONS: [&str; 6] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"];
 
@@ -17,7 +19,7 @@ fn configures_and_deconfigures(
 ) {
     for version in VERSIONS.into_iter().chain(["1.1.0"]) {
         let lab = &lab();
-        let pod = Pod::new(lab, "c1");
+        let pod = pod(lab, "c1");
         let config = with(config(keys.clone()), json!({ "cniVersion": version }));
         let result = pod.call("ADD", &config).env("CNI_ARGS", args).run().ok();
         assert_eq!(pod.attributes(), *expected, "{version} {keys}");
@@ -93,7 +95,7 @@ fn the_mac_address_has_four_sources() {
 #[test]
 fn files_are_in_a_custom_directory() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let dir = lab.dir().join("deep/data");
     let config = with(config(everything()), json!({ "dataDir": dir }));
     pod.add(&config);
@@ -107,7 +109,7 @@ fn files_are_in_a_custom_directory() {
 #[test]
 fn the_result_has_the_new_mac_address_and_mtu() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let mut previous = pod.result("1.1.0");
     previous["interfaces"][1]["mtu"] = json!(1500);
     previous["interfaces"][2]["mtu"] = json!(1500);
@@ -126,7 +128,7 @@ fn the_result_has_the_new_mac_address_and_mtu() {
 fn the_previous_result_is_passed_on() {
     for version in VERSIONS.into_iter().chain(["1.1.0"]) {
         let lab = &lab();
-        let pod = Pod::new(lab, "c1");
+        let pod = pod(lab, "c1");
         for keys in [json!({}), json!({ "sysctl": { "net.ipv4.conf.all.log_martians": "1" } })] {
             let config = with(config(keys), json!({ "cniVersion": version }));
             let result = pod.add(&config);
@@ -142,7 +144,7 @@ fn the_previous_result_is_passed_on() {
 #[test]
 fn sysctls_are_those_of_the_container() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let host = lab.sh("cat /proc/sys/net/core/somaxconn");
     pod.add(&config(json!({
         "sysctl": {
@@ -164,7 +166,7 @@ fn sysctls_are_those_of_the_container() {
 fn names_of_interfaces_may_have_dots() {
     for ifname in ["eth0.5", "net-1.x_y"] {
         let lab = &lab();
-        let pod = Pod::with_ifname(lab, "c1", ifname);
+        let pod = pod_with_interface(lab, "c1", ifname);
         for key in [
             "net.ipv4.conf.IFNAME.log_martians".to_owned(),
             "net/ipv4/conf/IFNAME/log_martians".to_owned(),
@@ -188,7 +190,7 @@ fn sysctls_are_written_in_the_order_of_the_document() {
     let (all, one) = (r#""net.ipv4.conf.all.forwarding": "1""#, r#""net.ipv4.conf.eth0.forwarding": "0""#);
     for (members, expected) in [(format!("{all}, {one}"), "0"), (format!("{one}, {all}"), "1")] {
         let lab = &lab();
-        let pod = Pod::new(lab, "c1");
+        let pod = pod(lab, "c1");
         let stdin = format!(
             r#"{{"cniVersion": "1.1.0", "name": "net1", "type": "tuning", "prevResult": {}, "sysctl": {{{members}}}}}"#,
             pod.result("1.1.0")
@@ -201,7 +203,7 @@ fn sysctls_are_written_in_the_order_of_the_document() {
 #[test]
 fn a_second_plugin_keeps_the_first_original_values() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let [first, second] = [json!({ "mtu": 1400, "txQLen": 5 }), json!({ "mtu": 1300, "mac": NEW_MAC })].map(config);
     let result = pod.add(&first);
     pod.add(&with(second.clone(), json!({ "prevResult": result })));
@@ -218,7 +220,7 @@ fn a_second_plugin_keeps_the_first_original_values() {
 #[test]
 fn a_second_plugin_that_fails_restores_the_backup() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     pod.add(&config(json!({ "mtu": 1400 })));
     let before = pod.state();
     pod.refused(&config(json!({ "mtu": 1300, "mac": NEW_MAC, "sysctl": { "net.core.somaxconn": "x" } })), 7);
@@ -228,7 +230,7 @@ fn a_second_plugin_that_fails_restores_the_backup() {
 #[test]
 fn a_new_mac_address_is_announced() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     lab.sh("ip address add 10.9.0.1/24 dev br0");
     // The neighbour knows the former address.
     lab.sh(&format!("ip neigh replace 10.9.0.2 lladdr {MAC} nud reachable dev br0"));
@@ -243,7 +245,7 @@ fn a_new_mac_address_is_announced() {
 #[test]
 fn the_mtu_must_fit_the_bridge() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let before = pod.state();
     let error = pod.refused(&config(json!({ "mtu": 9000, "sysctl": { "net.core.somaxconn": "77" } })), 7);
     let text = error.to_string();
@@ -259,7 +261,7 @@ fn the_mtu_must_fit_the_bridge() {
 #[test]
 fn only_a_host_veth_of_this_host_follows() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     lab.netns("other");
     lab.sh("ip link set vethc1 netns other");
     let links = lab.sh("ip -o link");
@@ -270,21 +272,4 @@ fn only_a_host_veth_of_this_host_follows() {
     assert_eq!(lab.sh("ip -o link"), links);
     pod.del(&config);
     assert_eq!(pod.link()["mtu"], 1500);
-}
-
-#[test]
-fn without_keys_nothing_is_opened() {
-    let lab = &lab();
-    let pod = Pod::new(lab, "c1");
-    for command in ["ADD", "CHECK", "DEL"] {
-        let trace = lab.dir().join("trace");
-        let options = ["-qq", "-o", trace.to_str().unwrap(), "-e", "trace=setns,sendto,openat,mkdir,mkdirat"];
-        pod.call(command, &config(json!({}))).strace(&options).run().ok();
-        let calls = std::fs::read_to_string(trace).unwrap();
-        let is_own =
-            |line: &&str| !["+++", "/dev/null", "/proc/", "/etc/ld", ".so"].iter().any(|part| line.contains(part));
-        let own: Vec<&str> = calls.lines().filter(is_own).collect();
-        let expected = usize::from(command == "DEL");
-        assert_eq!(own.len(), expected, "{command}: {own:#?}");
-    }
 }

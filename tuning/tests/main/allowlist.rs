@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use testing::Lab;
 
-use crate::pod::{Pod, config, lab};
+use crate::support::{Tuned, config, lab, pod};
 
 const FILE: &str = "/etc/cni/tuning/allowlist.conf";
 
@@ -31,7 +31,7 @@ fn sysctl(key: &str) -> Value {
 #[test]
 fn only_listed_sysctls_are_allowed() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     write(lab, OPENSHIFT);
     for key in [
         "net.ipv4.conf.IFNAME.arp_accept",
@@ -56,7 +56,7 @@ fn only_listed_sysctls_are_allowed() {
 #[test]
 fn the_lists_of_the_specs_of_the_reference() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = sysctl("net.ipv4.conf.all.log_martians");
     write(lab, "^net\\.ipv4\\.conf\\.other\\.[a-z_]*$");
     pod.refused(&config, 7);
@@ -69,7 +69,7 @@ fn the_lists_of_the_specs_of_the_reference() {
 #[test]
 fn an_empty_list_forbids_all_and_needs_a_sysctl() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     for list in ["", "\n \n"] {
         write(lab, list);
         pod.refused(&sysctl("net.core.somaxconn"), 7);
@@ -86,7 +86,7 @@ fn an_empty_list_forbids_all_and_needs_a_sysctl() {
 #[test]
 fn check_and_del_do_not_read_it() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = config(json!({ "sysctl": { "net.core.somaxconn": "77" }, "mtu": 1400 }));
     pod.add(&config);
     write(lab, "[");

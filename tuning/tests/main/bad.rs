@@ -4,12 +4,14 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::pod::{DATA_DIR, Pod, config, everything, lab, with};
+use testing::config::with;
+
+use crate::support::{DATA_DIR, Tuned, config, everything, lab, pod};
 
 #[test]
 fn what_the_kernel_refuses_changes_nothing() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let before = pod.state();
     for (keys, parts) in [
         (json!({ "mtu": 20 }), ["eth0", "20", "from 68 to 65535"]),
@@ -44,7 +46,7 @@ fn what_the_kernel_refuses_changes_nothing() {
 #[test]
 fn a_small_mtu_would_remove_ipv6_addresses() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let mut previous = pod.result("1.1.0");
     previous["ips"].as_array_mut().unwrap().push(json!({ "address": "fd00::2/64", "interface": 2 }));
     let error = pod.refused(&config(json!({ "mtu": 1279, "prevResult": previous })), 7);
@@ -56,7 +58,7 @@ fn a_small_mtu_would_remove_ipv6_addresses() {
 #[test]
 fn duplicates_are_refused() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let before = pod.state();
     for (one, other) in [("net.core.somaxconn", "net.core.somaxconn"), ("net.core.somaxconn", "net/core/somaxconn")] {
         let stdin = format!(
@@ -72,7 +74,7 @@ fn duplicates_are_refused() {
 #[test]
 fn a_previous_result_is_required() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     for command in ["ADD", "CHECK"] {
         let error = pod.call(command, &config(json!({ "prevResult": null }))).run().error(7);
         assert!(error["msg"].as_str().unwrap().contains("Required prevResult missing"), "{error}");
@@ -83,7 +85,7 @@ fn a_previous_result_is_required() {
 #[test]
 fn a_missing_interface_or_namespace_is_reported() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = config(json!({ "mtu": 1400, "sysctl": { "net.core.somaxconn": "77" } }));
     let without = pod.call("ADD", &config).env("CNI_IFNAME", "eth9").run().error(999);
     assert!(without["msg"].as_str().unwrap().contains("eth9"), "{without}");
@@ -96,7 +98,7 @@ fn a_missing_interface_or_namespace_is_reported() {
 #[test]
 fn unknown_arguments_are_refused() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let error = pod.call("ADD", &config(json!({}))).env("CNI_ARGS", "FOO=1").run().error(4);
     assert!(error["msg"].as_str().unwrap().contains("FOO=1"), "{error}");
     pod.call("ADD", &config(json!({}))).env("CNI_ARGS", "FOO=1;IgnoreUnknown=1").run().ok();
@@ -105,7 +107,7 @@ fn unknown_arguments_are_refused() {
 #[test]
 fn a_data_directory_that_cannot_be_created_is_reported() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let before = pod.state();
     for dir in ["/proc/nowhere", "/dev/null", "/dev/null/x"] {
         let config = with(config(everything()), json!({ "dataDir": dir }));

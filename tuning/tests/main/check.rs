@@ -2,12 +2,12 @@
 
 use serde_json::json;
 
-use crate::pod::{NEW_MAC, Pod, config, everything, lab};
+use crate::support::{NEW_MAC, config, everything, lab, pod};
 
 #[test]
 fn every_difference_is_found() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = config(everything());
     for (change, part) in [
         ("ip link set eth0 address 02:00:00:00:00:88", "\\\"mac\\\""),
@@ -31,7 +31,7 @@ fn every_difference_is_found() {
 #[test]
 fn values_count_and_not_their_notation() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = config(json!({
         "mac": NEW_MAC.to_uppercase().replace(':', "-"),
         "sysctl": { "net.core.somaxconn": " 0x4d ", "net.ipv4.ping_group_range": "0 7", "net.ipv4.route.flush": "1" },
@@ -44,7 +44,7 @@ fn values_count_and_not_their_notation() {
 #[test]
 fn a_capture_does_not_matter() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let capture = |keys: &serde_json::Value| {
         let script = "import socket, struct, subprocess, sys
 s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)

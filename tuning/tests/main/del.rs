@@ -5,13 +5,15 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::pod::{DATA_DIR, NEW_MAC, Pod, config, everything, lab, tuned, untouched, with};
+use testing::config::with;
+
+use crate::support::{DATA_DIR, NEW_MAC, Tuned, config, everything, lab, pod, pod_with_interface, tuned, untouched};
 
 #[test]
 fn the_file_is_removed_without_the_namespace() {
     let lab = &lab();
     for netns in ["", "/run/netns/absent", "/dev/null"] {
-        let pod = Pod::new(lab, "c1");
+        let pod = pod(lab, "c1");
         let config = config(everything());
         pod.add(&config);
         lab.sh("ip netns del c1");
@@ -25,7 +27,7 @@ fn the_file_is_removed_without_the_namespace() {
 #[test]
 fn the_configuration_may_have_changed() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     for keys in [
         json!({}),
         json!({ "mtu": 1300 }),
@@ -43,7 +45,7 @@ fn the_configuration_may_have_changed() {
 #[test]
 fn another_container_is_not_touched() {
     let lab = &lab();
-    let (pod, other) = (Pod::new(lab, "c1"), Pod::new(lab, "c2"));
+    let (pod, other) = (pod(lab, "c1"), pod(lab, "c2"));
     let config = config(everything());
     pod.add(&config);
     other.sh(&format!("ip link set eth0 address {NEW_MAC} mtu 1400 txqueuelen 20 promisc on allmulticast on"));
@@ -56,7 +58,7 @@ fn another_container_is_not_touched() {
 #[test]
 fn the_host_is_not_touched() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     lab.sh("ip link add eth0 type veth peer name other; ip link set eth0 mtu 1400");
     let config = config(json!({ "mtu": 1300 }));
     pod.add(&config);
@@ -69,17 +71,17 @@ fn the_host_is_not_touched() {
 #[test]
 fn a_reused_id_does_not_get_the_values_of_the_dead_container() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     pod.sh("ip link set eth0 mtu 1492");
     let config = config(json!({ "mtu": 1400 }));
     pod.add(&config);
     let old = fs::read(pod.backup()).unwrap();
     lab.sh("ip netns del c1; ip link del vethc1 2>/dev/null || true");
-    let again = Pod::new(lab, "c1");
+    let again = crate::support::pod(lab, "c1");
     // An ADD that changes nothing does not look at the file.
-    again.add(&crate::pod::config(json!({})));
+    again.add(&crate::support::config(json!({})));
     again.sh("ip link set eth0 mtu 1450");
-    again.del(&crate::pod::config(json!({})));
+    again.del(&crate::support::config(json!({})));
     assert_eq!((again.link()["mtu"].clone(), again.backed_up()), (json!(1450), Value::Null));
     // An ADD that changes something replaces the file.
     fs::write(again.backup(), old).unwrap();
@@ -93,7 +95,7 @@ fn a_reused_id_does_not_get_the_values_of_the_dead_container() {
 #[test]
 fn another_interface_of_the_same_name_is_not_touched() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = config(json!({ "mtu": 1400 }));
     pod.add(&config);
     lab.sh("ip link del vethc1");
@@ -107,7 +109,7 @@ fn another_interface_of_the_same_name_is_not_touched() {
 #[test]
 fn the_file_of_another_network_stays() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let config = config(everything());
     pod.add(&config);
     pod.del(&with(config.clone(), json!({ "name": "net2" })));
@@ -120,8 +122,8 @@ fn the_file_of_another_network_stays() {
 #[test]
 fn an_ambiguous_name_is_resolved() {
     let lab = &lab();
-    let one = Pod::with_ifname(lab, "a", "b_c");
-    let other = Pod::with_ifname(lab, "a_b", "c");
+    let one = pod_with_interface(lab, "a", "b_c");
+    let other = pod_with_interface(lab, "a_b", "c");
     assert_eq!(one.backup(), other.backup());
     let config = config(json!({ "mtu": 1400 }));
     one.add(&config);
@@ -134,7 +136,7 @@ fn an_ambiguous_name_is_resolved() {
 #[test]
 fn whatever_has_the_name_of_the_file_is_survived() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     let victim = lab.dir().join("victim");
     let file = pod.backup();
     let file = file.display();
@@ -180,7 +182,7 @@ fn whatever_has_the_name_of_the_file_is_survived() {
 #[test]
 fn an_add_whose_answer_is_lost_is_reverted() {
     let lab = &lab();
-    let pod = Pod::new(lab, "c1");
+    let pod = pod(lab, "c1");
     pod.call("ADD", &config(everything())).via_shell("exec \"$@\" >/dev/full").run();
     assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
 }

@@ -5,7 +5,9 @@ use std::fs;
 use serde_json::{Value, json};
 use testing::Lab;
 
-use crate::pod::{DATA_DIR, Pod, config, lab, with};
+use testing::config::with;
+
+use crate::support::{DATA_DIR, config, lab, pod};
 
 fn gc(lab: &Lab, network: &str, valid: &[(&str, &str)]) {
     let valid: Vec<Value> = valid.iter().map(|(id, ifname)| json!({ "containerID": id, "ifname": ifname })).collect();
@@ -26,7 +28,7 @@ fn only_files_of_the_network_that_are_not_listed_are_removed() {
     gc(lab, "net1", &[]);
     let mtu = config(json!({ "mtu": 1400 }));
     for (id, network) in [("a", "net1"), ("b", "net1"), ("c", "net2")] {
-        Pod::new(lab, id).add(&with(mtu.clone(), json!({ "name": network })));
+        pod(lab, id).add(&with(mtu.clone(), json!({ "name": network })));
     }
     // Files of the reference do not name a network, and other files do not belong to the plugin.
     lab.sh(&format!(

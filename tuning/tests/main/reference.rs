@@ -1,15 +1,11 @@
 //! The reference beside this plugin: the same effect, and each restores what the other changed.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
-use testing::{Outcome, REFERENCE, reference};
+use testing::reference;
 
-use crate::pod::{NEW_MAC, Pod, config, lab, untouched, with};
+use testing::config::with;
 
-fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
-    pod.call_program(&Path::new(REFERENCE).join("tuning"), command, config).run()
-}
+use crate::support::{NEW_MAC, Tuned, config, lab, pod, untouched};
 
 /// Returns a configuration that both implementations support.
 fn common(keys: Value) -> Value {
@@ -36,8 +32,8 @@ fn the_effect_is_that_of_the_reference() {
         let config = common(keys);
         let [expected, found] = [false, true].map(|is_ours| {
             let lab = &lab();
-            let pod = Pod::new(lab, "c1");
-            let result = if is_ours { pod.add(&config) } else { theirs(&pod, "ADD", &config).ok() };
+            let pod = pod(lab, "c1");
+            let result = if is_ours { pod.add(&config) } else { pod.call_reference("ADD", &config).run().ok() };
             let (mac, mtu, queue, promisc, allmulti, _) = pod.attributes();
             let mut file = pod.backed_up();
             if let Some(file) = file.as_object_mut() {
@@ -65,13 +61,13 @@ fn each_checks_and_restores_what_the_other_changed() {
         let config = common(keys);
         for is_ours in [false, true] {
             let lab = &lab();
-            let pod = Pod::new(lab, "c1");
-            let result = if is_ours { pod.add(&config) } else { theirs(&pod, "ADD", &config).ok() };
+            let pod = pod(lab, "c1");
+            let result = if is_ours { pod.add(&config) } else { pod.call_reference("ADD", &config).run().ok() };
             let config = with(config.clone(), json!({ "prevResult": result }));
-            theirs(&pod, "CHECK", &config).ok();
+            pod.call_reference("CHECK", &config).run().ok();
             pod.check(&config).ok();
             if is_ours {
-                drop(theirs(&pod, "DEL", &config).ok())
+                drop(pod.call_reference("DEL", &config).run().ok())
             } else {
                 pod.del(&config)
             }
@@ -91,11 +87,11 @@ fn a_file_of_the_reference_is_only_used_for_its_interface() {
         return;
     }
     let lab = &lab();
-    let (pod, other) = (Pod::new(lab, "c1"), Pod::new(lab, "c2"));
+    let (pod, other) = (pod(lab, "c1"), pod(lab, "c2"));
     let config = common(json!({ "mtu": 1400 }));
     // Another container of the network, which has the same MTU.
     other.sh("ip link set eth0 address 02:00:00:00:00:02 mtu 1400");
-    let added = with(config.clone(), json!({ "prevResult": theirs(&pod, "ADD", &config).ok() }));
+    let added = with(config.clone(), json!({ "prevResult": pod.call_reference("ADD", &config).run().ok() }));
     pod.call("DEL", &added).env("CNI_NETNS", &other.netns).run().ok();
     assert_eq!((other.link()["mtu"].clone(), pod.backed_up()), (json!(1400), Value::Null));
     // A file that the reference left, because the namespace was gone, and an ID that is used again.

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 use testing::{Lab, Outcome};
 
-use crate::pod::{config, lab};
+use crate::support::{config, lab};
 
 fn status(lab: &Lab, keys: Value) -> Outcome {
     lab.plugin("tuning", "STATUS").stdin(config(keys).to_string()).run()
