@@ -257,13 +257,16 @@ fn the_mtu_must_fit_the_bridge() {
     assert_eq!(pod.attributes(), (MAC.to_owned(), 9000, 1000, false, false, 9000));
 }
 
-/// The other end of the pair is in another namespace, where the index may be that of another link.
+/// The other end of the pair is in another namespace, and a pair on the host has the same indices.
 #[test]
 fn only_a_host_veth_of_this_host_follows() {
     let lab = &lab();
     let pod = pod(lab, "c1");
     lab.netns("other");
-    lab.sh("ip link set vethc1 netns other");
+    lab.sh("ip link del vethc1
+         ip link add vethc1 index 77 type veth peer name eth0 index 78 netns c1
+         ip link set vethc1 netns other
+         ip link add same index 77 type veth peer name peer index 78");
     let links = lab.sh("ip -o link");
     let config = config(json!({ "mtu": 1400 }));
     pod.call("ADD", &config).run().ok();
