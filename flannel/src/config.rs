@@ -124,9 +124,9 @@ impl Config {
     }
 }
 
-/// Returns whether flannel can delegate to a plugin. Delegating to itself would never end.
+/// Returns whether flannel can delegate to a plugin: its name is that of a file, and not `flannel`, which would never end.
 pub(crate) fn is_delegate(name: &str) -> bool {
-    !name.is_empty() && name != "flannel"
+    !matches!(name, "" | "." | ".." | "flannel") && !name.contains('/')
 }
 
 /// Parses the value of `key`; `None` if it is missing or a mistake that is not an error.
@@ -193,6 +193,7 @@ mod tests {
             (r#""delegate": {"ipam": {}}"#, 7, "must not have 'ipam' field"),
             (r#""delegate": {"type": ""}"#, 7, "\"\" cannot be the delegate"),
             (r#""delegate": {"type": "flannel"}"#, 7, "\"flannel\" cannot be the delegate"),
+            (r#""delegate": {"type": "../bridge"}"#, 7, "\"../bridge\" cannot be the delegate"),
             (r#""delegate": []"#, 6, "key \"delegate\": expected an object, got a list"),
             (r#""ipam": "host-local""#, 6, "key \"ipam\": expected an object, got \"host-local\""),
             (r#""ipam": {"routes": [{"dst": "x"}]}"#, 7, "key \"ipam.routes[0].dst\": invalid CIDR address: \"x\""),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cni::json::{self, Raw};
-use cni::{Call, Result, Route};
+use cni::{Call, Result, Route, Version};
 use linux::ip::Cidr;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -65,16 +65,18 @@ impl DelegateConfig {
         Ok(delegate)
     }
 
-    /// Parses the configuration of an earlier ADD; `None` if it cannot be one of this network.
+    /// Parses the configuration of an earlier ADD; `None` if it cannot be one of this network: each has an object `ipam`, the
+    /// name of a delegate, and a supported version.
     pub(crate) fn parse(text: &str, network: &str) -> Option<DelegateConfig> {
         let mut keys: Map<String, Value> = serde_json::from_str(text).ok()?;
-        let ipam = match keys.remove("ipam") {
-            Some(Value::Object(ipam)) => ipam,
-            _ => Map::new(),
-        };
+        let Some(Value::Object(ipam)) = keys.remove("ipam") else { return None };
         let delegate = DelegateConfig { keys, ipam };
         let is_of_network = delegate.keys.get("name").and_then(Value::as_str) == Some(network);
-        (is_of_network && delegate.kind().is_some_and(is_delegate)).then_some(delegate)
+        let has_version = match delegate.keys.get("cniVersion") {
+            None | Some(Value::Null) => true,
+            Some(version) => version.as_str().and_then(Version::exact).is_some(),
+        };
+        (is_of_network && has_version && delegate.kind().is_some_and(is_delegate)).then_some(delegate)
     }
 
     /// Returns the name of the delegate.
@@ -243,12 +245,18 @@ mod tests {
     #[test]
     fn only_a_configuration_of_the_network_is_an_earlier_one() {
         for (text, is_valid) in [
-            (r#"{"name": "pods", "type": "bridge"}"#, true),
-            (r#"{"name": "pods", "type": "bridge", "ipam": 5}"#, true),
-            (r#"{"name": "other", "type": "bridge"}"#, false),
-            (r#"{"name": "pods", "type": "flannel"}"#, false),
-            (r#"{"name": "pods", "type": ""}"#, false),
-            (r#"{"name": "pods"}"#, false),
+            (r#"{"name": "pods", "type": "bridge", "ipam": {}}"#, true),
+            (r#"{"name": "pods", "type": "bridge", "ipam": {}, "cniVersion": ""}"#, true),
+            (r#"{"name": "pods", "type": "bridge", "ipam": {}, "cniVersion": "0.3.1"}"#, true),
+            (r#"{"name": "pods", "type": "bridge", "ipam": {}, "cniVersion": "9.9.9"}"#, false),
+            (r#"{"name": "pods", "type": "bridge", "ipam": {}, "cniVersion": 1}"#, false),
+            (r#"{"name": "pods", "type": "bridge", "ipam": 5}"#, false),
+            (r#"{"name": "pods", "type": "bridge"}"#, false),
+            (r#"{"name": "other", "type": "bridge", "ipam": {}}"#, false),
+            (r#"{"name": "pods", "type": "flannel", "ipam": {}}"#, false),
+            (r#"{"name": "pods", "type": "../bridge", "ipam": {}}"#, false),
+            (r#"{"name": "pods", "type": "", "ipam": {}}"#, false),
+            (r#"{"name": "pods", "ipam": {}}"#, false),
             (r#"{"name": "pods", "type": "bri"#, false),
             ("", false),
             ("[]", false),
@@ -270,7 +278,8 @@ mod tests {
         assert_eq!(delegate.ipam["ranges"], json!([[{"subnet": "10.1.17.0/24"}]]));
         assert!(delegate.keys.contains_key(PREV_RESULT) && delegate.keys.contains_key("cni.dev/attachments"));
         let mut earlier =
-            DelegateConfig::parse(r#"{"cniVersion": "0.4.0", "name": "pods", "type": "bridge"}"#, "pods").unwrap();
+            DelegateConfig::parse(r#"{"cniVersion": "0.4.0", "name": "pods", "type": "bridge", "ipam": {}}"#, "pods")
+                .unwrap();
         earlier.add_call_keys(&call).unwrap();
         assert!(!earlier.keys.contains_key(PREV_RESULT), "it is in another version");
     }
