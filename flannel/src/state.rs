@@ -18,23 +18,28 @@ use crate::delegate::DelegateConfig;
 /// Mode of a new directory, as the reference creates it.
 const MODE: u32 = 0o700;
 
+/// The suffix of a file that is being written.
+const TEMPORARY: &str = "new";
+
 /// The names of the files of an attachment.
 #[derive(Debug)]
 struct Names {
     own: String,
     /// The name of the reference, which all attachments of the container share.
     shared: String,
+    /// The name while the file is written. Its second colon distinguishes it from all state files. DEL finds what a killed
+    /// ADD left, because each attachment has one such name.
+    temporary: String,
 }
 
 impl Names {
     fn of(at: &Attachment) -> Names {
-        let container = at.container.as_str();
-        Names { own: format!("{container}:{}", at.ifname), shared: container.to_owned() }
+        Names::new(at.container.as_str(), at.ifname.as_str())
     }
 
-    /// Returns the name of the temporary file. Its second colon distinguishes it from all state files.
-    fn temporary(&self) -> String {
-        format!("{}:{}", self.own, std::process::id())
+    fn new(container: &str, ifname: &str) -> Names {
+        let own = format!("{container}:{ifname}");
+        Names { temporary: format!("{own}:{TEMPORARY}"), own, shared: container.to_owned() }
     }
 }
 
@@ -42,7 +47,6 @@ impl Names {
 #[derive(Debug)]
 pub(crate) struct State {
     dir: Option<Dir>,
-    names: Names,
     /// The files that exist, in the order in which they are removed.
     found: Vec<String>,
     /// The configuration at ADD; `None` if there is no file, or its content is not one.
@@ -56,8 +60,8 @@ impl State {
             warn!("open {data_dir:?}: {error}");
             None
         });
-        let mut state = State { dir, names: Names::of(at), found: Vec::new(), config: None };
-        let found = state.dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, &state.names));
+        let mut state = State { dir, found: Vec::new(), config: None };
+        let found = state.dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, &Names::of(at)));
         state.found = found.unwrap_or_else(|error| {
             warn!("look for state files in {data_dir:?}: {error}");
             Vec::new()
@@ -65,10 +69,9 @@ impl State {
         let first = state.dir.as_ref().zip(state.found.first());
         let text = first.and_then(|(dir, name)| read(dir, name));
         state.config = text.as_ref().and_then(|text| Some((DelegateConfig::parse(text, network)?, text.clone())));
-        // A container can have interfaces on several networks. A file that only the reference's name leads to, and which
-        // names another network, is theirs.
-        let is_foreign = text.and_then(|text| network_of(&text)).is_some_and(|other| other != network);
-        if state.config.is_none() && is_foreign && state.found.first() == Some(&state.names.shared) {
+        // A container can have interfaces on several networks. The state of another network is left to the DEL of that: a
+        // runtime also calls DEL after an ADD that failed because the other network has an interface of the same name.
+        if text.and_then(|text| network_of(&text)).is_some_and(|other| other != network) {
             state.found.clear();
         }
         state
@@ -89,18 +92,23 @@ impl State {
     }
 }
 
-/// Returns the existing files of an attachment: its own, and that with the shared name if it is the same file, or if there is
-/// no own one and no other attachment has the shared one.
+/// Returns the existing files of an attachment: its own; that with the shared name if it is the same file, or if there is no
+/// own one and no other attachment has the shared one; and the temporary one. Only regular files can be state files.
 fn files(dir: &Dir, names: &Names) -> io::Result<Vec<String>> {
-    let own = dir.stat_of(&names.own)?;
-    let shared = dir.stat_of(&names.shared)?;
+    let file = |name: &str| Ok::<_, io::Error>(dir.stat_of(name)?.filter(is_file));
+    let own = file(&names.own)?;
+    let shared = file(&names.shared)?;
     let is_shared_ours = match (&own, &shared) {
         (Some(own), Some(shared)) => own.st_ino == shared.st_ino,
         (None, Some(shared)) => shared.st_nlink == 1,
         (_, None) => false,
     };
-    let own = own.map(|_| names.own.clone());
-    Ok(own.into_iter().chain(is_shared_ours.then(|| names.shared.clone())).collect())
+    let found = [
+        (own.is_some(), &names.own),
+        (is_shared_ours, &names.shared),
+        (file(&names.temporary)?.is_some(), &names.temporary),
+    ];
+    Ok(found.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name.clone()).collect())
 }
 
 /// Reads a state file; `None` if that fails: DEL must not depend on it.
@@ -130,18 +138,21 @@ pub(crate) fn write(data_dir: &Path, at: &Attachment, config: &str) -> Result<()
 fn try_write(dir: &Dir, names: &Names, config: &[u8]) -> io::Result<()> {
     // The shared name of an earlier ADD of the same attachment leads to the file that is replaced here.
     let earlier = files(dir, names)?;
-    let temporary = names.temporary();
-    let replace = || dir.replace_through(&temporary, &names.own, config);
+    if earlier.contains(&names.own) && earlier.contains(&names.shared) {
+        dir.remove(&names.shared)?;
+    }
+    let replace = || dir.replace_through(&names.temporary, &names.own, config);
     match replace() {
         // A GC has removed the temporary file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => replace()?,
         outcome => outcome?,
     }
-    if earlier.len() == 2 {
-        dir.remove(&names.shared)?;
-    }
-    if !dir.link(&names.own, &names.shared)? {
-        debug!("{:?} has the state of another interface, or of an earlier container", dir.path().join(&names.shared));
+    let shared = dir.path().join(&names.shared);
+    match dir.link(&names.own, &names.shared) {
+        Ok(true) => {}
+        Ok(false) => debug!("{shared:?} has the state of another interface, or of an earlier container"),
+        // Only the reference needs this name. Not all file systems have hard links.
+        Err(error) => warn!("link {shared:?}: {error}"),
     }
     Ok(())
 }
@@ -157,9 +168,17 @@ fn try_collect(dir: &Dir, keep: &Keep<'_>) -> io::Result<()> {
     // Own names first: then a shared name that is left has no own one.
     names.sort_by_key(|name| !name.contains(':'));
     for name in names {
-        if is_stale(dir, &name, keep)? {
-            debug!("state file {:?} is stale", dir.path().join(&name));
-            dir.remove(&name)?;
+        if !is_stale(dir, &name, keep)? {
+            continue;
+        }
+        debug!("state file {:?} is stale", dir.path().join(&name));
+        match parse_name(&name) {
+            Some(Name::Own(container, ifname)) => {
+                for name in files(dir, &Names::new(container, ifname))? {
+                    dir.remove(&name)?;
+                }
+            }
+            _ => drop(dir.remove(&name)?),
         }
     }
     Ok(())
@@ -180,10 +199,9 @@ fn is_stale(dir: &Dir, name: &str, keep: &Keep<'_>) -> io::Result<bool> {
     if DelegateConfig::parse(&text, keep.network).is_some() {
         return Ok(true);
     }
-    // A file that a crash has cut off: no DEL needs it. Other files in the directory are not ours.
-    let is_cut =
-        text.is_empty() || (text.starts_with("{\"") && serde_json::from_str::<serde_json::Value>(&text).is_err());
-    Ok(is_cut && (is_own || stat.st_size < 4096))
+    // A crash of the host can leave an incomplete file, which no DEL needs. The name alone does not show that a file is ours,
+    // unless it has the colon.
+    Ok(is_own && serde_json::from_str::<serde_json::Value>(&text).is_err())
 }
 
 /// A state file of any network, for tools.
@@ -234,9 +252,33 @@ fn parse_name(name: &str) -> Option<Name<'_>> {
     match (parts.next(), parts.next(), parts.next()) {
         (None, None, None) => Some(Name::Shared(container)),
         (Some(ifname), None, None) if IfName::from_config(ifname).is_ok() => Some(Name::Own(container, ifname)),
-        (Some(ifname), Some(pid), None) if IfName::from_config(ifname).is_ok() => {
-            pid.bytes().all(|byte| byte.is_ascii_digit()).then_some(Name::Temporary)
-        }
+        (Some(ifname), Some(TEMPORARY), None) if IfName::from_config(ifname).is_ok() => Some(Name::Temporary),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_file_shows_what_it_is() {
+        let names = Names::new("c1", "eth0");
+        for (name, wanted) in [
+            (names.own.as_str(), Some(Name::Own("c1", "eth0"))),
+            (&names.shared, Some(Name::Shared("c1"))),
+            (&names.temporary, Some(Name::Temporary)),
+            ("c1.x_y-z:net.100", Some(Name::Own("c1.x_y-z", "net.100"))),
+            ("c1:eth0:1234", None),
+            ("c1:eth0:new:new", None),
+            ("c1:", None),
+            (":eth0", None),
+            ("c1:eth0 ", None),
+            ("c1:a-name-of-16-byt", None),
+            (".hidden", None),
+            ("", None),
+        ] {
+            assert_eq!(parse_name(name), wanted, "{name:?}");
+        }
     }
 }
