@@ -9,4 +9,18 @@
     reason = "a test that fails should stop and say where"
 )]
 
+mod add;
+mod change;
+mod check;
+mod del;
+mod delegate;
+mod faults;
+mod gc;
+mod node;
 mod nodes;
+mod parallel;
+mod recorder;
+mod reference;
+mod state;
+mod status;
+mod subnet;

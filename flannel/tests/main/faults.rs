@@ -1,0 +1,191 @@
+//! Faults: a system call fails, or the plugin is killed there.
+
+use std::fs;
+
+use serde_json::json;
+use testing::fault::{Effect, inject, inject_everywhere};
+use testing::{Lab, Process};
+
+use crate::node::{DATA_DIR, Pod, SUBNET_FILE, assert_clean, assert_no_attachments, config, join_cluster, state_files};
+use crate::recorder::{NAME, Recorder};
+
+/// Kills the plugin at each of these system calls in turn. Returns how many times it was killed.
+fn kill_everywhere(lab: &Lab, names: &[&str], prepare: impl Fn() -> Process, verify: impl Fn()) -> usize {
+    let mut killed = 0;
+    for name in names {
+        for n in 1.. {
+            let effect = inject(lab, prepare(), name, n, "signal=KILL");
+            eprintln!("{name} {n}: {effect:?}");
+            verify();
+            if effect == Effect::NotReached {
+                break;
+            }
+            killed += 1;
+        }
+    }
+    killed
+}
+
+/// With an executed delegate, so that only the plugin's own system calls fail.
+#[test]
+fn a_failed_add_leaves_no_state() {
+    let lab = &Lab::new();
+    let recorder = Recorder::install(lab);
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": NAME } })));
+    let prepare = || {
+        lab.sh("rm -rf /var/lib/cni");
+        pod.call("ADD", &config)
+    };
+    let faults = [
+        ("openat", "EACCES"),
+        ("openat", "EMFILE"),
+        ("openat", "ENOSPC"),
+        ("write", "ENOSPC"),
+        ("linkat", "EPERM"),
+        ("renameat", "EIO"),
+        ("unlinkat", "EROFS"),
+        ("mkdir", "ENOSPC"),
+    ];
+    let failures = inject_everywhere(lab, &faults, prepare, |effect, place| {
+        if effect == Effect::Failed {
+            assert_clean(lab);
+            let calls = recorder.calls();
+            assert!(calls.is_empty() || calls.last().unwrap() == "DEL c1 eth0", "{place}: {calls:?}");
+        } else {
+            pod.del(&config);
+            assert_eq!(state_files(), [] as [&str; 0], "{place}");
+        }
+    });
+    assert!(failures >= 9, "only {failures} failures");
+}
+
+/// With the delegate in the same process.
+#[test]
+fn a_failed_add_leaves_no_attachment() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let faults = [("linkat", "EIO"), ("openat", "ENOSPC"), ("mkdir", "EACCES"), ("renameat", "ENOSPC")];
+    let failures = inject_everywhere(
+        lab,
+        &faults,
+        || pod.call("ADD", &config),
+        |effect, _| {
+            if effect != Effect::Failed {
+                pod.del(&config);
+            }
+            assert_clean(lab);
+        },
+    );
+    assert!(failures >= 4, "only {failures} failures");
+}
+
+/// A file system without hard links only costs the name that the reference uses.
+#[test]
+fn a_file_system_without_hard_links_is_enough() {
+    let lab = &Lab::new();
+    Recorder::install(lab);
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": NAME } })));
+    assert_eq!(inject(lab, pod.call("ADD", &config), "linkat", 1, "error=EPERM"), Effect::Tolerated);
+    assert_eq!(state_files(), ["c1:eth0"]);
+    pod.del(&config);
+    assert_clean(lab);
+}
+
+#[test]
+fn a_subnet_file_that_cannot_be_read_is_an_error() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    for (call, errno) in [("openat", "EACCES"), ("openat", "ENFILE"), ("read", "EIO")] {
+        let inject = format!("inject={call}:error={errno}");
+        let (outcome, _) = pod.call("ADD", &config).trace(lab, &["-P", SUBNET_FILE, "-e", &inject]);
+        let error = outcome.error(5);
+        assert!(error["msg"].as_str().unwrap().contains(SUBNET_FILE), "{error}");
+        assert_clean(lab);
+    }
+    // DEL does not depend on it.
+    pod.add(&config);
+    let (outcome, _) = pod.call("DEL", &config).trace(lab, &["-P", SUBNET_FILE, "-e", "inject=read:error=EIO"]);
+    outcome.silent();
+    assert_clean(lab);
+}
+
+#[test]
+fn a_directory_of_state_files_that_cannot_be_read_prevents_only_add() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    fs::create_dir_all(DATA_DIR).unwrap();
+    for (call, errno) in [("openat", "EACCES"), ("newfstatat", "EIO")] {
+        let options = ["-P", DATA_DIR, "-e", &format!("inject={call}:error={errno}")];
+        let (outcome, log) = pod.call("ADD", &config).trace(lab, &options);
+        assert!(log.contains("INJECTED"), "{call}: {log}");
+        outcome.error(5);
+        assert_clean(lab);
+        pod.add(&config);
+        pod.call("DEL", &config).trace(lab, &options).0.silent();
+        assert_no_attachments(lab);
+        pod.del(&config);
+        assert_clean(lab);
+    }
+}
+
+#[test]
+fn a_failed_del_is_completed_by_the_next_one() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let prepare = || {
+        pod.add(&config);
+        pod.call("DEL", &config)
+    };
+    let faults = [("openat", "EACCES"), ("unlinkat", "EROFS")];
+    let failures = inject_everywhere(lab, &faults, prepare, |_, _| {
+        pod.del(&config);
+        assert_clean(lab);
+    });
+    assert!(failures >= 2, "only {failures} failures");
+}
+
+/// A container that is added for the first time, and one whose state file of an earlier ADD is replaced.
+#[test]
+fn del_removes_what_a_killed_add_left() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    for has_earlier in [false, true] {
+        let prepare = || {
+            if has_earlier {
+                pod.add(&config);
+                pod.sh("ip link delete eth0");
+                lab.sh("rm -r /var/lib/cni/networks");
+            }
+            pod.call("ADD", &config)
+        };
+        let names = ["openat", "linkat", "unlinkat", "renameat", "write", "newfstatat"];
+        let killed = kill_everywhere(lab, &names, prepare, || {
+            pod.del(&config);
+            assert_clean(lab);
+        });
+        assert!(killed > 10, "killed only {killed} times");
+    }
+}
+
+#[test]
+fn del_completes_a_killed_del() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let prepare = || {
+        pod.add(&config);
+        pod.call("DEL", &config)
+    };
+    let killed = kill_everywhere(lab, &["openat", "unlinkat", "newfstatat"], prepare, || {
+        pod.del(&config);
+        assert_clean(lab);
+    });
+    assert!(killed > 5, "killed only {killed} times");
+}

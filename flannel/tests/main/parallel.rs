@@ -1,0 +1,41 @@
+//! Many calls at the same time.
+
+use std::collections::BTreeSet;
+
+use serde_json::json;
+use testing::Lab;
+use testing::parallel::{assert_added, assert_silent, run};
+
+use crate::node::{Pod, assert_clean, config, join_cluster, leases, state_files};
+
+const PODS: usize = 20;
+
+#[test]
+fn many_pods_start_and_end_at_once() {
+    Lab::for_each_layout(|lab| {
+        join_cluster();
+        let config = config(json!({}));
+        let pods: Vec<_> = (0..PODS).map(|n| Pod::new(lab, &format!("c{n}"))).collect();
+        let results = run(pods.iter().map(|pod| pod.call("ADD", &config)).collect());
+        let ips: BTreeSet<_> = results.iter().map(|outcome| outcome.ok()["ips"][0]["address"].to_string()).collect();
+        assert_eq!((ips.len(), leases(lab).len(), state_files().len()), (PODS, PODS, 2 * PODS));
+        for (pod, result) in pods.iter().zip(&results) {
+            pod.check(&config, &result.ok()).silent();
+        }
+        assert_silent(&run(pods.iter().map(|pod| pod.call("DEL", &config)).collect()));
+        assert_clean(lab);
+    });
+}
+
+/// The interfaces of one container compete for the name that the reference uses.
+#[test]
+fn interfaces_of_one_container_start_and_end_at_once() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let interfaces: Vec<_> = (0..5).map(|n| pod.interface(&format!("eth{n}"))).collect();
+    assert_added(&run(interfaces.iter().map(|pod| pod.call("ADD", &config)).collect()));
+    assert_eq!(state_files(), ["c1", "c1:eth0", "c1:eth1", "c1:eth2", "c1:eth3", "c1:eth4"]);
+    assert_silent(&run(interfaces.iter().map(|pod| pod.call("DEL", &config)).collect()));
+    assert_clean(lab);
+}
