@@ -219,6 +219,31 @@ mod tests {
     }
 
     #[test]
+    fn own_keys_of_the_ipam_plugin_stay_for_every_family() {
+        let own = json!([{"dst": "10.96.0.0/12"}, {"dst": "192.168.244.0/24", "gw": "10.1.17.20"}]);
+        let rest = SUBNET.split_once("FLANNEL_MTU").map(|(_, rest)| format!("FLANNEL_MTU{rest}")).unwrap();
+        let two = SUBNET.replace("10.1.0.0/16", "10.1.0.0/16,192.168.0.0/16");
+        for (file, subnets, networks) in [
+            (SUBNET.to_owned(), vec!["10.1.17.0/24"], vec!["10.1.0.0/16"]),
+            (two, vec!["10.1.17.0/24"], vec!["10.1.0.0/16", "192.168.0.0/16"]),
+            (format!("{SUBNET6}{rest}"), vec!["fc00::/64"], vec!["fc00::/48"]),
+            (format!("{SUBNET6}{SUBNET}"), vec!["10.1.17.0/24", "fc00::/64"], vec!["10.1.0.0/16", "fc00::/48"]),
+        ] {
+            let mut routes = own.as_array().unwrap().clone();
+            routes.extend(networks.iter().map(|network| json!({"dst": network})));
+            let ranges: Value = subnets.iter().map(|subnet| json!([{"subnet": subnet}])).collect();
+            for (keys, kind) in [(json!({"type": "my-ipam"}), "my-ipam"), (json!({}), "host-local")] {
+                let mut ipam = keys;
+                ipam.as_object_mut()
+                    .unwrap()
+                    .extend([("foo".to_owned(), json!("bar")), ("routes".to_owned(), own.clone())]);
+                let wanted = json!({"type": kind, "foo": "bar", "ranges": ranges, "routes": routes});
+                assert_eq!(generated(json!({"ipam": ipam}), &file)["ipam"], wanted, "{file}");
+            }
+        }
+    }
+
+    #[test]
     fn the_cluster_can_be_excluded_from_masquerade() {
         let config = generated(json!({"ipMasqExcludeCluster": true}), &format!("{SUBNET6}{SUBNET}"));
         assert_eq!(config["ipMasqExclude"], json!(["10.1.0.0/16", "fc00::/48"]));

@@ -12,6 +12,7 @@
 mod add;
 mod change;
 mod check;
+mod cost;
 mod del;
 mod delegate;
 mod faults;
