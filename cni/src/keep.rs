@@ -52,11 +52,6 @@ impl<'a> Keep<'a> {
             && !key::digest_in(comment).is_some_and(|digest| self.digests.contains(digest))
     }
 
-    /// Returns whether an attachment is kept.
-    pub fn has_attachment(&self, container: &str, ifname: &str) -> bool {
-        self.attachments.contains(&(container, ifname))
-    }
-
     /// Returns whether an attachment belongs to this network and is not kept.
     pub fn is_stale(&self, attachment: AttachmentKey<'_>) -> bool {
         attachment.network == self.network && !self.attachments.contains(&(attachment.container, attachment.ifname))

@@ -9,7 +9,7 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 
-use cni::{Attachment, ContainerId, Context, IfName, Keep, Result};
+use cni::{Attachment, AttachmentKey, ContainerId, Context, IfName, Keep, Result};
 use linux::dir::{Dir, is_file};
 use log::{debug, warn};
 
@@ -187,7 +187,9 @@ fn try_collect(dir: &Dir, keep: &Keep<'_>) -> io::Result<()> {
 fn is_stale(dir: &Dir, name: &str, keep: &Keep<'_>) -> io::Result<bool> {
     let Some(stat) = dir.stat_of(name)?.filter(is_file) else { return Ok(false) };
     let (is_kept, is_own) = match parse_name(name) {
-        Some(Name::Own(container, ifname)) => (keep.has_attachment(container, ifname), true),
+        Some(Name::Own(container, ifname)) => {
+            (!keep.is_stale(AttachmentKey { network: keep.network, container, ifname }), true)
+        }
         Some(Name::Shared(container)) => (keep.has_container(container) || stat.st_nlink > 1, false),
         Some(Name::Temporary) => return Ok(true),
         None => return Ok(false),
