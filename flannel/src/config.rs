@@ -67,12 +67,17 @@ impl Config {
     /// Parses the configuration for DEL and GC. Mistakes are only reported, and the defaults apply instead: they matter to
     /// the next ADD, and must not prevent the removal.
     pub(crate) fn parse_to_clean_up(call: &Call<'_>) -> Result<Config> {
+        Config::without_mistakes(call, &|mistake| cni::report(&mistake))
+    }
+
+    /// Parses the configuration, and passes each mistake to `report`.
+    pub(crate) fn without_mistakes(call: &Call<'_>, report: &dyn Fn(Error)) -> Result<Config> {
         let mut config = Config::read(call, &|mistake| {
-            cni::report(&mistake);
+            report(mistake);
             Ok(())
         })?;
         if let Err(mistake) = config.validate_delegate() {
-            cni::report(&mistake);
+            report(mistake);
             config.delegate.retain(|key, value| key == "type" && value.as_str().is_some_and(is_delegate));
         }
         Ok(config)

@@ -17,7 +17,7 @@ const SUBNET: &str =
 /// Parses a configuration, and asserts that DEL understands what ADD generates, and that it accepts every mistake.
 pub fn config(call: &Call<'_>) {
     let file = SubnetFile::parse(Path::new("subnet.env"), SUBNET).expect("a valid file");
-    let to_clean_up = Config::parse_to_clean_up(call).expect("DEL accepts every configuration");
+    let to_clean_up = Config::without_mistakes(call, &drop).expect("DEL accepts every configuration");
     for file in [None, Some(&file)] {
         let (kind, text) = generate_to_clean_up(call, &to_clean_up, file).expect("a configuration for DEL");
         assert!(is_delegate(&kind), "{text}");
