@@ -255,6 +255,16 @@ impl Lab {
         self.plugin(name, command).attachment("c1", "eth0", netns)
     }
 
+    /// Waits until the kernel's clock has advanced by some ticks, of at most 10 ms each. The kernel records in ticks when an
+    /// address is added, and a subnet does not change faster.
+    pub fn pass_ticks(&self) {
+        let seconds = || fs::read_to_string("/proc/uptime").unwrap().split(' ').next().map(str::to_owned);
+        for _ in 0..3 {
+            let now = seconds();
+            wait_until("a tick of the kernel's clock", || seconds() != now);
+        }
+    }
+
     /// Runs a shell command, which must succeed, and returns its output.
     pub fn sh(&self, command: &str) -> String {
         let outcome = Process::new("sh").arg("-ec").arg(command).run();

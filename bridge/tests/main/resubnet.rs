@@ -77,8 +77,7 @@ fn attach_both(lab: &Lab, families: Families) -> [(Pod<'_>, Value, Value); 2] {
     [("a", 1), ("b", 2)].map(|(id, n)| {
         let (pod, config) = (Pod::new(lab, id), families.config(n, json!({})));
         let result = pod.add(&config);
-        // The kernel records when an address is added, in ticks of at most 10 ms. A subnet does not change so fast.
-        lab.sh("for tick in 1 2 3; do now=$(cat /proc/uptime); until [ \"${now% *}\" != \"$(cut -d' ' -f1 /proc/uptime)\" ]; do :; done; done");
+        lab.pass_ticks();
         (pod, config, result)
     })
 }
