@@ -44,7 +44,7 @@ pub fn reply(datagram: &[u8]) {
         let is_bucket = qdisc.is_token_bucket(&TokenBucket { rate: 1, burst: 1, limit: 1 });
         assert!(!qdisc.kind.contains('\0') && (!is_bucket || qdisc.kind == "tbf"));
     }
-    list(datagram, seq, libc::RTM_NEWTFILTER, tc::read_redirect);
+    list(datagram, seq, libc::RTM_NEWTFILTER, tc::redirect::read_redirect);
     for deletion in list(datagram, seq, conntrack::NEW, |payload| Ok(Flow::read(payload)?.deletion())) {
         // Without a tuple, the kernel would delete every entry.
         assert!(wire::attributes(&deletion, 20).any(|attribute| matches!(attribute, Ok((1, _)))), "{deletion:?}");

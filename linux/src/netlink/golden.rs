@@ -229,7 +229,7 @@ fn redirections() {
     theirs.truncate(36);
     theirs[0] = 36;
     let filter = [&theirs[16..], &captured("redirect_matchall")[36..]].concat();
-    let redirect = tc::read_redirect(&filter).unwrap().unwrap();
+    let redirect = tc::redirect::read_redirect(&filter).unwrap().unwrap();
     assert_eq!(redirect.to, Some(bridge()));
     same(&Change::delete_redirect(vhost(), &redirect).message, &theirs);
     // tc names the kind, and its handle; we delete any kind.
@@ -238,7 +238,7 @@ fn redirections() {
     theirs[0] = 36;
     theirs[24..28].fill(0);
     same(&Change::delete_qdisc(vhost(), QdiscPlace::Ingress).message, &theirs);
-    same(&tc::list_filters(vhost()), &captured("list_filters"));
+    same(&tc::redirect::list_filters(vhost()), &captured("list_filters"));
     // tc lists the disciplines of all links and filters; the kernel can return one. struct tcmsg in linux/rtnetlink.h.
     let mut expected = captured("list_filters");
     expected[4] = 38; // RTM_GETQDISC
