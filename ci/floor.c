@@ -1,7 +1,7 @@
-/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`, of `portmap`
- * and of `firewall`. ci/bench compiles it (no C library; system calls and netlink messages are coded by hand) and measures
- * how far the plugins are from it. It is a yardstick, not a plugin. Under the names bridge, host-local, loopback, portmap
- * and firewall it supports ADD, DEL and VERSION.
+/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`, and of the
+ * other plugins. ci/bench compiles it (no C library; system calls and netlink messages are coded by hand) and measures
+ * how far the plugins are from it. It is a yardstick, not a plugin. Under the name of each plugin it supports ADD, DEL and
+ * VERSION.
  *
  * Like the plugins, it reads its configuration, takes the next free address under the lock of the lease directory and
  * writes the lease and the pointer; creates the veth pair in its final place in one message, with one queue of each kind,
@@ -9,14 +9,19 @@
  * (accept_dad, arp_notify; keep_addr_on_down and ndisc_notify with IPv6); makes sure that the gateway addresses exist;
  * adds the masquerade rule; prints the result. As portmap, it adds the attachment, its ports and its masquerade to the
  * sets of an existing table, in one datagram. As firewall, it appends the rules of the address to an existing chain, in
- * one datagram. An error of the kernel ends it with status 1.
+ * one datagram. As tuning, it writes the former MAC address to a file, sets net.core.somaxconn and the MAC address; DEL
+ * restores the address. As bandwidth, it creates the ifb link, limits it and the host veth, and redirects to it what the host
+ * veth receives; DEL deletes the link. As flannel, it reads the subnet file, writes its configuration to a file, and does
+ * the work of bridge; DEL reads and removes the file. An error of the kernel ends it with status 1.
  *
  * It omits:
  * - JSON and validation of the input: its parameters are at the beginning of the configuration, as
  *   {"floor": "NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
- *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, - none.
- *   As portmap, it publishes N ports from 20000 on for the ports from 30000 on of 10.80.0.2/24; as firewall, it accepts
- *   the traffic of that address. The result is fixed.
+ *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, c delegate of
+ *   flannel (MTU 1450, a route to 10.0.0.0/8), t tuning with a sysctl and a MAC address, - none.
+ *   As portmap, it publishes N ports from 20000 on for the ports from 30000 on of the first address in the previous result;
+ *   as firewall, it accepts the traffic of that address; as bandwidth, it limits the link vethpod. The configuration ends
+ *   with the previous result, which it prints unchanged.
  * - rollback, timeouts and useful errors
  * - waiting until the port forwards and the addresses are reachable
  * - earlier leases of the same container, atomic creation of leases, the index: it tries one address after the other.
@@ -26,6 +31,9 @@
  * - nftables table and chains, which ci/bench creates, and the lease directory; the search for rules of other
  *   implementations, for the same port in other tables, for the route to the container, and reading route_localnet
  * - the search for firewalld, for legacy tables of iptables, for rules of an earlier ADD and for an ingress policy
+ * - the allow-list of sysctls, the announcement of the new MAC address, and the proof at DEL that it is the same interface
+ * - the search for the host veth, for limits of an earlier ADD, and for filters of the deleted ifb link; its alias, and fair
+ *   queues
  * - enabling IP forwarding, unless it creates the bridge; disable_ipv6
  * - VLANs, macspoofchk, iptables, CHECK, STATUS and GC
  */
@@ -39,8 +47,11 @@
 #include <linux/netfilter/nf_tables_compat.h>
 #include <linux/netfilter/nfnetlink.h>
 #include <linux/netlink.h>
+#include <linux/pkt_cls.h>
+#include <linux/pkt_sched.h>
 #include <linux/rtnetlink.h>
 #include <linux/sockios.h>
+#include <linux/tc_act/tc_mirred.h>
 #include <linux/veth.h>
 
 /* Constants that only the C library's headers define. */
@@ -157,7 +168,7 @@ static unsigned parse(const char **text, unsigned base)
 static char input[16384];
 static const char *network, *bridge, *ranges, *rest, *container, *ifname = "eth0", *netns;
 static unsigned subnet, subnet6;
-static int layer3, dual, hairpin, masquerade;
+static int layer3, dual, hairpin, masquerade, cluster, tunes;
 
 static void parameters(void)
 {
@@ -183,8 +194,52 @@ static void parameters(void)
         dual |= *at == 'd';
         hairpin |= *at == 'h';
         masquerade |= *at == 'm';
+        cluster |= *at == 'c';
+        tunes |= *at == 't';
     }
     rest = at + 1;
+}
+
+/* Returns what follows `key` in the configuration. */
+static const char *after(const char *key)
+{
+    for (const char *at = rest; *at; at++)
+        if (*at == '"' && starts(at, key))
+            return at + length(key);
+    end(1);
+}
+
+/* Returns the first address in the previous result, and its prefix length. */
+static unsigned container_ip(unsigned *prefix)
+{
+    const char *at = after("\"address\": \"");
+    unsigned ip = 0;
+    for (int i = 0; i < 4; i++, at++)
+        ip = ip << 8 | parse(&at, 10);
+    *prefix = parse(&at, 10);
+    return ip;
+}
+
+static void address_bytes(byte to[4], unsigned ip)
+{
+    for (int i = 0; i < 4; i++)
+        to[i] = (byte)(ip >> (24 - 8 * i));
+}
+
+/* The path of the file in which an ADD leaves something for its DEL. */
+static const char *state(void)
+{
+    static char path[256];
+    append(append(path, "/var/lib/cni/floor/"), container);
+    return path;
+}
+
+static void write_state(const void *what, long size) { put(must(file(AT_FDCWD, state(), O_WRONLY | O_CREAT)), what, size); }
+
+static void take_state(void *to, long size)
+{
+    must(get(must(file(AT_FDCWD, state(), O_RDONLY)), to, size));
+    must(ask(__NR_unlinkat, AT_FDCWD, (long)state(), 0, 0, 0, 0));
 }
 
 /* Leases. An address is represented by its last 16 bits; the subnet is fixed. */
@@ -355,10 +410,14 @@ static void address(int flags, int index, const byte ip[16], int family)
     done(new);
 }
 
-static void route(int flags, int index, const byte gateway[16], int family)
+/* Adds a default route, or one to a network of IPv4 with 8 bits. */
+static void route(int flags, int index, const byte gateway[16], int family, const byte network[4])
 {
-    struct rtmsg head = {(byte)family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, RT_SCOPE_UNIVERSE, RTN_UNICAST, 0};
+    byte bits = network ? 8 : 0;
+    struct rtmsg head = {(byte)family, bits, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, RT_SCOPE_UNIVERSE, RTN_UNICAST, 0};
     struct nlmsghdr *new = message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL | flags, &head, sizeof head);
+    if (network)
+        attribute(RTA_DST, network, 4);
     attribute(RTA_GATEWAY, gateway, family == INET ? 4 : 16);
     word(RTA_OIF, (unsigned)index);
     done(new);
@@ -369,7 +428,7 @@ static void set(const char *before, const char *name, const char *after, const c
     char path[128];
     append(append(append(append(path, "/proc/sys/net/"), before), name), after);
     long fd = must(file(AT_FDCWD, path, O_WRONLY));
-    put(fd, value, 1);
+    put(fd, value, length(value));
     shut(fd);
 }
 
@@ -542,7 +601,8 @@ static struct nlmsghdr *elements(int type, int flags, const char *of, struct nla
 /* Adds the elements, or deletes them. */
 static void publish(int adds)
 {
-    const byte ip[] = {10, 80, 0, 2}, sources[2][2][4] = {{{10, 80, 0, 0}, {10, 80, 0, 255}}, {{127, 0, 0, 0}, {127, 255, 255, 255}}};
+    unsigned prefix, ip = container_ip(&prefix), mask = prefix ? ~0u << (32 - prefix) : 0;
+    const unsigned sources[2][2] = {{ip & mask, ip | ~mask}, {0x7f000000, 0x7fffffff}};
     int type = adds ? NFT_MSG_NEWSETELEM : NFT_MSG_DELSETELEM, flags = adds ? NLM_F_CREATE | NLM_F_EXCL : 0;
     byte owner[16] = {0};
     struct nlattr *list;
@@ -556,15 +616,16 @@ static void publish(int adds)
     new = elements(type, flags, "ipv4_ports", &list);
     for (unsigned i = 0; i < subnet; i++) {
         unsigned from = 20000 + i, to = 30000 + i;
-        byte key[8] = {6, 0, 0, 0, (byte)(from >> 8), (byte)from}, target[8] = {10, 80, 0, 2, (byte)(to >> 8), (byte)to};
+        byte key[8] = {6, 0, 0, 0, (byte)(from >> 8), (byte)from}, target[8] = {[4] = (byte)(to >> 8), (byte)to};
+        address_bytes(target, ip);
         element(key, 0, 8, adds ? target : 0);
     }
     closed(list), done(new);
     new = elements(type, flags | NLM_F_ACK, "ipv4_masquerade", &list);
     for (int i = 0; i < 2; i++) {
         byte first[8], last[8];
-        memcpy(first, sources[i][0], 4), memcpy(first + 4, ip, 4);
-        memcpy(last, sources[i][1], 4), memcpy(last + 4, ip, 4);
+        address_bytes(first, sources[i][0]), address_bytes(first + 4, ip);
+        address_bytes(last, sources[i][1]), address_bytes(last + 4, ip);
         element(first, last, 8, 0);
     }
     closed(list), done(new);
@@ -704,6 +765,8 @@ static _Noreturn void add(void)
     string(IFLA_IFNAME, name);
     attribute(IFLA_ADDRESS, random, 6);
     word(IFLA_MASTER, (unsigned)index);
+    if (cluster)
+        word(IFLA_MTU, 1450);
     word(IFLA_NUM_TX_QUEUES, 1);
     word(IFLA_NUM_RX_QUEUES, 1);
     struct nlattr *info = nest(IFLA_LINKINFO);
@@ -713,6 +776,8 @@ static _Noreturn void add(void)
     extend(&head, sizeof head);
     string(IFLA_IFNAME, ifname);
     attribute(IFLA_ADDRESS, there, 6);
+    if (cluster)
+        word(IFLA_MTU, 1450);
     word(IFLA_NUM_TX_QUEUES, 1);
     word(IFLA_NUM_RX_QUEUES, 1);
     word(IFLA_NET_NS_FD, (unsigned)ns);
@@ -767,11 +832,14 @@ static _Noreturn void add(void)
     done(new);
     if (dual) {
         address(0, inside, ip6, INET6);
-        route(0, inside, gateway6, INET6);
+        route(0, inside, gateway6, INET6, 0);
     }
     if (layer3) {
+        const byte all_nodes[] = {10, 0, 0, 0};
         address(0, inside, ip, INET);
-        route(NLM_F_ACK, inside, gateway, INET);
+        if (cluster)
+            route(0, inside, gateway, INET, all_nodes);
+        route(NLM_F_ACK, inside, gateway, INET, 0);
     }
     last = sequence;
     transmit(fd);
@@ -818,12 +886,12 @@ static _Noreturn void loopback(int up)
     print(append(to, "{\"address\": \"::1/128\", \"interface\": 0}]}"));
 }
 
-/* Prints the previous result of portmap and firewall. */
-static _Noreturn void print_container(void)
+/* Prints the previous result, without the brace that ends the configuration. */
+static _Noreturn void print_previous(void)
 {
-    char *to = append(output, "{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"ports\"}, {\"name\": \"vethports\"}, ");
-    to = append(to, "{\"name\": \"eth0\", \"sandbox\": \"/run/netns/none\"}], ");
-    print(append(to, "\"ips\": [{\"address\": \"10.80.0.2/24\", \"interface\": 2}]}"));
+    const char *result = after("\"prevResult\": ");
+    put(STDOUT, result, length(result) - 1);
+    end(0);
 }
 
 static _Noreturn void portmap(int adds)
@@ -831,17 +899,19 @@ static _Noreturn void portmap(int adds)
     publish(adds);
     if (!adds)
         end(0);
-    print_container();
+    print_previous();
 }
 
 static _Noreturn void firewall(int adds)
 {
-    const byte ip[] = {10, 80, 0, 2};
+    unsigned prefix;
+    byte ip[4];
     table = "filter", chain = "CNI-FORWARD", table_family = NFPROTO_IPV4;
     if (!adds) {
         reveal();
         end(0);
     }
+    address_bytes(ip, container_ip(&prefix));
     long nft = netlink(NETLINK_NETFILTER);
     frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
     accept(ip, 16, ESTABLISHED, 0);
@@ -851,7 +921,124 @@ static _Noreturn void firewall(int adds)
     frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
     transmit(nft);
     answered(nft, answer);
-    print_container();
+    print_previous();
+}
+
+static void set_mac(long fd, const byte address[6])
+{
+    link(NLM_F_ACK, 0, 0);
+    struct nlmsghdr *change = (void *)batch;
+    string(IFLA_IFNAME, ifname);
+    attribute(IFLA_ADDRESS, address, 6);
+    done(change);
+    transmit(fd);
+    answered(fd, sequence);
+}
+
+static _Noreturn void tuning(int adds)
+{
+    if (tunes) {
+        const byte wanted[] = {2, 0, 0, 0, 0, 9};
+        byte former[6];
+        enter();
+        long fd = netlink(NETLINK_ROUTE);
+        if (adds) {
+            must(query(fd, SIOCGIFHWADDR, ifname, former, 6));
+            write_state(former, 6);
+            set("core/somaxconn", "", "", "500");
+            set_mac(fd, wanted);
+        } else {
+            take_state(former, 6);
+            set_mac(fd, former);
+        }
+    }
+    if (!adds)
+        end(0);
+    print_previous();
+}
+
+static struct nlmsghdr *control(int type, int index, unsigned handle, unsigned parent, unsigned information, int flags)
+{
+    struct tcmsg head = {0, 0, 0, index, handle, parent, information};
+    return message(type, NLM_F_CREATE | NLM_F_EXCL | flags, &head, sizeof head);
+}
+
+/* Limits what a link sends to 8 Mbit/s, with a burst of 800 kbit and a latency of 25 ms. */
+static void limit(int index)
+{
+    struct tc_tbf_qopt bucket = {
+        .rate = {.linklayer = TC_LINKLAYER_ETHERNET, .rate = 1000000}, .limit = 125000, .buffer = 100000 * 1000 / 64,
+    };
+    struct nlmsghdr *new = control(RTM_NEWQDISC, index, 1 << 16, TC_H_ROOT, 0, 0);
+    string(TCA_KIND, "tbf");
+    struct nlattr *options = nest(TCA_OPTIONS);
+    attribute(TCA_TBF_PARMS, &bucket, sizeof bucket);
+    closed(options);
+    done(new);
+}
+
+/* Redirects what a link receives, with u32 like the reference: matchall is missing in some kernels. */
+static void redirect(int index, int to)
+{
+    struct { struct tc_u32_sel head; struct tc_u32_key key; } everything = {{.flags = TC_U32_TERMINAL, .nkeys = 1}, {0}};
+    struct tc_mirred target = {.action = TC_ACT_STOLEN, .eaction = TCA_EGRESS_REDIR, .ifindex = (unsigned)to};
+    struct nlmsghdr *new = control(RTM_NEWQDISC, index, TC_H_CLSACT & 0xffff0000, TC_H_CLSACT, 0, 0);
+    string(TCA_KIND, "clsact");
+    done(new);
+    unsigned every_packet = 0xffffu << 16 | __builtin_bswap16(3 /* ETH_P_ALL */);
+    new = control(RTM_NEWTFILTER, index, 0, TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), every_packet, NLM_F_ACK);
+    string(TCA_KIND, "u32");
+    struct nlattr *options = nest(TCA_OPTIONS);
+    attribute(TCA_U32_SEL, &everything, sizeof everything);
+    struct nlattr *actions = nest(TCA_U32_ACT), *action = nest(1);
+    string(TCA_ACT_KIND, "mirred");
+    struct nlattr *mirred = nest(TCA_ACT_OPTIONS);
+    attribute(TCA_MIRRED_PARMS, &target, sizeof target);
+    closed(mirred), closed(action), closed(actions), closed(options);
+    done(new);
+}
+
+static _Noreturn void bandwidth(int adds)
+{
+    char name[16];
+    int veth = 0, ifb = 0;
+    append(append(name, "ifb"), container);
+    long fd = netlink(NETLINK_ROUTE);
+    struct ifinfomsg head = {0, 0, 0, 0, 1, 1};
+    struct nlmsghdr *change = message(adds ? RTM_NEWLINK : RTM_DELLINK, NLM_F_ACK | (adds ? NLM_F_CREATE | NLM_F_EXCL : 0), &head,
+                                      sizeof head);
+    string(IFLA_IFNAME, name);
+    if (adds) {
+        word(IFLA_MTU, 1500);
+        struct nlattr *info = nest(IFLA_LINKINFO);
+        string(IFLA_INFO_KIND, "ifb");
+        closed(info);
+    }
+    done(change);
+    transmit(fd);
+    answered(fd, sequence);
+    if (!adds)
+        end(0);
+    must(query(fd, SIOCGIFINDEX, "vethpod", &veth, sizeof veth));
+    must(query(fd, SIOCGIFINDEX, name, &ifb, sizeof ifb));
+    limit(veth);
+    limit(ifb);
+    redirect(veth, ifb);
+    transmit(fd);
+    answered(fd, sequence);
+    print_previous();
+}
+
+static _Noreturn void flannel(int adds)
+{
+    char text[4096];
+    if (adds) {
+        must(get(must(file(AT_FDCWD, "/run/flannel/subnet.env", O_RDONLY)), text, sizeof text));
+        write_state(rest, length(rest));
+        add();
+    }
+    take_state(text, sizeof text);
+    delete();
 }
 
 _Noreturn void begin(char **stack)
@@ -884,6 +1071,12 @@ _Noreturn void begin(char **stack)
         portmap(adds);
     if (starts(program, "firewall"))
         firewall(adds);
+    if (starts(program, "tuning"))
+        tuning(adds);
+    if (starts(program, "bandwidth"))
+        bandwidth(adds);
+    if (starts(program, "flannel"))
+        flannel(adds);
     if (starts(program, "bridge")) {
         if (adds)
             add();

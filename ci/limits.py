@@ -61,7 +61,7 @@ def slack(call, what, limits):
     more = {"system calls": 3} if limits["processes"] > 1 or call.endswith("DEL") else {}
     # Kernels before 6.2 do not return the objects that they created, so they are queried: a message and its answer.
     version = [int(part) for part in re.findall(r"\d+", platform.release())[:2]]
-    if version < [6, 2] and call.startswith("bridge") and call.endswith("ADD"):
+    if version < [6, 2] and call.startswith(("bandwidth", "bridge", "flannel")) and call.endswith("ADD"):
         more = {"system calls": 4, "messages": 1}
     return more.get(what, 0)
 

@@ -127,6 +127,16 @@ def all_targets(results):
           for command in ("ADD", "DEL")),
         ("firewall ADD, to the floor", ratio(firewall, OURS, FLOOR), "<=", 1.5),
         ("firewall ADD, processes started", processes(firewall), "<=", 0),
+        *((f"{name} ADD, reference to ours", ratio(f"{name} ADD", THEIRS, OURS), ">=", wanted)
+          for name, wanted in (("tuning {}", 10), ("tuning sysctl and MAC", 6), ("bandwidth", 5), ("flannel", 6))),
+        *((f"{name} ADD, processes started", processes(f"{name} ADD"), "<=", 0)
+          for name in ("tuning {}", "tuning sysctl and MAC", "bandwidth", "flannel")),
+        ("flannel ADD, to bridge ADD with the same configuration",
+         ratio("flannel ADD", OURS, OURS, other="flannel, bridge alone ADD"), "<=", 1.15),
+        *((f"podman's list {command}, reference to ours", ratio(f"podman's list {command}", THEIRS, OURS), ">=", 25)
+          for command in ("ADD", "DEL")),
+        *((f"podman's list {command}, to the sum of the floors", ratio(f"podman's list {command}", OURS, FLOOR), "<=", 1.6)
+          for command in ("ADD", "DEL")),
         ("size of each installed plugin, KiB", size and size / 1024, "<", SIZE // 1024),
     ]
 
