@@ -27,13 +27,22 @@ pub(crate) struct Source {
     pub(crate) redirect: Redirect,
 }
 
-/// Returns the veths that redirect packets to one of these links. Only looks at the link called `hint` if it is known: a host
-/// may have a thousand others.
+/// Returns the veths that redirect packets to one of these links. If the link called `hint` does so, or is gone, looks at no
+/// other: a host may have a thousand.
 pub(crate) fn sources(host: &mut Netlink, hint: Option<&str>, targets: &[LinkIndex]) -> Result<Vec<Source>> {
-    let veths = match hint {
-        Some(name) => host.link(name)?.into_iter().filter(|link| link.kind == "veth").collect(),
-        None => host.links_of_kind("veth")?,
-    };
+    if let Some(name) = hint {
+        let hinted = host.link(name)?;
+        let is_gone = hinted.is_none();
+        let found = sources_among(host, hinted.into_iter().filter(|link| link.kind == "veth").collect(), targets)?;
+        if is_gone || !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    let veths = host.links_of_kind("veth")?;
+    sources_among(host, veths, targets)
+}
+
+fn sources_among(host: &mut Netlink, veths: Vec<Link>, targets: &[LinkIndex]) -> Result<Vec<Source>> {
     let mut found = Vec::new();
     for veth in veths {
         let redirects = match host.redirects(veth.index) {

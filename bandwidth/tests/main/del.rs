@@ -38,6 +38,26 @@ fn del_after_the_veth_and_the_namespace_are_gone() {
     assert_eq!(ifbs(lab), [""; 0]);
 }
 
+/// The runtime passes the result of another container, which names another veth. The container loses its limits, and not its
+/// packets.
+#[test]
+fn the_filter_is_removed_whatever_veth_the_result_names() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab);
+    let other = Pod::named(lab, "c2");
+    pod.add(&both());
+    other.add(&both());
+    let [wrong, absent] = [other.result("1.1.0"), Pod { port: "veth9".to_owned(), ..pod.clone() }.result("1.1.0")];
+    pod.del(&with(both(), json!({ "prevResult": wrong })));
+    assert_eq!(redirect(lab, "vethc1"), None);
+    pod.sh("ping -q -c 1 -w 60 10.9.0.1");
+    other.check(&both()).ok();
+    // A veth that is gone needs no search.
+    lab.sh("ip link delete vethc2");
+    other.del(&with(both(), json!({ "prevResult": absent })));
+    assert_eq!(ifbs(lab), [""; 0]);
+}
+
 #[test]
 fn a_renamed_link_is_found_by_its_alias() {
     let lab = &Lab::new();
