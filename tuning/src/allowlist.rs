@@ -1,7 +1,8 @@
 //! The administrator's list of the sysctls that networks may set.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 
 use cni::{Code, Context, Error, Result};
 
@@ -41,7 +42,8 @@ pub(crate) fn require(sysctls: &[Sysctl], ifname: Option<&str>) -> Result<()> {
 impl AllowList {
     /// Reads the file; `None` if it does not exist.
     fn read() -> Result<Option<AllowList>> {
-        let file = match File::open(ALLOW_LIST) {
+        // Opening a named pipe must not wait for a writer.
+        let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(ALLOW_LIST) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             file => file?,
         };

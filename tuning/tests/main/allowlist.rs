@@ -94,3 +94,18 @@ fn check_and_del_do_not_read_it() {
     pod.del(&config);
     assert_eq!(pod.link()["mtu"], 1500);
 }
+
+/// Neither a named pipe nor a directory blocks the call, or allows anything.
+#[test]
+fn a_list_that_is_not_a_regular_file_allows_nothing() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let before = pod.state();
+    for (command, code) in [("mkfifo", 7), ("mkdir", 5)] {
+        lab.sh(&format!("mkdir -p /etc/cni/tuning; {command} {FILE}"));
+        let error = pod.refused(&sysctl("net.core.somaxconn"), code);
+        assert!(error.to_string().contains(FILE), "{error}");
+        assert_eq!(pod.state(), before, "{command}");
+        lab.sh(&format!("rm -r {FILE}"));
+    }
+}
