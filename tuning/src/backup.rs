@@ -203,7 +203,11 @@ impl BackupFile {
     pub(crate) fn revert(&self) -> Result<()> {
         match &self.earlier {
             Some(backup) => self.replace(backup),
-            None => self.dir.remove(&self.name).map(drop).context(|| self.about("remove")),
+            None => match self.dir.remove(&self.name) {
+                // Nothing can have been written.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EISDIR | libc::EROFS)) => Ok(()),
+                removed => removed.map(drop).context(|| self.about("remove")),
+            },
         }
     }
 

@@ -83,3 +83,21 @@ fn a_failing_del_can_be_repeated() {
         pod.connect();
     });
 }
+
+/// The error is about the file. Nothing was written, so nothing can be left.
+#[test]
+fn a_backup_file_that_cannot_be_written_is_not_reported_as_left() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let config = config(everything());
+    let before = pod.state();
+    for prepare in [
+        "mkdir -p /run/cni/tuning/c1_eth0.json",
+        "rmdir /run/cni/tuning/c1_eth0.json; mount -t tmpfs -o ro cni0-test /run/cni/tuning",
+    ] {
+        lab.sh(prepare);
+        let error = pod.refused(&config, 5).to_string();
+        assert!(error.contains("c1_eth0.json") && !error.contains("not undone"), "{error}");
+        assert_eq!(pod.state(), before, "{prepare}");
+    }
+}
