@@ -21,9 +21,9 @@ pub trait Inspect: Plugin {
     fn settings(&self, _: &Call<'_>) -> Result<Settings> {
         Ok(Settings::default())
     }
-    /// Returns the name and the configuration of the delegate, if the plugin generates one. Delegates that get the plugin's
-    /// own configuration, such as an IPAM plugin, are not included.
-    fn delegate(&self, _: &Call<'_>) -> Result<Option<(String, String)>> {
+    /// Returns the configuration of the delegate, if the plugin generates one. Delegates that get the plugin's own
+    /// configuration, such as an IPAM plugin, are not included.
+    fn delegate(&self, _: &Call<'_>) -> Result<Option<Generated>> {
         Ok(None)
     }
     /// Returns the leases of the plugin, if it is an IPAM plugin that keeps them on this host.
@@ -62,6 +62,17 @@ impl fmt::Debug for dyn Inspect + '_ {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
+}
+
+/// The configuration that a plugin generates for its delegate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generated {
+    /// Name of the delegate.
+    pub kind: String,
+    /// Its configuration.
+    pub config: String,
+    /// Whether an ADD would generate the same. If not, what is missing in it is not a mistake of the user.
+    pub is_complete: bool,
 }
 
 /// What the configuration of a plugin requests, as far as it is visible on the host.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Settings};
+use cni::inspect::{Finding, Generated, Inspect, Kind, Level, NetworkView, Object, Owner, Settings};
 use cni::{AttachmentKey, Call, Result};
 
 use crate::config::{Config, DATA_DIR};
@@ -23,9 +23,11 @@ impl Inspect for Flannel {
     }
 
     /// Without a subnet file, generates the configuration as for DEL, so that the tool sees what is left of earlier.
-    fn delegate(&self, call: &Call<'_>) -> Result<Option<(String, String)>> {
+    fn delegate(&self, call: &Call<'_>) -> Result<Option<Generated>> {
         let config = Config::parse(call)?;
-        generate_to_clean_up(call, &config, read_if_exists(&config).as_ref()).map(Some)
+        let file = read_if_exists(&config);
+        let (kind, config) = generate_to_clean_up(call, &config, file.as_ref())?;
+        Ok(Some(Generated { kind, config, is_complete: file.is_some() }))
     }
 
     fn kinds(&self) -> &'static [Kind] {

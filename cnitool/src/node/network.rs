@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni::inspect::{Bridge, ForwardChain, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage};
+use cni::inspect::{
+    Bridge, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage,
+};
 use cni::{Call, Error, Result};
 use cni0::INSPECT;
 use linux::ip::Cidr;
@@ -68,7 +70,7 @@ impl Part {
         let previous = list.prev_result(result).ok()?;
         let config = Value::Object(list.request(&self.listed, arguments, &[previous])).to_string();
         let called = called_plugins(&self.listed.kind, config).ok()?;
-        called.into_iter().find(|(kind, _)| kind == self.plugin.name()).map(|(_, config)| config)
+        called.into_iter().find(|called| called.kind == self.plugin.name()).map(|called| called.config)
     }
 }
 
@@ -95,16 +97,17 @@ impl Network {
         let mut config = listed.config.clone();
         config.insert("name".to_owned(), Value::from(self.name.as_str()));
         config.insert("cniVersion".to_owned(), Value::from(list.version.as_str()));
-        for (kind, config) in called_plugins(&listed.kind, Value::Object(config).to_string())? {
+        for Generated { kind, config, is_complete } in called_plugins(&listed.kind, Value::Object(config).to_string())?
+        {
             if let Some(plugin) = inspect(&kind) {
-                self.read_part(Part { plugin, listed: listed.clone(), config })?;
+                self.read_part(Part { plugin, listed: listed.clone(), config }, is_complete)?;
             }
             self.programs.push(kind);
         }
         Ok(())
     }
 
-    fn read_part(&mut self, part: Part) -> Result<()> {
+    fn read_part(&mut self, part: Part, is_complete: bool) -> Result<()> {
         if let Some(store) = part.plugin.lease_store() {
             self.store = Some((store, part.with_call(|call| store.lease_dir(call))?));
         }
@@ -117,6 +120,8 @@ impl Network {
                 self.nftables = self.nftables.max(nftables);
                 self.parts.push(part);
             }
+            // The plugin that generated the configuration reports what it lacks.
+            Err(_) if !is_complete => {}
             Err(error) => self.faults.push(error),
         }
         Ok(())
@@ -168,15 +173,22 @@ impl Network {
 }
 
 /// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.
-fn called_plugins(kind: &str, config: String) -> Result<Vec<(String, String)>> {
-    let call = Call::for_config(&config)?;
+fn called_plugins(kind: &str, config: String) -> Result<Vec<Generated>> {
+    let listed = Generated { kind: kind.to_owned(), config, is_complete: true };
+    let call = Call::for_config(&listed.config)?;
     let generated = inspect(kind).map(|plugin| plugin.delegate(&call)).transpose()?.flatten();
     let mut called = match generated {
-        Some((kind, config)) => called_plugins(&kind, config)?,
+        Some(Generated { kind, config, is_complete }) => {
+            let inner = called_plugins(&kind, config)?;
+            inner
+                .into_iter()
+                .map(|called| Generated { is_complete: called.is_complete && is_complete, ..called })
+                .collect()
+        }
         // An IPAM plugin gets the configuration of its caller.
-        None => ipam(&config).map(|kind| (kind, config.clone())).into_iter().collect(),
+        None => ipam(&listed.config).map(|kind| Generated { kind, ..listed.clone() }).into_iter().collect::<Vec<_>>(),
     };
-    called.push((kind.to_owned(), config));
+    called.push(listed);
     Ok(called)
 }
 

@@ -17,6 +17,7 @@ mod configurations;
 mod demo;
 mod doctor;
 mod firewall;
+mod flannel;
 mod gc;
 mod leases;
 mod node;
