@@ -76,7 +76,7 @@ fn object(link: &Link, direction: &'static str, limit: Option<TokenBucket>) -> O
             ("burst", Property::Number(burst)),
         ],
         comment: link.alias.clone(),
-        about: format!("net: {network}, if: {ifname}, id: {container}"),
+        about: format!("{network}, if: {ifname}, id: {container}"),
     })
 }
 
@@ -117,11 +117,10 @@ fn left_by_reference(host: &mut Netlink) -> Result<Option<Finding>> {
     Ok(left.first().map(|first| Finding {
         check: KINDS[0].name,
         level: Level::Warn,
-        what: format!(
-            "{} ifb links of the reference are left, such as {}: no container uses them",
-            left.len(),
-            first.name
-        ),
+        what: match left.len() {
+            1 => format!("1 ifb link of the reference that no container uses: {}", first.name),
+            count => format!("{count} ifb links of the reference that no container uses, such as {}", first.name),
+        },
         remedy: format!("ip link delete {}", first.name),
     }))
 }

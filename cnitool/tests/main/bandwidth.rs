@@ -102,6 +102,6 @@ fn a_link_that_the_reference_left_is_reported() {
     attach(&host, "blue");
     host.lab.sh("ip link add bwp0123456789ab type ifb; ip link add ifb0 type ifb");
     let what = only_problem(&host, "bandwidth", "warn");
-    assert!(what.contains("1 ifb links of the reference are left, such as bwp0123456789ab"), "{what}");
+    assert!(what.contains("1 ifb link of the reference that no container uses: bwp0123456789ab"), "{what}");
     assert!(what.contains("ip link delete bwp0123456789ab"), "{what}");
 }
