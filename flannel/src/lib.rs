@@ -40,10 +40,18 @@ impl Plugin for Flannel {
         let (kind, text) = (text.kind().unwrap_or_default().to_owned(), text.to_text()?);
         let inner = call.with_config(&text)?;
         let mut delegate = Delegate::find(&inner, &kind)?;
-        delegate.prepare(at)?;
+        // The user looks in vain for a key that flannel generated.
+        let explain = |error: Error| match error.code() {
+            Code::CONFIG => error.details(format!(
+                "flannel generated the configuration of {kind:?} from \"delegate\", \"ipam\" and {:?}",
+                config.subnet_file
+            )),
+            _ => error,
+        };
+        delegate.prepare(at).map_err(explain)?;
         let mut undo = Undo::new(());
         undo.push(format!("delete the attachment with {kind:?}"), |()| delegate.del(at));
-        let result = delegate.add(at).map_err(|failure| failure.without_del(&mut undo));
+        let result = delegate.add(at).map_err(|failure| explain(failure.without_del(&mut undo)));
         // Unlike the reference, which writes the file before the ADD of the delegate, and leaves it if that fails.
         match result.and_then(|result| state::write(&config.data_dir, at, &text).map(|()| result)) {
             Ok(result) => {

@@ -146,3 +146,19 @@ fn a_subnet_file_that_is_not_a_file_is_an_error() {
     }
     assert_clean(lab);
 }
+
+/// The configuration of the network has no such key.
+#[test]
+fn an_error_about_a_generated_key_names_the_subnet_file() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab, "c1");
+    for (lines, key) in [
+        (format!("{V4}{REST}FLANNEL_MTU=67\n"), "mtu"),
+        (format!("{V4}{REST}FLANNEL_SUBNET=10.1.17.1/32\n"), "ipam.ranges[0][0]"),
+    ] {
+        write_subnet_file(&lines);
+        let error = pod.call("ADD", &config(json!({}))).run().error(7);
+        assert!(error["msg"].as_str().unwrap().contains(&format!("key \"{key}\"")), "{error}");
+        assert!(error["details"].as_str().unwrap().contains(SUBNET_FILE), "{error}");
+    }
+}
