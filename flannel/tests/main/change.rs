@@ -43,11 +43,11 @@ fn old_and_new_pods_work_after_a_change_of_the_subnet() {
     }
 }
 
-/// If another node got the old subnet, packets to it would stay on this node.
+/// If another node got the old subnet, packets to it would stay on this node. An executed IPAM plugin cannot report its leases,
+/// so separate plugins keep the gateway.
 #[test]
 fn the_last_pod_of_an_old_subnet_takes_its_gateway_along() {
     for lines in [V4.to_owned(), V6.to_owned(), format!("{V4}{V6}")] {
-        // A delegate that is executed cannot say whether a subnet has leases.
         let lab = &Lab::new();
         let config = config(json!({}));
         let pods = ["c1", "c2", "c3"].map(|id| Pod::new(lab, id));
