@@ -151,9 +151,10 @@ pub(crate) fn create<'a>(
         };
         match error.errno() {
             Some(libc::EEXIST) => {
-                // The existing link with one of the names is not ours to delete.
+                // The existing link with one of the names is not ours to delete. If the interface does not exist, the name of
+                // the host veth is taken: the next attempt uses another one.
                 undo.pop();
-                refuse_existing_interface(undo.context(), at)?;
+                undo.context().refuse_existing_interface(at)?;
             }
             // Another program deleted the bridge meanwhile. The kernel may have created the pair, without a bridge.
             Some(libc::ENODEV) => host.delete_link(port_name.as_str())?,
@@ -313,17 +314,6 @@ fn prepare_port(host: &mut Netlink, config: &Config, port: LinkIndex, name: &str
         Some(vlans) => vlans.apply(host, port),
         None => Ok(()),
     }
-}
-
-/// Returns an error if the container already has an interface with the requested name. Otherwise the name of the host
-/// veth is taken, and the caller retries with another name.
-fn refuse_existing_interface(namespaces: &Namespaces, at: &Attachment) -> Result<()> {
-    if namespaces.open_guest(at)?.find_interface_index()?.is_none() {
-        return Ok(());
-    }
-    let what = format!("interface {:?} already exists in {:?}", at.ifname.as_str(), at.sandbox());
-    Err(Error::new(Code::INTERNAL, what)
-        .details("the container is already attached: call DEL first, or use another CNI_IFNAME"))
 }
 
 /// Returns the error for a link that has the name of the bridge but is not one.

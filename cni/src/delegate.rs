@@ -62,6 +62,11 @@ impl<'a> Delegate<'a> {
         Ok(())
     }
 
+    /// Returns whether the plugin has to be executed.
+    pub fn is_executed(&self) -> bool {
+        self.builtin.is_none()
+    }
+
     /// Calls ADD.
     pub fn add(&self, at: &Attachment) -> Result<AddResult, DelegateError> {
         let version = self.call.version;

@@ -38,6 +38,16 @@ impl Namespaces {
         self.in_guest(|| Guest::open_here(at))
     }
 
+    /// Returns an error if the container already has the attachment's interface.
+    pub fn refuse_existing_interface(&self, at: &Attachment) -> Result<()> {
+        if self.open_guest(at)?.find_interface_index()?.is_none() {
+            return Ok(());
+        }
+        let what = format!("interface {:?} already exists in {:?}", at.ifname.as_str(), at.sandbox());
+        Err(Error::new(Code::INTERNAL, what)
+            .details("the container is already attached: call DEL first, or use another CNI_IFNAME"))
+    }
+
     /// Returns this thread to the host's namespace after a failure in the container namespace. If the thread is already
     /// there, this needs no permission.
     pub fn return_to_host(&self) -> Result<()> {

@@ -13,7 +13,7 @@ mod inspect;
 mod state;
 mod subnet;
 
-use cni::{AddResult, Attachment, Call, Code, Delegate, Error, Keep, Plugin, Result, Undo};
+use cni::{AddResult, Attachment, Call, Code, Delegate, Error, Keep, Namespaces, Plugin, Result, Undo};
 use log::{debug, warn};
 
 use config::Config;
@@ -49,6 +49,12 @@ impl Plugin for Flannel {
             _ => error,
         };
         delegate.prepare(at).map_err(explain)?;
+        // DEL follows each failure of an executed delegate, and would remove the existing attachment.
+        if delegate.is_executed()
+            && let Some(namespaces) = Namespaces::open_if_exists(&inner, at)?
+        {
+            namespaces.refuse_existing_interface(at)?;
+        }
         let mut undo = Undo::new(());
         undo.push(format!("delete the attachment with {kind:?}"), |()| delegate.del(at));
         let result = delegate.add(at).map_err(|failure| explain(failure.without_del(&mut undo)));

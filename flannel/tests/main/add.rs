@@ -130,6 +130,21 @@ fn a_repeated_add_leaves_one_state_file() {
 }
 
 #[test]
+fn a_second_add_fails_and_keeps_the_attachment() {
+    Lab::for_each_layout(|lab| {
+        join_cluster();
+        let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "isDefaultGateway": true } })));
+        let result = pod.add(&config);
+        let error = pod.call("ADD", &config).run().error(999);
+        assert!(error["msg"].as_str().unwrap().starts_with("interface \"eth0\" already exists in "), "{error}");
+        pod.check(&config, &result).ok();
+        assert_eq!(state_files(), pod.state_names());
+        pod.del(&config);
+        assert_clean(lab);
+    });
+}
+
+#[test]
 fn an_add_whose_result_is_lost_leaves_nothing() {
     Lab::for_each_layout(|lab| {
         join_cluster();
