@@ -72,7 +72,7 @@ impl Plugin for Flannel {
     /// Unlike the reference, keeps the state file until that succeeds.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::parse_to_clean_up(call)?;
-        let state = State::find(&config.data_dir, call.network.as_str(), at);
+        let state = State::find(&config.data_dir, call.network.as_str(), at)?;
         let file = read_if_exists(&config);
         let (kind, text) = match &state.config {
             Some((earlier, text)) => {
@@ -104,7 +104,7 @@ impl Plugin for Flannel {
     /// Calls the delegate with the configuration of ADD.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::parse(call)?;
-        let state = State::find(&config.data_dir, call.network.as_str(), at);
+        let state = State::find(&config.data_dir, call.network.as_str(), at)?;
         let mut delegate = match state.config {
             Some((earlier, _)) => earlier,
             None => DelegateConfig::generate(call, &config, &SubnetFile::read(&config.subnet_file)?)?,

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use cni::{Attachment, AttachmentKey, ContainerId, Context, IfName, Keep, Result};
 use linux::dir::{Dir, is_file};
+use linux::tolerate;
 use log::{debug, warn};
 
 use crate::delegate::DelegateConfig;
@@ -54,27 +55,24 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Finds the state files of an attachment.
-    pub(crate) fn find(data_dir: &Path, network: &str, at: &Attachment) -> State {
-        let dir = Dir::open(data_dir).unwrap_or_else(|error| {
-            warn!("open {data_dir:?}: {error}");
-            None
-        });
-        let mut state = State { dir, found: Vec::new(), config: None };
-        let found = state.dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, &Names::of(at)));
-        state.found = found.unwrap_or_else(|error| {
-            warn!("look for state files in {data_dir:?}: {error}");
-            Vec::new()
-        });
+    /// Finds the state files of an attachment. A directory that cannot be read has none, so that it does not prevent DEL for
+    /// ever; only a lack of resources is an error.
+    pub(crate) fn find(data_dir: &Path, network: &str, at: &Attachment) -> Result<State> {
+        let tried = || format!("look for state files in {data_dir:?}");
+        let without = format_args!("{data_dir:?} counts as a directory without state files");
+        let dir = tolerate(Dir::open(data_dir), without).context(tried)?;
+        let found = dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, &Names::of(at)));
+        let found = tolerate(found, without).context(tried)?;
+        let mut state = State { dir, found, config: None };
         let first = state.dir.as_ref().zip(state.found.first());
-        let text = first.and_then(|(dir, name)| read(dir, name));
+        let text = first.map_or(Ok(None), |(dir, name)| read(dir, name))?;
         state.config = text.as_ref().and_then(|text| Some((DelegateConfig::parse(text, network)?, text.clone())));
         // A container can have interfaces on several networks. The state of another network is left to the DEL of that: a
         // runtime also calls DEL after an ADD that failed because the other network has an interface of the same name.
         if text.and_then(|text| network_of(&text)).is_some_and(|other| other != network) {
             state.found.clear();
         }
-        state
+        Ok(state)
     }
 
     /// Returns whether there is a state file, even if its content is not valid.
@@ -111,15 +109,12 @@ fn files(dir: &Dir, names: &Names) -> io::Result<Vec<String>> {
     Ok(found.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name.clone()).collect())
 }
 
-/// Reads a state file; `None` if that fails: DEL must not depend on it.
-fn read(dir: &Dir, name: &str) -> Option<String> {
-    match dir.read(name) {
-        Ok(bytes) => bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
-        Err(error) => {
-            warn!("read the state file {:?}: {error}", dir.path().join(name));
-            None
-        }
-    }
+/// Reads a state file; `None` if that fails: DEL must not depend on it. Only a lack of resources is an error.
+fn read(dir: &Dir, name: &str) -> Result<Option<String>> {
+    let path = dir.path().join(name);
+    let bytes = tolerate(dir.read(name), format_args!("the state file {path:?} is ignored"));
+    let bytes = bytes.context(|| format!("read the state file {path:?}"))?;
+    Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Returns the network that the content of a state file names.
@@ -159,11 +154,12 @@ fn try_write(dir: &Dir, names: &Names, config: &[u8]) -> io::Result<()> {
 
 /// GC: removes the state files of attachments of this network that are not kept.
 pub(crate) fn collect(data_dir: &Path, keep: &Keep<'_>) -> Result<()> {
-    let collected = Dir::open(data_dir).and_then(|dir| dir.map_or(Ok(()), |dir| try_collect(&dir, keep)));
+    let dir = Dir::open(data_dir).context(|| format!("open {data_dir:?}"))?;
+    let collected = dir.map_or(Ok(()), |dir| try_collect(&dir, keep));
     collected.context(|| format!("remove state files in {data_dir:?}"))
 }
 
-fn try_collect(dir: &Dir, keep: &Keep<'_>) -> io::Result<()> {
+fn try_collect(dir: &Dir, keep: &Keep<'_>) -> Result<()> {
     let mut names: Vec<String> = dir.names()?.collect::<io::Result<_>>()?;
     // Own names first: then a shared name that is left has no own one.
     names.sort_by_key(|name| !name.contains(':'));
@@ -184,7 +180,7 @@ fn try_collect(dir: &Dir, keep: &Keep<'_>) -> io::Result<()> {
     Ok(())
 }
 
-fn is_stale(dir: &Dir, name: &str, keep: &Keep<'_>) -> io::Result<bool> {
+fn is_stale(dir: &Dir, name: &str, keep: &Keep<'_>) -> Result<bool> {
     let Some(stat) = dir.stat_of(name)?.filter(is_file) else { return Ok(false) };
     let (is_kept, is_own) = match parse_name(name) {
         Some(Name::Own(container, ifname)) => {
@@ -197,7 +193,7 @@ fn is_stale(dir: &Dir, name: &str, keep: &Keep<'_>) -> io::Result<bool> {
     if is_kept {
         return Ok(false);
     }
-    let Some(text) = read(dir, name) else { return Ok(false) };
+    let Some(text) = read(dir, name)? else { return Ok(false) };
     if DelegateConfig::parse(&text, keep.network).is_some() {
         return Ok(true);
     }
@@ -218,11 +214,12 @@ pub(crate) struct StateFile {
 
 /// Lists the state files in a directory, without the second names.
 pub(crate) fn list(data_dir: &Path) -> Result<Vec<StateFile>> {
-    let listed = Dir::open(data_dir).and_then(|dir| dir.map_or_else(|| Ok(Vec::new()), |dir| try_list(&dir)));
+    let dir = Dir::open(data_dir).context(|| format!("open {data_dir:?}"))?;
+    let listed = dir.map_or_else(|| Ok(Vec::new()), |dir| try_list(&dir));
     listed.context(|| format!("list the state files in {data_dir:?}"))
 }
 
-fn try_list(dir: &Dir) -> io::Result<Vec<StateFile>> {
+fn try_list(dir: &Dir) -> Result<Vec<StateFile>> {
     let mut files = Vec::new();
     for name in dir.names()? {
         let name = name?;
@@ -232,7 +229,7 @@ fn try_list(dir: &Dir) -> io::Result<Vec<StateFile>> {
             Some(Name::Shared(container)) if stat.st_nlink == 1 => (container.to_owned(), None),
             _ => continue,
         };
-        if let Some(network) = read(dir, &name).and_then(|text| network_of(&text)) {
+        if let Some(network) = read(dir, &name)?.and_then(|text| network_of(&text)) {
             files.push(StateFile { network, container, ifname, name });
         }
     }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::io;
 
+use log::warn;
+
 /// The result of any operation that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -155,6 +157,18 @@ pub trait Context<T> {
 impl<T, E: Into<Error>> Context<T> for Result<T, E> {
     fn context<S: Into<String>>(self, step: impl FnOnce() -> S) -> Result<T> {
         self.map_err(|error| error.into().context(step()))
+    }
+}
+
+/// Replaces an error by the default value, for a command that removes something and can do without the value. Logs the error
+/// and the consequence. Only a lack of resources stays an error: the next attempt may succeed.
+pub fn tolerate<T: Default>(outcome: Result<T, impl Into<Error>>, consequence: impl fmt::Display) -> Result<T> {
+    match outcome.map_err(Into::into) {
+        Err(error) if !matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR)) => {
+            warn!("{error:?}; {consequence}");
+            Ok(T::default())
+        }
+        outcome => outcome,
     }
 }
 

@@ -31,7 +31,7 @@ pub mod unix;
 mod wait;
 
 pub use detached::DetachedChild;
-pub use error::{Context, Error, Kind, Result};
+pub use error::{Context, Error, Kind, Result, tolerate};
 pub use netns::Netns;
 pub use sys::random;
 pub use wait::Deadline;

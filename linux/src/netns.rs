@@ -7,13 +7,12 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use log::warn;
 use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
-use crate::error::{Context, Error, Kind, Result};
+use crate::error::{Context, Error, Kind, Result, tolerate};
 use crate::sys;
 
 /// The namespace of the calling thread.
@@ -53,13 +52,7 @@ impl Netns {
     /// Opens the namespace at `path` for a command that removes; `None` if it is gone or cannot be opened, so that
     /// nothing can be removed in it. Only a lack of resources is an error: the next attempt may succeed.
     pub fn open_to_clean_up(path: &Path) -> Result<Option<Netns>> {
-        match Netns::open_if_exists(path) {
-            Err(error) if !matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR)) => {
-                warn!("{error:?}; the namespace counts as gone");
-                Ok(None)
-            }
-            outcome => outcome,
-        }
+        tolerate(Netns::open_if_exists(path), "the namespace counts as gone")
     }
 
     /// Creates a namespace and mounts it at `path`, where it stays until it is unmounted, as `ip netns add` does.

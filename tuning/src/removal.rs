@@ -5,6 +5,7 @@ use std::path::Path;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result};
 use linux::dir::Dir;
 use linux::netlink::Link;
+use linux::tolerate;
 use log::{debug, warn};
 
 use crate::backup::{Backup, SUFFIX, file_name};
@@ -14,12 +15,8 @@ use crate::interface::{Interface, set_mtu};
 /// Restores the interface, if it provably is the one that ADD changed, and removes the backup file.
 pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) -> Result<()> {
     let data_dir = config::data_dir(call);
-    let Some(dir) = Dir::open(&data_dir).unwrap_or_else(|error| {
-        warn!("there can be no backup file in {data_dir:?}: {error}");
-        None
-    }) else {
-        return Ok(());
-    };
+    let dir = tolerate(Dir::open(&data_dir), format_args!("there can be no backup file in {data_dir:?}"));
+    let Some(dir) = dir.context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
     let name = file_name(key);
     let backup = match dir.read(&name) {
         Ok(None) => return Ok(()),
@@ -57,12 +54,14 @@ fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Resul
             return Ok(());
         }
         let host_veth = interface.host_veth(&mut host, &home)?;
-        let mtu_before = interface.link.mtu;
-        interface.set(backup.before)?;
-        match (backup.before.mtu, host_veth) {
-            (Some(mtu), Some(port)) if port.mtu == mtu_before => set_mtu(&mut host, &port, mtu),
-            _ => Ok(()),
+        // The host veth first: if it still has the MTU of the interface, ADD has set it. After a kill, the next DEL could not
+        // tell that if the interface had been restored.
+        if let (Some(mtu), Some(port)) = (backup.before.mtu, host_veth)
+            && port.mtu == interface.link.mtu
+        {
+            set_mtu(&mut host, &port, mtu)?;
         }
+        interface.set(backup.before)
     });
     if let Err(error) = restored {
         warn!("the interface is not restored: {error:?}");
@@ -117,12 +116,13 @@ pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &s
         if !name.ends_with(SUFFIX) {
             continue;
         }
-        match dir.read(&name).map(|content| content.map(|content| Backup::parse(&content))) {
-            Ok(Some(Ok(backup))) => function(&dir, &name, backup),
-            // It has just been removed.
-            Ok(None) => {}
-            Ok(Some(Err(fault))) => debug!("ignore {name:?}: {fault}"),
-            Err(error) => debug!("ignore {name:?}: {error}"),
+        let content = tolerate(dir.read(&name), format_args!("the backup file {name:?} is ignored"));
+        // Without content, it has just been removed.
+        let content = content.context(|| format!("read the backup file {name:?}"))?;
+        match content.map(|content| Backup::parse(&content)) {
+            Some(Ok(backup)) => function(&dir, &name, backup),
+            Some(Err(fault)) => debug!("ignore {name:?}: {fault}"),
+            None => {}
         }
     }
     Ok(())

@@ -133,6 +133,23 @@ fn a_directory_of_state_files_that_cannot_be_read_prevents_only_add() {
     }
 }
 
+/// Otherwise the state file would stay: the runtime does not repeat a DEL that succeeded.
+#[test]
+fn a_lack_of_resources_for_the_state_files_fails_del() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    for (call, errno) in [("openat", "EMFILE"), ("newfstatat", "ENOMEM")] {
+        pod.add(&config);
+        let options = ["-P", DATA_DIR, "-e", &format!("inject={call}:error={errno}")];
+        let (outcome, log) = pod.call("DEL", &config).trace(lab, &options);
+        assert!(log.contains("INJECTED"), "{call}: {log}");
+        outcome.error(5);
+        pod.del(&config);
+        assert_clean(lab);
+    }
+}
+
 #[test]
 fn a_failed_del_is_completed_by_the_next_one() {
     let lab = &Lab::new();

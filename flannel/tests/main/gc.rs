@@ -6,14 +6,37 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Outcome};
+use testing::fault::{Effect, inject_everywhere};
+use testing::{Lab, Outcome, Process};
 
 use crate::node::{DATA_DIR, Pod, assert_clean, config, join_cluster, leases, read_state, state_files, write_state};
 use crate::recorder::{NAME, Recorder};
 
-fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {
+fn call(lab: &Lab, config: &Value, valid: Value) -> Process {
     let config = with(config.clone(), json!({ "cni.dev/valid-attachments": valid }));
-    lab.plugin("flannel", "GC").stdin(config.to_string()).run()
+    lab.plugin("flannel", "GC").stdin(config.to_string())
+}
+
+fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {
+    call(lab, config, valid).run()
+}
+
+#[test]
+fn a_lack_of_resources_is_an_error_or_leaves_nothing() {
+    let lab = &Lab::new();
+    join_cluster();
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let prepare = || {
+        pod.add(&config);
+        call(lab, &config, json!([]))
+    };
+    inject_everywhere(lab, &[("openat", "EMFILE")], prepare, |effect, place| {
+        if effect == Effect::Failed {
+            collect(lab, &config, json!([])).ok();
+        }
+        assert!(state_files().is_empty(), "{place}: {:?}", state_files());
+        assert_clean(lab);
+    });
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use serde_json::Value;
 use testing::fault::{Effect, inject, inject_everywhere};
 
-use crate::support::{Tuned, config, everything, lab, pod, tuned, untouched};
+use crate::support::{DATA_DIR, Tuned, config, everything, lab, pod, tuned, untouched};
 
 const CALLS: [(&str, &str); 9] = [
     ("sendto", "ENOBUFS"),
@@ -63,6 +63,39 @@ fn a_killed_add_is_restored_by_del_or_completed_by_the_next_add() {
         }
         pod.del(&config);
     }
+}
+
+#[test]
+fn a_killed_del_is_completed_by_the_next_one() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let config = config(everything());
+    for name in ["sendto", "recvfrom", "unlinkat"] {
+        for n in 1.. {
+            pod.add(&config);
+            let effect = inject(lab, pod.call("DEL", &config), name, n, "signal=KILL");
+            pod.del(&config);
+            assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null), "{name} {n}");
+            if effect == Effect::NotReached {
+                break;
+            }
+        }
+    }
+}
+
+/// Otherwise the backup file would stay: the runtime does not repeat a DEL that succeeded.
+#[test]
+fn a_lack_of_resources_for_the_backup_file_fails_del() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let config = config(everything());
+    pod.add(&config);
+    let options = ["-P", DATA_DIR, "-e", "inject=openat:error=EMFILE"];
+    let (outcome, log) = pod.call("DEL", &config).trace(lab, &options);
+    assert!(log.contains("INJECTED"), "{log}");
+    outcome.error(5);
+    pod.del(&config);
+    assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
 }
 
 /// DEL succeeds, or fails so that the runtime tries again.

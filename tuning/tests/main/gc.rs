@@ -3,16 +3,20 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::Lab;
-
 use testing::config::with;
+use testing::fault::{Effect, inject_everywhere};
+use testing::{Lab, Process};
 
 use crate::support::{DATA_DIR, config, lab, pod};
 
 fn gc(lab: &Lab, network: &str, valid: &[(&str, &str)]) {
+    call(lab, network, valid).run().ok();
+}
+
+fn call(lab: &Lab, network: &str, valid: &[(&str, &str)]) -> Process {
     let valid: Vec<Value> = valid.iter().map(|(id, ifname)| json!({ "containerID": id, "ifname": ifname })).collect();
     let stdin = config(json!({ "name": network, "cni.dev/valid-attachments": valid }));
-    lab.plugin("tuning", "GC").stdin(stdin.to_string()).run().ok();
+    lab.plugin("tuning", "GC").stdin(stdin.to_string())
 }
 
 fn files() -> Vec<String> {
@@ -20,6 +24,22 @@ fn files() -> Vec<String> {
     let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect();
     names.sort();
     names
+}
+
+#[test]
+fn a_lack_of_resources_is_an_error_or_leaves_nothing() {
+    let lab = &lab();
+    let (pod, mtu) = (pod(lab, "c1"), config(json!({ "mtu": 1400 })));
+    let prepare = || {
+        pod.add(&mtu);
+        call(lab, "net1", &[])
+    };
+    inject_everywhere(lab, &[("openat", "EMFILE")], prepare, |effect, place| {
+        if effect == Effect::Failed {
+            gc(lab, "net1", &[]);
+        }
+        assert!(files().is_empty(), "{place}: {:?}", files());
+    });
 }
 
 #[test]
