@@ -21,6 +21,9 @@ import time
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 REFERENCE = "/usr/lib/cni"
 NETWORKS = "/var/lib/cni/networks"
+BACKUPS = "/run/cni/tuning"  # of tuning
+STATES = "/var/lib/cni/flannel"  # of flannel
+SUBNET_FILE = "/run/flannel/subnet.env"  # for flannel
 BIN = "/run/bin"
 INSIDE = "CNI0_LAB_INSIDE"
 
@@ -114,6 +117,16 @@ class Outcome(collections.namedtuple("Outcome", "status stdout stderr seconds"))
         return f"status {self.status}, stdout {self.stdout.decode(errors='replace')!r}"
 
 
+def fields_of(entry):
+    """Returns state, parent and process group of a process; None if the entry is not a process, or is a zombie."""
+    try:
+        with open(f"/proc/{int(entry)}/stat") as file:
+            fields = file.read().rsplit(")", 1)[1].split()
+            return fields if fields[0] != "Z" else None
+    except (ValueError, OSError):
+        return None
+
+
 class Call:
     """A call of a plugin, as a runtime makes it."""
 
@@ -137,6 +150,16 @@ class Call:
         except ProcessLookupError:
             pass
 
+    def await_children(self):
+        """Waits for processes that a killed plugin has left running: the next call of a runtime comes later, too. Returns whether
+        they have ended."""
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            if not any(fields and fields[2] == str(self.process.pid) for fields in map(fields_of, os.listdir("/proc"))):
+                return True
+            time.sleep(0.005)
+        return False
+
     def wait(self, deadline=60):
         try:
             stdout, stderr = self.process.communicate(self.config, deadline)
@@ -149,7 +172,12 @@ class Call:
 
 
 def call(*arguments, deadline=60, **options):
-    return Call(*arguments, **options).wait(deadline)
+    """Calls a plugin. If it is killed, waits for the plugins that it executes."""
+    process = Call(*arguments, **options)
+    outcome = process.wait(deadline)
+    if outcome.status is None or outcome.status < 0:
+        process.await_children()
+    return outcome
 
 
 def peak_memory(path, config, container, netns):
@@ -180,34 +208,74 @@ def addresses(answer):
 
 # Snapshots. They consist of comparable values, without those that the kernel chooses or changes by itself.
 
-def links(netns=None):
-    """Returns the links of a namespace: for each name the kind, alias, bridge and addresses (except link-local ones)."""
+def list_links(netns=None):
+    """Returns the links of a namespace with their addresses, as `ip` prints them."""
     command = ["ip", *(["-n", netns] if netns else []), "-j", "-d", "address", "show"]
     while True:
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         if b"interrupted" not in done.stderr:  # the list changed while it was read
-            break
+            return list(filter(None, json.loads(done.stdout)))
+
+
+def links(netns=None):
+    """Returns the links of a namespace: for each name the kind, alias, bridge and addresses (except link-local ones)."""
     found = {}
-    for link in filter(None, json.loads(done.stdout)):
+    for link in list_links(netns):
         ips = sorted(f"{ip['local']}/{ip['prefixlen']}" for ip in link["addr_info"] if ip.get("scope") != "link")
         kind = link.get("linkinfo", {}).get("info_kind", "")
         found[link["ifname"]] = (kind, link.get("ifalias", ""), link.get("master", ""), tuple(ips))
     return found
 
 
-def leases(directory=NETWORKS):
-    """Returns every file below `directory` with its content, except locks and pointers."""
+def attributes(netns=None):
+    """Returns what tuning can change of the links of a namespace: for each name the MAC address, the MTU and further ones."""
+    return {link["ifname"]: (link["address"], link["mtu"], link.get("txqlen", 0), link["promiscuity"], link["allmulti"])
+            for link in list_links(netns) if link["link_type"] == "ether"}
+
+
+def sysctls(netns, *names):
+    """Returns the values of sysctls in a namespace, by their names, which are paths below /proc/sys/net."""
+    values = run("nsenter", f"--net=/run/netns/{netns}", "cat", *(f"/proc/sys/net/{name}" for name in names), text=True)
+    return dict(zip(names, values.splitlines()))
+
+
+def limits():
+    """Returns the limited links: for each name the rate at which it sends, and the links to which it redirects what it receives.
+
+    Either is None if the link has no queueing discipline for it. Without the part that divides a queue.
+    """
+    qdiscs = json.loads(run("tc", "-j", "qdisc", "show"))
+    rates = {qdisc["dev"]: qdisc["options"]["rate"] for qdisc in qdiscs if qdisc["kind"] == "tbf"}
+    targets = {qdisc["dev"]: redirects(qdisc["dev"]) for qdisc in qdiscs if qdisc["kind"] in ("clsact", "ingress")}
+    return {name: (rates.get(name), targets.get(name)) for name in {*rates, *targets}}
+
+
+def redirects(link):
+    """Returns the links to which a link redirects what it receives."""
+    done = subprocess.run(["tc", "-j", "filter", "show", "dev", link, "ingress"], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)  # the link may be gone meanwhile
+    # The reference redirects with more than one filter.
+    return tuple(sorted(set(re.findall(r'"to_dev":"([^"]*)"', done.stdout))))
+
+
+def files(directory):
+    """Returns every file below `directory` with its content."""
     found = {}
     for where, _, names in os.walk(directory):
         for name in names:
-            if name != "lock" and not name.startswith("last_reserved_ip."):
-                path = os.path.join(where, name)
-                try:
-                    with open(path, newline="", errors="replace") as file:
-                        found[os.path.relpath(path, directory)] = file.read()
-                except FileNotFoundError:
-                    pass  # removed meanwhile
+            path = os.path.join(where, name)
+            try:
+                with open(path, newline="", errors="replace") as file:
+                    found[os.path.relpath(path, directory)] = file.read()
+            except FileNotFoundError:
+                pass  # removed meanwhile
     return found
+
+
+def leases(directory=NETWORKS):
+    """Returns every file below `directory` with its content, except locks and pointers."""
+    is_lease = lambda name: name != "lock" and not name.startswith("last_reserved_ip.")  # noqa: E731
+    return {path: content for path, content in files(directory).items() if is_lease(os.path.basename(path))}
 
 
 def rules():
@@ -246,16 +314,28 @@ def is_common(table, chain, expression=None):
 
 
 def clear(keep_netns=False):
-    """Removes everything without using a plugin: namespaces, links, rules, leases."""
+    """Removes everything without using a plugin: namespaces, links, rules, leases and other files."""
     if not keep_netns:
         for netns in os.listdir("/run/netns"):
             run("ip", "netns", "del", netns)
-    to_delete = [name for name, (kind, *_) in links().items() if kind in ("bridge", "veth")]
+    to_delete = [name for name, (kind, *_) in links().items() if kind in ("bridge", "veth", "ifb")]
     # Deleting one end of a veth pair deletes the other.
     subprocess.run(["ip", "-force", "-batch", "-"], input="".join(f"link del {name}\n" for name in to_delete).encode(),
                    stderr=subprocess.DEVNULL)
     run("nft", "flush", "ruleset")
-    subprocess.run(["rm", "-rf", "/var/lib/cni", "/run/cni0"], check=True)
+    subprocess.run(["rm", "-rf", "/var/lib/cni", "/run/cni0", "/run/cni"], check=True)
+
+
+def write_subnet_file(subnets):
+    """Replaces the file from which flannel takes the subnets of the node by renaming another one, as flanneld does."""
+    keys = {"FLANNEL_NETWORK": "10.244.0.0/16", "FLANNEL_IPV6_NETWORK": "fd44::/48", "FLANNEL_MTU": "1450",
+            "FLANNEL_IPMASQ": "false"}
+    for subnet in subnets:
+        keys["FLANNEL_IPV6_SUBNET" if ":" in subnet else "FLANNEL_SUBNET"] = subnet
+    os.makedirs(os.path.dirname(SUBNET_FILE), exist_ok=True)
+    with open(SUBNET_FILE + ".new", "w") as file:
+        file.writelines(f"{key}={value}\n" for key, value in keys.items())
+    os.rename(SUBNET_FILE + ".new", SUBNET_FILE)
 
 
 def is_ip(name):
