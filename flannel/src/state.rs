@@ -60,9 +60,9 @@ impl State {
     pub(crate) fn find(data_dir: &Path, network: &str, at: &Attachment) -> Result<State> {
         let tried = || format!("look for state files in {data_dir:?}");
         let without = format_args!("{data_dir:?} counts as a directory without state files");
-        let dir = tolerate(Dir::open(data_dir), without).context(tried)?;
+        let dir = tolerate(without, Dir::open(data_dir)).context(tried)?;
         let found = dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, &Names::of(at)));
-        let found = tolerate(found, without).context(tried)?;
+        let found = tolerate(without, found).context(tried)?;
         let mut state = State { dir, found, config: None };
         let first = state.dir.as_ref().zip(state.found.first());
         let text = first.map_or(Ok(None), |(dir, name)| read(dir, name))?;
@@ -112,7 +112,7 @@ fn files(dir: &Dir, names: &Names) -> io::Result<Vec<String>> {
 /// Reads a state file; `None` if that fails: DEL must not depend on it. Only a lack of resources is an error.
 fn read(dir: &Dir, name: &str) -> Result<Option<String>> {
     let path = dir.path().join(name);
-    let bytes = tolerate(dir.read(name), format_args!("the state file {path:?} is ignored"));
+    let bytes = tolerate(format_args!("the state file {path:?} is ignored"), dir.read(name));
     let bytes = bytes.context(|| format!("read the state file {path:?}"))?;
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }

@@ -162,7 +162,7 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
 
 /// Replaces an error by the default value, for a command that removes something and can do without the value. Logs the error
 /// and the consequence. Only a lack of resources stays an error: the next attempt may succeed.
-pub fn tolerate<T: Default>(outcome: Result<T, impl Into<Error>>, consequence: impl fmt::Display) -> Result<T> {
+pub fn tolerate<T: Default>(consequence: impl fmt::Display, outcome: Result<T, impl Into<Error>>) -> Result<T> {
     match outcome.map_err(Into::into) {
         Err(error) if !matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR)) => {
             warn!("{error:?}; {consequence}");

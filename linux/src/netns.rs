@@ -52,7 +52,7 @@ impl Netns {
     /// Opens the namespace at `path` for a command that removes; `None` if it is gone or cannot be opened, so that
     /// nothing can be removed in it. Only a lack of resources is an error: the next attempt may succeed.
     pub fn open_to_clean_up(path: &Path) -> Result<Option<Netns>> {
-        tolerate(Netns::open_if_exists(path), "the namespace counts as gone")
+        tolerate("the namespace counts as gone", Netns::open_if_exists(path))
     }
 
     /// Creates a namespace and mounts it at `path`, where it stays until it is unmounted, as `ip netns add` does.

@@ -15,7 +15,7 @@ use crate::interface::{Interface, set_mtu};
 /// Restores the interface, if it provably is the one that ADD changed, and removes the backup file.
 pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) -> Result<()> {
     let data_dir = config::data_dir(call);
-    let dir = tolerate(Dir::open(&data_dir), format_args!("there can be no backup file in {data_dir:?}"));
+    let dir = tolerate(format_args!("there can be no backup file in {data_dir:?}"), Dir::open(&data_dir));
     let Some(dir) = dir.context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
     let name = file_name(key);
     let backup = match dir.read(&name) {
@@ -116,7 +116,7 @@ pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &s
         if !name.ends_with(SUFFIX) {
             continue;
         }
-        let content = tolerate(dir.read(&name), format_args!("the backup file {name:?} is ignored"));
+        let content = tolerate(format_args!("the backup file {name:?} is ignored"), dir.read(&name));
         // Without content, it has just been removed.
         let content = content.context(|| format!("read the backup file {name:?}"))?;
         match content.map(|content| Backup::parse(&content)) {
