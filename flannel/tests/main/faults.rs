@@ -99,7 +99,8 @@ fn a_subnet_file_that_cannot_be_read_is_an_error() {
     let lab = &Lab::new();
     join_cluster();
     let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
-    for (call, errno) in [("openat", "EACCES"), ("openat", "ENFILE"), ("read", "EIO")] {
+    // C libraries open files with different calls.
+    for (call, errno) in [("open,openat", "EACCES"), ("open,openat", "ENFILE"), ("read", "EIO")] {
         let inject = format!("inject={call}:error={errno}");
         let (outcome, _) = pod.call("ADD", &config).trace(lab, &["-P", SUBNET_FILE, "-e", &inject]);
         let error = outcome.error(5);

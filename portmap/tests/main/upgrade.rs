@@ -419,7 +419,7 @@ fn a_port_of_the_reference_is_taken_unless_its_container_is_gone() {
         taken();
         // It has none, but a link.
         fs::remove_file("/var/lib/cni/networks/net1/10.9.0.2").unwrap();
-        lab.sh("ip link add veth1 type bridge; ip link set veth1 alias 'cni-attachment net1 id1 eth0'");
+        lab.sh("ip link add veth1 type veth peer name veth2; ip link set veth1 alias 'cni-attachment net1 id1 eth0'");
         taken();
         lab.sh("ip link del veth1");
         let outcome = other.call("ADD", &config).env("CNI_LOG", "info").run();
