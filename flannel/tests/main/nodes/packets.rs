@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::thread;
 
 use linux::Netns;
-use testing::{Process, timeout};
+use testing::{Process, timeout, wait_until};
 
 /// Runs `work` in a namespace.
 fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> T {
@@ -13,9 +13,18 @@ fn within<T>(netns: &Netns, work: impl FnOnce() -> T) -> T {
 }
 
 /// Opens a socket for all addresses of the family of `ip`.
-fn listen<T>(netns: &Netns, ip: IpAddr, port: u16, open: impl FnOnce(SocketAddr) -> io::Result<T>) -> T {
+fn listen<T>(netns: &Netns, ip: IpAddr, port: u16, open: impl Fn(SocketAddr) -> io::Result<T>) -> T {
     let any = if ip.is_ipv4() { "0.0.0.0" } else { "::" };
-    within(netns, || open(SocketAddr::new(any.parse().unwrap(), port))).unwrap()
+    let mut opened = None;
+    // A child process of another test has an earlier socket of the port until it executes its program.
+    wait_until("the port is free", || {
+        match within(netns, || open(SocketAddr::new(any.parse().unwrap(), port))) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            outcome => opened = Some(outcome.unwrap()),
+        }
+        opened.is_some()
+    });
+    opened.unwrap()
 }
 
 /// Returns whether `ip` answers a packet of `size` bytes, IP header included, that no router may fragment.
