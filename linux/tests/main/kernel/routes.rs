@@ -1,0 +1,111 @@
+//! Routes and neighbours.
+
+use linux::ip::MacAddr;
+use linux::netlink::{Change, DuplicateDetection, Route};
+use testing::{Lab, wait_until};
+
+use super::{MAC, attached, cidr};
+
+#[test]
+fn routes_with_all_their_fields() {
+    let lab = Lab::without_plugins();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    let gw = "10.1.0.1".parse().ok();
+    let routes = [
+        Route::new(cidr("0.0.0.0/0"), gw),
+        Route { mtu: 1300, advmss: 1200, priority: 5, ..Route::new(cidr("10.2.0.0/16"), gw) },
+        Route { table: Some(1000), scope: Some(253), ..Route::new(cidr("10.3.0.0/16"), None) },
+        Route::new(cidr("::/0"), "fd00::1".parse().ok()),
+        Route { table: Some(99), priority: 7, ..Route::new(cidr("fd02::/64"), "fd00::1".parse().ok()) },
+    ];
+    let mut changes: Vec<Change<'_>> = ["10.1.0.2/24", "fd00::2/64"]
+        .map(|address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off))
+        .into();
+    changes.extend(routes.iter().map(|route| Change::add_route(eth0.index, route)));
+    guest.apply(&changes).unwrap();
+
+    let found = guest.routes(eth0.index).unwrap();
+    for wanted in &routes {
+        let matching = found.iter().filter(|r| r.leads_to(wanted.dst) && r.route.gw == wanted.gw);
+        let matching: Vec<_> = matching.filter(|r| r.route.table == Some(wanted.table.unwrap_or(254))).collect();
+        let [one] = matching[..] else { panic!("{wanted:?} in {found:#?}") };
+        assert_eq!((one.route.mtu, one.route.advmss), (wanted.mtu, wanted.advmss), "{wanted:?}");
+        // IPv6 routes always have a metric.
+        let metric = if wanted.dst.ip().is_ipv6() && wanted.priority == 0 { 1024 } else { wanted.priority };
+        assert_eq!(one.route.priority, metric, "{wanted:?}");
+        assert_eq!(one.link, Some(eth0.index));
+    }
+    let again = guest.apply(&[Change::add_route(eth0.index, &routes[0])]).unwrap_err();
+    assert_eq!(again.errno(), Some(libc::EEXIST));
+    let unreachable = Route::new(cidr("10.5.0.0/16"), "192.0.2.1".parse().ok());
+    let error = guest.apply(&[Change::add_route(eth0.index, &unreachable)]).unwrap_err();
+    assert!(error.to_string().starts_with("add route to 10.5.0.0/16 via 192.0.2.1 by link #"), "{error}");
+    assert!(format!("{error:?}").contains("kernel: Nexthop has invalid gateway"), "{error:?}");
+    assert!(lab.sh("ip -n c1 route show").contains("10.2.0.0/16 via 10.1.0.1 dev eth0 metric 5 mtu 1300 advmss 1200"));
+}
+
+#[test]
+fn neighbours_are_set_and_deleted() {
+    let lab = Lab::without_plugins();
+    let (mut host, _, bridge, _, _) = attached(&lab);
+    host.apply(&[Change::add_address(bridge.index, cidr("10.1.0.1/24"), DuplicateDetection::Off)]).unwrap();
+    let ip = "10.1.0.2".parse().unwrap();
+    for mac in [MAC, MacAddr([2, 0, 0, 0, 0, 9])] {
+        host.apply(&[Change::set_neighbour(bridge.index, ip, mac)]).unwrap();
+        let found = host.neighbours(bridge.index).unwrap();
+        assert!(found.iter().any(|n| n.ip == ip && n.mac == Some(mac)), "{found:?}");
+    }
+    host.apply(&[Change::delete_neighbour(bridge.index, ip)]).unwrap();
+    let seen = lab.sh("ip neigh show dev cni0 nud reachable");
+    assert!(!seen.contains("10.1.0.2"), "{seen}");
+}
+
+#[test]
+fn the_preferred_default_route_comes_first() {
+    let lab = Lab::without_plugins();
+    let (mut host, _, bridge, port, _) = attached(&lab);
+    assert_eq!(host.default_routes().unwrap(), []);
+    lab.sh(
+        "ip address add 10.1.0.1/24 dev cni0; ip address add 10.2.0.1/24 dev veth0; ip link set veth0 nomaster
+         ip route add default via 10.1.0.254 dev cni0 metric 200; ip route add default via 10.2.0.254 dev veth0 metric 100
+         ip route add default via 10.2.0.253 dev veth0 table 99; ip -6 route add default dev cni0",
+    );
+    let links: Vec<_> = host.default_routes().unwrap().iter().map(|route| route.link).collect();
+    assert_eq!(links, [Some(port.index), Some(bridge.index), Some(bridge.index)]);
+}
+
+#[test]
+fn the_route_to_an_address_has_its_outgoing_link() {
+    let lab = Lab::without_plugins();
+    let (mut host, _, bridge, veth, _) = attached(&lab);
+    let lo = host.link_index("lo").unwrap();
+    lab.sh("ip link set lo up; ip link set veth0 nomaster
+         ip address add 10.1.0.1/24 dev cni0; ip address add 10.2.0.1/24 dev veth0
+         ip -6 address add fd01::1/64 dev cni0 nodad; ip -6 address add fd02::1/64 dev veth0 nodad");
+    let (bridge, veth) = (Some(bridge.index), Some(veth.index));
+    // The kernel adds the route to an IPv6 address of its own after the command that adds the address.
+    let mut check = |ip: &str, link| {
+        wait_until(&format!("{link:?} for {ip}"), || host.route_to(ip.parse().unwrap()).unwrap() == link);
+    };
+    for (ip, link) in [
+        ("10.1.0.9", bridge),
+        ("10.2.0.9", veth),
+        ("10.1.0.1", lo),
+        ("127.0.0.1", lo),
+        ("10.3.0.1", None),
+        ("fd01::9", bridge),
+        ("fd02::9", veth),
+        ("fd01::1", lo),
+        ("fd03::1", None),
+    ] {
+        check(ip, link);
+    }
+    lab.sh("ip route add default via 10.2.0.9; ip -6 route add default via fd02::9
+         for kind in unreachable:4 prohibit:5 blackhole:6; do
+             n=${kind#*:}; kind=${kind%:*}; ip route add $kind 10.$n.0.0/16; ip -6 route add $kind fd0$n::/64
+         done");
+    for (n, link) in [(3, veth), (4, None), (5, None), (6, None)] {
+        check(&format!("10.{n}.0.1"), link);
+        check(&format!("fd0{n}::1"), link);
+    }
+}
