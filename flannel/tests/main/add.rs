@@ -9,8 +9,8 @@ use testing::Lab;
 use testing::config::with;
 
 use crate::node::{
-    DATA_DIR, Pod, REST, V4, V6, addresses, assert_clean, config, join_cluster, leases, read_state, state_files,
-    write_subnet_file,
+    DATA_DIR, Pod, REST, V4, V6, addresses, assert_clean, config, join_cluster, leases, node_with_pod, read_state,
+    state_files, write_subnet_file,
 };
 
 /// The reference's own tests of the life of a container: the subnet file, and the ranges and routes in the state file.
@@ -113,8 +113,7 @@ fn the_state_file_is_private_and_has_the_names_of_both_implementations() {
 #[test]
 fn a_repeated_add_leaves_one_state_file() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     pod.add(&config);
     // As after a reboot that kept the state files.
     pod.sh("ip link delete eth0");

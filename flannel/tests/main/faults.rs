@@ -6,7 +6,9 @@ use serde_json::json;
 use testing::fault::{Effect, inject, inject_everywhere};
 use testing::{Lab, Process};
 
-use crate::node::{DATA_DIR, Pod, SUBNET_FILE, assert_clean, assert_no_attachments, config, join_cluster, state_files};
+use crate::node::{
+    DATA_DIR, Pod, SUBNET_FILE, assert_clean, assert_no_attachments, config, join_cluster, node_with_pod, state_files,
+};
 use crate::recorder::{NAME, Recorder};
 
 /// Kills the plugin at each of these system calls in turn. Returns how many times it was killed.
@@ -64,8 +66,7 @@ fn a_failed_add_leaves_no_state() {
 #[test]
 fn a_failed_add_leaves_no_attachment() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     let faults = [("linkat", "EIO"), ("openat", "ENOSPC"), ("mkdir", "EACCES"), ("renameat", "ENOSPC")];
     let failures = inject_everywhere(
         lab,
@@ -97,8 +98,7 @@ fn a_file_system_without_hard_links_is_enough() {
 #[test]
 fn a_subnet_file_that_cannot_be_read_is_an_error() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     // C libraries open files with different calls.
     for (call, errno) in [("open,openat", "EACCES"), ("open,openat", "ENFILE"), ("read", "EIO")] {
         let inject = format!("inject={call}:error={errno}");
@@ -117,8 +117,7 @@ fn a_subnet_file_that_cannot_be_read_is_an_error() {
 #[test]
 fn a_directory_of_state_files_that_cannot_be_read_prevents_only_add() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     fs::create_dir_all(DATA_DIR).unwrap();
     for (call, errno) in [("openat", "EACCES"), ("newfstatat", "EIO")] {
         let options = ["-P", DATA_DIR, "-e", &format!("inject={call}:error={errno}")];
@@ -138,8 +137,7 @@ fn a_directory_of_state_files_that_cannot_be_read_prevents_only_add() {
 #[test]
 fn a_lack_of_resources_for_the_state_files_fails_del() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     for (call, errno) in [("openat", "EMFILE"), ("newfstatat", "ENOMEM")] {
         pod.add(&config);
         let options = ["-P", DATA_DIR, "-e", &format!("inject={call}:error={errno}")];
@@ -154,8 +152,7 @@ fn a_lack_of_resources_for_the_state_files_fails_del() {
 #[test]
 fn a_failed_del_is_completed_by_the_next_one() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     let prepare = || {
         pod.add(&config);
         pod.call("DEL", &config)
@@ -172,8 +169,7 @@ fn a_failed_del_is_completed_by_the_next_one() {
 #[test]
 fn del_removes_what_a_killed_add_left() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     for has_earlier in [false, true] {
         let prepare = || {
             if has_earlier {
@@ -195,8 +191,7 @@ fn del_removes_what_a_killed_add_left() {
 #[test]
 fn del_completes_a_killed_del() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     let prepare = || {
         pod.add(&config);
         pod.call("DEL", &config)

@@ -9,7 +9,9 @@ use testing::config::with;
 use testing::fault::{Effect, inject_everywhere};
 use testing::{Lab, Outcome, Process};
 
-use crate::node::{DATA_DIR, Pod, assert_clean, config, join_cluster, leases, read_state, state_files, write_state};
+use crate::node::{
+    DATA_DIR, Pod, assert_clean, config, join_cluster, leases, node_with_pod, read_state, state_files, write_state,
+};
 use crate::recorder::{NAME, Recorder};
 
 fn call(lab: &Lab, config: &Value, valid: Value) -> Process {
@@ -24,8 +26,7 @@ fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {
 #[test]
 fn a_lack_of_resources_is_an_error_or_leaves_nothing() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     let prepare = || {
         pod.add(&config);
         call(lab, &config, json!([]))
@@ -155,8 +156,7 @@ fn the_delegate_gets_the_list() {
 #[test]
 fn without_a_list_nothing_is_removed() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     let result = pod.add(&config);
     lab.plugin("flannel", "GC").stdin(config.to_string()).run().error(7);
     pod.check(&config, &result).ok();

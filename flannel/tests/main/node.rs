@@ -34,6 +34,12 @@ pub(crate) fn join_cluster() {
     write_subnet_file(&format!("{V4}{REST}"));
 }
 
+/// Makes the host a node with an IPv4 subnet. Returns a pod, and a configuration that has only the required keys.
+pub(crate) fn node_with_pod(lab: &Lab) -> (Pod<'_>, Value) {
+    join_cluster();
+    (Pod::new(lab, "c1"), config(json!({})))
+}
+
 /// A container with one interface.
 #[derive(Clone)]
 pub(crate) struct Pod<'a> {

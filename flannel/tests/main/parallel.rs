@@ -6,7 +6,7 @@ use serde_json::json;
 use testing::Lab;
 use testing::parallel::{assert_added, assert_silent, run};
 
-use crate::node::{Pod, assert_clean, config, join_cluster, leases, state_files};
+use crate::node::{Pod, assert_clean, config, join_cluster, leases, node_with_pod, state_files};
 
 const PODS: usize = 20;
 
@@ -31,8 +31,7 @@ fn many_pods_start_and_end_at_once() {
 #[test]
 fn interfaces_of_one_container_start_and_end_at_once() {
     let lab = &Lab::new();
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     let interfaces: Vec<_> = (0..5).map(|n| pod.interface(&format!("eth{n}"))).collect();
     assert_added(&run(interfaces.iter().map(|pod| pod.call("ADD", &config)).collect()));
     assert_eq!(state_files(), ["c1", "c1:eth0", "c1:eth1", "c1:eth2", "c1:eth3", "c1:eth4"]);

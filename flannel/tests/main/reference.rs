@@ -8,8 +8,8 @@ use testing::config::with;
 use testing::{Lab, plugins};
 
 use crate::node::{
-    DATA_DIR, Pod, assert_clean, assert_no_attachments, config, join_cluster, leases, read_state, state_files,
-    write_state,
+    DATA_DIR, Pod, assert_clean, assert_no_attachments, config, join_cluster, leases, node_with_pod, read_state,
+    state_files, write_state,
 };
 use crate::recorder::{NAME, Recorder};
 
@@ -152,8 +152,7 @@ fn the_bytes_of_the_reference_reach_the_delegate_unchanged() {
 fn the_reference_and_ours_attach_one_container() {
     let lab = &Lab::new();
     keep_ours(lab);
-    join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
+    let (pod, config) = node_with_pod(lab);
     copy_over_ours(lab, &states()[0]);
     pod.add(&config);
     restore_ours(lab);
