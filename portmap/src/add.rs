@@ -1,89 +1,23 @@
 //! ADD: publishes the ports of an attachment in one transaction, or reports which attachment has a port already.
 
-use std::net::IpAddr;
-
 use cni::key::mark_in;
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, evidence};
-use linux::ip::Cidr;
+use cni::{AttachmentKey, Code, Error, Result, evidence};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
 use log::{debug, info, warn};
 
-use crate::config::{Backend, Config, Masquerade};
+use crate::config::Backend;
 use crate::entry::{self, Entry, Listing};
-use crate::mapping::{Mapping, container_addresses, mappings};
-use crate::published::{self, Form, PortOwner, Published};
-use crate::table::{self, Frame, Scope};
-use crate::{flows, iptables, listener, localnet, owner, reference, removal};
+use crate::mapping::Mapping;
+use crate::publication::Publication;
+use crate::published::{Form, PortOwner, Published};
+use crate::{flows, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
 /// The remedy if nftables is unavailable.
 pub(crate) const FIX_HINT: &str =
     "load the kernel modules nf_tables, nft_nat, nft_masq and nft_fib_inet, or set \"backend\" to \"iptables\"";
 
-/// The published ports of an attachment.
-#[derive(Debug)]
-pub(crate) struct Publication<'a> {
-    pub(crate) owner: AttachmentKey<'a>,
-    pub(crate) config: &'a Config,
-    /// The addresses of the container with their mappings, one for each family.
-    pub(crate) addresses: Vec<(Cidr, Vec<Mapping>)>,
-    /// The link of the attachment on this host, if known.
-    pub(crate) port: Option<&'a str>,
-}
-
-impl<'a> Publication<'a> {
-    /// Returns what an ADD with this previous result publishes.
-    pub(crate) fn new(
-        call: &'a Call<'_>,
-        at: &'a Attachment,
-        config: &'a Config,
-        result: &'a AddResult,
-    ) -> Publication<'a> {
-        let addresses = container_addresses(result, at).into_iter();
-        let addresses = addresses.map(|address| (address, mappings(&config.ports, address.ip())));
-        Publication {
-            owner: AttachmentKey::new(call, at),
-            config,
-            addresses: addresses.filter(|(_, mappings)| !mappings.is_empty()).collect(),
-            port: evidence::host_link(result, at),
-        }
-    }
-
-    pub(crate) fn mappings(&self) -> Vec<Mapping> {
-        self.addresses.iter().flat_map(|(_, mappings)| mappings.clone()).collect()
-    }
-
-    /// Returns the container's address if its ports are reachable from this host's loopback addresses, which need
-    /// masquerade.
-    pub(crate) fn loopback_target(&self) -> Option<Cidr> {
-        let reachable =
-            |(_, mappings): &&(Cidr, Vec<Mapping>)| mappings.iter().any(Mapping::is_reachable_from_loopback);
-        let found = self.addresses.iter().find(reachable)?;
-        (self.config.masquerade != Masquerade::Never).then_some(found.0)
-    }
-
-    /// Returns the scope of each address.
-    pub(crate) fn scopes(&self) -> Vec<Scope> {
-        self.addresses.iter().map(|(ip, _)| Scope::new(ip.ip(), self.config.conditions(ip.ip()))).collect()
-    }
-
-    /// Returns the chains and rules that the entries need.
-    pub(crate) fn frame<'b>(&self, scopes: &'b [Scope]) -> Frame<'b> {
-        Frame { scopes: scopes.iter().collect(), guard: self.loopback_target().is_some() }
-    }
-
-    /// Returns the entries of the attachment in the table. CHECK compares them in this order.
-    pub(crate) fn entries(&self, scopes: &[Scope]) -> Vec<Entry> {
-        let comment = self.owner.comment();
-        let mut entries = Vec::new();
-        for ((address, mappings), scope) in self.addresses.iter().zip(scopes) {
-            entries.extend(mappings.iter().map(|mapping| Entry::mapping(scope, mapping, &comment)));
-            entries.extend(Entry::masquerade(scope, *address, self.config.masquerade, &comment));
-        }
-        entries.push(Entry::attachment(&comment, self.port));
-        entries
-    }
-
+impl Publication<'_> {
     /// Publishes the ports. Replaces what an earlier ADD of the same attachment published.
     pub(crate) fn add(&self) -> Result<()> {
         let mappings = self.mappings();
@@ -100,11 +34,6 @@ impl<'a> Publication<'a> {
                 Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
             },
         })
-    }
-
-    /// Returns the container's addresses to which ports lead.
-    pub(crate) fn ips(&self) -> Vec<IpAddr> {
-        self.addresses.iter().map(|(address, _)| address.ip()).collect()
     }
 
     fn publish(&self, mappings: &[Mapping]) -> Result<()> {
@@ -225,7 +154,7 @@ impl<'a> Publication<'a> {
     /// Removes what earlier ADDs of this attachment published in forms other than the maps, and what attachments that are
     /// gone published there at the same ports. Returns an error if a live one has one of the ports.
     fn clear_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<()> {
-        let others = published::in_other_forms(nft)?;
+        let others = other_forms::list(nft)?;
         if others.is_empty() {
             return Ok(());
         }

@@ -1,19 +1,15 @@
 //! CHECK: compares what is published with what the configuration and the previous result require.
 
+use cni::Result;
 use cni::key::mark_in;
-use cni::{Code, Error, Result};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
-use crate::add::Publication;
 use crate::config::Backend;
 use crate::entry::{Entry, Listing};
+use crate::publication::{Publication, difference};
 use crate::published::PortOwner;
 use crate::{iptables, localnet};
-
-/// The remedy if something of an attached container is missing.
-pub(crate) const REPAIR_HINT: &str =
-    "something changed the host's rules; `cnitool repair` or another ADD restores them";
 
 /// Returns an error for the first difference.
 pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
@@ -68,8 +64,4 @@ fn compare(wanted: &Entry, found: Option<&Entry>) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-pub(crate) fn difference(what: String) -> Error {
-    Error::new(Code::INTERNAL, what).details(REPAIR_HINT)
 }

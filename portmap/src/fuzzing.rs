@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use cni::{Attachment, Call, ContainerId, IfName};
 use linux::netlink::nft::{Data, Element, Family, RuleSpec, Table};
 
-use crate::add::Publication;
 use crate::condition::Condition;
 use crate::config::{Backend, Config, Marking};
 use crate::entry::Entry;
 use crate::mapping::{Mapping, mappings};
+use crate::publication::Publication;
 use crate::published::PortOwner;
 use crate::table::Scope;
 

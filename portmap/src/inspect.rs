@@ -10,15 +10,14 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 use log::debug;
 
-use crate::add::Publication;
-use crate::check::REPAIR_HINT;
 use crate::config::{Backend, Config};
 use crate::entry::{Entry, Listing};
 use crate::iptables::NAT;
 use crate::mapping::{Key, Mapping};
-use crate::published::{self, Form, PortOwner, Published};
+use crate::publication::{Publication, REPAIR_HINT};
+use crate::published::{Form, PortOwner, Published};
 use crate::table::{self, Frame, Scope};
-use crate::{Portmap, check, localnet, owner, removal};
+use crate::{Portmap, check, localnet, other_forms, owner, removal};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [Kind; 1] =
@@ -76,7 +75,7 @@ fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
         })
     };
     let mut all: Vec<Published> = listing.entries.iter().filter_map(published).collect();
-    all.extend(published::in_other_forms(nft)?);
+    all.extend(other_forms::list(nft)?);
     all.sort_by_key(|published| (published.mapping.target.is_ipv6(), published.mapping.key));
     Ok(all)
 }

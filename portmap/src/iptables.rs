@@ -29,10 +29,9 @@ use linux::iptables::{FAMILIES, LegacyTable, Step, Tools, View, change, change_l
 use linux::netlink::nft::{self, Nftables};
 use log::debug;
 
-use crate::add::Publication;
-use crate::check::difference;
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::mapping::{Key, Mapping};
+use crate::publication::{Publication, difference};
 use crate::published::{Form, PortOwner, Published};
 use found::Found;
 use names::{ContainerChain, ENTRIES};

@@ -1,13 +1,14 @@
 //! The `portmap` plugin: publishes ports of containers on addresses of this host.
 //!
 //! `config` validates the keys, `mapping` derives the mappings of each container address from them and from the previous
-//! result, and `condition` has the conditions of a network.
+//! result, and `condition` has the conditions of a network. `publication` is what an attachment publishes.
 //!
 //! - `table` is the form in which ports are published: rules and maps in a table of this plugin, and `entry` is what the
 //!   maps have for each attachment. `add` fills them in one transaction, `check` compares them, `removal` removes entries
 //!   for DEL and GC.
 //! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
-//!   and removed. `published` is a port in any form, and `owner` finds out whether its owner still exists.
+//!   and removed. `other_forms` looks for both, `published` is a port in any form, and `owner` finds out whether its
+//!   owner still exists.
 //! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener` warns
 //!   of processes on the same port.
 //! - `inspect` is for `cnitool`.
@@ -25,7 +26,9 @@ mod iptables;
 mod listener;
 mod localnet;
 mod mapping;
+mod other_forms;
 mod owner;
+mod publication;
 mod published;
 mod reference;
 mod removal;
@@ -36,8 +39,8 @@ use std::net::IpAddr;
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
 
-use add::Publication;
 use config::Config;
+use publication::Publication;
 
 /// The `portmap` plugin.
 #[derive(Debug)]

@@ -5,12 +5,9 @@ use std::net::IpAddr;
 
 use cni::key::mark_in;
 use cni::{AttachmentKey, Result, evidence};
-use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{Family, Nftables};
 
 use crate::mapping::Mapping;
-use crate::{iptables, reference};
 
 /// A published port on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,24 +48,6 @@ impl Published {
             PortOwner::Container(container) => container == attachment.container && ips.contains(&ip),
         })
     }
-}
-
-/// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
-/// are none.
-pub(crate) fn in_other_forms(nft: &mut Nftables) -> Result<Vec<Published>> {
-    let mut found = Vec::new();
-    if may_have_other_forms(nft)? {
-        found.extend(reference::list(nft)?);
-        found.extend(iptables::list(nft)?);
-    }
-    Ok(found)
-}
-
-/// Returns whether a table exists in which the reference could publish ports.
-pub(crate) fn may_have_other_forms(nft: &mut Nftables) -> Result<bool> {
-    let is_its =
-        |family: Family, name: &str| family != Family::Inet && [reference::TABLE, iptables::NAT].contains(&name);
-    Ok(nft.has_table(&is_its)? || FAMILIES.iter().any(Tools::has_legacy_tables))
 }
 
 /// Where a port is published.

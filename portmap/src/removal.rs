@@ -6,9 +6,8 @@ use std::net::IpAddr;
 
 use crate::entry::{self, Entry, Listing};
 use crate::mapping::Mapping;
-use crate::published::may_have_other_forms;
 use crate::table;
-use crate::{flows, iptables, reference};
+use crate::{flows, iptables, other_forms, reference};
 
 /// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
 /// ADD. `ips` are the addresses of the attachment, if known.
@@ -18,7 +17,7 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut nft = Nftables::open()?;
     let mut removed =
         failures.keep(remove_entries(&mut nft, &|comment| comment.starts_with(&mark))).unwrap_or_default();
-    if failures.keep(may_have_other_forms(&mut nft)).unwrap_or(true) {
+    if failures.keep(other_forms::may_exist(&mut nft)).unwrap_or(true) {
         removed.extend(failures.keep(reference::remove(&mut nft, owner, ips)).into_iter().flatten());
         removed.extend(failures.keep(iptables::remove(&mut nft, owner, ips)).into_iter().flatten());
     }

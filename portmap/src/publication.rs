@@ -1,0 +1,90 @@
+//! What an attachment publishes, from its configuration and its previous result: ADD creates it, CHECK compares it.
+
+use std::net::IpAddr;
+
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, evidence};
+use linux::ip::Cidr;
+
+use crate::config::{Config, Masquerade};
+use crate::entry::Entry;
+use crate::mapping::{Mapping, container_addresses, mappings};
+use crate::table::{Frame, Scope};
+
+/// The remedy if something of an attached container is missing.
+pub(crate) const REPAIR_HINT: &str =
+    "something changed the host's rules; `cnitool repair` or another ADD restores them";
+
+/// The published ports of an attachment.
+#[derive(Debug)]
+pub(crate) struct Publication<'a> {
+    pub(crate) owner: AttachmentKey<'a>,
+    pub(crate) config: &'a Config,
+    /// The addresses of the container with their mappings, one for each family.
+    pub(crate) addresses: Vec<(Cidr, Vec<Mapping>)>,
+    /// The link of the attachment on this host, if known.
+    pub(crate) port: Option<&'a str>,
+}
+
+impl<'a> Publication<'a> {
+    /// Returns what an ADD with this previous result publishes.
+    pub(crate) fn new(
+        call: &'a Call<'_>,
+        at: &'a Attachment,
+        config: &'a Config,
+        result: &'a AddResult,
+    ) -> Publication<'a> {
+        let addresses = container_addresses(result, at).into_iter();
+        let addresses = addresses.map(|address| (address, mappings(&config.ports, address.ip())));
+        Publication {
+            owner: AttachmentKey::new(call, at),
+            config,
+            addresses: addresses.filter(|(_, mappings)| !mappings.is_empty()).collect(),
+            port: evidence::host_link(result, at),
+        }
+    }
+
+    pub(crate) fn mappings(&self) -> Vec<Mapping> {
+        self.addresses.iter().flat_map(|(_, mappings)| mappings.clone()).collect()
+    }
+
+    /// Returns the container's address if its ports are reachable from this host's loopback addresses, which need
+    /// masquerade.
+    pub(crate) fn loopback_target(&self) -> Option<Cidr> {
+        let reachable =
+            |(_, mappings): &&(Cidr, Vec<Mapping>)| mappings.iter().any(Mapping::is_reachable_from_loopback);
+        let found = self.addresses.iter().find(reachable)?;
+        (self.config.masquerade != Masquerade::Never).then_some(found.0)
+    }
+
+    /// Returns the scope of each address.
+    pub(crate) fn scopes(&self) -> Vec<Scope> {
+        self.addresses.iter().map(|(ip, _)| Scope::new(ip.ip(), self.config.conditions(ip.ip()))).collect()
+    }
+
+    /// Returns the chains and rules that the entries need.
+    pub(crate) fn frame<'b>(&self, scopes: &'b [Scope]) -> Frame<'b> {
+        Frame { scopes: scopes.iter().collect(), guard: self.loopback_target().is_some() }
+    }
+
+    /// Returns the entries of the attachment in the table. CHECK compares them in this order.
+    pub(crate) fn entries(&self, scopes: &[Scope]) -> Vec<Entry> {
+        let comment = self.owner.comment();
+        let mut entries = Vec::new();
+        for ((address, mappings), scope) in self.addresses.iter().zip(scopes) {
+            entries.extend(mappings.iter().map(|mapping| Entry::mapping(scope, mapping, &comment)));
+            entries.extend(Entry::masquerade(scope, *address, self.config.masquerade, &comment));
+        }
+        entries.push(Entry::attachment(&comment, self.port));
+        entries
+    }
+
+    /// Returns the container's addresses to which ports lead.
+    pub(crate) fn ips(&self) -> Vec<IpAddr> {
+        self.addresses.iter().map(|(address, _)| address.ip()).collect()
+    }
+}
+
+/// Returns the error for a difference between what is published and what should be.
+pub(crate) fn difference(what: String) -> Error {
+    Error::new(Code::INTERNAL, what).details(REPAIR_HINT)
+}
