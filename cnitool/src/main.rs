@@ -17,6 +17,7 @@ mod prune;
 mod repair;
 mod settings;
 mod show;
+mod suggest;
 mod table;
 
 use std::env;
