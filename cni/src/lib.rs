@@ -49,7 +49,7 @@ pub use keep::Keep;
 pub use key::AttachmentKey;
 #[doc(hidden)]
 pub use linux;
-pub use logging::report;
+pub use logging::{report, utc};
 pub use mac::requested_mac;
 pub use name::{ContainerId, IfName, NetworkName};
 pub use plugin::{Attachment, Call, Home, Plugin, Prepared};

@@ -1,8 +1,14 @@
-//! The log, for debugging. Off by default, never written to stdout, and a logging failure never fails a call.
+//! The log. Off by default, never written to stdout, and a logging failure never fails a call.
 //!
-//! Enabled by `CNI_LOG=debug`, or `"logLevel"` and `"logFile"` in the configuration. Each line has the time, the
-//! process ID, the microseconds since the log started, plugin, command, network and attachment, and describes one
-//! change to the kernel or the disk.
+//! Enabled by `CNI_LOG`, or `"logLevel"` and `"logFile"` in the configuration. At level `info`, each call has one line, its
+//! outcome; at `debug`, each change to the kernel or the disk has one. In a file and on stderr, a line has the time, the
+//! process ID, the microseconds since the log started, plugin, command, network and attachment. A log daemon of the host
+//! adds the time and the process ID itself.
+
+mod daemon;
+mod subject;
+mod summary;
+mod time;
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -10,13 +16,18 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime};
 
 use env_logger::{Builder, Target};
 use log::{LevelFilter, warn};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
+use daemon::{Daemon, Sender};
+
+pub(crate) use subject::Subject;
+pub(crate) use summary::Summary;
+pub use time::utc;
 
 /// Whether log warnings go to stderr.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);
@@ -29,12 +40,19 @@ pub fn report(mistake: &Error) {
     }
 }
 
+/// Where the log goes.
+#[derive(Debug, PartialEq, Eq)]
+enum Destination {
+    Stderr,
+    File(PathBuf),
+    Daemon(Daemon),
+}
+
 /// The log level and destination.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct LogSettings {
     level: LevelFilter,
-    /// `None` means stderr.
-    file: Option<PathBuf>,
+    destination: Destination,
     /// Invalid settings, which are reported as warnings.
     warnings: Vec<String>,
 }
@@ -66,43 +84,84 @@ impl LogSettings {
             "" => None,
             name => parse(name, "\"logLevel\""),
         });
-        if !file.is_empty() && !Path::new(&file).is_absolute() {
-            warnings.push(format!("\"logFile\" {file:?} is not an absolute path"));
-        }
-        let file = Some(PathBuf::from(file)).filter(|file| file.is_absolute());
-        LogSettings { level: level.unwrap_or(LevelFilter::Off), file, warnings }
-    }
-
-    /// Starts the log; every line includes `context`.
-    pub(crate) fn start(mut self, context: String) {
-        let target = match self.file.filter(|_| self.level > LevelFilter::Off).map(|path| open(&path)) {
-            None => Target::Stderr,
-            Some(Ok(file)) => Target::Pipe(Box::new(file)),
-            Some(Err(error)) => {
-                self.warnings.push(format!("{error}; the log goes to stderr"));
-                Target::Stderr
+        let destination = match Daemon::named(&file) {
+            Some(daemon) => Destination::Daemon(daemon),
+            None if Path::new(&file).is_absolute() => Destination::File(PathBuf::from(file)),
+            None => {
+                if !file.is_empty() {
+                    let remedy = "use an absolute path, \"journal\" or \"syslog\"";
+                    warnings.push(format!("\"logFile\" {file:?} is not an absolute path; {remedy}"));
+                }
+                Destination::Stderr
             }
         };
+        LogSettings { level: level.unwrap_or(LevelFilter::Off), destination, warnings }
+    }
+
+    /// Starts the log for the call of `subject`. Returns its summary, which logs the outcome.
+    pub(crate) fn start(mut self, subject: impl FnOnce() -> Subject) -> Summary {
+        let opened = match self.destination {
+            _ if self.level == LevelFilter::Off => Ok(Output::Stderr),
+            Destination::Stderr => Ok(Output::Stderr),
+            Destination::File(path) => open(&path).map(Output::File),
+            Destination::Daemon(daemon) => Sender::connect(daemon).map(Output::Daemon),
+        };
+        let output = opened.unwrap_or_else(|error| {
+            self.warnings.push(format!("{error}; the log goes to stderr"));
+            Output::Stderr
+        });
         if !self.warnings.is_empty() {
             self.level = self.level.max(LevelFilter::Warn);
         }
         if self.level == LevelFilter::Off {
-            return;
+            return Summary::default();
         }
-        let on_stderr = matches!(target, Target::Stderr) && self.level >= LevelFilter::Warn;
+        let on_stderr = matches!(output, Output::Stderr) && self.level >= LevelFilter::Warn;
         ON_STDERR.store(on_stderr, Ordering::Relaxed);
-        let (process, began) = (std::process::id(), Instant::now());
+        let (subject, began) = (subject(), Instant::now());
         let mut builder = Builder::new();
-        builder.filter_level(self.level).target(target).format(move |out, record| {
+        builder.filter_level(self.level);
+        match output {
+            Output::Stderr => builder.target(Target::Stderr),
+            Output::File(file) => builder.target(Target::Pipe(Box::new(file))),
+            Output::Daemon(sender) => {
+                let daemon = sender.daemon();
+                // env_logger passes what is written for a record to the target at once, so it is one datagram.
+                builder.target(Target::Pipe(Box::new(sender)));
+                builder.format(move |out, record| out.write_all(&daemon.datagram(&subject, record)));
+                return started(&mut builder, began, &self.warnings);
+            }
+        };
+        let process = std::process::id();
+        builder.format(move |out, record| {
             let (now, since) = (utc(SystemTime::now()), began.elapsed().as_micros());
-            writeln!(out, "{now} [{process}] {since:>6}us {:<5} {context}: {}", record.level(), record.args())
+            writeln!(
+                out,
+                "{now} [{process}] {since:>6}us {:<5} {} {subject}: {}",
+                record.level(),
+                subject.plugin,
+                record.args()
+            )
         });
-        // Fails only if an earlier call in the same process has started a log.
-        let _ = builder.try_init();
-        for warning in self.warnings {
-            warn!("{warning}");
-        }
+        started(&mut builder, began, &self.warnings)
     }
+}
+
+/// An open destination.
+enum Output {
+    Stderr,
+    File(File),
+    Daemon(Sender),
+}
+
+/// Starts the log with these settings, and logs the warnings.
+fn started(builder: &mut Builder, began: Instant, warnings: &[String]) -> Summary {
+    // Fails only if an earlier call in the same process has started a log.
+    let _ = builder.try_init();
+    for warning in warnings {
+        warn!("{warning}");
+    }
+    Summary::since(began)
 }
 
 /// Opens the log file, readable only by its owner. Does not follow symbolic links or wait for the reader of a FIFO. An
@@ -122,28 +181,8 @@ fn open(path: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Formats a time as RFC 3339 with milliseconds.
-fn utc(time: SystemTime) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (seconds, millis) = (since.as_secs(), since.subsec_millis());
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // In years that begin in March, the leap day comes last. 400 years have 146,097 days.
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
-    let year = era * 400 + year;
-    let (hour, minute, second) = (rest / 3_600, rest / 60 % 60, rest % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
-}
-
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
     use crate::json;
 
@@ -180,16 +219,5 @@ mod tests {
             let [warning] = &settings.warnings[..] else { panic!("{settings:?}") };
             assert!(warning.contains(culprit), "{warning}");
         }
-    }
-
-    #[test]
-    fn times_are_formatted_as_rfc_3339() {
-        let at = |seconds: u64| utc(UNIX_EPOCH + Duration::from_millis(seconds * 1_000 + 7));
-        assert_eq!(at(0), "1970-01-01T00:00:00.007Z");
-        assert_eq!(at(951_782_399), "2000-02-28T23:59:59.007Z");
-        assert_eq!(at(951_782_400), "2000-02-29T00:00:00.007Z");
-        assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.007Z");
-        assert_eq!(at(1_735_689_599), "2024-12-31T23:59:59.007Z");
-        assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00.007Z", "a century without a leap day");
     }
 }

@@ -1,19 +1,20 @@
 //! Runs a plugin as a process: selects the plugin, validates the call, executes it and prints the answer. The only code
 //! that writes to stdout, except the abort handler in `sys`.
 
+mod help;
+
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
 
-use linux::process::{self as host, Stdin};
-use log::debug;
+use linux::process::{self as host, Invocation, Stdin};
 
 use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
+use crate::logging::{Subject, Summary};
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, NetworkVerb, Request, Verb};
-use crate::result::AddResult;
 use crate::version::Version;
 
 /// The version of the reference whose behaviour these plugins implement.
@@ -31,7 +32,7 @@ const ABORTED: &[u8] = br#"{
 #[macro_export]
 macro_rules! main {
     (all $plugins:expr) => {
-        $crate::linux::main!(|name| $crate::run($plugins, name));
+        $crate::linux::main!(|invocation| $crate::run($plugins, invocation));
     };
     ($($plugin:expr),+ $(,)?) => {
         $crate::main!(all &[$(&$plugin),+]);
@@ -46,11 +47,11 @@ struct Answer {
     success: bool,
 }
 
-/// Runs a program that was called as `arg0`; returns `false` on failure. With several plugins, the name selects one.
+/// Runs a program; returns `false` on failure. With several plugins, the name under which it was called selects one.
 #[doc(hidden)]
-pub fn run(plugins: &[&dyn Plugin], arg0: &OsStr) -> bool {
+pub fn run(plugins: &[&dyn Plugin], invocation: Invocation<'_>) -> bool {
     answer_panics();
-    let answer = answer(plugins, arg0, &host::env, &mut Stdin, &host::answer);
+    let answer = answer(plugins, invocation, &host::env, &mut Stdin, &host::answer);
     // If stderr cannot be written, there is nowhere to report it.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = host::answer(&answer.stdout);
@@ -83,14 +84,19 @@ fn answer_panics() {
     }));
 }
 
-fn answer(plugins: &[&dyn Plugin], arg0: &OsStr, env: Env<'_>, stdin: &mut dyn Read, print: Print<'_>) -> Answer {
-    let outcome = Request::read(env).and_then(|request| match (request, select(plugins, arg0)) {
-        (Request::About, plugin) => {
-            Ok(Answer { stdout: Vec::new(), stderr: description(plugins, plugin), success: true })
-        }
-        (_, None) => Err(misnamed(plugins, arg0)),
+fn answer(
+    plugins: &[&dyn Plugin],
+    invocation: Invocation<'_>,
+    env: Env<'_>,
+    stdin: &mut dyn Read,
+    print: Print<'_>,
+) -> Answer {
+    let name = invocation.name;
+    let outcome = Request::read(env).and_then(|request| match (request, select(plugins, name)) {
+        (Request::About, plugin) => Ok(about(plugins, plugin, invocation)),
+        (_, None) => Err(misnamed(plugins, name)),
         (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, request, env, stdin, print).map(success),
+        (request, Some(plugin)) => serve(plugins, plugin, request, env, stdin, print).map(|()| success(Vec::new())),
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }
@@ -123,6 +129,17 @@ fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
     error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
 }
 
+/// Answers a call without a command: describes the program, or explains how to call it.
+#[cold]
+fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>, invocation: Invocation<'_>) -> Answer {
+    let description = description(plugins, plugin);
+    match invocation.argument.and_then(OsStr::to_str) {
+        Some("--help" | "-h" | "help") => success((description + &help::text(plugin)).into_bytes()),
+        // The reference ignores arguments, and prints this to stderr.
+        _ => Answer { stdout: Vec::new(), stderr: description, success: true },
+    }
+}
+
 fn description(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
     let supported = Version::ALL.map(Version::as_str).join(", ");
     // Runtimes compare this version with the oldest reference that they accept; they ignore what follows '+'.
@@ -144,7 +161,7 @@ fn versions() -> Vec<u8> {
     format!("{{\"cniVersion\":\"{}\",\"supportedVersions\":[{quoted}]}}\n", Version::NEWEST).into_bytes()
 }
 
-/// Validates the configuration and executes the command. Returns the output that is not printed yet.
+/// Validates the configuration and executes the command.
 fn serve(
     plugins: &[&dyn Plugin],
     plugin: &dyn Plugin,
@@ -152,69 +169,79 @@ fn serve(
     env: Env<'_>,
     stdin: &mut dyn Read,
     print: Print<'_>,
-) -> Result<Vec<u8>> {
+) -> Result<()> {
     let stdin = request.read_stdin(stdin)?;
     let config = config::text(&stdin);
     let head = Head::parse(&config)
         .map_err(|error| error.details("stdin must hold one network configuration, a JSON object"))
         .context(|| "read the network configuration on stdin")?;
     let network = head.network()?;
-    if let Request::Unknown(command) = &request {
-        // Runtimes compare this text.
-        let error = Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"));
-        return Err(error.details("use ADD, DEL, CHECK, GC, STATUS or VERSION, in capitals"));
-    }
-    let version = head.version(request.command())?;
-    head.log(env("CNI_LOG")).start(context(plugin.name(), &request, network.as_str()));
-    let home = if plugin.uses_netns() { request.exclude_own_netns()? } else { None };
-    let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = &request else {
-        return Err(Error::bug("a command without a scope"));
-    };
-
-    let call = Call {
-        network,
-        version,
-        args: &scope.args,
-        path: &scope.path,
-        config: &config,
-        stdin: &stdin,
-        builtin: plugins,
-        home: home.into(),
-    };
-    let done = |result: Result<()>| result.map(|()| Vec::new());
-    let outcome = match &request {
-        Request::Attachment(Verb::Add, at, _) => {
-            let deliver = |result: AddResult| print(&result.print(version)?).context(|| "write the answer to stdout");
-            done(plugin.add(&call, at).and_then(|result| {
-                // An ADD whose result does not reach the runtime has failed and must leave nothing behind.
-                deliver(result).map_err(|error| match plugin.rollback_add(&call, at) {
-                    Ok(()) => error,
-                    Err(left) => error.details(format!("not undone: {left}")),
-                })
-            }))
+    let mut summary = head.log(env("CNI_LOG")).start(|| subject(plugin.name(), &request, network.as_str()));
+    let outcome = (|| {
+        if let Request::Unknown(command) = &request {
+            // Runtimes compare this text.
+            let error = Error::new(Code::ENVIRONMENT, format!("unknown CNI_COMMAND: {command}"));
+            return Err(error.details("use ADD, DEL, CHECK, GC, STATUS or VERSION, in capitals"));
         }
-        Request::Attachment(Verb::Del, at, _) => done(plugin.del(&call, at)),
-        Request::Attachment(Verb::Check, at, _) => done(plugin.check(&call, at)),
-        Request::Network(NetworkVerb::Gc, _) => done(plugin.gc(&call)),
-        Request::Network(NetworkVerb::Status, _) => done(plugin.status(&call)),
-        Request::About | Request::Version | Request::Unknown(_) => Err(Error::bug("a command without a plugin")),
-    };
-    match &outcome {
-        Ok(_) => debug!("done"),
-        Err(error) => debug!("failed: {error:?}"),
-    }
+        let version = head.version(request.command())?;
+        let home = if plugin.uses_netns() { request.exclude_own_netns()? } else { None };
+        let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = &request else {
+            return Err(Error::bug("a command without a scope"));
+        };
+        let call = Call {
+            network,
+            version,
+            args: &scope.args,
+            path: &scope.path,
+            config: &config,
+            stdin: &stdin,
+            builtin: plugins,
+            home: home.into(),
+        };
+        execute(plugin, &request, &call, print, &mut summary)
+    })();
+    summary.log(&outcome);
     outcome
 }
 
-/// Returns the prefix of every log line: plugin, command, network and attachment.
-fn context(plugin: &str, request: &Request, network: &str) -> String {
-    let command = request.command();
-    match request {
-        Request::Attachment(_, at, _) => {
-            format!("{plugin} {command} net={network} container={} if={}", at.container, at.ifname)
-        }
-        _ => format!("{plugin} {command} net={network}"),
+/// Executes the command, and prints the result of an ADD.
+fn execute(
+    plugin: &dyn Plugin,
+    request: &Request,
+    call: &Call<'_>,
+    print: Print<'_>,
+    summary: &mut Summary,
+) -> Result<()> {
+    if let Request::Attachment(..) = request {
+        // The addresses of a failed ADD are unknown, and those of a DEL or CHECK are in the previous result.
+        summary.record(|| call.prev_result().ok().flatten());
     }
+    match request {
+        Request::Attachment(Verb::Add, at, _) => plugin.add(call, at).and_then(|result| {
+            summary.record(|| Some(result.clone()));
+            let printed = result.print(call.version);
+            let delivered = printed.and_then(|answer| print(&answer).context(|| "write the answer to stdout"));
+            // An ADD whose result does not reach the runtime has failed and must leave nothing behind.
+            delivered.map_err(|error| match plugin.rollback_add(call, at) {
+                Ok(()) => error,
+                Err(left) => error.details(format!("not undone: {left}")),
+            })
+        }),
+        Request::Attachment(Verb::Del, at, _) => plugin.del(call, at),
+        Request::Attachment(Verb::Check, at, _) => plugin.check(call, at),
+        Request::Network(NetworkVerb::Gc, _) => plugin.gc(call),
+        Request::Network(NetworkVerb::Status, _) => plugin.status(call),
+        Request::About | Request::Version | Request::Unknown(_) => Err(Error::bug("a command without a plugin")),
+    }
+}
+
+/// Returns what the log of the call is about.
+fn subject(plugin: &'static str, request: &Request, network: &str) -> Subject {
+    let attachment = match request {
+        Request::Attachment(_, at, _) => Some((at.container.to_string(), at.ifname.to_string())),
+        _ => None,
+    };
+    Subject { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment }
 }
 
 #[cfg(test)]

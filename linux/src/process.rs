@@ -4,6 +4,7 @@ pub mod build_id;
 
 use std::ffi::OsString;
 use std::io::{self, Read};
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 
 use nix::poll::PollFlags;
@@ -12,12 +13,17 @@ use crate::sys;
 use crate::wait::ready;
 
 pub use crate::sys::arena::Arena;
-pub use crate::sys::start;
+pub use crate::sys::{Invocation, start};
 
 /// Returns a variable of the environment.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub fn env(name: &str) -> Option<OsString> {
     std::env::var_os(name)
+}
+
+/// Returns the width of the terminal at stdout in columns; `None` if stdout is not a terminal that knows its width.
+pub fn terminal_width() -> Option<usize> {
+    sys::terminal_width(io::stdout().as_fd()).map(usize::from)
 }
 
 /// Reads stdin as data arrives, without a buffer: std's would touch two more pages.

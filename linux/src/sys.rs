@@ -7,7 +7,7 @@ mod start;
 #[cfg(all(panic = "abort", target_env = "musl"))]
 mod unwind;
 
-pub use start::start;
+pub use start::{Invocation, start};
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -256,6 +256,14 @@ pub(crate) fn stdin() -> BorrowedFd<'static> {
 pub(crate) fn stdout() -> BorrowedFd<'static> {
     // SAFETY: as for stdin.
     unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) }
+}
+
+/// Returns the width of the terminal at `fd` in columns; `None` if it is not a terminal or does not know its width.
+pub(crate) fn terminal_width(fd: BorrowedFd<'_>) -> Option<u16> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the descriptor is open, and the kernel writes a `winsize`, which outlives the call.
+    let status = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TIOCGWINSZ, &mut size) };
+    (status == 0 && size.ws_col > 0).then_some(size.ws_col)
 }
 
 /// Returns cryptographically random bytes, at most 256: up to that number the kernel never returns fewer.

@@ -1,12 +1,18 @@
-//! A connection to a server on this host, over a UNIX domain socket, with a deadline for everything.
+//! A server on this host, over a UNIX domain socket: a connection with a deadline for everything, or datagrams that are sent
+//! without waiting.
 
+use std::fs::File;
+use std::io::{IoSlice, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::poll::{PollFd, PollFlags};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::socket::sockopt::SendTimeout;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, setsockopt, socket,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, sendmsg, setsockopt,
+    socket,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
@@ -89,6 +95,43 @@ impl Connection {
     }
 }
 
+/// A socket that sends datagrams to a server, and never waits for it.
+#[derive(Debug)]
+pub struct Datagrams {
+    socket: OwnedFd,
+}
+
+impl Datagrams {
+    /// Connects to the server at this path.
+    pub fn connect(path: &Path) -> Result<Datagrams> {
+        let socket = socket(AddressFamily::Unix, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+        connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+        Ok(Datagrams { socket })
+    }
+
+    /// Sends one datagram. Fails with EAGAIN if the server's queue is full, and with EMSGSIZE if the datagram is too large.
+    pub fn send(&self, bytes: &[u8]) -> Result<()> {
+        self.send_with(bytes, &[])
+    }
+
+    /// Sends the bytes as a sealed file in memory, to a server that accepts one in place of a large datagram.
+    pub fn send_as_file(&self, bytes: &[u8]) -> Result<()> {
+        let file = memfd_create(c"datagram", MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING)?;
+        let mut file = File::from(file);
+        file.write_all(bytes)?;
+        // The server can read the file at leisure, because it cannot change any more.
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SEAL;
+        fcntl(&file, FcntlArg::F_ADD_SEALS(seals))?;
+        self.send_with(&[], &[ControlMessage::ScmRights(&[file.as_raw_fd()])])
+    }
+
+    fn send_with(&self, bytes: &[u8], control: &[ControlMessage<'_>]) -> Result<()> {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        sendmsg::<UnixAddr>(self.socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None)?;
+        Ok(())
+    }
+}
+
 fn too_late(deadline: Deadline) -> Error {
     let what = format!("no answer within {:?}", deadline.length());
     Error::new(Kind::Transient, what)
@@ -98,7 +141,7 @@ fn too_late(deadline: Deadline) -> Error {
 mod tests {
     use std::io::{Read, Write};
     use std::os::linux::net::SocketAddrExt;
-    use std::os::unix::net::{SocketAddr, UnixListener};
+    use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
     use std::time::Duration;
 
     use nix::sys::socket::{Backlog, bind, listen};
@@ -176,5 +219,22 @@ mod tests {
         let missing = Address::Path("/nonexistent/socket".into());
         let error = Connection::open(&missing, Deadline::after(TIMEOUT)).unwrap_err();
         assert_eq!(error.errno(), Some(libc::ENOENT));
+    }
+
+    #[test]
+    fn datagrams_never_wait() {
+        let path = std::env::temp_dir().join(format!("cni0-test-{}-datagrams", std::process::id()));
+        let server = UnixDatagram::bind(&path).unwrap();
+        let sender = Datagrams::connect(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        sender.send(b"one").unwrap();
+        let mut buffer = [0; 16];
+        assert_eq!(server.recv(&mut buffer).unwrap(), 3);
+        assert_eq!(sender.send(&vec![0; 16 << 20]).unwrap_err().errno(), Some(libc::EMSGSIZE));
+        let full = (0..100_000).find_map(|_| sender.send(b"more").err());
+        assert_eq!(full.unwrap().errno(), Some(libc::EAGAIN), "nothing reads, and the queue is full");
+        drop(server);
+        assert_eq!(sender.send(b"lost").unwrap_err().errno(), Some(libc::ECONNREFUSED));
+        assert_eq!(Datagrams::connect(&path).unwrap_err().errno(), Some(libc::ENOENT));
     }
 }

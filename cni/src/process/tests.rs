@@ -49,6 +49,11 @@ impl Plugin for Probe {
     }
 }
 
+/// Returns the invocation of a program by this name, without arguments.
+fn called(name: &str) -> Invocation<'_> {
+    Invocation { name: name.as_ref(), argument: None }
+}
+
 struct Case {
     env: HashMap<&'static str, OsString>,
     stdin: String,
@@ -94,7 +99,7 @@ impl Case {
         let env = |name: &str| self.env.get(name).cloned();
         let printed = RefCell::new(Vec::new());
         let print = |bytes: &[u8]| printed.borrow_mut().write_all(bytes);
-        let mut answer = answer(&[&probe], self.arg0.as_ref(), &env, &mut self.stdin.as_bytes(), &print);
+        let mut answer = answer(&[&probe], called(self.arg0), &env, &mut self.stdin.as_bytes(), &print);
         answer.stdout.splice(0..0, printed.into_inner());
         (answer, probe.calls.into_inner())
     }
@@ -141,7 +146,7 @@ fn an_add_whose_result_cannot_be_written_is_rolled_back() {
         let case = Case::new(command);
         let env = |name: &str| case.env.get(name).cloned();
         let full = |_: &[u8]| Err(io::Error::from_raw_os_error(libc::ENOSPC));
-        answer(&[&probe], "probe".as_ref(), &env, &mut case.stdin.as_bytes(), &full)
+        answer(&[&probe], called("probe"), &env, &mut case.stdin.as_bytes(), &full)
     };
     let refused = lose("ADD");
     assert!(!refused.success && probe.calls.load(Ordering::Relaxed) == 2, "ADD, then DEL: {refused:?}");
@@ -244,7 +249,7 @@ fn with_several_plugins_the_name_selects_one() {
     assert_eq!(select(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
     let case = Case::new("ADD");
     let env = |name: &str| case.env.get(name).cloned();
-    let refused = answer(&table, "/bin/cni0".as_ref(), &env, &mut case.stdin.as_bytes(), &|_| Ok(()));
+    let refused = answer(&table, called("/bin/cni0"), &env, &mut case.stdin.as_bytes(), &|_| Ok(()));
     let text = String::from_utf8(refused.stdout).unwrap();
     assert!(!refused.success && text.contains("/bin/cni0") && text.contains("one, two"), "{text}");
 }

@@ -13,7 +13,7 @@ fn add(lab: &Lab, more: Value) -> Process {
 }
 
 /// Asserts that every line has time, process, microseconds, level, plugin, command, network, container and interface,
-/// and that one line describes the change.
+/// that one line describes the change, and that the last one is the outcome.
 #[track_caller]
 fn assert_complete(log: &str) {
     let mut last = 0;
@@ -23,8 +23,11 @@ fn assert_complete(log: &str) {
         let at: u64 = words[2].strip_suffix("us").unwrap().parse().unwrap();
         assert!(at >= last, "{log}");
         last = at;
-        assert_eq!(words[3..9], ["DEBUG", "loopback", "ADD", "net=net1", "container=c1", "if=eth0:"], "{log}");
+        assert!(["DEBUG", "INFO"].contains(&words[3]), "{log}");
+        assert_eq!(words[4..9], ["loopback", "ADD", "net=net1", "container=c1", "if=eth0:"], "{log}");
     }
+    assert_eq!(log.matches(" INFO ").count(), 1, "{log}");
+    assert!(log.lines().last().unwrap().contains(": ok ms="), "{log}");
     assert_eq!(log.matches("set link #1 up").count(), 1, "{log}");
 }
 
@@ -50,6 +53,31 @@ fn to_stderr() {
         outcome.ok();
         assert_complete(&outcome.stderr);
     }
+}
+
+#[test]
+fn level_info_has_one_line_for_each_call() {
+    let lab = Lab::new();
+    lab.netns("c1");
+    let line = |call: Process| {
+        let outcome = call.env("CNI_LOG", "info").run();
+        assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
+        let (_, line) = outcome.stderr.split_once("us ").unwrap();
+        line.trim_end().to_owned()
+    };
+    let of_c1 = "net=net1 container=c1 if=eth0";
+    let added = line(add(&lab, json!({})));
+    assert!(added.starts_with(&format!("INFO  loopback ADD {of_c1}: ok ms=")), "{added}");
+    assert!(added.contains(" ips=127.0.0.1/8"), "{added}");
+    let own = line(add(&lab, json!({})).env("CNI_NETNS", "/proc/self/ns/net"));
+    assert!(own.starts_with(&format!("ERROR loopback ADD {of_c1}: failed ms=")), "{own}");
+    assert!(own.contains(" code=8 msg=\"CNI_NETNS ") && own.contains(" details=\"set CNI_NETNS to "), "{own}");
+    let old = line(add(&lab, json!({"cniVersion": "9.9.9"})));
+    assert!(old.starts_with("ERROR ") && old.contains(" code=1 "), "{old}");
+    let gc = line(add(&lab, json!({})).env("CNI_COMMAND", "GC"));
+    assert!(gc.starts_with("INFO  loopback GC net=net1: ok ms="), "{gc}");
+    let unknown = line(add(&lab, json!({})).env("CNI_COMMAND", "FLY"));
+    assert!(unknown.starts_with("ERROR loopback FLY net=net1: failed") && unknown.contains(" code=4 "), "{unknown}");
 }
 
 #[test]

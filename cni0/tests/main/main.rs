@@ -5,6 +5,7 @@ mod bad_input;
 mod cost;
 mod documents;
 mod log;
+mod log_daemons;
 mod names;
 mod plugins;
 mod streams;

@@ -86,3 +86,39 @@ fn every_plugin_supports_every_version() {
         }
     });
 }
+
+#[test]
+fn every_plugin_has_help() {
+    let lab = Lab::new();
+    for plugin in plugins() {
+        for word in ["--help", "-h", "help"] {
+            let outcome = Process::new(lab.bin().join(&plugin)).arg(word).run();
+            assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{plugin} {word}");
+            assert!(outcome.stdout.starts_with(&format!("CNI {plugin} plugin v")), "{}", outcome.stdout);
+            assert!(outcome.stdout.contains(&format!("CNI_COMMAND=VERSION /opt/cni/bin/{plugin}\n")), "{plugin}");
+            for wanted in ["CNI_CONTAINERID", "CNI_NETNS", "cnitool add", "docs/configuration.md"] {
+                assert!(outcome.stdout.contains(wanted), "{wanted}: {}", outcome.stdout);
+            }
+        }
+    }
+    let outcome = Process::new(lab.bin().join("cni0")).arg("--help").run();
+    assert!(outcome.stdout.starts_with("cni0 v") && outcome.stdout.contains("CNI_COMMAND"), "{outcome:?}");
+    assert!(
+        outcome
+            .stdout
+            .lines()
+            .all(|line| line.len() <= 80 || line.starts_with("CNI protocol") || line.starts_with("cni0 v"))
+    );
+}
+
+#[test]
+fn arguments_do_not_change_a_call() {
+    let lab = Lab::new();
+    let program = lab.bin().join("loopback");
+    for argument in ["--help", "--version", "x"] {
+        let version = Process::plugin(&program, "VERSION").arg(argument).run();
+        assert!(version.stdout.starts_with("{\"cniVersion\""), "{version:?}");
+        let about = Process::new(&program).arg(argument).run();
+        assert_eq!(about.stdout.is_empty(), argument != "--help", "the reference prints to stderr: {about:?}");
+    }
+}

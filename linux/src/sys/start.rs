@@ -9,8 +9,17 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::signal::{SigHandler, Signal, signal};
 
-/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the name under which the
-/// program was called, and returns whether it succeeded.
+/// How the program was called.
+#[derive(Clone, Copy, Debug)]
+pub struct Invocation<'a> {
+    /// The name under which it was called.
+    pub name: &'a OsStr,
+    /// The first argument.
+    pub argument: Option<&'a OsStr>,
+}
+
+/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the [`Invocation`], and
+/// returns whether it succeeded.
 ///
 /// The memory of the program comes from an [`Arena`](crate::process::Arena), which is a tenth faster for a short process.
 #[macro_export]
@@ -28,24 +37,26 @@ macro_rules! main {
     };
 }
 
-/// Prepares the process and calls `run` with the name under which the program was called. Returns the exit status.
+/// Prepares the process and calls `run`. Returns the exit status.
 ///
 /// # Safety
 ///
 /// `arguments` must be those of a C `main`, and no other code may run yet.
-pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(&OsStr) -> bool) -> c_int {
+pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Invocation<'_>) -> bool) -> c_int {
     if !keep_streams() {
         return 1;
     }
     // A caller that does not read the answer must not interrupt a command with SIGPIPE.
     // SAFETY: ignoring a signal runs no code of ours.
     let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
-    // SAFETY: the list ends with a null pointer, and its texts exist as long as the process.
-    let name = unsafe {
-        let first = *arguments;
-        if first.is_null() { c"" } else { CStr::from_ptr(first) }
+    // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the process.
+    let (name, argument) = unsafe {
+        let text =
+            |at: *const *const c_char| (!(*at).is_null()).then(|| OsStr::from_bytes(CStr::from_ptr(*at).to_bytes()));
+        let name = text(arguments);
+        (name, name.and_then(|_| text(arguments.add(1))))
     };
-    c_int::from(!run(OsStr::from_bytes(name.to_bytes())))
+    c_int::from(!run(Invocation { name: name.unwrap_or_default(), argument }))
 }
 
 /// Opens /dev/null for each of stdin, stdout and stderr that is closed. Otherwise the next file to be opened would take

@@ -1,0 +1,24 @@
+//! What a log is about.
+
+use std::fmt;
+
+/// The call that a log describes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Subject {
+    pub(crate) plugin: &'static str,
+    pub(crate) command: String,
+    pub(crate) network: String,
+    /// The container and its interface; `None` for a command for the whole network.
+    pub(crate) attachment: Option<(String, String)>,
+}
+
+/// Everything except the plugin, which log daemons print themselves.
+impl fmt::Display for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} net={}", self.command, self.network)?;
+        match &self.attachment {
+            Some((container, ifname)) => write!(f, " container={container} if={ifname}"),
+            None => Ok(()),
+        }
+    }
+}
