@@ -91,6 +91,18 @@ has_target() {
         [ -d "$(rustc --print target-libdir --target "$1" 2>/dev/null)" ]
 }
 
+# libcni_runtime: prints the path of a runtime on libcni, the library that most runtimes use. Builds it if it is missing,
+# which needs apt-get.
+libcni_runtime() {
+    local runtime log
+    runtime=$(realpath -m "${CARGO_TARGET_DIR:-target}/libcni/runtime")
+    if [ ! -x "$runtime" ]; then
+        say "building a runtime on libcni"
+        log=$(testdata/cache/capture --runtime "$(dirname "$runtime")" 2>&1) || { echo "$log" >&2; return 1; }
+    fi
+    echo "$runtime"
+}
+
 # as_root COMMAND ...: runs it as root in new namespaces: no network, private mounts.
 as_root() {
     local map=()
