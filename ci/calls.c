@@ -12,11 +12,14 @@
 #include <time.h>
 #include <unistd.h>
 
-/* One call. ci/bench defines the same structure. Times are in milliseconds. */
+/* One call. ci/bench defines the same structure. Times are in milliseconds. If `extends`, the configuration lacks its end:
+ * the answer of the call before it, as the previous result, and a brace. */
 struct call {
+    const char *path;
     char *const *env;
     const char *config;
     long size;
+    int extends;
     /* The outcome: */
     double began, ended, cpu;
     int process, answer, status; /* answer: the pipe to read it from */
@@ -36,7 +39,7 @@ static double used(const struct rusage *usage)
 }
 
 /* Starts a call as a runtime does: configuration and answer go through pipes. */
-static int start(const char *path, struct call *call)
+static int start(struct call *call)
 {
     int in[2], out[2];
     if (pipe2(in, O_CLOEXEC) || pipe2(out, O_CLOEXEC))
@@ -45,14 +48,23 @@ static int start(const char *path, struct call *call)
         return errno;
     if (write(in[1], call->config, (size_t)call->size) != call->size)
         return EMSGSIZE; /* larger than the pipe's buffer */
+    if (call->extends) {
+        static char answer[1 << 15];
+        long size = read(call[-1].answer, answer, sizeof answer - 1);
+        if (size < 0)
+            return errno;
+        answer[size] = '}';
+        if (write(in[1], answer, (size_t)size + 1) != size + 1)
+            return EMSGSIZE;
+    }
     close(in[1]);
-    char *const arguments[] = {(char *)path, 0};
+    char *const arguments[] = {(char *)call->path, 0};
     volatile int error = 0; /* shared with the child */
     call->began = now();
     call->process = vfork();
     if (call->process == 0) {
         if (dup2(in[0], 0) == 0 && dup2(out[1], 1) == 1)
-            execve(path, arguments, call->env);
+            execve(call->path, arguments, call->env);
         error = errno;
         _exit(127);
     }
@@ -64,12 +76,13 @@ static int start(const char *path, struct call *call)
     return error;
 }
 
-/* Makes `count` calls, `jobs` of them at a time. Adds the processor time of orphans that exit meanwhile to `orphans`. */
-int make_calls(const char *path, struct call *calls, int count, int jobs, double *orphans)
+/* Makes the calls of `count` lists, `jobs` lists at a time, and of each list one call after the other. `length` is the number
+ * of calls in a list; a list ends at a call that fails. Adds the processor time of orphans that exit meanwhile to `orphans`. */
+int make_calls(struct call *calls, int count, int length, int jobs, double *orphans)
 {
     for (int started = 0, ended = 0; ended < count;) {
         while (started < count && started - ended < jobs) {
-            int error = start(path, &calls[started++]);
+            int error = start(&calls[started++ * length]);
             if (error)
                 return error;
         }
@@ -78,17 +91,23 @@ int make_calls(const char *path, struct call *calls, int count, int jobs, double
         if ((process = wait4(-1, &status, 0, &usage)) < 0)
             return errno;
         double end = now();
-        struct call *call = calls;
-        while (call < calls + started && call->process != process)
+        struct call *call = calls, *last = calls + started * length;
+        while (call < last && call->process != process)
             call++;
-        if (call == calls + started) {
+        if (call == last) {
             *orphans += used(&usage);
             continue;
         }
         call->ended = end;
         call->cpu = used(&usage);
         call->status = status;
-        ended++;
+        if (status || (call - calls) % length == length - 1) {
+            ended++;
+            continue;
+        }
+        int error = start(call + 1);
+        if (error)
+            return error;
     }
     return 0;
 }
