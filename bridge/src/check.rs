@@ -123,7 +123,7 @@ impl<'a> Checker<'a> {
         same_mac(listed.ok_or_else(|| not_listed(&format!("port {name:?}")))?, &port)?;
         let settings = port.port.unwrap_or_default();
         same(name, "hairpin mode", &self.config.port.hairpin, &settings.hairpin)?;
-        // A later plugin of the list may isolate the port: `firewall` does.
+        // Another program may have isolated the port, which restricts only this container.
         if self.config.port.isolated {
             same(name, "isolation", &true, &settings.isolated)?;
         }

@@ -4,20 +4,22 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
+use cni::key::network_mark;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
 use linux::iptables::{FAMILIES, Plan, Step, Tools, View, change, change_legacy};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Nftables};
+use linux::netlink::nft::{self, Edit, Nftables};
 use log::{debug, warn};
 
-use crate::config::{Backend, Config};
+use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{Acceptance, FILTER, FORWARD};
 use crate::firewalld::{Firewalld, Scope, not_running};
-use crate::policy::{self, Policy};
-use crate::removal;
+use crate::policy::{self, Policy, STAGE_1};
+use crate::{isolation, removal};
 
 /// The remedy if nf_tables is unavailable.
-pub(crate) const FIX_HINT: &str = "load the kernel modules nf_tables, nft_compat, nft_counter and xt_conntrack";
+pub(crate) const FIX_HINT: &str = "load the kernel modules nf_tables, nft_compat, nft_counter and xt_conntrack; ingress policy \"isolated\" \
+                                   also needs nf_tables for bridges";
 
 /// The traffic of an attachment, as far as the host's firewall must know of it.
 #[derive(Debug)]
@@ -72,10 +74,6 @@ impl<'a> Traffic<'a> {
     }
 
     fn accept_with<'s>(&'s self, firewalld: Option<Firewalld>, undo: &mut Undo<'s, Netlink>) -> Result<()> {
-        if let Some(policy) = self.policy.as_ref().filter(|policy| policy.port_to_isolate().is_some()) {
-            undo.push("restore the settings of the port", |host| policy.restore(host));
-            policy.isolate(undo.context())?;
-        }
         let uses_firewalld = firewalld.is_some();
         if let Some(mut firewalld) = firewalld {
             for ip in &self.ips {
@@ -97,7 +95,7 @@ impl<'a> Traffic<'a> {
         }
         undo.push("remove the rules", |_| removal::remove_marked(self.owner));
         match self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld) {
-            Err(error) if nft::is_unavailable(&error) && self.config.backend != Backend::Nftables => {
+            Err(error) if nft::is_unavailable(&error) && self.may_use_tools() => {
                 debug!("nf_tables is unavailable, use the tools of iptables: {error}");
                 let wanted = in_nft.into_iter().filter(|tools| self.ips.iter().any(|ip| tools.includes(*ip)));
                 for tools in wanted {
@@ -108,6 +106,11 @@ impl<'a> Traffic<'a> {
             }
             outcome => outcome.map_err(with_fix_hint),
         }
+    }
+
+    /// Returns whether the tools of iptables can do everything if nf_tables is unavailable.
+    pub(crate) fn may_use_tools(&self) -> bool {
+        self.config.backend != Backend::Nftables && self.config.ingress != IngressPolicy::Isolated
     }
 
     fn unbind(&self, ip: IpAddr) -> Result<()> {
@@ -138,7 +141,8 @@ impl<'a> Traffic<'a> {
         uses_firewalld: bool,
     ) -> Result<()> {
         if self.policy.is_none() {
-            let (mut edits, mut is_independent) = (Vec::new(), true);
+            let mut edits = self.isolation(nft)?;
+            let mut is_independent = edits.is_empty();
             for tools in families {
                 let table = tools.table(FILTER);
                 let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?;
@@ -156,7 +160,27 @@ impl<'a> Traffic<'a> {
                 }
             }
         }
-        change(nft, FILTER, families, |tools, view| self.plan(tools, view, host, uses_firewalld)).map(drop)
+        nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+            let mut edits = self.isolation(nft)?;
+            for tools in families {
+                let table = tools.table(FILTER);
+                edits.extend(self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?.edits(table));
+            }
+            Ok(edits)
+        })
+    }
+
+    /// Returns the edits that isolate the port of the container if the policy requires it. Otherwise they end the isolation of
+    /// the network's containers: the policy of a network is that of the last ADD.
+    pub(crate) fn isolation(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
+        if self.config.ingress != IngressPolicy::Isolated {
+            let mark = network_mark(self.owner.network);
+            return isolation::release(nft, &|comment| comment.starts_with(&mark));
+        }
+        match self.policy.as_ref().and_then(Policy::isolated_port) {
+            Some(port) => port.isolate(nft, self.owner),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Adds rules with the tools of iptables.
@@ -207,9 +231,12 @@ impl<'a> Traffic<'a> {
         let mut steps = acceptance.plan(view, &forward)?;
         let policy = self.policy.as_ref().filter(|_| has_address);
         match (policy, &self.policy) {
-            (Some(policy), _) => steps.extend(policy.plan(view, host, tools)?),
-            (None, None) => steps.extend(policy::remove(view, self.owner.network)?),
-            (None, Some(_)) => {}
+            (Some(policy), _) => steps.extend(policy.plan(view, host, tools, &forward)?),
+            // Without a jump, and in a family that the container does not use, an old policy has no effect on it.
+            (None, None) if forward.iter().any(|rule| rule.is_jump_to(STAGE_1)) => {
+                steps.extend(policy::remove(view, self.owner.network)?);
+            }
+            (None, _) => {}
         }
         let is_entry = |step: &Step<'_>| matches!(step, Step::Prepend(rule) if rule.chain == FORWARD);
         let entry_is_new = steps.iter().any(is_entry);

@@ -106,8 +106,8 @@ fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
             None => Ok(()),
         }
     })?;
-    match policy.port_to_isolate() {
-        Some((port, _)) if is_strict => Err(difference(format!("port {port:?} is not isolated"))),
+    match policy.isolated_port().filter(|_| is_strict) {
+        Some(port) if !port.is_isolated(nft)? => Err(difference(format!("port {:?} is not isolated", port.name))),
         _ => Ok(()),
     }
 }

@@ -143,7 +143,7 @@ impl<'a> Acceptance<'a> {
         let has_entry = forward.iter().any(|rule| rule.is_jump_to(CONTAINERS));
         let has_admin_entry = listed.iter().any(|rule| rule.is_jump_to(self.admin_chain));
         if !has_entry {
-            steps.extend(create_forward(view)?);
+            steps.extend(create_forward(view, forward)?);
         }
         for (chain, is_known) in [(CONTAINERS, has_entry), (self.admin_chain, has_admin_entry)] {
             // A rule leads to it.
@@ -161,8 +161,8 @@ impl<'a> Acceptance<'a> {
     }
 }
 
-/// Returns the step that creates the chain [`FORWARD`] as `iptables` would, if it does not exist.
-pub(crate) fn create_forward(view: &mut View<'_>) -> Result<Option<Step<'static>>> {
-    let exists = view.has_chain(FORWARD)?;
+/// Returns the step that creates the chain [`FORWARD`] as `iptables` would, if it does not exist. `forward` are its rules.
+pub(crate) fn create_forward(view: &mut View<'_>, forward: &[ListedRule]) -> Result<Option<Step<'static>>> {
+    let exists = !forward.is_empty() || view.has_chain(FORWARD)?;
     Ok((!exists).then_some(Step::CreateBaseChain(FORWARD, Hook::FORWARD)))
 }

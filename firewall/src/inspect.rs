@@ -19,9 +19,9 @@ use crate::add::{Traffic, connect};
 use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{CONTAINERS, FILTER, FORWARD, address_rules};
 use crate::firewalld::Firewalld;
-use crate::policy::{self, STAGE_1, STAGE_2};
+use crate::policy::{self, Policy, STAGE_1, STAGE_2};
 use crate::status::FIREWALLD;
-use crate::{Firewall, check, removal};
+use crate::{Firewall, check, isolation, removal};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [Kind; 2] = [
@@ -30,6 +30,8 @@ static KINDS: [Kind; 2] = [
 ];
 /// What holds the objects: even with the backend `nftables`, the tables of iptables.
 const IPTABLES: &str = "iptables";
+/// What holds the isolated ports.
+const NFTABLES: &str = "nftables";
 /// The remedy if something of an attached container is missing.
 const REPAIR_HINT: &str = "something changed the host's firewall; `cnitool repair` restores it";
 
@@ -49,7 +51,7 @@ impl Inspect for Firewall {
         &KINDS
     }
 
-    /// Lists the addresses that are accepted by rules with a mark, and the bridges with a policy. Rules without a mark, which
+    /// Lists the addresses that are accepted by rules with a mark, the bridges with a policy, and the isolated ports. Rules without a mark, which
     /// the reference adds, and addresses in a zone of firewalld have no known owner.
     fn objects(&self) -> Result<Vec<Object>> {
         let mut nft = Nftables::open()?;
@@ -74,7 +76,9 @@ impl Inspect for Firewall {
             })?;
         }
         let accepted = accepted.into_iter().map(|(ip, mark)| accepted_object(mark, ip));
-        Ok(accepted.chain(policies.into_iter().map(|(bridge, comment)| policy_object(bridge, comment))).collect())
+        let policies = policies.into_iter().map(|(bridge, comment)| policy_object(bridge, comment));
+        let ports = isolation::ports(&mut nft)?.into_iter().map(|(port, comment)| port_object(port, comment));
+        Ok(accepted.chain(policies).chain(ports).collect())
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
@@ -108,15 +112,39 @@ impl Inspect for Firewall {
 fn accepted_object(comment: String, ip: IpAddr) -> Object {
     Object {
         kind: &KINDS[0],
-        owner: Owner::Marked(mark_in(&comment).unwrap_or(&comment).to_owned()),
+        owner: owner_in(&comment),
         backend: IPTABLES,
         address: Some(ip),
         name: ip.to_string(),
         detail: String::new(),
         properties: vec![("address", Property::Address(Some(ip)))],
-        about: comment.split_once(", net: ").map_or(comment.as_str(), |(_, about)| about).to_owned(),
+        about: about(&comment),
         comment,
     }
+}
+
+fn port_object(port: String, comment: String) -> Object {
+    Object {
+        kind: &KINDS[1],
+        owner: owner_in(&comment),
+        backend: NFTABLES,
+        address: None,
+        name: port,
+        detail: String::new(),
+        properties: Vec::new(),
+        about: about(&comment),
+        comment,
+    }
+}
+
+/// Returns the owner that the comment of an attachment names.
+fn owner_in(comment: &str) -> Owner {
+    Owner::Marked(mark_in(comment).unwrap_or(comment).to_owned())
+}
+
+/// Returns what the comment of an attachment says after its mark.
+fn about(comment: &str) -> String {
+    comment.split_once(", net: ").map_or(comment, |(_, about)| about).to_owned()
 }
 
 fn policy_object(bridge: String, comment: String) -> Object {
@@ -325,7 +353,11 @@ impl Checker<'_> {
                 let traffic = Traffic::new(call, at, &config, &result, &mut self.host)?;
                 let Some(policy) = &traffic.policy else { return Ok(()) };
                 count += 1;
-                ports.extend(policy.port_to_isolate().map(|(port, _)| port.to_owned()));
+                if let Some(port) = policy.isolated_port()
+                    && !port.is_isolated(&mut self.nft)?
+                {
+                    ports.push(port.name.to_owned());
+                }
                 for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
                     let mut is_found = false;
                     for_each_table(&mut self.nft, tools, STAGE_1, |view| {
@@ -388,7 +420,10 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let Some(result) = call.prev_result()? else { return Ok(false) };
     let mut host = Netlink::open()?;
     let traffic = Traffic::new(call, at, &config, &result, &mut host)?;
-    let is_isolated = traffic.policy.as_ref().is_none_or(|policy| policy.port_to_isolate().is_none());
+    let is_isolated = match traffic.policy.as_ref().and_then(Policy::isolated_port) {
+        Some(port) => port.is_isolated(&mut Nftables::open()?)?,
+        None => true,
+    };
     if traffic.ips.is_empty() || (is_isolated && check::run(&traffic).is_ok()) {
         return Ok(false);
     }

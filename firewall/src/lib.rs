@@ -2,7 +2,8 @@
 //!
 //! `config` validates the keys. `add` accepts the traffic of an attachment, `check` compares, `removal` removes for DEL and GC.
 //!
-//! - `filter` has the rules in the table of iptables that accept traffic, `policy` those that drop it.
+//! - `filter` has the rules in the table of iptables that accept traffic, `policy` those that drop it, and `isolation` those that
+//!   drop frames within a bridge.
 //! - `firewalld` is the backend for hosts with firewalld: it binds container addresses to a zone. `dbus` is the client
 //!   with which it calls firewalld.
 //! - `inspect` is for `cnitool`.
@@ -16,6 +17,7 @@ mod firewalld;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod inspect;
+mod isolation;
 mod policy;
 mod removal;
 mod status;

@@ -10,19 +10,23 @@
 //! -A CNI-ISOLATION-STAGE-2 -m comment --comment "… (ingressPolicy: same-bridge|isolated)" -j RETURN
 //! ```
 //!
-//! Unlike the reference, the first rule lets connections to published ports pass, as it lets those from outside pass.
+//! Unlike the reference, the first rule lets connections to published ports pass, as it lets those from outside pass. Also
+//! unlike the reference, whose rules see the packets within a bridge only if `bridge-nf-call-iptables` is 1, `isolated` isolates
+//! the port of the container: see [`isolation`](crate::isolation).
 //!
 //! The rules belong to a network, not to an attachment: other containers may be on the bridge. In nf_tables, the rules of a
 //! bridge have a mark that names both. An ADD with another policy replaces them; GC removes them when the bridge is gone.
 
 use cni::key::network_mark;
 use cni::{AddResult, Attachment, Code, Error, IfName, Result, evidence};
+use linux::ip::MacAddr;
 use linux::iptables::{ConnectionState, Links, ListedRule, Match, Rule, Step, Target, Tools, View};
 use linux::netlink::nft::Comparison;
-use linux::netlink::{Change, Link, Netlink, Port};
+use linux::netlink::{Link, Netlink};
 
 use crate::config::IngressPolicy;
 use crate::filter::{CONTAINERS, FORWARD, create_forward};
+use crate::isolation::IsolatedPort;
 
 /// The chain that sees all forwarded packets.
 pub(crate) const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
@@ -46,8 +50,10 @@ pub(crate) struct Policy {
     bridge: String,
     /// The mark of the rules.
     mark: String,
-    /// The port of the container, which `isolated` isolates from other isolated ports.
-    pub(crate) port: Option<Link>,
+    /// The link of the container on this host.
+    link: Option<Link>,
+    /// The MAC address of the container.
+    mac: Option<MacAddr>,
 }
 
 impl Policy {
@@ -66,22 +72,24 @@ impl Policy {
             IngressPolicy::SameBridge => ("same-bridge", false),
             IngressPolicy::Isolated => ("isolated", true),
         };
-        let mut port = None;
+        let mut link = None;
         if let Some(name) = evidence::host_link(result, at) {
-            port = host.link(name)?;
+            link = host.link(name)?;
         }
+        let guest =
+            result.interfaces.iter().find(|found| found.name == at.ifname.as_str() && !found.sandbox.is_empty());
+        let mac = guest.and_then(|guest| guest.mac.parse().ok());
+        let policy = |bridge, link| Policy { link, mac, ..Policy::new(network, is_isolated, bridge) };
         let on_host = result.interfaces.iter().filter(|found| found.sandbox.is_empty());
         let names: Vec<&str> = on_host.map(|found| found.name.as_str()).filter(|name| is_usable(name)).collect();
         for name in &names {
-            let Some(link) = host.link(*name)? else { continue };
-            if link.kind == "bridge" {
-                return Ok(Some(Policy::new(network, is_isolated, link.name, port)));
+            let Some(found) = host.link(*name)? else { continue };
+            if found.kind == "bridge" {
+                return Ok(Some(policy(found.name, link)));
             }
         }
-        match (port, names.first()) {
-            (Some(link), _) if is_usable(&link.name) => {
-                Ok(Some(Policy::new(network, is_isolated, link.name.clone(), Some(link))))
-            }
+        match (link, names.first()) {
+            (Some(link), _) if is_usable(&link.name) => Ok(Some(policy(link.name.clone(), Some(link)))),
             (_, Some(link)) => {
                 let what = format!("apply ingress policy {name:?}: there is no link {link:?}");
                 Err(Error::new(Code::INTERNAL, what)
@@ -98,11 +106,12 @@ impl Policy {
         }
     }
 
-    pub(crate) fn new(network: &str, is_isolated: bool, bridge: String, port: Option<Link>) -> Policy {
+    /// Returns the policy of a bridge, for no container.
+    pub(crate) fn new(network: &str, is_isolated: bool, bridge: String) -> Policy {
         let mut mark = format!("{MARK} {}{bridge} net: {network}", network_mark(network));
         // Valid names of networks have only ASCII characters.
         mark.truncate(MAX_MARK);
-        Policy { is_isolated, bridge, mark, port }
+        Policy { is_isolated, bridge, mark, link: None, mac: None }
     }
 
     /// Returns the rules of the bridge in the first chain, in their order.
@@ -130,15 +139,22 @@ impl Policy {
     }
 
     /// Returns the steps that add the policy, and that remove another one of the same network and bridge, and rules of bridges
-    /// that are gone.
-    pub(crate) fn plan(&self, view: &mut View<'_>, host: &mut Netlink, tools: &Tools) -> Result<Vec<Step<'_>>> {
-        let mut steps: Vec<Step<'_>> = create_forward(view)?.into_iter().collect();
-        for chain in [STAGE_1, STAGE_2] {
-            if !view.has_chain(chain)? {
+    /// that are gone. `forward` are the rules of [`FORWARD`].
+    pub(crate) fn plan(
+        &self,
+        view: &mut View<'_>,
+        host: &mut Netlink,
+        tools: &Tools,
+        forward: &[ListedRule],
+    ) -> Result<Vec<Step<'_>>> {
+        let mut steps: Vec<Step<'_>> = create_forward(view, forward)?.into_iter().collect();
+        let (first, second) = (view.rules(STAGE_1)?, view.rules(STAGE_2)?);
+        for (chain, listed) in [(STAGE_1, &first), (STAGE_2, &second)] {
+            // A chain with rules exists.
+            if listed.is_empty() && !view.has_chain(chain)? {
                 steps.push(Step::CreateChain(chain));
             }
         }
-        let (first, second) = (view.rules(STAGE_1)?, view.rules(STAGE_2)?);
         let is_shared = first.iter().chain(&second).any(|rule| self.is_of_other_network(rule));
         let mut missing = Vec::new();
         for (chain, listed, wanted) in [(STAGE_1, &first, self.first_stage()), (STAGE_2, &second, self.second_stage())]
@@ -186,11 +202,13 @@ impl Policy {
         if !leads_first(forward) {
             return Ok(Some(format!("{FORWARD} does not lead to {STAGE_1} before it leads to {CONTAINERS}")));
         }
-        let first = self.first_stage().into_iter().chain(is_strict.then(exemption));
-        for rule in first.chain(self.second_stage()) {
+        let first = self.first_stage().into_iter().chain(is_strict.then(exemption)).collect();
+        for (chain, wanted) in [(STAGE_1, first), (STAGE_2, self.second_stage())] {
+            let listed = view.rules(chain)?;
             // Versions of the reference have different comments.
-            if !view.rules(rule.chain)?.iter().any(|listed| listed.has_effect_of(&rule, tools.family)) {
-                return Ok(Some(format!("rule \"{}\" in chain {} does not exist", rule.text(), rule.chain)));
+            let exists = |rule: &Rule<'_>| listed.iter().any(|listed| listed.has_effect_of(rule, tools.family));
+            if let Some(rule) = wanted.iter().find(|rule| !exists(rule)) {
+                return Ok(Some(format!("rule \"{}\" in chain {chain} does not exist", rule.text())));
             }
         }
         Ok(None)
@@ -217,28 +235,10 @@ impl Policy {
         rule.mark() != self.mark && bridge.is_some_and(|(_, bridge)| bridge == self.bridge)
     }
 
-    /// Isolates the port of the container. Unlike the reference, whose rules see the packets within a bridge only if
-    /// `bridge-nf-call-iptables` is 1.
-    pub(crate) fn isolate(&self, host: &mut Netlink) -> Result<()> {
-        if let Some((name, port)) = self.port_to_isolate() {
-            host.apply(&[Change::set_port(name, Port { isolated: true, ..port })])?;
-        }
-        Ok(())
-    }
-
-    /// Reverts [`isolate`](Self::isolate).
-    pub(crate) fn restore(&self, host: &mut Netlink) -> Result<()> {
-        if let Some((name, port)) = self.port_to_isolate() {
-            host.apply(&[Change::set_port(name, port)])?;
-        }
-        Ok(())
-    }
-
-    /// Returns the name of the container's port and its settings if it must be isolated, but is not. The link of a container
-    /// without a bridge is not a port.
-    pub(crate) fn port_to_isolate(&self) -> Option<(&str, Port)> {
-        let link = self.port.as_ref().filter(|_| self.is_isolated)?;
-        Some((link.name.as_str(), link.port.filter(|port| !port.isolated)?))
+    /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a port.
+    pub(crate) fn isolated_port(&self) -> Option<IsolatedPort<'_>> {
+        let link = self.link.as_ref().filter(|link| self.is_isolated && link.port.is_some())?;
+        Some(IsolatedPort { name: &link.name, mac: self.mac })
     }
 }
 
@@ -340,9 +340,9 @@ mod tests {
 
     #[test]
     fn marks_name_network_and_bridge() {
-        let policy = Policy::new("net1", true, "br-0".to_owned(), None);
+        let policy = Policy::new("net1", true, "br-0".to_owned());
         assert_eq!(policy.mark, "policy 8e48f37d5de60467-br-0 net: net1");
-        let long = Policy::new(&"n".repeat(300), true, "br0".to_owned(), None);
+        let long = Policy::new(&"n".repeat(300), true, "br0".to_owned());
         assert_eq!(long.mark.len(), MAX_MARK);
         let marked = |mark: &str| {
             let mut rule = linux::netlink::nft::Rule::default();
@@ -350,8 +350,8 @@ mod tests {
             ListedRule::Nft(Box::new(rule))
         };
         let is_other = |mark: &str| policy.is_of_other_network(&marked(mark));
-        assert!(is_other(&Policy::new("net2", false, "br-0".to_owned(), None).mark));
-        assert!(!is_other(&Policy::new("net2", false, "br-1".to_owned(), None).mark));
+        assert!(is_other(&Policy::new("net2", false, "br-0".to_owned()).mark));
+        assert!(!is_other(&Policy::new("net2", false, "br-1".to_owned()).mark));
         assert!(!is_other(&policy.mark) && !is_other("") && !is_other("policy") && !is_other("policy x"));
     }
 

@@ -2,15 +2,17 @@
 
 use std::net::IpAddr;
 
+use cni::key::mark_in;
 use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result};
 use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Nftables};
+use linux::netlink::nft::{self, Edit, Nftables};
 use log::warn;
 
 use crate::config::{Backend, Zone};
 use crate::filter::{self, CONTAINERS, FILTER};
 use crate::firewalld::{Firewalld, Scope};
+use crate::isolation;
 use crate::policy::{self, STAGE_1};
 
 /// DEL: removes everything of an attachment, with every backend: the configuration, the implementation or the state of
@@ -21,7 +23,7 @@ use crate::policy::{self, STAGE_1};
 pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Zone, backend: Backend) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let mut nft = Nftables::open()?;
-    let removed = failures.keep(nft::retry(|| remove_from_nft(&mut nft, owner, ips)));
+    let removed = failures.keep(remove_from_nft(&mut nft, owner, ips));
     for tools in FAMILIES.iter().filter(|tools| ips.iter().any(|ip| tools.includes(*ip))) {
         failures.record(remove_from_legacy(&mut nft, tools, owner, ips));
     }
@@ -36,14 +38,36 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Zone, back
     failures.into_result()
 }
 
-/// Removes the rules with the mark of an attachment.
+/// Removes the rules and elements with the mark of an attachment.
 pub(crate) fn remove_marked(owner: AttachmentKey<'_>) -> Result<()> {
-    let mut nft = Nftables::open()?;
-    nft::retry(|| remove_from_nft(&mut nft, owner, &[])).map(drop)
+    remove_from_nft(&mut Nftables::open()?, owner, &[]).map(drop)
 }
 
-/// Removes the rules of an attachment from the tables in nf_tables. Returns whether there were any.
+/// Removes the rules of an attachment from the tables in nf_tables, and ends its isolation, in one transaction. Returns whether
+/// there was anything.
 fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
+    let mark = owner.mark();
+    let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark));
+    if release(nft)?.is_empty() {
+        // Handles are unique: no rule of another attachment can be meant.
+        return nft::retry(|| {
+            let edits = delete_rules(nft, owner, ips)?;
+            if !edits.is_empty() {
+                nft.apply(&edits)?;
+            }
+            Ok(!edits.is_empty())
+        });
+    }
+    nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+        let mut edits = release(nft)?;
+        edits.extend(delete_rules(nft, owner, ips)?);
+        Ok(edits)
+    })?;
+    Ok(true)
+}
+
+/// Returns the edits that delete the rules of an attachment.
+fn delete_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Edit>> {
     let mut edits = Vec::new();
     for tools in &FAMILIES {
         let table = tools.table(FILTER);
@@ -59,12 +83,7 @@ fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr])
         }
         edits.extend(delete(rules).edits(table));
     }
-    if edits.is_empty() {
-        return Ok(false);
-    }
-    // Handles are unique: no rule of another attachment can be meant.
-    nft.apply(&edits)?;
-    Ok(true)
+    Ok(edits)
 }
 
 /// Removes the rules of addresses from the legacy table.
@@ -137,6 +156,7 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
         Ok(Plan { steps, removed: vec![] })
     });
     failures.record(outcome.map(drop));
+    has_removed |= failures.keep(isolation::remove(&mut nft, &|comment| keep.is_stale_comment(comment))) == Some(true);
     for tools in &FAMILIES {
         let table = failures.keep(tools.legacy_table_in_use(FILTER)).flatten();
         if table.is_some_and(|table| table.has_chain(STAGE_1)) {

@@ -9,8 +9,9 @@ use linux::netlink::nft::{self, BaseChain, Family, Nftables, Table};
 use log::{debug, warn};
 
 use crate::add::{Place, Traffic, connect, with_fix_hint};
-use crate::config::{Backend, Config, IngressPolicy};
+use crate::config::{Config, IngressPolicy};
 use crate::filter::{FILTER, FORWARD};
+use crate::isolation::IsolatedPort;
 use crate::policy::Policy;
 
 /// The table of firewalld in nf_tables.
@@ -33,7 +34,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
 fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
     let is_isolated = config.ingress == IngressPolicy::Isolated;
     // The loopback interface always exists.
-    let policy = Policy::new("", is_isolated, "lo".to_owned(), None);
+    let policy = Policy::new("", is_isolated, "lo".to_owned());
     let policy = Some(policy).filter(|_| config.ingress != IngressPolicy::Open);
     let traffic = Traffic::imaginary(config, Ipv4Addr::LOCALHOST.into(), policy);
     let [tools, _] = &FAMILIES;
@@ -42,8 +43,12 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
     let table = tools.table(FILTER);
     if traffic.places(&mut nft, tools)?.contains(&Place::Nft) {
         let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, uses_firewalld)?;
-        match nft.dry_run(&plan.edits(table)).map_err(Error::from) {
-            Err(error) if nft::is_unavailable(&error) && config.backend != Backend::Nftables => {
+        let mut edits = plan.edits(table);
+        if is_isolated {
+            edits.extend(IsolatedPort { name: "lo", mac: None }.isolate(&mut nft, traffic.owner)?);
+        }
+        match nft.dry_run(&edits).map_err(Error::from) {
+            Err(error) if nft::is_unavailable(&error) && traffic.may_use_tools() => {
                 debug!("nf_tables is unavailable: {error}");
             }
             outcome => return outcome.map_err(with_fix_hint),

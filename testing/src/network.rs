@@ -60,9 +60,9 @@ impl<'a> Network<'a> {
         let outside = lab.outside();
         filter_bridged_frames(lab, false);
         Network {
-            a: Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]),
-            b: Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24", "fd01::3/64"]),
-            c: Pod::on_bridge(lab, "br1", "c", &["10.2.0.2/24", "fd02::2/64"]),
+            a: Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]).with_mac(),
+            b: Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24", "fd01::3/64"]).with_mac(),
+            c: Pod::on_bridge(lab, "br1", "c", &["10.2.0.2/24", "fd02::2/64"]).with_mac(),
             outside,
         }
     }

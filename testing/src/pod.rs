@@ -188,6 +188,13 @@ impl<'a> Pod<'a> {
         Client::in_netns(&self.netns)
     }
 
+    /// Adds the MAC address of the pod's interface to the previous result.
+    #[must_use]
+    pub fn with_mac(self) -> Pod<'a> {
+        let links: Value = serde_json::from_str(&self.sh(&format!("ip -json link show {}", self.ifname))).unwrap();
+        Pod { mac: links[0]["address"].as_str().map(str::to_owned), ..self }
+    }
+
     /// Runs a shell command in the pod's namespace.
     pub fn sh(&self, command: &str) -> String {
         self.lab.sh(&format!("nsenter --net={} sh -ec '{command}'", self.netns.display()))

@@ -8,8 +8,6 @@ use crate::repair::states;
 use crate::support::Host;
 
 /// A host with the network `pods`, whose second plugin accepts the traffic of containers.
-///
-/// `portIsolation` is as the policy `isolated` sets it: CHECK of `bridge` compares it.
 fn accepting_host(subnet: &str, keys: &Value) -> Host {
     let host = host(subnet);
     let mut plugin = json!({ "type": "firewall", "backend": "iptables" });
@@ -136,7 +134,7 @@ fn policies_are_checked_repaired_and_pruned() {
     let answer = json(&host, "show --json");
     assert_eq!(answer["bridges"][0]["ports"][0]["ingressPolicy"], true, "{answer:#}");
     for (damage, part) in [
-        (format!("bridge link set dev {port} isolated off"), "are not isolated"),
+        (format!("nft delete element bridge cni_isolation ports '{{ {port} }}'"), "are not isolated"),
         ("iptables -F CNI-ISOLATION-STAGE-2".to_owned(), "in chain CNI-ISOLATION-STAGE-2 does not exist"),
         ("iptables -D FORWARD 1".to_owned(), "FORWARD does not lead to CNI-ISOLATION-STAGE-1"),
     ] {

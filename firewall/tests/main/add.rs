@@ -4,7 +4,7 @@ use serde_json::json;
 use testing::config::with;
 use testing::{Lab, Pod};
 
-use crate::support::{ADMIN, ENTRY, accepted, accepted_all, config, containers, rules, ruleset};
+use crate::support::{ADMIN, ENTRY, accepted, accepted_all, config, containers, isolated, ports, rules, ruleset};
 
 #[test]
 fn the_previous_result_is_returned_in_every_version() {
@@ -196,12 +196,30 @@ fn tools_of_iptables_can_save_and_restore_everything() {
 #[test]
 fn another_policy_replaces_the_former_one() {
     let lab = &Lab::new();
-    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24"]);
+    let [pod, neighbour] = [1, 2].map(|n| Pod {
+        mac: Some(format!("02:00:00:00:00:0{n}")),
+        ..Pod::on_bridge(lab, "br0", &format!("c{n}"), &[&format!("10.9.0.1{n}/24")])
+    });
     let policy = |name: &str| config(json!({ "ingressPolicy": name }));
     let dropped = |chain: &str| rules(lab, "iptables", chain).iter().filter(|rule| rule.ends_with("-j DROP")).count();
-    pod.add(&policy("isolated"));
+    let both = |name: &str| [&pod, &neighbour].map(|pod| pod.add(&policy(name)));
+    // What `bridge` has set stays.
+    lab.sh("bridge link set dev vethc1 isolated on");
+    let settings = ports(lab);
+    both("isolated");
     assert_eq!((dropped("CNI-ISOLATION-STAGE-1"), dropped("CNI-ISOLATION-STAGE-2")), (1, 1));
+    assert_eq!(isolated(lab, "ports"), ["vethc1", "vethc2"]);
+    assert_eq!(isolated(lab, "macs"), ["02:00:00:00:00:01", "02:00:00:00:00:02"]);
+    // One ADD changes the policy of the network.
     pod.add(&policy("same-bridge"));
+    assert_eq!((isolated(lab, "ports").len(), isolated(lab, "macs").len()), (0, 0));
+    // Even if the rules of iptables are gone.
+    both("isolated");
+    lab.sh("iptables -F; ip6tables -F");
+    pod.add(&policy("open"));
+    assert_eq!(isolated(lab, "ports").len(), 0);
+    both("same-bridge");
+    assert_eq!(ports(lab), settings);
     pod.check(&policy("same-bridge")).ok();
     pod.check(&policy("isolated")).error(999);
     assert_eq!((dropped("CNI-ISOLATION-STAGE-1"), dropped("CNI-ISOLATION-STAGE-2")), (0, 1));

@@ -71,7 +71,9 @@ fn each_difference_of_a_policy_is_found() {
             ("ip6tables -D CNI-ISOLATION-STAGE-1 3", missing),
             ("iptables -D CNI-ISOLATION-STAGE-2 1", missing),
             ("ip6tables -F CNI-ISOLATION-STAGE-2", missing),
-            ("bridge link set dev vethc1 isolated off", "port \"vethc1\" is not isolated"),
+            ("nft delete element bridge cni_isolation ports '{ vethc1 }'", "port \"vethc1\" is not isolated"),
+            ("nft flush chain bridge cni_isolation prerouting", "port \"vethc1\" is not isolated"),
+            ("nft flush chain bridge cni_isolation forward", "port \"vethc1\" is not isolated"),
         ],
     );
 }

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testing::config::{on_network, with};
 use testing::{Lab, Outcome, Pod};
 
-use crate::support::{accepted_all, config, containers, rules, ruleset};
+use crate::support::{self, accepted_all, config, containers, rules, ruleset};
 
 fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {
     let config = with(config.clone(), json!({ "cni.dev/valid-attachments": valid }));
@@ -48,6 +48,7 @@ fn policies_of_bridges_that_are_gone_are_removed() {
     assert_eq!(text().matches("br0").count(), 10);
     collect(lab, &isolated, json!([])).ok();
     assert_eq!(text().matches("br0").count(), 10, "the bridge exists");
+    assert_eq!(support::isolated(lab, "ports"), ["vethc2"], "the attachment is gone");
     lab.sh("ip link delete br0");
     collect(lab, &isolated, json!([])).ok();
     assert!(!text().contains("br0"), "{}", text());

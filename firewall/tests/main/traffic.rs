@@ -8,7 +8,7 @@ use testing::network::{Family, IPV4, IPV6, Network, filter_bridged_frames};
 use testing::packets::{Client, Delivery, HOST, Server, from};
 use testing::{Lab, skip};
 
-use crate::support::config;
+use crate::support::{config, rules};
 
 const PORT: u16 = 8080;
 
@@ -32,18 +32,20 @@ fn call(network: &Network<'_>, command: &str, keys: &Value) {
     network.a.call(command, &ports).run().ok();
 }
 
-/// Runs `test` for each policy of FORWARD, with bridged frames in netfilter and without, and for each family.
-fn for_each_condition(lab: &Lab, test: impl Fn(&Condition)) {
+/// Runs `test` for each of these policies of FORWARD, with bridged frames in netfilter and without, and for each family.
+fn for_each_condition(lab: &Lab, policies: &[&str], test: impl Fn(&Condition)) {
     for bridged in [false, true].into_iter().filter(|bridged| filter_bridged_frames(lab, *bridged)) {
-        for drops in [false, true] {
-            let policy = if drops { "DROP" } else { "ACCEPT" };
+        for policy in policies {
             lab.sh(&format!("iptables -P FORWARD {policy}; ip6tables -P FORWARD {policy}"));
             for family in [IPV4, IPV6] {
-                test(&Condition { family, drops, bridged });
+                test(&Condition { family, drops: *policy == "DROP", bridged });
             }
         }
     }
 }
+
+/// The policies of FORWARD.
+const POLICIES: [&str; 2] = ["ACCEPT", "DROP"];
 
 struct Condition {
     family: Family,
@@ -64,40 +66,91 @@ fn test_policy(ingress: &str) {
     let network = network(lab);
     let keys = json!({ "ingressPolicy": ingress });
     call(&network, "ADD", &keys);
-    let Network { a, b, c, outside } = &network;
     if !Path::new("/proc/sys/net/bridge").exists() {
         skip(&format!("{ingress} with bridged frames"), "no br_netfilter");
     }
-    let (is_open, is_isolated) = (ingress == "open", ingress == "isolated");
-    for_each_condition(lab, |condition| {
-        let Condition { family, drops, bridged } = condition;
-        let Family { pods, bridge, uplink, outside: far, .. } = family;
-        eprintln!("--- {ingress}, {}, drops: {drops}, bridged: {bridged}", pods[0]);
-        let server = &Server::start("udp", Some(&a.netns), pods[0], 80);
-        // A published port is reachable from everywhere.
-        request(true, network.outside(), far, uplink, PORT, server);
-        request(true, c.client(), pods[2], uplink, PORT, server);
-        request(true, HOST, uplink, uplink, PORT, server);
-        // A limit: with isolated ports and bridged frames in netfilter, a neighbour does not reach a published port.
-        request(!(is_isolated && *bridged), b.client(), bridge, uplink, PORT, server);
-        // Other connections are subject to the policies.
-        request(true, HOST, bridge, pods[0], 80, server);
-        request(!drops, network.outside(), far, pods[0], 80, server);
-        request(!is_isolated, b.client(), pods[1], pods[0], 80, server);
-        request(is_open, c.client(), pods[2], pods[0], 80, server);
-        request(is_open, a.client(), pods[0], pods[2], 80, &Server::start("udp", Some(&c.netns), pods[2], 80));
-        let server = &Server::start("udp", Some(outside), far, 80);
-        for (pod, ip) in [a, b, c].into_iter().zip(pods) {
-            request(true, pod.client(), ip, far, 80, server);
-        }
-    });
+    for_each_condition(lab, &POLICIES, |condition| expect_policy(&network, ingress, condition));
     call(&network, "CHECK", &keys);
     call(&network, "DEL", &keys);
-    for_each_condition(lab, |condition| {
+    for_each_condition(lab, &POLICIES, |condition| {
         let Condition { family, drops, .. } = condition;
-        let server = Server::start("udp", Some(outside), family.outside, 80);
-        request(!drops, a.client(), family.pods[0], family.outside, 80, &server);
+        let server = Server::start("udp", Some(&network.outside), family.outside, 80);
+        request(!drops, network.a.client(), family.pods[0], family.outside, 80, &server);
     });
+}
+
+/// Expects that packets reach whom an ingress policy lets them reach.
+fn expect_policy(network: &Network<'_>, ingress: &str, condition: &Condition) {
+    let Network { a, b, c, outside } = network;
+    let Condition { family, drops, bridged } = condition;
+    let Family { pods, bridge, uplink, outside: far, .. } = family;
+    eprintln!("--- {ingress}, {}, drops: {drops}, bridged: {bridged}", pods[0]);
+    let (is_open, is_isolated) = (ingress == "open", ingress == "isolated");
+    let server = &Server::start("udp", Some(&a.netns), pods[0], 80);
+    // A published port is reachable from everywhere.
+    request(true, network.outside(), far, uplink, PORT, server);
+    request(true, c.client(), pods[2], uplink, PORT, server);
+    request(true, HOST, uplink, uplink, PORT, server);
+    request(true, b.client(), bridge, uplink, PORT, server);
+    // Other connections are subject to the policies.
+    request(true, HOST, bridge, pods[0], 80, server);
+    request(!drops, network.outside(), far, pods[0], 80, server);
+    request(!is_isolated, b.client(), pods[1], pods[0], 80, server);
+    request(is_open, c.client(), pods[2], pods[0], 80, server);
+    request(is_open, a.client(), pods[0], pods[2], 80, &Server::start("udp", Some(&c.netns), pods[2], 80));
+    let server = &Server::start("udp", Some(outside), far, 80);
+    for (pod, ip) in [a, b, c].into_iter().zip(pods) {
+        request(true, pod.client(), ip, far, 80, server);
+    }
+}
+
+/// The chains of Docker 28, of which no rule is about the bridges of the test. The daemon inserts both jumps as the first rules
+/// when it starts, and again after each reload of the host's firewall.
+const DOCKER: &str = "
+    for tool in iptables ip6tables; do
+        if $tool -N DOCKER-USER; then
+            for chain in DOCKER DOCKER-BRIDGE DOCKER-CT DOCKER-FORWARD DOCKER-ISOLATION-STAGE-1 DOCKER-ISOLATION-STAGE-2; do
+                $tool -N $chain
+            done
+            $tool -A DOCKER-CT -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+            $tool -A DOCKER-ISOLATION-STAGE-1 -i docker0 ! -o docker0 -j DOCKER-ISOLATION-STAGE-2
+            $tool -A DOCKER-ISOLATION-STAGE-2 -o docker0 -j DROP
+            $tool -A DOCKER-BRIDGE -o docker0 -j DOCKER
+            $tool -A DOCKER ! -i docker0 -o docker0 -j DROP
+            for chain in DOCKER-CT DOCKER-ISOLATION-STAGE-1 DOCKER-BRIDGE; do
+                $tool -A DOCKER-FORWARD -j $chain
+            done
+            $tool -A DOCKER-FORWARD -i docker0 -j ACCEPT
+        fi
+        for chain in DOCKER-FORWARD DOCKER-USER; do
+            $tool -D FORWARD -j $chain || true
+            $tool -I FORWARD -j $chain
+        done
+    done 2>/dev/null";
+
+/// The daemon starts before the containers of the test, and once more while they run.
+#[test]
+fn docker_may_insert_its_chains_before_and_after() {
+    let lab = &Lab::new();
+    let network = network(lab);
+    let keys = json!({ "ingressPolicy": "isolated" });
+    let is_first = |chain: &str| lab.sh("iptables -S FORWARD 1").trim_end().ends_with(chain);
+    lab.sh(DOCKER);
+    call(&network, "ADD", &keys);
+    assert!(is_first("-j CNI-ISOLATION-STAGE-1"));
+    for_each_condition(lab, &["DROP"], |condition| expect_policy(&network, "isolated", condition));
+    lab.sh(DOCKER);
+    assert!(is_first("-j DOCKER-USER"));
+    call(&network, "CHECK", &keys);
+    for_each_condition(lab, &["DROP"], |condition| expect_policy(&network, "isolated", condition));
+    // A repeated ADD leaves the jumps where they are.
+    let before = rules(lab, "iptables", "FORWARD");
+    call(&network, "ADD", &keys);
+    assert_eq!(rules(lab, "iptables", "FORWARD"), before);
+    // An administrator's rule for Docker comes before all others.
+    lab.sh("iptables -A DOCKER-USER -s 10.1.0.2 -j DROP");
+    let server = Server::start("udp", Some(&network.outside), IPV4.outside, 80);
+    network.a.client().expect(&Delivery::Lost, IPV4.outside, 80, &server);
 }
 
 #[test]

@@ -86,6 +86,8 @@ impl Field {
     /// The number of the transport protocol: see [`TCP`](Self::TCP).
     pub const PROTOCOL: Field = Field::meta(16, 1);
     pub(super) const NETWORK_PROTOCOL: Field = Field::meta(15, 1);
+    /// The destination MAC address.
+    pub const DESTINATION_MAC: Field = Field::payload(Header::Link, 0, 6);
     /// The source MAC address.
     pub const SOURCE_MAC: Field = Field::payload(Header::Link, 6, 6);
     /// The IPv4 source address.
