@@ -6,9 +6,9 @@
 
 mod base64;
 
-use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{ErrorKind, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::io::ErrorKind;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use cni::json::{self, Raw};
@@ -149,18 +149,7 @@ impl Cache {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.dir)?;
         // The temporary file is outside of the directory, so that a tool that lists entries does not read it.
         let new = self.dir.with_file_name(format!(".new-result-{}", std::process::id()));
-        let outcome = (|| {
-            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
-            file.write_all(bytes)?;
-            file.sync_all()?;
-            fs::rename(&new, path)?;
-            File::open(&self.dir)?.sync_all()
-        })();
-        if outcome.is_err() {
-            // The file may not exist.
-            let _ = fs::remove_file(&new);
-        }
-        Ok(outcome?)
+        Ok(file::replace(path, &new, bytes, 0o600)?)
     }
 
     /// Removes the entry of an attachment, if it exists.

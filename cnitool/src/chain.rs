@@ -2,6 +2,7 @@
 
 use std::env;
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use cni::inspect::{Object, Owner};
@@ -17,6 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::cache::{Cache, Entry};
 use crate::conf::{ExtraKey, NetworkList, Plugin};
 use crate::node::inspect;
+use crate::suggest::nearest;
 
 /// The container side of an attachment, and its arguments.
 #[derive(Clone, Debug)]
@@ -68,7 +70,7 @@ pub(crate) struct Chain<'a> {
 impl<'a> Chain<'a> {
     /// Locates all plugins before any is called, so that nothing changes if one is missing.
     pub(crate) fn find(list: &'a NetworkList, dirs: &[PathBuf]) -> Result<Chain<'a>> {
-        let links = list.plugins.iter().map(|plugin| Ok(Link { plugin, program: Program::find(dirs, &plugin.kind)? }));
+        let links = list.plugins.iter().map(|plugin| Ok(Link { plugin, program: find_program(dirs, &plugin.kind)? }));
         let path = env::join_paths(dirs).map_err(|error| Error::new(Code::ENVIRONMENT, error.to_string()))?;
         let links = links.collect::<Result<_>>().context(|| list.path.display().to_string())?;
         Ok(Chain { list, links, path, cache: Cache::of_host() })
@@ -286,6 +288,19 @@ impl<'a> Chain<'a> {
             ("CNI_PATH", self.path.clone()),
         ]
     }
+}
+
+/// Locates a plugin. The error names a plugin with a similar name.
+fn find_program(dirs: &[PathBuf], name: &str) -> Result<Program> {
+    Program::find(dirs, name).map_err(|error| {
+        let files = dirs.iter().filter_map(|dir| fs::read_dir(dir).ok()).flatten().flatten();
+        let names: Vec<String> = files.map(|file| file.file_name().to_string_lossy().into_owned()).collect();
+        // A file of the same name is not executable, which the error says.
+        match nearest(name, names.iter().map(String::as_str)).filter(|near| *near != name) {
+            Some(near) => error.details(format!("did you mean {near:?}?")),
+            None => error,
+        }
+    })
 }
 
 /// Adds the code of a plugin's error to its details.

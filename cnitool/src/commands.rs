@@ -1,6 +1,6 @@
 //! `cnitool add`, `del`, `check`, `gc` and `status`, which call the plugins of a network.
 
-use std::path::{Component, Path, PathBuf};
+use std::path::Path;
 
 use cni::{AddResult, Code, Context, Error, Result, Version};
 use linux::Netns;
@@ -10,11 +10,12 @@ use crate::chain::{Chain, Endpoint, container_id};
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
 use crate::privilege::require_capabilities;
-use crate::{out, prune, settings};
+use crate::{netns, out, prune, settings};
 
 /// Runs `cnitool add`.
 pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let list = find(network)?;
+    netns::require(netns)?;
     let at = endpoint(netns, None)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
@@ -43,6 +44,7 @@ pub(crate) fn del(network: &str, netns: &Path) -> Result<()> {
         (Err(error), _) => return Err(error),
     };
     if entry.is_none() && Netns::open_if_exists(&at.netns)?.is_none() {
+        netns::require(netns)?;
         let what = format!("there is no network namespace at {:?}, and nothing was added there", at.netns);
         return Err(Error::new(Code::NETNS, what).details("use the same path as for the add"));
     }
@@ -58,6 +60,9 @@ pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
     let entry = Cache::of_host().load(network, at.container.as_str(), at.ifname.as_str())?;
+    if entry.is_none() {
+        netns::require(netns)?;
+    }
     let at = endpoint(netns, entry)?;
     chain.check(&at).context(|| attempt("check", &at, network, "in"))
 }
@@ -112,7 +117,7 @@ fn find(network: &str) -> Result<NetworkList> {
 
 /// Returns the endpoint for `netns`. Arguments that the environment does not set are those of the cache entry.
 fn endpoint(netns: &Path, entry: Option<Entry>) -> Result<Endpoint> {
-    let netns = absolute(netns)?;
+    let netns = netns::path(netns)?;
     let entry = entry.unwrap_or_default();
     Ok(Endpoint {
         container: container_id(&netns)?,
@@ -123,23 +128,6 @@ fn endpoint(netns: &Path, entry: Option<Entry>) -> Result<Endpoint> {
     })
 }
 
-/// Returns the path in the form of the reference, from which the container id is derived: absolute, with `.` and `..`
-/// removed lexically.
-fn absolute(path: &Path) -> Result<PathBuf> {
-    let path = std::path::absolute(path).context(|| format!("find the namespace {path:?}"))?;
-    let mut clean = PathBuf::from("/");
-    for component in path.components() {
-        match component {
-            Component::Normal(name) => clean.push(name),
-            Component::ParentDir => {
-                clean.pop();
-            }
-            _ => {}
-        }
-    }
-    Ok(clean)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,7 +135,7 @@ mod tests {
     #[test]
     fn container_ids_match_the_reference() {
         // printf %s /run/netns/blue | sha512sum
-        let id = container_id(&absolute(Path::new("/run//netns/./x/../blue/")).unwrap()).unwrap();
+        let id = container_id(&netns::path(Path::new("/run//netns/./x/../blue/")).unwrap()).unwrap();
         assert_eq!(id, container_id(Path::new("/run/netns/blue")).unwrap());
         assert_eq!(id.as_str(), "cnitool-df26705e2e4ffd095eb1");
     }

@@ -17,7 +17,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use crate::{file, out};
+use crate::{file, hint, out};
 
 /// The configuration of a network: its plugins in the order of ADD.
 #[derive(Clone, Debug)]
@@ -137,11 +137,11 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)>
     }
     names.sort();
     names.dedup();
-    let mut error = Error::new(Code::CONFIG, format!("there is no network {name:?} in {}", dir.display()));
-    error = match names.is_empty() {
-        true => error.details("the directory has no network"),
-        false => error.details(format!("the networks are {}", names.join(", "))),
-    };
+    let error = Error::new(Code::CONFIG, format!("there is no network {name:?} in {}", dir.display()));
+    let error = hint::add(error, name, names.iter().map(String::as_str), || match names.is_empty() {
+        true => "the directory has no network".to_owned(),
+        false => format!("the networks are {}", names.join(", ")),
+    });
     Err(broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}"))))
 }
 

@@ -1,8 +1,8 @@
-//! Reads files that other programs wrote: only regular files of limited size.
+//! Reads files that other programs wrote, only regular files of limited size, and replaces files atomically.
 
-use std::fs::OpenOptions;
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// The largest file that is accepted: far larger than any configuration or result.
@@ -22,4 +22,29 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::other("it is larger than 1 MiB"));
     }
     Ok(bytes)
+}
+
+/// Replaces the file at `path` atomically, so that a reader sees the old content or the new one, also after a power failure.
+/// `draft` is a path on the same file system for the new content.
+pub(crate) fn replace(path: &Path, draft: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let outcome = (|| {
+        // An interrupted call of a process with the same id may have left a draft. A new file is never a link to another.
+        match fs::remove_file(draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(draft)?;
+        // The umask may have removed permissions.
+        file.set_permissions(Permissions::from_mode(mode))?;
+        file.write_all(content)?;
+        file.sync_all()?;
+        fs::rename(draft, path)?;
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        File::open(directory)?.sync_all()
+    })();
+    if outcome.is_err() {
+        // The file may not exist.
+        let _ = fs::remove_file(draft);
+    }
+    outcome
 }

@@ -40,8 +40,29 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
         .store
         .as_ref()
         .map_or_else(|| "does not use host-local".to_owned(), |(_, directory)| directory.display().to_string());
-    let title = table::shorten(&format!("network {}", network.name), table::WIDTH);
+    let title = table::shorten(&format!("network {}", network.name), table::width());
     let mut text = format!("{}\n{}", paint.paint(Tone::Bold, &title), table::wrap(&place, 2));
+    text += &ranges(network, paint);
+    let mut rows = Table::new(&["ADDRESS", "CONTAINER**", "INTERFACE*", "AGE", "STATE"]);
+    for (lease, at) in owners(node, network) {
+        let (container, ifname) = names(lease);
+        let (state, _) = state(lease, at.as_ref());
+        rows.row(vec![
+            (Tone::Plain, lease.ip.to_string()),
+            (Tone::Plain, container.unwrap_or("-").to_owned()),
+            (Tone::Plain, ifname.unwrap_or("-").to_owned()),
+            (Tone::Plain, age(lease)),
+            (tone(at.as_ref()), state.to_owned()),
+        ]);
+    }
+    match rows.is_empty() {
+        true => text + "  no leases\n",
+        false => text + "\n" + &rows.render(paint, 2),
+    }
+}
+
+/// Formats the usage of the ranges.
+pub(crate) fn ranges(network: &Network, paint: Paint) -> String {
     let mut bars = Table::new(&["RANGE*", "", "USED", "FREE"]);
     for range in network.ranges.iter().flatten() {
         let used = network.used(range);
@@ -53,30 +74,13 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
             (tone, approximate(free(range, used))),
         ]);
     }
-    if !bars.is_empty() {
-        text += &bars.render(paint, 2);
-    } else if network.store.is_some() {
-        text += "  its ranges are unknown\n";
+    if bars.is_empty() {
+        return if network.store.is_some() { "  its ranges are unknown\n".to_owned() } else { String::new() };
     }
-    let outside = outside(network).count();
-    if !bars.is_empty() && outside > 0 {
-        text += &format!("  {} outside of its ranges\n", table::count(outside, "lease"));
-    }
-    let mut rows = Table::new(&["ADDRESS", "CONTAINER*", "INTERFACE*", "AGE", "STATE"]);
-    for (lease, at) in owners(node, network) {
-        let (container, ifname) = names(lease);
-        let (state, _) = state(lease, at.as_ref());
-        rows.row(vec![
-            (Tone::Plain, lease.ip.to_string()),
-            (Tone::Plain, table::shorten(container.unwrap_or("-"), 32)),
-            (Tone::Plain, ifname.unwrap_or("-").to_owned()),
-            (Tone::Plain, age(lease)),
-            (tone(at.as_ref()), state.to_owned()),
-        ]);
-    }
-    match rows.is_empty() {
-        true => text + "  no leases\n",
-        false => text + "\n" + &rows.render(paint, 2),
+    let text = bars.render(paint, 2);
+    match outside(network).count() {
+        0 => text,
+        outside => text + &format!("  {} outside of its ranges\n", table::count(outside, "lease")),
     }
 }
 
@@ -118,7 +122,7 @@ impl State {
     }
 }
 
-fn free(range: &Range, used: usize) -> u128 {
+pub(crate) fn free(range: &Range, used: usize) -> u128 {
     range.size.saturating_sub(used as u128)
 }
 
@@ -157,8 +161,9 @@ fn age(lease: &Lease) -> String {
     }
 }
 
-fn describe(node: &Node, network: &Network) -> Value {
-    let ranges: Vec<Value> = network
+/// Returns the usage of the ranges as JSON.
+pub(crate) fn describe_ranges(network: &Network) -> Vec<Value> {
+    network
         .ranges
         .iter()
         .flatten()
@@ -171,7 +176,10 @@ fn describe(node: &Node, network: &Network) -> Value {
                 "size": countable(range.size), "used": used, "free": countable(free(range, used)),
             })
         })
-        .collect();
+        .collect()
+}
+
+fn describe(node: &Node, network: &Network) -> Value {
     let leases: Vec<Value> = owners(node, network)
         .into_iter()
         .map(|(lease, at)| {
@@ -190,6 +198,6 @@ fn describe(node: &Node, network: &Network) -> Value {
         .collect();
     json!({
         "name": network.name, "file": network.list.as_ref().map(|list| &list.path),
-        "directory": network.store.as_ref().map(|(_, directory)| directory), "ranges": ranges, "leases": leases,
+        "directory": network.store.as_ref().map(|(_, directory)| directory), "ranges": describe_ranges(network), "leases": leases,
     })
 }

@@ -8,8 +8,12 @@ mod conf;
 mod demo;
 mod doctor;
 mod file;
+mod hint;
 mod leases;
 mod lock;
+mod metrics;
+mod netns;
+mod networks;
 mod node;
 mod out;
 mod privilege;
@@ -19,6 +23,7 @@ mod settings;
 mod show;
 mod suggest;
 mod table;
+mod watch;
 
 use std::env;
 use std::process::ExitCode;
@@ -59,7 +64,8 @@ fn main() -> ExitCode {
 /// Runs the command. Returns the exit code.
 fn run(command: Command) -> Result<u8> {
     let done = match command {
-        Command::Help(text) => out::print(text),
+        Command::Print(text) => out::print(text),
+        Command::Complete { words } => out::print(cli::candidates(&words)),
         Command::Version => out::print(concat!("cnitool ", env!("CARGO_PKG_VERSION"), "+cni0\n")),
         Command::Add { network, netns } => commands::add(&network, &netns),
         Command::Del { network, netns } => commands::del(&network, &netns),
@@ -67,9 +73,12 @@ fn run(command: Command) -> Result<u8> {
         Command::Gc { network } => commands::gc(&network),
         Command::Status { network } => commands::status(&network),
         Command::Demo => demo::run(&settings::plugins()),
-        Command::Leases { network, json } => leases::run(network.as_deref(), json),
+        Command::Networks { json } => networks::run(json),
+        Command::Leases { network, json, watch: true } => watch::run(network.as_deref(), json),
+        Command::Leases { network, json, watch: false } => leases::run(network.as_deref(), json),
         Command::Show { network, json } => show::run(network.as_deref(), json),
-        Command::Prune { network, dry_run, force } => prune::run(network.as_deref(), dry_run, force),
+        Command::Prune { network, dry_run, force, json } => prune::run(network.as_deref(), dry_run, force, json),
+        Command::Metrics { output } => metrics::run(output.as_deref()),
         Command::Repair { network, json } => {
             return repair::run(network.as_deref(), json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }

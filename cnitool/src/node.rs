@@ -23,8 +23,7 @@ use linux::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
 
 use crate::conf::{self, Broken, NetworkList};
 use crate::privilege::require_capabilities;
-use crate::settings;
-use crate::table;
+use crate::{hint, settings, table};
 
 pub(crate) use attachment::{Attachment, place};
 use attachment::{Cached, cached};
@@ -366,9 +365,9 @@ fn unknown(name: &str, networks: &[Network], broken: &[Broken]) -> Error {
     let what = format!("there is no network {name:?} in {}, nor a trace of one", settings::configurations().display());
     let names: Vec<&str> = networks.iter().map(|network| network.name.as_str()).collect();
     let error = Error::new(cni::Code::CONFIG, what);
-    let error = match names.is_empty() {
-        true => error.details("there is no network"),
-        false => error.details(format!("the networks are {}", names.join(", "))),
-    };
+    let error = hint::add(error, name, names.iter().copied(), || match names.is_empty() {
+        true => "there is no network".to_owned(),
+        false => format!("the networks are {}", names.join(", ")),
+    });
     broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}")))
 }

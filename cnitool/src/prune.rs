@@ -3,6 +3,8 @@
 //! GC removes everything that is not in its list of valid attachments. So the list has all attachments that are alive or
 //! whose state is unknown. If a live attachment cannot be named in the list, prune does nothing.
 
+mod report;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
@@ -14,10 +16,10 @@ use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
 use crate::node::{Attachment, Network, Node, State, owner, require_host};
-use crate::out;
 use crate::privilege::require_capabilities;
 use crate::settings;
-use crate::table::{self, Paint, Table, Tone};
+use crate::table::Paint;
+use report::Report;
 
 /// What to remove from one network, and what to keep.
 #[derive(Debug, Default)]
@@ -31,8 +33,30 @@ struct Plan {
     keep: Vec<Attachment>,
 }
 
+/// Something that is removed.
+struct Removal<'a> {
+    /// What it is, as a noun.
+    kind: &'static str,
+    what: String,
+    /// The attachment that it belongs to, if that is known.
+    owner: Option<&'a Attachment>,
+    /// The container that it names itself.
+    container: Option<&'a str>,
+    why: &'static str,
+}
+
+impl Removal<'_> {
+    fn container(&self) -> Option<&str> {
+        self.owner.map(|at| at.container.as_str()).or(self.container)
+    }
+
+    fn ifname(&self) -> Option<&str> {
+        self.owner.and_then(|at| at.ifname.as_deref())
+    }
+}
+
 /// Prunes a network, or all networks that have a configuration.
-pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<()> {
+pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool, as_json: bool) -> Result<()> {
     if !dry_run {
         require_capabilities()?;
     }
@@ -41,40 +65,35 @@ pub(crate) fn run(network: Option<&str>, dry_run: bool, force: bool) -> Result<(
         return Err(error.clone());
     }
     let node = Node::inspect()?;
-    let paint = Paint::of_stdout();
+    let mut report = if as_json { Report::Json(Vec::new()) } else { Report::Text(Paint::of_stdout()) };
     let mut failures = ErrorCollector::default();
     let chosen = node.chosen(network)?;
     conf::warn_of_broken(&node.broken);
     for (at, one) in chosen.iter().enumerate() {
-        let gap = if at > 0 { "\n" } else { "" };
-        let title = table::shorten(&format!("network {}", one.name), table::WIDTH);
-        out::print(format!("{gap}{}\n", paint.paint(Tone::Bold, &title)))?;
-        let pruned = prune(one, dry_run, paint).and_then(|skipped| match skipped {
+        report.begin(&one.name, at == 0)?;
+        let pruned = prune(one, dry_run, &mut report).and_then(|skipped| match skipped {
             None => Ok(()),
             // A network named on the command line must be pruned; otherwise it may be skipped.
             Some(why) if network.is_some() => Err(why),
-            Some(why) => out::print(table::wrap(&format!("skipped: {}", out::one_line(&why)), 2)),
+            Some(why) => report.skipped(&why),
         });
+        if let Err(error) = &pruned {
+            report.failed(error);
+        }
         failures.record(pruned.context(|| format!("prune network {:?}", one.name)));
     }
-    if chosen.is_empty() {
-        out::print("no network found\n")?;
-    }
-    out::print(node.not_seen())?;
-    if let Some(error) = refusal {
-        out::print(format!("\n{}", table::wrap(&format!("prune would refuse: {}", out::one_line(&error)), 0)))?;
-    }
+    report.end(&node, dry_run, refusal.as_ref())?;
     failures.into_result()
 }
 
 /// Prunes a network, or returns why it is skipped.
-fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>> {
+fn prune(network: &Network, dry_run: bool, report: &mut Report) -> Result<Option<Error>> {
     let Some(list) = &network.list else { return Ok(Some(without_configuration(network))) };
     if list.disable_gc {
         return Ok(Some(Error::new(Code::CONFIG, "its configuration has \"disableGC\"")));
     }
     let plan = plan_of(list)?;
-    out::print(plan.page(dry_run, paint))?;
+    report.plan(&plan, dry_run)?;
     // Without anything to remove, GC could only remove what another runtime is creating.
     if dry_run || plan.is_empty() {
         return Ok(None);
@@ -85,11 +104,7 @@ fn prune(network: &Network, dry_run: bool, paint: Paint) -> Result<Option<Error>
     // Other runtimes do not use the lock. The second inspection keeps what they have created since the first.
     let plan = plan_of(list)?.confirmed_by(&plan);
     if plan.dead.len() < announced {
-        let what = format!(
-            "kept after all: {}, alive or removed by now",
-            table::count(announced - plan.dead.len(), "container")
-        );
-        out::print(table::wrap(&what, 2))?;
+        report.spared(&plan, announced - plan.dead.len())?;
     }
     if plan.is_empty() {
         return Ok(None);
@@ -169,50 +184,37 @@ impl Plan {
         Plan { dead, empty, objects, keep: self.keep.into_iter().chain(new).collect() }
     }
 
-    fn page(&self, dry_run: bool, paint: Paint) -> String {
-        let mut rows = Table::new(&["REMOVE", "WHAT*", "CONTAINER*", "INTERFACE*", "WHY*"]);
-        let mut row = |kind: &str, what: String, container: &str, ifname: &str, why: &str| {
-            let cells = [kind.to_owned(), what, table::shorten(container, 24), ifname.to_owned(), why.to_owned()];
-            rows.row(cells.into_iter().map(|cell| (Tone::Plain, cell)).collect());
-        };
+    /// Returns everything that is removed.
+    fn removals(&self) -> Vec<Removal<'_>> {
+        let mut removals = Vec::new();
         for at in &self.dead {
-            let ifname = at.ifname.as_deref().unwrap_or("-");
-            for lease in &at.leases {
-                row("lease", lease.ip.to_string(), &at.container, ifname, at.why);
-            }
+            let mut push =
+                |kind, what| removals.push(Removal { kind, what, owner: Some(at), container: None, why: at.why });
+            at.leases.iter().for_each(|lease| push("lease", lease.ip.to_string()));
             if at.cached {
-                row("result", "in the cache".to_owned(), &at.container, ifname, at.why);
+                push("result", "in the cache".to_owned());
             }
         }
         for ip in &self.empty {
-            row("lease", ip.to_string(), "-", "-", "it is empty or garbled");
+            let why = "it is empty or garbled";
+            removals.push(Removal { kind: "lease", what: ip.to_string(), owner: None, container: None, why });
         }
         for object in &self.objects {
             let owner = self.dead.iter().find(|at| at.owns(object));
             let (container, why) = match &object.owner {
-                Owner::Marked(_) => ("-", "its container is gone"),
-                Owner::Port(_) => ("-", "its link is gone"),
-                Owner::Container(id) => (id.as_str(), "its container is gone"),
+                Owner::Marked(_) => (None, "its container is gone"),
+                Owner::Port(_) => (None, "its link is gone"),
+                Owner::Container(id) => (Some(id.as_str()), "its container is gone"),
             };
-            let container = owner.map_or(container, |at| at.container.as_str());
-            let ifname = owner.and_then(|at| at.ifname.as_deref()).unwrap_or("-");
-            row(object.kind.noun, object.name.clone(), container, ifname, why);
+            removals.push(Removal { kind: object.kind.noun, what: object.name.clone(), owner, container, why });
         }
-        let mut text = match rows.is_empty() {
-            true => "  nothing to remove\n".to_owned(),
-            false => rows.render(paint, 2),
-        };
-        let of = |state| self.keep.iter().filter(|at| at.state == state).count();
-        let kept = [State::Alive, State::NoPort, State::Unknown].map(|state| (of(state), state.text()));
-        let kept: Vec<String> =
-            kept.iter().filter(|(count, _)| *count > 0).map(|(count, text)| format!("{count} {text}")).collect();
-        if !kept.is_empty() {
-            text += &table::wrap(&format!("kept: {}", kept.join(", ")), 2);
-        }
-        if dry_run && !rows.is_empty() {
-            text += "  nothing was changed\n";
-        }
-        text
+        removals
+    }
+
+    /// Returns the number of attachments that are kept, by state.
+    fn kept(&self) -> [(State, usize); 3] {
+        let count = |state| self.keep.iter().filter(|at| at.state == state).count();
+        [State::Alive, State::NoPort, State::Unknown].map(|state| (state, count(state)))
     }
 
     /// Returns the attachments in `dead` that still exist.

@@ -126,12 +126,12 @@ fn count(results: &[(Entry, Outcome)], text: &str) -> usize {
 
 /// Formats all attachments except those that are ok, and the number of attachments in each state.
 fn page(results: &[(Entry, Outcome)], paint: Paint) -> String {
-    let mut rows = Table::new(&["STATE", "NETWORK*", "CONTAINER*", "INTERFACE*"]);
+    let mut rows = Table::new(&["STATE", "NETWORK*", "CONTAINER**", "INTERFACE*"]);
     for (entry, outcome) in results.iter().filter(|(_, outcome)| !matches!(outcome, Outcome::Ok)) {
         rows.row(vec![
             (outcome.tone(), outcome.text().to_owned()),
             (Tone::Plain, entry.network.clone()),
-            (Tone::Plain, table::shorten(&entry.container, 32)),
+            (Tone::Plain, entry.container.clone()),
             (Tone::Plain, entry.ifname.clone()),
         ]);
         match outcome.explanation() {

@@ -1,16 +1,28 @@
-//! Output for a terminal: tables of at most 80 columns, bars, and colours.
+//! Output for a terminal: tables that fit its width, bars, and colours.
 
 use std::io::{self, IsTerminal};
+use std::sync::OnceLock;
 
 use linux::process;
 
-/// The width of the narrowest supported terminal, in columns.
+/// The width of the output without a terminal, in columns.
 pub(crate) const WIDTH: usize = 80;
+/// The narrowest output: a narrower terminal breaks lines.
+const MIN_OUTPUT: usize = 20;
 /// The minimum width of a cell that is shortened.
 const MIN_WIDTH: usize = 8;
 /// The end of a shortened cell. ASCII like all other output, because not every console supports more.
 const ELLIPSIS: &str = "..";
 const GAP: usize = 2;
+
+/// Returns the width of the output in columns: `COLUMNS`, or the width of the terminal, or 80.
+pub(crate) fn width() -> usize {
+    static CACHED: OnceLock<usize> = OnceLock::new();
+    *CACHED.get_or_init(|| {
+        let given = process::env("COLUMNS").and_then(|value| value.to_str()?.parse().ok()).filter(|width| *width > 0);
+        given.or_else(process::terminal_width).unwrap_or(WIDTH).max(MIN_OUTPUT)
+    })
+}
 
 /// The meaning of a text, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,8 +73,17 @@ pub(crate) struct Table {
 #[derive(Debug)]
 struct Column {
     head: &'static str,
-    /// Whether its cells may be shortened.
-    flexible: bool,
+    shortening: Shortening,
+}
+
+/// Whether the cells of a column may be shortened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Shortening {
+    Never,
+    /// If shorter ids are not enough.
+    Late,
+    /// Before all others: the start of an id is enough to recognise it.
+    First,
 }
 
 #[derive(Debug)]
@@ -73,11 +94,16 @@ enum Row {
 }
 
 impl Table {
-    /// Creates a table with these heads. Cells of a column whose head ends in `*` may be shortened.
+    /// Creates a table with these heads. Cells of a column whose head ends in `*` may be shortened; those of `**` first.
     pub(crate) fn new(heads: &[&'static str]) -> Table {
-        let column = |head: &&'static str| match head.strip_suffix('*') {
-            Some(head) => Column { head, flexible: true },
-            None => Column { head, flexible: false },
+        let column = |head: &&'static str| {
+            let name = head.trim_end_matches('*');
+            let shortening = match head.len() - name.len() {
+                0 => Shortening::Never,
+                1 => Shortening::Late,
+                _ => Shortening::First,
+            };
+            Column { head: name, shortening }
         };
         Table { heads: heads.iter().map(column).collect(), rows: Vec::new() }
     }
@@ -120,17 +146,21 @@ impl Table {
                 *width = (*width).max(cell.chars().count());
             }
         }
-        let room = WIDTH.saturating_sub(indent + GAP * widths.len().saturating_sub(1));
-        loop {
-            let surplus = widths.iter().sum::<usize>().saturating_sub(room);
-            let widest = widths
-                .iter_mut()
-                .zip(&self.heads)
-                .filter(|(width, column)| column.flexible && **width > MIN_WIDTH)
-                .max_by_key(|(width, _)| **width);
-            match widest {
-                Some((width, _)) if surplus > 0 => *width -= 1,
-                _ => return widths,
+        let room = width().saturating_sub(indent + GAP * widths.len().saturating_sub(1));
+        for shortening in [Shortening::First, Shortening::Late] {
+            self.shrink(&mut widths, room, shortening);
+        }
+        widths
+    }
+
+    /// Makes columns narrower, the widest first, until the sum is at most `room`.
+    fn shrink(&self, widths: &mut [usize], room: usize, shortening: Shortening) {
+        while widths.iter().sum::<usize>() > room {
+            let columns = widths.iter_mut().zip(&self.heads);
+            let candidates = columns.filter(|(width, column)| column.shortening == shortening && **width > MIN_WIDTH);
+            match candidates.max_by_key(|(width, _)| **width) {
+                Some((width, _)) => *width -= 1,
+                None => return,
             }
         }
     }
@@ -164,10 +194,10 @@ pub(crate) fn shorten(text: &str, width: usize) -> String {
     kept + ELLIPSIS
 }
 
-/// Wraps `text` into lines of at most 80 characters, each indented by `indent` spaces. Splits a word only if it is longer
+/// Wraps `text` into lines that fit the output, each indented by `indent` spaces. Splits a word only if it is longer
 /// than a line.
 pub(crate) fn wrap(text: &str, indent: usize) -> String {
-    let room = WIDTH.saturating_sub(indent).max(1);
+    let room = width().saturating_sub(indent).max(1);
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         let mut rest: Vec<char> = sanitize(word).chars().collect();
@@ -227,14 +257,14 @@ mod tests {
 
     #[test]
     fn a_table_is_as_narrow_as_its_cells_and_never_wider_than_a_terminal() {
-        let mut table = Table::new(&["ADDRESS", "CONTAINER*", "STATE"]);
+        let mut table = Table::new(&["ADDRESS", "CONTAINER**", "STATE"]);
         table.row(vec![(Tone::Plain, "10.0.0.2".into()), (Tone::Plain, "c1".into()), (Tone::Good, "alive".into())]);
         assert_eq!(table.render(PLAIN, 2), "  ADDRESS   CONTAINER  STATE\n  10.0.0.2  c1         alive\n");
         let id = "0123456789abcdef".repeat(8);
         table.row(vec![(Tone::Plain, "10.0.0.3".into()), (Tone::Plain, id.clone()), (Tone::Bad, "gone".into())]);
         table.more(format!("{id} {id}"));
         let text = table.render(PLAIN, 2);
-        assert_eq!(widest(&text), WIDTH, "{text}");
+        assert_eq!(widest(&text), width(), "{text}");
         assert!(text.contains("..  gone"), "{text}");
     }
 
@@ -264,8 +294,8 @@ mod tests {
     #[test]
     fn words_are_split_only_if_too_long() {
         let text = wrap(&"word ".repeat(40), 6);
-        assert!(widest(&text) <= WIDTH && text.lines().all(|line| line.starts_with("      word")), "{text}");
-        assert_eq!(widest(&wrap(&"x".repeat(200), 6)), WIDTH);
+        assert!(widest(&text) <= width() && text.lines().all(|line| line.starts_with("      word")), "{text}");
+        assert_eq!(widest(&wrap(&"x".repeat(200), 6)), width());
         assert_eq!(wrap("", 6), "");
     }
 

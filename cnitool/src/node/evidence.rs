@@ -12,6 +12,16 @@ pub(crate) enum State {
 }
 
 impl State {
+    pub(crate) const ALL: [State; 4] = [State::Alive, State::NoPort, State::Gone, State::Unknown];
+
+    /// Returns the key in JSON.
+    pub(crate) fn json(self) -> &'static str {
+        match self {
+            State::NoPort => "noPort",
+            other => other.text(),
+        }
+    }
+
     pub(crate) fn text(self) -> &'static str {
         match self {
             State::Alive => "alive",

@@ -2,8 +2,23 @@
 
 use crate::support::Host;
 
-const COMMANDS: [&str; 11] =
-    ["add", "del", "check", "gc", "status", "demo", "leases", "show", "prune", "repair", "doctor"];
+const COMMANDS: [&str; 15] = [
+    "add",
+    "del",
+    "check",
+    "gc",
+    "status",
+    "demo",
+    "networks",
+    "leases",
+    "show",
+    "prune",
+    "repair",
+    "doctor",
+    "metrics",
+    "man",
+    "completion",
+];
 
 #[test]
 fn there_is_help_for_everything_and_it_fits_a_terminal() {
@@ -39,7 +54,7 @@ fn an_invalid_command_line_is_reported_in_one_line() {
         ("add net /x more", "add: unexpected argument \"more\""),
         ("gc net /x more", "gc: unexpected argument \"more\""),
         ("demo more", "demo: unexpected argument \"more\"; usage: cnitool demo (see demo --help"),
-        ("leases a b", "leases: unexpected argument \"b\"; usage: cnitool leases [--json] [<network>] ("),
+        ("leases a b", "leases: unexpected argument \"b\"; usage: cnitool leases [--json] [--watch] [<network>] ("),
         ("add net ", "add: the path of the namespace is empty; usage: cnitool add <network> <netns> ("),
         ("check net ", "check: the path of the namespace is empty"),
         ("add --\x1b[31mred net /x", "add: unknown option --?[31mred ("),

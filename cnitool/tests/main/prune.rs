@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testing::{Process, program_path, skip};
 
 use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
@@ -338,4 +338,46 @@ fn a_namespace_whose_directory_is_missing_is_not_gone() {
     host.lab.sh("umount /run; umount /run/netns/blue; rm /run/netns/blue");
     page(&host.run("prune --force"));
     assert_eq!(host.cached(), [""; 0], "with an existing directory, it is gone");
+}
+
+#[test]
+fn json_has_what_was_removed_and_kept() {
+    let host = host("10.146.0.0/24");
+    attach(&host, "blue");
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    leak("10.146.0.77", "");
+    host.configure(
+        "20-other.conf",
+        r#"{"cniVersion": "1.1.0", "name": "other", "type": "loopback", "disableGC": true}"#,
+    );
+    let dry = json(&host, "prune --dry-run --json");
+    let pods = &dry["networks"][0];
+    let removal = |kind: &str, what: &str| {
+        let all = pods["remove"].as_array().unwrap();
+        all.iter().find(|one| one["kind"] == kind && one["what"] == what).unwrap_or_else(|| panic!("{what} in {pods}"))
+    };
+    let lease = removal("lease", "10.146.0.3");
+    assert_eq!((&lease["container"], &lease["interface"]), (&lost.as_str().into(), &"eth0".into()));
+    assert_eq!(removal("lease", "10.146.0.77")["container"], Value::Null);
+    assert_eq!(removal("rule", "10.146.0.3")["why"], "its container is gone");
+    removal("result", "in the cache");
+    assert_eq!(pods["keep"], json!({ "alive": 1, "noPort": 0, "unknown": 0 }));
+    assert_eq!((&dry["dryRun"], &pods["error"], &pods["skipped"]), (&true.into(), &Value::Null, &Value::Null));
+    let done = json(&host, "prune --force --json");
+    assert_eq!((&done["dryRun"], &done["networks"][0]["remove"]), (&false.into(), &pods["remove"]));
+    assert_eq!(json(&host, "prune --force --json")["networks"][0]["remove"], json!([]));
+}
+
+#[test]
+fn json_has_the_error_of_each_network() {
+    let host = host("10.147.0.0/24");
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    fs::remove_file(host.lab.bin().join("bridge")).unwrap();
+    let outcome = host.run("prune --force --json");
+    assert!(outcome.status == Some(1) && outcome.stderr.contains("failed to find plugin \"bridge\""), "{outcome:?}");
+    let answer: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let error = answer["networks"][0]["error"].as_str().unwrap();
+    assert!(error.contains("failed to find plugin \"bridge\""), "{error}");
 }

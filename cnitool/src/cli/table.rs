@@ -1,0 +1,290 @@
+//! The table of commands: operands, options and descriptions. Parser, help, man pages and completion derive from it.
+
+use super::{Command, Operand, Opt, Spec, Value, completion, man};
+
+const NETWORK: Operand = Operand { value: Value::Network, is_required: true };
+const OPTIONAL_NETWORK: Operand = Operand { value: Value::Network, is_required: false };
+const NETNS: Operand = Operand { value: Value::Netns, is_required: true };
+/// The reference's tool requires a namespace and ignores it.
+const OPTIONAL_NETNS: Operand = Operand { value: Value::Netns, is_required: false };
+
+const JSON: Opt = flag("--json", "print JSON, with ids at full length");
+
+const fn flag(name: &'static str, meaning: &'static str) -> Opt {
+    Opt { name, value: None, meaning }
+}
+
+pub(super) const COMMANDS: &[Spec] = &[
+    Spec {
+        name: "add",
+        operands: &[NETWORK, NETNS],
+        build: |args| Ok(Command::Add { network: args.text(), netns: args.path() }),
+        summary: "attach the namespace to the network",
+        options: &[],
+        text: "\
+Calls ADD of the network's plugins, one after the other. Each plugin gets the
+result of the one before. The last result is printed and stored in the cache.
+
+If a plugin fails, cnitool calls DEL of the plugins that ran in reverse order,
+starting with the one that failed. If the result cannot be printed, it calls
+DEL of all. It does not roll back if the interface existed before, because the
+interface belongs to an earlier add.
+
+<netns> is a path, or a name: blue means /run/netns/blue. A number is a name,
+too. For the namespace of process 42, write /proc/42/ns/net; for a file in the
+current directory, ./blue.",
+    },
+    Spec {
+        name: "del",
+        operands: &[NETWORK, NETNS],
+        build: |args| Ok(Command::Del { network: args.text(), netns: args.path() }),
+        summary: "detach the namespace, even if it is gone",
+        options: &[],
+        text: "\
+Calls DEL of the network's plugins in reverse order, with the cached result,
+then removes the attachment from the cache. If the network's file is gone, the
+configuration of the add is used. CNI_ARGS and CAP_ARGS default to those of the
+add. <netns> is a path or a name, as for add.",
+    },
+    Spec {
+        name: "check",
+        operands: &[NETWORK, NETNS],
+        build: |args| Ok(Command::Check { network: args.text(), netns: args.path() }),
+        summary: "check that the attachment is as add created it",
+        options: &[],
+        text: "\
+Calls CHECK of the network's plugins with the cached result. Needs cniVersion
+0.4.0 or newer; does nothing for a network with \"disableCheck\". <netns> is a
+path or a name, as for add.",
+    },
+    Spec {
+        name: "gc",
+        operands: &[NETWORK, OPTIONAL_NETNS],
+        build: |args| Ok(Command::Gc { network: args.text() }),
+        summary: "let plugins remove what belongs to no attachment",
+        options: &[],
+        text: "\
+Calls GC of the network's plugins. Valid attachments are all in the cache, and
+those of other runtimes that are alive or whose state is unknown. <netns> is
+ignored. To remove cached attachments whose namespace is gone, use prune. Needs
+cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
+    },
+    Spec {
+        name: "status",
+        operands: &[NETWORK, OPTIONAL_NETNS],
+        build: |args| Ok(Command::Status { network: args.text() }),
+        summary: "check whether an add could succeed now",
+        options: &[],
+        text: "\
+Calls STATUS of the network's plugins. A cniVersion before 1.1.0 does not have
+STATUS; then only the existence of the plugins is checked.",
+    },
+    Spec {
+        name: "demo",
+        operands: &[],
+        build: |_| Ok(Command::Demo),
+        summary: "show how CNI works, without changing this host",
+        options: &[],
+        text: "\
+Creates two containers in separate namespaces, attaches them as kubelet would,
+pings between them, and removes everything. Each step is shown with its time
+and the ip command that does the same by hand. Needs the plugins bridge,
+host-local and loopback in CNI_PATH, and root or user namespaces.",
+    },
+    Spec {
+        name: "networks",
+        operands: &[],
+        build: |args| Ok(Command::Networks { json: args.has("--json") }),
+        summary: "list the networks, their plugins and addresses",
+        options: &[JSON],
+        text: "\
+Lists the networks of the configuration directory in the order in which they
+are read: file, cniVersion, bridge, ranges with used and free addresses, number
+of attachments, and the file of each plugin. Broken files come last. If several
+files define the same name, only the first one is used; the others are marked.
+Changes nothing.",
+    },
+    Spec {
+        name: "leases",
+        operands: &[OPTIONAL_NETWORK],
+        build: |args| {
+            Ok(Command::Leases { json: args.has("--json"), watch: args.has("--watch"), network: args.optional_text() })
+        },
+        summary: "list the addresses that host-local has leased",
+        options: &[JSON, flag("--watch", "print changes as they happen")],
+        text: "\
+Shows the usage of the ranges, and each lease with its container, its age and
+the state of the container:
+
+  alive    its port is on the bridge, or its namespace exists
+  no port  its namespace exists, but its interface does not
+  gone     its namespace is gone: prune removes the lease
+  unknown  cnitool cannot determine the state, for example without root
+  free     the file is empty or garbled: the next add may take the address
+
+Without <network>, shows all networks that have leases, even those without a
+configuration. Takes no lock and changes nothing.
+
+With --watch, prints one line for each lease that is added or removed from now
+on, until it is interrupted: time, + or -, network, address, container and
+interface. With --json, each line is an object.",
+    },
+    Spec {
+        name: "show",
+        operands: &[OPTIONAL_NETWORK],
+        build: |args| Ok(Command::Show { json: args.has("--json"), network: args.optional_text() }),
+        summary: "show bridges, containers, rules, published ports",
+        options: &[JSON],
+        text: "\
+Shows the bridge with its addresses, and each port with its container, the
+container's MAC, addresses and published ports, and its flags:
+
+  down       the port is not up
+  hairpin    frames may leave by the port through which they came
+  isolated   the port cannot reach other isolated ports
+  masq       a rule masquerades its addresses
+  spoofchk   a rule drops frames with another source MAC address
+  published  a port of this host leads to the container
+  vlan N*    untagged frames belong to VLAN N
+
+A foreign port is one that no plugin created, such as another interface that
+was added to the bridge. Below the network are its detached ports, which exist
+but are not on a bridge, for example because their bridge was deleted.
+
+Then lists rules and published ports that belong to no port of the bridge. A
+network without a bridge is shown if it has any.
+
+Without <network>, shows all bridges of configurations and of ports that cni0
+created. Changes nothing.",
+    },
+    Spec {
+        name: "prune",
+        operands: &[OPTIONAL_NETWORK],
+        build: |args| {
+            Ok(Command::Prune {
+                dry_run: args.has("--dry-run"),
+                force: args.has("--force"),
+                json: args.has("--json"),
+                network: args.optional_text(),
+            })
+        },
+        summary: "remove attachments whose namespace is gone",
+        options: &[
+            flag("--dry-run", "only print what would be removed"),
+            flag("--force", "prune even inside a container"),
+            JSON,
+        ],
+        text: "\
+Calls GC of the network's plugins. Valid attachments are all except those whose
+namespace is gone; an attachment of unknown state stays. leases shows the
+states. For plugins without GC, prune calls DEL. If nothing is gone, it does
+not call any plugin.
+
+While prune runs, adds of cnitool wait. Keep other runtimes idle: GC may remove
+an attachment that another runtime creates at the same time.
+
+Without <network>, prunes all networks with a configuration, and skips those
+with \"disableGC\". If <network> has \"disableGC\", prune fails.
+
+Inside a container, namespaces of running containers seem to be gone. So prune
+refuses to run unless it has the mount, pid and network namespaces of process
+1, in the initial pid namespace. Use --force only on a node that is itself a
+container, such as a node of kind, and in the namespaces of that container.",
+    },
+    Spec {
+        name: "repair",
+        operands: &[OPTIONAL_NETWORK],
+        build: |args| Ok(Command::Repair { json: args.has("--json"), network: args.optional_text() }),
+        summary: "restore rules, published ports and limits",
+        options: &[JSON],
+        text: "\
+Checks every attachment in the cache, adds firewall rules, published ports and
+bandwidth limits that are missing, and calls CHECK of the network's plugins:
+
+  ok        nothing was missing
+  repaired  something was missing and has been added
+  gone      its namespace is gone: prune removes what is left
+  wrong     CHECK fails, or something could not be added; the reason follows
+
+They are added only if the container still has the interface and the addresses
+of the add. Use repair after a flush or a reload of the host's firewall: an add
+restores the chains, but only the rules of its own container.
+
+Without <network>, repairs all attachments. The exit code is 3 if one is wrong,
+or if an entry of the cache cannot be read.",
+    },
+    Spec {
+        name: "doctor",
+        operands: &[],
+        build: |args| Ok(Command::Doctor { json: args.has("--json") }),
+        summary: "report what would make an add fail, and the remedy",
+        options: &[JSON],
+        text: "\
+Checks configurations, plugins, leases, bridges, the firewall and the kernel's
+settings. Each finding is ok, warn or fail; warn and fail have a remedy. Ends
+with a list of what cannot be checked without root. Changes nothing.
+
+The exit code is 3 if any finding is fail, otherwise 0.",
+    },
+    Spec {
+        name: "metrics",
+        operands: &[],
+        build: |args| Ok(Command::Metrics { output: args.value("--output") }),
+        summary: "print numbers about this node for Prometheus",
+        options: &[Opt {
+            name: "--output",
+            value: Some(Value::File),
+            meaning: "replace this file atomically, mode 644",
+        }],
+        text: "\
+Prints the text format of Prometheus: used and free addresses, attachments by
+state, stale leases, published ports, and whether everything could be
+inspected. For the textfile collector of node_exporter, write the output to a
+file whose name ends in .prom:
+
+  cnitool metrics --output /var/lib/node_exporter/cnitool.prom
+
+A reader sees the old file or the new one, never a part. Changes nothing else.",
+    },
+    Spec {
+        name: "man",
+        operands: &[Operand { value: Value::Command, is_required: false }],
+        build: |args| man::print(args.optional_text().as_deref()).map(Command::Print),
+        summary: "print the manual page, for man -l -",
+        options: &[],
+        text: "\
+Prints cnitool(1) with all commands, or cnitool-COMMAND(1) for one, in the
+format of man(7).",
+    },
+    Spec {
+        name: "completion",
+        operands: &[Operand { value: Value::Shell, is_required: true }],
+        build: |args| completion::script(&args.text()).map(|script| Command::Print(script.to_owned())),
+        summary: "print the completion script for a shell",
+        options: &[],
+        text: "\
+Prints a script for bash, zsh or fish that completes commands, options,
+networks and namespaces. For the current bash:
+
+  source <(cnitool completion bash)",
+    },
+];
+
+pub(super) const ENVIRONMENT: &str = "\
+environment:
+  NETCONFPATH  directory of network configurations (/etc/cni/net.d)
+  CNI_PATH     directories of plugins (/opt/cni/bin:/usr/lib/cni)
+  CNI_IFNAME   name of the interface in the namespace (eth0)
+  CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
+  CAP_ARGS     arguments for plugins with the capability, as JSON:
+               {\"portMappings\": [{\"hostPort\": 8080, \"containerPort\": 80,
+               \"protocol\": \"tcp\"}]}
+";
+
+pub(super) const EXIT_CODES: &str = "\
+exit codes:
+  0  success
+  1  failure: one line on stderr gives the reason
+  2  invalid command line
+  3  doctor found a failure, or repair left something wrong
+";

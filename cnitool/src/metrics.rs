@@ -1,0 +1,148 @@
+//! `cnitool metrics`: numbers about this node in the text format of Prometheus, as the textfile collector of node_exporter
+//! reads it.
+//!
+//! Only what can be counted now. Failed calls leave no trace that could be counted: the log has them.
+
+use std::fmt::Write;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use cni::inspect::{Kind, LeaseHolder, Range};
+use cni::{Code, Context, Error, Result};
+use cni0::INSPECT;
+
+use crate::node::{Network, Node, State};
+use crate::{file, leases, networks, out};
+
+/// The mode of the file: everyone may read it, because the collector does not run as root.
+const MODE: u32 = 0o644;
+
+/// Prints the metrics, or replaces a file by them.
+pub(crate) fn run(output: Option<&Path>) -> Result<()> {
+    let text = text(&Node::inspect()?);
+    match output {
+        None => out::print(text),
+        Some(path) => write(path, &text).context(|| format!("write {}", path.display())),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    let Some(name) = path.file_name() else {
+        return Err(Error::new(Code::INTERNAL, "it is not the path of a file"));
+    };
+    match fs::symlink_metadata(path) {
+        // For example /dev/stdout, which must not be replaced.
+        Ok(inode) if !inode.is_file() => {
+            return Err(Error::new(Code::INTERNAL, "it exists and is not a regular file"));
+        }
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+        _ => {}
+    }
+    // The collector reads only names that end in .prom.
+    let draft = path.with_file_name(format!(".{}.{}", name.to_string_lossy(), std::process::id()));
+    Ok(file::replace(path, &draft, text.as_bytes(), MODE)?)
+}
+
+fn text(node: &Node) -> String {
+    let mut text = String::new();
+    let mut metric = |name: &str, help: &str, samples: Vec<Sample>| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} gauge");
+        for Sample { labels, value } in samples {
+            let labels: Vec<String> =
+                labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escape(value))).collect();
+            let braces = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+            let _ = writeln!(text, "{name}{braces} {value}");
+        }
+    };
+    let version = env!("CARGO_PKG_VERSION");
+    metric("cnitool_build_info", "Version of cnitool, with the value 1.", vec![Sample::new([("version", version)], 1)]);
+    // Without permission to list leases, their number is unknown.
+    let seen = || node.networks.iter().filter(|network| !network.leases_unseen);
+    let of_ranges = |value: &dyn Fn(&Network, &Range) -> u128| {
+        let samples = seen().flat_map(|network| {
+            network.ranges.iter().flatten().map(move |range| {
+                let labels = [("network", network.name.as_str()), ("range", &range.to_string())];
+                Sample::new(labels, value(network, range))
+            })
+        });
+        samples.collect()
+    };
+    let size = of_ranges(&|_, range| range.size);
+    metric("cni_range_addresses", "Addresses of a range that can be leased.", size);
+    let used = of_ranges(&|network, range| network.used(range) as u128);
+    metric("cni_range_addresses_used", "Addresses of a range that are leased.", used);
+    let free = of_ranges(&|network, range| leases::free(range, network.used(range)));
+    metric("cni_range_addresses_free", "Addresses of a range that are free.", free);
+    let of_networks = |samples: &dyn Fn(&Network) -> Vec<Sample>| seen().flat_map(samples).collect::<Vec<_>>();
+    let help = "Attachments by state. The namespace of those that are gone does not exist any more.";
+    metric("cni_attachments", help, of_networks(&|network| attachments(node, network)));
+    let help = "Leases of attachments that are gone, and leases without an owner. cnitool prune removes both.";
+    metric("cni_stale_leases", help, of_networks(&|network| vec![stale_leases(node, network)]));
+    let help = "Objects that plugins have created for attachments, such as published ports, by kind.";
+    metric("cni_objects", help, of_networks(&|network| objects(node, network)));
+    let of_node = |count: usize| vec![Sample::new([], count as u128)];
+    metric(
+        "cni_broken_configurations",
+        "Files that are not a valid network configuration.",
+        of_node(node.broken.len()),
+    );
+    metric("cni_unreadable_results", "Entries of the result cache that cannot be read.", of_node(node.corrupt.len()));
+    let help = "Things that could not be inspected, for example without root. The other numbers may be too small.";
+    metric("cni_not_inspected", help, of_node(node.unseen.len()));
+    text
+}
+
+/// A value, and the labels that distinguish it.
+struct Sample {
+    labels: Vec<(&'static str, String)>,
+    value: u128,
+}
+
+impl Sample {
+    fn new<const N: usize>(labels: [(&'static str, &str); N], value: u128) -> Sample {
+        Sample { labels: labels.map(|(label, value)| (label, value.to_owned())).into(), value }
+    }
+}
+
+fn attachments(node: &Node, network: &Network) -> Vec<Sample> {
+    let sample = |(state, count): (State, usize)| {
+        Sample::new([("network", network.name.as_str()), ("state", &state.text().replace(' ', "_"))], count as u128)
+    };
+    networks::states(node, network).into_iter().map(sample).collect()
+}
+
+fn stale_leases(node: &Node, network: &Network) -> Sample {
+    let gone = node.attachments(network).into_iter().filter(|at| at.state == State::Gone);
+    let of_gone: usize = gone.map(|at| at.leases.len()).sum();
+    let without_owner = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled).count();
+    Sample::new([("network", &network.name)], (of_gone + without_owner) as u128)
+}
+
+/// Counts the objects of each kind that exists or that the network creates. Kinds that could not be listed are missing.
+fn objects(node: &Node, network: &Network) -> Vec<Sample> {
+    let objects = node.objects_of(&network.name);
+    let plugins = INSPECT.iter().filter(|plugin| !node.unlisted.contains(&plugin.name()));
+    let kinds = plugins.flat_map(|plugin| plugin.kinds()).filter(|kind| kind.is_listed);
+    let sample = |kind: &'static Kind| {
+        let count = objects.iter().filter(|object| object.kind == kind).count();
+        let sample = Sample::new([("network", network.name.as_str()), ("kind", kind.name)], count as u128);
+        (count > 0 || network.creates(kind)).then_some(sample)
+    };
+    kinds.filter_map(sample).collect()
+}
+
+/// Escapes the value of a label.
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_escaped() {
+        assert_eq!(escape("a\"b\\c\nd"), r#"a\"b\\c\nd"#);
+    }
+}

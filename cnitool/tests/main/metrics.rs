@@ -1,0 +1,181 @@
+//! `cnitool metrics`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use serde_json::json;
+
+use crate::node::{attach, attach_with, host, leak, lose_namespace, network, powerless, snapshot};
+use crate::support::{Host, failure};
+
+/// The values by name and labels, as they are written.
+type Metrics = BTreeMap<String, f64>;
+
+/// Parses the text format of Prometheus strictly: each metric has HELP and TYPE before its samples and is not interrupted by
+/// another, names and labels are valid, and no sample appears twice.
+#[track_caller]
+fn parse(text: &str) -> Metrics {
+    assert!(text.ends_with('\n'), "the last line must end");
+    let (mut metrics, mut seen) = (Metrics::new(), BTreeSet::new());
+    let mut current = String::new();
+    let mut lines = text.lines();
+    while let Some(line) = lines.next() {
+        if let Some(help) = line.strip_prefix("# HELP ") {
+            let (name, help) = help.split_once(' ').unwrap();
+            assert!(!help.is_empty() && seen.insert(name.to_owned()), "{line}");
+            assert_eq!(lines.next(), Some(format!("# TYPE {name} gauge").as_str()));
+            current = name.to_owned();
+            continue;
+        }
+        let (series, value) = line.rsplit_once(' ').unwrap();
+        let name = series.split('{').next().unwrap();
+        assert_eq!(name, current, "{line}");
+        assert!(name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{line}");
+        check_labels(&series[name.len()..]);
+        let value: u128 = value.parse().unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(metrics.insert(series.to_owned(), value as f64).is_none(), "twice: {line}");
+    }
+    metrics
+}
+
+/// Checks `{name="value",…}` with the escapes of the format.
+#[track_caller]
+fn check_labels(labels: &str) {
+    let Some(mut rest) = labels.strip_prefix('{') else { return assert_eq!(labels, "") };
+    loop {
+        let (name, after) = rest.split_once("=\"").unwrap_or_else(|| panic!("{labels}"));
+        assert!(!name.is_empty() && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_'), "{labels}");
+        let mut escaped = false;
+        let end = after.find(|letter| {
+            let ends = letter == '"' && !escaped;
+            assert!(!escaped || ['\\', '"', 'n'].contains(&letter), "{labels}");
+            escaped = letter == '\\' && !escaped;
+            ends
+        });
+        rest = &after[end.unwrap_or_else(|| panic!("{labels}")) + 1..];
+        match rest.strip_prefix(',') {
+            Some(more) => rest = more,
+            None => return assert_eq!(rest, "}", "{labels}"),
+        }
+    }
+}
+
+fn metrics(host: &Host) -> Metrics {
+    let outcome = host.run("metrics");
+    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{outcome:?}");
+    parse(&outcome.stdout)
+}
+
+#[test]
+fn everything_is_counted() {
+    let host = host("10.191.0.0/24");
+    let mut with_ports = network("pods", "10.191.0.0/24", &json!({}));
+    let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
+    with_ports["plugins"].as_array_mut().unwrap().push(portmap);
+    host.configure("10-pods.conflist", &with_ports.to_string());
+    host.configure("20-broken.conflist", "{");
+    let mapping = |port: u16| json!({ "hostPort": port, "containerPort": 80, "protocol": "tcp" });
+    let published = json!({ "portMappings": [mapping(8080), mapping(8081)] });
+    attach_with(&host, "blue", &published.to_string());
+    let lost = attach(&host, "lost");
+    lose_namespace(&host, "lost", &lost);
+    leak("10.191.0.77", "");
+    fs::write("/var/lib/cni/results/pods-x-eth0", "garbage").unwrap();
+    let before = snapshot(&host);
+    let found = metrics(&host);
+    assert_eq!(snapshot(&host), before, "it changes nothing");
+    let range = r#"{network="pods",range="10.191.0.1-10.191.0.254"}"#;
+    for (name, value) in [
+        (format!("cnitool_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
+        (format!("cni_range_addresses{range}"), 253.0),
+        (format!("cni_range_addresses_used{range}"), 2.0),
+        (format!("cni_range_addresses_free{range}"), 251.0),
+        (r#"cni_attachments{network="pods",state="alive"}"#.to_owned(), 1.0),
+        (r#"cni_attachments{network="pods",state="gone"}"#.to_owned(), 1.0),
+        (r#"cni_attachments{network="pods",state="unknown"}"#.to_owned(), 0.0),
+        (r#"cni_attachments{network="pods",state="no_port"}"#.to_owned(), 0.0),
+        (r#"cni_stale_leases{network="pods"}"#.to_owned(), 2.0),
+        (r#"cni_objects{network="pods",kind="portmap"}"#.to_owned(), 2.0),
+        (r#"cni_objects{network="pods",kind="masquerade"}"#.to_owned(), 2.0),
+        ("cni_broken_configurations".to_owned(), 1.0),
+        ("cni_unreadable_results".to_owned(), 1.0),
+    ] {
+        assert_eq!(found.get(&name), Some(&value), "{name} in {found:#?}");
+    }
+}
+
+#[test]
+fn any_name_is_a_valid_label() {
+    let host = Host::new();
+    // Without a configuration, the name of a lease directory is the name of the network.
+    for name in ["plain", "a\"b", "c\\d", "e\nf", "g\u{fc}", "{x=\"y\"}"] {
+        let path = std::path::Path::new("/var/lib/cni/networks").join(name);
+        fs::create_dir_all(&path).unwrap();
+        fs::write(path.join("10.1.0.2"), "").unwrap();
+    }
+    let found = metrics(&host);
+    for name in ["plain", "a\\\"b", "c\\\\d", "e\\nf", "g\u{fc}", "{x=\\\"y\\\"}"] {
+        let series = format!("cni_stale_leases{{network=\"{name}\"}}");
+        assert_eq!(found.get(&series), Some(&1.0), "{series} in {found:#?}");
+    }
+}
+
+#[test]
+fn a_large_range_is_a_number() {
+    let host = host("fd00:191::/64");
+    let series = r#"cni_range_addresses{network="pods",range="fd00:191::1-fd00:191::ffff:ffff:ffff:ffff"}"#;
+    assert!(metrics(&host)[series] > 1e19);
+}
+
+#[test]
+fn a_file_is_replaced_atomically() {
+    let host = host("10.192.0.0/24");
+    let dir = host.lab.dir().join("collector");
+    fs::create_dir(&dir).unwrap();
+    let file = dir.join("cnitool.prom");
+    let run = |mask: &str| {
+        let call = host.call(&format!("metrics --output {}", file.display()));
+        call.via_shell(&format!("umask {mask}; exec \"$0\" \"$@\"")).run()
+    };
+    run("077").silent();
+    parse(&fs::read_to_string(&file).unwrap());
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o644, "whatever the umask is");
+    let old = fs::File::open(&file).unwrap();
+    run("022").silent();
+    assert_eq!(old.metadata().map(|inode| std::os::unix::fs::MetadataExt::nlink(&inode)).unwrap(), 0, "a new file");
+    let names: Vec<_> = fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["cnitool.prom"], "no draft is left");
+    let (_, trace) = host
+        .call(&format!("metrics --output={}", file.display()))
+        .trace(&host.lab, &["-f", "-e", "trace=openat,rename,renameat,renameat2,open"]);
+    assert!(!trace.contains(&format!("\"{}\", O_WR", file.display())), "never written in place: {trace}");
+}
+
+#[test]
+fn only_a_regular_file_is_replaced() {
+    let host = host("10.193.0.0/24");
+    let dir = host.lab.dir();
+    std::os::unix::fs::symlink("/dev/null", dir.join("link")).unwrap();
+    for (path, why) in [
+        (dir.join("link"), "it exists and is not a regular file"),
+        (dir.to_owned(), "it exists and is not a regular file"),
+        ("/".into(), "it is not the path of a file"),
+        (dir.join("no/such/x.prom"), "No such file or directory"),
+    ] {
+        let line = failure(&host.run(&format!("metrics --output {}", path.display())));
+        assert!(line.starts_with(&format!("write {}: ", path.display())) && line.contains(why), "{line}");
+    }
+}
+
+#[test]
+fn without_root_numbers_that_are_unknown_are_missing() {
+    let host = host("10.194.0.0/24");
+    attach(&host, "blue");
+    let outcome = powerless(&host, "metrics");
+    assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let found = parse(&outcome.stdout);
+    assert!(found["cni_not_inspected"] > 0.0, "{found:#?}");
+    let masquerade = found.keys().any(|series| series.contains("masquerade"));
+    assert!(!masquerade, "rules cannot be listed without root: {found:#?}");
+}
