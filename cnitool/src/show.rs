@@ -20,6 +20,8 @@ struct BridgeView<'a> {
     link: Option<&'a Link>,
     networks: Vec<&'a Network>,
     ports: Vec<PortView<'a>>,
+    /// Ports of the networks that are on no bridge, for example because theirs was deleted.
+    detached: Vec<PortView<'a>>,
 }
 
 struct PortView<'a> {
@@ -28,6 +30,8 @@ struct PortView<'a> {
     container: Option<String>,
     ifname: Option<String>,
     vlans: Vec<Vlan>,
+    /// Whether no plugin has created it.
+    is_foreign: bool,
     /// What plugins have created for its attachment.
     objects: Vec<&'a Object>,
 }
@@ -50,15 +54,19 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let views = views(&node, &chosen, network)?;
     let has_bridge =
         |network: &Network| views.iter().flat_map(|view| &view.networks).any(|one| one.name == network.name);
-    let others: Vec<&Network> = chosen.into_iter().filter(|network| !has_bridge(network)).collect();
+    let others = chosen.into_iter().filter(|network| !has_bridge(network));
+    let mut netlink = Netlink::open()?;
+    let others = others.map(|network| Ok((network, detached(&node, &mut netlink, network)?)));
+    let others: Vec<(&Network, Vec<PortView<'_>>)> = others.collect::<Result<_>>()?;
     if as_json {
         let bridges: Vec<Value> = views.iter().map(|view| describe(&node, view)).collect();
-        let others: Vec<Value> = others.iter().map(|network| describe_network(&node, network)).collect();
+        let others: Vec<Value> =
+            others.iter().map(|(network, ports)| describe_network(&node, network, ports)).collect();
         return out::print_json(&json!({ "bridges": bridges, "otherNetworks": others, "notSeen": node.unseen }));
     }
     let paint = Paint::of_stdout();
     let mut pages: Vec<String> = views.iter().map(|view| page(&node, view, paint)).collect();
-    pages.extend(others.iter().filter_map(|network| network_page(&node, network, paint)));
+    pages.extend(others.iter().filter_map(|(network, ports)| network_page(&node, network, ports, paint)));
     let mut text = pages.join("\n");
     if pages.is_empty() {
         text = match network {
@@ -80,15 +88,27 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
             match views.iter_mut().find(|view| view.name == name) {
                 Some(view) if view.networks.iter().any(|other| other.name == network.name) => {}
                 Some(view) => view.networks.push(network),
-                None => views.push(BridgeView { name, link, networks: vec![network], ports: Vec::new() }),
+                None => views.push(BridgeView {
+                    name,
+                    link,
+                    networks: vec![network],
+                    ports: Vec::new(),
+                    detached: Vec::new(),
+                }),
             }
         }
     }
     let mut netlink = Netlink::open()?;
+    for network in networks {
+        // A network with several bridges has its detached ports below the first.
+        if let Some(view) = views.iter_mut().find(|view| view.networks.iter().any(|one| one.name == network.name)) {
+            view.detached.extend(detached(node, &mut netlink, network)?);
+        }
+    }
     for view in &mut views {
         let Some(bridge) = view.link else { continue };
         for link in node.ports(bridge) {
-            let port = port(node, &mut netlink, bridge, link)?;
+            let port = port(node, &mut netlink, Some(bridge), link)?;
             // For a single network, ports of other networks on the same bridge are omitted, but not unknown ports.
             if only.is_none() || port.network.is_none() || port.network.as_deref() == only {
                 view.ports.push(port);
@@ -98,8 +118,24 @@ fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Re
     Ok(views)
 }
 
-/// Collects what is known about a port.
-fn port<'a>(node: &'a Node, netlink: &mut Netlink, master: &Link, link: &'a Link) -> Result<PortView<'a>> {
+/// Returns the ports of a network that are on no bridge.
+fn detached<'a>(node: &'a Node, netlink: &mut Netlink, network: &Network) -> Result<Vec<PortView<'a>>> {
+    // Without an alias, only the bridge in the configuration proves that the veth of a container should be on one.
+    let is_detached = |link: &&&Link| link.master.is_none() && (owner(link).is_some() || network.bridge.is_some());
+    let links: Vec<&'a Link> = node.ports_of(network).into_iter().filter(|link| is_detached(&link)).collect();
+    links.into_iter().map(|link| port(node, netlink, None, link)).collect()
+}
+
+/// Returns whether no plugin has created a port whose attachment is unknown. Plugins create veth pairs that lead to another
+/// namespace, named `veth` and eight hexadecimal digits.
+fn is_foreign(link: &Link) -> bool {
+    let digits = link.name.strip_prefix("veth").unwrap_or_default();
+    let is_named = digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    link.kind != "veth" || link.peer_netns.is_none() || !is_named
+}
+
+/// Collects what is known about a port of the bridge `master`, or of none.
+fn port<'a>(node: &'a Node, netlink: &mut Netlink, master: Option<&Link>, link: &'a Link) -> Result<PortView<'a>> {
     let owner = owner(link);
     let network = owner.as_ref().map(|owner| owner.network.clone());
     let (mut container, mut ifname) = owner.and_then(|owner| owner.attachment).unzip();
@@ -132,23 +168,30 @@ fn port<'a>(node: &'a Node, netlink: &mut Netlink, master: &Link, link: &'a Link
         _ => true,
     };
     let is_its = |object: &&Object| match &object.owner {
-        Owner::Port(name) => [&link.name, &master.name].contains(&name),
+        Owner::Port(name) => *name == link.name || master.is_some_and(|master| *name == master.name),
         Owner::Marked(_) => marks.as_ref().is_some_and(|marks| marks.match_object(object)),
         Owner::Container(_) => marks.as_ref().is_some_and(|marks| marks.match_object(object)) && leads_here(object),
     };
     let objects = node.objects.iter().filter(is_its).collect();
-    let vlans = match master.vlan_filtering {
+    let vlans = match master.and_then(|master| master.vlan_filtering) {
         Some(true) => netlink.vlans(link.index)?,
         _ => Vec::new(),
     };
-    Ok(PortView { link, network, container, ifname, vlans, objects })
+    let is_foreign = network.is_none() && is_foreign(link);
+    Ok(PortView { link, network, container, ifname, vlans, is_foreign, objects })
 }
 
 impl PortView<'_> {
     /// Returns the flags, named after the keys of the configuration.
     fn flags(&self) -> Vec<&'static str> {
         let port = self.link.port.unwrap_or_default();
-        let flags = [(!self.link.up, "down"), (port.hairpin, "hairpin"), (port.isolated, "isolated")];
+        let is_detached = self.link.master.is_none();
+        let flags = [
+            (is_detached, "detached"),
+            (!self.link.up, "down"),
+            (port.hairpin, "hairpin"),
+            (port.isolated, "isolated"),
+        ];
         let flags = flags.into_iter().filter_map(|(set, name)| set.then_some(name));
         flags.chain(kinds().filter(|kind| self.has(kind)).map(|kind| kind.flag)).collect()
     }
@@ -169,7 +212,10 @@ impl<'a> BridgeView<'a> {
     /// Returns the objects of a kind. Those of none of the shown ports are not live.
     fn objects(&self, node: &'a Node, kind: &Kind) -> Vec<OwnedObject<'a>> {
         let find = |object: &Object| {
-            self.ports.iter().find(|port| port.objects.iter().any(|other| std::ptr::eq(*other, object)))
+            self.ports
+                .iter()
+                .chain(&self.detached)
+                .find(|port| port.objects.iter().any(|other| std::ptr::eq(*other, object)))
         };
         let of_networks = self.networks.iter().flat_map(|network| owned_objects(node, network, kind));
         of_networks
@@ -228,45 +274,65 @@ fn page<'a>(node: &'a Node, view: &BridgeView<'a>, paint: Paint) -> String {
     for network in &view.networks {
         text += &table::wrap(&format!("network {} ({})", network.name, file(network)), 2);
     }
-    let mut ports = Table::new(&["PORT", "CONTAINER*", "INTERFACE*", "ITS MAC", "FLAGS"]);
-    for port in &view.ports {
-        let guest = node.guest(port.link.index);
-        let mac = guest.and_then(|guest| guest.mac).map_or_else(|| "-".to_owned(), |mac| mac.to_string());
-        let unknown = if port.network.is_some() { "(id too long)" } else { "-" };
-        let flags = port.flags().join(" ");
-        // If the flags do not fit into the column, they go below the row.
-        let fit = flags.len() <= MAX_FLAGS_WIDTH;
-        let ifname = port.ifname.as_deref().or_else(|| guest.map(|guest| guest.name.as_str()));
-        ports.row(vec![
-            (Tone::Plain, port.link.name.clone()),
-            (Tone::Plain, table::shorten(port.container.as_deref().unwrap_or(unknown), 24)),
-            (Tone::Plain, ifname.unwrap_or("-").to_owned()),
-            (Tone::Plain, mac),
-            (if port.link.up { Tone::Plain } else { Tone::Bad }, if fit { flags.clone() } else { String::new() }),
-        ]);
-        let mut more: Vec<String> = guest.iter().flat_map(|guest| &guest.addresses).map(ToString::to_string).collect();
-        more.extend((!fit).then_some(flags));
-        more.extend((!port.vlans.is_empty()).then(|| format!("vlan {}", port.vlan_text())));
-        if view.networks.len() > 1 {
-            more.extend(port.network.as_ref().map(|network| format!("network {network}")));
-        }
-        if !more.is_empty() {
-            ports.more(more.join(", "));
-        }
-        for object in port.objects.iter().filter(|object| !object.detail.is_empty()) {
-            ports.more(object.detail.clone());
-        }
-    }
-    match ports.is_empty() {
+    let with_network = view.networks.len() > 1;
+    match view.ports.is_empty() {
         true => text += "  no ports\n",
-        false => text += &format!("\n{}", ports.render(paint, 2)),
+        false => text += &format!("\n{}", port_table(node, &view.ports, with_network).render(paint, 2)),
     }
+    text += &detached_ports(node, &view.detached, with_network, paint);
     let listed = |kind| objects(&view.objects(node, kind), kind, paint, ("of ports above", "of no port above"));
     let objects: String = listed_kinds().map(listed).collect();
     if !objects.is_empty() {
         text += "\n";
     }
     text + &objects
+}
+
+fn detached_ports(node: &Node, ports: &[PortView<'_>], with_network: bool, paint: Paint) -> String {
+    if ports.is_empty() {
+        return String::new();
+    }
+    let title = paint.paint(Tone::Bad, "on no bridge:");
+    format!("\n  {title}\n{}", port_table(node, ports, with_network).render(paint, 2))
+}
+
+fn port_table(node: &Node, ports: &[PortView<'_>], with_network: bool) -> Table {
+    let mut rows = Table::new(&["PORT", "CONTAINER**", "INTERFACE*", "ITS MAC", "FLAGS"]);
+    for port in ports {
+        // The other end of a foreign port is not a container's interface.
+        let guest = node.guest(port.link.index).filter(|_| !port.is_foreign);
+        let mac = guest.and_then(|guest| guest.mac).map_or_else(|| "-".to_owned(), |mac| mac.to_string());
+        let unknown = match port.network {
+            Some(_) => "(id too long)",
+            None if port.is_foreign => "(foreign)",
+            None => "-",
+        };
+        let flags = port.flags().join(" ");
+        // If the flags do not fit into the column, they go below the row.
+        let fit = flags.len() <= MAX_FLAGS_WIDTH;
+        let ifname = port.ifname.as_deref().or_else(|| guest.map(|guest| guest.name.as_str()));
+        let is_good = port.link.up && port.link.master.is_some();
+        rows.row(vec![
+            (Tone::Plain, port.link.name.clone()),
+            (Tone::Plain, port.container.as_deref().unwrap_or(unknown).to_owned()),
+            (Tone::Plain, ifname.unwrap_or("-").to_owned()),
+            (Tone::Plain, mac),
+            (if is_good { Tone::Plain } else { Tone::Bad }, if fit { flags.clone() } else { String::new() }),
+        ]);
+        let mut more: Vec<String> = guest.iter().flat_map(|guest| &guest.addresses).map(ToString::to_string).collect();
+        more.extend((!fit).then_some(flags));
+        more.extend((!port.vlans.is_empty()).then(|| format!("vlan {}", port.vlan_text())));
+        if with_network {
+            more.extend(port.network.as_ref().map(|network| format!("network {network}")));
+        }
+        if !more.is_empty() {
+            rows.more(more.join(", "));
+        }
+        for object in port.objects.iter().filter(|object| !object.detail.is_empty()) {
+            rows.more(object.detail.clone());
+        }
+    }
+    rows
 }
 
 /// Returns the file of a network's configuration.
@@ -276,8 +342,8 @@ fn file(network: &Network) -> String {
 }
 
 /// Formats a network without a bridge; `None` if plugins have created nothing for its attachments.
-fn network_page(node: &Node, network: &Network, paint: Paint) -> Option<String> {
-    let mut text = String::new();
+fn network_page(node: &Node, network: &Network, detached: &[PortView<'_>], paint: Paint) -> Option<String> {
+    let mut text = detached_ports(node, detached, false, paint);
     for kind in listed_kinds() {
         let owned = owned_objects(node, network, kind);
         text += &objects(&owned, kind, paint, ("of live containers", "of containers that are gone"));
@@ -285,7 +351,7 @@ fn network_page(node: &Node, network: &Network, paint: Paint) -> Option<String> 
             text += &line(owned.object);
         }
     }
-    let title = paint.paint(Tone::Bold, &table::shorten(&format!("network {}", network.name), table::WIDTH));
+    let title = paint.paint(Tone::Bold, &table::shorten(&format!("network {}", network.name), table::width()));
     let head = table::wrap(&format!("no bridge ({})", file(network)), 2);
     (!text.is_empty()).then(|| format!("{title}\n{head}\n{text}"))
 }
@@ -334,8 +400,11 @@ fn describe<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
         .iter()
         .map(|network| json!({ "name": network.name, "file": network.list.as_ref().map(|list| &list.path) }))
         .collect();
-    let ports: Vec<Value> = view.ports.iter().map(|port| describe_port(node, port)).collect();
-    let value = json!({ "name": view.name, "link": bridge, "networks": networks, "ports": ports });
+    let describe_all = |ports: &[PortView<'_>]| ports.iter().map(|port| describe_port(node, port)).collect();
+    let (ports, detached): (Vec<Value>, Vec<Value>) = (describe_all(&view.ports), describe_all(&view.detached));
+    let value = json!({
+        "name": view.name, "link": bridge, "networks": networks, "ports": ports, "detachedPorts": detached,
+    });
     let describe = |owned: OwnedObject<'_>| {
         let of_port = owned.is_live;
         with_members(describe_object(owned), [("ofPort", of_port.into())].into_iter())
@@ -346,8 +415,10 @@ fn describe<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
     )
 }
 
-fn describe_network(node: &Node, network: &Network) -> Value {
-    let value = json!({ "name": network.name, "file": network.list.as_ref().map(|list| &list.path) });
+fn describe_network(node: &Node, network: &Network, detached: &[PortView<'_>]) -> Value {
+    let detached: Vec<Value> = detached.iter().map(|port| describe_port(node, port)).collect();
+    let file = network.list.as_ref().map(|list| &list.path);
+    let value = json!({ "name": network.name, "file": file, "detachedPorts": detached });
     let describe = |owned: OwnedObject<'_>| {
         let is_live = owned.is_live;
         with_members(describe_object(owned), [("ofLiveContainer", is_live.into())].into_iter())
@@ -391,7 +462,7 @@ fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
     let value = json!({
         "name": port.link.name, "network": port.network, "container": port.container, "interface": port.ifname,
         "up": port.link.up, "mtu": port.link.mtu, "mac": port.link.mac.map(|mac| mac.to_string()),
-        "hairpin": settings.hairpin, "isolated": settings.isolated, "vlans": vlans,
+        "hairpin": settings.hairpin, "isolated": settings.isolated, "vlans": vlans, "foreign": port.is_foreign,
         "guest": guest.map(|guest| json!({
             "name": guest.name, "mac": guest.mac.map(|mac| mac.to_string()), "addresses": guest.addresses,
             "netns": guest.netns,

@@ -93,3 +93,52 @@ fn json_has_full_ids() {
     let text = page(&host.run("show"));
     assert!(!text.contains(LONG_ID) && text.contains("0123456789"), "{text}");
 }
+
+#[test]
+fn ports_whose_bridge_was_deleted_are_shown() {
+    let host = host("10.116.0.0/24");
+    let id = attach(&host, "blue");
+    let name = port(&id);
+    host.lab.sh("ip link del br-pods");
+    let answer = json(&host, "show --json");
+    let bridge = &answer["bridges"][0];
+    assert_eq!((&bridge["name"], &bridge["link"], &bridge["ports"]), (&"br-pods".into(), &Value::Null, &json!([])));
+    let detached = &bridge["detachedPorts"][0];
+    assert_eq!((&detached["name"], &detached["container"]), (&name.as_str().into(), &id.as_str().into()));
+    assert_eq!(detached["guest"]["addresses"], json!(["10.116.0.2/24"]));
+    assert_eq!(bridge["masquerade"][0]["ofPort"], true, "its rules belong to a port that is shown");
+    let text = page(&host.run("show"));
+    let (_, below) = text.split_once("\n  on no bridge:\n").unwrap_or_else(|| panic!("{text}"));
+    assert!(below.contains(&name) && below.contains("detached"), "{text}");
+    // Without a configuration, only the alias names the network.
+    std::fs::remove_file(host.conf_dir().join("10-pods.conflist")).unwrap();
+    let answer = json(&host, "show --json");
+    assert_eq!(answer["bridges"], json!([]));
+    assert_eq!(answer["otherNetworks"][0]["detachedPorts"][0]["name"], name.as_str());
+    assert!(page(&host.run("show")).contains("on no bridge:"));
+    // On a bridge again, even on another one, it is not detached.
+    host.lab.sh(&format!("ip link add br9 type bridge; ip link set {name} master br9"));
+    let answer = json(&host, "show --json");
+    assert_eq!((&answer["bridges"][0]["name"], &answer["bridges"][0]["detachedPorts"]), (&"br9".into(), &json!([])));
+}
+
+#[test]
+fn foreign_ports_are_not_shown_as_containers() {
+    let host = host("10.117.0.0/24");
+    let id = attach(&host, "blue");
+    host.lab.netns("vm");
+    host.lab.sh("ip link add other7 type ifb; ip link set other7 master br-pods
+         ip link add tap7 type veth peer name eth7 netns vm; ip link set tap7 master br-pods up
+         ip -n vm address add 10.117.0.77/24 dev eth7
+         ip link add vethaaaaaaaa type veth peer name near; ip link set vethaaaaaaaa master br-pods");
+    let answer = json(&host, "show pods --json");
+    let ports = answer["bridges"][0]["ports"].as_array().unwrap();
+    let foreign = |name: &str| ports.iter().find(|port| port["name"] == name).unwrap()["foreign"].clone();
+    for name in ["other7", "tap7", "vethaaaaaaaa"] {
+        assert_eq!(foreign(name), true, "{name}");
+    }
+    assert_eq!(foreign(&port(&id)), false);
+    let text = page(&host.run("show"));
+    assert_eq!(text.matches("(foreign)").count(), 3, "{text}");
+    assert!(!text.contains("eth7") && !text.contains("10.117.0.77"), "its other end is not a container's: {text}");
+}
