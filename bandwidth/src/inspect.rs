@@ -1,6 +1,6 @@
 //! For tools: lists limits, reports those that are missing or left over, and restores them.
 
-use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings};
+use cni::inspect::{Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Subject, shell_word};
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Result};
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
@@ -42,9 +42,8 @@ impl Inspect for Bandwidth {
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
         Config::parse(network.call)?;
-        let mut findings = missing_limits(network);
-        findings.extend(left_by_reference(&mut Netlink::open()?)?);
-        Ok(findings)
+        let left = left_by_reference(&mut Netlink::open()?)?;
+        Ok(missing_limits(network).into_iter().chain(left).collect())
     }
 
     /// Sets the limits of an attachment again if CHECK finds a difference.
@@ -81,9 +80,10 @@ fn object(link: &Link, direction: &'static str, limit: Option<TokenBucket>) -> O
 }
 
 /// Reports live attachments whose limits CHECK misses.
-fn missing_limits(network: &NetworkView<'_>) -> Vec<Finding> {
-    let (mut count, mut differences) = (0, Vec::new());
-    for added in network.alive.iter().filter_map(|at| at.added.as_ref()) {
+fn missing_limits(network: &NetworkView<'_>) -> Option<Finding> {
+    let (mut count, mut differences, mut affected) = (0, Vec::new(), Vec::new());
+    for at in network.alive {
+        let Some(added) = &at.added else { continue };
         let checked = added.with_call(|call, at| {
             let config = Config::parse(call)?;
             count += usize::from(!config.is_empty());
@@ -92,17 +92,17 @@ fn missing_limits(network: &NetworkView<'_>) -> Vec<Finding> {
                 None => Ok(()),
             }
         });
-        differences.extend(checked.err());
-    }
-    let (level, what, remedy) = match differences.first() {
-        Some(first) => {
-            let what = format!("{} of {count} live containers lack their limits: {first}", differences.len());
-            (Level::Warn, what, "something changed the host's traffic control; `cnitool repair` restores it".to_owned())
+        if let Err(difference) = checked {
+            differences.push(difference);
+            affected.push(at.subject.clone());
         }
-        None if count > 0 => (Level::Ok, "live containers have their limits".to_owned(), String::new()),
-        None => return Vec::new(),
+    }
+    let Some(first) = differences.first() else {
+        return (count > 0).then(|| Finding::ok(KINDS[0].name, "live containers have their limits"));
     };
-    vec![Finding { check: KINDS[0].name, level, what, remedy }]
+    let what = format!("{} of {count} live containers lack their limits: {first}", differences.len());
+    let remedy = "something changed the host's traffic control; `cnitool repair` restores it";
+    Some(Finding::warn(KINDS[0].name, what).remedy(remedy).about(affected).fix(Fix::Repair))
 }
 
 /// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove them.
@@ -114,15 +114,14 @@ fn left_by_reference(host: &mut Netlink) -> Result<Option<Finding>> {
         false => sources(host, None, &left.iter().map(|link| link.index).collect::<Vec<_>>())?,
     };
     left.retain(|link| !used.iter().any(|source| source.redirect.to == Some(link.index)));
-    Ok(left.first().map(|first| Finding {
-        check: KINDS[0].name,
-        level: Level::Warn,
-        what: match left.len() {
-            1 => format!("1 ifb link of the reference that no container uses: {}", first.name),
-            count => format!("{count} ifb links of the reference that no container uses, such as {}", first.name),
-        },
-        remedy: format!("ip link delete {}", first.name),
-    }))
+    let Some(first) = left.first() else { return Ok(None) };
+    let what = match left.len() {
+        1 => format!("1 ifb link of the reference that no container uses: {}", first.name),
+        count => format!("{count} ifb links of the reference that no container uses, such as {}", first.name),
+    };
+    let commands = left.iter().map(|link| format!("ip link delete {}", shell_word(&link.name)));
+    let subjects = left.iter().map(|link| Subject::link(&link.name));
+    Ok(Some(Finding::warn(KINDS[0].name, what).about(subjects).run(commands)))
 }
 
 /// Sets the limits of an attachment. Returns `false` if there is nothing to restore.

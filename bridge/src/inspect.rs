@@ -1,7 +1,7 @@
 //! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
 use cni::inspect::{
-    self, Finding, Inspect, Kind, Level, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Usage,
+    self, Finding, Fix, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Subject, Usage,
 };
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Result};
 use linux::ip::Cidr;
@@ -123,32 +123,35 @@ fn check_masquerade(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Ve
         let rules = objects.iter().filter(|object| object.kind == masquerade && at.marks.match_object(object));
         rules.collect::<Vec<_>>()
     };
-    let finding =
-        |level, what: String, remedy: &str| Finding { check: masquerade.name, level, what, remedy: remedy.to_owned() };
     let alive: Vec<&LiveAttachment> = network.alive.iter().filter(|at| at.has_port).collect();
-    let lacking = alive.iter().filter(|at| {
-        let rules = rules_of(at);
-        match at.addresses.as_slice() {
-            // One existing rule suffices as a sign that no rule was flushed.
-            [] => rules.is_empty(),
-            addresses => addresses.iter().any(|ip| !rules.iter().any(|rule| rule.address == Some(*ip))),
-        }
-    });
-    let lacking = lacking.count();
+    let lacking: Vec<&&LiveAttachment> = alive
+        .iter()
+        .filter(|at| {
+            let rules = rules_of(at);
+            match at.addresses.as_slice() {
+                // One existing rule suffices as a sign that no rule was flushed.
+                [] => rules.is_empty(),
+                addresses => addresses.iter().any(|ip| !rules.iter().any(|rule| rule.address == Some(*ip))),
+            }
+        })
+        .collect();
+    let broken = |what: String| Finding::fail(masquerade.name, what).remedy(REPAIR_HINT).fix(Fix::Repair);
+    let subjects = |of: &[&&LiveAttachment]| of.iter().map(|at| at.subject.clone()).collect::<Vec<_>>();
     let mut findings = Vec::new();
-    if lacking > 0 {
+    if !lacking.is_empty() {
         let text = format!(
-            "{lacking} of {} live containers lack a masquerade rule: other networks cannot reply to them",
+            "{} of {} live containers lack a masquerade rule: other networks cannot reply to them",
+            lacking.len(),
             alive.len()
         );
-        findings.push(finding(Level::Fail, text, REPAIR_HINT));
+        findings.push(broken(text).about(subjects(&lacking)));
     }
     let by_iptables = alive.iter().filter(|at| rules_of(at).iter().any(|rule| rule.backend == IPTABLES)).count();
     if by_iptables < alive.len() && masquerade::is_cut_off(&mut Nftables::open()?)? {
         let text = "no packet reaches the masquerade rules: other networks cannot reply to containers";
-        findings.push(finding(Level::Fail, text.to_owned(), REPAIR_HINT));
-    } else if lacking == 0 {
-        findings.push(finding(Level::Ok, "all live containers have their rules".to_owned(), ""));
+        findings.push(broken(text.to_owned()).about(subjects(&alive.iter().collect::<Vec<_>>())));
+    } else if lacking.is_empty() {
+        findings.push(Finding::ok(masquerade.name, "all live containers have their rules"));
     }
     Ok(findings)
 }
@@ -162,12 +165,9 @@ fn check_vlan_support(bridge: &str) -> Result<Option<Finding>> {
     }
     match vlan::refuse_unsupported(&mut host, bridge, link.as_ref()) {
         Ok(()) => Ok(None),
-        Err(error) if error.code() == Code::UNSUPPORTED => Ok(Some(Finding {
-            check: "bridge",
-            level: Level::Fail,
-            what: error.to_string(),
-            remedy: error.details_text().to_owned(),
-        })),
+        Err(error) if error.code() == Code::UNSUPPORTED => {
+            Ok(Some(Finding::error("bridge", &error).about([Subject::link(bridge)])))
+        }
         Err(error) => Err(error),
     }
 }

@@ -31,6 +31,8 @@ use crate::version::Version;
 const TIMEOUT: Duration = Duration::from_secs(240);
 /// Timeout for STATUS and VERSION, which change nothing and whose callers do not wait long.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a tool waits for CHECK of a program: enough for a busy node, where the plugin waits for locks, too.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Another plugin, ready to be called with the configuration of a call: the current one, or one with a generated
 /// configuration ([`Call::with_config`]).
@@ -232,18 +234,54 @@ impl Program {
         self.execute(command, env, config).map(drop)
     }
 
+    /// Calls CHECK for a tool that reports on many attachments, which cannot wait as long as a runtime.
+    pub fn check_soon(&self, env: &[(&str, OsString)], config: &[u8]) -> Result<()> {
+        let answer = self.exchange("CHECK", env, config, CHECK_TIMEOUT)?;
+        self.explain(answer, || self.supported_versions()).map(drop)
+    }
+
+    /// Calls VERSION. Returns the versions of the protocol that the plugin supports.
+    #[cold]
+    pub fn versions(&self) -> Result<Vec<String>> {
+        #[derive(Deserialize)]
+        struct Versions {
+            #[serde(rename = "supportedVersions")]
+            supported: Vec<String>,
+        }
+        let config = format!("{{\"cniVersion\":\"{}\"}}", Version::NEWEST);
+        let answer = self.exchange("VERSION", &[], config.as_bytes(), STATUS_TIMEOUT)??;
+        let versions: Versions = json::parse(&String::from_utf8_lossy(&answer))
+            .context(|| format!("read the answer of plugin {:?} to VERSION", self.path))?;
+        Ok(versions.supported)
+    }
+
+    /// Starts the plugin without a command. Returns what it prints about itself; empty if it prints nothing.
+    pub fn about(&self) -> Result<String> {
+        let path = &self.path;
+        let mut process = Command::new(path);
+        process.env_remove("CNI_COMMAND");
+        let child = start(&mut process, path).context(|| format!("execute plugin {path:?}"))?;
+        let (stderr, outcome) = run_to_end(child, &[], Deadline::after(STATUS_TIMEOUT));
+        outcome.context(|| format!("call plugin {path:?}"))?;
+        Ok(String::from_utf8_lossy(&stderr).into_owned())
+    }
+
     /// Runs the file with the inherited environment plus `env`, and returns its output.
     fn execute(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Vec<u8>> {
-        self.explain(self.exchange(command, env, config)?, || self.supported_versions())
+        let timeout = if command == "STATUS" { STATUS_TIMEOUT } else { TIMEOUT };
+        self.explain(self.exchange(command, env, config, timeout)?, || self.supported_versions())
     }
 
     /// Runs the file. The inner result is its answer: its output, or the error that it reported.
-    fn exchange(&self, command: &str, env: &[(&str, OsString)], config: &[u8]) -> Result<Result<Vec<u8>>> {
+    fn exchange(
+        &self,
+        command: &str,
+        env: &[(&str, OsString)],
+        config: &[u8],
+        timeout: Duration,
+    ) -> Result<Result<Vec<u8>>> {
         let path = &self.path;
-        let deadline = Deadline::after(match command {
-            "STATUS" | "VERSION" => STATUS_TIMEOUT,
-            _ => TIMEOUT,
-        });
+        let deadline = Deadline::after(timeout);
         let mut process = Command::new(path);
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
         let child = start(&mut process, path).context(|| format!("execute plugin {path:?}"))?;
@@ -269,18 +307,9 @@ impl Program {
         }
     }
 
-    /// Calls VERSION and returns the supported versions.
     #[cold]
     fn supported_versions(&self) -> Option<Vec<String>> {
-        #[derive(Deserialize)]
-        struct Versions {
-            #[serde(rename = "supportedVersions")]
-            supported: Vec<String>,
-        }
-        let config = format!("{{\"cniVersion\":\"{}\"}}", Version::NEWEST);
-        let answer = self.exchange("VERSION", &[], config.as_bytes()).ok()?.ok()?;
-        let versions: Versions = json::parse(&String::from_utf8_lossy(&answer)).ok()?;
-        Some(versions.supported)
+        self.versions().ok()
     }
 
     /// Returns whether the plugin lists `version` in its answer to VERSION.

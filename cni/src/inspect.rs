@@ -3,6 +3,8 @@
 //!
 //! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
 
+mod finding;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -14,6 +16,8 @@ use linux::netlink::Address;
 use crate::error::Result;
 use crate::key::{self, AttachmentKey};
 use crate::plugin::{Attachment, Call, Plugin};
+
+pub use finding::{Finding, Fix, Level, Subject, shell_word};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
 pub trait Inspect: Plugin {
@@ -161,6 +165,21 @@ pub trait LeaseStore: Sync {
     fn leases_of_earlier_boots(&self, directory: &Path) -> Result<Vec<IpAddr>>;
     /// Fails if an ADD could not write a lease. Leaves no file behind.
     fn check_writable(&self, directory: &Path) -> Result<()>;
+    /// Returns the process that holds the lock of a directory, if one does and is visible from here.
+    fn lock_holder(&self, directory: &Path) -> Option<LockHolder>;
+    /// Returns the command of a shell that writes the missing lease of an attachment, unless the address is leased.
+    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> String;
+}
+
+/// A process that holds the lock of a lease directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockHolder {
+    /// The lock file.
+    pub file: PathBuf,
+    /// The id of the process.
+    pub pid: u32,
+    /// The name of its program.
+    pub program: String,
 }
 
 impl fmt::Debug for dyn LeaseStore + '_ {
@@ -303,6 +322,8 @@ pub struct NetworkView<'a> {
 /// A live attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveAttachment {
+    /// The attachment, for findings about it.
+    pub subject: Subject,
     /// The marks of its objects.
     pub marks: Marks,
     /// Whether the host veth has its alias.
@@ -327,28 +348,4 @@ impl Added {
     pub fn with_call<T>(&self, function: impl FnOnce(&Call<'_>, &Attachment) -> Result<T>) -> Result<T> {
         function(&Call::for_config(&self.config)?, &self.attachment)
     }
-}
-
-/// The severity of a finding.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    /// It works.
-    Ok,
-    /// It works only partly, or may stop working.
-    Warn,
-    /// An ADD fails, or traffic is blocked.
-    Fail,
-}
-
-/// The outcome of a check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
-    /// The name of the check.
-    pub check: &'static str,
-    /// Its severity.
-    pub level: Level,
-    /// What was found.
-    pub what: String,
-    /// What to do about it. Empty if the level is `Ok`.
-    pub remedy: String,
 }

@@ -163,13 +163,14 @@ impl Cache {
         }
     }
 
-    /// Returns all entries that name their attachment, and the errors of the entries that cannot be read.
-    pub(crate) fn all(&self) -> Result<(Vec<Entry>, Vec<Error>)> {
+    /// Returns all entries that name their attachment, and the files that cannot be read, each with the error.
+    pub(crate) fn all(&self) -> Result<(Vec<Entry>, Vec<(PathBuf, Error)>)> {
         let (mut entries, mut failures) = (Vec::new(), Vec::new());
         for name in self.names()? {
-            match read(&self.dir.join(&name)) {
+            let path = self.dir.join(&name);
+            match read(&path) {
                 Ok(entry) => entries.extend(entry.filter(|entry| !entry.network.is_empty())),
-                Err(error) => failures.push(error),
+                Err(error) => failures.push((path, error)),
             }
         }
         Ok((entries, failures))

@@ -174,6 +174,20 @@ impl<'a> Chain<'a> {
 
     /// Calls CHECK of all plugins.
     pub(crate) fn check(&self, at: &Endpoint) -> Result<()> {
+        self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous))
+    }
+
+    /// Calls CHECK of all plugins, with a shorter deadline for each: a report on many attachments cannot wait for long.
+    pub(crate) fn check_soon(&self, at: &Endpoint) -> Result<()> {
+        self.check_each(at, |link, previous| {
+            let config = self.request(link.plugin, Some(at), previous)?;
+            let answer = link.program.check_soon(&self.variables(Some(at)), &config);
+            answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
+        })
+    }
+
+    /// Calls `check` for each plugin with the previous result, unless the version has no CHECK or the network disables it.
+    fn check_each(&self, at: &Endpoint, check: impl Fn(&Link<'_>, &[ExtraKey]) -> Result<()>) -> Result<()> {
         if self.list.version < Version::V0_4_0 {
             let what = format!("cniVersion {} of the network does not have the command CHECK", self.list.version);
             return Err(Error::new(Code::VERSION, what).details("CHECK needs cniVersion 0.4.0 or newer"));
@@ -187,7 +201,7 @@ impl<'a> Chain<'a> {
             return Err(error.details("the cache has no entry for it"));
         }
         let previous = self.previous(at)?;
-        self.links.iter().try_for_each(|link| self.run("CHECK", link, Some(at), &previous))
+        self.links.iter().try_for_each(|link| check(link, &previous))
     }
 
     /// Restores what plugins find missing of an attachment. Returns what was missing.
@@ -236,6 +250,14 @@ impl<'a> Chain<'a> {
             return Ok(false);
         }
         self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[])).map(|()| true)
+    }
+
+    /// Calls STATUS of the plugins that `is_asked` selects as if the network had version 1.1.0, for a network of an earlier
+    /// version, which does not have STATUS.
+    pub(crate) fn status_in_newer_version(&self, is_asked: impl Fn(&str) -> bool) -> Result<()> {
+        let version = [("cniVersion", Value::from(Version::V1_1_0.as_str()))];
+        let mut asked = self.links.iter().filter(|link| is_asked(&link.plugin.kind));
+        asked.try_for_each(|link| self.run("STATUS", link, None, &version))
     }
 
     fn remove_from_cache(&self, at: &Endpoint) -> Result<()> {

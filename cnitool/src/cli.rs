@@ -66,6 +66,8 @@ pub(crate) enum Command {
         json: bool,
     },
     Doctor {
+        network: Option<String>,
+        quiet: bool,
         json: bool,
     },
     Metrics {

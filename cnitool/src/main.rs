@@ -82,8 +82,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Repair { network, json } => {
             return repair::run(network.as_deref(), json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }
-        Command::Doctor { json } => {
-            return doctor::run(json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
+        Command::Doctor { network, quiet, json } => {
+            return doctor::run(network.as_deref(), quiet, json).map(|healthy| if healthy { DONE } else { UNHEALTHY });
         }
     };
     done.map(|()| DONE)

@@ -11,9 +11,9 @@ mod network;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks};
+use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks, shell_word};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
 use cni0::INSPECT;
@@ -57,7 +57,7 @@ pub(crate) struct Node {
     all_guests_seen: bool,
     cached: Vec<Cached>,
     /// Entries of the cache that cannot be read.
-    pub(crate) corrupt: Vec<Error>,
+    pub(crate) corrupt: Vec<(PathBuf, Error)>,
     /// What could not be inspected, and why.
     pub(crate) unseen: Vec<String>,
 }
@@ -67,12 +67,18 @@ pub(crate) struct Node {
 pub(crate) struct Guest {
     pub(crate) name: String,
     pub(crate) mac: Option<MacAddr>,
+    pub(crate) mtu: u32,
     pub(crate) addresses: Vec<Cidr>,
     /// A path at which its namespace can be opened.
     pub(crate) netns: Option<PathBuf>,
 }
 
 impl Guest {
+    /// Returns a command of a shell that runs `command` in its namespace; `None` if the namespace has no known path.
+    pub(crate) fn command(&self, command: &str) -> Option<String> {
+        self.netns.as_deref().map(|path| in_netns(path, command))
+    }
+
     /// Returns whether it has one of these addresses.
     fn has_any(&self, ips: &BTreeSet<IpAddr>) -> bool {
         self.addresses.iter().any(|cidr| ips.contains(&cidr.ip()))
@@ -146,7 +152,8 @@ impl Node {
             let addresses = addresses.iter().filter(|(owner, address)| *owner == peer && address.global);
             let addresses = addresses.map(|(_, address)| address.cidr).collect();
             let netns = paths.get(&netns).cloned();
-            self.guests.insert(link.index, Guest { name: guest.name, mac: guest.mac, addresses, netns });
+            self.guests
+                .insert(link.index, Guest { name: guest.name, mac: guest.mac, mtu: guest.mtu, addresses, netns });
         }
         let all = by_id.into_values().flatten().flatten();
         self.guest_addresses.extend(all.map(|(_, address)| address.cidr.ip()));
@@ -342,6 +349,11 @@ impl Node {
         let is_in_range = |network: &Network| network.ranges.iter().flatten().any(|range| range.subnet.contains(ip));
         known.or_else(|| only(&is_in_range)).or_else(|| only(&|network| network.ranges.is_empty()))
     }
+}
+
+/// Returns a command of a shell that runs `command` in the network namespace at `path`.
+pub(crate) fn in_netns(path: &Path, command: &str) -> String {
+    format!("nsenter --net={} {command}", shell_word(&path.to_string_lossy()))
 }
 
 /// Returns the kinds of all plugins.

@@ -1,6 +1,6 @@
 //! `cnitool repair`: checks every attachment in the cache, and lets its plugins add what is missing.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use cni::{Code, Error, Result, Version};
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<bool> {
         false => out::print(page(&results, Paint::of_stdout()))?,
     }
     if !as_json {
-        unreadable.iter().for_each(out::print_error);
+        unreadable.iter().for_each(|(_, error)| out::print_error(error));
     }
     Ok(healthy)
 }
@@ -146,7 +146,7 @@ fn page(results: &[(Entry, Outcome)], paint: Paint) -> String {
 }
 
 /// Returns the output of `--json`.
-fn describe(results: &[(Entry, Outcome)], unreadable: &[Error]) -> Value {
+fn describe(results: &[(Entry, Outcome)], unreadable: &[(PathBuf, Error)]) -> Value {
     let attachments: Vec<Value> = results
         .iter()
         .map(|(entry, outcome)| {
@@ -158,7 +158,7 @@ fn describe(results: &[(Entry, Outcome)], unreadable: &[Error]) -> Value {
             })
         })
         .collect();
-    let not_seen: Vec<String> = unreadable.iter().map(out::one_line).collect();
+    let not_seen: Vec<String> = unreadable.iter().map(|(_, error)| out::one_line(error)).collect();
     json!({
         "attachments": attachments, "notSeen": not_seen, "ok": count(results, "ok"),
         "repaired": count(results, "repaired"), "gone": count(results, "gone"), "wrong": count(results, "wrong"),

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use cni::inspect::{
-    Finding, ForwardChain, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Usage,
+    Finding, Fix, ForwardChain, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Subject, Usage,
 };
 use cni::key::{AliasOwner, mark_in};
 use cni::{
@@ -254,6 +254,7 @@ impl Checker<'_> {
         let [acceptance, _] = &KINDS;
         let mut firewalld = None;
         let (mut count, mut lacking, mut by_rules) = (0, Vec::new(), Vec::new());
+        let (mut affected, mut accepted) = (Vec::new(), Vec::new());
         for at in self.network.alive {
             // The addresses that an IPAM plugin without leases has assigned are only in the result.
             let added = at
@@ -271,27 +272,33 @@ impl Checker<'_> {
                 refused => refused,
             };
             match refused {
-                Some(ip) => lacking.push(ip),
-                None => by_rules.extend(ips),
+                Some(ip) => {
+                    lacking.push(ip);
+                    affected.push(at.subject.clone());
+                }
+                None => {
+                    by_rules.extend(ips);
+                    accepted.push(at.subject.clone());
+                }
             }
         }
         let mut findings = Vec::new();
         let level = if lacking.is_empty() && by_rules.is_empty() { Level::Ok } else { self.severity()? };
         if let Some(first) = lacking.first() {
             let text = format!("{} of {count} live containers lack their rules, such as {first}", lacking.len());
-            findings.push(finding(acceptance, level, format!("{text}{}", consequence(level))));
+            findings.push(finding(acceptance, level, format!("{text}{}", consequence(level))).about(affected));
         }
         for tools in &FAMILIES {
             let is_used = by_rules.iter().any(|ip| tools.includes(*ip));
             if is_used && self.acceptance.is_cut_off(tools.family) {
                 let table = tools.table(FILTER);
                 let text = format!("no rule in chain {FORWARD} of table {table} leads to chain {CONTAINERS}");
-                findings.push(finding(acceptance, level, format!("{text}{}", consequence(level))));
+                let finding = finding(acceptance, level, format!("{text}{}", consequence(level)));
+                findings.push(finding.about(accepted.iter().cloned()));
             }
         }
         if findings.is_empty() && count > 0 {
-            let text = "the traffic of live containers is accepted".to_owned();
-            findings.push(Finding { check: acceptance.name, level: Level::Ok, what: text, remedy: String::new() });
+            findings.push(Finding::ok(acceptance.name, "the traffic of live containers is accepted"));
         }
         findings.extend(self.policies()?);
         Ok(findings)
@@ -346,13 +353,15 @@ impl Checker<'_> {
         if self.config.ingress == IngressPolicy::Open {
             return Ok(Vec::new());
         }
-        let mut count = 0;
-        for added in self.network.alive.iter().filter_map(|at| at.added.as_ref()) {
+        let (mut count, mut affected) = (0, Vec::new());
+        for live in self.network.alive {
+            let Some(added) = &live.added else { continue };
             let compared = added.with_call(|call, at| {
                 let (config, result) = (Config::parse(call)?, call.chained_result()?);
                 let traffic = Traffic::new(call, at, &config, &result, &mut self.host)?;
                 let Some(policy) = &traffic.policy else { return Ok(()) };
                 count += 1;
+                affected.push(live.subject.clone());
                 if let Some(port) = policy.isolated_port()
                     && !port.is_isolated(&mut self.nft)?
                 {
@@ -384,7 +393,7 @@ impl Checker<'_> {
         let mut findings = Vec::new();
         if let Some(first) = differences.first() {
             let text = format!("containers can be reached in spite of the ingress policy: {first}");
-            findings.push(finding(policy, Level::Warn, text));
+            findings.push(finding(policy, Level::Warn, text).about(affected));
         }
         if let Some(first) = ports.first() {
             let text = format!(
@@ -392,11 +401,11 @@ impl Checker<'_> {
                  {first}, are not isolated",
                 ports.len()
             );
-            findings.push(finding(policy, Level::Warn, text));
+            let subjects = ports.iter().map(|port| Subject::link(port));
+            findings.push(finding(policy, Level::Warn, text).about(subjects));
         }
         if findings.is_empty() && count > 0 {
-            let text = "the ingress policy of live containers is in effect".to_owned();
-            findings.push(Finding { check: policy.name, level: Level::Ok, what: text, remedy: String::new() });
+            findings.push(Finding::ok(policy.name, "the ingress policy of live containers is in effect"));
         }
         Ok(findings)
     }
@@ -411,7 +420,7 @@ fn consequence(level: Level) -> &'static str {
 }
 
 fn finding(kind: &Kind, level: Level, what: String) -> Finding {
-    Finding { check: kind.name, level, what, remedy: REPAIR_HINT.to_owned() }
+    Finding::new(level, kind.name, what).remedy(REPAIR_HINT).fix(Fix::Repair)
 }
 
 /// Accepts the traffic of an attachment. Returns `false` if there is nothing to restore.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Generated, Inspect, Kind, Level, NetworkView, Object, Owner, Settings};
+use cni::inspect::{Finding, Generated, Inspect, Kind, NetworkView, Object, Owner, Settings, Subject};
 use cni::{AttachmentKey, Call, Result};
 
 use crate::config::{Config, DATA_DIR};
@@ -42,17 +42,18 @@ impl Inspect for Flannel {
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
         let path = Config::parse(network.call)?.subnet_file;
-        let finding = |level, what, remedy: &str| Finding { check: CHECK, level, what, remedy: remedy.to_owned() };
+        let subject = || [Subject::file(&path)];
         let file = match SubnetFile::read(&path) {
             Ok(file) => file,
-            Err(error) => return Ok(vec![finding(Level::Fail, error.to_string(), error.details_text())]),
+            Err(error) => return Ok(vec![Finding::error(CHECK, &error).about(subject())]),
         };
         let subnets: Vec<_> = file.subnets.iter().map(ToString::to_string).collect();
         let summary = format!("this node has subnet {}, MTU {} ({})", subnets.join(" and "), file.mtu, path.display());
         let warnings = file.warnings().into_iter();
         let remedy = "check flannel's \"Network\", and the subnet or podCIDR of this node";
-        let warnings = warnings.map(|what| finding(Level::Warn, format!("{}: {what}", path.display()), remedy));
-        Ok([finding(Level::Ok, summary, "")].into_iter().chain(warnings).collect())
+        let warnings = warnings
+            .map(|what| Finding::warn(CHECK, format!("{}: {what}", path.display())).remedy(remedy).about(subject()));
+        Ok([Finding::ok(CHECK, summary)].into_iter().chain(warnings).collect())
     }
 }
 

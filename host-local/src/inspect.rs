@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, Range, Settings};
+use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, shell_word};
 use cni::{Call, Context, Result};
 use linux::ip::Cidr;
 use serde::Deserialize;
@@ -15,6 +15,7 @@ use crate::HostLocal;
 use crate::config::{self, Config, DATA_DIR};
 use crate::earlier::EarlierLeases;
 use crate::lease;
+use crate::lock;
 use crate::range;
 use crate::status;
 use crate::store::{self, Holder};
@@ -109,6 +110,22 @@ impl LeaseStore for HostLocal {
 
     fn check_writable(&self, directory: &Path) -> Result<()> {
         status::writable(&status::nearest(directory)?)
+    }
+
+    fn lock_holder(&self, directory: &Path) -> Option<LockHolder> {
+        lock::holder_in(directory)
+    }
+
+    /// Writes the lease as ADD does: under the lock, and only if the file does not exist.
+    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> String {
+        let word = |path: PathBuf| shell_word(&path.to_string_lossy());
+        let script = format!(
+            "set -C; printf '%s\\r\\n%s' {} {} >{}",
+            shell_word(container),
+            shell_word(ifname),
+            word(directory.join(ip.to_string()))
+        );
+        format!("flock {} sh -c {}", word(directory.join(lock::NAME)), shell_word(&script))
     }
 }
 

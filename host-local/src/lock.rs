@@ -1,11 +1,12 @@
 //! The lock of a lease directory, shared with the reference. The kernel releases it when its holder exits or is killed.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
+use cni::inspect::LockHolder;
 use cni::{Code, Context, Error, Result};
 use fs2::FileExt;
 use linux::Deadline;
@@ -14,7 +15,8 @@ use nix::sys::stat::{major, minor};
 
 use linux::dir::Dir;
 
-const NAME: &str = "lock";
+/// The name of the lock file.
+pub(crate) const NAME: &str = "lock";
 
 /// How long a call waits for the lock: enough for dozens of calls of the reference in a full network, which are slow.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -59,14 +61,27 @@ fn open(dir: &Dir) -> io::Result<Option<File>> {
 fn busy(path: &Path, file: &File) -> Error {
     let seconds = TIMEOUT.as_secs();
     let error = Error::new(Code::TRY_LATER, format!("lock {path:?}: another process held it for {seconds} seconds"));
-    let locks = fs::read_to_string("/proc/locks").unwrap_or_default();
-    match file.metadata().ok().and_then(|inode| holder(&locks, inode.dev(), inode.ino())) {
-        Some(pid) => {
-            let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-            error.details(format!("process {pid} {:?} holds the lock: if it hangs, kill it", name.trim()))
+    match file.metadata().ok().and_then(|inode| holding_process(&inode)) {
+        Some((pid, program)) => {
+            error.details(format!("process {pid} {program:?} holds the lock: if it hangs, kill it"))
         }
         None => error.details("run `lslocks` on the host to find the process that holds the lock"),
     }
+}
+
+/// Returns the process that holds the lock of a directory, with the lock file.
+pub(crate) fn holder_in(directory: &Path) -> Option<LockHolder> {
+    let file = directory.join(NAME);
+    let (pid, program) = holding_process(&fs::metadata(&file).ok()?)?;
+    Some(LockHolder { file, pid, program })
+}
+
+/// Returns the id and the program of the process that holds the lock of an inode.
+fn holding_process(inode: &Metadata) -> Option<(u32, String)> {
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    let pid = holder(&locks, inode.dev(), inode.ino())?;
+    let program = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    Some((pid, program.trim().to_owned()))
 }
 
 /// Returns the process that holds the lock of an inode, according to the text of `/proc/locks`.

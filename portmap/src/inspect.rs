@@ -2,7 +2,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Usage};
+use cni::inspect::{
+    Finding, Fix, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Subject, Usage,
+};
 use cni::key::mark_in;
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Error, Namespaces, Result};
 use linux::iptables::{FAMILIES, Tools};
@@ -83,7 +85,7 @@ fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
 fn object(published: Published) -> Object {
     let Published { mapping: Mapping { key, target }, owner, form, .. } = published;
     let host = host_address(&key, target.ip());
-    let name = format!("{} {host}", key.protocol);
+    let name = port_name(&key, target.ip());
     let number = |port: u16| Property::Number(port.into());
     Object {
         kind: &KINDS[0],
@@ -105,6 +107,11 @@ fn object(published: Published) -> Object {
         comment: comment(&owner),
         owner: mark(owner),
     }
+}
+
+/// Returns the name of a published port, such as `tcp 0.0.0.0:8080`.
+fn port_name(key: &Key, container: IpAddr) -> String {
+    format!("{} {}", key.protocol, host_address(key, container))
 }
 
 /// Returns the host's address and port. All addresses are the unspecified one of the container's family.
@@ -158,6 +165,7 @@ impl Checker<'_> {
         let objects: Vec<Object> = all.iter().cloned().map(object).collect();
         let mut findings = Vec::new();
         let (mut wanted, mut lacking) = (0, Vec::new());
+        let mut affected = Vec::new();
         let mut live: Vec<Published> = Vec::new();
         let mut scopes: Vec<Scope> = Vec::new();
         for at in self.network.alive {
@@ -179,7 +187,12 @@ impl Checker<'_> {
                 let mappings = publication.mappings();
                 wanted += usize::from(!mappings.is_empty());
                 let is_missing = |mapping: &&Mapping| !own.iter().any(|published| published.mapping == **mapping);
-                lacking.extend(mappings.iter().find(is_missing).copied());
+                let missing: Vec<&Mapping> = mappings.iter().filter(is_missing).collect();
+                if let Some(first) = missing.first() {
+                    lacking.push(**first);
+                    affected.push(at.subject.clone());
+                    affected.extend(missing.into_iter().map(published_port));
+                }
                 if own.iter().any(|published| published.form == Form::Maps) {
                     scopes.extend(publication.scopes());
                 }
@@ -192,20 +205,17 @@ impl Checker<'_> {
             }
         }
         if let Some(first) = lacking.first() {
-            let text = format!(
-                "{} of {wanted} live containers lack a published port, such as {} {}",
-                lacking.len(),
-                first.key.protocol,
-                host_address(&first.key, first.target.ip()),
-            );
-            findings.push(finding(Level::Fail, text, REPAIR_HINT));
+            let first = port_name(&first.key, first.target.ip());
+            let text = format!("{} of {wanted} live containers lack a published port, such as {first}", lacking.len());
+            findings.push(broken(Level::Fail, text).about(affected));
         }
         if let Some(text) = self.cut_off(&live, &scopes)? {
-            findings.push(finding(Level::Fail, format!("no packet reaches published ports: {text}"), REPAIR_HINT));
+            let ports = live.iter().map(|published| published_port(&published.mapping));
+            findings.push(broken(Level::Fail, format!("no packet reaches published ports: {text}")).about(ports));
         }
         findings.extend(self.guard(&live)?);
         if findings.is_empty() && !live.is_empty() {
-            findings.push(finding(Level::Ok, "live containers have their published ports".to_owned(), ""));
+            findings.push(Finding::ok(KINDS[0].name, "live containers have their published ports"));
         }
         Ok(findings)
     }
@@ -247,7 +257,7 @@ impl Checker<'_> {
              chain guard does not drop such packets",
             links.join(", ")
         );
-        Ok(Some(finding(Level::Warn, text, REPAIR_HINT)))
+        Ok(Some(broken(Level::Warn, text).about(links.iter().map(|link| Subject::link(link)))))
     }
 }
 
@@ -262,8 +272,13 @@ fn leads_to_chains(nft: &mut Nftables, tools: &Tools) -> Result<bool> {
     Ok(legacy.iter().any(is_jump))
 }
 
-fn finding(level: Level, what: String, remedy: &str) -> Finding {
-    Finding { check: KINDS[0].name, level, what, remedy: remedy.to_owned() }
+/// Returns a finding about something that [`Inspect::repair`] restores.
+fn broken(level: Level, what: String) -> Finding {
+    Finding::new(level, KINDS[0].name, what).remedy(REPAIR_HINT).fix(Fix::Repair)
+}
+
+fn published_port(mapping: &Mapping) -> Subject {
+    Subject::published_port(port_name(&mapping.key, mapping.target.ip()))
 }
 
 /// Publishes the ports of an attachment. Returns `false` if there is nothing to restore.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings};
+use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings};
 use cni::{Call, Result};
 use log::debug;
 
@@ -32,32 +32,31 @@ impl Inspect for Tuning {
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
         let config = Config::parse(network.call)?;
-        let finding = |level, what: String, remedy: &str| Finding {
-            check: KINDS[0].name,
-            level,
-            what,
-            remedy: remedy.to_owned(),
-        };
         if let Err(error) = status::run(&config) {
-            return Ok(vec![finding(Level::Fail, error.to_string(), error.details_text())]);
+            return Ok(vec![Finding::error(KINDS[0].name, &error)]);
         }
-        let (mut count, mut different) = (0, Vec::new());
-        for added in network.alive.iter().filter_map(|at| at.added.as_ref()) {
+        let (mut count, mut different, mut affected) = (0, Vec::new(), Vec::new());
+        for live in network.alive {
+            let Some(added) = &live.added else { continue };
             let compared = added.with_call(|call, at| {
                 let config = Config::parse(call)?;
                 count += usize::from(!config.is_empty());
                 check::run(call, at, &config)
             });
-            different.extend(compared.err().map(|error| format!("{}: {error}", added.attachment.container)));
+            if let Err(error) = compared {
+                different.push(format!("{}: {error}", added.attachment.container));
+                affected.push(live.subject.clone());
+            }
         }
         debug!("{count} tuned containers");
         Ok(match different.first() {
             Some(first) => {
                 let text =
                     format!("{} of {count} containers differ from the configuration, such as {first}", different.len());
-                vec![finding(Level::Warn, text, "another program changed it; attach the container again")]
+                let remedy = "another program changed it; attach the container again";
+                vec![Finding::warn(KINDS[0].name, text).remedy(remedy).about(affected)]
             }
-            None if count > 0 => vec![finding(Level::Ok, "live containers are tuned as configured".to_owned(), "")],
+            None if count > 0 => vec![Finding::ok(KINDS[0].name, "live containers are tuned as configured")],
             None => Vec::new(),
         })
     }

@@ -215,14 +215,30 @@ or if an entry of the cache cannot be read.",
     },
     Spec {
         name: "doctor",
-        operands: &[],
-        build: |args| Ok(Command::Doctor { json: args.has("--json") }),
-        summary: "report what would make an add fail, and the remedy",
-        options: &[JSON],
+        operands: &[OPTIONAL_NETWORK],
+        build: |args| {
+            let (quiet, json) = (args.has("--quiet"), args.has("--json"));
+            Ok(Command::Doctor { quiet, json, network: args.optional_text() })
+        },
+        summary: "report what is wrong on this host, and the remedy",
+        options: &[
+            flag("--quiet", "print only warn and fail, and nothing if all is ok"),
+            flag("--json", "print JSON, with all subjects and commands"),
+        ],
         text: "\
-Checks configurations, plugins, leases, bridges, the firewall and the kernel's
-settings. Each finding is ok, warn or fail; warn and fail have a remedy. Ends
-with a list of what cannot be checked without root. Changes nothing.
+Checks configurations, plugins, leases, bridges, containers, the firewall and
+the kernel's settings, and calls CHECK for each attachment in the cache. Each
+finding is ok, warn or fail. The last two have:
+
+  subjects  what it is about, such as containers, addresses, rules and files
+  remedy    what to do
+  run       the command that repairs it without a restart of the container
+
+Plugins are asked last for VERSION, CHECK and STATUS; one that has not answered
+after 5 s, or 20 s for CHECK, is killed and reported. Ends with a list of what
+cannot be checked, for example without root. Changes nothing.
+
+With <network>, reports only findings about this network and about the host.
 
 The exit code is 3 if any finding is fail, otherwise 0.",
     },

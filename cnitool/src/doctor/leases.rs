@@ -1,123 +1,182 @@
-//! Checks for free addresses and for leases without a container.
+//! Checks lease directories: free addresses, leases without a container, containers without a lease, and the lock.
 
+use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
-use cni::inspect::{LeaseHolder, LeaseStore, Level, Range};
+use cni::inspect::{Finding, Fix, LeaseHolder, LeaseStore, LockHolder, Range, Subject};
 
-use super::{Report, first_few};
-use crate::node::{Network, State};
+use super::report::first_few;
+use super::{Report, Scope};
+use crate::node::{Attachment, Network, State};
 use crate::privilege::require_capabilities;
 use crate::table;
 
-pub(super) fn check(report: &mut Report) {
-    let mut findings: Vec<(Level, &'static str, Option<String>, String, String)> = Vec::new();
-    let mut hidden = Vec::new();
-    for network in &report.node.networks {
+/// The check of most findings.
+const CHECK: &str = "leases";
+/// The age of a process that should have released the lock by now: a call needs it for milliseconds.
+const LONG: Duration = Duration::from_secs(5);
+
+pub(super) fn check(scope: &Scope, report: &mut Report) {
+    for network in scope.networks() {
         let Some((store, directory)) = &network.store else { continue };
-        let mut note = |level, check, what: String, remedy: String| {
-            findings.push((level, check, Some(network.name.clone()), what, remedy));
-        };
         if network.list.is_some() {
-            check_writable(*store, directory, &mut note, &mut hidden);
+            check_writable(*store, network, directory, report);
         }
-        if network.leases_unseen {
-            continue;
+        if let Some(finding) = held_lock(*store, directory) {
+            report.network(&network.name, finding);
         }
-        let attachments = report.node.attachments(network);
-        let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
-        let gone = of(State::Gone);
-        for set in &network.ranges {
-            check_free(network, set, gone, &mut note);
-        }
-        let remedy = match network.list {
-            Some(_) => format!("cnitool prune {}", network.name),
-            None => format!("the network has no configuration: remove {}", directory.display()),
-        };
-        if gone > 0 {
-            let what = format!("{} of containers that are gone", table::count(gone, "lease"));
-            note(Level::Warn, "leases", what, remedy.clone());
-        }
-        let empty = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled).count();
-        if empty > 0 {
-            let what = format!(
-                "{} without an owner, as after a crash: other plugins treat them as leased",
-                table::count(empty, "lease")
-            );
-            note(Level::Warn, "leases", what, remedy);
-        }
-        let without_port = attachments.iter().filter(|at| at.state == State::NoPort);
-        let without_port: Vec<String> = without_port.map(|at| table::shorten(&at.container, 24)).collect();
-        if let [only] = without_port.as_slice() {
-            let what = format!("container {only} exists, but its interface does not");
-            note(Level::Warn, "leases", what, "detach the container and attach it again".to_owned());
-        } else if !without_port.is_empty() {
-            let number = table::count(without_port.len(), "container");
-            let what = format!("{number} exist, but their interfaces do not: {}", first_few(&without_port));
-            note(Level::Warn, "leases", what, "detach the containers and attach them again".to_owned());
-        }
-        let all = table::count(network.leases.len(), "lease");
-        let alive = of(State::Alive);
-        let hidden_owners = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Unknown).count();
-        let unknown = of(State::Unknown) + hidden_owners;
-        if unknown > 0 {
-            let which = if unknown == network.leases.len() { all } else { format!("{unknown} of {all}") };
-            hidden.push(format!("network {}: whether {which} belong to live containers", network.name));
-        } else if alive == network.leases.len() {
-            note(Level::Ok, "leases", format!("{all}, all of live containers"), String::new());
+        if !network.leases_unseen {
+            check_leases(scope, network, directory, report);
         }
     }
-    for error in report.node.corrupt.clone() {
-        findings.push((Level::Warn, "cache", None, error.to_string(), error.details_text().to_owned()));
+    for (path, error) in &scope.node.corrupt {
+        let finding = Finding::warn("cache", error.to_string()).about([Subject::file(path)]);
+        report.host(finding.remedy(error.details_text()));
     }
-    for (level, check, network, what, remedy) in findings {
-        report.add(level, check, network.as_deref(), what, remedy);
-    }
-    report.unseen.append(&mut hidden);
 }
 
-fn check_writable(
-    store: &dyn LeaseStore,
-    directory: &Path,
-    note: &mut impl FnMut(Level, &'static str, String, String),
-    hidden: &mut Vec<String>,
-) {
+fn check_leases(scope: &Scope, network: &Network, directory: &Path, report: &mut Report) {
+    let attachments = scope.node.attachments(network);
+    let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
+    let gone = of(State::Gone);
+    for set in &network.ranges {
+        report.network(&network.name, free_addresses(network, set, gone));
+    }
+    let removable = |finding: Finding| match network.list {
+        Some(_) => finding.fix(Fix::Prune),
+        None => finding.remedy(format!("the network has no configuration: remove {}", directory.display())),
+    };
+    if gone > 0 {
+        let what = format!("{} of containers that are gone", table::count(gone, "lease"));
+        let leases = attachments.iter().filter(|at| at.state == State::Gone).flat_map(|at| &at.leases);
+        let subjects = leases.map(|lease| Subject::address(lease.ip));
+        report.network(&network.name, removable(Finding::warn(CHECK, what).about(subjects)));
+    }
+    let garbled = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled);
+    let garbled: Vec<Subject> = garbled.map(|lease| Subject::address(lease.ip)).collect();
+    if !garbled.is_empty() {
+        let number = table::count(garbled.len(), "lease");
+        let what = format!("{number} without an owner, as after a crash: other plugins treat them as leased");
+        report.network(&network.name, removable(Finding::warn(CHECK, what).about(garbled)));
+    }
+    if let Some(finding) = without_port(&attachments) {
+        report.network(&network.name, finding);
+    }
+    let all = table::count(network.leases.len(), "lease");
+    let hidden_owners = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Unknown).count();
+    let unknown = of(State::Unknown) + hidden_owners;
+    if unknown > 0 {
+        let which = if unknown == network.leases.len() { all } else { format!("{unknown} of {all}") };
+        report.unseen(format!("network {}: whether {which} belong to live containers", network.name));
+    } else if of(State::Alive) == network.leases.len() {
+        report.network(&network.name, Finding::ok(CHECK, format!("{all}, all of live containers")));
+    }
+}
+
+fn check_writable(store: &dyn LeaseStore, network: &Network, directory: &Path, report: &mut Report) {
     match store.check_writable(directory) {
         Ok(()) => {}
         // A plugin runs as root, so this error of an unprivileged user means nothing.
         Err(error) if error.errno() == Some(libc::EACCES) && require_capabilities().is_err() => {
-            hidden.push(format!("whether leases can be written: {error}"));
+            report.unseen(format!("whether leases can be written: {error}"));
         }
         Err(error) => {
             let remedy = format!("free disk space, or allow writing in {}", directory.display());
-            note(Level::Fail, "leases", error.to_string(), remedy);
+            let finding = Finding::fail(CHECK, error.to_string()).about([Subject::file(directory)]);
+            report.network(&network.name, finding.remedy(remedy));
         }
     }
 }
 
+/// Reports a process that holds the lock and has been running for long. Calls of plugins hold it only for a moment, and
+/// end soon after.
+fn held_lock(store: &dyn LeaseStore, directory: &Path) -> Option<Finding> {
+    let LockHolder { file, pid, program } = store.lock_holder(directory)?;
+    let age = age(pid).filter(|age| *age >= LONG)?;
+    let what = format!(
+        "process {pid} ({program}), which runs for {} s, holds the lock {}: every add waits for it and fails",
+        age.as_secs(),
+        file.display()
+    );
+    let subjects = [Subject::new("process", format!("{pid} {program}")), Subject::file(&file)];
+    let remedy = "end the process if it hangs";
+    Some(Finding::fail(CHECK, what).about(subjects).remedy(remedy).run([format!("kill {pid}")]))
+}
+
+/// Returns whether a process holds the lock of a network for long.
+pub(super) fn is_locked(network: &Network) -> bool {
+    network.store.as_ref().is_some_and(|(store, directory)| held_lock(*store, directory).is_some())
+}
+
+/// Returns how long a process has been running; `None` if it has ended.
+fn age(pid: u32) -> Option<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let uptime = fs::read_to_string("/proc/uptime").ok()?;
+    age_from(&stat, &uptime)
+}
+
+/// Computes the age of a process from its `stat` and the `uptime` of the system, both in the format of proc(5).
+fn age_from(stat: &str, uptime: &str) -> Option<Duration> {
+    /// The kernel reports times in ticks of 10 ms on every architecture (USER_HZ).
+    const TICKS_PER_SECOND: u64 = 100;
+    // The name of the program, in parentheses, can contain anything. The time of the start is field 22, the 20th after it.
+    let start: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
+    let uptime: f64 = uptime.split(' ').next()?.parse().ok()?;
+    Duration::try_from_secs_f64(uptime).ok()?.checked_sub(Duration::from_secs(start / TICKS_PER_SECOND))
+}
+
+/// Reports containers that exist without their interface.
+fn without_port(attachments: &[Attachment]) -> Option<Finding> {
+    let affected: Vec<&Attachment> = attachments.iter().filter(|at| at.state == State::NoPort).collect();
+    let names: Vec<String> = affected.iter().map(|at| table::shorten(&at.container, 24)).collect();
+    let (what, remedy) = match names.as_slice() {
+        [] => return None,
+        [only] => {
+            (format!("container {only} exists, but its interface does not"), "detach the container and attach it again")
+        }
+        _ => {
+            let number = table::count(names.len(), "container");
+            let what = format!("{number} exist, but their interfaces do not: {}", first_few(&names));
+            (what, "detach the containers and attach them again")
+        }
+    };
+    Some(Finding::warn(CHECK, what).about(affected.iter().map(|at| at.subject())).remedy(remedy))
+}
+
 /// Checks a range set for free addresses. A single full set makes an add fail, because each set must provide an address.
-fn check_free(
-    network: &Network,
-    set: &[Range],
-    gone: usize,
-    note: &mut impl FnMut(Level, &'static str, String, String),
-) {
+fn free_addresses(network: &Network, set: &[Range], gone: usize) -> Finding {
+    const RANGES: &str = "ranges";
     let size = set.iter().map(|range| range.size).fold(0, u128::saturating_add);
     let used: usize = set.iter().map(|range| network.used(range)).sum();
     let names: Vec<String> = set.iter().map(ToString::to_string).collect();
-    let names = names.join(", ");
+    let joined = names.join(", ");
     let free = size.saturating_sub(used as u128);
-    let remedy = match gone {
-        0 => "remove containers, or add a range to the network".to_owned(),
+    let finding = match free {
+        0 => Finding::fail(RANGES, format!("no address is left of {joined}")),
+        _ if free < size / 10 => Finding::warn(RANGES, format!("{free} of {size} addresses are left of {joined}")),
+        _ => return Finding::ok(RANGES, format!("{used} used of {joined}")),
+    };
+    let finding = finding.about(names.into_iter().map(|name| Subject::new("range", name)));
+    match gone {
+        0 => finding.remedy("remove containers, or add a range to the network"),
         _ => {
             let leases = table::count(gone, "lease");
-            format!("cnitool prune {}, which frees {leases} of containers that are gone", network.name)
+            finding.remedy(format!("remove {leases} of containers that are gone")).fix(Fix::Prune)
         }
-    };
-    if free == 0 {
-        note(Level::Fail, "ranges", format!("no address is left of {names}"), remedy);
-    } else if free < size / 10 {
-        note(Level::Warn, "ranges", format!("{free} of {size} addresses are left of {names}"), remedy);
-    } else {
-        note(Level::Ok, "ranges", format!("{used} used of {names}"), String::new());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_age_of_a_process_does_not_depend_on_its_name() {
+        let stat = "7 (a) b 1) S 1 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1 18446744073709551615";
+        assert_eq!(age_from(stat, "223.45 1.00\n"), Some(Duration::from_millis(100_450)));
+        assert_eq!(age_from(stat, "1.00 1.00\n"), None, "the clock cannot run backwards");
+        assert_eq!(age_from("", "1 1"), None);
+        assert_eq!(age_from("7 (a) S", "x"), None);
     }
 }

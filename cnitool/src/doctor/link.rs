@@ -4,155 +4,183 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni::Result;
+use cni::inspect::{Finding, Level, Subject, shell_word};
 use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
 
-use super::{Level, Report, first_few};
-use crate::node::{Network, Node, State};
+use super::report::first_few;
+use super::{Report, Scope};
+use crate::node::{Attachment, Network, Node, State};
 use crate::table;
 
+/// The checks.
+const BRIDGE: &str = "bridge";
+const GATEWAY: &str = "gateway";
+const MTU: &str = "mtu";
 /// The kernel's limit (net/bridge/br_private.h: BR_MAX_PORTS minus the unused number 0).
 const MAX_PORTS: usize = 1023;
 const MANY_PORTS: usize = 950;
 /// The kernel's default MTU.
 const DEFAULT_MTU: u32 = 1500;
 
-pub(super) fn check(report: &mut Report) -> Result<()> {
-    let mut findings = Vec::new();
-    for network in &report.node.networks {
+pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
+    for network in scope.networks() {
         let Some(bridge) = &network.bridge else { continue };
-        let link = report.node.link(&bridge.name);
-        match link {
-            Some(link) if link.kind != "bridge" => {
-                let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
-                let what = format!("{} is not a bridge, but a link of {kind}", link.name);
-                let remedy = "set \"bridge\" to another name, or rename that link".to_owned();
-                findings.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
-                continue;
-            }
-            Some(link) if !link.up && report.node.ports(link).next().is_some() => {
-                let what = format!("{} is down: its containers have no connection", link.name);
-                let remedy = format!("ip link set {} up", link.name);
-                findings.push((Level::Fail, "bridge", network.name.clone(), what, remedy));
-            }
-            Some(link) => {
-                let ports = report.node.ports(link).count();
-                let level = match ports {
-                    MAX_PORTS.. => Level::Fail,
-                    MANY_PORTS.. => Level::Warn,
-                    _ => Level::Ok,
-                };
-                let what = format!("{} is up with {ports} of at most {MAX_PORTS} ports", link.name);
-                let remedy = match level {
-                    Level::Ok => "",
-                    _ => "distribute containers over networks with other bridges",
-                };
-                findings.push((level, "bridge", network.name.clone(), what, remedy.to_owned()));
-            }
-            None => {
-                let what = format!("{} does not exist yet: the first add creates it", bridge.name);
-                findings.push((Level::Ok, "bridge", network.name.clone(), what, String::new()));
-            }
+        let affected = containers(&scope.node, network);
+        let (finding, is_bridge) = check_bridge(&scope.node, &bridge.name, &affected);
+        report.network(&network.name, finding);
+        if is_bridge {
+            ports(&scope.node, network, &bridge.name, report);
+            gateways(&scope.node, network, &affected, report);
         }
-        ports(&report.node, network, &bridge.name, &mut findings);
-        gateways(&report.node, network, &mut findings);
     }
-    overlaps(&report.node, &mut findings);
-    mtu(&report.node, &mut findings)?;
-    for (level, check, network, what, remedy) in findings {
-        report.add(level, check, Some(&network), what, remedy);
-    }
-    Ok(())
+    overlaps(scope, report);
+    mtu(scope, report)
 }
 
-type Findings = Vec<(Level, &'static str, String, String, String)>;
+/// Returns the live attachments of a network.
+fn containers(node: &Node, network: &Network) -> Vec<Subject> {
+    let attachments = node.attachments(network);
+    attachments.iter().filter(|at| at.state == State::Alive).map(Attachment::subject).collect()
+}
+
+/// Returns the container of a port, or the port if its container is unknown.
+fn subject_of(node: &Node, port: &Link, attachments: &[Attachment]) -> Subject {
+    node.attachment_of(port, attachments).map_or_else(|| Subject::link(&port.name), Attachment::subject)
+}
+
+/// Checks the bridge itself. Returns false with the finding if another link has its name.
+fn check_bridge(node: &Node, name: &str, affected: &[Subject]) -> (Finding, bool) {
+    let Some(link) = node.link(name) else {
+        return (Finding::ok(BRIDGE, format!("{name} does not exist yet: the first add creates it")), true);
+    };
+    let finding = match node.ports(link).count() {
+        _ if link.kind != "bridge" => {
+            let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
+            let finding = Finding::fail(BRIDGE, format!("{name} is not a bridge, but a link of {kind}"));
+            let remedy = "set \"bridge\" to another name, or rename that link";
+            return (finding.about([Subject::link(name)]).remedy(remedy), false);
+        }
+        1.. if !link.up => {
+            let what = format!("{name} is down: its containers have no connection");
+            let finding = Finding::fail(BRIDGE, what).about([Subject::link(name)]).about(affected.iter().cloned());
+            finding.run([format!("ip link set {} up", shell_word(name))])
+        }
+        ports => {
+            let level = match ports {
+                MAX_PORTS.. => Level::Fail,
+                MANY_PORTS.. => Level::Warn,
+                _ => Level::Ok,
+            };
+            let what = format!("{name} is up with {ports} of at most {MAX_PORTS} ports");
+            let finding = Finding::new(level, BRIDGE, what).about([Subject::link(name)]);
+            match level {
+                Level::Ok => finding,
+                _ => finding.remedy("distribute containers over networks with other bridges"),
+            }
+        }
+    };
+    (finding, true)
+}
 
 /// Checks that the host veths are up and on the bridge.
-fn ports(node: &Node, network: &Network, name: &str, findings: &mut Findings) {
+fn ports(node: &Node, network: &Network, name: &str, report: &mut Report) {
     let bridge = node.link(name);
     let ports = node.ports_of(network);
-    let named = |is_affected: &dyn Fn(&Link) -> bool| -> Vec<String> {
-        ports.iter().filter(|port| is_affected(port)).map(|port| port.name.clone()).collect()
+    let attachments = node.attachments(network);
+    let subject = |port: &Link| subject_of(node, port, &attachments);
+    let affected = |is_affected: &dyn Fn(&Link) -> bool| -> Vec<&Link> {
+        ports.iter().copied().filter(|port| is_affected(port)).collect()
+    };
+    let found = |level, affected: &[&Link], how: &str| {
+        let names: Vec<String> = affected.iter().map(|port| port.name.clone()).collect();
+        let what = match names.as_slice() {
+            [] => return None,
+            [only] => format!("port {only} is {how}"),
+            _ => format!("{} are {how}: {}", table::count(names.len(), "port"), first_few(&names)),
+        };
+        Some(Finding::new(level, BRIDGE, what).about(affected.iter().map(|port| subject(port))))
+    };
+    let each = |affected: &[&Link], end: String| -> Vec<String> {
+        affected.iter().map(|port| format!("ip link set {} {end}", shell_word(&port.name))).collect()
     };
     let reattach = "detach the container and attach it again";
-    let mut note = |level, affected: &[String], how: &str, remedy: String| {
-        let Some(first) = affected.first() else { return };
-        let what = match affected.len() {
-            1 => format!("port {first} is {how}"),
-            number => format!("{} are {how}: {}", table::count(number, "port"), first_few(affected)),
-        };
-        let remedy = if affected.len() == 1 { remedy } else { format!("{remedy}; repeat for each") };
-        findings.push((level, "bridge", network.name.clone(), what, remedy));
-    };
-    let detached = named(&|port| port.master.is_none());
-    let remedy = match (detached.first(), bridge) {
+    let detached = affected(&|port| port.master.is_none());
+    let finding = found(Level::Fail, &detached, "on no bridge").map(|finding| match bridge {
         // A port that is added by hand to a bridge with VLAN filtering lacks its VLANs.
-        (Some(port), Some(bridge)) if bridge.vlan_filtering != Some(true) => {
-            format!("ip link set {port} master {}", bridge.name)
+        Some(bridge) if bridge.vlan_filtering != Some(true) => {
+            finding.run(each(&detached, format!("master {}", shell_word(&bridge.name))))
         }
-        _ => reattach.to_owned(),
-    };
-    note(Level::Fail, &detached, "on no bridge", remedy);
+        _ => finding.remedy(reattach),
+    });
+    finding.into_iter().for_each(|finding| report.network(&network.name, finding));
     // A port that an ADD in progress had not yet set up is up by now, so it is read again.
-    let is_down = |port: &Link| {
+    let down = affected(&|port| {
         let now = || Netlink::open().and_then(|mut host| host.link(port.index));
         !port.up && now().is_ok_and(|link| link.is_some_and(|link| !link.up))
-    };
-    let down = named(&is_down);
-    let remedy = down.first().map(|port| format!("ip link set {port} up")).unwrap_or_default();
-    note(Level::Fail, &down, "down", remedy);
-    let moved = named(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
-    let how = format!("on another bridge than {name}");
-    note(Level::Warn, &moved, &how, format!("{reattach}, or correct \"bridge\""));
+    });
+    let finding = found(Level::Fail, &down, "down").map(|finding| finding.run(each(&down, "up".to_owned())));
+    finding.into_iter().for_each(|finding| report.network(&network.name, finding));
+    let moved = affected(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
+    let finding = found(Level::Warn, &moved, &format!("on another bridge than {name}"));
+    let finding = finding.map(|finding| finding.remedy(format!("{reattach}, or correct \"bridge\"")));
+    finding.into_iter().for_each(|finding| report.network(&network.name, finding));
 }
 
 /// Checks that no other link has the gateway's address or subnet, and that the bridge has no conflicting address.
-fn gateways(node: &Node, network: &Network, findings: &mut Findings) {
-    let Some(bridge) = &network.bridge else { return };
-    let Some(name) = &bridge.gateway else { return };
+fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut Report) {
+    let Some(name) = network.bridge.as_ref().and_then(|bridge| bridge.gateway.as_ref()) else { return };
     let wanted: Vec<Cidr> =
         network.ranges.iter().flatten().filter_map(|range| Cidr::new(range.gateway, range.subnet.prefix())).collect();
-    let before = findings.len();
+    let mut findings = Vec::new();
     for gateway in &wanted {
         for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
-            let what = format!("the gateway's address {} is on {}, not on {name}", gateway.ip(), other.name);
-            let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip());
-            let cidr = cidr.unwrap_or(*gateway);
-            let remedy = match gateway_of(node, network, &other.name, cidr.ip()) {
-                Some(second) => other_subnet(network, second),
-                None => format!("ip address del {cidr} dev {}, or set another \"gateway\"", other.name),
-            };
-            findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+            findings.push(gateway_on_other_link(node, network, name, gateway, other));
         }
         for (other, cidr) in neighbours(node, name, gateway) {
             let what =
                 format!("the subnet {} is on {other} too ({cidr}): packets may take the wrong link", gateway.network());
-            let remedy = match gateway_of(node, network, &other, cidr.ip()) {
-                Some(second) => other_subnet(network, second),
-                None => "set another \"subnet\", or change the address of that link".to_owned(),
-            };
-            findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+            let finding = Finding::fail(GATEWAY, what).about([Subject::link(&other), Subject::address(cidr.ip())]);
+            findings.push(match gateway_of(node, network, &other, cidr.ip()) {
+                Some(second) => finding.remedy(other_subnet(network, second)),
+                None => finding.remedy("set another \"subnet\", or change the address of that link"),
+            });
         }
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
         match network.check_gateway_conflict(&have, &wanted) {
-            Ok(()) => check_lost_gateways(node, network, link, findings),
+            Ok(()) => findings.extend(lost_gateways(node, network, link, affected)),
             Err(error) => {
                 let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
                 let mut conflicting = have.iter().map(|address| address.cidr.ip()).filter(is_conflicting);
-                let remedy = match conflicting.find_map(|ip| gateway_of(node, network, name, ip)) {
-                    Some(second) => other_subnet(network, second),
-                    None => error.details_text().to_owned(),
-                };
-                findings.push((Level::Fail, "gateway", network.name.clone(), error.to_string(), remedy));
+                let subjects = [Subject::link(name)].into_iter().chain(affected.iter().cloned());
+                let finding = Finding::error(GATEWAY, &error).about(subjects);
+                findings.push(match conflicting.find_map(|ip| gateway_of(node, network, name, ip)) {
+                    Some(second) => finding.remedy(other_subnet(network, second)),
+                    None => finding,
+                });
             }
         }
     }
-    if findings.len() == before && !wanted.is_empty() {
+    if findings.is_empty() && !wanted.is_empty() {
         let ips: Vec<String> = wanted.iter().map(|gateway| gateway.ip().to_string()).collect();
-        let what = format!("{} of {name}: on no other link", ips.join(", "));
-        findings.push((Level::Ok, "gateway", network.name.clone(), what, String::new()));
+        findings.push(Finding::ok(GATEWAY, format!("{} of {name}: on no other link", ips.join(", "))));
+    }
+    findings.into_iter().for_each(|finding| report.network(&network.name, finding));
+}
+
+/// Reports that a link other than `name` has the gateway's address.
+fn gateway_on_other_link(node: &Node, network: &Network, name: &str, gateway: &Cidr, other: &Link) -> Finding {
+    let what = format!("the gateway's address {} is on {}, not on {name}", gateway.ip(), other.name);
+    let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip()).unwrap_or(*gateway);
+    let finding = Finding::fail(GATEWAY, what).about([Subject::link(&other.name), Subject::address(gateway.ip())]);
+    match gateway_of(node, network, &other.name, cidr.ip()) {
+        Some(second) => finding.remedy(other_subnet(network, second)),
+        None => {
+            let command = format!("ip address del {cidr} dev {}", shell_word(&other.name));
+            finding.remedy(format!("{command}, or set another \"gateway\"")).run([command])
+        }
     }
 }
 
@@ -169,7 +197,8 @@ fn other_subnet(network: &Network, second: &Network) -> String {
 
 /// Reports gateway addresses that the link has lost although live containers send to them. A range without leases does
 /// not need its gateway address yet: the first add from it sets the address.
-fn check_lost_gateways(node: &Node, network: &Network, link: &Link, findings: &mut Findings) {
+fn lost_gateways(node: &Node, network: &Network, link: &Link, affected: &[Subject]) -> Vec<Finding> {
+    let mut findings = Vec::new();
     let have = node.raw_addresses(link.index);
     let attachments = node.attachments(network);
     let alive = attachments.iter().filter(|at| at.state == State::Alive);
@@ -183,9 +212,11 @@ fn check_lost_gateways(node: &Node, network: &Network, link: &Link, findings: &m
         // No other link has the address, and duplicate address detection would delay its use.
         let nodad = if gateway.is_ipv6() { " nodad" } else { "" };
         let prefix = range.subnet.prefix();
-        let remedy = format!("ip address add {gateway}/{prefix} dev {}{nodad}", link.name);
-        findings.push((Level::Fail, "gateway", network.name.clone(), what, remedy));
+        let command = format!("ip address add {gateway}/{prefix} dev {}{nodad}", shell_word(&link.name));
+        let finding = Finding::fail(GATEWAY, what).about([Subject::link(&link.name), Subject::address(gateway)]);
+        findings.push(finding.about(affected.iter().cloned()).run([command]));
     }
+    findings
 }
 
 /// Returns the addresses of other links that are in the gateway's network, or whose network contains the gateway.
@@ -203,8 +234,9 @@ fn neighbours(node: &Node, name: &str, gateway: &Cidr) -> Vec<(String, Cidr)> {
 }
 
 /// Reports networks with overlapping subnets, which lease the same addresses independently of each other.
-fn overlaps(node: &Node, findings: &mut Findings) {
-    let subnets: Vec<(&Network, Cidr)> = node
+fn overlaps(scope: &Scope, report: &mut Report) {
+    let subnets: Vec<(&Network, Cidr)> = scope
+        .node
         .networks
         .iter()
         .flat_map(|network| network.ranges.iter().flatten().map(move |range| (network, range.subnet)))
@@ -212,63 +244,101 @@ fn overlaps(node: &Node, findings: &mut Findings) {
     for (at, (network, subnet)) in subnets.iter().enumerate() {
         let others = subnets.iter().take(at).filter(|(other, _)| other.name != network.name);
         for (other, second) in others.filter(|(_, other)| other.contains(subnet.ip()) || subnet.contains(other.ip())) {
+            // Reported once, for the chosen network.
+            let (network, subnet, other, second) = match scope.includes(&network.name) {
+                true => (network, subnet, other, second),
+                false => (other, second, network, subnet),
+            };
             let what = format!(
                 "its subnet {subnet} overlaps {second} of network {}: both lease the same addresses",
                 other.name
             );
-            let remedy = "set another \"subnet\" in one of them".to_owned();
-            findings.push((Level::Warn, "ranges", network.name.clone(), what, remedy));
+            let subjects = [&network.name, &other.name].map(|name| Subject::new("network", name.as_str()));
+            let finding = Finding::warn("ranges", what).about(subjects).remedy("set another \"subnet\" in one of them");
+            if scope.includes(&network.name) {
+                report.network(&network.name, finding);
+            }
         }
     }
 }
 
-fn mtu(node: &Node, findings: &mut Findings) -> Result<()> {
+fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
+    let node = &scope.node;
     let defaults = Netlink::open()?.default_routes()?;
     let uplink = defaults.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
-    for network in &node.networks {
+    for network in scope.networks() {
         let Some(bridge) = &network.bridge else { continue };
-        let link = node.link(&bridge.name);
-        if let (Some(wanted), Some(link)) = (bridge.mtu, link)
-            && link.kind == "bridge"
-            && link.mtu != wanted
-        {
-            let what = format!("\"mtu\" is {wanted}, and {} has {}: larger packets are lost", link.name, link.mtu);
-            let remedy = format!("ip link set {} mtu {wanted}, or correct \"mtu\"", link.name);
-            findings.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+        let link = node.link(&bridge.name).filter(|link| link.kind == "bridge");
+        let ports = node.ports_of(network);
+        if let Some(link) = link {
+            for finding in wrong_mtu(bridge.mtu, link).into_iter().chain(different_mtus(link, &ports)) {
+                report.network(&network.name, finding);
+            }
         }
-        let of_ports: BTreeSet<u32> = node.ports_of(network).iter().map(|port| port.mtu).collect();
-        if let Some(link) = link.filter(|link| link.kind == "bridge") {
-            compare_mtus(network, link, &of_ports, findings);
+        if let Some(finding) = larger_than_port(node, network, &ports) {
+            report.network(&network.name, finding);
         }
         let of_bridge = || link.map_or(DEFAULT_MTU, |link| link.mtu);
-        let inside = bridge.mtu.or_else(|| of_ports.last().copied()).unwrap_or_else(of_bridge);
+        let inside = bridge.mtu.or_else(|| ports.iter().map(|port| port.mtu).max()).unwrap_or_else(of_bridge);
         let Some(uplink) = uplink.filter(|_| bridge.gateway.is_some()) else { continue };
-        if inside > uplink.mtu {
-            let what = format!(
-                "containers send packets of {inside} bytes, and {} carries {}: if ICMP is filtered, they are lost",
-                uplink.name, uplink.mtu
-            );
-            let remedy = format!("set \"mtu\": {} in the network's configuration", uplink.mtu);
-            findings.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
-        } else {
-            let what = format!("{inside} inside, {} on {}", uplink.mtu, uplink.name);
-            findings.push((Level::Ok, "mtu", network.name.clone(), what, String::new()));
-        }
+        let finding = match inside > uplink.mtu {
+            true => {
+                let (name, carried) = (&uplink.name, uplink.mtu);
+                let what = format!(
+                    "containers send packets of {inside} bytes, and {name} carries {carried}: \
+                     if ICMP is filtered, they are lost"
+                );
+                let remedy = format!("set \"mtu\": {carried} in the network's configuration");
+                Finding::warn(MTU, what).about([Subject::link(name)]).remedy(remedy)
+            }
+            false => Finding::ok(MTU, format!("{inside} inside, {} on {}", uplink.mtu, uplink.name)),
+        };
+        report.network(&network.name, finding);
     }
     Ok(())
 }
 
+/// Compares the MTU of the bridge with the configuration.
+fn wrong_mtu(wanted: Option<u32>, bridge: &Link) -> Option<Finding> {
+    let wanted = wanted.filter(|wanted| *wanted != bridge.mtu)?;
+    let what = format!("\"mtu\" is {wanted}, and {} has {}: larger packets are lost", bridge.name, bridge.mtu);
+    let command = format!("ip link set {} mtu {wanted}", shell_word(&bridge.name));
+    let remedy = format!("{command}, or correct \"mtu\"");
+    Some(Finding::warn(MTU, what).about([Subject::link(&bridge.name)]).remedy(remedy).run([command]))
+}
+
 /// Checks that the bridge has the MTU of its ports. Packets larger than the bridge's MTU are not sent to containers, and
 /// packets larger than a port's MTU are dropped without an error.
-fn compare_mtus(network: &Network, bridge: &Link, of_ports: &BTreeSet<u32>, findings: &mut Findings) {
+fn different_mtus(bridge: &Link, ports: &[&Link]) -> Option<Finding> {
+    let of_ports: BTreeSet<u32> = ports.iter().map(|port| port.mtu).collect();
     if of_ports.iter().all(|mtu| *mtu == bridge.mtu) {
-        return;
+        return None;
     }
     let all: Vec<String> = of_ports.iter().map(ToString::to_string).collect();
     let what = format!("{} has {}, and its ports {}: larger packets are lost", bridge.name, bridge.mtu, all.join(", "));
-    let remedy = match all.as_slice() {
-        [only] => format!("ip link set {} mtu {only}", bridge.name),
-        _ => "set \"mtu\" in the network's configuration; detach the containers and attach them again".to_owned(),
-    };
-    findings.push((Level::Warn, "mtu", network.name.clone(), what, remedy));
+    let different = ports.iter().filter(|port| port.mtu != bridge.mtu).map(|port| Subject::link(&port.name));
+    let finding = Finding::warn(MTU, what).about([Subject::link(&bridge.name)]).about(different);
+    Some(match all.as_slice() {
+        [only] => finding.run([format!("ip link set {} mtu {only}", shell_word(&bridge.name))]),
+        _ => finding.remedy("set \"mtu\" in the network's configuration; detach the containers and attach them again"),
+    })
+}
+
+/// Reports containers that send packets larger than their port, and so the bridge, accepts: the kernel drops them without
+/// an error.
+fn larger_than_port(node: &Node, network: &Network, ports: &[&Link]) -> Option<Finding> {
+    let attachments = node.attachments(network);
+    let (mut subjects, mut commands, mut text) = (Vec::new(), Vec::new(), None);
+    for port in ports {
+        let Some(guest) = node.guest(port.index).filter(|guest| guest.mtu > port.mtu) else { continue };
+        subjects.push(subject_of(node, port, &attachments));
+        commands.extend(guest.command(&format!("ip link set {} mtu {}", shell_word(&guest.name), port.mtu)));
+        text.get_or_insert_with(|| {
+            format!("packets of {} bytes, and port {} accepts {}", guest.mtu, port.name, port.mtu)
+        });
+    }
+    let number = table::count(subjects.len(), "container");
+    let verb = if subjects.len() == 1 { "sends" } else { "send" };
+    let finding = Finding::warn(MTU, format!("{number} {verb} {}: larger ones are lost", text?)).about(subjects);
+    Some(finding.remedy("set the MTU in the container to that of its port").run(commands))
 }

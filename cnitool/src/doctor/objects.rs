@@ -1,31 +1,41 @@
 //! Checks what plugins have created for attachments, such as firewall rules.
 
 use cni::Result;
-use cni::inspect::{Finding, Level, LiveAttachment, NetworkView, Object, Owner};
+use cni::inspect::{Finding, Fix, Kind, LiveAttachment, NetworkView, Object, Owner, Subject};
 
-use super::{Report, first_few};
+use super::report::first_few;
+use super::{Report, Scope};
 use crate::node::{Attachment, Network, Node, Part, State, kinds};
 use crate::table;
 
-pub(super) fn check(report: &mut Report) {
-    let (mut findings, mut unseen) = (Vec::new(), Vec::new());
-    for network in &report.node.networks {
-        let attachments = report.node.attachments(network);
+pub(super) fn check(scope: &Scope, report: &mut Report) {
+    let node = &scope.node;
+    for network in scope.networks() {
+        let attachments = node.attachments(network);
         for part in &network.parts {
-            match of_plugin(&report.node, network, &attachments, part) {
-                Ok(found) => findings.extend(found.into_iter().map(|finding| (Some(network.name.clone()), finding))),
-                Err(error) => unseen.push(error),
+            match of_plugin(node, network, &attachments, part) {
+                Ok(found) => found.into_iter().for_each(|finding| report.network(&network.name, finding)),
+                Err(error) => report.unseen(error.to_string()),
             }
         }
-        let left = left_of_containers(&report.node, network, &attachments);
-        findings.extend(left.into_iter().map(|finding| (Some(network.name.clone()), finding)));
+        let left = node.left_objects(network, &attachments);
+        for (kind, objects) in by_kind(&left).filter(|(kind, _)| network.creates(kind)) {
+            let what = format!("{} of containers that are gone", table::count(objects.len(), kind.noun));
+            report.network(&network.name, left_objects(kind, &objects, what).fix(Fix::Prune));
+        }
     }
-    findings.extend(left_of_ports(&report.node).into_iter().map(|finding| (None, finding)));
-    findings.extend(left_without_network(&report.node).into_iter().map(|finding| (None, finding)));
-    for (network, finding) in findings {
-        report.push(network.as_deref(), finding);
+    let is_left = |object: &&Object| matches!(&object.owner, Owner::Port(port) if node.link(port).is_none());
+    let of_links: Vec<&Object> = node.objects.iter().filter(is_left).collect();
+    for (kind, objects) in by_kind(&of_links) {
+        let what = format!("{} of links that are gone", table::count(objects.len(), kind.noun));
+        report.host(left_objects(kind, &objects, what).fix(Fix::Prune));
     }
-    unseen.iter().for_each(|error| report.unseen(error));
+    for (kind, objects) in by_kind(&node.left_objects_without_network()) {
+        let names: Vec<String> = objects.iter().map(|object| object.name.clone()).collect();
+        let number = table::count(names.len(), kind.noun);
+        let what = format!("{number} of containers that are gone, on no known network: {}", first_few(&names));
+        report.host(left_objects(kind, &objects, what).remedy("remove the rules by hand"));
+    }
 }
 
 /// Returns the findings of a plugin about a network.
@@ -33,6 +43,7 @@ fn of_plugin(node: &Node, network: &Network, attachments: &[Attachment], part: &
     let alive = attachments.iter().filter(|at| at.state == State::Alive);
     let alive: Vec<LiveAttachment> = alive
         .map(|at| LiveAttachment {
+            subject: at.subject(),
             marks: at.marks.clone(),
             has_port: at.port.is_some(),
             addresses: at.leases.iter().map(|lease| lease.ip).collect(),
@@ -44,54 +55,13 @@ fn of_plugin(node: &Node, network: &Network, attachments: &[Attachment], part: &
     part.with_call(|call| part.plugin.findings(&NetworkView { call, alive: &alive, objects }))
 }
 
-/// Reports the objects of containers that are gone.
-fn left_of_containers(node: &Node, network: &Network, attachments: &[Attachment]) -> Vec<Finding> {
-    let left = node.left_objects(network, attachments);
-    let of_kind = |kind| left.iter().filter(|object| object.kind == kind).count();
-    let found = kinds().filter(|kind| network.creates(kind)).map(|kind| (kind, of_kind(kind)));
-    found
-        .filter(|(_, count)| *count > 0)
-        .map(|(kind, count)| Finding {
-            check: kind.name,
-            level: Level::Warn,
-            what: format!("{} of containers that are gone", table::count(count, kind.noun)),
-            remedy: format!("cnitool prune {}", network.name),
-        })
-        .collect()
+/// Groups objects by their kind. A kind without objects is left out.
+fn by_kind<'a>(objects: &[&'a Object]) -> impl Iterator<Item = (&'static Kind, Vec<&'a Object>)> {
+    let of_kind = |kind| -> Vec<&'a Object> { objects.iter().filter(|object| object.kind == kind).copied().collect() };
+    kinds().map(move |kind| (kind, of_kind(kind))).filter(|(_, objects)| !objects.is_empty())
 }
 
-/// Reports the objects of containers that are gone, if no network can remove them.
-fn left_without_network(node: &Node) -> Vec<Finding> {
-    let left = node.left_objects_without_network();
-    let of_kind = |kind| left.iter().filter(|object| object.kind == kind).map(|object| object.name.clone()).collect();
-    kinds()
-        .map(|kind| (kind, of_kind(kind)))
-        .filter(|(_, names): &(_, Vec<String>)| !names.is_empty())
-        .map(|(kind, names)| Finding {
-            check: kind.name,
-            level: Level::Warn,
-            what: format!(
-                "{} of containers that are gone, on no known network: {}",
-                table::count(names.len(), kind.noun),
-                first_few(&names)
-            ),
-            remedy: "remove the rules by hand".to_owned(),
-        })
-        .collect()
-}
-
-/// Reports the objects of ports and bridges that are gone.
-fn left_of_ports(node: &Node) -> Vec<Finding> {
-    let is_left = |object: &Object| matches!(&object.owner, Owner::Port(port) if node.link(port).is_none());
-    let of_kind = |kind| node.objects.iter().filter(|object| object.kind == kind && is_left(object)).count();
-    kinds()
-        .map(|kind| (kind, of_kind(kind)))
-        .filter(|(_, count)| *count > 0)
-        .map(|(kind, count)| Finding {
-            check: kind.name,
-            level: Level::Warn,
-            what: format!("{} of links that are gone", table::count(count, kind.noun)),
-            remedy: "cnitool prune".to_owned(),
-        })
-        .collect()
+/// Reports objects that nothing uses any more.
+fn left_objects(kind: &'static Kind, objects: &[&Object], what: String) -> Finding {
+    Finding::warn(kind.name, what).about(objects.iter().map(|object| Subject::new(kind.noun, object.name.as_str())))
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Added, Lease, LeaseHolder, Marks, Object, Owner};
+use cni::inspect::{Added, Lease, LeaseHolder, Marks, Object, Owner, Subject};
 use cni::key::AliasOwner;
-use cni::{AttachmentKey, ContainerId, Error, IfName};
+use cni::{AddResult, AttachmentKey, ContainerId, Error, IfName, Version};
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::{Link, LinkIndex};
@@ -56,6 +56,11 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
+    /// Returns the attachment for findings about it.
+    pub(crate) fn subject(&self) -> Subject {
+        Subject::container(&self.container, self.ifname.as_deref())
+    }
+
     /// Returns whether the object belongs to this attachment, or may belong to it if it names only the container.
     pub(crate) fn owns(&self, object: &Object) -> bool {
         self.marks.match_object(object)
@@ -158,14 +163,36 @@ impl Node {
         }
     }
 
-    /// Returns the ADD of an attachment as the cache has it, for a plugin of the network.
-    pub(crate) fn added(&self, network: &Network, part: &Part, at: &Attachment) -> Option<Added> {
-        let is_its = |cached: &&Cached| {
+    /// Returns the attachment of a port among `attachments`. A port of the reference has no alias; it is recognised by the
+    /// address of the container veth.
+    pub(crate) fn attachment_of<'a>(&self, port: &Link, attachments: &'a [Attachment]) -> Option<&'a Attachment> {
+        let guest = self.guest(port.index);
+        let has_address = |at: &&Attachment| {
+            let leases: BTreeSet<IpAddr> = at.leases.iter().map(|lease| lease.ip).collect();
+            at.port.is_none() && guest.is_some_and(|guest| guest.has_any(&leases))
+        };
+        let by_alias = attachments.iter().find(|at| at.port == Some(port.index));
+        by_alias.or_else(|| attachments.iter().find(has_address))
+    }
+
+    /// Returns the entry of an attachment in the cache.
+    fn cached(&self, network: &Network, at: &Attachment) -> Option<&Cached> {
+        self.cached.iter().find(|cached| {
             cached.network == network.name
                 && cached.container == at.container
                 && Some(&cached.ifname) == at.ifname.as_ref()
-        };
-        let cached = self.cached.iter().find(is_its)?;
+        })
+    }
+
+    /// Returns the result of the ADD of an attachment as the cache has it.
+    pub(crate) fn result(&self, network: &Network, at: &Attachment) -> Option<AddResult> {
+        let result = self.cached(network, at)?.result.as_ref()?;
+        AddResult::read_answer(&result.to_string(), Version::NEWEST).ok()
+    }
+
+    /// Returns the ADD of an attachment as the cache has it, for a plugin of the network.
+    pub(crate) fn added(&self, network: &Network, part: &Part, at: &Attachment) -> Option<Added> {
+        let cached = self.cached(network, at)?;
         let config = part.check_config(network.list.as_ref()?, &cached.capabilities, cached.result.as_ref()?)?;
         let attachment = cni::Attachment {
             container: ContainerId::parse(at.container.as_ref()).ok()?,
@@ -226,7 +253,7 @@ impl Node {
 }
 
 /// Reads the cache of results. Adds the errors of unreadable entries to `corrupt`.
-pub(super) fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<Error>) -> Vec<Cached> {
+pub(super) fn cached(unseen: &mut Vec<String>, corrupt: &mut Vec<(PathBuf, Error)>) -> Vec<Cached> {
     let Some((entries, failures)) = value_or_unseen(unseen, Cache::of_host().all()) else { return Vec::new() };
     corrupt.extend(failures);
     let cached = |entry: Entry| Cached {

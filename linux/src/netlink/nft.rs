@@ -27,7 +27,7 @@ use crate::error::{Context, Error, Kind, Result};
 
 pub use edit::{Edit, Position};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
-pub use rule::{Extension, Rule};
+pub use rule::{Condition, Extension, LinkPattern, Property, Rule, Side};
 #[cfg(feature = "fuzzing")]
 pub(super) use set::read_name as read_set_name;
 pub use set::{Element, Elements, MapsTo, Set, SetSpec};

@@ -1,5 +1,7 @@
 //! Rules as the kernel lists them.
 
+mod condition;
+
 use std::net::{IpAddr, SocketAddr};
 
 use super::expression::{Comparison, Data, Field, Header, Origin, Register, Verdict};
@@ -10,6 +12,8 @@ use super::userdata::UserData;
 use crate::error::Result;
 use crate::ip::Cidr;
 use crate::netlink::wire;
+
+pub use condition::{Condition, LinkPattern, Property, Side};
 
 /// The properties of a listed rule that cni0 uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,13 +70,19 @@ impl FieldComparison {
 
     /// Returns the network with which the comparison compares the destination; `None` if it compares something else.
     fn destination(&self) -> Option<Cidr> {
+        self.network([Field::DESTINATION_V4, Field::DESTINATION_V6])
+    }
+
+    /// Returns the network with which the comparison compares one of these addresses, the first of IPv4 and the second of
+    /// IPv6; `None` if it compares something else.
+    fn network(&self, [v4, v6]: [Field; 2]) -> Option<Cidr> {
         let prefix = match self.mask.as_slice() {
             [] => u32::try_from(self.value.len()).ok()? * 8,
             mask => mask.iter().map(|byte| byte.count_ones()).sum(),
         };
         let ip = match self.origin? {
-            origin if origin == Field::DESTINATION_V4.origin => IpAddr::from(padded::<4>(&self.value)?),
-            origin if origin == Field::DESTINATION_V6.origin => IpAddr::from(padded::<16>(&self.value)?),
+            origin if origin == v4.origin => IpAddr::from(padded::<4>(&self.value)?),
+            origin if origin == v6.origin => IpAddr::from(padded::<16>(&self.value)?),
             _ => return None,
         };
         Cidr::new(ip, u8::try_from(prefix).ok()?)

@@ -10,7 +10,7 @@ fn in_family(family: Family) -> RuleSpec<'static> {
     RuleSpec::new(Table { family, name: "t" }.chain("c"))
 }
 
-fn read_back(spec: &RuleSpec<'_>) -> Rule {
+pub(super) fn read_back(spec: &RuleSpec<'_>) -> Rule {
     let mut request = super::super::about_rule(6, neli::consts::nl::NlmF::empty(), spec.chain);
     request.attr(RULE_HANDLE, &7_u64.to_be_bytes());
     spec.write(&mut request);

@@ -1,0 +1,180 @@
+//! Calls the plugins: CHECK for each attachment in the cache, and STATUS for each network.
+//!
+//! Each call has a deadline. A plugin that does not answer is not called again for the network.
+
+use std::collections::BTreeMap;
+
+use cni::inspect::{Finding, Level, Subject};
+use cni::{Code, Error, Result, Version};
+
+use super::{Report, Scope, leases, plugins};
+use crate::cache::{Cache, Entry};
+use crate::chain::{Chain, Endpoint};
+use crate::conf::{self, NetworkList};
+use crate::node::{Network, Place, place};
+use crate::privilege::require_capabilities;
+use crate::settings;
+use crate::table;
+
+/// The checks.
+const CHECK: &str = "check";
+const STATUS: &str = "status";
+/// The number of different errors that are reported for a network. The other containers are only counted.
+const MOST: usize = 20;
+
+/// Calls CHECK for the attachments in the cache.
+pub(super) fn check(scope: &Scope, report: &mut Report) {
+    let (entries, _) = match Cache::of_host().all() {
+        Ok(found) => found,
+        // Reported by the inspection of the node.
+        Err(_) => return,
+    };
+    for network in scope.networks() {
+        let is_live =
+            |entry: &&Entry| entry.network == network.name && entry.netns.as_deref().map(place) == Some(Place::Exists);
+        let live: Vec<&Entry> = entries.iter().filter(is_live).collect();
+        let number = table::count(live.len(), "attachment");
+        match live.as_slice() {
+            [] => {}
+            _ if !plugins::are_found(network) => {}
+            _ if require_capabilities().is_err() => report.unseen("CHECK of attachments, which needs root"),
+            // The calls would wait for the lock, too.
+            _ if leases::is_locked(network) => {
+                report.unseen(format!("CHECK of {number} to network {}: its leases are locked", network.name));
+            }
+            [first, ..] => match list_for(network, first) {
+                Ok(list) if list.version < Version::V0_4_0 => report.unseen(format!(
+                    "CHECK of {number} to network {}: cniVersion {} does not have it",
+                    network.name, list.version
+                )),
+                Ok(list) if list.disable_check => {
+                    report.network(&network.name, Finding::ok(CHECK, "not called: \"disableCheck\" is set"));
+                }
+                Ok(list) => check_attachments(&list, &live, report),
+                Err(error) => report.unseen(format!("CHECK of {number} to network {}: {error}", network.name)),
+            },
+        }
+    }
+}
+
+/// Returns the configuration of a network; that of an add if the network has none any more.
+fn list_for(network: &Network, entry: &Entry) -> Result<NetworkList> {
+    let path = Cache::of_host().path(&entry.network, &entry.container, &entry.ifname);
+    network.list.clone().map_or_else(|| Ok(conf::from_cache(&path, &entry.config)?), Ok)
+}
+
+/// Calls CHECK for these attachments. Leaves out containers that another finding names already: CHECK stops at its first
+/// difference, which is most likely the same.
+fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
+    let name = list.name.as_str();
+    // A missing plugin has been reported.
+    let Ok(chain) = Chain::find(list, &settings::plugins()) else { return };
+    let mut differences: BTreeMap<String, (Error, Vec<Subject>)> = BTreeMap::new();
+    let mut passed = 0;
+    for (done, entry) in live.iter().enumerate() {
+        let outcome = Endpoint::of_entry(entry).and_then(|at| chain.check_soon(&at));
+        let Err(error) = outcome else {
+            passed += 1;
+            continue;
+        };
+        if is_gone(entry) {
+            continue;
+        }
+        if error.code() == Code::TRY_LATER {
+            let left = table::count(live.len() - done - 1, "attachment");
+            let finding = Finding::fail(CHECK, error.to_string()).about([subject(entry)]);
+            let remedy =
+                format!("find out what the plugin waits for ({}); CHECK of {left} was left out", error.details_text());
+            report.network(name, finding.remedy(remedy));
+            break;
+        }
+        let subject = subject(entry);
+        if !report.is_problem(name, &subject) {
+            differences.entry(error.to_string()).or_insert_with(|| (error, Vec::new())).1.push(subject);
+        }
+    }
+    report_differences(name, differences, report);
+    if passed > 0 {
+        report.network(name, Finding::ok(CHECK, format!("CHECK of {} succeeds", table::count(passed, "attachment"))));
+    }
+}
+
+fn subject(entry: &Entry) -> Subject {
+    Subject::container(&entry.container, Some(&entry.ifname))
+}
+
+/// Returns whether an attachment has been removed since the cache was read.
+fn is_gone(entry: &Entry) -> bool {
+    let is_cached = !matches!(Cache::of_host().load(&entry.network, &entry.container, &entry.ifname), Ok(None));
+    !is_cached || entry.netns.as_deref().map(place) != Some(Place::Exists)
+}
+
+fn report_differences(network: &str, differences: BTreeMap<String, (Error, Vec<Subject>)>, report: &mut Report) {
+    let mut others: Vec<Subject> = Vec::new();
+    for (number, (what, (error, subjects))) in differences.into_iter().enumerate() {
+        if number >= MOST {
+            others.extend(subjects);
+            continue;
+        }
+        let remedy = format!("correct it, or detach the container and attach it again ({})", error.details_text());
+        report.network(network, Finding::fail(CHECK, what).about(subjects).remedy(remedy));
+    }
+    if !others.is_empty() {
+        let what = format!("CHECK of {} fails with other errors", table::count(others.len(), "more container"));
+        let remedy = "cnitool repair reports the errors of all containers";
+        report.network(network, Finding::fail(CHECK, what).about(others).remedy(remedy));
+    }
+}
+
+/// Calls STATUS of the plugins, except for networks with an earlier failure, which STATUS would only repeat. `of_cni0` are
+/// the plugins that are known to be of cni0.
+pub(super) fn status(scope: &Scope, of_cni0: &[String], report: &mut Report) {
+    if require_capabilities().is_err() {
+        report.unseen("the plugins' own STATUS, which needs root");
+        return;
+    }
+    let dirs = settings::plugins();
+    for network in scope.networks() {
+        let (Some(list), name) = (&network.list, network.name.as_str()) else { continue };
+        if report.worst(name) == Level::Fail {
+            continue;
+        }
+        let Ok(chain) = Chain::find(list, &dirs) else { continue };
+        match chain.status() {
+            Ok(true) => report.network(name, Finding::ok(STATUS, "its plugins are ready for an add")),
+            Ok(false) => status_of_older_version(&chain, network, of_cni0, report),
+            Err(error) => report.network(name, not_ready(&error)),
+        }
+    }
+}
+
+/// Calls STATUS of the plugins of cni0 for a version of CNI that does not have the command. They answer it in a newer
+/// version, whatever the version of the network. Their delegates must be of cni0, too.
+fn status_of_older_version(chain: &Chain<'_>, network: &Network, of_cni0: &[String], report: &mut Report) {
+    let Some(list) = &network.list else { return };
+    let is_of_cni0 = |kind: &str| of_cni0.iter().any(|known| known == kind);
+    let is_listed = |kind: &str| list.plugins.iter().any(|plugin| plugin.kind == kind);
+    let mut delegates = network.programs.iter().filter(|kind| !is_listed(kind));
+    let has_foreign_delegate = delegates.any(|kind| !is_of_cni0(kind));
+    let is_asked = |kind: &str| is_of_cni0(kind) && !has_foreign_delegate;
+    match chain.status_in_newer_version(is_asked) {
+        Err(error) => report.network(&network.name, not_ready(&error)),
+        Ok(()) if list.plugins.iter().all(|plugin| is_asked(&plugin.kind)) => {
+            report.network(&network.name, Finding::ok(STATUS, "its plugins are ready for an add"));
+        }
+        Ok(()) => report.unseen(format!(
+            "whether the plugins of network {} are ready: cniVersion {} has no STATUS",
+            network.name, list.version
+        )),
+    }
+}
+
+fn not_ready(error: &Error) -> Finding {
+    match error.code() {
+        Code::TRY_LATER => {
+            let remedy = format!("find out what the plugin waits for ({})", error.details_text());
+            Finding::fail(STATUS, error.to_string()).remedy(remedy)
+        }
+        _ => Finding::error(STATUS, error),
+    }
+}

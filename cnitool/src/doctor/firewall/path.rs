@@ -1,0 +1,386 @@
+//! Follows packets of containers through the rules of a chain and of the chains that it leads to. Pure logic without I/O.
+
+use std::collections::BTreeMap;
+
+use linux::ip::Cidr;
+use linux::netlink::nft::{Condition, Family, LinkPattern, Property, Side};
+
+/// The prefixes of chains that plugins create, here and in the reference.
+const OF_PLUGINS: [&str; 2] = ["CNI-", "cni-"];
+/// The chain in which the plugin `firewall` accepts the packets of its containers.
+const ACCEPTING: &str = "CNI-FORWARD";
+/// The depth at which the search ends. The kernel refuses more than 16.
+const MAX_DEPTH: u32 = 16;
+
+/// The rules of each chain that packets can reach, by the name of the chain.
+pub(super) type Chains = BTreeMap<String, Vec<Rule>>;
+
+/// A rule of nf_tables or of a legacy table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) conditions: Vec<Condition>,
+    pub(super) verdict: Verdict,
+    /// How a user finds the rule, such as `ip filter FORWARD handle 7`.
+    pub(super) name: String,
+    /// The command that deletes it.
+    pub(super) delete: String,
+}
+
+/// What a rule decides about packets that it matches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    Accept,
+    /// Drops or rejects them.
+    Refuse,
+    Return,
+    /// Continues in another chain, then here.
+    Jump(String),
+    /// Continues in another chain without coming back.
+    Goto(String),
+    /// Decides nothing.
+    Continue,
+}
+
+impl Verdict {
+    /// Returns the chain in which packets continue, unless a plugin has created it.
+    pub(super) fn target(&self) -> Option<&str> {
+        match self {
+            Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain.as_str()).filter(|chain| !is_of_plugin(chain)),
+            _ => None,
+        }
+    }
+}
+
+fn is_of_plugin(chain: &str) -> bool {
+    OF_PLUGINS.iter().any(|prefix| chain.starts_with(prefix))
+}
+
+/// Packets from or to the containers on a bridge, as far as their properties are known.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Packets {
+    /// The links on which they arrive and leave.
+    pub(super) links: [Option<Vec<String>>; 2],
+    /// The bridges on whose ports they arrive and leave.
+    pub(super) bridges: [Option<Vec<String>>; 2],
+    /// The networks of their source and destination.
+    pub(super) addresses: [Option<Vec<Cidr>>; 2],
+    pub(super) families: Vec<Family>,
+}
+
+/// Which packets a condition or a rule matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Match {
+    All,
+    Part,
+    /// It depends on something that is not examined, such as the state of the connection.
+    Unknown,
+    None,
+}
+
+impl Match {
+    /// Returns the match of a property that these packets have or not.
+    fn of(outcomes: impl Iterator<Item = Match>) -> Match {
+        let outcomes: Vec<Match> = outcomes.collect();
+        match () {
+            () if outcomes.iter().all(|outcome| *outcome == Match::None) => Match::None,
+            () if outcomes.iter().all(|outcome| *outcome == Match::All) => Match::All,
+            () => Match::Part,
+        }
+    }
+
+    fn negate(self) -> Match {
+        match self {
+            Match::All => Match::None,
+            Match::None => Match::All,
+            other => other,
+        }
+    }
+}
+
+impl From<bool> for Match {
+    fn from(is_matched: bool) -> Match {
+        if is_matched { Match::All } else { Match::None }
+    }
+}
+
+impl Packets {
+    /// Returns which packets a rule matches, and whether it is about containers: about their links or addresses.
+    fn compare(&self, rule: &Rule) -> (Match, bool) {
+        let mut is_about = false;
+        let mut all = Match::All;
+        for Condition { is_negated, property } in &rule.conditions {
+            let (outcome, names) = self.compare_property(property);
+            is_about |= names && !is_negated && outcome < Match::Unknown;
+            // One condition that no packet has decides.
+            all = all.max(if *is_negated { outcome.negate() } else { outcome });
+        }
+        (all, is_about)
+    }
+
+    fn compare_property(&self, property: &Property) -> (Match, bool) {
+        match property {
+            Property::Link(side, pattern) => compare_links(of_side(&self.links, *side), pattern),
+            Property::Bridge(side, pattern) => compare_links(of_side(&self.bridges, *side), pattern),
+            Property::Address(side, net) => match of_side(&self.addresses, *side) {
+                Some(own) => (Match::of(own.iter().map(|own| compare_networks(*own, *net))), net.prefix() > 0),
+                None => (Match::Part, false),
+            },
+            Property::Family(family) => {
+                let is_same = |own: &Family| Match::from(own == family || *family == Family::Inet);
+                (Match::of(self.families.iter().map(is_same)), false)
+            }
+            Property::Protocol => (Match::Part, false),
+            Property::Other => (Match::Unknown, false),
+        }
+    }
+}
+
+fn of_side<T>([from, to]: &[Option<T>; 2], side: Side) -> Option<&T> {
+    match side {
+        Side::From => from.as_ref(),
+        Side::To => to.as_ref(),
+    }
+}
+
+/// Compares the names of links. A prefix that every name has says nothing about containers.
+fn compare_links(own: Option<&Vec<String>>, pattern: &LinkPattern) -> (Match, bool) {
+    let Some(own) = own else { return (Match::Part, false) };
+    match pattern {
+        LinkPattern::Name(name) => (Match::of(own.iter().map(|link| Match::from(link == name))), true),
+        LinkPattern::Prefix(start) => {
+            (Match::of(own.iter().map(|link| Match::from(link.starts_with(start)))), !start.is_empty())
+        }
+        LinkPattern::Index(_) => (Match::Unknown, false),
+    }
+}
+
+/// Compares the network of packets with that of a condition.
+fn compare_networks(own: Cidr, net: Cidr) -> Match {
+    match (net.contains(own.ip()) && net.prefix() <= own.prefix(), own.contains(net.ip())) {
+        (true, _) => Match::All,
+        (false, true) => Match::Part,
+        (false, false) => Match::None,
+    }
+}
+
+/// Where packets get to in a chain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End<'a> {
+    /// Its end, or a rule that returns.
+    Continue,
+    /// A rule accepts them.
+    Accepted,
+    /// A rule that is about containers, or in another chain, refuses them.
+    Refused(&'a Rule),
+    /// A rule that is not about containers refuses all packets that come that far.
+    RefusedWithOthers,
+}
+
+/// What a base chain does to packets of containers.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Effect<'a> {
+    /// The rules that drop some or all of them.
+    pub(super) rules: Vec<&'a Rule>,
+    /// Whether those that no rule accepts are dropped, by the policy or a last rule.
+    pub(super) drops_unaccepted: bool,
+}
+
+/// Follows packets through a base chain. `is_accepted` means that a plugin accepts them in a chain of its own.
+pub(super) fn follow<'a>(chains: &'a Chains, base: &str, drops: bool, of: &Packets, is_accepted: bool) -> Effect<'a> {
+    let mut walk = Walk { chains, packets: of, is_accepted, partial: Vec::new() };
+    let end = walk.chain(base, 0);
+    let mut rules = walk.partial;
+    let drops_unaccepted = match end {
+        End::Accepted => false,
+        End::Continue => drops && !is_accepted,
+        End::RefusedWithOthers => !is_accepted,
+        End::Refused(rule) => {
+            rules.push(rule);
+            false
+        }
+    };
+    Effect { rules, drops_unaccepted }
+}
+
+struct Walk<'a, 'b> {
+    chains: &'a Chains,
+    packets: &'b Packets,
+    is_accepted: bool,
+    /// The rules that refuse a part of the packets.
+    partial: Vec<&'a Rule>,
+}
+
+impl<'a> Walk<'a, '_> {
+    fn chain(&mut self, name: &str, depth: u32) -> End<'a> {
+        // Some packets may have left the chain by an earlier rule.
+        let mut may_leave = false;
+        for rule in self.chains.get(name).into_iter().flatten().filter(|_| depth < MAX_DEPTH) {
+            let (matched, is_about) = self.packets.compare(rule);
+            let is_certain = matched == Match::All;
+            match &rule.verdict {
+                _ if matched == Match::None => {}
+                Verdict::Accept | Verdict::Return if !is_certain => may_leave = true,
+                Verdict::Accept => return End::Accepted,
+                Verdict::Return => return End::Continue,
+                _ if matched == Match::Unknown => {}
+                Verdict::Refuse if is_certain && is_about => return End::Refused(rule),
+                Verdict::Refuse if is_certain && depth == 0 => return End::RefusedWithOthers,
+                Verdict::Refuse if is_certain && !may_leave => return End::Refused(rule),
+                Verdict::Refuse if is_about => self.partial.push(rule),
+                Verdict::Jump(chain) | Verdict::Goto(chain) if is_of_plugin(chain) => {
+                    if is_certain && self.is_accepted && chain == ACCEPTING {
+                        return End::Accepted;
+                    }
+                }
+                Verdict::Jump(chain) | Verdict::Goto(chain) => match self.chain(chain, depth + 1) {
+                    End::Accepted if !is_certain => may_leave = true,
+                    End::Refused(inner) if !is_certain => self.partial.extend(is_about.then_some(inner)),
+                    End::Continue if is_certain && matches!(rule.verdict, Verdict::Goto(_)) => return End::Continue,
+                    End::Continue => {}
+                    end => return end,
+                },
+                Verdict::Refuse | Verdict::Continue => {}
+            }
+        }
+        End::Continue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(side: Side, name: &str) -> Condition {
+        Condition { is_negated: false, property: Property::Link(side, LinkPattern::Name(name.to_owned())) }
+    }
+
+    fn address(side: Side, net: &str) -> Condition {
+        Condition { is_negated: false, property: Property::Address(side, net.parse().unwrap()) }
+    }
+
+    fn not(condition: Condition) -> Condition {
+        Condition { is_negated: true, ..condition }
+    }
+
+    fn other() -> Condition {
+        Condition { is_negated: false, property: Property::Other }
+    }
+
+    fn rule(conditions: &[Condition], verdict: Verdict) -> Rule {
+        Rule { conditions: conditions.to_vec(), verdict, name: "r".to_owned(), delete: String::new() }
+    }
+
+    fn chains(named: &[(&str, Vec<Rule>)]) -> Chains {
+        named.iter().map(|(name, rules)| ((*name).to_owned(), rules.clone())).collect()
+    }
+
+    /// Packets from the containers on the bridge `br`.
+    fn outgoing() -> Packets {
+        Packets {
+            links: [Some(vec!["br".to_owned()]), None],
+            addresses: [Some(vec!["10.1.0.0/24".parse().unwrap()]), None],
+            families: vec![Family::Ipv4],
+            ..Packets::default()
+        }
+    }
+
+    /// Returns the number of rules that drop outgoing packets, and whether those that no rule accepts are dropped.
+    fn effect(base: Vec<Rule>, drops: bool) -> (usize, bool) {
+        effect_in(&chains(&[("base", base)]), drops)
+    }
+
+    fn effect_in(chains: &Chains, drops: bool) -> (usize, bool) {
+        let effect = follow(chains, "base", drops, &outgoing(), false);
+        (effect.rules.len(), effect.drops_unaccepted)
+    }
+
+    use Side::{From as Source, To};
+    use Verdict::{Accept, Goto, Jump, Refuse, Return};
+
+    #[test]
+    fn a_policy_applies_to_what_no_rule_accepts() {
+        assert_eq!(effect(vec![], true), (0, true));
+        assert_eq!(effect(vec![], false), (0, false));
+        assert_eq!(effect(vec![rule(&[], Refuse)], false), (0, true));
+        assert_eq!(effect(vec![rule(&[], Accept), rule(&[], Refuse)], true), (0, false));
+        assert_eq!(effect(vec![rule(&[link(Source, "br")], Accept)], true), (0, false));
+        assert_eq!(effect(vec![rule(&[link(Source, "eth0")], Accept)], true), (0, true));
+        assert_eq!(effect(vec![rule(&[other()], Accept)], true), (0, true), "only some connections");
+        assert_eq!(effect(vec![rule(&[address(Source, "10.1.0.128/25")], Accept)], true), (0, true), "only a part");
+    }
+
+    #[test]
+    fn only_rules_about_containers_are_reported() {
+        for about in [
+            vec![link(Source, "br")],
+            vec![link(Source, "br"), link(To, "eth0")],
+            vec![address(Source, "10.1.0.0/24")],
+            vec![address(Source, "10.0.0.0/8")],
+            vec![address(Source, "10.1.0.7/32")],
+            vec![link(Source, "br"), Condition { is_negated: false, property: Property::Protocol }],
+            vec![link(Source, "br"), not(link(To, "br"))],
+        ] {
+            assert_eq!(effect(vec![rule(&about, Refuse)], false), (1, false), "{about:?}");
+        }
+        for not_about in [
+            vec![link(Source, "eth0")],
+            vec![not(link(Source, "br"))],
+            vec![address(Source, "10.2.0.0/24")],
+            vec![not(address(Source, "10.1.0.0/24")), link(Source, "br")],
+            vec![other()],
+            vec![link(Source, "br"), other()],
+            vec![link(To, "eth0")],
+            vec![Condition { is_negated: false, property: Property::Protocol }],
+            vec![Condition { is_negated: false, property: Property::Family(Family::Ipv6) }],
+        ] {
+            assert_eq!(effect(vec![rule(&not_about, Refuse)], false), (0, false), "{not_about:?}");
+        }
+        let accepted = rule(&[link(Source, "br")], Accept);
+        assert_eq!(effect(vec![accepted, rule(&[link(Source, "br")], Refuse)], false), (0, false), "accepted before");
+    }
+
+    #[test]
+    fn links_match_by_prefix() {
+        let prefix = |text: &str| Condition {
+            is_negated: false,
+            property: Property::Link(Source, LinkPattern::Prefix(text.to_owned())),
+        };
+        assert_eq!(effect(vec![rule(&[prefix("b")], Refuse)], false), (1, false));
+        assert_eq!(effect(vec![rule(&[prefix("x")], Refuse)], false), (0, false));
+        assert_eq!(effect(vec![rule(&[prefix("")], Refuse)], false), (0, true), "every link");
+    }
+
+    #[test]
+    fn other_chains_are_followed() {
+        let jump = |conditions: &[Condition]| rule(conditions, Jump("next".to_owned()));
+        let drop = || vec![rule(&[], Refuse)];
+        let in_next =
+            |first: Rule, next: Vec<Rule>, drops| effect_in(&chains(&[("base", vec![first]), ("next", next)]), drops);
+        assert_eq!(in_next(jump(&[]), drop(), false), (1, false));
+        assert_eq!(in_next(jump(&[link(Source, "br")]), drop(), false), (1, false));
+        assert_eq!(in_next(jump(&[link(Source, "eth0")]), drop(), false), (0, false));
+        assert_eq!(in_next(jump(&[link(To, "eth0")]), drop(), false), (0, false), "not about containers");
+        assert_eq!(in_next(jump(&[other()]), drop(), false), (0, false));
+        assert_eq!(in_next(jump(&[]), vec![rule(&[], Return)], true), (0, true));
+        assert_eq!(in_next(jump(&[]), vec![rule(&[], Accept)], true), (0, false));
+        // As chains that check the sender: those who pass leave the chain.
+        let guarded = || vec![rule(&[other()], Return), rule(&[], Refuse)];
+        assert_eq!(in_next(jump(&[link(Source, "br")]), guarded(), false), (0, false));
+        assert_eq!(in_next(rule(&[], Goto("next".to_owned())), vec![], true), (0, true));
+        let cycle = chains(&[("base", vec![jump(&[])]), ("next", vec![jump(&[])])]);
+        assert_eq!(effect_in(&cycle, false), (0, false));
+    }
+
+    #[test]
+    fn chains_of_plugins_accept_only_for_their_network() {
+        let jump = rule(&[], Jump("CNI-FORWARD".to_owned()));
+        let isolation = rule(&[], Jump("CNI-ISOLATION-STAGE-1".to_owned()));
+        let accepting = chains(&[("base", vec![isolation, jump.clone(), rule(&[], Refuse)])]);
+        let of = |is_accepted| follow(&accepting, "base", true, &outgoing(), is_accepted).drops_unaccepted;
+        assert!(of(false) && !of(true));
+        let before = chains(&[("base", vec![rule(&[link(Source, "br")], Refuse), jump])]);
+        assert_eq!(follow(&before, "base", true, &outgoing(), true).rules.len(), 1, "it comes before");
+        let flushed = chains(&[("base", vec![])]);
+        assert_eq!(follow(&flushed, "base", true, &outgoing(), true), Effect::default(), "the plugin reports it");
+    }
+}

@@ -1,0 +1,144 @@
+//! Bridges: ports, gateways and MTUs.
+
+use serde_json::{Value, json};
+
+use super::{follow, only_problem, problems, remedies};
+use crate::node::{attach, host, json, network, port};
+
+#[test]
+fn addresses_that_conflict_with_the_gateway() {
+    let host = host("10.143.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("outside");
+    host.lab.sh("ip link add uplink type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev uplink");
+    let what = only_problem(&host, "gateway", "fail");
+    assert!(
+        what.contains("10.143.0.1 is on uplink") && what.contains("ip address del 10.143.0.1/16 dev uplink"),
+        "{what}"
+    );
+    host.lab.sh("ip address flush dev uplink; ip address add 10.143.0.200/24 dev uplink");
+    assert!(only_problem(&host, "gateway", "fail").contains("the subnet 10.143.0.0/24 is on uplink too"));
+    host.lab.sh("ip address flush dev uplink; ip address flush dev br-pods; ip address add 10.143.0.5/24 dev br-pods");
+    let what = only_problem(&host, "gateway", "fail");
+    assert!(what.contains("already has an IP address different from 10.143.0.1/24"), "{what}");
+}
+
+#[test]
+fn ports_that_are_down_or_not_on_the_bridge() {
+    let host = host("10.154.0.0/24");
+    let blue = port(&attach(&host, "blue"));
+    host.lab.sh(&format!("ip link set {blue} down"));
+    follow(&host, &format!("ip link set {blue} up"));
+    host.lab.sh(&format!("ip link set {blue} nomaster"));
+    follow(&host, &format!("ip link set {blue} master br-pods"));
+    host.lab.sh(&format!("ip link add other type bridge; ip link set {blue} master other"));
+    assert!(only_problem(&host, "bridge", "warn").contains("on another bridge than br-pods"));
+    host.lab.sh(&format!("ip link del other; ip link set {blue} master br-pods"));
+    let ports: Vec<String> = ["a", "b", "c", "d"].iter().map(|name| port(&attach(&host, name))).collect();
+    ports.iter().for_each(|port| drop(host.lab.sh(&format!("ip link set {port} nomaster"))));
+    let what = only_problem(&host, "bridge", "fail");
+    assert!(what.contains("4 ports are on no bridge") && what.contains("and 1 more"), "{what}");
+    // Ports cannot be added to a bridge that is gone.
+    host.lab.sh("ip link del br-pods");
+    let what = only_problem(&host, "bridge", "fail");
+    assert!(what.contains("5 ports are on no bridge") && what.contains("attach it again"), "{what}");
+}
+
+#[test]
+fn a_port_of_the_reference_that_is_not_on_the_bridge() {
+    let host = host("10.155.0.0/24");
+    host.reference("bridge");
+    host.reference("host-local");
+    let mut config = network("pods", "10.155.0.0/24", &json!({ "ipMasq": false }));
+    config["cniVersion"] = json!("1.0.0");
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let links: Value = serde_json::from_str(&host.lab.sh("ip -j link show master br-pods")).unwrap();
+    let port = links[0]["ifname"].as_str().unwrap();
+    host.lab.sh(&format!("ip link set {port} nomaster"));
+    let what = only_problem(&host, "bridge", "fail");
+    assert!(what.contains(&format!("ip link set {port} master br-pods")), "{what}");
+}
+
+#[test]
+fn no_remedy_takes_another_networks_gateway() {
+    let host = host("10.153.0.0/24");
+    attach(&host, "blue");
+    let shared = json!({ "bridge": "br-pods", "ipam": { "type": "host-local", "ranges": [[
+        { "subnet": "10.153.0.0/24", "gateway": "10.153.0.254" },
+    ]] } });
+    for (subnet, more) in [
+        ("10.153.0.0/24", json!({})),
+        // Another gateway in the same subnet, on another bridge and on the same bridge.
+        (
+            "10.153.0.0/16",
+            json!({ "ipam": { "type": "host-local", "ranges": [[
+            { "subnet": "10.153.0.0/16", "gateway": "10.153.7.1" },
+        ]] } }),
+        ),
+        ("", shared),
+    ] {
+        host.configure("20-other.conflist", &network("other", subnet, &more).to_string());
+        let answer = json(&host, "doctor --json");
+        assert_eq!(problems(&answer), ["gateway fail", "ranges warn"], "{answer:#}");
+        let remedies = remedies(&answer);
+        assert_eq!(remedies.first().unwrap(), "set another \"subnet\" in one of the networks other and pods");
+        assert!(remedies.iter().all(|remedy| !remedy.contains("address del")), "{remedies:?}");
+    }
+}
+
+#[test]
+fn a_gateway_address_that_was_lost() {
+    let host = host("10.152.0.0/24");
+    let ranges =
+        json!([[{ "subnet": "10.152.0.0/24" }, { "subnet": "10.152.1.0/24" }], [{ "subnet": "fd00:152::/64" }]]);
+    let ipam = json!({ "ipam": { "type": "host-local", "ranges": ranges } });
+    host.configure("10-pods.conflist", &network("pods", "", &ipam).to_string());
+    attach(&host, "blue");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(problems(&answer), [""; 0], "no container needs the second range's gateway yet: {answer:#}");
+    host.lab.sh("ip -4 address flush dev br-pods");
+    follow(&host, "ip address add 10.152.0.1/24 dev br-pods");
+    // The kernel drops IPv6 addresses of a link that goes down.
+    host.lab.sh("ip link set br-pods down; ip link set br-pods up");
+    follow(&host, "ip address add fd00:152::1/64 dev br-pods nodad");
+    host.lab.sh("ip link set br-pods down");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(problems(&answer), ["bridge fail", "gateway fail"], "{answer:#}");
+    host.lab.sh(&remedies(&answer).join("\n"));
+    let answer = json(&host, "doctor --json");
+    assert_eq!(problems(&answer), [""; 0], "{answer:#}");
+}
+
+#[test]
+fn a_link_that_is_not_a_bridge() {
+    let host = host("10.144.0.0/24");
+    host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; ip link add br-pods type veth peer name other");
+    assert!(only_problem(&host, "bridge", "fail").contains("br-pods is not a bridge"));
+}
+
+#[test]
+fn packets_that_are_too_large() {
+    let host = host("10.145.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("outside");
+    host.lab.sh("ip link add uplink mtu 1400 type veth peer name eth0 netns outside
+         ip address add 192.0.2.1/24 dev uplink; ip link set uplink up; ip route add default via 192.0.2.2");
+    assert!(only_problem(&host, "mtu", "warn").contains("set \\\"mtu\\\": 1400"));
+    host.configure("10-pods.conflist", &network("pods", "10.145.0.0/24", &json!({ "mtu": 1300 })).to_string());
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1500"), "{what}");
+}
+
+#[test]
+fn a_bridge_with_another_mtu_than_its_ports() {
+    let host = host("10.159.0.0/24");
+    let blue = port(&attach(&host, "blue"));
+    attach(&host, "red");
+    host.lab.sh("ip link set br-pods mtu 1300");
+    assert!(only_problem(&host, "mtu", "warn").contains("br-pods has 1300, and its ports 1500"));
+    follow(&host, "ip link set br-pods mtu 1500");
+    host.lab.sh(&format!("ip link set {blue} mtu 1400; ip link set br-pods mtu 1500"));
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1500, and its ports 1400, 1500"), "{what}");
+}
