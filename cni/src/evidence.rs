@@ -88,6 +88,18 @@ pub fn is_leased_to_other(owner: AttachmentKey<'_>, ip: IpAddr) -> bool {
     })
 }
 
+/// Returns whether a lease of any network gives an address to an attachment with another [mark](AttachmentKey::mark).
+pub fn is_leased_to_other_mark(mark: &str, ip: IpAddr) -> bool {
+    networks().into_iter().any(|network| {
+        let path = Path::new(LEASES).join(&network).join(ip.to_string());
+        fs::read_to_string(path).is_ok_and(|text| {
+            let lease = Lease::parse(&network, ip, &text);
+            let ifname = lease.ifname.as_deref().unwrap_or_default();
+            AttachmentKey { network: &network, container: &lease.container, ifname }.mark() != mark
+        })
+    })
+}
+
 /// Returns the names of the networks with leases.
 fn networks() -> Vec<String> {
     let networks = fs::read_dir(LEASES).into_iter().flatten().flatten();

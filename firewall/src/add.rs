@@ -15,7 +15,7 @@ use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{Acceptance, FILTER, FORWARD};
 use crate::firewalld::{Firewalld, Scope, not_running};
 use crate::policy::{self, Policy, STAGE_1};
-use crate::{isolation, removal};
+use crate::{bindings, isolation, removal};
 
 /// The remedy if nf_tables is unavailable.
 pub(crate) const FIX_HINT: &str = "load the kernel modules nf_tables, nft_compat, nft_counter and xt_conntrack; ingress policy \"isolated\" \
@@ -74,16 +74,20 @@ impl<'a> Traffic<'a> {
     }
 
     fn accept_with<'s>(&'s self, firewalld: Option<Firewalld>, undo: &mut Undo<'s, Netlink>) -> Result<()> {
+        let mut nft = Nftables::open()?;
         let uses_firewalld = firewalld.is_some();
         if let Some(mut firewalld) = firewalld {
             for ip in &self.ips {
-                if !firewalld.query(&self.config.zone, *ip)? {
+                let is_bound = firewalld.query(&self.config.zone, *ip)?;
+                if !is_bound {
                     undo.push(format!("remove {ip} from the zone"), |_| self.unbind(*ip));
+                }
+                self.record(&mut nft, *ip, !is_bound);
+                if !is_bound {
                     firewalld.add(&self.config.zone, *ip)?;
                 }
             }
         }
-        let mut nft = Nftables::open()?;
         let mut in_nft = Vec::new();
         for tools in &FAMILIES {
             for place in self.places(&mut nft, tools)? {
@@ -113,11 +117,21 @@ impl<'a> Traffic<'a> {
         self.config.backend != Backend::Nftables && self.config.ingress != IngressPolicy::Isolated
     }
 
-    fn unbind(&self, ip: IpAddr) -> Result<()> {
-        match Firewalld::connect()? {
-            Some(mut firewalld) => firewalld.remove(&self.config.zone, ip, Scope::GivenZone),
-            None => Ok(()),
+    /// Records a binding, so that GC finds it. firewalld also works without nf_tables, where there is no place for a record.
+    fn record(&self, nft: &mut Nftables, ip: IpAddr, is_new: bool) {
+        if let Err(error) = bindings::record(nft, self.owner, &self.config.zone, ip, is_new) {
+            warn!("GC will not find the binding of {ip}: {error:?}");
         }
+    }
+
+    fn unbind(&self, ip: IpAddr) -> Result<()> {
+        let mut nft = Nftables::open()?;
+        if let Some(mut firewalld) = Firewalld::connect()? {
+            firewalld.remove(&self.config.zone, ip, Scope::GivenZone)?;
+        }
+        let own = self.owner.comment();
+        let records = bindings::list(&mut nft, &|comment| comment == own)?;
+        bindings::forget(&mut nft, &records.into_iter().filter(|found| found.ip == ip).collect::<Vec<_>>())
     }
 
     /// Returns the tables of a family to which rules are added: the legacy table if it is in use, and that in nf_tables

@@ -1,7 +1,7 @@
 //! The firewalld backend: binds container addresses to a zone of firewalld.
 //!
 //! A binding belongs to the runtime configuration of firewalld: it is lost when firewalld reloads or stops. It has no owner,
-//! so that firewalld cannot say which attachment it belongs to.
+//! so that firewalld cannot say which attachment it belongs to: [`bindings`](crate::bindings) can.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -109,6 +109,22 @@ impl Firewalld {
             return Ok(());
         }
         self.call("removeSource", &[&other, source]).map(drop)
+    }
+
+    /// Removes an address from `zone`, unless the permanent configuration has it there. Otherwise as [`remove`](Self::remove).
+    pub(crate) fn remove_runtime(&mut self, zone: &Zone, ip: IpAddr) -> Result<()> {
+        let source = source(ip);
+        match self.permanent_zone_of(&source) {
+            Ok(permanent) if permanent == zone.as_str() => {
+                debug!("{source} stays in firewalld zone {zone}");
+                Ok(())
+            }
+            Ok(_) => self.remove(zone, ip, Scope::GivenZone),
+            Err(Failure::Refusal(Reason::NotRunning, _)) => Ok(()),
+            Err(failure) => {
+                Err(failure.into_error(zone).context(format!("look for {source} in the configuration of firewalld")))
+            }
+        }
     }
 
     /// Returns whether an address is bound to `zone`.

@@ -5,10 +5,11 @@
 //! - `filter` has the rules in the table of iptables that accept traffic, `policy` those that drop it, and `isolation` those that
 //!   drop frames within a bridge.
 //! - `firewalld` is the backend for hosts with firewalld: it binds container addresses to a zone. `dbus` is the client
-//!   with which it calls firewalld.
+//!   with which it calls firewalld, and `bindings` records what it has bound.
 //! - `inspect` is for `cnitool`.
 
 mod add;
+mod bindings;
 mod check;
 mod config;
 mod dbus;

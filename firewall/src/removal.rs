@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result};
+use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result, evidence};
 use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
@@ -12,8 +12,8 @@ use log::warn;
 use crate::config::{Backend, Zone};
 use crate::filter::{self, CONTAINERS, FILTER};
 use crate::firewalld::{Firewalld, Scope};
-use crate::isolation;
 use crate::policy::{self, STAGE_1};
+use crate::{bindings, isolation};
 
 /// DEL: removes everything of an attachment, with every backend: the configuration, the implementation or the state of
 /// firewalld may have changed since ADD. `ips` are its addresses, if known.
@@ -27,11 +27,9 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Zone, back
     for tools in FAMILIES.iter().filter(|tools| ips.iter().any(|ip| tools.includes(*ip))) {
         failures.record(remove_from_legacy(&mut nft, tools, owner, ips));
     }
-    if !ips.is_empty() {
-        // With rules, ADD did not use firewalld.
-        let is_expected = matches!(backend, Backend::Auto | Backend::Firewalld) && removed != Some(true);
-        failures.record(unbind(&mut nft, owner, ips, zone, is_expected));
-    }
+    // With rules, ADD did not use firewalld.
+    let is_expected = matches!(backend, Backend::Auto | Backend::Firewalld) && removed != Some(true) && !ips.is_empty();
+    failures.record(unbind(&mut nft, owner, ips, zone, is_expected));
     if removed == Some(true) {
         nft.close_detached();
     }
@@ -138,10 +136,42 @@ fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Z
             failures.record(firewalld.remove(zone, ip, Scope::AnyZone));
         }
     }
+    let mark = owner.mark();
+    failures.record(unbind_recorded(nft, &mut firewalld, &|comment| mark_in(comment) == Some(&mark)));
     failures.into_result()
 }
 
-/// GC: removes the rules of a network's attachments that are not in `keep`, and the policies of bridges that are gone.
+/// Removes the recorded bindings of the attachments whose comments are `removed`, and their records. An address that another
+/// attachment has by now stays bound.
+fn unbind_recorded(nft: &mut Nftables, firewalld: &mut Firewalld, removed: &dyn Fn(&str) -> bool) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    let mut unbound = Vec::new();
+    for binding in bindings::list(nft, removed)? {
+        let mark = mark_in(&binding.comment).unwrap_or_default();
+        let outcome = match evidence::is_leased_to_other_mark(mark, binding.ip) {
+            true => Ok(()),
+            false => firewalld.remove_runtime(&binding.zone, binding.ip),
+        };
+        unbound.extend(failures.keep(outcome).map(|()| binding));
+    }
+    failures.record(bindings::forget(nft, &unbound));
+    failures.into_result()
+}
+
+/// Removes the recorded bindings of the attachments whose comments are `stale`. Without firewalld, there are only records.
+fn collect_bindings(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> {
+    let recorded = bindings::list(nft, stale)?;
+    if recorded.is_empty() {
+        return Ok(());
+    }
+    match Firewalld::connect()? {
+        Some(mut firewalld) => unbind_recorded(nft, &mut firewalld, stale),
+        None => bindings::forget(nft, &recorded),
+    }
+}
+
+/// GC: removes the rules and bindings of a network's attachments that are not in `keep`, and the policies of bridges that are
+/// gone.
 pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let mut nft = Nftables::open()?;
@@ -157,6 +187,7 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     });
     failures.record(outcome.map(drop));
     has_removed |= failures.keep(isolation::remove(&mut nft, &|comment| keep.is_stale_comment(comment))) == Some(true);
+    failures.record(collect_bindings(&mut nft, &|comment| keep.is_stale_comment(comment)));
     for tools in &FAMILIES {
         let table = failures.keep(tools.legacy_table_in_use(FILTER)).flatten();
         if table.is_some_and(|table| table.has_chain(STAGE_1)) {

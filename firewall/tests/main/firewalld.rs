@@ -105,6 +105,42 @@ fn the_next_owner_of_an_address_keeps_it() {
     assert_eq!(host.sources("trusted"), [] as [&str; 0]);
 }
 
+/// firewalld does not know who bound an address, but the plugin records it.
+#[test]
+fn stale_bindings_are_collected_and_those_of_other_programs_stay() {
+    let test = "stale_bindings_are_collected_and_those_of_other_programs_stay";
+    let lab = &Lab::new();
+    let Some(mut host) = Firewalld::prepare(lab, test) else { return };
+    host.start();
+    let pods =
+        [2, 3, 4].map(|n| Pod::absent(lab, &format!("c{n}"), &[&format!("10.9.0.{n}/24"), &format!("fd00::{n}/64")]));
+    let config = config(json!({}));
+    let gc = |valid: Value| {
+        let config = with(config.clone(), json!({ "cni.dev/valid-attachments": valid }));
+        lab.plugin("firewall", "GC").env("DBUS_SYSTEM_BUS_ADDRESS", ADDRESS).stdin(config.to_string()).run().ok();
+        host.sources("trusted")
+    };
+    // Another program binds an address of the last pod before its ADD.
+    host.firewall_cmd("--zone=trusted --add-source=10.9.0.4/32");
+    for pod in &pods {
+        ours(pod, "ADD", &config).ok();
+    }
+    let kept = json!([{ "containerID": "c2", "ifname": "eth0" }]);
+    assert_eq!(gc(kept), ["10.9.0.2/32", "10.9.0.4/32", "fd00::2/128"]);
+    // The next container with the address takes the binding over from one that was lost.
+    let next = Pod::absent(lab, "c5", &["10.9.0.2/24"]);
+    ours(&next, "ADD", &config).ok();
+    assert_eq!(gc(json!([{ "containerID": "c5", "ifname": "eth0" }])), ["10.9.0.2/32", "10.9.0.4/32"]);
+    // DEL needs neither a previous result nor a lease.
+    ours(&next, "DEL", &with(config.clone(), json!({ "prevResult": null }))).ok();
+    assert_eq!(host.sources("trusted"), ["10.9.0.4/32"]);
+    assert!(!lab.sh("nft list table inet cni_firewalld").contains("elements"));
+    // The administrator makes a binding permanent.
+    ours(&pods[1], "ADD", &config).ok();
+    host.firewall_cmd("--permanent --zone=trusted --add-source=10.9.0.3/32");
+    assert_eq!(gc(json!([])), ["10.9.0.3/32", "10.9.0.4/32"]);
+}
+
 #[test]
 fn bindings_of_either_implementation_are_removed_by_the_other() {
     let test = "bindings_of_either_implementation_are_removed_by_the_other";
