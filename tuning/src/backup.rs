@@ -9,7 +9,7 @@ use std::path::Path;
 
 use cni::json::{self, Fault};
 use cni::{AttachmentKey, Context, Result};
-use linux::dir::Dir;
+use linux::dir::{Dir, TEMP_SUFFIX};
 use linux::netlink::{Link, Netlink};
 use linux::{Netns, sysctl};
 use log::debug;
@@ -21,6 +21,8 @@ use crate::attributes::Attributes;
 const INDENTATION: &[u8] = b" ";
 /// The end of the name.
 pub(crate) const SUFFIX: &str = ".json";
+/// The longest name of a file.
+const MAX_NAME: usize = 255;
 
 /// The content of a backup file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -158,11 +160,36 @@ impl Owner {
     pub(crate) fn key(&self) -> AttachmentKey<'_> {
         AttachmentKey { network: &self.network, container: &self.container, ifname: &self.ifname }
     }
+
+    /// Returns whether this is another interface than that of `key`, although their names make the same file name.
+    fn has_same_name_as(&self, key: AttachmentKey<'_>) -> bool {
+        let own = self.key();
+        (own.container, own.ifname) != (key.container, key.ifname) && shared_name(own) == shared_name(key)
+    }
 }
 
-/// Returns the name of an attachment's file, which is that of the reference.
-pub(crate) fn file_name(key: AttachmentKey<'_>) -> String {
+/// Returns the names that an attachment's file can have, the preferred one first.
+///
+/// The first is that of the reference, unless it is longer than file systems allow, so that the reference fails. It is ambiguous
+/// if a part of it has an underscore: `a` with `b_c`, and `a_b` with `c`, have the same. The last one is then for an attachment
+/// that finds the file of the other. It has no underscore, so that it is no name of the reference.
+pub(crate) fn file_names(key: AttachmentKey<'_>) -> Vec<String> {
+    let AttachmentKey { container, ifname, .. } = key;
+    let shared = shared_name(key);
+    match shared.len() {
+        ..=MAX_NAME if container.contains('_') || ifname.contains('_') => vec![shared, unique_name(key)],
+        ..=MAX_NAME => vec![shared],
+        _ => vec![unique_name(key)],
+    }
+}
+
+/// Returns the name that the reference uses.
+fn shared_name(key: AttachmentKey<'_>) -> String {
     format!("{}_{}{SUFFIX}", key.container, key.ifname)
+}
+
+fn unique_name(key: AttachmentKey<'_>) -> String {
+    format!("{}{SUFFIX}", key.mark())
 }
 
 /// The backup file of an attachment, for ADD.
@@ -170,6 +197,8 @@ pub(crate) fn file_name(key: AttachmentKey<'_>) -> String {
 pub(crate) struct BackupFile {
     dir: Dir,
     name: String,
+    /// The name of a temporary file.
+    temp: String,
     /// What the file had before, if that belongs to the same interface.
     earlier: Option<Backup>,
 }
@@ -178,13 +207,22 @@ impl BackupFile {
     /// Opens the file, which need not exist. An existing file counts only if it belongs to this attachment and this interface,
     /// so that an earlier plugin of the same chain wrote it.
     pub(crate) fn open(data_dir: &Path, key: AttachmentKey<'_>, interface: &Identity) -> Result<BackupFile> {
-        let name = file_name(key);
         let dir = Dir::create(data_dir, 0o700).context(|| format!("create the directory {data_dir:?}"))?;
-        let found = dir.read(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();
-        let earlier = found.and_then(|content| Backup::parse(&content).ok()).filter(|backup| {
-            backup.owner.as_ref().is_some_and(|owner| owner.key() == key && owner.interface == *interface)
-        });
-        Ok(BackupFile { dir, name, earlier })
+        let temp = format!("{}{TEMP_SUFFIX}", key.mark());
+        let mut free = None;
+        for name in file_names(key) {
+            let found = dir.read(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();
+            let found = found.and_then(|content| Backup::parse(&content).ok());
+            let owner = found.as_ref().and_then(|backup| backup.owner.as_ref());
+            if owner.is_some_and(|owner| owner.key() == key && owner.interface == *interface) {
+                return Ok(BackupFile { dir, name, temp, earlier: found });
+            }
+            if !owner.is_some_and(|owner| owner.has_same_name_as(key)) {
+                free = free.or(Some(name));
+            }
+        }
+        let name = free.unwrap_or_else(|| unique_name(key));
+        Ok(BackupFile { dir, name, temp, earlier: None })
     }
 
     /// Writes the attributes before and after ADD. Of an attribute that was changed before, the first value is kept.
@@ -214,7 +252,7 @@ impl BackupFile {
     fn replace(&self, backup: &Backup) -> Result<()> {
         let content = backup.print()?;
         let written = match self.earlier {
-            Some(_) => self.dir.replace(&self.name, &content),
+            Some(_) => self.dir.replace_through(&self.temp, &self.name, &content),
             // Whatever has the name is not a file of this interface.
             None => self.dir.remove(&self.name).and_then(|_| match self.dir.create_file(&self.name, &content)? {
                 true => Ok(()),
@@ -256,7 +294,20 @@ mod tests {
                       \"txQLen\": 1000\n}";
         assert_eq!(String::from_utf8(printed).unwrap(), wanted);
         assert_eq!(Backup::parse(wanted.as_bytes()).unwrap(), Backup { before, owner: None });
-        assert_eq!(file_name(owner().key()), "c1_eth0.json");
+        assert_eq!(file_names(owner().key()), ["c1_eth0.json"]);
+    }
+
+    #[test]
+    fn names_are_those_of_the_reference_unless_they_are_too_long() {
+        let names = |container: &str, ifname: &str| file_names(AttachmentKey { network: "net1", container, ifname });
+        let longest = "c".repeat(MAX_NAME - "_eth0.json".len());
+        assert_eq!(names(&longest, "eth0"), [format!("{longest}_eth0.json")]);
+        let long = names(&format!("{longest}c"), "eth0");
+        assert!(long.len() == 1 && long[0].len() < 50, "{long:?}");
+        assert_ne!(long, names(&format!("{longest}d"), "eth0"));
+        let (one, other) = (names("a", "b_c"), names("a_b", "c"));
+        assert_eq!((one[0].as_str(), other[0].as_str()), ("a_b_c.json", "a_b_c.json"));
+        assert!(one[1] != other[1] && !one[1].contains('_'), "{one:?} {other:?}");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property,
 use cni::{Call, Result};
 use log::debug;
 
-use crate::backup::{self, Backup};
+use crate::backup::Backup;
 use crate::config::{Config, DATA_DIR};
 use crate::{Tuning, check, removal, status};
 
@@ -26,7 +26,7 @@ impl Inspect for Tuning {
     /// Lists the backup files in the default directory. Files of the reference have no known owner.
     fn objects(&self) -> Result<Vec<Object>> {
         let mut objects = Vec::new();
-        removal::for_each_backup(Path::new(DATA_DIR), |_, _, backup| objects.extend(object(&backup)))?;
+        removal::for_each_backup(Path::new(DATA_DIR), |_, name, backup| objects.extend(object(name, &backup)))?;
         Ok(objects)
     }
 
@@ -63,7 +63,7 @@ impl Inspect for Tuning {
 }
 
 /// Returns what a tool shows of a backup file; `None` if its owner is not known.
-fn object(backup: &Backup) -> Option<Object> {
+fn object(name: &str, backup: &Backup) -> Option<Object> {
     let owner = backup.owner.as_ref()?;
     let comment = owner.key().comment();
     let tuned = owner.tuned.of_keys(backup.before);
@@ -81,7 +81,7 @@ fn object(backup: &Backup) -> Option<Object> {
         owner: Owner::Marked(owner.key().mark()),
         backend: "file",
         address: None,
-        name: backup::file_name(owner.key()),
+        name: name.to_owned(),
         detail: changes.join(", "),
         properties: properties.collect(),
         about: comment.split_once(", net: ").map_or(comment.as_str(), |(_, about)| about).to_owned(),

@@ -8,7 +8,7 @@ use linux::netlink::Link;
 use linux::tolerate;
 use log::{debug, warn};
 
-use crate::backup::{Backup, SUFFIX, file_name};
+use crate::backup::{Backup, SUFFIX, file_names};
 use crate::config::{self, Config};
 use crate::interface::{Interface, set_mtu};
 
@@ -17,24 +17,25 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
     let data_dir = config::data_dir(call);
     let dir = tolerate(format_args!("there can be no backup file in {data_dir:?}"), Dir::open(&data_dir));
     let Some(dir) = dir.context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
-    let name = file_name(key);
-    let backup = match dir.read(&name) {
-        Ok(None) => return Ok(()),
-        Ok(Some(content)) => Backup::parse(&content).map_err(|fault| fault.to_string()),
-        Err(error) => Err(error.to_string()),
-    };
-    match backup {
-        // The name is ambiguous, and the interface may be attached to another network by now.
-        Ok(Backup { owner: Some(owner), .. }) if owner.key() != key => {
-            debug!("{name:?} belongs to {:?}", owner.key());
-            return Ok(());
+    for name in file_names(key) {
+        let backup = match dir.read(&name) {
+            Ok(None) => continue,
+            Ok(Some(content)) => Backup::parse(&content).map_err(|fault| fault.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match backup {
+            // The name is ambiguous, and the interface may be attached to another network by now.
+            Ok(Backup { owner: Some(owner), .. }) if owner.key() != key => {
+                debug!("{name:?} belongs to {:?}", owner.key());
+                continue;
+            }
+            Ok(backup) => restore_interface(call, at, &backup)?,
+            Err(why) => warn!("the backup file {name:?} cannot be read: {why}"),
         }
-        Ok(backup) => restore_interface(call, at, &backup)?,
-        Err(why) => warn!("the backup file {name:?} cannot be read: {why}"),
-    }
-    // A later attachment of the same name must not find it.
-    if let Err(error) = dir.remove(&name) {
-        warn!("the backup file {name:?} in {data_dir:?} stays: {error}");
+        // A later attachment of the same name must not find it.
+        if let Err(error) = dir.remove(&name) {
+            warn!("the backup file {name:?} in {data_dir:?} stays: {error}");
+        }
     }
     Ok(())
 }

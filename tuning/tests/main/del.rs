@@ -5,9 +5,13 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
+use testing::Pod;
 use testing::config::with;
 
-use crate::support::{DATA_DIR, NEW_MAC, Tuned, config, everything, lab, pod, pod_with_interface, tuned, untouched};
+use crate::gc::gc;
+use crate::support::{
+    DATA_DIR, NEW_MAC, Tuned, config, everything, files, lab, pod, pod_with_interface, tuned, untouched,
+};
 
 #[test]
 fn the_file_is_removed_without_the_namespace() {
@@ -129,8 +133,40 @@ fn an_ambiguous_name_is_resolved() {
     one.add(&config);
     other.del(&config);
     assert_eq!(one.backed_up()["mtu"], 1500);
+    // Both are tuned at the same time.
+    for _ in 0..2 {
+        other.add(&config);
+    }
+    assert_eq!(files().len(), 2, "{:?}", files());
     one.del(&config);
-    assert_eq!(one.link()["mtu"], 1500);
+    assert_eq!((one.link()["mtu"].clone(), other.link()["mtu"].clone()), (json!(1500), json!(1400)));
+    other.add(&config);
+    other.del(&config);
+    assert_eq!((other.link()["mtu"].clone(), files()), (json!(1500), vec![]));
+}
+
+/// The reference cannot create a file with such a name.
+#[test]
+fn a_container_id_may_be_longer_than_the_name_of_a_file() {
+    let lab = &lab();
+    let config = config(everything());
+    for len in [240, 245, 246, 1000] {
+        // The namespace has a shorter name.
+        let pod = Pod { id: "c".repeat(len), ..pod(lab, &format!("c{len}")) };
+        for _ in 0..2 {
+            pod.add(&config);
+            pod.check(&config).ok();
+        }
+        assert_eq!(files().len(), 1, "{len}");
+        pod.del(&config);
+        let link = pod.sh("ip link show eth0");
+        assert!(link.contains("mtu 1500") && files().is_empty(), "{len}: {link} {:?}", files());
+        pod.add(&config);
+        gc(lab, "net1", &[(&pod.id, "eth0")]);
+        assert_eq!(files().len(), 1, "{len}");
+        gc(lab, "net1", &[]);
+        assert!(files().is_empty(), "{len}");
+    }
 }
 
 #[test]

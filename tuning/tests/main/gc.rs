@@ -1,15 +1,13 @@
 //! GC removes the files of attachments to its network that are not in the list.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use testing::config::with;
 use testing::fault::{Effect, inject_everywhere};
 use testing::{Lab, Process};
 
-use crate::support::{DATA_DIR, config, lab, pod};
+use crate::support::{DATA_DIR, config, files, lab, pod};
 
-fn gc(lab: &Lab, network: &str, valid: &[(&str, &str)]) {
+pub(crate) fn gc(lab: &Lab, network: &str, valid: &[(&str, &str)]) {
     call(lab, network, valid).run().ok();
 }
 
@@ -17,13 +15,6 @@ fn call(lab: &Lab, network: &str, valid: &[(&str, &str)]) -> Process {
     let valid: Vec<Value> = valid.iter().map(|(id, ifname)| json!({ "containerID": id, "ifname": ifname })).collect();
     let stdin = config(json!({ "name": network, "cni.dev/valid-attachments": valid }));
     lab.plugin("tuning", "GC").stdin(stdin.to_string())
-}
-
-fn files() -> Vec<String> {
-    let Ok(entries) = fs::read_dir(DATA_DIR) else { return Vec::new() };
-    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect();
-    names.sort();
-    names
 }
 
 #[test]

@@ -43,6 +43,14 @@ pub(crate) fn pod_with_interface<'a>(lab: &'a Lab, id: &str, ifname: &str) -> Po
     pod
 }
 
+/// Returns the names of the files in the directory of backup files.
+pub(crate) fn files() -> Vec<String> {
+    let Ok(entries) = fs::read_dir(DATA_DIR) else { return Vec::new() };
+    let mut names: Vec<String> = entries.map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned()).collect();
+    names.sort();
+    names
+}
+
 /// What tests read of a container that is tuned.
 pub(crate) trait Tuned {
     /// Creates the veth pair.
