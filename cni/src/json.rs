@@ -27,6 +27,11 @@ pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
     T::deserialize(Node(raw.get()))
 }
 
+/// Parses a document that [`parse`] has accepted already, as another type. Does not validate the syntax again.
+pub(crate) fn parse_again<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
+    T::deserialize(Node(text.trim_ascii()))
+}
+
 /// Returns whether the object has this key, even with the value `null`.
 pub fn has_key(text: &str, key: &str) -> Result<bool, Fault> {
     let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;

@@ -60,11 +60,25 @@ pub fn ignore_router_advertisements(link: &str) {
 /// Returns the value of `key` in the network namespace of the calling thread; `None` if the kernel or the interface
 /// does not have the setting.
 pub fn read(key: &[&str]) -> Result<Option<String>> {
-    match std::fs::read_to_string(path_of(key)) {
-        Ok(text) => Ok(Some(text.trim_end().to_owned())),
+    let file = sys::open(Path::new(&path_of(key)), OFlag::O_RDONLY);
+    match file.map_err(io::Error::from).and_then(|file| value_of(&file)) {
+        Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).context(|| format!("read {}", key.join("."))),
     }
+}
+
+/// Returns the value of an open setting. One system call is enough for most: the kernel ends a value only if it fits.
+fn value_of(mut file: &File) -> io::Result<String> {
+    let mut value = vec![0; 128];
+    let len = file.read_at(&mut value, 0)?;
+    if len == value.len() {
+        value.clear();
+        file.read_to_end(&mut value)?;
+    } else {
+        value.truncate(len);
+    }
+    Ok(String::from_utf8_lossy(value.trim_ascii_end()).into_owned())
 }
 
 /// An open setting of the network namespace in which it was opened, even if the thread moves.
@@ -85,10 +99,8 @@ impl Sysctl {
             }
             file => file?,
         };
-        let mut text = Vec::new();
-        (&file).read_to_end(&mut text)?;
-        let text = String::from_utf8_lossy(text.trim_ascii_end()).into_owned();
-        Ok(Sysctl { file, value: Some(text) })
+        let value = Some(value_of(&file)?);
+        Ok(Sysctl { file, value })
     }
 
     /// Returns the value when the setting was opened; `None` if it can only be written.
