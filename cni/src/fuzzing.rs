@@ -43,8 +43,17 @@ pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
     let log_settings = head.log(None);
     assert!(!network.as_str().contains('/') && !matches!(network.as_str(), "." | ".."), "{network} leads elsewhere");
     let path: [PathBuf; 0] = [];
-    let call =
-        Call { network, version, args, path: &path, config: &config, stdin, builtin: &[], home: RefCell::default() };
+    let call = Call {
+        network,
+        version,
+        args,
+        path: &path,
+        config: &config,
+        stdin,
+        any_netns: false,
+        builtin: &[],
+        home: RefCell::default(),
+    };
     drop(format!("{log_settings:?}"));
     if let Ok(Some(previous)) = call.prev_result() {
         reprint(&previous);

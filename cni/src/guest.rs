@@ -5,6 +5,7 @@ use linux::netlink::{Link, LinkIndex, Netlink};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::plugin::{Attachment, Call, Home};
+use crate::request;
 
 /// The namespaces on both sides of an attachment.
 #[derive(Debug)]
@@ -26,6 +27,31 @@ impl Namespaces {
     pub fn open_if_exists(call: &Call<'_>, at: &Attachment) -> Result<Option<Namespaces>> {
         let Some(guest) = at.open_netns_if_exists()? else { return Ok(None) };
         Ok(Some(Namespaces { host: call.home()?, guest }))
+    }
+
+    /// As [`Namespaces::open`], for the ADD of a plugin whose [`uses_netns`](crate::Plugin::uses_netns) returns `false`. Returns
+    /// an error if both are the same namespace, unless `CNI_NETNS_OVERRIDE` permits it.
+    pub fn open_excluding_own(call: &Call<'_>, at: &Attachment) -> Result<Namespaces> {
+        let namespaces = Namespaces::open(call, at)?;
+        match !call.any_netns && namespaces.are_the_same()? {
+            true => Err(request::own_netns(namespaces.guest.path())),
+            false => Ok(namespaces),
+        }
+    }
+
+    /// As [`Namespaces::open_if_exists`], for the DEL of such a plugin: if both are the same namespace, that of the container is
+    /// gone.
+    pub fn open_excluding_own_if_exists(call: &Call<'_>, at: &Attachment) -> Result<Option<Namespaces>> {
+        let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(None) };
+        if namespaces.are_the_same()? {
+            request::warn_of_own_netns(namespaces.guest.path());
+            return Ok(None);
+        }
+        Ok(Some(namespaces))
+    }
+
+    fn are_the_same(&self) -> Result<bool> {
+        Ok(self.guest.same_as(&self.host.netns)?)
     }
 
     /// Runs `work` in the container namespace, where sysctls and new sockets are the container's.

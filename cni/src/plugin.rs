@@ -32,6 +32,9 @@ pub trait Plugin: Sync {
     }
     /// Returns whether the plugin, or one that it delegates to, works in the container namespace. A plugin that does
     /// not, such as an IPAM plugin, ignores `CNI_NETNS`: the path may no longer exist, or lead to another namespace.
+    ///
+    /// If it returns `true`, the plugin's own namespace is excluded before the call. A plugin that often does not need the
+    /// namespace returns `false`, and opens it with [`Namespaces::open_excluding_own`](crate::Namespaces::open_excluding_own).
     fn uses_netns(&self) -> bool {
         true
     }
@@ -123,6 +126,8 @@ pub struct Call<'a> {
     pub config: &'a str,
     /// The exact bytes of stdin, for a delegate.
     pub(crate) stdin: &'a [u8],
+    /// Whether an ADD may use the plugin's own namespace (`CNI_NETNS_OVERRIDE`).
+    pub(crate) any_netns: bool,
     /// The plugins in this program.
     pub(crate) builtin: &'a [&'a dyn Plugin],
     /// The plugin's own namespace and socket that were opened to validate the call.
@@ -156,6 +161,7 @@ impl<'a> Call<'a> {
             path: &[],
             config,
             stdin: config.as_bytes(),
+            any_netns: false,
             builtin: &[],
             home: RefCell::default(),
         })

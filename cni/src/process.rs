@@ -195,6 +195,7 @@ fn serve(
             path: &scope.path,
             config: &config,
             stdin: &stdin,
+            any_netns: scope.any_netns,
             builtin: plugins,
             home: home.into(),
         };

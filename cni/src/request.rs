@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::io::Read;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use linux::Netns;
 use log::warn;
@@ -162,11 +162,21 @@ impl Request {
             return Ok(home);
         }
         if *verb == Verb::Del {
-            warn!("CNI_NETNS {path:?} is the plugin's own network namespace: the container's is gone");
+            warn_of_own_netns(path);
             at.netns = None;
             return Ok(home);
         }
-        let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));
-        Err(error.details("set CNI_NETNS to the container's namespace, or CNI_NETNS_OVERRIDE=1 to use this one"))
+        Err(own_netns(path))
     }
+}
+
+/// Returns the error for an ADD in the plugin's own namespace.
+pub(crate) fn own_netns(path: &Path) -> Error {
+    let error = Error::new(Code::NETNS, format!("CNI_NETNS {path:?} is the plugin's own network namespace"));
+    error.details("set CNI_NETNS to the container's namespace, or CNI_NETNS_OVERRIDE=1 to use this one")
+}
+
+/// Logs that a DEL continues without a namespace.
+pub(crate) fn warn_of_own_netns(path: &Path) {
+    warn!("CNI_NETNS {path:?} is the plugin's own network namespace: the container's is gone");
 }

@@ -21,7 +21,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
         return Ok(result);
     }
     allowlist::require(&config.sysctls, Some(at.ifname.as_str()))?;
-    let Namespaces { host: Home { netns: home, netlink: mut host }, guest } = Namespaces::open(call, at)?;
+    let Namespaces { host: Home { netns: home, netlink: mut host }, guest } = Namespaces::open_excluding_own(call, at)?;
     let key = AttachmentKey::new(call, at);
     let has_ipv6 = result.ips.iter().any(|ip| ip.address.ip().is_ipv6());
     // If the thread cannot return, the steps are reverted as well, because they are dropped.
@@ -30,7 +30,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
         if config.attributes.is_empty() {
             return tune(config, settings, None, Undo::new(None));
         }
-        let mut target = Target::read(at, &guest, &mut host, &home)?;
+        let mut target = Target::read(at, &guest, &mut host, &home, config.attributes)?;
         target.validate(config.attributes, has_ipv6)?;
         let backup = BackupFile::open(&config.data_dir, key, &target.interface.identity)?;
         tune(config, settings, Some((backup, key)), Undo::new(Some(target)))
@@ -46,14 +46,21 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
 struct Target<'a> {
     interface: Interface,
     host: &'a mut Netlink,
+    /// The host veth, if known. Only a change of the MTU needs it.
     host_veth: Option<Link>,
 }
 
 impl<'a> Target<'a> {
-    /// Reads the interface in the namespace of this thread, which is `guest`.
-    fn read(at: &Attachment, guest: &Netns, host: &'a mut Netlink, home: &Netns) -> Result<Target<'a>> {
+    /// Reads what the `wanted` attributes need. The interface is in the namespace of this thread, which is `guest`.
+    fn read(
+        at: &Attachment,
+        guest: &Netns,
+        host: &'a mut Netlink,
+        home: &Netns,
+        wanted: Attributes,
+    ) -> Result<Target<'a>> {
         let mut interface = Interface::require(at, guest)?;
-        let host_veth = interface.host_veth(host, home)?;
+        let host_veth = if wanted.mtu.is_some() { interface.host_veth(host, home)? } else { None };
         Ok(Target { interface, host, host_veth })
     }
 

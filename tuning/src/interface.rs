@@ -80,9 +80,9 @@ impl Interface {
         let announcement = wanted.mac.map(|_| Announcement::start(&self.link.name));
         let outcome = self.netlink.apply(&[Change::set_link(self.link.index, &wanted.change())]);
         drop(announcement);
-        let texts: Vec<String> =
-            wanted.values().map(|(key, value)| format!("key {key:?} with the value {value}")).collect();
         outcome.context(|| format!("tune interface {:?}", self.link.name)).map_err(|error| {
+            let texts: Vec<String> =
+                wanted.values().map(|(key, value)| format!("key {key:?} with the value {value}")).collect();
             let error = error.details(format!("the kernel refuses one of: {}", texts.join(", ")));
             self.explain(wanted, error)
         })

@@ -35,6 +35,11 @@ impl Plugin for Tuning {
         "tuning"
     }
 
+    /// Without keys, as in podman's default list, no namespace is opened. Otherwise ADD and DEL exclude the plugin's own one.
+    fn uses_netns(&self) -> bool {
+        false
+    }
+
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
         let config = Config::parse(call)?;
         add::run(call, at, &config, call.chained_result()?)

@@ -44,7 +44,7 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
 /// Only a lack of resources is an error, so that the runtime tries again.
 fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Result<()> {
     let Some(Namespaces { host: Home { netns: home, netlink: mut host }, guest }) =
-        Namespaces::open_if_exists(call, at)?
+        Namespaces::open_excluding_own_if_exists(call, at)?
     else {
         return Ok(());
     };
@@ -54,10 +54,10 @@ fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Resul
             debug!("keep {:?}: another attachment, or another interface, has the backup file", interface.link.name);
             return Ok(());
         }
-        let host_veth = interface.host_veth(&mut host, &home)?;
         // The host veth first: if it still has the MTU of the interface, ADD has set it. After a kill, the next DEL could not
         // tell that if the interface had been restored.
-        if let (Some(mtu), Some(port)) = (backup.before.mtu, host_veth)
+        if let Some(mtu) = backup.before.mtu
+            && let Some(port) = interface.host_veth(&mut host, &home)?
             && port.mtu == interface.link.mtu
         {
             set_mtu(&mut host, &port, mtu)?;

@@ -276,3 +276,21 @@ fn only_a_host_veth_of_this_host_follows() {
     pod.del(&config);
     assert_eq!(pod.link()["mtu"], 1500);
 }
+
+#[test]
+fn the_plugins_own_namespace_is_not_tuned() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    lab.sh("ip netns attach self $$");
+    let somaxconn = || lab.sh("cat /proc/sys/net/core/somaxconn").trim().to_owned();
+    let before = somaxconn();
+    let call = |command: &str, keys: Value| pod.call(command, &config(keys)).env("CNI_NETNS", "/run/netns/self");
+    let tuned = json!({ "sysctl": { "net.core.somaxconn": "321" } });
+    let error = call("ADD", tuned.clone()).run().error(8);
+    assert!(error["msg"].as_str().unwrap().contains("/run/netns/self"), "{error}");
+    assert_eq!(somaxconn(), before);
+    // Without keys, the namespace does not matter.
+    call("ADD", json!({})).run().ok();
+    call("ADD", tuned).env("CNI_NETNS_OVERRIDE", "1").run().ok();
+    assert_eq!(somaxconn(), "321");
+}

@@ -222,3 +222,16 @@ fn an_add_whose_answer_is_lost_is_reverted() {
     pod.call("ADD", &config(everything())).via_shell("exec \"$@\" >/dev/full").run();
     assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
 }
+
+#[test]
+fn the_plugins_own_namespace_counts_as_gone() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    lab.sh("ip netns attach self $$");
+    let config = config(json!({ "mac": NEW_MAC }));
+    pod.add(&config);
+    let outcome = pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/self").env("CNI_LOG", "warn").run();
+    assert!(outcome.stderr.contains("the container's is gone"), "{}", outcome.stderr);
+    outcome.ok();
+    assert_eq!(pod.backed_up(), Value::Null);
+}
