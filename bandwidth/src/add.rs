@@ -174,26 +174,29 @@ impl<'a> Limits<'a> {
         Ok(host.apply(&changes)?)
     }
 
-    /// Marks the ifb link, limits what it sends, and redirects to it what the veth receives.
+    /// Marks the ifb link, limits what it sends, sets it up, and redirects to it what the veth receives.
     fn redirect<'s>(&'s self, undo: &mut Undo<'s, Netlink>, present: &Present, ifb: &Link) -> Result<()> {
         let (veth, index) = (self.veth.index, ifb.index);
         let Some(limit) = self.config.egress else { return Ok(()) };
         let alias = self.owner.alias();
-        let settings = |classifier| {
-            // By its index: the kernel does not stop at a change that fails, so with the creation of the link, by its name, this
-            // could be the link of another attachment. The reference sets no alias, and something may have set the link down.
-            let marked = LinkChange { up: Some(true), alias: Some(&alias), ..LinkChange::default() };
-            let mut changes = vec![Change::set_link(index, &marked), Change::set_token_bucket(index, limit)];
-            if !present.redirects.iter().any(|redirect| redirect.to == Some(index)) {
-                changes.push(Change::redirect(veth, index, classifier));
-            }
-            changes
-        };
+        // By its index: the kernel does not stop at a change that fails, so with the creation of the link, by its name, this
+        // could be the link of another attachment. The reference sets no alias, and something may have set the link down.
+        let marked = LinkChange { alias: Some(&alias), ..LinkChange::default() };
+        let up = LinkChange { up: Some(true), ..LinkChange::default() };
         undo.push("delete the redirection of the host veth", move |host| removal::delete_redirects(host, veth, index));
-        match undo.context().apply(&settings(Classifier::Matchall)) {
+        undo.context().apply(&[
+            Change::set_link(index, &marked),
+            Change::set_token_bucket(index, limit),
+            // Last: to change a link that is up, the kernel waits for all processors and looks at all routes.
+            Change::set_link(index, &up),
+        ])?;
+        if present.redirects.iter().any(|redirect| redirect.to == Some(index)) {
+            return Ok(());
+        }
+        match undo.context().apply(&[Change::redirect(veth, index, Classifier::Matchall)]) {
             Err(error) if error.errno() == Some(libc::ENOENT) => {
                 debug!("use u32 instead of matchall: {error}");
-                Ok(undo.context().apply(&settings(Classifier::U32))?)
+                Ok(undo.context().apply(&[Change::redirect(veth, index, Classifier::U32)])?)
             }
             outcome => Ok(outcome?),
         }

@@ -41,8 +41,8 @@ fn limit(netlink: &mut Netlink, link: LinkIndex, bucket: TokenBucket, test: &str
 
 /// Creates an ifb link; returns `None`, and skips the test, if the kernel cannot.
 fn ifb(netlink: &mut Netlink, test: &str) -> Option<Link> {
-    let alias = LinkChange { alias: Some("net1 c1 eth0"), ..LinkChange::default() };
-    match netlink.create(&[Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 }), Change::set_link("bwp0", &alias)]) {
+    let set = LinkChange { up: Some(true), alias: Some("net1 c1 eth0"), ..LinkChange::default() };
+    match netlink.create(&[Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 }), Change::set_link("bwp0", &set)]) {
         Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
             skip(test, "this kernel has no ifb links");
             None
@@ -138,7 +138,7 @@ fn an_ifb_link_is_created_as_specified() {
     let lab = Lab::without_plugins();
     let mut netlink = Netlink::open().unwrap();
     let Some(made) = ifb(&mut netlink, "tc::an_ifb_link_is_created_as_specified") else { return };
-    assert_eq!((made.name.as_str(), made.kind.as_str(), made.mtu, made.up), ("bwp0", "ifb", 1400, true));
+    assert_eq!((made.name.as_str(), made.kind.as_str(), made.mtu, made.up), ("bwp0", "ifb", 1400, false));
     let link = netlink.link("bwp0").unwrap().unwrap();
     assert_eq!((link.index, link.alias.as_str(), link.tx_queue), (made.index, "net1 c1 eth0", 0));
     let seen = &lab.ip("link show dev bwp0")[0];

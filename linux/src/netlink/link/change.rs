@@ -101,10 +101,10 @@ impl<'a> Change<'a> {
         Change::new(request, move || format!("create bridge {name:?}")).creating(name)
     }
 
-    /// Creates an ifb link. It is up, and its queue length is 0: its queueing discipline decides how many packets wait.
+    /// Creates an ifb link. It is down, because changes to a link that is down cost less. Its queue length is 0: its queueing
+    /// discipline decides how many packets wait.
     pub fn create_ifb(spec: IfbSpec<'a>) -> Change<'a> {
-        let up = Flags { on: Iff::UP, mask: Iff::UP };
-        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, up);
+        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
         common_attributes(&mut request, None, Some(spec.mtu));
         request.number(Ifla::Txqlen, 0);
         request.text(Ifla::Ifname, spec.name);
