@@ -39,7 +39,7 @@ pub(crate) fn replace(path: &Path, draft: &Path, content: &[u8], mode: u32) -> i
         file.write_all(content)?;
         file.sync_all()?;
         fs::rename(draft, path)?;
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         File::open(directory)?.sync_all()
     })();
     if outcome.is_err() {

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use cni::inspect::{Lease, LeaseHolder, LeaseStore};
-use cni::{Call, Context, Result, utc};
+use cni::{Call, Code, Context, Error, Result, utc};
 use cni0::INSPECT;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -55,7 +55,11 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
         let (store, directory) = one.store.as_ref()?;
         Some((one.name.clone(), *store, directory.clone()))
     });
-    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).context(|| "watch the leases")?;
+    let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
+    let inotify = inotify.context(|| "watch the leases").map_err(|error| match error.errno() {
+        Some(libc::EMFILE) => error.details("raise the sysctl fs.inotify.max_user_instances"),
+        _ => error,
+    })?;
     let watch = Watch { only: network.map(str::to_owned), configured: configured.collect(), inotify };
     let mut before = watch.leases()?;
     out::warn("watching the leases");
@@ -138,7 +142,14 @@ impl Watch {
                     Ok(_) if ancestor == directory => return Ok(()),
                     Ok(_) => break,
                     Err(Errno::ENOENT | Errno::ENOTDIR) => {}
-                    Err(error) => return Err(error).context(|| format!("watch the directory {}", ancestor.display())),
+                    Err(errno) => {
+                        let what = format!("watch the directory {}: {errno}", ancestor.display());
+                        let error = Error::new(Code::INTERNAL, what);
+                        return Err(match errno {
+                            Errno::ENOSPC => error.details("raise the sysctl fs.inotify.max_user_watches"),
+                            _ => error,
+                        });
+                    }
                 }
             }
         }
