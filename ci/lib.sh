@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck disable=SC2034
 mapfile -t plugins < <(sed -n 's/^    \([a-z_]*\)::[A-Z][A-Za-z]*,$/\1/p' cni0/src/lib.rs | tr _ -)
 # shellcheck disable=SC2034
-tools=(cnitool) # programs for operators: built, installed and released beside the plugins
+tools=(cnitool cni0-install) # programs for operators, built and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # not in the PATH of ordinary users; contains ip and sysctl
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then CARGO_TARGET_DIR=$(cd "$here" && realpath -m "$CARGO_TARGET_DIR"); fi
 
@@ -133,12 +133,5 @@ place() (
 # shellcheck disable=SC2034
 where_installed() {
     dir=$(cd "$here" && realpath -m "${DESTDIR:+$DESTDIR/}$1")
-    net_d=$(cd "$here" && realpath -m "${DESTDIR:-}/etc/cni/net.d") conflist=10-cni0.conflist
-    record=$dir/.cni0 # files: sums and names of installed files; made: created directories; before/: replaced files
+    net_d=$(cd "$here" && realpath -m "${DESTDIR:-}/etc/cni/net.d")
 }
-
-# sum_of FILE [CONTENT]: prints the line of FILE in the record, with the checksum of FILE or of CONTENT.
-sum_of() { printf '%s  %s\n' "$(sha256sum <"${2:-$1}" | cut -c -64)" "$1"; }
-
-# is_ours FILE: checks that the file is as ci/install left it.
-is_ours() { [ -f "$1" ] && [ ! -L "$1" ] && grep -qxF "$(sum_of "$1")" "$record/files" 2>/dev/null; }
