@@ -129,6 +129,13 @@ place() (
     sync "$dir"
 )
 
+# write_image PROGRAMS FILE: writes an image with the programs of this machine, for tests; ci/release writes the real one.
+write_image() {
+    local arch=amd64
+    [ "$(uname -m)" != aarch64 ] || arch=arm64
+    SOURCE_DATE_EPOCH=0 VERSION=0 REVISION='' ci/image.py "$2" "$arch=$1"
+}
+
 # where_installed PREFIX: sets the directories that ci/install and ci/uninstall use.
 # shellcheck disable=SC2034
 where_installed() {

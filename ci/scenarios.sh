@@ -5,6 +5,7 @@
 # shellcheck disable=SC2154  # ci/lib.sh sets plugins
 
 image=localhost/busybox:latest
+cni0_image=localhost/cni0:0
 
 # ---- helpers of the scenarios ----------------------------------------------------------------------------------
 
@@ -357,4 +358,46 @@ scenario_cri_ten_pods_at_once() {
     for i in $pods; do { stop_pod "$i" && remove_pod "$i"; } & jobs+=($!); done
     for job in "${jobs[@]}"; do wait "$job"; done
     nothing_left
+}
+
+# The image of ci/release, on a node with plugins of another implementation.
+node_of_the_image() {
+    rm -rf /mnt/node && mkdir /mnt/node
+    cp -a before/. /mnt/node
+    (cd /mnt/node && sha256sum ./*) >/mnt/node.before
+}
+node_is_installed() {
+    local plugin
+    for plugin in "${plugins[@]}"; do
+        "/mnt/node/$plugin" 2>&1 </dev/null | grep -qF +cni0 || fail "$plugin is not installed"
+    done
+    cmp /mnt/node/macvlan before/macvlan
+}
+node_is_as_before() { (cd /mnt/node && find . -type f -print0 | sort -z | xargs -0 sha256sum) | diff /mnt/node.before -; }
+
+scenario_image_installs_with_podman() {
+    local options=(--network none --read-only --cap-drop all --security-opt no-new-privileges)
+    local node=(--cap-add dac_override -v /mnt/node:/opt/cni/bin)
+    node_of_the_image
+    podman load -qi cni0.tar
+    podman run --rm "${options[@]}" "${node[@]}" "$cni0_image"
+    node_is_installed
+    podman run --rm "${options[@]}" "${node[@]}" "$cni0_image" uninstall
+    node_is_as_before
+    # The main container of the pod needs no user and no file, and stops at once.
+    podman run -d --name waiting "${options[@]}" --user 65534 "$cni0_image" wait
+    podman stop -t 30 waiting
+    same "$(podman inspect waiting | jq '.[0].State.ExitCode')" 0 "the exit code of wait"
+    podman rm waiting
+}
+
+scenario_image_installs_with_containerd() {
+    local mount=(--mount "type=bind,src=/mnt/node,dst=/opt/cni/bin,options=rbind:rw")
+    node_of_the_image
+    ctr images import --snapshotter native cni0.tar
+    ctr run --rm --snapshotter native --cpu-shares 0 "${mount[@]}" "$cni0_image" install
+    node_is_installed
+    ctr run --rm --snapshotter native --cpu-shares 0 "${mount[@]}" "$cni0_image" uninstall /cni0/cni0-install uninstall
+    node_is_as_before
+    ctr images rm "$cni0_image"
 }
