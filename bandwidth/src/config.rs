@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cni::inspect::Shape;
 use cni::json::Fault;
 use cni::{Call, Error, Result};
 use linux::netlink::TokenBucket;
@@ -44,6 +45,11 @@ struct Rates {
     ingress_burst: Option<u64>,
     egress_rate: Option<u64>,
     egress_burst: Option<u64>,
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Keys>()
 }
 
 impl Config {
@@ -126,7 +132,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_described() {
-        document::describes_type::<Keys>("bandwidth");
+        document::describes("bandwidth", &shape().keys());
     }
 
     #[test]

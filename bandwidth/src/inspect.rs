@@ -1,13 +1,15 @@
 //! For tools: lists limits, reports those that are missing or left over, and restores them.
 
-use cni::inspect::{Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Subject, shell_word};
+use cni::inspect::{
+    Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Subject, shell_word,
+};
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Result};
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
 use log::debug;
 
 use crate::add::Limits;
-use crate::config::Config;
+use crate::config::{self, Config};
 use crate::ifb::{IFB, sources};
 use crate::{Bandwidth, check};
 
@@ -16,6 +18,23 @@ static KINDS: [Kind; 1] =
     [Kind { name: "bandwidth", noun: "bandwidth limit", flag: "limited", json: "bandwidthLimits", is_listed: true }];
 
 impl Inspect for Bandwidth {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
+    fn ignored_keys(&self) -> &'static [&'static str] {
+        &[
+            "shapedSubnets",
+            "unshapedSubnets",
+            "runtimeConfig.bandwidth.shapedSubnets",
+            "runtimeConfig.bandwidth.unshapedSubnets",
+        ]
+    }
+
+    fn is_chained(&self) -> bool {
+        true
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         Config::parse(call).map(|_| Settings::default())
     }

@@ -1,5 +1,6 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
+use cni::inspect::Shape;
 use cni::json::Fault;
 use cni::{Args, Call, Code, Delegate, Dns, Error, IfName, Result};
 use linux::ip::{Cidr, MacAddr};
@@ -127,6 +128,11 @@ struct ConfigArgs {
 #[serde(default)]
 struct Mac {
     mac: String,
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Keys>()
 }
 
 impl Config {
@@ -414,7 +420,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_described() {
-        document::describes_type::<Keys>("bridge");
+        document::describes("bridge", &shape().keys());
     }
 
     #[test]

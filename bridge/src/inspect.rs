@@ -1,7 +1,8 @@
 //! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
 use cni::inspect::{
-    self, Finding, Fix, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Subject, Usage,
+    self, Finding, Fix, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
+    Usage,
 };
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Result};
 use linux::ip::Cidr;
@@ -9,7 +10,7 @@ use linux::netlink::nft::Nftables;
 use linux::netlink::{Address, Netlink};
 
 use crate::Bridge;
-use crate::config::{Backend, Config};
+use crate::config::{self, Backend, Config};
 use crate::masquerade;
 use crate::rule::{Masquerade, REPAIR_HINT, Traffic};
 use crate::spoofcheck::{self, SpoofCheck};
@@ -24,6 +25,10 @@ const IPTABLES: &str = "iptables";
 const NFTABLES: &str = "nftables";
 
 impl Inspect for Bridge {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;

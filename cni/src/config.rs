@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
+use crate::inspect::Shape;
 use crate::json::{self, Fault, Raw};
 use crate::logging::LogSettings;
 use crate::name::NetworkName;
@@ -15,8 +16,8 @@ use crate::version::Version;
 const VALID: &str = "cni.dev/valid-attachments";
 const OLD_VALID: &str = "cni.dev/attachments";
 
-/// How to fix an error in the configuration.
-const FIX_HINT: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
+/// The remedy for an error in the configuration that has no better one.
+pub const FIX_HINT: &str = "correct the network's configuration, usually a file in /etc/cni/net.d";
 
 /// Converts the configuration to text. Invalid UTF-8 is replaced, as in the reference.
 pub(crate) fn text(stdin: &[u8]) -> Cow<'_, str> {
@@ -101,6 +102,11 @@ pub struct ValidAttachment {
     pub ifname: String,
 }
 
+/// Returns the keys that all plugins read, for tools.
+pub fn common_shape() -> Shape {
+    Shape::of::<Head<'_>>().and(Shape::of::<Previous<'_>>()).and(Shape::of::<Lists>())
+}
+
 /// Returns the attachments that GC must keep. A missing list is an error, because an empty list means that all
 /// attachments are removed.
 pub(crate) fn valid_attachments(config: &str) -> Result<Vec<ValidAttachment>> {
@@ -119,13 +125,10 @@ pub(crate) fn valid_attachments(config: &str) -> Result<Vec<ValidAttachment>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use testing::{document, keys};
+    use testing::document;
 
     #[test]
     fn the_keys_of_the_protocol_are_described() {
-        let mut ours = keys::of::<Head<'_>>();
-        ours.extend(keys::of::<Previous<'_>>());
-        ours.extend(keys::of::<Lists>());
-        document::describes("Every network", &ours);
+        document::describes("Every network", &common_shape().keys());
     }
 }

@@ -4,6 +4,7 @@
 //! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
 
 mod finding;
+mod shape;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,10 +18,24 @@ use crate::error::Result;
 use crate::key::{self, AttachmentKey};
 use crate::plugin::{Attachment, Call, Plugin};
 
+pub use crate::config::{FIX_HINT, common_shape};
 pub use finding::{Finding, Fix, Level, Subject, shell_word};
+pub use shape::{Format, Shape};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
 pub trait Inspect: Plugin {
+    /// Returns the keys that the plugin itself reads, without those that all plugins read ([`common_shape`]).
+    fn shape(&self) -> Shape {
+        Shape::empty()
+    }
+    /// Returns the paths of keys that the plugin ignores, although the reference reads them.
+    fn ignored_keys(&self) -> &'static [&'static str] {
+        &[]
+    }
+    /// Returns whether the plugin needs the result of an earlier plugin, so that it cannot be the first in a list.
+    fn is_chained(&self) -> bool {
+        false
+    }
     /// Parses a configuration. Returns an error for everything that an ADD would reject.
     fn settings(&self, _: &Call<'_>) -> Result<Settings> {
         Ok(Settings::default())

@@ -20,6 +20,7 @@ use crate::error::{Code, Error};
 
 use layout::Layout;
 use read::Node;
+pub use read::same_key;
 
 /// Parses one document.
 pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
@@ -218,7 +219,6 @@ impl<'de: 'a, 'a> Deserialize<'de> for Raw<'a> {
 mod tests {
     use std::collections::BTreeMap;
 
-    use super::read::same_key;
     use super::*;
 
     #[derive(Debug, Default, PartialEq, Deserialize)]

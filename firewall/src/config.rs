@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use cni::inspect::Shape;
 use cni::json::Fault;
 use cni::{Call, Error, Result};
 use log::debug;
@@ -71,6 +72,11 @@ struct Keys {
     iptables_admin_chain_name: Option<String>,
     firewalld_zone: Option<String>,
     ingress_policy: Option<String>,
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Keys>()
 }
 
 impl Config {
@@ -194,7 +200,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_described() {
-        document::describes_type::<Keys>("firewall");
+        document::describes("firewall", &shape().keys());
     }
 
     #[test]

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use cni::inspect::{
-    Finding, Fix, ForwardChain, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Subject, Usage,
+    Finding, Fix, ForwardChain, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
+    Usage,
 };
 use cni::key::{AliasOwner, mark_in};
 use cni::{
@@ -16,7 +17,7 @@ use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
 use log::debug;
 
 use crate::add::{Traffic, connect};
-use crate::config::{Backend, Config, IngressPolicy};
+use crate::config::{self, Backend, Config, IngressPolicy};
 use crate::filter::{CONTAINERS, FILTER, FORWARD, address_rules};
 use crate::firewalld::Firewalld;
 use crate::policy::{self, Policy, STAGE_1, STAGE_2};
@@ -36,6 +37,14 @@ const NFTABLES: &str = "nftables";
 const REPAIR_HINT: &str = "something changed the host's firewall; `cnitool repair` restores it";
 
 impl Inspect for Firewall {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
+    fn is_chained(&self) -> bool {
+        true
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         let config = Config::parse(call)?;
         let nftables = match config.backend {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use cni::inspect::Shape;
 use cni::json::{Fault, Raw};
 use cni::{Call, Error, Result, Route};
 use serde::Deserialize;
@@ -54,6 +55,11 @@ struct Keys<'a> {
 #[serde(default)]
 struct Ipam {
     routes: Vec<Route>,
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Keys<'_>>()
 }
 
 impl Config {
@@ -170,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_described() {
-        document::describes_type::<Keys<'_>>("flannel");
+        document::describes("flannel", &shape().keys());
     }
 
     #[test]

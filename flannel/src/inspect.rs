@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Generated, Inspect, Kind, NetworkView, Object, Owner, Settings, Subject};
+use cni::inspect::{Finding, Generated, Inspect, Kind, NetworkView, Object, Owner, Settings, Shape, Subject};
 use cni::{AttachmentKey, Call, Result};
 
-use crate::config::{Config, DATA_DIR};
+use crate::config::{self, Config, DATA_DIR};
 use crate::state::{self, StateFile};
 use crate::subnet::SubnetFile;
 use crate::{Flannel, generate_to_clean_up, read_if_exists};
@@ -18,6 +18,10 @@ static KINDS: [Kind; 1] =
 const CHECK: &str = "flannel";
 
 impl Inspect for Flannel {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         Config::parse(call).map(|_| Settings::default())
     }

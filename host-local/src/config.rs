@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
+use cni::inspect::Shape;
 use cni::json::{Fault, Raw};
 use cni::{Args, Call, Code, Error, Result, Route, Version};
 use linux::ip::{self, Cidr};
@@ -83,6 +84,11 @@ struct CustomArgs {
 #[serde(default)]
 struct CniArgs {
     ips: Vec<String>,
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Network>()
 }
 
 impl Config {
@@ -267,7 +273,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_described() {
-        document::describes_type::<Network>("host-local");
+        document::describes("host-local", &shape().keys());
     }
 
     #[test]

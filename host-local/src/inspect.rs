@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, shell_word};
+use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, Shape, shell_word};
 use cni::{Call, Context, Result};
 use linux::ip::Cidr;
 use serde::Deserialize;
@@ -22,6 +22,10 @@ use crate::store::{self, Holder};
 use linux::dir::Dir;
 
 impl Inspect for HostLocal {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         let sets = match Config::read(call) {
             Ok(config) => config.sets,

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use cni::inspect::Shape;
 use cni::json::Fault;
 use cni::{Call, Code, Error, Result};
 use linux::ip::{self, Protocol};
@@ -83,6 +84,11 @@ struct PortMapping {
     protocol: String,
     #[serde(rename = "hostIP")]
     host_ip: String,
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Keys>()
 }
 
 impl Config {
@@ -258,7 +264,7 @@ mod tests {
 
     #[test]
     fn the_keys_are_described() {
-        document::describes_type::<Keys>("portmap");
+        document::describes("portmap", &shape().keys());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cni::inspect::{
-    Finding, Fix, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Subject, Usage,
+    Finding, Fix, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Shape, Subject, Usage,
 };
 use cni::key::mark_in;
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Error, Namespaces, Result};
@@ -12,7 +12,7 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 use log::debug;
 
-use crate::config::{Backend, Config};
+use crate::config::{self, Backend, Config};
 use crate::entry::{Entry, Listing};
 use crate::iptables::NAT;
 use crate::mapping::{Key, Mapping};
@@ -30,6 +30,14 @@ const PREROUTING: &str = "PREROUTING";
 const DNAT: &str = "CNI-HOSTPORT-DNAT";
 
 impl Inspect for Portmap {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
+    fn is_chained(&self) -> bool {
+        true
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         let nftables = match Config::parse(call)?.backend {
             Backend::Auto => Usage::Preferred,

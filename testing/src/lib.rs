@@ -23,7 +23,6 @@ pub mod cost;
 pub mod document;
 pub mod fault;
 pub mod firewalld;
-pub mod keys;
 pub mod legacy;
 pub mod network;
 pub mod packets;

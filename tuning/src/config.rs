@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use cni::inspect::Shape;
 use cni::json::{Fault, Raw};
 use cni::{Args, Call, Code, Error, Result, requested_mac};
 use linux::ip::MacAddr;
@@ -94,6 +95,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Members<'a> {
         }
         deserializer.deserialize_map(All).map(Members)
     }
+}
+
+/// Returns the keys that the plugin reads, for tools.
+pub(crate) fn shape() -> Shape {
+    Shape::of::<Keys<'_>>()
 }
 
 impl Config {

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings};
+use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape};
 use cni::{Call, Result};
 use log::debug;
 
 use crate::backup::Backup;
-use crate::config::{Config, DATA_DIR};
+use crate::config::{self, Config, DATA_DIR};
 use crate::{Tuning, check, removal, status};
 
 /// The kind of objects that the plugin creates.
@@ -15,6 +15,14 @@ static KINDS: [Kind; 1] =
     [Kind { name: "tuning", noun: "tuning backup", flag: "tuned", json: "tunedAttributes", is_listed: true }];
 
 impl Inspect for Tuning {
+    fn shape(&self) -> Shape {
+        config::shape()
+    }
+
+    fn is_chained(&self) -> bool {
+        true
+    }
+
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
         Config::parse(call).map(|_| Settings::default())
     }

@@ -227,7 +227,7 @@ impl<'de> Deserializer<'de> for Node<'de> {
 
 /// Compares keys in any letter case. Like the reference's decoder, it folds the two non-ASCII letters whose simple fold
 /// is an ASCII letter: the long s and the Kelvin sign.
-pub(super) fn same_key(field: &str, key: &str) -> bool {
+pub fn same_key(field: &str, key: &str) -> bool {
     if key.is_ascii() {
         return field.eq_ignore_ascii_case(key);
     }

@@ -31,7 +31,7 @@ fn refused(keys: Value, parts: &[&str]) -> Error {
 
 #[test]
 fn the_keys_are_described() {
-    document::describes_type::<Keys<'_>>("tuning");
+    document::describes("tuning", &shape().keys());
 }
 
 #[test]
