@@ -73,6 +73,15 @@ pub(crate) enum Command {
     Metrics {
         output: Option<PathBuf>,
     },
+    Validate {
+        paths: Vec<PathBuf>,
+        strict: bool,
+        json: bool,
+    },
+    Schema {
+        plugin: Option<String>,
+        single: bool,
+    },
 }
 
 /// A command in the table.
@@ -91,7 +100,16 @@ struct Spec {
 /// An argument that is not an option.
 struct Operand {
     value: Value,
-    is_required: bool,
+    occurs: Occurs,
+}
+
+/// How often an operand can be given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Occurs {
+    Once,
+    AtMostOnce,
+    /// Any number of times. The last operand of its command.
+    Repeatedly,
 }
 
 /// An option.
@@ -110,6 +128,7 @@ enum Value {
     Command,
     Shell,
     File,
+    Plugin,
 }
 
 impl Value {
@@ -121,6 +140,7 @@ impl Value {
             Value::Command => "<command>",
             Value::Shell => "bash|zsh|fish",
             Value::File => "<file>",
+            Value::Plugin => "<plugin>",
         }
     }
 }
@@ -166,6 +186,11 @@ impl Arguments {
     /// Returns the next operand, which is required, as a path.
     fn path(&mut self) -> PathBuf {
         self.words.pop_front().map(PathBuf::from).unwrap_or_default()
+    }
+
+    /// Returns all other operands as paths.
+    fn paths(&mut self) -> Vec<PathBuf> {
+        self.words.drain(..).map(PathBuf::from).collect()
     }
 }
 
@@ -252,14 +277,17 @@ fn validate(spec: &Spec, arguments: &Arguments) -> Result<(), String> {
         }
     }
     let usage = || format!("{} (see {name} --help)", help::usage(spec));
-    if arguments.words.len() < spec.operands.iter().filter(|operand| operand.is_required).count() {
+    if arguments.words.len() < spec.operands.iter().filter(|operand| operand.occurs == Occurs::Once).count() {
         return Err(usage());
     }
-    if let Some(surplus) = arguments.words.get(spec.operands.len()) {
+    let is_repeated = spec.operands.last().is_some_and(|operand| operand.occurs == Occurs::Repeatedly);
+    if let Some(surplus) = arguments.words.get(spec.operands.len()).filter(|_| !is_repeated) {
         return Err(format!("{name}: unexpected argument {surplus:?}; {}", usage()));
     }
     let mut pairs = spec.operands.iter().zip(&arguments.words);
-    match pairs.any(|(operand, word)| operand.is_required && operand.value == Value::Netns && word.is_empty()) {
+    match pairs
+        .any(|(operand, word)| operand.occurs == Occurs::Once && operand.value == Value::Netns && word.is_empty())
+    {
         true => Err(format!("{name}: the path of the namespace is empty; {}", usage())),
         false => Ok(()),
     }

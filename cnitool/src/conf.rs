@@ -19,6 +19,12 @@ use serde_json::{Map, Value, json};
 
 use crate::{file, hint, out};
 
+/// The keys of a list. The runtime reads them, not the plugins.
+pub(crate) const LIST_KEYS: [&str; 7] =
+    ["cniVersion", "cniVersions", "name", "plugins", "disableCheck", "disableGC", "loadOnlyInlinedPlugins"];
+/// The keys of a plugin that only the runtime reads.
+pub(crate) const PLUGIN_KEYS: [&str; 2] = ["type", "capabilities"];
+
 /// The configuration of a network: its plugins in the order of ADD.
 #[derive(Clone, Debug)]
 pub(crate) struct NetworkList {
@@ -28,6 +34,10 @@ pub(crate) struct NetworkList {
     /// The version for the calls of all its plugins.
     pub(crate) version: Version,
     pub(crate) plugins: Vec<Plugin>,
+    /// Whether it was written as a list, not as a single plugin.
+    pub(crate) is_list: bool,
+    /// Whether it names a version.
+    pub(crate) has_version: bool,
     pub(crate) disable_check: bool,
     pub(crate) disable_gc: bool,
     /// The list as the cache stores it: complete without other files.
@@ -47,6 +57,14 @@ pub(crate) struct Plugin {
 pub(crate) type ExtraKey = (&'static str, Value);
 
 impl NetworkList {
+    /// Returns the configuration of a plugin without anything that a runtime adds for a call.
+    pub(crate) fn config_of(&self, plugin: &Plugin) -> Map<String, Value> {
+        let mut config = plugin.config.clone();
+        config.insert("name".to_owned(), self.name.as_str().into());
+        config.insert("cniVersion".to_owned(), self.version.as_str().into());
+        config
+    }
+
     /// Returns the configuration for a call of a plugin: its own object with the keys that the network and the runtime
     /// add. `arguments` are those for plugins that declare the capability.
     pub(crate) fn request(
@@ -55,9 +73,7 @@ impl NetworkList {
         arguments: &Map<String, Value>,
         extra: &[ExtraKey],
     ) -> Map<String, Value> {
-        let mut config = plugin.config.clone();
-        config.insert("name".to_owned(), self.name.as_str().into());
-        config.insert("cniVersion".to_owned(), self.version.as_str().into());
+        let mut config = self.config_of(plugin);
         config.extend(extra.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
         // Unlike the reference, which passes `capabilities` to plugins although only the runtime needs it.
         if let Some(Value::Object(declared)) = config.remove("capabilities") {
@@ -151,7 +167,7 @@ pub(crate) fn warn_of_broken(broken: &[Broken]) {
 }
 
 /// Lists the files with the extension of a configuration, in the order in which they are read.
-fn files(dir: &Path) -> Result<Vec<PathBuf>> {
+pub(crate) fn files(dir: &Path) -> Result<Vec<PathBuf>> {
     let mut lists = with_extension(dir, &["conflist"])?;
     lists.extend(with_extension(dir, &["conf", "json"])?);
     Ok(lists)
@@ -176,16 +192,26 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads one file. Its extension determines whether it is a list.
+/// Reads one file.
 fn read(path: &Path) -> Result<NetworkList, Broken> {
     let bytes = file::read(path).map_err(|error| unreadable(path, error))?;
-    let is_list = path.extension() == Some(OsStr::new("conflist"));
-    let text = Text::new(path, &bytes)?;
+    parse(path, &bytes)
+}
+
+/// Parses the content of a file. The extension of its name determines whether it is a list, or else its keys.
+pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<NetworkList, Broken> {
+    let text = Text::new(path, bytes)?;
+    let extension = path.extension().and_then(OsStr::to_str);
+    let is_list = match extension {
+        Some("conflist") => true,
+        Some("conf" | "json") => false,
+        _ => text.whole()?.parse::<Members<'_>>().is_ok_and(|members| members.contains_key("plugins")),
+    };
     if !is_list {
         return text.single();
     }
     let (mut list, inlined_only) = text.list()?;
-    if !inlined_only {
+    if !inlined_only && extension == Some("conflist") {
         add_folder(path, &mut list)?;
     }
     if list.plugins.is_empty() {
@@ -234,6 +260,10 @@ fn add_folder(path: &Path, list: &mut NetworkList) -> Result<(), Broken> {
 
 /// The members of an object. Keys are case-sensitive here, as in the reference's library for runtimes.
 type Members<'a> = BTreeMap<String, Raw<'a>>;
+
+fn has_version(members: &Members<'_>) -> bool {
+    ["cniVersion", "cniVersions"].iter().any(|key| members.contains_key(*key))
+}
 
 /// The text of a file, with methods that report the position of an invalid value.
 struct Text<'a> {
@@ -346,6 +376,8 @@ impl<'a> Text<'a> {
             path: self.path.to_owned(),
             version: self.version(&members)?,
             plugins: plugins.into_iter().map(|plugin| self.plugin(plugin)).collect::<Result<_, _>>()?,
+            is_list: true,
+            has_version: has_version(&members),
             disable_check: self.flag(&members, "disableCheck")?,
             disable_gc: self.flag(&members, "disableGC")?,
             text: self.text.to_owned(),
@@ -369,6 +401,8 @@ impl<'a> Text<'a> {
             path: self.path.to_owned(),
             version,
             plugins: vec![plugin],
+            is_list: false,
+            has_version: has_version(&members),
             disable_check: false,
             disable_gc: false,
             text: text.to_string(),

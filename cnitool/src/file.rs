@@ -1,4 +1,4 @@
-//! Reads files that other programs wrote, only regular files of limited size, and replaces files atomically.
+//! Reads what other programs wrote, regular files and stdin of limited size, and replaces files atomically.
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
@@ -16,8 +16,17 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     if !file.metadata()?.is_file() {
         return Err(io::Error::other("it is not a regular file"));
     }
+    read_limited(file)
+}
+
+/// Reads stdin to its end.
+pub(crate) fn read_stdin() -> io::Result<Vec<u8>> {
+    read_limited(io::stdin().lock())
+}
+
+fn read_limited(reader: impl Read) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(LIMIT + 1).read_to_end(&mut bytes)?;
+    reader.take(LIMIT + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > LIMIT {
         return Err(io::Error::other("it is larger than 1 MiB"));
     }

@@ -9,6 +9,7 @@ mod demo;
 mod doctor;
 mod file;
 mod hint;
+mod known;
 mod leases;
 mod lock;
 mod metrics;
@@ -19,10 +20,12 @@ mod out;
 mod privilege;
 mod prune;
 mod repair;
+mod schema;
 mod settings;
 mod show;
 mod suggest;
 mod table;
+mod validate;
 mod watch;
 
 use std::env;
@@ -39,7 +42,8 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 /// Exit code of an invalid command line.
 const USAGE: u8 = 2;
-/// Exit code of `doctor` if it found a failure, and of `repair` if an attachment is still wrong.
+/// Exit code of `doctor` if it found a failure, of `repair` if an attachment is still wrong, and of `validate` if a file is
+/// invalid.
 const UNHEALTHY: u8 = 3;
 
 fn main() -> ExitCode {
@@ -72,6 +76,8 @@ fn run(command: Command) -> Result<u8> {
         Command::Check { network, netns } => commands::check(&network, &netns),
         Command::Gc { network } => commands::gc(&network),
         Command::Status { network } => commands::status(&network),
+        Command::Validate { paths, strict, json } => return validate::run(&paths, strict, json),
+        Command::Schema { plugin, single } => schema::run(plugin.as_deref(), single),
         Command::Demo => demo::run(&settings::plugins()),
         Command::Networks { json } => networks::run(json),
         Command::Leases { network, json, watch: true } => watch::run(network.as_deref(), json),

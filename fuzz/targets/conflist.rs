@@ -19,6 +19,10 @@ mod table;
 
 fuzz_target!(|input: &[u8]| {
     let path = Path::new("list");
+    // As `cnitool validate` reads a file without an extension, which may have a list or a single plugin.
+    if let Ok(network) = conf::parse(path, input) {
+        assert!(!network.plugins.is_empty() && (network.is_list || network.plugins.len() == 1));
+    }
     match conf::from_cache(path, input) {
         Ok(list) => {
             assert!(!list.plugins.is_empty() && list.plugins.iter().all(|plugin| !plugin.kind.is_empty()));

@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use super::table::COMMANDS;
-use super::{Spec, Value, find, is_option, split_option};
+use super::{Occurs, Spec, Value, find, is_option, split_option};
 use crate::{conf, netns, settings};
 
 /// The command that the scripts call. Not for users.
@@ -103,7 +103,8 @@ fn arguments(spec: &Spec, before: &[String], last: &str) -> Vec<Candidate> {
         !is_option(word) && !is_value
     };
     let given = before.iter().enumerate().filter(|(at, word)| is_operand(*at, word)).count();
-    spec.operands.get(given).map_or_else(Vec::new, |operand| values(operand.value))
+    let repeated = spec.operands.last().filter(|operand| operand.occurs == Occurs::Repeatedly);
+    spec.operands.get(given).or(repeated).map_or_else(Vec::new, |operand| values(operand.value))
 }
 
 fn commands() -> Vec<Candidate> {
@@ -118,6 +119,7 @@ fn values(value: Value) -> Vec<Candidate> {
         Value::Netns => with_meaning(namespaces(), "namespace"),
         Value::Command => commands(),
         Value::Shell => with_meaning(SHELLS.map(|(name, _)| name.to_owned()).into(), "shell"),
+        Value::Plugin => with_meaning(cni0::INSPECT.iter().map(|plugin| plugin.name().to_owned()).collect(), "plugin"),
         Value::File => Vec::new(),
     }
 }

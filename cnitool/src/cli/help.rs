@@ -1,7 +1,7 @@
 //! The help of cnitool and of each command.
 
 use super::table::{COMMANDS, ENVIRONMENT, EXIT_CODES};
-use super::{Opt, Spec};
+use super::{Occurs, Opt, Spec};
 
 /// What cnitool is.
 pub(super) const SUMMARY: &str = "A CNI runtime for the command line: calls plugins and inspects the node.";
@@ -45,9 +45,13 @@ pub(super) fn call(spec: &Spec) -> String {
 }
 
 fn operands(spec: &Spec) -> String {
-    let words = spec.operands.iter().map(|operand| match operand.is_required {
-        true => operand.value.placeholder().to_owned(),
-        false => format!("[{}]", operand.value.placeholder()),
+    let words = spec.operands.iter().map(|operand| {
+        let placeholder = operand.value.placeholder();
+        match operand.occurs {
+            Occurs::Once => placeholder.to_owned(),
+            Occurs::AtMostOnce => format!("[{placeholder}]"),
+            Occurs::Repeatedly => format!("[{placeholder}...]"),
+        }
     });
     words.collect::<Vec<_>>().join(" ")
 }

@@ -1,12 +1,12 @@
 //! The table of commands: operands, options and descriptions. Parser, help, man pages and completion derive from it.
 
-use super::{Command, Operand, Opt, Spec, Value, completion, man};
+use super::{Command, Occurs, Operand, Opt, Spec, Value, completion, man};
 
-const NETWORK: Operand = Operand { value: Value::Network, is_required: true };
-const OPTIONAL_NETWORK: Operand = Operand { value: Value::Network, is_required: false };
-const NETNS: Operand = Operand { value: Value::Netns, is_required: true };
+const NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::Once };
+const OPTIONAL_NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::AtMostOnce };
+const NETNS: Operand = Operand { value: Value::Netns, occurs: Occurs::Once };
 /// The reference's tool requires a namespace and ignores it.
-const OPTIONAL_NETNS: Operand = Operand { value: Value::Netns, is_required: false };
+const OPTIONAL_NETNS: Operand = Operand { value: Value::Netns, occurs: Occurs::AtMostOnce };
 
 const JSON: Opt = flag("--json", "print JSON, with ids at full length");
 
@@ -263,8 +263,35 @@ file whose name ends in .prom:
 A reader sees the old file or the new one, never a part. Changes nothing else.",
     },
     Spec {
+        name: "validate",
+        operands: &[Operand { value: Value::File, occurs: Occurs::Repeatedly }],
+        build: |args| {
+            let (strict, json) = (args.has("--strict"), args.has("--json"));
+            Ok(Command::Validate { strict, json, paths: args.paths() })
+        },
+        summary: "report mistakes in configurations",
+        options: &[flag("--strict", "treat warnings as errors"), flag("--json", "print JSON")],
+        text: "\
+Reports what the plugins would refuse in an add as errors, and misspelt or
+unknown keys and unknown plugins as warnings. <file> can also be a directory, or
+- for stdin. Without <file>, checks the directory of network configurations.
+Needs no root and no installed plugins. Changes nothing.
+
+The exit code is 3 if there is an error, 1 if a file cannot be read.",
+    },
+    Spec {
+        name: "schema",
+        operands: &[Operand { value: Value::Plugin, occurs: Occurs::AtMostOnce }],
+        build: |args| Ok(Command::Schema { single: args.has("--single"), plugin: args.optional_text() }),
+        summary: "print the JSON Schema of configurations",
+        options: &[flag("--single", "for a file with a single plugin (*.conf)")],
+        text: "\
+Prints the JSON Schema of network lists (*.conflist) for editors and validators.
+With <plugin>, prints that of the configuration of one plugin.",
+    },
+    Spec {
         name: "man",
-        operands: &[Operand { value: Value::Command, is_required: false }],
+        operands: &[Operand { value: Value::Command, occurs: Occurs::AtMostOnce }],
         build: |args| man::print(args.optional_text().as_deref()).map(Command::Print),
         summary: "print the manual page, for man -l -",
         options: &[],
@@ -274,7 +301,7 @@ format of man(7).",
     },
     Spec {
         name: "completion",
-        operands: &[Operand { value: Value::Shell, is_required: true }],
+        operands: &[Operand { value: Value::Shell, occurs: Occurs::Once }],
         build: |args| completion::script(&args.text()).map(|script| Command::Print(script.to_owned())),
         summary: "print the completion script for a shell",
         options: &[],
@@ -302,5 +329,6 @@ exit codes:
   0  success
   1  failure: one line on stderr gives the reason
   2  invalid command line
-  3  doctor found a failure, or repair left something wrong
+  3  doctor found a failure, validate found a mistake, or repair left something
+     wrong
 ";

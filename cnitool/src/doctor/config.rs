@@ -4,6 +4,7 @@ use cni::inspect::{Finding, Subject};
 
 use super::{Report, Scope};
 use crate::conf::NetworkList;
+use crate::known;
 use crate::settings;
 use crate::table;
 
@@ -28,6 +29,10 @@ pub(super) fn check(scope: &Scope, report: &mut Report) {
         let file = network.list.iter().map(|list| Subject::file(&list.path));
         for fault in &network.faults {
             report.network(&network.name, Finding::error(CHECK, fault).about(file.clone()));
+        }
+        for remark in network.list.iter().flat_map(known::unknown_keys) {
+            let remedy = "correct or remove the key; `cnitool validate` checks a file";
+            report.network(&network.name, Finding::warn(CHECK, remark.line()).about(file.clone()).remedy(remedy));
         }
     }
     let dir = settings::configurations();

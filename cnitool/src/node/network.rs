@@ -94,11 +94,8 @@ impl Network {
 
     /// Reads the configurations of a plugin and of its delegates.
     fn read_plugin(&mut self, list: &NetworkList, listed: &conf::Plugin) -> Result<()> {
-        let mut config = listed.config.clone();
-        config.insert("name".to_owned(), Value::from(self.name.as_str()));
-        config.insert("cniVersion".to_owned(), Value::from(list.version.as_str()));
-        for Generated { kind, config, is_complete } in called_plugins(&listed.kind, Value::Object(config).to_string())?
-        {
+        let config = Value::Object(list.config_of(listed)).to_string();
+        for Generated { kind, config, is_complete } in called_plugins(&listed.kind, config)? {
             if let Some(plugin) = inspect(&kind) {
                 self.read_part(Part { plugin, listed: listed.clone(), config }, is_complete)?;
             }
@@ -173,7 +170,7 @@ impl Network {
 }
 
 /// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.
-fn called_plugins(kind: &str, config: String) -> Result<Vec<Generated>> {
+pub(crate) fn called_plugins(kind: &str, config: String) -> Result<Vec<Generated>> {
     let listed = Generated { kind: kind.to_owned(), config, is_complete: true };
     let call = Call::for_config(&listed.config)?;
     let generated = inspect(kind).map(|plugin| plugin.delegate(&call)).transpose()?.flatten();
@@ -186,14 +183,16 @@ fn called_plugins(kind: &str, config: String) -> Result<Vec<Generated>> {
                 .collect()
         }
         // An IPAM plugin gets the configuration of its caller.
-        None => ipam(&listed.config).map(|kind| Generated { kind, ..listed.clone() }).into_iter().collect::<Vec<_>>(),
+        None => {
+            ipam_type(&listed.config).map(|kind| Generated { kind, ..listed.clone() }).into_iter().collect::<Vec<_>>()
+        }
     };
     called.push(listed);
     Ok(called)
 }
 
 /// Returns the name of the IPAM plugin in a configuration.
-fn ipam(config: &str) -> Option<String> {
+pub(crate) fn ipam_type(config: &str) -> Option<String> {
     let config: Value = serde_json::from_str(config).ok()?;
     config.get("ipam")?.get("type")?.as_str().filter(|kind| !kind.is_empty()).map(str::to_owned)
 }

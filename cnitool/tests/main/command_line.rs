@@ -2,7 +2,7 @@
 
 use crate::support::Host;
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 17] = [
     "add",
     "del",
     "check",
@@ -16,6 +16,8 @@ const COMMANDS: [&str; 15] = [
     "repair",
     "doctor",
     "metrics",
+    "validate",
+    "schema",
     "man",
     "completion",
 ];
