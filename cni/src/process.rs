@@ -214,7 +214,7 @@ fn execute(
     summary: &mut Summary,
 ) -> Result<()> {
     if let Request::Attachment(..) = request {
-        // The addresses of a failed ADD are unknown, and those of a DEL or CHECK are in the previous result.
+        // DEL and CHECK have no other result, and an ADD that succeeds replaces it.
         summary.record(|| call.prev_result().ok().flatten());
     }
     match request {
