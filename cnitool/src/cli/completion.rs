@@ -37,7 +37,12 @@ _cnitool() {
         _files
     fi
 }
-compdef _cnitool cnitool
+# A file in $fpath is run as the function itself; otherwise the script was sourced.
+if [[ ${funcstack[1]} == _cnitool ]]; then
+    _cnitool "$@"
+else
+    compdef _cnitool cnitool
+fi
 "#;
 
 const FISH: &str = r#"# fish completion for cnitool
