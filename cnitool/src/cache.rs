@@ -23,6 +23,9 @@ const CACHE_DIR: &str = "/var/lib/cni/results";
 /// The only existing kind of entry.
 const KIND: &str = "cniCacheV1";
 
+/// A file of the cache that cannot be read, and the error.
+pub(crate) type Unreadable = (PathBuf, Error);
+
 /// An attachment in the cache.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Entry {
@@ -164,7 +167,7 @@ impl Cache {
     }
 
     /// Returns all entries that name their attachment, and the files that cannot be read, each with the error.
-    pub(crate) fn all(&self) -> Result<(Vec<Entry>, Vec<(PathBuf, Error)>)> {
+    pub(crate) fn all(&self) -> Result<(Vec<Entry>, Vec<Unreadable>)> {
         let (mut entries, mut failures) = (Vec::new(), Vec::new());
         for name in self.names()? {
             let path = self.dir.join(&name);

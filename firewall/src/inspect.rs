@@ -358,7 +358,7 @@ impl Checker<'_> {
     /// Compares the ingress policy with the rules and ports of live attachments. The policies of bridges that are gone are
     /// objects.
     fn policies(&mut self) -> Result<Vec<Finding>> {
-        let (mut differences, mut ports): (Vec<String>, Vec<String>) = (Vec::new(), Vec::new());
+        let (mut differences, mut ports): (Vec<String>, Vec<(String, Subject)>) = (Vec::new(), Vec::new());
         if self.config.ingress == IngressPolicy::Open {
             return Ok(Vec::new());
         }
@@ -374,7 +374,7 @@ impl Checker<'_> {
                 if let Some(port) = policy.isolated_port()
                     && !port.is_isolated(&mut self.nft)?
                 {
-                    ports.push(port.name.to_owned());
+                    ports.push((port.name.to_owned(), live.subject.clone()));
                 }
                 for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
                     let mut is_found = false;
@@ -404,13 +404,13 @@ impl Checker<'_> {
             let text = format!("containers can be reached in spite of the ingress policy: {first}");
             findings.push(finding(policy, Level::Warn, text).about(affected));
         }
-        if let Some(first) = ports.first() {
+        if let Some((first, _)) = ports.first() {
             let text = format!(
                 "{} of {count} containers can be reached from other containers of the bridge: their ports, such as \
                  {first}, are not isolated",
                 ports.len()
             );
-            let subjects = ports.iter().map(|port| Subject::link(port));
+            let subjects = ports.iter().flat_map(|(port, container)| [container.clone(), Subject::link(port)]);
             findings.push(finding(policy, Level::Warn, text).about(subjects));
         }
         if findings.is_empty() && count > 0 {

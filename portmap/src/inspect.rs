@@ -173,7 +173,7 @@ impl Checker<'_> {
         let objects: Vec<Object> = all.iter().cloned().map(object).collect();
         let mut findings = Vec::new();
         let (mut wanted, mut lacking) = (0, Vec::new());
-        let mut affected = Vec::new();
+        let (mut affected, mut publishing) = (Vec::new(), Vec::new());
         let mut live: Vec<Published> = Vec::new();
         let mut scopes: Vec<Scope> = Vec::new();
         for at in self.network.alive {
@@ -194,6 +194,7 @@ impl Checker<'_> {
                 }
                 let mappings = publication.mappings();
                 wanted += usize::from(!mappings.is_empty());
+                publishing.extend((!mappings.is_empty()).then(|| at.subject.clone()));
                 let is_missing = |mapping: &&Mapping| !own.iter().any(|published| published.mapping == **mapping);
                 let missing: Vec<&Mapping> = mappings.iter().filter(is_missing).collect();
                 if let Some(first) = missing.first() {
@@ -219,9 +220,10 @@ impl Checker<'_> {
         }
         if let Some(text) = self.cut_off(&live, &scopes)? {
             let ports = live.iter().map(|published| published_port(&published.mapping));
-            findings.push(broken(Level::Fail, format!("no packet reaches published ports: {text}")).about(ports));
+            let finding = broken(Level::Fail, format!("no packet reaches published ports: {text}"));
+            findings.push(finding.about(publishing.iter().cloned().chain(ports)));
         }
-        findings.extend(self.guard(&live)?);
+        findings.extend(self.guard(&live)?.map(|finding| finding.about(publishing)));
         if findings.is_empty() && !live.is_empty() {
             findings.push(Finding::ok(KINDS[0].name, "live containers have their published ports"));
         }

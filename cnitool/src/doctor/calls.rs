@@ -36,7 +36,7 @@ pub(super) fn check(scope: &Scope, report: &mut Report) {
         let number = table::count(live.len(), "attachment");
         match live.as_slice() {
             [] => {}
-            _ if !plugins::are_found(network) => {}
+            _ if !plugins::are_usable(network, report) => {}
             _ if require_capabilities().is_err() => report.unseen("CHECK of attachments, which needs root"),
             // The calls would wait for the lock, too.
             _ if leases::is_locked(network) => {

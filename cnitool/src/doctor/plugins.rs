@@ -17,30 +17,27 @@ const LOOPBACK: &str = "loopback";
 /// Reports plugins that are missing or not executable.
 pub(super) fn find(scope: &Scope, report: &mut Report) {
     let dirs = settings::plugins();
-    let mut missing: Vec<&str> = Vec::new();
     for network in scope.networks() {
         for kind in kinds_of(network) {
-            if let Err(error) = Program::find(&dirs, kind)
-                && !missing.contains(&kind)
-            {
-                missing.push(kind);
-                report.network(&network.name, Finding::error(CHECK, &error).about([Subject::new("plugin", kind)]));
+            if let Err(error) = Program::find(&dirs, kind) {
+                report.network(&network.name, Finding::error(CHECK, &error).about([subject(kind)]));
             }
         }
     }
-    if let Err(error) = Program::find(&dirs, LOOPBACK)
-        && !missing.contains(&LOOPBACK)
-    {
+    if let Err(error) = Program::find(&dirs, LOOPBACK) {
         let remedy = format!("{}; kubelet and containerd need it for \"lo\" of every pod", error.details_text());
-        let finding = Finding::warn(CHECK, error.to_string()).about([Subject::new("plugin", LOOPBACK)]);
+        let finding = Finding::warn(CHECK, error.to_string()).about([subject(LOOPBACK)]);
         report.host(finding.remedy(remedy));
     }
 }
 
-/// Returns whether all plugins of a network can be found. If not, calls only repeat that.
-pub(super) fn are_found(network: &Network) -> bool {
-    let dirs = settings::plugins();
-    kinds_of(network).iter().all(|kind| Program::find(&dirs, kind).is_ok())
+fn subject(kind: &str) -> Subject {
+    Subject::new("plugin", kind)
+}
+
+/// Returns whether all plugins of a network exist and answer. If not, other calls would only repeat that.
+pub(super) fn are_usable(network: &Network, report: &Report) -> bool {
+    !kinds_of(network).iter().any(|kind| report.is_problem(&network.name, &subject(kind)))
 }
 
 /// Returns the names of the plugins of a network, and of their delegates, each once.
@@ -88,7 +85,7 @@ impl Identity {
 
 impl std::fmt::Display for Identity {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let directory = self.program.path().parent().unwrap_or(self.program.path()).display();
+        let directory = self.program.path().parent().unwrap_or_else(|| self.program.path()).display();
         match &self.build {
             Some(build) => write!(f, "{} {directory} {build}", self.program.name()),
             None => write!(f, "{} {directory} (another implementation)", self.program.name()),
@@ -113,12 +110,12 @@ pub(super) fn identify(scope: &Scope, report: &mut Report) -> Vec<String> {
             known.entry(kind.to_owned()).or_insert_with(|| Identity::ask(program));
         }
     }
-    for (kind, outcome) in &known {
-        if let Err(error) = outcome {
-            report.host(no_identity(kind, error));
-        }
-    }
     for network in scope.networks() {
+        for kind in kinds_of(network) {
+            if let Some(Err(error)) = known.get(kind) {
+                report.network(&network.name, no_identity(kind, error));
+            }
+        }
         let used: Vec<&Identity> =
             kinds_of(network).iter().filter_map(|kind| known.get(*kind)?.as_ref().ok()).collect();
         if let Some(finding) = unsupported_version(network, &used) {
@@ -139,7 +136,7 @@ pub(super) fn identify(scope: &Scope, report: &mut Report) -> Vec<String> {
 fn no_identity(kind: &str, error: &Error) -> Finding {
     let what = format!("plugin {kind:?} does not report the versions of CNI that it supports: {error}");
     let remedy = "runtimes call VERSION before they use a plugin: find out what it waits for, or install it again";
-    Finding::fail(CHECK, what).about([Subject::new("plugin", kind)]).remedy(remedy)
+    Finding::fail(CHECK, what).about([subject(kind)]).remedy(remedy)
 }
 
 /// Reports plugins that do not support the version of the list.

@@ -233,7 +233,11 @@ mod tests {
         let finding = Finding::fail("bridge", "down").about(subjects).run(commands.clone());
         let text = entry(Some("pods"), &finding, Paint::of_stdout());
         assert!(text.contains("bridge: network pods: down\n      subjects: container c1 eth0,"), "{text}");
-        assert!(text.contains("c3 eth0 and 2 more") && text.contains("all with --json"), "{text}");
+        let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            words.contains("c3 eth0 and 2 more") && words.contains("and 2 more commands (all with --json)"),
+            "{text}"
+        );
         let json = describe(Some("pods"), &finding);
         assert_eq!(json["subjects"].as_array().map(Vec::len), Some(5));
         assert_eq!(json["command"], commands.join("; "));

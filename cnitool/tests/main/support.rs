@@ -7,8 +7,12 @@ use serde_json::Value;
 use testing::{Lab, Outcome, Process, REFERENCE, program_path};
 
 /// Writes each call to `../log` and its configuration to `../NAME.COMMAND`. Prints its `prevResult`, or a result with one
-/// address. Fails if the file `../fail.NAME.COMMAND` exists.
-const RECORDER: &str = r#"name=$(basename "$0") dir=$(dirname "$0")/..
+/// address. Fails if the file `../fail.NAME.COMMAND` exists. Answers VERSION, and prints nothing without a command.
+const RECORDER: &str = r#"case $CNI_COMMAND in
+"") exit ;;
+VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}'; exit ;;
+esac
+name=$(basename "$0") dir=$(dirname "$0")/..
 cat >"$dir/$name.$CNI_COMMAND"
 echo "$CNI_COMMAND $name $CNI_CONTAINERID $CNI_NETNS $CNI_IFNAME $CNI_ARGS" >>"$dir/log"
 if [ -e "$dir/fail.$name.$CNI_COMMAND" ]; then

@@ -144,7 +144,7 @@ fn a_live_container_without_a_lease() {
     host.lab.sh("rm /var/lib/cni/networks/pods/10.229.0.2");
     let what = only_problem(&host, "leases", "fail");
     assert!(what.contains("address 10.229.0.2 of a live container is not leased"), "{what}");
-    assert_eq!(subjects(&what, "container"), [id.clone()]);
+    assert_eq!(subjects(&what, "container"), [id.as_str()]);
     assert_eq!(subjects(&what, "address"), ["10.229.0.2"]);
     run_commands(&host);
     assert_eq!(std::fs::read_to_string("/var/lib/cni/networks/pods/10.229.0.2").unwrap(), format!("{id}\r\neth0"));

@@ -75,7 +75,6 @@ fn rules_of_other_programs_that_drop_packets_of_containers() {
         (chain("inet own", "forward") + "ip saddr 10.233.0.0/24 tcp dport 25 drop", "a rule of chain inet own c drops"),
         (chain("ip own", "forward") + "iif br-pods reject", "a rule of chain ip own c drops"),
         (chain("bridge own", "forward") + &format!("iifname {port} drop"), "packets between containers on a bridge"),
-        (chain("bridge own", "forward") + "meta ibrname br-pods drop", "packets between containers on a bridge"),
         (chain("bridge own", "input") + "ip saddr 10.233.0.2 drop", "packets between containers and the gateway"),
         (
             "iptables -I INPUT -i br-pods -p udp --dport 53 -j DROP".to_owned(),
@@ -108,7 +107,7 @@ fn rules_that_do_not_harm_containers_are_not_reported() {
         "iptables -A INPUT -i br-pods -j ACCEPT; iptables -A INPUT -j DROP",
         "iptables -A INPUT -p tcp --dport 25 -j DROP",
         "nft 'add table bridge own; add chain bridge own c { type filter hook forward priority 0; }
-         add rule bridge own c meta ibrname br-other drop'",
+         add rule bridge own c iifname other drop'",
     ] {
         host.lab.sh(rule);
         assert_healthy(&host, rule);
