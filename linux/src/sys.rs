@@ -99,6 +99,16 @@ pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Waits for an RCU grace period: until no processor uses what was deleted before. Takes no lock of the kernel meanwhile. Fails
+/// on a kernel without membarrier(2), and on one with processors that are never interrupted (`nohz_full`).
+pub(crate) fn await_grace_period() -> io::Result<()> {
+    // linux/membarrier.h
+    const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
+    // SAFETY: membarrier takes integers and does not access our memory.
+    let status = unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) };
+    if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Returns whether the kernel has at least this version; `false` if its version cannot be parsed.
 pub(crate) fn kernel_is(major: u32, minor: u32) -> bool {
     // SAFETY: all zeroes are a valid `utsname`, the kernel writes texts that end with a NUL, and the text is copied.

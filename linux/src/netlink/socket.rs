@@ -208,11 +208,17 @@ impl Socket {
     /// Closes the socket without waiting. When a netfilter socket is closed after a deletion, the kernel first waits until
     /// no processor uses what was deleted. A detached child process keeps the socket open until this process has closed it,
     /// and then waits instead. If no child can be started, this process waits.
+    ///
+    /// While a close waits, the kernel holds the lock that every change of rules needs, and every deletion of a link: the
+    /// next plugin of a list would wait, too. So the child waits before it closes the socket, without a lock. The kernel's
+    /// own wait may have started up to one grace period after the deletion, so the child waits for two.
     pub(super) fn close_detached(self) {
         let parent = std::process::id();
-        let wait_for_parent =
-            || drop(sys::pidfd(parent).map(|parent| Deadline::after(PARENT_TIMEOUT).readable(parent.as_fd())));
-        if let Err(error) = DetachedChild::start(Some(self.fd()), wait_for_parent) {
+        let wait = || {
+            drop(sys::pidfd(parent).map(|parent| Deadline::after(PARENT_TIMEOUT).readable(parent.as_fd())));
+            drop(sys::await_grace_period().and_then(|()| sys::await_grace_period()));
+        };
+        if let Err(error) = DetachedChild::start(Some(self.fd()), wait) {
             debug!("close the netfilter socket without a child: {error}");
         }
     }
