@@ -5,7 +5,7 @@
 
 package=cni0-plugins
 summary='CNI plugins, small and fast'
-maintainer='cni0 authors <cni0@users.noreply.github.com>'
+maintainer='cni0 authors <cni0@example.org>' # of a domain that is reserved for examples: there is no address
 describe() { # the description in all packages
     cat <<END
 Small static programs that connect containers to the network. They replace
@@ -198,6 +198,6 @@ package_apk() { # package_apk ARCH PROGRAMS
     file=$work/$package-$version-r0.$arch.apk
     stage_own_directory "$root" "$2"
     ci/apk.py "$file" "$root" "pkgname=$package" "pkgver=$version-r0" "pkgdesc=$summary" "arch=$arch" license=Apache-2.0 \
-        "maintainer=$maintainer" "url=https://www.cni.dev"
+        "maintainer=$maintainer"
     publish "$file"
 }
