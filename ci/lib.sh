@@ -141,4 +141,7 @@ write_image() {
 where_installed() {
     dir=$(cd "$here" && realpath -m "${DESTDIR:+$DESTDIR/}$1")
     net_d=$(cd "$here" && realpath -m "${DESTDIR:-}/etc/cni/net.d")
+    # A link for PATH, which must not have the directory of plugins. Only for the default directory.
+    link='' tool=/opt/cni/bin/cnitool
+    [ "$1" != "${tool%/*}" ] || link=$(cd "$here" && realpath -m "${DESTDIR:-}/usr/local/bin")/cnitool
 }
