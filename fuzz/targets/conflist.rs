@@ -8,11 +8,16 @@ use libfuzzer_sys::fuzz_target;
 #[allow(dead_code, reason = "functions that read directories")]
 #[path = "../../cnitool/src/conf.rs"]
 mod conf;
+#[allow(dead_code, reason = "functions that write, and one that reads stdin")]
 #[path = "../../cnitool/src/file.rs"]
 mod file;
+#[path = "../../cnitool/src/hint.rs"]
+mod hint;
 #[allow(dead_code, reason = "functions that print")]
 #[path = "../../cnitool/src/out.rs"]
 mod out;
+#[path = "../../cnitool/src/suggest.rs"]
+mod suggest;
 #[allow(dead_code, reason = "functions that print")]
 #[path = "../../cnitool/src/table.rs"]
 mod table;
