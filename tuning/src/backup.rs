@@ -172,7 +172,7 @@ impl Owner {
 ///
 /// The first is that of the reference, unless it is longer than file systems allow, so that the reference fails. It is ambiguous
 /// if a part of it has an underscore: `a` with `b_c`, and `a_b` with `c`, have the same. The last one is then for an attachment
-/// that finds the file of the other. It has no underscore, so that it is no name of the reference.
+/// that finds the file of the other. It has no underscore, so that it differs from all names of the reference.
 pub(crate) fn file_names(key: AttachmentKey<'_>) -> Vec<String> {
     let AttachmentKey { container, ifname, .. } = key;
     let shared = shared_name(key);

@@ -363,7 +363,7 @@ mod tests {
         assert_eq!(in_next(jump(&[other()]), drop(), false), (0, false));
         assert_eq!(in_next(jump(&[]), vec![rule(&[], Return)], true), (0, true));
         assert_eq!(in_next(jump(&[]), vec![rule(&[], Accept)], true), (0, false));
-        // As chains that check the sender: those who pass leave the chain.
+        // As chains that check the sender: packets that pass leave the chain.
         let guarded = || vec![rule(&[other()], Return), rule(&[], Refuse)];
         assert_eq!(in_next(jump(&[link(Source, "br")]), guarded(), false), (0, false));
         assert_eq!(in_next(rule(&[], Goto("next".to_owned())), vec![], true), (0, true));

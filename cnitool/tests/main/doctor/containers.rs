@@ -109,7 +109,7 @@ fn two_containers_of_two_networks_with_one_address() {
     host.configure("30-apart.conflist", &network("apart", "10.227.2.0/24", &json!({})).to_string());
     attach_to(&host, "other", "red");
     attach_to(&host, "apart", "green");
-    // The other bridge is another link layer, so the address is no conflict there.
+    // The other bridge is another link layer, so the address does not conflict there.
     host.lab.sh("ip -n green address add 10.227.0.2/32 dev eth0");
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
     host.lab.sh("ip -n red address add 10.227.0.2/24 dev eth0");
