@@ -1,26 +1,6 @@
 //! The command line: help for everything, and exit codes.
 
-use crate::support::Host;
-
-const COMMANDS: [&str; 17] = [
-    "add",
-    "del",
-    "check",
-    "gc",
-    "status",
-    "demo",
-    "networks",
-    "leases",
-    "show",
-    "prune",
-    "repair",
-    "doctor",
-    "metrics",
-    "validate",
-    "schema",
-    "man",
-    "completion",
-];
+use crate::support::{COMMANDS, Host};
 
 #[test]
 fn there_is_help_for_everything_and_it_fits_a_terminal() {

@@ -2,25 +2,7 @@
 
 use testing::{Process, program_path, skip};
 
-use crate::support::Host;
-
-const COMMANDS: [&str; 15] = [
-    "add",
-    "del",
-    "check",
-    "gc",
-    "status",
-    "demo",
-    "networks",
-    "leases",
-    "show",
-    "prune",
-    "repair",
-    "doctor",
-    "metrics",
-    "man",
-    "completion",
-];
+use crate::support::{COMMANDS, Host};
 
 fn is_installed(program: &str) -> bool {
     Process::new("sh").arg("-c").arg(format!("command -v {program}")).run().status == Some(0)
@@ -95,7 +77,7 @@ fn bash_completes_commands_options_networks_and_namespaces() {
     assert_eq!(in_bash(&host, &["leases", "--"]), ["--json", "--watch", "--help"]);
     assert_eq!(in_bash(&host, &["leases", "--json", "p"]), ["pods"]);
     assert_eq!(in_bash(&host, &["metrics", "--output", ""]), Vec::<String>::new(), "bash completes files");
-    assert_eq!(in_bash(&host, &["man", "s"]), ["status", "show"]);
+    assert_eq!(in_bash(&host, &["man", "s"]), ["status", "show", "schema"]);
     assert_eq!(in_bash(&host, &["help", "le"]), ["leases"]);
     assert_eq!(in_bash(&host, &["completion", ""]), ["bash", "zsh", "fish"]);
     assert_eq!(in_bash(&host, &["fly", ""]), Vec::<String>::new());

@@ -6,6 +6,27 @@ use std::path::PathBuf;
 use serde_json::Value;
 use testing::{Lab, Outcome, Process, REFERENCE, program_path};
 
+/// All commands, in the order of the help.
+pub(crate) const COMMANDS: [&str; 17] = [
+    "add",
+    "del",
+    "check",
+    "gc",
+    "status",
+    "demo",
+    "networks",
+    "leases",
+    "show",
+    "prune",
+    "repair",
+    "doctor",
+    "metrics",
+    "validate",
+    "schema",
+    "man",
+    "completion",
+];
+
 /// Writes each call to `../log` and its configuration to `../NAME.COMMAND`. Prints its `prevResult`, or a result with one
 /// address. Fails if the file `../fail.NAME.COMMAND` exists. Answers VERSION, and prints nothing without a command.
 const RECORDER: &str = r#"case $CNI_COMMAND in

@@ -93,7 +93,7 @@ fn one_network_as_json() {
 }
 
 #[test]
-fn it_ends_when_it_is_interrupted_or_its_reader_is_gone() {
+fn it_ends_by_a_signal_or_when_its_reader_is_gone() {
     let host = host("10.203.0.0/24");
     let start = || {
         let mut command = Command::new(program_path("cnitool"));
@@ -109,10 +109,10 @@ fn it_ends_when_it_is_interrupted_or_its_reader_is_gone() {
         child
     };
     let child = start();
-    host.lab.sh(&format!("kill -INT {}", child.id()));
+    host.lab.sh(&format!("kill -TERM {}", child.id()));
     let (stderr, outcome) = run_to_end(child, b"", Deadline::after(timeout()));
     let (status, stdout) = outcome.unwrap();
-    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGINT));
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(libc::SIGTERM));
     assert_eq!((stderr, stdout), (Vec::new(), Vec::new()), "no message");
     // No lease changes here: the closed pipe alone must end it.
     let mut child = start();
