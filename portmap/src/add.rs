@@ -125,7 +125,7 @@ impl Publication<'_> {
             let port_owner = PortOwner::Attachment(other.comment().to_owned());
             match mark {
                 Some(mark) if owner::is_gone(host, &port_owner, listing.port_of(other.comment()))? => {
-                    debug!("replace the published ports of an attachment that is gone: {port_owner}");
+                    warn!("replace the published ports of an attachment that is gone: {port_owner}");
                     replaced.push(mark.to_owned());
                 }
                 // Without a mark, another program added it.
@@ -181,7 +181,7 @@ impl Publication<'_> {
             if !owner::is_gone(host, &other.owner, link)? {
                 return Err(clash(&other.mapping, &other.owner));
             }
-            debug!("remove the published ports of an attachment that is gone: {}", other.owner);
+            warn!("remove the published ports of an attachment that is gone: {}", other.owner);
             remove_foreign(nft, other)?;
         }
         reference::remove(nft, self.owner, &ips)?;
