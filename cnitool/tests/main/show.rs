@@ -128,8 +128,8 @@ fn foreign_ports_are_not_shown_as_containers() {
     let id = attach(&host, "blue");
     host.lab.netns("vm");
     host.lab.sh("ip link add other7 type ifb; ip link set other7 master br-pods
-         ip link add tap7 type veth peer name eth7 netns vm; ip link set tap7 master br-pods up
-         ip -n vm address add 10.117.0.77/24 dev eth7
+         ip link add tap7 type veth peer name inside7 netns vm; ip link set tap7 master br-pods up
+         ip -n vm address add 10.117.0.77/24 dev inside7
          ip link add vethaaaaaaaa type veth peer name near; ip link set vethaaaaaaaa master br-pods");
     let answer = json(&host, "show pods --json");
     let ports = answer["bridges"][0]["ports"].as_array().unwrap();
@@ -140,5 +140,5 @@ fn foreign_ports_are_not_shown_as_containers() {
     assert_eq!(foreign(&port(&id)), false);
     let text = page(&host.run("show"));
     assert_eq!(text.matches("(foreign)").count(), 3, "{text}");
-    assert!(!text.contains("eth7") && !text.contains("10.117.0.77"), "its other end is not a container's: {text}");
+    assert!(!text.contains("inside7") && !text.contains("10.117.0.77"), "its other end is not a container's: {text}");
 }
