@@ -4,9 +4,10 @@
 //! Comments and chain names are those of the reference, so that each implementation can remove the objects of the
 //! other. The alias exists only in cni0.
 
+use linux::sha2::sha512;
+
 use crate::name::IfName;
 use crate::plugin::{Attachment, Call};
-use crate::sha512;
 
 /// Maximum length of a comment in the reference, in bytes.
 const COMMENT: usize = 128;
@@ -69,7 +70,7 @@ impl<'a> AttachmentKey<'a> {
             return alias;
         }
         // Two long aliases with the same beginning must stay distinct.
-        let digest = sha512::hex(16, &alias);
+        let digest = sha512(16, &alias);
         format!("{} {digest}", cut(alias, ALIAS - 1 - digest.len()))
     }
 
@@ -80,7 +81,7 @@ impl<'a> AttachmentKey<'a> {
 
     /// Returns the second half of the mark, which identifies the attachment within its network.
     pub fn digest(&self) -> String {
-        sha512::hex(DIGEST, &format!("{}:{}", self.ifname, self.container))
+        sha512(DIGEST, &format!("{}:{}", self.ifname, self.container))
     }
 
     /// Returns the comment of an nftables masquerade rule.
@@ -91,13 +92,13 @@ impl<'a> AttachmentKey<'a> {
 
     /// Returns the name of the iptables chain, which all attachments of a container to a network share.
     pub fn chain(&self) -> String {
-        format!("CNI-{}", sha512::hex(24, &format!("{}{}", self.network, self.container)))
+        format!("CNI-{}", sha512(24, &format!("{}{}", self.network, self.container)))
     }
 
     /// Returns the name of the iptables chain with the published ports, which all attachments of a container to a network
     /// share.
     pub fn port_chain(&self) -> String {
-        format!("CNI-DN-{}", sha512::hex(21, &format!("{}{}", self.network, self.container)))
+        format!("CNI-DN-{}", sha512(21, &format!("{}{}", self.network, self.container)))
     }
 
     /// Returns the names of an ifb link. The first is that of the reference, which all attachments of a container to a
@@ -106,7 +107,7 @@ impl<'a> AttachmentKey<'a> {
     pub fn ifb_names(&self) -> [String; 2] {
         let AttachmentKey { network, container, ifname } = self;
         [format!("{network}{container}"), format!("{network} {container} {ifname}")]
-            .map(|text| format!("bwp{}", sha512::hex(12, &text)))
+            .map(|text| format!("bwp{}", sha512(12, &text)))
     }
 
     /// Returns the comment of all iptables rules.
@@ -123,13 +124,13 @@ impl<'a> AttachmentKey<'a> {
 /// Returns the number with which the gateway addresses of a network are marked (IFA_PROTO). Two networks may have the
 /// same number. Numbers below 64 are left to the kernel and to other programs.
 pub fn address_mark(network: &str) -> u8 {
-    let digest = u8::from_str_radix(&sha512::hex(2, network), 16).unwrap_or_default();
+    let digest = u8::from_str_radix(&sha512(2, network), 16).unwrap_or_default();
     64 + digest % 192
 }
 
 /// Returns the prefix of the comments of a network's nftables rules.
 pub fn network_mark(network: &str) -> String {
-    format!("{}-", sha512::hex(DIGEST, network))
+    format!("{}-", sha512(DIGEST, network))
 }
 
 /// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment is too short.

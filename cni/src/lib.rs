@@ -35,7 +35,6 @@ mod plugin;
 mod process;
 mod request;
 mod result;
-pub mod sha512;
 mod undo;
 mod version;
 

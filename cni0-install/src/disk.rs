@@ -5,10 +5,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use linux::sha2::sha256;
 use linux::{Context, Error, Kind, Result};
 use nix::fcntl::OFlag;
-
-use crate::sha256;
 
 /// Flags for every file that is opened: do not follow a symbolic link, do not wait for the other end of a pipe.
 const SAFE_FLAGS: i32 = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).bits();
@@ -49,7 +48,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>> {
 
 /// Returns the checksum of a regular file. Returns `None` if there is none of that name.
 pub(crate) fn sum(path: &Path) -> Result<Option<String>> {
-    Ok(read(path)?.map(|bytes| sha256::hex(&bytes)))
+    Ok(read(path)?.map(|bytes| sha256(&bytes)))
 }
 
 /// Writes a new file, in place of one that a killed process left.

@@ -3,13 +3,14 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use linux::sha2::sha256;
 use linux::{Context, Error, Kind, Result};
 
 use crate::cli::Options;
 use crate::payload::{self, Program};
 use crate::record::{self, Record};
 use crate::target::Target;
-use crate::{disk, network, say, sha256, verify};
+use crate::{disk, network, say, verify};
 
 /// Installs all programs, then the first network if it is wanted.
 pub(crate) fn run(options: &Options) -> Result<()> {
@@ -78,7 +79,7 @@ fn stage(record: &Record, name: &str, path: &Path) -> Result<String> {
     let bytes = fs::read(path).context(|| format!("read {path:?}"))?;
     let staged = record.staged(name);
     disk::write(&staged, &bytes, 0o755)?;
-    let sum = sha256::hex(&bytes);
+    let sum = sha256(&bytes);
     if disk::sum(&staged)?.as_ref() != Some(&sum) {
         return Err(Error::new(Kind::Io, format!("{staged:?} differs from {path:?} after it was written")));
     }

@@ -10,7 +10,6 @@ mod install;
 mod network;
 mod payload;
 mod record;
-mod sha256;
 mod target;
 mod uninstall;
 mod verify;

@@ -3,10 +3,11 @@
 use std::fs;
 use std::path::Path;
 
+use linux::sha2::sha256;
 use linux::{Context, Result};
 
 use crate::record::Record;
-use crate::{disk, say, sha256};
+use crate::{disk, say};
 
 const NAME: &str = "10-cni0.conflist";
 const CONTENT: &str = include_str!("../../docs/example.conflist");
@@ -23,7 +24,7 @@ pub(crate) fn install(record: &mut Record, dir: &Path) -> Result<()> {
     } else if disk::exists(&path)? && !record.is_ours(&path)? {
         say(&format!("{path:?} is unchanged: it was modified after the installation"));
     } else {
-        record.add_files([(sha256::hex(CONTENT.as_bytes()), path.clone())])?;
+        record.add_files([(sha256(CONTENT.as_bytes()), path.clone())])?;
         // Runtimes ignore the extension of the temporary file.
         disk::replace(&path, &dir.join(".10-cni0.new"), CONTENT.as_bytes(), 0o644)?;
         say(&format!("network \"pods\" is configured in {path:?}"));

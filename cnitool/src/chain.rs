@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use cni::inspect::{Object, Owner};
 use cni::{
     AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, IpConfig, Program, Result, Version, json,
-    sha512,
 };
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::Netlink;
+use linux::sha2::sha512;
 use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
@@ -47,7 +47,7 @@ impl Endpoint {
 
 /// Returns the id that the reference's tool gives to the container at the absolute path `netns`.
 pub(crate) fn container_id(netns: &Path) -> Result<ContainerId> {
-    ContainerId::parse(format!("cnitool-{}", sha512::hex(20, &netns.to_string_lossy())).as_ref())
+    ContainerId::parse(format!("cnitool-{}", sha512(20, &netns.to_string_lossy())).as_ref())
 }
 
 /// A plugin of a network, and its program.

@@ -8,7 +8,7 @@
 //!   continues work after this process has exited.
 //! - [`unix`] connects to a server on this host.
 //! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and build ID.
-//! - [`ip`] has addresses and address arithmetic.
+//! - [`ip`] has addresses and address arithmetic, [`sha2`] the hashes of names and files.
 //!
 //! All unsafe code of the project is in the private module `sys`. Every failure is an [`Error`] with the steps that
 //! failed, the errno and a [`Kind`].
@@ -24,6 +24,7 @@ pub mod iptables;
 pub mod netlink;
 mod netns;
 pub mod process;
+pub mod sha2;
 mod sys;
 pub mod sysctl;
 pub mod tool;

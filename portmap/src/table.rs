@@ -23,12 +23,13 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use cni::{Result, sha512};
+use cni::Result;
 use linux::ip::Cidr;
 use linux::netlink::nft::{
     Chain, DataType, Edit, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set, SetSpec, Table,
     Verdict,
 };
+use linux::sha2::sha512;
 
 use crate::condition::Condition;
 use crate::mapping::Key;
@@ -102,7 +103,7 @@ impl Scope {
         let text: Vec<String> = conditions.iter().map(ToString::to_string).collect();
         let suffix = match conditions {
             [] => String::new(),
-            _ => format!("_{}", sha512::hex(8, &text.join(" "))),
+            _ => format!("_{}", sha512(8, &text.join(" "))),
         };
         Scope { conditions: conditions.to_vec(), names: Names::new(Family::of(container), &suffix) }
     }

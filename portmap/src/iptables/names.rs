@@ -1,7 +1,7 @@
 //! The names of chains and the comments by which the rules of a container are found, which are those of the reference.
 
 use cni::AttachmentKey;
-use cni::sha512;
+use linux::sha2::sha512;
 
 use crate::published::PortOwner;
 
@@ -36,7 +36,7 @@ impl ContainerChain {
 
     /// Returns the chain that masquerades, which versions before 0.7.0 added.
     pub(super) fn old(owner: AttachmentKey<'_>) -> ContainerChain {
-        let hash = sha512::hex(21, &format!("{}{}", owner.network, owner.container));
+        let hash = sha512(21, &format!("{}{}", owner.network, owner.container));
         ContainerChain { entries: OLD_ENTRIES, name: format!("CNI-SN-{hash}"), comment: comment("snat", owner) }
     }
 }
