@@ -3,21 +3,17 @@
 use serde_json::{Value, json};
 
 use crate::doctor::{only_problem, problems};
-use crate::node::{attach, host, json, lose_namespace, network, page, port, snapshot};
+use crate::node::{attach, attach_and_show, host_with, json, lose_namespace, page, port};
 use crate::repair::states;
 use crate::support::Host;
 
 /// A host with the network `pods`, whose second plugin limits containers.
 fn limiting_host(subnet: &str) -> Host {
-    let host = host(subnet);
-    let mut config = network("pods", subnet, &json!({}));
-    let keys = json!({
+    let plugin = json!({
         "type": "bandwidth",
         "ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 16_000_000, "egressBurst": 800_000,
     });
-    config["plugins"].as_array_mut().unwrap().push(keys);
-    host.configure("10-pods.conflist", &config.to_string());
-    host
+    host_with(subnet, &plugin)
 }
 
 /// Returns the names of all ifb links.
@@ -30,12 +26,7 @@ fn ifbs(host: &Host) -> Vec<String> {
 #[test]
 fn limits_are_shown_and_pruned() {
     let host = limiting_host("10.200.0.0/24");
-    let id = attach(&host, "blue");
-    let lost = attach(&host, "lost");
-    let before = snapshot(&host);
-    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
-    let bridge = json(&host, "show --json")["bridges"][0].clone();
-    assert_eq!(snapshot(&host), before);
+    let (id, lost, bridge) = attach_and_show(&host);
     let limits: Vec<&Value> = bridge["bandwidthLimits"]
         .as_array()
         .unwrap()

@@ -3,21 +3,17 @@
 use serde_json::{Value, json};
 
 use crate::doctor::{only_problem, problems};
-use crate::node::{attach, host, json, lose_namespace, network, page, port, snapshot};
+use crate::node::{attach, attach_and_show, host_with, json, lose_namespace, network, page, port};
 use crate::repair::states;
 use crate::support::Host;
 
 /// A host with the network `pods`, whose second plugin accepts the traffic of containers.
 fn accepting_host(subnet: &str, keys: &Value) -> Host {
-    let host = host(subnet);
     let mut plugin = json!({ "type": "firewall", "backend": "iptables" });
     for (key, value) in keys.as_object().unwrap() {
         plugin[key] = value.clone();
     }
-    let mut config = network("pods", subnet, &json!({}));
-    config["plugins"].as_array_mut().unwrap().push(plugin);
-    host.configure("10-pods.conflist", &config.to_string());
-    host
+    host_with(subnet, &plugin)
 }
 
 /// Returns the rules of a chain.
@@ -28,12 +24,7 @@ fn rules(host: &Host, chain: &str) -> String {
 #[test]
 fn accepted_addresses_are_shown_and_pruned() {
     let host = accepting_host("10.190.0.0/24", &json!({}));
-    let id = attach(&host, "blue");
-    let lost = attach(&host, "lost");
-    let before = snapshot(&host);
-    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
-    let bridge = json(&host, "show --json")["bridges"][0].clone();
-    assert_eq!(snapshot(&host), before);
+    let (id, lost, bridge) = attach_and_show(&host);
     assert_eq!(bridge["acceptedAddresses"].as_array().unwrap().len(), 2, "{bridge:#}");
     let accepted = &bridge["acceptedAddresses"][0];
     for (key, value) in [

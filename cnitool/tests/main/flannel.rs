@@ -12,7 +12,7 @@ const SUBNET_FILE: &str = "/run/flannel/subnet.env";
 
 #[test]
 fn a_missing_subnet_file_is_the_only_problem() {
-    let host = host("10.194.0.0/24");
+    let host = host("10.214.0.0/24");
     let config = json!({
         "cniVersion": "1.1.0", "name": "pods",
         "plugins": [{ "type": "flannel", "delegate": { "bridge": "cni0", "isDefaultGateway": true } }],
@@ -20,7 +20,7 @@ fn a_missing_subnet_file_is_the_only_problem() {
     host.configure("10-pods.conflist", &config.to_string());
     let write = || {
         let text =
-            "FLANNEL_NETWORK=10.194.0.0/16\nFLANNEL_SUBNET=10.194.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+            "FLANNEL_NETWORK=10.214.0.0/16\nFLANNEL_SUBNET=10.214.0.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
         fs::create_dir_all("/run/flannel").unwrap();
         fs::write(SUBNET_FILE, text).unwrap();
     };
@@ -33,7 +33,7 @@ fn a_missing_subnet_file_is_the_only_problem() {
     fs::remove_file(SUBNET_FILE).unwrap();
     let what = only_problem(&host, "flannel", "fail");
     assert!(what.contains("open /run/flannel/subnet.env: no such file or directory"), "{what}");
-    assert!(page(&host.run("show")).contains("10.194.0.2/24"));
+    assert!(page(&host.run("show")).contains("10.214.0.2/24"));
 
     // With a subnet, the delegates are checked.
     write();

@@ -178,7 +178,7 @@ fn an_unknown_network_is_one_line_on_stderr() {
 
 #[test]
 fn colours_are_used_only_on_terminals_and_not_with_no_color() {
-    let host = host("10.108.0.0/24");
+    let host = host("10.100.0.0/24");
     attach(&host, "blue");
     let on_terminal = |more: &str| {
         let tool = testing::program_path("cnitool");

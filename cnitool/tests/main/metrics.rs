@@ -69,8 +69,8 @@ fn metrics(host: &Host) -> Metrics {
 
 #[test]
 fn everything_is_counted() {
-    let host = host("10.191.0.0/24");
-    let mut with_ports = network("pods", "10.191.0.0/24", &json!({}));
+    let host = host("10.209.0.0/24");
+    let mut with_ports = network("pods", "10.209.0.0/24", &json!({}));
     let portmap = json!({ "type": "portmap", "capabilities": { "portMappings": true } });
     with_ports["plugins"].as_array_mut().unwrap().push(portmap);
     host.configure("10-pods.conflist", &with_ports.to_string());
@@ -80,12 +80,12 @@ fn everything_is_counted() {
     attach_with(&host, "blue", &published.to_string());
     let lost = attach(&host, "lost");
     lose_namespace(&host, "lost", &lost);
-    leak("10.191.0.77", "");
+    leak("10.209.0.77", "");
     fs::write("/var/lib/cni/results/pods-x-eth0", "garbage").unwrap();
     let before = snapshot(&host);
     let found = metrics(&host);
     assert_eq!(snapshot(&host), before, "it changes nothing");
-    let range = r#"{network="pods",range="10.191.0.1-10.191.0.254"}"#;
+    let range = r#"{network="pods",range="10.209.0.1-10.209.0.254"}"#;
     for (name, value) in [
         (format!("cnitool_build_info{{version=\"{}\"}}", env!("CARGO_PKG_VERSION")), 1.0),
         (format!("cni_range_addresses{range}"), 253.0),
@@ -130,7 +130,7 @@ fn a_large_range_is_a_number() {
 
 #[test]
 fn a_file_is_replaced_atomically() {
-    let host = host("10.192.0.0/24");
+    let host = host("10.210.0.0/24");
     let dir = host.lab.dir().join("collector");
     fs::create_dir(&dir).unwrap();
     let file = dir.join("cnitool.prom");
@@ -154,7 +154,7 @@ fn a_file_is_replaced_atomically() {
 
 #[test]
 fn only_a_regular_file_is_replaced() {
-    let host = host("10.193.0.0/24");
+    let host = host("10.212.0.0/24");
     let dir = host.lab.dir();
     std::os::unix::fs::symlink("/dev/null", dir.join("link")).unwrap();
     for (path, why) in [
@@ -170,7 +170,7 @@ fn only_a_regular_file_is_replaced() {
 
 #[test]
 fn without_root_numbers_that_are_unknown_are_missing() {
-    let host = host("10.194.0.0/24");
+    let host = host("10.215.0.0/24");
     attach(&host, "blue");
     let outcome = powerless(&host, "metrics");
     assert_eq!(outcome.status, Some(0), "{outcome:?}");

@@ -1,20 +1,22 @@
 //! Helpers for tests of inspection: a network with containers, and ways to lose them.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::PathBuf;
+use std::sync::Mutex;
 
 use linux::Deadline;
 use linux::netlink::{Event, Link, Netlink, Watch};
 use serde_json::{Value, json};
 use testing::{Outcome, timeout};
 
+use crate::doctor::problems;
 use crate::support::Host;
 
 /// An id of the length that runtimes use.
 pub(crate) const LONG_ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-/// Returns a network of bridge and host-local, with `more` keys. Each test needs its own subnet, because cnitool finds
-/// the namespaces of concurrent tests through `/proc`.
+/// Returns a network of bridge and host-local, with `more` keys.
 pub(crate) fn network(name: &str, subnet: &str, more: &Value) -> Value {
     let mut plugin = json!({
         "type": "bridge", "bridge": format!("br-{name}"), "isDefaultGateway": true, "ipMasq": true,
@@ -26,12 +28,37 @@ pub(crate) fn network(name: &str, subnet: &str, more: &Value) -> Value {
     json!({ "cniVersion": "1.1.0", "name": name, "plugins": [plugin] })
 }
 
-/// A host with the network `pods`.
+/// A host with the network `pods`. Each test needs its own subnet, because cnitool finds the namespaces of concurrent tests
+/// through `/proc`.
 pub(crate) fn host(subnet: &str) -> Host {
+    static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let is_free = TAKEN.lock().unwrap().insert(subnet.to_owned());
+    assert!(is_free, "another test has the subnet {subnet}");
     let host = Host::new();
     host.configure("10-pods.conflist", &network("pods", subnet, &json!({})).to_string());
     host.lab.sh("ip link set lo up");
     host
+}
+
+/// A host with the network `pods`, whose second plugin has these keys.
+pub(crate) fn host_with(subnet: &str, plugin: &Value) -> Host {
+    let host = host(subnet);
+    let mut config = network("pods", subnet, &json!({}));
+    config["plugins"].as_array_mut().unwrap().push(plugin.clone());
+    host.configure("10-pods.conflist", &config.to_string());
+    host
+}
+
+/// Attaches the containers `blue` and `lost`. `doctor` finds no problem, and neither it nor `show` changes anything. Returns the
+/// ids, and the bridge as `show` describes it.
+#[track_caller]
+pub(crate) fn attach_and_show(host: &Host) -> (String, String, Value) {
+    let (blue, lost) = (attach(host, "blue"), attach(host, "lost"));
+    let before = snapshot(host);
+    assert_eq!(problems(&json(host, "doctor --json")), [""; 0]);
+    let bridge = json(host, "show --json")["bridges"][0].clone();
+    assert_eq!(snapshot(host), before);
+    (blue, lost, bridge)
 }
 
 /// Attaches a container in a namespace of this name. Returns its id.

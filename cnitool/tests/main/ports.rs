@@ -6,20 +6,13 @@ use serde_json::{Value, json};
 use testing::{reference, wait_until};
 
 use crate::doctor::{only_problem, problems};
-use crate::node::{LONG_ID, attach, attach_with, host, json, lose_namespace, network, page, snapshot};
+use crate::node::{LONG_ID, attach, attach_with, host, host_with, json, lose_namespace, page, snapshot};
 use crate::repair::states;
 use crate::support::{Host, failure};
 
 /// A host with the network `pods`, whose second plugin publishes ports.
 fn publishing_host(subnet: &str) -> Host {
-    let host = host(subnet);
-    let mut config = network("pods", subnet, &json!({}));
-    config["plugins"]
-        .as_array_mut()
-        .unwrap()
-        .push(json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
-    host.configure("10-pods.conflist", &config.to_string());
-    host
+    host_with(subnet, &json!({ "type": "portmap", "capabilities": { "portMappings": true } }))
 }
 
 /// Returns `CAP_ARGS` that publish port 80 at this TCP port.
@@ -68,7 +61,7 @@ fn of_reference(host: &Host) -> String {
 
 #[test]
 fn the_arguments_of_the_add_reach_later_commands() {
-    let host = publishing_host("10.171.0.0/24");
+    let host = publishing_host("10.197.0.0/24");
     publish(&host, "blue", 8080);
     assert!(published(&host).contains("tcp . 8080"), "{}", published(&host));
     let entry = fs::read_to_string(format!("/var/lib/cni/results/{}", host.cached()[0])).unwrap();
@@ -91,10 +84,10 @@ fn the_arguments_of_the_add_reach_later_commands() {
 
 #[test]
 fn published_ports_are_shown_with_their_owners() {
-    let host = publishing_host("10.172.0.0/24");
+    let host = publishing_host("10.198.0.0/24");
     let ports = json!({ "portMappings": [
         { "hostPort": 8080, "containerPort": 80, "protocol": "tcp" },
-        { "hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "10.172.0.1" },
+        { "hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "10.198.0.1" },
     ] });
     let id = attach_with(&host, "blue", &ports.to_string());
     attach(&host, "red");
@@ -112,7 +105,7 @@ fn published_ports_are_shown_with_their_owners() {
     for (key, value) in [
         ("protocol", json!("tcp")),
         ("hostIP", json!("0.0.0.0")),
-        ("containerIP", json!("10.172.0.2")),
+        ("containerIP", json!("10.198.0.2")),
         ("containerPort", json!(80)),
         ("backend", json!("nftables")),
         ("container", json!(id)),
@@ -122,18 +115,18 @@ fn published_ports_are_shown_with_their_owners() {
         assert_eq!(web[key], value, "{key} in {web:#}");
     }
     assert!(web["comment"].as_str().unwrap().contains(&id), "{web:#}");
-    assert_eq!((&of(53)["protocol"], &of(53)["hostIP"]), (&json!("udp"), &json!("10.172.0.1")));
+    assert_eq!((&of(53)["protocol"], &of(53)["hostIP"]), (&json!("udp"), &json!("10.198.0.1")));
     assert_eq!((&of(8082)["container"], &of(8082)["ofPort"]), (&json!(lost), &json!(false)));
     assert_eq!(bridge["masquerade"][0]["container"], id, "as of other objects: {answer:#}");
     assert_eq!(answer["otherNetworks"], json!([]));
 
     let text = page(&host.run("show pods"));
     for part in [
-        " 10.172.0.2/24\n",
-        " tcp 0.0.0.0:8080 -> 10.172.0.2:80\n",
-        " udp 10.172.0.1:53 -> 10.172.0.2:5353\n",
+        " 10.198.0.2/24\n",
+        " tcp 0.0.0.0:8080 -> 10.198.0.2:80\n",
+        " udp 10.198.0.1:53 -> 10.198.0.2:5353\n",
         "portmap: 3 by nftables, 1 of no port above:",
-        &format!("tcp 0.0.0.0:8082 -> 10.172.0.4:80: pods, if: eth0, id:\n    {lost}"),
+        &format!("tcp 0.0.0.0:8082 -> 10.198.0.4:80: pods, if: eth0, id:\n    {lost}"),
     ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
@@ -143,7 +136,7 @@ fn published_ports_are_shown_with_their_owners() {
 /// Without a bridge, no port of this host leads to the containers.
 #[test]
 fn a_network_without_a_bridge_is_shown_and_checked_by_the_cache() {
-    let host = host("10.173.0.0/24");
+    let host = host("10.199.0.0/24");
     host.recorder("other");
     let config = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [
         { "type": "other" }, { "type": "portmap", "capabilities": { "portMappings": true } },
@@ -166,7 +159,7 @@ fn a_network_without_a_bridge_is_shown_and_checked_by_the_cache() {
 #[test]
 fn ports_of_containers_that_are_gone_are_pruned_and_live_ones_stay() {
     for version in ["1.1.0", "0.4.0"] {
-        let host = publishing_host("10.174.0.0/24");
+        let host = publishing_host("10.204.0.0/24");
         let config = fs::read_to_string(host.conf_dir().join("10-pods.conflist")).unwrap();
         host.configure("10-pods.conflist", &config.replace("1.1.0", version));
         publish(&host, "blue", 8080);
@@ -188,12 +181,12 @@ fn ports_of_containers_that_are_gone_are_pruned_and_live_ones_stay() {
 /// Of an ADD that was killed, or whose runtime lost its state: neither lease nor cache entry.
 #[test]
 fn ports_without_any_other_trace_are_pruned() {
-    let host = publishing_host("10.175.0.0/24");
+    let host = publishing_host("10.205.0.0/24");
     publish(&host, "blue", 8080);
     let lost = publish(&host, "lost", 8081);
     lose_namespace(&host, "lost", &lost);
     fs::remove_file(format!("/var/lib/cni/results/pods-{lost}-eth0")).unwrap();
-    fs::remove_file("/var/lib/cni/networks/pods/10.175.0.3").unwrap();
+    fs::remove_file("/var/lib/cni/networks/pods/10.205.0.3").unwrap();
     let answer = json(&host, "doctor --json");
     assert_eq!(problems(&answer), ["masquerade warn", "portmap warn"], "{answer:#}");
     assert!(answer.to_string().contains("1 published port of containers that are gone"), "{answer:#}");
@@ -322,17 +315,17 @@ fn rules_of_the_reference_are_pruned_with_their_container() {
 /// The rule may belong to the container's attachment to either network.
 #[test]
 fn rules_of_the_reference_stay_while_the_container_is_on_any_network() {
-    let host = publishing_host("10.181.0.0/24");
+    let host = publishing_host("10.206.0.0/24");
     let config = fs::read_to_string(host.conf_dir().join("10-pods.conflist")).unwrap();
-    host.configure("20-more.conflist", &config.replace("pods", "more").replace("10.181.", "10.182."));
+    host.configure("20-more.conflist", &config.replace("pods", "more").replace("10.206.", "10.207."));
     let id = attach(&host, "blue");
     host.call("add more /run/netns/blue").env("CNI_IFNAME", "net1").run().ok();
-    publish_as_reference(&host, &id, 9090, "10.181.0.2");
-    publish_as_reference(&host, &id, 9091, "10.182.0.2");
+    publish_as_reference(&host, &id, 9090, "10.206.0.2");
+    publish_as_reference(&host, &id, 9091, "10.207.0.2");
     let port = crate::node::port(&format!("pods {id}"));
     host.lab.sh(&format!("ip link del {port}"));
     fs::remove_file(format!("/var/lib/cni/results/pods-{id}-eth0")).unwrap();
-    assert!(page(&host.run("prune --force")).contains("10.181.0.2"), "the lease is removed");
+    assert!(page(&host.run("prune --force")).contains("10.206.0.2"), "the lease is removed");
     let left = of_reference(&host);
     assert!(left.contains("9090") && left.contains("9091"), "{left}");
     let answer = json(&host, "show more --json");
@@ -346,7 +339,7 @@ fn chains_of_the_reference_are_pruned_with_their_container() {
     if reference("portmap", "chains_of_the_reference_are_pruned_with_their_container").is_none() {
         return;
     }
-    let host = publishing_host("10.183.0.0/24");
+    let host = publishing_host("10.208.0.0/24");
     let config = fs::read_to_string(host.conf_dir().join("10-pods.conflist")).unwrap();
     host.configure("10-pods.conflist", &config.replace("1.1.0", "1.0.0"));
     let ours = host.lab.bin().join("portmap");
@@ -365,7 +358,7 @@ fn chains_of_the_reference_are_pruned_with_their_container() {
     for (key, value) in [
         ("backend", json!("iptables")),
         ("container", json!(blue)),
-        ("containerIP", json!("10.183.0.2")),
+        ("containerIP", json!("10.208.0.2")),
         ("comment", json!(format!("dnat name: \"pods\" id: \"{blue}\""))),
         ("ofPort", json!(true)),
     ] {
@@ -374,14 +367,14 @@ fn chains_of_the_reference_are_pruned_with_their_container() {
     lose_namespace(&host, "lost", &lost);
     page(&host.run("prune --force pods"));
     let left = host.lab.sh("iptables-save -t nat");
-    assert!(left.contains("10.183.0.2:80") && !left.contains("10.183.0.3:80") && !left.contains(&lost), "{left}");
+    assert!(left.contains("10.208.0.2:80") && !left.contains("10.208.0.3:80") && !left.contains(&lost), "{left}");
     host.lab.sh("iptables -t nat -F PREROUTING");
     let findings = json(&host, "doctor --json").to_string();
     assert!(findings.contains("no rule in chain PREROUTING leads to chain CNI-HOSTPORT-DNAT"), "{findings}");
     assert_eq!(states(&json(&host, "repair --json")), ["repaired"]);
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0], "published by our plugin");
     let left = host.lab.sh("iptables-save -t nat");
-    assert!(published(&host).contains("tcp . 8080") && !left.contains("10.183.0.2:80"), "{left}");
+    assert!(published(&host).contains("tcp . 8080") && !left.contains("10.208.0.2:80"), "{left}");
 }
 
 /// A concurrent DEL of another runtime may have looked for ports before repair publishes them.

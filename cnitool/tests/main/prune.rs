@@ -199,28 +199,28 @@ fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
 /// A GC without anything to remove could only remove what is being created.
 #[test]
 fn no_plugin_is_called_if_nothing_is_gone() {
-    let host = host("10.131.0.0/24");
+    let host = host("10.129.0.0/24");
     host.recorder("second");
-    let mut config = network("pods", "10.131.0.0/24", &json!({}));
+    let mut config = network("pods", "10.129.0.0/24", &json!({}));
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "second" }));
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
     assert!(page(&host.run("prune --force")).contains("nothing to remove"));
     assert_eq!(host.calls(), ["ADD second"]);
-    leak("10.131.0.99", &format!("{LONG_ID}\r\neth0"));
+    leak("10.129.0.99", &format!("{LONG_ID}\r\neth0"));
     page(&host.run("prune --force"));
     assert_eq!(host.calls(), ["ADD second", "GC second"]);
 }
 
 #[test]
 fn concurrent_adds_lose_nothing() {
-    let host = host("10.132.0.0/24");
+    let host = host("10.130.0.0/24");
     let names: Vec<String> = (0..12).map(|i| format!("z{i}")).collect();
     names.iter().for_each(|name| drop(host.lab.netns(name)));
     let tool = program_path("cnitool");
     host.lab.sh(&format!(
         "export NETCONFPATH={} CNI_PATH={}
-         mkdir -p /var/lib/cni/networks/pods; for i in 1 2 3 4 5 6; do echo >/var/lib/cni/networks/pods/10.132.0.$((i + 90)); {tool} prune --force; done &
+         mkdir -p /var/lib/cni/networks/pods; for i in 1 2 3 4 5 6; do echo >/var/lib/cni/networks/pods/10.130.0.$((i + 90)); {tool} prune --force; done &
          for name in {}; do {tool} add pods /run/netns/$name; done
          wait $!",
         host.conf_dir().display(),
@@ -236,7 +236,7 @@ fn concurrent_adds_lose_nothing() {
 /// Plugins check which kind of lock is available while they run.
 #[test]
 fn prune_and_gc_lock_exclusively_and_adds_share_the_lock() {
-    let host = host("10.133.0.0/24");
+    let host = host("10.168.0.0/24");
     let seen = host.lab.dir().join("locks");
     let script = format!(
         "for how in shared exclusive; do
@@ -245,11 +245,11 @@ fn prune_and_gc_lock_exclusively_and_adds_share_the_lock() {
         seen.display()
     );
     host.lab.script("locked", &script);
-    let mut config = network("pods", "10.133.0.0/24", &json!({}));
+    let mut config = network("pods", "10.168.0.0/24", &json!({}));
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "locked" }));
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
-    leak("10.133.0.99", &format!("{LONG_ID}\r\neth0"));
+    leak("10.168.0.99", &format!("{LONG_ID}\r\neth0"));
     page(&host.run("prune --force"));
     host.run("gc pods").ok();
     host.run("del pods /run/netns/blue").ok();
@@ -258,14 +258,14 @@ fn prune_and_gc_lock_exclusively_and_adds_share_the_lock() {
 
 #[test]
 fn a_named_network_that_is_skipped_is_a_failure() {
-    let host = host("10.134.0.0/24");
+    let host = host("10.169.0.0/24");
     attach(&host, "blue");
     let outcome = host.call("prune --force pods").env("NETCONFPATH", "/nonexist").run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("prune network \"pods\": it has no configuration"), "{outcome:?}");
     let outcome = host.call("prune --force").env("NETCONFPATH", "/nonexist").run();
     assert_eq!(outcome.status, Some(0), "{outcome:?}");
-    let mut config = network("pods", "10.134.0.0/24", &json!({}));
+    let mut config = network("pods", "10.169.0.0/24", &json!({}));
     config["disableGC"] = true.into();
     host.configure("10-pods.conflist", &config.to_string());
     let outcome = host.run("prune --force pods");
@@ -305,23 +305,23 @@ fn the_host_prunes_without_force() {
     if fs::metadata("/proc/self/ns/pid").unwrap().ino() != 0xEFFF_FFFC {
         return skip("the_host_prunes_without_force", "this is not the initial pid namespace");
     }
-    let (host, _) = mixed_host("10.136.0");
+    let (host, _) = mixed_host("10.170.0");
     // Makes process 1 appear to have the namespaces of this test.
     let own = fs::read_link("/proc/thread-self").unwrap();
     host.lab.sh(&format!("mount --bind /proc/{}/ns /proc/1/ns", own.display()));
     let text = page(&host.run("prune --dry-run"));
     assert!(!text.contains("would refuse"), "{text}");
     page(&host.run("prune"));
-    assert_eq!(leases(), ["10.136.0.2", "10.136.0.4"]);
+    assert_eq!(leases(), ["10.170.0.2", "10.170.0.4"]);
 }
 
 /// If `/run/netns` is missing, a namespace in it may be alive. The directory of a process disappears with the process.
 #[test]
 fn a_namespace_whose_directory_is_missing_is_not_gone() {
-    let host = host("10.137.0.0/24");
+    let host = host("10.186.0.0/24");
     host.recorder("other");
     let config = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [{ "type": "other",
-        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.137.0.0/24" }]] } }] });
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.186.0.0/24" }]] } }] });
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
     let ended = attach(&host, "ended");
@@ -342,11 +342,11 @@ fn a_namespace_whose_directory_is_missing_is_not_gone() {
 
 #[test]
 fn json_has_what_was_removed_and_kept() {
-    let host = host("10.146.0.0/24");
+    let host = host("10.188.0.0/24");
     attach(&host, "blue");
     let lost = attach(&host, "lost");
     lose_namespace(&host, "lost", &lost);
-    leak("10.146.0.77", "");
+    leak("10.188.0.77", "");
     host.configure(
         "20-other.conf",
         r#"{"cniVersion": "1.1.0", "name": "other", "type": "loopback", "disableGC": true}"#,
@@ -357,10 +357,10 @@ fn json_has_what_was_removed_and_kept() {
         let all = pods["remove"].as_array().unwrap();
         all.iter().find(|one| one["kind"] == kind && one["what"] == what).unwrap_or_else(|| panic!("{what} in {pods}"))
     };
-    let lease = removal("lease", "10.146.0.3");
+    let lease = removal("lease", "10.188.0.3");
     assert_eq!((&lease["container"], &lease["interface"]), (&lost.as_str().into(), &"eth0".into()));
-    assert_eq!(removal("lease", "10.146.0.77")["container"], Value::Null);
-    assert_eq!(removal("rule", "10.146.0.3")["why"], "its container is gone");
+    assert_eq!(removal("lease", "10.188.0.77")["container"], Value::Null);
+    assert_eq!(removal("rule", "10.188.0.3")["why"], "its container is gone");
     removal("result", "in the cache");
     assert_eq!(pods["keep"], json!({ "alive": 1, "noPort": 0, "unknown": 0 }));
     assert_eq!((&dry["dryRun"], &pods["error"], &pods["skipped"]), (&true.into(), &Value::Null, &Value::Null));
@@ -371,7 +371,7 @@ fn json_has_what_was_removed_and_kept() {
 
 #[test]
 fn json_has_the_error_of_each_network() {
-    let host = host("10.147.0.0/24");
+    let host = host("10.189.0.0/24");
     let lost = attach(&host, "lost");
     lose_namespace(&host, "lost", &lost);
     fs::remove_file(host.lab.bin().join("bridge")).unwrap();

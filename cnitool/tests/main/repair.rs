@@ -18,7 +18,7 @@ fn many_addresses(host: &Host, subnet: &str, backend: &str) {
         ranges.push(json!([{ "subnet": "fd00:42::/64" }]));
     }
     let more = json!({
-        "ipMasqBackend": backend, "ipMasqExclude": ["10.244.0.0/16", "fd00:244::/56"],
+        "ipMasqBackend": backend, "ipMasqExclude": ["10.219.0.0/16", "fd00:244::/56"],
         "ipam": { "type": "host-local", "ranges": ranges },
     });
     host.configure("10-pods.conflist", &network("pods", &format!("{subnet}.0/24"), &more).to_string());

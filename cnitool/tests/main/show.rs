@@ -11,14 +11,14 @@ fn shown(answer: &Value, id: &str) -> Value {
 
 #[test]
 fn a_port_is_shown_with_its_container() {
-    let host = host("10.111.0.0/24");
+    let host = host("10.118.0.0/24");
     let more = json!({ "hairpinMode": true, "macspoofchk": true, "mtu": 1400 });
-    host.configure("10-pods.conflist", &network("pods", "10.111.0.0/24", &more).to_string());
+    host.configure("10-pods.conflist", &network("pods", "10.118.0.0/24", &more).to_string());
     let id = attach(&host, "blue");
     let answer = json(&host, "show pods --json");
     let bridge = &answer["bridges"][0];
     assert_eq!((&bridge["name"], &bridge["link"]["mtu"]), (&"br-pods".into(), &1400.into()));
-    assert_eq!(bridge["link"]["addresses"], json!(["10.111.0.1/24"]));
+    assert_eq!(bridge["link"]["addresses"], json!(["10.118.0.1/24"]));
     let seen = shown(&answer, &id);
     for (key, value) in
         [("hairpin", true), ("isolated", false), ("masquerade", true), ("spoofCheck", true), ("up", true)]
@@ -28,13 +28,13 @@ fn a_port_is_shown_with_its_container() {
     assert_eq!((&seen["name"], &seen["network"]), (&port(&id).into(), &"pods".into()));
     let guest = &host.lab.ip("-n blue address show dev eth0")[0];
     assert_eq!(seen["guest"]["mac"], guest["address"]);
-    assert_eq!(seen["guest"]["addresses"], json!(["10.111.0.2/24"]));
+    assert_eq!(seen["guest"]["addresses"], json!(["10.118.0.2/24"]));
     assert_eq!(seen["guest"]["netns"], "/run/netns/blue");
-    assert_eq!(bridge["masquerade"][0]["source"], "10.111.0.2");
+    assert_eq!(bridge["masquerade"][0]["source"], "10.118.0.2");
     assert_eq!(bridge["masquerade"][0]["ofPort"], true);
 
     let text = page(&host.run("show"));
-    for part in ["bridge br-pods\n", "10.111.0.1/24", "hairpin masq spoofchk", "10.111.0.2/24", "10-pods.conflist"] {
+    for part in ["bridge br-pods\n", "10.118.0.1/24", "hairpin masq spoofchk", "10.118.0.2/24", "10-pods.conflist"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert!(text.contains("all of ports above"), "{text}");
@@ -42,13 +42,13 @@ fn a_port_is_shown_with_its_container() {
 
 #[test]
 fn rules_without_a_port_are_listed() {
-    let host = host("10.112.0.0/24");
+    let host = host("10.119.0.0/24");
     attach(&host, "blue");
     let lost = attach(&host, "lost");
     lose_namespace(&host, "lost", &lost);
     let text = page(&host.run("show pods"));
     assert!(text.contains("2 by nftables, 1 of no port above"), "{text}");
-    assert!(text.contains(&format!("10.112.0.3: pods, if: eth0, id: {lost}")), "{text}");
+    assert!(text.contains(&format!("10.119.0.3: pods, if: eth0, id: {lost}")), "{text}");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn json_has_full_ids() {
 
 #[test]
 fn ports_whose_bridge_was_deleted_are_shown() {
-    let host = host("10.116.0.0/24");
+    let host = host("10.120.0.0/24");
     let id = attach(&host, "blue");
     let name = port(&id);
     host.lab.sh("ip link del br-pods");
@@ -105,7 +105,7 @@ fn ports_whose_bridge_was_deleted_are_shown() {
     assert_eq!((&bridge["name"], &bridge["link"], &bridge["ports"]), (&"br-pods".into(), &Value::Null, &json!([])));
     let detached = &bridge["detachedPorts"][0];
     assert_eq!((&detached["name"], &detached["container"]), (&name.as_str().into(), &id.as_str().into()));
-    assert_eq!(detached["guest"]["addresses"], json!(["10.116.0.2/24"]));
+    assert_eq!(detached["guest"]["addresses"], json!(["10.120.0.2/24"]));
     assert_eq!(bridge["masquerade"][0]["ofPort"], true, "its rules belong to a port that is shown");
     let text = page(&host.run("show"));
     let (_, below) = text.split_once("\n  on no bridge:\n").unwrap_or_else(|| panic!("{text}"));

@@ -4,22 +4,13 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::doctor::{only_problem, problems};
-use crate::node::{attach, host, json, lose_namespace, network, page, snapshot};
+use crate::doctor::only_problem;
+use crate::node::{attach_and_show, host_with, json, lose_namespace, page};
 
 #[test]
 fn backups_are_shown_and_pruned() {
-    let subnet = "10.193.0.0/24";
-    let host = host(subnet);
-    let mut config = network("pods", subnet, &json!({}));
-    config["plugins"].as_array_mut().unwrap().push(json!({ "type": "tuning", "mtu": 1400, "txQLen": 7 }));
-    host.configure("10-pods.conflist", &config.to_string());
-    let id = attach(&host, "blue");
-    let lost = attach(&host, "lost");
-    let before = snapshot(&host);
-    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
-    let bridge = json(&host, "show --json")["bridges"][0].clone();
-    assert_eq!(snapshot(&host), before);
+    let host = host_with("10.213.0.0/24", &json!({ "type": "tuning", "mtu": 1400, "txQLen": 7 }));
+    let (id, lost, bridge) = attach_and_show(&host);
     let backups = bridge["tunedAttributes"].as_array().unwrap();
     assert_eq!(backups.len(), 2, "{bridge:#}");
     let own = backups.iter().find(|backup| backup["container"] == id.as_str()).unwrap();

@@ -59,18 +59,18 @@ impl Drop for Watch {
 
 #[test]
 fn changes_are_printed_as_they_happen() {
-    let host = host("10.201.0.0/24");
+    let host = host("10.216.0.0/24");
     // The directory of the leases does not exist yet.
     let mut watch = Watch::start(&host, &[]);
     let blue = attach(&host, "blue");
-    assert_eq!(watch.change(), format!("+ pods 10.201.0.2 {blue} eth0"));
+    assert_eq!(watch.change(), format!("+ pods 10.216.0.2 {blue} eth0"));
     let green = attach(&host, "green");
-    assert_eq!(watch.change(), format!("+ pods 10.201.0.3 {green} eth0"));
+    assert_eq!(watch.change(), format!("+ pods 10.216.0.3 {green} eth0"));
     host.run("del pods blue").silent();
-    assert_eq!(watch.change(), format!("- pods 10.201.0.2 {blue} eth0"));
+    assert_eq!(watch.change(), format!("- pods 10.216.0.2 {blue} eth0"));
     // The directories vanish, and appear again.
     fs::remove_dir_all("/var/lib/cni/networks").unwrap();
-    assert_eq!(watch.change(), format!("- pods 10.201.0.3 {green} eth0"));
+    assert_eq!(watch.change(), format!("- pods 10.216.0.3 {green} eth0"));
     fs::create_dir_all("/var/lib/cni/networks/other").unwrap();
     fs::write("/var/lib/cni/networks/other/10.1.0.9", "c9\r\neth1").unwrap();
     assert_eq!(watch.change(), "+ other 10.1.0.9 c9 eth1");
@@ -81,14 +81,14 @@ fn changes_are_printed_as_they_happen() {
 
 #[test]
 fn one_network_as_json() {
-    let host = host("10.202.0.0/24");
+    let host = host("10.217.0.0/24");
     let mut watch = Watch::start(&host, &["--json", "pods"]);
     fs::create_dir_all("/var/lib/cni/networks/other").unwrap();
     fs::write("/var/lib/cni/networks/other/10.1.0.9", "c9\r\neth1").unwrap();
     let blue = attach(&host, "blue");
     let line: Value = serde_json::from_str(&watch.line()).unwrap();
     let members = ["change", "network", "address", "container", "interface"].map(|key| line[key].as_str().unwrap());
-    assert_eq!(members, ["+", "pods", "10.202.0.2", &blue, "eth0"]);
+    assert_eq!(members, ["+", "pods", "10.217.0.2", &blue, "eth0"]);
     assert!(line["time"].as_str().unwrap().ends_with('Z'));
 }
 

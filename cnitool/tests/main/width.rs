@@ -47,7 +47,7 @@ fn tables_use_the_width_of_the_terminal() {
 
 #[test]
 fn without_a_terminal_lines_have_80_columns_unless_columns_is_set() {
-    let host = host("10.211.0.0/16");
+    let host = host("10.218.0.0/16");
     leases(300);
     let plain = host.run("leases").stdout;
     assert_eq!(widest(&plain), 80, "{plain}");
