@@ -1,6 +1,7 @@
 //! This process: its entry point, its environment, its standard streams, its memory, and how it recognises copies of its program.
 
 pub mod build_id;
+pub(crate) mod elf;
 
 use std::ffi::OsString;
 use std::io::{self, Read};

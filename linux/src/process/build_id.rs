@@ -1,15 +1,11 @@
 //! The build ID: a hash that the linker writes into the program. A program recognises its own copies by it.
 
 use std::io::{self, Read};
-use std::mem::offset_of;
 use std::path::Path;
 
-#[cfg(target_pointer_width = "32")]
-use libc::{Elf32_Ehdr as FileHeader, Elf32_Phdr as Segment};
-#[cfg(target_pointer_width = "64")]
-use libc::{Elf64_Ehdr as FileHeader, Elf64_Phdr as Segment};
 use nix::fcntl::OFlag;
 
+use super::elf::{array, segments};
 use crate::sys;
 
 /// elf.h: the type of the build ID note. It is unique among notes with the name `GNU`.
@@ -32,16 +28,9 @@ pub fn is_this_program(path: &Path) -> bool {
 
 /// Returns the build ID in the first page of an ELF file. Accepts arbitrary bytes.
 pub fn find(head: &[u8]) -> Option<&[u8]> {
-    let table = usize::from_ne_bytes(array(head, offset_of!(FileHeader, e_phoff))?);
-    let size = u16::from_ne_bytes(array(head, offset_of!(FileHeader, e_phentsize))?);
-    let count = u16::from_ne_bytes(array(head, offset_of!(FileHeader, e_phnum))?);
-    (0..count).find_map(|index| {
-        let segment = head.get(table.checked_add(usize::from(size) * usize::from(index))?..)?;
-        let kind = u32::from_ne_bytes(array(segment, offset_of!(Segment, p_type))?);
-        let start = usize::from_ne_bytes(array(segment, offset_of!(Segment, p_offset))?);
-        let length = usize::from_ne_bytes(array(segment, offset_of!(Segment, p_filesz))?);
-        if kind == libc::PT_NOTE { find_in_notes(head.get(start..start.checked_add(length)?)?) } else { None }
-    })
+    segments(head)
+        .filter(|segment| segment.kind == libc::PT_NOTE)
+        .find_map(|segment| find_in_notes(head.get(segment.offset..segment.offset.checked_add(segment.length)?)?))
 }
 
 fn find_in_notes(mut notes: &[u8]) -> Option<&[u8]> {
@@ -61,11 +50,6 @@ fn find_in_notes(mut notes: &[u8]) -> Option<&[u8]> {
 /// Rounds the length of a note's name or value up to a multiple of four.
 fn padded(length: u32) -> Option<usize> {
     usize::try_from(length).ok()?.checked_next_multiple_of(4)
-}
-
-/// Returns the bytes at an offset, to be read as a number in the machine's byte order, which its programs use as well.
-fn array<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
-    bytes.get(offset..)?.first_chunk().copied()
 }
 
 #[cfg(test)]

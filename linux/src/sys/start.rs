@@ -9,6 +9,9 @@ use std::os::unix::ffi::OsStrExt;
 
 use nix::sys::signal::{SigHandler, Signal, signal};
 
+use super::program_head;
+use crate::process::elf::segments;
+
 /// How the program was called.
 #[derive(Clone, Copy, Debug)]
 pub struct Invocation<'a> {
@@ -43,6 +46,7 @@ macro_rules! main {
 ///
 /// `arguments` must be those of a C `main`, and no other code may run yet.
 pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Invocation<'_>) -> bool) -> c_int {
+    protect_addresses();
     if !keep_streams() {
         return 1;
     }
@@ -57,6 +61,22 @@ pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Invocation
         (name, name.and_then(|_| text(arguments.add(1))))
     };
     c_int::from(!run(Invocation { name: name.unwrap_or_default(), argument }))
+}
+
+/// Makes the addresses read-only that the start of the program computed: the table of addresses, and those in constants (relro).
+/// A dynamic linker does so, and a static program has none.
+fn protect_addresses() {
+    let head = program_head();
+    let find = |kind| segments(head).find(|segment| segment.kind == kind);
+    let (Some(first), Some(constants)) = (find(libc::PT_LOAD), find(libc::PT_GNU_RELRO)) else { return };
+    // SAFETY: it takes a number.
+    let Ok(page) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return };
+    let program = head.as_ptr().addr().wrapping_sub(first.address);
+    let start = program.wrapping_add(constants.address);
+    let (start, end) = (start / page * page, (start + constants.memory) / page * page);
+    // SAFETY: the linker put into these pages only what nothing writes to after the start. If the kernel refuses, they stay
+    // writable, and the program works all the same.
+    unsafe { libc::mprotect(std::ptr::without_provenance_mut(start), end.saturating_sub(start), libc::PROT_READ) };
 }
 
 /// Opens /dev/null for each of stdin, stdout and stderr that is closed. Otherwise the next file to be opened would take
