@@ -135,9 +135,11 @@ impl<'a> Traffic<'a> {
     }
 
     /// Returns the tables of a family to which rules are added: the legacy table if it is in use, and that in nf_tables
-    /// unless only the legacy one is in use. A packet must pass both.
+    /// unless only the legacy one is in use. A packet must pass both. In a family without addresses, ADD only removes rules
+    /// with the mark of an earlier one, and legacy tables have no marks.
     pub(crate) fn places(&self, nft: &mut Nftables, tools: &Tools) -> Result<Vec<Place>> {
-        if self.config.backend == Backend::Nftables || tools.legacy_table_in_use(FILTER)?.is_none() {
+        let has_address = self.ips.iter().any(|ip| tools.includes(*ip));
+        if !has_address || self.config.backend == Backend::Nftables || tools.legacy_table_in_use(FILTER)?.is_none() {
             return Ok(vec![Place::Nft]);
         }
         let is_in_both = nft.has_chain(tools.table(FILTER).chain(FORWARD))?;
