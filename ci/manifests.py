@@ -105,10 +105,15 @@ def main():
     objects = {path.relative_to(home).as_posix(): read(path) for path in sorted(home.rglob("*.yaml"))}
     if mistakes:
         return
-    top, daemon = objects["kustomization.yaml"], objects["daemonset.yaml"]
-    expect(all(name in objects for name in top["resources"]), "kustomization.yaml: a resource is missing")
-    expect(objects["namespace.yaml"]["metadata"]["name"] == top["namespace"], "the namespace is not that of the resources")
-    expect(top["images"][0]["newTag"] == version, f"kustomization.yaml: the tag of the image is not {version}")
+    for path in home.rglob("kustomization.yaml"):
+        for resource in objects[path.relative_to(home).as_posix()]["resources"]:
+            target = (path.parent / resource).resolve()
+            expect(target.is_file() or (target / "kustomization.yaml").is_file(), f"{path}: there is no {resource}")
+            # kustomize takes it for a cycle.
+            expect(not path.resolve().is_relative_to(target), f"{path}: the resource {resource} contains this file")
+    top, daemon = objects["install/kustomization.yaml"], objects["install/daemonset.yaml"]
+    expect(objects["install/namespace.yaml"]["metadata"]["name"] == top["namespace"], "the namespace is not that of the resources")
+    expect(top["images"][0]["newTag"] == version, f"install/kustomization.yaml: the tag of the image is not {version}")
     template = daemon["spec"]["template"]
     expect(daemon["spec"]["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items(),
            "daemonset.yaml: the selector does not match the pods")
