@@ -32,7 +32,8 @@ generate() {
     }
     generator=$1/cnitool
     optional cnitool.1 man
-    optional cni0.schema.json schema
+    optional conflist.json schema
+    optional conf.json schema --single
     for shell in bash zsh fish; do optional "cnitool.$shell" completion $shell; done
 }
 
@@ -47,13 +48,21 @@ stage() {
     put() { [ ! -e "$from/$1" ] || install -D -m 644 "$from/$1" "$root/$2"; } # put FILE PLACE
     put cnitool.1 usr/share/man/man1/cnitool.1
     [ ! -e "$root/usr/share/man" ] || gzip -9n "$root/usr/share/man/man1/cnitool.1"
-    put cni0.schema.json usr/share/$package/cni0.schema.json
+    put conflist.json usr/share/cni0/schemas/conflist.json
+    put conf.json usr/share/cni0/schemas/conf.json
     put cnitool.bash usr/share/bash-completion/completions/cnitool
     put cnitool.zsh usr/share/zsh/vendor-completions/_cnitool
     put cnitool.fish usr/share/fish/vendor_completions.d/cnitool.fish
 }
 stage_units() { # stage_units ROOT DIR
     install -D -m 644 -t "$1/$2" packaging/*.service packaging/*.timer
+}
+# Prints a command that disables the timers, for the scripts that run before the files are removed: systemd would keep links
+# to missing units. Where systemd is not running, it cannot stop them.
+disable_timers() {
+    # shellcheck disable=SC2016  # expanded by the script of the package
+    printf '! command -v systemctl >/dev/null || systemctl --quiet disable $([ ! -d /run/systemd/system ] || echo --now) %s || :\n' \
+        "$(basename -a packaging/*.timer | xargs)"
 }
 same_times() { find "$1" -exec touch -hd "@$SOURCE_DATE_EPOCH" {} +; }
 
@@ -79,8 +88,12 @@ prerm() {
     script
     sed '/^#/d' ci/left-rules.sh
     cat <<'END'
-[ "$1" != remove ] || { warn_of_left_rules $cni/bridge.distrib; warn_of_left_ports; warn_of_left_acceptance; }
+[ "$1" = remove ] || exit 0
+warn_of_left_rules $cni/bridge.distrib
+warn_of_left_ports
+warn_of_left_acceptance
 END
+    disable_timers
 }
 postrm() {
     script
@@ -180,13 +193,14 @@ cni0-install install --prefix /usr/libexec/cni (or /opt/cni/bin).
 cp -a "$root/." "%{buildroot}"
 %preun
 if [ "\$1" = 0 ]; then
+    $(disable_timers)
     for dir in /usr/libexec/cni /opt/cni/bin; do
         [ ! -e "\$dir/.cni0" ] || echo "$package: the plugins stay in \$dir: \$dir/.cni0/cni0-install uninstall --prefix \$dir" >&2
     done
 fi
 %files
 $(cd "$root" && find . ! -type d | sed 's/^\.//' | sort)
-%dir /usr/libexec/cni0
+$(cd "$root" && find . -type d -path '*/cni0*' | sed 's/^\./%dir /' | sort)
 END
     rpmbuild -bb --quiet --target "$arch-linux" --define "_topdir $top" --define "_rpmdir $top" \
         --define "_rpmfilename $package-$version-1.$arch.rpm" "$spec" >&2
