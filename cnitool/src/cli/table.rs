@@ -316,7 +316,8 @@ networks and namespaces. For the current bash:
 pub(super) const ENVIRONMENT: &str = "\
 environment:
   NETCONFPATH  directory of network configurations (/etc/cni/net.d)
-  CNI_PATH     directories of plugins (/opt/cni/bin:/usr/lib/cni)
+  CNI_PATH     directories of plugins
+               (/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni)
   CNI_IFNAME   name of the interface in the namespace (eth0)
   CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
   CAP_ARGS     arguments for plugins with the capability, as JSON:

@@ -48,7 +48,7 @@ fn missing_plugin() {
     let why = failure(&host.run("add net /run/netns/blue"));
     assert!(why.contains("second\" is not executable"), "{why}");
     let why = failure(&host.call("status net").without("CNI_PATH").run());
-    assert!(why.contains("in path [/opt/cni/bin /usr/lib/cni]"), "{why}");
+    assert!(why.contains("in path [/opt/cni/bin /usr/lib/cni /usr/libexec/cni]"), "{why}");
 }
 
 #[test]
