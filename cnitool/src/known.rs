@@ -35,9 +35,14 @@ impl Remark {
     }
 }
 
+/// The keys of each plugin with each IPAM plugin, as [`shape`] and [`Shape::keys`] return them. A list may have the same
+/// plugin often.
+type Shapes = BTreeMap<(String, Option<String>), (Shape, BTreeMap<String, &'static str>)>;
+
 /// Returns the keys of a network that nothing reads, and those that occur twice in different letter case.
 pub(crate) fn unknown_keys(list: &NetworkList) -> Vec<Remark> {
     let mut remarks = Vec::new();
+    let mut shapes = Shapes::new();
     if list.is_list {
         let members: Map<String, Value> = serde_json::from_str(&list.text).unwrap_or_default();
         let known = Shape::Object(conf::LIST_KEYS.iter().map(|key| (*key, Shape::Anything)).collect());
@@ -62,10 +67,10 @@ pub(crate) fn unknown_keys(list: &NetworkList) -> Vec<Remark> {
             if ipam_type(&delegate.config).as_ref() != Some(&delegate.kind) {
                 let place = format!("{place}, configuration of its delegate {}", delegate.kind);
                 let members = serde_json::from_str(&delegate.config).unwrap_or_default();
-                search(&place, &delegate.kind, &members, &mut remarks);
+                search(&place, &delegate.kind, &members, &mut shapes, &mut remarks);
             }
         }
-        search(&place, &plugin.kind, &plugin.config, &mut remarks);
+        search(&place, &plugin.kind, &plugin.config, &mut shapes, &mut remarks);
     }
     remarks
 }
@@ -76,17 +81,21 @@ pub(crate) fn place(list: &NetworkList, index: usize, plugin: &Plugin) -> String
 }
 
 /// Searches for unknown keys in the configuration of a plugin.
-fn search(place: &str, kind: &str, members: &Map<String, Value>, remarks: &mut Vec<Remark>) {
+fn search(place: &str, kind: &str, members: &Map<String, Value>, shapes: &mut Shapes, remarks: &mut Vec<Remark>) {
     let Some(plugin) = inspect(kind) else { return };
     let ipam = members.get("ipam").and_then(|ipam| ipam.get("type")?.as_str());
-    let shape = shape(plugin, ipam);
+    let (shape, known) = shapes.entry((kind.to_owned(), ipam.map(str::to_owned))).or_insert_with(|| {
+        let shape = shape(plugin, ipam);
+        let known = shape.keys();
+        (shape, known)
+    });
     let ignored = plugin.ignored_keys();
-    Search { place, reader: kind, known: &shape.keys(), ignored, is_list: false, remarks }.object("", members, &shape);
+    Search { place, reader: kind, known, ignored, is_list: false, remarks }.object("", members, shape);
 }
 
 /// Returns the keys in the configuration of a plugin: its own, those of its IPAM plugin, and those that all plugins may
 /// have. The keys of an IPAM plugin of another project are unknown.
-pub(crate) fn shape(plugin: &dyn Inspect, ipam: Option<&str>) -> Shape {
+fn shape(plugin: &dyn Inspect, ipam: Option<&str>) -> Shape {
     let mut own = plugin.shape();
     if member(&own, "ipam").is_some_and(|ipam| matches!(ipam, Shape::Object(_))) {
         let kind = Shape::Object(vec![("type", Shape::Text(Format::Any))]);
@@ -103,7 +112,15 @@ pub(crate) fn shape(plugin: &dyn Inspect, ipam: Option<&str>) -> Shape {
         // A mistake in `type` should not make all keys of the IPAM plugin unknown.
         (None, true) => ipam_plugins().fold(own, |shape, ipam| shape.and(ipam.shape())),
     };
-    with_ipam.and(general)
+    let capabilities = capabilities(&with_ipam);
+    with_ipam.and(capabilities).and(general)
+}
+
+/// Returns the key `capabilities`, which names the keys of `runtimeConfig` that the runtime shall pass on.
+fn capabilities(shape: &Shape) -> Shape {
+    let Some(Shape::Object(arguments)) = member(shape, "runtimeConfig") else { return Shape::empty() };
+    let names = arguments.iter().map(|(name, _)| (*name, Shape::Boolean)).collect();
+    Shape::Object(vec![("capabilities", Shape::Object(names))])
 }
 
 /// Returns whether the plugin passes its configuration on to an IPAM plugin.
@@ -136,7 +153,12 @@ fn is_comment(key: &str) -> bool {
 
 /// Returns whether other programs define keys beside this one.
 fn is_open(path: &str) -> bool {
-    OPEN.iter().any(|open| path.split('.').next() == Some(open)) || path.starts_with("cni.dev/")
+    OPEN.iter().any(|open| path.split('.').next() == Some(open)) || path.starts_with("cni.dev/") || is_capability(path)
+}
+
+/// Returns whether the key is the name of a capability, which the runtime compares in the letter case of its own.
+fn is_capability(path: &str) -> bool {
+    path.starts_with("capabilities.")
 }
 
 /// The search for unknown keys in one configuration.
@@ -171,7 +193,8 @@ impl<'a> Search<'a> {
         let mut seen: Vec<(&str, &str)> = Vec::new();
         for (key, value) in members {
             let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
-            let is_same = |known: &str| if self.is_list { known == key } else { cni::json::same_key(known, key) };
+            let is_exact = self.is_list || is_capability(&path);
+            let is_same = |known: &str| if is_exact { known == key } else { cni::json::same_key(known, key) };
             match keys.iter().find(|(known, _)| is_same(known)) {
                 Some((known, shape)) => {
                     match seen.iter().find(|(other, _)| other == known) {

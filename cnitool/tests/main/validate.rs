@@ -108,6 +108,11 @@ fn unknown_keys_are_warnings_with_a_suggestion() {
         ),
         (json!({"type": "bridge", "runtimeConfig": {"ipss": []}}), "key \"runtimeConfig.ipss\""),
         (
+            json!({"type": "portmap", "capabilities": {"portMapping": true}}),
+            "key \"capabilities.portMapping\": unknown key, did you mean \"portMappings\"?",
+        ),
+        (json!({"type": "portmap", "capabilities": {"portmappings": true}}), "did you mean \"portMappings\"?"),
+        (
             json!({"type": "bridge", "mtu": 0, "MTU": 1400}),
             "key \"mtu\": the same key as \"MTU\"; the last one in the file counts",
         ),
