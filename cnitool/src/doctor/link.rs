@@ -271,7 +271,9 @@ fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
         let link = node.link(&bridge.name).filter(|link| link.kind == "bridge");
         let ports = node.ports_of(network);
         if let Some(link) = link {
-            for finding in wrong_mtu(bridge.mtu, link).into_iter().chain(different_mtus(link, &ports)) {
+            // The kernel resets the MTU of a bridge without ports; the next add sets it again.
+            let wanted = bridge.mtu.filter(|_| node.ports(link).next().is_some());
+            for finding in wrong_mtu(wanted, link).into_iter().chain(different_mtus(link, &ports)) {
                 report.network(&network.name, finding);
             }
         }

@@ -128,6 +128,9 @@ fn packets_that_are_too_large() {
     host.configure("10-pods.conflist", &network("pods", "10.145.0.0/24", &json!({ "mtu": 1300 })).to_string());
     let what = only_problem(&host, "mtu", "warn");
     assert!(what.contains("br-pods has 1500"), "{what}");
+    // Without a port, no packet is lost, and the next add sets the MTU.
+    host.run("del pods /run/netns/blue").ok();
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
 }
 
 #[test]
