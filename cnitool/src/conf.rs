@@ -215,7 +215,9 @@ pub(crate) fn parse(path: &Path, bytes: &[u8]) -> Result<NetworkList, Broken> {
         add_folder(path, &mut list)?;
     }
     if list.plugins.is_empty() {
-        return Err(text.fault(0, "the network has no plugin"));
+        return Err(
+            text.fault(0, "the network has no \"plugins\"; a single plugin must be in a file that ends in .conf")
+        );
     }
     Ok(list)
 }

@@ -102,7 +102,11 @@ fn a_broken_file_is_named_with_its_place_and_others_work() {
             "{\"name\": \"x\",\n \"plugins\": []}",
             ":2:13: \"plugins\" must be a list of at least one plugin",
         ),
-        ("00.conflist", "{\"name\": \"x\"}", ":1:1: the network has no plugin"),
+        (
+            "00.conflist",
+            "{\"name\": \"x\"}",
+            ":1:1: the network has no \"plugins\"; a single plugin must be in a file that ends in .conf",
+        ),
         ("00.conflist", "{\"name\": \"x\",\n \"plugins\": {}}", ":2:13: key \"plugins\": expected a list"),
         (
             "00.conflist",
