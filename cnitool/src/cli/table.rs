@@ -145,6 +145,11 @@ container's MAC, addresses and published ports, and its flags:
   masq       a rule masquerades its addresses
   spoofchk   a rule drops frames with another source MAC address
   published  a port of this host leads to the container
+  accepted   the plugin firewall accepts the traffic of its container
+  policy     its bridge has an ingress policy
+  limited    the plugin bandwidth limits its rate
+  tuned      the plugin tuning changed its container's interface
+  state      the plugin flannel has a state file of its container
   vlan N*    untagged frames belong to VLAN N
 
 A foreign port is one that no plugin created, such as another interface that
@@ -258,7 +263,7 @@ state, stale leases, published ports, and whether everything could be
 inspected. For the textfile collector of node_exporter, write the output to a
 file whose name ends in .prom:
 
-  cnitool metrics --output /var/lib/node_exporter/cnitool.prom
+  cnitool metrics --output /var/lib/prometheus/node-exporter/cnitool.prom
 
 A reader sees the old file or the new one, never a part. Changes nothing else.",
     },

@@ -22,6 +22,14 @@ fn there_is_help_for_everything_and_it_fits_a_terminal() {
 }
 
 #[test]
+fn the_help_of_show_explains_each_flag_of_a_plugin() {
+    let help = Host::new().run("show --help").stdout;
+    for kind in cni0::INSPECT.iter().flat_map(|plugin| plugin.kinds()) {
+        assert!(help.contains(&format!("\n  {} ", kind.flag)), "{}: {help}", kind.flag);
+    }
+}
+
+#[test]
 fn an_invalid_command_line_is_reported_in_one_line() {
     let host = Host::new();
     for (words, want) in [
