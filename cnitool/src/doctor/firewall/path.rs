@@ -9,8 +9,6 @@ use linux::netlink::nft::{Condition, Family, LinkPattern, Property, Side};
 const OF_PLUGINS: [&str; 2] = ["CNI-", "cni-"];
 /// The chain in which the plugin `firewall` accepts the packets of its containers.
 const ACCEPTING: &str = "CNI-FORWARD";
-/// The depth at which the search ends. The kernel refuses more than 16.
-const MAX_DEPTH: u32 = 16;
 
 /// The rules of each chain that packets can reach, by the name of the chain.
 pub(super) type Chains = BTreeMap<String, Vec<Rule>>;
@@ -187,8 +185,8 @@ pub(super) struct Effect<'a> {
 
 /// Follows packets through a base chain. `is_accepted` means that a plugin accepts them in a chain of its own.
 pub(super) fn follow<'a>(chains: &'a Chains, base: &str, drops: bool, of: &Packets, is_accepted: bool) -> Effect<'a> {
-    let mut walk = Walk { chains, packets: of, is_accepted, partial: Vec::new() };
-    let end = walk.chain(base, 0);
+    let mut walk = Walk { chains, packets: of, is_accepted, partial: Vec::new(), ends: BTreeMap::new() };
+    let end = walk.chain(base, true);
     let mut rules = walk.partial;
     let drops_unaccepted = match end {
         End::Accepted => false,
@@ -208,13 +206,28 @@ struct Walk<'a, 'b> {
     is_accepted: bool,
     /// The rules that refuse a part of the packets.
     partial: Vec<&'a Rule>,
+    /// Where packets get to in each chain that another one leads to.
+    ends: BTreeMap<&'a str, End<'a>>,
 }
 
 impl<'a> Walk<'a, '_> {
-    fn chain(&mut self, name: &str, depth: u32) -> End<'a> {
+    /// Follows packets through a chain that another one leads to. Each is followed once: the number of paths to it can
+    /// double with every chain on the way.
+    fn other_chain(&mut self, name: &'a str) -> End<'a> {
+        if let Some(end) = self.ends.get(name) {
+            return *end;
+        }
+        // For a chain that leads to itself, which the kernel refuses.
+        self.ends.insert(name, End::Continue);
+        let end = self.chain(name, false);
+        self.ends.insert(name, end);
+        end
+    }
+
+    fn chain(&mut self, name: &str, is_base: bool) -> End<'a> {
         // Some packets may have left the chain by an earlier rule.
         let mut may_leave = false;
-        for rule in self.chains.get(name).into_iter().flatten().filter(|_| depth < MAX_DEPTH) {
+        for rule in self.chains.get(name).into_iter().flatten() {
             let (matched, is_about) = self.packets.compare(rule);
             let is_certain = matched == Match::All;
             match &rule.verdict {
@@ -224,7 +237,7 @@ impl<'a> Walk<'a, '_> {
                 Verdict::Return => return End::Continue,
                 _ if matched == Match::Unknown => {}
                 Verdict::Refuse if is_certain && is_about => return End::Refused(rule),
-                Verdict::Refuse if is_certain && depth == 0 => return End::RefusedWithOthers,
+                Verdict::Refuse if is_certain && is_base => return End::RefusedWithOthers,
                 Verdict::Refuse if is_certain && !may_leave => return End::Refused(rule),
                 Verdict::Refuse if is_about => self.partial.push(rule),
                 Verdict::Jump(chain) | Verdict::Goto(chain) if is_of_plugin(chain) => {
@@ -232,7 +245,7 @@ impl<'a> Walk<'a, '_> {
                         return End::Accepted;
                     }
                 }
-                Verdict::Jump(chain) | Verdict::Goto(chain) => match self.chain(chain, depth + 1) {
+                Verdict::Jump(chain) | Verdict::Goto(chain) => match self.other_chain(chain) {
                     End::Accepted if !is_certain => may_leave = true,
                     End::Refused(inner) if !is_certain => self.partial.extend(is_about.then_some(inner)),
                     End::Continue if is_certain && matches!(rule.verdict, Verdict::Goto(_)) => return End::Continue,
@@ -369,6 +382,18 @@ mod tests {
         assert_eq!(in_next(rule(&[], Goto("next".to_owned())), vec![], true), (0, true));
         let cycle = chains(&[("base", vec![jump(&[])]), ("next", vec![jump(&[])])]);
         assert_eq!(effect_in(&cycle, false), (0, false));
+    }
+
+    #[test]
+    fn a_chain_is_followed_once_however_many_paths_lead_to_it() {
+        let jumps = |target: u32| vec![rule(&[], Jump(target.to_string())); 2];
+        let mut all = chains(&[("base", jumps(1)), ("16", vec![rule(&[address(Source, "10.1.0.7/32")], Refuse)])]);
+        all.extend((1..16).map(|chain| (chain.to_string(), jumps(chain + 1))));
+        assert_eq!(effect_in(&all, false), (1, false));
+        let jump = |conditions: &[Condition]| rule(conditions, Jump("next".to_owned()));
+        let some = Condition { is_negated: false, property: Property::Protocol };
+        let twice = chains(&[("base", vec![jump(&[some]), jump(&[])]), ("next", vec![rule(&[], Refuse)])]);
+        assert_eq!(effect_in(&twice, false), (1, false), "the second rule refuses all packets");
     }
 
     #[test]
