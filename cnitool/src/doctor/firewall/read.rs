@@ -80,6 +80,7 @@ fn of_legacy(tool: &str, chain: &str, text: &str) -> Rule {
     let mut verdict = Verdict::Continue;
     let mut is_negated = false;
     let words = words(text);
+    let quoted: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
         let property = match word {
@@ -116,7 +117,7 @@ fn of_legacy(tool: &str, chain: &str, text: &str) -> Rule {
         conditions,
         verdict,
         name: format!("{chain} {text}"),
-        delete: format!("{tool} -D {} {text}", shell_word(chain)),
+        delete: format!("{tool} -D {} {}", shell_word(chain), quoted.join(" ")),
     }
 }
 
@@ -147,7 +148,6 @@ mod tests {
 
     fn read(text: &str) -> (Vec<(bool, Property)>, Verdict) {
         let rule = of_legacy("iptables-legacy", "FORWARD", text);
-        assert_eq!(rule.delete, format!("iptables-legacy -D FORWARD {text}"));
         (rule.conditions.into_iter().map(|c| (c.is_negated, c.property)).collect(), rule.verdict)
     }
 
@@ -166,6 +166,13 @@ mod tests {
         assert_eq!(verdict, Verdict::Jump("USER".to_owned()));
         let (conditions, _) = read("-m conntrack --ctstate INVALID -j DROP");
         assert!(conditions.contains(&(false, Property::Other)), "{conditions:?}");
+    }
+
+    #[test]
+    fn a_shell_passes_a_rule_to_the_tool_unchanged() {
+        let rule = of_legacy("iptables-legacy", "FORWARD", r#"-i br0 -m comment --comment "\"$(id)\" 'x'" -j DROP"#);
+        let expected = r#"iptables-legacy -D FORWARD -i br0 -m comment --comment '"$(id)" '\''x'\''' -j DROP"#;
+        assert_eq!(rule.delete, expected);
     }
 
     #[test]
