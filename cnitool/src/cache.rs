@@ -49,6 +49,59 @@ impl Entry {
     pub(crate) fn is_same(&self, other: &Entry) -> bool {
         (&self.container, &self.ifname) == (&other.container, &other.ifname)
     }
+
+    /// Returns the content of its file.
+    pub(crate) fn print(&self) -> Result<Vec<u8>> {
+        json::compact(&WrittenEntry {
+            kind: KIND,
+            container_id: &self.container,
+            config: base64::encode(&self.config),
+            if_name: &self.ifname,
+            network_name: &self.network,
+            netns: self.netns.as_deref(),
+            cni_args: &self.args,
+            capability_args: &self.capabilities,
+            result: self.result.as_ref(),
+        })
+    }
+
+    /// Parses the content of a file. The error is the reason why it is corrupt.
+    pub(crate) fn parse(text: &str) -> Result<Entry, String> {
+        let found: ReadEntry<'_> = json::parse(text).map_err(|fault| fault.to_string())?;
+        let value = |raw: Raw<'_>| serde_json::from_str::<Value>(raw.text()).map_err(|error| error.to_string());
+        if found.kind.is_empty() {
+            if !json::has_key(text, "cniVersion").unwrap_or(false) {
+                return Err("it has neither \"kind\" nor \"cniVersion\"".to_owned());
+            }
+            let result = serde_json::from_str(text).map_err(|error| error.to_string())?;
+            return Ok(Entry { result: Some(result), ..Entry::default() });
+        }
+        if found.kind != KIND {
+            return Err(format!("its kind is {:?}, not {KIND:?}", found.kind));
+        }
+        if found.container_id.is_empty() || found.if_name.is_empty() || found.network_name.is_empty() {
+            return Err("\"containerId\", \"ifName\" or \"networkName\" is missing".to_owned());
+        }
+        let pair = |pair: Vec<String>| match <[String; 2]>::try_from(pair) {
+            Ok([key, value]) => Ok((key, value)),
+            Err(_) => Err("key \"cniArgs\": expected pairs".to_owned()),
+        };
+        let capabilities = match found.capability_args.map(value).transpose()? {
+            None => Map::new(),
+            Some(Value::Object(map)) => map,
+            Some(_) => return Err("key \"capabilityArgs\": expected an object".to_owned()),
+        };
+        Ok(Entry {
+            network: found.network_name,
+            container: found.container_id,
+            ifname: found.if_name,
+            netns: found.netns.filter(|path| !path.as_os_str().is_empty()),
+            args: found.cni_args.into_iter().map(pair).collect::<Result<_, _>>()?,
+            capabilities,
+            config: base64::decode(&found.config).ok_or("key \"config\": it is not Base64")?,
+            result: found.result.map(value).transpose()?,
+        })
+    }
 }
 
 /// The format for writing an entry. The fields are in the order of the reference.
@@ -133,19 +186,7 @@ impl Cache {
     /// Writes the entry atomically.
     pub(crate) fn store(&self, entry: &Entry) -> Result<()> {
         let path = self.path(&entry.network, &entry.container, &entry.ifname);
-        let written = WrittenEntry {
-            kind: KIND,
-            container_id: &entry.container,
-            config: base64::encode(&entry.config),
-            if_name: &entry.ifname,
-            network_name: &entry.network,
-            netns: entry.netns.as_deref(),
-            cni_args: &entry.args,
-            capability_args: &entry.capabilities,
-            result: entry.result.as_ref(),
-        };
-        let bytes = json::compact(&written)?;
-        self.replace(&path, &bytes).context(|| format!("write the cache entry {}", path.display()))
+        self.replace(&path, &entry.print()?).context(|| format!("write the cache entry {}", path.display()))
     }
 
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
@@ -225,47 +266,9 @@ fn read(path: &Path) -> Result<Option<Entry>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).context(|| format!("read the cache entry {}", path.display())),
     };
-    let entry = parse_entry(&String::from_utf8_lossy(&bytes)).map_err(|why| {
+    let entry = Entry::parse(&String::from_utf8_lossy(&bytes)).map_err(|why| {
         let error = Error::new(Code::DECODE, format!("the cache entry {} is corrupt: {why}", path.display()));
         error.details("remove the file: del works without it")
     })?;
     Ok(Some(entry))
-}
-
-/// Parses an entry. The error is the reason why it is corrupt.
-fn parse_entry(text: &str) -> Result<Entry, String> {
-    let found: ReadEntry<'_> = json::parse(text).map_err(|fault| fault.to_string())?;
-    let value = |raw: Raw<'_>| serde_json::from_str::<Value>(raw.text()).map_err(|error| error.to_string());
-    if found.kind.is_empty() {
-        if !json::has_key(text, "cniVersion").unwrap_or(false) {
-            return Err("it has neither \"kind\" nor \"cniVersion\"".to_owned());
-        }
-        let result = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        return Ok(Entry { result: Some(result), ..Entry::default() });
-    }
-    if found.kind != KIND {
-        return Err(format!("its kind is {:?}, not {KIND:?}", found.kind));
-    }
-    if found.container_id.is_empty() || found.if_name.is_empty() || found.network_name.is_empty() {
-        return Err("\"containerId\", \"ifName\" or \"networkName\" is missing".to_owned());
-    }
-    let pair = |pair: Vec<String>| match <[String; 2]>::try_from(pair) {
-        Ok([key, value]) => Ok((key, value)),
-        Err(_) => Err("key \"cniArgs\": expected pairs".to_owned()),
-    };
-    let capabilities = match found.capability_args.map(value).transpose()? {
-        None => Map::new(),
-        Some(Value::Object(map)) => map,
-        Some(_) => return Err("key \"capabilityArgs\": expected an object".to_owned()),
-    };
-    Ok(Entry {
-        network: found.network_name,
-        container: found.container_id,
-        ifname: found.if_name,
-        netns: found.netns.filter(|path| !path.as_os_str().is_empty()),
-        args: found.cni_args.into_iter().map(pair).collect::<Result<_, _>>()?,
-        capabilities,
-        config: base64::decode(&found.config).ok_or("key \"config\": it is not Base64")?,
-        result: found.result.map(value).transpose()?,
-    })
 }

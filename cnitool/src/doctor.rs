@@ -18,6 +18,9 @@ use cni::Result;
 use crate::node::{Network, Node};
 use report::{Output, Report};
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use firewall::fuzz;
+
 /// What is checked: this host with all its networks, or with one of them.
 #[derive(Debug)]
 struct Scope {

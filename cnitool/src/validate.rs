@@ -184,3 +184,14 @@ fn installed(dirs: &[PathBuf]) -> Vec<String> {
     let entries = dirs.iter().filter_map(|dir| dir.read_dir().ok()).flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
+
+/// Validates the content of a file, and asserts that it is either a network or has a place that cannot be read.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(content: &[u8]) {
+    let Checked { position, network, version, plugins, findings, .. } = check(Path::new("list"), content);
+    let is_network = network.is_some() && version.is_some() && !plugins.is_empty();
+    assert!(is_network != (position.is_some() && findings.len() == 1), "{network:?} {position:?} {findings:?}");
+    for (place, finding) in findings.iter().enumerate() {
+        assert!(!findings.iter().skip(place + 1).any(|other| other == finding), "{finding:?} twice");
+    }
+}

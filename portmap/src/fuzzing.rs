@@ -1,4 +1,4 @@
-//! Entry points for the fuzzer: they read arbitrary configurations and elements, and assert the properties that must hold.
+//! Entry points for the fuzzer: they read arbitrary configurations, elements and listings, and assert the properties that must hold.
 #![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,6 +9,7 @@ use linux::netlink::nft::{Data, Element, Family, RuleSpec, Table};
 use crate::condition::Condition;
 use crate::config::{Backend, Config, Marking};
 use crate::entry::Entry;
+use crate::iptables;
 use crate::mapping::{Mapping, mappings};
 use crate::publication::Publication;
 use crate::published::PortOwner;
@@ -97,4 +98,9 @@ pub fn element(input: &[u8]) {
     assert_eq!(again.excludes(&entry), entry.excludes(&again));
     assert!(entry.set.starts_with(&again.set), "{} and {}", entry.set, again.set);
     assert_eq!(again.element.key.len(), key.len());
+}
+
+/// Reads the ports that the listing of a legacy table publishes.
+pub fn legacy_table(lines: &[String]) {
+    iptables::fuzz(lines);
 }

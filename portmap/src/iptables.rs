@@ -26,6 +26,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
 use linux::ip::{Cidr, Protocol};
 use linux::iptables::{FAMILIES, LegacyTable, Step, Tools, View, change, change_legacy};
+#[cfg(feature = "fuzzing")]
+use linux::iptables::{Match, Rule, Target};
 use linux::netlink::nft::{self, Nftables};
 use log::debug;
 
@@ -294,4 +296,18 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
     let table = tools.table(NAT);
     let plan = rules.plan(&mut View::Nft(nft, table), &Removal { owner, ips: &[], link: None })?;
     Ok(nft.dry_run(&plan.edits(table))?)
+}
+
+/// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that publishes it.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn fuzz(lines: &[String]) {
+    for Published { mapping, .. } in published(&mut View::Legacy(lines)).unwrap_or_default() {
+        let Mapping { key, target } = mapping;
+        let mut matches = vec![Match::Protocol(key.protocol)];
+        matches.extend(key.host_ip.map(Match::destination));
+        matches.push(Match::Port(key.protocol, key.port));
+        let rule = Rule::new(ENTRIES, matches, Target::Translate(target)).text();
+        let again = found::list(&mut View::Legacy(&[format!("-A {ENTRIES} {rule}")]), ENTRIES).unwrap_or_default();
+        assert_eq!(again.iter().filter_map(Found::mapping).collect::<Vec<_>>(), [mapping], "{rule}");
+    }
 }

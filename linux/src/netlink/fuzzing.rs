@@ -2,7 +2,7 @@
 
 use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
-use super::nft::{Element, Rule, read_set_name};
+use super::nft::{BaseChain, Comparison, DataType, Element, Rule, Value, read_set_name};
 use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, route, tc, vlan, wire};
 use crate::error::Result;
 use crate::ip::Cidr;
@@ -69,6 +69,7 @@ pub fn reply(datagram: &[u8]) {
 
 /// Reads an answer of nf_tables.
 pub fn rules(datagram: &[u8]) {
+    const NEWCHAIN: u16 = 10 << 8 | 3;
     const NEWRULE: u16 = 10 << 8 | 6;
     const NEWSET: u16 = 10 << 8 | 9;
     const NEWSETELEM: u16 = 10 << 8 | 12;
@@ -82,9 +83,18 @@ pub fn rules(datagram: &[u8]) {
         assert!(rule.handle != 0 && !rule.comment.contains('\0') && !rule.chain.contains('\0'));
         assert!(rule.target().is_none() || rule.verdict.is_some());
         assert!(rule.extensions.iter().all(|extension| !extension.name.contains('\0')));
+        assert!(!rule.is_unconditional() || rule.conditions().is_empty(), "{rule:?}");
+        rule.destinations(Comparison::Equal).into_iter().for_each(assert_valid);
+    }
+    for chain in list(datagram, seq, NEWCHAIN, BaseChain::read) {
+        assert!(!chain.table.contains('\0') && !chain.name.contains('\0'), "{chain}");
     }
     assert!(list(datagram, seq, NEWSET, |payload| read_set_name("t", payload)).iter().all(|name| !name.contains('\0')));
     for element in list(datagram, seq, NEWSETELEM, |payload| Element::read_all(payload).map(Some)).concat() {
         assert!(!element.userdata.comment.contains('\0') && !element.userdata.mark.contains('\0'));
+        for kind in [DataType::Ipv4, DataType::Ipv6, DataType::Mac, DataType::LinkName] {
+            let Some(values) = Value::split(&[kind], &element.key) else { continue };
+            assert_eq!(Value::concatenate(&values).len(), element.key.len(), "{values:?}");
+        }
     }
 }

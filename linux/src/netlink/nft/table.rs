@@ -158,7 +158,7 @@ impl BaseChain {
     }
 
     /// Parses a chain; `None` if it is not a base chain.
-    pub(super) fn read(payload: &[u8]) -> Result<Option<BaseChain>> {
+    pub(in crate::netlink) fn read(payload: &[u8]) -> Result<Option<BaseChain>> {
         let mut chain = BaseChain {
             family: wire::byte(payload, 0)?,
             table: String::new(),
