@@ -9,8 +9,9 @@ use log::debug;
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
-use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::{RcvBufForce, SndBufForce};
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::{RcvBuf, RcvBufForce, SndBuf, SndBufForce};
+use nix::sys::socket::{SetSockOpt, setsockopt};
 
 use super::answer::{Answers, Listing, NLMSG_ERROR, refusal};
 use super::wire::{self, Message, malformed};
@@ -188,7 +189,7 @@ impl Socket {
         if datagram.len() > SMALL_REQUEST {
             // The kernel doubles the number, and counts memory in powers of two.
             let size = datagram.len().saturating_mul(2);
-            setsockopt(&self.fd(), RcvBufForce, &size).context(|| "enlarge the receive buffer")?;
+            self.enlarge(RcvBufForce, RcvBuf, size).context(|| "enlarge the receive buffer")?;
         }
         self.transmit(datagram)?;
         let mut deadline = None;
@@ -399,11 +400,24 @@ impl Socket {
         }
     }
 
+    /// Enlarges a buffer of the socket. Root of a user namespace may not force the size; without force, the kernel silently
+    /// limits it to the sysctl `net.core.rmem_max` or `net.core.wmem_max`.
+    fn enlarge<F, L>(&self, forced: F, limited: L, size: usize) -> nix::Result<()>
+    where
+        F: SetSockOpt<Val = usize>,
+        L: SetSockOpt<Val = usize>,
+    {
+        match setsockopt(&self.fd(), forced, &size) {
+            Err(Errno::EPERM) => setsockopt(&self.fd(), limited, &size),
+            outcome => outcome,
+        }
+    }
+
     fn transmit(&mut self, datagram: &[u8]) -> Result<()> {
         let mut sent = retry(|| self.socket.send(datagram, Msg::empty()));
         if sent.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EMSGSIZE)) {
             // A transaction with some thousand elements does not fit into the default buffer.
-            setsockopt(&self.fd(), SndBufForce, &datagram.len()).context(|| "enlarge the send buffer")?;
+            self.enlarge(SndBufForce, SndBuf, datagram.len()).context(|| "enlarge the send buffer")?;
             sent = retry(|| self.socket.send(datagram, Msg::empty()));
         }
         let sent = sent.context(|| "send to the kernel")?;

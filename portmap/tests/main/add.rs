@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testing::config::{on_network, with};
 use testing::packets::udp;
-use testing::{Lab, Pod, Process};
+use testing::{Lab, Pod, Process, skip};
 
 use crate::support::{assert_clean, config, entries, port, published, table};
 
@@ -228,6 +228,22 @@ fn many_ports_are_published_by_one_call() {
         pod.check(&config(&ports)).ok();
         pod.del(&config(&[]));
         assert_clean(lab);
+    }
+}
+
+/// Root of a user namespace, as of rootless podman, may not enlarge the buffers of a socket at will.
+#[test]
+fn many_ports_are_published_in_a_user_namespace() {
+    let lab = &Lab::new();
+    if !lab.sh("unshare --map-root-user --net true 2>&1 || true").is_empty() {
+        return skip("many_ports_are_published_in_a_user_namespace", "user namespaces are forbidden");
+    }
+    let ports: Vec<String> = (1..=500).map(|n| format!("{n}:{n}/tcp")).collect();
+    let config = config(&ports.iter().map(String::as_str).collect::<Vec<_>>());
+    let pod = Pod::absent(lab, "a", &["10.1.0.2/24"]);
+    for backend in ["nftables", "iptables"] {
+        let config = with(config.clone(), json!({ "backend": backend, "snat": false }));
+        pod.call("ADD", &config).via_shell("exec unshare --map-root-user --net \"$0\"").run().ok();
     }
 }
 
