@@ -240,5 +240,10 @@ fn delete_qdisc(host: &mut Netlink, link: LinkIndex, place: QdiscPlace) -> Resul
 
 /// Adds the remedy to an error if the kernel lacks a part of traffic control.
 pub(crate) fn with_fix_hint(error: Error) -> Error {
-    if matches!(error.errno(), Some(libc::ENOENT | libc::EOPNOTSUPP)) { error.details(FIX_HINT) } else { error }
+    if is_unsupported(&error) { error.details(FIX_HINT) } else { error }
+}
+
+/// Returns whether an error means that the kernel lacks a part of traffic control.
+pub(crate) fn is_unsupported(error: &Error) -> bool {
+    matches!(error.errno(), Some(libc::ENOENT | libc::EOPNOTSUPP))
 }

@@ -8,10 +8,10 @@ use cni::{Attachment, AttachmentKey, Call, Context, Result};
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
 use log::debug;
 
-use crate::add::Limits;
+use crate::add::{FIX_HINT, Limits, is_unsupported};
 use crate::config::{self, Config};
 use crate::ifb::{IFB, sources};
-use crate::{Bandwidth, check};
+use crate::{Bandwidth, check, status};
 
 /// The kind of objects that the plugin creates.
 static KINDS: [Kind; 1] =
@@ -60,9 +60,11 @@ impl Inspect for Bandwidth {
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
-        Config::parse(network.call)?;
+        let config = Config::parse(network.call)?;
         let left = left_by_reference(&mut Netlink::open()?)?;
-        Ok(missing_limits(network).into_iter().chain(left).collect())
+        // The limits of the network itself are a matter of STATUS.
+        let unsupported = if config.is_empty() { unsupported_limits(network.call) } else { None };
+        Ok(missing_limits(network).into_iter().chain(left).chain(unsupported).collect())
     }
 
     /// Sets the limits of an attachment again if CHECK finds a difference.
@@ -122,6 +124,13 @@ fn missing_limits(network: &NetworkView<'_>) -> Option<Finding> {
     let what = format!("{} of {count} live containers lack their limits: {first}", differences.len());
     let remedy = "something changed the host's traffic control; `cnitool repair` restores it";
     Some(Finding::warn(KINDS[0].name, what).remedy(remedy).about(affected).fix(Fix::Repair))
+}
+
+/// Reports a kernel that cannot set the limits of a runtime.
+fn unsupported_limits(call: &Call<'_>) -> Option<Finding> {
+    let error = status::try_both(call).err().filter(is_unsupported)?;
+    let what = format!("a container with limits cannot be attached: {error}");
+    Some(Finding::warn(KINDS[0].name, what).remedy(FIX_HINT))
 }
 
 /// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove them.

@@ -67,7 +67,6 @@ impl Plugin for Bandwidth {
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {
-        Config::parse(call)?;
-        status::run(call)
+        status::run(call, &Config::parse(call)?)
     }
 }

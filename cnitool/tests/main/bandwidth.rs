@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::doctor::{only_problem, problems};
-use crate::node::{attach, attach_and_show, host_with, json, lose_namespace, page, port};
+use crate::node::{attach, attach_and_show, host_with, json, lose_namespace, network, page, port};
 use crate::repair::states;
 use crate::support::Host;
 
@@ -95,4 +95,22 @@ fn a_link_that_the_reference_left_is_reported() {
     let what = only_problem(&host, "bandwidth", "warn");
     assert!(what.contains("1 ifb link of the reference that no container uses: bwp0123456789ab"), "{what}");
     assert!(what.contains("ip link delete bwp0123456789ab"), "{what}");
+}
+
+#[test]
+#[ignore = "needs a kernel without ifb links: `ci/kernels no-ifb`"]
+fn a_kernel_without_ifb_is_reported() {
+    let host = limiting_host("10.203.0.0/24");
+    host.lab.sh("sysctl -qw net.ipv4.ip_forward=1"); // as after the first ADD
+    let what = only_problem(&host, "status", "fail");
+    assert!(what.contains("bandwidth") && what.contains("load the kernel modules sch_tbf, ifb"), "{what}");
+    // Containers without limits of the runtime can be attached.
+    let mut config = network("pods", "10.203.0.0/24", &json!({}));
+    let chained = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } });
+    config["plugins"].as_array_mut().unwrap().push(chained);
+    host.configure("10-pods.conflist", &config.to_string());
+    attach(&host, "blue");
+    let what = only_problem(&host, "bandwidth", "warn");
+    assert!(what.contains("a container with limits cannot be attached"), "{what}");
+    assert!(what.contains("load the kernel modules sch_tbf, ifb"), "{what}");
 }
