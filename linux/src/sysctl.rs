@@ -110,7 +110,12 @@ impl Sysctl {
 
     /// Sets the value that the setting had when it was opened. Does nothing if it can only be written.
     pub fn restore(&self) -> io::Result<()> {
-        self.value().map_or(Ok(()), |value| self.write(value))
+        let Some(value) = self.value() else { return Ok(()) };
+        self.write(value).or_else(|error| match value_of(&self.file) {
+            // The kernel refuses some values that it shows itself, such as groups that a user namespace does not map.
+            Ok(current) if current == value => Ok(()),
+            _ => Err(error),
+        })
     }
 
     /// Sets the value.

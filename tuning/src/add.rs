@@ -177,7 +177,7 @@ fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Setting>> {
 }
 
 /// Returns the error for a sysctl that cannot be set. `now` is its value.
-fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
+pub(crate) fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
     let Sysctl { key, value } = sysctl;
     let refuse = |what: &str, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
     match error.raw_os_error() {

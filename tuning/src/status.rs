@@ -3,8 +3,8 @@
 use cni::{Code, Error, Result};
 use linux::sysctl;
 
-use crate::allowlist;
 use crate::config::Config;
+use crate::{add, allowlist};
 
 pub(crate) fn run(config: &Config) -> Result<()> {
     let unavailable = |error: Error| error.with_code(Code::NOT_AVAILABLE);
@@ -17,6 +17,12 @@ pub(crate) fn run(config: &Config) -> Result<()> {
             let what = format!("key \"sysctl\": this kernel has no sysctl {:?}", sysctl.key.to_string());
             let error = Error::new(Code::NOT_AVAILABLE, what);
             return Err(error.details("check the name, and whether the kernel has the feature"));
+        }
+        // Other obstacles may differ in the namespace of a container.
+        if let Err(error) = sysctl::check_writable(&parts)
+            && error.raw_os_error() == Some(libc::EROFS)
+        {
+            return Err(unavailable(add::explain(sysctl, None, error)));
         }
     }
     Ok(())

@@ -151,12 +151,12 @@ fn sysctls_are_those_of_the_container() {
             "net.core.somaxconn": "77", "net/ipv4/ip_default_ttl": "33", "net.ipv4.conf.IFNAME.log_martians": "1",
             "net.ipv4.route.flush": "1",
         },
-        "args": { "cni": { "sysctl": { "net.core.somaxconn": "78", "net.ipv4.ping_group_range": "0  7" } } },
+        "args": { "cni": { "sysctl": { "net.core.somaxconn": "78", "net.ipv4.ip_local_port_range": "10000  20000" } } },
     })));
     assert_eq!(pod.sysctl("net/core/somaxconn"), "78");
     assert_eq!(pod.sysctl("net/ipv4/ip_default_ttl"), "33");
     assert_eq!(pod.sysctl("net/ipv4/conf/eth0/log_martians"), "1");
-    assert_eq!(pod.sysctl("net/ipv4/ping_group_range"), "0\t7");
+    assert_eq!(pod.sysctl("net/ipv4/ip_local_port_range"), "10000\t20000");
     assert_eq!(lab.sh("cat /proc/sys/net/core/somaxconn"), host);
     pod.add(&config(json!({ "args": { "cni": { "sysctl": { "net.core.somaxconn": "79" } } } })));
     assert_eq!(pod.sysctl("net/core/somaxconn"), "79", "without `sysctl`");

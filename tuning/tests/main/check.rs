@@ -34,7 +34,9 @@ fn values_count_and_not_their_notation() {
     let pod = pod(lab, "c1");
     let config = config(json!({
         "mac": NEW_MAC.to_uppercase().replace(':', "-"),
-        "sysctl": { "net.core.somaxconn": " 0x4d ", "net.ipv4.ping_group_range": "0 7", "net.ipv4.route.flush": "1" },
+        "sysctl": {
+            "net.core.somaxconn": " 0x4d ", "net.ipv4.ip_local_port_range": "10000 20000", "net.ipv4.route.flush": "1",
+        },
     }));
     pod.add(&config);
     pod.check(&config).ok();

@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use testing::Pod;
 use testing::config::with;
+use testing::{Pod, skip};
 
 use crate::gc::gc;
 use crate::support::{
@@ -177,7 +177,7 @@ fn whatever_has_the_name_of_the_file_is_survived() {
     let file = pod.backup();
     let file = file.display();
     lab.sh(&format!("mkdir -p {DATA_DIR}"));
-    for (command, stays) in [
+    let mut cases = vec![
         (format!("ln -s {} {file}", victim.display()), false),
         (format!("ln -s /nowhere {file}"), false),
         (format!("mkfifo {file}"), false),
@@ -188,8 +188,13 @@ fn whatever_has_the_name_of_the_file_is_survived() {
         (format!("echo '{{\"mtu\": 99999999999}}' >{file}"), false),
         (format!("echo '{{\"mtu\": 1300, \"attachment\": {{}}}}' >{file}"), true),
         (format!("echo '{{\"mtu\": 1300, \"attachment\": 5}}' >{file}"), false),
-        (format!("mknod {file} c 1 5"), false),
-    ] {
+    ];
+    if lab.sh("mknod /run/device c 1 5 2>&1 || true").is_empty() {
+        cases.push((format!("mknod {file} c 1 5"), false));
+    } else {
+        skip("whatever_has_the_name_of_the_file_is_survived, a device", "an ordinary user cannot create one");
+    }
+    for (command, stays) in cases {
         fs::write(&victim, "{\"mtu\": 1300}").unwrap();
         lab.sh(&command);
         pod.del(&config(json!({ "mtu": 1500 })));

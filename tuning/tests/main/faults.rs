@@ -1,7 +1,7 @@
 //! Faults: a system call of ADD fails, or the program is killed there.
 
-use serde_json::Value;
-use testing::fault::{Effect, inject, inject_everywhere};
+use serde_json::{Value, json};
+use testing::fault::{Effect, inject, inject_all, inject_everywhere};
 
 use crate::support::{DATA_DIR, Tuned, config, everything, lab, pod, tuned, untouched};
 
@@ -133,4 +133,13 @@ fn a_backup_file_that_cannot_be_written_is_not_reported_as_left() {
         assert!(error.contains("c1_eth0.json") && !error.contains("not undone"), "{error}");
         assert_eq!(pod.state(), before, "{prepare}");
     }
+}
+
+#[test]
+fn a_sysctl_that_the_kernel_refuses_needs_no_rollback() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let call = pod.call("ADD", &config(json!({ "sysctl": { "net.core.somaxconn": "77" } })));
+    let error = inject_all(lab, call, "pwrite64", "error=EINVAL").0.error(7);
+    assert!(!error.to_string().contains("not undone"), "{error}");
 }

@@ -21,11 +21,13 @@ pub(crate) fn config(keys: Value) -> Value {
 /// Returns an isolated host whose files in /etc are its own, without a list of allowed sysctls.
 pub(crate) fn lab() -> Lab {
     let lab = Lab::new();
-    // A test that has several hosts, one after the other, would stack the file systems.
-    lab.sh("! grep -q '^cni0-test /etc ' /proc/mounts || umount /etc
+    // A test that has several hosts, one after the other, would stack the file systems. An ordinary user owns a new /etc/cni
+    // only.
+    lab.sh("! grep -q '^cni0-test /etc ' /proc/mounts || umount -R /etc
          mkdir -p /run/etc/upper /run/etc/work
          mount -t overlay cni0-test -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work /etc
-         rm -rf /etc/cni/tuning");
+         mkdir -p /etc/cni
+         mount -t tmpfs tmpfs /etc/cni");
     lab
 }
 
