@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
+use testing::network::{IPV4, IPV6, Network};
+use testing::packets::{Delivery, Server, from};
 use testing::{Lab, Pod, Process, legacy, reference};
 
 use crate::support::{ADMIN, ENTRY, accepted, accepted_all, config, lease, ruleset};
@@ -122,4 +124,57 @@ fn both_tables_get_rules_if_both_are_in_use() {
     pod.del(&config);
     assert_eq!(containers(lab), [] as [&str; 0]);
     assert_eq!(crate::support::containers(lab), [] as [&str; 0]);
+}
+
+#[test]
+#[ignore = "needs a kernel without nf_tables: `ci/kernels no-nftables`"]
+fn on_a_kernel_without_nf_tables_traffic_is_accepted_in_legacy_tables() {
+    let lab = &Lab::new();
+    assert!(lab.sh("nft list tables 2>&1 || true").contains("rror"), "this kernel has nf_tables");
+    let Network { a: pod, outside, .. } = &Network::new(lab);
+    lab.sh("ip -n outside route add default via 192.0.2.1; ip -n outside route add default via 2001:db8::1");
+    let path = legacy::path(lab);
+    let call = |command: &str, keys: Value| pod.call(command, &config(keys)).env("PATH", &path);
+
+    for keys in [json!({ "backend": "nftables" }), json!({ "ingressPolicy": "isolated" })] {
+        for (command, code) in [("STATUS", 50), ("ADD", 999)] {
+            let error = call(command, keys.clone()).run().error(code);
+            assert!(error["msg"].as_str().unwrap().contains("nf_tables"), "{command}: {error}");
+            assert!(
+                error["details"].as_str().unwrap().contains("load the kernel modules nf_tables"),
+                "{command}: {error}"
+            );
+        }
+    }
+    // The host's iptables tools may themselves need nf_tables.
+    lab.sh("for f in /usr/sbin/*tables-legacy*; do mount --bind /dev/null $f; done");
+    for (command, code) in [("STATUS", 50), ("ADD", 999)] {
+        let error = pod.call(command, &config(json!({}))).run().error(code).to_string();
+        assert!(error.contains("iptables") && error.contains("nf_tables"), "{command}: {error}");
+    }
+    lab.sh("for f in /usr/sbin/*tables-legacy*; do umount $f; done");
+
+    lab.sh("iptables-legacy -P FORWARD DROP; ip6tables-legacy -P FORWARD DROP");
+    let expect = |accepted: bool| {
+        for family in [&IPV4, &IPV6] {
+            let server = Server::start("udp", Some(outside), family.outside, 80);
+            let delivery = if accepted { from(family.pods[0]) } else { Delivery::Lost };
+            pod.client().expect(&delivery, family.outside, 80, &server);
+        }
+    };
+    expect(false);
+    for keys in [json!({}), json!({ "ingressPolicy": "same-bridge" })] {
+        call("STATUS", keys.clone()).run().ok();
+        call("ADD", keys.clone()).run().ok();
+        call("CHECK", keys.clone()).run().ok();
+        expect(true);
+        call("DEL", keys.clone()).run().ok();
+        assert_eq!(containers(lab), [] as [&str; 0]);
+        expect(false);
+    }
+    lease("net1", "10.1.0.2", "a");
+    call("ADD", json!({})).run().ok();
+    let gc = config(json!({ "cni.dev/valid-attachments": [{ "containerID": "a", "ifname": "eth0" }] }));
+    lab.plugin("firewall", "GC").env("PATH", &path).stdin(gc.to_string()).run().ok();
+    call("CHECK", json!({})).run().ok();
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use testing::config::on_network;
 use testing::network::{Family, IPV4, IPV6, Network, filter_bridged_frames};
 use testing::packets::{Client, Delivery, HOST, Server, from};
-use testing::{Lab, skip};
+use testing::{Lab, Pod, skip};
 
 use crate::support::{config, rules};
 
@@ -179,5 +179,26 @@ fn the_administrators_chain_comes_first() {
         let server = Server::start("udp", Some(&network.outside), family.outside, 80);
         network.a.client().expect(&Delivery::Lost, family.outside, 80, &server);
         network.b.client().expect(&from(family.pods[1]), family.outside, 80, &server);
+    }
+}
+
+/// On a kernel without IPv6 (`ipv6.disable=1`), or with IPv6 disabled.
+#[test]
+fn without_ipv6_there_is_ipv4() {
+    let lab = &Lab::new();
+    let outside = lab.outside();
+    lab.sh("! [ -e /proc/sys/net/ipv6 ] || \
+            sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1
+            ip -n outside route add default via 192.0.2.1; iptables -P FORWARD DROP");
+    let pod = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let server = &Server::start("udp", Some(&outside), "192.0.2.2", 80);
+    for ingress in ["open", "same-bridge", "isolated"] {
+        let config = config(json!({ "ingressPolicy": ingress }));
+        request(false, pod.client(), "", "192.0.2.2", 80, server);
+        lab.plugin("firewall", "STATUS").stdin(config.to_string()).run().ok();
+        pod.add(&config);
+        pod.check(&config).ok();
+        request(true, pod.client(), "10.1.0.2", "192.0.2.2", 80, server);
+        pod.del(&config);
     }
 }

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
+use testing::network::{IPV4, IPV6, Network};
+use testing::packets::{HOST, Server, from};
 use testing::{Lab, Pod, Process, legacy, parallel, reference};
 
 use crate::differential::{Case, cases, create_external_chain, nat, without_counters};
@@ -187,4 +189,53 @@ fn without_nf_tables_the_tools_are_used() {
         pod.del(&config);
         assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
     }
+}
+
+#[test]
+#[ignore = "needs a kernel without nf_tables: `ci/kernels no-nftables`"]
+fn on_a_kernel_without_nf_tables_ports_are_published_in_legacy_tables() {
+    let lab = &Lab::new();
+    assert!(lab.sh("nft list tables 2>&1 || true").contains("rror"), "this kernel has nf_tables");
+    let network = Network::new(lab);
+    let config = config(&["8080:80/tcp", "8080:80/udp"]);
+    let path = legacy::path(lab);
+    let call = |command: &str, config: &Value| network.a.call(command, config).env("PATH", &path);
+
+    let nftables = with(config.clone(), json!({ "backend": "nftables" }));
+    for (command, code) in [("STATUS", 50), ("ADD", 999)] {
+        let error = call(command, &nftables).run().error(code);
+        assert!(error["msg"].as_str().unwrap().contains("nf_tables"), "{command}: {error}");
+        assert!(error["details"].as_str().unwrap().contains("nft_fib_inet"), "{command}: {error}");
+    }
+    // The host's iptables tools may themselves need nf_tables.
+    lab.sh("for f in /usr/sbin/*tables-legacy*; do mount --bind /dev/null $f; done");
+    for (command, code) in [("STATUS", 50), ("ADD", 999)] {
+        let error = network.a.call(command, &config).run().error(code).to_string();
+        assert!(error.contains("iptables") && error.contains("nf_tables"), "{command}: {error}");
+    }
+    lab.sh("for f in /usr/sbin/*tables-legacy*; do umount $f; done");
+
+    call("STATUS", &config).run().ok();
+    let outcome = call("ADD", &config).env("CNI_LOG", "warn").run();
+    outcome.ok();
+    assert!(outcome.stderr.contains("not reachable from loopback addresses"), "{outcome:?}");
+    call("CHECK", &config).run().ok();
+    for family in [&IPV4, &IPV6] {
+        for protocol in ["tcp", "udp"] {
+            let server = Server::start(protocol, Some(&network.a.netns), family.any, 80);
+            network.outside().expect(&from(family.outside), family.uplink, 8080, &server);
+            HOST.expect(&from(family.uplink), family.uplink, 8080, &server);
+        }
+    }
+    let other = network.b.call("ADD", &config).env("PATH", &path).run().error(101);
+    assert!(other["msg"].as_str().unwrap().contains("10.1.0.2:80"), "{other}");
+
+    for command in ["DEL", "DEL"] {
+        call(command, &config).run().ok();
+        assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
+    }
+    call("ADD", &config).run().ok();
+    let gc = with(config, json!({ "cni.dev/valid-attachments": [] }));
+    lab.plugin("portmap", "GC").env("PATH", &path).stdin(gc.to_string()).run().ok();
+    assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }

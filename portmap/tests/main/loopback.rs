@@ -152,3 +152,26 @@ fn route_localnet_is_enabled_on_the_link_to_the_container() {
     other.add(&on_network("net2", config(&["8081:80/tcp"])));
     other.check(&on_network("net2", config(&["8081:80/tcp"]))).ok();
 }
+
+/// As in many containers, in which a runtime is tested.
+#[test]
+fn with_read_only_sysctls_an_existing_setting_suffices() {
+    let lab = &Lab::new();
+    let (a, b) = (Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]), Pod::on_bridge(lab, "br1", "b", &["10.2.0.2/24"]));
+    lab.sh("sysctl -qw net.ipv4.conf.br1.route_localnet=1
+            mount --bind /proc/sys /proc/sys; mount -o remount,ro,bind /proc/sys");
+    let config = config(&["8080:80/tcp"]);
+    let error = a.call("ADD", &config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("net.ipv4.conf.br0.route_localnet is not 1"), "{error}");
+    assert!(error["details"].as_str().unwrap().contains("read-only"), "{error}");
+    assert_clean(lab);
+    // Without source NAT, loopback addresses do not reach the port anyway.
+    let direct = with(config.clone(), json!({ "snat": false }));
+    a.add(&direct);
+    a.check(&direct).ok();
+    a.del(&direct);
+    b.add(&config);
+    b.check(&config).ok();
+    let server = Server::start("tcp", Some(&b.netns), "0.0.0.0", 80);
+    HOST.expect(&from("10.2.0.1"), "127.0.0.1", 8080, &server);
+}

@@ -297,3 +297,25 @@ fn connections_to_a_service_keep_their_source() {
     network.a.del(&both());
     assert!(!table(lab).contains(IPV4.uplink), "{}", table(lab));
 }
+
+/// On a kernel without IPv6 (`ipv6.disable=1`), or with IPv6 disabled.
+#[test]
+fn without_ipv6_there_is_ipv4() {
+    let lab = &Lab::new();
+    let outside = lab.outside();
+    lab.sh("! [ -e /proc/sys/net/ipv6 ] || \
+            sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+    let pod = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    for backend in ["nftables", "iptables"] {
+        let config = with(both(), json!({ "backend": backend }));
+        lab.plugin("portmap", "STATUS").stdin(config.to_string()).run().ok();
+        pod.add(&config);
+        pod.check(&config).ok();
+        let server = serve(&pod, "tcp", &IPV4);
+        Client::in_netns(&outside).expect(&from("192.0.2.2"), "192.0.2.1", PORT, &server);
+        HOST.expect(&from("10.1.0.1"), "127.0.0.1", PORT, &server);
+        let gc = with(config, json!({ "cni.dev/valid-attachments": [] }));
+        lab.plugin("portmap", "GC").stdin(gc.to_string()).run().ok();
+        HOST.expect(&Delivery::Refused, "127.0.0.1", PORT, &server);
+    }
+}
