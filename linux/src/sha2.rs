@@ -47,15 +47,24 @@ pub fn sha512(digits: usize, text: &str) -> String {
 
 /// Returns the first hexadecimal digits of `bytes`.
 fn hex(digits: usize, bytes: &[u8]) -> String {
-    let each = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    each.take(digits).filter_map(|digit| char::from_digit(u32::from(digit), 16)).collect()
+    let mut hex = String::with_capacity(digits);
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            if hex.len() == digits {
+                return hex;
+            }
+            hex.extend(char::from_digit(u32::from(digit), 16));
+        }
+    }
+    hex
 }
 
 /// Defines a function that computes a digest: its words, the number of its rounds, and the bits by which words are rotated.
 /// The last number of `early` and `late` is that of a shift.
 macro_rules! digest {
     ($function:ident: $word:ident, $length:ident, $rounds:literal,
-     early $early:tt, late $late:tt, e $e:tt, a $a:tt) => {
+     early $early_1:literal $early_2:literal $early_3:literal, late $late_1:literal $late_2:literal $late_3:literal,
+     e $e_1:literal $e_2:literal $e_3:literal, a $a_1:literal $a_2:literal $a_3:literal) => {
         #[expect(clippy::indexing_slicing, reason = "all indices are below the number of rounds")]
         fn $function(message: &[u8]) -> [$word; 8] {
             const WORD: usize = size_of::<$word>();
@@ -63,12 +72,6 @@ macro_rules! digest {
             const LENGTH: usize = size_of::<$length>();
             // The first half of a constant, or all of it.
             let cut = |constant: u64| (constant >> (u64::BITS - $word::BITS)) as $word;
-            let turn = |word: $word, [one, two, three]: [u32; 3]| {
-                word.rotate_right(one) ^ word.rotate_right(two) ^ word.rotate_right(three)
-            };
-            let shift = |word: $word, [one, two, three]: [u32; 3]| {
-                word.rotate_right(one) ^ word.rotate_right(two) ^ (word >> three)
-            };
             let (blocks, rest) = message.as_chunks::<BLOCK>();
             let mut end = rest.to_vec();
             end.push(0x80);
@@ -77,22 +80,24 @@ macro_rules! digest {
             let mut state = START.map(cut);
             for block in blocks.iter().chain(end.as_chunks::<BLOCK>().0) {
                 // The message schedule: one word for each round.
-                let mut words = [0; $rounds];
+                let mut words: [$word; $rounds] = [0; $rounds];
                 for (word, bytes) in words.iter_mut().zip(block.as_chunks::<WORD>().0) {
                     *word = $word::from_be_bytes(*bytes);
                 }
                 for round in 16..$rounds {
-                    words[round] = shift(words[round - 15], $early)
-                        .wrapping_add(shift(words[round - 2], $late))
-                        .wrapping_add(words[round - 16])
-                        .wrapping_add(words[round - 7]);
+                    let (early, late) = (words[round - 15], words[round - 2]);
+                    let early = early.rotate_right($early_1) ^ early.rotate_right($early_2) ^ (early >> $early_3);
+                    let late = late.rotate_right($late_1) ^ late.rotate_right($late_2) ^ (late >> $late_3);
+                    words[round] = early.wrapping_add(late).wrapping_add(words[round - 16]).wrapping_add(words[round - 7]);
                 }
                 let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h] = state;
-                for (constant, word) in ROUNDS.iter().zip(words) {
+                for (constant, word) in ROUNDS.iter().zip(&words) {
                     let choice = (e & f) ^ (!e & g);
                     let majority = (a & b) ^ (a & c) ^ (b & c);
-                    let one = h.wrapping_add(turn(e, $e)).wrapping_add(choice).wrapping_add(cut(*constant)).wrapping_add(word);
-                    let two = turn(a, $a).wrapping_add(majority);
+                    let big_e = e.rotate_right($e_1) ^ e.rotate_right($e_2) ^ e.rotate_right($e_3);
+                    let big_a = a.rotate_right($a_1) ^ a.rotate_right($a_2) ^ a.rotate_right($a_3);
+                    let one = h.wrapping_add(big_e).wrapping_add(choice).wrapping_add(cut(*constant)).wrapping_add(*word);
+                    let two = big_a.wrapping_add(majority);
                     (h, g, f, e) = (g, f, e, d.wrapping_add(one));
                     (d, c, b, a) = (c, b, a, one.wrapping_add(two));
                 }
@@ -105,8 +110,8 @@ macro_rules! digest {
     };
 }
 
-digest!(words_of_256: u32, u64, 64, early [7, 18, 3], late [17, 19, 10], e [6, 11, 25], a [2, 13, 22]);
-digest!(words_of_512: u64, u128, 80, early [1, 8, 7], late [19, 61, 6], e [14, 18, 41], a [28, 34, 39]);
+digest!(words_of_256: u32, u64, 64, early 7 18 3, late 17 19 10, e 6 11 25, a 2 13 22);
+digest!(words_of_512: u64, u128, 80, early 1 8 7, late 19 61 6, e 14 18 41, a 28 34 39);
 
 #[cfg(test)]
 mod tests {
