@@ -129,8 +129,7 @@ fn missing_limits(network: &NetworkView<'_>) -> Option<Finding> {
 /// Reports a kernel that cannot set the limits of a runtime.
 fn unsupported_limits(call: &Call<'_>) -> Option<Finding> {
     let error = status::try_both(call).err().filter(is_unsupported)?;
-    let what = format!("a container with limits cannot be attached: {error}");
-    Some(Finding::warn(KINDS[0].name, what).remedy(FIX_HINT))
+    Some(Finding::warn(KINDS[0].name, format!("a container with limits cannot be attached: {error}")).remedy(FIX_HINT))
 }
 
 /// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove them.
