@@ -86,8 +86,7 @@ fn enable_ipv6(ifname: &str) -> Result<()> {
                 return Err(error.details("set net.ipv6.conf.default.disable_ipv6=0 for the container"));
             }
             Setting::Missing if sysctl::read(&["net", "ipv6", "conf", "all", "disable_ipv6"])?.is_none() => {
-                let error = Error::new(Code::INTERNAL, "this kernel has no IPv6");
-                return Err(error.details("boot it without ipv6.disable=1, or use only IPv4 addresses in the network"));
+                return Err(no_ipv6());
             }
             Setting::Kept | Setting::Changed | Setting::Missing => {}
         }
@@ -188,6 +187,7 @@ pub(crate) fn enable_forwarding(plan: &Plan) -> Result<()> {
         }
         match sysctl::set(key, "1")? {
             Setting::Kept | Setting::Changed => {}
+            Setting::Missing if !v4 => return Err(no_ipv6()),
             Setting::Missing | Setting::ReadOnly => return Err(cannot_forward(key)),
         }
     }
@@ -204,6 +204,12 @@ pub(crate) fn forwarding_status() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Returns the error for an IPv6 address on a kernel without IPv6.
+fn no_ipv6() -> Error {
+    let remedy = "boot it without ipv6.disable=1, or use only IPv4 addresses in the network";
+    Error::new(Code::INTERNAL, "this kernel has no IPv6").details(remedy)
 }
 
 /// Returns the error for a sysctl that cannot be set.
