@@ -100,12 +100,12 @@ fn a_link_that_the_reference_left_is_reported() {
 #[test]
 #[ignore = "needs a kernel without ifb links: `ci/kernels no-ifb`"]
 fn a_kernel_without_ifb_is_reported() {
-    let host = limiting_host("10.203.0.0/24");
+    let host = limiting_host("10.254.0.0/24");
     host.lab.sh("sysctl -qw net.ipv4.ip_forward=1"); // as after the first ADD
     let what = only_problem(&host, "status", "fail");
     assert!(what.contains("bandwidth") && what.contains("load the kernel modules sch_tbf, ifb"), "{what}");
     // Containers without limits of the runtime can be attached.
-    let mut config = network("pods", "10.203.0.0/24", &json!({}));
+    let mut config = network("pods", "10.254.0.0/24", &json!({}));
     let chained = json!({ "type": "bandwidth", "capabilities": { "bandwidth": true } });
     config["plugins"].as_array_mut().unwrap().push(chained);
     host.configure("10-pods.conflist", &config.to_string());

@@ -1,9 +1,10 @@
 //! Helpers for tests of inspection: a network with containers, and ways to lose them.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::thread::{self, ThreadId};
 
 use linux::Deadline;
 use linux::netlink::{Event, Link, Netlink, Watch};
@@ -31,9 +32,10 @@ pub(crate) fn network(name: &str, subnet: &str, more: &Value) -> Value {
 /// A host with the network `pods`. Each test needs its own subnet, because cnitool finds the namespaces of concurrent tests
 /// through `/proc`.
 pub(crate) fn host(subnet: &str) -> Host {
-    static TAKEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let is_free = TAKEN.lock().unwrap().insert(subnet.to_owned());
-    assert!(is_free, "another test has the subnet {subnet}");
+    static USERS: Mutex<BTreeMap<String, ThreadId>> = Mutex::new(BTreeMap::new());
+    let this = thread::current().id();
+    let user = *USERS.lock().unwrap().entry(subnet.to_owned()).or_insert(this);
+    assert_eq!(user, this, "another test has the subnet {subnet}");
     let host = Host::new();
     host.configure("10-pods.conflist", &network("pods", subnet, &json!({})).to_string());
     host.lab.sh("ip link set lo up");

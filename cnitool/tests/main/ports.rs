@@ -158,8 +158,8 @@ fn a_network_without_a_bridge_is_shown_and_checked_by_the_cache() {
 
 #[test]
 fn ports_of_containers_that_are_gone_are_pruned_and_live_ones_stay() {
-    for (version, subnet) in [("1.1.0", "10.204.0.0/24"), ("0.4.0", "10.250.0.0/24")] {
-        let host = publishing_host(subnet);
+    for version in ["1.1.0", "0.4.0"] {
+        let host = publishing_host("10.204.0.0/24");
         let config = fs::read_to_string(host.conf_dir().join("10-pods.conflist")).unwrap();
         host.configure("10-pods.conflist", &config.replace("1.1.0", version));
         publish(&host, "blue", 8080);

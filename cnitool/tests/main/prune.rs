@@ -173,7 +173,7 @@ fn networks_with_gc_disabled_or_without_a_configuration_are_skipped() {
 
 #[test]
 fn prune_without_permission_changes_nothing() {
-    let (host, _) = mixed_host("10.128.0");
+    let (host, _) = mixed_host("10.251.0");
     let before = snapshot(&host);
     let line = failure(&powerless(&host, "prune --force"));
     assert!(line.contains("CAP_NET_ADMIN"), "{line}");
@@ -199,15 +199,15 @@ fn a_missing_plugin_or_a_corrupt_entry_of_the_cache_removes_nothing() {
 /// A GC without anything to remove could only remove what is being created.
 #[test]
 fn no_plugin_is_called_if_nothing_is_gone() {
-    let host = host("10.129.0.0/24");
+    let host = host("10.252.0.0/24");
     host.recorder("second");
-    let mut config = network("pods", "10.129.0.0/24", &json!({}));
+    let mut config = network("pods", "10.252.0.0/24", &json!({}));
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "second" }));
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
     assert!(page(&host.run("prune --force")).contains("nothing to remove"));
     assert_eq!(host.calls(), ["ADD second"]);
-    leak("10.129.0.99", &format!("{LONG_ID}\r\neth0"));
+    leak("10.252.0.99", &format!("{LONG_ID}\r\neth0"));
     page(&host.run("prune --force"));
     assert_eq!(host.calls(), ["ADD second", "GC second"]);
 }
@@ -276,7 +276,7 @@ fn a_named_network_that_is_skipped_is_a_failure() {
 /// A pod with its own `/run` or its own processes does not see the namespaces of live containers.
 #[test]
 fn nothing_is_pruned_inside_a_container() {
-    let (host, _) = mixed_host("10.135.0");
+    let (host, _) = mixed_host("10.253.0");
     let before = snapshot(&host);
     let refusal = |line: String, which: &str| {
         let want =
