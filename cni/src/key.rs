@@ -133,6 +133,11 @@ pub fn network_mark(network: &str) -> String {
     format!("{}-", sha512(DIGEST, network))
 }
 
+/// Returns the mark of the network in the comment of an nftables object; `None` if the comment is too short.
+pub fn network_mark_in(comment: &str) -> Option<&str> {
+    comment.get(..=DIGEST)
+}
+
 /// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment is too short.
 pub fn mark_in(comment: &str) -> Option<&str> {
     comment.get(..DIGEST + 1 + DIGEST)
@@ -196,7 +201,8 @@ mod tests {
         assert_eq!(key.port_chain(), "CNI-DN-a19237f207ed3fa9670f3");
         assert_eq!(KEY.iptables_comment(), "name: \"net1\" id: \"cid1\"");
         assert_eq!(KEY.comment(), "8e48f37d5de60467-0b65a318f52e521b, net: net1, if: eth0, id: cid1");
-        assert!(KEY.comment().starts_with(&network_mark("net1")));
+        assert_eq!(network_mark_in(&KEY.comment()), Some(network_mark("net1").as_str()));
+        assert_eq!(network_mark_in("8e48f37d5de60467"), None);
         assert_eq!(digest_in(&KEY.comment()), Some(KEY.digest().as_str()));
         assert_eq!(digest_in("8e48f37d5de60467-"), None);
         assert_eq!(mark_in(&KEY.comment()), Some(KEY.mark().as_str()));

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 use std::rc::Rc;
 
-use cni::key::network_mark;
+use cni::key::network_mark_in;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
 use linux::iptables::{FAMILIES, Plan, Step, Tools, View, change, change_legacy};
 use linux::netlink::Netlink;
@@ -30,7 +30,7 @@ pub(crate) struct Traffic<'a> {
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) policy: Option<Policy>,
     /// The mark of the rules.
-    mark: String,
+    pub(crate) mark: String,
 }
 
 /// Where rules are added.
@@ -190,8 +190,7 @@ impl<'a> Traffic<'a> {
     /// the network's containers: the policy of a network is that of the last ADD.
     pub(crate) fn isolation(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
         if self.config.ingress != IngressPolicy::Isolated {
-            let mark = network_mark(self.owner.network);
-            return isolation::release(nft, &|comment| comment.starts_with(&mark));
+            return isolation::release(nft, &|comment| network_mark_in(comment) == network_mark_in(&self.mark));
         }
         match self.policy.as_ref().and_then(Policy::isolated_port) {
             Some(port) => port.isolate(nft, self.owner),

@@ -75,7 +75,7 @@ fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
                 return Err(difference(format!("no rule of chain {chain} leads to {target}")));
             }
         }
-        let listed = filter::list(view, traffic.owner)?;
+        let listed = filter::list(view, &traffic.mark)?;
         // The reference does not add the last one.
         let number = if is_ours(traffic, &listed) { 3 } else { 2 };
         for ip in traffic.ips.iter().filter(|ip| tools.includes(**ip)) {
@@ -91,7 +91,7 @@ fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
 
 /// Returns whether this plugin has added the rules of an attachment, and not the reference.
 fn is_ours(traffic: &Traffic<'_>, listed: &[ListedRule]) -> bool {
-    listed.iter().any(|rule| filter::is_of(traffic.owner, rule))
+    listed.iter().any(|rule| filter::is_of(&traffic.mark, rule))
 }
 
 fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
@@ -99,7 +99,7 @@ fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     let mut is_strict = false;
     for_each_table(nft, traffic, crate::policy::STAGE_1, |tools, view| {
         let is_marked = policy.is_marked(view)?;
-        is_strict |= is_marked && is_ours(traffic, &filter::list(view, traffic.owner)?);
+        is_strict |= is_marked && is_ours(traffic, &filter::list(view, &traffic.mark)?);
         let forward = view.rules(FORWARD)?;
         match policy.difference(view, tools, &forward, is_marked)? {
             Some(what) => Err(difference(what)),

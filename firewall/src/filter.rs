@@ -49,15 +49,14 @@ pub(crate) fn admin_entry(chain: &str) -> Rule<'_> {
     Rule::new(CONTAINERS, vec![Match::Comment("CNI firewall plugin admin overrides")], Target::Jump(chain))
 }
 
-/// Returns whether a rule belongs to an attachment.
-pub(crate) fn is_of(owner: AttachmentKey<'_>, rule: &ListedRule) -> bool {
-    mark_in(rule.mark()) == Some(&owner.mark())
+/// Returns whether a rule belongs to the attachment whose mark `mark` begins with.
+pub(crate) fn is_of(mark: &str, rule: &ListedRule) -> bool {
+    mark_in(rule.mark()) == mark_in(mark)
 }
 
-/// Returns the rules of an attachment, and those without an owner.
-pub(crate) fn list(view: &mut View<'_>, owner: AttachmentKey<'_>) -> Result<Vec<ListedRule>> {
-    let mark = owner.mark();
-    Ok(view.rules_with_mark(CONTAINERS, &|found| found.is_empty() || mark_in(found) == Some(&mark))?)
+/// Returns the rules of the attachment whose mark `mark` begins with, and those without an owner.
+pub(crate) fn list(view: &mut View<'_>, mark: &str) -> Result<Vec<ListedRule>> {
+    Ok(view.rules_with_mark(CONTAINERS, &|found| found.is_empty() || mark_in(found) == mark_in(mark))?)
 }
 
 /// Returns whether a rule is one of those for an address, with any owner.
@@ -98,14 +97,14 @@ impl<'a> Acceptance<'a> {
     /// Returns the steps that add the rules, and that remove those of an earlier ADD. `forward` are the rules of
     /// [`FORWARD`].
     pub(crate) fn plan(&self, view: &mut View<'_>, forward: &[ListedRule]) -> Result<Vec<Step<'a>>> {
-        let listed = list(view, self.owner)?;
+        let listed = list(view, self.mark)?;
         let mut steps = Vec::new();
         if !self.ips.is_empty() {
             steps.extend(self.create_chains(view, forward, &listed)?);
         }
         let wanted: Vec<Rule<'a>> = self.ips.iter().flat_map(|ip| address_rules(*ip, Some(self.mark))).collect();
         let (own, ownerless): (Vec<ListedRule>, Vec<ListedRule>) =
-            listed.into_iter().partition(|rule| is_of(self.owner, rule));
+            listed.into_iter().partition(|rule| is_of(self.mark, rule));
         let is_same = |rule: &ListedRule, wanted: &Rule<'_>| rule.is_same_as(wanted, self.tools.family);
         let is_complete =
             own.len() == wanted.len() && own.iter().zip(&wanted).all(|(rule, wanted)| is_same(rule, wanted));

@@ -49,7 +49,7 @@ fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr])
     if release(nft)?.is_empty() {
         // Handles are unique: no rule of another attachment can be meant.
         return nft::retry(|| {
-            let edits = delete_rules(nft, owner, ips)?;
+            let edits = delete_rules(nft, owner, &mark, ips)?;
             if !edits.is_empty() {
                 nft.apply(&edits)?;
             }
@@ -58,20 +58,20 @@ fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr])
     }
     nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let mut edits = release(nft)?;
-        edits.extend(delete_rules(nft, owner, ips)?);
+        edits.extend(delete_rules(nft, owner, &mark, ips)?);
         Ok(edits)
     })?;
     Ok(true)
 }
 
-/// Returns the edits that delete the rules of an attachment.
-fn delete_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Edit>> {
+/// Returns the edits that delete the rules of an attachment, whose mark is `mark`.
+fn delete_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, mark: &str, ips: &[IpAddr]) -> Result<Vec<Edit>> {
     let mut edits = Vec::new();
     for tools in &FAMILIES {
         let table = tools.table(FILTER);
         let mut view = View::Nft(nft, table);
         let (own, ownerless): (Vec<ListedRule>, Vec<ListedRule>) =
-            filter::list(&mut view, owner)?.into_iter().partition(|rule| filter::is_of(owner, rule));
+            filter::list(&mut view, mark)?.into_iter().partition(|rule| filter::is_of(mark, rule));
         let mut rules = own;
         for ip in ips.iter().filter(|ip| tools.includes(**ip)) {
             let is_for = |rule: &&ListedRule| filter::is_for(tools, rule, *ip);

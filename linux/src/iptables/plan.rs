@@ -166,7 +166,10 @@ impl ListedRule {
     /// Returns whether this is the given rule, with any mark and in any chain.
     pub fn is_same_as(&self, rule: &Rule<'_>, family: nft::Family) -> bool {
         match self {
-            ListedRule::Nft(listed) => listed.is_same_as(&rule.spec(Table { family, name: "" })),
+            // Most rules differ in the verdict, which costs less to compare than the rest.
+            ListedRule::Nft(listed) => {
+                listed.verdict == rule.target.verdict() && listed.is_same_as(&rule.spec(Table { family, name: "" }))
+            }
             ListedRule::Legacy(text) => *text == rule.text(),
         }
     }

@@ -233,12 +233,22 @@ impl ConnectionState {
 }
 
 impl Target<'_> {
+    /// Returns what the rule decides; `None` if it acts instead.
+    pub fn verdict(&self) -> Option<Verdict> {
+        Some(match self {
+            Target::Jump(chain) => Verdict::Jump((*chain).to_owned()),
+            Target::Accept => Verdict::Accept,
+            Target::Drop => Verdict::Drop,
+            Target::Return => Verdict::Return,
+            Target::Translate(_) | Target::Masquerade | Target::SetMark(_) => return None,
+        })
+    }
+
     fn append_to<'t>(&self, rule: RuleSpec<'t>, family: Family) -> RuleSpec<'t> {
         match self {
-            Target::Jump(chain) => rule.jump(chain),
-            Target::Accept => rule.verdict(Verdict::Accept),
-            Target::Drop => rule.verdict(Verdict::Drop),
-            Target::Return => rule.verdict(Verdict::Return),
+            Target::Jump(_) | Target::Accept | Target::Drop | Target::Return => {
+                self.verdict().into_iter().fold(rule, RuleSpec::verdict)
+            }
             Target::Translate(to) => rule.compat_target("DNAT", 2, &dnat_info(*to)),
             // struct nf_nat_ipv4_multi_range_compat with one range, or struct nf_nat_range
             Target::Masquerade if family == Family::Ipv4 => {
