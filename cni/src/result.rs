@@ -166,7 +166,7 @@ impl AddResult {
         let seen: AddResult = match Family::of(version) {
             Family::V010 => v010::Answer::new(self, version)?.into(),
             Family::V030 => v030::Answer::new(self, version).into(),
-            Family::V100 => v100::Answer::new(self, version).into(),
+            Family::V100 => self.clone(),
         };
         Ok(seen.canonical())
     }
@@ -185,47 +185,29 @@ impl AddResult {
     /// Parses `prevResult` of a configuration in `version`, which has the layout of that version.
     pub(crate) fn read_previous(raw: Raw<'_>, version: Version) -> Result<AddResult> {
         // Fails here, before any change, if the result cannot be passed on.
-        let read = AddResult::read(raw, version, version).and_then(|result| result.to_version(version));
+        let read = Parsed::read(raw).and_then(|parsed| parsed.into_result(version, version)?.to_version(version));
         read.context(|| "read \"prevResult\"")
     }
 
     /// Parses the result of a plugin for a configuration in `version`. The result's own `cniVersion` determines the
     /// layout.
     pub fn read_answer(text: &str, version: Version) -> Result<AddResult> {
-        let raw: Raw<'_> = json::parse(text)?;
-        let own = match own_version(raw)?.as_str() {
+        let parsed = Parsed::read(json::parse(text)?)?;
+        let own = match parsed.cni_version.as_str() {
             "" => version,
             text => Version::exact(text)
                 .ok_or_else(|| Error::new(Code::DECODE, format!("the result has the unknown cniVersion {text:?}")))?,
         };
-        AddResult::read(raw, own, version)
-    }
-
-    fn read(raw: Raw<'_>, layout: Version, config: Version) -> Result<AddResult> {
-        if raw.text() == "null" {
-            return Ok(AddResult::default());
-        }
-        let own = own_version(raw)?;
-        let family = Family::of(layout);
-        let fits = own.is_empty() || Version::exact(&own).is_some_and(|own| Family::of(own) == family);
-        if !fits {
-            let what = format!("the result has cniVersion {own:?}, the configuration {config}");
-            return Err(Error::new(Code::INTERNAL, what).details("the layouts differ; use the same cniVersion in both"));
-        }
-        let parsed: Parsed = raw.parse()?;
-        let result = match family {
-            Family::V010 => parsed.by_family(),
-            Family::V030 => parsed.lists().to_version(layout)?,
-            Family::V100 => parsed.lists(),
-        };
-        Ok(result.canonical())
+        parsed.into_result(own, version)
     }
 }
 
 /// A result of any version as parsed; its version determines which fields are used.
 #[derive(Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct Parsed {
+    /// The version, or empty.
+    cni_version: String,
     ip4: Option<ParsedIp>,
     ip6: Option<ParsedIp>,
     interfaces: Vec<Interface>,
@@ -245,6 +227,27 @@ struct ParsedIp {
 }
 
 impl Parsed {
+    fn read(raw: Raw<'_>) -> Result<Parsed> {
+        Ok(if raw.text() == "null" { Parsed::default() } else { raw.parse()? })
+    }
+
+    /// Returns the result, whose layout is that of `layout`. The version of the configuration is for an error.
+    fn into_result(self, layout: Version, config: Version) -> Result<AddResult> {
+        let own = &self.cni_version;
+        let family = Family::of(layout);
+        let fits = own.is_empty() || Version::exact(own).is_some_and(|own| Family::of(own) == family);
+        if !fits {
+            let what = format!("the result has cniVersion {own:?}, the configuration {config}");
+            return Err(Error::new(Code::INTERNAL, what).details("the layouts differ; use the same cniVersion in both"));
+        }
+        let result = match family {
+            Family::V010 => self.by_family(),
+            Family::V030 => self.lists().to_version(layout)?,
+            Family::V100 => self.lists(),
+        };
+        Ok(result.canonical())
+    }
+
     fn lists(self) -> AddResult {
         let Parsed { interfaces, ips, routes, dns, .. } = self;
         AddResult { interfaces, ips, routes, dns }
@@ -258,16 +261,6 @@ impl Parsed {
         }
         result
     }
-}
-
-/// Returns the `cniVersion` of a result, or an empty text.
-fn own_version(raw: Raw<'_>) -> Result<String> {
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Head {
-        cni_version: String,
-    }
-    if raw.text() == "null" { Ok(String::new()) } else { Ok(raw.parse::<Head>()?.cni_version) }
 }
 
 /// For serde's `skip_serializing_if`.

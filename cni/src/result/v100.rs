@@ -11,31 +11,31 @@ use crate::version::Version;
 /// A result. Fields are in the order in which they are printed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Answer {
+pub(super) struct Answer<'a> {
     cni_version: &'static str,
     #[serde(skip_serializing_if = "Dns::is_empty")]
-    dns: Dns,
+    dns: Dns<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    interfaces: Vec<Interface>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    ips: Vec<IpConfig>,
+    interfaces: Vec<Interface<'a>>,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    ips: &'a [IpConfig],
     #[serde(skip_serializing_if = "Vec::is_empty")]
     routes: Vec<Route>,
 }
 
 #[derive(Default, PartialEq, Serialize)]
-struct Dns {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    domain: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    nameservers: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    options: Vec<String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    search: Vec<String>,
+struct Dns<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    domain: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    nameservers: &'a [String],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    options: &'a [String],
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    search: &'a [String],
 }
 
-impl Dns {
+impl Dns<'_> {
     fn is_empty(&self) -> bool {
         *self == Dns::default()
     }
@@ -43,18 +43,18 @@ impl Dns {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Interface {
-    #[serde(skip_serializing_if = "String::is_empty")]
-    mac: String,
+struct Interface<'a> {
+    #[serde(skip_serializing_if = "str::is_empty")]
+    mac: &'a str,
     #[serde(skip_serializing_if = "is_zero")]
     mtu: u32,
-    name: String,
-    #[serde(rename = "pciID", skip_serializing_if = "String::is_empty")]
-    pci_id: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    sandbox: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    socket_path: String,
+    name: &'a str,
+    #[serde(rename = "pciID", skip_serializing_if = "str::is_empty")]
+    pci_id: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    sandbox: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    socket_path: &'a str,
 }
 
 #[derive(Serialize)]
@@ -74,12 +74,12 @@ struct Route {
     table: Option<u32>,
 }
 
-impl Answer {
-    pub(super) fn new(result: &AddResult, version: Version) -> Answer {
-        let super::Dns { nameservers, domain, search, options } = result.dns.clone();
-        let interface = |link: &super::Interface| {
-            let super::Interface { name, mac, mtu, sandbox, socket_path, pci_id } = link.clone();
-            Interface { mac, mtu, name, pci_id, sandbox, socket_path }
+impl<'a> Answer<'a> {
+    pub(super) fn new(result: &'a AddResult, version: Version) -> Answer<'a> {
+        let super::Dns { nameservers, domain, search, options } = &result.dns;
+        let interface = |link: &'a super::Interface| {
+            let super::Interface { name, mac, mtu, sandbox, socket_path, pci_id } = link;
+            Interface { mac, mtu: *mtu, name, pci_id, sandbox, socket_path }
         };
         let route = |route: &super::Route| {
             let super::Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
@@ -89,28 +89,8 @@ impl Answer {
             cni_version: version.as_str(),
             dns: Dns { domain, nameservers, options, search },
             interfaces: result.interfaces.iter().map(interface).collect(),
-            ips: result.ips.clone(),
+            ips: &result.ips,
             routes: result.routes.iter().map(route).collect(),
-        }
-    }
-}
-
-impl From<Answer> for AddResult {
-    fn from(answer: Answer) -> AddResult {
-        let Dns { domain, nameservers, options, search } = answer.dns;
-        let interface = |link: Interface| {
-            let Interface { mac, mtu, name, pci_id, sandbox, socket_path } = link;
-            super::Interface { name, mac, mtu, sandbox, socket_path, pci_id }
-        };
-        let route = |route: Route| {
-            let Route { advmss, dst, gw, mtu, priority, scope, table } = route;
-            super::Route { dst, gw, mtu, advmss, priority, table, scope }
-        };
-        AddResult {
-            interfaces: answer.interfaces.into_iter().map(interface).collect(),
-            ips: answer.ips,
-            routes: answer.routes.into_iter().map(route).collect(),
-            dns: super::Dns { nameservers, domain, search, options },
         }
     }
 }
