@@ -190,7 +190,9 @@ impl<'a> Traffic<'a> {
     /// the network's containers: the policy of a network is that of the last ADD.
     pub(crate) fn isolation(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
         if self.config.ingress != IngressPolicy::Isolated {
-            return isolation::release(nft, &|comment| network_mark_in(comment) == network_mark_in(&self.mark));
+            let is_of_network =
+                |comment: &str| network_mark_in(comment).is_some_and(|found| self.mark.starts_with(found));
+            return isolation::release(nft, &is_of_network);
         }
         match self.policy.as_ref().and_then(Policy::isolated_port) {
             Some(port) => port.isolate(nft, self.owner),

@@ -51,12 +51,17 @@ pub(crate) fn admin_entry(chain: &str) -> Rule<'_> {
 
 /// Returns whether a rule belongs to the attachment whose mark `mark` begins with.
 pub(crate) fn is_of(mark: &str, rule: &ListedRule) -> bool {
-    mark_in(rule.mark()) == mark_in(mark)
+    is_marked(rule.mark(), mark)
+}
+
+/// Returns whether the mark of a rule is that of the attachment whose mark `mark` begins with. A rule without one has no owner.
+fn is_marked(found: &str, mark: &str) -> bool {
+    mark_in(found).is_some_and(|found| mark.starts_with(found))
 }
 
 /// Returns the rules of the attachment whose mark `mark` begins with, and those without an owner.
 pub(crate) fn list(view: &mut View<'_>, mark: &str) -> Result<Vec<ListedRule>> {
-    Ok(view.rules_with_mark(CONTAINERS, &|found| found.is_empty() || mark_in(found) == mark_in(mark))?)
+    Ok(view.rules_with_mark(CONTAINERS, &|found| found.is_empty() || is_marked(found, mark))?)
 }
 
 /// Returns whether a rule is one of those for an address, with any owner.
