@@ -10,7 +10,7 @@ warn_of_left_rules() {
         sed -n 's/.*comment "\(.*\)".*/\1/p' | sort -u | wc -l)
     [ "$left" -gt 0 ] || return 0
     cat >&2 <<WARNING
-warning: $left attachments are masqueraded by nftables rules that the restored bridge plugin cannot remove.
+warning: attachments masqueraded by nftables rules that the restored bridge plugin cannot remove: $left.
 Its first DEL of each of them fails, the next one succeeds, and the rules stay. To avoid this, install cni0 again, detach
 these containers, and then remove cni0. To delete the rules afterwards: "nft -a list chain inet cni_plugins_masquerade
 masq_checks" shows them with their handles, "nft delete rule inet cni_plugins_masquerade masq_checks handle HANDLE" deletes one.
@@ -24,7 +24,7 @@ warn_of_left_ports() {
     left=$(nft list set inet cni_hostport attachments 2>/dev/null | grep -o 'comment "[^"]*"' | sort -u | wc -l) || left=0
     [ "$left" -gt 0 ] || return 0
     cat >&2 <<WARNING
-warning: $left attachments have published ports that no other portmap plugin removes: the ports stay published after the
+warning: attachments with published ports that no other portmap plugin removes: $left. The ports stay published after the
 containers are gone. To avoid this, install cni0 again, detach these containers, and then remove cni0. To unpublish all
 ports that cni0 has published, also those of running containers: "nft delete table inet cni_hostport".
 WARNING
@@ -38,8 +38,8 @@ warn_of_left_acceptance() {
     done | grep -c '^-A CNI-FORWARD -d .* --ctstate DNAT -j ACCEPT$') || left=0
     [ "$left" -gt 0 ] || return 0
     cat >&2 <<WARNING
-warning: $left addresses of containers have a rule that no other firewall plugin removes: it accepts connections to published
-ports, also for the next container with the address. To avoid this, install cni0 again, detach these containers, and then
-remove cni0. To delete the rules afterwards: "iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
+warning: addresses of containers with a rule that no other firewall plugin removes: $left. The rule accepts connections to
+published ports, also for the next container with the address. To avoid this, install cni0 again, detach these containers,
+and then remove cni0. To delete the rules afterwards: "iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
 WARNING
 }

@@ -63,7 +63,7 @@ impl Demo {
         out::print(
             "How CNI works, shown on two containers. Everything happens in separate\n\
              namespaces that disappear at the end: this host is not changed. Lines that\n\
-             start with '$' are commands that do the same by hand.\n",
+             start with '$' are commands that do or show the same by hand.\n",
         )?;
         self.containers()?;
         let (lo, pods) = self.networks()?;
@@ -162,6 +162,7 @@ impl Demo {
         }
         commands(typed)?;
         if is_first {
+            out::print("    Leases and firewall rules are shown below.\n")?;
             out::print("    The plugin prints a result. The next plugin in a list would get it as\n")?;
             out::print("    \"prevResult\"; the runtime stores it for CHECK and DEL.\n")?;
             lines(&String::from_utf8_lossy(&result.print(Version::V1_0_0)?))?;
@@ -254,6 +255,7 @@ impl Demo {
         })?;
         self.title("DEL: the same calls, in reverse order, remove everything", Some(time))?;
         commands(CONTAINERS.map(|name| format!("ip -n {name} link del eth0; ip -n {name} link set lo down")))?;
+        out::print("    The plugins also delete the leases and the firewall rules.\n")?;
         let mut host = Netlink::open()?;
         let bridge = host.link("cni0")?.ok_or_else(|| Error::new(Code::INTERNAL, "the bridge is gone"))?;
         let ports = host.links(Some(bridge.index))?.len();
@@ -281,7 +283,7 @@ impl Demo {
         let Err(error) = chain.add(&at) else {
             return Err(Error::new(Code::INTERNAL, "ADD accepted an invalid subnet"));
         };
-        self.title("An invalid subnet, here 10.22.0.1/16, returns an error code", Some(began.elapsed()))?;
+        self.title("An invalid subnet, here 10.22.0.1/16: ADD fails, DEL follows", Some(began.elapsed()))?;
         wrapped(&out::one_line(&error))
     }
 
