@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, key};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, SortedSet, key};
 use linux::ip::{Cidr, octets};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
@@ -162,9 +162,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
         (!keep.has_container(&id)).then_some(id)
     };
     // Of rules in all chains: a DEL that was killed may have left a chain without a rule that jumps to it.
-    let mut stale: Vec<String> = comments(nft)?.into_iter().filter_map(container).collect();
-    stale.sort_unstable();
-    stale.dedup();
+    let stale: SortedSet<String> = comments(nft)?.into_iter().filter_map(container).collect();
     let mut failures = ErrorCollector::default();
     for id in &stale {
         failures.record(remove(nft, host, AttachmentKey { network, container: id, ifname: "" }, &[]));

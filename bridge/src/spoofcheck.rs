@@ -2,10 +2,10 @@
 //!
 //! Names and comments are the reference's, so that each implementation can remove the rules of the other.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use cni::key::AliasOwner;
-use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result};
+use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result, SortedSet};
 use linux::ip::MacAddr;
 use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
 use linux::netlink::{Link, Netlink};
@@ -189,7 +189,7 @@ fn remove_named(
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Link) -> bool) -> Result<()> {
     let rules = nft.rules(PREROUTING)?;
     let links = host.links(None)?;
-    let kept: BTreeSet<&str> = links.iter().filter(|link| !stale(link)).map(|link| link.name.as_str()).collect();
+    let kept: SortedSet<&str> = links.iter().filter(|link| !stale(link)).map(|link| link.name.as_str()).collect();
     // The number of rules that jump to each chain.
     let mut users: BTreeMap<Option<&str>, usize> = BTreeMap::new();
     for rule in &rules {

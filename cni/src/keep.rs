@@ -1,9 +1,8 @@
 //! The attachments that GC keeps.
 
-use std::collections::BTreeSet;
-
 use crate::config::ValidAttachment;
 use crate::key::{self, AliasOwner, AttachmentKey};
+use crate::sorted::SortedSet;
 
 /// The valid attachments of a network, as sets of the marks that they have on the host.
 ///
@@ -13,12 +12,12 @@ pub struct Keep<'a> {
     /// The name of the network.
     pub network: &'a str,
     /// Container and interface of each attachment.
-    attachments: BTreeSet<(&'a str, &'a str)>,
+    attachments: SortedSet<(&'a str, &'a str)>,
     /// The aliases of attachments that they cannot name in full.
-    cut_aliases: BTreeSet<String>,
+    cut_aliases: SortedSet<String>,
     network_mark: String,
-    digests: BTreeSet<String>,
-    containers: BTreeSet<&'a str>,
+    digests: SortedSet<String>,
+    containers: SortedSet<&'a str>,
 }
 
 impl<'a> Keep<'a> {

@@ -35,6 +35,7 @@ mod plugin;
 mod process;
 mod request;
 mod result;
+mod sorted;
 mod undo;
 mod version;
 
@@ -55,5 +56,6 @@ pub use plugin::{Attachment, Call, Home, Plugin, Prepared};
 #[doc(hidden)]
 pub use process::run;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
+pub use sorted::SortedSet;
 pub use undo::Undo;
 pub use version::Version;

@@ -160,10 +160,10 @@ pub(crate) fn collect(data_dir: &Path, keep: &Keep<'_>) -> Result<()> {
 }
 
 fn try_collect(dir: &Dir, keep: &Keep<'_>) -> Result<()> {
-    let mut names: Vec<String> = dir.names()?.collect::<io::Result<_>>()?;
+    let names: Vec<String> = dir.names()?.collect::<io::Result<_>>()?;
     // Own names first: then a shared name that is left has no own one.
-    names.sort_by_key(|name| !name.contains(':'));
-    for name in names {
+    let (own, shared): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| name.contains(':'));
+    for name in own.into_iter().chain(shared) {
         if !is_stale(dir, &name, keep)? {
             continue;
         }

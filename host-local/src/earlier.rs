@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Code, Context, Error, Result};
+use cni::{Code, Context, Error, Result, SortedSet};
 use log::debug;
 use nix::fcntl::OFlag;
 use nix::sys::stat::FileStat;
@@ -26,9 +26,9 @@ use linux::dir::{self, Dir};
 /// time, while a record must last until the reboot.
 const HOME: &str = "/run/cni0/earlier-boot";
 
-/// The leases of earlier boots in one lease directory: a digest of each, in ascending order.
+/// The leases of earlier boots in one lease directory: a digest of each.
 #[derive(Debug, Default)]
-pub(crate) struct EarlierLeases(Vec<u64>);
+pub(crate) struct EarlierLeases(SortedSet<u64>);
 
 /// Records the leases of earlier boots in `leases`, unless an earlier call of this boot did so. The caller holds the
 /// lock. Errors are only logged: without a record, no lease is reclaimed.
@@ -93,8 +93,7 @@ impl EarlierLeases {
                 digests.push(identity(ip, &stat));
             }
         }
-        digests.sort_unstable();
-        Ok(EarlierLeases(digests))
+        Ok(EarlierLeases(digests.into_iter().collect()))
     }
 
     /// Returns the addresses of those recorded leases that still exist in `leases`.
@@ -104,7 +103,7 @@ impl EarlierLeases {
         if !self.0.is_empty() {
             for file in files(leases).context(what)? {
                 let (ip, stat) = file.context(what)?;
-                if self.0.binary_search(&identity(ip, &stat)).is_ok() {
+                if self.0.contains(&identity(ip, &stat)) {
                     present.push(ip);
                 }
             }
@@ -135,8 +134,8 @@ mod tests {
 
     #[test]
     fn only_an_intact_record_is_read() {
-        let good = EarlierLeases(vec![1, 2, 3]).bytes();
-        assert_eq!(EarlierLeases::parse(&good).unwrap().0, [1, 2, 3]);
+        let good = EarlierLeases([1, 2, 3].into_iter().collect()).bytes();
+        assert!(EarlierLeases::parse(&good).unwrap().0.iter().eq(&[1, 2, 3]));
         assert!(EarlierLeases::parse(&EarlierLeases::default().bytes()).unwrap().0.is_empty());
         for length in 0..good.len() {
             assert!(EarlierLeases::parse(&good[..length]).is_none(), "{length} bytes");

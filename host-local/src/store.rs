@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use cni::{Code, Context, Error, ErrorCollector, Result};
+use cni::{Code, Context, Error, ErrorCollector, Result, SortedSet};
 use log::{debug, warn};
 
 use crate::earlier::{self, EarlierLeases};
@@ -343,19 +343,17 @@ fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
 
 /// The owners whose leases GC keeps, as digests. If two owners have the same digest, a stale lease stays.
 #[derive(Debug)]
-pub(crate) struct LiveOwners(Vec<u64>);
+pub(crate) struct LiveOwners(SortedSet<u64>);
 
 impl LiveOwners {
     pub(crate) fn new(owners: impl Iterator<Item = LeaseOwner>) -> LiveOwners {
         // An old record names only the container, so it is kept for any interface of the container.
-        let mut digests: Vec<u64> = owners.flat_map(|owner| [owner.digest(), owner.container_digest()]).collect();
-        digests.sort_unstable();
-        LiveOwners(digests)
+        LiveOwners(owners.flat_map(|owner| [owner.digest(), owner.container_digest()]).collect())
     }
 
     pub(crate) fn contains(&self, lease: &Lease) -> bool {
         match &lease.holder {
-            Holder::Owner(owner) => self.0.binary_search(&owner.digest()).is_ok(),
+            Holder::Owner(owner) => self.0.contains(&owner.digest()),
             Holder::Garbled => false,
             Holder::Unknown => true,
         }

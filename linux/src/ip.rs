@@ -144,6 +144,13 @@ pub fn octets(ip: IpAddr) -> Vec<u8> {
     }
 }
 
+/// Moves IPv4 before IPv6, and keeps the order within each family.
+pub(crate) fn ipv4_first<T>(items: Vec<T>, ip: impl Fn(&T) -> IpAddr) -> Vec<T> {
+    let (mut ipv4, ipv6): (Vec<T>, Vec<T>) = items.into_iter().partition(|item| ip(item).is_ipv4());
+    ipv4.extend(ipv6);
+    ipv4
+}
+
 /// Returns the address after `ip` in its family; `None` after the last.
 pub fn next(ip: IpAddr) -> Option<IpAddr> {
     step(ip, |n| n.checked_add(1), |n| n.checked_add(1))

@@ -1,10 +1,10 @@
 //! The entries of the [table](crate::table): elements of its maps and sets. Every entry has the comment of its attachment, by
 //! which DEL and GC find it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use cni::{Result, key};
+use cni::{Result, SortedSet, key};
 use linux::ip::{self, Cidr, Protocol};
 use linux::netlink::nft::{Data, DataType, Edit, Element, Family, Nftables, Set, Value};
 
@@ -177,7 +177,7 @@ impl Listing {
         if shared.is_empty() {
             return Vec::new();
         }
-        let leaving: BTreeSet<_> = removed.iter().map(|entry| (&entry.set, &entry.element.key)).collect();
+        let leaving: SortedSet<_> = removed.iter().map(|entry| (&entry.set, &entry.element.key)).collect();
         let mut heirs: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
         for entry in self.entries.iter().filter(|entry| !leaving.contains(&(&entry.set, &entry.element.key))) {
             if let Some(mapping) = entry.read_mapping() {
@@ -197,7 +197,7 @@ impl Listing {
     /// deleted.
     pub(crate) fn forget_reached(&self, removed: &[Entry]) -> Vec<Edit> {
         let is_recorded = |entry: &&Entry| entry.comment().is_empty();
-        let recorded: BTreeSet<&str> =
+        let recorded: SortedSet<&str> =
             self.entries.iter().filter(is_recorded).map(|entry| entry.set.as_str()).collect();
         if self.entries.iter().filter(|entry| !is_recorded(entry)).count() > removed.len() {
             return Vec::new();
@@ -207,17 +207,18 @@ impl Listing {
         wanted.map(|name| Edit::flush_set(set(name))).collect()
     }
 
-    /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created, by their
-    /// names.
+    /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created.
     pub(crate) fn unused_scopes(&self, removed: &[Entry], added: &[Entry]) -> Vec<Names> {
-        let mut unused: Vec<Names> = self.sets.iter().filter_map(|set| Names::of_map(set)).collect();
-        unused.retain(|names| {
+        let mut unused: Vec<Names> = Vec::new();
+        for names in self.sets.iter().filter_map(|set| Names::of_map(set)) {
             let is_in = |entry: &&Entry| entry.set == names.ports || entry.set == names.address_ports;
             let count = |entries: &[Entry]| entries.iter().filter(is_in).count();
-            names.has_conditions() && count(added) == 0 && count(&self.entries) == count(removed)
-        });
-        unused.sort_by(|a, b| a.translate.cmp(&b.translate));
-        unused.dedup();
+            let is_unused = names.has_conditions() && count(added) == 0 && count(&self.entries) == count(removed);
+            // A scope has several maps.
+            if is_unused && !unused.contains(&names) {
+                unused.push(names);
+            }
+        }
         unused
     }
 }

@@ -1,9 +1,9 @@
 //! Warns of processes on this host that listen on a port to be published: they no longer get its connections.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
+use cni::SortedSet;
 use linux::ip::Protocol;
 use log::{Level, log_enabled, warn};
 
@@ -26,7 +26,7 @@ pub(crate) fn warn_of_listeners(mappings: &[Mapping]) {
         let listeners: Vec<SocketAddr> = sockets.iter().flat_map(|sockets| listening(sockets, state)).collect();
         let lost = wanted.filter(|mapping| listeners.iter().any(|listener| loses(*listener, mapping)));
         // A port of all addresses has a mapping for each family.
-        for key in lost.map(|mapping| mapping.key).collect::<BTreeSet<_>>() {
+        for key in &lost.map(|mapping| mapping.key).collect::<SortedSet<_>>() {
             warn!("{key} of this host has a listening process, which gets no more connections");
         }
     }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::value::CowStrDeserializer;
+use serde::de::value::{CowStrDeserializer, StrDeserializer};
 use serde::de::{self, DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, forward_to_deserialize_any};
 
@@ -311,12 +311,37 @@ fn collection_length(text: &[u8]) -> usize {
 
 struct Fields<'de> {
     pairs: std::vec::IntoIter<Pair<'de>>,
-    value: Option<Pair<'de>>,
+    pair: Option<Pair<'de>>,
 }
 
 impl<'de> Fields<'de> {
     fn new(pairs: Vec<Pair<'de>>) -> Fields<'de> {
-        Fields { pairs: pairs.into_iter(), value: None }
+        Fields { pairs: pairs.into_iter(), pair: None }
+    }
+
+    // These are not inlined, because serde instantiates its own code for each type.
+
+    /// Returns the next key.
+    #[inline(never)]
+    fn next_key(&mut self) -> Option<&str> {
+        self.pair = self.pairs.next();
+        self.pair.as_ref().map(|(key, _)| &**key)
+    }
+
+    /// Returns the value of the key.
+    #[inline(never)]
+    fn value(&self) -> Result<Node<'de>, Fault> {
+        self.pair.as_ref().map(|(_, value)| *value).ok_or_else(|| Fault::shape("a value before its key"))
+    }
+
+    /// Adds the key to the path of a fault.
+    #[cold]
+    #[inline(never)]
+    fn locate(&mut self, fault: Fault) -> Fault {
+        match self.pair.take() {
+            Some((key, _)) => fault.under(key),
+            None => fault,
+        }
     }
 }
 
@@ -325,16 +350,14 @@ impl<'de> MapAccess<'de> for Fields<'de> {
 
     #[inline(never)]
     fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Fault> {
-        self.value = self.pairs.next();
-        let Some((key, _)) = &self.value else { return Ok(None) };
-        seed.deserialize(CowStrDeserializer::new(key.clone())).map(Some)
+        let Some(key) = self.next_key() else { return Ok(None) };
+        seed.deserialize(StrDeserializer::new(key)).map(Some)
     }
 
     // Not inlined, so that fields of the same type share one instance.
     #[inline(never)]
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, Fault> {
-        let (key, value) = self.value.take().ok_or_else(|| Fault::shape("a value before its key"))?;
-        seed.deserialize(value).map_err(|fault| fault.under(key))
+        seed.deserialize(self.value()?).map_err(|fault| self.locate(fault))
     }
 }
 
@@ -343,15 +366,23 @@ struct Items<'de> {
     index: usize,
 }
 
+impl Items<'_> {
+    /// Adds the index of the last item to the path of a fault.
+    #[cold]
+    #[inline(never)]
+    fn locate(&self, fault: Fault) -> Fault {
+        fault.under(format_args!("[{}]", self.index - 1))
+    }
+}
+
 impl<'de> SeqAccess<'de> for Items<'de> {
     type Error = Fault;
 
     #[inline(never)]
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Fault> {
         let Some(item) = self.members.next() else { return Ok(None) };
-        let index = self.index;
         self.index += 1;
-        seed.deserialize(item).map(Some).map_err(|fault| fault.under(format_args!("[{index}]")))
+        seed.deserialize(item).map(Some).map_err(|fault| self.locate(fault))
     }
 }
 

@@ -1,7 +1,7 @@
 //! The line that the log has for each call: outcome, duration and addresses.
 
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use linux::ip::Cidr;
 use log::{error, info};
@@ -35,9 +35,7 @@ impl Summary {
     /// Logs the outcome, as an error if the call failed.
     pub(crate) fn log(&self, outcome: &Result<()>) {
         let Some(began) = self.began else { return };
-        let elapsed = began.elapsed();
-        let line =
-            Line { millis: elapsed.as_secs_f64() * 1e3, addresses: &self.addresses, error: outcome.as_ref().err() };
+        let line = Line { elapsed: began.elapsed(), addresses: &self.addresses, error: outcome.as_ref().err() };
         match outcome {
             Ok(()) => info!("{line}"),
             Err(_) => error!("{line}"),
@@ -47,7 +45,7 @@ impl Summary {
 
 /// The line. Texts of other programs are quoted, so that it is always a single one.
 struct Line<'a> {
-    millis: f64,
+    elapsed: Duration,
     addresses: &'a [Cidr],
     error: Option<&'a Error>,
 }
@@ -55,7 +53,8 @@ struct Line<'a> {
 impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outcome = if self.error.is_some() { "failed" } else { "ok" };
-        write!(f, "{outcome} ms={:.3}", self.millis)?;
+        let micros = self.elapsed.subsec_micros();
+        write!(f, "{outcome} ms={}.{:03}", self.elapsed.as_millis(), micros % 1_000)?;
         for (at, address) in self.addresses.iter().enumerate() {
             write!(f, "{}{address}", if at == 0 { " ips=" } else { "," })?;
         }
@@ -77,7 +76,7 @@ mod tests {
     fn a_line_is_a_single_one() {
         let error = Error::new(Code::CONFIG, "two\nlines").details("say \"no\"");
         let addresses = ["10.1.0.2/24".parse().unwrap(), "fd00::2/64".parse().unwrap()];
-        let line = |error| Line { millis: 1.5, addresses: &addresses, error }.to_string();
+        let line = |error| Line { elapsed: Duration::from_micros(1_500), addresses: &addresses, error }.to_string();
         assert_eq!(line(None), "ok ms=1.500 ips=10.1.0.2/24,fd00::2/64");
         let wanted = r#"failed ms=1.500 ips=10.1.0.2/24,fd00::2/64 code=7 msg="two\nlines" details="say \"no\"""#;
         assert_eq!(line(Some(&error)), wanted);

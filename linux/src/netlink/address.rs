@@ -9,7 +9,7 @@ use super::link::{LinkIndex, NetnsId};
 use super::wire::{self, CREATE, Request};
 use super::{Change, Netlink};
 use crate::error::{Context, Result};
-use crate::ip::Cidr;
+use crate::ip::{self, Cidr};
 
 /// struct ifaddrmsg
 const HEADER: usize = 8;
@@ -121,9 +121,8 @@ impl Change<'_> {
 impl Netlink {
     /// Returns the addresses of a link, IPv4 before IPv6.
     pub fn addresses(&mut self, link: LinkIndex) -> Result<Vec<Address>> {
-        let mut found = self.addresses_of(RtAddrFamily::Unspecified, link)?;
-        found.sort_by_key(|address| address.cidr.ip().is_ipv6());
-        Ok(found)
+        let found = self.addresses_of(RtAddrFamily::Unspecified, link)?;
+        Ok(ip::ipv4_first(found, |address| address.cidr.ip()))
     }
 
     /// Returns the IPv4 addresses of a link.

@@ -53,18 +53,17 @@ impl Answers<'_> {
     }
 }
 
-/// A list that is being read.
-pub(super) struct Listing<T> {
+/// A list that is being read. Not generic: a node's plugins share one file, which should stay small.
+pub(super) struct Listing {
     pub(super) seq: u32,
     pub(super) kind: u16,
-    pub(super) items: Vec<T>,
     /// Whether the list changed while it was read, or is incomplete.
     pub(super) interrupted: bool,
 }
 
-impl<T> Listing<T> {
-    /// Reads the part of the list in a datagram. Returns `true` at the end of the list.
-    pub(super) fn take(&mut self, mut rest: &[u8], read: &dyn Fn(&[u8]) -> Result<Option<T>>) -> Result<bool> {
+impl Listing {
+    /// Reads the part of the list in a datagram: calls `read` with each item. Returns `true` at the end of the list.
+    pub(super) fn take(&mut self, mut rest: &[u8], read: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         while let Some(message) = wire::next_message(&mut rest)? {
             if message.seq != self.seq {
                 continue; // The answer to an abandoned request.
@@ -83,7 +82,7 @@ impl<T> Listing<T> {
                     Some(error) => return Err(error),
                     None => return Err(malformed("an acknowledgement instead of a list")),
                 },
-                kind if kind == self.kind => self.items.extend(read(message.payload)?),
+                kind if kind == self.kind => read(message.payload)?,
                 _ => return Err(malformed("an answer of another type")),
             }
         }
@@ -200,12 +199,12 @@ mod tests {
 
     /// Reads a list of messages of type 16 that was requested with sequence number 7.
     fn listing(datagrams: &[Vec<u8>]) -> Result<(Vec<u8>, bool, bool)> {
-        let mut listing = Listing { seq: 7, kind: 16, items: Vec::new(), interrupted: false };
-        let mut ended = false;
+        let mut listing = Listing { seq: 7, kind: 16, interrupted: false };
+        let (mut items, mut ended) = (Vec::new(), false);
         for datagram in datagrams {
-            ended = listing.take(datagram, &|payload| Ok(payload.first().copied()))?;
+            ended = listing.take(datagram, &mut |payload| Ok(payload.first()).map(|first| items.extend(first)))?;
         }
-        Ok((listing.items, listing.interrupted, ended))
+        Ok((items, listing.interrupted, ended))
     }
 
     #[test]

@@ -13,9 +13,10 @@ fn first(datagram: &[u8]) -> Result<(u32, LinkIndex)> {
 }
 
 fn list<T>(datagram: &[u8], seq: u32, kind: u16, read: impl Fn(&[u8]) -> Result<Option<T>>) -> Vec<T> {
-    let mut listing = Listing { seq, kind, items: Vec::new(), interrupted: false };
-    let _ = listing.take(datagram, &read);
-    listing.items
+    let mut items = Vec::new();
+    let mut listing = Listing { seq, kind, interrupted: false };
+    let _ = listing.take(datagram, &mut |payload| read(payload).map(|found| items.extend(found)));
+    items
 }
 
 fn assert_valid(cidr: Cidr) {

@@ -9,7 +9,7 @@ use super::link::LinkIndex;
 use super::wire::{self, Request};
 use super::{Change, Netlink};
 use crate::error::{Context, Result};
-use crate::ip::Cidr;
+use crate::ip::{self, Cidr};
 
 /// The default routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -150,12 +150,11 @@ impl Netlink {
     pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
         let request = list_routes(Some(link));
         let wanted = |route: Option<KernelRoute>| route.filter(|route| route.link == Some(link));
-        let mut found = self
+        let found = self
             .socket
             .list(&request, libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
             .context(|| format!("list the routes of link {link}"))?;
-        found.sort_by_key(|route| route.route.dst.ip().is_ipv6());
-        Ok(found)
+        Ok(ip::ipv4_first(found, |route| route.route.dst.ip()))
     }
 
     /// Returns the link by which packets to `ip` leave; `None` if there is no route, or one that rejects or drops them.

@@ -304,7 +304,7 @@ impl Socket {
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
         let attempts = self.attempts;
-        self.list_until(question, kind, &read, |listing| !listing.interrupted)?.ok_or_else(|| {
+        self.list_until(question, kind, read, |_, interrupted| !interrupted)?.ok_or_else(|| {
             let what = format!("the list changed each of the {attempts} times it was read");
             Error::new(Kind::Transient, what).details("many links, addresses or rules come and go at once; try again")
         })
@@ -319,46 +319,43 @@ impl Socket {
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>>,
     ) -> Result<Vec<T>> {
-        let enough = |listing: &Listing<T>| !listing.interrupted || !listing.items.is_empty();
-        Ok(self.list_until(question, kind, &read, enough)?.unwrap_or_default())
+        let enough = |found: &[T], interrupted: bool| !interrupted || !found.is_empty();
+        Ok(self.list_until(question, kind, read, enough)?.unwrap_or_default())
     }
 
-    /// Requests a list until it is `good`; `None` if it never was.
+    /// Requests a list until its items, and whether it changed while it was read, are `good`; `None` if they never were.
     fn list_until<T>(
         &mut self,
         question: &[u8],
         kind: u16,
-        read: &dyn Fn(&[u8]) -> Result<Option<T>>,
-        good: impl Fn(&Listing<T>) -> bool,
+        read: impl Fn(&[u8]) -> Result<Option<T>>,
+        good: impl Fn(&[T], bool) -> bool,
     ) -> Result<Option<Vec<T>>> {
         for _ in 0..self.attempts {
-            let listing = self.list_once(question, kind, read)?;
-            if good(&listing) {
-                return Ok(Some(listing.items));
+            let mut items = Vec::new();
+            let interrupted =
+                self.list_once(question, kind, &mut |payload| read(payload).map(|found| items.extend(found)))?;
+            if good(&items, interrupted) {
+                return Ok(Some(items));
             }
         }
         Ok(None)
     }
 
-    fn list_once<T>(
-        &mut self,
-        question: &[u8],
-        kind: u16,
-        read: &dyn Fn(&[u8]) -> Result<Option<T>>,
-    ) -> Result<Listing<T>> {
+    /// Requests a list once. Returns whether it changed while it was read, or is incomplete.
+    fn list_once(&mut self, question: &[u8], kind: u16, read: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<bool> {
         let mut datagram = Vec::with_capacity(question.len());
         let seq = self.append(&mut datagram, question, NlmF::DUMP);
         self.transmit(&datagram)?;
-        let mut listing = Listing { seq, kind, items: Vec::new(), interrupted: false };
+        let mut listing = Listing { seq, kind, interrupted: false };
         let mut deadline = None;
         loop {
             match self.receive(&mut deadline)? {
                 Some(datagram) if !listing.take(datagram, read)? => {}
-                Some(_) => return Ok(listing),
+                Some(_) => return Ok(listing.interrupted),
                 None => {
                     self.drain(&mut listing)?;
-                    listing.interrupted = true;
-                    return Ok(listing);
+                    return Ok(true);
                 }
             }
         }
@@ -366,10 +363,10 @@ impl Socket {
 
     /// Reads the rest of a list after a truncated datagram: the kernel rejects another list request until the list has
     /// ended. It continues a list on each read, so if there is nothing to read the list has ended as well.
-    fn drain<T>(&mut self, listing: &mut Listing<T>) -> Result<()> {
+    fn drain(&mut self, listing: &mut Listing) -> Result<()> {
         loop {
             match receive(&self.socket, &mut self.buffer) {
-                Ok(len) if listing.take(self.buffer.get(..len).unwrap_or_default(), &|_| Ok(None))? => {
+                Ok(len) if listing.take(self.buffer.get(..len).unwrap_or_default(), &mut |_| Ok(()))? => {
                     return Ok(());
                 }
                 Ok(_) => {}
