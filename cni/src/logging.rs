@@ -6,6 +6,7 @@
 //! adds the time and the process ID itself.
 
 mod daemon;
+mod logger;
 mod subject;
 mod summary;
 mod time;
@@ -16,14 +17,14 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
-use env_logger::{Builder, Target};
 use log::{LevelFilter, warn};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
 use daemon::{Daemon, Sender};
+use logger::{Logger, Output};
 
 pub(crate) use subject::Subject;
 pub(crate) use summary::Summary;
@@ -118,50 +119,13 @@ impl LogSettings {
         }
         let on_stderr = matches!(output, Output::Stderr) && self.level >= LevelFilter::Warn;
         ON_STDERR.store(on_stderr, Ordering::Relaxed);
-        let (subject, began) = (subject(), Instant::now());
-        let mut builder = Builder::new();
-        builder.filter_level(self.level);
-        match output {
-            Output::Stderr => builder.target(Target::Stderr),
-            Output::File(file) => builder.target(Target::Pipe(Box::new(file))),
-            Output::Daemon(sender) => {
-                let daemon = sender.daemon();
-                // env_logger passes what is written for a record to the target at once, so it is one datagram.
-                builder.target(Target::Pipe(Box::new(sender)));
-                builder.format(move |out, record| out.write_all(&daemon.datagram(&subject, record)));
-                return started(&mut builder, began, &self.warnings);
-            }
-        };
-        let process = std::process::id();
-        builder.format(move |out, record| {
-            let (now, since) = (utc(SystemTime::now()), began.elapsed().as_micros());
-            writeln!(
-                out,
-                "{now} [{process}] {since:>6}us {:<5} {} {subject}: {}",
-                record.level(),
-                subject.plugin,
-                record.args()
-            )
-        });
-        started(&mut builder, began, &self.warnings)
+        let began = Instant::now();
+        Logger { output, subject: subject(), began }.start(self.level);
+        for warning in &self.warnings {
+            warn!("{warning}");
+        }
+        Summary::since(began)
     }
-}
-
-/// An open destination.
-enum Output {
-    Stderr,
-    File(File),
-    Daemon(Sender),
-}
-
-/// Starts the log with these settings, and logs the warnings.
-fn started(builder: &mut Builder, began: Instant, warnings: &[String]) -> Summary {
-    // Fails only if an earlier call in the same process has started a log.
-    let _ = builder.try_init();
-    for warning in warnings {
-        warn!("{warning}");
-    }
-    Summary::since(began)
 }
 
 /// Opens the log file, readable only by its owner. Does not follow symbolic links or wait for the reader of a FIFO. An

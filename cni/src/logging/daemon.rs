@@ -5,6 +5,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use linux::unix::Datagrams;
 use log::{Level, Record};
@@ -42,7 +43,7 @@ impl Daemon {
     }
 
     /// Formats a record as a datagram.
-    pub(super) fn datagram(self, subject: &Subject, record: &Record<'_>) -> Vec<u8> {
+    fn datagram(self, subject: &Subject, record: &Record<'_>) -> Vec<u8> {
         let message = format!("{subject}: {}", record.args());
         match self {
             Daemon::Journal => journal(subject, record.level(), &message),
@@ -99,13 +100,13 @@ fn syslog(subject: &Subject, level: Level, message: &str) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A connection to a log daemon. Each write is one message.
+/// A connection to a log daemon.
 #[derive(Debug)]
 pub(super) struct Sender {
     daemon: Daemon,
     socket: Datagrams,
     /// Whether a message was lost.
-    has_lost: bool,
+    has_lost: AtomicBool,
 }
 
 impl Sender {
@@ -113,14 +114,17 @@ impl Sender {
     pub(super) fn connect(daemon: Daemon) -> Result<Sender> {
         let path = daemon.path();
         let socket = Datagrams::connect(Path::new(path)).context(|| format!("connect to the log daemon at {path}"))?;
-        Ok(Sender { daemon, socket, has_lost: false })
+        Ok(Sender { daemon, socket, has_lost: AtomicBool::new(false) })
     }
 
-    pub(super) fn daemon(&self) -> Daemon {
-        self.daemon
+    /// Sends a record as one message.
+    pub(super) fn send(&self, subject: &Subject, record: &Record<'_>) {
+        if let Err(error) = self.try_send(&self.daemon.datagram(subject, record)) {
+            self.report_lost(&error);
+        }
     }
 
-    fn send(&self, message: &[u8]) -> Result<()> {
+    fn try_send(&self, message: &[u8]) -> Result<()> {
         match self.socket.send(message) {
             // journald accepts a file in place of a large datagram.
             Err(error) if error.errno() == Some(libc::EMSGSIZE) && self.daemon == Daemon::Journal => {
@@ -131,24 +135,10 @@ impl Sender {
     }
 
     /// Reports the first lost message on stderr. The next ones are probably lost for the same reason.
-    fn report_lost(&mut self, error: &Error) {
-        if !self.has_lost {
+    fn report_lost(&self, error: &Error) {
+        if !self.has_lost.swap(true, Ordering::Relaxed) {
             let _ = writeln!(io::stderr(), "warning: send to the log daemon at {}: {error}", self.daemon.path());
         }
-        self.has_lost = true;
-    }
-}
-
-impl Write for Sender {
-    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
-        if let Err(error) = self.send(message) {
-            self.report_lost(&error);
-        }
-        Ok(message.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
