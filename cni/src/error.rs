@@ -45,12 +45,10 @@ impl Code {
     pub const INTERNAL: Code = Code(999);
 }
 
-/// An error with its context and its CNI code. The message starts with the outermost step, as in [`linux::Error`].
+/// An error with its context and its CNI code. The message starts with the outermost step, as in [`linux::Error`]. One
+/// pointer wide, as that.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Error {
-    code: Code,
-    cause: linux::Error,
-}
+pub struct Error(linux::Error);
 
 /// An error as printed on stdout, with keys in the order of the reference.
 #[derive(Serialize, Deserialize)]
@@ -71,7 +69,7 @@ impl Error {
     /// Creates an error detected by this program.
     #[cold]
     pub fn new(code: Code, cause: impl Into<String>) -> Error {
-        Error { code, cause: linux::Error::new(Kind::Other, cause) }
+        Error(linux::Error::new(Kind::Code(code.0), cause))
     }
 
     /// Creates an error for a state that only a bug in this program can cause.
@@ -83,38 +81,45 @@ impl Error {
     /// Adds a step to the front of the message: a verb phrase that names the object, such as `read "lock"`.
     #[must_use]
     pub fn context(self, step: impl Into<String>) -> Error {
-        Error { cause: self.cause.context(step), ..self }
+        Error(self.0.context(step))
     }
 
     /// Adds details: the kernel's explanation, the object in the way, the remedy.
     #[must_use]
     pub fn details(self, more: impl AsRef<str>) -> Error {
-        Error { cause: self.cause.details(more), ..self }
+        Error(self.0.details(more))
     }
 
     /// Replaces the code.
     #[must_use]
     pub fn with_code(self, code: Code) -> Error {
-        Error { code, ..self }
+        Error(self.0.with_kind(Kind::Code(code.0)))
     }
 
-    /// Returns the CNI code.
+    /// Returns the CNI code. For a failure in the crate [`linux`], its kind determines it.
     pub fn code(&self) -> Code {
-        self.code
+        match self.0.kind() {
+            Kind::Code(code) => Code(code),
+            Kind::Io => Code::IO,
+            Kind::Namespace => Code::NETNS,
+            Kind::Transient => Code::TRY_LATER,
+            Kind::Output => Code::UNKNOWN,
+            Kind::Kernel | Kind::Program | Kind::Other => Code::INTERNAL,
+        }
     }
 
     /// Returns the errno of the system call that failed, if one did.
     pub fn errno(&self) -> Option<i32> {
-        self.cause.errno()
+        self.0.errno()
     }
 
     /// Returns the details, such as the object in the way and the remedy; may be empty.
     pub fn details_text(&self) -> &str {
-        self.cause.details_text()
+        self.0.details_text()
     }
 
     pub(crate) fn answer(&self) -> Answer {
-        Answer { code: self.code, msg: self.to_string(), details: self.details_text().to_owned() }
+        Answer { code: self.code(), msg: self.to_string(), details: self.details_text().to_owned() }
     }
 }
 
@@ -126,22 +131,14 @@ impl From<Answer> for Error {
 }
 
 impl From<linux::Error> for Error {
-    /// Chooses the code by the kind of the failure.
     fn from(cause: linux::Error) -> Error {
-        let code = match cause.kind() {
-            Kind::Io => Code::IO,
-            Kind::Namespace => Code::NETNS,
-            Kind::Transient => Code::TRY_LATER,
-            Kind::Output => Code::UNKNOWN,
-            Kind::Kernel | Kind::Program | Kind::Other => Code::INTERNAL,
-        };
-        Error { code, cause }
+        Error(cause)
     }
 }
 
 impl AsRef<linux::Error> for Error {
     fn as_ref(&self) -> &linux::Error {
-        &self.cause
+        &self.0
     }
 }
 
@@ -159,13 +156,13 @@ impl From<nix::Error> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.cause, f)
+        fmt::Display::fmt(&self.0, f)
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{}] {:?}", self.code.0, self.cause)
+        write!(f, "[{}] {:?}", self.code().0, self.0)
     }
 }
 

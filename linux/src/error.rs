@@ -23,6 +23,8 @@ pub enum Kind {
     Program,
     /// Another program printed too much.
     Output,
+    /// A failure of the program that uses this crate, with a code of its own.
+    Code(u32),
     /// Any other failure, such as a state that only a bug can cause.
     Other,
 }
