@@ -52,15 +52,23 @@ impl<'a, C> Undo<'a, C> {
     fn run(&mut self) -> Vec<String> {
         let mut left = Vec::new();
         while let Some((what, step)) = self.steps.pop() {
-            match step(&mut self.context) {
-                Ok(()) => debug!("undone: {what}"),
-                Err(error) => {
-                    warn!("not undone: {what}: {error:?}");
-                    left.push(format!("not undone: {what}: {error}"));
-                }
-            }
+            left.extend(report(&what, step(&mut self.context)));
         }
         left
+    }
+}
+
+/// Logs the outcome of a step, and returns the text for the error if it failed.
+fn report(what: &str, outcome: Result<()>) -> Option<String> {
+    match outcome {
+        Ok(()) => {
+            debug!("undone: {what}");
+            None
+        }
+        Err(error) => {
+            warn!("not undone: {what}: {error:?}");
+            Some(format!("not undone: {what}: {error}"))
+        }
     }
 }
 

@@ -158,10 +158,7 @@ impl Listing {
 
     /// Returns an index for many searches.
     pub(crate) fn index(&self) -> Index<'_> {
-        let (ranges, keys): (Vec<&Entry>, Vec<&Entry>) =
-            self.entries.iter().partition(|entry| entry.element.key_end.is_some());
-        let keys = keys.into_iter().map(|entry| ((entry.set.as_str(), entry.element.key.as_slice()), entry));
-        Index { keys: keys.collect(), ranges }
+        Index { sets: self.entries.chunk_by(|one, next| one.set == next.set).collect() }
     }
 
     /// Returns the link on this host of the attachment with this comment, if it is known.
@@ -223,19 +220,20 @@ impl Listing {
     }
 }
 
-/// The entries of a listing by their keys.
+/// The entries of a listing by their sets, each in the order of their keys.
 #[derive(Debug)]
 pub(crate) struct Index<'a> {
-    keys: BTreeMap<(&'a str, &'a [u8]), &'a Entry>,
-    ranges: Vec<&'a Entry>,
+    sets: Vec<&'a [Entry]>,
 }
 
 impl Index<'_> {
     /// Returns an entry that excludes this one: with the same key, or with a range that overlaps.
     pub(crate) fn find(&self, entry: &Entry) -> Option<&Entry> {
-        match entry.element.key_end {
-            Some(_) => self.ranges.iter().find(|range| range.excludes(entry)).copied(),
-            None => self.keys.get(&(entry.set.as_str(), entry.element.key.as_slice())).copied(),
+        let entries = self.sets.iter().find(|entries| entries.first().is_some_and(|first| first.set == entry.set))?;
+        if entry.element.key_end.is_some() {
+            return entries.iter().find(|range| range.excludes(entry));
         }
+        let place = entries.binary_search_by(|other| other.element.key.cmp(&entry.element.key)).ok()?;
+        entries.get(place)
     }
 }

@@ -140,37 +140,7 @@ impl<'a> Change<'a> {
 
     /// Changes a link.
     pub fn set_link(link: impl Into<LinkRef<'a>>, change: &LinkChange<'a>) -> Change<'a> {
-        let (link, change) = (link.into(), *change);
-        let mut state = Flags::default();
-        let flags = [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC), (change.all_multicast, Iff::ALLMULTI)];
-        for (value, flag) in flags {
-            if let Some(on) = value {
-                state.on.set(flag, on);
-                state.mask.insert(flag);
-            }
-        }
-        let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
-        by_name(&mut request, link);
-        common_attributes(&mut request, change.mac, change.mtu);
-        if let Some(length) = change.tx_queue {
-            request.number(Ifla::Txqlen, length);
-        }
-        if let Some(bridge) = change.bridge {
-            request.number(Ifla::Master, bridge.number());
-        }
-        if let Some(alias) = change.alias {
-            request.attr(Ifla::Ifalias, alias.as_bytes());
-        }
-        if let Some(notify) = change.arp_notify {
-            request.nest(Ifla::AfSpec, |spec| {
-                spec.nest(u16::try_from(libc::AF_INET).unwrap_or_default(), |inet| {
-                    inet.nest(wire::IFLA_INET_CONF, |conf| {
-                        conf.number(wire::IPV4_DEVCONF_ARP_NOTIFY, u32::from(notify));
-                    });
-                });
-            });
-        }
-        Change::new(request, move || format!("set link {link}{change}"))
+        change.of(link.into())
     }
 
     /// Sets all settings of a link as a port of a bridge.
@@ -219,6 +189,43 @@ impl<'a> Change<'a> {
         let mut request = about(Rtm::Dellink, NlmF::empty(), Some(link), Flags::default());
         by_name(&mut request, link);
         Change::new(request, move || format!("delete link {link}"))
+    }
+}
+
+impl<'a> LinkChange<'a> {
+    /// Returns the request for a link. Not generic, because it is large.
+    fn of(&self, link: LinkRef<'a>) -> Change<'a> {
+        let change = *self;
+        let mut state = Flags::default();
+        let flags = [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC), (change.all_multicast, Iff::ALLMULTI)];
+        for (value, flag) in flags {
+            if let Some(on) = value {
+                state.on.set(flag, on);
+                state.mask.insert(flag);
+            }
+        }
+        let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
+        by_name(&mut request, link);
+        common_attributes(&mut request, change.mac, change.mtu);
+        if let Some(length) = change.tx_queue {
+            request.number(Ifla::Txqlen, length);
+        }
+        if let Some(bridge) = change.bridge {
+            request.number(Ifla::Master, bridge.number());
+        }
+        if let Some(alias) = change.alias {
+            request.attr(Ifla::Ifalias, alias.as_bytes());
+        }
+        if let Some(notify) = change.arp_notify {
+            request.nest(Ifla::AfSpec, |spec| {
+                spec.nest(u16::try_from(libc::AF_INET).unwrap_or_default(), |inet| {
+                    inet.nest(wire::IFLA_INET_CONF, |conf| {
+                        conf.number(wire::IPV4_DEVCONF_ARP_NOTIFY, u32::from(notify));
+                    });
+                });
+            });
+        }
+        Change::new(request, move || format!("set link {link}{change}"))
     }
 }
 
