@@ -4,13 +4,16 @@ use std::cell::RefCell;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::Netlink;
+use linux::sysctl::Sysctl;
 use log::debug;
 use serde::Deserialize;
 
+use crate::collector::ErrorCollector;
 use crate::config::{self, Head, Previous, ValidAttachment};
 use crate::error::{Code, Context, Error, Result};
 use crate::name::{ContainerId, IfName, NetworkName};
@@ -132,6 +135,8 @@ pub struct Call<'a> {
     pub(crate) builtin: &'a [&'a dyn Plugin],
     /// The plugin's own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,
+    /// The sysctls that ADD opened to change them, with their former values.
+    pub(crate) changed_sysctls: RefCell<Vec<Rc<Sysctl>>>,
 }
 
 /// The namespace in which a plugin was called, and a socket there.
@@ -164,6 +169,7 @@ impl<'a> Call<'a> {
             any_netns: false,
             builtin: &[],
             home: RefCell::default(),
+            changed_sysctls: RefCell::default(),
         })
     }
 
@@ -179,6 +185,7 @@ impl<'a> Call<'a> {
             stdin: config.as_bytes(),
             // The delegate takes over what was opened to validate the call; this plugin opens its own again if needed.
             home: self.home.take().into(),
+            changed_sysctls: RefCell::default(),
             ..*self
         })
     }
@@ -194,6 +201,20 @@ impl<'a> Call<'a> {
     /// Returns the plugin's own namespace and a socket: those that were opened to validate the call, later new ones.
     pub fn home(&self) -> Result<Home> {
         self.home.take().map_or_else(Home::open, Ok)
+    }
+
+    /// Keeps the sysctls that ADD changes, for [`Plugin::rollback_add`]: DEL does not know their former values.
+    pub fn keep_sysctls(&self, changed: &[Rc<Sysctl>]) {
+        self.changed_sysctls.replace(changed.to_vec());
+    }
+
+    /// Restores the sysctls that ADD has changed, the last one first.
+    pub fn restore_sysctls(&self) -> Result<()> {
+        let mut failures = ErrorCollector::default();
+        for sysctl in self.changed_sysctls.take().iter().rev() {
+            failures.record(sysctl.restore().context(|| "restore a sysctl"));
+        }
+        failures.into_result()
     }
 
     /// Parses the configuration as the plugin's own type.

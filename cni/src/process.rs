@@ -3,6 +3,7 @@
 
 mod help;
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -198,6 +199,7 @@ fn serve(
             any_netns: scope.any_netns,
             builtin: plugins,
             home: home.into(),
+            changed_sysctls: RefCell::default(),
         };
         execute(plugin, &request, &call, print, &mut summary)
     })();

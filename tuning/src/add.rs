@@ -27,6 +27,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
     // If the thread cannot return, the steps are reverted as well, because they are dropped.
     let mut done = guest.run(&home, || {
         let settings = open_settings(&config.sysctls, at)?;
+        call.keep_sysctls(&settings);
         if config.attributes.is_empty() {
             return tune(config, settings, None, Undo::new(None));
         }
@@ -113,7 +114,7 @@ fn gone_is_ok(outcome: Result<()>) -> Result<()> {
 /// Changes everything. Returns the steps that revert it, or reverts them after a failure.
 fn tune<'a>(
     config: &'a Config,
-    settings: Vec<Setting>,
+    settings: Vec<Rc<Setting>>,
     backup: Option<(BackupFile, AttachmentKey<'_>)>,
     mut undo: Undo<'a, Option<Target<'a>>>,
 ) -> Result<Undo<'a, Option<Target<'a>>>> {
@@ -126,7 +127,7 @@ fn tune<'a>(
 /// Changes everything. Each rollback step is registered before the step that it reverts.
 fn apply<'a>(
     config: &'a Config,
-    settings: Vec<Setting>,
+    settings: Vec<Rc<Setting>>,
     backup: Option<(BackupFile, AttachmentKey<'_>)>,
     undo: &mut Undo<'a, Option<Target<'a>>>,
 ) -> Result<()> {
@@ -146,7 +147,6 @@ fn apply<'a>(
         file.write(before, owner)?;
     }
     for (sysctl, setting) in config.sysctls.iter().zip(settings) {
-        let setting = Rc::new(setting);
         let changed = Rc::clone(&setting);
         undo.push(format!("restore sysctl {}", sysctl.key), move |_| Ok(changed.restore()?));
         setting.write(&sysctl.value).map_err(|error| explain(sysctl, setting.value(), error))?;
@@ -164,11 +164,11 @@ fn apply<'a>(
 }
 
 /// Opens all sysctls for writing, in the namespace of this thread.
-fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Setting>> {
+fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Rc<Setting>>> {
     let open = |sysctl: &Sysctl| {
         let path = sysctl.key.path(at.ifname.as_str());
         let parts: Vec<&str> = path.iter().map(String::as_str).collect();
-        Setting::open(&parts).map_err(|error| {
+        Setting::open(&parts).map(Rc::new).map_err(|error| {
             let error = explain(sysctl, None, error);
             error.details(format!("it would be /proc/sys/{} in {:?}", path.join("/"), at.sandbox()))
         })

@@ -22,7 +22,7 @@ mod removal;
 mod status;
 mod sysctl;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, ErrorCollector, Keep, Plugin, Result};
 
 use config::Config;
 
@@ -48,6 +48,14 @@ impl Plugin for Tuning {
     /// Restores what ADD changed, whatever the configuration says now.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         removal::restore(call, at, AttachmentKey::new(call, at))
+    }
+
+    /// Unlike DEL, also restores the sysctls.
+    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let mut failures = ErrorCollector::default();
+        failures.record(self.del(call, at));
+        failures.record(call.restore_sysctls());
+        failures.into_result()
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

@@ -224,8 +224,12 @@ fn whatever_has_the_name_of_the_file_is_survived() {
 fn an_add_whose_answer_is_lost_is_reverted() {
     let lab = &lab();
     let pod = pod(lab, "c1");
-    pod.call("ADD", &config(everything())).via_shell("exec \"$@\" >/dev/full").run();
-    assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
+    let before = pod.state();
+    for keys in [everything(), json!({ "sysctl": { "net.core.somaxconn": "77" } })] {
+        let outcome = pod.call("ADD", &config(keys)).via_shell("exec \"$0\" >/dev/full").run();
+        assert_eq!(outcome.status, Some(1), "{outcome:?}");
+        assert_eq!(pod.state(), before);
+    }
 }
 
 #[test]
