@@ -53,15 +53,15 @@ struct ConfigArgs<'a> {
     cni: Overrides<'a>,
 }
 
-/// Keys that override those of the network.
+/// Keys that override those of the network, also with a value that means "unchanged".
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Overrides<'a> {
     #[serde(borrow)]
     sysctl: Members<'a>,
-    mac: String,
-    promisc: bool,
-    mtu: i64,
+    mac: Option<String>,
+    promisc: Option<bool>,
+    mtu: Option<i64>,
     #[serde(rename = "txQLen")]
     tx_queue: Option<i64>,
     allmulti: Option<bool>,
@@ -108,7 +108,7 @@ impl Config {
         let keys: Keys<'_> = call.parse()?;
         let attributes = Attributes {
             mac: keys.requested_mac(call.args)?,
-            promiscuous: (keys.promisc || keys.args.cni.promisc).then_some(true),
+            promiscuous: keys.args.cni.promisc.unwrap_or(keys.promisc).then_some(true),
             mtu: keys.mtu()?,
             all_multicast: keys.args.cni.allmulti.or(keys.allmulti),
             tx_queue: keys.tx_queue()?,
@@ -157,8 +157,10 @@ impl Keys<'_> {
     /// Returns the requested MAC address, in the precedence of the reference.
     fn requested_mac(&self, args: &str) -> Result<Option<MacAddr>> {
         let [from_args] = Args::parse(args, ["MAC"])?.values();
+        if let Some(mac) = &self.args.cni.mac {
+            return requested_mac(&[("key \"args.cni.mac\"", Code::CONFIG, mac)]);
+        }
         requested_mac(&[
-            ("key \"args.cni.mac\"", Code::CONFIG, self.args.cni.mac.as_str()),
             ("key \"runtimeConfig.mac\"", Code::CONFIG, self.runtime_config.mac.as_str()),
             ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_args.unwrap_or_default()),
             ("key \"mac\"", Code::CONFIG, self.mac.as_str()),
@@ -168,8 +170,8 @@ impl Keys<'_> {
     /// Validates `mtu`. What the link accepts, only the kernel knows.
     fn mtu(&self) -> Result<Option<u32>> {
         let (key, mtu) = match self.args.cni.mtu {
-            0 => ("mtu", self.mtu),
-            mtu => ("args.cni.mtu", mtu),
+            None => ("mtu", self.mtu),
+            Some(mtu) => ("args.cni.mtu", mtu),
         };
         match u32::try_from(mtu) {
             Ok(0) => Ok(None),

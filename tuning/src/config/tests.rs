@@ -80,6 +80,19 @@ fn arguments_override_the_network() {
 }
 
 #[test]
+fn arguments_can_override_with_unchanged() {
+    let keys = json!({
+        "mac": "02:00:00:00:00:01", "promisc": true, "mtu": 1400, "runtimeConfig": {"mac": "02:00:00:00:00:02"},
+        "args": {"cni": {"mac": "", "promisc": false, "mtu": 0}},
+    });
+    let config = parse_with(keys, "MAC=02:00:00:00:00:03").unwrap();
+    assert!(config.is_empty(), "{config:?}");
+    let nulls = json!({"promisc": true, "mtu": 1400, "args": {"cni": {"mac": null, "promisc": null, "mtu": null}}});
+    let Attributes { promiscuous, mtu, .. } = parse(nulls).unwrap().attributes;
+    assert_eq!((promiscuous, mtu), (Some(true), Some(1400)));
+}
+
+#[test]
 fn the_sources_of_the_mac_address_have_a_precedence() {
     let mac = |n: u8| format!("02:00:00:00:00:0{n}");
     let all = json!({"mac": mac(1), "runtimeConfig": {"mac": mac(3)}, "args": {"cni": {"mac": mac(4)}}});

@@ -12,7 +12,7 @@ fn common(keys: Value) -> Value {
     with(config(json!({ "cniVersion": "1.0.0" })), keys)
 }
 
-fn examples() -> [Value; 6] {
+fn examples() -> [Value; 8] {
     [
         json!({ "mac": NEW_MAC }),
         json!({ "promisc": true }),
@@ -20,6 +20,8 @@ fn examples() -> [Value; 6] {
         json!({ "allmulti": true }),
         json!({ "sysctl": { "net.core.somaxconn": "77", "net/ipv4/conf/all/log_martians": "1" } }),
         json!({ "mac": NEW_MAC, "promisc": true, "mtu": 1400, "allmulti": true, "sysctl": { "net.ipv4.conf.eth0.rp_filter": "2" } }),
+        json!({ "mac": NEW_MAC, "promisc": true, "mtu": 1400, "args": { "cni": { "mac": "", "promisc": false, "mtu": 0 } } }),
+        json!({ "allmulti": true, "args": { "cni": { "allmulti": false, "mtu": 1300 } } }),
     ]
 }
 
