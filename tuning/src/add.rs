@@ -166,11 +166,10 @@ fn apply<'a>(
 /// Opens all sysctls for writing, in the namespace of this thread.
 fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Rc<Setting>>> {
     let open = |sysctl: &Sysctl| {
-        let path = sysctl.key.path(at.ifname.as_str());
-        let parts: Vec<&str> = path.iter().map(String::as_str).collect();
+        let parts: Vec<&str> = sysctl.path.iter().map(String::as_str).collect();
         Setting::open(&parts).map(Rc::new).map_err(|error| {
             let error = explain(sysctl, None, error);
-            error.details(format!("it would be /proc/sys/{} in {:?}", path.join("/"), at.sandbox()))
+            error.details(format!("it would be /proc/sys/{} in {:?}", parts.join("/"), at.sandbox()))
         })
     };
     sysctls.iter().map(open).collect()
@@ -178,7 +177,7 @@ fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Rc<Setting>>
 
 /// Returns the error for a sysctl that cannot be set. `now` is its value.
 pub(crate) fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
-    let Sysctl { key, value } = sysctl;
+    let Sysctl { key, value, .. } = sysctl;
     let refuse = |what: &str, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR | libc::EISDIR) => refuse(

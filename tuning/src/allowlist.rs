@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     fn allows(list: &str, key: &str) -> bool {
-        let sysctl = Sysctl::parse(key, String::new()).unwrap();
+        let sysctl = Sysctl::parse(key, String::new(), None).unwrap();
         AllowList::parse(list.as_bytes()).unwrap().allows(&sysctl.key.spellings(Some("eth0")))
     }
 

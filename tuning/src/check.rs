@@ -33,8 +33,7 @@ fn difference(what: String) -> Result<()> {
 
 /// Compares a sysctl in the namespace of this thread. One that can only be written has no value.
 fn compare(sysctl: &Sysctl, at: &Attachment) -> Result<()> {
-    let Sysctl { key, value } = sysctl;
-    let path = key.path(at.ifname.as_str());
+    let Sysctl { key, path, value } = sysctl;
     let parts: Vec<&str> = path.iter().map(String::as_str).collect();
     let now = match sysctl::read(&parts) {
         Err(error) if error.errno() == Some(libc::EACCES) => return Ok(()),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use cni::inspect::Shape;
 use cni::json::{Fault, Raw};
-use cni::{Args, Call, Code, Error, Result, requested_mac};
+use cni::{Args, Attachment, Call, Code, Error, Result, requested_mac};
 use linux::ip::MacAddr;
 use log::debug;
 use serde::Deserialize;
@@ -103,8 +103,8 @@ pub(crate) fn shape() -> Shape {
 }
 
 impl Config {
-    /// Parses and validates the configuration and `CNI_ARGS`.
-    pub(crate) fn parse(call: &Call<'_>) -> Result<Config> {
+    /// Parses and validates the configuration and `CNI_ARGS`. `at` is `None` if the call is about no attachment.
+    pub(crate) fn parse(call: &Call<'_>, at: Option<&Attachment>) -> Result<Config> {
         let keys: Keys<'_> = call.parse()?;
         let attributes = Attributes {
             mac: keys.requested_mac(call.args)?,
@@ -113,7 +113,8 @@ impl Config {
             all_multicast: keys.args.cni.allmulti.or(keys.allmulti),
             tx_queue: keys.tx_queue()?,
         };
-        Ok(Config { sysctls: keys.sysctls()?, attributes, data_dir: path(&keys.data_dir)? })
+        let sysctls = keys.sysctls(at.map(|at| at.ifname.as_str()))?;
+        Ok(Config { sysctls, attributes, data_dir: path(&keys.data_dir)? })
     }
 
     /// Returns whether the configuration changes nothing.
@@ -201,10 +202,10 @@ impl Keys<'_> {
     }
 
     /// Validates `sysctl` and `args.cni.sysctl`, which replaces values and adds keys.
-    fn sysctls(&self) -> Result<Vec<Sysctl>> {
-        let mut sysctls = self.sysctl.validated("sysctl")?;
-        for sysctl in self.args.cni.sysctl.validated("args.cni.sysctl")? {
-            match sysctls.iter_mut().find(|earlier| earlier.key == sysctl.key) {
+    fn sysctls(&self, ifname: Option<&str>) -> Result<Vec<Sysctl>> {
+        let mut sysctls = self.sysctl.validated("sysctl", ifname)?;
+        for sysctl in self.args.cni.sysctl.validated("args.cni.sysctl", ifname)? {
+            match sysctls.iter_mut().find(|earlier| earlier.path == sysctl.path) {
                 Some(earlier) => earlier.value = sysctl.value,
                 None => sysctls.push(sysctl),
             }
@@ -214,17 +215,17 @@ impl Keys<'_> {
 }
 
 impl Members<'_> {
-    fn validated(&self, under: &str) -> Result<Vec<Sysctl>> {
+    fn validated(&self, under: &str, ifname: Option<&str>) -> Result<Vec<Sysctl>> {
         let mut sysctls: Vec<Sysctl> = Vec::with_capacity(self.0.len());
         for (key, raw) in &self.0 {
             let value = raw.parse::<String>().map_err(|fault| {
                 let remedy = format!("write the value as text: {:?}", raw.text());
                 Error::from(fault.under(format_args!("{under}.{key}"))).details(remedy)
             })?;
-            let sysctl = Sysctl::parse(key, value).map_err(|(why, remedy)| {
+            let sysctl = Sysctl::parse(key, value, ifname).map_err(|(why, remedy)| {
                 Error::from(Fault::value(format_args!("{key:?} {why}")).under(under)).details(remedy)
             })?;
-            if let Some(earlier) = sysctls.iter().find(|earlier| earlier.key == sysctl.key) {
+            if let Some(earlier) = sysctls.iter().find(|earlier| earlier.path == sysctl.path) {
                 // The words of the reference, which users may search for.
                 let what =
                     format_args!("duplicated sysctl keys are not allowed: {:?} and {key:?}", earlier.key.to_string());

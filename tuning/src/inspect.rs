@@ -24,7 +24,7 @@ impl Inspect for Tuning {
     }
 
     fn settings(&self, call: &Call<'_>) -> Result<Settings> {
-        Config::parse(call).map(|_| Settings::default())
+        Config::parse(call, None).map(|_| Settings::default())
     }
 
     fn kinds(&self) -> &'static [Kind] {
@@ -39,7 +39,7 @@ impl Inspect for Tuning {
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
-        let config = Config::parse(network.call)?;
+        let config = Config::parse(network.call, None)?;
         if let Err(error) = status::run(&config) {
             return Ok(vec![Finding::error(KINDS[0].name, &error)]);
         }
@@ -47,7 +47,7 @@ impl Inspect for Tuning {
         for live in network.alive {
             let Some(added) = &live.added else { continue };
             let compared = added.with_call(|call, at| {
-                let config = Config::parse(call)?;
+                let config = Config::parse(call, Some(at))?;
                 count += usize::from(!config.is_empty());
                 check::run(call, at, &config)
             });

@@ -41,7 +41,7 @@ impl Plugin for Tuning {
     }
 
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
-        let config = Config::parse(call)?;
+        let config = Config::parse(call, Some(at))?;
         add::run(call, at, &config, call.chained_result()?)
     }
 
@@ -59,7 +59,7 @@ impl Plugin for Tuning {
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let config = Config::parse(call)?;
+        let config = Config::parse(call, Some(at))?;
         call.chained_result()?;
         check::run(call, at, &config)
     }
@@ -70,6 +70,6 @@ impl Plugin for Tuning {
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {
-        status::run(&Config::parse(call)?)
+        status::run(&Config::parse(call, None)?)
     }
 }

@@ -78,7 +78,7 @@ fn is_same(call: &Call<'_>, at: &Attachment, backup: &Backup, interface: &Interf
     if let Some(owner) = &backup.owner {
         return owner.interface == interface.identity;
     }
-    let Ok(config) = Config::parse(call) else { return false };
+    let Ok(config) = Config::parse(call, Some(at)) else { return false };
     let wanted = config.attributes;
     let has = wanted.of(&interface.link);
     let same_keys = wanted.values().map(|(key, _)| key).eq(backup.before.values().map(|(key, _)| key));

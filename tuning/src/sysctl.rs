@@ -13,6 +13,8 @@ const NAME_HINT: &str = "write it as net.core.somaxconn or net/core/somaxconn";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sysctl {
     pub(crate) key: Key,
+    /// The parts of its path, with the name of the interface if that is known.
+    pub(crate) path: Vec<String>,
     pub(crate) value: String,
 }
 
@@ -21,9 +23,14 @@ pub(crate) struct Sysctl {
 pub(crate) struct Key(Vec<String>);
 
 impl Sysctl {
-    /// Validates the name. An error has the reason and the remedy.
-    pub(crate) fn parse(key: &str, value: String) -> Result<Sysctl, (&'static str, &'static str)> {
-        Ok(Sysctl { key: Key::parse(key)?, value })
+    /// Validates the name. An error has the reason and the remedy. `ifname` is `None` if it is not known.
+    pub(crate) fn parse(
+        key: &str,
+        value: String,
+        ifname: Option<&str>,
+    ) -> Result<Sysctl, (&'static str, &'static str)> {
+        let key = Key::parse(key)?;
+        Ok(Sysctl { path: key.path(ifname.unwrap_or(PLACEHOLDER)), key, value })
     }
 }
 
@@ -56,7 +63,7 @@ impl Key {
     }
 
     /// Returns the parts of the path, with the name of the interface.
-    pub(crate) fn path(&self, ifname: &str) -> Vec<String> {
+    fn path(&self, ifname: &str) -> Vec<String> {
         let mut parts = self.0.clone();
         if let Some(part) = parts.iter_mut().find(|part| part.contains(PLACEHOLDER)) {
             *part = part.replacen(PLACEHOLDER, ifname, 1);

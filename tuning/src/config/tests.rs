@@ -12,7 +12,7 @@ fn parse_with(keys: Value, args: &'static str) -> Result<Config> {
 fn parse_text(config: &str, args: &'static str) -> Result<Config> {
     let mut call = Call::for_config(config)?;
     call.args = args;
-    Config::parse(&call)
+    Config::parse(&call, None)
 }
 
 fn parse(keys: Value) -> Result<Config> {

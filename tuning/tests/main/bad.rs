@@ -60,7 +60,12 @@ fn duplicates_are_refused() {
     let lab = &lab();
     let pod = pod(lab, "c1");
     let before = pod.state();
-    for (one, other) in [("net.core.somaxconn", "net.core.somaxconn"), ("net.core.somaxconn", "net/core/somaxconn")] {
+    for (one, other) in [
+        ("net.core.somaxconn", "net.core.somaxconn"),
+        ("net.core.somaxconn", "net/core/somaxconn"),
+        ("net.ipv4.conf.IFNAME.arp_filter", "net.ipv4.conf.eth0.arp_filter"),
+        ("net/ipv4/conf/eth0/arp_filter", "net.ipv4.conf.IFNAME.arp_filter"),
+    ] {
         let stdin = format!(
             r#"{{"cniVersion": "1.1.0", "name": "net1", "prevResult": {}, "sysctl": {{"{one}": "7", "{other}": "8"}}}}"#,
             pod.result("1.1.0")
