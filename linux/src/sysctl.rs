@@ -118,8 +118,9 @@ impl Sysctl {
         })
     }
 
-    /// Sets the value.
+    /// Sets the value. An empty one is written as an empty line, as sysctl(8) does: to write nothing changes nothing.
     pub fn write(&self, value: &str) -> io::Result<()> {
+        let value = if value.is_empty() { "\n" } else { value };
         self.file.write_all_at(value.as_bytes(), 0)
     }
 }

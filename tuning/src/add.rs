@@ -149,7 +149,7 @@ fn apply<'a>(
     for (sysctl, setting) in config.sysctls.iter().zip(settings) {
         let changed = Rc::clone(&setting);
         undo.push(format!("restore sysctl {}", sysctl.key), move |_| Ok(changed.restore()?));
-        setting.write(&sysctl.value).map_err(|error| explain(sysctl, setting.value(), error))?;
+        setting.write(&sysctl.value).map_err(|error| explain_value(sysctl, setting.value(), error))?;
     }
     if !wanted.is_empty() {
         undo.push("restore the interface", move |target| match target {
@@ -168,15 +168,15 @@ fn open_settings(sysctls: &[Sysctl], at: &Attachment) -> Result<Vec<Rc<Setting>>
     let open = |sysctl: &Sysctl| {
         let parts: Vec<&str> = sysctl.path.iter().map(String::as_str).collect();
         Setting::open(&parts).map(Rc::new).map_err(|error| {
-            let error = explain(sysctl, None, error);
+            let error = explain(sysctl, error);
             error.details(format!("it would be /proc/sys/{} in {:?}", parts.join("/"), at.sandbox()))
         })
     };
     sysctls.iter().map(open).collect()
 }
 
-/// Returns the error for a sysctl that cannot be set. `now` is its value.
-pub(crate) fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
+/// Returns the error for a sysctl that cannot be opened or written.
+pub(crate) fn explain(sysctl: &Sysctl, error: io::Error) -> Error {
     let Sysctl { key, value, .. } = sysctl;
     let refuse = |what: &str, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
     match error.raw_os_error() {
@@ -193,17 +193,29 @@ pub(crate) fn explain(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> E
             &format!("key \"sysctl\": {:?} cannot be set, because /proc/sys is read-only", key.to_string()),
             "give the plugin a writable /proc/sys",
         ),
-        Some(libc::EINVAL | libc::ERANGE) => {
-            let error = refuse(
-                &format!("key \"sysctl\": the kernel refuses the value {value:?} of {:?}", key.to_string()),
-                "use a value of the kernel's documentation (ip-sysctl)",
-            );
-            match now {
-                Some(now) => error.details(format!("it is {now:?} now")),
-                None => error,
-            }
-        }
         _ => Error::from(error).context(format!("set sysctl {:?} to {value:?}", key.to_string())),
+    }
+}
+
+/// Returns the error for a value that the kernel refuses. `now` is the present value.
+fn explain_value(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error {
+    let Sysctl { key, value, .. } = sysctl;
+    let refuse = |what: &str, remedy: &str| Error::new(Code::CONFIG, what).details(remedy);
+    let error = match error.raw_os_error() {
+        // A congestion control, for example, is a module.
+        Some(libc::ENOENT) => refuse(
+            &format!("key \"sysctl\": the kernel does not have {value:?} for {:?}", key.to_string()),
+            "load the kernel module that provides it on the host, or use another value",
+        ),
+        Some(libc::EINVAL | libc::ERANGE) => refuse(
+            &format!("key \"sysctl\": the kernel refuses the value {value:?} of {:?}", key.to_string()),
+            "use a value of the kernel's documentation (ip-sysctl)",
+        ),
+        _ => return explain(sysctl, error),
+    };
+    match now {
+        Some(now) => error.details(format!("it is {now:?} now")),
+        None => error,
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) fn run(config: &Config) -> Result<()> {
         if let Err(error) = sysctl::check_writable(&parts)
             && error.raw_os_error() == Some(libc::EROFS)
         {
-            return Err(unavailable(add::explain(sysctl, None, error)));
+            return Err(unavailable(add::explain(sysctl, error)));
         }
     }
     Ok(())

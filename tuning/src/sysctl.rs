@@ -108,14 +108,17 @@ fn dotted(parts: &[String]) -> String {
     parts.iter().map(|part| part.replace('.', "/")).collect::<Vec<_>>().join(".")
 }
 
-/// Returns whether two values mean the same to the kernel: numbers count by value, and white space only separates.
-pub(crate) fn same_value(one: &str, other: &str) -> bool {
-    let (mut ones, mut others) = (one.split_ascii_whitespace(), other.split_ascii_whitespace());
+/// Returns whether the kernel shows `now` if `wanted` was written: numbers count by value, and white space only separates. The
+/// kernel ignores further numbers after those that the sysctl has.
+pub(crate) fn same_value(now: &str, wanted: &str) -> bool {
+    let (mut now, mut wanted) = (now.split_ascii_whitespace(), wanted.split_ascii_whitespace());
+    let mut ends_with_number = false;
     loop {
-        match (ones.next(), others.next()) {
+        ends_with_number = match (now.next(), wanted.next()) {
             (None, None) => return true,
-            (Some(a), Some(b)) if a == b => {}
-            (Some(a), Some(b)) if number(a).is_some_and(|a| Some(a) == number(b)) => {}
+            (None, Some(further)) => return ends_with_number && number(further).is_some(),
+            (Some(a), Some(b)) if number(a).is_some_and(|a| Some(a) == number(b)) => true,
+            (Some(a), Some(b)) if a == b => false,
             _ => return false,
         }
     }
@@ -225,12 +228,21 @@ mod tests {
             ("cubic", "cubic"),
             ("80,443", "80,443"),
             ("", " "),
+            ("7", "7\n8"),
         ] {
             assert!(same_value(one, other), "{one:?} {other:?}");
         }
-        for (one, other) in
-            [("1", "2"), ("1", "1 2"), ("1", ""), ("10", "010"), ("cubic", "reno"), ("1", "-1"), ("0x", "0")]
-        {
+        for (one, other) in [
+            ("1", "2"),
+            ("1 2", "1"),
+            ("1", ""),
+            ("", "1"),
+            ("10", "010"),
+            ("cubic", "reno"),
+            ("cubic", "cubic reno"),
+            ("1", "-1"),
+            ("0x", "0"),
+        ] {
             assert!(!same_value(one, other), "{one:?} {other:?}");
         }
     }

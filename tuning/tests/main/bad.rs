@@ -20,6 +20,11 @@ fn what_the_kernel_refuses_changes_nothing() {
         (json!({ "sysctl": { "net.core": "1" } }), ["net.core", "no sysctl", "/proc/sys/net/core"]),
         (json!({ "sysctl": { "net.ipv4.conf.eth9.rp_filter": "1" } }), ["eth9", "no sysctl", "IFNAME"]),
         (json!({ "sysctl": { "net.core.somaxconn": "x" } }), ["net.core.somaxconn", "\\\"x\\\"", "now"]),
+        (json!({ "sysctl": { "net.ipv4.ip_default_ttl": "" } }), ["refuses the value", "\\\"\\\"", "now"]),
+        (
+            json!({ "sysctl": { "net.ipv4.tcp_congestion_control": "nope" } }),
+            ["the kernel does not have \\\"nope\\\"", "net.ipv4.tcp_congestion_control", "module"],
+        ),
         (
             json!({ "sysctl": { "net.core.rmem_max": "1" } }),
             ["net.core.rmem_max", "cannot be set for a container", "host"],

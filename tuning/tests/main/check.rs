@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{NEW_MAC, config, everything, lab, pod};
+use crate::support::{NEW_MAC, Tuned, config, everything, lab, pod};
 
 #[test]
 fn every_difference_is_found() {
@@ -36,10 +36,16 @@ fn values_count_and_not_their_notation() {
         "mac": NEW_MAC.to_uppercase().replace(':', "-"),
         "sysctl": {
             "net.core.somaxconn": " 0x4d ", "net.ipv4.ip_local_port_range": "10000 20000", "net.ipv4.route.flush": "1",
+            "net.ipv4.ip_default_ttl": "7\n8", "net.ipv4.ip_local_reserved_ports": "",
         },
     }));
+    pod.sh("echo 80 >/proc/sys/net/ipv4/ip_local_reserved_ports");
     pod.add(&config);
     pod.check(&config).ok();
+    assert_eq!(
+        (pod.sysctl("net/ipv4/ip_default_ttl"), pod.sysctl("net/ipv4/ip_local_reserved_ports")),
+        ("7".to_owned(), String::new())
+    );
 }
 
 /// A capture makes the interface promiscuous without the flag.
