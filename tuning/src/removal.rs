@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result};
+use cni::{
+    AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result, evidence,
+};
 use linux::dir::Dir;
 use linux::netlink::Link;
 use linux::tolerate;
@@ -50,14 +52,16 @@ fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Resul
     };
     let restored = guest.run(&home, || -> Result<()> {
         let Some(mut interface) = Interface::find(at, &guest)? else { return Ok(()) };
-        if !is_same(call, at, backup, &interface) {
+        let needs_host_veth = backup.before.mtu.is_some() || backup.owner.is_none();
+        let host_veth = if needs_host_veth { interface.host_veth(&mut host, &home)? } else { None };
+        if !is_same(call, at, backup, &mut interface, host_veth.as_ref())? {
             debug!("keep {:?}: another attachment, or another interface, has the backup file", interface.link.name);
             return Ok(());
         }
         // The host veth first: if it still has the MTU of the interface, ADD has set it. After a kill, the next DEL could not
         // tell that if the interface had been restored.
         if let Some(mtu) = backup.before.mtu
-            && let Some(port) = interface.host_veth(&mut host, &home)?
+            && let Some(port) = host_veth
             && port.mtu == interface.link.mtu
         {
             set_mtu(&mut host, &port, mtu)?;
@@ -72,17 +76,39 @@ fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Resul
 
 /// Returns whether a backup provably is that of this interface.
 ///
-/// A file of the reference does not say whose it is. The interface must have the MAC address of the result of ADD, and must have
-/// what the configuration requests for each attribute in the file, and no other: so ADD wrote the file for this interface.
-fn is_same(call: &Call<'_>, at: &Attachment, backup: &Backup, interface: &Interface) -> bool {
+/// A file of the reference does not say whose it is. The interface must have what the configuration requests for each attribute
+/// in the file, and no other, and must be that of the attachment: so ADD wrote the file for this interface.
+fn is_same(
+    call: &Call<'_>,
+    at: &Attachment,
+    backup: &Backup,
+    interface: &mut Interface,
+    host_veth: Option<&Link>,
+) -> Result<bool> {
     if let Some(owner) = &backup.owner {
-        return owner.interface == interface.identity;
+        return Ok(owner.interface == interface.identity);
     }
-    let Ok(config) = Config::parse(call, Some(at)) else { return false };
+    let Ok(config) = Config::parse(call, Some(at)) else { return Ok(false) };
     let wanted = config.attributes;
     let has = wanted.of(&interface.link);
     let same_keys = wanted.values().map(|(key, _)| key).eq(backup.before.values().map(|(key, _)| key));
-    same_keys && wanted == has && is_in_result(&call.prev_result_to_clean_up(), at, &interface.link)
+    if !same_keys || wanted != has {
+        return Ok(false);
+    }
+    let key = AttachmentKey::new(call, at);
+    Ok(is_in_result(&call.prev_result_to_clean_up(), at, &interface.link)
+        || host_veth.is_some_and(|port| key.aliases().contains(&port.alias))
+        || has_leased_address(key, interface)?)
+}
+
+/// Returns whether the interface has an address that is leased to the attachment.
+fn has_leased_address(key: AttachmentKey<'_>, interface: &mut Interface) -> Result<bool> {
+    let leased = evidence::leased_addresses(key);
+    if leased.is_empty() {
+        return Ok(false);
+    }
+    let has = interface.netlink.addresses(interface.link.index)?;
+    Ok(has.iter().any(|found| leased.contains(&found.cidr.ip())))
 }
 
 /// Returns whether the result of ADD has the interface with the same MAC address.

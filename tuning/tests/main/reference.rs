@@ -104,3 +104,41 @@ fn a_file_of_the_reference_is_only_used_for_its_interface() {
         assert_eq!((pod.link()["mtu"].clone(), pod.backed_up()), (json!(1450), Value::Null), "{keys}");
     }
 }
+
+/// Without a previous result, a lease or the alias of the host veth proves whose interface it is.
+#[test]
+fn a_file_of_the_reference_is_used_without_a_previous_result() {
+    if reference("tuning", "a_file_of_the_reference_is_used_without_a_previous_result").is_none() {
+        return;
+    }
+    let lab = &lab();
+    let (pod, other) = (pod(lab, "c1"), pod(lab, "c2"));
+    let config = common(json!({ "mtu": 1400 }));
+    let unknown = with(config.clone(), json!({ "prevResult": null }));
+    let lease = |id: &str| {
+        lab.sh(&format!(
+            "mkdir -p /var/lib/cni/networks/net1; printf '{id}\\r\\neth0' >/var/lib/cni/networks/net1/10.9.0.2"
+        ));
+    };
+    let alias = |id: &str| drop(lab.sh(&format!("ip link set vethc1 alias 'cni-attachment net1 {id} eth0'")));
+    for (evidence, mtu) in [("", 1400), ("lease c2", 1400), ("lease c1", 1500), ("alias c2", 1400), ("alias c1", 1500)]
+    {
+        pod.call_reference("ADD", &config).run().ok();
+        match evidence.split_once(' ') {
+            Some(("lease", id)) => lease(id),
+            Some((_, id)) => alias(id),
+            None => {}
+        }
+        pod.call("DEL", &unknown).run().ok();
+        assert_eq!((pod.link()["mtu"].clone(), pod.backed_up()), (json!(mtu), Value::Null), "{evidence:?}");
+        lab.sh("rm -rf /var/lib/cni/networks; ip link set vethc1 alias ''");
+        pod.sh("ip link set eth0 mtu 1500");
+    }
+    // The path leads to a neighbour, which has the same MTU and another address.
+    other.sh("ip address flush dev eth0; ip address add 10.9.0.3/24 dev eth0; ip link set eth0 mtu 1400");
+    pod.call_reference("ADD", &config).run().ok();
+    lease("c1");
+    alias("c1");
+    pod.call("DEL", &unknown).env("CNI_NETNS", &other.netns).run().ok();
+    assert_eq!(other.link()["mtu"], 1400);
+}
