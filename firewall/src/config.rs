@@ -12,19 +12,13 @@ use serde::Deserialize;
 const DEFAULT_ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// The zone for container addresses, unless the configuration names another.
 const DEFAULT_ZONE: &str = "trusted";
-/// Chains and targets to which a jump would not lead to the administrator's rules.
-const RESERVED_CHAINS: [&str; 10] = [
-    "ACCEPT",
-    "DROP",
-    "QUEUE",
-    "RETURN",
-    "INPUT",
-    "FORWARD",
-    "OUTPUT",
-    "CNI-FORWARD",
-    "CNI-ISOLATION-STAGE-1",
-    "CNI-ISOLATION-STAGE-2",
-];
+/// Chains that have another purpose.
+const RESERVED_CHAINS: [&str; 6] =
+    ["INPUT", "FORWARD", "OUTPUT", "CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"];
+/// The targets of iptables. Its tools do not create or use a chain with such a name.
+const TARGETS: &str = "ACCEPT DROP QUEUE RETURN AUDIT CHECKSUM CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT DNAT DNPT DSCP ECN HL \
+                       HMARK IDLETIMER LED LOG MARK MASQUERADE NETMAP NFLOG NFQUEUE NOTRACK RATEEST REDIRECT REJECT SECMARK \
+                       SET SNAT SNPT SYNPROXY TCPMSS TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG standard";
 
 /// The validated configuration.
 #[derive(Debug)]
@@ -135,7 +129,7 @@ impl Keys {
             let what = format_args!("{chain:?} is not the name of a chain");
             return Err(invalid(key, what, "use at most 28 characters, without blanks and quotes"));
         }
-        if RESERVED_CHAINS.contains(&chain) {
+        if RESERVED_CHAINS.contains(&chain) || TARGETS.split(' ').any(|target| target == chain) {
             let what = format_args!("{chain:?} has another purpose");
             return Err(invalid(key, what, "use a name of your own, such as \"MY-RULES\""));
         }

@@ -32,6 +32,25 @@ fn invalid_keys_change_nothing() {
     });
 }
 
+/// The tools of iptables take the name of a target for the target.
+#[test]
+fn a_chain_cannot_have_the_name_of_a_target() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    let found = lab.sh("ls /usr/lib/*/xtables /usr/lib*/xtables 2>/dev/null || true");
+    let extensions = found.lines().filter_map(|file| file.split_once('_')?.1.strip_suffix(".so"));
+    let mut refused = 0;
+    for name in ["ACCEPT", "DROP", "QUEUE", "RETURN", "LOG"].into_iter().chain(extensions) {
+        let create = |tool: &str| lab.sh(&format!("{tool} -N {name} 2>&1 || true; {tool} -X"));
+        if create("iptables").contains("clash") || create("ip6tables").contains("clash") {
+            lab.sh("nft flush ruleset");
+            refuse(&pod, json!({ "iptablesAdminChainName": name }), 7, "iptablesAdminChainName");
+            refused += 1;
+        }
+    }
+    assert!(refused >= 5, "{refused}");
+}
+
 #[test]
 fn wrong_types_change_nothing() {
     let lab = &Lab::new();
