@@ -9,7 +9,7 @@ use std::path::Path;
 use linux::netlink::Netlink;
 
 use crate::error::Result;
-use crate::key::{AliasOwner, AttachmentKey};
+use crate::key::{AliasOwner, AttachmentKey, network_mark};
 use crate::name::IfName;
 use crate::plugin::Attachment;
 use crate::result::{AddResult, Interface};
@@ -92,11 +92,15 @@ pub fn is_leased_to_other(owner: AttachmentKey<'_>, ip: IpAddr) -> bool {
 pub fn is_leased_to_other_mark(mark: &str, ip: IpAddr) -> bool {
     networks().into_iter().any(|network| {
         let path = Path::new(LEASES).join(&network).join(ip.to_string());
-        fs::read_to_string(path).is_ok_and(|text| {
-            let lease = Lease::parse(&network, ip, &text);
-            let ifname = lease.ifname.as_deref().unwrap_or_default();
-            AttachmentKey { network: &network, container: &lease.container, ifname }.mark() != mark
-        })
+        fs::read_to_string(path).is_ok_and(|text| Lease::parse(&network, ip, &text).mark() != mark)
+    })
+}
+
+/// Returns whether the attachment with this [mark](AttachmentKey::mark) has a lease, or its leases cannot be read.
+pub fn has_lease_with_mark(mark: &str) -> bool {
+    let network = networks().into_iter().find(|network| mark.starts_with(&network_mark(network)));
+    network.is_some_and(|network| {
+        read_leases(&network).is_none_or(|leases| leases.iter().any(|lease| lease.mark() == mark))
     })
 }
 
@@ -128,6 +132,12 @@ impl Lease {
             container: lines.next().unwrap_or_default(),
             ifname: lines.next().filter(|name| !name.is_empty()),
         }
+    }
+
+    /// Returns the mark of the attachment, if the lease names its interface.
+    fn mark(&self) -> String {
+        let ifname = self.ifname.as_deref().unwrap_or_default();
+        AttachmentKey { network: &self.network, container: &self.container, ifname }.mark()
     }
 
     /// Returns whether the lease belongs to this attachment. One without an interface belongs to all of the container.

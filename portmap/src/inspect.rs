@@ -328,7 +328,7 @@ fn require_attached(call: &Call<'_>, at: &Attachment, publication: &Publication<
     }
     let attachment = PortOwner::Attachment(publication.owner.comment());
     match publication.port {
-        Some(port) if owner::is_gone(&mut namespaces.host.netlink, &attachment, Some(port))? => {
+        Some(port) if owner::has_lost_link(&mut namespaces.host.netlink, &attachment, port)? => {
             let what = format!("link {port:?} of the container does not exist, or belongs to another container");
             Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
         }

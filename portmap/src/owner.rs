@@ -1,25 +1,56 @@
 //! Evidence whether the owner of a published port still exists. A port whose owner is gone can be given to another
 //! container; in doubt the owner exists.
 
-use cni::key::{AliasOwner, mark_in};
+use cni::key::{AliasOwner, mark_in, network_mark};
 use cni::{AttachmentKey, Result, evidence};
 use linux::netlink::Netlink;
 
 use crate::published::PortOwner;
 
-/// Returns whether the owner of a published port is provably gone. `port` is its link on this host, if known.
+/// Returns whether the owner of a published port is provably gone: it has no link on this host and no lease. `port` is the
+/// name of its link when the port was published, if known. Without it, only the leases of the network prove that.
 pub(crate) fn is_gone(host: &mut Netlink, owner: &PortOwner, port: Option<&str>) -> Result<bool> {
-    match (owner, port) {
-        (_, Some(port)) => Ok(match host.link(port)? {
-            None => true,
-            // The name may be that of a later attachment.
-            Some(link) => belongs_to_other(&link.alias, owner),
+    match (port, has_lease(owner)) {
+        (_, Some(true)) | (None, None) => Ok(false),
+        (None, Some(false)) => Ok(!has_alias(host, owner)?),
+        (Some(port), _) => has_lost_link(host, owner, port),
+    }
+}
+
+/// Returns whether the link that `owner` had does not exist, also not with another name: a link that is renamed keeps its
+/// alias.
+pub(crate) fn has_lost_link(host: &mut Netlink, owner: &PortOwner, port: &str) -> Result<bool> {
+    let is_lost = match host.link(port)? {
+        None => true,
+        // The name may be that of a later attachment.
+        Some(link) => belongs_to_other(&link.alias, owner),
+    };
+    Ok(is_lost && !has_alias(host, owner)?)
+}
+
+/// Returns whether a veth has the alias of the owner.
+fn has_alias(host: &mut Netlink, owner: &PortOwner) -> Result<bool> {
+    Ok(!host.find_veths_by_alias(&|alias| may_belong_to(alias, owner))?.is_empty())
+}
+
+/// Returns whether the owner has a lease; `None` if that is unknown.
+fn has_lease(owner: &PortOwner) -> Option<bool> {
+    match owner {
+        PortOwner::Attachment(comment) => Some(evidence::has_lease_with_mark(mark_in(comment)?)).filter(|has| *has),
+        PortOwner::OnNetwork { network, container } => evidence::has_lease(network, container),
+        PortOwner::Container(id) => Some(!evidence::leases_of(id).is_empty()).filter(|has| *has),
+    }
+}
+
+/// Returns whether an alias names the owner, or could name it because it is cut.
+fn may_belong_to(alias: &str, owner: &PortOwner) -> bool {
+    match owner {
+        PortOwner::Attachment(comment) => AliasOwner::parse(alias).is_some_and(|found| match &found.attachment {
+            Some(_) => !belongs_to_other(alias, owner),
+            None => comment.starts_with(&network_mark(&found.network)),
         }),
-        (PortOwner::OnNetwork { network, container }, None) => {
-            let is_its = |alias: &str| evidence::may_name(alias, network, container);
-            Ok(evidence::has_lease(network, container) == Some(false) && host.find_veths_by_alias(&is_its)?.is_empty())
-        }
-        (PortOwner::Attachment(_) | PortOwner::Container(_), None) => Ok(false),
+        PortOwner::OnNetwork { network, container } => evidence::may_name(alias, network, container),
+        PortOwner::Container(_) => AliasOwner::parse(alias).is_some() && !belongs_to_other(alias, owner),
     }
 }
 

@@ -5,7 +5,7 @@ use testing::config::{on_network, with};
 use testing::packets::{HOST, Server, from};
 use testing::{Lab, Pod};
 
-use crate::support::{assert_clean, config, port, published, table};
+use crate::support::{assert_clean, config, lease, port, published, table};
 
 /// Asserts that an ADD is refused because of a port, with a message that contains all of `texts`, and changes nothing.
 #[track_caller]
@@ -102,6 +102,31 @@ fn an_attachment_whose_link_belongs_to_another_is_gone() {
     lab.sh("ip link set vetha alias 'cni-attachment net1 later eth0'");
     b.add(&config(&["8080:80/tcp"]));
     assert_eq!(published(lab), [port("tcp 8080 to 10.1.0.3 80", "b")]);
+}
+
+/// Without the link that the previous result named, the alias of another link or a lease shows that the container lives.
+#[test]
+fn an_attachment_with_a_renamed_link_keeps_its_port() {
+    for backend in ["nftables", "iptables"] {
+        let lab = &Lab::new();
+        let config = with(config(&["8080:80/tcp"]), json!({ "backend": backend }));
+        let a = Pod::absent(lab, "a", &["10.1.0.2/24"]);
+        let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+        lab.sh("ip link add vetha type veth peer name peer; ip link set vetha alias 'cni-attachment net1 a eth0'");
+        a.add(&config);
+        // A link that is not up can be renamed on every kernel.
+        lab.sh("ip link set vetha name renamed");
+        assert_refused(&b, &config, &["tcp port 8080", "id: a"]);
+        // The alias of a long name is cut. It names only the network.
+        lab.sh("ip link set renamed alias 'cni-attachment net1 a'");
+        assert_refused(&b, &config, &["tcp port 8080", "id: a"]);
+        lab.sh("ip link del renamed");
+        lease("net1", "10.1.0.2", "a", "eth0");
+        assert_refused(&b, &config, &["tcp port 8080", "id: a"]);
+        lease("net1", "10.1.0.2", "other", "eth0");
+        b.add(&config);
+        b.check(&config).ok();
+    }
 }
 
 /// Without a link on this host in the previous result, for example of macvlan.

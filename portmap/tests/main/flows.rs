@@ -60,13 +60,14 @@ fn a_client_that_keeps_sending_follows_the_published_port() {
             b.del(&config);
             all_reach(&host);
             // A container that died without a DEL.
-            a.add(&config);
-            all_reach(&servers[0]);
-            lab.sh("ip link set vetha name gone");
+            let dead = Pod::on_bridge(lab, "br0", "dead", &["10.1.0.4/24", "fd01::4/64"]);
+            let server = udp(Some(&dead.netns), any, 80);
+            dead.add(&config);
+            all_reach(&server);
+            lab.sh("ip link del vethdead; ip netns del dead");
             b.add(&config);
             all_reach(&servers[1]);
             b.del(&config);
-            lab.sh("ip link set gone name vetha");
         }
     });
 }

@@ -256,10 +256,10 @@ fn a_repeated_add_replaces_the_ports() {
 /// The link of an attachment shows whether it still exists.
 #[test]
 fn a_port_is_taken_while_the_link_of_its_owner_exists() {
-    let lab = &Lab::new();
-    let first = Pod::on_bridge(lab, "br0", "a", &["10.9.0.2/24"]);
-    let second = Pod::on_bridge(lab, "br0", "b", &["10.9.0.3/24"]);
     for other in ["iptables", "nftables"] {
+        let lab = &Lab::new();
+        let first = Pod::on_bridge(lab, "br0", "a", &["10.9.0.2/24"]);
+        let second = Pod::on_bridge(lab, "br0", "b", &["10.9.0.3/24"]);
         let config = iptables(&["8080:80/tcp"]);
         first.add(&config);
         let wanted = with(config.clone(), json!({ "backend": other }));
@@ -277,12 +277,10 @@ fn a_port_is_taken_while_the_link_of_its_owner_exists() {
         lab.sh("ip link set vetha alias 'cni-attachment net1 a eth0'");
         first.add(&config);
         second.call("ADD", &wanted).run().error(101);
-        lab.sh("ip link set vetha name gone");
+        lab.sh("ip link del vetha");
         second.add(&wanted);
         second.check(&wanted).ok();
         assert!(!nat(lab).contains("10.9.0.2:"), "{}", nat(lab));
-        second.del(&wanted);
-        lab.sh("ip link set gone name vetha");
     }
 }
 

@@ -1,4 +1,6 @@
-//! Helpers for all tests: configurations, and what is published on the host.
+//! Helpers for all tests: configurations, leases, and what is published on the host.
+
+use std::fs;
 
 use serde_json::{Value, json};
 use testing::Lab;
@@ -24,6 +26,14 @@ fn mapping(text: &str) -> Value {
         mapping["hostIP"] = json!(host_ip);
     }
     mapping
+}
+
+/// Writes the lease of an address, as host-local does.
+pub(crate) fn lease(network: &str, ip: &str, container: &str, ifname: &str) {
+    let dir = format!("/var/lib/cni/networks/{network}");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(format!("{dir}/{ip}"), format!("{container}\r\n{ifname}")).unwrap();
+    fs::write(format!("{dir}/last_reserved_ip.0"), ip).unwrap();
 }
 
 /// Returns the value of `route_localnet` of a link.

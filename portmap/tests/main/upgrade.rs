@@ -7,7 +7,7 @@ use testing::config::with;
 use testing::{Lab, Pod, reference};
 
 use crate::differential::{Case, cases, check_theirs, create_external_chain, nat, theirs};
-use crate::support::config;
+use crate::support::{config, lease};
 
 /// Asserts that only shared chains and rules are left in the nat tables.
 #[track_caller]
@@ -25,14 +25,6 @@ fn del_without_result(pod: &Pod<'_>, network: &str) {
     let config = json!({ "cniVersion": "1.0.0", "name": network, "type": "portmap" });
     let call = pod.lab.plugin("portmap", "DEL").attachment(&pod.id, &pod.ifname, &pod.netns);
     call.stdin(config.to_string()).run().ok();
-}
-
-/// Writes the lease of an address, as host-local does.
-fn lease(network: &str, ip: &str, container: &str, ifname: &str) {
-    let dir = format!("/var/lib/cni/networks/{network}");
-    fs::create_dir_all(&dir).unwrap();
-    fs::write(format!("{dir}/{ip}"), format!("{container}\r\n{ifname}")).unwrap();
-    fs::write(format!("{dir}/last_reserved_ip.0"), ip).unwrap();
 }
 
 #[test]
