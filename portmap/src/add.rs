@@ -1,5 +1,7 @@
 //! ADD: publishes the ports of an attachment in one transaction, or reports which attachment has a port already.
 
+use std::net::IpAddr;
+
 use cni::key::mark_in;
 use cni::{AttachmentKey, Code, Error, Result, evidence};
 use linux::netlink::Netlink;
@@ -8,9 +10,10 @@ use log::{debug, warn};
 
 use crate::config::Backend;
 use crate::entry::{self, Entry, Listing};
+use crate::iptables::Preparation;
 use crate::mapping::Mapping;
 use crate::publication::Publication;
-use crate::published::{Form, PortOwner, Published};
+use crate::published::{PortOwner, Published};
 use crate::{flows, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
 /// The remedy if nftables is unavailable.
@@ -39,17 +42,14 @@ impl Publication<'_> {
     fn publish(&self, mappings: &[Mapping]) -> Result<()> {
         let mut host = Netlink::open()?;
         let mut nft = Nftables::open()?;
-        self.clear_other_forms(&mut nft, &mut host)?;
         let mut replaced = Vec::new();
         let is_guarded = match self.config.backend {
-            Backend::Iptables => {
-                self.clear_maps(&mut nft, &mut host)?;
-                self.add_chains(&mut nft)?
-            }
+            Backend::Iptables => self.add_chains(&mut nft, &mut host)?,
             Backend::Nftables | Backend::Auto => match self.add_entries(&mut nft, &mut host) {
                 Err(error) if self.config.backend == Backend::Auto && nft::is_unavailable(&error) => {
                     debug!("nftables is unavailable, use iptables: {error}");
-                    self.add_chains(&mut nft).map_err(|second| second.details(format!("nftables: {error}")))?
+                    self.add_chains(&mut nft, &mut host)
+                        .map_err(|second| second.details(format!("nftables: {error}")))?
                 }
                 outcome => {
                     replaced = outcome.map_err(with_fix_hint)?;
@@ -71,8 +71,19 @@ impl Publication<'_> {
     }
 
     /// Adds the chains of iptables, and the guard of loopback services, which needs nf_tables. Returns whether it exists.
-    fn add_chains(&self, nft: &mut Nftables) -> Result<bool> {
-        iptables::add(nft, self)?;
+    ///
+    /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since the
+    /// owners of the ports were listed.
+    fn add_chains(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<bool> {
+        let entries = self.entries(&self.scopes());
+        let ips = iptables::add(nft, self, &mut |nft| {
+            let others = self.compare_other_forms(nft, host)?;
+            let listing = Listing::read(nft)?;
+            let (replaced, _) = self.partition(host, &listing, &entries)?;
+            others.remove_gone(nft)?;
+            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &listing, &replaced)? })
+        })?;
+        reference::remove(nft, self.owner, &ips)?;
         match self.loopback_target().map(|_| table::add_guard(nft)) {
             Some(Err(error)) if nft::is_unavailable(&error) => Ok(false),
             Some(outcome) => outcome.map(|()| true),
@@ -81,24 +92,37 @@ impl Publication<'_> {
     }
 
     /// Adds the entries in one transaction. Usually everything else exists, and no key of an entry does: then the
-    /// transaction depends on nothing that was read before. Otherwise it is repeated if any ruleset changes meanwhile.
-    /// Returns the mappings that were replaced.
+    /// transaction depends on nothing that was read before. Otherwise, or if ports may be published in other forms, it is
+    /// repeated if any ruleset changes meanwhile. Only the first ADD with iptables on a host, which creates the table `nat`,
+    /// may go unnoticed. Returns the mappings that were replaced.
     fn add_entries(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<Vec<Mapping>> {
         let scopes = self.scopes();
         let (frame, entries) = (self.frame(&scopes), self.entries(&scopes));
-        if frame.missing(nft)?.is_none() {
+        let has_other_forms = other_forms::may_exist(nft)?;
+        let mut is_simple = frame.missing(nft)?.is_none();
+        if is_simple && !has_other_forms {
             match nft.apply(&entry::create(&entries)) {
                 // The key of an entry exists, ranges overlap, or the table was deleted meanwhile.
-                Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT)) => {}
+                Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT)) => {
+                    is_simple = false;
+                }
                 outcome => return Ok(outcome.map(|()| Vec::new())?),
             }
         }
         let mut removed = Vec::new();
+        let mut others = OtherForms::default();
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+            if has_other_forms {
+                others = self.compare_other_forms(nft, host)?;
+            }
+            if std::mem::take(&mut is_simple) && others.gone.is_empty() {
+                return Ok(entry::create(&entries));
+            }
             let listing = Listing::read(nft)?;
-            let (replaced, others) = self.partition(host, &listing, &entries)?;
+            let (replaced, shared) = self.partition(host, &listing, &entries)?;
+            others.remove_gone(nft)?;
             // Only masquerade entries are left: two live attachments with the same address share one.
-            let is_free = |entry: &&Entry| !others.iter().any(|other| entry.excludes(other));
+            let is_free = |entry: &&Entry| !shared.iter().any(|other| entry.excludes(other));
             let entries: Vec<Entry> = entries.iter().filter(is_free).cloned().collect();
             let mut edits = frame.create(nft)?;
             edits.extend(entry::delete(&replaced));
@@ -109,6 +133,10 @@ impl Publication<'_> {
             removed = replaced.iter().filter_map(Entry::read_mapping).collect();
             Ok(edits)
         })?;
+        if others.is_used {
+            reference::remove(nft, self.owner, &others.ips)?;
+            iptables::remove(nft, self.owner, &others.ips)?;
+        }
         Ok(removed)
     }
 
@@ -141,32 +169,16 @@ impl Publication<'_> {
         Ok(listing.entries.iter().cloned().partition(is_replaced))
     }
 
-    /// Removes what earlier ADDs of this attachment published in the maps, and what attachments that are gone published
-    /// there at the same ports. Returns an error if a live one has one of the ports.
-    fn clear_maps(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<()> {
-        let entries = self.entries(&self.scopes());
-        nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
-            let (replaced, _) = self.partition(host, &Listing::read(nft)?, &entries)?;
-            Ok(entry::delete(&replaced))
-        })
-    }
-
-    /// Removes what earlier ADDs of this attachment published in forms other than the maps, and what attachments that are
-    /// gone published there at the same ports. Returns an error if a live one has one of the ports.
-    fn clear_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<()> {
-        let others = other_forms::list(nft)?;
-        if others.is_empty() {
-            return Ok(());
-        }
+    /// Compares the ports with those in forms other than the maps. Returns an error if a live attachment has one of them.
+    fn compare_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<OtherForms> {
         let wanted = self.mappings();
-        let mut ips = self.ips();
-        for other in &others {
-            if other.is_of(host, self.owner, &ips, self.port)? {
-                continue;
-            }
+        let is_wanted = |protocol, port| wanted.iter().any(|m| m.key.protocol == protocol && m.key.port == port);
+        let (is_used, others) = other_forms::list_some(nft, &is_wanted)?;
+        let mut found = OtherForms { is_used, ips: self.ips(), gone: Vec::new() };
+        for other in others {
             let clashes =
                 |m: &Mapping| m.key == other.mapping.key && m.target.is_ipv4() == other.mapping.target.is_ipv4();
-            if !wanted.iter().any(clashes) {
+            if !wanted.iter().any(clashes) || other.is_of(host, self.owner, &found.ips, self.port)? {
                 continue;
             }
             let target = other.mapping.target.ip();
@@ -175,31 +187,40 @@ impl Publication<'_> {
             if other.names_container_of(self.owner)
                 && evidence::is_sibling(host, self.owner, target, link.unwrap_or_default())? != Some(true)
             {
-                ips.push(target);
+                found.ips.push(target);
                 continue;
             }
             if !owner::is_gone(host, &other.owner, link)? {
                 return Err(clash(&other.mapping, &other.owner));
             }
-            warn!("remove the published ports of an attachment that is gone: {}", other.owner);
-            remove_foreign(nft, other)?;
+            found.gone.push(other);
         }
-        reference::remove(nft, self.owner, &ips)?;
-        iptables::remove(nft, self.owner, &ips)?;
-        Ok(())
+        Ok(found)
     }
 }
 
-fn remove_foreign(nft: &mut Nftables, other: &Published) -> Result<()> {
-    match (&other.owner, other.form) {
-        (PortOwner::OnNetwork { network, container }, Form::Iptables) => {
-            let key = AttachmentKey { network, container, ifname: "" };
-            iptables::remove(nft, key, &[]).map(drop)
+/// What an ADD finds in the forms of the reference.
+#[derive(Debug, Default)]
+struct OtherForms {
+    /// Whether anything is published in them.
+    is_used: bool,
+    /// The addresses of the attachment: those of the previous result, and those to which its earlier rules lead.
+    ips: Vec<IpAddr>,
+    /// The wanted ports of attachments that are gone.
+    gone: Vec<Published>,
+}
+
+impl OtherForms {
+    /// Removes the published ports of attachments that are gone.
+    fn remove_gone(&self, nft: &mut Nftables) -> Result<()> {
+        for other in &self.gone {
+            // Only these rules name the network, so that their owner can be known to be gone.
+            if let PortOwner::OnNetwork { network, container } = &other.owner {
+                warn!("remove the published ports of an attachment that is gone: {}", other.owner);
+                iptables::remove(nft, AttachmentKey { network, container, ifname: "" }, &[])?;
+            }
         }
-        _ => {
-            warn!("{} stays published by {}: its network is unknown", other.mapping.key, other.owner);
-            Ok(())
-        }
+        Ok(())
     }
 }
 

@@ -25,14 +25,15 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
 use linux::ip::{Cidr, Protocol};
-use linux::iptables::{FAMILIES, LegacyTable, Step, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, LegacyTable, Tools, View, change, change_legacy};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::{Match, Rule, Target};
-use linux::netlink::nft::{self, Nftables};
+use linux::netlink::nft::{self, Edit, Nftables};
 use log::debug;
 
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::mapping::{Key, Mapping};
+use crate::other_forms::Wanted;
 use crate::publication::{Publication, difference};
 use crate::published::{Form, PortOwner, Published};
 use found::Found;
@@ -46,31 +47,70 @@ pub(crate) const NAT: &str = "nat";
 /// The changes of a table, and the mappings that they remove.
 type Plan<'a> = linux::iptables::Plan<'a, Mapping>;
 
+/// What an ADD does beside adding its rules.
+#[derive(Debug)]
+pub(crate) struct Preparation {
+    /// The addresses of the attachment, earlier ones included.
+    pub(crate) ips: Vec<IpAddr>,
+    /// The changes of other tables.
+    pub(crate) edits: Vec<Edit>,
+}
+
 /// Adds the chains and rules of an attachment. Replaces those of an earlier ADD.
-pub(crate) fn add(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
-    let chain = ContainerChain::new(publication.owner);
-    let ips: Vec<IpAddr> = publication.addresses.iter().map(|(address, _)| address.ip()).collect();
-    let removal = Removal { owner: publication.owner, ips: &ips, link: publication.port };
-    let mut in_nft = Vec::new();
+///
+/// The tables in nf_tables change in one transaction, together with the edits of `prepare`, which returns an error if a port
+/// is taken. It is called again if any ruleset changes meanwhile, so that ADDs at the same time neither publish the same port
+/// nor add the shared rules twice. Returns the addresses of the attachment.
+pub(crate) fn add(
+    nft: &mut Nftables,
+    publication: &Publication<'_>,
+    prepare: &mut dyn FnMut(&mut Nftables) -> Result<Preparation>,
+) -> Result<Vec<IpAddr>> {
+    let Publication { owner, port: link, .. } = *publication;
+    let [chain, old] = [ContainerChain::new(owner), ContainerChain::old(owner)];
+    let (mut in_nft, mut legacy) = (Vec::new(), Vec::new());
     for tools in &FAMILIES {
-        let Some(rules) = rules_of(tools, &chain, publication)? else { continue };
+        let rules = rules_of(tools, &chain, publication)?;
         if tools.legacy_table_in_use(NAT)?.is_some() {
-            change_legacy(tools, NAT, |view| rules.plan(view, &removal))?;
+            legacy.extend(rules.map(|rules| (tools, rules)));
         } else {
-            in_nft.push((tools, rules));
+            in_nft.extend(rules.map(|rules| (tools, rules)));
         }
     }
-    match add_to_nft(nft, &in_nft, &removal) {
+    let mut ips = Vec::new();
+    let outcome = nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+        let mut edits;
+        Preparation { ips, edits } = prepare(nft)?;
+        let removal = Removal { owner, ips: &ips, link };
+        for tools in &FAMILIES {
+            let table = tools.table(NAT);
+            let mut view = View::Nft(nft, table);
+            let plan = match in_nft.iter().find(|(wanted, _)| wanted.family == tools.family) {
+                Some((_, rules)) => rules.plan(&mut view, &removal)?,
+                // An earlier ADD may have published ports in this family, or in this kind of table.
+                None => removal.plan(&mut view, &chain, false)?,
+            };
+            edits.extend(plan.edits(table));
+            edits.extend(removal.plan(&mut view, &old, false)?.edits(table));
+        }
+        Ok(edits)
+    });
+    let unavailable = match outcome {
         Err(error) if nft::is_unavailable(&error) => {
             debug!("nf_tables is unavailable, use the tools of iptables: {error}");
-            for (tools, rules) in &in_nft {
-                change_legacy(tools, NAT, |view| rules.plan(view, &removal))
-                    .map_err(|second: Error| second.details(format!("nf_tables: {error}")))?;
-            }
-            Ok(())
+            legacy.append(&mut in_nft);
+            Some(error)
         }
-        outcome => outcome,
+        outcome => outcome.map(|()| None)?,
+    };
+    let removal = Removal { owner, ips: &ips, link };
+    for (tools, rules) in &legacy {
+        change_legacy(tools, NAT, |view| rules.plan(view, &removal)).map_err(|second: Error| match &unavailable {
+            Some(error) => second.details(format!("nf_tables: {error}")),
+            None => second,
+        })?;
     }
+    Ok(ips)
 }
 
 /// Returns the rules for the container's address of a family; `None` if it has none.
@@ -84,57 +124,39 @@ fn rules_of<'a>(
     Rules::new(chain, publication.config, *address, mappings, publication.port).map(Some)
 }
 
-/// Adds rules to the tables in nf_tables, in one transaction. Usually the shared chains exist, and the chain of the
-/// container does not: then the transaction depends on nothing that was read before. Otherwise it is repeated if any
-/// ruleset changes meanwhile, so that ADDs at the same time add the shared rules once.
-fn add_to_nft(nft: &mut Nftables, wanted: &[(&'static Tools, Rules<'_>)], removal: &Removal<'_>) -> Result<()> {
-    let mut edits = Vec::new();
-    let mut is_independent = true;
-    for (tools, rules) in wanted {
-        let table = tools.table(NAT);
-        let plan = rules.plan(&mut View::Nft(nft, table), removal)?;
-        is_independent &= matches!(plan.steps.first(), Some(Step::CreateChain(first)) if *first == rules.chain.name);
-        edits.extend(plan.edits(table));
-    }
-    if is_independent {
-        match nft.apply(&edits) {
-            // The chain exists, or a shared chain was deleted meanwhile.
-            Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOENT)) => {}
-            outcome => return Ok(outcome?),
-        }
-    }
-    let families: Vec<&'static Tools> = wanted.iter().map(|(tools, _)| *tools).collect();
-    change(nft, NAT, &families, |tools, view| match wanted.iter().find(|(wanted, _)| wanted.family == tools.family) {
-        Some((_, rules)) => rules.plan(view, removal),
-        None => Ok(Plan::default()),
-    })?;
-    Ok(())
-}
-
-/// Lists the published ports of all networks, by either implementation.
-pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
-    let mut found = Vec::new();
+/// Lists the published ports of all networks, by either implementation, at least those that are `wanted`. Also returns
+/// whether any rule leads to a chain of a container.
+pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<Published>)> {
+    let (mut has_entries, mut found) = (false, Vec::new());
+    let mut list_in = |view: &mut View<'_>| -> Result<()> {
+        let entries = found::list(view, ENTRIES)?;
+        has_entries |= !entries.is_empty();
+        found.extend(published(view, &entries, wanted)?);
+        Ok(())
+    };
     for tools in &FAMILIES {
-        found.extend(published(&mut View::Nft(nft, tools.table(NAT)))?);
+        list_in(&mut View::Nft(nft, tools.table(NAT)))?;
         if let Some(table) = tools.legacy_table_in_use(NAT)? {
-            found.extend(published(&mut View::Legacy(&table.lines))?);
+            list_in(&mut View::Legacy(&table.lines))?;
         }
     }
-    Ok(found)
+    Ok((has_entries, found))
 }
 
-/// Lists the published ports in a table, in the order in which packets meet them.
-fn published(view: &mut View<'_>) -> Result<Vec<Published>> {
-    let mut chains: Vec<(String, Vec<Found>)> = Vec::new();
+/// Lists the published ports in a table to which `entries` lead, in the order in which packets meet them. Skips those that
+/// are not `wanted`.
+fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Result<Vec<Published>> {
+    let mut chains: Vec<(&str, Vec<Found>)> = Vec::new();
     let mut found = Vec::new();
-    for entry in found::list(view, ENTRIES)? {
-        let (Some(owner), Some(chain)) = (names::read_comment(&entry.comment), &entry.jump) else { continue };
-        if !chains.iter().any(|(name, _)| name == chain) {
-            chains.push((chain.clone(), found::list(view, chain)?));
+    for entry in entries.iter().filter(|entry| entry.covers_any(wanted)) {
+        let (Some(owner), Some(chain)) = (names::read_comment(&entry.comment), entry.jump.as_deref()) else { continue };
+        if !chains.iter().any(|(name, _)| *name == chain) {
+            chains.push((chain, found::list(view, chain)?));
         }
-        let rules = chains.iter().filter(|(name, _)| name == chain).flat_map(|(_, rules)| rules);
+        let rules = chains.iter().filter(|(name, _)| *name == chain).flat_map(|(_, rules)| rules);
         let mappings = rules.filter_map(Found::mapping);
-        found.extend(mappings.filter(|m| entry.covers(m.key.protocol, m.key.port)).map(|mapping| Published {
+        let is_wanted = |m: &Mapping| entry.covers(m.key.protocol, m.key.port) && wanted(m.key.protocol, m.key.port);
+        found.extend(mappings.filter(is_wanted).map(|mapping| Published {
             mapping,
             owner: owner.clone(),
             port: Some(entry.link.clone()).filter(|link| !link.is_empty()),
@@ -238,7 +260,8 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
             let rule = &missing.rule;
             return Err(difference(format!("rule \"{}\" in chain {} does not exist", rule.text(), rule.chain)));
         }
-        let found = published(&mut view)?;
+        let entries = found::list(&mut view, ENTRIES)?;
+        let found = published(&mut view, &entries, &|_, _| true)?;
         let marks = found::list(&mut view, &chain.name)?;
         for mapping in rules.mappings {
             let Mapping { key, target } = mapping;
@@ -301,7 +324,9 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
 /// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that publishes it.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(lines: &[String]) {
-    for Published { mapping, .. } in published(&mut View::Legacy(lines)).unwrap_or_default() {
+    let mut view = View::Legacy(lines);
+    let entries = found::list(&mut view, ENTRIES).unwrap_or_default();
+    for Published { mapping, .. } in published(&mut view, &entries, &|_, _| true).unwrap_or_default() {
         let Mapping { key, target } = mapping;
         let mut matches = vec![Match::Protocol(key.protocol)];
         matches.extend(key.host_ip.map(Match::destination));

@@ -1,21 +1,31 @@
 //! Ports in the forms of the reference, which ADD replaces and DEL removes.
 
 use cni::Result;
+use linux::ip::Protocol;
 use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::nft::{Family, Nftables};
 
 use crate::published::Published;
 use crate::{iptables, reference};
 
+/// Returns whether the owner of a port matters.
+pub(crate) type Wanted<'a> = &'a dyn Fn(Protocol, u16) -> bool;
+
 /// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
 /// are none.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
-    let mut found = Vec::new();
-    if may_exist(nft)? {
-        found.extend(reference::list(nft)?);
-        found.extend(iptables::list(nft)?);
+    Ok(list_some(nft, &|_, _| true)?.1)
+}
+
+/// Lists at least those ports whose protocol and number are `wanted`. Also returns whether any port is published.
+pub(crate) fn list_some(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<Published>)> {
+    if !may_exist(nft)? {
+        return Ok((false, Vec::new()));
     }
-    Ok(found)
+    let mut found = reference::list(nft)?;
+    let (has_chains, in_chains) = iptables::list(nft, wanted)?;
+    found.extend(in_chains);
+    Ok((has_chains || !found.is_empty(), found))
 }
 
 /// Returns whether a table exists in which the reference could publish ports.

@@ -43,16 +43,21 @@ fn remove_entries(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<Ve
         let listing = Listing::read(nft)?;
         let entries: Vec<Entry> = listing.entries.iter().filter(|entry| stale(entry.comment())).cloned().collect();
         removed = entries.iter().filter_map(Entry::read_mapping).collect();
-        if entries.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut edits = entry::delete(&entries);
-        edits.extend(entry::create(&listing.inherited(&entries)));
-        edits.extend(listing.forget_reached(&entries));
-        for scope in listing.unused_scopes(&entries, &[]) {
-            edits.extend(table::delete_scope(nft, &scope)?);
-        }
-        Ok(edits)
+        edits(nft, &listing, &entries)
     })?;
     Ok(removed)
+}
+
+/// Returns the edits that remove entries, and what nothing needs without them.
+pub(crate) fn edits(nft: &mut Nftables, listing: &Listing, entries: &[Entry]) -> Result<Vec<Edit>> {
+    if entries.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut edits = entry::delete(entries);
+    edits.extend(entry::create(&listing.inherited(entries)));
+    edits.extend(listing.forget_reached(entries));
+    for scope in listing.unused_scopes(entries, &[]) {
+        edits.extend(table::delete_scope(nft, &scope)?);
+    }
+    Ok(edits)
 }

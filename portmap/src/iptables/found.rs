@@ -9,6 +9,7 @@ use linux::iptables::{ListedRule, MAX_PORTS, View, words};
 use linux::netlink::nft::{Extension, Family, Rule};
 
 use crate::mapping::{Key, Mapping};
+use crate::other_forms::Wanted;
 
 /// A rule in one of the chains of published ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +50,14 @@ impl Found {
     pub(super) fn covers(&self, protocol: Protocol, port: u16) -> bool {
         // Before 0.7.0, the reference had one rule for each container, without ports.
         self.protocol.is_none_or(|own| own == protocol) && (self.ports.is_empty() || self.ports.contains(&port))
+    }
+
+    /// Returns whether the rule may lead packets to a port that is `wanted` into another chain.
+    pub(super) fn covers_any(&self, wanted: Wanted<'_>) -> bool {
+        match self.protocol {
+            Some(protocol) if !self.ports.is_empty() => self.ports.iter().any(|port| wanted(protocol, *port)),
+            _ => true,
+        }
     }
 
     /// Returns the mapping; `None` if the rule does not translate one port.

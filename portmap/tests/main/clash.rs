@@ -5,6 +5,7 @@ use testing::config::{on_network, with};
 use testing::packets::{HOST, Server, from};
 use testing::{Lab, Pod};
 
+use crate::differential::nat;
 use crate::support::{assert_clean, config, lease, port, published, table};
 
 /// Asserts that an ADD is refused because of a port, with a message that contains all of `texts`, and changes nothing.
@@ -62,6 +63,33 @@ fn a_refused_add_keeps_what_the_attachment_has() {
     b.add(&config(&["8081:80/tcp"]));
     assert_refused(&b, &config(&["8082:80/tcp", "8080:80/tcp"]), &["tcp port 8080"]);
     b.check(&config(&["8081:80/tcp"])).ok();
+}
+
+/// Whatever forms the ports of both have.
+#[test]
+fn a_refused_add_keeps_what_the_attachment_has_in_other_forms() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+    let of = |ports: &[&str], backend: &str| with(config(ports), json!({ "backend": backend }));
+    let forms = ["iptables", "nftables"];
+    for [first, second, third] in forms.map(|x| forms.map(|y| forms.map(|z| [x, y, z]))).as_flattened().as_flattened() {
+        a.add(&of(&["9090:80/tcp"], first));
+        b.add(&of(&["8080:80/tcp"], second));
+        let before = nat(lab);
+        assert_refused(&b, &of(&["8080:80/tcp", "9090:80/tcp"], third), &["tcp port 9090", "id: a"]);
+        assert_eq!(nat(lab), before);
+        b.check(&of(&["8080:80/tcp"], second)).ok();
+        a.check(&of(&["9090:80/tcp"], first)).ok();
+        // Without the clash, the form changes.
+        b.add(&of(&["8080:80/tcp", "9091:80/tcp"], third));
+        b.check(&of(&["8080:80/tcp", "9091:80/tcp"], third)).ok();
+        assert_eq!(nat(lab).matches("10.1.0.3:80").count() + table(lab).matches(": 10.1.0.3 . 80").count(), 2);
+        b.del(&config(&[]));
+        a.del(&config(&[]));
+    }
+    assert_clean(lab);
+    assert!(!nat(lab).contains("CNI-DN"), "{}", nat(lab));
 }
 
 /// A container that died without a DEL, for example when the host's runtime was killed.

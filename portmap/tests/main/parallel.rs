@@ -5,6 +5,7 @@ use testing::config::with;
 use testing::parallel::{assert_added, assert_silent};
 use testing::{Lab, Outcome, Pod, parallel};
 
+use crate::differential::nat;
 use crate::support::{assert_clean, config, entries, published, table};
 
 const PODS: usize = 100;
@@ -104,6 +105,31 @@ fn of_many_adds_for_one_port_exactly_one_wins() {
         all_at_once(lab, &dels, numbered);
         assert_clean(lab);
     }
+}
+
+/// No key excludes two rules of iptables, or a rule and an element. The first container creates the table `nat`.
+#[test]
+fn of_many_adds_for_one_port_in_any_form_exactly_one_wins() {
+    let lab = &Lab::new();
+    lab.sh("ip link add host type bridge");
+    let in_chains = |id: &str, port: &str| with(numbered(id, port), json!({ "backend": "iptables" }));
+    let mixed = |id: &str, port: &str| match id.ends_with(['0', '2', '4', '6', '8']) {
+        true => numbered(id, port),
+        false => in_chains(id, port),
+    };
+    assert_added(&all_at_once(lab, &["ADD c99 9999".to_owned()], in_chains));
+    for round in 0..12 {
+        let config = |id: &str, port: &str| if round % 2 == 0 { in_chains(id, port) } else { mixed(id, port) };
+        let adds: Vec<String> = (1..=12).map(|n| format!("ADD c{n} {}", 8080 + round)).collect();
+        let outcomes = all_at_once(lab, &adds, config);
+        let won = outcomes.iter().filter(|outcome| outcome.stdout.contains("\"ips\"")).count();
+        let lost = outcomes.iter().filter(|outcome| outcome.stdout.contains("\"code\": 101")).count();
+        assert_eq!((won, lost), (1, 11), "{outcomes:#?}");
+        let dels: Vec<String> = (1..=12).map(|n| format!("DEL c{n} 1")).collect();
+        assert_silent(&all_at_once(lab, &dels, config));
+    }
+    assert_clean(lab);
+    assert_eq!(nat(lab).matches("--to-destination").count(), 2, "{}", nat(lab));
 }
 
 /// The same attachment, as if a runtime repeated a call that it thinks lost.
