@@ -1,6 +1,6 @@
 //! CHECK: compares the host's firewall with what the configuration and the previous result require. Changes nothing.
 
-use cni::{Code, Error, Result};
+use cni::{AttachmentKey, Code, Error, Result};
 use linux::iptables::{FAMILIES, ListedRule, Tools, View};
 use linux::netlink::nft::Nftables;
 
@@ -8,6 +8,8 @@ use crate::add::Traffic;
 use crate::config::Backend;
 use crate::filter::{self, CONTAINERS, FILTER, FORWARD, address_rules};
 use crate::firewalld::{Firewalld, not_running};
+use crate::isolation;
+use crate::policy::{self, Policy, STAGE_1};
 
 /// The remedy if something of an attached container is missing.
 const REPAIR_HINT: &str = "something changed the host's firewall; `cnitool repair` or another ADD restores it";
@@ -68,12 +70,19 @@ fn for_each_table(
 }
 
 fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
-    let admin_chain = &traffic.config.admin_chain;
     for_each_table(nft, traffic, CONTAINERS, |tools, view| {
-        for (chain, target) in [(FORWARD, CONTAINERS), (CONTAINERS, admin_chain)] {
-            if !view.rules_with_mark(chain, &str::is_empty)?.iter().any(|rule| rule.is_jump_to(target)) {
+        let forward = view.rules_with_mark(FORWARD, &str::is_empty)?;
+        let containers = view.rules_with_mark(CONTAINERS, &str::is_empty)?;
+        for (chain, rules, target) in
+            [(FORWARD, &forward, CONTAINERS), (CONTAINERS, &containers, &traffic.config.admin_chain)]
+        {
+            if !has_jump(rules, target) {
                 return Err(difference(format!("no rule of chain {chain} leads to {target}")));
             }
+        }
+        let is_open = traffic.policy.is_none();
+        if is_open && has_jump(&forward, STAGE_1) && !policy::remove(view, traffic.owner.network)?.is_empty() {
+            return Err(too_strict(traffic));
         }
         let listed = filter::list(view, &traffic.mark)?;
         // The reference does not add the last one.
@@ -89,6 +98,10 @@ fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     })
 }
 
+fn has_jump(rules: &[ListedRule], target: &str) -> bool {
+    rules.iter().any(|rule| rule.is_jump_to(target))
+}
+
 /// Returns whether this plugin has added the rules of an attachment, and not the reference.
 fn is_ours(traffic: &Traffic<'_>, listed: &[ListedRule]) -> bool {
     listed.iter().any(|rule| filter::is_of(&traffic.mark, rule))
@@ -97,19 +110,35 @@ fn is_ours(traffic: &Traffic<'_>, listed: &[ListedRule]) -> bool {
 fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     let Some(policy) = &traffic.policy else { return Ok(()) };
     let mut is_strict = false;
-    for_each_table(nft, traffic, crate::policy::STAGE_1, |tools, view| {
+    for_each_table(nft, traffic, STAGE_1, |tools, view| {
         let is_marked = policy.is_marked(view)?;
         is_strict |= is_marked && is_ours(traffic, &filter::list(view, &traffic.mark)?);
         let forward = view.rules(FORWARD)?;
         match policy.difference(view, tools, &forward, is_marked)? {
             Some(what) => Err(difference(what)),
+            None if policy.is_exceeded(view, tools)? => Err(too_strict(traffic)),
             None => Ok(()),
         }
     })?;
-    match policy.isolated_port().filter(|_| is_strict) {
-        Some(port) if !port.is_isolated(nft)? => Err(difference(format!("port {:?} is not isolated", port.name))),
+    if is_strict && policy.is_isolated { check_isolation(nft, traffic.owner, policy) } else { Ok(()) }
+}
+
+fn check_isolation(nft: &mut Nftables, owner: AttachmentKey<'_>, policy: &Policy) -> Result<()> {
+    match policy.isolated_port() {
+        Some(port) if !port.is_isolated(nft, owner)? => {
+            Err(difference(format!("port {:?} is not isolated", port.name)))
+        }
+        // The table names the port of ADD, which another program has renamed or removed.
+        None if !policy.has_link() => match isolation::port_of(nft, owner)? {
+            Some(port) => Err(difference(format!("the isolated port {port:?} does not exist"))),
+            None => Ok(()),
+        },
         _ => Ok(()),
     }
+}
+
+fn too_strict(traffic: &Traffic<'_>) -> Error {
+    difference(format!("network {:?} has rules of a stricter ingress policy", traffic.owner.network))
 }
 
 fn missing(rule: &str, chain: &str) -> Error {

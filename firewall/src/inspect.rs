@@ -372,7 +372,7 @@ impl Checker<'_> {
                 count += 1;
                 affected.push(live.subject.clone());
                 if let Some(port) = policy.isolated_port()
-                    && !port.is_isolated(&mut self.nft)?
+                    && !port.is_isolated(&mut self.nft, traffic.owner)?
                 {
                     ports.push((port.name.to_owned(), live.subject.clone()));
                 }
@@ -406,8 +406,8 @@ impl Checker<'_> {
         }
         if let Some((first, _)) = ports.first() {
             let text = format!(
-                "{} of {count} containers can be reached from other containers of the bridge: their ports, such as \
-                 {first}, are not isolated",
+                "{} of {count} containers are not isolated from other containers of the bridge as the ingress policy \
+                 requires: their ports, such as {first}",
                 ports.len()
             );
             let subjects = ports.iter().flat_map(|(port, container)| [container.clone(), Subject::link(port)]);
@@ -439,7 +439,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let mut host = Netlink::open()?;
     let traffic = Traffic::new(call, at, &config, &result, &mut host)?;
     let is_isolated = match traffic.policy.as_ref().and_then(Policy::isolated_port) {
-        Some(port) => port.is_isolated(&mut Nftables::open()?)?,
+        Some(port) => port.is_isolated(&mut Nftables::open()?, traffic.owner)?,
         None => true,
     };
     if traffic.ips.is_empty() || (is_isolated && check::run(&traffic).is_ok()) {

@@ -66,9 +66,18 @@ impl IsolatedPort<'_> {
         Ok(edits)
     }
 
-    /// Returns whether the port is isolated.
-    pub(crate) fn is_isolated(&self, nft: &mut Nftables) -> Result<bool> {
-        Ok(nft.element(PORTS, &[self.key()])?.is_some() && is_complete(nft)?)
+    /// Returns whether the port is isolated, and neighbours reach the published ports of the container.
+    pub(crate) fn is_isolated(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<bool> {
+        Ok(nft.element(PORTS, &[self.key()])?.is_some() && self.has_mac(nft, owner)? && is_complete(nft)?)
+    }
+
+    /// Returns whether the MAC address of the container is listed. A later plugin, such as `tuning`, may have changed the address
+    /// since ADD, so any address of the attachment counts.
+    fn has_mac(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<bool> {
+        let Some(mac) = self.mac.map(|mac| Element::new(&[Value::Mac(mac)])) else { return Ok(true) };
+        let mark = owner.mark();
+        let is_its = |found: &Element| found.key == mac.key || mark_in(&found.userdata.comment) == Some(&mark);
+        Ok(nft.elements(MACS)?.iter().any(is_its))
     }
 }
 
@@ -128,6 +137,13 @@ pub(crate) fn remove(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Res
     }
     nft.apply_guarded(|nft| release(nft, released))?;
     Ok(true)
+}
+
+/// Returns the name of the isolated port of an attachment.
+pub(crate) fn port_of(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<Option<String>> {
+    let mark = owner.mark();
+    let own = ports(nft)?.into_iter().find(|(_, comment)| mark_in(comment) == Some(&mark));
+    Ok(own.map(|(name, _)| name))
 }
 
 /// Returns the names of the isolated ports with the comments of their attachments.

@@ -214,6 +214,17 @@ impl Policy {
         Ok(None)
     }
 
+    /// Returns whether the network still has rules for the bridge that only a stricter policy has.
+    pub(crate) fn is_exceeded(&self, view: &mut View<'_>, tools: &Tools) -> Result<bool> {
+        if self.is_isolated {
+            // No policy is stricter.
+            return Ok(false);
+        }
+        let wanted = self.first_stage();
+        let own = view.rules_with_mark(STAGE_1, &|mark| mark == self.mark)?;
+        Ok(own.iter().any(|found| !wanted.iter().any(|rule| found.has_effect_of(rule, tools.family))))
+    }
+
     /// Returns whether the policy of this network was added by this plugin.
     pub(crate) fn is_marked(&self, view: &mut View<'_>) -> Result<bool> {
         Ok(!view.rules_with_mark(STAGE_1, &|mark| mark == self.mark)?.is_empty())
@@ -233,6 +244,11 @@ impl Policy {
     fn is_of_other_network(&self, rule: &ListedRule) -> bool {
         let bridge = rule.mark().strip_prefix(MARK).and_then(|rest| rest.split(' ').nth(1)?.split_once('-'));
         rule.mark() != self.mark && bridge.is_some_and(|(_, bridge)| bridge == self.bridge)
+    }
+
+    /// Returns whether the link of the container exists on this host.
+    pub(crate) fn has_link(&self) -> bool {
+        self.link.is_some()
     }
 
     /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a port.

@@ -1,6 +1,7 @@
 //! CHECK: finds each difference, and changes nothing.
 
 use serde_json::json;
+use testing::config::on_network;
 use testing::{Lab, Pod};
 
 use crate::support::{ADMIN, ENTRY, config, ports, ruleset};
@@ -55,6 +56,7 @@ fn each_missing_rule_is_found() {
 fn each_difference_of_a_policy_is_found() {
     let lab = &Lab::new();
     let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let pod = Pod { mac: Some("02:00:00:00:00:01".to_owned()), ..pod };
     let config = config(json!({ "ingressPolicy": "isolated" }));
     pod.add(&config);
     let moved = format!("iptables -D FORWARD 2; iptables -I FORWARD {ENTRY}");
@@ -72,10 +74,53 @@ fn each_difference_of_a_policy_is_found() {
             ("iptables -D CNI-ISOLATION-STAGE-2 1", missing),
             ("ip6tables -F CNI-ISOLATION-STAGE-2", missing),
             ("nft delete element bridge cni_isolation ports '{ vethc1 }'", "port \"vethc1\" is not isolated"),
+            ("nft flush set bridge cni_isolation macs", "port \"vethc1\" is not isolated"),
             ("nft flush chain bridge cni_isolation prerouting", "port \"vethc1\" is not isolated"),
             ("nft flush chain bridge cni_isolation forward", "port \"vethc1\" is not isolated"),
         ],
     );
+}
+
+#[test]
+fn a_policy_that_is_too_strict_is_found() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let other = Pod::on_bridge(lab, "br1", "c2", &["10.8.0.2/24", "fd08::2/64"]);
+    let policy = |ingress: &str| config(json!({ "ingressPolicy": ingress }));
+    // The policy of another network does not matter.
+    other.add(&on_network("net2", policy("isolated")));
+    for (present, wanted) in [("isolated", "open"), ("same-bridge", "open"), ("isolated", "same-bridge")] {
+        pod.add(&policy(present));
+        let error = pod.check(&policy(wanted)).error(999);
+        assert!(error["msg"].as_str().unwrap().contains("stricter ingress policy"), "{present} {wanted}: {error}");
+        pod.add(&policy(wanted));
+        pod.check(&policy(wanted)).ok();
+    }
+}
+
+/// The table names the port, so that the isolation ends.
+#[test]
+fn an_isolated_port_with_another_name_is_found() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24"]);
+    let config = config(json!({ "ingressPolicy": "isolated" }));
+    pod.add(&config);
+    lab.sh("ip link set vethc1 down; ip link set vethc1 name other up");
+    let error = pod.check(&config).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("the isolated port \"vethc1\" does not exist"), "{error}");
+    lab.sh("ip link set other down; ip link set other name vethc1 up");
+    pod.check(&config).ok();
+}
+
+/// `tuning`, which comes after this plugin in podman's list, can change the MAC address.
+#[test]
+fn a_changed_mac_address_is_no_difference() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24"]);
+    let with_mac = |mac: &str| Pod { mac: Some(mac.to_owned()), ..pod.clone() };
+    let config = config(json!({ "ingressPolicy": "isolated" }));
+    with_mac("02:00:00:00:00:01").add(&config);
+    with_mac("02:00:00:00:00:02").check(&config).ok();
 }
 
 #[test]
