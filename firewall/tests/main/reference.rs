@@ -204,3 +204,22 @@ fn policies_of_the_reference_are_checked_and_taken_over() {
     pod.add(&common(json!({ "ingressPolicy": "open" })));
     assert_eq!(lab.sh("iptables -S | grep -c DROP || true"), "0\n");
 }
+
+/// Nothing proves that the address is free. The next container that gets it takes the rules over.
+#[test]
+fn gc_keeps_the_rules_of_the_reference() {
+    if reference("firewall", "gc_keeps_the_rules_of_the_reference").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let (first, second) = (Pod::absent(lab, "c1", &["10.9.0.2/24"]), Pod::absent(lab, "c2", &["10.9.0.2/24"]));
+    let config = common(json!({}));
+    theirs(&first, "ADD", &config).ok();
+    let before = ruleset(lab);
+    let gc = with(config.clone(), json!({ "cniVersion": "1.1.0", "cni.dev/valid-attachments": [] }));
+    lab.plugin("firewall", "GC").stdin(gc.to_string()).run().ok();
+    assert_eq!(ruleset(lab), before);
+    second.add(&config);
+    lab.plugin("firewall", "GC").stdin(gc.to_string()).run().ok();
+    assert_eq!(containers(lab), [] as [&str; 0]);
+}
