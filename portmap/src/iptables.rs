@@ -21,21 +21,22 @@ mod names;
 mod removal;
 mod rules;
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr};
 
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
 use linux::ip::{Cidr, Protocol};
-use linux::iptables::{FAMILIES, LegacyTable, Tools, View, change, change_legacy};
 #[cfg(feature = "fuzzing")]
-use linux::iptables::{Match, Rule, Target};
-use linux::netlink::nft::{self, Edit, Nftables};
+use linux::iptables::Match;
+use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy};
+use linux::netlink::nft::{self, Edit, Family, Nftables};
 use log::debug;
 
 use crate::config::{Backend, Config, Marking, Masquerade};
-use crate::mapping::{Key, Mapping};
+use crate::mapping::{self, HostAddress, Mapping, Port};
 use crate::other_forms::Wanted;
 use crate::publication::{Publication, difference};
 use crate::published::{Form, PortOwner, Published};
+use crate::table;
 use found::Found;
 use names::{ContainerChain, ENTRIES};
 use removal::Removal;
@@ -119,9 +120,11 @@ fn rules_of<'a>(
     chain: &'a ContainerChain,
     publication: &'a Publication<'_>,
 ) -> Result<Option<Rules<'a>>> {
-    let address = publication.addresses.iter().find(|(address, _)| tools.includes(address.ip()));
-    let Some((address, mappings)) = address else { return Ok(None) };
-    Rules::new(chain, publication.config, *address, mappings, publication.port).map(Some)
+    let Publication { config, addresses, unpublished, port, .. } = publication;
+    let published = addresses.iter().map(|(address, mappings)| (*address, mappings.as_slice()));
+    let mut all = published.chain(unpublished.map(|address| (address, &[][..])));
+    let Some((address, mappings)) = all.find(|(address, _)| tools.includes(address.ip())) else { return Ok(None) };
+    Rules::new(chain, config, address, mappings, *port).map(Some)
 }
 
 /// Lists the published ports of all networks, by either implementation, at least those that are `wanted`. Also returns
@@ -245,6 +248,7 @@ pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping
 /// CHECK: returns an error if a port is not published as it should be.
 pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
     let chain = ContainerChain::new(publication.owner);
+    let mut is_marked = false;
     for tools in &FAMILIES {
         let Some(rules) = rules_of(tools, &chain, publication)? else { continue };
         let table = tools.table(NAT);
@@ -260,25 +264,46 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
             let rule = &missing.rule;
             return Err(difference(format!("rule \"{}\" in chain {} does not exist", rule.text(), rule.chain)));
         }
-        let entries = found::list(&mut view, ENTRIES)?;
-        let found = published(&mut view, &entries, &|_, _| true)?;
-        let marks = found::list(&mut view, &chain.name)?;
-        for mapping in rules.mappings {
-            let Mapping { key, target } = mapping;
-            match found.iter().find(|found| found.mapping.key == *key) {
-                None => return Err(difference(format!("{key} is missing"))),
-                Some(Published { owner, .. }) if Some(owner) != names::read_comment(&chain.comment).as_ref() => {
-                    return Err(difference(format!("{key} is published by another attachment ({owner})")));
-                }
-                Some(found) if found.mapping.target != *target => {
-                    return Err(difference(format!("{key} leads to {}, not to {target}", found.mapping.target)));
-                }
-                Some(_) => {}
+        let entries = found::list_reached(&mut view, ENTRIES)?;
+        check_mappings(&mut view, &rules, &entries, tools.family)?;
+        is_marked |= entries.iter().any(|entry| entry.comment == chain.comment && !entry.link.is_empty());
+    }
+    // The reference enables `route_localnet` without a guard. Its rules have no mark.
+    if is_marked && publication.loopback_target().is_some() && !table::has_guard(nft)? {
+        return Err(difference("the guard of loopback services in table inet cni_hostport does not exist".to_owned()));
+    }
+    Ok(())
+}
+
+/// Returns an error if a mapping is not published as it should be. `entries` lead to the chains of containers.
+fn check_mappings(view: &mut View<'_>, rules: &Rules<'_>, entries: &[Found], family: Family) -> Result<()> {
+    let chain = rules.chain;
+    let found = published(view, entries, &|_, _| true)?;
+    let reached = found::list_reached(view, &chain.name)?;
+    for (Mapping { key, target }, translations) in rules.mappings.iter().zip(&rules.translations) {
+        match found.iter().find(|found| found.mapping.key == *key) {
+            None => return Err(difference(format!("{key} is missing"))),
+            Some(Published { owner, .. }) if Some(owner) != names::read_comment(&chain.comment).as_ref() => {
+                return Err(difference(format!("{key} is published by another attachment ({owner})")));
             }
-            let is_mark = |rule: &Found| rule.jump.is_some() && rule.marks_for(mapping);
-            if publication.config.masquerade != Masquerade::Never && !marks.iter().any(is_mark) {
-                return Err(difference(format!("connections to {key} are not marked for masquerade")));
+            Some(found) if found.mapping.target != *target => {
+                return Err(difference(format!("{key} leads to {}, not to {target}", found.mapping.target)));
             }
+            Some(_) => {}
+        }
+        let exists = |rule: &Rule<'_>, among: &[Found]| {
+            let mut candidates = among.iter().filter(|found| found.covers(key.protocol, key.port));
+            candidates.any(|found| found.is_same_as(rule, family))
+        };
+        if let Some(missing) = translations.iter().find(|rule| !exists(rule, &reached)) {
+            return Err(difference(match missing.target {
+                Target::Jump(_) => format!("connections to {key} are not marked for masquerade"),
+                _ => format!("{key} is missing"),
+            }));
+        }
+        let mut leading = rules.entries.iter().filter(|rule| rules::covers(rule, key));
+        if let Some(missing) = leading.find(|rule| !exists(rule, entries)) {
+            return Err(difference(format!("rule \"{}\" in chain {ENTRIES} does not exist", missing.text())));
         }
     }
     Ok(())
@@ -304,8 +329,9 @@ pub(crate) fn status() -> Result<()> {
 fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
     let owner = AttachmentKey { network: "", container: "", ifname: "" };
     let chain = ContainerChain::new(owner);
+    let host = HostAddress::Any;
     let config = Config {
-        ports: vec![],
+        ports: vec![Port { protocol: Protocol::Tcp, host, host_port: 1, container_port: 1 }],
         backend: Backend::Iptables,
         masquerade: Masquerade::Local,
         conditions_v4: vec![],
@@ -313,8 +339,7 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
         marking: Marking::Bit(1),
     };
     let address = Cidr::host(Ipv4Addr::LOCALHOST.into());
-    let key = Key { host_ip: None, protocol: Protocol::Tcp, port: 1 };
-    let mappings = [Mapping { key, target: SocketAddr::new(address.ip(), 1) }];
+    let mappings = mapping::mappings(&config.ports, address.ip());
     let rules = Rules::new(&chain, &config, address, &mappings, None)?;
     let table = tools.table(NAT);
     let plan = rules.plan(&mut View::Nft(nft, table), &Removal { owner, ips: &[], link: None })?;

@@ -21,6 +21,8 @@ pub(crate) struct Publication<'a> {
     pub(crate) config: &'a Config,
     /// The addresses of the container with their mappings, one for each family.
     pub(crate) addresses: Vec<(Cidr, Vec<Mapping>)>,
+    /// An address of the container without mappings: all ports are published at addresses of the other family.
+    pub(crate) unpublished: Option<Cidr>,
     /// The link of the attachment on this host, if known.
     pub(crate) port: Option<&'a str>,
 }
@@ -35,10 +37,12 @@ impl<'a> Publication<'a> {
     ) -> Publication<'a> {
         let addresses = container_addresses(result, at).into_iter();
         let addresses = addresses.map(|address| (address, mappings(&config.ports, address.ip())));
+        let (addresses, unpublished): (Vec<_>, Vec<_>) = addresses.partition(|(_, mappings)| !mappings.is_empty());
         Publication {
             owner: AttachmentKey::new(call, at),
             config,
-            addresses: addresses.filter(|(_, mappings)| !mappings.is_empty()).collect(),
+            addresses,
+            unpublished: unpublished.first().map(|(address, _)| *address),
             port: evidence::host_link(result, at),
         }
     }

@@ -170,9 +170,28 @@ impl ListedRule {
             ListedRule::Nft(listed) => {
                 listed.verdict == rule.target.verdict() && listed.is_same_as(&rule.spec(Table { family, name: "" }))
             }
-            ListedRule::Legacy(text) => *text == rule.text(),
+            ListedRule::Legacy(text) => {
+                let (listed, wanted) = (options(text), options(&rule.text()));
+                let has_all = |a: &[String], b: &[String]| b.iter().all(|option| a.contains(option));
+                listed.len() == wanted.len() && has_all(&listed, &wanted) && has_all(&wanted, &listed)
+            }
         }
     }
+}
+
+/// Splits the text of a rule into options with their values, whose order does not matter.
+fn options(text: &str) -> Vec<String> {
+    let mut options: Vec<String> = Vec::new();
+    for word in words(text) {
+        match options.last_mut() {
+            Some(option) if !word.starts_with(['-', '!']) || option == "!" => {
+                option.push(' ');
+                option.push_str(&word);
+            }
+            _ => options.push(word),
+        }
+    }
+    options
 }
 
 /// One change of a table.

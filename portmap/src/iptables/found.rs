@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use cni::Result;
 use linux::ip::Protocol;
-use linux::iptables::{ListedRule, MAX_PORTS, View, words};
+use linux::iptables::{self, ListedRule, MAX_PORTS, Match, View, words};
 use linux::netlink::nft::{Extension, Family, Rule};
 
 use crate::mapping::{Key, Mapping};
@@ -45,6 +45,11 @@ pub(super) fn list(view: &mut View<'_>, chain: &str) -> Result<Vec<Found>> {
     Ok(view.rules(chain)?.into_iter().map(read).collect())
 }
 
+/// Returns the rules of a chain that packets reach: those before a rule by which all leave the chain.
+pub(super) fn list_reached(view: &mut View<'_>, chain: &str) -> Result<Vec<Found>> {
+    Ok(list(view, chain)?.into_iter().take_while(|rule| !rule.listed.is_return()).collect())
+}
+
 impl Found {
     /// Returns whether the rule leads packets to this port into another chain.
     pub(super) fn covers(&self, protocol: Protocol, port: u16) -> bool {
@@ -58,6 +63,15 @@ impl Found {
             Some(protocol) if !self.ports.is_empty() => self.ports.iter().any(|port| wanted(protocol, *port)),
             _ => true,
         }
+    }
+
+    /// Returns whether this is the given rule, which may lead packets to other ports as well into its chain.
+    pub(super) fn is_same_as(&self, rule: &iptables::Rule<'_>, family: Family) -> bool {
+        let matches = rule.matches.iter().map(|found| match found {
+            Match::Ports(_) => Match::Ports(self.ports.clone()),
+            other => other.clone(),
+        });
+        self.listed.is_same_as(&iptables::Rule { matches: matches.collect(), ..rule.clone() }, family)
     }
 
     /// Returns the mapping; `None` if the rule does not translate one port.

@@ -12,7 +12,7 @@ use super::removal::Removal;
 use super::{Plan, found};
 use crate::condition::Condition;
 use crate::config::{Config, Marking, Masquerade};
-use crate::mapping::Mapping;
+use crate::mapping::{Key, Mapping, Port};
 
 /// A rule that all containers share.
 #[derive(Debug)]
@@ -50,9 +50,9 @@ pub(super) struct Rules<'a> {
     pub(super) mappings: &'a [Mapping],
     shared: Vec<SharedRule<'a>>,
     /// The rules that lead to the chain of the container.
-    entries: Vec<Rule<'a>>,
-    /// The rules of the chain of the container.
-    translations: Vec<Rule<'a>>,
+    pub(super) entries: Vec<Rule<'a>>,
+    /// The rules of the chain of the container for each mapping: those that mark packets, and the one that translates.
+    pub(super) translations: Vec<Vec<Rule<'a>>>,
     /// The chain of another program that marks packets.
     external: Option<&'a str>,
 }
@@ -83,14 +83,13 @@ impl<'a> Rules<'a> {
                 Rule::new(&chain.name, matches, target)
             };
             let marks = sources.iter().filter_map(|source| Some(rule(Some(*source), Target::Jump(set_mark?))));
-            translations.extend(marks);
-            translations.push(rule(None, Target::Translate(*target)));
+            translations.push(marks.chain([rule(None, Target::Translate(*target))]).collect());
         }
         Ok(Rules {
             chain,
             mappings,
             shared: shared(marking),
-            entries: entries(chain, mappings, config.conditions(address.ip()), link)?,
+            entries: entries(chain, &config.ports, config.conditions(address.ip()), link)?,
             translations,
             external,
         })
@@ -122,7 +121,7 @@ impl<'a> Rules<'a> {
         } else {
             steps.push(Step::CreateChain(&self.chain.name));
         }
-        steps.extend(self.translations.iter().chain(&self.entries).cloned().map(Step::Append));
+        steps.extend(self.translations.iter().flatten().chain(&self.entries).cloned().map(Step::Append));
         Ok(Plan { steps, removed: vec![] })
     }
 
@@ -185,10 +184,11 @@ fn sources(address: Cidr, masquerade: Masquerade) -> Vec<Cidr> {
 
 /// Returns the rules that lead to the chain of a container: one for each protocol, 15 ports, and combination of conditions.
 ///
-/// Unlike the reference, they do not list ports that are published only at addresses of the other family.
+/// As those of the reference, they also list ports that are published only at addresses of the other family. The chain does not
+/// translate these.
 fn entries<'a>(
     chain: &'a ContainerChain,
-    mappings: &[Mapping],
+    ports: &[Port],
     conditions: &[Condition],
     link: Option<&'a str>,
 ) -> Result<Vec<Rule<'a>>> {
@@ -198,11 +198,8 @@ fn entries<'a>(
     }
     let mut entries = Vec::new();
     for protocol in Protocol::ALL {
-        let ports: Vec<u16> = mappings
-            .iter()
-            .filter(|mapping| mapping.key.protocol == protocol)
-            .map(|mapping| mapping.key.port)
-            .collect();
+        let ports: Vec<u16> =
+            ports.iter().filter(|port| port.protocol == protocol).map(|port| port.host_port).collect();
         for ports in ports.chunks(MAX_PORTS) {
             for alternative in &alternatives {
                 let mut matches: Vec<Match<'a>> = alternative.iter().flat_map(Condition::matches).collect();
@@ -214,6 +211,15 @@ fn entries<'a>(
         }
     }
     Ok(entries)
+}
+
+/// Returns whether an entry rule leads packets to a published port into the chain of the container.
+pub(super) fn covers(entry: &Rule<'_>, key: &Key) -> bool {
+    entry.matches.iter().all(|found| match found {
+        Match::Protocol(protocol) => *protocol == key.protocol,
+        Match::Ports(ports) => ports.contains(&key.port),
+        _ => true,
+    })
 }
 
 /// Returns an error if conditions have the same option twice, which `iptables` does not allow in a rule.

@@ -43,6 +43,10 @@ pub(crate) fn cases() -> Vec<Case> {
         case(&["8080:80/tcp"], DUAL, json!({ "markMasqBit": 31 })),
         case(&["8080:80/tcp"], DUAL, json!({ "externalSetMarkChain": "KUBE-MARK-MASQ" })),
         case(&many, DUAL, json!({})),
+        // Ports of the other family.
+        case(&["8080:80/tcp", "2001:db8::1 8081:81/tcp", ":: 8082:82/tcp"], &["10.9.0.2/24"], json!({})),
+        case(&["10.9.0.1 8080:80/tcp", "0.0.0.0 53:53/udp"], DUAL, json!({})),
+        case(&["10.9.0.1 8080:80/tcp", "fd00::1 8081:80/tcp", "fd00::1 8082:80/udp"], DUAL, json!({})),
     ]
 }
 
@@ -163,18 +167,6 @@ fn both_add_to_existing_rules() {
         }
     }
     assert_eq!(nat(lab), text);
-}
-
-/// Unlike the reference, which lists the port in the rules of both families.
-#[test]
-fn ports_of_an_address_are_listed_only_for_its_family() {
-    let lab = &Lab::new();
-    let config = with(config(&["10.9.0.1 8080:80/tcp", "fd00::1 8081:80/tcp"]), json!({ "backend": "iptables" }));
-    Pod::absent(lab, "id1", DUAL).add(&config);
-    for (tool, port) in [("iptables", "8080"), ("ip6tables", "8081")] {
-        let rules = lab.sh(&format!("{tool} -t nat -S CNI-HOSTPORT-DNAT"));
-        assert!(rules.contains(&format!("--dports {port} -j")), "{rules}");
-    }
 }
 
 /// The reference of this version lacks the key.

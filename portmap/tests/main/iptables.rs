@@ -202,6 +202,22 @@ fn check_reports_what_differs() {
         (format!("-F {chain}"), "tcp port 8080 is missing"),
         (format!("-D {chain} 4; iptables -t nat -D {chain} 4"), "udp 10.9.0.1:53 are not marked"),
         ("-D CNI-HOSTPORT-DNAT 2".to_owned(), "udp 10.9.0.1:53 is missing"),
+        // Only the connections from loopback addresses, or only those from neighbours.
+        (format!("-D {chain} 2"), "tcp port 8080 are not marked"),
+        (format!("-D {chain} 1"), "tcp port 8080 are not marked"),
+        (format!("-R {chain} 1 -s 10.8.0.0/24 -p tcp --dport 8080 -j CNI-HOSTPORT-SETMARK"), "are not marked"),
+        // Packets leave a chain before they reach the rules.
+        (format!("-I {chain} -j RETURN"), "are not marked"),
+        (format!("-I {chain} 3 -m comment --comment x -j RETURN"), "tcp port 8080 is missing"),
+        ("-I CNI-HOSTPORT-DNAT -j RETURN".to_owned(), "tcp port 8080 is missing"),
+        // Only packets of one link reach the ports.
+        (
+            format!(
+                "-R CNI-HOSTPORT-DNAT 1 -i eth0 -p tcp -m comment --comment 'dnat name: \"net1\" id: \"id1\"' \
+                 -m multiport --dports 8080 -j {chain}"
+            ),
+            "in chain CNI-HOSTPORT-DNAT does not exist",
+        ),
         (
             "-N OTHER; iptables -t nat -A OTHER -p tcp --dport 8080 -j DNAT --to-destination 10.9.0.9:1
              iptables -t nat -I CNI-HOSTPORT-DNAT -p tcp -m comment --comment 'dnat name: \"n\" id: \"i\"' -j OTHER"
@@ -217,11 +233,48 @@ fn check_reports_what_differs() {
         pod.del(&config);
         lab.sh("nft flush ruleset");
     }
+    // The configuration has changed.
+    pod.add(&config);
+    let conditions = with(config.clone(), json!({ "conditionsV4": ["-i", "eth0"] }));
+    let masquerade = with(config.clone(), json!({ "masqAll": true }));
+    for (changed, message) in [(&conditions, "-i eth0"), (&masquerade, "are not marked")] {
+        let error = pod.check(changed).error(999);
+        assert!(error["msg"].as_str().unwrap().contains(message), "{error}");
+        pod.add(changed);
+        pod.check(changed).ok();
+        let error = pod.check(&config).error(999);
+        assert!(error["msg"].as_str().unwrap().contains("are not marked") || changed == &conditions, "{error}");
+        pod.add(&config);
+    }
+    // Other ports that are published do not matter.
+    pod.check(&iptables(&["8080:80/tcp"])).ok();
     // The container has another address now.
     pod.add(&config);
     let moved = Pod { ips: vec!["10.9.0.3/24".into()], ..pod.clone() };
     let error = moved.check(&config).error(999);
     assert!(error["msg"].as_str().unwrap().contains("leads to 10.9.0.2:80, not to 10.9.0.3:80"), "{error}");
+}
+
+/// `route_localnet` must not expose the loopback services of the host.
+#[test]
+fn check_reports_a_missing_guard() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "id1", &["10.9.0.2/24"]);
+    let config = iptables(&["8080:80/tcp"]);
+    pod.add(&config);
+    pod.check(&config).ok();
+    for damage in ["delete table inet cni_hostport", "flush chain inet cni_hostport guard"] {
+        lab.sh(&format!("nft {damage}"));
+        let error = pod.check(&config).error(999);
+        assert!(error["msg"].as_str().unwrap().contains("guard of loopback services"), "{damage}: {error}");
+        pod.add(&config);
+        pod.check(&config).ok();
+    }
+    // Without connections from loopback addresses, it is not needed.
+    let config = iptables(&["10.9.0.1 8080:80/tcp"]);
+    pod.add(&config);
+    lab.sh("nft delete table inet cni_hostport");
+    pod.check(&config).ok();
 }
 
 #[test]

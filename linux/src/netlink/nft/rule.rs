@@ -149,8 +149,11 @@ impl Rule {
         let extensions = |rule: &Rule| -> Vec<Extension> {
             rule.extensions.iter().filter(|extension| extension.name != "comment").map(Extension::trimmed).collect()
         };
+        // The order of conditions does not matter, and programs have different ones.
+        let has_all = |a: &Rule, b: &Rule| b.comparisons.iter().all(|b| a.comparisons.iter().any(|a| a.is_same_as(b)));
         self.comparisons.len() == other.comparisons.len()
-            && self.comparisons.iter().zip(&other.comparisons).all(|(own, other)| own.is_same_as(other))
+            && has_all(self, &other)
+            && has_all(&other, self)
             && extensions(self) == extensions(&other)
             && (&self.others, &self.verdict, &self.comment) == (&other.others, &other.verdict, &other.comment)
     }
