@@ -74,6 +74,11 @@ pub fn leases_of(container: &str) -> Vec<Lease> {
     leases.filter(|lease| lease.container == container).collect()
 }
 
+/// Returns the leases of a network; none if they cannot be read.
+pub fn leases_in(network: &str) -> Vec<Lease> {
+    read_leases(network).unwrap_or_default()
+}
+
 /// Returns the addresses that are leased to an attachment.
 pub fn leased_addresses(owner: AttachmentKey<'_>) -> Vec<IpAddr> {
     let leases = read_leases(owner.network).unwrap_or_default();
@@ -117,7 +122,8 @@ pub struct Lease {
     pub network: String,
     /// The address.
     pub ip: IpAddr,
-    container: String,
+    /// The container.
+    pub container: String,
     /// The interface; `None` if an early version wrote the lease.
     pub ifname: Option<String>,
 }

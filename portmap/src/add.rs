@@ -3,14 +3,14 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Code, Error, Result, evidence};
+use cni::{Code, Error, Result, evidence};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
 use log::{debug, warn};
 
 use crate::config::Backend;
 use crate::entry::{self, Entry, Listing};
-use crate::iptables::Preparation;
+use crate::iptables::{Preparation, Removal};
 use crate::mapping::Mapping;
 use crate::publication::Publication;
 use crate::published::{PortOwner, Published};
@@ -32,7 +32,7 @@ impl Publication<'_> {
         self.publish(&mappings).map_err(|error| match error.code() {
             // Nothing has changed.
             Code::PORT_IN_USE => error,
-            _ => match removal::remove(self.owner, &self.ips()) {
+            _ => match removal::remove(&self.removal(&self.ips())) {
                 Ok(()) => error,
                 Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
             },
@@ -135,7 +135,7 @@ impl Publication<'_> {
         })?;
         if others.is_used {
             reference::remove(nft, self.owner, &others.ips)?;
-            iptables::remove(nft, self.owner, &others.ips)?;
+            iptables::remove(nft, &self.removal(&others.ips))?;
         }
         Ok(removed)
     }
@@ -217,7 +217,7 @@ impl OtherForms {
             // Only these rules name the network, so that their owner can be known to be gone.
             if let PortOwner::OnNetwork { network, container } = &other.owner {
                 warn!("remove the published ports of an attachment that is gone: {}", other.owner);
-                iptables::remove(nft, AttachmentKey { network, container, ifname: "" }, &[])?;
+                iptables::remove(nft, &Removal::of_container(network, container))?;
             }
         }
         Ok(())

@@ -303,7 +303,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     publication.add()?;
     // A concurrent DEL of another runtime may have looked for ports before, and then removes the interface.
     if let Err(gone) = require_attached(call, at, &publication) {
-        removal::remove(publication.owner, &publication.ips())?;
+        removal::remove(&publication.removal(&publication.ips()))?;
         return Err(gone);
     }
     Ok(true)

@@ -39,7 +39,7 @@ use crate::published::{Form, PortOwner, Published};
 use crate::table;
 use found::Found;
 use names::{ContainerChain, ENTRIES};
-use removal::Removal;
+pub(crate) use removal::Removal;
 use rules::Rules;
 
 /// The name of the tables.
@@ -82,7 +82,7 @@ pub(crate) fn add(
     let outcome = nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let mut edits;
         Preparation { ips, edits } = prepare(nft)?;
-        let removal = Removal { owner, ips: &ips, link };
+        let removal = Removal { owner, ips: &ips, link, is_del: false };
         for tools in &FAMILIES {
             let table = tools.table(NAT);
             let mut view = View::Nft(nft, table);
@@ -104,7 +104,7 @@ pub(crate) fn add(
         }
         outcome => outcome.map(|()| None)?,
     };
-    let removal = Removal { owner, ips: &ips, link };
+    let removal = Removal { owner, ips: &ips, link, is_del: false };
     for (tools, rules) in &legacy {
         change_legacy(tools, NAT, |view| rules.plan(view, &removal)).map_err(|second: Error| match &unavailable {
             Some(error) => second.details(format!("nf_tables: {error}")),
@@ -169,11 +169,10 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
     Ok(found)
 }
 
-/// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. `ips` are its
-/// addresses, if known. They matter only if the container has other attachments to the network. Returns the mappings.
-pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Mapping>> {
-    let chains = [ContainerChain::new(owner), ContainerChain::old(owner)];
-    let removal = Removal { owner, ips, link: None };
+/// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. Its addresses and
+/// its link matter only if the container has other attachments to the network. Returns the mappings.
+pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
+    let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
     let plan = |view: &mut View<'_>, delete_chain| -> Result<Plan<'_>> {
         let mut plan = Plan::default();
         for chain in &chains {
@@ -238,8 +237,8 @@ pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping
     let mut failures = ErrorCollector::default();
     let mut removed = Vec::new();
     for container in &stale {
-        let owner = AttachmentKey { network: keep.network, container, ifname: "" };
-        removed.extend(failures.keep(remove(nft, owner, &[])).into_iter().flatten());
+        let removal = Removal::of_container(keep.network, container);
+        removed.extend(failures.keep(remove(nft, &removal)).into_iter().flatten());
     }
     failures.into_result()?;
     Ok(removed)
@@ -342,7 +341,7 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
     let mappings = mapping::mappings(&config.ports, address.ip());
     let rules = Rules::new(&chain, &config, address, &mappings, None)?;
     let table = tools.table(NAT);
-    let plan = rules.plan(&mut View::Nft(nft, table), &Removal { owner, ips: &[], link: None })?;
+    let plan = rules.plan(&mut View::Nft(nft, table), &Removal { owner, ips: &[], link: None, is_del: false })?;
     Ok(nft.dry_run(&plan.edits(table))?)
 }
 

@@ -37,9 +37,10 @@ mod table;
 
 use std::net::IpAddr;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result, evidence};
 
 use config::Config;
+use iptables::Removal;
 use publication::Publication;
 
 /// The `portmap` plugin.
@@ -69,7 +70,8 @@ impl Plugin for Portmap {
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let previous = call.prev_result_to_clean_up();
         let ips: Vec<IpAddr> = previous.ips.iter().map(|ip| ip.address.ip()).collect();
-        removal::remove(AttachmentKey::new(call, at), &ips)
+        let link = evidence::host_link(&previous, at);
+        removal::remove(&Removal { owner: AttachmentKey::new(call, at), ips: &ips, link, is_del: true })
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

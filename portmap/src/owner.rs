@@ -1,11 +1,12 @@
 //! Evidence whether the owner of a published port still exists. A port whose owner is gone can be given to another
 //! container; in doubt the owner exists.
 
+use cni::evidence::{self, Lease};
 use cni::key::{AliasOwner, mark_in, network_mark};
-use cni::{AttachmentKey, Result, evidence};
+use cni::{AttachmentKey, Result};
 use linux::netlink::Netlink;
 
-use crate::published::PortOwner;
+use crate::published::{PortOwner, Published};
 
 /// Returns whether the owner of a published port is provably gone: it has no link on this host and no lease. `port` is the
 /// name of its link when the port was published, if known. Without it, only the leases of the network prove that.
@@ -31,6 +32,32 @@ pub(crate) fn has_lost_link(host: &mut Netlink, owner: &PortOwner, port: &str) -
 /// Returns whether a veth has the alias of the owner.
 fn has_alias(host: &mut Netlink, owner: &PortOwner) -> Result<bool> {
     Ok(!host.find_veths_by_alias(&|alias| may_belong_to(alias, owner))?.is_empty())
+}
+
+/// Returns the interface of the attachment to a network that owns a published port, and the container, as far as a lease or
+/// the alias of its link prove them. `leases` are those of the network.
+pub(crate) fn interface_of(
+    host: &mut Netlink,
+    published: &Published,
+    network: &str,
+    leases: &[Lease],
+) -> Result<Option<(String, String)>> {
+    let container = match &published.owner {
+        PortOwner::OnNetwork { network: found, container } if found == network => container,
+        PortOwner::Container(container) => container,
+        _ => return Ok(None),
+    };
+    let is_its = |lease: &&Lease| lease.ip == published.mapping.target.ip() && lease.container == *container;
+    let found = match (leases.iter().find(is_its), &published.port) {
+        (Some(lease), _) => lease.ifname.clone(),
+        (None, Some(port)) => host
+            .link(port.as_str())?
+            .and_then(|link| AliasOwner::parse(&link.alias).filter(|found| found.network == network)?.attachment)
+            .filter(|(found, _)| found == container)
+            .map(|(_, ifname)| ifname),
+        (None, None) => None,
+    };
+    Ok(found.map(|ifname| (container.clone(), ifname)))
 }
 
 /// Returns whether the owner has a lease; `None` if that is unknown.

@@ -7,6 +7,7 @@ use linux::ip::Cidr;
 
 use crate::config::{Config, Masquerade};
 use crate::entry::Entry;
+use crate::iptables::Removal;
 use crate::mapping::{Mapping, container_addresses, mappings};
 use crate::table::{Frame, Scope};
 
@@ -80,6 +81,12 @@ impl<'a> Publication<'a> {
         }
         entries.push(Entry::attachment(&comment, self.port));
         entries
+    }
+
+    /// Returns the removal of what was published, by an ADD that fails or replaces it. `ips` are the addresses of the
+    /// attachment.
+    pub(crate) fn removal<'b>(&'b self, ips: &'b [IpAddr]) -> Removal<'b> {
+        Removal { owner: self.owner, ips, link: self.port, is_del: false }
     }
 
     /// Returns the container's addresses to which ports lead.

@@ -1,17 +1,19 @@
 //! Removes published ports: those of an attachment for DEL, those of all stale attachments for GC.
 
-use cni::{AttachmentKey, ErrorCollector, Keep, Result};
+use cni::{AttachmentKey, ErrorCollector, Keep, Result, evidence};
+use linux::netlink::Netlink;
 use linux::netlink::nft::{Edit, Nftables};
-use std::net::IpAddr;
 
 use crate::entry::{self, Entry, Listing};
+use crate::iptables::Removal;
 use crate::mapping::Mapping;
-use crate::table;
-use crate::{flows, iptables, other_forms, reference};
+use crate::published::Form;
+use crate::{flows, iptables, other_forms, owner, reference, table};
 
 /// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
-/// ADD. `ips` are the addresses of the attachment, if known.
-pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
+/// ADD.
+pub(crate) fn remove(removal: &Removal<'_>) -> Result<()> {
+    let Removal { owner, ips, .. } = *removal;
     let mark = owner.mark();
     let mut failures = ErrorCollector::default();
     let mut nft = Nftables::open()?;
@@ -19,7 +21,7 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
         failures.keep(remove_entries(&mut nft, &|comment| comment.starts_with(&mark))).unwrap_or_default();
     if failures.keep(other_forms::may_exist(&mut nft)).unwrap_or(true) {
         removed.extend(failures.keep(reference::remove(&mut nft, owner, ips)).into_iter().flatten());
-        removed.extend(failures.keep(iptables::remove(&mut nft, owner, ips)).into_iter().flatten());
+        removed.extend(failures.keep(iptables::remove(&mut nft, removal)).into_iter().flatten());
     }
     flows::forget(nft, &removed);
     failures.into_result()
@@ -32,8 +34,35 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     let mut removed =
         failures.keep(remove_entries(&mut nft, &|comment| keep.is_stale_comment(comment))).unwrap_or_default();
     removed.extend(failures.keep(iptables::collect(&mut nft, keep)).into_iter().flatten());
+    removed.extend(failures.keep(collect_others(&mut nft, keep)).into_iter().flatten());
     flows::forget(nft, &removed);
     failures.into_result()
+}
+
+/// Removes the ports of attachments that are not in `keep` in the forms of the reference. Their rules do not name the
+/// interface, and those of nftables not even the network, so a lease or the alias of a link must prove whose they are.
+fn collect_others(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping>> {
+    let mut removed = Vec::new();
+    let others = other_forms::list(nft)?;
+    if others.is_empty() {
+        return Ok(removed);
+    }
+    let (mut host, leases) = (Netlink::open()?, evidence::leases_in(keep.network));
+    for other in &others {
+        let Some((container, ifname)) = owner::interface_of(&mut host, other, keep.network, &leases)? else { continue };
+        let owner = AttachmentKey { network: keep.network, container: &container, ifname: &ifname };
+        if !keep.is_stale(owner) {
+            continue;
+        }
+        let ips = [other.mapping.target.ip()];
+        removed.extend(match other.form {
+            Form::Rules => reference::remove(nft, owner, &ips)?,
+            Form::Maps | Form::Iptables => {
+                iptables::remove(nft, &Removal { owner, ips: &ips, link: None, is_del: false })?
+            }
+        });
+    }
+    Ok(removed)
 }
 
 /// Removes the entries with a comment that is `stale`, and scopes that are no longer used. Returns the mappings.

@@ -12,16 +12,23 @@ use super::names::ContainerChain;
 use crate::mapping::Mapping;
 
 /// The attachment whose rules are removed.
-#[derive(Debug)]
-pub(super) struct Removal<'a> {
-    pub(super) owner: AttachmentKey<'a>,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Removal<'a> {
+    pub(crate) owner: AttachmentKey<'a>,
     /// The addresses of the attachment; empty if unknown.
-    pub(super) ips: &'a [IpAddr],
+    pub(crate) ips: &'a [IpAddr],
     /// The link of the attachment on this host, if known.
-    pub(super) link: Option<&'a str>,
+    pub(crate) link: Option<&'a str>,
+    /// Whether the attachment ends, so that rules of unknown interfaces must not stay. An ADD leaves them alone.
+    pub(crate) is_del: bool,
 }
 
-impl Removal<'_> {
+impl<'a> Removal<'a> {
+    /// Returns the removal of all attachments of a container to a network.
+    pub(crate) fn of_container(network: &'a str, container: &'a str) -> Removal<'a> {
+        Removal { owner: AttachmentKey { network, container, ifname: "" }, ips: &[], link: None, is_del: true }
+    }
+
     /// Returns the steps that remove the attachment's rules of a chain, and the chain if no other rule leads to it and
     /// `delete_chain`.
     ///
@@ -52,12 +59,14 @@ impl Removal<'_> {
         links.extend(self.link);
         links.retain(|link| !link.is_empty());
 
+        let has_our_link = |mapping: &Mapping| link_of(mapping).is_some_and(|link| links.contains(&link));
+        let is_known = translations.iter().any(|(_, mapping)| leads_to_us(&mapping) || has_our_link(mapping));
         let (mut removed, mut siblings, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
         for (rule, mapping) in translations {
             let link = link_of(&mapping);
             if others.iter().any(|entry| covers(&entry, &mapping)) && !(link.is_some() && leads_to_us(&&mapping)) {
                 foreign.push(mapping);
-            } else if self.is_ours(mapping.target.ip(), link.unwrap_or_default(), &links)? {
+            } else if self.is_ours(mapping.target.ip(), link.unwrap_or_default(), &links, is_known)? {
                 removed.push((rule, mapping));
             } else {
                 siblings.push(mapping);
@@ -93,13 +102,17 @@ impl Removal<'_> {
     /// container to the same network. `link` is the link on this host that the rule names, `links` are those of the
     /// attachment.
     ///
-    /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then.
-    fn is_ours(&self, ip: IpAddr, link: &str, links: &[&str]) -> Result<bool> {
-        let Removal { owner, ips, .. } = *self;
+    /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then. It also does if
+    /// neither address nor link of the attachment `is_known` to the chain: the previous result is that of another ADD.
+    fn is_ours(&self, ip: IpAddr, link: &str, links: &[&str], is_known: bool) -> Result<bool> {
+        let Removal { owner, ips, is_del, .. } = *self;
         if owner.ifname.is_empty() || ips.contains(&ip) || (!link.is_empty() && links.contains(&link)) {
             return Ok(true);
         }
-        Ok(evidence::is_sibling(&mut Netlink::open()?, owner, ip, link)?
-            .map_or(ips.is_empty(), |is_sibling| !is_sibling))
+        Ok(match evidence::is_sibling(&mut Netlink::open()?, owner, ip, link)? {
+            Some(is_sibling) => !is_sibling,
+            // A link that exists, and is not that of the attachment, may be a sibling's.
+            None => ips.is_empty() || (is_del && link.is_empty() && !is_known),
+        })
     }
 }

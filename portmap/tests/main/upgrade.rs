@@ -120,6 +120,61 @@ fn gc_removes_ports_of_the_reference() {
     assert_eq!(nat(lab).matches("--to-destination").count(), 4);
 }
 
+/// The rules of iptables do not name the interface. A lease or the alias of a link does.
+#[test]
+fn gc_removes_the_ports_of_one_interface() {
+    for has_leases in [true, false] {
+        let lab = &Lab::new();
+        let interfaces = two_interfaces(lab);
+        for (pod, config) in &interfaces {
+            pod.add(config);
+            if has_leases {
+                pod.ips.iter().for_each(|ip| lease("net1", ip.split('/').next().unwrap(), "id1", &pod.ifname));
+            } else {
+                lab.sh(&format!("ip link set {} alias 'cni-attachment net1 id1 {}'", pod.port, pod.ifname));
+            }
+        }
+        collect(lab, json!([{ "containerID": "id1", "ifname": "eth0" }, { "containerID": "id1", "ifname": "eth1" }]));
+        for (pod, config) in &interfaces {
+            pod.check(config).ok();
+        }
+        collect(lab, json!([{ "containerID": "id1", "ifname": "eth1" }]));
+        let [(_, _), (second, config)] = &interfaces;
+        second.check(config).ok();
+        assert!(!nat(lab).contains("10.9.0.2:") && !nat(lab).contains("[fd00::2]"), "{}", nat(lab));
+        collect(lab, json!([]));
+        assert_removed(lab);
+    }
+}
+
+/// Calls GC of `net1` with a list of valid attachments.
+fn collect(lab: &Lab, valid: Value) {
+    let gc = with(config(&[]), json!({ "cni.dev/valid-attachments": valid }));
+    lab.plugin("portmap", "GC").stdin(gc.to_string()).run().ok();
+}
+
+/// Only a lease shows to which network they belong.
+#[test]
+fn gc_removes_nftables_rules_of_the_reference_that_a_lease_attributes() {
+    let lab = &Lab::new();
+    add_reference_rules(lab, "id1", 81, &["10.9.0.2", "fd00::2"]);
+    add_reference_rules(lab, "id1", 82, &["10.7.0.2"]);
+    add_reference_rules(lab, "id2", 83, &["10.9.0.3"]);
+    let before = reference_rules(lab);
+    collect(lab, json!([]));
+    assert_eq!(reference_rules(lab), before, "without leases, no network is known");
+    lease("net1", "10.9.0.2", "id1", "eth0");
+    lease("net1", "fd00::2", "id1", "eth0");
+    lease("net2", "10.7.0.2", "id1", "eth1");
+    lease("net1", "10.9.0.3", "id2", "eth0");
+    collect(lab, json!([{ "containerID": "id1", "ifname": "eth0" }, { "containerID": "id2", "ifname": "eth0" }]));
+    assert_eq!(reference_rules(lab), before);
+    collect(lab, json!([{ "containerID": "id2", "ifname": "eth0" }]));
+    let left = reference_rules(lab);
+    assert!(!left.iter().any(|rule| rule.contains("10.9.0.2") || rule.contains("fd00::2")), "{left:#?}");
+    assert_eq!(left.len(), 8, "{left:#?}");
+}
+
 /// Returns two interfaces of one container on one network, with their configurations.
 fn two_interfaces(lab: &Lab) -> [(Pod<'_>, Value); 2] {
     let first = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
@@ -174,6 +229,32 @@ fn two_interfaces_of_a_container_are_told_apart() {
             lab.sh("nft flush ruleset");
         }
     }
+}
+
+/// A DEL was lost, and the container had another address when it was attached again.
+#[test]
+fn ports_are_removed_although_the_previous_result_has_other_addresses() {
+    if reference("portmap", "ports_are_removed_although_the_previous_result_has_other_addresses").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let moved = Pod { ips: vec!["10.9.0.7/24".into(), "fd00::7/64".into()], ..pod.clone() };
+    let renamed = Pod { port: "veth7".into(), ..moved.clone() };
+    let config = with(config(&["8080:80/tcp"]), json!({ "cniVersion": "1.0.0", "backend": "iptables" }));
+    for later in [&moved, &renamed] {
+        theirs(&pod, "ADD", &config).ok();
+        later.del(&config);
+        assert_removed(lab);
+        pod.add(&config);
+        later.del(&config);
+        assert_removed(lab);
+    }
+    // The link has no alias, but it is the one that the previous result names.
+    lab.sh("ip link add vethid1 type bridge");
+    pod.add(&config);
+    moved.del(&config);
+    assert_removed(lab);
 }
 
 /// Without the addresses of the attachment, leases prove which interface an address belongs to.
