@@ -138,9 +138,11 @@ pub fn network_mark_in(comment: &str) -> Option<&str> {
     comment.get(..=DIGEST)
 }
 
-/// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment is too short.
+/// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment has none.
 pub fn mark_in(comment: &str) -> Option<&str> {
-    comment.get(..DIGEST + 1 + DIGEST)
+    let mark = comment.get(..DIGEST + 1 + DIGEST)?;
+    let is_part = |(index, byte): (usize, u8)| if index == DIGEST { byte == b'-' } else { byte.is_ascii_hexdigit() };
+    mark.bytes().enumerate().all(is_part).then_some(mark)
 }
 
 /// Returns the attachment's digest in the comment of an nftables rule; `None` if the comment is too short.
@@ -206,7 +208,11 @@ mod tests {
         assert_eq!(digest_in(&KEY.comment()), Some(KEY.digest().as_str()));
         assert_eq!(digest_in("8e48f37d5de60467-"), None);
         assert_eq!(mark_in(&KEY.comment()), Some(KEY.mark().as_str()));
-        assert_eq!(mark_in("8e48f37d5de60467-"), None);
+        for other in
+            ["8e48f37d5de60467-", &KEY.comment().replace('-', "0"), "a long text that names no attachment at all"]
+        {
+            assert_eq!(mark_in(other), None, "{other}");
+        }
         assert_eq!(KEY.chain_suffix(), "cid1-eth0");
     }
 

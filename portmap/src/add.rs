@@ -1,5 +1,6 @@
 //! ADD: publishes the ports of an attachment in one transaction, or reports which attachment has a port already.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use cni::key::mark_in;
@@ -191,7 +192,7 @@ impl Publication<'_> {
                 continue;
             }
             if !owner::is_gone(host, &other.owner, link)? {
-                return Err(clash(&other.mapping, &other.owner));
+                return Err(clash(&other.mapping, &other.describe_owner(host)?));
             }
             found.gone.push(other);
         }
@@ -225,10 +226,8 @@ impl OtherForms {
 }
 
 /// Returns the error for a port that another attachment has.
-fn clash(taken: &Mapping, owner: &PortOwner) -> Error {
+fn clash(taken: &Mapping, owner: &dyn fmt::Display) -> Error {
     let Mapping { key, target } = taken;
-    let owner = Some(owner.to_string()).filter(|owner| !owner.is_empty());
-    let owner = owner.as_deref().unwrap_or("unknown owner");
     let what = format!("publish {key}: it is already published, and leads to {target} ({owner})");
     Error::new(Code::PORT_IN_USE, what)
         .details("use another host port or \"hostIP\", or remove that container; if it is gone, run `cnitool prune`")

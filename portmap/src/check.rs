@@ -1,7 +1,7 @@
 //! CHECK: compares what is published with what the configuration and the previous result require.
 
-use cni::Result;
 use cni::key::mark_in;
+use cni::{Code, Error, Result};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
@@ -9,7 +9,7 @@ use crate::config::Backend;
 use crate::entry::{Entry, Listing};
 use crate::publication::{Publication, difference};
 use crate::published::PortOwner;
-use crate::{iptables, localnet};
+use crate::{iptables, localnet, reference};
 
 /// Returns an error for the first difference.
 pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
@@ -19,15 +19,23 @@ pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
     let mut nft = Nftables::open()?;
     match publication.config.backend {
         Backend::Iptables => iptables::check(&mut nft, publication)?,
-        Backend::Nftables => check_entries(&mut nft, publication)?,
+        Backend::Nftables => check_nftables(&mut nft, publication)?,
         // The ADD may have used iptables: without nftables, or because the reference prefers it.
-        Backend::Auto => check_entries(&mut nft, publication)
+        Backend::Auto => check_nftables(&mut nft, publication)
             .or_else(|error| iptables::check(&mut nft, publication).map_err(|_| error))?,
     }
     match publication.loopback_target() {
         // Without nf_tables, ADD does not make ports reachable from loopback addresses.
         Some(container) if nft.is_available()? => localnet::check(&mut Netlink::open()?, container.ip()),
         _ => Ok(()),
+    }
+}
+
+/// Compares the entries, unless the reference has published the ports with nftables.
+fn check_nftables(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+    match check_entries(nft, publication) {
+        Err(_) if reference::publishes(nft, publication)? => Ok(()),
+        outcome => outcome,
     }
 }
 
@@ -56,7 +64,12 @@ fn compare(wanted: &Entry, found: Option<&Entry>) -> Result<()> {
     let Some(mapping) = mapping else { return Ok(()) };
     if mark_in(found.comment()) != mark_in(wanted.comment()) {
         let owner = PortOwner::Attachment(found.comment().to_owned());
-        return Err(difference(format!("{subject} is published by another attachment ({owner})")));
+        // Only an attachment can be gone, so that another ADD may replace it.
+        return Err(match mark_in(found.comment()) {
+            Some(_) => difference(format!("{subject} is published by another attachment ({owner})")),
+            None => Error::new(Code::INTERNAL, format!("{subject} is published by another program ({owner})"))
+                .details("delete the element from table inet cni_hostport, and then run `cnitool repair`"),
+        });
     }
     match found.read_mapping() {
         Some(found) if found.target != mapping.target => {

@@ -61,6 +61,9 @@ impl Condition {
             Some(Spelling::Iptables) => parse_iptables(words, family)?,
             Some(Spelling::Nftables) => parse_nftables(&words.join(" "), family)?,
         };
+        if conditions.is_empty() {
+            return Err(Fault::value("the list has words, but no condition"));
+        }
         let alternatives = conditions.iter().filter(|condition| !condition.is_negated);
         let number = alternatives.map(|condition| condition.values.len()).fold(1, usize::saturating_mul);
         if number > MAX_ALTERNATIVES {
@@ -286,7 +289,9 @@ mod tests {
     #[test]
     fn everything_else_is_an_error_that_names_the_place() {
         let long = ["ip saddr {", &"10.0.0.1,".repeat(65), "}"];
-        let cases: [(&[&str], &str); 14] = [
+        let cases: [(&[&str], &str); 16] = [
+            (&[""], "the list has words, but no condition"),
+            (&[" ", ""], "the list has words, but no condition"),
             (&["-m", "state"], "key \"[0]\": \"-m\" is not supported"),
             (&["-s"], "key \"[0]\": \"-s\" has no value"),
             (&["-i", "eth0", "!"], "key \"[2]\": \"!\" is not followed by an option"),

@@ -8,6 +8,7 @@ use cni::{AttachmentKey, Result, evidence};
 use linux::netlink::Netlink;
 
 use crate::mapping::Mapping;
+use crate::owner;
 
 /// A published port on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +25,16 @@ impl Published {
     pub(crate) fn names_container_of(&self, attachment: AttachmentKey<'_>) -> bool {
         matches!(&self.owner, PortOwner::OnNetwork { network, container }
             if network == attachment.network && container == attachment.container)
+    }
+
+    /// Returns the owner for a reader, with its interface if a lease or an alias names it.
+    pub(crate) fn describe_owner(&self, host: &mut Netlink) -> Result<String> {
+        if let PortOwner::OnNetwork { network, .. } = &self.owner
+            && let Some((container, ifname)) = owner::interface_of(host, self, network, &evidence::leases_in(network))?
+        {
+            return Ok(format!("net: {network}, if: {ifname}, id: {container}"));
+        }
+        Ok(self.owner.to_string())
     }
 
     /// Returns whether the port belongs to an attachment with these addresses. `port` is its link on this host, if known.
@@ -80,6 +91,7 @@ pub(crate) enum PortOwner {
 impl fmt::Display for PortOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            PortOwner::Attachment(comment) if comment.is_empty() => f.write_str("unknown owner"),
             // After the mark: `net: …, if: …, id: …`.
             PortOwner::Attachment(comment) => f.write_str(comment.split_once(", ").map_or(comment, |(_, about)| about)),
             PortOwner::OnNetwork { network, container } => write!(f, "net: {network}, id: {container}"),

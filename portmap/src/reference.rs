@@ -15,7 +15,9 @@ use cni::{AttachmentKey, Result};
 use linux::ip::Protocol;
 use linux::netlink::nft::{self, Edit, Family, Nftables, Rule, Table};
 
+use crate::config::Masquerade;
 use crate::mapping::{Key, Mapping};
+use crate::publication::Publication;
 use crate::published::{Form, PortOwner, Published};
 
 /// The name of the tables.
@@ -38,6 +40,32 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
         }
     }
     Ok(found)
+}
+
+/// Returns whether the ports of an attachment are published completely: by one rule for each, those for masquerade, and those
+/// that lead to them.
+pub(crate) fn publishes(nft: &mut Nftables, publication: &Publication<'_>) -> Result<bool> {
+    for (address, mappings) in &publication.addresses {
+        let ip = address.ip();
+        let rules = nft.table_rules(Table { family: Family::of(ip), name: TABLE })?;
+        let leads_on = |base: &&str| rules.iter().any(|rule| rule.chain == **base && rule.target().is_some());
+        let ours: Vec<&Rule> = rules.iter().filter(|rule| rule.comment == publication.owner.container).collect();
+        let is_published = |wanted: &Mapping| ours.iter().any(|rule| read_mapping(rule).as_ref() == Some(wanted));
+        // From the container itself, and for IPv4 from 127.0.0.1; from everywhere with `masqAll`.
+        let sources = match publication.config.masquerade {
+            Masquerade::Never => 0,
+            Masquerade::Local if ip.is_ipv4() => 2,
+            Masquerade::Local | Masquerade::Always => 1,
+        };
+        let masquerades = |rule: &&&Rule| rule.chain == MASQUERADING && container_address(rule) == Some(ip);
+        let is_complete = ["prerouting", "output"].iter().all(leads_on)
+            && mappings.iter().all(is_published)
+            && ours.iter().filter(masquerades).count() >= sources;
+        if !is_complete {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Removes the rules of an attachment. `ips` are its addresses, if known; otherwise leases decide. Returns the mappings.

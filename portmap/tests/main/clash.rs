@@ -188,7 +188,10 @@ fn a_port_without_an_owner_is_refused() {
         lab.sh(&format!("nft 'add element inet cni_hostport ipv4_ports {{ tcp . 9000 {comment} : 10.7.0.7 . 70 }}'"));
         assert_refused(&a, &config(&["8080:80/tcp", "9000:80/tcp"]), &["tcp port 9000", "10.7.0.7:70", owner]);
         a.check(&config(&["8080:80/tcp"])).ok();
-        a.check(&config(&["9000:80/tcp"])).error(999);
+        let error = a.check(&config(&["9000:80/tcp"])).error(999);
+        let (message, details) = (error["msg"].as_str().unwrap(), error["details"].as_str().unwrap());
+        assert!(message.contains(&format!("published by another program ({owner})")), "{error}");
+        assert!(details.contains("delete the element") && !details.contains("another ADD"), "{error}");
         // No call removes it.
         a.del(&config(&["9000:80/tcp"]));
         let gc = with(config(&[]), json!({ "cni.dev/valid-attachments": [] }));

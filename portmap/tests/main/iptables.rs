@@ -320,6 +320,10 @@ fn a_port_is_taken_while_the_link_of_its_owner_exists() {
         assert!(error["msg"].as_str().unwrap().contains("leads to 10.9.0.2:80 (net: net1, id: a)"), "{error}");
         assert!(!nat(lab).contains("10.9.0.3") && entries(lab).is_empty(), "{}", nat(lab));
         first.check(&config).ok();
+        // The rules do not name the interface, but the alias of their link does.
+        lab.sh("ip link set vetha alias 'cni-attachment net1 a eth0'");
+        let error = second.call("ADD", &wanted).run().error(101);
+        assert!(error["msg"].as_str().unwrap().contains("(net: net1, if: eth0, id: a)"), "{error}");
         // The name of the link belongs to another attachment now.
         lab.sh("ip link set vetha alias 'cni-attachment net1 c eth0'");
         second.add(&wanted);

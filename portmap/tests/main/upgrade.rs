@@ -391,6 +391,9 @@ add rule {family} cni_hostport hostports_all jump hostports
 add chain {family} cni_hostport prerouting {{ type nat hook prerouting priority -100; }}
 flush chain {family} cni_hostport prerouting
 add rule {family} cni_hostport prerouting fib daddr type local jump hostports_all
+add chain {family} cni_hostport output {{ type nat hook output priority -100; }}
+flush chain {family} cni_hostport output
+add rule {family} cni_hostport output fib daddr type local jump hostports_all
 add chain {family} cni_hostport masquerading {{ type nat hook postrouting priority 100; }}
 add rule {family} cni_hostport hostports tcp dport {port} dnat to {target} comment \"{id}\"
 add rule {family} cni_hostport hostip_hostports {family} daddr {host} udp dport {port} dnat to {target} comment \"{id}\"
@@ -466,6 +469,35 @@ fn without_addresses_leases_decide_about_nftables_rules_of_the_reference() {
     assert_eq!(reference_rules(lab), [] as [&str; 0]);
 }
 
+/// Versions of the reference from 1.6.0 on publish ports with nftables.
+#[test]
+fn check_accepts_nftables_rules_of_the_reference_that_are_complete() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let base = config(&["8080:80/tcp", "10.9.0.1 8080:80/udp", "fd00::1 8080:80/udp"]);
+    let forced = with(base.clone(), json!({ "backend": "nftables" }));
+    for damage in [
+        "delete table ip6 cni_hostport",
+        "flush chain ip cni_hostport hostports",
+        "flush chain ip6 cni_hostport hostip_hostports",
+        "flush chain ip cni_hostport masquerading",
+        "flush chain ip cni_hostport prerouting",
+        "flush chain ip6 cni_hostport output",
+    ] {
+        add_reference_rules(lab, "id1", 8080, &["10.9.0.2", "fd00::2"]);
+        pod.check(&base).ok();
+        pod.check(&forced).ok();
+        pod.check(&with(base.clone(), json!({ "backend": "iptables" }))).error(999);
+        for (ip, ports) in [("10.9.0.7/24", &["8080:80/tcp"]), ("10.9.0.2/24", &["8080:81/tcp"])] {
+            Pod { ips: vec![ip.into()], ..pod.clone() }.check(&config(ports)).error(999);
+        }
+        Pod { id: "id2".into(), ..pod.clone() }.check(&base).error(999);
+        lab.sh(&format!("nft {damage}"));
+        pod.check(&base).error(999);
+        lab.sh("nft flush ruleset");
+    }
+}
+
 /// Each form of published ports blocks a port for other containers, unless its owner is gone.
 #[test]
 fn a_port_of_the_reference_is_taken_unless_its_container_is_gone() {
@@ -482,7 +514,8 @@ fn a_port_of_the_reference_is_taken_unless_its_container_is_gone() {
         let taken = || {
             let error = other.call("ADD", &config).run().error(101);
             let message = error["msg"].as_str().unwrap();
-            assert!(message.contains("tcp port 8080") && message.contains("net: net1, id: id1"), "{error}");
+            let owner = ["net: net1, id: id1", "net: net1, if: eth0, id: id1"];
+            assert!(message.contains("tcp port 8080") && owner.iter().any(|owner| message.contains(owner)), "{error}");
             check_theirs(&first, &config);
         };
         taken();
