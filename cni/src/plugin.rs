@@ -68,9 +68,15 @@ pub trait Plugin: Sync {
 }
 
 /// A validated ADD that has not changed anything yet.
-pub trait Prepared: fmt::Debug {
+pub trait Prepared {
     /// Executes the ADD for the attachment with which it was validated.
     fn add(&self, at: &Attachment) -> Result<AddResult>;
+}
+
+impl fmt::Debug for dyn Prepared + '_ {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Prepared")
+    }
 }
 
 impl fmt::Debug for dyn Plugin + '_ {

@@ -1,7 +1,6 @@
 //! The entries of the [table](crate::table): elements of its maps and sets. Every entry has the comment of its attachment, by
 //! which DEL and GC find it.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use cni::{Result, SortedSet, key};
@@ -175,17 +174,15 @@ impl Listing {
             return Vec::new();
         }
         let leaving: SortedSet<_> = removed.iter().map(|entry| (&entry.set, &entry.element.key)).collect();
-        let mut heirs: BTreeMap<Vec<u8>, &str> = BTreeMap::new();
-        for entry in self.entries.iter().filter(|entry| !leaving.contains(&(&entry.set, &entry.element.key))) {
-            if let Some(mapping) = entry.read_mapping() {
-                heirs.entry(ip::octets(mapping.target.ip())).or_insert_with(|| entry.comment());
-            }
-        }
+        let stays = |entry: &&Entry| !leaving.contains(&(&entry.set, &entry.element.key));
+        let target = |entry: &Entry| entry.read_mapping().map(|mapping| ip::octets(mapping.target.ip()));
+        let others = self.entries.iter().filter(stays);
+        let heirs: Vec<_> = others.filter_map(|entry| Some((target(entry)?, entry.comment()))).collect();
         let inherit = |entry: &Entry| {
             let Entry { set, element } = entry.clone();
             let address = element.key.get(element.key.len() / 2..)?;
-            let heir = *heirs.get(address)?;
-            Some(Entry { set, element: element.comment(heir) })
+            let (_, heir) = heirs.iter().find(|(target, _)| target == address)?;
+            Some(Entry { set, element: element.comment(*heir) })
         };
         shared.into_iter().filter_map(inherit).collect()
     }
@@ -194,14 +191,12 @@ impl Listing {
     /// deleted.
     pub(crate) fn forget_reached(&self, removed: &[Entry]) -> Vec<Edit> {
         let is_recorded = |entry: &&Entry| entry.comment().is_empty();
-        let recorded: SortedSet<&str> =
-            self.entries.iter().filter(is_recorded).map(|entry| entry.set.as_str()).collect();
         if self.entries.iter().filter(|entry| !is_recorded(entry)).count() > removed.len() {
             return Vec::new();
         }
         let reached = [Family::Ipv4, Family::Ipv6].map(|family| Names::new(family, "").reached);
-        let wanted = reached.iter().filter(|name| recorded.contains(name.as_str()));
-        wanted.map(|name| Edit::flush_set(set(name))).collect()
+        let is_used = |name: &&String| self.entries.iter().any(|entry| is_recorded(&entry) && entry.set == **name);
+        reached.iter().filter(is_used).map(|name| Edit::flush_set(set(name))).collect()
     }
 
     /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created.
