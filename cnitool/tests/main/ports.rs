@@ -122,7 +122,7 @@ fn published_ports_are_shown_with_their_owners() {
 
     let text = page(&host.run("show pods"));
     for part in [
-        " 10.198.0.2/24\n",
+        " 10.198.0.2/24, in /run/netns/blue\n",
         " tcp 0.0.0.0:8080 -> 10.198.0.2:80\n",
         " udp 10.198.0.1:53 -> 10.198.0.2:5353\n",
         "portmap: 3 by nftables, 1 of no port above:",
