@@ -140,9 +140,7 @@ pub fn network_mark_in(comment: &str) -> Option<&str> {
 
 /// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment has none.
 pub fn mark_in(comment: &str) -> Option<&str> {
-    let mark = comment.get(..DIGEST + 1 + DIGEST)?;
-    let is_part = |(index, byte): (usize, u8)| if index == DIGEST { byte == b'-' } else { byte.is_ascii_hexdigit() };
-    mark.bytes().enumerate().all(is_part).then_some(mark)
+    comment.get(..DIGEST + 1 + DIGEST).filter(|mark| mark.as_bytes().get(DIGEST) == Some(&b'-'))
 }
 
 /// Returns the attachment's digest in the comment of an nftables rule; `None` if the comment is too short.

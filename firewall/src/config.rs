@@ -122,7 +122,7 @@ impl Keys {
 
     fn admin_chain(&self) -> Result<String> {
         let key = "iptablesAdminChainName";
-        let chain = given(&self.iptables_admin_chain_name).unwrap_or(DEFAULT_ADMIN_CHAIN);
+        let Some(chain) = given(&self.iptables_admin_chain_name) else { return Ok(DEFAULT_ADMIN_CHAIN.to_owned()) };
         let letters = |letter: char| letter.is_ascii_graphic() && !"\"'\\".contains(letter);
         // The limits of iptables.
         if chain.len() > 28 || !chain.chars().all(letters) || chain.starts_with(['-', '!']) {

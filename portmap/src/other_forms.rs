@@ -14,14 +14,11 @@ pub(crate) type Wanted<'a> = &'a dyn Fn(Protocol, u16) -> bool;
 /// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
 /// are none.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
-    Ok(list_some(nft, &|_, _| true)?.1)
+    if may_exist(nft)? { Ok(list_some(nft, &|_, _| true)?.1) } else { Ok(Vec::new()) }
 }
 
 /// Lists at least those ports whose protocol and number are `wanted`. Also returns whether any port is published.
 pub(crate) fn list_some(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<Published>)> {
-    if !may_exist(nft)? {
-        return Ok((false, Vec::new()));
-    }
     let mut found = reference::list(nft)?;
     let (has_chains, in_chains) = iptables::list(nft, wanted)?;
     found.extend(in_chains);
