@@ -320,12 +320,12 @@ fn port_table(node: &Node, ports: &[PortView<'_>], with_network: bool) -> Table 
             (if is_good { Tone::Plain } else { Tone::Bad }, if fit { flags.clone() } else { String::new() }),
         ]);
         let mut more: Vec<String> = guest.iter().flat_map(|guest| &guest.addresses).map(ToString::to_string).collect();
-        more.extend(guest.and_then(|guest| guest.netns.as_deref()).map(|netns| format!("in {}", netns.display())));
         more.extend((!fit).then_some(flags));
         more.extend((!port.vlans.is_empty()).then(|| format!("vlan {}", port.vlan_text())));
         if with_network {
             more.extend(port.network.as_ref().map(|network| format!("network {network}")));
         }
+        more.extend(guest.and_then(|guest| guest.netns.as_deref()).map(|netns| format!("in {}", netns.display())));
         if !more.is_empty() {
             rows.more(more.join(", "));
         }
