@@ -34,8 +34,8 @@ fn a_port_is_shown_with_its_container() {
     assert_eq!(bridge["masquerade"][0]["ofPort"], true);
 
     let text = page(&host.run("show"));
-    let row = "10.118.0.2/24, in /run/netns/blue";
-    for part in ["bridge br-pods\n", "10.118.0.1/24", "hairpin masq spoofchk", row, "10-pods.conflist"] {
+    let row = "10.118.0.2/24, hairpin masq spoofchk, in /run/netns/blue";
+    for part in ["bridge br-pods\n", "10.118.0.1/24", row, "10-pods.conflist"] {
         assert!(text.contains(part), "{part} in {text}");
     }
     assert!(text.contains("all of ports above"), "{text}");
