@@ -24,6 +24,7 @@ mod iptables;
 mod legacy;
 mod loopback;
 mod parallel;
+mod reference_nftables;
 mod sctp;
 mod status;
 mod support;
