@@ -55,12 +55,14 @@ fn is_within_limit(received: u64, began: Instant, rate: u64, burst: u64) {
 fn send_tcp(pod: &Pod<'_>, direction: Direction, amount: u64) {
     let (listener, mut sender) = match direction {
         Direction::Ingress => {
-            let listener = inside(pod, || TcpListener::bind("10.9.0.2:5000").unwrap());
-            (listener, TcpStream::connect("10.9.0.2:5000").unwrap())
+            let listener = inside(pod, || TcpListener::bind("10.9.0.2:0").unwrap());
+            let to = listener.local_addr().unwrap();
+            (listener, TcpStream::connect(to).unwrap())
         }
         Direction::Egress => {
-            let listener = TcpListener::bind("10.9.0.1:5000").unwrap();
-            (listener, inside(pod, || TcpStream::connect("10.9.0.1:5000").unwrap()))
+            let listener = TcpListener::bind("10.9.0.1:0").unwrap();
+            let to = listener.local_addr().unwrap();
+            (listener, inside(pod, || TcpStream::connect(to).unwrap()))
         }
     };
     let (mut receiver, _) = listener.accept().unwrap();

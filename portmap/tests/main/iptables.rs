@@ -1,47 +1,18 @@
 //! The iptables form: traffic, ADDs at the same time, replacement, CHECK and STATUS.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 
-use linux::Netns;
 use serde_json::{Value, json};
 use testing::config::with;
 use testing::fault::inject_all;
-use testing::{Lab, Pod, REFERENCE, reference, timeout};
+use testing::packets::{Client, Delivery, HOST, Server, from};
+use testing::{Lab, Pod, REFERENCE, reference};
 
 use crate::differential::nat;
 use crate::support::{config, entries};
 
 fn iptables(ports: &[&str]) -> Value {
     with(config(ports), json!({ "backend": "iptables", "cniVersion": "1.0.0" }))
-}
-
-/// Connects from a namespace, or from the host, and returns the source address that the pod sees.
-fn connect(from: Option<&Pod<'_>>, server: &TcpListener, to: &str) -> IpAddr {
-    let to: SocketAddr = to.parse().unwrap();
-    let open = || TcpStream::connect_timeout(&to, timeout()).unwrap_or_else(|error| panic!("connect to {to}: {error}"));
-    let mut client = match from {
-        None => open(),
-        Some(pod) => inside(pod, open),
-    };
-    let (mut accepted, peer) = server.accept().unwrap();
-    accepted.write_all(b"hello").unwrap();
-    drop(accepted);
-    let mut text = String::new();
-    client.read_to_string(&mut text).unwrap();
-    assert_eq!(text, "hello");
-    peer.ip()
-}
-
-fn listen(pod: &Pod<'_>, address: &str) -> TcpListener {
-    inside(pod, || TcpListener::bind(address).unwrap())
-}
-
-/// Runs `work` in the namespace of a pod.
-fn inside<T>(pod: &Pod<'_>, work: impl FnOnce() -> T) -> T {
-    let work = || Ok::<T, linux::Error>(work());
-    Netns::open(&pod.netns).unwrap().run(&Netns::current().unwrap(), work).unwrap()
 }
 
 #[test]
@@ -52,24 +23,22 @@ fn connections_reach_the_container() {
     let stranger = Pod::on_bridge(lab, "br1", "c", &["10.2.0.2/24", "fd02::2/64"]);
     let config = iptables(&["8080:80/tcp", "10.2.0.1 8081:80/tcp"]);
     pod.add(&config);
+    let [neighbour, stranger] = [&neighbour, &stranger].map(|pod| Client::in_netns(&pod.netns));
     for (any, ip, own, other) in
-        [("0.0.0.0:80", "10.1.0.1", "10.1.0.1", "10.2.0.2"), ("[::]:80", "[fd01::1]", "fd01::1", "fd02::2")]
+        [("0.0.0.0", "10.1.0.1", "10.1.0.1", "10.2.0.2"), ("::", "fd01::1", "fd01::1", "fd02::2")]
     {
-        let server = listen(&pod, any);
-        let to = format!("{ip}:8080");
-        assert_eq!(connect(None, &server, &to), own.parse::<IpAddr>().unwrap(), "from the host");
-        assert_eq!(connect(Some(&neighbour), &server, &to), own.parse::<IpAddr>().unwrap(), "masqueraded");
-        assert_eq!(connect(Some(&stranger), &server, &to), other.parse::<IpAddr>().unwrap(), "not masqueraded");
-        if any.starts_with('0') {
-            assert_eq!(connect(None, &server, "127.0.0.1:8080"), own.parse::<IpAddr>().unwrap(), "from loopback");
-            connect(Some(&stranger), &server, "10.2.0.1:8081");
-            let refused = TcpStream::connect_timeout(&"10.1.0.1:8081".parse().unwrap(), timeout()).unwrap_err();
-            assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused, "published at another address");
+        let server = Server::start("tcp", Some(&pod.netns), any, 80);
+        HOST.expect(&from(own), ip, 8080, &server);
+        neighbour.expect(&from(own), ip, 8080, &server); // masqueraded
+        stranger.expect(&from(other), ip, 8080, &server);
+        if any == "0.0.0.0" {
+            HOST.expect(&from(own), "127.0.0.1", 8080, &server);
+            stranger.expect(&from(other), "10.2.0.1", 8081, &server);
+            HOST.expect(&Delivery::Refused, "10.1.0.1", 8081, &server); // published at another address
         }
     }
     pod.del(&config);
-    let refused = TcpStream::connect_timeout(&"10.1.0.1:8080".parse().unwrap(), timeout()).unwrap_err();
-    assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    HOST.expect(&Delivery::Refused, "10.1.0.1", 8080, &Server::start("tcp", Some(&pod.netns), "0.0.0.0", 80));
 }
 
 const PODS: usize = 100;
