@@ -40,6 +40,7 @@ warn_of_left_acceptance() {
     cat >&2 <<WARNING
 warning: addresses of containers with a rule that no other firewall plugin removes: $left. The rule accepts connections to
 published ports, also for the next container with the address. To avoid this, install cni0 again, detach these containers,
-and then remove cni0. To delete the rules afterwards: "iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
+and then remove cni0. To delete the rules afterwards, with ip6tables for IPv6 addresses:
+"iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
 WARNING
 }

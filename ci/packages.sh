@@ -195,7 +195,7 @@ cp -a "$root/." "%{buildroot}"
 if [ "\$1" = 0 ]; then
     $(disable_timers)
     for dir in /usr/libexec/cni /opt/cni/bin; do
-        [ ! -e "\$dir/.cni0" ] || echo "$package: the plugins stay in \$dir: \$dir/.cni0/cni0-install uninstall --prefix \$dir" >&2
+        [ ! -e "\$dir/.cni0" ] || echo "$package: the plugins stay in \$dir. To remove them: \$dir/.cni0/cni0-install uninstall --prefix \$dir" >&2
     done
 fi
 %files

@@ -26,22 +26,25 @@ pub(crate) fn run(prefix: &Path) -> Result<()> {
     disk::check_writable(dir)?;
     // Also creates the directories that the record lacks, after an installation or because it was killed.
     let record = Record::create(dir)?;
+    let mut restored = 0;
     for path in record.paths() {
-        revert(&record, &path)?;
+        restored += usize::from(revert(&record, &path)?);
     }
     disk::sync_dir(dir)?;
     record.remove()?;
-    say(&format!("removed from {}", dir.display()));
+    say(&format!("removed from {}; files restored: {restored}", dir.display()));
     Ok(())
 }
 
-fn revert(record: &Record, path: &Path) -> Result<()> {
+/// Reverts one file. Returns whether there is an earlier one again.
+fn revert(record: &Record, path: &Path) -> Result<bool> {
     if !disk::exists(path)? || record.is_ours(path)? {
-        return record.restore(path);
+        record.restore(path)?;
+        return disk::exists(path);
     }
     // An uninstallation that was killed has restored it already, or an installation has not replaced it yet.
     if !record.before(path).is_some_and(|before| disk::is_same(&before, path)) {
         say(&format!("{} is unchanged: it was modified after the installation", path.display()));
     }
-    Ok(())
+    Ok(false)
 }

@@ -21,7 +21,9 @@ fn uninstall_restores_the_directory() {
         let inode = fs::metadata(host.dir().join(name)).unwrap();
         assert_eq!((inode.permissions().mode() & 0o7777, inode.nlink()), (0o755, 1), "{name}");
     }
-    assert!(host.uninstall().contains("removed from"));
+    let restored = before.iter().filter(|(path, ..)| NAMES.iter().any(|name| path.ends_with(name))).count();
+    assert!(restored > 0);
+    assert!(host.uninstall().contains(&format!("removed from {}; files restored: {restored}\n", host.dir().display())));
     assert_eq!(host.state(), before);
     assert!(host.uninstall().contains("nothing is installed in"));
     assert_eq!(host.state(), before);
