@@ -42,7 +42,7 @@ stage() {
     local root=$1 from=$work/generated doc=$1/usr/share/doc/$package
     install -D "$2/cnitool" "$root/usr/bin/cnitool"
     mkdir -p "$doc/examples"
-    cp README.md CHANGELOG.md "$doc"
+    cp -r README.md CHANGELOG.md docs "$doc"
     gzip -9n "$doc/CHANGELOG.md"
     cp docs/example.conflist "$doc/examples/10-cni0.conflist"
     put() { [ ! -e "$from/$1" ] || install -D -m 644 "$from/$1" "$root/$2"; } # put FILE PLACE

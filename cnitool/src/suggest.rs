@@ -1,17 +1,29 @@
 //! Suggests what a misspelt word was meant to be.
 
-/// Returns the known word that is most similar to `word`, in any letter case; `None` if none is similar. A known word is
-/// similar if at most a third of the letters of `word`, and at most three, are wrong, missing, surplus or swapped.
+/// Returns the known word that is most similar to `word`, in any letter case, or else the only one that begins with it;
+/// `None` if there is neither. A known word is similar if at most a third of the letters of `word`, and at most three, are
+/// wrong, missing, surplus or swapped.
 pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = letters(word);
+    let known: Vec<&str> = known.into_iter().collect();
+    most_similar(&word, &known).or_else(|| completed(&word, &known))
+}
+
+fn most_similar<'a>(word: &[char], known: &[&'a str]) -> Option<&'a str> {
     let most = (word.len() / 3).min(3);
-    let similar = known.into_iter().filter_map(|candidate| {
+    let similar = known.iter().filter_map(|candidate| {
         let letters = letters(candidate);
         // Skips what is too long or too short anyway, so that a word of any length takes no time.
-        let mistakes = (letters.len().abs_diff(word.len()) <= most).then(|| mistakes(&word, &letters))?;
+        let mistakes = (letters.len().abs_diff(word.len()) <= most).then(|| mistakes(word, &letters))?;
         (mistakes <= most).then_some((mistakes, candidate))
     });
-    similar.min_by_key(|(mistakes, _)| *mistakes).map(|(_, candidate)| candidate)
+    similar.min_by_key(|(mistakes, _)| *mistakes).map(|(_, candidate)| *candidate)
+}
+
+/// Returns the only known word that begins with `word`, of which one letter says too little.
+fn completed<'a>(word: &[char], known: &[&'a str]) -> Option<&'a str> {
+    let mut longer = known.iter().filter(|candidate| word.len() > 1 && letters(candidate).starts_with(word));
+    longer.next().filter(|_| longer.next().is_none()).copied()
 }
 
 fn letters(word: &str) -> Vec<char> {
@@ -62,6 +74,9 @@ mod tests {
             ("vaaln", None),
             ("vlna", Some("vlan")),
             ("ip", None),
+            ("vl", Some("vlan")),
+            ("v", None),
+            ("isdef", Some("isDefaultGateway")),
             ("ID", Some("id")),
             ("", None),
             ("comment", None),
