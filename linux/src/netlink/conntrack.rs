@@ -195,7 +195,7 @@ impl Conntrack {
     /// Closes the socket without waiting, as [`Nftables::close_detached`] does.
     pub fn close_detached(self) {
         if let Some(socket) = self.socket {
-            socket.close_detached();
+            socket.close_detached(super::nft::settle);
         }
     }
 

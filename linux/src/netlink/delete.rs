@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use log::debug;
 
-use super::{Change, Event, LinkIndex, LinkRef, Netlink, Watch};
+use super::{Change, Event, LinkIndex, LinkRef, Netlink, Watch, nft};
 use crate::detached::DetachedChild;
 use crate::error::Result;
 use crate::wait::Deadline;
@@ -27,12 +27,17 @@ impl Netlink {
     }
 
     /// Deletes a link in a detached child process, and returns when the kernel reports that the link is gone. The child
-    /// keeps `keep_open` open until the kernel has finished.
+    /// keeps `keep_open`, a netfilter socket, open until the kernel has finished and the rules have settled.
     ///
     /// The socket must be in the namespace of the calling thread.
     pub fn delete_link_detached(&mut self, link: LinkIndex, keep_open: Option<BorrowedFd<'_>>) -> Result<()> {
         let gone = Watch::open(Event::Link).and_then(|mut watch| {
-            let delete = || drop(Netlink::open().and_then(|mut netlink| netlink.delete_link(link)));
+            let delete = || {
+                drop(Netlink::open().and_then(|mut netlink| netlink.delete_link(link)));
+                if keep_open.is_some() {
+                    nft::settle();
+                }
+            };
             let child = DetachedChild::start(keep_open, delete)?;
             watch.await_gone(link, child.as_fd(), Deadline::after(TIMEOUT))
         });

@@ -17,6 +17,7 @@ mod userdata;
 mod value;
 
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use log::debug;
 use neli::consts::nl::NlmF;
@@ -24,6 +25,8 @@ use neli::consts::nl::NlmF;
 use super::socket::Socket;
 use super::wire;
 use crate::error::{Context, Error, Kind, Result};
+use crate::sys;
+use crate::wait::Deadline;
 
 pub use edit::{Edit, Position};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
@@ -67,6 +70,28 @@ pub struct Nftables {
     socket: Option<Socket>,
 }
 
+/// How long a process waits for rules that keep changing.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Waits until no rule has changed for two grace periods: then the kernel has freed what was deleted, because its own wait
+/// starts at most one grace period after a deletion. Of many processes that delete rules, each would otherwise wait for the
+/// deletions of the others when it closes its socket, one process after the other.
+pub(super) fn settle() {
+    let settled = || -> Result<()> {
+        let mut nft = Nftables::open()?;
+        let (mut before, deadline) = (None, Deadline::after(SETTLE_TIMEOUT));
+        loop {
+            let now = nft.generation()?;
+            if now == before || deadline.has_passed() {
+                return Ok(());
+            }
+            before = now;
+            sys::await_grace_period().and_then(|()| sys::await_grace_period())?;
+        }
+    };
+    drop(settled());
+}
+
 impl Nftables {
     /// Opens a socket in the namespace of the calling thread.
     pub fn open() -> Result<Nftables> {
@@ -86,7 +111,7 @@ impl Nftables {
     /// Closes the socket after a deletion without waiting for all processors: a detached child process waits instead.
     pub fn close_detached(self) {
         if let Some(socket) = self.socket {
-            socket.close_detached();
+            socket.close_detached(settle);
         }
     }
 

@@ -211,13 +211,13 @@ impl Socket {
     /// and then waits instead. If no child can be started, this process waits.
     ///
     /// While a close waits, the kernel holds the lock that every change of rules needs, and every deletion of a link: the
-    /// next plugin of a list would wait, too. So the child waits before it closes the socket, without a lock. The kernel's
-    /// own wait may have started up to one grace period after the deletion, so the child waits for two.
-    pub(super) fn close_detached(self) {
+    /// next plugin of a list would wait, too. So the child calls `settle` before it closes the socket, which waits without a
+    /// lock.
+    pub(super) fn close_detached(self, settle: impl FnOnce()) {
         let parent = std::process::id();
         let wait = || {
             drop(sys::pidfd(parent).map(|parent| Deadline::after(PARENT_TIMEOUT).readable(parent.as_fd())));
-            drop(sys::await_grace_period().and_then(|()| sys::await_grace_period()));
+            settle();
         };
         if let Err(error) = DetachedChild::start(Some(self.fd()), wait) {
             debug!("close the netfilter socket without a child: {error}");
