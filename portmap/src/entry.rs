@@ -9,7 +9,7 @@ use linux::netlink::nft::{Data, DataType, Edit, Element, Family, Nftables, Set, 
 
 use crate::config::Masquerade;
 use crate::mapping::{Key, Mapping};
-use crate::table::{ATTACHMENTS, Names, Scope, TABLE, address_type, loopback, set};
+use crate::table::{ATTACHMENTS, MapName, Names, Scope, TABLE, address_type, loopback, set};
 
 /// An element of one of the sets and maps, with the name of its set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,11 +68,11 @@ impl Entry {
 
     /// Returns the mapping; `None` if this is another kind of entry.
     pub(crate) fn read_mapping(&self) -> Option<Mapping> {
-        let names = Names::of_map(&self.set)?;
-        let ip = address_type(names.family);
+        let map = MapName::parse(&self.set)?;
+        let ip = address_type(map.family);
         let Some(Data::Value(value)) = &self.element.data else { return None };
         let mut key = vec![DataType::Protocol, DataType::Port];
-        if self.set == names.address_ports {
+        if map.has_addresses {
             key.insert(0, ip);
         }
         let mut key = Value::split(&key, &self.element.key)?;
@@ -202,10 +202,12 @@ impl Listing {
     /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created.
     pub(crate) fn unused_scopes(&self, removed: &[Entry], added: &[Entry]) -> Vec<Names> {
         let mut unused: Vec<Names> = Vec::new();
-        for names in self.sets.iter().filter_map(|set| Names::of_map(set)) {
+        let maps = self.sets.iter().filter_map(|set| MapName::parse(set));
+        for map in maps.filter(|map| !map.suffix.is_empty()) {
+            let names = Names::new(map.family, map.suffix);
             let is_in = |entry: &&Entry| entry.set == names.ports || entry.set == names.address_ports;
             let count = |entries: &[Entry]| entries.iter().filter(is_in).count();
-            let is_unused = names.has_conditions() && count(added) == 0 && count(&self.entries) == count(removed);
+            let is_unused = count(added) == 0 && count(&self.entries) == count(removed);
             // A scope has several maps.
             if is_unused && !unused.contains(&names) {
                 unused.push(names);

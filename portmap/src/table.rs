@@ -71,21 +71,27 @@ impl Names {
             reached: format!("{prefix}_reached"),
         }
     }
+}
 
-    /// Returns the names of the scope to which a map belongs; `None` for other sets.
-    pub(crate) fn of_map(map: &str) -> Option<Names> {
-        for family in [Family::Ipv4, Family::Ipv6] {
-            for plain in [&Names::new(family, "").ports, &Names::new(family, "").address_ports] {
-                if let Some(suffix) = map.strip_prefix(plain.as_str()) {
-                    return Some(Names::new(family, suffix));
-                }
-            }
-        }
-        None
-    }
+/// What the name of a map says about its keys and its scope.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MapName<'a> {
+    pub(crate) family: Family,
+    /// Whether its keys have an address of this host.
+    pub(crate) has_addresses: bool,
+    /// Empty for the scope without conditions.
+    pub(crate) suffix: &'a str,
+}
 
-    pub(crate) fn has_conditions(&self) -> bool {
-        *self != Names::new(self.family, "")
+impl MapName<'_> {
+    /// Returns `None` for other sets.
+    pub(crate) fn parse(name: &str) -> Option<MapName<'_>> {
+        [Family::Ipv4, Family::Ipv6].into_iter().find_map(|family| {
+            let rest = name.strip_prefix(prefix(family))?;
+            let of_one = rest.strip_prefix("_address_ports");
+            let suffix = of_one.or_else(|| rest.strip_prefix("_ports"))?;
+            Some(MapName { family, has_addresses: of_one.is_some(), suffix })
+        })
     }
 }
 
