@@ -9,7 +9,7 @@ use crate::ifb::{self, IFB};
 use crate::{removal, veth};
 
 /// The remedy if the kernel lacks a part of traffic control.
-pub(crate) const FIX_HINT: &str = "load the kernel modules sch_tbf, ifb, sch_ingress, act_mirred and cls_matchall or cls_u32; \
+pub(crate) const FIX_HINT: &str = "load the kernel modules sch_tbf, ifb, sch_ingress, act_mirred and cls_u32 or cls_matchall; \
                                    some distributions have them in a package such as linux-modules-extra or kernel-modules-extra";
 /// The length of an Ethernet header. The burst must have space for it, too.
 const ETHERNET: u32 = 14;
@@ -184,19 +184,21 @@ impl<'a> Limits<'a> {
         let marked = LinkChange { alias: Some(&alias), ..LinkChange::default() };
         let up = LinkChange { up: Some(true), ..LinkChange::default() };
         undo.push("delete the redirection of the host veth", move |host| removal::delete_redirects(host, veth, index));
-        undo.context().apply(&[
-            Change::set_link(index, &marked),
-            Change::set_token_bucket(index, limit),
-            // Last: to change a link that is up, the kernel waits for all processors and looks at all routes.
-            Change::set_link(index, &up),
-        ])?;
-        if present.redirects.iter().any(|redirect| redirect.to == Some(index)) {
-            return Ok(());
-        }
-        match undo.context().apply(&[Change::redirect(veth, index, Classifier::Matchall)]) {
+        let is_redirected = present.redirects.iter().any(|redirect| redirect.to == Some(index));
+        let mut apply = |classifier| {
+            let mut changes = vec![
+                Change::set_link(index, &marked),
+                Change::set_token_bucket(index, limit),
+                // Last: to change a link that is up, the kernel waits for all processors and looks at all routes.
+                Change::set_link(index, &up),
+            ];
+            changes.extend((!is_redirected).then(|| Change::redirect(veth, index, classifier)));
+            undo.context().apply(&changes)
+        };
+        match apply(Classifier::U32) {
             Err(error) if error.errno() == Some(libc::ENOENT) => {
-                debug!("use u32 instead of matchall: {error}");
-                Ok(undo.context().apply(&[Change::redirect(veth, index, Classifier::U32)])?)
+                debug!("use matchall instead of u32: {error}");
+                Ok(apply(Classifier::Matchall)?)
             }
             outcome => Ok(outcome?),
         }

@@ -44,10 +44,10 @@ pub struct Redirect {
 /// The kind of filter that selects all packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Classifier {
-    /// `matchall`, which costs less for each packet. A kernel without it returns ENOENT.
-    Matchall,
-    /// `u32`, which the reference uses.
+    /// `u32`, which the reference uses: every kernel on which that works has it. Others return ENOENT.
     U32,
+    /// `matchall`, which needs Linux 4.8.
+    Matchall,
 }
 
 impl Change<'_> {
