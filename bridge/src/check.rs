@@ -242,7 +242,10 @@ fn describe(route: &netlink::Route) -> String {
 
 /// Returns a link of the host. It must exist.
 fn find_link(host: &mut Netlink, name: &str) -> Result<Link> {
-    host.link(name)?.ok_or_else(|| Error::new(Code::INTERNAL, format!("there is no link {name:?} on the host")))
+    host.link(name)?.ok_or_else(|| {
+        let error = Error::new(Code::INTERNAL, format!("there is no link {name:?} on the host"));
+        error.details("attach the container again")
+    })
 }
 
 /// Returns the error for an object that is missing from the previous result.

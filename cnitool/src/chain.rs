@@ -221,6 +221,9 @@ impl<'a> Chain<'a> {
 
     /// Removes everything that belongs to none of the `valid` attachments. First calls DEL for each other attachment in
     /// the cache, with the arguments of its add, then GC of each plugin. Continues after errors.
+    ///
+    /// GC is called even for a network of a version that does not have it, as if it were 1.1.0: only GC finds rules without a
+    /// lease and a cache entry. Plugins of such a network may not have GC, so their errors count for nothing.
     pub(crate) fn gc(&self, valid: &[Entry]) -> Result<()> {
         if self.list.disable_gc {
             return Ok(());
@@ -232,13 +235,16 @@ impl<'a> Chain<'a> {
                 failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
             }
         }
-        if self.list.version >= Version::V1_1_0 {
-            let valid = valid.iter().map(|entry| json!({ "containerID": entry.container, "ifname": entry.ifname }));
-            let valid: Value = valid.collect();
-            // libcni 1.2.0 sends only the second key, and plugins of that time read only it.
-            let lists = [("cni.dev/valid-attachments", valid.clone()), ("cni.dev/attachments", valid)];
-            failures.extend(self.links.iter().filter_map(|link| self.run("GC", link, None, &lists).err()));
+        let valid = valid.iter().map(|entry| json!({ "containerID": entry.container, "ifname": entry.ifname }));
+        let valid: Value = valid.collect();
+        // libcni 1.2.0 sends only the second key, and plugins of that time read only it.
+        let mut keys = vec![("cni.dev/valid-attachments", valid.clone()), ("cni.dev/attachments", valid)];
+        let has_gc = self.list.version >= Version::V1_1_0;
+        if !has_gc {
+            keys.push(newer_version());
         }
+        let outcomes = self.links.iter().map(|link| self.run("GC", link, None, &keys));
+        failures.extend(outcomes.filter_map(Result::err).filter(|_| has_gc));
         let mut failures = failures.into_iter();
         let Some(first) = failures.next() else { return Ok(()) };
         Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
@@ -255,7 +261,7 @@ impl<'a> Chain<'a> {
     /// Calls STATUS of the plugins that `is_asked` selects as if the network had version 1.1.0, for a network of an earlier
     /// version, which does not have STATUS.
     pub(crate) fn status_in_newer_version(&self, is_asked: impl Fn(&str) -> bool) -> Result<()> {
-        let version = [("cniVersion", Value::from(Version::V1_1_0.as_str()))];
+        let version = [newer_version()];
         let mut asked = self.links.iter().filter(|link| is_asked(&link.plugin.kind));
         asked.try_for_each(|link| self.run("STATUS", link, None, &version))
     }
@@ -323,6 +329,11 @@ fn find_program(dirs: &[PathBuf], name: &str) -> Result<Program> {
             None => error,
         }
     })
+}
+
+/// Returns the key for a command that the version of a network does not have.
+fn newer_version() -> ExtraKey {
+    ("cniVersion", Value::from(Version::V1_1_0.as_str()))
 }
 
 /// Adds the code of a plugin's error to its details.

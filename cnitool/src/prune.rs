@@ -249,8 +249,8 @@ fn entry(list: &NetworkList, at: &Attachment) -> Entry {
     }
 }
 
-/// Calls GC, then DEL for what still exists: not all plugins have GC, versions before 1.1.0 do not define it, and it cannot
-/// remove objects that do not name their network.
+/// Calls GC, then DEL for what still exists: not all plugins have GC, and it cannot remove objects that do not name their
+/// network.
 fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
     let chain = Chain::find(list, &settings::plugins())?;
     let mut valid: Vec<Entry> = plan.keep.iter().map(|at| entry(list, at)).collect();

@@ -110,7 +110,7 @@ fn attempt(lists: &[NetworkList], entry: &Entry, path: &Path) -> Result<Outcome>
     let list = configured.map_or_else(|| conf::from_cache(path, &entry.config), Ok)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     let at = Endpoint::of_entry(entry)?;
-    let restored = chain.repair(&at).map(|restored| restored.join(" and "));
+    let restored = chain.repair(&at).map(|restored| enumerate(&restored));
     if list.version >= Version::V0_4_0 {
         chain.check(&at).map_err(|error| match &restored {
             Ok(what) if !what.is_empty() => error.details(format!("its {what} were missing and have been added")),
@@ -118,6 +118,14 @@ fn attempt(lists: &[NetworkList], entry: &Entry, path: &Path) -> Result<Outcome>
         })?;
     }
     Ok(Some(restored?).filter(|what| !what.is_empty()).map_or(Outcome::Ok, Outcome::Repaired))
+}
+
+/// Returns the words with commas, and `and` before the last.
+fn enumerate(words: &[&str]) -> String {
+    match words.split_last() {
+        Some((last, others)) if !others.is_empty() => format!("{} and {last}", others.join(", ")),
+        _ => words.concat(),
+    }
 }
 
 fn count(results: &[(Entry, Outcome)], text: &str) -> usize {
@@ -142,6 +150,9 @@ fn page(results: &[(Entry, Outcome)], paint: Paint) -> String {
     let mut text = if rows.is_empty() { String::new() } else { rows.render(paint, 0) + "\n" };
     let counts = ["ok", "repaired", "gone", "wrong"].map(|state| format!("{} {state}", count(results, state)));
     text += &format!("{}: {}\n", table::count(results.len(), "attachment"), counts.join(", "));
+    if results.is_empty() {
+        text += &table::wrap("only attachments in the cache can be repaired; attach others again", 0);
+    }
     text
 }
 
@@ -163,4 +174,17 @@ fn describe(results: &[(Entry, Outcome)], unreadable: &[(PathBuf, Error)]) -> Va
         "attachments": attachments, "notSeen": not_seen, "ok": count(results, "ok"),
         "repaired": count(results, "repaired"), "gone": count(results, "gone"), "wrong": count(results, "wrong"),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_missing_is_enumerated() {
+        for (words, text) in [(&[][..], ""), (&["a"], "a"), (&["a", "b"], "a and b"), (&["a", "b", "c"], "a, b and c")]
+        {
+            assert_eq!(enumerate(words), text);
+        }
+    }
 }

@@ -82,14 +82,19 @@ impl Policy {
         let policy = |bridge, link| Policy { link, mac, ..Policy::new(network, is_isolated, bridge) };
         let on_host = result.interfaces.iter().filter(|found| found.sandbox.is_empty());
         let names: Vec<&str> = on_host.map(|found| found.name.as_str()).filter(|name| is_usable(name)).collect();
+        let mut missing = None;
         for name in &names {
-            let Some(found) = host.link(*name)? else { continue };
-            if found.kind == "bridge" {
-                return Ok(Some(policy(found.name, link)));
+            match host.link(*name)? {
+                Some(found) if found.kind == "bridge" => return Ok(Some(policy(found.name, link))),
+                Some(_) => {}
+                None => missing = missing.or(Some(name)),
             }
         }
-        match (link, names.first()) {
-            (Some(link), _) if is_usable(&link.name) => Ok(Some(policy(link.name.clone(), Some(link)))),
+        match (link, missing.or_else(|| names.first())) {
+            // Without a bridge in the result. One that was deleted must not be replaced by the container's own link.
+            (Some(link), _) if missing.is_none() && is_usable(&link.name) => {
+                Ok(Some(policy(link.name.clone(), Some(link))))
+            }
             (_, Some(link)) => {
                 let what = format!("apply ingress policy {name:?}: there is no link {link:?}");
                 Err(Error::new(Code::INTERNAL, what)

@@ -285,7 +285,7 @@ impl Store {
             debug_assert!(inserted.is_ok());
             count += 1;
         }
-        debug!("read {count} leases in {:?} for the index", self.path());
+        debug!("read the leases in {:?} for the index: {count}", self.path());
         Ok(index)
     }
 }

@@ -54,6 +54,15 @@ impl Inside {
 }
 
 impl Live<'_> {
+    /// Returns the addresses that the ADD assigned. Without a record of it, they are those of the interface.
+    fn addresses(&self, node: &Node) -> Vec<IpAddr> {
+        match (&self.result, self.at.port.and_then(|port| node.guest(port))) {
+            (Some(result), _) => result.ips.iter().map(|ip| ip.address.ip()).collect(),
+            (None, Some(guest)) => guest.addresses.iter().map(Cidr::ip).collect(),
+            (None, None) => Vec::new(),
+        }
+    }
+
     /// Returns a command of a shell that runs `command` in the container namespace.
     fn command(&self, command: &str) -> Option<String> {
         self.at.netns.as_deref().map(|path| in_netns(path, command))
@@ -109,7 +118,7 @@ pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
             links_down(&of_network),
             lost_addresses(&of_network),
             lost_routes(&of_network),
-            without_lease(network, &of_network),
+            without_lease(&scope.node, network, &of_network),
             outside_ranges(network, &of_network),
         ];
         findings.into_iter().flatten().for_each(|finding| report.network(&network.name, finding));
@@ -191,15 +200,14 @@ fn lost_routes(live: &[&Live<'_>]) -> Option<Finding> {
 }
 
 /// Reports live containers whose address is not leased. Unknown if the leases cannot be read.
-fn without_lease(network: &Network, live: &[&Live<'_>]) -> Option<Finding> {
+fn without_lease(node: &Node, network: &Network, live: &[&Live<'_>]) -> Option<Finding> {
     let (store, directory) = network.store.as_ref().filter(|_| !network.leases_unseen)?;
     let leased: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
     let (mut subjects, mut ips, mut commands) = (Vec::new(), Vec::new(), Vec::new());
     for live in live {
-        let Some(result) = &live.result else { continue };
         // An IPAM plugin of another kind may have assigned an address that is in no range.
         let in_range = |ip: &IpAddr| network.ranges.iter().flatten().any(|range| range.subnet.contains(*ip));
-        let missing = result.ips.iter().map(|ip| ip.address.ip()).filter(in_range).filter(|ip| !leased.contains(ip));
+        let missing = live.addresses(node).into_iter().filter(in_range).filter(|ip| !leased.contains(ip));
         let missing: Vec<IpAddr> = missing.collect();
         if missing.is_empty() {
             continue;

@@ -85,7 +85,7 @@ impl Network {
         let mut network = Network::named(list.name.to_string());
         for plugin in &list.plugins {
             if let Err(error) = network.read_plugin(&list, plugin) {
-                network.faults.push(error);
+                network.faults.push(of_plugin(&plugin.kind, error));
             }
         }
         network.list = Some(list);
@@ -119,7 +119,7 @@ impl Network {
             }
             // The plugin that generated the configuration reports what it lacks.
             Err(_) if !is_complete => {}
-            Err(error) => self.faults.push(error),
+            Err(error) => self.faults.push(of_plugin(&part.listed.kind, error)),
         }
         Ok(())
     }
@@ -167,6 +167,11 @@ impl Network {
     pub(crate) fn used(&self, range: &Range) -> usize {
         self.leases.iter().filter(|lease| lease.owner != LeaseHolder::Garbled && range.contains(lease.ip)).count()
     }
+}
+
+/// Adds to an error in which configuration it is: several plugins have keys of the same name.
+fn of_plugin(kind: &str, error: Error) -> Error {
+    error.context(format!("plugin {kind:?}"))
 }
 
 /// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.

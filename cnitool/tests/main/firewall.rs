@@ -147,6 +147,21 @@ fn policies_are_checked_repaired_and_pruned() {
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
 }
 
+/// Otherwise the policy would apply to the container's own link, and replace that of the bridge.
+#[test]
+fn a_policy_waits_for_a_bridge_that_was_deleted() {
+    let host = accepting_host("10.251.1.0/24", &json!({ "ingressPolicy": "same-bridge" }));
+    attach(&host, "blue");
+    let before = rules(&host, "CNI-ISOLATION-STAGE-1");
+    host.lab.sh("ip link del br-pods");
+    let findings = json(&host, "doctor --json");
+    assert!(!findings.to_string().contains("cnitool repair"), "{findings:#}");
+    let answer = json(&host, "repair --json");
+    assert_eq!(states(&answer), ["wrong"], "{answer:#}");
+    assert!(answer.to_string().contains("attach the container again"), "{answer:#}");
+    assert_eq!(rules(&host, "CNI-ISOLATION-STAGE-1"), before);
+}
+
 /// Creates a base chain in nf_tables, and a table for it.
 fn add_chain(host: &Host, table: &str, hook: &str, policy: &str) {
     host.lab.sh(&format!(

@@ -182,11 +182,7 @@ fn ports_of_containers_that_are_gone_are_pruned_and_live_ones_stay() {
 #[test]
 fn ports_without_any_other_trace_are_pruned() {
     let host = publishing_host("10.205.0.0/24");
-    publish(&host, "blue", 8080);
-    let lost = publish(&host, "lost", 8081);
-    lose_namespace(&host, "lost", &lost);
-    fs::remove_file(format!("/var/lib/cni/results/pods-{lost}-eth0")).unwrap();
-    fs::remove_file("/var/lib/cni/networks/pods/10.205.0.3").unwrap();
+    publish_and_lose(&host, "10.205.0.3");
     let answer = json(&host, "doctor --json");
     assert_eq!(problems(&answer), ["masquerade warn", "portmap warn"], "{answer:#}");
     assert!(answer.to_string().contains("1 published port of containers that are gone"), "{answer:#}");
@@ -194,6 +190,34 @@ fn ports_without_any_other_trace_are_pruned() {
     let left = published(&host);
     assert!(left.contains("tcp . 8080") && !left.contains("8081"), "{left}");
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+}
+
+/// Publishes the ports 8080 and 8081, and loses everything that names the container of the second, which has this address.
+fn publish_and_lose(host: &Host, ip: &str) {
+    publish(host, "blue", 8080);
+    let lost = publish(host, "lost", 8081);
+    lose_namespace(host, "lost", &lost);
+    fs::remove_file(format!("/var/lib/cni/results/pods-{lost}-eth0")).unwrap();
+    fs::remove_file(format!("/var/lib/cni/networks/pods/{ip}")).unwrap();
+}
+
+/// DEL could not name the container, and another plugin of the list does not have GC.
+#[test]
+fn gc_finds_ports_in_a_version_without_gc() {
+    let host = publishing_host("10.251.2.0/24");
+    host.recorder("other");
+    host.fail("other", "GC");
+    let path = host.conf_dir().join("10-pods.conflist");
+    let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    config["cniVersion"] = "1.0.0".into();
+    config["plugins"].as_array_mut().unwrap().push(json!({ "type": "other" }));
+    fs::write(&path, config.to_string()).unwrap();
+    publish_and_lose(&host, "10.251.2.3");
+    page(&host.run("prune --force"));
+    let left = published(&host);
+    assert!(left.contains("tcp . 8080") && !left.contains("8081"), "{left}");
+    assert_eq!(host.seen("other", "GC")["cniVersion"], "1.1.0");
+    host.run("check pods /run/netns/blue").ok();
 }
 
 #[test]

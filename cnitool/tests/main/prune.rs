@@ -68,7 +68,7 @@ fn exactly_the_attachments_that_are_gone_are_removed() {
 
 /// Versions before 1.1.0 do not have GC, and the leaked lease has no cache entry.
 #[test]
-fn an_old_network_is_pruned_by_del() {
+fn a_network_of_an_old_version_is_pruned() {
     let host = host("10.123.0.0/24");
     let mut config = network("pods", "10.123.0.0/24", &json!({}));
     config["cniVersion"] = "0.4.0".into();

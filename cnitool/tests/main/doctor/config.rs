@@ -21,7 +21,7 @@ fn files_that_are_shadowed_or_broken() {
     host.configure("05-broken.conflist", &network("bad", "10.136.1.0/24", &json!({ "mtu": 7 })).to_string());
     let answer = json(&host, "doctor --json");
     assert_eq!(problems(&answer), ["config fail"], "{answer:#}");
-    assert!(answer.to_string().contains("key \\\"mtu\\\": 7 is out of range"), "{answer:#}");
+    assert!(answer.to_string().contains("plugin \\\"bridge\\\": key \\\"mtu\\\": 7 is out of range"), "{answer:#}");
 }
 
 #[test]

@@ -149,6 +149,12 @@ fn a_live_container_without_a_lease() {
     run_commands(&host);
     assert_eq!(std::fs::read_to_string("/var/lib/cni/networks/pods/10.229.0.2").unwrap(), format!("{id}\r\neth0"));
     host.run("check pods /run/netns/blue").ok();
+    // Without a record of the add, the addresses of the container count.
+    host.lab.sh("rm /var/lib/cni/networks/pods/10.229.0.2 /var/lib/cni/results/*");
+    let what = only_problem(&host, "leases", "fail");
+    assert!(what.contains("address 10.229.0.2 of a live container is not leased"), "{what}");
+    run_commands(&host);
+    assert_eq!(std::fs::read_to_string("/var/lib/cni/networks/pods/10.229.0.2").unwrap(), format!("{id}\r\neth0"));
     // The command does not take an address that another container got meanwhile.
     host.lab.sh("rm /var/lib/cni/networks/pods/10.229.0.2");
     let command = json(&host, "doctor --json --quiet")["findings"][0]["command"].as_str().unwrap().to_owned();
