@@ -1,7 +1,8 @@
 //! The ifb links of an attachment: those with its alias, and those that the reference created, which have none.
 
-use cni::{Attachment, AttachmentKey, Call, Result, evidence, key::AliasOwner};
+use cni::{Attachment, AttachmentKey, Call, Interface, Result, evidence, key::AliasOwner};
 use linux::Netns;
+use linux::ip::MacAddr;
 use linux::netlink::{Link, LinkIndex, Netlink, Redirect};
 
 /// The kind of link.
@@ -59,15 +60,19 @@ fn sources_among(host: &mut Netlink, veths: Vec<Link>, targets: &[LinkIndex]) ->
 /// What DEL knows of the attachment's veth.
 pub(crate) struct Evidence<'a> {
     pub(crate) owner: AttachmentKey<'a>,
-    /// The name of the host veth in the result of ADD.
-    pub(crate) host_link: Option<&'a str>,
+    /// The host veth in the result of ADD.
+    pub(crate) host_veth: Option<&'a Interface>,
     /// The container namespace, if it exists.
     pub(crate) netns: Option<Netns>,
 }
 
 impl<'a> Evidence<'a> {
-    pub(crate) fn new(call: &'a Call<'_>, at: &'a Attachment, host_link: Option<&'a str>) -> Result<Evidence<'a>> {
-        Ok(Evidence { owner: AttachmentKey::new(call, at), host_link, netns: at.open_netns_if_exists()? })
+    pub(crate) fn new(
+        call: &'a Call<'_>,
+        at: &'a Attachment,
+        host_veth: Option<&'a Interface>,
+    ) -> Result<Evidence<'a>> {
+        Ok(Evidence { owner: AttachmentKey::new(call, at), host_veth, netns: at.open_netns_if_exists()? })
     }
 
     /// Returns whether an ifb link without an alias belongs to the attachment: no veth redirects packets to it any more, or
@@ -91,8 +96,12 @@ impl<'a> Evidence<'a> {
         {
             return Ok(host.link_in_netns(id, peer)?.is_some_and(|guest| guest.name == self.owner.ifname));
         }
-        match self.host_link {
-            Some(name) => Ok(name == veth.name),
+        match self.host_veth {
+            // A veth that was renamed keeps its MAC address.
+            Some(known) => {
+                let has_mac = |mac: MacAddr| veth.mac == Some(mac);
+                Ok(known.name == veth.name || known.mac.parse().is_ok_and(has_mac))
+            }
             // It leads to another namespace than that of the container.
             None if self.netns.is_some() => Ok(false),
             None => Ok(!self.is_leased_to_namesake()),

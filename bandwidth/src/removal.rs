@@ -13,17 +13,17 @@ pub(crate) fn remove(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut host = call.home()?.netlink;
     let mut own: Vec<Link> = Vec::new();
     let result = call.prev_result_to_clean_up();
-    let host_link = evidence::host_link(&result, at);
+    let host_veth = evidence::host_interface(&result, at);
     for link in host.links_of_kind(IFB)? {
         let is_own = ifb::is_marked(&link, owner)
             || (ifb::may_be_of_reference(&link, owner)
-                && Evidence::new(call, at, host_link)?.proves(&mut host, &link)?);
+                && Evidence::new(call, at, host_veth)?.proves(&mut host, &link)?);
         if is_own {
             own.push(link);
         }
     }
     let Some(targets) = Some(indexes(&own)).filter(|targets| !targets.is_empty()) else { return Ok(()) };
-    delete_sources(&mut host, host_link, &targets);
+    delete_sources(&mut host, host_veth.map(|veth| veth.name.as_str()), &targets);
     let mut failures = ErrorCollector::default();
     for link in targets {
         failures.record(host.delete_link_detached(link, None));

@@ -17,14 +17,19 @@ use crate::result::{AddResult, Interface};
 /// Where the reference's `host-local` keeps leases, unless the configuration names another directory.
 const LEASES: &str = "/var/lib/cni/networks";
 
-/// Returns the name of the attachment's link on this host, as far as the previous result names it: the last one without a
-/// namespace before the container's own interface, or else the first.
+/// Returns the name of the attachment's [`host_interface`].
 pub fn host_link<'a>(result: &'a AddResult, at: &Attachment) -> Option<&'a str> {
+    host_interface(result, at).map(|found| found.name.as_str())
+}
+
+/// Returns the attachment's link on this host, as far as the previous result names it: the last one without a namespace
+/// before the container's own interface, or else the first.
+pub fn host_interface<'a>(result: &'a AddResult, at: &Attachment) -> Option<&'a Interface> {
     let guest =
         result.interfaces.iter().position(|found| found.name == at.ifname.as_str() && !found.sandbox.is_empty());
     let on_host = |found: &&'a Interface| found.sandbox.is_empty() && IfName::from_config(&found.name).is_ok();
     let before = result.interfaces.iter().take(guest.unwrap_or_default()).rfind(on_host);
-    before.or_else(|| result.interfaces.iter().find(on_host)).map(|found| found.name.as_str())
+    before.or_else(|| result.interfaces.iter().find(on_host))
 }
 
 /// Returns whether an alias may name an attachment of this container to this network.

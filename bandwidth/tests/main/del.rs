@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 use testing::{Lab, reference};
 
-use crate::pod::{IFB, Pod, both, ifbs, redirect, state, with};
+use crate::pod::{IFB, Pod, both, ifbs, redirect, state, text, with};
 
 #[test]
 fn del_needs_neither_result_nor_namespace_nor_rates() {
@@ -127,6 +127,28 @@ fn a_link_of_the_reference_is_removed_with_any_evidence() {
             pod.sh("ping -q -c 1 -w 60 10.9.0.1");
         }
     }
+}
+
+#[test]
+fn a_link_of_the_reference_is_removed_after_its_veth_was_renamed() {
+    let lab = &Lab::new();
+    let Some((pod, config)) = of_reference(lab, "del::a_link_of_the_reference_is_removed_after_its_veth_was_renamed")
+    else {
+        return;
+    };
+    let mac = text(&lab.ip("link show vethc1")[0]["address"]);
+    lab.sh("ip link set vethc1 down; ip link set vethc1 name other; ip link set other up");
+    let del = |mac: &str| {
+        let mut result = pod.result("1.0.0");
+        result["interfaces"][0]["mac"] = json!(mac);
+        let config = with(config.clone(), json!({ "prevResult": result }));
+        pod.call("DEL", &config).env("CNI_NETNS", "/nowhere").run().ok();
+    };
+    let before = state(lab);
+    ["", "0a:58:0a:09:00:02"].into_iter().for_each(del);
+    assert_eq!(state(lab), before, "the veth may be that of another container");
+    del(&mac);
+    assert_eq!(ifbs(lab), [""; 0]);
 }
 
 #[test]
