@@ -9,12 +9,13 @@ from lab import ROOT
 ORDER = f"{ROOT}/ci/order.ld"
 BEGIN = """/* Written by ci/bench --order. Places the functions that calls execute next to each other, first those of every call: the
    kernel maps a program in pieces of 64 KiB when it first touches them. A name that does not exist any more has no effect.
-   The first lines are the start of a program, and functions of the C library whose sections have no names. */
+   The first lines are the start and the end of a program, and functions of the C library whose sections have no names. */
 SECTIONS {
     .text : {
         *rcrt1.o(.text .text.*)
         *(.init)
         *(.fini)
+        *(.text._Exit)
         *memcpy.lo(.text)
         *memset.lo(.text)
         *memmove.lo(.text)
@@ -54,15 +55,16 @@ def section(function):
 
 def write_order(program, calls):
     """Writes ci/order.ld, given the plugin and the command of each call and the names of the functions of `program` that it
-    executes. Functions of one plugin only are omitted: they are next to each other anyway."""
+    executes. Those of one plugin only follow those of several plugins, and of each plugin, ADD and DEL come first."""
     names = names_of(program)
-    plugins = collections.defaultdict(set)
-    for plugin, _, functions in calls:
+    plugins, commands = collections.defaultdict(set), collections.defaultdict(set)
+    for plugin, command, functions in calls:
         for function in functions & names.keys():
             plugins[function].add(plugin)
-    first = set().union(*(functions for _, command, functions in calls if command == "VERSION"))
-    shared = [function for function, users in plugins.items() if len(users) > 1 or function in first]
-    shared.sort(key=lambda function: (function not in first, -len(plugins[function]), sorted(plugins[function]), function))
-    sections = dict.fromkeys(section(name) for function in shared for name in names[function])
+            commands[function].add(command)
+    order = sorted(plugins, key=lambda function: (
+        "VERSION" not in commands[function], -len(plugins[function]), sorted(plugins[function]),
+        not commands[function] & {"ADD", "DEL"}, function))
+    sections = dict.fromkeys(section(name) for function in order for name in names[function])
     with open(ORDER, "w") as file:
         file.write(BEGIN + "".join(f"        *({name})\n" for name in sections) + END)
