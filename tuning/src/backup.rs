@@ -192,6 +192,11 @@ fn unique_name(key: AttachmentKey<'_>) -> String {
     format!("{}{SUFFIX}", key.mark())
 }
 
+/// Returns the name of the file that ADD writes to replace another. A killed ADD leaves it.
+pub(crate) fn temp_name(key: AttachmentKey<'_>) -> String {
+    format!("{}{TEMP_SUFFIX}", key.mark())
+}
+
 /// The backup file of an attachment, for ADD.
 #[derive(Debug)]
 pub(crate) struct BackupFile {
@@ -208,7 +213,7 @@ impl BackupFile {
     /// so that an earlier plugin of the same chain wrote it.
     pub(crate) fn open(data_dir: &Path, key: AttachmentKey<'_>, interface: &Identity) -> Result<BackupFile> {
         let dir = Dir::create(data_dir, 0o700).context(|| format!("create the directory {data_dir:?}"))?;
-        let temp = format!("{}{TEMP_SUFFIX}", key.mark());
+        let temp = temp_name(key);
         let mut free = None;
         for name in file_names(key) {
             let found = dir.read(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();

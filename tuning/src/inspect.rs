@@ -34,7 +34,9 @@ impl Inspect for Tuning {
     /// Lists the backup files in the default directory. Files of the reference have no known owner.
     fn objects(&self) -> Result<Vec<Object>> {
         let mut objects = Vec::new();
-        removal::for_each_backup(Path::new(DATA_DIR), |_, name, backup| objects.extend(object(name, &backup)))?;
+        removal::for_each_backup(Path::new(DATA_DIR), |_, name, backup| {
+            objects.extend(backup.and_then(|backup| object(name, &backup)));
+        })?;
         Ok(objects)
     }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 use cni::{
     AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result, evidence,
 };
-use linux::dir::Dir;
+use linux::dir::{Dir, TEMP_SUFFIX};
 use linux::netlink::Link;
 use linux::tolerate;
 use log::{debug, warn};
 
-use crate::backup::{Backup, SUFFIX, file_names};
+use crate::backup::{Backup, SUFFIX, file_names, temp_name};
 use crate::config::{self, Config};
 use crate::interface::{Interface, set_mtu};
 
@@ -19,20 +19,23 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
     let data_dir = config::data_dir(call);
     let dir = tolerate(format_args!("there can be no backup file in {data_dir:?}"), Dir::open(&data_dir));
     let Some(dir) = dir.context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
-    for name in file_names(key) {
-        let backup = match dir.read(&name) {
-            Ok(None) => continue,
-            Ok(Some(content)) => Backup::parse(&content).map_err(|fault| fault.to_string()),
-            Err(error) => Err(error.to_string()),
+    for name in file_names(key).into_iter().chain([temp_name(key)]) {
+        let read = tolerate(format_args!("the backup file {name:?} is not used"), dir.read(&name).map(Some));
+        let backup = match read.context(|| format!("read the backup file {name:?}"))? {
+            Some(None) => continue,
+            Some(Some(content)) => {
+                Backup::parse(&content).map_err(|fault| warn!("{name:?} is not valid: {fault}")).ok()
+            }
+            None => None,
         };
         match backup {
             // The name is ambiguous, and the interface may be attached to another network by now.
-            Ok(Backup { owner: Some(owner), .. }) if owner.key() != key => {
+            Some(Backup { owner: Some(owner), .. }) if owner.key() != key => {
                 debug!("{name:?} belongs to {:?}", owner.key());
                 continue;
             }
-            Ok(backup) => restore_interface(call, at, &backup)?,
-            Err(why) => warn!("the backup file {name:?} cannot be read: {why}"),
+            Some(backup) => restore_interface(call, at, &backup)?,
+            None => {}
         }
         // A later attachment of the same name must not find it.
         if let Err(error) = dir.remove(&name) {
@@ -127,29 +130,29 @@ fn is_in_result(result: &AddResult, at: &Attachment, link: &Link) -> bool {
 pub(crate) fn collect(data_dir: &Path, keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     for_each_backup(data_dir, |dir, name, backup| {
-        if backup.owner.as_ref().is_some_and(|owner| keep.is_stale(owner.key())) {
+        let owner = backup.and_then(|backup| backup.owner);
+        // A name may have the mark of the attachment.
+        if keep.is_stale_comment(name) || owner.is_some_and(|owner| keep.is_stale(owner.key())) {
             failures.record(dir.remove(name).map(drop).context(|| format!("remove the backup file {name:?}")));
         }
     })?;
     failures.into_result()
 }
 
-/// Calls `function` for each backup file that can be read.
-pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &str, Backup)) -> Result<()> {
+/// Calls `function` for each backup file that can be read, without a backup if it is not valid.
+pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &str, Option<Backup>)) -> Result<()> {
     let Some(dir) = Dir::open(data_dir).context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
     let list = || format!("list the backup files in {data_dir:?}");
     for name in dir.names().context(list)? {
         let name = name.context(list)?;
-        if !name.ends_with(SUFFIX) {
+        if !name.ends_with(SUFFIX) && !name.ends_with(TEMP_SUFFIX) {
             continue;
         }
         let content = tolerate(format_args!("the backup file {name:?} is ignored"), dir.read(&name));
         // Without content, it has just been removed.
         let content = content.context(|| format!("read the backup file {name:?}"))?;
-        match content.map(|content| Backup::parse(&content)) {
-            Some(Ok(backup)) => function(&dir, &name, backup),
-            Some(Err(fault)) => debug!("ignore {name:?}: {fault}"),
-            None => {}
+        if let Some(content) = content {
+            function(&dir, &name, Backup::parse(&content).map_err(|fault| debug!("{name:?}: {fault}")).ok());
         }
     }
     Ok(())

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testing::fault::{Effect, inject, inject_all, inject_everywhere};
 
-use crate::support::{DATA_DIR, Tuned, config, everything, lab, pod, tuned, untouched};
+use crate::support::{DATA_DIR, Tuned, config, everything, files, lab, pod, tuned, untouched};
 
 const CALLS: [(&str, &str); 9] = [
     ("sendto", "ENOBUFS"),
@@ -138,4 +138,40 @@ fn a_sysctl_that_the_kernel_refuses_needs_no_rollback() {
     let call = pod.call("ADD", &config(json!({ "sysctl": { "net.core.somaxconn": "77" } })));
     let error = inject_all(lab, call, "pwrite64", "error=EINVAL").0.error(7);
     assert!(!error.to_string().contains("not undone"), "{error}");
+}
+
+/// A second plugin in the list replaces the file of the first.
+#[test]
+fn a_killed_replacement_of_the_file_leaves_nothing() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let config = config(everything());
+    for collects in [false, true] {
+        for name in ["renameat", "write"] {
+            pod.add(&config);
+            let effect = inject(lab, pod.call("ADD", &config), name, 1, "signal=KILL");
+            assert_ne!(effect, Effect::NotReached, "{name}");
+            if collects {
+                crate::gc::gc(lab, "net1", &[]);
+            } else {
+                pod.del(&config);
+            }
+            assert_eq!(files(), [""; 0], "{name}");
+        }
+    }
+}
+
+/// Otherwise the interface would stay as it is.
+#[test]
+fn a_lack_of_resources_to_read_the_backup_file_fails_del() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let config = config(everything());
+    pod.add(&config);
+    let (outcome, log) =
+        pod.call("DEL", &config).trace(lab, &["-P", "c1_eth0.json", "-e", "inject=openat:error=EMFILE"]);
+    assert!(log.contains("INJECTED"), "{log}");
+    outcome.error(5);
+    pod.del(&config);
+    assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
 }
