@@ -233,7 +233,7 @@ impl Present {
 }
 
 /// Deletes a queueing discipline, if it exists.
-fn delete_qdisc(host: &mut Netlink, link: LinkIndex, place: QdiscPlace) -> Result<()> {
+pub(crate) fn delete_qdisc(host: &mut Netlink, link: LinkIndex, place: QdiscPlace) -> Result<()> {
     match host.apply(&[Change::delete_qdisc(link, place)]) {
         Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)) => Ok(()),
         outcome => Ok(outcome?),

@@ -91,10 +91,17 @@ impl<'a> Evidence<'a> {
         if AliasOwner::parse(&veth.alias).is_some() {
             return Ok(is_marked(veth, self.owner));
         }
-        if let (Some(netns), Some(id), Some(peer)) = (&self.netns, veth.peer_netns, veth.peer)
-            && host.netns_id(netns)? == Some(id)
-        {
-            return Ok(host.link_in_netns(id, peer)?.is_some_and(|guest| guest.name == self.owner.ifname));
+        if let (Some(id), Some(peer)) = (veth.peer_netns, veth.peer) {
+            let may_be_container = match &self.netns {
+                Some(netns) => host.netns_id(netns)? == Some(id),
+                None => self.host_veth.is_none(),
+            };
+            if may_be_container {
+                let is_its = host.link_in_netns(id, peer)?.is_some_and(|guest| guest.name == self.owner.ifname);
+                if self.netns.is_some() || !is_its {
+                    return Ok(is_its);
+                }
+            }
         }
         match self.host_veth {
             // A veth that was renamed keeps its MAC address.

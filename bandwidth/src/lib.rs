@@ -22,7 +22,7 @@ mod removal;
 mod status;
 mod veth;
 
-use cni::{AddResult, Attachment, Call, Interface, Keep, Plugin, Result};
+use cni::{AddResult, Attachment, Call, ErrorCollector, Interface, Keep, Plugin, Result};
 
 use add::Limits;
 use config::Config;
@@ -51,6 +51,14 @@ impl Plugin for Bandwidth {
     /// veth vanish with it.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         removal::remove(call, at)
+    }
+
+    /// Unlike DEL, also removes the limit of the host veth.
+    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let mut failures = ErrorCollector::default();
+        failures.record(removal::remove(call, at));
+        failures.record(removal::remove_limit(call, at));
+        failures.into_result()
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

@@ -1,9 +1,11 @@
 //! Removes what ADD added: for an attachment for DEL, for all stale attachments for GC.
 
 use cni::{Attachment, AttachmentKey, Call, ErrorCollector, Keep, Result, evidence};
-use linux::netlink::{Change, Link, LinkIndex, Netlink};
+use linux::netlink::{Change, Link, LinkIndex, Netlink, QdiscPlace};
 use log::debug;
 
+use crate::add::{Limits, delete_qdisc};
+use crate::config::Config;
 use crate::ifb::{self, Evidence, IFB, Source, sources};
 
 /// DEL: removes the ifb links of an attachment, and first the filters that redirect packets to them: the kernel drops packets
@@ -55,6 +57,17 @@ pub(crate) fn remove_created(host: &mut Netlink, owner: AttachmentKey<'_>, name:
         }
     }
     Ok(())
+}
+
+/// Removes the limit of the host veth that an ADD has just set. Other programs may use what it has prepared for filters.
+pub(crate) fn remove_limit(call: &Call<'_>, at: &Attachment) -> Result<()> {
+    let config = Config::parse(call)?;
+    match Limits::find(call, at, &config, &call.chained_result()?)? {
+        Some((limits, mut host)) if config.ingress.is_some() => {
+            delete_qdisc(&mut host, limits.veth.index, QdiscPlace::Root)
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Deletes the filters of a veth that redirect packets to a link.

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::json;
 use testing::{Lab, reference};
 
-use crate::pod::{IFB, Pod, both, ifbs, redirect, state, text, with};
+use crate::pod::{IFB, Pod, both, ifbs, limit, redirect, state, text, with};
 
 #[test]
 fn del_needs_neither_result_nor_namespace_nor_rates() {
@@ -204,4 +204,29 @@ fn links_of_other_programs_stay() {
     assert_ne!(result["interfaces"][2]["name"], IFB);
     pod.del(&both());
     assert_eq!(lab.ip("link show").as_array().unwrap().len(), before);
+}
+
+/// Neither the result nor the namespace is known, but where the veth leads to.
+#[test]
+fn a_link_of_the_reference_of_another_interface_stays() {
+    let lab = &Lab::new();
+    let Some((pod, config)) = of_reference(lab, "del::a_link_of_the_reference_of_another_interface_stays") else {
+        return;
+    };
+    let before = state(lab);
+    let sibling = Pod { ifname: "eth1".to_owned(), ..pod.clone() };
+    let blind = with(config.clone(), json!({ "prevResult": null }));
+    sibling.call("DEL", &blind).env("CNI_NETNS", "").run().ok();
+    assert_eq!(state(lab), before);
+    pod.call("DEL", &blind).env("CNI_NETNS", "").run().ok();
+    assert_eq!(ifbs(lab), [""; 0]);
+}
+
+#[test]
+fn an_add_whose_answer_is_lost_is_reverted() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab);
+    let outcome = pod.call("ADD", &both()).via_shell("exec \"$0\" >/dev/full").run();
+    assert_eq!(outcome.status, Some(1), "{outcome:?}");
+    assert_eq!((ifbs(lab), redirect(lab, "vethc1"), limit(lab, "vethc1")), (vec![], None, None));
 }
