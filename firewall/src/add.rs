@@ -12,7 +12,7 @@ use linux::netlink::nft::{self, Edit, Nftables};
 use log::{debug, warn};
 
 use crate::config::{Backend, Config, IngressPolicy};
-use crate::filter::{Acceptance, FILTER, FORWARD};
+use crate::filter::{Acceptance, CONTAINERS, FILTER, FORWARD};
 use crate::firewalld::{Firewalld, Scope, not_running};
 use crate::policy::{self, Policy, STAGE_1};
 use crate::{bindings, isolation, removal};
@@ -192,7 +192,7 @@ impl<'a> Traffic<'a> {
         if self.config.ingress != IngressPolicy::Isolated {
             let is_of_network =
                 |comment: &str| network_mark_in(comment).is_some_and(|found| self.mark.starts_with(found));
-            return isolation::release(nft, &is_of_network);
+            return isolation::release(nft, &is_of_network, false);
         }
         match self.policy.as_ref().and_then(Policy::isolated_port) {
             Some(port) => port.isolate(nft, self.owner),
@@ -262,11 +262,14 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Returns the steps that remove the rules that `added` has added.
+/// Returns the steps that remove the rules of addresses that `added` has added. Another ADD may rely on the others by now.
 fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<Plan<'a>> {
     let mut steps = Vec::new();
     for step in added {
-        let (Step::Append(rule) | Step::Prepend(rule)) = step else { continue };
+        let Step::Append(rule) = step else { continue };
+        if rule.chain != CONTAINERS {
+            continue;
+        }
         let listed = view.rules(rule.chain)?.into_iter().find(|listed| listed.is_same_as(rule, tools.family));
         steps.extend(listed.map(|listed| Step::Delete(rule.chain, listed)));
     }

@@ -94,13 +94,12 @@ impl Firewalld {
     }
 
     fn try_remove(&mut self, zone: &Zone, source: &str, scope: Scope) -> Result<(), Failure> {
-        match self.call("removeSource", &[zone.as_str(), source]) {
-            // firewalld reports an unknown zone only if the address is bound to another.
-            Err(Failure::Refusal(Reason::BoundElsewhere | Reason::NoSuchZone, _)) => {}
-            outcome => return outcome.map(drop),
-        }
         if scope == Scope::GivenZone {
-            return Ok(());
+            return match self.call("removeSource", &[zone.as_str(), source]) {
+                // firewalld reports an unknown zone only if the address is bound to another.
+                Err(Failure::Refusal(Reason::BoundElsewhere | Reason::NoSuchZone, _)) => Ok(()),
+                outcome => outcome.map(drop),
+            };
         }
         let other = self.zone_of(source)?;
         // An empty zone would mean any zone.

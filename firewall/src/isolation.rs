@@ -115,12 +115,13 @@ fn is_complete(nft: &mut Nftables) -> Result<bool> {
     Ok(CHAINS.iter().zip(rules()).all(|((chain, _), rule)| exists(chain, &rule)))
 }
 
-/// Returns the edits that end the isolation of the attachments whose comments are `released`.
-pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Result<Vec<Edit>> {
+/// Returns the edits that end the isolation of the attachments whose comments are `released`. Without any port, only if
+/// `is_thorough`: a later attachment may have taken over the port, and not the MAC address.
+pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool, is_thorough: bool) -> Result<Vec<Edit>> {
     let mut edits = Vec::new();
     for set in [PORTS, MACS] {
         let mut elements = nft.elements(set)?;
-        if elements.is_empty() {
+        if elements.is_empty() && !is_thorough {
             break;
         }
         elements.retain(|found| released(&found.userdata.comment));
@@ -129,13 +130,13 @@ pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Re
     Ok(edits)
 }
 
-/// Ends the isolation of the attachments whose comments are `released`. Returns whether there were any.
+/// GC: ends the isolation of the attachments whose comments are `released`. Returns whether there were any.
 pub(crate) fn remove(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Result<bool> {
     // Usually there are none, and nothing has to be guarded.
-    if release(nft, released)?.is_empty() {
+    if release(nft, released, true)?.is_empty() {
         return Ok(false);
     }
-    nft.apply_guarded(|nft| release(nft, released))?;
+    nft.apply_guarded(|nft| release(nft, released, true))?;
     Ok(true)
 }
 

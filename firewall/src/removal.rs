@@ -45,7 +45,7 @@ pub(crate) fn remove_marked(owner: AttachmentKey<'_>) -> Result<()> {
 /// there was anything.
 fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
     let mark = owner.mark();
-    let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark));
+    let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark), false);
     if release(nft)?.is_empty() {
         // Handles are unique: no rule of another attachment can be meant.
         return nft::retry(|| {
@@ -131,12 +131,15 @@ fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Z
         }
     };
     let mut failures = ErrorCollector::default();
+    let mark = owner.mark();
+    let of_others = bindings::list(nft, &|comment| mark_in(comment) != Some(&mark))?;
     for tools in &FAMILIES {
         for ip in failures.keep(unshared(nft, tools, owner, ips)).into_iter().flatten() {
-            failures.record(firewalld.remove(zone, ip, Scope::AnyZone));
+            if !of_others.iter().any(|binding| binding.ip == ip) {
+                failures.record(firewalld.remove(zone, ip, Scope::AnyZone));
+            }
         }
     }
-    let mark = owner.mark();
     failures.record(unbind_recorded(nft, &mut firewalld, &|comment| mark_in(comment) == Some(&mark)));
     failures.into_result()
 }

@@ -162,3 +162,36 @@ fn bindings_of_either_implementation_are_removed_by_the_other() {
     ours(&pod, "DEL", &config).ok();
     assert_eq!(host.sources("trusted"), [] as [&str; 0]);
 }
+
+/// The IPAM plugin has no leases that could prove it, but the record of the binding does.
+#[test]
+fn a_late_del_keeps_the_binding_of_the_next_owner() {
+    let lab = &Lab::new();
+    let Some(mut host) = Firewalld::prepare(lab, "a_late_del_keeps_the_binding_of_the_next_owner") else { return };
+    host.start();
+    let (first, second) = (Pod::absent(lab, "c1", &["10.9.0.2/24"]), Pod::absent(lab, "c2", &["10.9.0.2/24"]));
+    let config = config(json!({}));
+    ours(&first, "ADD", &config).ok();
+    ours(&second, "ADD", &config).ok();
+    for _ in 0..2 {
+        ours(&first, "DEL", &config).ok();
+        ours(&second, "CHECK", &config).ok();
+    }
+    ours(&second, "DEL", &config).ok();
+    assert_eq!(host.sources("trusted"), [] as [&str; 0]);
+}
+
+/// An address that the permanent configuration has in the zone.
+#[test]
+fn a_permanent_binding_stays() {
+    let lab = &Lab::new();
+    let Some(mut host) = Firewalld::prepare(lab, "a_permanent_binding_stays") else { return };
+    host.start();
+    host.firewall_cmd("--permanent --zone=trusted --add-source=10.9.0.2/32");
+    host.firewall_cmd("--reload");
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = config(json!({}));
+    ours(&pod, "ADD", &config).ok();
+    ours(&pod, "DEL", &config).ok();
+    assert_eq!(host.sources("trusted"), ["10.9.0.2/32"]);
+}

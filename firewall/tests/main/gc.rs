@@ -71,3 +71,20 @@ fn a_host_without_rules_stays_so() {
     collect(lab, &config(json!({})), json!([])).ok();
     assert_eq!(ruleset(lab), "");
 }
+
+/// A container that was lost, and the next one with its link on another network.
+#[test]
+fn the_mac_address_of_a_stale_attachment_is_removed() {
+    let lab = &Lab::new();
+    let isolated = config(json!({ "ingressPolicy": "isolated" }));
+    let other = on_network("net2", isolated.clone());
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24"]).with_mac();
+    pod.add(&isolated);
+    pod.sh("ip link set eth0 address 02:00:00:00:00:07");
+    let pod = pod.with_mac();
+    pod.add(&other);
+    pod.del(&other);
+    assert_eq!(support::isolated(lab, "macs").len(), 1);
+    collect(lab, &isolated, json!([])).ok();
+    assert_eq!(support::isolated(lab, "macs"), [] as [&str; 0]);
+}

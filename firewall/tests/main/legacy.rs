@@ -178,3 +178,27 @@ fn on_a_kernel_without_nf_tables_traffic_is_accepted_in_legacy_tables() {
     lab.plugin("firewall", "GC").env("PATH", &path).stdin(gc.to_string()).run().ok();
     call("CHECK", json!({})).run().ok();
 }
+
+/// Another ADD relies on the shared rules that a failing one has added.
+#[test]
+fn a_failed_add_keeps_the_rules_that_others_need() {
+    let Some(lab) = &legacy_host("a_failed_add_keeps_the_rules_that_others_need") else { return };
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let neighbour = Pod::absent(lab, "c2", &["10.9.0.3/24"]);
+    let config = config(json!({}));
+    // The tool for IPv6 waits until the other ADD has succeeded, and fails.
+    lab.sh("mkdir /run/tools; cd /run/tools
+         printf '#!/bin/sh\\ntouch /run/waiting\\nuntil [ -e /run/added ]; do sleep 0.01; done\\nexit 1\\n' \
+             >ip6tables-legacy-restore
+         chmod +x *");
+    std::thread::scope(|scope| {
+        let call = pod.call("ADD", &config).env("PATH", format!("/run/tools:{}", testing::PATH));
+        let failing = scope.spawn(move || call.run());
+        testing::wait_until("the tool", || std::path::Path::new("/run/waiting").exists());
+        neighbour.add(&config);
+        std::fs::write("/run/added", "").unwrap();
+        failing.join().unwrap().error(999);
+    });
+    assert_eq!(containers(lab), accepted("10.9.0.3"));
+    neighbour.check(&config).ok();
+}
