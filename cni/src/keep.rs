@@ -40,7 +40,8 @@ impl<'a> Keep<'a> {
         let Some(owner) = AliasOwner::parse(alias) else { return false };
         let is_kept = match &owner.attachment {
             Some((container, ifname)) => self.attachments.contains(&(container.as_str(), ifname.as_str())),
-            None => self.cut_aliases.contains(alias),
+            // Without a part of the container ID, the name of the network may be cut, too.
+            None => self.cut_aliases.contains(alias) || alias.split(' ').count() < 4,
         };
         owner.network == self.network && !is_kept
     }
@@ -93,6 +94,16 @@ mod tests {
         }
         for other in ["", "uplink", "8e48f37d5de60467"] {
             assert!(!keep.is_stale_comment(other) && !keep.is_stale_alias(other), "{other:?}");
+        }
+    }
+
+    /// The alias of a network with a long name does not name the network in full.
+    #[test]
+    fn a_network_whose_name_is_the_beginning_of_another_one_removes_nothing() {
+        let network = "n".repeat(300);
+        let alias = AttachmentKey { network: &network, container: "c1", ifname: "eth0" }.alias();
+        for len in 1..network.len() {
+            assert!(!Keep::new(&network[..len], &[]).is_stale_alias(&alias), "{len}");
         }
     }
 }
