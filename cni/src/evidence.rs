@@ -47,30 +47,20 @@ pub fn has_lease(network: &str, container: &str) -> Option<bool> {
 /// Returns whether an object for this address belongs to another attachment of the same container to the same network;
 /// `None` without evidence. `link` is the link on this host that the object names; it may be empty.
 pub fn is_sibling(host: &mut Netlink, owner: AttachmentKey<'_>, ip: IpAddr, link: &str) -> Result<Option<bool>> {
-    if let Some(is_sibling) = is_sibling_address(owner, ip) {
-        return Ok(Some(is_sibling));
+    let mut leases = leases_in(owner.network);
+    leases.retain(|lease| lease.container == owner.container);
+    let lease = leases.iter().find(|lease| lease.ip == ip);
+    if let Some(ifname) = lease.and_then(|lease| lease.ifname.as_deref()) {
+        return Ok(Some(ifname != owner.ifname));
     }
-    if link.is_empty() {
-        return Ok(None);
-    }
-    Ok(match host.link(link)? {
-        None => Some(false),
+    let found = if link.is_empty() { None } else { host.link(link)? };
+    Ok(match found {
         Some(found) if owner.is_sibling_alias(&found.alias) => Some(true),
         Some(found) if owner.aliases().contains(&found.alias) => Some(false),
         Some(_) => None,
+        // Without the link, or if the container has leases of other addresses, but not of this one: it had it earlier.
+        None => (!link.is_empty() || (lease.is_none() && !leases.is_empty())).then_some(false),
     })
-}
-
-/// Returns whether an address belongs to another attachment of the same container to the same network, as far as leases
-/// prove it.
-fn is_sibling_address(owner: AttachmentKey<'_>, ip: IpAddr) -> Option<bool> {
-    let leases = read_leases(owner.network)?;
-    let ours = || leases.iter().filter(|lease| lease.container == owner.container);
-    match ours().find(|lease| lease.ip == ip) {
-        Some(lease) => Some(lease.ifname.as_deref()? != owner.ifname),
-        // The addresses of the container are leased, but this one is not: it had it earlier.
-        None => ours().next().map(|_| false),
-    }
 }
 
 /// Returns the leases of a container in all networks.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use cni::key::mark_in;
 use cni::{Code, Error, Result, evidence};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Edit, Nftables};
+use linux::netlink::nft::{self, Nftables};
 use log::{debug, warn};
 
 use crate::config::Backend;
@@ -82,7 +82,7 @@ impl Publication<'_> {
             let listing = Listing::read(nft)?;
             let (replaced, _) = self.partition(host, &listing, &entries)?;
             others.remove_gone(nft)?;
-            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &listing, &replaced)? })
+            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &listing, &replaced, true)? })
         })?;
         reference::remove(nft, self.owner, &ips)?;
         match self.loopback_target().map(|_| table::add_guard(nft)) {
@@ -112,7 +112,7 @@ impl Publication<'_> {
         }
         let mut removed = Vec::new();
         let mut others = OtherForms::default();
-        nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+        removal::apply(nft, &mut |nft, deletes_scopes| {
             if has_other_forms {
                 others = self.compare_other_forms(nft, host)?;
             }
@@ -128,8 +128,8 @@ impl Publication<'_> {
             let mut edits = frame.create(nft)?;
             edits.extend(entry::delete(&replaced));
             edits.extend(entry::create(&entries));
-            for unused in listing.unused_scopes(&replaced, &entries) {
-                edits.extend(table::delete_scope(nft, &unused)?);
+            for unused in listing.unused_scopes(&replaced, &entries).iter().filter(|_| deletes_scopes) {
+                edits.extend(table::delete_scope(nft, unused)?);
             }
             removed = replaced.iter().filter_map(Entry::read_mapping).collect();
             Ok(edits)
@@ -218,7 +218,10 @@ impl OtherForms {
             // Only these rules name the network, so that their owner can be known to be gone.
             if let PortOwner::OnNetwork { network, container } = &other.owner {
                 warn!("remove the published ports of an attachment that is gone: {}", other.owner);
-                iptables::remove(nft, &Removal::of_container(network, container))?;
+                let (ips, link) = ([other.mapping.target.ip()], other.port.as_deref());
+                // Only a lost link is known to be gone, not the other links of the container.
+                let ips = if link.is_some() { &ips[..] } else { &[] };
+                iptables::remove(nft, &Removal { ips, link, ..Removal::of_container(network, container) })?;
             }
         }
         Ok(())

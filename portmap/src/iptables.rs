@@ -194,19 +194,28 @@ pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Ma
         }
     }
     if !families.is_empty() {
-        let outcome = match change(nft, NAT, &families, |_, view| plan(view, true)) {
-            // A rule of another program leads to the chain, which stays without rules.
-            Err(error) if error.errno() == Some(libc::EBUSY) => {
-                change(nft, NAT, &families, |_, view| plan(view, false))
+        // If a rule of another program leads to the chain, it stays without rules.
+        let mut deletes_chain = true;
+        let outcome = loop {
+            match change(nft, NAT, &families, |_, view| plan(view, deletes_chain)) {
+                Err(error) if deletes_chain && error.errno() == Some(libc::EBUSY) => deletes_chain = false,
+                outcome => break outcome,
             }
-            outcome => outcome,
         };
         removed.extend(failures.keep(outcome).into_iter().flatten());
     }
     for tools in &FAMILIES {
         let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
         if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
-            removed.extend(failures.keep(change_legacy(tools, NAT, |view| plan(view, true))).into_iter().flatten());
+            let mut deletes_chain = true;
+            let outcome = loop {
+                match change_legacy(tools, NAT, |view| plan(view, deletes_chain)) {
+                    // The error of a tool does not say why.
+                    Err(_) if deletes_chain => deletes_chain = false,
+                    outcome => break outcome,
+                }
+            };
+            removed.extend(failures.keep(outcome).into_iter().flatten());
         }
     }
     failures.into_result()?;

@@ -20,8 +20,10 @@ pub(crate) fn remove(removal: &Removal<'_>) -> Result<()> {
     let mut removed =
         failures.keep(remove_entries(&mut nft, &|comment| comment.starts_with(&mark))).unwrap_or_default();
     if failures.keep(other_forms::may_exist(&mut nft)).unwrap_or(true) {
+        // An attachment with entries has nothing in chains of iptables, unless a rule leads to its address.
+        let removal = Removal { is_del: removal.is_del && removed.is_empty(), ..*removal };
         removed.extend(failures.keep(reference::remove(&mut nft, owner, ips)).into_iter().flatten());
-        removed.extend(failures.keep(iptables::remove(&mut nft, removal)).into_iter().flatten());
+        removed.extend(failures.keep(iptables::remove(&mut nft, &removal)).into_iter().flatten());
     }
     flows::forget(nft, &removed);
     failures.into_result()
@@ -68,25 +70,42 @@ fn collect_others(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping>> {
 /// Removes the entries with a comment that is `stale`, and scopes that are no longer used. Returns the mappings.
 fn remove_entries(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<Vec<Mapping>> {
     let mut removed = Vec::new();
-    nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
+    apply(nft, &mut |nft, deletes_scopes| {
         let listing = Listing::read(nft)?;
         let entries: Vec<Entry> = listing.entries.iter().filter(|entry| stale(entry.comment())).cloned().collect();
         removed = entries.iter().filter_map(Entry::read_mapping).collect();
-        edits(nft, &listing, &entries)
+        edits(nft, &listing, &entries, deletes_scopes)
     })?;
     Ok(removed)
 }
 
-/// Returns the edits that remove entries, and what nothing needs without them.
-pub(crate) fn edits(nft: &mut Nftables, listing: &Listing, entries: &[Entry]) -> Result<Vec<Edit>> {
+/// Applies the edits that `plan` computes. Its argument is whether to delete unused scopes: the kernel refuses that if a rule of
+/// another program uses one.
+pub(crate) fn apply(nft: &mut Nftables, plan: &mut dyn FnMut(&mut Nftables, bool) -> Result<Vec<Edit>>) -> Result<()> {
+    let mut deletes_scopes = true;
+    loop {
+        match nft.apply_guarded(|nft| plan(nft, deletes_scopes)) {
+            Err(error) if deletes_scopes && error.errno() == Some(libc::EBUSY) => deletes_scopes = false,
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Returns the edits that remove entries, and what nothing needs without them: scopes only if `deletes_scopes`.
+pub(crate) fn edits(
+    nft: &mut Nftables,
+    listing: &Listing,
+    entries: &[Entry],
+    deletes_scopes: bool,
+) -> Result<Vec<Edit>> {
     if entries.is_empty() {
         return Ok(Vec::new());
     }
     let mut edits = entry::delete(entries);
     edits.extend(entry::create(&listing.inherited(entries)));
     edits.extend(listing.forget_reached(entries));
-    for scope in listing.unused_scopes(entries, &[]) {
-        edits.extend(table::delete_scope(nft, &scope)?);
+    for scope in listing.unused_scopes(entries, &[]).iter().filter(|_| deletes_scopes) {
+        edits.extend(table::delete_scope(nft, scope)?);
     }
     Ok(edits)
 }

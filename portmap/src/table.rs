@@ -346,13 +346,16 @@ fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     ]
 }
 
-/// Returns the edits that delete a scope whose maps are empty.
+/// Returns the edits that delete a scope whose maps are empty. Another program may have deleted a part of it.
 pub(crate) fn delete_scope(nft: &mut Nftables, names: &Names) -> Result<Vec<Edit>> {
     let chain = TABLE.chain(&names.translate);
     let jumps = nft.rules(PUBLISHED)?.into_iter().filter(|rule| rule.target() == Some(chain.name));
     let mut edits: Vec<Edit> = jumps.map(|rule| Edit::delete_rule(PUBLISHED, &rule)).collect();
-    edits.extend([Edit::flush(chain), Edit::delete_chain(chain)]);
-    edits.extend([&names.ports, &names.address_ports].map(|map| Edit::delete_set(set(map))));
+    if nft.has_chain(chain)? {
+        edits.extend([Edit::flush(chain), Edit::delete_chain(chain)]);
+    }
+    let maps = [&names.ports, &names.address_ports];
+    edits.extend(nft.sets(TABLE)?.iter().filter(|set| maps.contains(set)).map(|map| Edit::delete_set(set(map))));
     Ok(edits)
 }
 

@@ -52,7 +52,11 @@ impl<'a> Removal<'a> {
         let translations: Vec<(&Found, Mapping)> =
             rules.iter().filter_map(|rule| Some((rule, rule.mapping()?))).collect();
         let covers = |entry: &&Found, mapping: &Mapping| entry.covers(mapping.key.protocol, mapping.key.port);
-        let link_of = |mapping: &Mapping| ours.iter().find(|entry| covers(entry, mapping)).map(|entry| &*entry.link);
+        // Two attachments may publish the same port, at different addresses of this host: then the link is unknown.
+        let link_of = |mapping: &Mapping| {
+            let mut links = ours.iter().filter(|entry| covers(entry, mapping)).map(|entry| &*entry.link);
+            links.next().map(|link| if links.all(|other| other == link) { link } else { "" })
+        };
         let leads_to_us = |mapping: &&Mapping| self.ips.contains(&mapping.target.ip());
         let mut links: Vec<&str> =
             translations.iter().map(|(_, m)| m).filter(leads_to_us).filter_map(link_of).collect();
@@ -74,8 +78,13 @@ impl<'a> Removal<'a> {
         }
 
         // A rule without translations may belong to a sibling: the reference lists the ports of the other family, too.
+        let has_own_link = |entry: &Found| links.contains(&&*entry.link);
+        let leads_to = |entry: &&Found, mapping: &Mapping| {
+            let others = || ours.iter().any(|other| covers(&other, mapping) && !has_own_link(other));
+            covers(entry, mapping) && !(has_own_link(entry) && others())
+        };
         let is_kept = |entry: &&Found| {
-            siblings.iter().any(|mapping| covers(entry, mapping))
+            siblings.iter().any(|mapping| leads_to(entry, mapping))
                 || (!siblings.is_empty() && !removed.iter().any(|(_, mapping)| covers(entry, mapping)))
         };
         let (kept, dropped): (Vec<&Found>, Vec<&Found>) = ours.iter().partition(is_kept);
@@ -103,16 +112,23 @@ impl<'a> Removal<'a> {
     /// attachment.
     ///
     /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then. It also does if
-    /// neither address nor link of the attachment `is_known` to the chain: the previous result is that of another ADD.
+    /// neither address nor link of the attachment `is_known` to the chain: the previous result is that of another ADD. But it
+    /// does not if the alias of any link shows that the container has another attachment.
     fn is_ours(&self, ip: IpAddr, link: &str, links: &[&str], is_known: bool) -> Result<bool> {
         let Removal { owner, ips, is_del, .. } = *self;
-        if owner.ifname.is_empty() || ips.contains(&ip) || (!link.is_empty() && links.contains(&link)) {
+        if (owner.ifname.is_empty() && ips.is_empty()) || ips.contains(&ip) {
             return Ok(true);
         }
-        Ok(match evidence::is_sibling(&mut Netlink::open()?, owner, ip, link)? {
+        let mut host = Netlink::open()?;
+        // It may have been renamed.
+        let is_lost = !link.is_empty() && host.link_index(link)?.is_none();
+        Ok(match evidence::is_sibling(&mut host, owner, ip, if is_lost { "" } else { link })? {
             Some(is_sibling) => !is_sibling,
+            // `links` has no unknown ones.
+            None if links.contains(&link) => true,
+            None if !host.find_veths_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty() => false,
             // A link that exists, and is not that of the attachment, may be a sibling's.
-            None => ips.is_empty() || (is_del && link.is_empty() && !is_known),
+            None => ips.is_empty() || is_lost || (is_del && link.is_empty() && !is_known),
         })
     }
 }

@@ -156,3 +156,31 @@ fn del_succeeds_if_rules_are_missing() {
         assert!(!table(lab).contains("_ports_"), "{break_it}: {}", table(lab));
     }
 }
+
+/// The administrator has deleted, or uses, a chain or a map of a network with conditions.
+#[test]
+fn del_succeeds_if_a_scope_cannot_be_deleted() {
+    let lab = &Lab::new();
+    let pod = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    let config = with(config(&["8080:80/tcp"]), json!({ "conditionsV4": ["-i", "uplink"] }));
+    for break_it in [
+        "flush chain $table published; nft flush chain $table $chain; nft delete chain $table $chain",
+        "flush chain $table published; nft flush chain $table $chain; nft delete map $table $map",
+        "add rule $table output ip daddr 192.0.2.1 jump $chain",
+        "'add rule $table output dnat ip to meta l4proto . th dport map @'$map",
+    ] {
+        pod.add(&config);
+        lab.sh(&format!(
+            "table='inet cni_hostport'
+             chain=$(nft list table $table | sed -n 's/.*chain \\(ipv4_translate_.*\\) {{/\\1/p')
+             map=$(nft list table $table | sed -n 's/.*map \\(ipv4_ports_.*\\) {{/\\1/p')
+             nft {}",
+            break_it.replace("'add rule $table", "\"add rule $table").replace("@'", "@\"")
+        ));
+        pod.del(&config);
+        assert_clean(lab);
+        pod.add(&config);
+        pod.check(&config).ok();
+        lab.sh("nft delete table inet cni_hostport");
+    }
+}

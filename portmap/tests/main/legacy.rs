@@ -239,3 +239,16 @@ fn on_a_kernel_without_nf_tables_ports_are_published_in_legacy_tables() {
     lab.plugin("portmap", "GC").env("PATH", &path).stdin(gc.to_string()).run().ok();
     assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }
+
+/// A chain to which a rule of the administrator leads cannot be deleted, but its rules can.
+#[test]
+fn a_legacy_chain_with_a_foreign_reference_is_emptied() {
+    let Some(lab) = &legacy_host("a_legacy_chain_with_a_foreign_reference_is_emptied") else { return };
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = iptables(&["8080:80/tcp"]);
+    pod.add(&config);
+    lab.sh("iptables-legacy -t nat -A OUTPUT -d 192.0.2.1 -j CNI-DN-a19237f207ed3fa9670f3");
+    pod.del(&config);
+    let text = nat_tables(lab);
+    assert!(!text.contains("DNAT --to") && !text.contains("name:"), "{text}");
+}

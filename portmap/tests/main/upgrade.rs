@@ -396,3 +396,115 @@ fn a_port_of_the_reference_is_taken_unless_its_container_is_gone() {
     itself.add(&config(&["8080:80/tcp"]));
     assert_eq!(reference_rules(lab), [] as [&str; 0]);
 }
+
+/// Both interfaces of a container publish the same port, at different addresses of this host.
+#[test]
+fn interfaces_with_the_same_port_are_told_apart() {
+    let lab = &Lab::new();
+    let first = Pod::with_port(lab, "id1", &["10.9.0.2/24"]);
+    let second = first.interface("eth1", &["10.9.0.3/24"]);
+    lab.sh(&format!("ip link add {} type bridge", second.port));
+    let iptables = |port: &str| with(config(&[port]), json!({ "backend": "iptables" }));
+    let pods = [(&first, iptables("10.0.0.1 8080:80/tcp")), (&second, iptables("10.0.0.2 8080:80/tcp"))];
+    for (removed, kept) in [(0, 1), (1, 0)] {
+        for _ in 0..2 {
+            pods.iter().for_each(|(pod, config)| drop(pod.add(config)));
+        }
+        for (pod, config) in &pods {
+            pod.check(config).ok();
+        }
+        pods[removed].0.del(&pods[removed].1);
+        pods[kept].0.check(&pods[kept].1).ok();
+        let text = nat(lab);
+        assert_eq!((text.matches("--to-destination").count(), text.matches("-m multiport").count()), (1, 1), "{text}");
+        pods[kept].0.del(&pods[kept].1);
+        assert_removed(lab);
+    }
+}
+
+/// A link that is renamed keeps its alias, which shows that the other interface exists.
+#[test]
+fn an_interface_with_a_renamed_link_keeps_its_ports() {
+    let lab = &Lab::new();
+    let interfaces = two_interfaces(lab);
+    let [(first, config), (second, other)] = &interfaces;
+    lab.sh("ip link del veth2; ip link add veth2 type veth peer name peer
+         ip link set veth2 alias 'cni-attachment net1 id1 eth1'");
+    first.add(config);
+    second.add(other);
+    lab.sh("ip link set veth2 name renamed");
+    first.del(config);
+    second.check(other).ok();
+    second.del(other);
+    assert_removed(lab);
+}
+
+/// The DEL of an interface without ports, whose sibling has ports of the reference.
+#[test]
+fn an_interface_keeps_the_ports_of_the_reference() {
+    if reference("portmap", "an_interface_keeps_the_ports_of_the_reference").is_none() {
+        return;
+    }
+    let lab = &Lab::new();
+    let interfaces = two_interfaces(lab);
+    let [(first, config), (second, other)] = &interfaces;
+    lab.sh("ip link del veth2; ip link add veth2 type veth peer name peer
+         ip link set veth2 alias 'cni-attachment net1 id1 eth1'");
+    theirs(second, "ADD", other).ok();
+    first.del(config);
+    second.check(other).ok();
+    second.del(other);
+    assert_removed(lab);
+}
+
+/// One interface of a container is gone, and another container gets its port.
+#[test]
+fn the_other_interface_of_an_owner_that_is_gone_keeps_its_ports() {
+    let lab = &Lab::new();
+    let interfaces = two_interfaces(lab);
+    let [(first, config), (second, other)] = &interfaces;
+    first.add(config);
+    second.add(other);
+    lab.sh(&format!("ip link del {}", first.port));
+    let third = Pod::absent(lab, "id2", &["10.9.0.4/24"]);
+    third.add(&with(config.clone(), json!({ "backend": "nftables" })));
+    second.check(other).ok();
+}
+
+/// Leases, the aliases of links and the forms of ports each prove which interface a rule belongs to.
+#[test]
+fn any_evidence_tells_interfaces_apart() {
+    if reference("portmap", "any_evidence_tells_interfaces_apart").is_none() {
+        return;
+    }
+    let same_port = |ip: &str| with(config(&[&format!("{ip} 8080:80/tcp")]), json!({ "cniVersion": "1.0.0" }));
+    let iptables = |config: Value| with(config, json!({ "backend": "iptables" }));
+    for evidence in ["alias", "lease", "form"] {
+        let lab = &Lab::new();
+        let [first, second] = two_interfaces(lab).map(|(pod, _)| Pod { ips: pod.ips[..1].to_vec(), ..pod });
+        let (config, other) = (iptables(same_port("10.0.0.1")), iptables(same_port("10.0.0.2")));
+        match evidence {
+            // Only the first one has a lease: the configuration of the IPAM plugin was changed between the calls.
+            "alias" => {
+                lab.sh("ip link set veth2 alias 'cni-attachment net1 id1 eth1'");
+                lease("net1", "10.9.0.2", "id1", "eth0");
+                first.add(&config);
+                second.add(&iptables(with(crate::support::config(&["81:80/tcp"]), json!({ "cniVersion": "1.0.0" }))));
+                first.del(&config);
+                assert!(nat(lab).contains("10.9.0.3:80"), "{}", nat(lab));
+                continue;
+            }
+            // The reference uses the rule that leads to the chain, which names the link of the first one.
+            "lease" => {
+                lease("net1", "10.9.0.2", "id1", "eth0");
+                lease("net1", "10.9.0.3", "id1", "eth1");
+                first.add(&config);
+            }
+            // The ports of the first one are in maps.
+            _ => drop(first.add(&same_port("10.0.0.1"))),
+        }
+        theirs(&second, "ADD", &other).ok();
+        first.del(&config);
+        second.check(&other).ok();
+    }
+}
