@@ -32,7 +32,7 @@ pub(crate) struct Entry {
     pub(crate) network: String,
     pub(crate) container: String,
     pub(crate) ifname: String,
-    /// `None` in entries of older tools.
+    /// The namespace. If the entry has none, as those of libcni before 1.2, it is the one in the result.
     pub(crate) netns: Option<PathBuf>,
     /// `CNI_ARGS`
     pub(crate) args: Vec<(String, String)>,
@@ -91,17 +91,26 @@ impl Entry {
             Some(Value::Object(map)) => map,
             Some(_) => return Err("key \"capabilityArgs\": expected an object".to_owned()),
         };
+        let result = found.result.map(value).transpose()?;
+        let stored = found.netns.filter(|path| !path.as_os_str().is_empty());
         Ok(Entry {
+            netns: stored.or_else(|| sandbox(result.as_ref()?, &found.if_name)),
             network: found.network_name,
             container: found.container_id,
             ifname: found.if_name,
-            netns: found.netns.filter(|path| !path.as_os_str().is_empty()),
             args: found.cni_args.into_iter().map(pair).collect::<Result<_, _>>()?,
             capabilities,
             config: base64::decode(&found.config).ok_or("key \"config\": it is not Base64")?,
-            result: found.result.map(value).transpose()?,
+            result,
         })
     }
+}
+
+/// Returns the namespace of an interface in a result. Versions of CNI before 0.3.0 do not have it.
+fn sandbox(result: &Value, ifname: &str) -> Option<PathBuf> {
+    let interfaces = result.get("interfaces")?.as_array()?.iter().filter(|interface| interface["name"] == ifname);
+    let mut paths = interfaces.filter_map(|interface| Some(PathBuf::from(interface.get("sandbox")?.as_str()?)));
+    paths.find(|path| path.is_absolute())
 }
 
 /// The format for writing an entry. The fields are in the order of the reference.

@@ -104,7 +104,10 @@ fn attempt(lists: &[NetworkList], entry: &Entry, path: &Path) -> Result<Outcome>
         Some(Place::Exists) => {}
         Some(Place::Absent) => return Ok(Outcome::Gone),
         Some(Place::Hidden) => return Err(Error::new(Code::NETNS, "its namespace cannot be inspected")),
-        None => return Err(Error::new(Code::NETNS, "its cache entry has no namespace")),
+        None => {
+            let error = Error::new(Code::NETNS, "its cache entry has no namespace");
+            return Err(error.details("attach the container again"));
+        }
     }
     let configured = lists.iter().find(|list| list.name.as_str() == entry.network).cloned();
     let list = configured.map_or_else(|| conf::from_cache(path, &entry.config), Ok)?;

@@ -202,3 +202,33 @@ fn dels_wait_for_the_repair_of_an_attachment() {
     ));
     assert!(!host.lab.sh("nft list ruleset").contains("10.167.0.2"));
 }
+
+/// libcni before 1.2, as in podman 4 and containerd 1.7, stores no namespace. The result of the ADD names it.
+#[test]
+fn attachments_of_runtimes_that_store_no_namespace_are_repaired() {
+    let host = host("10.180.0.0/24");
+    let id = attach(&host, "blue");
+    let path = format!("/var/lib/cni/results/pods-{id}-eth0");
+    let text = fs::read_to_string(&path).unwrap();
+    let stripped = text.replacen(r#","netns":"/run/netns/blue""#, "", 1);
+    assert_ne!(stripped, text);
+    fs::write(&path, &stripped).unwrap();
+    let before = rules(&host);
+    host.lab.sh("nft delete table inet cni_plugins_masquerade");
+    let answer = json(&host, "repair --json");
+    assert_eq!(states(&answer), ["repaired"], "{answer:#}");
+    assert_eq!(answer["attachments"][0]["netns"], "/run/netns/blue", "{answer:#}");
+    assert_eq!(rules(&host), before);
+    let doctor = host.run("doctor").stdout;
+    assert!(doctor.contains("CHECK of 1 attachment succeeds"), "{doctor}");
+    lose_namespace(&host, "blue", &id);
+    assert_eq!(states(&json(&host, "repair --json")), ["gone"]);
+
+    // In an old version of the result, nothing names the namespace.
+    let mut entry: Value = serde_json::from_str(&stripped).unwrap();
+    entry["result"] = json!({ "cniVersion": "0.2.0", "ip4": { "ip": "10.180.0.2/24" } });
+    fs::write(&path, entry.to_string()).unwrap();
+    let answer = json(&host, "repair --json");
+    assert_eq!(states(&answer), ["wrong"], "{answer:#}");
+    assert!(answer["attachments"][0]["remedy"].as_str().unwrap().contains("again"), "{answer:#}");
+}
