@@ -19,6 +19,7 @@ pub(crate) fn add(network: &str, netns: &Path) -> Result<()> {
     let at = endpoint(netns, None)?;
     let chain = Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
+    list.unused(&at.capabilities).iter().for_each(out::print_error);
     let _lock = Lock::shared()?;
     let deliver = |result: &AddResult| {
         let text = [result.print(list.version)?.as_slice(), b"\n"].concat();

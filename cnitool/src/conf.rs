@@ -53,6 +53,14 @@ pub(crate) struct Plugin {
     pub(crate) config: Map<String, Value>,
 }
 
+impl Plugin {
+    /// Returns the names of the arguments that it wants from the runtime.
+    fn capabilities(&self) -> impl Iterator<Item = &str> {
+        let declared = self.config.get("capabilities").and_then(Value::as_object).into_iter().flatten();
+        declared.filter(|(_, wanted)| **wanted == Value::Bool(true)).map(|(name, _)| name.as_str())
+    }
+}
+
 /// A key that the runtime adds to a plugin's configuration.
 pub(crate) type ExtraKey = (&'static str, Value);
 
@@ -76,14 +84,31 @@ impl NetworkList {
         let mut config = self.config_of(plugin);
         config.extend(extra.iter().map(|(key, value)| ((*key).to_owned(), value.clone())));
         // Unlike the reference, which passes `capabilities` to plugins although only the runtime needs it.
-        if let Some(Value::Object(declared)) = config.remove("capabilities") {
-            let wanted = arguments.iter().filter(|(name, _)| declared.get(*name) == Some(&Value::Bool(true)));
-            let wanted: Map<_, _> = wanted.map(|(name, value)| (name.clone(), value.clone())).collect();
-            if !wanted.is_empty() {
-                config.insert("runtimeConfig".to_owned(), Value::Object(wanted));
-            }
+        config.remove("capabilities");
+        let declared: Vec<&str> = plugin.capabilities().collect();
+        let wanted = arguments.iter().filter(|(name, _)| declared.contains(&name.as_str()));
+        let wanted: Map<_, _> = wanted.map(|(name, value)| (name.clone(), value.clone())).collect();
+        if !wanted.is_empty() {
+            config.insert("runtimeConfig".to_owned(), Value::Object(wanted));
         }
         config
+    }
+
+    /// Returns a warning for each of these arguments that no plugin of the network gets.
+    pub(crate) fn unused(&self, arguments: &Map<String, Value>) -> Vec<Error> {
+        let declared: Vec<&str> = self.plugins.iter().flat_map(Plugin::capabilities).collect();
+        let unused = arguments.keys().filter(|name| !declared.contains(&name.as_str()));
+        let warning = |name: &String| {
+            let what = format!(
+                "ignored: {name:?} in CAP_ARGS: no plugin of network {:?} has this capability",
+                self.name.as_str()
+            );
+            hint::add(Error::new(Code::CONFIG, what), name, declared.iter().copied(), || match declared.as_slice() {
+                [] => "the network has no capabilities".to_owned(),
+                _ => format!("the capabilities are {}", declared.join(", ")),
+            })
+        };
+        unused.map(warning).collect()
     }
 
     /// Converts a result of any version to `prevResult` in the network's version.

@@ -78,7 +78,13 @@ fn each_plugin_gets_its_own_configuration_and_the_previous_result() {
     let host = two();
     let given = r#"{"portMappings": [{"hostPort": 1}], "bandwidth": {}, "dns": {}}"#;
     let call = host.call("add two /run/netns/../netns/blue").env("CAP_ARGS", given);
-    let result = call.env("CNI_ARGS", "A=b;C=d").env("CNI_IFNAME", "net1").run().ok();
+    let outcome = call.env("CNI_ARGS", "A=b;C=d").env("CNI_IFNAME", "net1").run();
+    let ignored = |name: &str| {
+        let why = "no plugin of network \"two\" has this capability (the capabilities are mac, portMappings)";
+        format!("cnitool: ignored: {name:?} in CAP_ARGS: {why}\n")
+    };
+    assert_eq!(outcome.stderr, ignored("bandwidth") + &ignored("dns"));
+    let result = outcome.ok();
     let expected = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]});
     assert_eq!(result, expected);
     assert_eq!(host.seen("first", "ADD"), json!({"cniVersion": "1.0.0", "key": 1, "name": "two", "type": "first"}));
