@@ -81,11 +81,8 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
             continue;
         }
         if error.code() == Code::TRY_LATER {
-            let left = table::count(live.len() - done - 1, "attachment");
             let finding = Finding::fail(CHECK, error.to_string()).about([subject(entry)]);
-            let remedy =
-                format!("find out what the plugin waits for ({}); CHECK of {left} was left out", error.details_text());
-            report.network(name, finding.remedy(remedy));
+            report.network(name, finding.remedy(remedy_of_timeout(error.details_text(), live.len() - done - 1)));
             break;
         }
         let subject = subject(entry);
@@ -97,6 +94,15 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
     if passed > 0 {
         report.network(name, Finding::ok(CHECK, format!("CHECK of {} succeeds", table::count(passed, "attachment"))));
     }
+}
+
+/// Returns the remedy for a plugin that did not answer. CHECK was not called for `left` other attachments.
+fn remedy_of_timeout(details: &str, left: usize) -> String {
+    let rest = match left {
+        0 => String::new(),
+        _ => format!("; CHECK of {} was left out", table::count(left, "attachment")),
+    };
+    format!("find out what the plugin waits for ({details}){rest}")
 }
 
 fn subject(entry: &Entry) -> Subject {
@@ -176,5 +182,16 @@ fn not_ready(error: &Error) -> Finding {
             Finding::fail(STATUS, error.to_string()).remedy(remedy)
         }
         _ => Finding::error(STATUS, error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attachments_that_were_left_out_are_counted() {
+        assert_eq!(remedy_of_timeout("it was killed", 0), "find out what the plugin waits for (it was killed)");
+        assert!(remedy_of_timeout("it was killed", 1).ends_with("; CHECK of 1 attachment was left out"));
     }
 }

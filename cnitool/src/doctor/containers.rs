@@ -225,7 +225,8 @@ fn without_lease(node: &Node, network: &Network, live: &[&Live<'_>]) -> Option<F
         [only] => format!("address {only} of a live container is not leased"),
         _ => format!("{} of live containers are not leased: {}", table::count(ips.len(), "address"), first_few(&ips)),
     };
-    let finding = Finding::fail("leases", format!("{what}: the next add may give it to another container"));
+    let them = if ips.len() == 1 { "it" } else { "them" };
+    let finding = Finding::fail("leases", format!("{what}: the next add may give {them} to another container"));
     Some(finding.about(subjects).run(commands))
 }
 

@@ -56,9 +56,9 @@ fn check_bridge(node: &Node, name: &str, affected: &[Subject]) -> (Finding, bool
     };
     let finding = match node.ports(link).count() {
         _ if link.kind != "bridge" => {
-            let kind = if link.kind.is_empty() { "another kind" } else { &link.kind };
-            let finding = Finding::fail(BRIDGE, format!("{name} is not a bridge, but a link of {kind}"));
-            let remedy = "set \"bridge\" to another name, or rename that link";
+            let kind = if link.kind.is_empty() { "link of another kind" } else { &link.kind };
+            let finding = Finding::fail(BRIDGE, format!("{name} is a {kind}, not a bridge"));
+            let remedy = "set \"bridge\" to another name, or remove that link";
             return (finding.about([Subject::link(name)]).remedy(remedy), false);
         }
         1.. if !link.up => {

@@ -114,7 +114,7 @@ fn a_gateway_address_that_was_lost() {
 fn a_link_that_is_not_a_bridge() {
     let host = host("10.187.0.0/24");
     host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; ip link add br-pods type veth peer name other");
-    assert!(only_problem(&host, "bridge", "fail").contains("br-pods is not a bridge"));
+    assert!(only_problem(&host, "bridge", "fail").contains("br-pods is a veth, not a bridge"));
 }
 
 #[test]
