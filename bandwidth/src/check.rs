@@ -7,7 +7,8 @@ use crate::add::Limits;
 use crate::ifb::{self, IFB};
 
 /// The remedy if a limit of an attached container is missing.
-const REPAIR_HINT: &str = "something changed the host's traffic control; `cnitool repair` or another ADD restores it";
+const REPAIR_HINT: &str =
+    "something changed the host's traffic control; run `cnitool repair`, or attach the container again";
 
 /// Returns an error for the first difference.
 pub(crate) fn run(limits: &Limits<'_>, host: &mut Netlink) -> Result<()> {

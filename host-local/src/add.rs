@@ -133,7 +133,8 @@ pub(crate) fn exhausted(dir: &Path, network: &str, number: usize, set: &RangeSet
         "network {network:?}: no IP addresses available in range set {number} ({set}): all {} are leased in {dir:?}",
         set.size()
     );
-    Error::new(EXHAUSTED, what).details("release the leases of containers that are gone (GC does), or widen the ranges")
+    Error::new(EXHAUSTED, what)
+        .details("release the leases of containers that are gone (`cnitool prune` does), or widen the ranges")
 }
 
 /// Returns the age of the oldest lease of a range set in words. Reads all leases of the network.
