@@ -214,6 +214,23 @@ scenario_podman_second_network_comes_and_goes() {
     gone pods a
 }
 
+# podman passes the ports of a container to all its networks.
+scenario_podman_published_port_on_two_networks() {
+    network --subnet 10.9.0.0/24 pods
+    network --subnet 10.10.0.0/24 more
+    run web --network pods,more -p 8080:80
+    serve web
+    same "$(fetch 192.0.2.1:8080)" hello "from outside"
+    ! run other --network pods -p 8080:80 || fail "a port was given to two containers"
+    podman rm -f -t 0 other
+    podman network disconnect more web
+    podman network reload web
+    same "$(fetch 192.0.2.1:8080)" hello "after a disconnect and a reload"
+    podman rm -f -t 0 web
+    podman network rm more
+    gone pods
+}
+
 scenario_podman_restart_and_network_reload() {
     network --subnet 10.9.0.0/24 pods
     run a --network pods

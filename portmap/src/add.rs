@@ -122,7 +122,8 @@ impl Publication<'_> {
             let listing = Listing::read(nft)?;
             let (replaced, shared) = self.partition(host, &listing, &entries)?;
             others.remove_gone(nft)?;
-            // Only masquerade entries are left: two live attachments with the same address share one.
+            // Masquerade entries, which live attachments with the same address share, and ports that another network of the
+            // container publishes.
             let is_free = |entry: &&Entry| !shared.iter().any(|other| entry.excludes(other));
             let entries: Vec<Entry> = entries.iter().filter(is_free).cloned().collect();
             let mut edits = frame.create(nft)?;
@@ -142,8 +143,8 @@ impl Publication<'_> {
     }
 
     /// Separates the entries that the new ones replace from those of others. Replaced are those of an earlier ADD of this
-    /// attachment, and those of attachments that are gone and have one of the keys. Returns an error if a live attachment has
-    /// one of the ports.
+    /// attachment, and those of attachments that are gone and have one of the keys. Returns an error if another live
+    /// container has one of the ports. The same container may have it, through another network.
     fn partition(&self, host: &mut Netlink, listing: &Listing, new: &[Entry]) -> Result<(Vec<Entry>, Vec<Entry>)> {
         let mut replaced = vec![self.owner.mark()];
         for other in listing.entries.iter().filter(|other| new.iter().any(|entry| entry.excludes(other))) {
@@ -159,7 +160,9 @@ impl Publication<'_> {
                 }
                 // Without a mark, another program added it.
                 _ => {
-                    if let Some(mapping) = other.read_mapping() {
+                    if let Some(mapping) =
+                        other.read_mapping().filter(|_| !port_owner.is_container(self.owner.container))
+                    {
                         return Err(clash(&mapping, &port_owner));
                     }
                 }
@@ -170,7 +173,7 @@ impl Publication<'_> {
         Ok(listing.entries.iter().cloned().partition(is_replaced))
     }
 
-    /// Compares the ports with those in forms other than the maps. Returns an error if a live attachment has one of them.
+    /// Compares the ports with those in forms other than the maps. Returns an error if another live container has one of them.
     fn compare_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<OtherForms> {
         let wanted = self.mappings();
         let is_wanted = |protocol, port| wanted.iter().any(|m| m.key.protocol == protocol && m.key.port == port);
@@ -192,6 +195,9 @@ impl Publication<'_> {
                 continue;
             }
             if !owner::is_gone(host, &other.owner, link)? {
+                if other.owner.is_container(self.owner.container) {
+                    continue;
+                }
                 return Err(clash(&other.mapping, &other.describe_owner(host)?));
             }
             found.gone.push(other);

@@ -47,13 +47,13 @@ fn check_entries(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()
     let listing = Listing::read(nft)?;
     let index = listing.index();
     for wanted in publication.entries(&scopes) {
-        compare(&wanted, index.find(&wanted))?;
+        compare(&wanted, index.find(&wanted), publication.owner.container)?;
     }
     Ok(())
 }
 
-/// Compares an entry with the one of the same key.
-fn compare(wanted: &Entry, found: Option<&Entry>) -> Result<()> {
+/// Compares an entry with the one of the same key. Another network of the container may publish the port.
+fn compare(wanted: &Entry, found: Option<&Entry>, container: &str) -> Result<()> {
     let mapping = wanted.read_mapping();
     let subject = match &mapping {
         Some(mapping) => mapping.key.to_string(),
@@ -64,6 +64,9 @@ fn compare(wanted: &Entry, found: Option<&Entry>) -> Result<()> {
     let Some(mapping) = mapping else { return Ok(()) };
     if mark_in(found.comment()) != mark_in(wanted.comment()) {
         let owner = PortOwner::Attachment(found.comment().to_owned());
+        if owner.is_container(container) {
+            return Ok(());
+        }
         // Only an attachment can be gone, so that another ADD may replace it.
         return Err(match mark_in(found.comment()) {
             Some(_) => difference(format!("{subject} is published by another attachment ({owner})")),

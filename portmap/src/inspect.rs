@@ -195,7 +195,19 @@ impl Checker<'_> {
                 let mappings = publication.mappings();
                 wanted += usize::from(!mappings.is_empty());
                 publishing.extend((!mappings.is_empty()).then(|| at.subject.clone()));
-                let is_missing = |mapping: &&Mapping| !own.iter().any(|published| published.mapping == **mapping);
+                let is_own = |mapping: &Mapping| own.iter().any(|published| published.mapping == *mapping);
+                // Through another network.
+                let is_of_container = |mapping: &Mapping, published: &Published| {
+                    let Mapping { key, target } = published.mapping;
+                    key == mapping.key
+                        && target.is_ipv4() == mapping.target.is_ipv4()
+                        && matches!(published.owner, PortOwner::Attachment(_))
+                        && published.owner.is_container(publication.owner.container)
+                };
+                let is_missing = |mapping: &&Mapping| {
+                    !is_own(mapping)
+                        && !all.iter().any(|published| is_of_container(mapping, published) && !own.contains(&published))
+                };
                 let missing: Vec<&Mapping> = mappings.iter().filter(is_missing).collect();
                 if let Some(first) = missing.first() {
                     lacking.push(**first);

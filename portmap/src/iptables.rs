@@ -286,13 +286,17 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
 /// Returns an error if a mapping is not published as it should be. `entries` lead to the chains of containers.
 fn check_mappings(view: &mut View<'_>, rules: &Rules<'_>, entries: &[Found], family: Family) -> Result<()> {
     let chain = rules.chain;
+    let own = names::read_comment(&chain.comment);
     let found = published(view, entries, &|_, _| true)?;
     let reached = found::list_reached(view, &chain.name)?;
     for (Mapping { key, target }, translations) in rules.mappings.iter().zip(&rules.translations) {
         match found.iter().find(|found| found.mapping.key == *key) {
             None => return Err(difference(format!("{key} is missing"))),
-            Some(Published { owner, .. }) if Some(owner) != names::read_comment(&chain.comment).as_ref() => {
-                return Err(difference(format!("{key} is published by another attachment ({owner})")));
+            Some(Published { owner, .. }) if Some(owner) != own.as_ref() => {
+                // Another network of the container may publish the port.
+                if !matches!(&own, Some(PortOwner::OnNetwork { container, .. }) if owner.is_container(container)) {
+                    return Err(difference(format!("{key} is published by another attachment ({owner})")));
+                }
             }
             Some(found) if found.mapping.target != *target => {
                 return Err(difference(format!("{key} leads to {}, not to {target}", found.mapping.target)));

@@ -88,6 +88,23 @@ pub(crate) enum PortOwner {
     Container(String),
 }
 
+impl PortOwner {
+    /// Returns whether this is provably an attachment of the container, to any network.
+    pub(crate) fn is_container(&self, id: &str) -> bool {
+        match self {
+            // The id at the end of the comment may be cut. The mark is made of the whole id.
+            PortOwner::Attachment(comment) => {
+                let mut parts = comment.splitn(4, ", ");
+                let mark = parts.next();
+                let mut part = |prefix| parts.next().and_then(|part| part.strip_prefix(prefix));
+                let (Some(network), Some(ifname)) = (part("net: "), part("if: ")) else { return false };
+                mark == Some(&AttachmentKey { network, container: id, ifname }.mark())
+            }
+            PortOwner::OnNetwork { container, .. } | PortOwner::Container(container) => container == id,
+        }
+    }
+}
+
 impl fmt::Display for PortOwner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -96,6 +113,27 @@ impl fmt::Display for PortOwner {
             PortOwner::Attachment(comment) => f.write_str(comment.split_once(", ").map_or(comment, |(_, about)| about)),
             PortOwner::OnNetwork { network, container } => write!(f, "net: {network}, id: {container}"),
             PortOwner::Container(container) => write!(f, "id: {container}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attachments_of_a_container_are_recognised_on_all_networks() {
+        let long = "c".repeat(200);
+        for container in ["c1", "c12", long.as_str()] {
+            let comment = AttachmentKey { network: "net-1", container, ifname: "eth0" }.comment();
+            let owner = PortOwner::Attachment(comment);
+            assert!(owner.is_container(container), "{owner:?}");
+            for other in ["c", "c123", &long[1..]] {
+                assert!(!owner.is_container(other), "{owner:?}");
+            }
+        }
+        for unknown in ["", "x", "a-b, net: n"] {
+            assert!(!PortOwner::Attachment(unknown.to_owned()).is_container("c1"));
         }
     }
 }

@@ -38,8 +38,6 @@ fn a_port_of_a_live_attachment_is_refused() {
         ] {
             assert_refused(&b, &config(ports), &[key, target, owner]);
             assert_refused(&b, &on_network("net2", config(ports)), &[key, target, owner]);
-            // Another interface of the same container.
-            assert_refused(&a.interface("eth1", &["10.9.0.2/24", "fd09::2/64"]), &config(ports), &[key, owner]);
         }
         // Other addresses, protocols and numbers are free.
         let others =
@@ -51,6 +49,39 @@ fn a_port_of_a_live_attachment_is_refused() {
         a.del(&config(&[]));
         b.add(&config(&["8080:80/tcp"]));
     });
+}
+
+/// podman and nerdctl pass the ports of a container to all its networks. The first one publishes them.
+#[test]
+fn a_container_publishes_its_ports_through_one_of_its_networks() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+    let again = a.interface("eth1", &["10.9.0.2/24", "fd09::2/64"]);
+    lab.sh("ip link add vethaeth1 type bridge");
+    let forms = ["nftables", "iptables"];
+    for [first, second] in forms.map(|x| forms.map(|y| [x, y])).as_flattened() {
+        let of = |network: &str, backend: &str| {
+            on_network(network, with(config(&["8080:80/tcp", "8081:80/udp"]), json!({ "backend": backend })))
+        };
+        let (one, two) = (of("net1", first), of("net2", second));
+        a.add(&one);
+        again.add(&two);
+        a.check(&one).ok();
+        again.check(&two).ok();
+        assert_refused(&b, &one, &["tcp port 8080", "id: a"]);
+        again.del(&two);
+        a.check(&one).ok();
+        again.add(&two);
+        a.del(&one);
+        // Another ADD, or `cnitool repair`, publishes the ports through the other network.
+        again.add(&two);
+        again.check(&two).ok();
+        assert_refused(&b, &one, &["tcp port 8080", "10.9.0.2:80"]);
+        again.del(&two);
+        assert_clean(lab);
+        assert!(!nat(lab).contains("CNI-DN"), "{first}, {second}: {}", nat(lab));
+    }
 }
 
 /// A refused ADD of an attachment that has other ports.
