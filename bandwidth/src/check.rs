@@ -7,8 +7,7 @@ use crate::add::Limits;
 use crate::ifb::{self, IFB};
 
 /// The remedy if a limit of an attached container is missing.
-const REPAIR_HINT: &str =
-    "something changed the host's traffic control; run `cnitool repair`, or attach the container again";
+const REPAIR_HINT: &str = "something changed the host's traffic control; run `cnitool repair`, or repeat the ADD";
 
 /// Returns an error for the first difference.
 pub(crate) fn run(limits: &Limits<'_>, host: &mut Netlink) -> Result<()> {

@@ -12,7 +12,7 @@ use crate::isolation;
 use crate::policy::{self, Policy, STAGE_1};
 
 /// The remedy if something of an attached container is missing.
-const REPAIR_HINT: &str = "something changed the host's firewall; run `cnitool repair`, or attach the container again";
+const REPAIR_HINT: &str = "something changed the host's firewall; run `cnitool repair`, or repeat the ADD";
 
 /// Returns an error for the first difference.
 pub(crate) fn run(traffic: &Traffic<'_>) -> Result<()> {

@@ -13,7 +13,7 @@ use crate::table::{Frame, Scope};
 
 /// The remedy if something of an attached container is missing.
 pub(crate) const REPAIR_HINT: &str =
-    "the rules were changed, or made by another implementation; run `cnitool repair`, or attach the container again";
+    "the rules were changed, or made by another implementation; run `cnitool repair`, or repeat the ADD";
 
 /// The published ports of an attachment.
 #[derive(Debug)]
