@@ -43,6 +43,8 @@ impl Inspect for Bridge {
             },
             bridge: Some(inspect::Bridge {
                 gateway: is_gateway.then(|| config.vlan_gateway().unwrap_or_else(|| name.clone())),
+                hairpin: config.port.hairpin,
+                isolated: config.port.isolated,
                 name,
                 mtu: config.mtu,
             }),

@@ -135,6 +135,10 @@ pub struct Bridge {
     pub gateway: Option<String>,
     /// MTU of the veth pair; `None` for the kernel's default.
     pub mtu: Option<u32>,
+    /// Whether its ports have hairpin mode.
+    pub hairpin: bool,
+    /// Whether its ports are isolated.
+    pub isolated: bool,
 }
 
 /// A range of addresses from which a network leases.

@@ -109,7 +109,15 @@ fn ports(node: &Node, network: &Network, name: &str, report: &mut Report) {
     let finding = found(Level::Fail, &detached, "on no bridge").map(|finding| match bridge {
         // A port that is added by hand to a bridge with VLAN filtering lacks its VLANs.
         Some(bridge) if bridge.vlan_filtering != Some(true) => {
-            finding.run(each(&detached, format!("master {}", shell_word(&bridge.name))))
+            let mut commands = each(&detached, format!("master {}", shell_word(&bridge.name)));
+            // A port loses its settings when it leaves the bridge.
+            let wanted = network.bridge.as_ref().map_or([false; 2], |wanted| [wanted.hairpin, wanted.isolated]);
+            let settings = [" hairpin on", " isolated on"].into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
+            let settings: String = settings.map(|(setting, _)| setting).collect();
+            if !settings.is_empty() {
+                commands.extend(each(&detached, format!("type bridge_slave{settings}")));
+            }
+            finding.run(commands)
         }
         _ => finding.remedy(reattach),
     });

@@ -44,6 +44,18 @@ fn ports_that_are_down_or_not_on_the_bridge() {
     assert!(what.contains("5 ports are on no bridge") && what.contains("attach it again"), "{what}");
 }
 
+/// A port loses its settings when it leaves the bridge.
+#[test]
+fn a_port_with_settings_that_is_not_on_the_bridge() {
+    let host = host("10.144.0.0/24");
+    let more = json!({ "hairpinMode": true, "portIsolation": true });
+    host.configure("10-pods.conflist", &network("pods", "10.144.0.0/24", &more).to_string());
+    let blue = port(&attach(&host, "blue"));
+    host.lab.sh(&format!("ip link set {blue} nomaster"));
+    let settings = format!("ip link set {blue} type bridge_slave hairpin on isolated on");
+    follow(&host, &format!("ip link set {blue} master br-pods; {settings}"));
+}
+
 #[test]
 fn a_port_of_the_reference_that_is_not_on_the_bridge() {
     let host = host("10.155.0.0/24");
