@@ -26,6 +26,7 @@ mod loopback;
 mod parallel;
 mod reference_nftables;
 mod sctp;
+mod siblings;
 mod status;
 mod support;
 mod traffic;
