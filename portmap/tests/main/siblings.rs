@@ -52,10 +52,12 @@ fn two_interfaces(lab: &Lab) -> [(Pod<'_>, Value); 2] {
     ]
 }
 
-/// Makes the link of the second interface a veth with its alias, as `bridge` creates it.
-fn create_second_veth(lab: &Lab) {
-    lab.sh("ip link del veth2; ip link add veth2 type veth peer name peer
-         ip link set veth2 alias 'cni-attachment net1 id1 eth1'");
+/// Makes the link of an interface a veth with its alias, as `bridge` creates it.
+fn create_veth(lab: &Lab, link: &str, ifname: &str) {
+    lab.sh(&format!(
+        "ip link del {link}; ip link add {link} type veth peer name peer
+         ip link set {link} alias 'cni-attachment net1 id1 {ifname}'"
+    ));
 }
 
 #[test]
@@ -129,6 +131,37 @@ fn leases_tell_interfaces_apart() {
     }
 }
 
+/// The DEL of an interface with the result of another one, by either implementation and in all forms.
+#[test]
+fn the_result_of_another_interface_removes_nothing_of_it() {
+    let has_reference = reference("portmap", "the_result_of_another_interface_removes_nothing_of_it").is_some();
+    let nftables = || json!({ "backend": "nftables" });
+    for evidence in ["lease", "alias"] {
+        let lab = &Lab::new();
+        let [(first, config), (second, _)] = two_interfaces(lab);
+        let second = Pod { ips: first.ips.clone(), port: first.port.clone(), ..second };
+        if evidence == "lease" {
+            first.ips.iter().for_each(|ip| lease("net1", ip.split('/').next().unwrap(), "id1", "eth0"));
+        } else {
+            create_veth(lab, &first.port, "eth0");
+        }
+        for (by_us, config) in
+            [(true, config.clone()), (true, with(config.clone(), nftables())), (false, config.clone())]
+        {
+            match by_us {
+                true => drop(first.add(&config)),
+                false if has_reference => drop(theirs(&first, "ADD", &config).ok()),
+                false => continue,
+            }
+            let before = lab.sh("nft list ruleset");
+            second.del(&config);
+            assert_eq!(lab.sh("nft list ruleset"), before, "{evidence} {by_us} {config}");
+            first.del(&config);
+            assert_removed(lab);
+        }
+    }
+}
+
 /// Both interfaces of a container publish the same port, at different addresses of this host.
 #[test]
 fn interfaces_with_the_same_port_are_told_apart() {
@@ -160,7 +193,7 @@ fn an_interface_with_a_renamed_link_keeps_its_ports() {
     let lab = &Lab::new();
     let interfaces = two_interfaces(lab);
     let [(first, config), (second, other)] = &interfaces;
-    create_second_veth(lab);
+    create_veth(lab, "veth2", "eth1");
     first.add(config);
     second.add(other);
     lab.sh("ip link set veth2 name renamed");
@@ -179,7 +212,7 @@ fn an_interface_keeps_the_ports_of_the_reference() {
     let lab = &Lab::new();
     let interfaces = two_interfaces(lab);
     let [(first, config), (second, other)] = &interfaces;
-    create_second_veth(lab);
+    create_veth(lab, "veth2", "eth1");
     theirs(second, "ADD", other).ok();
     first.del(config);
     second.check(other).ok();
