@@ -1,8 +1,8 @@
 //! ADD: limits what a container receives and sends.
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Namespaces, Result, Undo};
+use linux::log::{debug, warn};
 use linux::netlink::{Change, Classifier, IfbSpec, Link, LinkChange, LinkIndex, Netlink, Qdisc, QdiscPlace, Redirect};
-use log::{debug, warn};
 
 use crate::config::Config;
 use crate::ifb::{self, IFB};

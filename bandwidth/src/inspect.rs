@@ -5,8 +5,8 @@ use cni::inspect::{
 };
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Result};
+use linux::log::debug;
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
-use log::debug;
 
 use crate::add::{FIX_HINT, Limits, is_unsupported};
 use crate::config::{self, Config};

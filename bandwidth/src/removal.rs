@@ -1,8 +1,8 @@
 //! Removes what ADD added: for an attachment for DEL, for all stale attachments for GC.
 
 use cni::{Attachment, AttachmentKey, Call, ErrorCollector, Keep, Result, evidence};
+use linux::log::debug;
 use linux::netlink::{Change, Link, LinkIndex, Netlink, QdiscPlace};
-use log::debug;
 
 use crate::add::{Limits, delete_qdisc};
 use crate::config::Config;

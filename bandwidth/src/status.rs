@@ -2,8 +2,8 @@
 
 use cni::{AttachmentKey, Call, Code, Error, Result};
 use linux::Netns;
+use linux::log::warn;
 use linux::netlink::{Netlink, TokenBucket};
-use log::warn;
 
 use crate::add::Limits;
 use crate::config::{Config, LATENCY};

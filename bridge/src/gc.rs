@@ -1,9 +1,9 @@
 //! GC: removes everything of attachments of this network that the runtime does not list as valid.
 
 use cni::{Call, Delegate, ErrorCollector, Keep, Result};
+use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
-use log::debug;
 
 use crate::{iptables, masquerade, spoofcheck, stale};
 

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 
 use cni::{AttachmentKey, Context, Error, Keep, Result};
 use linux::ip::{Cidr, octets};
+use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Hook, Nftables, RuleSpec, Table, Verdict};
-use log::debug;
 
 use crate::config::Backend;
 use crate::iptables;

@@ -2,8 +2,8 @@
 
 use cni::Result;
 use cni::key::AliasOwner;
+use linux::log::debug;
 use linux::netlink::{Link, Netlink};
-use log::debug;
 
 /// Returns whether all ports of a bridge belong to `network`, apart from those of VLAN gateways.
 pub(crate) fn all_belong_to(host: &mut Netlink, bridge: &Link, network: &str) -> Result<bool> {

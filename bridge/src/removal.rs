@@ -6,8 +6,8 @@ use cni::key::AliasOwner;
 use cni::{
     AddResult, Attachment, AttachmentKey, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces, Result,
 };
+use linux::log::warn;
 use linux::netlink::{Link, Netlink};
-use log::warn;
 
 /// The removal of an attachment's veth pair, with the data that proves which pair it is.
 #[derive(Debug)]

@@ -7,8 +7,8 @@
 use cni::key;
 use cni::{AddResult, Call, Delegate, Result};
 use linux::ip::Cidr;
+use linux::log::{debug, warn};
 use linux::netlink::{Address, Change, Netlink};
-use log::{debug, warn};
 
 use crate::config::{self, Config};
 use crate::ports;

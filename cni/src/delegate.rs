@@ -16,8 +16,8 @@ use std::time::Duration;
 use linux::Deadline;
 use linux::child::{run_to_end, start};
 use linux::ip::Cidr;
+use linux::log::debug;
 use linux::process::build_id::is_this_program;
-use log::debug;
 use serde::Deserialize;
 
 use crate::error::{Answer, Code, Context, Error, Result};

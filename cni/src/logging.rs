@@ -19,7 +19,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use log::{LevelFilter, warn};
+use linux::log::warn;
+use log::LevelFilter;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};

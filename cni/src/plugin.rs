@@ -8,9 +8,9 @@ use std::rc::Rc;
 
 use linux::Netns;
 use linux::ip::Cidr;
+use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::sysctl::Sysctl;
-use log::debug;
 use serde::Deserialize;
 
 use crate::collector::ErrorCollector;

@@ -6,7 +6,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use linux::Netns;
-use log::warn;
+use linux::log::warn;
 
 use crate::error::{Code, Context, Error, Result};
 use crate::name::{ContainerId, IfName};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use log::{debug, warn};
+use linux::log::{debug, warn};
 
 use crate::error::{Error, Result};
 

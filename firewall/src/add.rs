@@ -7,9 +7,9 @@ use std::rc::Rc;
 use cni::key::network_mark_in;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
 use linux::iptables::{FAMILIES, Plan, Step, Tools, View, change, change_legacy};
+use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
-use log::{debug, warn};
 
 use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{Acceptance, CONTAINERS, FILTER, FORWARD};

@@ -5,7 +5,7 @@ use std::fmt;
 use cni::inspect::Shape;
 use cni::json::Fault;
 use cni::{Call, Error, Result};
-use log::debug;
+use linux::log::debug;
 use serde::Deserialize;
 
 /// The chain for the administrator's rules, unless the configuration names another.

@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use cni::{Code, Error, Result};
+use linux::log::{debug, warn};
 use linux::{Deadline, Kind};
-use log::{debug, warn};
 
 use crate::config::{Zone, invalid};
 use crate::dbus::{Bus, Method, RemoteError, Reply};

@@ -12,9 +12,9 @@ use cni::{
     AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, ErrorCollector, Namespaces, Result, evidence,
 };
 use linux::iptables::{FAMILIES, ListedRule, Tools, View, words};
+use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
-use log::debug;
 
 use crate::add::{Traffic, connect};
 use crate::config::{self, Backend, Config, IngressPolicy};

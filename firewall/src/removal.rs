@@ -5,9 +5,9 @@ use std::net::IpAddr;
 use cni::key::mark_in;
 use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result, evidence};
 use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
+use linux::log::warn;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
-use log::warn;
 
 use crate::config::{Backend, Zone};
 use crate::filter::{self, CONTAINERS, FILTER};

@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 
 use cni::{Code, Error, Result};
 use linux::iptables::{FAMILIES, Plan, View};
+use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, BaseChain, Family, Nftables, Table};
-use log::{debug, warn};
 
 use crate::add::{Place, Traffic, connect, with_fix_hint};
 use crate::config::{Config, IngressPolicy};

@@ -14,7 +14,7 @@ mod state;
 mod subnet;
 
 use cni::{AddResult, Attachment, Call, Code, Delegate, Error, Keep, Namespaces, Plugin, Result, Undo};
-use log::{debug, warn};
+use linux::log::{debug, warn};
 
 use config::Config;
 use delegate::DelegateConfig;

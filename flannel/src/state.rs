@@ -11,8 +11,8 @@ use std::path::Path;
 
 use cni::{Attachment, AttachmentKey, ContainerId, Context, IfName, Keep, Result};
 use linux::dir::{Dir, is_file};
+use linux::log::{debug, warn};
 use linux::tolerate;
-use log::{debug, warn};
 
 use crate::delegate::DelegateConfig;
 

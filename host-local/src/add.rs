@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use cni::{Code, Error, IpConfig, Result, Undo};
-use log::warn;
+use linux::log::warn;
 
 use crate::EXHAUSTED;
 use crate::config::Config;

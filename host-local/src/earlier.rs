@@ -13,7 +13,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::{Code, Context, Error, Result, SortedSet};
-use log::debug;
+use linux::log::debug;
 use nix::fcntl::OFlag;
 use nix::sys::stat::FileStat;
 

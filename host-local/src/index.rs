@@ -21,7 +21,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 
-use log::debug;
+use linux::log::debug;
 use nix::sys::stat::FileStat;
 
 use crate::bitmap::{self, Bitmap};

@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 
 use cni::{Code, Context, Error, Result};
-use log::{Level, log_enabled, warn};
+use linux::log::{Level, is_enabled, warn};
 
 use crate::add::exhausted;
 use crate::config::Config;
@@ -22,7 +22,7 @@ use linux::dir::Dir;
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
     match nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir)) {
         Ok(dir) => {
-            if dir.path() == config.dir && log_enabled!(Level::Warn) {
+            if dir.path() == config.dir && is_enabled(Level::Warn) {
                 warn_of_full_sets(&dir, config, network);
             }
             Ok(())

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use cni::{Code, Context, Error, ErrorCollector, Result, SortedSet};
-use log::{debug, warn};
+use linux::log::{debug, warn};
 
 use crate::earlier::{self, EarlierLeases};
 use crate::index::{Broken, Index};

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 
-use log::warn;
+use crate::log::warn;
 
 /// The result of any operation that can fail.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

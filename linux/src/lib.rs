@@ -8,6 +8,7 @@
 //!   continues work after this process has exited.
 //! - [`unix`] connects to a server on this host.
 //! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and build ID.
+//! - [`log`] has the macros for messages of the log.
 //! - [`ip`] has addresses and address arithmetic, [`sha2`] the hashes of names and files.
 //!
 //! All unsafe code of the project is in the private module `sys`. Every failure is an [`Error`] with the steps that
@@ -21,6 +22,7 @@ mod error;
 pub use netlink::fuzzing;
 pub mod ip;
 pub mod iptables;
+pub mod log;
 pub mod netlink;
 mod netns;
 pub mod process;

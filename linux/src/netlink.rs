@@ -24,11 +24,11 @@ mod golden;
 
 use std::fmt;
 
-use log::debug;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::RtAddrFamily;
 
 use crate::error::{Context, Error, Kind, Result};
+use crate::log::debug;
 use crate::netns::Netns;
 use crate::sys;
 

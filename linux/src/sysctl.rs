@@ -5,10 +5,10 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use log::{debug, warn};
 use nix::fcntl::OFlag;
 
 use crate::error::{Context, Result};
+use crate::log::{debug, warn};
 use crate::sys;
 
 /// The outcome of [`set`].

@@ -6,10 +6,9 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use log::debug;
-
 use crate::child::run_to_end;
 use crate::error::{Context, Error, Kind, Result};
+use crate::log::debug;
 use crate::process;
 use crate::wait::Deadline;
 

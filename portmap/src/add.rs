@@ -5,9 +5,9 @@ use std::net::IpAddr;
 
 use cni::key::mark_in;
 use cni::{Code, Error, Result, evidence};
+use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Nftables};
-use log::{debug, warn};
 
 use crate::config::Backend;
 use crate::entry::{self, Entry, Listing};

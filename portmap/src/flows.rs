@@ -4,9 +4,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cni::Result;
+use linux::log::warn;
 use linux::netlink::nft::Nftables;
 use linux::netlink::{Conntrack, FlowFilter, Netlink};
-use log::warn;
 
 use crate::mapping::{Mapping, outlives_its_mapping};
 

@@ -8,9 +8,9 @@ use cni::inspect::{
 use cni::key::mark_in;
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Error, Namespaces, Result};
 use linux::iptables::{FAMILIES, Tools};
+use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
-use log::debug;
 
 use crate::config::{self, Backend, Config};
 use crate::entry::{Entry, Listing};

@@ -29,7 +29,7 @@ use linux::ip::{Cidr, Protocol};
 use linux::iptables::Match;
 use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy};
 use linux::netlink::nft::{self, Edit, Family, Nftables};
-use log::debug;
+use linux::log::debug;
 
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::mapping::{self, HostAddress, Mapping, Port};

@@ -5,13 +5,13 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
 use cni::SortedSet;
 use linux::ip::Protocol;
-use log::{Level, log_enabled, warn};
+use linux::log::{Level, is_enabled, warn};
 
 use crate::mapping::Mapping;
 
 /// Logs a warning for each port with a listening process. Reads nothing unless warnings are logged.
 pub(crate) fn warn_of_listeners(mappings: &[Mapping]) {
-    if !log_enabled!(Level::Warn) {
+    if !is_enabled(Level::Warn) {
         return;
     }
     for (protocol, files, state) in [

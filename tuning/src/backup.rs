@@ -10,9 +10,9 @@ use std::path::Path;
 use cni::json::{self, Fault};
 use cni::{AttachmentKey, Context, Result};
 use linux::dir::{Dir, TEMP_SUFFIX};
+use linux::log::debug;
 use linux::netlink::{Link, Netlink};
 use linux::{Netns, sysctl};
-use log::debug;
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;

@@ -7,7 +7,7 @@ use cni::inspect::Shape;
 use cni::json::{Fault, Raw};
 use cni::{Args, Attachment, Call, Code, Error, Result, requested_mac};
 use linux::ip::MacAddr;
-use log::debug;
+use linux::log::debug;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, Visitor};
 

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape};
 use cni::{Call, Result};
-use log::debug;
+use linux::log::debug;
 
 use crate::backup::Backup;
 use crate::config::{self, Config, DATA_DIR};

@@ -2,9 +2,9 @@
 
 use cni::{Attachment, Context, Error, Guest, Result};
 use linux::Netns;
+use linux::log::warn;
 use linux::netlink::{Change, Link, LinkChange, Netlink};
 use linux::sysctl::Sysctl;
-use log::warn;
 
 use crate::attributes::Attributes;
 use crate::backup::Identity;

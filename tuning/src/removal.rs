@@ -6,9 +6,9 @@ use cni::{
     AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result, evidence,
 };
 use linux::dir::{Dir, TEMP_SUFFIX};
+use linux::log::{debug, warn};
 use linux::netlink::Link;
 use linux::tolerate;
-use log::{debug, warn};
 
 use crate::backup::{Backup, SUFFIX, file_names, temp_name};
 use crate::config::{self, Config};

@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use linux::ip::Cidr;
-use log::{error, info};
+use linux::log::{error, info};
 
 use crate::error::{Error, Result};
 use crate::result::AddResult;

@@ -6,13 +6,13 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
-use log::debug;
 use neli::consts::nl::NlmF;
 
 use super::nft::Nftables;
 use super::socket::Socket;
 use super::wire::{self, NESTED, Request};
 use crate::error::{Context, Result};
+use crate::log::debug;
 
 // linux/netfilter/nfnetlink.h, linux/netfilter/nfnetlink_conntrack.h
 const SUBSYSTEM: u16 = 1 << 8;

@@ -7,11 +7,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use log::debug;
-
 use super::{Change, Event, LinkIndex, LinkRef, Netlink, Watch, nft};
 use crate::detached::DetachedChild;
 use crate::error::Result;
+use crate::log::debug;
 use crate::wait::Deadline;
 
 /// How long the deletion of a link may take. It usually takes less than a millisecond.

@@ -19,12 +19,12 @@ mod value;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use log::debug;
 use neli::consts::nl::NlmF;
 
 use super::socket::Socket;
 use super::wire;
 use crate::error::{Context, Error, Kind, Result};
+use crate::log::debug;
 use crate::sys;
 use crate::wait::Deadline;
 

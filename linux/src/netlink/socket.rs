@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-use log::debug;
 use neli::consts::nl::NlmF;
 use neli::consts::socket::{Msg, NlFamily};
 use neli::socket::NlSocket;
@@ -18,6 +17,7 @@ use super::wire::{self, Message, malformed};
 use crate::detached::DetachedChild;
 use crate::error::{Context, Error, Kind, Result};
 use crate::ip::MacAddr;
+use crate::log::debug;
 use crate::sys;
 use crate::wait::Deadline;
 
