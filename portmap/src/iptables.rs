@@ -28,8 +28,8 @@ use linux::ip::{Cidr, Protocol};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::Match;
 use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy};
-use linux::netlink::nft::{self, Edit, Family, Nftables};
 use linux::log::debug;
+use linux::netlink::nft::{self, Edit, Family, Nftables};
 
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::mapping::{self, HostAddress, Mapping, Port};
@@ -173,6 +173,26 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
 /// its link matter only if the container has other attachments to the network. Returns the mappings.
 pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
     let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
+    let mut failures = ErrorCollector::default();
+    let mut removed = Vec::new();
+    let (mut families, mut legacy) = (Vec::new(), Vec::new());
+    for tools in &FAMILIES {
+        let mut view = View::Nft(nft, tools.table(NAT));
+        let [chain, old] = &chains;
+        let mut has_chain = || -> Result<bool> { Ok(view.has_chain(&chain.name)? || view.has_chain(&old.name)?) };
+        if failures.keep(has_chain()) == Some(true) {
+            families.push(tools);
+        }
+        let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
+        if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
+            legacy.push(tools);
+        }
+    }
+    if families.is_empty() && legacy.is_empty() {
+        failures.into_result()?;
+        return Ok(removed);
+    }
+    let removal = removal.without_result_of_sibling()?;
     let plan = |view: &mut View<'_>, delete_chain| -> Result<Plan<'_>> {
         let mut plan = Plan::default();
         for chain in &chains {
@@ -182,17 +202,6 @@ pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Ma
         }
         Ok(plan)
     };
-    let mut failures = ErrorCollector::default();
-    let mut removed = Vec::new();
-    let mut families = Vec::new();
-    for tools in &FAMILIES {
-        let mut view = View::Nft(nft, tools.table(NAT));
-        let [chain, old] = &chains;
-        let mut has_chain = || -> Result<bool> { Ok(view.has_chain(&chain.name)? || view.has_chain(&old.name)?) };
-        if failures.keep(has_chain()) == Some(true) {
-            families.push(tools);
-        }
-    }
     if !families.is_empty() {
         // If a rule of another program leads to the chain, it stays without rules.
         let mut deletes_chain = true;
@@ -204,19 +213,16 @@ pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Ma
         };
         removed.extend(failures.keep(outcome).into_iter().flatten());
     }
-    for tools in &FAMILIES {
-        let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
-        if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
-            let mut deletes_chain = true;
-            let outcome = loop {
-                match change_legacy(tools, NAT, |view| plan(view, deletes_chain)) {
-                    // The error of a tool does not say why.
-                    Err(_) if deletes_chain => deletes_chain = false,
-                    outcome => break outcome,
-                }
-            };
-            removed.extend(failures.keep(outcome).into_iter().flatten());
-        }
+    for tools in legacy {
+        let mut deletes_chain = true;
+        let outcome = loop {
+            match change_legacy(tools, NAT, |view| plan(view, deletes_chain)) {
+                // The error of a tool does not say why.
+                Err(_) if deletes_chain => deletes_chain = false,
+                outcome => break outcome,
+            }
+        };
+        removed.extend(failures.keep(outcome).into_iter().flatten());
     }
     failures.into_result()?;
     Ok(removed)

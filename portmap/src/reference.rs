@@ -68,7 +68,8 @@ pub(crate) fn publishes(nft: &mut Nftables, publication: &Publication<'_>) -> Re
     Ok(true)
 }
 
-/// Removes the rules of an attachment. `ips` are its addresses, if known; otherwise leases decide. Returns the mappings.
+/// Removes the rules of an attachment. `ips` are its addresses, if known. Leases come first: a runtime may pass the result of
+/// another interface. Returns the mappings.
 ///
 /// Unlike the reference, which removes the rules of all networks of the container.
 pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Mapping>> {
@@ -78,14 +79,8 @@ pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
         for table in TABLES {
             for rule in nft.table_rules(table)?.iter().filter(|rule| rule.comment == owner.container) {
                 let Some(address) = container_address(rule) else { continue };
-                let is_ours = match ips {
-                    [] => {
-                        let leases = leases.get_or_insert_with(|| evidence::leases_of(owner.container));
-                        belongs_to(owner, address, leases)
-                    }
-                    _ => ips.contains(&address),
-                };
-                if is_ours {
+                let leases = leases.get_or_insert_with(|| evidence::leases_of(owner.container));
+                if belongs_to(owner, ips, address, leases) {
                     edits.push(Edit::delete_rule(table.chain(&rule.chain), rule));
                     removed.extend(read_mapping(rule));
                 }
@@ -99,8 +94,9 @@ pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
 }
 
 /// Returns whether an address of the container belongs to this attachment, and not to one on another network or with another
-/// interface. Without a lease of the address it does if the container has no leases of other networks.
-fn belongs_to(owner: AttachmentKey<'_>, ip: IpAddr, leases: &[Lease]) -> bool {
+/// interface. Without a lease of the address, it does if it is one of the attachment's `ips`. If those are unknown, it does if
+/// the container has no leases of other networks.
+fn belongs_to(owner: AttachmentKey<'_>, ips: &[IpAddr], ip: IpAddr, leases: &[Lease]) -> bool {
     let is_ours = |lease: &Lease| {
         let is_ifname = lease.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname);
         lease.network == owner.network && is_ifname
@@ -108,7 +104,8 @@ fn belongs_to(owner: AttachmentKey<'_>, ip: IpAddr, leases: &[Lease]) -> bool {
     let mut of_address = leases.iter().filter(|lease| lease.ip == ip).peekable();
     match of_address.peek() {
         Some(_) => of_address.any(is_ours),
-        None => leases.iter().all(|lease| lease.network == owner.network),
+        None if ips.is_empty() => leases.iter().all(|lease| lease.network == owner.network),
+        None => ips.contains(&ip),
     }
 }
 

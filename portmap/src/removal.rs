@@ -13,34 +13,20 @@ use crate::{flows, iptables, other_forms, owner, reference, table};
 /// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
 /// ADD.
 pub(crate) fn remove(removal: &Removal<'_>) -> Result<()> {
-    let mark = removal.owner.mark();
+    let Removal { owner, ips, .. } = *removal;
+    let mark = owner.mark();
     let mut failures = ErrorCollector::default();
     let mut nft = Nftables::open()?;
     let mut removed =
         failures.keep(remove_entries(&mut nft, &|comment| comment.starts_with(&mark))).unwrap_or_default();
     if failures.keep(other_forms::may_exist(&mut nft)).unwrap_or(true) {
         // An attachment with entries has nothing in chains of iptables, unless a rule leads to its address.
-        let mut removal = Removal { is_del: removal.is_del && removed.is_empty(), ..*removal };
-        if failures.keep(has_result_of_sibling(&removal)).unwrap_or_default() {
-            removal = Removal { ips: &[], link: None, ..removal };
-        }
-        removed.extend(failures.keep(reference::remove(&mut nft, removal.owner, removal.ips)).into_iter().flatten());
+        let removal = Removal { is_del: removal.is_del && removed.is_empty(), ..*removal };
+        removed.extend(failures.keep(reference::remove(&mut nft, owner, ips)).into_iter().flatten());
         removed.extend(failures.keep(iptables::remove(&mut nft, &removal)).into_iter().flatten());
     }
     flows::forget(nft, &removed);
     failures.into_result()
-}
-
-/// Returns whether addresses and link are those of another interface of the container: a runtime may pass its result.
-fn has_result_of_sibling(removal: &Removal<'_>) -> Result<bool> {
-    let Removal { owner, ips, link, .. } = *removal;
-    let mut host = Netlink::open()?;
-    for ip in ips {
-        if evidence::is_sibling(&mut host, owner, *ip, link.unwrap_or_default())? == Some(true) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// GC: removes everything of a network's attachments that are not in `keep`.

@@ -29,6 +29,18 @@ impl<'a> Removal<'a> {
         Removal { owner: AttachmentKey { network, container, ifname: "" }, ips: &[], link: None, is_del: true }
     }
 
+    /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its result.
+    pub(super) fn without_result_of_sibling(self) -> Result<Removal<'a>> {
+        let Removal { owner, ips, link, .. } = self;
+        let mut host = Netlink::open()?;
+        for ip in ips {
+            if evidence::is_sibling(&mut host, owner, *ip, link.unwrap_or_default())? == Some(true) {
+                return Ok(Removal { ips: &[], link: None, ..self });
+            }
+        }
+        Ok(self)
+    }
+
     /// Returns the steps that remove the attachment's rules of a chain, and the chain if no other rule leads to it and
     /// `delete_chain`.
     ///
