@@ -7,6 +7,7 @@ mod wire;
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
 use cni::{Code, Context, Error, Result};
 use linux::unix::{Address, Connection};
@@ -19,8 +20,8 @@ pub(crate) use wire::{Method, RemoteError, Reply};
 
 /// The variable with the addresses of the system bus.
 const VARIABLE: &str = "DBUS_SYSTEM_BUS_ADDRESS";
-/// The addresses without that variable.
-const DEFAULT: &str = "unix:path=/run/dbus/system_bus_socket;unix:path=/var/run/dbus/system_bus_socket";
+/// The sockets of the system bus without that variable.
+const DEFAULT: [&str; 2] = ["/run/dbus/system_bus_socket", "/var/run/dbus/system_bus_socket"];
 /// The limit for everything that the bus sends on one connection. Replies of firewalld have less than 1 KiB.
 const MAX_INPUT: usize = 1 << 20;
 
@@ -50,7 +51,11 @@ impl Bus {
     pub(crate) fn system(deadline: Deadline) -> Result<Option<Bus>> {
         match process::env(VARIABLE).filter(|addresses| !addresses.is_empty()) {
             Some(addresses) => Bus::open(&addresses.to_string_lossy(), deadline),
-            None => Bus::open(DEFAULT, deadline),
+            // Looking for a file is cheaper than connecting, and many hosts have no bus.
+            None => {
+                let existing = DEFAULT.map(PathBuf::from).into_iter().filter(|path| path.exists());
+                Bus::connect(existing.map(Address::Path), deadline)
+            }
         }
     }
 
@@ -61,8 +66,12 @@ impl Bus {
             let what = format!("{VARIABLE} has no address of a UNIX socket: {addresses:?}");
             return Err(Error::new(Code::ENVIRONMENT, what).details("write unix:path=/run/dbus/system_bus_socket"));
         }
+        Bus::connect(usable.into_iter(), deadline)
+    }
+
+    fn connect(addresses: impl Iterator<Item = Address>, deadline: Deadline) -> Result<Option<Bus>> {
         let mut failure = None;
-        for address in usable {
+        for address in addresses {
             match Connection::open(&address, deadline) {
                 Ok(connection) => return Bus::start(connection).context(|| describe(&address)).map(Some),
                 Err(error) => match error.errno() {

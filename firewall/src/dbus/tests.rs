@@ -217,7 +217,6 @@ fn a_bus_that_sends_without_end_is_left() {
 fn the_addresses_of_the_bus_are_parsed() {
     let path = |path: &str| Address::Path(path.into());
     let name = |name: &[u8]| Address::Abstract(name.to_vec());
-    assert_eq!(parse_addresses(DEFAULT).len(), 2);
     assert_eq!(parse_addresses("unix:path=/run/bus"), [path("/run/bus")]);
     assert_eq!(parse_addresses("unix:guid=12,path=/a%20b%2fc"), [path("/a b/c")]);
     assert_eq!(parse_addresses("unix:abstract=/tmp/x,guid=1;unix:path=/y"), [name(b"/tmp/x"), path("/y")]);

@@ -54,6 +54,20 @@ fn addresses_are_bound_to_the_zone() {
         .ok();
 }
 
+/// Without the variable, the bus has a usual place.
+#[test]
+fn the_bus_is_found() {
+    let lab = &Lab::new();
+    let Some(mut host) = Firewalld::prepare(lab, "the_bus_is_found") else { return };
+    host.start();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    lab.sh("mkdir /run/dbus; ln -s /run/bus /run/dbus/system_bus_socket");
+    pod.add(&config(json!({})));
+    assert_eq!(host.sources("trusted"), ["10.9.0.2/32"]);
+    pod.del(&config(json!({})));
+    assert_eq!(host.sources("trusted"), [] as [&str; 0]);
+}
+
 #[test]
 fn firewalld_may_start_between_add_and_del() {
     let lab = &Lab::new();
