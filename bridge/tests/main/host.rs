@@ -118,6 +118,8 @@ fn without_permission_the_error_names_only_the_missing_capabilities() {
     Lab::for_each_layout(|lab| {
         let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+        // Otherwise STATUS in a user namespace would report that it cannot be enabled.
+        lab.sh("sysctl -qw net.ipv4.ip_forward=1; sysctl -qw net.ipv6.conf.all.forwarding=1 || true");
         for create in ["", "ip link add br0 type bridge"] {
             lab.sh(create);
             for caps in ["-all", "-net_admin"] {
