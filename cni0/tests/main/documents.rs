@@ -275,13 +275,16 @@ fn every_variable_is_described() {
     let text = document::read("docs/configuration.md");
     let described: BTreeSet<String> =
         rows(section(&text, "Environment")).iter().flat_map(|row| code(row[0])).map(str::to_owned).collect();
-    let mut known = BTreeSet::from(["PATH".to_owned()]);
+    let is_variable = |before: &str, text: &str| {
+        let of_protocol =
+            text.strip_prefix("CNI_").is_some_and(|rest| rest.chars().all(|c| c.is_ascii_uppercase() || c == '_'));
+        of_protocol || before.ends_with("process::env(") || before.ends_with("VARIABLE: &str = ")
+    };
+    let mut known = BTreeSet::new();
     // The names of fields in the journal are not variables.
     for (_, source) in sources().into_iter().filter(|(path, _)| !path.ends_with("logging/daemon.rs")) {
-        let names = literals(&source).into_iter().map(|(_, text)| text);
-        known.extend(names.filter(|text| {
-            text.strip_prefix("CNI_").is_some_and(|rest| rest.chars().all(|c| c.is_ascii_uppercase() || c == '_'))
-        }));
+        let names = literals(&source).into_iter().filter(|(before, text)| is_variable(before, text));
+        known.extend(names.map(|(_, text)| text));
     }
     assert_eq!(described, known);
 }
