@@ -95,6 +95,17 @@ struct Spec {
     options: &'static [Opt],
     /// The description: paragraphs, and lists of lines that begin with two spaces.
     text: &'static str,
+    /// The variables that the command reads.
+    environment: &'static [Variable],
+    /// The meaning of exit code 3, if the command can have it.
+    unhealthy: Option<&'static str>,
+}
+
+/// An environment variable.
+struct Variable {
+    name: &'static str,
+    /// One or more lines.
+    meaning: &'static str,
 }
 
 /// An argument that is not an option.

@@ -80,7 +80,7 @@ struct Column {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Shortening {
     Never,
-    /// If shorter ids are not enough.
+    /// If shorter IDs are not enough.
     Late,
     /// Before all others: the start of an id is enough to recognise it.
     First,

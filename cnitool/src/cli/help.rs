@@ -1,7 +1,7 @@
 //! The help of cnitool and of each command.
 
-use super::table::{COMMANDS, ENVIRONMENT, EXIT_CODES};
-use super::{Occurs, Opt, Spec};
+use super::table::{COMMANDS, ENVIRONMENT, UNHEALTHY};
+use super::{Occurs, Opt, Spec, Variable};
 
 /// What cnitool is.
 pub(super) const SUMMARY: &str = "A CNI runtime for the command line: calls plugins and inspects the node.";
@@ -13,7 +13,9 @@ pub(super) fn overview() -> String {
         let call = format!("{} {}", spec.name, operands(spec));
         text += &format!("  {:<28}{}\n", call.trim_end(), spec.summary);
     }
-    text + "\nRun cnitool <command> --help for details.\n\n" + ENVIRONMENT + "\n" + EXIT_CODES
+    text + "\nRun cnitool <command> --help for details.\n"
+        + &section("environment", &environment(ENVIRONMENT))
+        + &section("exit codes", &exit_codes(Some(UNHEALTHY)))
 }
 
 /// Returns the help of a command.
@@ -23,14 +25,36 @@ pub(super) fn page(spec: &'static Spec) -> String {
     if !spec.text.is_empty() {
         text += &format!("\n{}\n", spec.text);
     }
-    if !spec.options.is_empty() {
-        text += "\noptions:\n";
-    }
-    let width = spec.options.iter().map(|option| self::option(option).len()).max().unwrap_or_default();
-    for option in spec.options {
-        text += &format!("  {:<width$}  {}\n", self::option(option), option.meaning);
-    }
-    text + "\n" + ENVIRONMENT + "\n" + EXIT_CODES
+    let options: Vec<_> = spec.options.iter().map(|option| (self::option(option), option.meaning)).collect();
+    text + &section("options", &list(&options))
+        + &section("environment", &environment(spec.environment))
+        + &section("exit codes", &exit_codes(spec.unhealthy))
+}
+
+/// Returns a list under its title, or nothing if the list is empty.
+fn section(title: &str, list: &str) -> String {
+    if list.is_empty() { String::new() } else { format!("\n{title}:\n{list}") }
+}
+
+/// Returns the list of these variables.
+pub(super) fn environment(variables: &[Variable]) -> String {
+    let items: Vec<_> = variables.iter().map(|variable| (variable.name.to_owned(), variable.meaning)).collect();
+    list(&items)
+}
+
+/// Returns the list of exit codes, the last one with this meaning.
+pub(super) fn exit_codes(unhealthy: Option<&'static str>) -> String {
+    let common = ["success", "failure: one line on stderr gives the reason", "invalid command line"];
+    let meanings = common.into_iter().chain(unhealthy);
+    let items: Vec<_> = meanings.enumerate().map(|(code, meaning)| (code.to_string(), meaning)).collect();
+    list(&items)
+}
+
+/// Returns a list of terms and their meanings, in two columns.
+fn list(items: &[(String, &str)]) -> String {
+    let width = items.iter().map(|(term, _)| term.len()).max().unwrap_or_default();
+    let indent = format!("\n{:width$}    ", "");
+    items.iter().map(|(term, meaning)| format!("  {term:<width$}  {}\n", meaning.replace('\n', &indent))).collect()
 }
 
 /// Returns the line that shows how a command is called.

@@ -1,8 +1,8 @@
 //! Manual pages in the format of man(7), from the table of commands.
 
 use super::help::{self, SUMMARY};
-use super::table::{COMMANDS, ENVIRONMENT, EXIT_CODES};
-use super::{Spec, find};
+use super::table::{COMMANDS, ENVIRONMENT, UNHEALTHY};
+use super::{Spec, Variable, find};
 
 /// Returns the page of a command, or that of the program, which has all commands.
 pub(super) fn print(command: Option<&str>) -> Result<String, String> {
@@ -16,17 +16,20 @@ fn program() -> String {
     text += &format!(".SH DESCRIPTION\n{}\n", escape(SUMMARY));
     text += ".SH COMMANDS\n";
     for spec in COMMANDS {
-        text += &format!(".SS {}\n{}", escape(&help::call(spec)), body(spec));
+        text += &format!(".SS {}\n{}{}", escape(&help::call(spec)), paragraphs(spec.text), options(spec));
     }
-    text + &tail()
+    text + &tail(ENVIRONMENT, Some(UNHEALTHY))
 }
 
 fn page(spec: &Spec) -> String {
     let mut text = head(&format!("cnitool-{}", spec.name), spec.summary);
     text += ".SH SYNOPSIS\n";
     text += &synopsis(&help::call(spec));
-    text += &format!(".SH DESCRIPTION\n{}", body(spec));
-    text + &tail() + ".SH SEE ALSO\n\\fBcnitool\\fR(1)\n"
+    text += &format!(".SH DESCRIPTION\n{}", paragraphs(spec.text));
+    if !spec.options.is_empty() {
+        text += &format!(".SH OPTIONS\n{}", options(spec));
+    }
+    text + &tail(spec.environment, spec.unhealthy) + ".SH SEE ALSO\n\\fBcnitool\\fR(1)\n"
 }
 
 /// Returns the head of a page. It has no date, so that two builds of the same version have the same page. Words are not
@@ -41,21 +44,17 @@ fn synopsis(call: &str) -> String {
     format!("\\fBcnitool\\fR {}\n", escape(call))
 }
 
-/// Returns the description of a command, and its options.
-fn body(spec: &Spec) -> String {
-    let mut text = paragraphs(spec.text);
-    for option in spec.options {
-        text += &item(&help::option(option), option.meaning);
-    }
-    text
+/// Returns the list of a command's options.
+fn options(spec: &Spec) -> String {
+    spec.options.iter().map(|option| item(&help::option(option), option.meaning)).collect()
 }
 
-fn tail() -> String {
-    let section = |title: &str, text: &str| {
-        let (_, list) = text.split_once('\n').unwrap_or_default();
-        format!(".SH {title}\n{}", paragraphs(list))
+/// Returns the sections about variables, if there are any, and about exit codes.
+fn tail(variables: &[Variable], unhealthy: Option<&'static str>) -> String {
+    let section = |title: &str, list: &str| {
+        if list.is_empty() { String::new() } else { format!(".SH {title}\n{}", paragraphs(list)) }
     };
-    section("ENVIRONMENT", ENVIRONMENT) + &section("EXIT STATUS", EXIT_CODES)
+    section("ENVIRONMENT", &help::environment(variables)) + &section("EXIT STATUS", &help::exit_codes(unhealthy))
 }
 
 /// Converts the text of a help page: paragraphs, and lists of lines that begin with two spaces. In a list, at least two

@@ -1,6 +1,6 @@
 //! The table of commands: operands, options and descriptions. Parser, help, man pages and completion derive from it.
 
-use super::{Command, Occurs, Operand, Opt, Spec, Value, completion, man};
+use super::{Command, Occurs, Operand, Opt, Spec, Value, Variable, completion, man};
 
 const NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::Once };
 const OPTIONAL_NETWORK: Operand = Operand { value: Value::Network, occurs: Occurs::AtMostOnce };
@@ -8,11 +8,41 @@ const NETNS: Operand = Operand { value: Value::Netns, occurs: Occurs::Once };
 /// The reference's tool requires a namespace and ignores it.
 const OPTIONAL_NETNS: Operand = Operand { value: Value::Netns, occurs: Occurs::AtMostOnce };
 
-const JSON: Opt = flag("--json", "print JSON, with ids at full length");
+const JSON: Opt = flag("--json", "print JSON, with IDs at full length");
 
 const fn flag(name: &'static str, meaning: &'static str) -> Opt {
     Opt { name, value: None, meaning }
 }
+
+const NETCONFPATH: Variable =
+    Variable { name: "NETCONFPATH", meaning: "directory of network configurations (/etc/cni/net.d)" };
+const CNI_PATH: Variable =
+    Variable { name: "CNI_PATH", meaning: "directories of plugins\n(/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni)" };
+const CNI_IFNAME: Variable = Variable { name: "CNI_IFNAME", meaning: "name of the interface in the namespace (eth0)" };
+const CNI_ARGS: Variable = Variable { name: "CNI_ARGS", meaning: "arguments for all plugins: KEY=VALUE;KEY=VALUE" };
+const CAP_ARGS: Variable = Variable {
+    name: "CAP_ARGS",
+    meaning: "\
+arguments for plugins with the capability, as JSON:
+{\"portMappings\": [{\"hostPort\": 8080, \"containerPort\": 80,
+\"protocol\": \"tcp\"}]}",
+};
+const COLUMNS: Variable = Variable { name: "COLUMNS", meaning: "width of tables (that of the terminal, else 80)" };
+const NO_COLOR: Variable = Variable { name: "NO_COLOR", meaning: "if set, no colours on a terminal" };
+
+/// All variables, in the order of the help.
+pub(super) const ENVIRONMENT: &[Variable] = &[NETCONFPATH, CNI_PATH, CNI_IFNAME, CNI_ARGS, CAP_ARGS, COLUMNS, NO_COLOR];
+/// Those of commands for one attachment.
+const OF_ATTACHMENT: &[Variable] = &[NETCONFPATH, CNI_PATH, CNI_IFNAME, CNI_ARGS, CAP_ARGS];
+/// Those of commands that call the plugins of a network.
+const OF_NETWORK: &[Variable] = &[NETCONFPATH, CNI_PATH];
+/// Those of commands that print tables about networks.
+const OF_TABLES: &[Variable] = &[NETCONFPATH, COLUMNS, NO_COLOR];
+/// Those of commands that print tables, and look up or call plugins.
+const OF_TABLES_AND_PLUGINS: &[Variable] = &[NETCONFPATH, CNI_PATH, COLUMNS, NO_COLOR];
+
+/// The meaning of exit code 3 in the list of all exit codes.
+pub(super) const UNHEALTHY: &str = "doctor found a failure, validate found a mistake, or repair left something\nwrong";
 
 pub(super) const COMMANDS: &[Spec] = &[
     Spec {
@@ -33,6 +63,8 @@ interface belongs to an earlier add.
 <netns> is a path, or a name: blue means /run/netns/blue. A number is a name,
 too. For the namespace of process 42, write /proc/42/ns/net; for a file in the
 current directory, ./blue.",
+        environment: OF_ATTACHMENT,
+        unhealthy: None,
     },
     Spec {
         name: "del",
@@ -45,6 +77,8 @@ Calls DEL of the network's plugins in reverse order, with the cached result,
 then removes the attachment from the cache. If the network's file is gone, the
 configuration of the add is used. CNI_ARGS and CAP_ARGS default to those of the
 add. <netns> is a path or a name, as for add.",
+        environment: OF_ATTACHMENT,
+        unhealthy: None,
     },
     Spec {
         name: "check",
@@ -56,6 +90,8 @@ add. <netns> is a path or a name, as for add.",
 Calls CHECK of the network's plugins with the cached result. Needs cniVersion
 0.4.0 or newer; does nothing for a network with \"disableCheck\". <netns> is a
 path or a name, as for add.",
+        environment: OF_ATTACHMENT,
+        unhealthy: None,
     },
     Spec {
         name: "gc",
@@ -68,6 +104,8 @@ Calls GC of the network's plugins. Valid attachments are all in the cache, and
 those of other runtimes that are alive or whose state is unknown. <netns> is
 ignored. To remove cached attachments whose namespace is gone, use prune. Needs
 cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
+        environment: OF_NETWORK,
+        unhealthy: None,
     },
     Spec {
         name: "status",
@@ -78,6 +116,8 @@ cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
         text: "\
 Calls STATUS of the network's plugins. A cniVersion before 1.1.0 does not have
 STATUS; then only the existence of the plugins is checked.",
+        environment: OF_NETWORK,
+        unhealthy: None,
     },
     Spec {
         name: "demo",
@@ -90,6 +130,8 @@ Creates two containers in separate namespaces, attaches them as kubelet would,
 pings between them, and removes everything. Each step is shown with its time
 and the ip command that does the same by hand. Needs the plugins bridge,
 host-local and loopback in CNI_PATH, and root or user namespaces.",
+        environment: &[CNI_PATH, NO_COLOR],
+        unhealthy: None,
     },
     Spec {
         name: "networks",
@@ -103,6 +145,8 @@ are read: file, cniVersion, bridge, ranges with used and free addresses, number
 of attachments, and the file of each plugin. Broken files come last. If several
 files define the same name, only the first one is used; the others are marked.
 Changes nothing.",
+        environment: OF_TABLES_AND_PLUGINS,
+        unhealthy: None,
     },
     Spec {
         name: "leases",
@@ -128,6 +172,8 @@ configuration. Takes no lock and changes nothing.
 With --watch, prints one line for each lease that is added or removed from now
 on, until it is interrupted: time, + or -, network, address, container and
 interface. With --json, each line is an object.",
+        environment: OF_TABLES,
+        unhealthy: None,
     },
     Spec {
         name: "show",
@@ -161,6 +207,8 @@ network without a bridge is shown if it has any.
 
 Without <network>, shows all bridges of configurations and of ports that cni0
 created. Changes nothing.",
+        environment: OF_TABLES,
+        unhealthy: None,
     },
     Spec {
         name: "prune",
@@ -195,6 +243,8 @@ Inside a container, namespaces of running containers seem to be gone. So prune
 refuses to run unless it has the mount, pid and network namespaces of process
 1, in the initial pid namespace. Use --force only on a node that is itself a
 container, such as a node of kind, and in the namespaces of that container.",
+        environment: OF_TABLES_AND_PLUGINS,
+        unhealthy: None,
     },
     Spec {
         name: "repair",
@@ -215,8 +265,9 @@ They are added only if the container still has the interface and the addresses
 of the add. Use repair after a flush or a reload of the host's firewall: an add
 restores the chains, but only the rules of its own container.
 
-Without <network>, repairs all attachments. The exit code is 3 if one is wrong,
-or if an entry of the cache cannot be read.",
+Without <network>, repairs all attachments.",
+        environment: OF_TABLES_AND_PLUGINS,
+        unhealthy: Some("an attachment is wrong, or an entry of the cache cannot be read"),
     },
     Spec {
         name: "doctor",
@@ -239,13 +290,13 @@ finding is ok, warn or fail. The last two have:
   remedy    what to do
   run       the command that repairs it without a restart of the container
 
-Plugins are asked last for VERSION, CHECK and STATUS; one that has not answered
+Calls plugins last: VERSION, CHECK and STATUS. A plugin that has not answered
 after 5 s, or 20 s for CHECK, is killed and reported. Ends with a list of what
 cannot be checked, for example without root. Changes nothing.
 
-With <network>, reports only findings about this network and about the host.
-
-The exit code is 3 if any finding is fail, otherwise 0.",
+With <network>, reports only findings about this network and about the host.",
+        environment: OF_TABLES_AND_PLUGINS,
+        unhealthy: Some("a finding is fail"),
     },
     Spec {
         name: "metrics",
@@ -266,6 +317,8 @@ file whose name ends in .prom:
   cnitool metrics --output /var/lib/prometheus/node-exporter/cnitool.prom
 
 A reader sees the old file or the new one, never a part. Changes nothing else.",
+        environment: &[NETCONFPATH],
+        unhealthy: None,
     },
     Spec {
         name: "validate",
@@ -282,7 +335,9 @@ unknown keys and unknown plugins as warnings. <file> can also be a directory, or
 - for stdin. Without <file>, checks the directory of network configurations.
 Needs no root and no installed plugins. Changes nothing.
 
-The exit code is 3 if there is an error, 1 if a file cannot be read.",
+If a file cannot be read, the others are checked, and the exit code is 1.",
+        environment: &[NETCONFPATH, CNI_PATH, NO_COLOR],
+        unhealthy: Some("there is an error; with --strict, also if there is a warning"),
     },
     Spec {
         name: "schema",
@@ -293,6 +348,8 @@ The exit code is 3 if there is an error, 1 if a file cannot be read.",
         text: "\
 Prints the JSON Schema of network lists (*.conflist) for editors and validators.
 With <plugin>, prints that of the configuration of one plugin.",
+        environment: &[],
+        unhealthy: None,
     },
     Spec {
         name: "man",
@@ -303,6 +360,8 @@ With <plugin>, prints that of the configuration of one plugin.",
         text: "\
 Prints cnitool(1) with all commands, or cnitool-COMMAND(1) for one, in the
 format of man(7).",
+        environment: &[],
+        unhealthy: None,
     },
     Spec {
         name: "completion",
@@ -315,26 +374,7 @@ Prints a script for bash, zsh or fish that completes commands, options,
 networks and namespaces. For the current bash:
 
   source <(cnitool completion bash)",
+        environment: &[],
+        unhealthy: None,
     },
 ];
-
-pub(super) const ENVIRONMENT: &str = "\
-environment:
-  NETCONFPATH  directory of network configurations (/etc/cni/net.d)
-  CNI_PATH     directories of plugins
-               (/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni)
-  CNI_IFNAME   name of the interface in the namespace (eth0)
-  CNI_ARGS     arguments for all plugins: KEY=VALUE;KEY=VALUE
-  CAP_ARGS     arguments for plugins with the capability, as JSON:
-               {\"portMappings\": [{\"hostPort\": 8080, \"containerPort\": 80,
-               \"protocol\": \"tcp\"}]}
-";
-
-pub(super) const EXIT_CODES: &str = "\
-exit codes:
-  0  success
-  1  failure: one line on stderr gives the reason
-  2  invalid command line
-  3  doctor found a failure, validate found a mistake, or repair left something
-     wrong
-";

@@ -11,7 +11,7 @@ fn there_is_help_for_everything_and_it_fits_a_terminal() {
         let help = host.run(&format!("{command} --help"));
         assert_eq!((help.status, help.stderr.as_str()), (Some(0), ""));
         assert!(help.stdout.starts_with(&format!("usage: cnitool {command}")), "{}", help.stdout);
-        assert!(help.stdout.contains("exit codes:") && help.stdout.contains("NETCONFPATH"));
+        assert!(help.stdout.contains("\nexit codes:\n  0  success\n"), "{}", help.stdout);
         assert_eq!(help, host.run(&format!("help {command}")));
         assert_eq!(help, host.run(&format!("-h {command}")));
         assert!(help.stdout.lines().all(|line| line.len() <= 80), "{}", help.stdout);
@@ -19,6 +19,29 @@ fn there_is_help_for_everything_and_it_fits_a_terminal() {
     assert!(overview.stdout.lines().all(|line| line.len() <= 80), "{}", overview.stdout);
     assert_eq!(overview, host.run("help"));
     assert!(host.run("--version").stdout.starts_with("cnitool "));
+}
+
+#[test]
+fn the_help_of_a_command_lists_only_the_variables_and_exit_codes_that_it_has() {
+    let host = Host::new();
+    let terms = |command: &str| {
+        let help = host.run(format!("help {command}").trim_end()).stdout;
+        let lists = help.split_once("\nenvironment:\n").or_else(|| help.split_once("\nexit codes:\n")).unwrap().1;
+        let items = lists.lines().filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
+        items.map(|item| item.split_once(' ').unwrap().0.to_owned()).collect::<Vec<_>>().join(" ")
+    };
+    let attachment = "NETCONFPATH CNI_PATH CNI_IFNAME CNI_ARGS CAP_ARGS";
+    assert_eq!(terms(""), format!("{attachment} COLUMNS NO_COLOR 0 1 2 3"));
+    for (command, want) in [
+        ("add", format!("{attachment} 0 1 2")),
+        ("gc", "NETCONFPATH CNI_PATH 0 1 2".to_owned()),
+        ("show", "NETCONFPATH COLUMNS NO_COLOR 0 1 2".to_owned()),
+        ("doctor", "NETCONFPATH CNI_PATH COLUMNS NO_COLOR 0 1 2 3".to_owned()),
+        ("validate", "NETCONFPATH CNI_PATH NO_COLOR 0 1 2 3".to_owned()),
+        ("man", "0 1 2".to_owned()),
+    ] {
+        assert_eq!(terms(command), want, "{command}");
+    }
 }
 
 #[test]
