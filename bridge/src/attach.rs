@@ -126,7 +126,7 @@ pub(crate) fn create<'a>(
             bridge: Some(before.index),
             mtu: config.mtu,
         };
-        let error = match create_port(host, before.index, &spec, config.port, &alias) {
+        match create_port(host, before.index, &spec, config.port, &alias) {
             Ok(NewPort { port, bridge, addresses }) => {
                 // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours
                 // it would become another host.
@@ -147,29 +147,40 @@ pub(crate) fn create<'a>(
                     mac,
                 });
             }
-            Err(error) => error,
-        };
-        match error.errno() {
-            Some(libc::EEXIST) => {
-                // The existing link with one of the names is not ours to delete. If the interface does not exist, the name of
-                // the host veth is taken: the next attempt uses another one.
-                undo.pop();
-                undo.context().refuse_existing_interface(at)?;
-            }
-            // Another program deleted the bridge meanwhile. The kernel may have created the pair, without a bridge.
-            Some(libc::ENODEV) => host.delete_link(port_name.as_str())?,
-            _ => {
-                let error = explain(host, config, error);
-                if is_forbidden(&error) {
-                    // The kernel created nothing, so there is nothing to delete.
-                    undo.pop();
-                }
-                return Err(error);
-            }
+            Err(error) => failure = Some(prepare_retry(undo, config, at, &port_name, error)?),
         }
-        failure = Some(error);
     }
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
+}
+
+/// Cleans up after the kernel has refused to create the veth pair whose deletion is the newest step of `undo`. Returns the
+/// kernel's error if another attempt may succeed, and fails otherwise.
+fn prepare_retry(
+    undo: &mut Undo<'_, Namespaces>,
+    config: &Config,
+    at: &Attachment,
+    port_name: &str,
+    error: Error,
+) -> Result<Error> {
+    match error.errno() {
+        Some(libc::EEXIST) => {
+            // The existing link with one of the names is not ours to delete. If the interface does not exist, the name of
+            // the host veth is taken: the next attempt uses another one.
+            undo.pop();
+            undo.context().refuse_existing_interface(at)?;
+        }
+        // Another program deleted the bridge meanwhile. The kernel may have created the pair, without a bridge.
+        Some(libc::ENODEV) => undo.context().host.netlink.delete_link(port_name)?,
+        _ => {
+            let error = explain(&mut undo.context().host.netlink, config, error);
+            if is_forbidden(&error) {
+                // The kernel created nothing, so there is nothing to delete.
+                undo.pop();
+            }
+            return Err(error);
+        }
+    }
+    Ok(error)
 }
 
 /// Creates the veth pair with one message. A separate change sets the port up last: the kernel sends no notifications

@@ -287,34 +287,12 @@ impl Keys {
         }
         let mut trunk = vec![false; usize::from(vlan::MAX_ID) + 1];
         for (index, element) in self.vlan_trunk.iter().flatten().enumerate() {
-            let key = |name: &str| format!("vlanTrunk[{index}]{name}");
+            let key = format!("vlanTrunk[{index}]");
             let Some(element) = element else {
-                let what = format_args!("null is not a VLAN");
-                return Err(invalid(&key(""), what, TRUNK_HINT));
+                return Err(invalid(&key, format_args!("null is not a VLAN"), TRUNK_HINT));
             };
-            match (element.min, element.max) {
-                (Some(min), Some(max)) => {
-                    let first = vlan_id(&key(".minID"), min)?;
-                    let last = vlan_id(&key(".maxID"), max)?;
-                    if first > last {
-                        let what = format_args!("minID {first} is above maxID {last}");
-                        return Err(invalid(&key(""), what, TRUNK_HINT));
-                    }
-                    trunk.iter_mut().take(usize::from(last) + 1).skip(first.into()).for_each(|id| *id = true);
-                }
-                (None, None) => {}
-                (Some(min), None) => {
-                    let what = format_args!("minID is {min}, and maxID is missing");
-                    return Err(invalid(&key(""), what, TRUNK_HINT));
-                }
-                (None, Some(max)) => {
-                    let what = format_args!("maxID is {max}, and minID is missing");
-                    return Err(invalid(&key(""), what, TRUNK_HINT));
-                }
-            }
-            if let Some(id) = element.id {
-                let id = usize::from(vlan_id(&key(".id"), id)?);
-                trunk.iter_mut().skip(id).take(1).for_each(|id| *id = true);
+            for (first, last) in element.ranges(&key)? {
+                trunk.iter_mut().take(usize::from(last) + 1).skip(first.into()).for_each(|id| *id = true);
             }
         }
         let trunk = VlanRange::covering((0..).zip(trunk).filter_map(|(id, wanted)| wanted.then_some(id)));
@@ -352,7 +330,8 @@ impl Keys {
         }
         if networks.len() > MAX_EXCLUDED {
             let what = format_args!("{} networks are too many", networks.len());
-            return Err(invalid("ipMasqExclude", what, "list at most 16, and combine neighbouring networks"));
+            let remedy = format!("list at most {MAX_EXCLUDED}, and combine neighbouring networks");
+            return Err(invalid("ipMasqExclude", what, &remedy));
         }
         Ok(networks)
     }
@@ -366,6 +345,31 @@ impl Keys {
             ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_args.unwrap_or_default()),
         ];
         cni::requested_mac(&sources)
+    }
+}
+
+impl Trunk {
+    /// Validates an element of `vlanTrunk`, which is at `key`. Returns the first and the last VLAN of each of its ranges.
+    fn ranges(&self, key: &str) -> Result<impl Iterator<Item = (u16, u16)>> {
+        let id_at = |name: &str, id: i64| vlan_id(&format!("{key}.{name}"), id);
+        let range = match (self.min, self.max) {
+            (Some(min), Some(max)) => {
+                let (first, last) = (id_at("minID", min)?, id_at("maxID", max)?);
+                if first > last {
+                    return Err(invalid(key, format_args!("minID {first} is above maxID {last}"), TRUNK_HINT));
+                }
+                Some((first, last))
+            }
+            (None, None) => None,
+            (Some(min), None) => {
+                return Err(invalid(key, format_args!("minID is {min}, and maxID is missing"), TRUNK_HINT));
+            }
+            (None, Some(max)) => {
+                return Err(invalid(key, format_args!("maxID is {max}, and minID is missing"), TRUNK_HINT));
+            }
+        };
+        let single = self.id.map(|id| id_at("id", id)).transpose()?.map(|id| (id, id));
+        Ok(range.into_iter().chain(single))
     }
 }
 

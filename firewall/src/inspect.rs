@@ -258,39 +258,26 @@ struct Checker<'a> {
     acceptance: Acceptance,
 }
 
+/// The accepted traffic of the live attachments of a network.
+#[derive(Default)]
+struct Comparison {
+    /// The number of attachments that have addresses.
+    count: usize,
+    /// Of each attachment whose traffic is not accepted, the first such address.
+    lacking: Vec<IpAddr>,
+    /// These attachments.
+    affected: Vec<Subject>,
+    /// The addresses that rules accept.
+    by_rules: Vec<IpAddr>,
+    /// The attachments with these addresses.
+    accepted: Vec<Subject>,
+}
+
 impl Checker<'_> {
+    /// Reports attachments whose traffic is not accepted, rules that no packet reaches, and a policy that is not in effect.
     fn run(&mut self) -> Result<Vec<Finding>> {
         let [acceptance, _] = &KINDS;
-        let mut firewalld = None;
-        let (mut count, mut lacking, mut by_rules) = (0, Vec::new(), Vec::new());
-        let (mut affected, mut accepted) = (Vec::new(), Vec::new());
-        for at in self.network.alive {
-            // The addresses that an IPAM plugin without leases has assigned are only in the result.
-            let added = at
-                .added
-                .as_ref()
-                .map(|added| added.with_call(|call, _| Ok(crate::add::addresses(&call.chained_result()?))));
-            let ips = match added {
-                Some(Ok(ips)) => ips,
-                Some(Err(_)) | None => at.addresses.clone(),
-            };
-            count += usize::from(!ips.is_empty());
-            let refused = ips.iter().copied().find(|ip| !self.acceptance.includes(*ip));
-            let refused = match refused {
-                Some(_) if self.is_in_zone(&mut firewalld, &ips)? => continue,
-                refused => refused,
-            };
-            match refused {
-                Some(ip) => {
-                    lacking.push(ip);
-                    affected.push(at.subject.clone());
-                }
-                None => {
-                    by_rules.extend(ips);
-                    accepted.push(at.subject.clone());
-                }
-            }
-        }
+        let Comparison { count, lacking, affected, by_rules, accepted } = self.compare()?;
         let mut findings = Vec::new();
         let level = if lacking.is_empty() && by_rules.is_empty() { Level::Ok } else { self.severity()? };
         if let Some(first) = lacking.first() {
@@ -309,8 +296,38 @@ impl Checker<'_> {
         if findings.is_empty() && count > 0 {
             findings.push(Finding::ok(acceptance.name, "the traffic of live containers is accepted"));
         }
-        findings.extend(self.policies()?);
+        findings.extend(self.policy_findings()?);
         Ok(findings)
+    }
+
+    /// Compares the addresses of live attachments with those that rules or firewalld accept.
+    fn compare(&self) -> Result<Comparison> {
+        let mut firewalld = None;
+        let mut comparison = Comparison::default();
+        for at in self.network.alive {
+            // The addresses that an IPAM plugin without leases has assigned are only in the result.
+            let added = at
+                .added
+                .as_ref()
+                .map(|added| added.with_call(|call, _| Ok(crate::add::addresses(&call.chained_result()?))));
+            let ips = match added {
+                Some(Ok(ips)) => ips,
+                Some(Err(_)) | None => at.addresses.clone(),
+            };
+            comparison.count += usize::from(!ips.is_empty());
+            match ips.iter().copied().find(|ip| !self.acceptance.includes(*ip)) {
+                Some(_) if self.is_in_zone(&mut firewalld, &ips)? => {}
+                Some(ip) => {
+                    comparison.lacking.push(ip);
+                    comparison.affected.push(at.subject.clone());
+                }
+                None => {
+                    comparison.by_rules.extend(ips);
+                    comparison.accepted.push(at.subject.clone());
+                }
+            }
+        }
+        Ok(comparison)
     }
 
     /// Returns whether firewalld is a backend of the network, and has all of these addresses in its zone.
@@ -355,51 +372,16 @@ impl Checker<'_> {
         Ok(Level::Warn)
     }
 
-    /// Compares the ingress policy with the rules and ports of live attachments. The policies of bridges that are gone are
-    /// objects.
-    fn policies(&mut self) -> Result<Vec<Finding>> {
-        let (mut differences, mut ports): (Vec<String>, Vec<(String, Subject)>) = (Vec::new(), Vec::new());
+    /// Reports rules of the ingress policy that are missing, and ports that should be isolated. The policies of bridges that
+    /// are gone are objects.
+    fn policy_findings(&mut self) -> Result<Vec<Finding>> {
         if self.config.ingress == IngressPolicy::Open {
             return Ok(Vec::new());
         }
-        let (mut count, mut affected) = (0, Vec::new());
-        for live in self.network.alive {
-            let Some(added) = &live.added else { continue };
-            let compared = added.with_call(|call, at| {
-                let (config, result) = (Config::parse(call)?, call.chained_result()?);
-                let traffic = Traffic::new(call, at, &config, &result, &mut self.host)?;
-                let Some(policy) = &traffic.policy else { return Ok(()) };
-                count += 1;
-                affected.push(live.subject.clone());
-                if let Some(port) = policy.isolated_port()
-                    && !port.is_isolated(&mut self.nft, traffic.owner)?
-                {
-                    ports.push((port.name.to_owned(), live.subject.clone()));
-                }
-                for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
-                    let mut is_found = false;
-                    for_each_table(&mut self.nft, tools, STAGE_1, |view| {
-                        is_found = true;
-                        let forward = view.rules(FORWARD)?;
-                        let is_strict = policy.is_marked(view)?;
-                        let difference = policy.difference(view, tools, &forward, is_strict)?;
-                        differences.extend(difference.filter(|text| !differences.contains(text)));
-                        Ok(())
-                    })?;
-                    let text = format!("chain {STAGE_1} does not exist in table {}", tools.table(FILTER));
-                    if !is_found && !differences.contains(&text) {
-                        differences.push(text);
-                    }
-                }
-                Ok(())
-            });
-            // Other attachments are compared all the same.
-            if let Err(error) = compared {
-                debug!("the policy for {} is unknown: {error}", added.attachment.container);
-            }
-        }
+        let PolicyComparison { affected, differences, ports } = self.compare_policy();
         let [_, policy] = &KINDS;
         let mut findings = Vec::new();
+        let count = affected.len();
         if let Some(first) = differences.first() {
             let text = format!("containers can be reached in spite of the ingress policy: {first}");
             findings.push(finding(policy, Level::Warn, text).about(affected));
@@ -417,6 +399,70 @@ impl Checker<'_> {
             findings.push(Finding::ok(policy.name, "the ingress policy of live containers is in effect"));
         }
         Ok(findings)
+    }
+
+    /// Compares the ingress policy with the rules and ports of live attachments.
+    fn compare_policy(&mut self) -> PolicyComparison {
+        let mut comparison = PolicyComparison::default();
+        for live in self.network.alive {
+            let Some(added) = &live.added else { continue };
+            let compared = added.with_call(|call, at| {
+                let (config, result) = (Config::parse(call)?, call.chained_result()?);
+                let traffic = Traffic::new(call, at, &config, &result, &mut self.host)?;
+                self.compare_policy_of(&traffic, &live.subject, &mut comparison)
+            });
+            // Other attachments are compared all the same.
+            if let Err(error) = compared {
+                debug!("the policy for {} is unknown: {error}", added.attachment.container);
+            }
+        }
+        comparison
+    }
+
+    /// Compares the ingress policy with the rules and the port of an attachment.
+    fn compare_policy_of(
+        &mut self,
+        traffic: &Traffic<'_>,
+        subject: &Subject,
+        into: &mut PolicyComparison,
+    ) -> Result<()> {
+        let Some(policy) = &traffic.policy else { return Ok(()) };
+        into.affected.push(subject.clone());
+        if let Some(port) = policy.isolated_port()
+            && !port.is_isolated(&mut self.nft, traffic.owner)?
+        {
+            into.ports.push((port.name.to_owned(), subject.clone()));
+        }
+        for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
+            let mut is_found = false;
+            for_each_table(&mut self.nft, tools, STAGE_1, |view| {
+                is_found = true;
+                let forward = view.rules(FORWARD)?;
+                let is_strict = policy.is_marked(view)?;
+                into.record(policy.difference(view, tools, &forward, is_strict)?);
+                Ok(())
+            })?;
+            let missing = || format!("chain {STAGE_1} does not exist in table {}", tools.table(FILTER));
+            into.record((!is_found).then(missing));
+        }
+        Ok(())
+    }
+}
+
+/// How the rules and ports of live attachments differ from the ingress policy.
+#[derive(Default)]
+struct PolicyComparison {
+    /// The attachments with a policy.
+    affected: Vec<Subject>,
+    /// How rules differ, each difference once.
+    differences: Vec<String>,
+    /// The ports that should be isolated, and their attachments.
+    ports: Vec<(String, Subject)>,
+}
+
+impl PolicyComparison {
+    fn record(&mut self, difference: Option<String>) {
+        self.differences.extend(difference.filter(|text| !self.differences.contains(text)));
     }
 }
 

@@ -167,67 +167,30 @@ struct Checker<'a> {
     host: Netlink,
 }
 
+/// The published ports of the live attachments of a network.
+#[derive(Default)]
+struct Comparison {
+    /// The attachments that should have ports.
+    publishing: Vec<Subject>,
+    /// Of each attachment that lacks ports, the first one.
+    lacking: Vec<Mapping>,
+    /// The attachments that lack ports, and these ports.
+    affected: Vec<Subject>,
+    /// The ports that exist.
+    live: Vec<Published>,
+    /// What the rules of the maps must cover for them.
+    scopes: Vec<Scope>,
+}
+
 impl Checker<'_> {
+    /// Reports ports that live attachments lack, and what keeps packets from the others.
     fn run(&mut self) -> Result<Vec<Finding>> {
-        let all = list(&mut self.nft)?;
-        let objects: Vec<Object> = all.iter().cloned().map(object).collect();
+        let Comparison { publishing, lacking, affected, live, scopes } = self.compare()?;
         let mut findings = Vec::new();
-        let (mut wanted, mut lacking) = (0, Vec::new());
-        let (mut affected, mut publishing) = (Vec::new(), Vec::new());
-        let mut live: Vec<Published> = Vec::new();
-        let mut scopes: Vec<Scope> = Vec::new();
-        for at in self.network.alive {
-            let Some(added) = &at.added else {
-                let own = all.iter().zip(&objects).filter(|(_, object)| at.marks.match_object(object));
-                live.extend(own.map(|(published, _)| published.clone()));
-                continue;
-            };
-            let compared = added.with_call(|call, attachment| {
-                let (config, result) = (Config::parse(call)?, call.chained_result()?);
-                let publication = Publication::new(call, attachment, &config, &result);
-                let ips = publication.ips();
-                let mut own: Vec<&Published> = Vec::new();
-                for published in &all {
-                    if published.is_of(&mut self.host, publication.owner, &ips, publication.port)? {
-                        own.push(published);
-                    }
-                }
-                let mappings = publication.mappings();
-                wanted += usize::from(!mappings.is_empty());
-                publishing.extend((!mappings.is_empty()).then(|| at.subject.clone()));
-                let is_own = |mapping: &Mapping| own.iter().any(|published| published.mapping == *mapping);
-                // Through another network.
-                let is_of_container = |mapping: &Mapping, published: &Published| {
-                    let Mapping { key, target } = published.mapping;
-                    key == mapping.key
-                        && target.is_ipv4() == mapping.target.is_ipv4()
-                        && matches!(published.owner, PortOwner::Attachment(_))
-                        && published.owner.is_container(publication.owner.container)
-                };
-                let is_missing = |mapping: &&Mapping| {
-                    !is_own(mapping)
-                        && !all.iter().any(|published| is_of_container(mapping, published) && !own.contains(&published))
-                };
-                let missing: Vec<&Mapping> = mappings.iter().filter(is_missing).collect();
-                if let Some(first) = missing.first() {
-                    lacking.push(**first);
-                    affected.push(at.subject.clone());
-                    affected.extend(missing.into_iter().map(published_port));
-                }
-                if own.iter().any(|published| published.form == Form::Maps) {
-                    scopes.extend(publication.scopes());
-                }
-                live.extend(own.into_iter().cloned());
-                Ok(())
-            });
-            // The reference accepts arguments that this plugin refuses. Other attachments are compared all the same.
-            if let Err(error) = compared {
-                debug!("the ports of {} are unknown: {error}", added.attachment.container);
-            }
-        }
         if let Some(first) = lacking.first() {
             let first = port_name(&first.key, first.target.ip());
-            let text = format!("{} of {wanted} live containers lack a published port, such as {first}", lacking.len());
+            let (count, wanted) = (lacking.len(), publishing.len());
+            let text = format!("{count} of {wanted} live containers lack a published port, such as {first}");
             findings.push(broken(Level::Fail, text).about(affected));
         }
         if let Some(text) = self.cut_off(&live, &scopes)? {
@@ -240,6 +203,73 @@ impl Checker<'_> {
             findings.push(Finding::ok(KINDS[0].name, "live containers have their published ports"));
         }
         Ok(findings)
+    }
+
+    /// Compares the published ports of this host with those that live attachments should have.
+    fn compare(&mut self) -> Result<Comparison> {
+        let all = list(&mut self.nft)?;
+        let objects: Vec<Object> = all.iter().cloned().map(object).collect();
+        let mut comparison = Comparison::default();
+        for at in self.network.alive {
+            let Some(added) = &at.added else {
+                let own = all.iter().zip(&objects).filter(|(_, object)| at.marks.match_object(object));
+                comparison.live.extend(own.map(|(published, _)| published.clone()));
+                continue;
+            };
+            let compared = added.with_call(|call, attachment| {
+                let (config, result) = (Config::parse(call)?, call.chained_result()?);
+                let publication = Publication::new(call, attachment, &config, &result);
+                self.compare_ports(&publication, &at.subject, &all, &mut comparison)
+            });
+            // The reference accepts arguments that this plugin refuses. Other attachments are compared all the same.
+            if let Err(error) = compared {
+                debug!("the ports of {} are unknown: {error}", added.attachment.container);
+            }
+        }
+        Ok(comparison)
+    }
+
+    /// Compares the ports that an attachment should have with all that are published.
+    fn compare_ports(
+        &mut self,
+        publication: &Publication<'_>,
+        subject: &Subject,
+        all: &[Published],
+        into: &mut Comparison,
+    ) -> Result<()> {
+        let ips = publication.ips();
+        let mut own: Vec<&Published> = Vec::new();
+        for published in all {
+            if published.is_of(&mut self.host, publication.owner, &ips, publication.port)? {
+                own.push(published);
+            }
+        }
+        let mappings = publication.mappings();
+        into.publishing.extend((!mappings.is_empty()).then(|| subject.clone()));
+        let is_own = |mapping: &Mapping| own.iter().any(|published| published.mapping == *mapping);
+        // Through another network.
+        let is_of_container = |mapping: &Mapping, published: &Published| {
+            let Mapping { key, target } = published.mapping;
+            key == mapping.key
+                && target.is_ipv4() == mapping.target.is_ipv4()
+                && matches!(published.owner, PortOwner::Attachment(_))
+                && published.owner.is_container(publication.owner.container)
+        };
+        let is_missing = |mapping: &&Mapping| {
+            !is_own(mapping)
+                && !all.iter().any(|published| is_of_container(mapping, published) && !own.contains(&published))
+        };
+        let missing: Vec<&Mapping> = mappings.iter().filter(is_missing).collect();
+        if let Some(first) = missing.first() {
+            into.lacking.push(**first);
+            into.affected.push(subject.clone());
+            into.affected.extend(missing.into_iter().map(published_port));
+        }
+        if own.iter().any(|published| published.form == Form::Maps) {
+            into.scopes.extend(publication.scopes());
+        }
+        into.live.extend(own.into_iter().cloned());
+        Ok(())
     }
 
     /// Returns what keeps packets from the published ports of live attachments, if anything does.

@@ -68,8 +68,32 @@ impl Attachment {
 }
 
 impl Node {
-    /// Returns all attachments of a network that have a lease, a port or a cache entry.
+    /// Returns all attachments of a network that have a lease, a port or a cache entry, with their states.
     pub(crate) fn attachments(&self, network: &Network) -> Vec<Attachment> {
+        let mut found = self.find_attachments(network);
+        let bridges = self.bridges(network);
+        let general = Evidence {
+            on_bridge: !bridges.is_empty(),
+            ports_known: self.all_guests_seen && !self.has_unknown_ports(network, &bridges),
+            ..Evidence::default()
+        };
+        let ports = self.links.iter().filter(|link| owner(link).is_some());
+        let aliases: BTreeSet<&str> = ports.map(|link| link.alias.as_str()).collect();
+        let mut by_container: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
+        for cached in self.cached_in(network) {
+            by_container.entry(&cached.container).or_default().push(cached);
+        }
+        for at in &mut found {
+            let cached = by_container.get(at.container.as_str()).map(Vec::as_slice).unwrap_or_default();
+            (at.state, at.why) = self.evidence(network, at, cached, &aliases, general).judge();
+        }
+        found.sort_by_key(|at| at.leases.first().map(|lease| lease.ip));
+        found
+    }
+
+    /// Returns all attachments of a network that have a lease, a port or a cache entry. Their states are not determined
+    /// yet.
+    fn find_attachments(&self, network: &Network) -> Vec<Attachment> {
         let mut found: BTreeMap<(String, Option<String>), Attachment> = BTreeMap::new();
         let mut entry = |container: &str, ifname: Option<&str>, change: &mut dyn FnMut(&mut Attachment)| {
             let key = (container.to_owned(), ifname.map(str::to_owned));
@@ -101,31 +125,18 @@ impl Node {
                 entry(&container, Some(&ifname), &mut |at| at.port = Some(link.index));
             }
         }
-        for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
+        for cached in self.cached_in(network) {
             entry(&cached.container, Some(&cached.ifname), &mut |at| {
                 at.cached = true;
                 at.netns.clone_from(&cached.netns);
             });
         }
-        let mut found: Vec<Attachment> = found.into_values().collect();
-        let bridges = self.bridges(network);
-        let general = Evidence {
-            on_bridge: !bridges.is_empty(),
-            ports_known: self.all_guests_seen && !self.has_unknown_ports(network, &bridges),
-            ..Evidence::default()
-        };
-        let ports = self.links.iter().filter(|link| owner(link).is_some());
-        let aliases: BTreeSet<&str> = ports.map(|link| link.alias.as_str()).collect();
-        let mut by_container: BTreeMap<&str, Vec<&Cached>> = BTreeMap::new();
-        for cached in self.cached.iter().filter(|cached| cached.network == network.name) {
-            by_container.entry(&cached.container).or_default().push(cached);
-        }
-        for at in &mut found {
-            let cached = by_container.get(at.container.as_str()).map(Vec::as_slice).unwrap_or_default();
-            (at.state, at.why) = self.evidence(network, at, cached, &aliases, general).judge();
-        }
-        found.sort_by_key(|at| at.leases.first().map(|lease| lease.ip));
-        found
+        found.into_values().collect()
+    }
+
+    /// Returns the cache entries of a network.
+    fn cached_in(&self, network: &Network) -> impl Iterator<Item = &Cached> {
+        self.cached.iter().filter(|cached| cached.network == network.name)
     }
 
     /// Collects the evidence for one attachment. `general` is the evidence for all attachments of the network.

@@ -14,7 +14,7 @@ fn without(mut config: Value, key: &str) -> Value {
 }
 
 #[test]
-fn del_removes_the_ports_whatever_it_is_told() {
+fn del_removes_the_ports_whatever_the_configuration_says() {
     Lab::for_each_layout(|lab| {
         let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         let full = config(&["8080:80/tcp", "10.0.0.1 8081:80/udp", "8082:80/sctp"]);
