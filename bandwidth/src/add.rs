@@ -73,6 +73,7 @@ impl<'a> Limits<'a> {
         }
     }
 
+    /// Sets the limits. Registers the rollback step of each change in `undo`.
     fn set_with<'s>(&'s self, undo: &mut Undo<'s, Netlink>) -> Result<Option<Link>> {
         let present = Present::read(self, undo.context())?;
         self.prepare(undo, &present)?;

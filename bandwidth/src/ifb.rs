@@ -115,8 +115,8 @@ impl<'a> Evidence<'a> {
         }
     }
 
-    /// Returns whether leases prove that another attachment has the same name: that of its network and its container ID
-    /// are the same if one is appended to the other.
+    /// Returns whether leases prove that another attachment has an ifb link of the same name. The name is a hash of the
+    /// network name with the container ID appended to it, so every other way to split that text has the same name.
     fn is_leased_to_namesake(&self) -> bool {
         let joined = format!("{}{}", self.owner.network, self.owner.container);
         let mut parts = joined.char_indices().map(|(at, _)| joined.split_at(at));

@@ -80,8 +80,8 @@ pub(crate) fn delete_redirects(host: &mut Netlink, veth: LinkIndex, to: LinkInde
     Ok(())
 }
 
-/// Deletes the filters that redirect packets to these links. Best effort: without the links, they limit nothing, and they
-/// vanish with the veth, which the main plugin deletes next.
+/// Deletes the filters that redirect packets to these links. Best effort: a filter that stays drops the container's packets
+/// once the link is gone, but it vanishes with the veth, which the main plugin deletes next.
 fn delete_sources(host: &mut Netlink, hint: Option<&str>, targets: &[LinkIndex]) {
     let found = sources(host, hint, targets).unwrap_or_else(|error| {
         debug!("the redirections are unknown: {error}");

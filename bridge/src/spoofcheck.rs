@@ -148,6 +148,8 @@ fn belongs_to_another(host: &mut Netlink, port: &str, owner: AttachmentKey<'_>) 
     Ok(!owner.aliases().contains(&alias) && AliasOwner::parse(&alias).is_some())
 }
 
+/// Removes the spoof check whose chains are named after `owner`, if `is_ours` returns `true` for its port. The names do not
+/// contain the network, so they can be those of another attachment.
 fn remove_named(
     nft: &mut Nftables,
     owner: AttachmentKey<'_>,

@@ -27,6 +27,7 @@ pub(crate) fn run(output: Option<&Path>) -> Result<()> {
     }
 }
 
+/// Replaces the file atomically. Refuses a path that exists and is not a regular file.
 fn write(path: &Path, text: &str) -> Result<()> {
     let Some(name) = path.file_name() else {
         return Err(Error::new(Code::INTERNAL, "it is not the path of a file"));
@@ -44,6 +45,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
     Ok(file::replace(path, &draft, text.as_bytes(), MODE)?)
 }
 
+/// Returns all metrics in the text format of Prometheus.
 fn text(node: &Node) -> String {
     let mut text = String::new();
     let mut metric = |name: &str, help: &str, samples: Vec<Sample>| {

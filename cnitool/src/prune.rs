@@ -133,13 +133,14 @@ fn plan_of(list: &NetworkList) -> Result<Plan> {
     network.map_or_else(|| Ok(Plan::default()), |network| plan(&node, network))
 }
 
+/// Returns what to remove from the network, and what to keep. Fails if GC could remove something that is in use.
 fn plan(node: &Node, network: &Network) -> Result<Plan> {
     let attachments = node.attachments(network);
     let mut objects = node.left_objects(network, &attachments);
     let (dead, keep): (Vec<_>, Vec<_>) = attachments.into_iter().partition(|at| at.state == State::Gone);
     let unnamed = |what: String| {
         let error =
-            Error::new(Code::INTERNAL, format!("{what} is in use, and the full id of its container is unknown"));
+            Error::new(Code::INTERNAL, format!("{what} is in use, and the full ID of its container is unknown"));
         Err(error.details("GC would remove it, so nothing was done: remove leftovers by hand"))
     };
     for link in &node.links {

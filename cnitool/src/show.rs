@@ -77,6 +77,7 @@ pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     out::print(text + &node.not_seen())
 }
 
+/// Returns the bridges of the networks, with their ports. With `only`, ports of other networks are left out.
 fn views<'a>(node: &'a Node, networks: &[&'a Network], only: Option<&str>) -> Result<Vec<BridgeView<'a>>> {
     let mut views: Vec<BridgeView<'a>> = Vec::new();
     for network in networks {
@@ -257,6 +258,7 @@ fn listed_kinds() -> impl Iterator<Item = &'static Kind> {
     kinds().filter(|kind| kind.is_listed)
 }
 
+/// Formats a bridge with its networks, its ports and the objects of its attachments.
 fn page<'a>(node: &'a Node, view: &BridgeView<'a>, paint: Paint) -> String {
     let mut text = paint.paint(Tone::Bold, &format!("bridge {}", view.name)) + "\n";
     match view.link {
@@ -288,6 +290,7 @@ fn page<'a>(node: &'a Node, view: &BridgeView<'a>, paint: Paint) -> String {
     text + &objects
 }
 
+/// Formats the ports that are on no bridge; empty if there are none.
 fn detached_ports(node: &Node, ports: &[PortView<'_>], with_network: bool, paint: Paint) -> String {
     if ports.is_empty() {
         return String::new();
@@ -296,6 +299,7 @@ fn detached_ports(node: &Node, ports: &[PortView<'_>], with_network: bool, paint
     format!("\n  {title}\n{}", port_table(node, ports, with_network).render(paint, 2))
 }
 
+/// Returns a table with a row for each port, and below it the addresses, the namespace and the objects of its container.
 fn port_table(node: &Node, ports: &[PortView<'_>], with_network: bool) -> Table {
     let mut rows = Table::new(&["PORT", "CONTAINER**", "INTERFACE*", "ITS MAC", "FLAGS"]);
     for port in ports {
@@ -388,6 +392,7 @@ fn objects(owned: &[OwnedObject<'_>], kind: &Kind, paint: Paint, words: (&str, &
     text + &stale.into_iter().map(line).collect::<String>()
 }
 
+/// Returns a bridge for `--json`.
 fn describe<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
     let bridge = view.link.map(|link| {
         json!({
@@ -416,6 +421,7 @@ fn describe<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
     )
 }
 
+/// Returns a network without a bridge for `--json`.
 fn describe_network(node: &Node, network: &Network, detached: &[PortView<'_>]) -> Value {
     let detached: Vec<Value> = detached.iter().map(|port| describe_port(node, port)).collect();
     let file = network.list.as_ref().map(|list| &list.path);
@@ -428,6 +434,7 @@ fn describe_network(node: &Node, network: &Network, detached: &[PortView<'_>]) -
     with_members(value, listed_kinds().map(|kind| (kind.json, objects(kind))))
 }
 
+/// Returns an object for `--json`, with the properties of its kind.
 fn describe_object(owned: OwnedObject<'_>) -> Value {
     let OwnedObject { object, container, ifname, .. } = owned;
     let value = json!({
@@ -448,6 +455,7 @@ fn with_members(value: Value, members: impl Iterator<Item = (&'static str, Value
     Value::Object(object)
 }
 
+/// Returns a port for `--json`, with one member for each kind of object.
 fn describe_port(node: &Node, port: &PortView<'_>) -> Value {
     let guest = node.guest(port.link.index);
     let vlans: Vec<Value> = port

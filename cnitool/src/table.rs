@@ -82,7 +82,7 @@ enum Shortening {
     Never,
     /// If shorter IDs are not enough.
     Late,
-    /// Before all others: the start of an id is enough to recognise it.
+    /// Before all others: the start of an ID is enough to recognise it.
     First,
 }
 

@@ -73,6 +73,7 @@ impl<'a> Traffic<'a> {
         }
     }
 
+    /// Accepts the traffic by firewalld, if there is one, and by rules. Registers the rollback step of each change in `undo`.
     fn accept_with<'s>(&'s self, firewalld: Option<Firewalld>, undo: &mut Undo<'s, Netlink>) -> Result<()> {
         let mut nft = Nftables::open()?;
         let uses_firewalld = firewalld.is_some();

@@ -69,6 +69,7 @@ fn for_each_table(
     Ok(())
 }
 
+/// Compares the rules that accept the traffic, and the jumps that lead to them, in every table that has them.
 fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     for_each_table(nft, traffic, CONTAINERS, |tools, view| {
         let forward = view.rules_with_mark(FORWARD, &str::is_empty)?;
@@ -107,6 +108,7 @@ fn is_ours(traffic: &Traffic<'_>, listed: &[ListedRule]) -> bool {
     listed.iter().any(|rule| filter::is_of(&traffic.mark, rule))
 }
 
+/// Compares the rules of the ingress policy and the isolation of the port, if the attachment has a policy.
 fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     let Some(policy) = &traffic.policy else { return Ok(()) };
     let mut is_strict = false;

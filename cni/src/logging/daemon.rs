@@ -62,6 +62,7 @@ fn severity(level: Level) -> u8 {
     }
 }
 
+/// Formats a message in the native protocol of journald: a field per line.
 fn journal(subject: &Subject, level: Level, message: &str) -> Vec<u8> {
     let priority = severity(level).to_string();
     let (container, ifname) = subject.attachment.as_ref().map_or(("", ""), |(container, ifname)| (container, ifname));

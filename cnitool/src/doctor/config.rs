@@ -11,6 +11,7 @@ use crate::table;
 /// The check of all findings about configurations.
 const CHECK: &str = "config";
 
+/// Reports broken and shadowed files, mistakes in networks, and which file runtimes use.
 pub(super) fn check(scope: &Scope, report: &mut Report) {
     for broken in &scope.node.broken {
         let remedy = "correct the file, or move it out of the directory";

@@ -110,6 +110,7 @@ fn arguments(route: &Route, ifname: &str) -> String {
     text
 }
 
+/// Compares the interfaces of live attachments with their leases and results, and reports addresses that several have.
 pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
     let live = live(&scope.node)?;
     for network in scope.networks() {
@@ -295,6 +296,7 @@ fn duplicates<'a>(node: &'a Node, live: &'a [Live<'a>]) -> Vec<(Vec<&'a str>, Fi
     found
 }
 
+/// Returns the finding about an address that several `holders` on a bridge have, and the networks of these holders.
 fn duplicate<'a>(bridge: &Link, ip: IpAddr, holders: &[Holder<'a>]) -> (Vec<&'a str>, Finding) {
     let names: Vec<String> = holders.iter().map(|holder| table::shorten(&holder.subject.to_string(), 40)).collect();
     let what = format!("{ip} is on {} interfaces of bridge {}: {}", holders.len(), bridge.name, first_few(&names));

@@ -51,6 +51,7 @@ fn set(key: &[&str], value: &str) -> String {
     format!("sysctl -w {}", shell_word(&format!("{}={value}", name_of(key))))
 }
 
+/// Reports for each address family whether the host forwards packets, if a network needs that.
 fn forwarding(scope: &Scope, report: &mut Report) -> Result<()> {
     for (family, v4, key) in [
         ("IPv4", true, ["net", "ipv4", "ip_forward"].as_slice()),
@@ -106,6 +107,7 @@ fn forwarding_of_bridges(scope: &Scope, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Reports whether IPv6 is enabled, if a network has IPv6 ranges.
 fn ipv6(scope: &Scope, report: &mut Report) -> Result<()> {
     let names: Vec<&str> =
         scope.networks().filter(|network| has_family(network, false)).map(|network| network.name.as_str()).collect();
@@ -184,6 +186,7 @@ fn rp_filter(scope: &Scope, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
+/// Reports whether the kernel has nf_tables, if a network uses it.
 fn nf_tables(scope: &Scope, report: &mut Report) -> Result<()> {
     let users: Vec<&Network> = scope.networks().filter(|network| network.nftables > Usage::No).collect();
     if users.is_empty() {

@@ -17,6 +17,8 @@ const CHECK: &str = "leases";
 /// The age of a process that should have released the lock by now: a call needs it for milliseconds.
 const LONG: Duration = Duration::from_secs(5);
 
+/// Checks the lease directory of each network: whether it is writable, its lock, and its leases. Reports unreadable cache
+/// entries.
 pub(super) fn check(scope: &Scope, report: &mut Report) {
     for network in scope.networks() {
         let Some((store, directory)) = &network.store else { continue };
@@ -36,6 +38,7 @@ pub(super) fn check(scope: &Scope, report: &mut Report) {
     }
 }
 
+/// Reports how many addresses are free, and leases of containers that are gone or whose interface is missing.
 fn check_leases(scope: &Scope, network: &Network, directory: &Path, report: &mut Report) {
     let attachments = scope.node.attachments(network);
     let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
@@ -74,6 +77,7 @@ fn check_leases(scope: &Scope, network: &Network, directory: &Path, report: &mut
     }
 }
 
+/// Reports a lease directory that cannot be written.
 fn check_writable(store: &dyn LeaseStore, network: &Network, directory: &Path, report: &mut Report) {
     match store.check_writable(directory) {
         Ok(()) => {}

@@ -270,6 +270,7 @@ fn overlaps(scope: &Scope, report: &mut Report) {
     }
 }
 
+/// Compares the MTUs of the bridge, its ports, the containers and the uplink.
 fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
     let node = &scope.node;
     let defaults = Netlink::open()?.default_routes()?;

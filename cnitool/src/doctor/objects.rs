@@ -8,6 +8,7 @@ use super::{Report, Scope};
 use crate::node::{Attachment, Network, Node, Part, State, kinds};
 use crate::table;
 
+/// Reports what plugins find wrong with their objects, and objects of containers, links and networks that are gone.
 pub(super) fn check(scope: &Scope, report: &mut Report) {
     let node = &scope.node;
     for network in scope.networks() {

@@ -133,7 +133,7 @@ fn a_live_port_that_cannot_be_named_stops_everything() {
     let outcome = host.run("prune --force");
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert!(outcome.stderr.contains("port veth"), "{outcome:?}");
-    assert!(outcome.stderr.contains("is in use, and the full id of its container is unknown"), "{outcome:?}");
+    assert!(outcome.stderr.contains("is in use, and the full ID of its container is unknown"), "{outcome:?}");
     assert_eq!(leases(), ["10.126.0.2", "10.126.0.99"]);
     leak("10.126.0.3", &format!("{id}\r\neth0"));
     page(&host.run("prune --force"));

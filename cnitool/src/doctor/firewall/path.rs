@@ -224,6 +224,8 @@ impl<'a> Walk<'a, '_> {
         end
     }
 
+    /// Follows the packets through a chain until a rule decides about all of them. A rule that refuses only some of them
+    /// becomes a part of `partial`.
     fn chain(&mut self, name: &str, is_base: bool) -> End<'a> {
         // Some packets may have left the chain by an earlier rule.
         let mut may_leave = false;

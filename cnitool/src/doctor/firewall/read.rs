@@ -42,6 +42,7 @@ fn read_reachable(base: &str, mut read: impl FnMut(&str) -> Result<Vec<Rule>>) -
     Ok(chains)
 }
 
+/// Converts a rule of nf_tables. Conditions about the index of a link become conditions about its name.
 fn of_nftables(table: Table<'_>, rule: &nft::Rule, links: &[Link]) -> Rule {
     let verdict = match &rule.verdict {
         _ if rule.refuses() => Verdict::Refuse,
