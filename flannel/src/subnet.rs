@@ -28,7 +28,7 @@ const KEYS: [&str; 6] = [
 ];
 
 /// What to look at if the file is missing or incomplete.
-const HINT: &str = "Check the flannel pod log for this node: flanneld writes the file when it has a subnet. If flannel is no \
+const HINT: &str = "check the flannel pod log for this node: flanneld writes the file when it has a subnet; if flannel is no \
                     longer installed, remove its configuration from /etc/cni/net.d";
 
 /// The content of the subnet file.

@@ -24,7 +24,7 @@ fn a_missing_file_is_a_transient_failure() {
             let error = pod.call("ADD", &config).run().error(11);
             let wanted = "open /run/flannel/subnet.env: no such file or directory";
             assert!(error["msg"].as_str().unwrap().contains(wanted), "{error}");
-            assert!(error["details"].as_str().unwrap().contains("Check the flannel pod log"), "{error}");
+            assert!(error["details"].as_str().unwrap().contains("check the flannel pod log"), "{error}");
             assert_clean(lab);
         }
     });
