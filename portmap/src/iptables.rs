@@ -14,7 +14,8 @@
 //! ```
 //!
 //! `rules` has these rules, which [`linux::iptables`] writes in two ways: to nf_tables, where `iptables-nft` keeps its
-//! tables, and as text for the tools of legacy tables. `found` reads both, `removal` decides which rules belong to an attachment, and `names` has the names and comments.
+//! tables, and as text for the tools of legacy tables. `found` reads both, `removal` decides which rules belong to an
+//! attachment, and `names` has the names and comments.
 
 mod found;
 mod names;
@@ -174,20 +175,8 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
 pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
     let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
     let mut failures = ErrorCollector::default();
+    let (families, legacy) = find_tables(nft, &chains, &mut failures);
     let mut removed = Vec::new();
-    let (mut families, mut legacy) = (Vec::new(), Vec::new());
-    for tools in &FAMILIES {
-        let mut view = View::Nft(nft, tools.table(NAT));
-        let [chain, old] = &chains;
-        let mut has_chain = || -> Result<bool> { Ok(view.has_chain(&chain.name)? || view.has_chain(&old.name)?) };
-        if failures.keep(has_chain()) == Some(true) {
-            families.push(tools);
-        }
-        let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
-        if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
-            legacy.push(tools);
-        }
-    }
     if families.is_empty() && legacy.is_empty() {
         failures.into_result()?;
         return Ok(removed);
@@ -203,29 +192,48 @@ pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Ma
         Ok(plan)
     };
     if !families.is_empty() {
-        // If a rule of another program leads to the chain, it stays without rules.
-        let mut deletes_chain = true;
-        let outcome = loop {
-            match change(nft, NAT, &families, |_, view| plan(view, deletes_chain)) {
-                Err(error) if deletes_chain && error.errno() == Some(libc::EBUSY) => deletes_chain = false,
-                outcome => break outcome,
-            }
-        };
+        let is_in_use = |error: &Error| error.errno() == Some(libc::EBUSY);
+        let outcome = delete_or_empty(is_in_use, |delete| change(nft, NAT, &families, |_, view| plan(view, delete)));
         removed.extend(failures.keep(outcome).into_iter().flatten());
     }
     for tools in legacy {
-        let mut deletes_chain = true;
-        let outcome = loop {
-            match change_legacy(tools, NAT, |view| plan(view, deletes_chain)) {
-                // The error of a tool does not say why.
-                Err(_) if deletes_chain => deletes_chain = false,
-                outcome => break outcome,
-            }
-        };
+        // The error of a tool does not say why.
+        let outcome = delete_or_empty(|_| true, |delete| change_legacy(tools, NAT, |view| plan(view, delete)));
         removed.extend(failures.keep(outcome).into_iter().flatten());
     }
     failures.into_result()?;
     Ok(removed)
+}
+
+/// Returns the families whose table in nf_tables has one of these chains, and those whose legacy table has.
+fn find_tables(
+    nft: &mut Nftables,
+    chains: &[ContainerChain; 2],
+    failures: &mut ErrorCollector,
+) -> (Vec<&'static Tools>, Vec<&'static Tools>) {
+    let [chain, old] = chains;
+    let (mut families, mut legacy) = (Vec::new(), Vec::new());
+    for tools in &FAMILIES {
+        let mut view = View::Nft(nft, tools.table(NAT));
+        let mut has_chain = || -> Result<bool> { Ok(view.has_chain(&chain.name)? || view.has_chain(&old.name)?) };
+        if failures.keep(has_chain()) == Some(true) {
+            families.push(tools);
+        }
+        let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
+        if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
+            legacy.push(tools);
+        }
+    }
+    (families, legacy)
+}
+
+/// Calls `remove` with `true`, to delete chains with their rules. If a rule of another program leads to a chain, as
+/// `is_in_use` decides by the error, calls it again with `false`: the chain stays, without rules.
+fn delete_or_empty<T>(is_in_use: impl Fn(&Error) -> bool, mut remove: impl FnMut(bool) -> Result<T>) -> Result<T> {
+    match remove(true) {
+        Err(error) if is_in_use(&error) => remove(false),
+        outcome => outcome,
+    }
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`. Returns the mappings.
