@@ -350,10 +350,9 @@ fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
     }
 }
 
-/// Returns whether the kernel answered that this process lacks permission. That is a definite answer, unlike the
-/// failure of a system call, which can hide what the kernel did.
+/// Returns whether the kernel answered that this process lacks permission.
 fn is_forbidden(error: &Error) -> bool {
-    error.code() == Code::INTERNAL && error.errno() == Some(libc::EPERM)
+    error.as_ref().is_refusal() && error.errno() == Some(libc::EPERM)
 }
 
 /// Adds the permissions that the plugin needs to the kernel's answer that it lacks them.

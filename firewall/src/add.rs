@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use cni::key::network_mark_in;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
-use linux::iptables::{FAMILIES, Plan, Step, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
@@ -99,7 +99,12 @@ impl<'a> Traffic<'a> {
             }
         }
         undo.push("remove the rules", |_| removal::remove_marked(self.owner));
-        match self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld) {
+        let added = self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld);
+        if added.as_ref().is_err_and(|error| error.as_ref().is_refusal()) {
+            // The transaction had no effect, so all rules with the mark are those of an earlier ADD.
+            undo.pop();
+        }
+        match added {
             Err(error) if nft::is_unavailable(&error) && self.may_use_tools() => {
                 debug!("nf_tables is unavailable, use the tools of iptables: {error}");
                 let wanted = in_nft.into_iter().filter(|tools| self.ips.iter().any(|ip| tools.includes(*ip)));
@@ -263,7 +268,8 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Returns the steps that remove the rules of addresses that `added` has added. Another ADD may rely on the others by now.
+/// Returns the steps that remove the rules of addresses that the tools have added with `added`, which have no marks. Another ADD
+/// may rely on the others by now.
 fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<Plan<'a>> {
     let mut steps = Vec::new();
     for step in added {
@@ -271,7 +277,8 @@ fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<
         if rule.chain != CONTAINERS {
             continue;
         }
-        let listed = view.rules(rule.chain)?.into_iter().find(|listed| listed.is_same_as(rule, tools.family));
+        let is_added = |listed: &ListedRule| listed.mark().is_empty() && listed.is_same_as(rule, tools.family);
+        let listed = view.rules(rule.chain)?.into_iter().find(is_added);
         steps.extend(listed.map(|listed| Step::Delete(rule.chain, listed)));
     }
     Ok(Plan { steps, removed: vec![] })

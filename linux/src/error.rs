@@ -105,6 +105,12 @@ impl Error {
         self.0.errno
     }
 
+    /// Returns whether the kernel refused the request. That is a definite answer, unlike the failure of a system call, which
+    /// can hide what the kernel did.
+    pub fn is_refusal(&self) -> bool {
+        self.kind() == Kind::Kernel && self.errno().is_some()
+    }
+
     /// Returns the details, such as the object in the way and the remedy; may be empty.
     pub fn details_text(&self) -> &str {
         &self.0.details

@@ -125,6 +125,23 @@ fn a_second_add_with_other_addresses_replaces_the_rules() {
     assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.4"]));
 }
 
+/// Such as that of `cnitool repair` with a configuration that was edited.
+#[test]
+fn a_second_add_that_the_kernel_refuses_changes_nothing() {
+    let lab = &Lab::new();
+    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    pod.add(&config(json!({ "ingressPolicy": "isolated" })));
+    // No rule can lead to a base chain.
+    lab.sh("nft add chain ip filter base '{ type filter hook forward priority 10; }'");
+    let before = ruleset(lab);
+    for keys in [json!({}), json!({ "backend": "nftables" }), json!({ "ingressPolicy": "isolated" })] {
+        let refused = with(config(keys), json!({ "iptablesAdminChainName": "base" }));
+        pod.call("ADD", &refused).run().error(999);
+        assert_eq!(ruleset(lab), before, "{refused}");
+    }
+    assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]));
+}
+
 #[test]
 fn a_second_add_restores_what_is_missing() {
     let lab = &Lab::new();
