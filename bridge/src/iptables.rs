@@ -6,11 +6,11 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, SortedSet, key};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, SortedSet, evidence, key};
 use linux::ip::{Cidr, octets};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Nftables, Rule, Verdict};
+use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Nftables, Verdict};
 
 use crate::rule::{self, Masquerade, Traffic, missing, outdated};
 
@@ -77,10 +77,10 @@ fn script(tools: &Tools, owner: AttachmentKey<'_>, traffic: Traffic<'_>, chain_e
 }
 
 /// Removes the rules of an attachment, and the chain if no other attachment uses it. `ips` are the addresses of the
-/// attachment, if known. They matter only if the container has other attachments to the network, which share the chain.
+/// attachment, if known. They matter only if the container may have other attachments to the network, which share the chain.
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let chain = owner.chain();
-    let mut only = None;
+    let mut is_only = None;
     let mut failures = ErrorCollector::default();
     for tools in &FAMILIES {
         let mut remove = || -> Result<()> {
@@ -89,18 +89,16 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
             if !in_nft && legacy.is_none() {
                 return Ok(());
             }
-            let only = match only {
-                Some(only) => only,
-                None => *only.insert(is_only_attachment(host, owner)?),
+            let is_only = match is_only {
+                Some(is_only) => is_only,
+                None => *is_only.insert(is_only_attachment(host, owner)?),
             };
-            let is_ours = |source: &[u8]| only || ips.iter().any(|ip| octets(*ip) == source);
+            let removal = Removal { owner, ips, is_only };
             if in_nft {
-                remove_from_nft(nft, tools, &chain, is_ours)?;
+                removal.remove_from_nft(nft, host, tools)?;
             }
             if let Some(table) = legacy {
-                remove_from_legacy(&table, &chain, |line| {
-                    only || ips.iter().any(|ip| line.contains(&format!("-s {} ", Cidr::host(*ip))))
-                })?;
+                removal.remove_from_legacy(&table, host)?;
             }
             Ok(())
         };
@@ -114,43 +112,68 @@ fn is_only_attachment(host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<bo
     Ok(host.find_veths_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty())
 }
 
-/// Removes an attachment's rules of `iptables-nft`.
-fn remove_from_nft(nft: &mut Nftables, tools: &Tools, chain: &str, is_ours: impl Fn(&[u8]) -> bool) -> Result<()> {
-    let (postrouting, chain) = (postrouting(tools), tools.table(NAT).chain(chain));
-    nft::retry(|| {
-        if !nft.has_chain(chain)? {
-            return Ok(());
-        }
-        let mut jumps = nft.rules(postrouting)?;
-        jumps.retain(|rule| rule.target() == Some(chain.name));
-        let source = |rule: &Rule| rule.values.first().cloned().unwrap_or_default();
-        let (ours, others): (Vec<_>, Vec<_>) = jumps.into_iter().partition(|rule| is_ours(&source(rule)));
-        let mut edits: Vec<_> = ours.iter().map(|rule| Edit::delete_rule(postrouting, rule)).collect();
-        if others.is_empty() {
-            edits.push(Edit::flush(chain));
-            edits.push(Edit::delete_chain(chain));
-        }
-        Ok(nft.apply(&edits)?)
-    })
+/// The attachment whose rules are removed.
+struct Removal<'a> {
+    owner: AttachmentKey<'a>,
+    /// The addresses of the attachment, if known.
+    ips: &'a [IpAddr],
+    /// Whether no alias shows another attachment of the container to the network.
+    is_only: bool,
 }
 
-/// Removes an attachment's rules of legacy iptables.
-fn remove_from_legacy(table: &LegacyTable, chain: &str, is_ours: impl Fn(&str) -> bool) -> Result<()> {
-    let target = format!(" -j {chain}");
-    let jumps = table
-        .lines
-        .iter()
-        .filter_map(|line| line.strip_prefix("-A POSTROUTING ").filter(|rule| format!(" {rule}").ends_with(&target)));
-    let (ours, others): (Vec<_>, Vec<_>) = jumps.partition(|rule| is_ours(rule));
-    let mut input = String::from("*nat\n");
-    for rule in ours {
-        input.push_str(&format!("-D POSTROUTING {rule}\n"));
+impl Removal<'_> {
+    /// Returns which of the rules with these source addresses belong to the attachment, and not to another one of the same
+    /// container to the same network. Leases decide: the runtime may have passed no result, or that of the other attachment.
+    /// They are not read for the usual DEL, because there may be many.
+    fn owns(&self, host: &mut Netlink, sources: &[Option<IpAddr>]) -> Result<Vec<bool>> {
+        let is_known = |ip: &Option<IpAddr>| ip.is_some_and(|ip| self.ips.contains(&ip));
+        let is_usual = self.is_only && sources.iter().all(is_known);
+        let is_ours = |source: &Option<IpAddr>| {
+            let ip = source.filter(|_| !is_usual);
+            let is_sibling = ip.map(|ip| evidence::is_sibling(host, self.owner, ip, "")).transpose()?.flatten();
+            Ok(!is_sibling.unwrap_or_else(|| !self.is_only && !is_known(source)))
+        };
+        sources.iter().map(is_ours).collect()
     }
-    if others.is_empty() {
-        input.push_str(&format!("-F {chain}\n-X {chain}\n"));
+
+    /// Removes the rules of `iptables-nft`.
+    fn remove_from_nft(&self, nft: &mut Nftables, host: &mut Netlink, tools: &Tools) -> Result<()> {
+        let name = self.owner.chain();
+        let (postrouting, chain) = (postrouting(tools), tools.table(NAT).chain(&name));
+        nft::retry(|| {
+            if !nft.has_chain(chain)? {
+                return Ok(());
+            }
+            let mut jumps = nft.rules(postrouting)?;
+            jumps.retain(|rule| rule.target() == Some(chain.name));
+            let ours = self.owns(host, &jumps.iter().map(rule::source).collect::<Vec<_>>())?;
+            let ours = jumps.iter().zip(ours).filter(|(_, is_ours)| *is_ours);
+            let mut edits: Vec<_> = ours.map(|(rule, _)| Edit::delete_rule(postrouting, rule)).collect();
+            if edits.len() == jumps.len() {
+                edits.push(Edit::flush(chain));
+                edits.push(Edit::delete_chain(chain));
+            }
+            Ok(nft.apply(&edits)?)
+        })
     }
-    input.push_str("COMMIT\n");
-    Ok(table.restore(&input)?)
+
+    /// Removes the rules of legacy iptables.
+    fn remove_from_legacy(&self, table: &LegacyTable, host: &mut Netlink) -> Result<()> {
+        let chain = self.owner.chain();
+        let target = format!(" -j {chain}");
+        let jumps = table.lines.iter().filter_map(|line| line.strip_prefix("-A POSTROUTING "));
+        let jumps: Vec<&str> = jumps.filter(|rule| format!(" {rule}").ends_with(&target)).collect();
+        let ours = self.owns(host, &jumps.iter().map(|rule| legacy_source(rule)).collect::<Vec<_>>())?;
+        let mut input = String::from("*nat\n");
+        for (rule, _) in jumps.iter().zip(&ours).filter(|(_, is_ours)| **is_ours) {
+            input.push_str(&format!("-D POSTROUTING {rule}\n"));
+        }
+        if ours.iter().all(|is_ours| *is_ours) {
+            input.push_str(&format!("-F {chain}\n-X {chain}\n"));
+        }
+        input.push_str("COMMIT\n");
+        Ok(table.restore(&input)?)
+    }
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`.
@@ -188,6 +211,11 @@ fn legacy_comment(line: &str) -> Option<(&str, String)> {
     Some((what, format!("{}\"", comment.replace("\\\"", "\""))))
 }
 
+/// Returns the source address of a rule of a legacy table.
+fn legacy_source(rule: &str) -> Option<IpAddr> {
+    rule.strip_prefix("-s ")?.split(['/', ' ']).next()?.parse().ok()
+}
+
 /// Lists the rules of all networks that jump to the chains of containers. Rules of other programs have other comments.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let mut found = Vec::new();
@@ -198,8 +226,7 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
         let lines = legacy_lines(tools)?;
         found.extend(lines.iter().filter_map(|line| {
             let (what, comment) = legacy_comment(line.strip_prefix("-A POSTROUTING ")?)?;
-            let source = what.strip_prefix("-s ").and_then(|rest| rest.split(['/', ' ']).next()?.parse().ok());
-            Some(Masquerade { source, iptables: true, comment })
+            Some(Masquerade { source: legacy_source(what), iptables: true, comment })
         }));
     }
     found.retain(|rule| rule.comment.starts_with("name: \""));

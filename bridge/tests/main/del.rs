@@ -3,9 +3,11 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::{Lab, legacy};
+use testing::config::with;
+use testing::{Lab, legacy, reference};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+use crate::upgrade::theirs;
 
 /// Returns a configuration that creates everything that could be left behind.
 fn everything(backend: &str) -> Value {
@@ -165,6 +167,37 @@ fn attachments_of_one_container_do_not_disturb_each_other() {
         assert!(!rules.contains("10.1.0.3"), "{backend}: {rules}");
         first.del(&config);
         assert_clean(lab);
+    }
+}
+
+/// A runtime may pass no result, or that of the other interface. With iptables, the interfaces of a container share a chain, and
+/// the pairs of the reference have no alias.
+#[test]
+fn leases_tell_the_masquerade_of_interfaces_apart() {
+    let lab = &Lab::new();
+    let has_reference = reference("bridge", "leases_tell_the_masquerade_of_interfaces_apart").is_some();
+    for (backend, is_theirs) in [("nftables", false), ("iptables", false), ("iptables", has_reference)] {
+        let ipam = json!({ "type": "host-local", "subnet": "10.1.0.0/24" });
+        let keys = json!({ "cniVersion": "1.0.0", "ipMasq": true, "ipMasqBackend": backend, "ipam": ipam });
+        let config = layer3(keys);
+        for previous in [None, Some(0), Some(1)] {
+            let id = format!("{backend}-{is_theirs}-{}", previous.unwrap_or(2));
+            let first = Pod::new(lab, &id);
+            let second = Pod { lab, id, ifname: "eth1".into(), netns: first.netns.clone() };
+            let results = [&first, &second].map(|pod| match is_theirs {
+                true => theirs(pod, "ADD", &config).ok(),
+                false => pod.add(&config),
+            });
+            let is_masqueraded = |result: &Value| {
+                let ip = result["ips"][0]["address"].as_str().unwrap().trim_end_matches("/24");
+                lab.sh("nft list ruleset 2>/dev/null").contains(&format!("saddr {ip} "))
+            };
+            assert_eq!(results.each_ref().map(is_masqueraded), [true, true], "{}", first.id);
+            first.del(&with(config.clone(), json!({ "prevResult": previous.map(|index: usize| &results[index]) })));
+            assert_eq!(results.each_ref().map(is_masqueraded), [false, true], "{}", first.id);
+            second.del(&with(config.clone(), json!({ "prevResult": results[1] })));
+            assert_clean(lab);
+        }
     }
 }
 
