@@ -154,24 +154,16 @@ impl<'a> Limits<'a> {
             .details("`ip -d link show type ifb` shows whose they are; delete stale ones"))
     }
 
-    /// Removes what an earlier ADD of the attachment has added and this one does not need, and filters that lead to a link that
-    /// is gone, which drop all packets.
+    /// Removes ifb links of the attachment that `ifb` replaces, and filters that lead to a link that is gone, which drop all
+    /// packets. A direction without a rate stays as it is: another `bandwidth` in the list may limit it.
     fn remove_obsolete(&self, host: &mut Netlink, present: &Present, ifb: Option<&Link>) -> Result<()> {
         let veth = self.veth.index;
-        let is_needed = |link: LinkIndex| ifb.is_some_and(|ifb| ifb.index == link);
-        let is_own = |link: LinkIndex| present.own.iter().any(|own| own.index == link);
-        let mut changes = Vec::new();
-        for redirect in &present.redirects {
-            if redirect.to.is_none_or(|to| is_own(to) && !is_needed(to)) {
-                changes.push(Change::delete_redirect(veth, redirect));
-            }
-        }
-        let limit = present.root.as_ref().and_then(Qdisc::token_bucket);
-        if self.config.ingress.is_none() && limit.is_some() {
-            changes.push(Change::delete_qdisc(veth, QdiscPlace::Root));
-        }
-        changes
-            .extend(present.own.iter().filter(|own| !is_needed(own.index)).map(|own| Change::delete_link(own.index)));
+        let is_replaced = |link: &&Link| ifb.is_some_and(|ifb| ifb.index != link.index);
+        let replaced: Vec<LinkIndex> = present.own.iter().filter(is_replaced).map(|link| link.index).collect();
+        let is_obsolete = |redirect: &&Redirect| redirect.to.is_none_or(|to| replaced.contains(&to));
+        let redirects = present.redirects.iter().filter(is_obsolete);
+        let mut changes: Vec<_> = redirects.map(|redirect| Change::delete_redirect(veth, redirect)).collect();
+        changes.extend(replaced.iter().map(|link| Change::delete_link(*link)));
         Ok(host.apply(&changes)?)
     }
 
@@ -184,8 +176,12 @@ impl<'a> Limits<'a> {
         // could be the link of another attachment. The reference sets no alias, and something may have set the link down.
         let marked = LinkChange { alias: Some(&alias), ..LinkChange::default() };
         let up = LinkChange { up: Some(true), ..LinkChange::default() };
-        undo.push("delete the redirection of the host veth", move |host| removal::delete_redirects(host, veth, index));
         let is_redirected = present.redirects.iter().any(|redirect| redirect.to == Some(index));
+        if !is_redirected {
+            undo.push("delete the redirection of the host veth", move |host| {
+                removal::delete_redirects(host, veth, index)
+            });
+        }
         let mut apply = |classifier| {
             let mut changes = vec![
                 Change::set_link(index, &marked),

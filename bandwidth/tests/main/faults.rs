@@ -35,6 +35,22 @@ fn a_failing_system_call_leaves_nothing() {
 }
 
 #[test]
+fn a_failing_repeated_add_keeps_the_limits() {
+    let lab = &Lab::new();
+    let pod = Pod::new(lab);
+    pod.add(&both());
+    let before = state(lab);
+    let faults = [("sendto", "ENOBUFS"), ("recvfrom", "ENOMEM")];
+    let failures = fault::inject_everywhere(
+        lab,
+        &faults,
+        || pod.call("ADD", &both()),
+        |_, place| assert_eq!(state(lab), before, "{place}"),
+    );
+    assert!(failures > 10, "only {failures} failures");
+}
+
+#[test]
 fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
     let lab = &Lab::new();
     let pod = Pod::new(lab);
