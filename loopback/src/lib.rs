@@ -26,8 +26,9 @@ impl Plugin for Loopback {
         let lo = find(&mut netlink)?;
         let mut addresses = loopback_addresses(&mut netlink, &lo)?;
         let alias = AttachmentKey::new(call, at).alias();
-        // Also replaces the mark of another attachment, which was never detached from a namespace that is reused.
-        if !lo.up || (lo.alias != alias && AliasOwner::parse(&lo.alias).is_some()) {
+        // Also replaces the mark of another container, which was never detached from a namespace that is reused.
+        let is_other = |owner: AliasOwner| owner.attachment.is_none_or(|(id, _)| id != at.container.as_str());
+        if !lo.up || (lo.alias != alias && AliasOwner::parse(&lo.alias).is_some_and(is_other)) {
             let change = LinkChange { up: Some(true), alias: Some(&alias), ..LinkChange::default() };
             netlink.apply(&[Change::set_link(lo.index, &change)])?;
             // The kernel has added 127.0.0.1 and, unless IPv6 is disabled, ::1.

@@ -247,6 +247,21 @@ fn del_does_not_change_a_namespace_that_another_container_uses_now() {
     }
 }
 
+/// For example if the list of each network of a container has the plugin.
+#[test]
+fn only_the_first_attachment_of_a_container_sets_lo_down() {
+    let lab = Lab::new();
+    let netns = lab.netns("c1");
+    let second = |command| call(&lab, command, &netns).env("CNI_IFNAME", "eth1");
+    call(&lab, "ADD", &netns).run().ok();
+    second("ADD").run().ok();
+    second("DEL").run().ok();
+    assert!(is_up(&lab, "c1"), "the first one set it up");
+    second("ADD").run().ok();
+    call(&lab, "DEL", &netns).run().ok();
+    assert!(!is_up(&lab, "c1"));
+}
+
 /// A node is upgraded in place: containers that an earlier version attached have its alias.
 #[test]
 fn del_recognises_the_alias_of_an_earlier_version() {
