@@ -1,0 +1,297 @@
+//! Compares the host's firewall with the live attachments of a network.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use cni::inspect::{Finding, Fix, Kind, Level, NetworkView, Subject};
+use cni::{Code, Result};
+use linux::iptables::FAMILIES;
+use linux::log::debug;
+use linux::netlink::Netlink;
+use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
+
+use super::{KINDS, for_each_table, read_rule};
+use crate::add::{self, Traffic};
+use crate::config::{Backend, Config, IngressPolicy};
+use crate::filter::{CONTAINERS, FILTER, FORWARD};
+use crate::firewalld::Firewalld;
+use crate::policy::STAGE_1;
+
+/// The remedy if something of an attached container is missing.
+const REPAIR_HINT: &str = "something changed the host's firewall; `cnitool repair` restores it";
+
+/// Reports attachments whose traffic is not accepted, rules that no packet reaches, and a policy that is not in effect.
+pub(super) fn findings(network: &NetworkView<'_>, config: &Config) -> Result<Vec<Finding>> {
+    let mut nft = Nftables::open()?;
+    let acceptance = Acceptance::read(&mut nft)?;
+    Checker { network, config, nft, host: Netlink::open()?, acceptance }.run()
+}
+
+/// What the rules of this host accept.
+struct Acceptance {
+    /// For each table: its family, whether packets reach the rules, and the accepted addresses.
+    tables: Vec<(Family, bool, Vec<IpAddr>)>,
+}
+
+impl Acceptance {
+    fn read(nft: &mut Nftables) -> Result<Acceptance> {
+        let mut tables = Vec::new();
+        for tools in &FAMILIES {
+            for_each_table(nft, tools, CONTAINERS, |view| {
+                let is_reached = view.rules(FORWARD)?.iter().any(|rule| rule.is_jump_to(CONTAINERS));
+                // The reference does not add the third rule.
+                let mut found: BTreeMap<IpAddr, [bool; 3]> = BTreeMap::new();
+                for (ip, which) in view.rules(CONTAINERS)?.iter().filter_map(|rule| read_rule(tools, rule)) {
+                    if let Some(rule) = found.entry(ip).or_default().get_mut(which) {
+                        *rule = true;
+                    }
+                }
+                let accepted = found.into_iter().filter(|(_, [replies, from, _])| *replies && *from);
+                tables.push((tools.family, is_reached, accepted.map(|(ip, _)| ip).collect()));
+                Ok(())
+            })?;
+        }
+        Ok(Acceptance { tables })
+    }
+
+    /// Returns whether all tables of its family accept an address, and there is one.
+    fn includes(&self, ip: IpAddr) -> bool {
+        let mut tables = self.of_family(Family::of(ip)).peekable();
+        tables.peek().is_some() && tables.all(|(_, _, ips)| ips.binary_search(&ip).is_ok())
+    }
+
+    /// Returns whether a table that accepts a family is not reached by packets.
+    fn is_cut_off(&self, family: Family) -> bool {
+        self.of_family(family).any(|(_, is_reached, _)| !is_reached)
+    }
+
+    fn of_family(&self, family: Family) -> impl Iterator<Item = &(Family, bool, Vec<IpAddr>)> {
+        self.tables.iter().filter(move |(of, _, _)| *of == family)
+    }
+}
+
+/// A network, and the state of the host that concerns it.
+struct Checker<'a> {
+    network: &'a NetworkView<'a>,
+    config: &'a Config,
+    nft: Nftables,
+    host: Netlink,
+    acceptance: Acceptance,
+}
+
+/// The accepted traffic of the live attachments of a network.
+#[derive(Default)]
+struct Comparison {
+    /// The number of attachments that have addresses.
+    count: usize,
+    /// Of each attachment whose traffic is not accepted, the first such address.
+    lacking: Vec<IpAddr>,
+    /// These attachments.
+    affected: Vec<Subject>,
+    /// The addresses that rules accept.
+    by_rules: Vec<IpAddr>,
+    /// The attachments with these addresses.
+    accepted: Vec<Subject>,
+}
+
+impl Checker<'_> {
+    fn run(&mut self) -> Result<Vec<Finding>> {
+        let [acceptance, _] = &KINDS;
+        let Comparison { count, lacking, affected, by_rules, accepted } = self.compare()?;
+        let mut findings = Vec::new();
+        let level = if lacking.is_empty() && by_rules.is_empty() { Level::Ok } else { self.severity()? };
+        if let Some(first) = lacking.first() {
+            let text = format!("{} of {count} live containers lack their rules, such as {first}", lacking.len());
+            findings.push(finding(acceptance, level, format!("{text}{}", consequence(level))).about(affected));
+        }
+        for tools in &FAMILIES {
+            let is_used = by_rules.iter().any(|ip| tools.includes(*ip));
+            if is_used && self.acceptance.is_cut_off(tools.family) {
+                let table = tools.table(FILTER);
+                let text = format!("no rule in chain {FORWARD} of table {table} leads to chain {CONTAINERS}");
+                let finding = finding(acceptance, level, format!("{text}{}", consequence(level)));
+                findings.push(finding.about(accepted.iter().cloned()));
+            }
+        }
+        if findings.is_empty() && count > 0 {
+            findings.push(Finding::ok(acceptance.name, "the traffic of live containers is accepted"));
+        }
+        findings.extend(self.policy_findings()?);
+        Ok(findings)
+    }
+
+    /// Compares the addresses of live attachments with those that rules or firewalld accept.
+    fn compare(&self) -> Result<Comparison> {
+        let mut firewalld = None;
+        let mut comparison = Comparison::default();
+        for at in self.network.alive {
+            // The addresses that an IPAM plugin without leases has assigned are only in the result.
+            let added =
+                at.added.as_ref().map(|added| added.with_call(|call, _| Ok(add::addresses(&call.chained_result()?))));
+            let ips = match added {
+                Some(Ok(ips)) => ips,
+                Some(Err(_)) | None => at.addresses.clone(),
+            };
+            comparison.count += usize::from(!ips.is_empty());
+            match ips.iter().copied().find(|ip| !self.acceptance.includes(*ip)) {
+                Some(_) if self.is_in_zone(&mut firewalld, &ips)? => {}
+                Some(ip) => {
+                    comparison.lacking.push(ip);
+                    comparison.affected.push(at.subject.clone());
+                }
+                None => {
+                    comparison.by_rules.extend(ips);
+                    comparison.accepted.push(at.subject.clone());
+                }
+            }
+        }
+        Ok(comparison)
+    }
+
+    /// Returns whether firewalld is a backend of the network, and has all of these addresses in its zone.
+    fn is_in_zone(&self, firewalld: &mut Option<Firewalld>, ips: &[IpAddr]) -> Result<bool> {
+        if firewalld.is_none() && matches!(self.config.backend, Backend::Auto | Backend::Firewalld) {
+            *firewalld = Firewalld::connect().or_else(|error| match error.code() {
+                // It may be running.
+                Code::TRY_LATER => Err(error),
+                _ => {
+                    debug!("firewalld cannot be used: {error}");
+                    Ok(None)
+                }
+            })?;
+        }
+        let Some(firewalld) = firewalld else { return Ok(false) };
+        for ip in ips {
+            if !firewalld.query(&self.config.zone, *ip)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the severity of missing rules: whether any chain drops the forwarded packets that no rule accepts.
+    fn severity(&mut self) -> Result<Level> {
+        for chain in self.nft.base_chains()? {
+            let is_ip = chain.sees(Family::Ipv4) || chain.sees(Family::Ipv6);
+            let Some(family) = chain.family().filter(|_| is_ip && chain.place == BaseChain::FORWARD) else { continue };
+            let table = Table { family, name: &chain.table };
+            let mut rules = self.nft.rules(table.chain(&chain.name))?.into_iter();
+            if chain.drops || rules.any(|rule| rule.is_unconditional() && rule.refuses()) {
+                return Ok(Level::Fail);
+            }
+        }
+        for tools in &FAMILIES {
+            let lines = tools.legacy_table_in_use(FILTER)?.map(|table| table.lines).unwrap_or_default();
+            let refuses = |line: &String| line.starts_with(":FORWARD DROP") || line.starts_with("-A FORWARD -j DROP");
+            if lines.iter().any(refuses) {
+                return Ok(Level::Fail);
+            }
+        }
+        Ok(Level::Warn)
+    }
+
+    /// Reports rules of the ingress policy that are missing, and ports that should be isolated. The policies of bridges that
+    /// are gone are objects.
+    fn policy_findings(&mut self) -> Result<Vec<Finding>> {
+        if self.config.ingress == IngressPolicy::Open {
+            return Ok(Vec::new());
+        }
+        let PolicyComparison { affected, differences, ports } = self.compare_policy();
+        let [_, policy] = &KINDS;
+        let mut findings = Vec::new();
+        let count = affected.len();
+        if let Some(first) = differences.first() {
+            let text = format!("containers can be reached in spite of the ingress policy: {first}");
+            findings.push(finding(policy, Level::Warn, text).about(affected));
+        }
+        if let Some((first, _)) = ports.first() {
+            let text = format!(
+                "{} of {count} containers are not isolated from other containers of the bridge as the ingress policy \
+                 requires: their ports, such as {first}",
+                ports.len()
+            );
+            let subjects = ports.iter().flat_map(|(port, container)| [container.clone(), Subject::link(port)]);
+            findings.push(finding(policy, Level::Warn, text).about(subjects));
+        }
+        if findings.is_empty() && count > 0 {
+            findings.push(Finding::ok(policy.name, "the ingress policy of live containers is in effect"));
+        }
+        Ok(findings)
+    }
+
+    /// Compares the ingress policy with the rules and ports of live attachments.
+    fn compare_policy(&mut self) -> PolicyComparison {
+        let mut comparison = PolicyComparison::default();
+        for live in self.network.alive {
+            let Some(added) = &live.added else { continue };
+            let compared = added.with_call(|call, at| {
+                let (config, result) = (Config::parse(call)?, call.chained_result()?);
+                let traffic = Traffic::new(call, at, &config, &result, &mut self.host)?;
+                self.compare_policy_of(&traffic, &live.subject, &mut comparison)
+            });
+            // Other attachments are compared all the same.
+            if let Err(error) = compared {
+                debug!("the policy for {} is unknown: {error}", added.attachment.container);
+            }
+        }
+        comparison
+    }
+
+    /// Compares the ingress policy with the rules and the port of an attachment.
+    fn compare_policy_of(
+        &mut self,
+        traffic: &Traffic<'_>,
+        subject: &Subject,
+        into: &mut PolicyComparison,
+    ) -> Result<()> {
+        let Some(policy) = &traffic.policy else { return Ok(()) };
+        into.affected.push(subject.clone());
+        if let Some(port) = policy.isolated_port()
+            && !port.is_isolated(&mut self.nft, traffic.owner)?
+        {
+            into.ports.push((port.name.to_owned(), subject.clone()));
+        }
+        for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
+            let mut is_found = false;
+            for_each_table(&mut self.nft, tools, STAGE_1, |view| {
+                is_found = true;
+                let forward = view.rules(FORWARD)?;
+                let is_strict = policy.is_marked(view)?;
+                into.record(policy.difference(view, tools, &forward, is_strict)?);
+                Ok(())
+            })?;
+            let missing = || format!("chain {STAGE_1} does not exist in table {}", tools.table(FILTER));
+            into.record((!is_found).then(missing));
+        }
+        Ok(())
+    }
+}
+
+/// How the rules and ports of live attachments differ from the ingress policy.
+#[derive(Default)]
+struct PolicyComparison {
+    /// The attachments with a policy.
+    affected: Vec<Subject>,
+    /// How rules differ, each difference once.
+    differences: Vec<String>,
+    /// The ports that should be isolated, and their attachments.
+    ports: Vec<(String, Subject)>,
+}
+
+impl PolicyComparison {
+    fn record(&mut self, difference: Option<String>) {
+        self.differences.extend(difference.filter(|text| !self.differences.contains(text)));
+    }
+}
+
+/// Returns what follows from missing rules.
+fn consequence(level: Level) -> &'static str {
+    match level {
+        Level::Fail => ": the host's firewall drops their packets",
+        Level::Ok | Level::Warn => ", but no chain drops forwarded packets",
+    }
+}
+
+fn finding(kind: &Kind, level: Level, what: String) -> Finding {
+    Finding::new(level, kind.name, what).remedy(REPAIR_HINT).fix(Fix::Repair)
+}
