@@ -55,68 +55,48 @@ impl<'a> Removal<'a> {
         if !view.has_chain(&chain.name)? {
             return Ok(Plan::default());
         }
-        let rules = found::list(view, &chain.name)?;
-        let mut entries = found::list(view, chain.entries)?;
-        entries.retain(|entry| entry.jump.as_deref() == Some(&chain.name));
-        let (ours, others): (Vec<Found>, Vec<Found>) =
-            entries.into_iter().partition(|entry| entry.comment == chain.comment);
+        let present = ChainRules::read(view, chain)?;
+        let translations = present.translations();
+        let links = self.links(&present, &translations);
+        let shares = self.divide(&present, translations, &links)?;
+        let steps = present.removal_steps(chain, &shares, &links, delete_chain);
+        Ok(Plan { steps, removed: shares.removed.into_iter().map(|(_, mapping)| mapping).collect() })
+    }
 
-        let translations: Vec<(&Found, Mapping)> =
-            rules.iter().filter_map(|rule| Some((rule, rule.mapping()?))).collect();
-        let covers = |entry: &&Found, mapping: &Mapping| entry.covers(mapping.key.protocol, mapping.key.port);
-        // Two attachments may publish the same port, at different addresses of this host: then the link is unknown.
-        let link_of = |mapping: &Mapping| {
-            let mut links = ours.iter().filter(|entry| covers(entry, mapping)).map(|entry| &*entry.link);
-            links.next().map(|link| if links.all(|other| other == link) { link } else { "" })
-        };
-        let leads_to_us = |mapping: &&Mapping| self.ips.contains(&mapping.target.ip());
-        let mut links: Vec<&str> =
-            translations.iter().map(|(_, m)| m).filter(leads_to_us).filter_map(link_of).collect();
+    fn leads_to_us(&self, mapping: &Mapping) -> bool {
+        self.ips.contains(&mapping.target.ip())
+    }
+
+    /// Returns the links of the attachment on this host: the one that is known, and those that rules for its addresses name.
+    fn links<'f>(&'f self, present: &'f ChainRules, translations: &[(&Found, Mapping)]) -> Vec<&'f str> {
+        let own = translations.iter().map(|(_, mapping)| mapping).filter(|mapping| self.leads_to_us(mapping));
+        let mut links: Vec<&str> = own.filter_map(|mapping| present.link_of(mapping)).collect();
         links.extend(self.link);
         links.retain(|link| !link.is_empty());
+        links
+    }
 
-        let has_our_link = |mapping: &Mapping| link_of(mapping).is_some_and(|link| links.contains(&link));
-        let is_known = translations.iter().any(|(_, mapping)| leads_to_us(&mapping) || has_our_link(mapping));
-        let (mut removed, mut siblings, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
+    /// Divides the translations of a chain among the attachments that share it. `links` are those of this attachment.
+    fn divide<'f>(
+        &self,
+        present: &ChainRules,
+        translations: Vec<(&'f Found, Mapping)>,
+        links: &[&str],
+    ) -> Result<Shares<'f>> {
+        let has_our_link = |mapping: &Mapping| present.link_of(mapping).is_some_and(|link| links.contains(&link));
+        let is_known = translations.iter().any(|(_, mapping)| self.leads_to_us(mapping) || has_our_link(mapping));
+        let mut shares = Shares::default();
         for (rule, mapping) in translations {
-            let link = link_of(&mapping);
-            if others.iter().any(|entry| covers(&entry, &mapping)) && !(link.is_some() && leads_to_us(&&mapping)) {
-                foreign.push(mapping);
-            } else if self.is_ours(mapping.target.ip(), link.unwrap_or_default(), &links, is_known)? {
-                removed.push((rule, mapping));
+            let link = present.link_of(&mapping);
+            if present.is_covered_by_others(&mapping) && !(link.is_some() && self.leads_to_us(&mapping)) {
+                shares.foreign.push(mapping);
+            } else if self.is_ours(mapping.target.ip(), link.unwrap_or_default(), links, is_known)? {
+                shares.removed.push((rule, mapping));
             } else {
-                siblings.push(mapping);
+                shares.siblings.push(mapping);
             }
         }
-
-        // A rule without translations may belong to a sibling: the reference lists the ports of the other family, too.
-        let has_own_link = |entry: &Found| links.contains(&&*entry.link);
-        let leads_to = |entry: &&Found, mapping: &Mapping| {
-            let others = || ours.iter().any(|other| covers(&other, mapping) && !has_own_link(other));
-            covers(entry, mapping) && !(has_own_link(entry) && others())
-        };
-        let is_kept = |entry: &&Found| {
-            siblings.iter().any(|mapping| leads_to(entry, mapping))
-                || (!siblings.is_empty() && !removed.iter().any(|(_, mapping)| covers(entry, mapping)))
-        };
-        let (kept, dropped): (Vec<&Found>, Vec<&Found>) = ours.iter().partition(is_kept);
-        let mut steps: Vec<Step<'c>> =
-            dropped.into_iter().map(|entry| Step::Delete(chain.entries, entry.listed.clone())).collect();
-        if kept.is_empty() && others.is_empty() && siblings.is_empty() {
-            steps.push(Step::Flush(&chain.name));
-            if delete_chain {
-                steps.push(Step::DeleteChain(&chain.name));
-            }
-        } else {
-            let is_needed = |rule: &Found| siblings.iter().chain(&foreign).any(|mapping| rule.marks_for(mapping));
-            let marks = rules.iter().filter(|rule| {
-                removed.iter().any(|(_, mapping)| rule.translates_to.is_none() && rule.marks_for(mapping))
-                    && !is_needed(rule)
-            });
-            let obsolete = marks.chain(removed.iter().map(|(rule, _)| *rule));
-            steps.extend(obsolete.map(|rule| Step::Delete(&chain.name, rule.listed.clone())));
-        }
-        Ok(Plan { steps, removed: removed.into_iter().map(|(_, mapping)| mapping).collect() })
+        Ok(shares)
     }
 
     /// Returns whether a port that leads to this address belongs to the attachment, and not to another one of the same
@@ -143,4 +123,93 @@ impl<'a> Removal<'a> {
             None => ips.is_empty() || is_lost || (is_del && link.is_empty() && !is_known),
         })
     }
+}
+
+/// The rules of a container's chain, and those that lead to it.
+struct ChainRules {
+    rules: Vec<Found>,
+    /// The entry rules of the container.
+    entries: Vec<Found>,
+    /// The entry rules of other containers, whose chain has the same name.
+    other_entries: Vec<Found>,
+}
+
+/// The translations of a chain, by owner.
+#[derive(Default)]
+struct Shares<'f> {
+    /// Those of the attachment, with their rules.
+    removed: Vec<(&'f Found, Mapping)>,
+    /// Those of other attachments of the container.
+    siblings: Vec<Mapping>,
+    /// Those of other containers.
+    foreign: Vec<Mapping>,
+}
+
+impl ChainRules {
+    fn read(view: &mut View<'_>, chain: &ContainerChain) -> Result<ChainRules> {
+        let rules = found::list(view, &chain.name)?;
+        let mut entries = found::list(view, chain.entries)?;
+        entries.retain(|entry| entry.jump.as_deref() == Some(&chain.name));
+        let (entries, other_entries) = entries.into_iter().partition(|entry| entry.comment == chain.comment);
+        Ok(ChainRules { rules, entries, other_entries })
+    }
+
+    fn translations(&self) -> Vec<(&Found, Mapping)> {
+        self.rules.iter().filter_map(|rule| Some((rule, rule.mapping()?))).collect()
+    }
+
+    /// Returns the link that the entry rules of a port name; `None` without such a rule. Empty if they differ: two attachments
+    /// may publish the same port, at different addresses of this host.
+    fn link_of(&self, mapping: &Mapping) -> Option<&str> {
+        let mut links = self.entries.iter().filter(|entry| covers(entry, mapping)).map(|entry| &*entry.link);
+        links.next().map(|link| if links.all(|other| other == link) { link } else { "" })
+    }
+
+    fn is_covered_by_others(&self, mapping: &Mapping) -> bool {
+        self.other_entries.iter().any(|entry| covers(entry, mapping))
+    }
+
+    /// Returns the steps that remove the share of an attachment, whose links are `links`, and the chain if nothing else needs
+    /// it and `delete_chain`.
+    fn removal_steps<'c>(
+        &self,
+        chain: &'c ContainerChain,
+        shares: &Shares<'_>,
+        links: &[&str],
+        delete_chain: bool,
+    ) -> Vec<Step<'c>> {
+        let (kept, dropped): (Vec<&Found>, Vec<&Found>) =
+            self.entries.iter().partition(|entry| self.is_entry_kept(entry, shares, links));
+        let delete = |rule: &Found, chain: &'c str| Step::Delete(chain, rule.listed.clone());
+        let mut steps: Vec<Step<'c>> = dropped.into_iter().map(|entry| delete(entry, chain.entries)).collect();
+        if kept.is_empty() && self.other_entries.is_empty() && shares.siblings.is_empty() {
+            steps.push(Step::Flush(&chain.name));
+            steps.extend(delete_chain.then_some(Step::DeleteChain(&chain.name)));
+            return steps;
+        }
+        let Shares { removed, siblings, foreign } = shares;
+        let marks_removed =
+            |rule: &&Found| rule.translates_to.is_none() && removed.iter().any(|(_, mapping)| rule.marks_for(mapping));
+        let is_needed = |rule: &Found| siblings.iter().chain(foreign).any(|mapping| rule.marks_for(mapping));
+        let marks = self.rules.iter().filter(marks_removed).filter(|rule| !is_needed(rule));
+        steps.extend(marks.chain(removed.iter().map(|(rule, _)| *rule)).map(|rule| delete(rule, &chain.name)));
+        steps
+    }
+
+    /// Returns whether an entry rule of the container leads to ports of other attachments. One without translations may: the
+    /// reference lists the ports of the other family, too.
+    fn is_entry_kept(&self, entry: &Found, shares: &Shares<'_>, links: &[&str]) -> bool {
+        let has_own_link = |entry: &Found| links.contains(&&*entry.link);
+        let is_covered_elsewhere =
+            |mapping: &Mapping| self.entries.iter().any(|other| covers(other, mapping) && !has_own_link(other));
+        let leads_to =
+            |mapping: &Mapping| covers(entry, mapping) && !(has_own_link(entry) && is_covered_elsewhere(mapping));
+        let is_removed = || shares.removed.iter().any(|(_, mapping)| covers(entry, mapping));
+        shares.siblings.iter().any(leads_to) || (!shares.siblings.is_empty() && !is_removed())
+    }
+}
+
+/// Returns whether an entry rule matches the packets to a published port.
+fn covers(entry: &Found, mapping: &Mapping) -> bool {
+    entry.covers(mapping.key.protocol, mapping.key.port)
 }
