@@ -14,8 +14,9 @@ use std::time::SystemTime;
 use linux::ip::Cidr;
 use linux::netlink::Address;
 
-use crate::error::Result;
-use crate::key::{self, AttachmentKey};
+use crate::error::{Code, Error, Result};
+use crate::guest::Namespaces;
+use crate::key::{self, AliasOwner, AttachmentKey};
 use crate::plugin::{Attachment, Call, Plugin};
 
 pub use crate::config::{FIX_HINT, common_shape};
@@ -367,4 +368,29 @@ impl Added {
     pub fn with_call<T>(&self, function: impl FnOnce(&Call<'_>, &Attachment) -> Result<T>) -> Result<T> {
         function(&Call::for_config(&self.config)?, &self.attachment)
     }
+}
+
+/// Returns an error unless the interface of an attachment has these addresses, and `link` is its link on this host. A link
+/// that was renamed keeps its alias. Without an alias, the name decides.
+pub fn require_attached(call: &Call<'_>, at: &Attachment, ips: &[IpAddr], link: Option<&str>) -> Result<()> {
+    let fail = |what: String| Err(Error::new(Code::INTERNAL, what).details("attach the container again"));
+    let mut namespaces = Namespaces::open(call, at)?;
+    let mut guest = namespaces.open_guest(at)?;
+    let interface = guest.interface()?;
+    let have = guest.netlink.addresses(interface.index)?;
+    if let Some(ip) = ips.iter().find(|ip| !have.iter().any(|address| address.cidr.ip() == **ip)) {
+        let (ifname, sandbox) = (at.ifname.as_str(), at.sandbox());
+        return fail(format!("interface {ifname:?} in {sandbox:?} does not have the address {ip}"));
+    }
+    let Some(link) = link else { return Ok(()) };
+    let host = &mut namespaces.host.netlink;
+    let aliases = AttachmentKey::new(call, at).aliases();
+    let is_own = |alias: &str| aliases.iter().any(|own| own == alias);
+    // An alias that is cut could name any attachment.
+    let is_others = |alias: &str| AliasOwner::parse(alias).is_some_and(|o| o.attachment.is_some()) && !is_own(alias);
+    let is_found = host.link(link)?.is_some_and(|found| !is_others(&found.alias));
+    if !is_found && host.find_veths_by_alias(&is_own)?.is_empty() {
+        return fail(format!("link {link:?} of the container does not exist, or belongs to another container"));
+    }
+    Ok(())
 }

@@ -7,11 +7,10 @@ use std::net::IpAddr;
 
 use cni::inspect::{
     Finding, ForwardChain, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Usage,
+    require_attached,
 };
-use cni::key::{AliasOwner, mark_in};
-use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, ErrorCollector, Namespaces, Result, evidence,
-};
+use cni::key::mark_in;
+use cni::{Attachment, Call, Context, ErrorCollector, Result, evidence};
 use linux::iptables::{FAMILIES, ListedRule, Tools, View, words};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -214,38 +213,15 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     if traffic.ips.is_empty() || (is_isolated && check::run(&traffic).is_ok()) {
         return Ok(false);
     }
-    require_attached(call, at, &traffic, &result)?;
+    let link = evidence::host_link(&result, at);
+    require_attached(call, at, &traffic.ips, link)?;
     traffic.accept(host)?;
     // A concurrent DEL of another runtime may have looked for rules before, and then removes the interface.
-    if let Err(gone) = require_attached(call, at, &traffic, &result) {
+    if let Err(gone) = require_attached(call, at, &traffic.ips, link) {
         let mut failures = ErrorCollector::default();
         failures.record(Err(gone));
         failures.record(removal::remove(traffic.owner, &traffic.ips, &config.zone, config.backend));
         return failures.into_result().map(|()| false);
     }
     Ok(true)
-}
-
-/// Returns an error unless the container has its interface with the addresses of the result, and its link on this host.
-fn require_attached(call: &Call<'_>, at: &Attachment, traffic: &Traffic<'_>, result: &AddResult) -> Result<()> {
-    let fail = |what: String| Err(Error::new(Code::INTERNAL, what).details("attach the container again"));
-    let mut namespaces = Namespaces::open(call, at)?;
-    let mut guest = namespaces.open_guest(at)?;
-    let interface = guest.interface()?;
-    let have = guest.netlink.addresses(interface.index)?;
-    if let Some(ip) = traffic.ips.iter().find(|ip| !have.iter().any(|address| address.cidr.ip() == **ip)) {
-        let (ifname, sandbox) = (at.ifname.as_str(), at.sandbox());
-        return fail(format!("interface {ifname:?} in {sandbox:?} does not have the address {ip}"));
-    }
-    let Some(port) = evidence::host_link(result, at) else { return Ok(()) };
-    match namespaces.host.netlink.link(port)? {
-        Some(link) if !belongs_to_other(&link.alias, traffic.owner) => Ok(()),
-        _ => fail(format!("link {port:?} of the container does not exist, or belongs to another container")),
-    }
-}
-
-/// Returns whether an alias names another attachment. An alias that is cut could name any.
-fn belongs_to_other(alias: &str, owner: AttachmentKey<'_>) -> bool {
-    AliasOwner::parse(alias).is_some_and(|found| found.attachment.is_some())
-        && !owner.aliases().iter().any(|own| own == alias)
 }

@@ -4,9 +4,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cni::inspect::{
     Finding, Fix, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Shape, Subject, Usage,
+    require_attached,
 };
 use cni::key::mark_in;
-use cni::{Attachment, AttachmentKey, Call, Code, Context, Error, Namespaces, Result};
+use cni::{Attachment, AttachmentKey, Call, Context, Result};
 use linux::iptables::{FAMILIES, Tools};
 use linux::log::debug;
 use linux::netlink::Netlink;
@@ -19,7 +20,7 @@ use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, REPAIR_HINT};
 use crate::published::{Form, PortOwner, Published};
 use crate::table::{self, Frame, Scope};
-use crate::{Portmap, check, localnet, other_forms, owner, removal};
+use crate::{Portmap, check, localnet, other_forms, removal};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [Kind; 1] =
@@ -341,11 +342,12 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     if publication.addresses.is_empty() || (check::run(&publication).is_ok() && is_guarded(&publication)?) {
         return Ok(false);
     }
-    require_attached(call, at, &publication)?;
+    let ips = publication.ips();
+    require_attached(call, at, &ips, publication.port)?;
     publication.add()?;
     // A concurrent DEL of another runtime may have looked for ports before, and then removes the interface.
-    if let Err(gone) = require_attached(call, at, &publication) {
-        removal::remove(&publication.removal(&publication.ips()))?;
+    if let Err(gone) = require_attached(call, at, &ips, publication.port) {
+        removal::remove(&publication.removal(&ips))?;
         return Err(gone);
     }
     Ok(true)
@@ -356,26 +358,6 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
 fn is_guarded(publication: &Publication<'_>) -> Result<bool> {
     let mut nft = Nftables::open()?;
     Ok(publication.loopback_target().is_none() || table::has_guard(&mut nft)? || !nft.is_available()?)
-}
-
-/// Returns an error unless the container has its interface with the addresses that ports lead to.
-fn require_attached(call: &Call<'_>, at: &Attachment, publication: &Publication<'_>) -> Result<()> {
-    let mut namespaces = Namespaces::open(call, at)?;
-    let mut guest = namespaces.open_guest(at)?;
-    let interface = guest.interface()?;
-    let have = guest.netlink.addresses(interface.index)?;
-    if let Some(ip) = publication.ips().into_iter().find(|ip| !have.iter().any(|address| address.cidr.ip() == *ip)) {
-        let what = format!("interface {:?} in {:?} does not have the address {ip}", at.ifname.as_str(), at.sandbox());
-        return Err(Error::new(Code::INTERNAL, what).details("attach the container again"));
-    }
-    let attachment = PortOwner::Attachment(publication.owner.comment());
-    match publication.port {
-        Some(port) if owner::has_lost_link(&mut namespaces.host.netlink, &attachment, port)? => {
-            let what = format!("link {port:?} of the container does not exist, or belongs to another container");
-            Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
-        }
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(crate) fn is_gone(host: &mut Netlink, owner: &PortOwner, port: Option<&str>)
 
 /// Returns whether the link that `owner` had does not exist, also not with another name: a link that is renamed keeps its
 /// alias.
-pub(crate) fn has_lost_link(host: &mut Netlink, owner: &PortOwner, port: &str) -> Result<bool> {
+fn has_lost_link(host: &mut Netlink, owner: &PortOwner, port: &str) -> Result<bool> {
     let is_lost = match host.link(port)? {
         None => true,
         // The name may be that of a later attachment.

@@ -114,6 +114,11 @@ fn nothing_is_accepted_for_a_container_without_its_address_or_link() {
     host.lab.sh(&format!("ip link set {port} alias 'cni-attachment pods {id} eth0'"));
     assert_eq!(states(&json(&host, "repair --json")), ["repaired"]);
     assert!(rules(&host, "CNI-FORWARD").contains("10.193.0.2"));
+
+    // A link that was renamed keeps its alias.
+    host.lab.sh(&format!("iptables -F; ip link set {port} down; ip link set {port} name renamed up"));
+    host.run("repair");
+    assert!(rules(&host, "CNI-FORWARD").contains("10.193.0.2"));
 }
 
 #[test]
