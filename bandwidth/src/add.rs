@@ -1,27 +1,18 @@
 //! ADD: limits what a container receives and sends.
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Namespaces, Result, Undo};
+use cni::{Code, Error, Result, Undo};
 use linux::log::{debug, warn};
 use linux::netlink::{Change, Classifier, IfbSpec, Link, LinkChange, LinkIndex, Netlink, Qdisc, QdiscPlace, Redirect};
 
-use crate::config::Config;
 use crate::ifb::{self, IFB};
-use crate::{removal, veth};
+use crate::limits::Limits;
+use crate::removal::{self, delete_qdisc};
 
 /// The remedy if the kernel lacks a part of traffic control.
 pub(crate) const FIX_HINT: &str = "load the kernel modules sch_tbf, ifb, sch_ingress, act_mirred and cls_u32 or cls_matchall; \
                                    some distributions have them in a package such as linux-modules-extra or kernel-modules-extra";
 /// The length of an Ethernet header. The burst must have space for it, too.
 const ETHERNET: u32 = 14;
-
-/// The limits of an attachment.
-#[derive(Debug)]
-pub(crate) struct Limits<'a> {
-    pub(crate) owner: AttachmentKey<'a>,
-    pub(crate) config: &'a Config,
-    /// The host veth.
-    pub(crate) veth: Link,
-}
 
 /// What exists of the limits of an attachment, and of those of others.
 struct Present {
@@ -37,23 +28,7 @@ struct Present {
     all: Vec<Link>,
 }
 
-impl<'a> Limits<'a> {
-    /// Returns the limits of an attachment with this previous result, and a socket of the host; `None` if nothing is to be
-    /// limited.
-    pub(crate) fn find(
-        call: &'a Call<'_>,
-        at: &'a Attachment,
-        config: &'a Config,
-        result: &AddResult,
-    ) -> Result<Option<(Limits<'a>, Netlink)>> {
-        if config.is_empty() {
-            return Ok(None);
-        }
-        let mut namespaces = Namespaces::open(call, at)?;
-        let veth = veth::find(&mut namespaces, at, result, call.version)?;
-        Ok(Some((Limits { owner: AttachmentKey::new(call, at), config, veth }, namespaces.host.netlink)))
-    }
-
+impl Limits<'_> {
     /// Sets the limits. Replaces those of an earlier ADD of the same attachment. Returns the ifb link, if what the container
     /// sends is limited.
     pub(crate) fn set(&self, host: Netlink) -> Result<Option<Link>> {
@@ -226,14 +201,6 @@ impl Present {
         };
         let own = all.iter().filter(is_own).cloned().collect();
         Ok(Present { root, ingress, redirects, own, all })
-    }
-}
-
-/// Deletes a queueing discipline, if it exists.
-pub(crate) fn delete_qdisc(host: &mut Netlink, link: LinkIndex, place: QdiscPlace) -> Result<()> {
-    match host.apply(&[Change::delete_qdisc(link, place)]) {
-        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)) => Ok(()),
-        outcome => Ok(outcome?),
     }
 }
 

@@ -3,8 +3,8 @@
 use cni::{Code, Error, Result};
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
 
-use crate::add::Limits;
 use crate::ifb::{self, IFB};
+use crate::limits::Limits;
 
 /// The remedy if a limit of an attached container is missing.
 const REPAIR_HINT: &str = "something changed the host's traffic control; run `cnitool repair`, or repeat the ADD";

@@ -8,9 +8,10 @@ use cni::{Attachment, AttachmentKey, Call, Context, Result};
 use linux::log::debug;
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
 
-use crate::add::{FIX_HINT, Limits, is_unsupported};
+use crate::add::{FIX_HINT, is_unsupported};
 use crate::config::{self, Config};
 use crate::ifb::{IFB, sources};
+use crate::limits::Limits;
 use crate::{Bandwidth, check, status};
 
 /// The kind of objects that the plugin creates.

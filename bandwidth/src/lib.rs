@@ -18,14 +18,15 @@ mod config;
 pub mod fuzzing;
 mod ifb;
 mod inspect;
+mod limits;
 mod removal;
 mod status;
 mod veth;
 
 use cni::{AddResult, Attachment, Call, ErrorCollector, Interface, Keep, Plugin, Result};
 
-use add::Limits;
 use config::Config;
+use limits::Limits;
 
 /// The `bandwidth` plugin.
 #[derive(Debug)]

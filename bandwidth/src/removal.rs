@@ -4,9 +4,9 @@ use cni::{Attachment, AttachmentKey, Call, ErrorCollector, Keep, Result, evidenc
 use linux::log::debug;
 use linux::netlink::{Change, Link, LinkIndex, Netlink, QdiscPlace};
 
-use crate::add::{Limits, delete_qdisc};
 use crate::config::Config;
 use crate::ifb::{self, Evidence, IFB, Source, sources};
+use crate::limits::Limits;
 
 /// DEL: removes the ifb links of an attachment, and first the filters that redirect packets to them: the kernel drops packets
 /// that are redirected to a link that is gone.
@@ -67,6 +67,14 @@ pub(crate) fn remove_limit(call: &Call<'_>, at: &Attachment) -> Result<()> {
             delete_qdisc(&mut host, limits.veth.index, QdiscPlace::Root)
         }
         _ => Ok(()),
+    }
+}
+
+/// Deletes a queueing discipline, if it exists.
+pub(crate) fn delete_qdisc(host: &mut Netlink, link: LinkIndex, place: QdiscPlace) -> Result<()> {
+    match host.apply(&[Change::delete_qdisc(link, place)]) {
+        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EINVAL | libc::ENODEV)) => Ok(()),
+        outcome => Ok(outcome?),
     }
 }
 

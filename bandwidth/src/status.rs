@@ -5,8 +5,8 @@ use linux::Netns;
 use linux::log::warn;
 use linux::netlink::{Netlink, TokenBucket};
 
-use crate::add::Limits;
 use crate::config::{Config, LATENCY};
+use crate::limits::Limits;
 
 /// The MTU of an imaginary veth.
 const MTU: u32 = 1500;

@@ -6,10 +6,10 @@ use std::ffi::OsString;
 use serde::Deserialize;
 
 use crate::error::{Code, Error, Result};
-use crate::inspect::Shape;
 use crate::json::{self, Fault, Raw};
 use crate::logging::LogSettings;
 use crate::name::NetworkName;
+use crate::shape::Shape;
 use crate::version::Version;
 
 /// The keys of GC's list. libcni 1.2.0 sends only the second.

@@ -4,7 +4,6 @@
 //! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
 
 mod finding;
-mod shape;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,13 +14,13 @@ use linux::ip::Cidr;
 use linux::netlink::Address;
 
 use crate::error::{Code, Error, Result};
-use crate::guest::Namespaces;
 use crate::key::{self, AliasOwner, AttachmentKey};
+use crate::namespaces::Namespaces;
 use crate::plugin::{Attachment, Call, Plugin};
 
 pub use crate::config::{FIX_HINT, common_shape};
+pub use crate::shape::{Format, Shape};
 pub use finding::{Finding, Fix, Level, Subject, shell_word};
-pub use shape::{Format, Shape};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
 pub trait Inspect: Plugin {

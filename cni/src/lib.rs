@@ -23,7 +23,6 @@ mod error;
 pub mod evidence;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
-mod guest;
 pub mod inspect;
 pub mod json;
 mod keep;
@@ -31,10 +30,12 @@ pub mod key;
 mod logging;
 mod mac;
 mod name;
+mod namespaces;
 mod plugin;
 mod process;
 mod request;
 mod result;
+mod shape;
 mod sorted;
 mod undo;
 mod version;
@@ -44,7 +45,6 @@ pub use collector::ErrorCollector;
 pub use config::ValidAttachment;
 pub use delegate::{Delegate, DelegateError, Program};
 pub use error::{Code, Context, Error, Result};
-pub use guest::{Guest, Namespaces};
 pub use keep::Keep;
 pub use key::AttachmentKey;
 #[doc(hidden)]
@@ -52,6 +52,7 @@ pub use linux;
 pub use logging::{report, utc};
 pub use mac::requested_mac;
 pub use name::{ContainerId, IfName, NetworkName};
+pub use namespaces::{Guest, Namespaces};
 pub use plugin::{Attachment, Call, Home, Plugin, Prepared};
 #[doc(hidden)]
 pub use process::run;

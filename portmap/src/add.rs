@@ -11,9 +11,9 @@ use linux::netlink::nft::{self, Nftables};
 
 use crate::config::Backend;
 use crate::entry::{self, Entry, Listing};
-use crate::iptables::{Preparation, Removal};
+use crate::iptables::Preparation;
 use crate::mapping::Mapping;
-use crate::publication::Publication;
+use crate::publication::{Publication, Removal};
 use crate::published::{PortOwner, Published};
 use crate::{flows, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
@@ -198,7 +198,7 @@ impl Publication<'_> {
                 if other.owner.is_container(self.owner.container) {
                     continue;
                 }
-                return Err(clash(&other.mapping, &other.describe_owner(host)?));
+                return Err(clash(&other.mapping, &owner::describe(host, &other)?));
             }
             found.gone.push(other);
         }

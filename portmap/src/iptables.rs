@@ -34,13 +34,11 @@ use linux::netlink::nft::{self, Edit, Family, Nftables};
 
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::mapping::{self, HostAddress, Mapping, Port};
-use crate::other_forms::Wanted;
-use crate::publication::{Publication, difference};
-use crate::published::{Form, PortOwner, Published};
+use crate::publication::{Publication, Removal, difference};
+use crate::published::{Form, PortOwner, Published, Wanted};
 use crate::table;
 use found::Found;
 use names::{ContainerChain, ENTRIES};
-pub(crate) use removal::Removal;
 use rules::Rules;
 
 /// The name of the tables.

@@ -40,8 +40,7 @@ use std::net::IpAddr;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result, evidence};
 
 use config::Config;
-use iptables::Removal;
-use publication::Publication;
+use publication::{Publication, Removal};
 
 /// The `portmap` plugin.
 #[derive(Debug)]

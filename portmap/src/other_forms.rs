@@ -1,15 +1,11 @@
 //! Ports in the forms of the reference, which ADD replaces and DEL removes.
 
 use cni::Result;
-use linux::ip::Protocol;
 use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::nft::{Family, Nftables};
 
-use crate::published::Published;
+use crate::published::{Published, Wanted};
 use crate::{iptables, reference};
-
-/// Returns whether the owner of a port matters.
-pub(crate) type Wanted<'a> = &'a dyn Fn(Protocol, u16) -> bool;
 
 /// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
 /// are none.

@@ -34,6 +34,16 @@ fn has_alias(host: &mut Netlink, owner: &PortOwner) -> Result<bool> {
     Ok(!host.find_veths_by_alias(&|alias| may_belong_to(alias, owner))?.is_empty())
 }
 
+/// Returns the owner of a published port for a reader, with its interface if a lease or an alias names it.
+pub(crate) fn describe(host: &mut Netlink, published: &Published) -> Result<String> {
+    if let PortOwner::OnNetwork { network, .. } = &published.owner
+        && let Some((container, ifname)) = interface_of(host, published, network, &evidence::leases_in(network))?
+    {
+        return Ok(format!("net: {network}, if: {ifname}, id: {container}"));
+    }
+    Ok(published.owner.to_string())
+}
+
 /// Returns the interface of the attachment to a network that owns a published port, and the container, as far as a lease or
 /// the alias of its link prove them. `leases` are those of the network.
 pub(crate) fn interface_of(

@@ -1,4 +1,5 @@
-//! What an attachment publishes, from its configuration and its previous result: ADD creates it, CHECK compares it.
+//! What an attachment publishes, from its configuration and its previous result: ADD creates it, CHECK compares it,
+//! DEL removes it.
 
 use std::net::IpAddr;
 
@@ -7,7 +8,6 @@ use linux::ip::Cidr;
 
 use crate::config::{Config, Masquerade};
 use crate::entry::Entry;
-use crate::iptables::Removal;
 use crate::mapping::{Mapping, container_addresses, mappings};
 use crate::table::{Frame, Scope};
 
@@ -92,6 +92,25 @@ impl<'a> Publication<'a> {
     /// Returns the container's addresses to which ports lead.
     pub(crate) fn ips(&self) -> Vec<IpAddr> {
         self.addresses.iter().map(|(address, _)| address.ip()).collect()
+    }
+}
+
+/// The attachment whose published ports are removed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Removal<'a> {
+    pub(crate) owner: AttachmentKey<'a>,
+    /// The addresses of the attachment; empty if unknown.
+    pub(crate) ips: &'a [IpAddr],
+    /// The link of the attachment on this host, if known.
+    pub(crate) link: Option<&'a str>,
+    /// Whether the attachment ends, so that rules of unknown interfaces must not stay. An ADD leaves them alone.
+    pub(crate) is_del: bool,
+}
+
+impl<'a> Removal<'a> {
+    /// Returns the removal of all attachments of a container to a network.
+    pub(crate) fn of_container(network: &'a str, container: &'a str) -> Removal<'a> {
+        Removal { owner: AttachmentKey { network, container, ifname: "" }, ips: &[], link: None, is_del: true }
     }
 }
 

@@ -5,10 +5,13 @@ use std::net::IpAddr;
 
 use cni::key::mark_in;
 use cni::{AttachmentKey, Result, evidence};
+use linux::ip::Protocol;
 use linux::netlink::Netlink;
 
 use crate::mapping::Mapping;
-use crate::owner;
+
+/// Returns whether the owner of a port matters.
+pub(crate) type Wanted<'a> = &'a dyn Fn(Protocol, u16) -> bool;
 
 /// A published port on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,16 +28,6 @@ impl Published {
     pub(crate) fn names_container_of(&self, attachment: AttachmentKey<'_>) -> bool {
         matches!(&self.owner, PortOwner::OnNetwork { network, container }
             if network == attachment.network && container == attachment.container)
-    }
-
-    /// Returns the owner for a reader, with its interface if a lease or an alias names it.
-    pub(crate) fn describe_owner(&self, host: &mut Netlink) -> Result<String> {
-        if let PortOwner::OnNetwork { network, .. } = &self.owner
-            && let Some((container, ifname)) = owner::interface_of(host, self, network, &evidence::leases_in(network))?
-        {
-            return Ok(format!("net: {network}, if: {ifname}, id: {container}"));
-        }
-        Ok(self.owner.to_string())
     }
 
     /// Returns whether the port belongs to an attachment with these addresses. `port` is its link on this host, if known.

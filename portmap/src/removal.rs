@@ -5,8 +5,8 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::{Edit, Nftables};
 
 use crate::entry::{self, Entry, Listing};
-use crate::iptables::Removal;
 use crate::mapping::Mapping;
+use crate::publication::Removal;
 use crate::published::Form;
 use crate::{flows, iptables, other_forms, owner, reference, table};
 

@@ -9,7 +9,7 @@ use linux::iptables::{self, ListedRule, MAX_PORTS, Match, View, words};
 use linux::netlink::nft::{Extension, Family, Rule};
 
 use crate::mapping::{Key, Mapping};
-use crate::other_forms::Wanted;
+use crate::published::Wanted;
 
 /// A rule in one of the chains of published ports.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Result, evidence};
+use cni::{Result, evidence};
 use linux::iptables::{Step, View};
 use linux::netlink::Netlink;
 
@@ -10,25 +10,9 @@ use super::Plan;
 use super::found::{self, Found};
 use super::names::ContainerChain;
 use crate::mapping::Mapping;
-
-/// The attachment whose rules are removed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Removal<'a> {
-    pub(crate) owner: AttachmentKey<'a>,
-    /// The addresses of the attachment; empty if unknown.
-    pub(crate) ips: &'a [IpAddr],
-    /// The link of the attachment on this host, if known.
-    pub(crate) link: Option<&'a str>,
-    /// Whether the attachment ends, so that rules of unknown interfaces must not stay. An ADD leaves them alone.
-    pub(crate) is_del: bool,
-}
+use crate::publication::Removal;
 
 impl<'a> Removal<'a> {
-    /// Returns the removal of all attachments of a container to a network.
-    pub(crate) fn of_container(network: &'a str, container: &'a str) -> Removal<'a> {
-        Removal { owner: AttachmentKey { network, container, ifname: "" }, ips: &[], link: None, is_del: true }
-    }
-
     /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its result.
     pub(super) fn without_result_of_sibling(self) -> Result<Removal<'a>> {
         let Removal { owner, ips, link, .. } = self;

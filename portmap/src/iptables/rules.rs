@@ -8,11 +8,11 @@ use linux::iptables::{MAX_PORTS, Match, Rule, Step, Target, View};
 use linux::netlink::nft::Hook;
 
 use super::names::{self, ContainerChain, ENTRIES, SET_MARK};
-use super::removal::Removal;
 use super::{Plan, found};
 use crate::condition::Condition;
 use crate::config::{Config, Marking, Masquerade};
 use crate::mapping::{Key, Mapping, Port};
+use crate::publication::Removal;
 
 /// A rule that all containers share.
 #[derive(Debug)]
