@@ -9,12 +9,13 @@ use linux::{Context, Error, Kind, Result};
 use crate::cli::Options;
 use crate::payload::{self, Program};
 use crate::record::{self, Record};
-use crate::target::Target;
+use crate::target::{self, Target};
 use crate::{disk, network, say, verify};
 
 /// Installs all programs, then the first network if it is wanted.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let programs = payload::list(options.from.as_deref())?;
+    target::require_mount(&options.prefix)?;
     let (target, mut made) = Target::create(&options.prefix)?;
     let dir = target.path();
     made.extend(record::discard_removed(dir)?);

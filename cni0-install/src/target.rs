@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process;
 use std::time::Duration;
 
 use fs2::FileExt;
@@ -12,6 +13,23 @@ use crate::disk;
 
 /// How long a command waits for another one in the same directory.
 const TIMEOUT: Duration = Duration::from_secs(60);
+
+/// In a container, whose first process this is, returns an error unless the directory is mounted from the host: what is
+/// installed elsewhere vanishes with the container.
+pub(crate) fn require_mount(path: &Path) -> Result<()> {
+    if process::id() != 1 {
+        return Ok(());
+    }
+    // Without /proc, the mounts are unknown.
+    let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return Ok(()) };
+    let mut points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    // The file writes a space in octal.
+    if points.any(|point| point != "/" && path.starts_with(point.replace("\\040", " "))) {
+        return Ok(());
+    }
+    let hint = "mount the host's directory there, as with `podman run -v /opt/cni/bin:/opt/cni/bin`";
+    Err(Error::new(Kind::Other, format!("{path:?} is only in this container")).details(hint))
+}
 
 /// The locked directory of plugins. The kernel releases the lock when the process ends.
 #[derive(Debug)]

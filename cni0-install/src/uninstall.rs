@@ -5,12 +5,13 @@ use std::path::Path;
 use linux::Result;
 
 use crate::record::{self, Record};
-use crate::target::Target;
+use crate::target::{self, Target};
 use crate::{disk, say};
 
 /// Restores the files that were replaced, and removes all others that were installed. A file that was modified since
 /// stays.
 pub(crate) fn run(prefix: &Path) -> Result<()> {
+    target::require_mount(prefix)?;
     let nothing = || say(&format!("nothing is installed in {}", prefix.display()));
     let Some(target) = Target::open(prefix)? else {
         nothing();

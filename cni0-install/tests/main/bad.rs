@@ -1,6 +1,7 @@
 //! Directories and programs that cannot be used: one error, and nothing changes.
 
 use std::fs;
+use std::path::Path;
 
 use testing::{Process, program_path, write_script};
 
@@ -74,6 +75,31 @@ fn a_prefix_must_be_a_directory() {
     assert!(failure(&command("uninstall", &file).run()).contains("is not a directory"));
     let missing = command("uninstall", &host.lab.dir().join("missing")).run();
     assert!(missing.status == Some(0) && missing.stderr.contains("nothing is installed"), "{missing:?}");
+}
+
+/// `podman run` without `-v` would install into the container, and report a success.
+#[test]
+fn in_a_container_the_directory_must_be_mounted() {
+    let host = Host::new();
+    let as_process_1 = |arguments: &str| {
+        let program = program_path("cni0-install");
+        let call = format!("exec unshare --pid --fork --mount-proc {} {arguments}", program.display());
+        Process::new("sh").arg("-c").arg(call).run()
+    };
+    let from = format!("--from {}", host.payload().display());
+    for (command, options) in [("install", from.as_str()), ("uninstall", "")] {
+        let error = failure(&as_process_1(&format!("{command} --prefix /cni0-of-a-test/bin {options}")));
+        assert!(error.contains("is only in this container (mount the host's directory there"), "{error}");
+    }
+    assert!(!Path::new("/cni0-of-a-test").exists());
+
+    let mounted = host.lab.dir().join("with space");
+    host.lab.sh(&format!("mkdir '{0}'; mount -t tmpfs tmpfs '{0}'", mounted.display()));
+    let below = mounted.join("bin");
+    for (command, options) in [("install", from.as_str()), ("uninstall", "")] {
+        let outcome = as_process_1(&format!("{command} --prefix '{}' {options}", below.display()));
+        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    }
 }
 
 #[test]
