@@ -142,9 +142,10 @@ $(describe | sed 's/^/ /')
  containernetworking-plugins can stay installed. It gets its names back when
  this package is removed.
 END
-    # Not xz, whose output depends on the number of threads. Times in the package are at most SOURCE_DATE_EPOCH.
+    # xz stores the copies of the program once. Its output depends on the number of threads. Times in the package are at
+    # most SOURCE_DATE_EPOCH.
     same_times "$root"
-    dpkg-deb --root-owner-group -Zgzip -z9 --build "$root" "$file" >&2
+    DPKG_DEB_THREADS_MAX=1 dpkg-deb --root-owner-group -Zxz --build "$root" "$file" >&2
     publish "$file"
 }
 
