@@ -30,26 +30,35 @@ impl Publication<'_> {
             return Ok(());
         }
         listener::warn_of_listeners(&mappings);
-        self.publish(&mappings).map_err(|error| match error.code() {
-            // Nothing has changed.
-            Code::PORT_IN_USE => error,
-            _ => match removal::remove(&self.removal(&self.ips())) {
+        let (mut host, mut nft) = (Netlink::open()?, Nftables::open()?);
+        let mut has_legacy_rules = false;
+        self.publish(&mappings, &mut host, &mut nft, &mut has_legacy_rules).map_err(|error| {
+            // What the attachment publishes was published by an earlier ADD, and is still in use.
+            if !nft.may_have_changed() && !has_legacy_rules {
+                return error;
+            }
+            match removal::remove(&self.removal(&self.ips())) {
                 Ok(()) => error,
                 Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
-            },
+            }
         })
     }
 
-    fn publish(&self, mappings: &[Mapping]) -> Result<()> {
-        let mut host = Netlink::open()?;
-        let mut nft = Nftables::open()?;
+    /// Publishes the ports. Sets `has_legacy_rules` if legacy tables changed, or may have.
+    fn publish(
+        &self,
+        mappings: &[Mapping],
+        host: &mut Netlink,
+        nft: &mut Nftables,
+        has_legacy_rules: &mut bool,
+    ) -> Result<()> {
         let mut replaced = Vec::new();
         let is_guarded = match self.config.backend {
-            Backend::Iptables => self.add_chains(&mut nft, &mut host)?,
-            Backend::Nftables | Backend::Auto => match self.add_entries(&mut nft, &mut host) {
+            Backend::Iptables => self.add_chains(nft, host, has_legacy_rules)?,
+            Backend::Nftables | Backend::Auto => match self.add_entries(nft, host) {
                 Err(error) if self.config.backend == Backend::Auto && nft::is_unavailable(&error) => {
                     debug!("nftables is unavailable, use iptables: {error}");
-                    self.add_chains(&mut nft, &mut host)
+                    self.add_chains(nft, host, has_legacy_rules)
                         .map_err(|second| second.details(format!("nftables: {error}")))?
                 }
                 outcome => {
@@ -59,7 +68,7 @@ impl Publication<'_> {
             },
         };
         match self.loopback_target() {
-            Some(container) if is_guarded => localnet::enable(&mut host, container.ip())?,
+            Some(container) if is_guarded => localnet::enable(host, container.ip())?,
             Some(_) => {
                 warn!(
                     "ports are not reachable from loopback addresses: without nf_tables, it would expose loopback services"
@@ -67,7 +76,7 @@ impl Publication<'_> {
             }
             None => {}
         }
-        flows::redirect(&mut host, mappings, &replaced);
+        flows::redirect(host, mappings, &replaced);
         Ok(())
     }
 
@@ -75,13 +84,13 @@ impl Publication<'_> {
     ///
     /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since the
     /// owners of the ports were listed.
-    fn add_chains(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<bool> {
+    fn add_chains(&self, nft: &mut Nftables, host: &mut Netlink, has_legacy_rules: &mut bool) -> Result<bool> {
         let entries = self.entries(&self.scopes());
-        let ips = iptables::add(nft, self, &mut |nft| {
+        let ips = iptables::add(nft, self, has_legacy_rules, &mut |nft| {
             let others = self.compare_other_forms(nft, host)?;
             let listing = Listing::read(nft)?;
             let (replaced, _) = self.partition(host, &listing, &entries)?;
-            others.remove_gone(nft)?;
+            others.remove_gone()?;
             Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &listing, &replaced, true)? })
         })?;
         reference::remove(nft, self.owner, &ips)?;
@@ -121,7 +130,7 @@ impl Publication<'_> {
             }
             let listing = Listing::read(nft)?;
             let (replaced, shared) = self.partition(host, &listing, &entries)?;
-            others.remove_gone(nft)?;
+            others.remove_gone()?;
             // Masquerade entries, which live attachments with the same address share, and ports that another network of the
             // container publishes.
             let is_free = |entry: &&Entry| !shared.iter().any(|other| entry.excludes(other));
@@ -218,8 +227,9 @@ struct OtherForms {
 }
 
 impl OtherForms {
-    /// Removes the published ports of attachments that are gone.
-    fn remove_gone(&self, nft: &mut Nftables) -> Result<()> {
+    /// Removes the published ports of attachments that are gone. That is not a change of this attachment, so it uses a socket
+    /// of its own.
+    fn remove_gone(&self) -> Result<()> {
         for other in &self.gone {
             // Only these rules name the network, so that their owner can be known to be gone.
             if let PortOwner::OnNetwork { network, container } = &other.owner {
@@ -227,7 +237,8 @@ impl OtherForms {
                 let (ips, link) = ([other.mapping.target.ip()], other.port.as_deref());
                 // Only a lost link is known to be gone, not the other links of the container.
                 let ips = if link.is_some() { &ips[..] } else { &[] };
-                iptables::remove(nft, &Removal { ips, link, ..Removal::of_container(network, container) })?;
+                let removal = Removal { ips, link, ..Removal::of_container(network, container) };
+                iptables::remove(&mut Nftables::open()?, &removal)?;
             }
         }
         Ok(())

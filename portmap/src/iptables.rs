@@ -25,6 +25,7 @@ mod rules;
 use std::net::{IpAddr, Ipv4Addr};
 
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
+use linux::Kind;
 use linux::ip::{Cidr, Protocol};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::Match;
@@ -60,10 +61,12 @@ pub(crate) struct Preparation {
 ///
 /// The tables in nf_tables change in one transaction, together with the edits of `prepare`, which returns an error if a port
 /// is taken. It is called again if any ruleset changes meanwhile, so that ADDs at the same time neither publish the same port
-/// nor add the shared rules twice. Returns the addresses of the attachment.
+/// nor add the shared rules twice. Sets `has_legacy_rules` if a legacy table changed, or may have. Returns the addresses of the
+/// attachment.
 pub(crate) fn add(
     nft: &mut Nftables,
     publication: &Publication<'_>,
+    has_legacy_rules: &mut bool,
     prepare: &mut dyn FnMut(&mut Nftables) -> Result<Preparation>,
 ) -> Result<Vec<IpAddr>> {
     let Publication { owner, port: link, .. } = *publication;
@@ -105,7 +108,10 @@ pub(crate) fn add(
     };
     let removal = Removal { owner, ips: &ips, link, is_del: false };
     for (tools, rules) in &legacy {
-        change_legacy(tools, NAT, |view| rules.plan(view, &removal)).map_err(|second: Error| match &unavailable {
+        let outcome = change_legacy(tools, NAT, |view| rules.plan(view, &removal));
+        // A tool that reports a failure has changed nothing; one that was killed may have.
+        *has_legacy_rules |= !matches!(&outcome, Err(error) if error.as_ref().kind() == Kind::Program);
+        outcome.map_err(|second: Error| match &unavailable {
             Some(error) => second.details(format!("nf_tables: {error}")),
             None => second,
         })?;

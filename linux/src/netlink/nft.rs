@@ -68,6 +68,7 @@ pub fn retry<T, E: AsRef<Error>>(mut work: impl FnMut() -> Result<T, E>) -> Resu
 pub struct Nftables {
     /// `None` if the kernel has no netfilter netlink. Then nothing exists, and nothing can be created.
     socket: Option<Socket>,
+    may_have_changed: bool,
 }
 
 /// How long a process waits for rules that keep changing.
@@ -97,9 +98,12 @@ impl Nftables {
     pub fn open() -> Result<Nftables> {
         match Socket::netfilter() {
             Err(error) if matches!(error.errno(), Some(libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT)) => {
-                Ok(Nftables { socket: None })
+                Ok(Nftables { socket: None, may_have_changed: false })
             }
-            socket => Ok(Nftables { socket: Some(socket.context(|| "open a netfilter socket")?) }),
+            socket => {
+                let socket = Some(socket.context(|| "open a netfilter socket")?);
+                Ok(Nftables { socket, may_have_changed: false })
+            }
         }
     }
 
@@ -118,6 +122,12 @@ impl Nftables {
     /// Returns the socket for connection tracking, which uses the same protocol.
     pub(super) fn into_socket(self) -> Option<Socket> {
         self.socket
+    }
+
+    /// Returns whether a transaction on this socket changed rules, or may have: the kernel's answer was lost. A transaction that
+    /// the kernel refused changed nothing.
+    pub fn may_have_changed(&self) -> bool {
+        self.may_have_changed
     }
 
     /// Applies all `edits` in order, or none of them.
@@ -187,8 +197,9 @@ impl Nftables {
         let Some(socket) = &mut self.socket else {
             return Err(Error::kernel(libc::EPROTONOSUPPORT, "")).context(|| "nf_tables");
         };
-        let refused = socket.transact(begin, &messages, commit.then_some(end.as_slice()))?;
-        match refused {
+        let answer = socket.transact(begin, &messages, commit.then_some(end.as_slice()));
+        self.may_have_changed |= commit && !matches!(answer, Ok(Some(_)));
+        match answer? {
             None => Ok(()),
             Some((index, error)) => {
                 let what = edits.get(index).map(ToString::to_string).unwrap_or_default();

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testing::config::with;
 use testing::network::{IPV4, IPV6, Network};
 use testing::packets::{HOST, Server, from};
-use testing::{Lab, Pod, Process, legacy, parallel, reference};
+use testing::{Lab, PATH, Pod, Process, legacy, parallel, reference};
 
 use crate::differential::{Case, cases, create_external_chain, nat, without_counters};
 use crate::support::config;
@@ -111,6 +111,31 @@ fn legacy_rules_of_either_implementation_are_removed_by_the_other() {
     pod.check(&config).ok();
     theirs(&pod, "DEL", &config).run().ok();
     assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
+}
+
+/// The first tool to fail has changed nothing. If the second one fails, the first has replaced what was published.
+#[test]
+fn a_repeated_add_whose_tool_fails_keeps_or_removes_everything() {
+    let Some(lab) = &legacy_host("a_repeated_add_whose_tool_fails_keeps_or_removes_everything") else { return };
+    let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
+    let (first, second) = (iptables(&["8080:80/tcp"]), iptables(&["8081:80/tcp"]));
+    for (tool, is_kept) in [("iptables-legacy-restore", true), ("ip6tables-legacy-restore", false)] {
+        pod.add(&first);
+        let before = nat_tables(lab);
+        let body =
+            format!("[ -e {0}/failed ] && exec /usr/sbin/{tool} \"$@\"; touch {0}/failed; exit 4", lab.dir().display());
+        let script = lab.script(tool, &body);
+        let path = format!("{}:{PATH}", lab.bin().display());
+        let error = pod.call("ADD", &second).env("PATH", path).run().error(999);
+        assert!(error["msg"].as_str().unwrap().contains(tool), "{error}");
+        if is_kept {
+            assert_eq!(nat_tables(lab), before);
+            pod.check(&first).ok();
+        } else {
+            assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
+        }
+        lab.sh(&format!("rm {} {}/failed", script.display(), lab.dir().display()));
+    }
 }
 
 /// Each tool reads and writes the whole table. An ADD whose chain another one has just created starts again.
