@@ -79,8 +79,18 @@ fn script(tools: &Tools, owner: AttachmentKey<'_>, traffic: Traffic<'_>, chain_e
 /// Removes the rules of an attachment, and the chain if no other attachment uses it. `ips` are the addresses of the
 /// attachment, if known. They matter only if the container may have other attachments to the network, which share the chain.
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
+    remove_with(nft, host, owner, ips, None)
+}
+
+/// As [`remove`], if it is known whether the attachment `is_only`, the container's only one to the network.
+fn remove_with(
+    nft: &mut Nftables,
+    host: &mut Netlink,
+    owner: AttachmentKey<'_>,
+    ips: &[IpAddr],
+    mut is_only: Option<bool>,
+) -> Result<()> {
     let chain = owner.chain();
-    let mut is_only = None;
     let mut failures = ErrorCollector::default();
     for tools in &FAMILIES {
         let mut remove = || -> Result<()> {
@@ -176,19 +186,39 @@ impl Removal<'_> {
     }
 }
 
-/// GC: removes the chains of a network's containers that are not in `keep`.
+/// GC: removes the chains of a network's containers that are not in `keep`, and the rules of single interfaces that are not.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     let network = keep.network;
     let prefix = key::iptables_prefix(network);
-    let container = |comment: String| {
-        let id = comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned();
-        (!keep.has_container(&id)).then_some(id)
+    let container = |comment: &str| Some(comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned());
+    let mut failures = ErrorCollector::default();
+    let mut remove = |nft: &mut Nftables, id: &str, is_only| {
+        let owner = AttachmentKey { network, container: id, ifname: "" };
+        failures.record(remove_with(nft, host, owner, &[], is_only));
     };
     // Of rules in all chains: a DEL that was killed may have left a chain without a rule that jumps to it.
-    let stale: SortedSet<String> = comments(nft)?.into_iter().filter_map(container).collect();
-    let mut failures = ErrorCollector::default();
-    for id in &stale {
-        failures.record(remove(nft, host, AttachmentKey { network, container: id, ifname: "" }, &[]));
+    let found: SortedSet<String> = comments(nft)?.iter().filter_map(|comment| container(comment)).collect();
+    for id in found.iter().filter(|id| !keep.has_container(id)) {
+        remove(nft, id, None);
+    }
+    if found.iter().any(|id| keep.has_container(id)) {
+        let leases = evidence::leases_in(network);
+        let is_leased = |id: &str, ip| leases.iter().any(|lease| lease.ip == ip && lease.container == id);
+        let has_lease = |id: &str, ifname| {
+            leases.iter().any(|lease| lease.container == id && lease.ifname.as_deref() == Some(ifname))
+        };
+        // The interfaces of a container share a chain. A rule is stale if the container has no lease of its address, although
+        // each valid interface has a lease.
+        let is_stale = |rule: Masquerade| {
+            let id = container(&rule.comment).filter(|id| keep.has_container(id))?;
+            let is_stale =
+                !is_leased(&id, rule.source?) && keep.interfaces_of(&id).all(|ifname| has_lease(&id, ifname));
+            is_stale.then_some(id)
+        };
+        let shared: SortedSet<String> = list(nft)?.into_iter().filter_map(is_stale).collect();
+        for id in &shared {
+            remove(nft, id, Some(false));
+        }
     }
     failures.into_result()
 }

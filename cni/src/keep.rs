@@ -57,6 +57,11 @@ impl<'a> Keep<'a> {
         attachment.network == self.network && !self.attachments.contains(&(attachment.container, attachment.ifname))
     }
 
+    /// Returns the interfaces of a container that are kept.
+    pub fn interfaces_of(&self, id: &str) -> impl Iterator<Item = &'a str> {
+        self.attachments.iter().filter(move |(container, _)| *container == id).map(|(_, ifname)| *ifname)
+    }
+
     /// Returns whether a container has an attachment that is kept.
     pub fn has_container(&self, id: &str) -> bool {
         self.containers.contains(id)

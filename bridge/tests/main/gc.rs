@@ -1,9 +1,11 @@
 //! GC: removes attachments that are not listed, keeps listed ones, and ignores other networks.
 
 use serde_json::{Value, json};
-use testing::{Lab, Outcome};
+use testing::config::with;
+use testing::{Lab, Outcome, reference};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+use crate::upgrade::theirs;
 
 /// Calls GC with a list of valid attachments.
 fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
@@ -104,6 +106,54 @@ fn an_iptables_chain_without_a_jump_is_collected() {
     lab.sh("iptables -t nat -F POSTROUTING");
     collect(&pod, &config, json!([])).ok();
     assert!(!lab.sh("iptables-save -t nat").contains("CNI-"));
+}
+
+/// The interfaces of a container share a chain and a comment of iptables, so leases tell their rules apart.
+#[test]
+fn the_masquerade_of_a_stale_interface_is_collected_while_another_one_is_valid() {
+    let lab = &Lab::new();
+    let test = "the_masquerade_of_a_stale_interface_is_collected_while_another_one_is_valid";
+    let has_reference = reference("bridge", test).is_some();
+    for (backend, is_theirs) in [("nftables", false), ("iptables", false), ("iptables", has_reference)] {
+        let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
+        let ipam = json!({ "type": "host-local", "ranges": ranges });
+        let config = layer3(json!({ "cniVersion": "1.0.0", "ipMasq": true, "ipMasqBackend": backend, "ipam": ipam }));
+        let first = Pod::new(lab, &format!("{backend}-{is_theirs}"));
+        let second = Pod { lab, id: first.id.clone(), ifname: "eth1".into(), netns: first.netns.clone() };
+        let [result, stale] = [&first, &second].map(|pod| match is_theirs {
+            true => theirs(pod, "ADD", &config).ok(),
+            false => pod.add(&config),
+        });
+        let is_masqueraded = |result: &Value, family: usize| {
+            let ip = result["ips"][family]["address"].as_str().unwrap().split('/').next().unwrap();
+            lab.sh("nft list ruleset 2>/dev/null").contains(&format!("saddr {ip} "))
+        };
+        assert!([0, 1].iter().all(|family| is_masqueraded(&result, *family) && is_masqueraded(&stale, *family)));
+        let current = with(config.clone(), json!({ "cniVersion": "1.1.0" }));
+        collect(&first, &current, json!([{ "containerID": first.id, "ifname": "eth0" }])).ok();
+        for family in [0, 1] {
+            assert!(!is_masqueraded(&stale, family), "{}: {}", first.id, lab.sh("nft list ruleset"));
+            assert!(is_masqueraded(&result, family), "{}: {}", first.id, lab.sh("nft list ruleset"));
+        }
+        first.del(&with(config, json!({ "prevResult": result })));
+        assert!(!lab.sh("nft list ruleset").contains(&first.id));
+    }
+}
+
+/// Without the lease of the valid interface, as with another IPAM plugin, nothing shows whose rule it is.
+#[test]
+fn masquerade_that_may_belong_to_a_valid_interface_stays() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
+    let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let result = first.add(&config);
+    let second = Pod { lab, id: "a".into(), ifname: "eth1".into(), netns: first.netns.clone() };
+    second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
+    second.add(&config);
+    // Of a time when the network had another IPAM plugin.
+    lab.sh("mkdir -p /var/lib/cni/networks/net1; printf 'a\\r\\neth1' >/var/lib/cni/networks/net1/10.1.0.9");
+    collect(&first, &config, json!([{ "containerID": "a", "ifname": "eth0" }])).ok();
+    first.check(&config, &result).ok();
 }
 
 #[test]
