@@ -263,8 +263,9 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     Ok(found)
 }
 
-/// CHECK: returns an error if no rule jumps to the chain for one of the addresses, or the chain does not accept packets to
-/// one of the excluded networks. More may be accepted, because other attachments of the container share the chain.
+/// CHECK: returns an error if no rule jumps to the chain for one of the addresses, if the chain does not masquerade, or if it
+/// does not accept packets to the network of an address or to an excluded one. More may be accepted, because other
+/// attachments of the container share the chain.
 pub(crate) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let chain = owner.chain();
     let mut nft = Nftables::open()?;
@@ -275,7 +276,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()
         }
         let jumps = nft.rules(postrouting(tools))?;
         let legacy = legacy_lines(tools)?;
-        for ip in ips {
+        for ip in &ips {
             let source = octets(ip.ip());
             let in_nft = jumps.iter().any(|rule| rule.target() == Some(&chain) && rule.values.contains(&source));
             let text = format!("-s {} ", Cidr::host(ip.ip()));
@@ -285,19 +286,21 @@ pub(crate) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()
                 return Err(missing(what));
             }
         }
-        if exclude.is_empty() {
-            continue;
+        let rules = nft.rules(tools.table(NAT).chain(&chain))?;
+        if !rules.iter().any(|rule| rule.masquerades) && !masquerades_in_legacy(&legacy, &chain) {
+            return Err(missing(format!("no rule in chain {chain} masquerades packets")));
         }
-        let mut accepted = nft.rules(tools.table(NAT).chain(&chain))?;
-        accepted.retain(|rule| rule.verdict == Some(Verdict::Accept));
-        for net in exclude {
+        let accepted: Vec<_> = rules.iter().filter(|rule| rule.verdict == Some(Verdict::Accept)).collect();
+        let networks: Vec<Cidr> = ips.iter().map(Cidr::network).collect();
+        for net in networks.iter().chain(&exclude) {
             let in_nft = accepted.iter().any(|rule| match rule.destinations(Comparison::Equal).as_slice() {
                 // The tools omit a match of all destinations.
                 [] => net.prefix() == 0,
-                list => list.contains(&net),
+                list => list.contains(net),
             });
-            if !in_nft && !accepts_in_legacy(&legacy, &chain, net) {
-                return Err(outdated(format!("no rule in chain {chain} accepts packets to {net}")));
+            if !in_nft && !accepts_in_legacy(&legacy, &chain, *net) {
+                let what = format!("no rule in chain {chain} accepts packets to {net}");
+                return Err(if networks.contains(net) { missing(what) } else { outdated(what) });
             }
         }
     }
@@ -309,6 +312,12 @@ fn accepts_in_legacy(lines: &[String], chain: &str, net: Cidr) -> bool {
     let destination = if net.prefix() == 0 { String::new() } else { format!("-d {net} ") };
     let start = format!("-A {chain} {destination}-m comment ");
     lines.iter().any(|line| line.starts_with(&start) && line.ends_with(" -j ACCEPT"))
+}
+
+/// Returns whether the lines of a legacy table have a rule in `chain` that masquerades.
+fn masquerades_in_legacy(lines: &[String], chain: &str) -> bool {
+    let start = format!("-A {chain} ");
+    lines.iter().any(|line| line.starts_with(&start) && line.ends_with(" -j MASQUERADE"))
 }
 
 /// STATUS: returns an error if the tools are missing or do not work.
@@ -345,6 +354,7 @@ mod tests {
         );
         assert_eq!(text, want);
         let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        assert!(masquerades_in_legacy(&lines, chain) && !masquerades_in_legacy(&lines, "CNI-"));
         assert!(accepts_in_legacy(&lines, chain, cidr("10.244.0.0/16")));
         assert!(!accepts_in_legacy(&lines, chain, cidr("10.244.0.0/24")));
         assert!(!accepts_in_legacy(&lines, chain, cidr("0.0.0.0/0")));

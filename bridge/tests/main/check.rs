@@ -13,7 +13,8 @@ fn check_after(more: Value, on_host: &str, inside: &str) -> String {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let result = pod.add(&config);
     pod.check(&config, &result).ok();
-    lab.sh(&on_host.replace("PORT", &pod.port(&result)));
+    let chain = "$(iptables -t nat -S | sed -n 's/^-N //p')";
+    lab.sh(&on_host.replace("PORT", &pod.port(&result)).replace("CHAIN", chain));
     if !inside.is_empty() {
         pod.sh(inside);
     }
@@ -51,6 +52,8 @@ finds! {
     finds_a_flushed_masquerade_base_chain: {"ipMasq": true}, "nft flush chain inet cni_plugins_masquerade postrouting", "" => ["postrouting"];
     finds_a_flushed_ruleset: {"ipMasq": true}, "nft flush ruleset", "" => ["10.1.0.2"];
     finds_flushed_iptables: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F POSTROUTING", "" => ["10.1.0.2", "CNI-"];
+    finds_a_flushed_iptables_chain: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F CHAIN", "" => ["CNI-", "masquerades"];
+    finds_a_masqueraded_network: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -D CHAIN 1", "" => ["CNI-", "10.1.0.0/24"];
     finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush chain bridge nat PREROUTING", "" => ["cni-br-iface-a-eth0"];
 }
 
