@@ -84,6 +84,13 @@ impl Inspect for Bridge {
         gateway::compare(&link, have, gateways, config.force_address).map(drop)
     }
 
+    fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
+        let config = Config::parse(call)?;
+        let Some((backend, ips)) = masqueraded(call, at, &config)? else { return Ok(false) };
+        let traffic = Traffic { ips: &ips, exclude: &config.masquerade_exclude };
+        Ok(masquerade::check(backend, AttachmentKey::new(call, at), traffic).is_err())
+    }
+
     /// Adds the masquerade rules of an attachment again if one is missing.
     ///
     /// The container must still have the interface and the addresses of the result of ADD, so that an address that now
@@ -179,12 +186,17 @@ fn check_vlan_support(bridge: &str) -> Result<Option<Finding>> {
     }
 }
 
+/// Returns the backend and the masqueraded addresses of an attachment; `None` if the network has no masquerade.
+fn masqueraded(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Option<(Backend, Vec<Cidr>)>> {
+    let backend = config.masquerade.filter(|_| config.ipam.is_some());
+    backend.map(|backend| Ok((backend, check::addresses(call, at, config)?))).transpose()
+}
+
 /// Adds the masquerade rules of an attachment. Returns `false` if none is missing, or if the network has no masquerade.
 fn restore_masquerade(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
-    let Some(backend) = config.masquerade.filter(|_| config.ipam.is_some()) else { return Ok(false) };
+    let Some((backend, ips)) = masqueraded(call, at, &config)? else { return Ok(false) };
     let owner = AttachmentKey::new(call, at);
-    let ips = check::addresses(call, at, &config)?;
     let traffic = Traffic { ips: &ips, exclude: &config.masquerade_exclude };
     if !masquerade::restore(backend, owner, traffic)? {
         return Ok(false);

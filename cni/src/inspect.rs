@@ -70,6 +70,10 @@ pub trait Inspect: Plugin {
     fn accepts_in(&self, _: &Call<'_>, _: ForwardChain<'_>) -> Result<bool> {
         Ok(false)
     }
+    /// Returns whether [`repair`](Inspect::repair) has something to restore. `call` is as for CHECK.
+    fn needs_repair(&self, _: &Call<'_>, _: &Attachment) -> Result<bool> {
+        Ok(false)
+    }
     /// Restores objects of an attachment that are missing. `call` is as for CHECK, with the result of ADD. Returns what
     /// was missing, as a noun in the plural; `None` if nothing was.
     fn repair(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<&'static str>> {

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Object, Owner};
+use cni::inspect::{Inspect, Object, Owner};
 use cni::{
     AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, IpConfig, Program, Result, Version, json,
 };
@@ -204,19 +204,42 @@ impl<'a> Chain<'a> {
         self.links.iter().try_for_each(|link| check(link, &previous))
     }
 
+    /// Returns whether [`repair`](Chain::repair) has something to restore.
+    pub(crate) fn needs_repair(&self, at: &Endpoint) -> Result<bool> {
+        let mut needs_repair = false;
+        self.inspect_each(at, |plugin, call, attachment| {
+            needs_repair |= plugin.needs_repair(call, attachment)?;
+            Ok(())
+        })?;
+        Ok(needs_repair)
+    }
+
     /// Restores what plugins find missing of an attachment. Returns what was missing.
     pub(crate) fn repair(&self, at: &Endpoint) -> Result<Vec<&'static str>> {
+        let mut restored = Vec::new();
+        self.inspect_each(at, |plugin, call, attachment| {
+            restored.extend(plugin.repair(call, attachment)?);
+            Ok(())
+        })?;
+        Ok(restored)
+    }
+
+    /// Calls `function` for each plugin of cni0, with what CHECK gets.
+    fn inspect_each(
+        &self,
+        at: &Endpoint,
+        mut function: impl FnMut(&dyn Inspect, &Call<'_>, &Attachment) -> Result<()>,
+    ) -> Result<()> {
         let previous = self.previous(at)?;
         let attachment =
             Attachment { container: at.container.clone(), ifname: at.ifname.clone(), netns: Some(at.netns.clone()) };
-        let mut restored = Vec::new();
         for link in &self.links {
             let Some(plugin) = inspect(&link.plugin.kind) else { continue };
             let config = self.request(link.plugin, Some(at), &previous)?;
             let config = String::from_utf8_lossy(&config);
-            restored.extend(plugin.repair(&Call::for_config(&config)?, &attachment)?);
+            function(plugin, &Call::for_config(&config)?, &attachment)?;
         }
-        Ok(restored)
+        Ok(())
     }
 
     /// Removes everything that belongs to none of the `valid` attachments. First calls DEL for each other attachment in

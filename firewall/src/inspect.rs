@@ -102,6 +102,14 @@ impl Inspect for Firewall {
         })
     }
 
+    fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
+        let config = Config::parse(call)?;
+        match call.prev_result()? {
+            Some(result) => is_incomplete(&Traffic::new(call, at, &config, &result, &mut Netlink::open()?)?),
+            None => Ok(false),
+        }
+    }
+
     /// Accepts the traffic of an attachment again, and applies its policy again, if CHECK finds a difference.
     ///
     /// The container must still have its interface with the addresses of the result of ADD, so that no traffic of another
@@ -200,17 +208,22 @@ fn for_each_table(
     }
 }
 
+/// Returns whether something of the rules of an attachment is missing.
+fn is_incomplete(traffic: &Traffic<'_>) -> Result<bool> {
+    let is_isolated = match traffic.policy.as_ref().and_then(Policy::isolated_port) {
+        Some(port) => port.is_isolated(&mut Nftables::open()?, traffic.owner)?,
+        None => true,
+    };
+    Ok(!traffic.ips.is_empty() && (!is_isolated || check::run(traffic).is_err()))
+}
+
 /// Accepts the traffic of an attachment. Returns `false` if there is nothing to restore.
 fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
     let Some(result) = call.prev_result()? else { return Ok(false) };
     let mut host = Netlink::open()?;
     let traffic = Traffic::new(call, at, &config, &result, &mut host)?;
-    let is_isolated = match traffic.policy.as_ref().and_then(Policy::isolated_port) {
-        Some(port) => port.is_isolated(&mut Nftables::open()?, traffic.owner)?,
-        None => true,
-    };
-    if traffic.ips.is_empty() || (is_isolated && check::run(&traffic).is_ok()) {
+    if !is_incomplete(&traffic)? {
         return Ok(false);
     }
     let link = evidence::host_link(&result, at);

@@ -64,6 +64,14 @@ impl Inspect for Portmap {
         Checker { network, nft: Nftables::open()?, host: Netlink::open()? }.run()
     }
 
+    fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
+        let config = Config::parse(call)?;
+        match call.prev_result()? {
+            Some(result) => is_incomplete(&Publication::new(call, at, &config, &result)),
+            None => Ok(false),
+        }
+    }
+
     /// Publishes the ports of an attachment again if CHECK finds a difference.
     ///
     /// The container must still have its interface with the addresses of the result of ADD, so that no port leads to an
@@ -334,12 +342,18 @@ fn published_port(mapping: &Mapping) -> Subject {
     Subject::published_port(port_name(&mapping.key, mapping.target.ip()))
 }
 
+/// Returns whether something of the published ports of an attachment is missing.
+fn is_incomplete(publication: &Publication<'_>) -> Result<bool> {
+    let is_unused = publication.config.ports.is_empty() || publication.addresses.is_empty();
+    Ok(!is_unused && (check::run(publication).is_err() || !is_guarded(publication)?))
+}
+
 /// Publishes the ports of an attachment. Returns `false` if there is nothing to restore.
 fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
-    let Some(result) = call.prev_result()?.filter(|_| !config.ports.is_empty()) else { return Ok(false) };
+    let Some(result) = call.prev_result()? else { return Ok(false) };
     let publication = Publication::new(call, at, &config, &result);
-    if publication.addresses.is_empty() || (check::run(&publication).is_ok() && is_guarded(&publication)?) {
+    if !is_incomplete(&publication)? {
         return Ok(false);
     }
     let ips = publication.ips();

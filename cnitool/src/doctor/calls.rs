@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cni::inspect::{Finding, Level, Subject};
+use cni::inspect::{Finding, Fix, Level, Subject};
 use cni::{Code, Error, Result, Version};
 
 use super::{Report, Scope, leases, plugins};
@@ -63,17 +63,26 @@ fn list_for(network: &Network, entry: &Entry) -> Result<NetworkList> {
     network.list.clone().map_or_else(|| Ok(conf::from_cache(&path, &entry.config)?), Ok)
 }
 
+/// An error of CHECK.
+struct Difference {
+    error: Error,
+    /// Whether `cnitool repair` restores something of the first attachment.
+    is_repaired: bool,
+    /// The attachments.
+    subjects: Vec<Subject>,
+}
+
 /// Calls CHECK for these attachments. Leaves out containers that another finding names already: CHECK stops at its first
 /// difference, which is most likely the same.
 fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
     let name = list.name.as_str();
     // A missing plugin has been reported.
     let Ok(chain) = Chain::find(list, &settings::plugins()) else { return };
-    let mut differences: BTreeMap<String, (Error, Vec<Subject>)> = BTreeMap::new();
+    let mut differences: BTreeMap<String, Difference> = BTreeMap::new();
     let mut passed = 0;
     for (done, entry) in live.iter().enumerate() {
-        let outcome = Endpoint::of_entry(entry).and_then(|at| chain.check_soon(&at));
-        let Err(error) = outcome else {
+        let at = Endpoint::of_entry(entry);
+        let Err(error) = at.as_ref().map_err(Clone::clone).and_then(|at| chain.check_soon(at)) else {
             passed += 1;
             continue;
         };
@@ -87,7 +96,9 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
         }
         let subject = subject(entry);
         if !report.is_problem(name, &subject) {
-            differences.entry(error.to_string()).or_insert_with(|| (error, Vec::new())).1.push(subject);
+            let is_repaired = at.and_then(|at| chain.needs_repair(&at)).unwrap_or(false);
+            let found = differences.entry(error.to_string());
+            found.or_insert(Difference { error, is_repaired, subjects: Vec::new() }).subjects.push(subject);
         }
     }
     report_differences(name, differences, report);
@@ -115,15 +126,22 @@ fn is_gone(entry: &Entry) -> bool {
     !is_cached || entry.netns.as_deref().map(place) != Some(Place::Exists)
 }
 
-fn report_differences(network: &str, differences: BTreeMap<String, (Error, Vec<Subject>)>, report: &mut Report) {
+fn report_differences(network: &str, differences: BTreeMap<String, Difference>, report: &mut Report) {
     let mut others: Vec<Subject> = Vec::new();
-    for (number, (what, (error, subjects))) in differences.into_iter().enumerate() {
+    for (number, (what, Difference { error, is_repaired, subjects })) in differences.into_iter().enumerate() {
         if number >= MOST {
             others.extend(subjects);
             continue;
         }
-        let remedy = format!("correct it, or detach the container and attach it again ({})", error.details_text());
-        report.network(network, Finding::fail(CHECK, what).about(subjects).remedy(remedy));
+        let finding = Finding::fail(CHECK, what).about(subjects);
+        let details = error.details_text();
+        report.network(
+            network,
+            match is_repaired {
+                true => finding.remedy(details).fix(Fix::Repair),
+                false => finding.remedy(format!("correct it, or detach the container and attach it again ({details})")),
+            },
+        );
     }
     if !others.is_empty() {
         let what = format!("CHECK of {} fails with other errors", table::count(others.len(), "more container"));

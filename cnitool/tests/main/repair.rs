@@ -57,6 +57,7 @@ fn flushed_rules_come_back_exactly_once() {
                 "iptables -t nat -F",
                 "iptables -t nat -F POSTROUTING; ! [ -e /proc/sys/net/ipv6 ] || ip6tables -t nat -F",
                 "iptables -t nat -D POSTROUTING 2",
+                "iptables -t nat -F $(iptables -t nat -S | sed -n 's/^-N //p' | head -n 1)",
             ][..],
         ),
     ] {

@@ -35,6 +35,7 @@ fn check_finds_what_no_other_check_finds() {
     let what = only_problem(&host, "check", "fail");
     assert!(what.contains("MAC address of"), "{what}");
     assert_eq!(subjects(&what, "container"), [ids[0].clone()]);
+    assert!(what.contains("\"command\":null"), "repair does not change links: {what}");
     assert_eq!(snapshot(&host), before, "CHECK changes nothing");
     let text = page(&host.run("doctor"));
     assert!(text.contains("ok    check: network pods: CHECK of 1 attachment succeeds"), "{text}");
