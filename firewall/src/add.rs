@@ -198,7 +198,7 @@ impl<'a> Traffic<'a> {
         if self.config.ingress != IngressPolicy::Isolated {
             let is_of_network =
                 |comment: &str| network_mark_in(comment).is_some_and(|found| self.mark.starts_with(found));
-            return isolation::release(nft, &is_of_network, false);
+            return isolation::release(nft, &is_of_network);
         }
         match self.policy.as_ref().and_then(Policy::isolated_port) {
             Some(port) => port.isolate(nft, self.owner),

@@ -127,9 +127,7 @@ fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
 
 fn check_isolation(nft: &mut Nftables, owner: AttachmentKey<'_>, policy: &Policy) -> Result<()> {
     match policy.isolated_port() {
-        Some(port) if !port.is_isolated(nft, owner)? => {
-            Err(difference(format!("port {:?} is not isolated", port.name)))
-        }
+        Some(port) if !port.is_isolated(nft)? => Err(difference(format!("port {:?} is not isolated", port.name))),
         // The table names the port of ADD, which another program has renamed or removed.
         None if !policy.has_link() => match isolation::port_of(nft, owner)? {
             Some(port) => Err(difference(format!("the isolated port {port:?} does not exist"))),

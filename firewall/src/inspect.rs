@@ -211,7 +211,7 @@ fn for_each_table(
 /// Returns whether something of the rules of an attachment is missing.
 fn is_incomplete(traffic: &Traffic<'_>) -> Result<bool> {
     let is_isolated = match traffic.policy.as_ref().and_then(Policy::isolated_port) {
-        Some(port) => port.is_isolated(&mut Nftables::open()?, traffic.owner)?,
+        Some(port) => port.is_isolated(&mut Nftables::open()?)?,
         None => true,
     };
     Ok(!traffic.ips.is_empty() && (!is_isolated || check::run(traffic).is_err()))

@@ -3,42 +3,35 @@
 //! ```text
 //! table bridge cni_isolation {
 //!     set ports { type ifname; elements = { "veth2fd64ca4" comment "…" } }
-//!     set macs { type ether_addr; elements = { 0a:58:0a:16:00:02 comment "…" } }
-//!     chain prerouting { type filter hook prerouting priority -300; iifname @ports ether daddr @macs drop }
-//!     chain forward { type filter hook forward priority 0; iifname @ports oifname @ports ether daddr != @macs drop }
+//!     chain forward { type filter hook forward priority 0; iifname @ports oifname @ports meta pkttype != host drop }
 //! }
 //! ```
 //!
-//! The first rule drops the frames that one isolated container addresses to another. The second drops all other frames between
-//! their ports: broadcasts, multicasts, and frames to a MAC address that belongs to none of them. Only one kind of frame passes
-//! both: a frame addressed to the bridge, whose destination netfilter has replaced by a container after the first rule. With
-//! `bridge-nf-call-iptables` 1, this is how the kernel translates connections to the published port of a neighbour. So neighbours
-//! reach published ports with both values of this sysctl.
+//! The rule drops the frames between the ports of isolated containers: those that one container addresses to another,
+//! broadcasts and multicasts. Only one kind of frame passes: a frame addressed to the bridge, which is a frame to this host
+//! (`host`), and whose destination netfilter has replaced by a container since. With `bridge-nf-call-iptables` 1, this is how the
+//! kernel translates connections to the published port of a neighbour. So neighbours reach published ports with both values of
+//! this sysctl, whatever MAC addresses containers have.
 //!
 //! Port isolation of the kernel would also drop those frames, and it belongs to the key `portIsolation` of `bridge`.
 //!
-//! The comment of an element is that of the attachment. A MAC address that two containers have is listed once: when one of them
-//! leaves, the other stays isolated by the second rule.
+//! The comment of an element is that of the attachment.
 
 use cni::key::mark_in;
 use cni::{AttachmentKey, Result};
-use linux::ip::MacAddr;
 use linux::netlink::nft::{
-    DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, RuleSpec, Set, SetSpec, Table, Value,
-    Verdict,
+    Chain, Comparison, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, RuleSpec, Set,
+    SetSpec, Table, Value, Verdict,
 };
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "cni_isolation" };
 const PORTS: Set<'_> = TABLE.set("ports");
-const MACS: Set<'_> = TABLE.set("macs");
-const CHAINS: [(&str, Hook); 2] = [("prerouting", Hook::BRIDGE_INPUT), ("forward", Hook::FORWARD)];
+const FORWARD: Chain<'_> = TABLE.chain("forward");
 
 /// The port of an isolated container.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IsolatedPort<'a> {
     pub(crate) name: &'a str,
-    /// The MAC address of the container, if the result has it.
-    pub(crate) mac: Option<MacAddr>,
 }
 
 impl IsolatedPort<'_> {
@@ -50,93 +43,64 @@ impl IsolatedPort<'_> {
     pub(crate) fn isolate(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<Vec<Edit>> {
         let mut edits = if is_complete(nft)? { Vec::new() } else { create() };
         let mark = owner.mark();
-        for (set, key) in [(PORTS, Some(self.key())), (MACS, self.mac.map(Value::Mac))] {
-            let wanted = key.map(|key| Element::new(&[key]).comment(owner.comment()));
-            let mut replaced = nft.elements(set)?;
-            replaced.retain(|found| {
-                let has_key = wanted.as_ref().is_some_and(|wanted| wanted.key == found.key);
-                has_key || mark_in(&found.userdata.comment) == Some(&mark)
-            });
-            if replaced.iter().eq(&wanted) {
-                continue;
-            }
-            edits.extend(Edit::delete_elements(set, &replaced));
-            edits.extend(Edit::create_elements(set, wanted.as_slice()));
+        let wanted = [Element::new(&[self.key()]).comment(owner.comment())];
+        let mut replaced = nft.elements(PORTS)?;
+        replaced.retain(|found| {
+            wanted.iter().any(|wanted| wanted.key == found.key) || mark_in(&found.userdata.comment) == Some(&mark)
+        });
+        if replaced != wanted {
+            edits.extend(Edit::delete_elements(PORTS, &replaced));
+            edits.extend(Edit::create_elements(PORTS, &wanted));
         }
         Ok(edits)
     }
 
-    /// Returns whether the port is isolated, and neighbours reach the published ports of the container.
-    pub(crate) fn is_isolated(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<bool> {
-        Ok(nft.element(PORTS, &[self.key()])?.is_some() && self.has_mac(nft, owner)? && is_complete(nft)?)
-    }
-
-    /// Returns whether the MAC address of the container is listed. A later plugin, such as `tuning`, may have changed the address
-    /// since ADD, so any address of the attachment counts.
-    fn has_mac(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<bool> {
-        let Some(mac) = self.mac.map(|mac| Element::new(&[Value::Mac(mac)])) else { return Ok(true) };
-        let mark = owner.mark();
-        let is_its = |found: &Element| found.key == mac.key || mark_in(&found.userdata.comment) == Some(&mark);
-        Ok(nft.elements(MACS)?.iter().any(is_its))
+    /// Returns whether the port is isolated.
+    pub(crate) fn is_isolated(&self, nft: &mut Nftables) -> Result<bool> {
+        Ok(nft.element(PORTS, &[self.key()])?.is_some() && is_complete(nft)?)
     }
 }
 
 /// Returns the edits that create the table, or restore what is missing of it.
 fn create() -> Vec<Edit> {
-    let set = |set, key| SetSpec { set, key, maps_to: MapsTo::Nothing, elements: Elements::Keys };
-    let mut edits = vec![
+    let key = &[DataType::LinkName];
+    vec![
         Edit::add_table(TABLE),
-        Edit::add_set(&set(PORTS, &[DataType::LinkName])),
-        Edit::add_set(&set(MACS, &[DataType::Mac])),
-    ];
-    for ((chain, hook), rule) in CHAINS.into_iter().zip(rules()) {
-        let chain = TABLE.chain(chain);
-        edits.extend([Edit::add_base_chain(chain, hook), Edit::flush(chain), Edit::add_rule(&rule)]);
-    }
-    edits
-}
-
-/// Returns the rule of each of [`CHAINS`].
-fn rules() -> [RuleSpec<'static>; 2] {
-    let [to_containers, between_ports] =
-        CHAINS.map(|(chain, _)| RuleSpec::new(TABLE.chain(chain)).in_set(&[Field::INPUT_LINK], PORTS.name));
-    [
-        to_containers.in_set(&[Field::DESTINATION_MAC], MACS.name),
-        between_ports.in_set(&[Field::OUTPUT_LINK], PORTS.name).not_in_set(&[Field::DESTINATION_MAC], MACS.name),
+        Edit::add_set(&SetSpec { set: PORTS, key, maps_to: MapsTo::Nothing, elements: Elements::Keys }),
+        Edit::add_base_chain(FORWARD, Hook::FORWARD),
+        Edit::flush(FORWARD),
+        Edit::add_rule(&rule()),
     ]
-    .map(|rule| rule.verdict(Verdict::Drop))
 }
 
-/// Returns whether the table has both rules.
+/// Returns the rule that drops frames between isolated ports.
+fn rule() -> RuleSpec<'static> {
+    RuleSpec::new(FORWARD)
+        .in_set(&[Field::INPUT_LINK], PORTS.name)
+        .in_set(&[Field::OUTPUT_LINK], PORTS.name)
+        .matches(Field::PACKET_TYPE, Comparison::NotEqual, &[Field::TO_HOST])
+        .verdict(Verdict::Drop)
+}
+
+/// Returns whether the table has the rule.
 fn is_complete(nft: &mut Nftables) -> Result<bool> {
-    let listed = nft.table_rules(TABLE)?;
-    let exists =
-        |chain: &str, rule: &RuleSpec<'_>| listed.iter().any(|found| found.chain == chain && found.is_same_as(rule));
-    Ok(CHAINS.iter().zip(rules()).all(|((chain, _), rule)| exists(chain, &rule)))
+    Ok(nft.rules(FORWARD)?.iter().any(|found| found.is_same_as(&rule())))
 }
 
-/// Returns the edits that end the isolation of the attachments whose comments are `released`. Without any port, only if
-/// `is_thorough`: a later attachment may have taken over the port, and not the MAC address.
-pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool, is_thorough: bool) -> Result<Vec<Edit>> {
-    let mut edits = Vec::new();
-    for set in [PORTS, MACS] {
-        let mut elements = nft.elements(set)?;
-        if elements.is_empty() && !is_thorough {
-            break;
-        }
-        elements.retain(|found| released(&found.userdata.comment));
-        edits.extend(Edit::delete_elements(set, &elements));
-    }
-    Ok(edits)
+/// Returns the edits that end the isolation of the attachments whose comments are `released`.
+pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Result<Vec<Edit>> {
+    let mut elements = nft.elements(PORTS)?;
+    elements.retain(|found| released(&found.userdata.comment));
+    Ok(Edit::delete_elements(PORTS, &elements))
 }
 
 /// GC: ends the isolation of the attachments whose comments are `released`. Returns whether there were any.
 pub(crate) fn remove(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Result<bool> {
     // Usually there are none, and nothing has to be guarded.
-    if release(nft, released, true)?.is_empty() {
+    if release(nft, released)?.is_empty() {
         return Ok(false);
     }
-    nft.apply_guarded(|nft| release(nft, released, true))?;
+    nft.apply_guarded(|nft| release(nft, released))?;
     Ok(true)
 }
 

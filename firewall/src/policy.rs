@@ -19,7 +19,6 @@
 
 use cni::key::network_mark;
 use cni::{AddResult, Attachment, Code, Error, IfName, Result, evidence};
-use linux::ip::MacAddr;
 use linux::iptables::{ConnectionState, Links, ListedRule, Match, Rule, Step, Target, Tools, View};
 use linux::netlink::nft::Comparison;
 use linux::netlink::{Link, Netlink};
@@ -52,8 +51,6 @@ pub(crate) struct Policy {
     mark: String,
     /// The link of the container on this host.
     link: Option<Link>,
-    /// The MAC address of the container.
-    mac: Option<MacAddr>,
 }
 
 impl Policy {
@@ -76,10 +73,7 @@ impl Policy {
         if let Some(name) = evidence::host_link(result, at) {
             link = host.link(name)?;
         }
-        let guest =
-            result.interfaces.iter().find(|found| found.name == at.ifname.as_str() && !found.sandbox.is_empty());
-        let mac = guest.and_then(|guest| guest.mac.parse().ok());
-        let policy = |bridge, link| Policy { link, mac, ..Policy::new(network, is_isolated, bridge) };
+        let policy = |bridge, link| Policy { link, ..Policy::new(network, is_isolated, bridge) };
         let on_host = result.interfaces.iter().filter(|found| found.sandbox.is_empty());
         let names: Vec<&str> = on_host.map(|found| found.name.as_str()).filter(|name| is_usable(name)).collect();
         let mut missing = None;
@@ -116,7 +110,7 @@ impl Policy {
         let mut mark = format!("{MARK} {}{bridge} net: {network}", network_mark(network));
         // Valid names of networks have only ASCII characters.
         mark.truncate(MAX_MARK);
-        Policy { is_isolated, bridge, mark, link: None, mac: None }
+        Policy { is_isolated, bridge, mark, link: None }
     }
 
     /// Returns the rules of the bridge in the first chain, in their order.
@@ -259,7 +253,7 @@ impl Policy {
     /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a port.
     pub(crate) fn isolated_port(&self) -> Option<IsolatedPort<'_>> {
         let link = self.link.as_ref().filter(|link| self.is_isolated && link.port.is_some())?;
-        Some(IsolatedPort { name: &link.name, mac: self.mac })
+        Some(IsolatedPort { name: &link.name })
     }
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn remove_marked(owner: AttachmentKey<'_>) -> Result<()> {
 /// there was anything.
 fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
     let mark = owner.mark();
-    let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark), false);
+    let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark));
     if release(nft)?.is_empty() {
         // Handles are unique: no rule of another attachment can be meant.
         return nft::retry(|| {

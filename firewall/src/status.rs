@@ -45,7 +45,7 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
         let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, uses_firewalld)?;
         let mut edits = plan.edits(table);
         if is_isolated {
-            edits.extend(IsolatedPort { name: "lo", mac: None }.isolate(&mut nft, traffic.owner)?);
+            edits.extend(IsolatedPort { name: "lo" }.isolate(&mut nft, traffic.owner)?);
         }
         match nft.dry_run(&edits).map_err(Error::from) {
             Err(error) if nft::is_unavailable(&error) && traffic.may_use_tools() => {

@@ -247,7 +247,7 @@ impl Checker<'_> {
         let Some(policy) = &traffic.policy else { return Ok(()) };
         into.affected.push(subject.clone());
         if let Some(port) = policy.isolated_port()
-            && !port.is_isolated(&mut self.nft, traffic.owner)?
+            && !port.is_isolated(&mut self.nft)?
         {
             into.ports.push((port.name.to_owned(), subject.clone()));
         }

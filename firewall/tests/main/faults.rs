@@ -39,7 +39,7 @@ fn a_failing_system_call_leaves_no_rules() {
                 let (rules, settings) = before.take();
                 let expected = if has_chains { accepted_all(&["10.9.0.3", "fd00::3"]) } else { vec![] };
                 assert_eq!(containers(lab), expected, "{place}");
-                assert_eq!((ports(lab), isolated(lab, "ports")), (settings, vec![]), "{place}");
+                assert_eq!((ports(lab), isolated(lab)), (settings, vec![]), "{place}");
                 // Chains and rules are added by one transaction. What all containers of a bridge share stays only if the answer
                 // of the kernel is lost: another ADD may rely on it by then.
                 assert!(ruleset(lab) == rules || place.starts_with("recvfrom"), "{place}");
@@ -60,7 +60,7 @@ fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
         let kill = |n: usize| inject(lab, pod.call("ADD", &config), name, n, "signal=KILL");
         for n in (1..80).take_while(|n| kill(*n) != Effect::NotReached) {
             pod.call("DEL", &with(config.clone(), json!({ "prevResult": null }))).run().ok();
-            assert_eq!((containers(lab), isolated(lab, "ports")), (vec![], vec![]), "{name} {n}");
+            assert_eq!((containers(lab), isolated(lab)), (vec![], vec![]), "{name} {n}");
             lab.sh("nft flush ruleset");
             kill(n);
             pod.add(&config);

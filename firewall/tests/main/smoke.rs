@@ -59,9 +59,9 @@ fn the_result_of_bridge_is_accepted_in_each_version() {
         assert_eq!(pod.add(&config), pod.result(version));
         let (ip, _) = pod.ips[0].split_once('/').unwrap();
         assert_eq!(rules(lab, "iptables", "CNI-FORWARD")[1..], accepted(&format!("{ip}/32")));
-        assert_eq!(isolated(lab, "ports"), [pod.port.as_str()]);
+        assert_eq!(isolated(lab), [pod.port.as_str()]);
         pod.call("DEL", &config).run().silent();
-        assert_eq!(isolated(lab, "ports"), [] as [&str; 0]);
+        assert_eq!(isolated(lab), [] as [&str; 0]);
         assert_eq!(rules(lab, "iptables", "CNI-FORWARD"), [ADMIN]);
         pod.del(&network);
     }
@@ -97,7 +97,7 @@ fn policies_have_the_rules_of_the_reference() {
             rules(&lab, "iptables", "CNI-ISOLATION-STAGE-2"),
             [format!("-o br0 {shared} -j DROP"), format!("{shared} -j RETURN")]
         );
-        assert_eq!(isolated(&lab, "ports"), ["vethc1"]);
+        assert_eq!(isolated(&lab), ["vethc1"]);
         let settings = lab.ip("-d link show vethc1")[0]["linkinfo"]["info_slave_data"].clone();
         assert_eq!(settings["isolated"], json!(false), "it belongs to the key portIsolation of bridge");
         pod.check(&config).ok();

@@ -61,9 +61,9 @@ pub(crate) fn ports(lab: &Lab) -> String {
     lab.sh("bridge -d link show")
 }
 
-/// Returns the elements of a set of the table that isolates containers: `ports` or `macs`.
-pub(crate) fn isolated(lab: &Lab, set: &str) -> Vec<String> {
-    let listing = lab.sh(&format!("nft -j list set bridge cni_isolation {set} 2>/dev/null || echo '{{}}'"));
+/// Returns the ports of isolated containers.
+pub(crate) fn isolated(lab: &Lab) -> Vec<String> {
+    let listing = lab.sh("nft -j list set bridge cni_isolation ports 2>/dev/null || echo '{}'");
     let listing: Value = serde_json::from_str(&listing).unwrap();
     let objects = listing["nftables"].as_array().into_iter().flatten();
     let elements = objects.filter_map(|object| object["set"]["elem"].as_array()).flatten();

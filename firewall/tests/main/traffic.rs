@@ -153,6 +153,21 @@ fn docker_may_insert_its_chains_before_and_after() {
     network.a.client().expect(&Delivery::Lost, IPV4.outside, 80, &server);
 }
 
+/// `tuning`, which comes after this plugin in the lists of podman and nerdctl, can change the MAC address.
+#[test]
+fn another_mac_address_changes_nothing_for_isolated_containers() {
+    let lab = &Lab::new();
+    let network = network(lab);
+    let keys = json!({ "ingressPolicy": "isolated" });
+    call(&network, "ADD", &keys);
+    for (n, pod) in [&network.a, &network.b].into_iter().enumerate() {
+        pod.sh(&format!("ip link set eth0 address 02:00:00:00:00:0{n}"));
+    }
+    lab.sh("ip neigh flush all");
+    for_each_condition(lab, &["DROP"], |condition| expect_policy(&network, "isolated", condition));
+    call(&network, "CHECK", &keys);
+}
+
 #[test]
 fn open_lets_containers_reach_each_other() {
     test_policy("open");

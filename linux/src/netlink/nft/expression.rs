@@ -85,9 +85,9 @@ impl Field {
     pub const OUTPUT_LINK: Field = Field::meta(7, 16);
     /// The number of the transport protocol: see [`TCP`](Self::TCP).
     pub const PROTOCOL: Field = Field::meta(16, 1);
+    /// To whom a frame is addressed: see [`TO_HOST`](Self::TO_HOST).
+    pub const PACKET_TYPE: Field = Field::meta(19, 1);
     pub(super) const NETWORK_PROTOCOL: Field = Field::meta(15, 1);
-    /// The destination MAC address.
-    pub const DESTINATION_MAC: Field = Field::payload(Header::Link, 0, 6);
     /// The source MAC address.
     pub const SOURCE_MAC: Field = Field::payload(Header::Link, 6, 6);
     /// The IPv4 source address.
@@ -113,6 +113,8 @@ impl Field {
 
     /// [`PROTOCOL`](Self::PROTOCOL) of TCP.
     pub const TCP: u8 = 6;
+    /// [`PACKET_TYPE`](Self::PACKET_TYPE) of a frame to this host.
+    pub const TO_HOST: u8 = 0;
     /// Bit of [`CONNECTION_STATUS`](Self::CONNECTION_STATUS): the destination was translated.
     pub const TRANSLATED: u32 = 1 << 5;
     /// Value of [`DESTINATION_TYPE`](Self::DESTINATION_TYPE): an address of this host.

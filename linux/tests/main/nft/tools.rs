@@ -46,6 +46,7 @@ fn nft_understands_rules() {
         rule().verdict_map(&[Field::INPUT_LINK], "links"),
         rule().destination_is_local().verdict(Verdict::Return),
         rule().not_in_set(&pair, "hairpin").verdict(Verdict::Drop),
+        rule().matches(Field::PACKET_TYPE, Comparison::NotEqual, &[Field::TO_HOST]).verdict(Verdict::Drop),
         RuleSpec::new(nat)
             .matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED)
             .in_set(&pair, "hairpin")
@@ -62,6 +63,7 @@ fn nft_understands_rules() {
             "iifname vmap @links",
             "fib daddr type local return",
             "ip saddr . ip daddr != @hairpin drop",
+            "meta pkttype != host drop",
         ]
     );
     assert_eq!(listed(&lab, nat), ["ct status dnat ip saddr . ip daddr @hairpin masquerade"]);
