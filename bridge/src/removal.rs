@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use cni::key::AliasOwner;
 use cni::{
     AddResult, Attachment, AttachmentKey, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces, Result,
+    evidence,
 };
 use linux::log::warn;
 use linux::netlink::{Link, Netlink};
@@ -79,10 +80,11 @@ impl Removal<'_> {
 
     /// Returns whether the container veth `link` provably belongs to this attachment.
     ///
-    /// A result of ADD that a runtime kept decides: it lists the host veth, or another one. Without such a result the
-    /// pair must have the addresses that are leased to this attachment now and no others, and must not be on another
-    /// bridge than the network's. (The addresses in the result prove nothing: after a first DEL they may
-    /// have been leased again.)
+    /// A result of ADD that a runtime kept proves it by listing the host veth. Without such a result, or if it lists another
+    /// host veth, because it is that of another attachment or of an earlier ADD, the pair must have the addresses that are
+    /// leased to this attachment now and no others, and must not be on another bridge than the network's. Otherwise DEL would
+    /// release the addresses of an interface that it keeps. (The addresses in the result prove nothing: after a first DEL they
+    /// may have been leased again.)
     fn is_ours(&self, host: &mut Home, guest: &mut Guest<'_>, link: &Link) -> Result<bool> {
         // An index counts only in its own namespace.
         if link.peer_netns.is_none() || link.peer_netns != guest.netlink.netns_id(&host.netns)? {
@@ -94,10 +96,12 @@ impl Removal<'_> {
         if !is_pair || AliasOwner::parse(&port.alias).is_some() {
             return Ok(false);
         }
-        if self.is_listed() {
-            return Ok(self.host_interfaces().any(|name| name == port.name));
+        if self.is_listed() && self.host_interfaces().any(|name| name == port.name) {
+            return Ok(true);
         }
-        let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten().unwrap_or_default();
+        let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten();
+        // An executed IPAM plugin cannot be asked, but may be a host-local.
+        let leased = leased.unwrap_or_else(|| evidence::leased_addresses(self.key));
         let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
         if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {
             return Ok(false);

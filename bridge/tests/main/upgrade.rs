@@ -78,6 +78,31 @@ fn cni0_takes_over_without_a_previous_result() {
     }
 }
 
+/// A runtime may pass the previous result of another attachment. The lease shows which pair belongs to this one, so that DEL does
+/// not release the address of an interface that it keeps.
+#[test]
+fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
+    if reference("bridge", "del_with_the_result_of_another_attachment_removes_its_own_pair").is_none() {
+        return;
+    }
+    Lab::for_each_layout(|lab| {
+        let ipam = json!({ "type": "host-local", "subnet": "10.1.0.0/24" });
+        let config = layer3(json!({ "cniVersion": "1.0.0", "ipMasq": true, "ipam": ipam }));
+        let [pod, other] = ["a", "b"].map(|id| Pod::new(lab, id));
+        let [_, result] = [&pod, &other].map(|pod| theirs(pod, "ADD", &config).ok());
+        pod.del(&with(config.clone(), json!({ "prevResult": result })));
+        assert!(!is_attached(&pod));
+        assert!(is_attached(&other));
+        other.check(&config, &result).ok();
+        // The path may lead to another container by now, whose address is not leased to this one.
+        let moved = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: other.netns.clone() };
+        moved.del(&with(config.clone(), json!({ "prevResult": null })));
+        assert!(is_attached(&other));
+        other.del(&with(config, json!({ "prevResult": result })));
+        assert_clean(lab);
+    });
+}
+
 /// Attaches a container as an earlier version did, whose aliases started with another word.
 fn add_with_old_alias(pod: &Pod<'_>, config: &Value) -> Value {
     let result = pod.add(config);
