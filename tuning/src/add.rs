@@ -33,7 +33,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
         }
         let mut target = Target::read(at, &guest, &mut host, &home, config.attributes)?;
         target.validate(config.attributes, has_ipv6)?;
-        let backup = BackupFile::open(&config.data_dir, key, &target.interface.identity)?;
+        let backup = BackupFile::open(&config.data_dir, key, &target.interface, config.attributes)?;
         tune(config, settings, Some((backup, key)), Undo::new(Some(target)))
     })?;
     let host_veth = done.context().as_ref().and_then(|target| target.host_veth.as_ref());

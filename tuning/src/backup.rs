@@ -16,6 +16,7 @@ use linux::{Netns, sysctl};
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
+use crate::interface::Interface;
 
 /// The indentation of the file.
 const INDENTATION: &[u8] = b" ";
@@ -210,8 +211,14 @@ pub(crate) struct BackupFile {
 
 impl BackupFile {
     /// Opens the file, which need not exist. An existing file counts only if it belongs to this attachment and this interface,
-    /// so that an earlier plugin of the same chain wrote it.
-    pub(crate) fn open(data_dir: &Path, key: AttachmentKey<'_>, interface: &Identity) -> Result<BackupFile> {
+    /// so that an earlier plugin of the same chain wrote it. A file of the reference does not say that. It counts if the
+    /// interface already has the `wanted` attributes that the file has: then an earlier ADD of the reference set them.
+    pub(crate) fn open(
+        data_dir: &Path,
+        key: AttachmentKey<'_>,
+        Interface { identity, link, .. }: &Interface,
+        wanted: Attributes,
+    ) -> Result<BackupFile> {
         let dir = Dir::create(data_dir, 0o700).context(|| format!("create the directory {data_dir:?}"))?;
         let temp = temp_name(key);
         let mut free = None;
@@ -219,7 +226,14 @@ impl BackupFile {
             let found = dir.read(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();
             let found = found.and_then(|content| Backup::parse(&content).ok());
             let owner = found.as_ref().and_then(|backup| backup.owner.as_ref());
-            if owner.is_some_and(|owner| owner.key() == key && owner.interface == *interface) {
+            let is_tuned =
+                |before: Attributes| before == before.of_keys(wanted) && before.of(link) == wanted.of_keys(before);
+            let is_ours = match (&found, owner) {
+                (_, Some(owner)) => owner.key() == key && owner.interface == *identity,
+                (Some(theirs), None) => is_tuned(theirs.before),
+                (None, None) => false,
+            };
+            if is_ours {
                 return Ok(BackupFile { dir, name, temp, earlier: found });
             }
             if !owner.is_some_and(|owner| owner.has_same_name_as(key)) {

@@ -105,6 +105,59 @@ fn a_file_of_the_reference_is_only_used_for_its_interface() {
     }
 }
 
+/// After an upgrade, a runtime may repeat the ADD. The interface already has the values of the configuration then.
+#[test]
+fn add_keeps_the_original_values_of_the_reference() {
+    if reference("tuning", "add_keeps_the_original_values_of_the_reference").is_none() {
+        return;
+    }
+    for keys in examples() {
+        let config = common(keys);
+        // The second configuration may tune more.
+        for more in [json!({}), json!({ "txQLen": 20 })] {
+            for restores in ["ours", "theirs"] {
+                let lab = &lab();
+                let pod = pod(lab, "c1");
+                let result = pod.call_reference("ADD", &config).run().ok();
+                let file = pod.backed_up();
+                let second = with(with(config.clone(), more.clone()), json!({ "prevResult": result }));
+                // An ADD that fails leaves the file of the reference.
+                pod.refused(&with(second.clone(), json!({ "sysctl": { "net.core.somaxconn": "x" } })), 7);
+                assert_eq!(pod.backed_up(), file, "{config}");
+                let second = with(second.clone(), json!({ "prevResult": pod.add(&second) }));
+                match restores {
+                    "ours" => pod.del(&second),
+                    _ => drop(pod.call_reference("DEL", &second).run().ok()),
+                }
+                let (mac, mtu, queue, promisc, allmulti, _) = pod.attributes();
+                let (was_mac, was_mtu, was_queue, was_promisc, was_allmulti, _) = untouched();
+                assert_eq!(
+                    (mac, mtu, promisc, allmulti),
+                    (was_mac, was_mtu, was_promisc, was_allmulti),
+                    "{restores} {second}"
+                );
+                // The reference of Debian does not know this key.
+                assert!(queue == was_queue || restores == "theirs", "{queue}");
+                assert_eq!(pod.backed_up(), Value::Null, "{restores} {second}");
+            }
+        }
+    }
+}
+
+/// An ID that is used again, whose earlier file the reference left.
+#[test]
+fn add_ignores_a_file_of_the_reference_for_another_interface() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    for keys in [json!({ "mtu": 1400 }), json!({ "mtu": 1400, "promisc": true }), json!({ "promisc": true })] {
+        lab.sh("mkdir -p /run/cni/tuning; echo \"{\\\"mtu\\\": 1300}\" >/run/cni/tuning/c1_eth0.json");
+        let config = common(keys.clone());
+        pod.add(&config);
+        pod.del(&config);
+        assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null), "{keys}");
+    }
+}
+
 /// Without a previous result, a lease or the alias of the host veth proves whose interface it is.
 #[test]
 fn a_file_of_the_reference_is_used_without_a_previous_result() {
