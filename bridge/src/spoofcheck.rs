@@ -17,6 +17,10 @@ const COMMENT_PREFIX: &str = "macspoofchk-";
 /// The longest reference (container ID, hyphen, interface name) for which the chain names fit. Comments may be longer.
 const MAX_REFERENCE: usize = 255 - "cni-br-iface-".len() - "-mac".len();
 
+/// The remedy for a container whose MAC address changes after ADD.
+const MAC_HINT: &str = "if \"tuning\" sets the address, set it for \"bridge\" instead, by \"args.cni.mac\" or the capability \"mac\", \
+                        or remove \"macspoofchk\"; then attach the container again";
+
 /// The names of chains and the comment of one attachment.
 #[derive(Debug)]
 struct Names {
@@ -258,8 +262,16 @@ pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Resul
         None => return absent(format!("no rule in chain {PREROUTING} leads to {}", names.port)),
     }
     let rules = nft.rules(TABLE.chain(&names.mac))?;
-    if rules.iter().any(|rule| rule.values.iter().any(|value| value.as_slice() == mac.0)) {
+    let allowed = || rules.iter().flat_map(|rule| &rule.values).filter_map(|value| value.as_slice().try_into().ok());
+    if allowed().any(|allowed| MacAddr(allowed) == mac) {
         return Ok(());
+    }
+    // `tuning` has changed the address after this plugin. Frames with it are what the check is for.
+    if let Some(allowed) = allowed().next().map(MacAddr) {
+        let what = format!(
+            "the spoof check drops all frames of the container: its MAC address is {mac}, but only {allowed} may pass"
+        );
+        return Err(Error::new(Code::INTERNAL, what).details(MAC_HINT));
     }
     absent(format!("no rule in chain {} lets {mac} pass", TABLE.chain(&names.mac)))
 }

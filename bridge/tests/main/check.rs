@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use testing::Lab;
+use testing::config::with;
 
 use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
 
@@ -55,6 +56,39 @@ finds! {
     finds_a_flushed_iptables_chain: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F CHAIN", "" => ["CNI-", "masquerades"];
     finds_a_masqueraded_network: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -D CHAIN 1", "" => ["CNI-", "10.1.0.0/24"];
     finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush chain bridge nat PREROUTING", "" => ["cni-br-iface-a-eth0"];
+}
+
+/// The spoof check drops all frames of a container whose MAC address `tuning` changes after `bridge`. If `bridge` sets the same
+/// address, they pass.
+#[test]
+fn finds_a_spoof_check_that_drops_all_frames() {
+    const MAC: &str = "02:00:00:00:00:0a";
+    let lab = &Lab::new();
+    let plain = layer3(json!({ "macspoofchk": true }));
+    for (id, config) in [("a", plain.clone()), ("b", with(plain, json!({ "args": { "cni": { "mac": MAC } } })))] {
+        let pod = Pod::with_ips(lab, id, &["10.1.0.2/24"]);
+        let before = pod.add(&config);
+        let tuning =
+            json!({ "cniVersion": "1.1.0", "name": "net1", "type": "tuning", "mac": MAC, "prevResult": before });
+        let result =
+            lab.plugin("tuning", "ADD").attachment(id, "eth0", &pod.netns).stdin(tuning.to_string()).run().ok();
+        let ping = || pod.sh("ping -c 1 -W 1 10.1.0.1 >/dev/null 2>&1 && echo works || echo lost");
+        if id == "b" {
+            pod.check(&config, &result).ok();
+            assert_eq!(ping(), "works\n");
+            continue;
+        }
+        assert_eq!(ping(), "lost\n");
+        let error = pod.check(&config, &result).error(999);
+        let old = before["interfaces"][2]["mac"].as_str().unwrap();
+        for wanted in ["drops all frames", MAC, old] {
+            assert!(error["msg"].as_str().unwrap().contains(wanted), "{wanted}: {error}");
+        }
+        for wanted in ["\"tuning\"", "\"args.cni.mac\"", "\"macspoofchk\""] {
+            assert!(error["details"].as_str().unwrap().contains(wanted), "{wanted}: {error}");
+        }
+        pod.del(&config);
+    }
 }
 
 #[test]

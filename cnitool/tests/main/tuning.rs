@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::doctor::only_problem;
-use crate::node::{attach_and_show, host_with, json, lose_namespace, page};
+use crate::doctor::{only_problem, problems};
+use crate::node::{attach, attach_and_show, host, host_with, json, lose_namespace, network, page};
 
 #[test]
 fn backups_are_shown_and_pruned() {
@@ -42,4 +42,28 @@ fn backups_are_shown_and_pruned() {
     page(&host.run("prune --force pods"));
     assert!(file(&id).exists() && !file(&lost).exists());
     assert!(page(&host.run("prune --force pods")).contains("nothing to remove"));
+}
+
+/// A MAC address that is set after `bridge` keeps the container from sending, unless `bridge` sets it, too.
+#[test]
+fn a_spoof_check_that_drops_all_frames_is_reported() {
+    let (subnet, mac) = ("10.214.0.0/24", "02:00:00:00:00:0a");
+    let host = host(subnet);
+    let configure = |bridge: Value| {
+        let mut config = network("pods", subnet, &bridge);
+        config["plugins"].as_array_mut().unwrap().push(json!({ "type": "tuning", "mac": mac }));
+        host.configure("10-pods.conflist", &config.to_string());
+    };
+    configure(json!({ "macspoofchk": true }));
+    let id = attach(&host, "blue");
+    let what = only_problem(&host, "check", "fail");
+    for wanted in ["drops all frames", mac, "\\\"args.cni.mac\\\"", &id] {
+        assert!(what.contains(wanted), "{wanted}: {what}");
+    }
+    // The remedy helps.
+    page(&host.run("del pods /run/netns/blue"));
+    configure(json!({ "macspoofchk": true, "args": { "cni": { "mac": mac } } }));
+    attach(&host, "green");
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+    host.lab.sh("ip netns exec green ping -c 1 -W 5 10.214.0.1");
 }
