@@ -82,9 +82,15 @@ impl Store {
         store.ok_or_else(|| Error::new(Code::INTERNAL, format!("{path:?} was deleted as soon as it was created")))
     }
 
-    /// Opens and locks the lease directory `path`. Returns `None` if it does not exist.
+    /// Opens and locks the lease directory `path`. Returns `None` if it does not exist, or cannot exist: an ancestor is not a
+    /// directory, or the path is too long or has no end. Then there can be no leases.
     pub(crate) fn open(path: &Path) -> Result<Option<Store>> {
-        Store::lock(path, || Dir::open(path).context(|| format!("open the directory {path:?}")))
+        Store::lock(path, || match Dir::open(path) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENAMETOOLONG | libc::ELOOP)) => {
+                Ok(None)
+            }
+            dir => dir.context(|| format!("open the directory {path:?}")),
+        })
     }
 
     fn lock(path: &Path, open: impl Fn() -> Result<Option<Dir>>) -> Result<Option<Store>> {

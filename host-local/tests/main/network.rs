@@ -146,6 +146,28 @@ fn status_fails_when_the_directory_is_unusable() {
     file.call("ADD", "a").error(5);
 }
 
+/// No ADD can have succeeded, so that DEL, with which a runtime follows a failed ADD, and GC have nothing to do.
+#[test]
+fn del_and_gc_succeed_where_there_can_be_no_leases() {
+    let lab = Lab::new();
+    fs::write("/run/file", "").unwrap();
+    symlink("loop", "/run/loop").unwrap();
+    let long = format!("/run/{}", "d".repeat(300));
+    for dir in ["/run/file", "/run/file/networks", "/run/loop", &long] {
+        let net = Net::of(&lab, "10.1.0.0/29").with("/ipam/dataDir", json!(dir));
+        net.call("ADD", "a").error(5);
+        net.call("DEL", "a").ok();
+        net.with("/cni.dev~1valid-attachments", json!([])).call("GC", "x").ok();
+        let error = net.call("CHECK", "a").error(999);
+        assert!(error["msg"].as_str().unwrap().contains("no lease"), "{error}");
+        net.call("STATUS", "x").error(50);
+    }
+    // The lease directory itself is a file.
+    fs::create_dir_all("/var/lib/cni/networks").unwrap();
+    fs::write("/var/lib/cni/networks/net", "").unwrap();
+    Net::of(&lab, "10.1.0.0/29").call("DEL", "a").ok();
+}
+
 #[test]
 fn status_of_a_shortage_succeeds_with_a_warning() {
     let lab = Lab::new();
