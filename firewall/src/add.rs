@@ -100,8 +100,9 @@ impl<'a> Traffic<'a> {
         }
         undo.push("remove the rules", |_| removal::remove_marked(self.owner));
         let added = self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld);
-        if added.as_ref().is_err_and(|error| error.as_ref().is_refusal()) {
-            // The transaction had no effect, so all rules with the mark are those of an earlier ADD.
+        // A record of a binding may have changed the ruleset before.
+        if added.as_ref().is_err_and(|error| error.as_ref().is_refusal() || !nft.may_have_changed()) {
+            // There was no transaction, or it had no effect. So all rules with the mark are those of an earlier ADD.
             undo.pop();
         }
         match added {

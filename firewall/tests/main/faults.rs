@@ -52,6 +52,34 @@ fn a_failing_system_call_leaves_no_rules() {
     }
 }
 
+/// The container uses the rules of the first ADD. The second ADD removes them only if it fails after its transaction, or cannot
+/// know whether the kernel applied it.
+#[test]
+fn a_repeated_add_that_fails_keeps_or_removes_everything() {
+    let lab = &Lab::new();
+    let (pod, second) = everything(lab);
+    let before = RefCell::default();
+    let prepare = || {
+        lab.sh("nft flush ruleset");
+        pod.add(&config(json!({})));
+        before.replace(ruleset(lab));
+        pod.call("ADD", &second)
+    };
+    let (mut kept, mut removed) = (0, 0);
+    inject_everywhere(lab, &CALLS[..3], prepare, |effect, place| {
+        if effect != Effect::Failed {
+            return drop(pod.check(&second).ok());
+        }
+        if ruleset(lab) == before.take() {
+            kept += 1;
+        } else {
+            assert_eq!((containers(lab), isolated(lab)), (vec![], vec![]), "{place}");
+            removed += 1;
+        }
+    });
+    assert!(kept > 30 && removed > 0, "{kept} times kept, {removed} times removed");
+}
+
 #[test]
 fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
     let lab = &Lab::new();
