@@ -1,5 +1,6 @@
 //! CHECK: compares the container with the configuration. Changes nothing.
 
+use cni::inspect::shell_word;
 use cni::{Attachment, Call, Code, Context, Error, ErrorCollector, Guest, Namespaces, Result};
 use linux::sysctl;
 
@@ -23,6 +24,36 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
             failures.record(compare_attributes(config.attributes, config.attributes.of(&link), at));
         }
         failures.into_result()
+    })
+}
+
+/// Returns the commands of a shell that set again what differs. None if the interface does not exist.
+pub(crate) fn commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<String>> {
+    let namespaces = Namespaces::open(call, at)?;
+    let nsenter = format!("nsenter --net={}", shell_word(&at.sandbox()));
+    namespaces.in_guest(|| {
+        let link = Guest::open_here(at)?.interface()?;
+        let different = config.sysctls.iter().filter(|sysctl| compare(sysctl, at).is_err());
+        // After a slash, dots are part of a name.
+        let setting = |sysctl: &Sysctl| shell_word(&format!("{}={}", sysctl.path.join("/"), sysctl.value));
+        let mut commands: Vec<String> =
+            different.map(|sysctl| format!("{nsenter} sysctl -w {}", setting(sysctl))).collect();
+        let now: Vec<_> = config.attributes.of(&link).values().collect();
+        for (key, value) in config.attributes.values().filter(|wanted| !now.contains(wanted)) {
+            let option = match key {
+                "mac" => "address",
+                "allmulti" => "allmulticast",
+                "txQLen" => "txqueuelen",
+                same => same,
+            };
+            let value = match value.as_str() {
+                "true" => "on",
+                "false" => "off",
+                value => value,
+            };
+            commands.push(format!("{nsenter} ip link set {} {option} {value}", shell_word(at.ifname.as_str())));
+        }
+        Ok(commands)
     })
 }
 

@@ -45,13 +45,17 @@ impl Inspect for Tuning {
         if let Err(error) = status::run(&config) {
             return Ok(vec![Finding::error(KINDS[0].name, &error)]);
         }
-        let (mut count, mut different, mut affected) = (0, Vec::new(), Vec::new());
+        let (mut count, mut different, mut affected, mut commands) = (0, Vec::new(), Vec::new(), Vec::new());
         for live in network.alive {
             let Some(added) = &live.added else { continue };
             let compared = added.with_call(|call, at| {
                 let config = Config::parse(call, Some(at))?;
                 count += usize::from(!config.is_empty());
-                check::run(call, at, &config)
+                let outcome = check::run(call, at, &config);
+                if outcome.is_err() {
+                    commands.extend(check::commands(call, at, &config).into_iter().flatten());
+                }
+                outcome
             });
             if let Err(error) = compared {
                 different.push(format!("{}: {error}", added.attachment.container));
@@ -63,8 +67,8 @@ impl Inspect for Tuning {
             Some(first) => {
                 let text =
                     format!("{} of {count} containers differ from the configuration, such as {first}", different.len());
-                let remedy = "another program changed it; attach the container again";
-                vec![Finding::warn(KINDS[0].name, text).remedy(remedy).about(affected)]
+                let remedy = "another program changed it; set it again, or attach the container again";
+                vec![Finding::warn(KINDS[0].name, text).remedy(remedy).about(affected).run(commands)]
             }
             None if count > 0 => vec![Finding::ok(KINDS[0].name, "live containers are tuned as configured")],
             None => Vec::new(),

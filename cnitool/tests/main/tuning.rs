@@ -67,3 +67,24 @@ fn a_spoof_check_that_drops_all_frames_is_reported() {
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
     host.lab.sh("ip netns exec green ping -c 1 -W 5 10.214.0.1");
 }
+
+#[test]
+fn the_command_sets_again_what_differs() {
+    let keys = json!({
+        "type": "tuning", "mac": "02:00:00:00:00:07", "promisc": true, "mtu": 1400, "allmulti": true, "txQLen": 7,
+        "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1", "net.ipv4.ip_local_port_range": "1024 2000" },
+    });
+    let host = host_with("10.250.0.0/24", &keys);
+    attach(&host, "blue");
+    let commands = || {
+        let what: Value = serde_json::from_str(&only_problem(&host, "tuning", "warn")).unwrap();
+        what["command"].as_str().unwrap().to_owned()
+    };
+    host.lab.sh("ip -n blue link set eth0 mtu 1300");
+    assert_eq!(commands(), "nsenter --net=/run/netns/blue ip link set eth0 mtu 1400", "only what differs");
+    host.lab.sh("ip -n blue link set eth0 address 02:00:00:00:00:08 promisc off allmulticast off txqueuelen 8
+         ip netns exec blue sysctl -w net.ipv4.conf.eth0.arp_filter=0 'net.ipv4.ip_local_port_range=1024 3000'");
+    host.lab.sh(&commands());
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+    host.run("check pods /run/netns/blue").ok();
+}
