@@ -47,7 +47,7 @@ fn backups_are_shown_and_pruned() {
 /// A MAC address that is set after `bridge` keeps the container from sending, unless `bridge` sets it, too.
 #[test]
 fn a_spoof_check_that_drops_all_frames_is_reported() {
-    let (subnet, mac) = ("10.214.0.0/24", "02:00:00:00:00:0a");
+    let (subnet, mac) = ("10.99.0.0/24", "02:00:00:00:00:0a");
     let host = host(subnet);
     let configure = |bridge: Value| {
         let mut config = network("pods", subnet, &bridge);
@@ -65,7 +65,7 @@ fn a_spoof_check_that_drops_all_frames_is_reported() {
     configure(json!({ "macspoofchk": true, "args": { "cni": { "mac": mac } } }));
     attach(&host, "green");
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
-    host.lab.sh("ip netns exec green ping -c 1 -W 5 10.214.0.1");
+    host.lab.sh("ip netns exec green ping -c 1 -W 5 10.99.0.1");
 }
 
 #[test]
