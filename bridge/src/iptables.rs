@@ -203,16 +203,15 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
     }
     if found.iter().any(|id| keep.has_container(id)) {
         let leases = evidence::leases_in(network);
-        let is_leased = |id: &str, ip| leases.iter().any(|lease| lease.ip == ip && lease.container == id);
-        let has_lease = |id: &str, ifname| {
-            leases.iter().any(|lease| lease.container == id && lease.ifname.as_deref() == Some(ifname))
-        };
         // The interfaces of a container share a chain. A rule is stale if the container has no lease of its address, although
-        // each valid interface has a lease.
+        // each valid interface has one in its family.
         let is_stale = |rule: Masquerade| {
-            let id = container(&rule.comment).filter(|id| keep.has_container(id))?;
+            let (id, ip) = (container(&rule.comment).filter(|id| keep.has_container(id))?, rule.source?);
+            let own: Vec<_> =
+                leases.iter().filter(|lease| lease.container == id && lease.ip.is_ipv4() == ip.is_ipv4()).collect();
+            let has_lease = |ifname| own.iter().any(|lease| lease.ifname.as_deref() == Some(ifname));
             let is_stale =
-                !is_leased(&id, rule.source?) && keep.interfaces_of(&id).all(|ifname| has_lease(&id, ifname));
+                !own.is_empty() && own.iter().all(|lease| lease.ip != ip) && keep.interfaces_of(&id).all(has_lease);
             is_stale.then_some(id)
         };
         let shared: SortedSet<String> = list(nft)?.into_iter().filter_map(is_stale).collect();

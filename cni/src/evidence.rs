@@ -48,7 +48,8 @@ pub fn has_lease(network: &str, container: &str) -> Option<bool> {
 /// `None` without evidence. `link` is the link on this host that the object names; it may be empty.
 pub fn is_sibling(host: &mut Netlink, owner: AttachmentKey<'_>, ip: IpAddr, link: &str) -> Result<Option<bool>> {
     let mut leases = leases_in(owner.network);
-    leases.retain(|lease| lease.container == owner.container);
+    // Another IPAM plugin may be responsible for the other family.
+    leases.retain(|lease| lease.container == owner.container && lease.ip.is_ipv4() == ip.is_ipv4());
     let lease = leases.iter().find(|lease| lease.ip == ip);
     if let Some(ifname) = lease.and_then(|lease| lease.ifname.as_deref()) {
         return Ok(Some(ifname != owner.ifname));

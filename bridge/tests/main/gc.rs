@@ -140,20 +140,22 @@ fn the_masquerade_of_a_stale_interface_is_collected_while_another_one_is_valid()
     }
 }
 
-/// Without the lease of the valid interface, as with another IPAM plugin, nothing shows whose rule it is.
+/// Without a lease of the valid interface in the family of a rule, as with another IPAM plugin, nothing shows whose rule it is.
 #[test]
 fn masquerade_that_may_belong_to_a_valid_interface_stays() {
     let lab = &Lab::new();
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
-    let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let first = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let result = first.add(&config);
     let second = Pod { lab, id: "a".into(), ifname: "eth1".into(), netns: first.netns.clone() };
     second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
     second.add(&config);
-    // Of a time when the network had another IPAM plugin.
-    lab.sh("mkdir -p /var/lib/cni/networks/net1; printf 'a\\r\\neth1' >/var/lib/cni/networks/net1/10.1.0.9");
-    collect(&first, &config, json!([{ "containerID": "a", "ifname": "eth0" }])).ok();
-    first.check(&config, &result).ok();
+    // Of a time when the network had another IPAM plugin, or of one that leaves only one family to host-local.
+    for lease in ["eth1' >10.1.0.9", "eth0' >10.1.0.2", "eth1' >fd01::9"] {
+        lab.sh(&format!("mkdir -p /var/lib/cni/networks/net1; cd /var/lib/cni/networks/net1; printf 'a\\r\\n{lease}"));
+        collect(&first, &config, json!([{ "containerID": "a", "ifname": "eth0" }])).ok();
+        first.check(&config, &result).ok();
+    }
 }
 
 #[test]
