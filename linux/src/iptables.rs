@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::netlink::nft::{self, Nftables, Table};
 use crate::tool;
 
-pub use plan::{ListedRule, Plan, Step, View, change, change_legacy, words};
+pub use plan::{ListedRule, Plan, Step, View, change, change_legacy, rules_in, words};
 pub use rule::{ConnectionState, Links, MAX_PORTS, Match, Rule, Target};
 
 /// How long a tool may take.

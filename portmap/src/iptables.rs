@@ -25,11 +25,10 @@ mod rules;
 use std::net::{IpAddr, Ipv4Addr};
 
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
-use linux::Kind;
 use linux::ip::{Cidr, Protocol};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::Match;
-use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy, rules_in};
 use linux::log::debug;
 use linux::netlink::nft::{self, Edit, Family, Nftables};
 
@@ -108,15 +107,26 @@ pub(crate) fn add(
     };
     let removal = Removal { owner, ips: &ips, link, is_del: false };
     for (tools, rules) in &legacy {
-        let outcome = change_legacy(tools, NAT, |view| rules.plan(view, &removal));
-        // A tool that reports a failure has changed nothing; one that was killed may have.
-        *has_legacy_rules |= !matches!(&outcome, Err(error) if error.as_ref().kind() == Kind::Program);
+        let mut before = None;
+        let outcome = change_legacy(tools, NAT, |view| {
+            if let View::Legacy(lines) = view {
+                before.get_or_insert_with(|| rules_in(lines));
+            }
+            rules.plan(view, &removal)
+        });
+        *has_legacy_rules |= outcome.is_ok() || before.is_some_and(|before| may_differ(tools, &before));
         outcome.map_err(|second: Error| match &unavailable {
             Some(error) => second.details(format!("nf_tables: {error}")),
             None => second,
         })?;
     }
     Ok(ips)
+}
+
+/// Returns whether a legacy table may have other rules than `before`. A tool that failed may have changed it, if it was killed.
+fn may_differ(tools: &Tools, before: &[String]) -> bool {
+    let now = tools.legacy_table(NAT);
+    now.map_or(true, |table| rules_in(&table.map(|table| table.lines).unwrap_or_default()) != before)
 }
 
 /// Returns the rules for the container's address of a family; `None` if it has none.

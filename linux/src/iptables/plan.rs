@@ -305,15 +305,10 @@ pub fn change_legacy<'a, R, E: From<Error>>(
     name: &str,
     mut plan: impl FnMut(&mut View<'_>) -> Result<Plan<'a, R>, E>,
 ) -> Result<Vec<R>, E> {
-    let rules = |table: &Option<LegacyTable>| -> Vec<String> {
-        let lines = table.iter().flat_map(|table| &table.lines);
-        lines.filter(|line| !line.starts_with(['#', ':'])).cloned().collect()
-    };
     let mut table = tools.legacy_table(name)?;
     let mut attempt = 1;
     loop {
-        let lines = table.as_ref().map(|table| table.lines.as_slice()).unwrap_or_default();
-        let plan = plan(&mut View::Legacy(lines))?;
+        let plan = plan(&mut View::Legacy(lines_of(&table)))?;
         if plan.steps.is_empty() {
             return Ok(plan.removed);
         }
@@ -323,11 +318,20 @@ pub fn change_legacy<'a, R, E: From<Error>>(
         };
         let Err(error) = outcome else { return Ok(plan.removed) };
         let now = tools.legacy_table(name)?;
-        if attempt == LEGACY_ATTEMPTS || rules(&now) == rules(&table) {
+        if attempt == LEGACY_ATTEMPTS || rules_in(lines_of(&now)) == rules_in(lines_of(&table)) {
             return Err(error.into());
         }
         (table, attempt) = (now, attempt + 1);
     }
+}
+
+fn lines_of(table: &Option<LegacyTable>) -> &[String] {
+    table.as_ref().map(|table| table.lines.as_slice()).unwrap_or_default()
+}
+
+/// Returns the rules among the lines of a save tool, without counters.
+pub fn rules_in(lines: &[String]) -> Vec<String> {
+    lines.iter().filter(|line| !line.starts_with(['#', ':'])).cloned().collect()
 }
 
 /// Splits the text of a rule into words, without the quotes and backslashes of comments.

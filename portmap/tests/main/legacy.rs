@@ -113,18 +113,29 @@ fn legacy_rules_of_either_implementation_are_removed_by_the_other() {
     assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }
 
-/// The first tool to fail has changed nothing. If the second one fails, the first has replaced what was published.
+/// The first tool to fail has changed nothing, unless it was killed. If the second one fails, the first has replaced what was
+/// published.
 #[test]
 fn a_repeated_add_whose_tool_fails_keeps_or_removes_everything() {
     let Some(lab) = &legacy_host("a_repeated_add_whose_tool_fails_keeps_or_removes_everything") else { return };
     let pod = Pod::absent(lab, "id1", &["10.9.0.2/24", "fd00::2/64"]);
     let (first, second) = (iptables(&["8080:80/tcp"]), iptables(&["8081:80/tcp"]));
-    for (tool, is_kept) in [("iptables-legacy-restore", true), ("ip6tables-legacy-restore", false)] {
+    let (ipv4, ipv6) = ("iptables-legacy-restore", "ip6tables-legacy-restore");
+    let fails = "exit 4".to_owned();
+    let is_killed = format!("[ $calls -gt 1 ] && exit 4; /usr/sbin/{ipv4} \"$@\"; kill -9 $$");
+    for (tool, body, count, is_kept) in
+        [(ipv4, &fails, 1, true), (ipv6, &fails, 1, false), (ipv4, &is_killed, 2, false)]
+    {
         pod.add(&first);
         let before = nat_tables(lab);
-        let body =
-            format!("[ -e {0}/failed ] && exec /usr/sbin/{tool} \"$@\"; touch {0}/failed; exit 4", lab.dir().display());
-        let script = lab.script(tool, &body);
+        let calls = lab.dir().join("calls");
+        let script = lab.script(
+            tool,
+            &format!(
+                "echo >>{0}; calls=$(wc -l <{0}); [ $calls -gt {count} ] && exec /usr/sbin/{tool} \"$@\"; {body}",
+                calls.display()
+            ),
+        );
         let path = format!("{}:{PATH}", lab.bin().display());
         let error = pod.call("ADD", &second).env("PATH", path).run().error(999);
         assert!(error["msg"].as_str().unwrap().contains(tool), "{error}");
@@ -134,7 +145,7 @@ fn a_repeated_add_whose_tool_fails_keeps_or_removes_everything() {
         } else {
             assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
         }
-        lab.sh(&format!("rm {} {}/failed", script.display(), lab.dir().display()));
+        lab.sh(&format!("rm {} {}", script.display(), calls.display()));
     }
 }
 
