@@ -3,15 +3,23 @@
 //! ```text
 //! table bridge cni_isolation {
 //!     set ports { type ifname; elements = { "veth2fd64ca4" comment "…" } }
-//!     chain forward { type filter hook forward priority 0; iifname @ports oifname @ports meta pkttype != host drop }
+//!     set bridges { type ifname . ether_addr; elements = { "veth2fd64ca4" . 5e:0b:7c:1f:a2:33 comment "…" } }
+//!     chain forward {
+//!         type filter hook forward priority 0
+//!         iifname @ports oifname @ports meta pkttype != host drop
+//!         iifname . ether daddr @bridges drop
+//!     }
 //! }
 //! ```
 //!
-//! The rule drops the frames between the ports of isolated containers: those that one container addresses to another,
+//! The first rule drops the frames between the ports of isolated containers: those that one container addresses to another,
 //! broadcasts and multicasts. Only one kind of frame passes: a frame addressed to the bridge, which is a frame to this host
 //! (`host`), and whose destination netfilter has replaced by a container since. With `bridge-nf-call-iptables` 1, this is how the
 //! kernel translates connections to the published port of a neighbour. So neighbours reach published ports with both values of
 //! this sysctl, whatever MAC addresses containers have.
+//!
+//! The second rule drops frames that are still addressed to the bridge. The kernel forwards such frames to all ports of a VLAN in
+//! which the bridge itself is not.
 //!
 //! Port isolation of the kernel would also drop those frames, and it belongs to the key `portIsolation` of `bridge`.
 //!
@@ -19,6 +27,7 @@
 
 use cni::key::mark_in;
 use cni::{AttachmentKey, Result};
+use linux::ip::MacAddr;
 use linux::netlink::nft::{
     Chain, Comparison, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, RuleSpec, Set,
     SetSpec, Table, Value, Verdict,
@@ -26,72 +35,95 @@ use linux::netlink::nft::{
 
 const TABLE: Table<'_> = Table { family: Family::Bridge, name: "cni_isolation" };
 const PORTS: Set<'_> = TABLE.set("ports");
+const BRIDGES: Set<'_> = TABLE.set("bridges");
 const FORWARD: Chain<'_> = TABLE.chain("forward");
 
 /// The port of an isolated container.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IsolatedPort<'a> {
     pub(crate) name: &'a str,
+    pub(crate) bridge_mac: MacAddr,
 }
 
 impl IsolatedPort<'_> {
-    fn key(&self) -> Value {
-        Value::LinkName(self.name.to_owned())
+    /// Returns the keys of the port, with their sets.
+    fn keys(&self) -> [(Set<'static>, Vec<Value>); 2] {
+        let name = Value::LinkName(self.name.to_owned());
+        [(PORTS, vec![name.clone()]), (BRIDGES, vec![name, Value::Mac(self.bridge_mac)])]
     }
 
     /// Returns the edits that isolate the port, and no other port of the attachment. Creates the table if necessary.
     pub(crate) fn isolate(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<Vec<Edit>> {
         let mut edits = if is_complete(nft)? { Vec::new() } else { create() };
         let mark = owner.mark();
-        let wanted = [Element::new(&[self.key()]).comment(owner.comment())];
-        let mut replaced = nft.elements(PORTS)?;
-        replaced.retain(|found| {
-            wanted.iter().any(|wanted| wanted.key == found.key) || mark_in(&found.userdata.comment) == Some(&mark)
-        });
-        if replaced != wanted {
-            edits.extend(Edit::delete_elements(PORTS, &replaced));
-            edits.extend(Edit::create_elements(PORTS, &wanted));
+        for (set, key) in self.keys() {
+            let wanted = [Element::new(&key).comment(owner.comment())];
+            let mut replaced = nft.elements(set)?;
+            replaced.retain(|found| {
+                wanted.iter().any(|wanted| wanted.key == found.key) || mark_in(&found.userdata.comment) == Some(&mark)
+            });
+            if replaced != wanted {
+                edits.extend(Edit::delete_elements(set, &replaced));
+                edits.extend(Edit::create_elements(set, &wanted));
+            }
         }
         Ok(edits)
     }
 
     /// Returns whether the port is isolated.
     pub(crate) fn is_isolated(&self, nft: &mut Nftables) -> Result<bool> {
-        Ok(nft.element(PORTS, &[self.key()])?.is_some() && is_complete(nft)?)
+        for (set, key) in self.keys() {
+            if nft.element(set, &key)?.is_none() {
+                return Ok(false);
+            }
+        }
+        is_complete(nft)
     }
 }
 
 /// Returns the edits that create the table, or restore what is missing of it.
 fn create() -> Vec<Edit> {
-    let key = &[DataType::LinkName];
-    vec![
+    let set = |set, key| Edit::add_set(&SetSpec { set, key, maps_to: MapsTo::Nothing, elements: Elements::Keys });
+    let mut edits = vec![
         Edit::add_table(TABLE),
-        Edit::add_set(&SetSpec { set: PORTS, key, maps_to: MapsTo::Nothing, elements: Elements::Keys }),
+        set(PORTS, &[DataType::LinkName]),
+        set(BRIDGES, &[DataType::LinkName, DataType::Mac]),
         Edit::add_base_chain(FORWARD, Hook::FORWARD),
         Edit::flush(FORWARD),
-        Edit::add_rule(&rule()),
-    ]
+    ];
+    edits.extend(rules().iter().map(Edit::add_rule));
+    edits
 }
 
-/// Returns the rule that drops frames between isolated ports.
-fn rule() -> RuleSpec<'static> {
-    RuleSpec::new(FORWARD)
+/// Returns the rules that drop frames between isolated ports.
+fn rules() -> [RuleSpec<'static>; 2] {
+    let between = RuleSpec::new(FORWARD)
         .in_set(&[Field::INPUT_LINK], PORTS.name)
         .in_set(&[Field::OUTPUT_LINK], PORTS.name)
-        .matches(Field::PACKET_TYPE, Comparison::NotEqual, &[Field::TO_HOST])
-        .verdict(Verdict::Drop)
+        .matches(Field::PACKET_TYPE, Comparison::NotEqual, &[Field::TO_HOST]);
+    let to_bridge = RuleSpec::new(FORWARD).in_set(&[Field::INPUT_LINK, Field::DESTINATION_MAC], BRIDGES.name);
+    [between, to_bridge].map(|rule| rule.verdict(Verdict::Drop))
 }
 
-/// Returns whether the table has the rule.
+/// Returns whether the table has the rules.
 fn is_complete(nft: &mut Nftables) -> Result<bool> {
-    Ok(nft.rules(FORWARD)?.iter().any(|found| found.is_same_as(&rule())))
+    let present = nft.rules(FORWARD)?;
+    Ok(rules().iter().all(|rule| present.iter().any(|found| found.is_same_as(rule))))
 }
 
 /// Returns the edits that end the isolation of the attachments whose comments are `released`.
 pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Result<Vec<Edit>> {
-    let mut elements = nft.elements(PORTS)?;
-    elements.retain(|found| released(&found.userdata.comment));
-    Ok(Edit::delete_elements(PORTS, &elements))
+    let mut edits = Vec::new();
+    for set in [PORTS, BRIDGES] {
+        let mut elements = nft.elements(set)?;
+        elements.retain(|found| released(&found.userdata.comment));
+        // Each port is in both sets.
+        if elements.is_empty() {
+            break;
+        }
+        edits.extend(Edit::delete_elements(set, &elements));
+    }
+    Ok(edits)
 }
 
 /// GC: ends the isolation of the attachments whose comments are `released`. Returns whether there were any.

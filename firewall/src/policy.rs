@@ -19,6 +19,7 @@
 
 use cni::key::network_mark;
 use cni::{AddResult, Attachment, Code, Error, IfName, Result, evidence};
+use linux::ip::MacAddr;
 use linux::iptables::{ConnectionState, Links, ListedRule, Match, Rule, Step, Target, Tools, View};
 use linux::netlink::nft::Comparison;
 use linux::netlink::{Link, Netlink};
@@ -51,6 +52,8 @@ pub(crate) struct Policy {
     mark: String,
     /// The link of the container on this host.
     link: Option<Link>,
+    /// The MAC address of the bridge.
+    bridge_mac: Option<MacAddr>,
 }
 
 impl Policy {
@@ -73,13 +76,14 @@ impl Policy {
         if let Some(name) = evidence::host_link(result, at) {
             link = host.link(name)?;
         }
-        let policy = |bridge, link| Policy { link, ..Policy::new(network, is_isolated, bridge) };
+        let policy =
+            |bridge, bridge_mac, link| Policy { link, bridge_mac, ..Policy::new(network, is_isolated, bridge) };
         let on_host = result.interfaces.iter().filter(|found| found.sandbox.is_empty());
         let names: Vec<&str> = on_host.map(|found| found.name.as_str()).filter(|name| is_usable(name)).collect();
         let mut missing = None;
         for name in &names {
             match host.link(*name)? {
-                Some(found) if found.kind == "bridge" => return Ok(Some(policy(found.name, link))),
+                Some(found) if found.kind == "bridge" => return Ok(Some(policy(found.name, found.mac, link))),
                 Some(_) => {}
                 None => missing = missing.or(Some(name)),
             }
@@ -87,7 +91,8 @@ impl Policy {
         match (link, missing.or_else(|| names.first())) {
             // Without a bridge in the result. One that was deleted must not be replaced by the container's own link.
             (Some(link), _) if missing.is_none() && is_usable(&link.name) => {
-                Ok(Some(policy(link.name.clone(), Some(link))))
+                let bridge = link.master.map(|master| host.link(master)).transpose()?.flatten();
+                Ok(Some(policy(link.name.clone(), bridge.and_then(|bridge| bridge.mac), Some(link))))
             }
             (_, Some(link)) => {
                 let what = format!("apply ingress policy {name:?}: there is no link {link:?}");
@@ -110,7 +115,7 @@ impl Policy {
         let mut mark = format!("{MARK} {}{bridge} net: {network}", network_mark(network));
         // Valid names of networks have only ASCII characters.
         mark.truncate(MAX_MARK);
-        Policy { is_isolated, bridge, mark, link: None }
+        Policy { is_isolated, bridge, mark, link: None, bridge_mac: None }
     }
 
     /// Returns the rules of the bridge in the first chain, in their order.
@@ -253,7 +258,7 @@ impl Policy {
     /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a port.
     pub(crate) fn isolated_port(&self) -> Option<IsolatedPort<'_>> {
         let link = self.link.as_ref().filter(|link| self.is_isolated && link.port.is_some())?;
-        Some(IsolatedPort { name: &link.name })
+        Some(IsolatedPort { name: &link.name, bridge_mac: self.bridge_mac? })
     }
 }
 

@@ -168,6 +168,37 @@ fn another_mac_address_changes_nothing_for_isolated_containers() {
     call(&network, "CHECK", &keys);
 }
 
+/// The kernel forwards frames that are addressed to the bridge to all ports of a VLAN in which the bridge itself is not. So a
+/// container could take the address of the bridge.
+#[test]
+fn isolated_containers_do_not_reach_each_other_by_the_address_of_the_bridge() {
+    let test = "isolated_containers_do_not_reach_each_other_by_the_address_of_the_bridge";
+    let lab = &Lab::new();
+    let pods = [("c1", "10.9.0.2/24"), ("c2", "10.9.0.3/24")].map(|(id, ip)| Pod::on_bridge(lab, "br0", id, &[ip]));
+    if lab.sh("ip link set br0 type bridge vlan_filtering 1 2>/dev/null && echo yes || echo no") == "no\n" {
+        skip(test, "this kernel cannot filter VLANs");
+        return;
+    }
+    // Otherwise the rules of iptables would drop these frames, too.
+    filter_bridged_frames(lab, false);
+    for Pod { port, .. } in &pods {
+        lab.sh(&format!("bridge vlan add dev {port} vid 100 pvid untagged; bridge vlan delete dev {port} vid 1"));
+    }
+    let [a, b] = &pods;
+    let mac = lab.ip("link show br0")[0]["address"].as_str().unwrap().to_owned();
+    b.sh(&format!("ip link set eth0 address {mac}"));
+    a.sh(&format!("ip neigh replace 10.9.0.3 lladdr {mac} dev eth0"));
+    let server = Server::start("udp", Some(&b.netns), "10.9.0.3", 80);
+    let config = config(json!({ "ingressPolicy": "isolated" }));
+    let call = |command: &str| pods.iter().for_each(|pod| drop(pod.call(command, &config).run().ok()));
+    request(true, a.client(), "10.9.0.2", "10.9.0.3", 80, &server);
+    call("ADD");
+    request(false, a.client(), "10.9.0.2", "10.9.0.3", 80, &server);
+    call("CHECK");
+    call("DEL");
+    request(true, a.client(), "10.9.0.2", "10.9.0.3", 80, &server);
+}
+
 #[test]
 fn open_lets_containers_reach_each_other() {
     test_policy("open");

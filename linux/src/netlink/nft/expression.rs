@@ -88,6 +88,8 @@ impl Field {
     /// To whom a frame is addressed: see [`TO_HOST`](Self::TO_HOST).
     pub const PACKET_TYPE: Field = Field::meta(19, 1);
     pub(super) const NETWORK_PROTOCOL: Field = Field::meta(15, 1);
+    /// The destination MAC address.
+    pub const DESTINATION_MAC: Field = Field::payload(Header::Link, 0, 6);
     /// The source MAC address.
     pub const SOURCE_MAC: Field = Field::payload(Header::Link, 6, 6);
     /// The IPv4 source address.
