@@ -110,7 +110,7 @@ pub(crate) fn add(
         let mut before = None;
         let outcome = change_legacy(tools, NAT, |view| {
             if let View::Legacy(lines) = view {
-                before.get_or_insert_with(|| rules_in(lines));
+                before.get_or_insert_with(|| lines.to_vec());
             }
             rules.plan(view, &removal)
         });
@@ -123,10 +123,10 @@ pub(crate) fn add(
     Ok(ips)
 }
 
-/// Returns whether a legacy table may have other rules than `before`. A tool that failed may have changed it, if it was killed.
+/// Returns whether a legacy table may have other rules than in the lines `before`. A tool that was killed may have changed it.
 fn may_differ(tools: &Tools, before: &[String]) -> bool {
     let now = tools.legacy_table(NAT);
-    now.map_or(true, |table| rules_in(&table.map(|table| table.lines).unwrap_or_default()) != before)
+    now.map_or(true, |table| rules_in(&table.map(|table| table.lines).unwrap_or_default()).ne(rules_in(before)))
 }
 
 /// Returns the rules for the container's address of a family; `None` if it has none.

@@ -318,7 +318,7 @@ pub fn change_legacy<'a, R, E: From<Error>>(
         };
         let Err(error) = outcome else { return Ok(plan.removed) };
         let now = tools.legacy_table(name)?;
-        if attempt == LEGACY_ATTEMPTS || rules_in(lines_of(&now)) == rules_in(lines_of(&table)) {
+        if attempt == LEGACY_ATTEMPTS || rules_in(lines_of(&now)).eq(rules_in(lines_of(&table))) {
             return Err(error.into());
         }
         (table, attempt) = (now, attempt + 1);
@@ -330,8 +330,8 @@ fn lines_of(table: &Option<LegacyTable>) -> &[String] {
 }
 
 /// Returns the rules among the lines of a save tool, without counters.
-pub fn rules_in(lines: &[String]) -> Vec<String> {
-    lines.iter().filter(|line| !line.starts_with(['#', ':'])).cloned().collect()
+pub fn rules_in(lines: &[String]) -> impl Iterator<Item = &String> {
+    lines.iter().filter(|line| !line.starts_with(['#', ':']))
 }
 
 /// Splits the text of a rule into words, without the quotes and backslashes of comments.
