@@ -1,6 +1,5 @@
 //! CHECK: compares the container with the configuration. Changes nothing.
 
-use cni::inspect::shell_word;
 use cni::{Attachment, Call, Code, Context, Error, ErrorCollector, Guest, Namespaces, Result};
 use linux::sysctl;
 
@@ -27,36 +26,6 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     })
 }
 
-/// Returns the commands of a shell that set again what differs. None if the interface does not exist.
-pub(crate) fn commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<String>> {
-    let namespaces = Namespaces::open(call, at)?;
-    let nsenter = format!("nsenter --net={}", shell_word(&at.sandbox()));
-    namespaces.in_guest(|| {
-        let link = Guest::open_here(at)?.interface()?;
-        let different = config.sysctls.iter().filter(|sysctl| compare(sysctl, at).is_err());
-        // After a slash, dots are part of a name.
-        let setting = |sysctl: &Sysctl| shell_word(&format!("{}={}", sysctl.path.join("/"), sysctl.value));
-        let mut commands: Vec<String> =
-            different.map(|sysctl| format!("{nsenter} sysctl -w {}", setting(sysctl))).collect();
-        let now: Vec<_> = config.attributes.of(&link).values().collect();
-        for (key, value) in config.attributes.values().filter(|wanted| !now.contains(wanted)) {
-            let option = match key {
-                "mac" => "address",
-                "allmulti" => "allmulticast",
-                "txQLen" => "txqueuelen",
-                same => same,
-            };
-            let value = match value.as_str() {
-                "true" => "on",
-                "false" => "off",
-                value => value,
-            };
-            commands.push(format!("{nsenter} ip link set {} {option} {value}", shell_word(at.ifname.as_str())));
-        }
-        Ok(commands)
-    })
-}
-
 fn difference(what: String) -> Result<()> {
     Err(Error::new(Code::INTERNAL, what)
         .details("another program changed it; detach the container and attach it again"))
@@ -64,9 +33,8 @@ fn difference(what: String) -> Result<()> {
 
 /// Compares a sysctl in the namespace of this thread. One that can only be written has no value.
 fn compare(sysctl: &Sysctl, at: &Attachment) -> Result<()> {
-    let Sysctl { key, path, value } = sysctl;
-    let parts: Vec<&str> = path.iter().map(String::as_str).collect();
-    let now = match sysctl::read(&parts) {
+    let Sysctl { key, value, .. } = sysctl;
+    let now = match read(sysctl) {
         Err(error) if error.errno() == Some(libc::EACCES) => return Ok(()),
         now => now.context(|| format!("in {:?}", at.sandbox()))?,
     };
@@ -75,6 +43,12 @@ fn compare(sysctl: &Sysctl, at: &Attachment) -> Result<()> {
         Some(now) => difference(format!("sysctl {:?} is {now:?} instead of {value:?}", key.to_string())),
         None => difference(format!("there is no sysctl {:?} in {:?}", key.to_string(), at.sandbox())),
     }
+}
+
+/// Returns the value of a sysctl in the namespace of this thread; `None` if it does not exist.
+pub(crate) fn read(sysctl: &Sysctl) -> linux::Result<Option<String>> {
+    let parts: Vec<&str> = sysctl.path.iter().map(String::as_str).collect();
+    sysctl::read(&parts)
 }
 
 fn compare_attributes(wanted: Attributes, now: Attributes, at: &Attachment) -> Result<()> {

@@ -2,12 +2,13 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape};
-use cni::{Call, Result};
+use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, shell_word};
+use cni::{Attachment, Call, Guest, Namespaces, Result};
 use linux::log::debug;
 
 use crate::backup::Backup;
 use crate::config::{self, Config, DATA_DIR};
+use crate::sysctl::{Sysctl, same_value};
 use crate::{Tuning, check, removal, status};
 
 /// The kind of objects that the plugin creates.
@@ -53,7 +54,7 @@ impl Inspect for Tuning {
                 count += usize::from(!config.is_empty());
                 let outcome = check::run(call, at, &config);
                 if outcome.is_err() {
-                    commands.extend(check::commands(call, at, &config).into_iter().flatten());
+                    commands.extend(repair_commands(call, at, &config).into_iter().flatten());
                 }
                 outcome
             });
@@ -74,6 +75,38 @@ impl Inspect for Tuning {
             None => Vec::new(),
         })
     }
+}
+
+/// Returns the commands of a shell that set again what differs.
+fn repair_commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<String>> {
+    let namespaces = Namespaces::open(call, at)?;
+    let nsenter = format!("nsenter --net={}", shell_word(&at.sandbox()));
+    namespaces.in_guest(|| {
+        let link = Guest::open_here(at)?.interface()?;
+        let differs =
+            |sysctl: &&Sysctl| matches!(check::read(sysctl), Ok(Some(now)) if !same_value(&now, &sysctl.value));
+        // After a slash, dots are part of a name.
+        let setting = |sysctl: &Sysctl| shell_word(&format!("{}={}", sysctl.path.join("/"), sysctl.value));
+        let sysctls = config.sysctls.iter().filter(differs);
+        let mut commands: Vec<String> =
+            sysctls.map(|sysctl| format!("{nsenter} sysctl -w {}", setting(sysctl))).collect();
+        let now: Vec<_> = config.attributes.of(&link).values().collect();
+        for (key, value) in config.attributes.values().filter(|wanted| !now.contains(wanted)) {
+            let option = match key {
+                "mac" => "address",
+                "allmulti" => "allmulticast",
+                "txQLen" => "txqueuelen",
+                same => same,
+            };
+            let value = match value.as_str() {
+                "true" => "on",
+                "false" => "off",
+                value => value,
+            };
+            commands.push(format!("{nsenter} ip link set {} {option} {value}", shell_word(at.ifname.as_str())));
+        }
+        Ok(commands)
+    })
 }
 
 /// Returns what a tool shows of a backup file; `None` if its owner is not known.

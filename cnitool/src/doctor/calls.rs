@@ -96,9 +96,11 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
         }
         let subject = subject(entry);
         if !report.is_problem(name, &subject) {
-            let is_repaired = at.and_then(|at| chain.needs_repair(&at)).unwrap_or(false);
-            let found = differences.entry(error.to_string());
-            found.or_insert(Difference { error, is_repaired, subjects: Vec::new() }).subjects.push(subject);
+            let found = differences.entry(error.to_string()).or_insert_with(|| {
+                let is_repaired = at.and_then(|at| chain.needs_repair(&at)).unwrap_or(false);
+                Difference { error, is_repaired, subjects: Vec::new() }
+            });
+            found.subjects.push(subject);
         }
     }
     report_differences(name, differences, report);
