@@ -68,6 +68,13 @@ impl Inspect for Bandwidth {
         Ok(missing_limits(network).into_iter().chain(left).chain(unsupported).collect())
     }
 
+    fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
+        let config = Config::parse(call)?;
+        let Some(result) = call.prev_result()? else { return Ok(false) };
+        let found = Limits::find(call, at, &config, &result)?;
+        Ok(found.is_some_and(|(limits, mut host)| check::run(&limits, &mut host).is_err()))
+    }
+
     /// Sets the limits of an attachment again if CHECK finds a difference.
     fn repair(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<&'static str>> {
         let restored = restore(call, at).context(|| "limit the bandwidth again")?;
