@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::{Path, PathBuf, absolute};
 use std::process;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::disk;
 /// How long a command waits for another one in the same directory.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// In a container, whose first process this is, returns an error unless the directory is mounted from the host: what is
+/// Returns an error in a container, whose first process this is, unless the directory is mounted from the host: what is
 /// installed elsewhere vanishes with the container.
 pub(crate) fn require_mount(path: &Path) -> Result<()> {
     if process::id() != 1 {
@@ -23,8 +23,11 @@ pub(crate) fn require_mount(path: &Path) -> Result<()> {
     // Without /proc, the mounts are unknown.
     let Ok(mounts) = fs::read_to_string("/proc/self/mountinfo") else { return Ok(()) };
     let mut points = mounts.lines().filter_map(|line| line.split(' ').nth(4));
+    // The directory may not exist yet, and a symbolic link may lead to the mount.
+    let place = absolute(path).ok().and_then(|path| path.ancestors().find_map(|dir| dir.canonicalize().ok()));
+    let place = place.as_deref().unwrap_or(path);
     // The file writes a space in octal.
-    if points.any(|point| point != "/" && path.starts_with(point.replace("\\040", " "))) {
+    if points.any(|point| point != "/" && place.starts_with(point.replace("\\040", " "))) {
         return Ok(());
     }
     let hint = "mount the host's directory there, as with `podman run -v /opt/cni/bin:/opt/cni/bin`";
