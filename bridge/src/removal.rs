@@ -100,7 +100,7 @@ impl Removal<'_> {
             return Ok(true);
         }
         let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten();
-        // An executed IPAM plugin cannot be asked, but may be a host-local.
+        // An executed IPAM plugin cannot be queried, but may be host-local. A configuration that was edited may lack it.
         let leased = leased.unwrap_or_else(|| evidence::leased_addresses(self.key));
         let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
         if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {

@@ -83,7 +83,7 @@ impl Store {
     }
 
     /// Opens and locks the lease directory `path`. Returns `None` if it does not exist, or cannot exist: an ancestor is not a
-    /// directory, or the path is too long or has no end. Then there can be no leases.
+    /// directory, the path is too long, or a symbolic link leads to itself. Then there can be no leases.
     pub(crate) fn open(path: &Path) -> Result<Option<Store>> {
         Store::lock(path, || match Dir::open(path) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENAMETOOLONG | libc::ELOOP)) => {

@@ -72,13 +72,15 @@ fn finds_a_spoof_check_that_drops_all_frames() {
             json!({ "cniVersion": "1.1.0", "name": "net1", "type": "tuning", "mac": MAC, "prevResult": before });
         let result =
             lab.plugin("tuning", "ADD").attachment(id, "eth0", &pod.netns).stdin(tuning.to_string()).run().ok();
-        let ping = || pod.sh("ping -c 1 -W 1 10.1.0.1 >/dev/null 2>&1 && echo works || echo lost");
+        let ping = |seconds: u8| {
+            pod.sh(&format!("ping -c 1 -W {seconds} 10.1.0.1 >/dev/null 2>&1 && echo works || echo lost"))
+        };
         if id == "b" {
             pod.check(&config, &result).ok();
-            assert_eq!(ping(), "works\n");
+            assert_eq!(ping(10), "works\n");
             continue;
         }
-        assert_eq!(ping(), "lost\n");
+        assert_eq!(ping(1), "lost\n");
         let error = pod.check(&config, &result).error(999);
         let old = before["interfaces"][2]["mac"].as_str().unwrap();
         for wanted in ["drops all frames", MAC, old] {

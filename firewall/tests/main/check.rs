@@ -110,17 +110,6 @@ fn an_isolated_port_with_another_name_is_found() {
     pod.check(&config).ok();
 }
 
-/// `tuning`, which comes after this plugin in podman's list, can change the MAC address.
-#[test]
-fn a_changed_mac_address_is_no_difference() {
-    let lab = &Lab::new();
-    let pod = Pod::on_bridge(lab, "br0", "c1", &["10.9.0.2/24"]);
-    let with_mac = |mac: &str| Pod { mac: Some(mac.to_owned()), ..pod.clone() };
-    let config = config(json!({ "ingressPolicy": "isolated" }));
-    with_mac("02:00:00:00:00:01").add(&config);
-    with_mac("02:00:00:00:00:02").check(&config).ok();
-}
-
 #[test]
 fn an_attachment_without_rules_is_found() {
     let lab = &Lab::new();
