@@ -23,9 +23,11 @@ const SILENCE: Duration = Duration::from_millis(300);
 pub enum Delivery {
     /// It reaches the server, which sees this client address, and the reply reaches the client.
     From(IpAddr),
+    /// It reaches the server, but the reply does not reach the client.
+    Unanswered,
     /// The client gets an error at once.
     Refused,
-    /// Neither.
+    /// None of these.
     Lost,
 }
 
@@ -160,7 +162,7 @@ impl<'a> Client<'a> {
             Ok(client)
         });
         let client = client.unwrap();
-        client.set_read_timeout(Some(limit)).unwrap();
+        client.set_read_timeout(Some(if *want == Delivery::Unanswered { SILENCE } else { limit })).unwrap();
         server.set_read_timeout(Some(limit)).unwrap();
         if let Err(error) = client.send(b"request") {
             return failure(&error);
@@ -171,7 +173,7 @@ impl<'a> Client<'a> {
         {
             assert_eq!(&buffer[..len], b"request");
             server.send_to(b"reply", peer).unwrap();
-            return client.recv(&mut buffer).map_or_else(|error| failure(&error), |_| Delivery::From(peer.ip()));
+            return client.recv(&mut buffer).map_or(Delivery::Unanswered, |_| Delivery::From(peer.ip()));
         }
         client.recv(&mut buffer).map_or_else(|error| failure(&error), |_| panic!("a reply from nowhere"))
     }
