@@ -11,12 +11,10 @@ use cni::json::{self, Fault};
 use cni::{AttachmentKey, Context, Result};
 use linux::dir::{Dir, TEMP_SUFFIX};
 use linux::log::debug;
-use linux::netlink::{Link, Netlink};
-use linux::{Netns, sysctl};
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
-use crate::interface::Interface;
+use crate::interface::{Identity, Interface};
 
 /// The indentation of the file.
 const INDENTATION: &[u8] = b" ";
@@ -43,28 +41,6 @@ pub(crate) struct Owner {
     pub(crate) interface: Identity,
     /// The attributes after ADD.
     pub(crate) tuned: Attributes,
-}
-
-/// What distinguishes an interface from all others, also from later ones with the same name.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Identity {
-    /// The boot, because the other numbers start again.
-    boot: String,
-    netns: String,
-    link: u32,
-}
-
-impl Identity {
-    /// Returns the identity of a link in the namespace of the socket.
-    pub(crate) fn of(link: &Link, netlink: &Netlink, netns: &Netns) -> Result<Identity> {
-        let netns = match netlink.netns_cookie()? {
-            Some(cookie) => format!("cookie {cookie}"),
-            None => format!("inode {}", netns.inode()?),
-        };
-        let boot = sysctl::read(&["kernel", "random", "boot_id"])?.unwrap_or_default();
-        Ok(Identity { boot, netns, link: link.index.number() })
-    }
 }
 
 /// The attributes as in the file.

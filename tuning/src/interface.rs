@@ -4,14 +4,36 @@ use cni::{Attachment, Context, Error, Guest, Result};
 use linux::Netns;
 use linux::log::warn;
 use linux::netlink::{Change, Link, LinkChange, Netlink};
-use linux::sysctl::Sysctl;
+use linux::sysctl::{self, Sysctl};
+use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
-use crate::backup::Identity;
 use crate::config::invalid;
 
 /// The least MTU of IPv6. With a smaller one, the kernel removes the IPv6 addresses of the interface.
 const IPV6_MIN_MTU: u32 = 1280;
+
+/// What distinguishes an interface from all others, also from later ones with the same name.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Identity {
+    /// The boot, because the other numbers start again.
+    pub(crate) boot: String,
+    pub(crate) netns: String,
+    pub(crate) link: u32,
+}
+
+impl Identity {
+    /// Returns the identity of a link in the namespace of the socket.
+    fn of(link: &Link, netlink: &Netlink, netns: &Netns) -> Result<Identity> {
+        let netns = match netlink.netns_cookie()? {
+            Some(cookie) => format!("cookie {cookie}"),
+            None => format!("inode {}", netns.inode()?),
+        };
+        let boot = sysctl::read(&["kernel", "random", "boot_id"])?.unwrap_or_default();
+        Ok(Identity { boot, netns, link: link.index.number() })
+    }
+}
 
 /// An interface, with a netlink socket in its namespace.
 #[derive(Debug)]

@@ -29,7 +29,7 @@ fn a_missing_subnet_file_is_the_only_problem() {
     let lost = attach(&host, "lost");
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
 
-    // Until flanneld has a subnet. Its delegates have no ranges then, which is no mistake in the configuration.
+    // Until flanneld has a subnet. Its delegates have no ranges then, which is not a mistake in the configuration.
     fs::remove_file(SUBNET_FILE).unwrap();
     let what = only_problem(&host, "flannel", "fail");
     assert!(what.contains("open /run/flannel/subnet.env: no such file or directory"), "{what}");

@@ -1,4 +1,4 @@
-//! Long and unusual names: the rules of each attachment are still told apart.
+//! Long and unusual names: each rule still belongs to one attachment.
 
 use serde_json::json;
 use testing::config::{on_network, with};

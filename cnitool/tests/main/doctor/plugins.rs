@@ -62,7 +62,7 @@ fn two_implementations_in_one_list() {
     let what = only_problem(&host, "plugins", "warn");
     assert!(what.contains("two implementations") && what.contains("(another implementation)"), "{what}");
     assert_eq!(subjects(&what, "plugin").len(), 2, "{what}");
-    // A plugin that cni0 does not have is no mixture.
+    // A plugin that cni0 does not have is not a mixture.
     let mut config = network("pods", "10.241.0.0/24", &json!({}));
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "own" }));
     host.configure("10-pods.conflist", &config.to_string());
