@@ -18,8 +18,8 @@
 //! kernel translates connections to the published port of a neighbour. So neighbours reach published ports with both values of
 //! this sysctl, whatever MAC addresses containers have.
 //!
-//! The second rule drops frames that are still addressed to the bridge. The kernel forwards such frames to all ports of a VLAN in
-//! which the bridge itself is not.
+//! The second rule drops frames that are still addressed to the bridge, if the bridge filters VLANs. The kernel forwards such
+//! frames to all ports of a VLAN in which the bridge itself is not.
 //!
 //! Port isolation of the kernel would also drop those frames, and it belongs to the key `portIsolation` of `bridge`.
 //!
@@ -42,43 +42,59 @@ const FORWARD: Chain<'_> = TABLE.chain("forward");
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IsolatedPort<'a> {
     pub(crate) name: &'a str,
-    pub(crate) bridge_mac: MacAddr,
+    /// The MAC address of the bridge, if the bridge filters VLANs.
+    pub(crate) bridge_mac: Option<MacAddr>,
 }
 
 impl IsolatedPort<'_> {
-    /// Returns the keys of the port, with their sets.
-    fn keys(&self) -> [(Set<'static>, Vec<Value>); 2] {
+    /// Returns the key of the port, and the key of the port with its bridge if that filters VLANs.
+    fn keys(&self) -> (Value, Option<[Value; 2]>) {
         let name = Value::LinkName(self.name.to_owned());
-        [(PORTS, vec![name.clone()]), (BRIDGES, vec![name, Value::Mac(self.bridge_mac)])]
+        (name.clone(), self.bridge_mac.map(|mac| [name, Value::Mac(mac)]))
     }
 
     /// Returns the edits that isolate the port, and no other port of the attachment. Creates the table if necessary.
     pub(crate) fn isolate(&self, nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<Vec<Edit>> {
         let mut edits = if is_complete(nft)? { Vec::new() } else { create() };
-        let mark = owner.mark();
-        for (set, key) in self.keys() {
-            let wanted = [Element::new(&key).comment(owner.comment())];
-            let mut replaced = nft.elements(set)?;
-            replaced.retain(|found| {
-                wanted.iter().any(|wanted| wanted.key == found.key) || mark_in(&found.userdata.comment) == Some(&mark)
-            });
-            if replaced != wanted {
-                edits.extend(Edit::delete_elements(set, &replaced));
-                edits.extend(Edit::create_elements(set, &wanted));
-            }
+        let (port, bridge) = self.keys();
+        replace(nft, PORTS, &[port], owner, &mut edits)?;
+        if let Some(bridge) = bridge {
+            replace(nft, BRIDGES, &bridge, owner, &mut edits)?;
         }
         Ok(edits)
     }
 
     /// Returns whether the port is isolated.
     pub(crate) fn is_isolated(&self, nft: &mut Nftables) -> Result<bool> {
-        for (set, key) in self.keys() {
-            if nft.element(set, &key)?.is_none() {
-                return Ok(false);
-            }
+        let (port, bridge) = self.keys();
+        if let Some(bridge) = bridge
+            && nft.element(BRIDGES, &bridge)?.is_none()
+        {
+            return Ok(false);
         }
-        is_complete(nft)
+        Ok(nft.element(PORTS, &[port])?.is_some() && is_complete(nft)?)
     }
+}
+
+/// Adds the edits that make `key` the only element of an attachment in a set.
+fn replace(
+    nft: &mut Nftables,
+    set: Set<'_>,
+    key: &[Value],
+    owner: AttachmentKey<'_>,
+    edits: &mut Vec<Edit>,
+) -> Result<()> {
+    let mark = owner.mark();
+    let wanted = [Element::new(key).comment(owner.comment())];
+    let mut replaced = nft.elements(set)?;
+    replaced.retain(|found| {
+        wanted.iter().any(|wanted| wanted.key == found.key) || mark_in(&found.userdata.comment) == Some(&mark)
+    });
+    if replaced != wanted {
+        edits.extend(Edit::delete_elements(set, &replaced));
+        edits.extend(Edit::create_elements(set, &wanted));
+    }
+    Ok(())
 }
 
 /// Returns the edits that create the table, or restore what is missing of it.
@@ -117,7 +133,7 @@ pub(crate) fn release(nft: &mut Nftables, released: &dyn Fn(&str) -> bool) -> Re
     for set in [PORTS, BRIDGES] {
         let mut elements = nft.elements(set)?;
         elements.retain(|found| released(&found.userdata.comment));
-        // Each port is in both sets.
+        // Only ports in the first set are in the second.
         if elements.is_empty() {
             break;
         }

@@ -52,7 +52,7 @@ pub(crate) struct Policy {
     mark: String,
     /// The link of the container on this host.
     link: Option<Link>,
-    /// The MAC address of the bridge.
+    /// The MAC address of the bridge, if it filters VLANs.
     bridge_mac: Option<MacAddr>,
 }
 
@@ -83,7 +83,9 @@ impl Policy {
         let mut missing = None;
         for name in &names {
             match host.link(*name)? {
-                Some(found) if found.kind == "bridge" => return Ok(Some(policy(found.name, found.mac, link))),
+                Some(found) if found.kind == "bridge" => {
+                    return Ok(Some(policy(found.name.clone(), filtering_mac(&found), link)));
+                }
                 Some(_) => {}
                 None => missing = missing.or(Some(name)),
             }
@@ -92,7 +94,7 @@ impl Policy {
             // Without a bridge in the result. One that was deleted must not be replaced by the container's own link.
             (Some(link), _) if missing.is_none() && is_usable(&link.name) => {
                 let bridge = link.master.map(|master| host.link(master)).transpose()?.flatten();
-                Ok(Some(policy(link.name.clone(), bridge.and_then(|bridge| bridge.mac), Some(link))))
+                Ok(Some(policy(link.name.clone(), bridge.as_ref().and_then(filtering_mac), Some(link))))
             }
             (_, Some(link)) => {
                 let what = format!("apply ingress policy {name:?}: there is no link {link:?}");
@@ -258,8 +260,13 @@ impl Policy {
     /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a port.
     pub(crate) fn isolated_port(&self) -> Option<IsolatedPort<'_>> {
         let link = self.link.as_ref().filter(|link| self.is_isolated && link.port.is_some())?;
-        Some(IsolatedPort { name: &link.name, bridge_mac: self.bridge_mac? })
+        Some(IsolatedPort { name: &link.name, bridge_mac: self.bridge_mac })
     }
+}
+
+/// Returns the MAC address of a bridge that filters VLANs.
+fn filtering_mac(bridge: &Link) -> Option<MacAddr> {
+    bridge.mac.filter(|_| bridge.vlan_filtering == Some(true))
 }
 
 /// Whose rule it is, from the point of view of a policy.

@@ -3,7 +3,6 @@
 use std::net::Ipv4Addr;
 
 use cni::{Code, Error, Result};
-use linux::ip::MacAddr;
 use linux::iptables::{FAMILIES, Plan, View};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
@@ -46,7 +45,7 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
         let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, uses_firewalld)?;
         let mut edits = plan.edits(table);
         if is_isolated {
-            edits.extend(IsolatedPort { name: "lo", bridge_mac: MacAddr([0; 6]) }.isolate(&mut nft, traffic.owner)?);
+            edits.extend(IsolatedPort { name: "lo", bridge_mac: None }.isolate(&mut nft, traffic.owner)?);
         }
         match nft.dry_run(&edits).map_err(Error::from) {
             Err(error) if nft::is_unavailable(&error) && traffic.may_use_tools() => {
