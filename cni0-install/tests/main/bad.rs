@@ -95,10 +95,13 @@ fn in_a_container_the_directory_must_be_mounted() {
 
     let mounted = host.lab.dir().join("with space");
     host.lab.sh(&format!("mkdir '{0}'; mount -t tmpfs tmpfs '{0}'", mounted.display()));
-    let below = mounted.join("bin");
-    for (command, options) in [("install", from.as_str()), ("uninstall", "")] {
-        let outcome = as_process_1(&format!("{command} --prefix '{}' {options}", below.display()));
-        assert_eq!(outcome.status, Some(0), "{outcome:?}");
+    let link = host.lab.dir().join("link");
+    std::os::unix::fs::symlink(&mounted, &link).unwrap();
+    for below in [mounted.join("bin"), link.join("bin")] {
+        for (command, options) in [("install", from.as_str()), ("uninstall", "")] {
+            let outcome = as_process_1(&format!("{command} --prefix '{}' {options}", below.display()));
+            assert_eq!(outcome.status, Some(0), "{outcome:?}");
+        }
     }
 }
 
