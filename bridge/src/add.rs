@@ -123,9 +123,7 @@ impl<'a> Add<'a> {
         self.add_masquerade(&plan)?;
 
         let namespaces = self.undo.context();
-        if !pair.is_probably_up(&namespaces.host.netlink) {
-            pair.await_up(&mut namespaces.host.netlink)?;
-        }
+        pair.await_up(&mut namespaces.host.netlink)?;
         layer3::configure_container(&mut container, namespaces, &plan, self.config)?;
         let vlan_gateway = if self.config.gateway { self.configure_gateway(pair, &plan, ipam)? } else { None };
         Ok(Layer3 { plan, vlan_gateway })

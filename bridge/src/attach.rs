@@ -16,7 +16,7 @@ use crate::{name, ports, vlan};
 /// Attempts to create a veth pair: a name may be taken, or the bridge deleted meanwhile.
 const ATTEMPTS: u32 = 10;
 /// How long a port or the bridge may take to come up.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 /// The most ports that the kernel allows on a bridge (BR_MAX_PORTS - 1).
 const MAX_PORTS: u32 = 1023;
 
@@ -66,13 +66,7 @@ impl<'a> Pair<'a> {
         Ok(ContainerVeth { guest, index, mac: self.mac })
     }
 
-    /// Returns whether the bridge forwards the container's frames, or will once the kernel has processed the next change.
-    /// The container veth must be up. This costs no message; if it returns `false`, use [`Pair::await_up`].
-    pub(crate) fn is_probably_up(&self, host: &Netlink) -> bool {
-        !self.bridge_is_pending && host.is_probably_running(&self.port_name)
-    }
-
-    /// Waits until the bridge forwards the container's frames.
+    /// Waits until the bridge forwards the container's frames. The container veth must be up.
     pub(crate) fn await_up(&self, host: &mut Netlink) -> Result<()> {
         let Pair { bridge, port, port_name, .. } = self;
         host.await_running(*port, port_name, TIMEOUT, || {

@@ -4,6 +4,7 @@ use cni::{Code, Context, Error, Home, Result};
 use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
 use linux::sysctl::ignore_router_advertisements;
 
+use crate::attach::TIMEOUT;
 use crate::name;
 
 /// The highest valid VLAN ID.
@@ -146,7 +147,7 @@ pub(crate) fn gateway_port(host: &mut Netlink, gateway: &Link) -> Result<Option<
     Ok(port.map(|port| host.link(port)).transpose()?.flatten())
 }
 
-/// Sets both ends up. The port gets its VLAN first: without it, it would connect the gateway to another VLAN.
+/// Sets both ends up, and waits until they are. The port gets its VLAN first: without it, it would connect the gateway to another VLAN.
 fn complete_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result<()> {
     let port = gateway_port(host, gateway)?;
     if let Some(port) = port.as_ref().filter(|port| !port.up) {
@@ -157,8 +158,12 @@ fn complete_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result
         }
         ignore_router_advertisements(&port.name);
     }
-    for link in port.iter().chain([gateway]).filter(|link| !link.up) {
+    let ends = || port.iter().chain([gateway]);
+    for link in ends().filter(|link| !link.up) {
         host.apply(&[Change::set_link(link.index, &LinkChange { up: Some(true), ..LinkChange::default() })])?;
+    }
+    for Link { index, name, .. } in ends() {
+        host.await_running(*index, name, TIMEOUT, || format!("{name:?} of the VLAN's gateway to come up"))?;
     }
     Ok(())
 }

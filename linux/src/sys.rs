@@ -191,8 +191,8 @@ pub(crate) fn flush_carrier_changes(socket: BorrowedFd<'_>, name: &str) -> io::R
     unsafe { interface_ioctl(socket, SIOCETHTOOL, &mut request) }
 }
 
-/// Returns whether the link called `name` is up and has a carrier, as far as workers have processed changes. A link
-/// that no worker has processed yet counts as up. See [`link_index`] for the socket.
+/// Returns whether the link called `name` is up and has a carrier, if no changes of its carrier are pending: a new link
+/// counts as running until a worker has processed the first one. See [`link_index`] for the socket.
 pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     let mut request = interface_request(name)?;
     // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFFLAGS expects.

@@ -33,6 +33,41 @@ fn pods_reach_each_other_and_their_gateway() {
     });
 }
 
+/// Runs a call, then the command `$then`, with a priority above that of the kernel's workers, and keeps all processors busy
+/// meanwhile. So the workers run only while the call waits.
+const AHEAD_OF_WORKERS: &str = "
+    cpus=$(for cpu in $(seq 0 $(($(nproc --all) - 1))); do ! taskset -c $cpu true 2>/dev/null || echo $cpu; done)
+    own=${cpus%%[!0-9]*}
+    trap 'kill $busy 2>/dev/null || true' EXIT
+    chrt -f -p 50 $$
+    for cpu in $cpus; do
+        [ $cpu = $own ] && taskset -cp $own $$ >&2 && continue
+        (ulimit -t 5; exec taskset -c $cpu sh -c 'while :; do :; done') & busy=\"$busy $!\"
+    done
+    \"$0\"
+    eval \"$then\"";
+
+/// A port without a queue drops frames. It gets one from a worker of the kernel, which a busy processor can delay for long.
+#[test]
+fn a_port_is_up_when_add_returns() {
+    let name = "a_port_is_up_when_add_returns";
+    for (config, ifname) in [(layer3(json!({ "isDefaultGateway": true })), "eth0"), (layer2(json!({})), "eth1")] {
+        let lab = &Lab::new();
+        if !lab.sh("chrt -f 50 true 2>&1 || true").is_empty() {
+            return skip(name, "real-time priorities are not permitted");
+        }
+        for round in 0..5 {
+            let mut pod = Pod::with_ips(lab, &format!("p{round}"), &["10.1.0.2/24"]);
+            pod.ifname = ifname.to_owned();
+            let call = pod.call("ADD", &config).env("then", "ip -o link show master br0 >&2");
+            let outcome = call.via_shell(AHEAD_OF_WORKERS).run();
+            outcome.ok();
+            assert!(outcome.stderr.contains(" state UP "), "round {round}: {}", outcome.stderr);
+            pod.del(&config);
+        }
+    }
+}
+
 fn assert_masquerade(config: &Value) {
     let lab = &Lab::new();
     let beyond = lab.outside();

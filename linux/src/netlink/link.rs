@@ -20,6 +20,8 @@ pub use change::{BridgeSpec, IfbSpec, LinkChange, VethEnd, VethSpec};
 const HEADER: usize = 16;
 /// The flags of a link that is running and has a carrier.
 const RUNNING: u32 = (libc::IFF_RUNNING | libc::IFF_LOWER_UP).cast_unsigned();
+/// The queueing discipline of a link that has not had a queue yet.
+const NO_QUEUE: &str = "noop";
 /// struct rtgenmsg, padded
 const RTGENMSG: usize = 4;
 
@@ -149,8 +151,9 @@ pub struct Link {
     pub up: bool,
     /// Whether the link can carry traffic.
     pub state: OperState,
-    /// Whether the link is up with a carrier. `state` may still be unknown then, because the kernel updates it only when
-    /// the carrier changes.
+    /// Whether the link is up, has a carrier, and sends packets. `state` may be unknown then, because the kernel updates it
+    /// only when the carrier changes. A new link has no queue and drops all packets until a worker of the kernel has
+    /// noticed its carrier.
     pub running: bool,
     /// The bridge of which the link is a port.
     pub master: Option<LinkIndex>,
@@ -219,6 +222,7 @@ impl Link {
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
                 libc::IFLA_TXQLEN => link.tx_queue = wire::number(value, 0)?,
+                libc::IFLA_QDISC => link.running &= wire::text(value) != NO_QUEUE,
                 libc::IFLA_OPERSTATE => {
                     // linux/if.h: IF_OPER_*
                     link.state = match wire::byte(value, 0)? {

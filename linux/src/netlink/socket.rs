@@ -247,8 +247,8 @@ impl Socket {
         sys::link_mac(self.fd(), name).ok().flatten().map(MacAddr)
     }
 
-    /// Returns whether the link called `name` is up and has a carrier, as far as the kernel knows; `false` if there is
-    /// none.
+    /// Returns whether the link called `name` is up and has a carrier, once [`Socket::flush_carrier_changes`] has succeeded;
+    /// `false` if there is none.
     pub(super) fn link_is_running(&self, name: &str) -> bool {
         sys::link_is_running(self.fd(), name).unwrap_or(false)
     }

@@ -129,16 +129,10 @@ impl Watch {
 }
 
 impl Netlink {
-    /// Returns whether the link called `name` is up and has a carrier, if the caller has just set the other end up. A
-    /// new link counts as running, also for its bridge, until the kernel has checked its carrier. A link that comes up
-    /// does so before its bridge is notified, under the lock that the next change needs.
-    pub fn is_probably_running(&self, name: &str) -> bool {
-        self.socket.link_is_running(name)
-    }
-
-    /// Waits until `link`, which is called `name`, is up and has a carrier; `what` describes the wait in errors.
+    /// Waits until `link`, which is called `name`, is [running](super::Link::running); `what` describes the wait in errors.
     ///
-    /// If the carrier is ready in time, no subscription is needed, which would receive notifications of all links.
+    /// Since Linux 6.8, a query makes the kernel do the work of its worker at once. Otherwise this subscribes to
+    /// notifications, and receives those of all links.
     pub fn await_running(
         &mut self,
         link: LinkIndex,
