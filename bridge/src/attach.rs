@@ -11,7 +11,7 @@ use linux::netlink::{
 use linux::sysctl::{ignore_router_advertisements, set_best_effort};
 
 use crate::config::Config;
-use crate::{name, ports, vlan};
+use crate::{mtu, name, vlan};
 
 /// Attempts to create a veth pair: a name may be taken, or the bridge deleted meanwhile.
 const ATTEMPTS: u32 = 10;
@@ -107,7 +107,7 @@ pub(crate) fn create<'a>(
     for _ in 0..ATTEMPTS {
         let (port_name, port_mac, mac) = name::random_pair()?;
         let mac = config.mac.unwrap_or(mac);
-        let before = ensure_bridge(&mut undo.context().host.netlink, config)?;
+        let before = ensure_bridge(&mut undo.context().host.netlink, config, key.network)?;
         let link = port_name.clone();
         undo.push(format!("delete link {link:?}"), move |namespaces| {
             Ok(namespaces.host.netlink.delete_link(link.as_str())?)
@@ -125,7 +125,7 @@ pub(crate) fn create<'a>(
                 // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours
                 // it would become another host.
                 let lost_mac = before.mac.filter(|_| bridge.mac == Some(port_mac));
-                let bridge = reconcile_bridge(host, config, key.network, bridge, lost_mac)?;
+                let bridge = reconcile_bridge(host, config, bridge, lost_mac, before.mtu)?;
                 prepare_port(host, config, port.index, &port_name)?;
                 return Ok(Pair {
                     at,
@@ -203,17 +203,20 @@ struct BridgeBefore {
     mac: Option<MacAddr>,
     /// Whether this ADD created it.
     created: bool,
+    /// The MTU that it shall have. `None`: its own.
+    mtu: Option<u32>,
 }
 
-/// Returns the bridge, and creates it if it does not exist. An existing link of that name is not checked here: it may
-/// not be a bridge.
-fn ensure_bridge(host: &mut Netlink, config: &Config) -> Result<BridgeBefore> {
+/// Returns the bridge, and creates it if it does not exist. An existing link of that name may not be a bridge; that is
+/// checked later.
+fn ensure_bridge(host: &mut Netlink, config: &Config, network: &str) -> Result<BridgeBefore> {
     let name = config.bridge.as_str();
     let (index, created) = match host.link_index(name)? {
         Some(index) => (index, false),
         None => create_bridge(host, config)?,
     };
-    Ok(BridgeBefore { index, mac: host.mac_of(name), created })
+    let mtu = mtu::prepare(host, config, network, index)?;
+    Ok(BridgeBefore { index, mac: host.mac_of(name), created, mtu })
 }
 
 /// Creates the bridge. Returns its index, and `false` if another ADD has created it meanwhile.
@@ -222,7 +225,7 @@ fn create_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool
     let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
     match host.create(&[Change::create_bridge(&spec)]) {
         Ok(bridge) => {
-            start_bridge(host, &bridge).map_err(|error| explain(host, config, error))?;
+            start_bridge(host, &bridge, config.mtu).map_err(|error| explain(host, config, error))?;
             Ok((bridge.index, true))
         }
         // Another ADD has created it meanwhile.
@@ -237,9 +240,10 @@ fn create_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool
 ///
 /// If a bridge was created with a MAC address, the kernel assumes that it has no carrier, and adds no link-local
 /// address until a port has a carrier. Programs that serve the bridge, such as radvd, need the address earlier.
-fn start_bridge(host: &mut Netlink, bridge: &Link) -> Result<()> {
+fn start_bridge(host: &mut Netlink, bridge: &Link, mtu: Option<u32>) -> Result<()> {
     prepare_bridge(&bridge.name);
-    let mut changes = vec![Change::set_link(bridge.index, &LinkChange { up: Some(true), ..LinkChange::default() })];
+    let mut changes: Vec<_> = mtu.into_iter().flat_map(|mtu| mtu::pin(bridge.index, mtu)).collect();
+    changes.push(Change::set_link(bridge.index, &LinkChange { up: Some(true), ..LinkChange::default() }));
     // If the administrator chose another kind of link-local address, or none, the kernel decides.
     let link_local = bridge.mac.filter(|_| bridge.eui64).and_then(|mac| Cidr::new(mac.link_local().into(), 64));
     changes.extend(link_local.map(|address| Change::add_address(bridge.index, address, DuplicateDetection::Off)));
@@ -260,13 +264,13 @@ fn prepare_bridge(name: &str) {
 }
 
 /// Changes the settings of the bridge where they differ from the configuration. `lost_mac` is the MAC address that it
-/// had before it took that of the new port. Returns the bridge with its final MAC address.
+/// had before it took that of the new port, `mtu` the one that it shall have. Returns the bridge with its final MAC address.
 fn reconcile_bridge(
     host: &mut Netlink,
     config: &Config,
-    network: &str,
     bridge: Link,
     lost_mac: Option<MacAddr>,
+    mtu: Option<u32>,
 ) -> Result<Link> {
     let name = bridge.name.as_str();
     if bridge.kind != "bridge" {
@@ -282,7 +286,7 @@ fn reconcile_bridge(
     if config.promiscuous && !bridge.promiscuous {
         change.promiscuous = Some(true);
     }
-    change.mtu = new_mtu(host, config, network, &bridge)?;
+    change.mtu = mtu.filter(|mtu| *mtu != bridge.mtu);
     change.mac = match lost_mac {
         // The kernel has set it to zero when the last port was deleted.
         Some(MacAddr::ZERO) => Some(name::random_mac()?),
@@ -301,16 +305,6 @@ fn reconcile_bridge(
     Ok(Link { mac: change.mac.or(bridge.mac), ..bridge })
 }
 
-/// Returns the MTU that the bridge should get; `None` if it should keep its own. Unlike the reference, which never changes it.
-///
-/// With a smaller one, the container's largest packets would not fit through the gateway. With a larger one, the port drops
-/// the largest packets of the gateway. The kernel itself lowers the MTU of a bridge to that of the new port, but no longer
-/// after a program has set it. Other ports than those of the network may need a larger one.
-fn new_mtu(host: &mut Netlink, config: &Config, network: &str, bridge: &Link) -> Result<Option<u32>> {
-    let Some(mtu) = config.mtu.filter(|mtu| *mtu != bridge.mtu) else { return Ok(None) };
-    Ok((bridge.mtu < mtu || ports::all_belong_to(host, bridge, network)?).then_some(mtu))
-}
-
 /// Writes the settings of a new port, and adds its VLANs. This is in time: the port has no carrier until the container
 /// veth is up.
 fn prepare_port(host: &mut Netlink, config: &Config, port: LinkIndex, name: &str) -> Result<()> {
@@ -322,7 +316,7 @@ fn prepare_port(host: &mut Netlink, config: &Config, port: LinkIndex, name: &str
 }
 
 /// Returns the error for a link that has the name of the bridge but is not one.
-fn not_a_bridge(link: &Link) -> Error {
+pub(crate) fn not_a_bridge(link: &Link) -> Error {
     let kind = if link.kind.is_empty() { "link of another kind" } else { &link.kind };
     let what = format!("link {:?} is a {kind}, not a bridge", link.name);
     Error::new(Code::INTERNAL, what).details("set \"bridge\" to another name, or remove that link")

@@ -412,7 +412,7 @@ fn vlan_id(key: &str, id: i64) -> Result<u16> {
 }
 
 /// Returns the error for an invalid value of `key`.
-fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
+pub(crate) fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
     Error::from(Fault::value(what).under(key)).details(remedy)
 }
 

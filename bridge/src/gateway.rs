@@ -8,6 +8,7 @@ use linux::ip::{self, Cidr};
 use linux::netlink::Address;
 
 use crate::config::Config;
+use crate::mtu;
 
 /// Index of the container veth in the result's list of interfaces.
 pub(crate) const CONTAINER: u32 = 2;
@@ -33,6 +34,11 @@ impl Plan {
             let ipam = config.ipam.as_deref().unwrap_or_default();
             let what = format!("IPAM plugin {ipam:?} returned no address");
             return Err(Error::new(Code::INTERNAL, what).details("remove \"ipam\" for a layer-2 network"));
+        }
+        if let Some(mtu) = config.mtu.filter(|mtu| *mtu < ip::IPV6_MIN_MTU)
+            && let Some(ip) = ips.iter().find(|ip| ip.address.ip().is_ipv6())
+        {
+            return Err(mtu::too_small(mtu, ip.address, "or only IPv4 addresses"));
         }
         let mut gateways = Vec::new();
         for ip in &mut ips {

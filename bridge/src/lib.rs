@@ -8,7 +8,7 @@
 //! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC.
 //! - `stale` removes gateway addresses of subnets that are no longer configured.
 //! - `masquerade` uses nftables; `iptables` does the same with iptables; `rule` is a rule that both list.
-//! - `ports` knows to which networks the ports of a bridge belong.
+//! - `ports` knows to which networks the ports of a bridge belong, `mtu` which MTU the bridge gets.
 //! - `vlan` has the VLANs of a port and their gateway, `name` random names and MAC addresses.
 //! - `inspect` is for `cnitool`.
 
@@ -24,6 +24,7 @@ mod inspect;
 mod iptables;
 mod layer3;
 mod masquerade;
+mod mtu;
 mod name;
 mod ports;
 mod removal;

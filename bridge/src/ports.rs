@@ -5,11 +5,11 @@ use cni::key::AliasOwner;
 use linux::log::debug;
 use linux::netlink::{Link, Netlink};
 
-/// Returns whether all ports of a bridge belong to `network`, apart from those of VLAN gateways.
-pub(crate) fn all_belong_to(host: &mut Netlink, bridge: &Link, network: &str) -> Result<bool> {
-    for port in host.links(Some(bridge.index))? {
+/// Returns whether all `ports` of a bridge belong to `network`, apart from those of VLAN gateways.
+pub(crate) fn all_belong_to(host: &mut Netlink, bridge: &Link, ports: &[Link], network: &str) -> Result<bool> {
+    for port in ports {
         let owner = AliasOwner::parse(&port.alias).map(|owner| owner.network);
-        if owner.as_deref() == Some(network) || is_gateway_port(host, bridge, &port)? {
+        if owner.as_deref() == Some(network) || is_gateway_port(host, bridge, port)? {
             continue;
         }
         debug!("keep the settings of {:?}: port {:?} belongs to {owner:?}", bridge.name, port.name);

@@ -82,7 +82,11 @@ fn try_remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr], configurat
             used => debug!("keep {} on {:?}: leases in its subnet: {used:?}", address.cidr, gateway.name),
         }
     }
-    if !unused.is_empty() && ports::all_belong_to(&mut host, &bridge, call.network.as_str())? {
+    if unused.is_empty() {
+        return Ok(());
+    }
+    let its_ports = host.links(Some(bridge.index))?;
+    if ports::all_belong_to(&mut host, &bridge, &its_ports, call.network.as_str())? {
         host.apply(&unused)?;
     }
     Ok(())

@@ -144,7 +144,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(
 
 // linux/sockios.h: ioctl requests. libc defines them with a type that depends on the C library.
 const SIOCGIFNAME: u16 = 0x8910;
-const SIOCGIFFLAGS: u16 = 0x8913;
+const SIOCGIFMTU: u16 = 0x8921;
 const SIOCGIFHWADDR: u16 = 0x8927;
 const SIOCGIFINDEX: u16 = 0x8933;
 const SIOCETHTOOL: u16 = 0x8946;
@@ -179,27 +179,26 @@ pub(crate) fn link_mac(socket: BorrowedFd<'_>, name: &str) -> io::Result<Option<
     Ok(bytes.map(|bytes| bytes.map(|byte| byte.to_ne_bytes()[0])))
 }
 
-/// Makes the kernel finish carrier changes of the link called `name` that are pending in a worker (since Linux 6.8).
-/// See [`link_index`] for the socket.
-pub(crate) fn flush_carrier_changes(socket: BorrowedFd<'_>, name: &str) -> io::Result<()> {
+/// Returns the MTU of the link called `name`. See [`link_index`] for the socket.
+pub(crate) fn link_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    let mut request = interface_request(name)?;
+    // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFMTU expects.
+    unsafe { interface_ioctl(socket, SIOCGIFMTU, &mut request) }?;
+    // SAFETY: the kernel has just written this member of the union.
+    Ok(unsafe { request.ifr_ifru.ifru_mtu }.cast_unsigned())
+}
+
+/// Returns whether the link called `name` is up and has a carrier. Since Linux 6.8, the kernel first finishes carrier changes
+/// that are pending in a worker. See [`link_index`] for the socket.
+pub(crate) fn link_has_carrier(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     // linux/ethtool.h: a command, and space for its result
     const ETHTOOL_GLINK: u32 = 0x0a;
     let mut carrier = [ETHTOOL_GLINK, 0_u32];
     let mut request = interface_request(name)?;
     request.ifr_ifru.ifru_data = carrier.as_mut_ptr().cast();
-    // SAFETY: the request is an `ifreq` that points to a command, which outlives the call.
-    unsafe { interface_ioctl(socket, SIOCETHTOOL, &mut request) }
-}
-
-/// Returns whether the link called `name` is up and has a carrier, if no changes of its carrier are pending: a new link
-/// counts as running until a worker has processed the first one. See [`link_index`] for the socket.
-pub(crate) fn link_is_running(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
-    let mut request = interface_request(name)?;
-    // SAFETY: the request is an `ifreq` without a pointer, as SIOCGIFFLAGS expects.
-    unsafe { interface_ioctl(socket, SIOCGIFFLAGS, &mut request) }?;
-    // SAFETY: the kernel has just written this member of the union.
-    let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
-    Ok(flags & libc::IFF_RUNNING != 0)
+    // SAFETY: the request is an `ifreq` that points to a command and space for its result, which outlive the call.
+    unsafe { interface_ioctl(socket, SIOCETHTOOL, &mut request) }?;
+    Ok(carrier != [ETHTOOL_GLINK, 0])
 }
 
 /// Returns the network namespace of `socket` (since Linux 4.10).

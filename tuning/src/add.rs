@@ -23,7 +23,6 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
     allowlist::require(&config.sysctls, Some(at.ifname.as_str()))?;
     let Namespaces { host: Home { netns: home, netlink: mut host }, guest } = Namespaces::open_excluding_own(call, at)?;
     let key = AttachmentKey::new(call, at);
-    let has_ipv6 = result.ips.iter().any(|ip| ip.address.ip().is_ipv6());
     // If the thread cannot return, the steps are reverted as well, because they are dropped.
     let mut done = guest.run(&home, || {
         let settings = open_settings(&config.sysctls, at)?;
@@ -32,12 +31,12 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
             return tune(config, settings, None, Undo::new(None));
         }
         let mut target = Target::read(at, &guest, &mut host, &home, config.attributes)?;
-        target.validate(config.attributes, has_ipv6)?;
+        target.validate(config.attributes)?;
         let backup = BackupFile::open(&config.data_dir, key, &target.interface, config.attributes)?;
         tune(config, settings, Some((backup, key)), Undo::new(Some(target)))
     })?;
-    let host_veth = done.context().as_ref().and_then(|target| target.host_veth.as_ref());
-    describe(&mut result, at, config.attributes, host_veth.map(|port| port.name.as_str()));
+    let raised = done.context().as_ref().and_then(|target| target.raised.as_ref());
+    describe(&mut result, at, config.attributes, raised.map(|port| port.name.as_str()));
     done.commit();
     Ok(result)
 }
@@ -49,6 +48,8 @@ struct Target<'a> {
     host: &'a mut Netlink,
     /// The host veth, if known. Only a change of the MTU needs it.
     host_veth: Option<Link>,
+    /// The host veth as it was, if its MTU is too small for the packets of the interface.
+    raised: Option<Link>,
 }
 
 impl<'a> Target<'a> {
@@ -62,12 +63,13 @@ impl<'a> Target<'a> {
     ) -> Result<Target<'a>> {
         let mut interface = Interface::require(at, guest)?;
         let host_veth = if wanted.mtu.is_some() { interface.host_veth(host, home)? } else { None };
-        Ok(Target { interface, host, host_veth })
+        let raised = host_veth.clone().filter(|port| wanted.mtu > Some(port.mtu));
+        Ok(Target { interface, host, host_veth, raised })
     }
 
     /// Returns an error if the interface cannot have the attributes, or its packets would be too large for the bridge.
-    fn validate(&mut self, wanted: Attributes, has_ipv6: bool) -> Result<()> {
-        self.interface.validate(wanted, has_ipv6)?;
+    fn validate(&mut self, wanted: Attributes) -> Result<()> {
+        self.interface.validate(wanted)?;
         let master = self.host_veth.as_ref().and_then(|port| port.master);
         let (Some(mtu), Some(master)) = (wanted.mtu, master) else { return Ok(()) };
         match self.host.link(master)? {
@@ -84,22 +86,21 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Changes the attributes. The MTU of the host veth follows.
+    /// Changes the attributes. The MTU of the host veth is raised if it would drop packets of the interface, but never lowered:
+    /// a bridge may have the MTU of its smallest port.
     fn set(&mut self, wanted: Attributes) -> Result<()> {
-        self.interface.set(wanted)?;
-        match (wanted.mtu, &self.host_veth) {
-            (Some(mtu), Some(port)) if port.mtu != mtu => set_mtu(self.host, port, mtu),
-            _ => Ok(()),
+        if let (Some(mtu), Some(port)) = (wanted.mtu, &self.raised) {
+            set_mtu(self.host, port, mtu)?;
         }
+        self.interface.set(wanted)
     }
 
     /// Reverts [`Target::set`].
     fn revert(&mut self, wanted: Attributes) -> Result<()> {
-        let before = wanted.of(&self.interface.link);
-        if let (Some(_), Some(port)) = (wanted.mtu, &self.host_veth) {
+        if let Some(port) = &self.raised {
             gone_is_ok(set_mtu(self.host, port, port.mtu))?;
         }
-        gone_is_ok(self.interface.set(before))
+        gone_is_ok(self.interface.set(wanted.of(&self.interface.link)))
     }
 }
 
@@ -140,6 +141,7 @@ fn apply<'a>(
             ifname: key.ifname.to_owned(),
             interface: target.interface.identity.clone(),
             tuned: wanted,
+            host_mtu: target.raised.as_ref().map(|port| port.mtu),
         };
         let file = Rc::new(file);
         let written = Rc::clone(&file);
@@ -219,9 +221,9 @@ fn explain_value(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error 
     }
 }
 
-/// Sets what has changed in the result: MAC address and MTU of the interface, and the MTU of the host veth if the result has
-/// one.
-fn describe(result: &mut AddResult, at: &Attachment, tuned: Attributes, host_veth: Option<&str>) {
+/// Sets what has changed in the result: MAC address and MTU of the interface, and the MTU of the host veth if it was raised and
+/// the result has it.
+fn describe(result: &mut AddResult, at: &Attachment, tuned: Attributes, raised: Option<&str>) {
     let ifname = at.ifname.as_str();
     let is_in_container = |found: &cni::Interface| found.name == ifname && !found.sandbox.is_empty();
     let has_sandbox = result.interfaces.iter().any(is_in_container);
@@ -231,7 +233,7 @@ fn describe(result: &mut AddResult, at: &Attachment, tuned: Attributes, host_vet
                 interface.mac = mac.to_string();
             }
             interface.mtu = tuned.mtu.unwrap_or(interface.mtu);
-        } else if interface.sandbox.is_empty() && host_veth == Some(interface.name.as_str()) && interface.mtu != 0 {
+        } else if interface.sandbox.is_empty() && raised == Some(interface.name.as_str()) && interface.mtu != 0 {
             interface.mtu = tuned.mtu.unwrap_or(interface.mtu);
         }
     }

@@ -41,6 +41,8 @@ pub(crate) struct Owner {
     pub(crate) interface: Identity,
     /// The attributes after ADD.
     pub(crate) tuned: Attributes,
+    /// The MTU of the host veth before ADD, if ADD raised it.
+    pub(crate) host_mtu: Option<u32>,
 }
 
 /// The attributes as in the file.
@@ -68,6 +70,8 @@ struct OwnerRecord {
     ifname: String,
     interface: Identity,
     tuned: Values,
+    #[serde(rename = "hostMtu", skip_serializing_if = "Option::is_none")]
+    host_mtu: Option<u32>,
 }
 
 /// The part of the file that the reference ignores.
@@ -117,8 +121,8 @@ impl Backup {
         let before: Values = json::parse(text)?;
         let Extra { attachment } = json::parse(text)?;
         let owner = attachment.map(|record| {
-            let OwnerRecord { network, container, ifname, interface, tuned } = record;
-            Ok::<_, Fault>(Owner { network, container, ifname, interface, tuned: tuned.try_into()? })
+            let OwnerRecord { network, container, ifname, interface, tuned, host_mtu } = record;
+            Ok::<_, Fault>(Owner { network, container, ifname, interface, tuned: tuned.try_into()?, host_mtu })
         });
         Ok(Backup { before: before.try_into()?, owner: owner.transpose()? })
     }
@@ -126,8 +130,8 @@ impl Backup {
     /// Returns the content of the file.
     pub(crate) fn print(&self) -> Result<Vec<u8>> {
         let attachment = self.owner.clone().map(|owner| {
-            let Owner { network, container, ifname, interface, tuned } = owner;
-            OwnerRecord { network, container, ifname, interface, tuned: tuned.into() }
+            let Owner { network, container, ifname, interface, tuned, host_mtu } = owner;
+            OwnerRecord { network, container, ifname, interface, tuned: tuned.into(), host_mtu }
         });
         json::print_indented(&Whole { before: self.before.into(), attachment }, INDENTATION)
     }
@@ -225,8 +229,10 @@ impl BackupFile {
         let backup = match self.earlier.clone() {
             None => Backup { before, owner: Some(owner) },
             Some(Backup { before: first, owner: earlier }) => {
-                let tuned = owner.tuned.or(earlier.map(|earlier| earlier.tuned).unwrap_or_default());
-                Backup { before: first.or(before), owner: Some(Owner { tuned, ..owner }) }
+                let earlier = earlier.unwrap_or_default();
+                let tuned = owner.tuned.or(earlier.tuned);
+                let host_mtu = earlier.host_mtu.or(owner.host_mtu);
+                Backup { before: first.or(before), owner: Some(Owner { tuned, host_mtu, ..owner }) }
             }
         };
         self.replace(&backup)
@@ -272,7 +278,8 @@ mod tests {
     fn owner() -> Owner {
         let interface = Identity { boot: "b".to_owned(), netns: "cookie 7".to_owned(), link: 3 };
         let tuned = Attributes { mtu: Some(1400), ..Attributes::default() };
-        Owner { network: "net1".to_owned(), container: "c1".to_owned(), ifname: "eth0".to_owned(), interface, tuned }
+        let [network, container, ifname] = ["net1", "c1", "eth0"].map(str::to_owned);
+        Owner { network, container, ifname, interface, tuned, host_mtu: None }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use cni::{Attachment, Context, Error, Guest, Result};
 use linux::Netns;
+use linux::ip::IPV6_MIN_MTU;
 use linux::log::warn;
 use linux::netlink::{Change, Link, LinkChange, Netlink};
 use linux::sysctl::{self, Sysctl};
@@ -9,9 +10,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
 use crate::config::invalid;
-
-/// The least MTU of IPv6. With a smaller one, the kernel removes the IPv6 addresses of the interface.
-const IPV6_MIN_MTU: u32 = 1280;
 
 /// What distinguishes an interface from all others, also from later ones with the same name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,17 +73,20 @@ impl Interface {
         Ok(found.filter(|found| found.kind == "veth" && found.peer == Some(link.index)))
     }
 
-    /// Returns an error if the interface cannot have the attributes. `has_ipv6` is whether it has IPv6 addresses.
-    pub(crate) fn validate(&self, wanted: Attributes, has_ipv6: bool) -> Result<()> {
+    /// Returns an error if the interface cannot have the attributes, or would lose its IPv6 addresses.
+    pub(crate) fn validate(&mut self, wanted: Attributes) -> Result<()> {
         let Some(mtu) = wanted.mtu else { return Ok(()) };
         let Link { name, min_mtu, max_mtu, .. } = &self.link;
         if mtu < *min_mtu || (*max_mtu != 0 && mtu > *max_mtu) {
             let what = format_args!("interface {name:?} cannot have the MTU {mtu}");
             return Err(invalid("mtu", what, format!("use a number {}", self.mtu_range())));
         }
-        if mtu < IPV6_MIN_MTU && has_ipv6 {
-            let what = format_args!("the MTU {mtu} is too small for the IPv6 addresses of {name:?}");
-            return Err(invalid("mtu", what, format!("use at least {IPV6_MIN_MTU}, or only IPv4 addresses")));
+        if mtu < IPV6_MIN_MTU {
+            let addresses = self.netlink.ipv6_addresses(self.link.index)?;
+            if let Some(address) = addresses.iter().find(|address| address.global) {
+                let what = format_args!("the MTU {mtu} is too small for the IPv6 address {} of {name:?}", address.cidr);
+                return Err(invalid("mtu", what, format!("use at least {IPV6_MIN_MTU}, or only IPv4 addresses")));
+            }
         }
         Ok(())
     }

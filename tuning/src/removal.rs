@@ -55,17 +55,16 @@ fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Resul
     };
     let restored = guest.run(&home, || -> Result<()> {
         let Some(mut interface) = Interface::find(at, &guest)? else { return Ok(()) };
-        let needs_host_veth = backup.before.mtu.is_some() || backup.owner.is_none();
+        let host_mtu = backup.owner.as_ref().and_then(|owner| owner.host_mtu);
+        let needs_host_veth = host_mtu.is_some() || backup.owner.is_none();
         let host_veth = if needs_host_veth { interface.host_veth(&mut host, &home)? } else { None };
         if !is_same(call, at, backup, &mut interface, host_veth.as_ref())? {
             debug!("keep {:?}: another attachment, or another interface, has the backup file", interface.link.name);
             return Ok(());
         }
-        // The host veth first: if it still has the MTU of the interface, ADD has set it. After a kill, the next DEL could not
-        // tell that if the interface had been restored.
-        if let Some(mtu) = backup.before.mtu
-            && let Some(port) = host_veth
-            && port.mtu == interface.link.mtu
+        // Another program may have set it since.
+        if let Some(mtu) = host_mtu
+            && let Some(port) = host_veth.filter(|port| port.mtu == interface.link.mtu)
         {
             set_mtu(&mut host, &port, mtu)?;
         }

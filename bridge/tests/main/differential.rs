@@ -195,9 +195,12 @@ impl Side<'_> {
         let bridge = |key: &str| format!("ip -j -d link show master {} | jq -c \"[.[] | {key}]\"", self.bridge());
         if self.has_bridge() {
             note("port", lab.sh(&bridge("[.operstate, .mtu, .linkinfo.info_slave_data.hairpin, .linkinfo.info_slave_data.isolated, .linkinfo.info_slave_data.state]")));
+            // A bridge of the reference gets the default MTU when it has no ports any more.
+            let has_ports = !lab.sh(&format!("ip -o link show master {}", self.bridge())).is_empty();
+            let mtu = if has_ports { ".mtu, " } else { "" };
             note(
                 "bridge",
-                lab.sh(&format!("ip -j -d link show {} | jq -c '.[0] | [.mtu, .promiscuity, .flags]'", self.bridge())),
+                lab.sh(&format!("ip -j -d link show {} | jq -c '.[0] | [{mtu}.promiscuity, .flags]'", self.bridge())),
             );
             note("bridge settings", lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", self.bridge())));
         }

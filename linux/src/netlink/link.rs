@@ -343,6 +343,11 @@ impl Netlink {
         self.socket.mac_of(name)
     }
 
+    /// Returns the MTU of the link called `name`; `None` if there is none. Uses an ioctl instead of a message.
+    pub fn mtu_of(&self, name: &str) -> Option<u32> {
+        self.socket.mtu_of(name)
+    }
+
     /// Returns all links, or all ports of one bridge.
     pub fn links(&mut self, ports_of: Option<LinkIndex>) -> Result<Vec<Link>> {
         let request = list_links(ports_of);

@@ -247,15 +247,15 @@ impl Socket {
         sys::link_mac(self.fd(), name).ok().flatten().map(MacAddr)
     }
 
-    /// Returns whether the link called `name` is up and has a carrier, once [`Socket::flush_carrier_changes`] has succeeded;
-    /// `false` if there is none.
-    pub(super) fn link_is_running(&self, name: &str) -> bool {
-        sys::link_is_running(self.fd(), name).unwrap_or(false)
+    /// Returns the MTU of the link called `name` by an ioctl; `None` if there is none.
+    pub(super) fn mtu_of(&self, name: &str) -> Option<u32> {
+        sys::link_mtu(self.fd(), name).ok()
     }
 
-    /// Makes the kernel process pending carrier changes of the link called `name` now. Returns whether that succeeded.
-    pub(super) fn flush_carrier_changes(&self, name: &str) -> bool {
-        sys::flush_carrier_changes(self.fd(), name).is_ok()
+    /// Returns whether the link called `name` is up and has a carrier, by an ioctl; `false` if there is none. Since Linux 6.8,
+    /// the kernel processes pending changes of the carrier first.
+    pub(super) fn has_carrier(&self, name: &str) -> bool {
+        sys::link_has_carrier(self.fd(), name).unwrap_or(false)
     }
 
     /// Queries one object, which is returned as a message of type `kind`. Returns `None` if the kernel answers with one

@@ -140,7 +140,7 @@ impl Netlink {
         timeout: Duration,
         what: impl FnOnce() -> String,
     ) -> Result<()> {
-        if sys::kernel_is(6, 8) && self.socket.flush_carrier_changes(name) && self.socket.link_is_running(name) {
+        if sys::kernel_is(6, 8) && self.socket.has_carrier(name) {
             return Ok(());
         }
         let mut watch = Watch::open(Event::Link)?;

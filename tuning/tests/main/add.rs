@@ -51,7 +51,7 @@ fn every_attribute_is_configured_and_deconfigured() {
     configures_and_deconfigures(
         &json!({ "mtu": 1454 }),
         "",
-        &(mac.clone(), 1454, queue, promisc, allmulti, 1454),
+        &(mac.clone(), 1454, queue, promisc, allmulti, port),
         &was(json!({ "mtu": 1500 })),
     );
     configures_and_deconfigures(
@@ -119,7 +119,7 @@ fn the_result_has_the_new_mac_address_and_mtu() {
     let result = pod.add(&config(json!({ "mac": NEW_MAC.to_uppercase(), "mtu": 1400, "prevResult": previous })));
     let interfaces = &result["interfaces"];
     assert_eq!((&interfaces[2]["mac"], &interfaces[2]["mtu"]), (&json!(NEW_MAC), &json!(1400)));
-    assert_eq!(interfaces[1]["mtu"], json!(1400), "the host veth follows");
+    assert_eq!(interfaces[1]["mtu"], json!(1500), "the host veth keeps its MTU");
     assert_eq!(interfaces[0]["mac"], json!("02:00:00:00:00:77"));
     assert_eq!(result["ips"], pod.result("1.1.0")["ips"]);
 }
@@ -207,7 +207,7 @@ fn a_second_plugin_keeps_the_first_original_values() {
     let [first, second] = [json!({ "mtu": 1400, "txQLen": 5 }), json!({ "mtu": 1300, "mac": NEW_MAC })].map(config);
     let result = pod.add(&first);
     pod.add(&with(second.clone(), json!({ "prevResult": result })));
-    assert_eq!(pod.attributes(), (NEW_MAC.to_owned(), 1300, 5, false, false, 1300));
+    assert_eq!(pod.attributes(), (NEW_MAC.to_owned(), 1300, 5, false, false, 1500));
     let file = pod.backed_up();
     assert_eq!((&file["mtu"], &file["mac"], &file["txQLen"]), (&json!(1500), &json!(MAC), &json!(1000)));
     pod.del(&second);
@@ -240,43 +240,6 @@ fn a_new_mac_address_is_announced() {
     pod.add(&config(json!({ "mac": NEW_MAC })));
     wait_until("the neighbour to learn the new address", || lab.sh("ip neigh show 10.9.0.2").contains(NEW_MAC));
     assert_eq!(pod.sysctl("net/ipv4/conf/eth0/arp_notify"), "0", "restored");
-}
-
-#[test]
-fn the_mtu_must_fit_the_bridge() {
-    let lab = &lab();
-    let pod = pod(lab, "c1");
-    let before = pod.state();
-    let error = pod.refused(&config(json!({ "mtu": 9000, "sysctl": { "net.core.somaxconn": "77" } })), 7);
-    let text = error.to_string();
-    assert!(text.contains("9000") && text.contains("1500") && text.contains("br0"), "{error}");
-    assert_eq!(pod.state(), before);
-    // Without a bridge, only the limits of the link count.
-    lab.sh("ip link set vethc1 nomaster");
-    pod.add(&config(json!({ "mtu": 9000 })));
-    assert_eq!(pod.attributes(), (MAC.to_owned(), 9000, 1000, false, false, 9000));
-}
-
-/// The other end of the pair is in another namespace, and a pair on the host has the same indices.
-#[test]
-fn only_a_host_veth_of_this_host_follows() {
-    let lab = &lab();
-    let pod = pod(lab, "c1");
-    lab.netns("other");
-    lab.sh("ip link del vethc1
-         ip link add vethc1 index 77 type veth peer name eth0 index 78 netns c1
-         ip link set vethc1 netns other
-         ip link add same index 77 type veth peer name peer index 78");
-    // The carrier of the bridge may still change.
-    let mtus = || lab.sh("ip -o link | sed 's/<.*> \\(mtu [0-9]*\\).*/\\1/'");
-    let before = mtus();
-    let config = config(json!({ "mtu": 1400 }));
-    pod.call("ADD", &config).run().ok();
-    assert_eq!(pod.link()["mtu"], 1400);
-    assert_eq!(lab.ip("-n other link show vethc1")[0]["mtu"], 1500);
-    assert_eq!(mtus(), before);
-    pod.del(&config);
-    assert_eq!(pod.link()["mtu"], 1500);
 }
 
 #[test]

@@ -53,18 +53,6 @@ fn what_the_kernel_refuses_changes_nothing() {
 }
 
 #[test]
-fn a_small_mtu_would_remove_ipv6_addresses() {
-    let lab = &lab();
-    let pod = pod(lab, "c1");
-    let mut previous = pod.result("1.1.0");
-    previous["ips"].as_array_mut().unwrap().push(json!({ "address": "fd00::2/64", "interface": 2 }));
-    let error = pod.refused(&config(json!({ "mtu": 1279, "prevResult": previous })), 7);
-    assert!(error.to_string().contains("1280"), "{error}");
-    pod.add(&config(json!({ "mtu": 1280, "prevResult": previous })));
-    pod.add(&config(json!({ "mtu": 1000 })));
-}
-
-#[test]
 fn duplicates_are_refused() {
     let lab = &lab();
     let pod = pod(lab, "c1");

@@ -17,6 +17,7 @@ mod cost;
 mod del;
 mod faults;
 mod gc;
+mod mtu;
 mod reference;
 mod status;
 mod support;

@@ -143,5 +143,5 @@ pub(crate) fn everything() -> Value {
 
 /// The attributes of a pod after an ADD with [`everything`].
 pub(crate) fn tuned() -> (String, u64, u64, bool, bool, u64) {
-    (NEW_MAC.to_owned(), 1400, 20, true, true, 1400)
+    (NEW_MAC.to_owned(), 1400, 20, true, true, 1500)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use linux::netlink::{Change, Event, Link, LinkChange, Netlink, OperState, Vlan, VlanRange, Watch};
 use linux::{Deadline, Kind, Netns};
-use testing::{Lab, skip, timeout, wait_until};
+use testing::{Lab, skip, timeout};
 
 use super::{UP, attached, bridge, veth};
 
