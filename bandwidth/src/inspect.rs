@@ -4,7 +4,7 @@ use cni::inspect::{
     Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Subject, shell_word,
 };
 use cni::key::AliasOwner;
-use cni::{Attachment, AttachmentKey, Call, Context, Result};
+use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
 use linux::log::debug;
 use linux::netlink::{Link, Netlink, QdiscPlace, TokenBucket};
 
@@ -12,7 +12,7 @@ use crate::add::{FIX_HINT, is_unsupported};
 use crate::config::{self, Config};
 use crate::ifb::{IFB, sources};
 use crate::limits::Limits;
-use crate::{Bandwidth, check, status};
+use crate::{Bandwidth, check, removal, status};
 
 /// The kind of objects that the plugin creates.
 static KINDS: [Kind; 1] =
@@ -58,6 +58,10 @@ impl Inspect for Bandwidth {
             }
         }
         Ok(objects)
+    }
+
+    fn collect(&self, call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        removal::collect(call, keep)
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {

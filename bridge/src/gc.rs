@@ -7,13 +7,12 @@ use linux::netlink::nft::Nftables;
 
 use crate::{iptables, masquerade, spoofcheck, stale};
 
-/// Removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.
+/// GC: removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.
 pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut ErrorCollector) -> Result<()> {
     let valid = call.valid_attachments()?;
     let keep = Keep::new(call.network.as_str(), &valid);
 
     let mut host = Netlink::open()?;
-    let mut nft = Nftables::open()?;
     let links = host.links(None)?;
     let mut removed = true;
     // Other links can have such an alias too: `lo` of a node that is itself a container.
@@ -25,11 +24,19 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Er
     if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
         failures.record(ipam.gc());
     }
-    failures.record(spoofcheck::collect(&mut nft, &mut host, |link| keep.is_stale_alias(&link.alias)));
-    failures.record(masquerade::collect(&mut nft, &keep));
-    failures.record(iptables::collect(&mut nft, &mut host, &keep));
+    failures.record(collect_rules(&mut host, &keep));
     if let Some(ipam) = &ipam {
         stale::after_gc(call, ipam);
     }
     Ok(())
+}
+
+/// Removes the rules of stale attachments.
+pub(crate) fn collect_rules(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
+    let mut nft = Nftables::open()?;
+    let mut failures = ErrorCollector::default();
+    failures.record(spoofcheck::collect(&mut nft, host, |link| keep.is_stale_alias(&link.alias)));
+    failures.record(masquerade::collect(&mut nft, keep));
+    failures.record(iptables::collect(&mut nft, host, keep));
+    failures.into_result()
 }

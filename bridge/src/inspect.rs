@@ -4,7 +4,7 @@ use cni::inspect::{
     self, Finding, Fix, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
     Usage,
 };
-use cni::{Attachment, AttachmentKey, Call, Code, Context, Result};
+use cni::{Attachment, AttachmentKey, Call, Code, Context, Keep, Result};
 use linux::ip::Cidr;
 use linux::netlink::nft::Nftables;
 use linux::netlink::{Address, Netlink};
@@ -14,7 +14,7 @@ use crate::config::{self, Backend, Config};
 use crate::masquerade;
 use crate::rule::{Masquerade, REPAIR_HINT, Traffic};
 use crate::spoofcheck::{self, SpoofCheck};
-use crate::{check, gateway, iptables, vlan};
+use crate::{check, gateway, gc, iptables, vlan};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [Kind; 2] = [
@@ -64,6 +64,10 @@ impl Inspect for Bridge {
         let checks = spoofcheck::list(&mut nft)?;
         let rules = rules.into_iter().map(|rule| masquerade_object(masquerade, rule));
         Ok(rules.chain(checks.into_iter().map(|check| spoof_check_object(spoof_check, check))).collect())
+    }
+
+    fn collect(&self, _: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        gc::collect_rules(&mut Netlink::open()?, keep)
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {

@@ -189,8 +189,7 @@ impl Removal<'_> {
 /// GC: removes the chains of a network's containers that are not in `keep`, and the rules of single interfaces that are not.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     let network = keep.network;
-    let prefix = key::iptables_prefix(network);
-    let container = |comment: &str| Some(comment.strip_prefix(&prefix)?.strip_suffix('"')?.to_owned());
+    let container = |comment: &str| key::container_in_iptables_comment(network, comment).map(str::to_owned);
     let mut failures = ErrorCollector::default();
     let mut remove = |nft: &mut Nftables, id: &str, is_only| {
         let owner = AttachmentKey { network, container: id, ifname: "" };

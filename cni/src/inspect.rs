@@ -14,6 +14,7 @@ use linux::ip::Cidr;
 use linux::netlink::Address;
 
 use crate::error::{Code, Error, Result};
+use crate::keep::Keep;
 use crate::key::{self, AliasOwner, AttachmentKey};
 use crate::namespaces::Namespaces;
 use crate::plugin::{Attachment, Call, Plugin};
@@ -56,6 +57,11 @@ pub trait Inspect: Plugin {
     /// Lists the objects of all networks on this host.
     fn objects(&self) -> Result<Vec<Object>> {
         Ok(Vec::new())
+    }
+    /// Removes the objects and leases of attachments that are not in `keep`, as GC does, but not those of delegates, and no
+    /// links of attachments: those that have one are alive.
+    fn collect(&self, _: &Call<'_>, _keep: &Keep<'_>) -> Result<()> {
+        Ok(())
     }
     /// Reports what would make an ADD fail or block traffic, and what was verified. Objects whose owner is gone are not
     /// included: the tool finds them itself.

@@ -155,6 +155,11 @@ pub fn iptables_prefix(network: &str) -> String {
     format!("name: \"{network}\" id: \"")
 }
 
+/// Returns the container in the comment of an iptables rule of a network; `None` if it is another comment.
+pub fn container_in_iptables_comment<'a>(network: &str, comment: &'a str) -> Option<&'a str> {
+    comment.strip_prefix(&iptables_prefix(network))?.strip_suffix('"')
+}
+
 /// The owner of a link, parsed from its alias.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AliasOwner {

@@ -45,7 +45,7 @@ pub use collector::ErrorCollector;
 pub use config::ValidAttachment;
 pub use delegate::{Delegate, DelegateError, Program};
 pub use error::{Code, Context, Error, Result};
-pub use keep::Keep;
+pub use keep::{Gone, Keep, Suspect};
 pub use key::AttachmentKey;
 #[doc(hidden)]
 pub use linux;

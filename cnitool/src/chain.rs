@@ -5,19 +5,20 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Inspect, Object, Owner};
+use cni::inspect::{Generated, Inspect, Object, Owner};
 use cni::{
-    AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, IpConfig, Program, Result, Version, json,
+    AddResult, Attachment, Call, Code, ContainerId, Context, Error, ErrorCollector, IfName, IpConfig, Keep, Program,
+    Result, Version, json,
 };
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::netlink::Netlink;
 use linux::sha2::sha512;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::cache::{Cache, Entry};
 use crate::conf::{ExtraKey, NetworkList, Plugin};
-use crate::node::inspect;
+use crate::node::{called_plugins, inspect};
 use crate::suggest::nearest;
 
 /// The container side of an attachment, and its arguments.
@@ -242,35 +243,49 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    /// Removes everything that belongs to none of the `valid` attachments. First calls DEL for each other attachment in
-    /// the cache, with the arguments of its add, then GC of each plugin. Continues after errors.
-    ///
-    /// GC is called even for a network of a version that does not have it, as if it were 1.1.0: only GC finds rules without a
-    /// lease and a cache entry. Plugins of such a network may not have GC, so their errors count for nothing.
-    pub(crate) fn gc(&self, valid: &[Entry]) -> Result<()> {
-        if self.list.disable_gc {
-            return Ok(());
-        }
-        let mut failures = Vec::new();
-        // Unlike the reference, which treats an unreadable cache as an empty one.
-        for entry in self.cache.of_network(self.list.name.as_str())? {
-            if !valid.iter().any(|other| other.is_same(&entry)) {
-                failures.extend(Endpoint::of_entry(&entry).and_then(|at| self.del(&at)).err());
+    /// Removes what is left of attachments that are gone, and continues after errors. The plugins of cni0 remove what `keep`
+    /// does not keep, whichever implementation created it. Other plugins get a DEL for each of the attachments `gone`, unless
+    /// `is_alive` returns true for it now.
+    pub(crate) fn collect(
+        &self,
+        keep: &Keep<'_>,
+        gone: &[Endpoint],
+        is_alive: &dyn Fn(&Endpoint) -> bool,
+    ) -> Result<()> {
+        let mut failures = ErrorCollector::default();
+        for link in self.links.iter().rev() {
+            let is_ours = inspect(&link.plugin.kind).is_some();
+            let kind = &link.plugin.kind;
+            let config = String::from_utf8_lossy(&self.request(link.plugin, None, &[])?).into_owned();
+            // A mistake in the configuration hides the delegates, but must not prevent the rest.
+            let listed = Generated { kind: kind.clone(), config: config.clone(), is_complete: true };
+            let called = called_plugins(kind, config).unwrap_or_else(|_| vec![listed]);
+            // A delegate precedes its caller, and an address must be released last.
+            for called in called.into_iter().rev() {
+                if let Some(plugin) = inspect(&called.kind) {
+                    failures.record(Call::for_config(&called.config).and_then(|call| plugin.collect(&call, keep)));
+                } else if is_ours || called.kind == *kind {
+                    // A plugin of another project calls its delegates itself.
+                    for at in gone.iter().filter(|at| !is_alive(at)) {
+                        failures.record(self.del_one(&called.kind, link, at));
+                    }
+                }
             }
         }
-        let valid = valid.iter().map(|entry| json!({ "containerID": entry.container, "ifname": entry.ifname }));
-        let valid: Value = valid.collect();
-        // libcni 1.2.0 sends only the second key, and plugins of that time read only it.
-        let mut keys = vec![("cni.dev/valid-attachments", valid.clone()), ("cni.dev/attachments", valid)];
-        let has_gc = self.list.version >= Version::V1_1_0;
-        if !has_gc {
-            keys.push(newer_version());
+        for at in gone.iter().filter(|at| !is_alive(at)) {
+            failures.record(self.remove_from_cache(at));
         }
-        let outcomes = self.links.iter().map(|link| self.run("GC", link, None, &keys));
-        failures.extend(outcomes.filter_map(Result::err).filter(|_| has_gc));
-        let mut failures = failures.into_iter();
-        let Some(first) = failures.next() else { return Ok(()) };
-        Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
+        failures.into_result()
+    }
+
+    /// Calls DEL of the plugin of a link, or of its delegate.
+    fn del_one(&self, kind: &str, link: &Link<'_>, at: &Endpoint) -> Result<()> {
+        let previous = self.previous(at)?;
+        if kind == link.plugin.kind {
+            return self.run("DEL", link, Some(at), &previous);
+        }
+        let program = find_program(&env::split_paths(&self.path).collect::<Vec<_>>(), kind)?;
+        self.run("DEL", &Link { plugin: link.plugin, program }, Some(at), &previous)
     }
 
     /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS.

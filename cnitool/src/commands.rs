@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::{AddResult, Code, Context, Error, Result, Version};
+use cni::{AddResult, Code, Context, Error, Result};
 use linux::Netns;
 
 use crate::cache::{Cache, Entry};
@@ -68,29 +68,15 @@ pub(crate) fn check(network: &str, netns: &Path) -> Result<()> {
     chain.check(&at).context(|| attempt("check", &at, network, "in"))
 }
 
-/// Runs `cnitool gc`. Keeps the attachments in the cache, and those of other runtimes that may be alive, because other
-/// runtimes may keep their attachments elsewhere.
+/// Runs `cnitool gc`.
 pub(crate) fn gc(network: &str) -> Result<()> {
     let list = find(network)?;
-    let chain = Chain::find(&list, &settings::plugins())?;
+    Chain::find(&list, &settings::plugins())?;
     require_capabilities()?;
     if list.disable_gc {
         return Ok(());
     }
-    if list.version < Version::V1_1_0 {
-        let what = format!("cniVersion {} of the network does not have the command GC", list.version);
-        return Err(Error::new(Code::VERSION, what).details("GC needs cniVersion 1.1.0; prune works without it"));
-    }
-    let _lock = Lock::exclusive()?;
-    let mut valid = Cache::of_host().of_network(network)?;
-    for alive in
-        prune::live_attachments(&list).context(|| format!("find the live attachments of network {network:?}"))?
-    {
-        if !valid.iter().any(|entry| entry.is_same(&alive)) {
-            valid.push(alive);
-        }
-    }
-    chain.gc(&valid).context(|| format!("collect garbage of network {network:?}"))
+    prune::collect(&list).context(|| format!("collect garbage of network {network:?}"))
 }
 
 /// Runs `cnitool status`.

@@ -1,24 +1,24 @@
-//! `cnitool prune`: lets the plugins of a network remove attachments whose namespace is gone.
+//! `cnitool prune` and `cnitool gc`: remove what attachments that are gone have left.
 //!
-//! GC removes everything that is not in its list of valid attachments. So the list has all attachments that are alive or
-//! whose state is unknown. If a live attachment cannot be named in the list, prune does nothing.
+//! The command GC removes everything that is not in its list of valid attachments. Other runtimes attach containers at any
+//! time, so no list is complete. Therefore this removes what belongs to attachments that are proved to be gone, by name, and
+//! looks at each of them again at the moment of the removal.
 
+mod liveness;
 mod report;
 
-use std::collections::BTreeSet;
-use std::net::IpAddr;
-
-use cni::inspect::{LeaseHolder, Object, Owner};
-use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result};
+use cni::inspect::{Lease, LeaseHolder, Object, Owner};
+use cni::{Code, Context, Error, ErrorCollector, Gone, Keep, Result, Suspect, ValidAttachment, key};
 
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
 use crate::lock::Lock;
-use crate::node::{Attachment, Network, Node, State, owner, require_host};
+use crate::node::{Attachment, Network, Node, State, require_host};
 use crate::privilege::require_capabilities;
 use crate::settings;
 use crate::table::Paint;
+use liveness::Liveness;
 use report::Report;
 
 /// What to remove from one network, and what to keep.
@@ -27,7 +27,7 @@ struct Plan {
     /// Attachments whose namespace is gone.
     dead: Vec<Attachment>,
     /// Leases without an owner.
-    empty: Vec<IpAddr>,
+    empty: Vec<Lease>,
     /// What plugins have created for an attachment that is not in `keep`.
     objects: Vec<Object>,
     keep: Vec<Attachment>,
@@ -94,14 +94,13 @@ fn prune(network: &Network, dry_run: bool, report: &mut Report) -> Result<Option
     }
     let plan = plan_of(list)?;
     report.plan(&plan, dry_run)?;
-    // Without anything to remove, GC could only remove what another runtime is creating.
     if dry_run || plan.is_empty() {
         return Ok(None);
     }
     // The lock is taken after the output, so that a slow reader of the output does not delay an add.
     let _lock = Lock::exclusive()?;
     let announced = plan.dead.len();
-    // Other runtimes do not use the lock. The second inspection keeps what they have created since the first.
+    // Other runtimes do not use the lock. What the first inspection found had its port before the second one looked for it.
     let plan = plan_of(list)?.confirmed_by(&plan);
     if plan.dead.len() < announced {
         report.spared(&plan, announced - plan.dead.len())?;
@@ -130,41 +129,21 @@ fn without_configuration(network: &Network) -> Error {
 fn plan_of(list: &NetworkList) -> Result<Plan> {
     let node = Node::inspect()?;
     let network = node.chosen(Some(list.name.as_str()))?.into_iter().next();
-    network.map_or_else(|| Ok(Plan::default()), |network| plan(&node, network))
+    Ok(network.map_or_else(Plan::default, |network| plan(&node, network)))
 }
 
-/// Returns what to remove from the network, and what to keep. Fails if GC could remove something that is in use.
-fn plan(node: &Node, network: &Network) -> Result<Plan> {
+/// Returns what to remove from the network, and what to keep.
+fn plan(node: &Node, network: &Network) -> Plan {
     let attachments = node.attachments(network);
     let mut objects = node.left_objects(network, &attachments);
     let (dead, keep): (Vec<_>, Vec<_>) = attachments.into_iter().partition(|at| at.state == State::Gone);
-    let unnamed = |what: String| {
-        let error =
-            Error::new(Code::INTERNAL, format!("{what} is in use, and the full ID of its container is unknown"));
-        Err(error.details("GC would remove it, so nothing was done: remove leftovers by hand"))
-    };
-    for link in &node.links {
-        if owner(link).is_some_and(|owner| owner.network == network.name && owner.attachment.is_none()) {
-            let is_its = |at: &Attachment| {
-                let ifname = at.ifname.as_deref().unwrap_or_default();
-                let key = AttachmentKey { network: &network.name, container: &at.container, ifname };
-                key.aliases().contains(&link.alias)
-            };
-            if !keep.iter().any(is_its) {
-                return unnamed(format!("port {}", link.name));
-            }
-        }
-    }
-    for object in objects.iter().filter(|object| !dead.iter().any(|at| at.owns(object))) {
-        if let Some(ip) = object.address.filter(|ip| node.is_used(*ip)) {
-            return unnamed(format!("the address {ip} of a {}", object.kind.noun));
-        }
-    }
+    // The owner of an object may be known by nothing else.
+    let is_used = |object: &Object| object.address.is_some_and(|ip| node.is_used(ip));
+    objects.retain(|object| dead.iter().any(|at| at.owns(object)) || !is_used(object));
     let is_left = |object: &&Object| matches!(&object.owner, Owner::Port(port) if network.creates(object.kind) && node.link(port).is_none());
     objects.extend(node.objects.iter().filter(is_left));
     let empty = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled);
-    let empty = empty.map(|lease| lease.ip).collect();
-    Ok(Plan { dead, empty, objects: objects.into_iter().cloned().collect(), keep })
+    Plan { dead, empty: empty.cloned().collect(), objects: objects.into_iter().cloned().collect(), keep }
 }
 
 impl Plan {
@@ -181,7 +160,7 @@ impl Plan {
         let mut objects = self.objects;
         objects.retain(|object| earlier.objects.contains(object) && !new.iter().any(|at| at.owns(object)));
         let mut empty = self.empty;
-        empty.retain(|ip| earlier.empty.contains(ip));
+        empty.retain(|lease| earlier.empty.contains(lease));
         Plan { dead, empty, objects, keep: self.keep.into_iter().chain(new).collect() }
     }
 
@@ -196,9 +175,9 @@ impl Plan {
                 push("result", "in the cache".to_owned());
             }
         }
-        for ip in &self.empty {
+        for lease in &self.empty {
             let why = "it is empty or garbled";
-            removals.push(Removal { kind: "lease", what: ip.to_string(), owner: None, container: None, why });
+            removals.push(Removal { kind: "lease", what: lease.ip.to_string(), owner: None, container: None, why });
         }
         for object in &self.objects {
             let owner = self.dead.iter().find(|at| at.owns(object));
@@ -218,58 +197,78 @@ impl Plan {
         [State::Alive, State::NoPort, State::Unknown].map(|state| (state, count(state)))
     }
 
-    /// Returns the attachments in `dead` that still exist.
-    fn still_existing(&self, node: &Node, network: &str) -> Vec<&Attachment> {
-        let networks = node.networks.iter().filter(|one| one.name == network);
-        let there: BTreeSet<(String, Option<String>)> =
-            networks.flat_map(|one| node.attachments(one)).map(|at| (at.container, at.ifname)).collect();
-        self.dead.iter().filter(|at| there.contains(&(at.container.clone(), at.ifname.clone()))).collect()
-    }
-
-    /// Describes everything that should have been removed and still exists.
+    /// Describes everything that should have been removed and still exists. An attachment may have come back.
     fn left(&self, node: &Node, network: &str) -> Vec<String> {
-        let dead = self.still_existing(node, network).into_iter().map(|at| format!("container {:?}", at.container));
+        let networks = node.networks.iter().filter(|one| one.name == network);
+        let (gone, alive): (Vec<_>, Vec<_>) =
+            networks.flat_map(|one| node.attachments(one)).partition(|at| at.state == State::Gone);
+        let is_same =
+            |one: &Attachment, other: &Attachment| (&one.container, &one.ifname) == (&other.container, &other.ifname);
+        let dead = self.dead.iter().filter(|at| gone.iter().any(|other| is_same(at, other)));
         let objects = self.objects.iter().filter(|object| node.objects.contains(object));
-        dead.chain(objects.map(|object| format!("the {} {:?}", object.kind.noun, object.comment))).collect()
+        let objects = objects.filter(|object| !alive.iter().any(|at| at.owns(object)));
+        dead.map(|at| format!("container {:?}", at.container))
+            .chain(objects.map(|object| format!("the {} {:?}", object.kind.noun, object.comment)))
+            .collect()
     }
 }
 
-/// Returns all attachments of the network that are alive or whose state is unknown.
-pub(crate) fn live_attachments(list: &NetworkList) -> Result<Vec<Entry>> {
-    Ok(plan_of(list)?.keep.iter().map(|at| entry(list, at)).collect())
+/// Runs `cnitool gc`. Unlike `prune`, keeps all attachments in the cache.
+pub(crate) fn collect(list: &NetworkList) -> Result<()> {
+    // Stop if an entry cannot be read: it may be that of a live container.
+    Cache::of_host().of_network(list.name.as_str())?;
+    let _lock = Lock::exclusive()?;
+    let plan = plan_of(list)?;
+    let (cached, dead): (Vec<_>, Vec<_>) = plan.dead.into_iter().partition(|at| at.cached);
+    let mut plan = Plan { dead, keep: plan.keep.into_iter().chain(cached).collect(), ..plan };
+    plan.objects.retain(|object| !plan.keep.iter().any(|at| at.owns(object)));
+    if plan.is_empty() { Ok(()) } else { execute(list, &plan) }
 }
 
-/// Converts an attachment to an entry for the list of valid attachments.
-fn entry(list: &NetworkList, at: &Attachment) -> Entry {
-    Entry {
-        network: list.name.to_string(),
-        container: at.container.clone(),
-        // An old record has no interface name, and host-local keeps it for any interface of the container.
-        ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
-        ..Entry::default()
-    }
-}
-
-/// Calls GC, then DEL for what still exists: not all plugins have GC, and it cannot remove objects that do not name their
-/// network.
+/// Removes everything in the plan whose attachment is still gone.
 fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
+    let network = list.name.as_str();
     let chain = Chain::find(list, &settings::plugins())?;
-    let mut valid: Vec<Entry> = plan.keep.iter().map(|at| entry(list, at)).collect();
-    // Keep what another runtime has added since the inspection.
-    let dead: Vec<Entry> = plan.dead.iter().map(|at| entry(list, at)).collect();
-    for new in Cache::of_host().of_network(list.name.as_str())? {
-        if !dead.iter().chain(&valid).any(|known| known.is_same(&new)) {
-            valid.push(new);
+    // Stop if an entry cannot be read: it may be that of a live container.
+    let cached = Cache::of_host().of_network(network)?;
+    let endpoint = |at: &Attachment| {
+        let without_arguments = Entry {
+            network: network.to_owned(),
+            container: at.container.clone(),
+            // An old record has no interface name.
+            ifname: at.ifname.clone().unwrap_or_else(|| "eth0".to_owned()),
+            ..Entry::default()
+        };
+        Endpoint::of_entry(cached.iter().find(|entry| entry.is_same(&without_arguments)).unwrap_or(&without_arguments))
+    };
+    let gone = plan.dead.iter().map(endpoint).collect::<Result<Vec<_>>>()?;
+    let valid = |container: &str, ifname: Option<&str>| ValidAttachment {
+        container: container.to_owned(),
+        ifname: ifname.unwrap_or_default().to_owned(),
+    };
+    let mut attachments: Vec<_> = plan.dead.iter().map(|at| valid(&at.container, at.ifname.as_deref())).collect();
+    let marks = plan.objects.iter().filter_map(|object| match &object.owner {
+        Owner::Marked(mark) => Some(mark.as_str()),
+        Owner::Port(_) | Owner::Container(_) => None,
+    });
+    let mut digests = Vec::new();
+    for mark in marks {
+        match key::container_in_iptables_comment(network, mark) {
+            Some(container) => attachments.push(valid(container, None)),
+            None => digests.extend(key::digest_in(mark).map(str::to_owned)),
         }
     }
-    // Stop if an entry cannot be read or a plugin fails.
-    chain.gc(&valid)?;
+    let kept: Vec<_> = plan.keep.iter().map(|at| valid(&at.container, at.ifname.as_deref())).collect();
+    let leases: Vec<_> =
+        plan.dead.iter().flat_map(|at| &at.leases).chain(&plan.empty).map(|l| (l.ip, l.since)).collect();
+    let liveness = Liveness { network, dead: &plan.dead };
+    let is_alive = |suspect: Suspect<'_>| liveness.is_alive(suspect);
+    let keep = Keep::all_but(
+        network,
+        Gone { attachments: &attachments, digests: &digests, kept: &kept, leases: &leases, is_alive: &is_alive },
+    );
     let mut failures = ErrorCollector::default();
-    if !plan.dead.is_empty() {
-        for at in plan.still_existing(&Node::inspect()?, list.name.as_str()) {
-            failures.record(Endpoint::of_entry(&entry(list, at)).and_then(|at| chain.del(&at)));
-        }
-    }
+    failures.record(chain.collect(&keep, &gone, &|at| liveness.has(at)));
     let mut nameless: Vec<&Object> = plan.objects.iter().collect();
     nameless.retain(|object| matches!(object.owner, Owner::Container(_)));
     nameless.dedup_by(|a, b| (&a.owner, a.address) == (&b.owner, b.address));

@@ -10,7 +10,7 @@ use cni::inspect::{
     require_attached,
 };
 use cni::key::mark_in;
-use cni::{Attachment, Call, Context, ErrorCollector, Result, evidence};
+use cni::{Attachment, Call, Context, ErrorCollector, Keep, Result, evidence};
 use linux::iptables::{FAMILIES, ListedRule, Tools, View, words};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -84,6 +84,10 @@ impl Inspect for Firewall {
         let policies = policies.into_iter().map(|(bridge, comment)| policy_object(bridge, comment));
         let ports = isolation::ports(&mut nft)?.into_iter().map(|(port, comment)| port_object(port, comment));
         Ok(accepted.chain(policies).chain(ports).collect())
+    }
+
+    fn collect(&self, _: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        removal::collect(keep)
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cni::inspect::{Finding, Generated, Inspect, Kind, NetworkView, Object, Owner, Settings, Shape, Subject};
-use cni::{AttachmentKey, Call, Result};
+use cni::{AttachmentKey, Call, Keep, Result};
 
 use crate::config::{self, Config, DATA_DIR};
 use crate::state::{self, StateFile};
@@ -42,6 +42,10 @@ impl Inspect for Flannel {
     fn objects(&self) -> Result<Vec<Object>> {
         let directory = Path::new(DATA_DIR);
         Ok(state::list(directory)?.into_iter().map(|file| object(directory, file)).collect())
+    }
+
+    fn collect(&self, call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        state::collect(&Config::parse_to_clean_up(call)?.data_dir, keep)
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {

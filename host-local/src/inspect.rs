@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, Shape, shell_word};
-use cni::{Call, Context, Result};
+use cni::{AttachmentKey, Call, Context, Keep, Result};
 use linux::ip::Cidr;
 use serde::Deserialize;
 
 use crate::HostLocal;
 use crate::config::{self, Config, DATA_DIR};
 use crate::earlier::EarlierLeases;
-use crate::lease;
+use crate::lease::{self, LeaseOwner};
 use crate::lock;
 use crate::range;
 use crate::status;
-use crate::store::{self, Holder};
+use crate::store::{self, Holder, Store};
 use linux::dir::Dir;
 
 impl Inspect for HostLocal {
@@ -38,6 +38,25 @@ impl Inspect for HostLocal {
 
     fn lease_store(&self) -> Option<&dyn LeaseStore> {
         Some(self)
+    }
+
+    fn collect(&self, call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        let dir = config::directory(call)?;
+        let is_stale = |lease: &store::Lease| match &lease.holder {
+            _ if !keep.may_be_stale(lease.ip, lease.since) => false,
+            Holder::Owner(LeaseOwner { container, ifname: Some(ifname) }) => {
+                keep.is_stale(AttachmentKey { network: keep.network, container, ifname })
+            }
+            // An old record names only the container.
+            Holder::Owner(LeaseOwner { container, ifname: None }) => !keep.has_container(container),
+            Holder::Garbled => true,
+            Holder::Unknown => false,
+        };
+        let removed = Store::open(&dir).and_then(|store| match store {
+            Some(mut store) => store.remove_if(is_stale).map(drop),
+            None => Ok(()),
+        });
+        removed.map_err(|error| store::with_hint(error, &dir))
     }
 }
 

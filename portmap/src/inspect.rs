@@ -7,7 +7,7 @@ use cni::inspect::{
     require_attached,
 };
 use cni::key::mark_in;
-use cni::{Attachment, AttachmentKey, Call, Context, Result};
+use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
 use linux::iptables::{FAMILIES, Tools};
 use linux::log::debug;
 use linux::netlink::Netlink;
@@ -54,6 +54,10 @@ impl Inspect for Portmap {
 
     fn objects(&self) -> Result<Vec<Object>> {
         Ok(list(&mut Nftables::open()?)?.into_iter().map(object).collect())
+    }
+
+    fn collect(&self, _: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        removal::collect(keep)
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, shell_word};
-use cni::{Attachment, Call, Guest, Namespaces, Result};
+use cni::{Attachment, Call, Guest, Keep, Namespaces, Result};
 use linux::log::debug;
 
 use crate::backup::Backup;
@@ -39,6 +39,10 @@ impl Inspect for Tuning {
             objects.extend(backup.and_then(|backup| object(name, &backup)));
         })?;
         Ok(objects)
+    }
+
+    fn collect(&self, call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        removal::collect(&config::data_dir(call), keep)
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {

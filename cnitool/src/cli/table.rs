@@ -97,13 +97,13 @@ path or a name, as for add.",
         name: "gc",
         operands: &[NETWORK, OPTIONAL_NETNS],
         build: |args| Ok(Command::Gc { network: args.text() }),
-        summary: "let plugins remove what belongs to no attachment",
+        summary: "remove what belongs to no attachment",
         options: &[],
         text: "\
-Calls GC of the network's plugins. Valid attachments are all in the cache, and
-those of other runtimes that are alive or whose state is unknown. <netns> is
-ignored. To remove cached attachments whose namespace is gone, use prune. Needs
-cniVersion 1.1.0; does nothing for a network with \"disableGC\".",
+Removes leases, rules and other objects of attachments that are gone. Keeps all
+attachments in the cache, and those of other runtimes that are alive or whose
+state is unknown. <netns> is ignored. To remove cached attachments whose
+namespace is gone, use prune. Does nothing for a network with \"disableGC\".",
         environment: OF_NETWORK,
         unhealthy: None,
     },
@@ -228,13 +228,12 @@ created. Changes nothing.",
             JSON,
         ],
         text: "\
-Calls GC of the network's plugins. Valid attachments are all except those whose
-namespace is gone; an attachment of unknown state stays. leases shows the
-states. For plugins without GC, prune calls DEL. If nothing is gone, it does
-not call any plugin.
+Removes leases, rules and other objects of attachments whose namespace is gone;
+an attachment of unknown state stays. leases shows the states. Plugins of other
+projects get a DEL for each of them.
 
-While prune runs, adds of cnitool wait. Keep other runtimes idle: GC may remove
-an attachment that another runtime creates at the same time.
+While prune runs, adds of cnitool wait. Other runtimes may attach containers:
+prune looks at each attachment again before it removes something of it.
 
 Without <network>, prunes all networks with a configuration, and skips those
 with \"disableGC\". If <network> has \"disableGC\", prune fails.

@@ -201,12 +201,11 @@ fn publish_and_lose(host: &Host, ip: &str) {
     fs::remove_file(format!("/var/lib/cni/networks/pods/{ip}")).unwrap();
 }
 
-/// DEL could not name the container, and another plugin of the list does not have GC.
+/// The container cannot be named, so that plugins of other projects cannot be called.
 #[test]
-fn gc_finds_ports_in_a_version_without_gc() {
+fn prune_finds_ports_in_a_version_without_gc() {
     let host = publishing_host("10.251.2.0/24");
     host.recorder("other");
-    host.fail("other", "GC");
     let path = host.conf_dir().join("10-pods.conflist");
     let mut config: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
     config["cniVersion"] = "1.0.0".into();
@@ -216,7 +215,7 @@ fn gc_finds_ports_in_a_version_without_gc() {
     page(&host.run("prune --force"));
     let left = published(&host);
     assert!(left.contains("tcp . 8080") && !left.contains("8081"), "{left}");
-    assert_eq!(host.seen("other", "GC")["cniVersion"], "1.1.0");
+    assert_eq!(host.calls().last().unwrap(), "ADD other");
     host.run("check pods /run/netns/blue").ok();
 }
 
@@ -346,9 +345,9 @@ fn rules_of_the_reference_are_pruned_with_their_container() {
     assert!(page(&host.run("prune --force pods")).contains("nothing to remove"));
 }
 
-/// The rule may belong to the container's attachment to either network.
+/// The rules name only the container. The lease shows to which of its networks a rule belongs.
 #[test]
-fn rules_of_the_reference_stay_while_the_container_is_on_any_network() {
+fn rules_of_the_reference_stay_while_their_attachment_exists() {
     let host = publishing_host("10.206.0.0/24");
     let config = fs::read_to_string(host.conf_dir().join("10-pods.conflist")).unwrap();
     host.configure("20-more.conflist", &config.replace("pods", "more").replace("10.206.", "10.207."));
@@ -361,7 +360,7 @@ fn rules_of_the_reference_stay_while_the_container_is_on_any_network() {
     fs::remove_file(format!("/var/lib/cni/results/pods-{id}-eth0")).unwrap();
     assert!(page(&host.run("prune --force")).contains("10.206.0.2"), "the lease is removed");
     let left = of_reference(&host);
-    assert!(left.contains("9090") && left.contains("9091"), "{left}");
+    assert!(!left.contains("9090") && left.contains("9091"), "{left}");
     let answer = json(&host, "show more --json");
     let ports = &answer["bridges"][0]["portMappings"];
     assert_eq!((ports.as_array().unwrap().len(), &ports[0]["hostPort"]), (1, &json!(9091)), "{answer:#}");
