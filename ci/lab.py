@@ -93,6 +93,7 @@ def set_up(source):
     for plugin in PLUGINS:
         shutil.copy(f"{source}/cni0", f"{BIN}/shared/{plugin}")
         shutil.copy(f"{source}/{plugin}", f"{BIN}/separate/{plugin}")
+    shutil.copy(f"{source}/cnitool", f"{BIN}/cnitool")
     run("ip", "link", "set", "lo", "up")
 
 

@@ -129,14 +129,21 @@ impl<'a> Keep<'a> {
 
     /// Returns whether an nftables rule with this comment belongs to an attachment of this network that is not kept.
     pub fn is_stale_comment(&self, comment: &str) -> bool {
-        let digest = key::digest_in(comment).unwrap_or_default();
-        comment.starts_with(&self.network_mark) && self.decide(self.digests.contains(digest), Suspect::Digest(digest))
+        comment.starts_with(&self.network_mark) && self.is_stale_digest(key::digest_in(comment).unwrap_or_default())
+    }
+
+    fn is_stale_digest(&self, digest: &str) -> bool {
+        self.decide(self.digests.contains(digest), Suspect::Digest(digest))
     }
 
     /// Returns whether an attachment belongs to this network and is not kept.
     pub fn is_stale(&self, attachment: AttachmentKey<'_>) -> bool {
-        let is_named = self.attachments.contains(&(attachment.container, attachment.ifname));
-        attachment.network == self.network && self.decide(is_named, Suspect::Digest(&attachment.digest()))
+        attachment.network == self.network
+            && match self.rule {
+                // Without computing a digest: there may be many attachments.
+                Rule::KeepThese => !self.attachments.contains(&(attachment.container, attachment.ifname)),
+                Rule::RemoveThese(_) => self.is_stale_digest(&attachment.digest()),
+            }
     }
 
     /// Returns whether a container has an attachment that is kept.
@@ -212,7 +219,7 @@ mod tests {
             assert_eq!(keep.is_stale_comment(&key.comment()), stale, "{key:?}");
             assert_eq!(keep.is_stale_alias(&key.alias()), stale, "{key:?}");
         }
-        assert!(keep.is_stale_comment(&key("left", "eth0").comment()));
+        assert!(keep.is_stale(key("left", "eth0")) && keep.is_stale_comment(&key("left", "eth0").comment()));
         assert!(!keep.has_container("a") && keep.has_container("b") && keep.has_container("new"));
     }
 

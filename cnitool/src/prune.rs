@@ -21,6 +21,10 @@ use crate::table::Paint;
 use liveness::Liveness;
 use report::Report;
 
+/// Attempts to remove everything. A runtime that attaches and detaches a container meanwhile can leave it half removed for a
+/// moment.
+const ATTEMPTS: u32 = 3;
+
 /// What to remove from one network, and what to keep.
 #[derive(Debug, Default)]
 struct Plan {
@@ -105,15 +109,18 @@ fn prune(network: &Network, dry_run: bool, report: &mut Report) -> Result<Option
     if plan.dead.len() < announced {
         report.spared(&plan, announced - plan.dead.len())?;
     }
-    if plan.is_empty() {
-        return Ok(None);
+    let mut left = plan;
+    for _ in 0..ATTEMPTS {
+        if left.is_empty() {
+            return Ok(None);
+        }
+        execute(list, &left)?;
+        left = plan_of(list)?.confirmed_by(&left);
     }
-    execute(list, &plan)?;
-    let left = plan.left(&Node::inspect()?, list.name.as_str());
     if left.is_empty() {
         return Ok(None);
     }
-    let what = format!("the plugins left {}", left.join(", "));
+    let what = format!("the plugins left {}", left.describe().join(", "));
     Err(Error::new(Code::INTERNAL, what).details("remove it by hand: a plugin without GC, or another one, created it"))
 }
 
@@ -197,19 +204,12 @@ impl Plan {
         [State::Alive, State::NoPort, State::Unknown].map(|state| (state, count(state)))
     }
 
-    /// Describes everything that should have been removed and still exists. An attachment may have come back.
-    fn left(&self, node: &Node, network: &str) -> Vec<String> {
-        let networks = node.networks.iter().filter(|one| one.name == network);
-        let (gone, alive): (Vec<_>, Vec<_>) =
-            networks.flat_map(|one| node.attachments(one)).partition(|at| at.state == State::Gone);
-        let is_same =
-            |one: &Attachment, other: &Attachment| (&one.container, &one.ifname) == (&other.container, &other.ifname);
-        let dead = self.dead.iter().filter(|at| gone.iter().any(|other| is_same(at, other)));
-        let objects = self.objects.iter().filter(|object| node.objects.contains(object));
-        let objects = objects.filter(|object| !alive.iter().any(|at| at.owns(object)));
-        dead.map(|at| format!("container {:?}", at.container))
-            .chain(objects.map(|object| format!("the {} {:?}", object.kind.noun, object.comment)))
-            .collect()
+    /// Describes everything that is removed.
+    fn describe(&self) -> Vec<String> {
+        let dead = self.dead.iter().map(|at| format!("container {:?}", at.container));
+        let empty = self.empty.iter().map(|lease| format!("the lease of {}", lease.ip));
+        let objects = self.objects.iter().map(|object| format!("the {} {:?}", object.kind.noun, object.comment));
+        dead.chain(empty).chain(objects).collect()
     }
 }
 

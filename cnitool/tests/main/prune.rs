@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use testing::config::with;
 use testing::{Process, program_path, skip};
 
-use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port, powerless, snapshot};
+use crate::node::{
+    LONG_ID, attach, host, host_with, json, leak, lose_namespace, network, page, port, powerless, snapshot,
+};
 use crate::support::{Host, failure};
 
 fn leases() -> Vec<String> {
@@ -208,6 +210,29 @@ fn no_plugin_is_called_if_nothing_is_gone() {
     page(&host.run("prune --force"));
     assert_eq!(host.calls(), ["ADD second", "DEL second"]);
     assert!(host.log().last().unwrap().contains(LONG_ID), "{:?}", host.log());
+}
+
+/// Neither a lease nor the cache names their container any more.
+#[test]
+fn objects_that_are_all_that_is_left_are_removed() {
+    for (subnet, plugin, find) in [
+        ("10.250.5", json!({ "type": "tuning", "mtu": 1400 }), "ls /run/cni/tuning"),
+        (
+            "10.250.6",
+            json!({ "type": "bandwidth", "egressRate": 1_000_000, "egressBurst": 1_000_000 }),
+            "ip -o link show type ifb",
+        ),
+    ] {
+        let host = host_with(&format!("{subnet}.0/24"), &plugin);
+        attach(&host, "blue");
+        let lost = attach(&host, "lost");
+        lose_namespace(&host, "lost", &lost);
+        host.lab.sh(&format!("rm /var/lib/cni/results/*{lost}* /var/lib/cni/networks/pods/{subnet}.3"));
+        assert_eq!(host.lab.sh(find).lines().count(), 2, "{plugin}");
+        page(&host.run("prune --force"));
+        assert_eq!(host.lab.sh(find).lines().count(), 1, "{plugin}");
+        host.run("check pods /run/netns/blue").ok();
+    }
 }
 
 /// A host with a container `lost` that is gone. The first and the last plugin of the list are slow: during their DEL, which
