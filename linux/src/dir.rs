@@ -13,7 +13,7 @@ use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utimensat};
 use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeSpec;
-use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, linkat, unlinkat};
 
 /// The number of bytes that are read of a file at most, more than any valid file has.
 const LIMIT: u64 = 256 << 10;
@@ -23,6 +23,9 @@ pub const TEMP_SUFFIX: &str = ".new";
 
 /// Flags for every file: do not follow a symbolic link, do not wait for the other end of a pipe, close on exec.
 const SAFE_FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
+
+/// The mode bits with which group and others may write.
+const OTHERS: u32 = 0o022;
 
 /// An open directory.
 #[derive(Debug)]
@@ -71,7 +74,6 @@ impl Dir {
     /// Opens the directory `path` and returns its status. Fails if users other than root can change it. Returns `None`
     /// if it does not exist.
     pub fn open_private(path: &Path) -> io::Result<Option<(Dir, FileStat)>> {
-        const OTHERS: u32 = 0o022;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = match openat(AT_FDCWD, path, flags, Mode::empty()) {
             Err(Errno::ENOENT) => return Ok(None),
@@ -121,6 +123,17 @@ impl Dir {
     /// Reads a file. Returns `None` if it does not exist.
     pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
+    }
+
+    /// Reads a file like [`Dir::read`]. Fails unless it is a regular file that only root and the user of this process can change.
+    pub fn read_private(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
+        let stat = fstat(&file)?;
+        let is_private = is_file(&stat) && stat.st_mode & OTHERS == 0;
+        if !is_private || (stat.st_uid != 0 && stat.st_uid != geteuid().as_raw()) {
+            return Err(Errno::EPERM.into());
+        }
+        content(&file).map(Some)
     }
 
     /// Reads a file and leaves it open for [`write_over`]. Returns `None` if it does not exist.

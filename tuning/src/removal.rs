@@ -20,7 +20,7 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
     let dir = tolerate(format_args!("there can be no backup file in {data_dir:?}"), Dir::open(&data_dir));
     let Some(dir) = dir.context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
     for name in file_names(key).into_iter().chain([temp_name(key)]) {
-        let read = tolerate(format_args!("the backup file {name:?} is not used"), dir.read(&name).map(Some));
+        let read = tolerate(format_args!("the backup file {name:?} is not used"), dir.read_private(&name).map(Some));
         let backup = match read.context(|| format!("read the backup file {name:?}"))? {
             Some(None) => continue,
             Some(Some(content)) => {
@@ -148,7 +148,7 @@ pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &s
         if !name.ends_with(SUFFIX) && !name.ends_with(TEMP_SUFFIX) {
             continue;
         }
-        let content = tolerate(format_args!("the backup file {name:?} is ignored"), dir.read(&name));
+        let content = tolerate(format_args!("the backup file {name:?} is ignored"), dir.read_private(&name));
         // Without content, it has just been removed.
         let content = content.context(|| format!("read the backup file {name:?}"))?;
         if let Some(content) = content {

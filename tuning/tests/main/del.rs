@@ -10,7 +10,7 @@ use testing::{Pod, skip};
 
 use crate::gc::gc;
 use crate::support::{
-    DATA_DIR, NEW_MAC, Tuned, config, everything, files, lab, pod, pod_with_interface, tuned, untouched,
+    DATA_DIR, MAC, NEW_MAC, Tuned, config, everything, files, lab, pod, pod_with_interface, tuned, untouched,
 };
 
 #[test]
@@ -217,6 +217,38 @@ fn whatever_has_the_name_of_the_file_is_survived() {
         assert_eq!(fs::read_to_string(&victim).unwrap(), "{\"mtu\": 1300}", "{command}");
         lab.sh(&format!("rm -rf {file}"));
     }
+}
+
+/// Another user may be able to write in a `dataDir` that the configuration names.
+#[test]
+fn a_file_that_another_user_can_write_is_not_used() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let (planted, wanted) = (json!({ "mtu": 1300, "mac": NEW_MAC }), config(json!({ "mtu": 1500, "mac": MAC })));
+    // It is in the form of the reference, and the interface has what the configuration requests: DEL would use it.
+    let plant = |command: &str| {
+        lab.sh(&format!("mkdir -p {DATA_DIR}; cd {DATA_DIR}; echo '{planted}' >c1_eth0.json; {command} c1_eth0.json"));
+    };
+    for command in ["chown 1000", "chown 1000:1000", "chmod 0620", "chmod 0602", "chmod 0666"] {
+        let chown = "touch /run/file; chown 1000:1000 /run/file 2>&1 || true";
+        if command.starts_with("chown") && !lab.sh(chown).is_empty() {
+            skip("a_file_that_another_user_can_write_is_not_used, chown", "this user namespace has one user");
+            continue;
+        }
+        plant(command);
+        pod.del(&wanted);
+        assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null), "{command}");
+        // ADD does not take the values for those of an earlier ADD.
+        plant(command);
+        pod.add(&wanted);
+        assert_eq!(pod.backed_up()["mtu"], 1500, "{command}");
+        pod.del(&wanted);
+        assert_eq!(pod.attributes(), untouched(), "{command}");
+    }
+    // Without these permissions, it would have been used.
+    plant("chmod 0644");
+    pod.del(&wanted);
+    assert_eq!(pod.link()["mtu"], 1300);
 }
 
 /// For an interface that outlives the container.
