@@ -48,9 +48,12 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
 /// Restores the interface. A failure is only logged, as in the reference: the interface usually disappears with the container.
 /// Only a lack of resources is an error, so that the runtime tries again.
 fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Result<()> {
-    let Some(Namespaces { host: Home { netns: home, netlink: mut host }, guest }) =
-        Namespaces::open_excluding_own_if_exists(call, at)?
-    else {
+    // With an owner, the file identifies the interface, also in the plugin's own namespace (`CNI_NETNS_OVERRIDE` at ADD).
+    let open = match backup.owner {
+        Some(_) => Namespaces::open_if_exists,
+        None => Namespaces::open_excluding_own_if_exists,
+    };
+    let Some(Namespaces { host: Home { netns: home, netlink: mut host }, guest }) = open(call, at)? else {
         return Ok(());
     };
     let restored = guest.run(&home, || -> Result<()> {

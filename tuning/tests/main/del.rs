@@ -264,15 +264,32 @@ fn an_add_whose_answer_is_lost_is_reverted() {
     }
 }
 
+/// A file of the reference does not say which namespace its interface is in.
 #[test]
 fn the_plugins_own_namespace_counts_as_gone() {
     let lab = &lab();
     let pod = pod(lab, "c1");
-    lab.sh("ip netns attach self $$");
     let config = config(json!({ "mac": NEW_MAC }));
-    pod.add(&config);
-    let outcome = pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/self").env("CNI_LOG", "warn").run();
+    lab.sh(&format!("mkdir -p {DATA_DIR}; echo '{{\"mac\": \"{MAC}\"}}' >{DATA_DIR}/c1_eth0.json"));
+    let outcome = pod.call("DEL", &config).env("CNI_NETNS", "/proc/self/ns/net").env("CNI_LOG", "warn").run();
     assert!(outcome.stderr.contains("the container's is gone"), "{}", outcome.stderr);
     outcome.ok();
     assert_eq!(pod.backed_up(), Value::Null);
+}
+
+/// The backup file proves that ADD tuned this interface of the host.
+#[test]
+fn an_interface_in_the_plugins_own_namespace_is_restored() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    lab.sh(&format!("ip link add eth0 address {MAC} txqueuelen 1000 type veth peer name other"));
+    let link = || lab.ip("link show eth0")[0].clone();
+    let before = link();
+    let config = config(json!({ "mtu": 1400, "mac": NEW_MAC, "txQLen": 20 }));
+    let call = |command: &str| pod.call(command, &config).env("CNI_NETNS", "/proc/self/ns/net");
+    call("ADD").env("CNI_NETNS_OVERRIDE", "1").run().ok();
+    assert_eq!((link()["mtu"].clone(), link()["address"].clone()), (json!(1400), json!(NEW_MAC)));
+    // Whatever the runtime sets at DEL.
+    call("DEL").run().ok();
+    assert_eq!((link(), pod.backed_up()), (before, Value::Null));
 }
