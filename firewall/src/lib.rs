@@ -58,7 +58,7 @@ impl Plugin for Firewall {
         let mut ips = add::addresses(&call.prev_result_to_clean_up());
         if ips.is_empty() {
             // The IPAM plugin releases them after this plugin.
-            ips = evidence::leased_addresses(owner);
+            ips = evidence::leased_addresses(call, owner);
         }
         let (zone, backend) = Config::parse_to_clean_up(call);
         removal::remove(owner, &ips, &zone, backend)

@@ -120,7 +120,7 @@ impl Dir {
         }
     }
 
-    /// Reads a file. Returns `None` if it does not exist.
+    /// Reads a file. Returns `None` if it does not exist. Fails for a named pipe, without waiting for a writer.
     pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
     }
@@ -369,13 +369,15 @@ pub fn write_over(file: &File, old: u64, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a whole file. Most files fit into a buffer on the stack, and a read that does not fill it is the last.
-fn content(mut file: &File) -> io::Result<Vec<u8>> {
+/// Reads a whole file. Most files fit into a buffer on the stack, and a read that does not fill it is the last. The kernel
+/// refuses to read a pipe at a position.
+fn content(file: &File) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 1536];
-    let length = file.read(&mut buffer)?;
-    let mut bytes = buffer.get(..length).unwrap_or_default().to_vec();
-    if length == buffer.len() {
-        file.take(LIMIT).read_to_end(&mut bytes)?;
+    let length = file.read_at(&mut buffer, 0)?;
+    if length < buffer.len() {
+        return Ok(buffer.get(..length).unwrap_or_default().to_vec());
     }
+    let mut bytes = Vec::new();
+    file.take(LIMIT).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

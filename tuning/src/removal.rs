@@ -104,12 +104,12 @@ fn is_same(
     let key = AttachmentKey::new(call, at);
     Ok(is_in_result(&call.prev_result_to_clean_up(), at, &interface.link)
         || host_veth.is_some_and(|port| key.aliases().contains(&port.alias))
-        || has_leased_address(key, interface)?)
+        || has_leased_address(call, key, interface)?)
 }
 
 /// Returns whether the interface has an address that is leased to the attachment.
-fn has_leased_address(key: AttachmentKey<'_>, interface: &mut Interface) -> Result<bool> {
-    let leased = evidence::leased_addresses(key);
+fn has_leased_address(call: &Call<'_>, key: AttachmentKey<'_>, interface: &mut Interface) -> Result<bool> {
+    let leased = evidence::leased_addresses(call, key);
     if leased.is_empty() {
         return Ok(false);
     }
