@@ -10,7 +10,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utimensat};
+pub use nix::sys::stat::FileStat;
+use nix::sys::stat::{Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utimensat};
 use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeSpec;
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, linkat, unlinkat};
@@ -242,14 +243,19 @@ impl Dir {
     /// has a fixed name, so that the next call replaces what a killed call left.
     fn create_by_temp_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         let own = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let temp = format!("../.{own}.draft");
-        let linked = self.write_temp(&temp, content).and_then(|()| {
-            match linkat(&self.fd, temp.as_str(), &self.fd, name, AtFlags::empty()) {
+        self.create_through(&format!("../.{own}.draft"), name, content)
+    }
+
+    /// Creates a file with its content atomically: writes the temporary file `temp`, and links it to its name. Returns false if
+    /// the name already exists.
+    pub fn create_through(&self, temp: &str, name: &str, content: &[u8]) -> io::Result<bool> {
+        let linked = self.write_temp(temp, content).and_then(|()| {
+            match linkat(&self.fd, temp, &self.fd, name, AtFlags::empty()) {
                 Err(Errno::EEXIST) => Ok(false),
                 outcome => Ok(outcome.map(|()| true)?),
             }
         });
-        self.remove(&temp)?;
+        self.remove(temp)?;
         linked
     }
 
@@ -274,14 +280,6 @@ impl Dir {
             let _ = self.remove(temp);
         }
         renamed
-    }
-
-    /// Gives a file a second name. Returns false if the name already exists.
-    pub fn link(&self, name: &str, second: &str) -> io::Result<bool> {
-        match linkat(&self.fd, name, &self.fd, second, AtFlags::empty()) {
-            Err(Errno::EEXIST) => Ok(false),
-            outcome => Ok(outcome.map(|()| true)?),
-        }
     }
 
     /// Removes a file. Returns false if it does not exist.
