@@ -52,6 +52,11 @@ impl<'a> Keep<'a> {
             && !key::digest_in(comment).is_some_and(|digest| self.digests.contains(digest))
     }
 
+    /// Returns whether no attachment of the network is kept.
+    pub fn is_empty(&self) -> bool {
+        self.attachments.is_empty()
+    }
+
     /// Returns whether an attachment belongs to this network and is not kept.
     pub fn is_stale(&self, attachment: AttachmentKey<'_>) -> bool {
         attachment.network == self.network && !self.attachments.contains(&(attachment.container, attachment.ifname))
