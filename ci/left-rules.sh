@@ -44,3 +44,15 @@ and then remove cni0. To delete the rules afterwards, with ip6tables for IPv6 ad
 "iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
 WARNING
 }
+
+# warn_of_left_isolation: warns if containers are isolated from each other within a bridge, which no other firewall plugin ends.
+warn_of_left_isolation() {
+    command -v nft >/dev/null || return 0
+    left=$(nft list set bridge cni_isolation ports 2>/dev/null | grep -o 'comment "[^"]*"' | sort -u | wc -l) || left=0
+    [ "$left" -gt 0 ] || return 0
+    cat >&2 <<WARNING
+warning: attachments isolated from others of their bridge, which no other firewall plugin ends: $left. Their entries stay after the
+containers are gone, and isolate a later link of the same name. To avoid this, install cni0 again, detach these containers, and
+then remove cni0. To end the isolation of all containers, also of running ones: "nft delete table bridge cni_isolation".
+WARNING
+}

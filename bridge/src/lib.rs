@@ -69,6 +69,7 @@ impl Plugin for Bridge {
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
         let removal = Removal {
+            call,
             key,
             at,
             prev_result: &prev_result,

@@ -4,8 +4,8 @@ use std::os::fd::BorrowedFd;
 
 use cni::key::AliasOwner;
 use cni::{
-    AddResult, Attachment, AttachmentKey, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces, Result,
-    evidence,
+    AddResult, Attachment, AttachmentKey, Call, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces,
+    Result, evidence,
 };
 use linux::log::warn;
 use linux::netlink::{Link, Netlink};
@@ -13,6 +13,7 @@ use linux::netlink::{Link, Netlink};
 /// The removal of an attachment's veth pair, with the data that proves which pair it is.
 #[derive(Debug)]
 pub(crate) struct Removal<'a> {
+    pub(crate) call: &'a Call<'a>,
     pub(crate) key: AttachmentKey<'a>,
     pub(crate) at: &'a Attachment,
     /// The result of ADD, or an empty one if the runtime did not pass it. It is a hint: invalid parts are ignored.
@@ -101,7 +102,7 @@ impl Removal<'_> {
         }
         let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten();
         // An executed IPAM plugin cannot be queried, but may be host-local. A configuration that was edited may lack it.
-        let leased = leased.unwrap_or_else(|| evidence::leased_addresses(self.key));
+        let leased = leased.unwrap_or_else(|| evidence::leased_addresses(self.call, self.key));
         let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
         if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {
             return Ok(false);

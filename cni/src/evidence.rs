@@ -1,21 +1,20 @@
 //! Evidence about other attachments on this host: the leases of `host-local`, aliases, and the links that results name. Chained
 //! plugins need it for objects that do not say whose they are.
 
-use std::fs;
-use std::io::ErrorKind;
+use std::ffi::OsStr;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use linux::dir::Dir;
+use linux::log::debug;
 use linux::netlink::Netlink;
 
 use crate::error::Result;
 use crate::key::{AliasOwner, AttachmentKey, network_mark};
+use crate::lease::{self, Holder, LeaseOwner};
 use crate::name::IfName;
-use crate::plugin::Attachment;
+use crate::plugin::{Attachment, Call};
 use crate::result::{AddResult, Interface};
-
-/// Where the reference's `host-local` keeps leases, unless the configuration names another directory.
-const LEASES: &str = "/var/lib/cni/networks";
 
 /// Returns the name of the attachment's [`host_interface`].
 pub fn host_link<'a>(result: &'a AddResult, at: &Attachment) -> Option<&'a str> {
@@ -38,10 +37,10 @@ pub fn may_name(alias: &str, network: &str, container: &str) -> bool {
         .is_some_and(|owner| owner.network == network && owner.attachment.is_none_or(|(id, _)| id == container))
 }
 
-/// Returns whether a container has a lease of a network; `None` if the network has no leases in the default directory, or
-/// they cannot be read.
+/// Returns whether a container has a lease of a network; `None` if the network has no known lease directory, or its leases
+/// cannot be read.
 pub fn has_lease(network: &str, container: &str) -> Option<bool> {
-    Some(read_leases(network)?.iter().any(|lease| lease.container == container))
+    Some(read_leases(&lease_dirs(network))?.iter().any(|lease| lease.container == container))
 }
 
 /// Returns whether an object for this address belongs to another attachment of the same container to the same network;
@@ -66,49 +65,52 @@ pub fn is_sibling(host: &mut Netlink, owner: AttachmentKey<'_>, ip: IpAddr, link
 
 /// Returns the leases of a container in all networks.
 pub fn leases_of(container: &str) -> Vec<Lease> {
-    let leases = networks().into_iter().filter_map(|network| read_leases(&network)).flatten();
+    let leases = lease::directories().into_iter().filter_map(|dir| read_leases(&[dir])).flatten();
     leases.filter(|lease| lease.container == container).collect()
 }
 
 /// Returns the leases of a network; none if they cannot be read.
 pub fn leases_in(network: &str) -> Vec<Lease> {
-    read_leases(network).unwrap_or_default()
+    read_leases(&lease_dirs(network)).unwrap_or_default()
 }
 
-/// Returns the addresses that are leased to an attachment.
-pub fn leased_addresses(owner: AttachmentKey<'_>) -> Vec<IpAddr> {
-    let leases = read_leases(owner.network).unwrap_or_default();
+/// Returns the addresses that are leased to an attachment. Its call may have the `dataDir` of its network.
+pub fn leased_addresses(call: &Call<'_>, owner: AttachmentKey<'_>) -> Vec<IpAddr> {
+    let mut dirs = lease_dirs(owner.network);
+    let data_dir = lease::data_dir(call).ok().filter(|data_dir| !data_dir.is_empty());
+    let configured = data_dir.map(|data_dir| Path::new(&data_dir).join(owner.network));
+    dirs.extend(configured.filter(|dir| !dirs.contains(dir)));
+    let leases = read_leases(&dirs).unwrap_or_default();
     leases.iter().filter(|lease| lease.is_of(owner)).map(|lease| lease.ip).collect()
 }
 
 /// Returns whether a lease of any network gives an address to another attachment.
 pub fn is_leased_to_other(owner: AttachmentKey<'_>, ip: IpAddr) -> bool {
-    networks().into_iter().any(|network| {
-        let path = Path::new(LEASES).join(&network).join(ip.to_string());
-        fs::read_to_string(path).is_ok_and(|text| !Lease::parse(&network, ip, &text).is_of(owner))
-    })
+    lease::directories().iter().filter_map(|dir| find_lease(dir, ip)).any(|lease| !lease.is_of(owner))
 }
 
 /// Returns whether a lease of any network gives an address to an attachment with another [mark](AttachmentKey::mark).
 pub fn is_leased_to_other_mark(mark: &str, ip: IpAddr) -> bool {
-    networks().into_iter().any(|network| {
-        let path = Path::new(LEASES).join(&network).join(ip.to_string());
-        fs::read_to_string(path).is_ok_and(|text| Lease::parse(&network, ip, &text).mark() != mark)
-    })
+    lease::directories().iter().filter_map(|dir| find_lease(dir, ip)).any(|lease| lease.mark() != mark)
 }
 
 /// Returns whether the attachment with this [mark](AttachmentKey::mark) has a lease, or its leases cannot be read.
 pub fn has_lease_with_mark(mark: &str) -> bool {
-    let network = networks().into_iter().find(|network| mark.starts_with(&network_mark(network)));
-    network.is_some_and(|network| {
-        read_leases(&network).is_none_or(|leases| leases.iter().any(|lease| lease.mark() == mark))
-    })
+    let mut dirs = lease::directories();
+    dirs.retain(|dir| network_of(dir).is_some_and(|network| mark.starts_with(&network_mark(network))));
+    !dirs.is_empty() && read_leases(&dirs).is_none_or(|leases| leases.iter().any(|lease| lease.mark() == mark))
 }
 
-/// Returns the names of the networks with leases.
-fn networks() -> Vec<String> {
-    let networks = fs::read_dir(LEASES).into_iter().flatten().flatten();
-    networks.filter_map(|network| network.file_name().into_string().ok()).collect()
+/// Returns the known lease directories of a network.
+fn lease_dirs(network: &str) -> Vec<PathBuf> {
+    let mut dirs = lease::directories();
+    dirs.retain(|dir| network_of(dir) == Some(network));
+    dirs
+}
+
+/// Returns the network of a lease directory.
+fn network_of(dir: &Path) -> Option<&str> {
+    dir.file_name().and_then(OsStr::to_str)
 }
 
 /// A lease of an address.
@@ -125,17 +127,6 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Parses the file of a lease: the container ID, and on the next line the interface.
-    fn parse(network: &str, ip: IpAddr, text: &str) -> Lease {
-        let mut lines = text.lines().map(|line| line.trim().to_owned());
-        Lease {
-            network: network.to_owned(),
-            ip,
-            container: lines.next().unwrap_or_default(),
-            ifname: lines.next().filter(|name| !name.is_empty()),
-        }
-    }
-
     /// Returns the mark of the attachment, if the lease names its interface.
     fn mark(&self) -> String {
         let ifname = self.ifname.as_deref().unwrap_or_default();
@@ -150,21 +141,40 @@ impl Lease {
     }
 }
 
-/// Reads the leases of a network; `None` if it has no directory, or they cannot be read.
-fn read_leases(network: &str) -> Option<Vec<Lease>> {
-    let mut leases = Vec::new();
-    for file in fs::read_dir(Path::new(LEASES).join(network)).ok()? {
-        let file = file.ok()?;
-        // The files of addresses, not the lock and the last address.
-        let Some(ip) = file.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let text = match fs::read_to_string(file.path()) {
-            // The lease ended meanwhile.
-            Err(error) if error.kind() == ErrorKind::NotFound => continue,
-            text => text.ok()?,
-        };
-        leases.push(Lease::parse(network, ip, &text));
+/// Reads the leases of a network in all of its directories; `None` if none of them exists, or one cannot be read.
+fn read_leases(dirs: &[PathBuf]) -> Option<Vec<Lease>> {
+    let mut leases = None;
+    for path in dirs {
+        let Some(dir) = open(path)? else { continue };
+        let found = leases.get_or_insert_with(Vec::new);
+        for name in dir.names().ok()? {
+            // The files of addresses, not the lock and the last address.
+            let Some(ip) = lease::address(&name.ok()?) else { continue };
+            found.extend(read_lease(&dir, ip)?);
+        }
     }
-    Some(leases)
+    leases
+}
+
+/// Returns the lease of an address in a lease directory; `None` if there is none, or it cannot be read.
+fn find_lease(path: &Path, ip: IpAddr) -> Option<Lease> {
+    read_lease(&open(path)??, ip)?
+}
+
+/// Opens a lease directory. Returns `Some(None)` if it does not exist, and `None` if it cannot be read.
+fn open(path: &Path) -> Option<Option<Dir>> {
+    Dir::open(path).map_err(|error| debug!("the leases in {path:?} are not known: {error}")).ok()
+}
+
+/// Reads a lease. Returns `Some(None)` if the file does not exist or is not a lease: an address with an empty file, or with
+/// another entry than a file, is not leased. Returns `None` if it cannot be read.
+fn read_lease(dir: &Dir, ip: IpAddr) -> Option<Option<Lease>> {
+    match lease::read(dir, &ip.to_string(), false).map_err(|error| debug!("the lease is not known: {error}")).ok()? {
+        Some((Holder::Owner(LeaseOwner { container, ifname }), _)) => {
+            Some(network_of(dir.path()).map(|network| Lease { network: network.to_owned(), ip, container, ifname }))
+        }
+        _ => Some(None),
+    }
 }
 
 #[cfg(test)]
@@ -175,10 +185,13 @@ mod tests {
     #[test]
     fn a_lease_belongs_to_one_attachment() {
         let owner = AttachmentKey { network: "net1", container: "c1", ifname: "eth0" };
-        let is_of = |network: &str, text: &str| Lease::parse(network, [10, 1, 0, 2].into(), text).is_of(owner);
-        assert!(is_of("net1", "c1\r\neth0") && is_of("net1", "c1\neth0\n") && is_of("net1", "c1"));
-        assert!(!is_of("net1", "c1\r\neth1") && !is_of("net1", "c2\r\neth0") && !is_of("net2", "c1\r\neth0"));
-        assert!(!is_of("net1", ""));
+        let is_of = |network: &str, container: &str, ifname: Option<&str>| {
+            let (network, container) = (network.to_owned(), container.to_owned());
+            Lease { network, ip: [10, 1, 0, 2].into(), container, ifname: ifname.map(str::to_owned) }.is_of(owner)
+        };
+        assert!(is_of("net1", "c1", Some("eth0")) && is_of("net1", "c1", None));
+        assert!(!is_of("net1", "c1", Some("eth1")) && !is_of("net1", "c2", Some("eth0")));
+        assert!(!is_of("net2", "c1", Some("eth0")));
     }
 
     #[test]

@@ -136,6 +136,11 @@ impl<'a> Keep<'a> {
         self.decide(self.digests.contains(digest), Suspect::Digest(digest))
     }
 
+    /// Returns whether no attachment of the network is kept.
+    pub fn is_empty(&self) -> bool {
+        self.attachments.is_empty()
+    }
+
     /// Returns whether an attachment belongs to this network and is not kept.
     pub fn is_stale(&self, attachment: AttachmentKey<'_>) -> bool {
         attachment.network == self.network

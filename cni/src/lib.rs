@@ -27,6 +27,7 @@ pub mod inspect;
 pub mod json;
 mod keep;
 pub mod key;
+pub mod lease;
 mod logging;
 mod mac;
 mod name;

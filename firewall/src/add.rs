@@ -98,7 +98,7 @@ impl<'a> Traffic<'a> {
                 }
             }
         }
-        undo.push("remove the rules", |_| removal::remove_marked(self.owner));
+        undo.push("remove the rules", |_| removal::remove_marked(self.owner, self.config));
         let added = self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld);
         // A record of a binding may have changed the ruleset before.
         if added.as_ref().is_err_and(|error| error.as_ref().is_refusal() || !nft.may_have_changed()) {
@@ -108,10 +108,11 @@ impl<'a> Traffic<'a> {
         match added {
             Err(error) if nft::is_unavailable(&error) && self.may_use_tools() => {
                 debug!("nf_tables is unavailable, use the tools of iptables: {error}");
-                let wanted = in_nft.into_iter().filter(|tools| self.ips.iter().any(|ip| tools.includes(*ip)));
-                for tools in wanted {
-                    self.add_to_legacy(tools, uses_firewalld, undo)
-                        .map_err(|second| second.details(format!("nf_tables: {error}")))?;
+                for tools in in_nft {
+                    if self.concerns(tools)? {
+                        self.add_to_legacy(tools, uses_firewalld, undo)
+                            .map_err(|second| second.details(format!("nf_tables: {error}")))?;
+                    }
                 }
                 Ok(())
             }
@@ -141,12 +142,25 @@ impl<'a> Traffic<'a> {
         bindings::forget(&mut nft, &records.into_iter().filter(|found| found.ip == ip).collect::<Vec<_>>())
     }
 
+    /// Returns whether the container has an address of a family.
+    pub(crate) fn has_address(&self, tools: &Tools) -> bool {
+        self.ips.iter().any(|ip| tools.includes(*ip))
+    }
+
+    /// Returns whether there are rules in a family: the container has an address, or a policy. A policy is in effect in both
+    /// families, because a container can give itself an address of any.
+    pub(crate) fn concerns(&self, tools: &Tools) -> Result<bool> {
+        Ok(self.has_address(tools) || (self.policy.is_some() && tools.is_supported()?))
+    }
+
     /// Returns the tables of a family to which rules are added: the legacy table if it is in use, and that in nf_tables
-    /// unless only the legacy one is in use. A packet must pass both. In a family without addresses, ADD only removes rules
+    /// unless only the legacy one is in use. A packet must pass both. In a family that is not concerned, ADD only removes rules
     /// with the mark of an earlier one, and legacy tables have no marks.
     pub(crate) fn places(&self, nft: &mut Nftables, tools: &Tools) -> Result<Vec<Place>> {
-        let has_address = self.ips.iter().any(|ip| tools.includes(*ip));
-        if !has_address || self.config.backend == Backend::Nftables || tools.legacy_table_in_use(FILTER)?.is_none() {
+        if !self.concerns(tools)?
+            || self.config.backend == Backend::Nftables
+            || tools.legacy_table_in_use(FILTER)?.is_none()
+        {
             return Ok(vec![Place::Nft]);
         }
         let is_in_both = nft.has_chain(tools.table(FILTER).chain(FORWARD))?;
@@ -185,9 +199,17 @@ impl<'a> Traffic<'a> {
         }
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
             let mut edits = self.isolation(nft)?;
+            let mut ends_policy = false;
             for tools in families {
                 let table = tools.table(FILTER);
-                edits.extend(self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?.edits(table));
+                let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?;
+                let is_of_policy = |step: &Step<'_>| matches!(step, Step::Delete(STAGE_1, _));
+                ends_policy |= self.policy.is_none() && plan.steps.iter().any(is_of_policy);
+                edits.extend(plan.edits(table));
+            }
+            // A policy that ends is also in effect in the family in which the container has no address.
+            for tools in families.iter().filter(|tools| ends_policy && !self.has_address(tools)) {
+                edits.extend(policy::delete(nft, tools, self.owner.network, &mut |_| Ok(false))?);
             }
             Ok(edits)
         })
@@ -243,8 +265,8 @@ impl<'a> Traffic<'a> {
         uses_firewalld: bool,
     ) -> Result<Plan<'_>> {
         let ips: Vec<IpAddr> = self.ips.iter().copied().filter(|ip| tools.includes(*ip)).collect();
-        let has_address = !ips.is_empty();
-        let forward = if has_address { view.rules(FORWARD)? } else { Vec::new() };
+        let is_concerned = self.concerns(tools)?;
+        let forward = if is_concerned { view.rules(FORWARD)? } else { Vec::new() };
         let acceptance = Acceptance {
             tools,
             owner: self.owner,
@@ -253,12 +275,12 @@ impl<'a> Traffic<'a> {
             admin_chain: &self.config.admin_chain,
         };
         let mut steps = acceptance.plan(view, &forward)?;
-        let policy = self.policy.as_ref().filter(|_| has_address);
+        let policy = self.policy.as_ref().filter(|_| is_concerned);
         match (policy, &self.policy) {
             (Some(policy), _) => steps.extend(policy.plan(view, host, tools, &forward)?),
-            // Without a jump, and in a family that the container does not use, an old policy has no effect on it.
+            // Without a jump, an old policy has no effect.
             (None, None) if forward.iter().any(|rule| rule.is_jump_to(STAGE_1)) => {
-                steps.extend(policy::remove(view, self.owner.network)?);
+                steps.extend(policy::remove(view, self.owner.network, &mut |_| Ok(false))?);
             }
             (None, _) => {}
         }

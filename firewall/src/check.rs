@@ -1,5 +1,7 @@
 //! CHECK: compares the host's firewall with what the configuration and the previous result require. Changes nothing.
 
+use std::cell::Cell;
+
 use cni::{AttachmentKey, Code, Error, Result};
 use linux::iptables::{FAMILIES, ListedRule, Tools, View};
 use linux::netlink::nft::Nftables;
@@ -43,15 +45,14 @@ fn check_zone(firewalld: &mut Firewalld, traffic: &Traffic<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Calls `check` for each table with chains of the plugin, of each family in which the container has an address. Returns
-/// an error if there is no such table.
-fn for_each_table(
+/// Calls `check` for each table of these families with chains of the plugin. Returns an error if there is no such table.
+fn for_each_table<'t>(
     nft: &mut Nftables,
-    traffic: &Traffic<'_>,
+    families: impl IntoIterator<Item = &'t Tools>,
     chain: &str,
     mut check: impl FnMut(&Tools, &mut View<'_>) -> Result<()>,
 ) -> Result<()> {
-    for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
+    for tools in families {
         let table = tools.table(FILTER);
         let mut is_found = false;
         if nft.has_chain(table.chain(chain))? {
@@ -71,7 +72,7 @@ fn for_each_table(
 
 /// Compares the rules that accept the traffic, and the jumps that lead to them, in every table that has them.
 fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
-    for_each_table(nft, traffic, CONTAINERS, |tools, view| {
+    for_each_table(nft, FAMILIES.iter().filter(|tools| traffic.has_address(tools)), CONTAINERS, |tools, view| {
         let forward = view.rules_with_mark(FORWARD, &str::is_empty)?;
         let containers = view.rules_with_mark(CONTAINERS, &str::is_empty)?;
         for (chain, rules, target) in
@@ -82,7 +83,10 @@ fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
             }
         }
         let is_open = traffic.policy.is_none();
-        if is_open && has_jump(&forward, STAGE_1) && !policy::remove(view, traffic.owner.network)?.is_empty() {
+        if is_open
+            && has_jump(&forward, STAGE_1)
+            && !policy::remove(view, traffic.owner.network, &mut |_| Ok(false))?.is_empty()
+        {
             return Err(too_strict(traffic));
         }
         let listed = filter::list(view, &traffic.mark)?;
@@ -111,18 +115,27 @@ fn is_ours(traffic: &Traffic<'_>, listed: &[ListedRule]) -> bool {
 /// Compares the rules of the ingress policy and the isolation of the port, if the attachment has a policy.
 fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     let Some(policy) = &traffic.policy else { return Ok(()) };
-    let mut is_strict = false;
-    for_each_table(nft, traffic, STAGE_1, |tools, view| {
+    let is_strict = Cell::new(false);
+    let check = |tools: &Tools, view: &mut View<'_>| {
         let is_marked = policy.is_marked(view)?;
-        is_strict |= is_marked && is_ours(traffic, &filter::list(view, &traffic.mark)?);
+        is_strict.set(is_strict.get() || (is_marked && is_ours(traffic, &filter::list(view, &traffic.mark)?)));
         let forward = view.rules(FORWARD)?;
         match policy.difference(view, tools, &forward, is_marked)? {
             Some(what) => Err(difference(what)),
             None if policy.is_exceeded(view, tools)? => Err(too_strict(traffic)),
             None => Ok(()),
         }
-    })?;
-    if is_strict && policy.is_isolated { check_isolation(nft, traffic.owner, policy) } else { Ok(()) }
+    };
+    for_each_table(nft, FAMILIES.iter().filter(|tools| traffic.has_address(tools)), STAGE_1, check)?;
+    // The reference applies a policy only in families in which the container has an address.
+    if is_strict.get() {
+        for tools in FAMILIES.iter().filter(|tools| !traffic.has_address(tools)) {
+            if traffic.concerns(tools)? {
+                for_each_table(nft, [tools], STAGE_1, check)?;
+            }
+        }
+    }
+    if is_strict.get() && policy.is_isolated { check_isolation(nft, traffic.owner, policy) } else { Ok(()) }
 }
 
 fn check_isolation(nft: &mut Nftables, owner: AttachmentKey<'_>, policy: &Policy) -> Result<()> {

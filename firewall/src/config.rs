@@ -87,15 +87,17 @@ impl Config {
 }
 
 impl Config {
-    /// Returns the zone and the backend for DEL; the defaults if the configuration is invalid.
-    pub(crate) fn parse_to_clean_up(call: &Call<'_>) -> (Zone, Backend) {
-        match Config::parse(call) {
-            Ok(config) => (config.zone, config.backend),
-            Err(mistake) => {
-                debug!("ignore the configuration: {mistake:?}");
-                (Zone(DEFAULT_ZONE.to_owned()), Backend::Auto)
+    /// Returns the configuration for DEL. Of an invalid one, the network may have any policy; the other values are the defaults.
+    pub(crate) fn parse_to_clean_up(call: &Call<'_>) -> Config {
+        Config::parse(call).unwrap_or_else(|mistake| {
+            debug!("ignore the configuration: {mistake:?}");
+            Config {
+                backend: Backend::Auto,
+                admin_chain: DEFAULT_ADMIN_CHAIN.to_owned(),
+                zone: Zone(DEFAULT_ZONE.to_owned()),
+                ingress: IngressPolicy::Isolated,
             }
-        }
+        })
     }
 }
 

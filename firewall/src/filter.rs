@@ -59,9 +59,14 @@ fn is_marked(found: &str, mark: &str) -> bool {
     mark_in(found).is_some_and(|found| mark.starts_with(found))
 }
 
+/// Returns whether the mark of a rule is that of the attachment whose mark `mark` begins with, or the rule has no owner.
+pub(crate) fn is_own_or_ownerless(found: &str, mark: &str) -> bool {
+    found.is_empty() || is_marked(found, mark)
+}
+
 /// Returns the rules of the attachment whose mark `mark` begins with, and those without an owner.
 pub(crate) fn list(view: &mut View<'_>, mark: &str) -> Result<Vec<ListedRule>> {
-    Ok(view.rules_with_mark(CONTAINERS, &|found| found.is_empty() || is_marked(found, mark))?)
+    Ok(view.rules_with_mark(CONTAINERS, &|found| is_own_or_ownerless(found, mark))?)
 }
 
 /// Returns whether a rule is one of those for an address, with any owner.

@@ -237,7 +237,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     if let Err(gone) = require_attached(call, at, &traffic.ips, link) {
         let mut failures = ErrorCollector::default();
         failures.record(Err(gone));
-        failures.record(removal::remove(traffic.owner, &traffic.ips, &config.zone, config.backend));
+        failures.record(removal::remove(traffic.owner, &traffic.ips, link, &config));
         return failures.into_result().map(|()| false);
     }
     Ok(true)

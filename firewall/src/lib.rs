@@ -3,7 +3,7 @@
 //! `config` validates the keys. `add` accepts the traffic of an attachment, `check` compares, `removal` removes for DEL and GC.
 //!
 //! - `filter` has the rules in the table of iptables that accept traffic, `policy` those that drop it, and `isolation` those that
-//!   drop frames within a bridge.
+//!   drop frames within a bridge. `need` finds out who needs a policy.
 //! - `firewalld` is the backend for hosts with firewalld: it binds container addresses to a zone. `dbus` is the client
 //!   with which it calls firewalld, and `bindings` records what it has bound.
 //! - `inspect` is for `cnitool`.
@@ -19,6 +19,7 @@ mod firewalld;
 pub mod fuzzing;
 mod inspect;
 mod isolation;
+mod need;
 mod policy;
 mod removal;
 mod status;
@@ -55,13 +56,13 @@ impl Plugin for Firewall {
     /// Removes everything of the attachment, whatever the configuration says now.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let owner = AttachmentKey::new(call, at);
-        let mut ips = add::addresses(&call.prev_result_to_clean_up());
+        let previous = call.prev_result_to_clean_up();
+        let mut ips = add::addresses(&previous);
         if ips.is_empty() {
             // The IPAM plugin releases them after this plugin.
-            ips = evidence::leased_addresses(owner);
+            ips = evidence::leased_addresses(call, owner);
         }
-        let (zone, backend) = Config::parse_to_clean_up(call);
-        removal::remove(owner, &ips, &zone, backend)
+        removal::remove(owner, &ips, evidence::host_link(&previous, at), &Config::parse_to_clean_up(call))
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

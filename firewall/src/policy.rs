@@ -14,18 +14,22 @@
 //! unlike the reference, whose rules see the packets within a bridge only if `bridge-nf-call-iptables` is 1, `isolated` isolates
 //! the port of the container: see [`isolation`](crate::isolation).
 //!
+//! The rules are in the tables of both families: a container can give itself an address of a family that its network does not
+//! have.
+//!
 //! The rules belong to a network, not to an attachment: other containers may be on the bridge. In nf_tables, the rules of a
-//! bridge have a mark that names both. An ADD with another policy replaces them; GC removes them when the bridge is gone.
+//! bridge have a mark that names both. An ADD with another policy replaces them; the DEL of the last attachment that needs them
+//! removes them, and so does GC, also when the bridge is gone.
 
 use cni::key::network_mark;
 use cni::{AddResult, Attachment, Code, Error, IfName, Result, evidence};
 use linux::ip::MacAddr;
-use linux::iptables::{ConnectionState, Links, ListedRule, Match, Rule, Step, Target, Tools, View};
-use linux::netlink::nft::Comparison;
+use linux::iptables::{ConnectionState, FAMILIES, Links, ListedRule, Match, Plan, Rule, Step, Target, Tools, View};
+use linux::netlink::nft::{Comparison, Edit, Nftables};
 use linux::netlink::{Link, Netlink};
 
 use crate::config::IngressPolicy;
-use crate::filter::{CONTAINERS, FORWARD, create_forward};
+use crate::filter::{CONTAINERS, FILTER, FORWARD, create_forward};
 use crate::isolation::IsolatedPort;
 
 /// The chain that sees all forwarded packets.
@@ -248,8 +252,7 @@ impl Policy {
     }
 
     fn is_of_other_network(&self, rule: &ListedRule) -> bool {
-        let bridge = rule.mark().strip_prefix(MARK).and_then(|rest| rest.split(' ').nth(1)?.split_once('-'));
-        rule.mark() != self.mark && bridge.is_some_and(|(_, bridge)| bridge == self.bridge)
+        rule.mark() != self.mark && bridge_in(rule.mark()) == Some(&self.bridge)
     }
 
     /// Returns whether the link of the container exists on this host.
@@ -306,9 +309,36 @@ fn exemption() -> Rule<'static> {
     Rule::new(STAGE_1, vec![Match::Connection(ConnectionState::Translated)], Target::Return)
 }
 
-/// Returns the steps that remove the policies of a network.
-pub(crate) fn remove(view: &mut View<'_>, network: &str) -> Result<Vec<Step<'static>>> {
-    let prefix = format!("{MARK} {}", network_mark(network));
+/// Returns the bridge of the policy whose rules have this mark.
+fn bridge_in(mark: &str) -> Option<&str> {
+    let (_, bridge) = mark.strip_prefix(MARK)?.split(' ').nth(1)?.split_once('-')?;
+    Some(bridge)
+}
+
+/// Returns whether a network has policies in nf_tables.
+pub(crate) fn exists(nft: &mut Nftables, network: &str) -> Result<bool> {
+    let prefix = prefix(network);
+    for tools in &FAMILIES {
+        let chain = tools.table(FILTER).chain(STAGE_1);
+        if !nft.rules_with_mark(chain, &|mark| mark.starts_with(&prefix))?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the beginning of the marks of all policies of a network.
+fn prefix(network: &str) -> String {
+    format!("{MARK} {}", network_mark(network))
+}
+
+/// Returns the steps that remove the policies of a network, except those of bridges that are `needed`.
+pub(crate) fn remove(
+    view: &mut View<'_>,
+    network: &str,
+    needed: &mut dyn FnMut(&str) -> Result<bool>,
+) -> Result<Vec<Step<'static>>> {
+    let prefix = prefix(network);
     let mut steps = Vec::new();
     for chain in [STAGE_1, STAGE_2] {
         // Not the rules without a mark.
@@ -317,17 +347,41 @@ pub(crate) fn remove(view: &mut View<'_>, network: &str) -> Result<Vec<Step<'sta
             // Without rules in the first chain, those in the second have no effect.
             break;
         }
-        steps.extend(rules.into_iter().map(|rule| Step::Delete(chain, rule)));
+        for rule in rules {
+            if !needed(bridge_in(rule.mark()).unwrap_or_default())? {
+                steps.push(Step::Delete(chain, rule));
+            }
+        }
     }
     Ok(steps)
 }
 
-/// GC: returns the steps that remove the policies of bridges that are gone.
-pub(crate) fn collect(view: &mut View<'_>, host: &mut Netlink) -> Result<Vec<Step<'static>>> {
+/// Returns the edits that remove the policies of a network from the table of a family in nf_tables, as [`remove`] does.
+pub(crate) fn delete(
+    nft: &mut Nftables,
+    tools: &Tools,
+    network: &str,
+    needed: &mut dyn FnMut(&str) -> Result<bool>,
+) -> Result<Vec<Edit>> {
+    let table = tools.table(FILTER);
+    let steps = remove(&mut View::Nft(nft, table), network, needed)?;
+    Ok(Plan::<()> { steps, removed: vec![] }.edits(table))
+}
+
+/// Returns the steps that remove the policies, of any network, of bridges that are gone or not `needed`.
+pub(crate) fn collect(
+    view: &mut View<'_>,
+    host: &mut Netlink,
+    needed: &mut dyn FnMut(&mut Netlink, &str) -> Result<bool>,
+) -> Result<Vec<Step<'static>>> {
     let mut steps = Vec::new();
     for chain in [STAGE_1, STAGE_2] {
-        for rule in view.rules(chain)? {
-            if is_obsolete(host, &rule)? {
+        for rule in view.rules(chain)?.into_iter().filter(is_policy) {
+            let mut is_needed = !is_obsolete(host, &rule)?;
+            for link in rule.links() {
+                is_needed = is_needed && needed(host, &link)?;
+            }
+            if !is_needed {
                 steps.push(Step::Delete(chain, rule));
             }
         }

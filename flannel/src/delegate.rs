@@ -15,6 +15,9 @@ use crate::subnet::SubnetFile;
 const LISTS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 const PREV_RESULT: &str = "prevResult";
 
+/// The key of a state file that names the interface. Delegates ignore it.
+pub(crate) const IFNAME_KEY: &str = "cni0/ifname";
+
 /// The configuration of the delegate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DelegateConfig {
@@ -77,6 +80,23 @@ impl DelegateConfig {
             Some(version) => version.as_str().and_then(Version::exact).is_some(),
         };
         (is_of_network && has_version && delegate.kind().is_some_and(is_delegate)).then_some(delegate)
+    }
+
+    /// Parses a state file like [`DelegateConfig::parse`]. Also returns the text that the delegate got at ADD.
+    pub(crate) fn parse_state(text: &str, network: &str) -> Result<Option<(DelegateConfig, String)>> {
+        let Some(mut delegate) = DelegateConfig::parse(text, network) else { return Ok(None) };
+        let text = match delegate.keys.remove(IFNAME_KEY) {
+            Some(_) => delegate.to_text()?,
+            None => text.to_owned(),
+        };
+        Ok(Some((delegate, text)))
+    }
+
+    /// Prints the state file of an attachment with this interface.
+    pub(crate) fn to_state(&self, ifname: &str) -> Result<String> {
+        let mut state = self.clone();
+        state.keys.insert(IFNAME_KEY.to_owned(), json!(ifname));
+        state.to_text()
     }
 
     /// Returns the name of the delegate.

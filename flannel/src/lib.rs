@@ -36,8 +36,8 @@ impl Plugin for Flannel {
         for warning in file.warnings() {
             warn!("{}: {warning}", config.subnet_file.display());
         }
-        let text = DelegateConfig::generate(call, &config, &file)?;
-        let (kind, text) = (text.kind().unwrap_or_default().to_owned(), text.to_text()?);
+        let generated = DelegateConfig::generate(call, &config, &file)?;
+        let (kind, text) = (generated.kind().unwrap_or_default().to_owned(), generated.to_text()?);
         let inner = call.with_config(&text)?;
         let mut delegate = Delegate::find(&inner, &kind)?;
         // The user looks in vain for a key that flannel generated.
@@ -59,7 +59,9 @@ impl Plugin for Flannel {
         undo.push(format!("delete the attachment with {kind:?}"), |()| delegate.del(at));
         let result = delegate.add(at).map_err(|failure| explain(failure.without_del(&mut undo)));
         // Unlike the reference, which writes the file before the ADD of the delegate, and leaves it if that fails.
-        match result.and_then(|result| state::write(&config.data_dir, at, &text).map(|()| result)) {
+        let write =
+            || state::write(&config.data_dir, call.network.as_str(), at, &generated.to_state(at.ifname.as_str())?);
+        match result.and_then(|result| write().map(|()| result)) {
             Ok(result) => {
                 undo.commit();
                 Ok(result)

@@ -1,20 +1,24 @@
 //! State files: the configuration that the delegate got at ADD, for the DEL of the same attachment.
 //!
-//! The reference names the file after the container, so that the second interface of a container overwrites the file of the
-//! first. So each attachment has a file of its own, `CONTAINER:INTERFACE`; neither part can contain a colon. The name of
-//! the reference is a second hard link to the file of the container's first attachment. With it the reference can delete
-//! what this plugin added; and a file with that name alone is one that the reference wrote.
+//! A state file has the name and the place at which the reference looks for it: that of the container. So the reference can delete
+//! what this plugin added, and leaves nothing. The key [`IFNAME_KEY`], which delegates ignore, names the interface. An attachment
+//! has a name of its own, `CONTAINER:INTERFACE`, only if the other one is taken: by another interface of the container, which the
+//! reference would overwrite, or by a file of the reference, which does not say whose it is. Neither part can contain a colon.
+//!
+//! Earlier versions wrote `CONTAINER:INTERFACE` for every attachment, without the key, and `CONTAINER` was a second hard link to
+//! the file of the container's first attachment.
 
 use std::ffi::OsStr;
 use std::io;
 use std::path::Path;
 
 use cni::{Attachment, AttachmentKey, ContainerId, Context, IfName, Keep, Result};
-use linux::dir::{Dir, is_file};
-use linux::log::{debug, warn};
+use linux::dir::{Dir, FileStat, is_file, mtime};
+use linux::log::debug;
 use linux::tolerate;
+use serde_json::Value;
 
-use crate::delegate::DelegateConfig;
+use crate::delegate::{DelegateConfig, IFNAME_KEY};
 
 /// Mode of a new directory, as the reference creates it.
 const MODE: u32 = 0o700;
@@ -22,25 +26,80 @@ const MODE: u32 = 0o700;
 /// The suffix of a file that is being written.
 const TEMPORARY: &str = "new";
 
+/// The longest name of a file.
+const MAX_NAME: usize = 255;
+
 /// The names of the files of an attachment.
 #[derive(Debug)]
 struct Names {
-    own: String,
     /// The name of the reference, which all attachments of the container share.
     shared: String,
-    /// The name while the file is written. Its second colon distinguishes it from all state files. DEL finds what a killed
-    /// ADD left, because each attachment has one such name.
+    own: String,
+    /// The name while the file is written. Its second colon distinguishes it from all state files. If it would be too long, it is
+    /// a colon and a digest of the attachment. DEL finds what a killed ADD left, because each attachment has one such name.
     temporary: String,
 }
 
 impl Names {
     fn of(at: &Attachment) -> Names {
-        Names::new(at.container.as_str(), at.ifname.as_str())
+        let (container, ifname) = (at.container.as_str(), at.ifname.as_str());
+        let own = format!("{container}:{ifname}");
+        let temporary = match format!("{own}:{TEMPORARY}") {
+            name if name.len() <= MAX_NAME => name,
+            _ => format!(":{}", AttachmentKey { network: "", container, ifname }.digest()),
+        };
+        Names { shared: container.to_owned(), own, temporary }
+    }
+}
+
+/// A regular file with one of the names.
+#[derive(Debug)]
+struct Found {
+    name: String,
+    stat: FileStat,
+    /// The text; empty if it cannot be read.
+    text: String,
+    /// The content; `None` if a crash of the host has cut it.
+    content: Option<Value>,
+}
+
+impl Found {
+    /// Reads a file; `None` if it does not exist, or is not a regular file.
+    fn read(dir: &Dir, name: &str) -> linux::Result<Option<Found>> {
+        let stat = match dir.stat_of(name) {
+            // The interface does not fit into the name, so that there can be no such file.
+            Err(error) if error.raw_os_error() == Some(libc::ENAMETOOLONG) => None,
+            stat => stat?.filter(is_file),
+        };
+        let Some(stat) = stat else { return Ok(None) };
+        let text = read(dir, name)?.unwrap_or_default();
+        Ok(Some(Found { name: name.to_owned(), stat, content: serde_json::from_str(&text).ok(), text }))
     }
 
-    fn new(container: &str, ifname: &str) -> Names {
-        let own = format!("{container}:{ifname}");
-        Names { temporary: format!("{own}:{TEMPORARY}"), own, shared: container.to_owned() }
+    fn key(&self, key: &str) -> Option<&str> {
+        self.content.as_ref()?.get(key)?.as_str()
+    }
+
+    /// Returns the network that the content names.
+    fn network(&self) -> Option<&str> {
+        self.key("name")
+    }
+
+    /// Returns the interface that the content names; `None` if the reference or an earlier version wrote the file.
+    fn ifname(&self) -> Option<&str> {
+        self.key(IFNAME_KEY)
+    }
+
+    /// Returns whether the file is not one of another network. A container can have interfaces on several networks. The state of
+    /// another network is left to the DEL of that: a runtime also calls DEL after an ADD that failed because the other network
+    /// has an interface of the same name.
+    fn may_be_of(&self, network: &str) -> bool {
+        self.network().is_none_or(|found| found == network)
+    }
+
+    /// Returns whether both names lead to one file.
+    fn is_same_as(&self, other: &Found) -> bool {
+        (self.stat.st_dev, self.stat.st_ino) == (other.stat.st_dev, other.stat.st_ino)
     }
 }
 
@@ -48,7 +107,7 @@ impl Names {
 #[derive(Debug)]
 pub(crate) struct State {
     dir: Option<Dir>,
-    /// The files that exist, in the order in which they are removed.
+    /// The names of the files that exist.
     found: Vec<String>,
     /// The configuration at ADD; `None` if there is no file, or its content is not one.
     pub(crate) config: Option<(DelegateConfig, String)>,
@@ -61,18 +120,19 @@ impl State {
         let tried = || format!("look for state files in {data_dir:?}");
         let without = format_args!("{data_dir:?} counts as a directory without state files");
         let dir = tolerate(without, Dir::open(data_dir)).context(tried)?;
-        let found = dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, &Names::of(at)));
-        let found = tolerate(without, found).context(tried)?;
-        let mut state = State { dir, found, config: None };
-        let first = state.dir.as_ref().zip(state.found.first());
-        let text = first.map_or(Ok(None), |(dir, name)| read(dir, name))?;
-        state.config = text.as_ref().and_then(|text| Some((DelegateConfig::parse(text, network)?, text.clone())));
-        // A container can have interfaces on several networks. The state of another network is left to the DEL of that: a
-        // runtime also calls DEL after an ADD that failed because the other network has an interface of the same name.
-        if text.and_then(|text| network_of(&text)).is_some_and(|other| other != network) {
-            state.found.clear();
+        let files = dir.as_ref().map_or_else(|| Ok(Vec::new()), |dir| files(dir, network, at));
+        let files = tolerate(without, files).context(tried)?;
+        let config = match files.first() {
+            Some(first) => DelegateConfig::parse_state(&first.text, network)?,
+            None => None,
+        };
+        let mut found: Vec<String> = files.into_iter().map(|file| file.name).collect();
+        if let Some(dir) = &dir {
+            let temporary = Names::of(at).temporary;
+            let exists = tolerate(without, dir.exists(&temporary)).context(tried)?;
+            found.extend(exists.then_some(temporary));
         }
-        Ok(state)
+        Ok(State { dir, found, config })
     }
 
     /// Returns whether there is a state file, even if its content is not valid.
@@ -90,64 +150,76 @@ impl State {
     }
 }
 
-/// Returns the existing files of an attachment: its own; that with the shared name if it is the same file, or if there is no
-/// own one and no other attachment has the shared one; and the temporary one. Only regular files can be state files.
-fn files(dir: &Dir, names: &Names) -> io::Result<Vec<String>> {
-    let file = |name: &str| Ok::<_, io::Error>(dir.stat_of(name)?.filter(is_file));
-    let own = file(&names.own)?;
-    let shared = file(&names.shared)?;
-    let is_shared_ours = match (&own, &shared) {
-        (Some(own), Some(shared)) => own.st_ino == shared.st_ino,
-        (None, Some(shared)) => shared.st_nlink == 1,
-        (_, None) => false,
-    };
-    let found = [
-        (own.is_some(), &names.own),
-        (is_shared_ours, &names.shared),
-        (file(&names.temporary)?.is_some(), &names.temporary),
-    ];
-    Ok(found.into_iter().filter(|(exists, _)| *exists).map(|(_, name)| name.clone()).collect())
+/// Returns the files of an attachment; the first one has its state.
+///
+/// The file with the shared name belongs to the attachment if it names the interface. One that names none is that of the
+/// attachment if nothing shows that it is another's:
+///
+/// - It is a second name of the own file, as an earlier version wrote it, and not that of another interface's file.
+/// - There is no own file.
+/// - The reference wrote it after the own one. Then the own one, which an earlier version wrote, is stale: the reference has
+///   removed the second name of it since, and nothing else.
+fn files(dir: &Dir, network: &str, at: &Attachment) -> linux::Result<Vec<Found>> {
+    let names = Names::of(at);
+    let read = |name: &str| Ok::<_, linux::Error>(Found::read(dir, name)?.filter(|found| found.may_be_of(network)));
+    let own = read(&names.own)?;
+    let shared = read(&names.shared)?.filter(|shared| match (shared.ifname(), &own) {
+        (Some(ifname), _) => ifname == at.ifname.as_str(),
+        (None, Some(own)) if shared.is_same_as(own) => true,
+        (None, Some(own)) => {
+            own.ifname().is_none() && shared.stat.st_nlink == 1 && mtime(&shared.stat) > mtime(&own.stat)
+        }
+        (None, None) => shared.stat.st_nlink == 1,
+    });
+    Ok(shared.into_iter().chain(own).collect())
 }
 
 /// Reads a state file; `None` if that fails: DEL must not depend on it. Only a lack of resources is an error.
-fn read(dir: &Dir, name: &str) -> Result<Option<String>> {
+fn read(dir: &Dir, name: &str) -> linux::Result<Option<String>> {
     let path = dir.path().join(name);
     let bytes = tolerate(format_args!("the state file {path:?} is ignored"), dir.read(name));
-    let bytes = bytes.context(|| format!("read the state file {path:?}"))?;
+    let bytes = bytes.map_err(|error| error.context(format!("read the state file {path:?}")))?;
     Ok(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-/// Returns the network that the content of a state file names.
-fn network_of(text: &str) -> Option<String> {
-    let content: serde_json::Value = serde_json::from_str(text).ok()?;
-    Some(content.get("name")?.as_str()?.to_owned())
-}
-
 /// Writes the state file of an attachment.
-pub(crate) fn write(data_dir: &Path, at: &Attachment, config: &str) -> Result<()> {
-    let names = Names::of(at);
-    let written = Dir::create(data_dir, MODE).and_then(|dir| try_write(&dir, &names, config.as_bytes()));
-    written.context(|| format!("write the state file {:?}", data_dir.join(&names.own)))
+pub(crate) fn write(data_dir: &Path, network: &str, at: &Attachment, state: &str) -> Result<()> {
+    let dir = Dir::create(data_dir, MODE).map_err(cni::Error::from);
+    let written = dir.and_then(|dir| try_write(&dir, network, at, state.as_bytes()));
+    written.context(|| format!("write the state file {:?}", data_dir.join(at.container.as_str())))
 }
 
-fn try_write(dir: &Dir, names: &Names, config: &[u8]) -> io::Result<()> {
-    // The shared name of an earlier ADD of the same attachment leads to the file that is replaced here.
-    let earlier = files(dir, names)?;
-    if earlier.contains(&names.own) && earlier.contains(&names.shared) {
-        dir.remove(&names.shared)?;
-    }
-    let replace = || dir.replace_through(&names.temporary, &names.own, config);
-    match replace() {
+fn try_write(dir: &Dir, network: &str, at: &Attachment, state: &[u8]) -> Result<()> {
+    let names = Names::of(at);
+    let (shared, own) = (Found::read(dir, &names.shared)?, Found::read(dir, &names.own)?);
+    let replace = |name: &str| match dir.replace_through(&names.temporary, name, state) {
         // A GC has removed the temporary file.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => replace()?,
-        outcome => outcome?,
-    }
-    let shared = dir.path().join(&names.shared);
-    match dir.link(&names.own, &names.shared) {
-        Ok(true) => {}
-        Ok(false) => debug!("{shared:?} has the state of another interface, or of an earlier container"),
-        // Only the reference needs this name. Not all file systems have hard links.
-        Err(error) => warn!("link {shared:?}: {error}"),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => dir.replace_through(&names.temporary, name, state),
+        outcome => outcome,
+    };
+    let is_shared = match &shared {
+        Some(shared) => {
+            let is_ours = shared.ifname() == Some(at.ifname.as_str()) && shared.may_be_of(network);
+            let is_free = is_ours || shared.content.is_none() || own.as_ref().is_some_and(|own| shared.is_same_as(own));
+            if is_free {
+                replace(&names.shared)?;
+            }
+            is_free
+        }
+        // At the same time, another interface of the container may take the name.
+        None => match dir.create_through(&names.temporary, &names.shared, state) {
+            Err(error) => {
+                debug!("replace {:?}, because it cannot be linked: {error}", dir.path().join(&names.shared));
+                replace(&names.shared).map(|()| true)?
+            }
+            outcome => outcome?,
+        },
+    };
+    match is_shared {
+        // An earlier ADD of the same attachment wrote it.
+        true if own.is_some_and(|own| own.may_be_of(network)) => drop(dir.remove(&names.own)?),
+        true => {}
+        false => replace(&names.own)?,
     }
     Ok(())
 }
@@ -164,42 +236,39 @@ fn try_collect(dir: &Dir, keep: &Keep<'_>) -> Result<()> {
     // Own names first: then a shared name that is left has no own one.
     let (own, shared): (Vec<String>, Vec<String>) = names.into_iter().partition(|name| name.contains(':'));
     for name in own.into_iter().chain(shared) {
-        if !is_stale(dir, &name, keep)? {
+        let Some(kind) = parse_name(&name) else { continue };
+        if let Name::Temporary = kind {
+            dir.remove(&name)?;
+            continue;
+        }
+        let Some(found) = Found::read(dir, &name)? else { continue };
+        if !is_stale(&kind, &found, keep) {
             continue;
         }
         debug!("state file {:?} is stale", dir.path().join(&name));
-        match parse_name(&name) {
-            Some(Name::Own(container, ifname)) => {
-                for name in files(dir, &Names::new(container, ifname))? {
-                    dir.remove(&name)?;
-                }
-            }
-            _ => drop(dir.remove(&name)?),
+        dir.remove(&name)?;
+        // Its second name, which an earlier version wrote.
+        if let Name::Own(container, _) = kind
+            && Found::read(dir, container)?.is_some_and(|shared| shared.is_same_as(&found))
+        {
+            dir.remove(container)?;
         }
     }
     Ok(())
 }
 
-fn is_stale(dir: &Dir, name: &str, keep: &Keep<'_>) -> Result<bool> {
-    let Some(stat) = dir.stat_of(name)?.filter(is_file) else { return Ok(false) };
-    let (is_kept, is_own) = match parse_name(name) {
-        Some(Name::Own(container, ifname)) => {
-            (!keep.is_stale(AttachmentKey { network: keep.network, container, ifname }), true)
-        }
-        Some(Name::Shared(container)) => (keep.has_container(container) || stat.st_nlink > 1, false),
-        Some(Name::Temporary) => return Ok(true),
-        None => return Ok(false),
+fn is_stale(kind: &Name<'_>, found: &Found, keep: &Keep<'_>) -> bool {
+    let is_kept = |container, ifname| !keep.is_stale(AttachmentKey { network: keep.network, container, ifname });
+    let is_kept = match (kind, found.ifname()) {
+        (Name::Own(container, ifname), _) => is_kept(container, ifname),
+        (Name::Shared(container), Some(ifname)) => is_kept(container, ifname),
+        (Name::Shared(container), None) => keep.has_container(container) || found.stat.st_nlink > 1,
+        (Name::Temporary, _) => false,
     };
-    if is_kept {
-        return Ok(false);
-    }
-    let Some(text) = read(dir, name)? else { return Ok(false) };
-    if DelegateConfig::parse(&text, keep.network).is_some() {
-        return Ok(true);
-    }
     // A crash of the host can leave an incomplete file, which no DEL needs. The name alone does not show that a file is ours,
     // unless it has the colon.
-    Ok(is_own && serde_json::from_str::<serde_json::Value>(&text).is_err())
+    let is_left = || matches!(kind, Name::Own(..)) && found.content.is_none();
+    !is_kept && (DelegateConfig::parse(&found.text, keep.network).is_some() || is_left())
 }
 
 /// A state file of any network, for tools.
@@ -223,13 +292,15 @@ fn try_list(dir: &Dir) -> Result<Vec<StateFile>> {
     let mut files = Vec::new();
     for name in dir.names()? {
         let name = name?;
-        let Some(stat) = dir.stat_of(&name)?.filter(is_file) else { continue };
+        let Some(found) = Found::read(dir, &name)? else { continue };
         let (container, ifname) = match parse_name(&name) {
             Some(Name::Own(container, ifname)) => (container.to_owned(), Some(ifname.to_owned())),
-            Some(Name::Shared(container)) if stat.st_nlink == 1 => (container.to_owned(), None),
+            Some(Name::Shared(container)) if found.ifname().is_some() || found.stat.st_nlink == 1 => {
+                (container.to_owned(), found.ifname().map(str::to_owned))
+            }
             _ => continue,
         };
-        if let Some(network) = read(dir, &name)?.and_then(|text| network_of(&text)) {
+        if let Some(network) = found.network().map(str::to_owned) {
             files.push(StateFile { network, container, ifname, name });
         }
     }
@@ -247,8 +318,14 @@ enum Name<'a> {
 
 fn parse_name(name: &str) -> Option<Name<'_>> {
     let mut parts = name.split(':');
-    let container = parts.next().filter(|id| ContainerId::parse(OsStr::new(id)).is_ok())?;
-    match (parts.next(), parts.next(), parts.next()) {
+    let first = parts.next()?;
+    let rest = (parts.next(), parts.next(), parts.next());
+    if let ("", (Some(digest), None, None)) = (first, rest) {
+        let is_digest = digest.len() == 16 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
+        return is_digest.then_some(Name::Temporary);
+    }
+    let container = Some(first).filter(|id| ContainerId::parse(OsStr::new(id)).is_ok())?;
+    match rest {
         (None, None, None) => Some(Name::Shared(container)),
         (Some(ifname), None, None) if IfName::from_config(ifname).is_ok() => Some(Name::Own(container, ifname)),
         (Some(ifname), Some(TEMPORARY), None) if IfName::from_config(ifname).is_ok() => Some(Name::Temporary),
@@ -262,16 +339,24 @@ mod tests {
 
     #[test]
     fn the_name_of_a_file_shows_what_it_is() {
-        let names = Names::new("c1", "eth0");
+        let names = |id: &str| {
+            let container = ContainerId::parse(id.as_ref()).unwrap();
+            Names::of(&Attachment { container, ifname: IfName::from_config("eth0").unwrap(), netns: None })
+        };
+        let (short, long) = (names("c1"), names(&"c".repeat(MAX_NAME)));
+        assert!(long.temporary.len() <= MAX_NAME && long.temporary != names(&"d".repeat(MAX_NAME)).temporary);
         for (name, wanted) in [
-            (names.own.as_str(), Some(Name::Own("c1", "eth0"))),
-            (&names.shared, Some(Name::Shared("c1"))),
-            (&names.temporary, Some(Name::Temporary)),
+            (short.own.as_str(), Some(Name::Own("c1", "eth0"))),
+            (&short.shared, Some(Name::Shared("c1"))),
+            (&short.temporary, Some(Name::Temporary)),
+            (&long.temporary, Some(Name::Temporary)),
             ("c1.x_y-z:net.100", Some(Name::Own("c1.x_y-z", "net.100"))),
             ("c1:eth0:1234", None),
             ("c1:eth0:new:new", None),
             ("c1:", None),
             (":eth0", None),
+            (":", None),
+            (":12:34", None),
             ("c1:eth0 ", None),
             ("c1:a-name-of-16-byt", None),
             (".hidden", None),

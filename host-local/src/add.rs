@@ -4,14 +4,14 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use cni::lease::{Holder, LeaseOwner};
 use cni::{Code, Error, IpConfig, Result, Undo};
 use linux::log::warn;
 
 use crate::EXHAUSTED;
 use crate::config::Config;
-use crate::lease::LeaseOwner;
 use crate::range::RangeSet;
-use crate::store::{Holder, Store};
+use crate::store::Store;
 
 /// Leases one address from each range set to `owner`. On failure, releases those that it leased.
 pub(crate) fn reserve(config: &Config, network: &str, owner: &LeaseOwner) -> Result<Vec<IpConfig>> {

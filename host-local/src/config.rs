@@ -4,15 +4,13 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use cni::inspect::Shape;
-use cni::json::{Fault, Raw};
+use cni::json::Fault;
+use cni::lease::{self, DATA_DIR};
 use cni::{Args, Call, Code, Error, Result, Route, Version};
 use linux::ip::{self, Cidr};
 use serde::Deserialize;
 
 use crate::range::{Range, RangeError, RangeSet, RangeSpec};
-
-/// The default of `dataDir`, the parent of the lease directories.
-pub(crate) const DATA_DIR: &str = "/var/lib/cni/networks";
 
 /// The validated configuration for ADD, CHECK and STATUS.
 #[derive(Debug)]
@@ -117,23 +115,7 @@ impl Config {
 /// Returns the lease directory, which is all that DEL and GC need. Unlike the reference, which refuses to release leases if
 /// the configuration has become invalid.
 pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Network<'a> {
-        #[serde(borrow)]
-        ipam: Option<Raw<'a>>,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Ipam {
-        data_dir: String,
-    }
-    let network: Network<'_> = call.parse()?;
-    let ipam: Ipam = match network.ipam {
-        Some(raw) if raw.text().starts_with('{') => raw.parse().map_err(|fault: Fault| fault.under("ipam"))?,
-        _ => Ipam::default(),
-    };
-    lease_dir(call, &ipam.data_dir)
+    lease_dir(call, &lease::data_dir(call)?)
 }
 
 /// Returns the lease directory of the network below `data_dir`, or below the default if that is empty.

@@ -1,5 +1,7 @@
 //! Digests for the index and the records of earlier boots: fast, identical on all machines, not cryptographic.
 
+use cni::lease::LeaseOwner;
+
 /// The number of the index layout. It is part of every digest, so that pages of another layout count as broken.
 const LAYOUT: u64 = 1;
 
@@ -10,6 +12,16 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
     let words = words.iter().map(|word| u64::from_le_bytes(*word));
     words.chain([tail, length]).fold(mix(LAYOUT), |state, word| mix(state ^ word))
+}
+
+/// Returns the digest of the owner of a lease.
+pub(crate) fn owner_digest(owner: &LeaseOwner) -> u64 {
+    digest(owner.record().as_bytes())
+}
+
+/// Returns the digest of [`LeaseOwner::without_ifname`].
+pub(crate) fn container_digest(owner: &LeaseOwner) -> u64 {
+    digest(owner.container.as_bytes())
 }
 
 /// The length of the digest at the head of sealed bytes.

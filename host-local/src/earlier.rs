@@ -12,14 +12,13 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Code, Context, Error, Result, SortedSet};
+use cni::{Code, Context, Error, Result, SortedSet, lease};
 use linux::log::debug;
 use nix::fcntl::OFlag;
 use nix::sys::stat::FileStat;
 
 use crate::boot;
 use crate::digest::{digest, seal, unseal};
-use crate::lease;
 use linux::dir::{self, Dir};
 
 /// The directory of the records. They are not part of the index, because the index can be deleted and rebuilt at any

@@ -5,10 +5,10 @@ use std::ffi::OsStr;
 use std::net::IpAddr;
 
 use cni::Call;
+use cni::lease::{self, LeaseOwner};
 
 use crate::config::{self, Config};
 use crate::index::Index;
-use crate::lease::{self, LeaseOwner};
 use crate::range::{Range, RangeSet, RangeSpec, bits};
 use crate::resolv;
 

@@ -21,21 +21,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 
+use cni::lease::{INDEX_ROOT, LeaseOwner, OWNER_FILE};
 use linux::log::debug;
 use nix::sys::stat::FileStat;
 
 use crate::bitmap::{self, Bitmap};
-use crate::digest::{HEAD, reseal, unseal};
+use crate::digest::{HEAD, container_digest, owner_digest, reseal, unseal};
 use crate::earlier;
-use crate::lease::LeaseOwner;
 use crate::range::Span;
 use linux::dir::{self, Dir, Timestamp, mtime};
-
-/// The directory of all indexes.
-const INDEX_ROOT: &str = "/run/cni0/host-local";
-
-/// The file of an index that contains the path of its lease directory.
-const OWNER_FILE: &str = "of";
 
 /// Seconds between the mtimes of lease directory and index: far more than between two changes that the kernel stamps.
 const MTIME_OFFSET: i64 = 1 << 20;
@@ -123,7 +117,7 @@ impl Index {
 
     /// Returns the addresses leased to `owner`, including those of old records that name only the container.
     pub(crate) fn held_by(&mut self, owner: &LeaseOwner) -> Result<Vec<IpAddr>> {
-        let wanted = [owner.digest(), owner.container_digest()];
+        let wanted = [owner_digest(owner), container_digest(owner)];
         let held = self.bucket(owner)?.pairs().iter().filter_map(|pair| {
             let (owner, ip) = pair.split_first_chunk::<8>()?;
             let ip = Ipv6Addr::from(<[u8; 16]>::try_from(ip).ok()?).to_canonical();
@@ -272,7 +266,7 @@ fn bitmap_name(base: IpAddr) -> String {
 
 /// Returns the name of the bucket of an owner.
 fn bucket_name(owner: &LeaseOwner) -> String {
-    format!("held-{:03x}", owner.container_digest() % BUCKETS)
+    format!("held-{:03x}", container_digest(owner) % BUCKETS)
 }
 
 /// Returns the path of the index of a lease directory.
@@ -353,7 +347,7 @@ fn pair(ip: IpAddr, owner: &LeaseOwner) -> [u8; PAIR_LEN] {
     };
     let mut pair = [0; PAIR_LEN];
     let (head, tail) = pair.split_at_mut(8);
-    head.copy_from_slice(&owner.digest().to_le_bytes());
+    head.copy_from_slice(&owner_digest(owner).to_le_bytes());
     tail.copy_from_slice(&ip.octets());
     pair
 }

@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, Shape, shell_word};
+use cni::lease::{self, DATA_DIR, Holder, LeaseOwner};
 use cni::{AttachmentKey, Call, Context, Keep, Result};
 use linux::ip::Cidr;
 use serde::Deserialize;
 
 use crate::HostLocal;
-use crate::config::{self, Config, DATA_DIR};
+use crate::config::{self, Config};
 use crate::earlier::EarlierLeases;
-use crate::lease::{self, LeaseOwner};
 use crate::lock;
 use crate::range;
 use crate::status;
-use crate::store::{self, Holder, Store};
+use crate::store::{self, Store};
 use linux::dir::Dir;
 
 impl Inspect for HostLocal {
@@ -104,7 +104,7 @@ impl LeaseStore for HostLocal {
         for name in dir.names().context(what)? {
             let name = name.context(what)?;
             let Some(ip) = lease::address(&name) else { continue };
-            let (owner, since) = match store::read_lease(&dir, &name, true) {
+            let (owner, since) = match lease::read(&dir, &name, true) {
                 Ok(None) => continue,
                 Ok(Some((Holder::Owner(owner), since))) => {
                     (LeaseHolder::Container(owner.container, owner.ifname), since)

@@ -13,7 +13,6 @@ mod earlier;
 pub mod fuzzing;
 mod index;
 mod inspect;
-mod lease;
 mod lock;
 mod range;
 mod resolv;
@@ -23,11 +22,11 @@ mod store;
 use std::net::IpAddr;
 use std::path::Path;
 
+use cni::lease::LeaseOwner;
 use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, NetworkName, Plugin, Prepared, Result};
 use linux::ip::Cidr;
 
 use crate::config::Config;
-use crate::lease::LeaseOwner;
 use crate::store::{Held, LiveOwners, Store, with_hint};
 
 /// The error code for an exhausted range set. CNI reserves codes from 100 for plugins.

@@ -7,13 +7,12 @@
 use std::io;
 use std::path::Path;
 
-use cni::{Code, Context, Error, Result};
+use cni::{Code, Context, Error, Result, lease};
 use linux::log::{Level, is_enabled, warn};
 
 use crate::add::exhausted;
 use crate::config::Config;
 use crate::index::Index;
-use crate::lease;
 use crate::range::RangeSet;
 use crate::store::with_hint;
 use linux::dir::Dir;

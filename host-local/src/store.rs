@@ -5,12 +5,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
+use cni::lease::{self, Holder, LeaseOwner};
 use cni::{Code, Context, Error, ErrorCollector, Result, SortedSet};
 use linux::log::{debug, warn};
 
+use crate::digest::{container_digest, owner_digest};
 use crate::earlier::{self, EarlierLeases};
 use crate::index::{Broken, Index};
-use crate::lease::{self, LeaseOwner};
 use crate::lock::Lock;
 use crate::range::Span;
 use linux::dir::{Dir, TEMP_SUFFIX};
@@ -27,16 +28,6 @@ pub(crate) struct Store {
     /// Whether this call built the index from the lease files.
     index_rebuilt: bool,
     _lock: Lock,
-}
-
-/// The content of a lease file.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Holder {
-    Owner(LeaseOwner),
-    /// The file is empty or garbled: the address is free, and the next ADD that takes it removes the file.
-    Garbled,
-    /// The entry is not a regular file. The address is not leased, because another program may use the entry.
-    Unknown,
 }
 
 /// A lease file.
@@ -233,7 +224,7 @@ impl Store {
 
     /// Reads the lease file of `ip`. Returns `None` if it does not exist.
     fn holder(&self, ip: IpAddr) -> Result<Option<Holder>> {
-        Ok(read_lease(&self.dir, &ip.to_string(), false)?.map(|(holder, _)| holder))
+        Ok(lease::read(&self.dir, &ip.to_string(), false)?.map(|(holder, _)| holder))
     }
 
     /// Returns the address that was leased last from range set `set`, or `None` if it is not recorded or not readable.
@@ -282,7 +273,7 @@ impl Store {
                 let _ = self.dir.remove(&name);
             }
             let Some(ip) = lease::address(&name) else { continue };
-            let inserted = match read_lease(&self.dir, &name, false)?.map(|(holder, _)| holder) {
+            let inserted = match lease::read(&self.dir, &name, false)?.map(|(holder, _)| holder) {
                 Some(Holder::Owner(owner)) => index.insert(ip, Some(&owner)),
                 Some(Holder::Unknown) => index.insert(ip, None),
                 Some(Holder::Garbled) | None => Ok(()),
@@ -310,31 +301,11 @@ pub(crate) fn for_each_lease(dir: &Dir, mut visit: impl FnMut(Lease)) -> Result<
     for name in dir.names().context(what)? {
         let name = name.context(what)?;
         let Some(ip) = lease::address(&name) else { continue };
-        if let Some((holder, since)) = read_lease(dir, &name, true)? {
+        if let Some((holder, since)) = lease::read(dir, &name, true)? {
             visit(Lease { ip, holder, since });
         }
     }
     Ok(())
-}
-
-/// Reads one lease file, and its time only if `dated`, because that costs a system call. Returns `None` if the file does
-/// not exist.
-pub(crate) fn read_lease(dir: &Dir, name: &str, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
-    let read = if dated {
-        dir.read_with_time(name)
-    } else {
-        dir.read(name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
-    };
-    match read {
-        Ok(read) => {
-            Ok(read.map(|(content, since)| (LeaseOwner::parse(&content).map_or(Holder::Garbled, Holder::Owner), since)))
-        }
-        // A symbolic link, a directory or a socket.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO)) => {
-            Ok(Some((Holder::Unknown, SystemTime::now())))
-        }
-        Err(error) => Err(error).context(|| format!("read the lease {:?}", dir.path().join(name))),
-    }
 }
 
 /// Returns the name of the file with the address leased last from range set `set`.
@@ -354,12 +325,12 @@ pub(crate) struct LiveOwners(SortedSet<u64>);
 impl LiveOwners {
     pub(crate) fn new(owners: impl Iterator<Item = LeaseOwner>) -> LiveOwners {
         // An old record names only the container, so it is kept for any interface of the container.
-        LiveOwners(owners.flat_map(|owner| [owner.digest(), owner.container_digest()]).collect())
+        LiveOwners(owners.flat_map(|owner| [owner_digest(&owner), container_digest(&owner)]).collect())
     }
 
     pub(crate) fn contains(&self, lease: &Lease) -> bool {
         match &lease.holder {
-            Holder::Owner(owner) => self.0.contains(&owner.digest()),
+            Holder::Owner(owner) => self.0.contains(&owner_digest(owner)),
             Holder::Garbled => false,
             Holder::Unknown => true,
         }

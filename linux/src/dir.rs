@@ -10,10 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{FileStat, Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utimensat};
+pub use nix::sys::stat::FileStat;
+use nix::sys::stat::{Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utimensat};
 use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeSpec;
-use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, linkat, unlinkat};
+use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, linkat, unlinkat};
 
 /// The number of bytes that are read of a file at most, more than any valid file has.
 const LIMIT: u64 = 256 << 10;
@@ -23,6 +24,9 @@ pub const TEMP_SUFFIX: &str = ".new";
 
 /// Flags for every file: do not follow a symbolic link, do not wait for the other end of a pipe, close on exec.
 const SAFE_FLAGS: OFlag = OFlag::O_NOFOLLOW.union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
+
+/// The mode bits with which group and others may write.
+const OTHERS: u32 = 0o022;
 
 /// An open directory.
 #[derive(Debug)]
@@ -71,7 +75,6 @@ impl Dir {
     /// Opens the directory `path` and returns its status. Fails if users other than root can change it. Returns `None`
     /// if it does not exist.
     pub fn open_private(path: &Path) -> io::Result<Option<(Dir, FileStat)>> {
-        const OTHERS: u32 = 0o022;
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = match openat(AT_FDCWD, path, flags, Mode::empty()) {
             Err(Errno::ENOENT) => return Ok(None),
@@ -118,9 +121,20 @@ impl Dir {
         }
     }
 
-    /// Reads a file. Returns `None` if it does not exist.
+    /// Reads a file. Returns `None` if it does not exist. Fails for a named pipe, without waiting for a writer.
     pub fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
+    }
+
+    /// Reads a file like [`Dir::read`]. Fails unless it is a regular file that only root and the user of this process can change.
+    pub fn read_private(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
+        let stat = fstat(&file)?;
+        let is_private = is_file(&stat) && stat.st_mode & OTHERS == 0;
+        if !is_private || (stat.st_uid != 0 && stat.st_uid != geteuid().as_raw()) {
+            return Err(Errno::EPERM.into());
+        }
+        content(&file).map(Some)
     }
 
     /// Reads a file and leaves it open for [`write_over`]. Returns `None` if it does not exist.
@@ -229,14 +243,19 @@ impl Dir {
     /// has a fixed name, so that the next call replaces what a killed call left.
     fn create_by_temp_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         let own = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let temp = format!("../.{own}.draft");
-        let linked = self.write_temp(&temp, content).and_then(|()| {
-            match linkat(&self.fd, temp.as_str(), &self.fd, name, AtFlags::empty()) {
+        self.create_through(&format!("../.{own}.draft"), name, content)
+    }
+
+    /// Creates a file with its content atomically: writes the temporary file `temp`, and links it to its name. Returns false if
+    /// the name already exists.
+    pub fn create_through(&self, temp: &str, name: &str, content: &[u8]) -> io::Result<bool> {
+        let linked = self.write_temp(temp, content).and_then(|()| {
+            match linkat(&self.fd, temp, &self.fd, name, AtFlags::empty()) {
                 Err(Errno::EEXIST) => Ok(false),
                 outcome => Ok(outcome.map(|()| true)?),
             }
         });
-        self.remove(&temp)?;
+        self.remove(temp)?;
         linked
     }
 
@@ -261,14 +280,6 @@ impl Dir {
             let _ = self.remove(temp);
         }
         renamed
-    }
-
-    /// Gives a file a second name. Returns false if the name already exists.
-    pub fn link(&self, name: &str, second: &str) -> io::Result<bool> {
-        match linkat(&self.fd, name, &self.fd, second, AtFlags::empty()) {
-            Err(Errno::EEXIST) => Ok(false),
-            outcome => Ok(outcome.map(|()| true)?),
-        }
     }
 
     /// Removes a file. Returns false if it does not exist.
@@ -356,13 +367,15 @@ pub fn write_over(file: &File, old: u64, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a whole file. Most files fit into a buffer on the stack, and a read that does not fill it is the last.
-fn content(mut file: &File) -> io::Result<Vec<u8>> {
+/// Reads a whole file. Most files fit into a buffer on the stack, and a read that does not fill it is the last. The kernel
+/// refuses to read a pipe at a position.
+fn content(file: &File) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 1536];
-    let length = file.read(&mut buffer)?;
-    let mut bytes = buffer.get(..length).unwrap_or_default().to_vec();
-    if length == buffer.len() {
-        file.take(LIMIT).read_to_end(&mut bytes)?;
+    let length = file.read_at(&mut buffer, 0)?;
+    if length < buffer.len() {
+        return Ok(buffer.get(..length).unwrap_or_default().to_vec());
     }
+    let mut bytes = Vec::new();
+    file.take(LIMIT).read_to_end(&mut bytes)?;
     Ok(bytes)
 }

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use crate::error::Result;
 use crate::netlink::nft::{self, Nftables, Table};
-use crate::tool;
+use crate::{sysctl, tool};
 
 pub use plan::{ListedRule, Plan, Step, View, change, change_legacy, rules_in, words};
 pub use rule::{ConnectionState, Links, MAX_PORTS, Match, Rule, Target};
@@ -57,6 +57,11 @@ impl Tools {
     /// Returns whether an address is of this family.
     pub fn includes(&self, ip: IpAddr) -> bool {
         nft::Family::of(ip) == self.family
+    }
+
+    /// Returns whether the kernel has the protocol in this network namespace. It may lack IPv6.
+    pub fn is_supported(&self) -> Result<bool> {
+        Ok(self.family == nft::Family::Ipv4 || sysctl::read(&["net", "ipv6", "conf", "all", "forwarding"])?.is_some())
     }
 
     /// Returns the table of `iptables-nft` with this name, such as `nat`.

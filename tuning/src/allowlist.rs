@@ -1,8 +1,9 @@
 //! The administrator's list of the sysctls that networks may set.
 
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use cni::{Code, Context, Error, Result};
 
@@ -44,7 +45,7 @@ impl AllowList {
     fn read() -> Result<Option<AllowList>> {
         // Opening a named pipe must not wait for a writer.
         let file = match OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(ALLOW_LIST) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => return refuse_dangling_link().map(|()| None),
             file => file?,
         };
         let mut content = Vec::new();
@@ -78,6 +79,19 @@ impl AllowList {
     /// Returns whether a pattern matches one of the spellings of a sysctl.
     fn allows(&self, spellings: &[String]) -> bool {
         self.0.iter().any(|pattern| spellings.iter().any(|spelling| pattern.matches(spelling)))
+    }
+}
+
+/// Returns an error if the path of the file leads through a symbolic link to nothing, such as a file system that is not mounted.
+/// Then there is a list, and what it allows is not known.
+fn refuse_dangling_link() -> Result<()> {
+    let entry = Path::new(ALLOW_LIST).ancestors().find(|path| fs::symlink_metadata(path).is_ok());
+    match entry.filter(|entry| fs::metadata(entry).is_err()) {
+        None => Ok(()),
+        Some(link) => {
+            let error = Error::new(Code::CONFIG, format!("{link:?} is a symbolic link to a file that does not exist"));
+            Err(error.details("restore that file; only without the link are all sysctls below \"net\" allowed"))
+        }
     }
 }
 

@@ -203,7 +203,7 @@ impl BackupFile {
         let temp = temp_name(key);
         let mut free = None;
         for name in file_names(key) {
-            let found = dir.read(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();
+            let found = dir.read_private(&name).map_err(|error| debug!("ignore {name:?}: {error}")).ok().flatten();
             let found = found.and_then(|content| Backup::parse(&content).ok());
             let owner = found.as_ref().and_then(|backup| backup.owner.as_ref());
             let is_tuned =

@@ -20,7 +20,7 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
     let dir = tolerate(format_args!("there can be no backup file in {data_dir:?}"), Dir::open(&data_dir));
     let Some(dir) = dir.context(|| format!("open the directory {data_dir:?}"))? else { return Ok(()) };
     for name in file_names(key).into_iter().chain([temp_name(key)]) {
-        let read = tolerate(format_args!("the backup file {name:?} is not used"), dir.read(&name).map(Some));
+        let read = tolerate(format_args!("the backup file {name:?} is not used"), dir.read_private(&name).map(Some));
         let backup = match read.context(|| format!("read the backup file {name:?}"))? {
             Some(None) => continue,
             Some(Some(content)) => {
@@ -48,9 +48,12 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
 /// Restores the interface. A failure is only logged, as in the reference: the interface usually disappears with the container.
 /// Only a lack of resources is an error, so that the runtime tries again.
 fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Result<()> {
-    let Some(Namespaces { host: Home { netns: home, netlink: mut host }, guest }) =
-        Namespaces::open_excluding_own_if_exists(call, at)?
-    else {
+    // With an owner, the file identifies the interface, also in the plugin's own namespace (`CNI_NETNS_OVERRIDE` at ADD).
+    let open = match backup.owner {
+        Some(_) => Namespaces::open_if_exists,
+        None => Namespaces::open_excluding_own_if_exists,
+    };
+    let Some(Namespaces { host: Home { netns: home, netlink: mut host }, guest }) = open(call, at)? else {
         return Ok(());
     };
     let restored = guest.run(&home, || -> Result<()> {
@@ -100,12 +103,12 @@ fn is_same(
     let key = AttachmentKey::new(call, at);
     Ok(is_in_result(&call.prev_result_to_clean_up(), at, &interface.link)
         || host_veth.is_some_and(|port| key.aliases().contains(&port.alias))
-        || has_leased_address(key, interface)?)
+        || has_leased_address(call, key, interface)?)
 }
 
 /// Returns whether the interface has an address that is leased to the attachment.
-fn has_leased_address(key: AttachmentKey<'_>, interface: &mut Interface) -> Result<bool> {
-    let leased = evidence::leased_addresses(key);
+fn has_leased_address(call: &Call<'_>, key: AttachmentKey<'_>, interface: &mut Interface) -> Result<bool> {
+    let leased = evidence::leased_addresses(call, key);
     if leased.is_empty() {
         return Ok(false);
     }
@@ -147,7 +150,7 @@ pub(crate) fn for_each_backup(data_dir: &Path, mut function: impl FnMut(&Dir, &s
         if !name.ends_with(SUFFIX) && !name.ends_with(TEMP_SUFFIX) {
             continue;
         }
-        let content = tolerate(format_args!("the backup file {name:?} is ignored"), dir.read(&name));
+        let content = tolerate(format_args!("the backup file {name:?} is ignored"), dir.read_private(&name));
         // Without content, it has just been removed.
         let content = content.context(|| format!("read the backup file {name:?}"))?;
         if let Some(content) = content {

@@ -78,6 +78,24 @@ fn cni0_takes_over_without_a_previous_result() {
     }
 }
 
+/// An executed IPAM plugin cannot be queried, but its leases can be read, wherever the configuration puts them.
+#[test]
+fn cni0_takes_over_with_leases_in_another_directory() {
+    if reference("bridge", "cni0_takes_over_with_leases_in_another_directory").is_none() {
+        return;
+    }
+    Lab::for_each_layout(|lab| {
+        let ipam = json!({ "type": "host-local", "subnet": "10.1.0.0/24", "dataDir": "/var/lib/elsewhere" });
+        let config = layer3(json!({ "cniVersion": "1.0.0", "ipam": ipam }));
+        let pod = Pod::new(lab, "c1");
+        theirs(&pod, "ADD", &config).ok();
+        pod.del(&config);
+        assert!(!is_attached(&pod));
+        assert_clean(lab);
+        assert_eq!(lab.sh("ls /var/lib/elsewhere/net1 | grep -c '^10' || true"), "0\n");
+    });
+}
+
 /// A runtime may pass the previous result of another attachment. The lease shows which pair belongs to this one, so that DEL does
 /// not release the address of an interface that it keeps.
 #[test]

@@ -4,6 +4,7 @@
 mod bad_input;
 mod cost;
 mod documents;
+mod file_size;
 mod log;
 mod log_daemons;
 mod names;

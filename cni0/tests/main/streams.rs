@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
 
-use testing::Lab;
+use serde_json::json;
+use testing::config::with;
+use testing::{Lab, Pod, plugins};
 
 const CONFIG: &str = r#"{"cniVersion": "1.0.0", "name": "pods", "type": "bridge",
     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.9.0.0/24"}]]}}"#;
@@ -27,7 +29,7 @@ fn files_never_take_the_place_of_a_closed_stream() {
     let leases = "/var/lib/cni/networks/pods";
     for (n, closed) in ["<&-", ">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-"].iter().enumerate() {
         let status = add(&lab, &format!("c{n}"), closed).status().unwrap();
-        assert_eq!(status.code(), Some(i32::from(closed.starts_with('<'))), "{closed}: only stdin is needed");
+        assert_eq!(status.code(), Some(i32::from(*closed != "2>&-")), "{closed}: stdin and stdout are needed");
         for entry in fs::read_dir(leases).into_iter().flatten() {
             let entry = entry.unwrap();
             let (name, content) = (entry.file_name(), fs::read_to_string(entry.path()).unwrap());
@@ -39,7 +41,56 @@ fn files_never_take_the_place_of_a_closed_stream() {
             assert!(sound, "{closed}: {name:?} holds {content:?}");
         }
     }
+    // A delegating plugin that gets no result from host-local calls DEL.
     assert_eq!(fs::read_dir(leases).unwrap().count(), 5, "three leases, the lock and the pointer");
+}
+
+/// Returns everything on the host and in the container that plugins change.
+fn state(lab: &Lab) -> String {
+    lab.sh("nft list ruleset | sed 's/counter packets [0-9]* bytes [0-9]*//'
+            ip -o link | sed 's/^[0-9]*: \\([^:]*\\):.*/\\1/'
+            ip -n c1 -o link | sed 's/state.*//'; ip netns exec c1 cat /proc/sys/net/core/somaxconn
+            find /var/lib/cni /run/cni -type f | sort")
+}
+
+/// Except host-local, which leaves that to the DEL of the delegating plugin.
+#[test]
+fn an_add_whose_result_is_lost_is_rolled_back() {
+    let lab = &Lab::new();
+    fs::create_dir_all("/run/flannel").unwrap();
+    let subnet = "FLANNEL_NETWORK=10.8.0.0/16\nFLANNEL_SUBNET=10.8.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+    fs::write("/run/flannel/subnet.env", subnet).unwrap();
+    let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.9.0.0/24" }]] });
+    let network = json!({ "cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": ipam, "ipMasq": true });
+    let pod = Pod::attached(lab, "c1", &network);
+    for plugin in plugins().into_iter().filter(|plugin| plugin != "host-local") {
+        let keys = match plugin.as_str() {
+            "bandwidth" => json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000 }),
+            "portmap" => {
+                json!({ "runtimeConfig": { "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] } })
+            }
+            "tuning" => json!({ "sysctl": { "net.core.somaxconn": "77" }, "mtu": 1400 }),
+            _ => json!({}),
+        };
+        let config = with(with(network.clone(), json!({ "type": plugin })), keys);
+        // Plugins that create an interface create another one.
+        let call = |command: &str| match plugin.as_str() {
+            "bridge" | "flannel" => pod.interface("eth1", &["10.9.0.9/24"]).call(command, &config),
+            _ => pod.call(command, &config),
+        };
+        // What all containers share stays.
+        call("ADD").run().ok();
+        call("DEL").run().ok();
+        let before = state(lab);
+        for closed in [">&-", ">/dev/full"] {
+            let outcome = call("ADD").via_shell(&format!("exec \"$0\" {closed}")).run();
+            assert_eq!(outcome.status, Some(1), "{plugin} {closed}: {outcome:?}");
+            assert!(outcome.stderr.contains("write the answer to stdout"), "{plugin} {closed}: {outcome:?}");
+            assert_eq!(state(lab), before, "{plugin} {closed}");
+        }
+        // DEL has nothing to report.
+        call("DEL").via_shell("exec \"$0\" >&-").run().ok();
+    }
 }
 
 #[test]

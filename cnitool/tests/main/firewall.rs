@@ -133,6 +133,8 @@ fn policies_are_checked_repaired_and_pruned() {
         (format!("nft delete element bridge cni_isolation ports '{{ {port} }}'"), "are not isolated"),
         ("iptables -F CNI-ISOLATION-STAGE-2".to_owned(), "in chain CNI-ISOLATION-STAGE-2 does not exist"),
         ("iptables -D FORWARD 1".to_owned(), "FORWARD does not lead to CNI-ISOLATION-STAGE-1"),
+        // In the family in which the network has no addresses, too.
+        ("ip6tables -F CNI-ISOLATION-STAGE-1".to_owned(), "in chain CNI-ISOLATION-STAGE-1 does not exist"),
     ] {
         host.lab.sh(&damage);
         let what = only_problem(&host, "policy", "warn");
@@ -141,8 +143,10 @@ fn policies_are_checked_repaired_and_pruned() {
         assert_eq!(states(&answer), ["repaired"], "{damage}: {answer:#}");
         assert_eq!(problems(&json(&host, "doctor --json")), [""; 0], "{damage}");
     }
+    // A container of an unknown network keeps the policy.
+    host.lab.sh("ip link add stranger type veth peer name other; ip link set stranger master br-pods");
     host.run("del pods /run/netns/blue").ok();
-    host.lab.sh("ip link del br-pods");
+    host.lab.sh("ip link del stranger; ip link del br-pods");
     let findings = json(&host, "doctor --json").to_string();
     assert!(findings.contains("1 ingress policy of links that are gone"), "{findings}");
     let text = page(&host.run("prune --force pods"));

@@ -44,7 +44,7 @@ fn a_missing_subnet_file_is_the_only_problem() {
     host.configure("10-pods.conflist", &config.to_string());
 
     lose_namespace(&host, "lost", &lost);
-    let file = Path::new("/var/lib/cni/flannel").join(format!("{lost}:eth0"));
+    let file = Path::new("/var/lib/cni/flannel").join(&lost);
     assert!(file.exists());
     let findings = json(&host, "doctor --json").to_string();
     assert!(findings.contains("1 state file of containers that are gone"), "{findings}");

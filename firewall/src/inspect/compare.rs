@@ -251,7 +251,10 @@ impl Checker<'_> {
         {
             into.ports.push((port.name.to_owned(), subject.clone()));
         }
-        for tools in FAMILIES.iter().filter(|tools| traffic.ips.iter().any(|ip| tools.includes(*ip))) {
+        for tools in &FAMILIES {
+            if !traffic.concerns(tools)? {
+                continue;
+            }
             let mut is_found = false;
             for_each_table(&mut self.nft, tools, STAGE_1, |view| {
                 is_found = true;

@@ -135,6 +135,66 @@ fn rules_without_marks_are_removed_by_address() {
     assert_eq!(containers(lab), accepted_all(&["10.9.0.3", "fd00::3"]));
 }
 
+/// A crash can leave an empty file. Whatever else has the name of a lease is not read, and nothing waits for it.
+#[test]
+fn what_is_not_a_lease_does_not_keep_rules() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    let config = config(json!({}));
+    lease("net1", "10.9.0.3", "c2");
+    for create in [
+        ":>$file",
+        "printf '\\0\\0\\0\\0' >$file",
+        "truncate -s 10G $file",
+        "mkfifo $file",
+        "mkdir $file",
+        "ln -s /nowhere $file",
+        "ln -s 10.9.0.3 $file",
+        "ln -s /dev/zero $file",
+    ] {
+        for network in ["net1", "net2"] {
+            pod.add(&config);
+            lab.sh("iptables-save >/run/saved; iptables-restore </run/saved");
+            let file = format!("/var/lib/cni/networks/{network}/10.9.0.2");
+            lab.sh(&format!("mkdir -p /var/lib/cni/networks/{network}; file={file}; {create}"));
+            pod.del(&config);
+            assert_eq!(containers(lab), [] as [&str; 0], "{network}: {create}");
+            // Without a previous result, all leases are read.
+            pod.add(&config);
+            pod.del(&without_result(config.clone()));
+            assert_eq!(containers(lab), [] as [&str; 0], "{network}: {create}");
+            lab.sh(&format!("rm -r {file}"));
+        }
+    }
+}
+
+/// The configuration of a chained plugin does not have the `dataDir` of its network.
+#[test]
+fn leases_in_any_directory_are_evidence() {
+    let lab = &Lab::new();
+    let (first, second) = (Pod::absent(lab, "c1", &["10.9.0.2/24"]), Pod::absent(lab, "c2", &["10.9.0.2/24"]));
+    let ipam = json!({ "type": "host-local", "dataDir": "/var/lib/elsewhere", "subnet": "10.9.0.0/24" });
+    let network = with(config(json!({})), json!({ "type": "host-local", "ipam": ipam }));
+    let config = config(json!({}));
+    second.add(&network);
+    let add_without_marks = || {
+        second.add(&config);
+        lab.sh("iptables-save >/run/saved; iptables-restore </run/saved");
+    };
+    add_without_marks();
+    first.del(&config);
+    second.check(&config).ok();
+    second.del(&without_result(config.clone()));
+    assert_eq!(containers(lab), [] as [&str; 0]);
+    // Without the record of host-local, the directory is known only if the configuration names it.
+    lab.sh("rm -r /run/cni0");
+    for (ipam, is_removed) in [(Value::Null, false), (ipam, true)] {
+        add_without_marks();
+        second.del(&without_result(with(config.clone(), json!({ "ipam": ipam }))));
+        assert_eq!(containers(lab).is_empty(), is_removed);
+    }
+}
+
 #[test]
 fn a_del_keeps_the_policy_for_others_on_the_bridge() {
     let lab = &Lab::new();

@@ -20,6 +20,7 @@ mod gc;
 mod legacy;
 mod names;
 mod parallel;
+mod policy;
 mod reference;
 mod smoke;
 mod status;

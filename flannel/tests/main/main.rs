@@ -25,3 +25,4 @@ mod reference;
 mod state;
 mod status;
 mod subnet;
+mod upgrade;

@@ -91,9 +91,9 @@ impl<'a> Pod<'a> {
         self.sh(&format!("until ping -q -c 1 -W 5 {address} >/dev/null; do :; done"));
     }
 
-    /// Returns the own and the shared name of the pod's state file.
-    pub(crate) fn state_names(&self) -> [String; 2] {
-        [self.id.clone(), format!("{}:{}", self.id, self.ifname)]
+    /// Returns the name of the pod's state file, if another interface of the container has the name of the reference.
+    pub(crate) fn second_name(&self) -> String {
+        format!("{}:{}", self.id, self.ifname)
     }
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn write_state(name: &str, content: &str) {
 
 /// Removes all names of the pod's state file, as if it had been lost.
 pub(crate) fn lose_state(pod: &Pod<'_>) {
-    for name in pod.state_names() {
+    for name in [pod.id.clone(), pod.second_name()] {
         let _ = fs::remove_file(Path::new(DATA_DIR).join(name));
     }
 }

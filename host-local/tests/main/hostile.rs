@@ -1,6 +1,7 @@
 //! Directories prepared by an attacker: files of other programs are not written, removed or trusted.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::Path;
 
@@ -48,6 +49,27 @@ fn links_in_the_directory_are_not_followed() {
         net.call("ADD", "a");
         assert!(!Path::new("/var/lib/new").exists(), "{name}");
     }
+}
+
+/// Another program may use the entry. Its address is not leased, and the entry is not read: a writer may never come.
+#[test]
+fn an_entry_that_is_not_a_file_is_left_alone() {
+    let lab = Lab::new();
+    let net = prepared(&lab);
+    let entry = net.dir().join("10.1.0.2").display().to_string();
+    for (n, create) in ["mkfifo", "mkdir", "ln -s /dev/zero", "ln -s /nowhere"].iter().enumerate() {
+        lab.sh(&format!("{create} {entry}"));
+        assert_eq!(net.add("a"), [ip(&format!("10.1.0.{}", n + 3))], "{create}");
+        net.gc(&["a"]);
+        net.del("a");
+        lab.sh(&format!("rm -r {entry}"));
+    }
+    // A named pipe with a writer has content.
+    lab.sh(&format!("mkfifo {entry}"));
+    let mut writer = fs::OpenOptions::new().read(true).write(true).open(&entry).unwrap();
+    writer.write_all(b"a\r\neth0").unwrap();
+    net.del("a");
+    assert!(Path::new(&entry).exists());
 }
 
 #[test]

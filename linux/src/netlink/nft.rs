@@ -41,7 +41,7 @@ pub use value::{DataType, Value};
 
 use message::{
     ALL, BATCH_END, GENERATION, GETCHAIN, GETRULE, GETTABLE, HEADER, NEWCHAIN, NEWGEN, NEWRULE, NEWTABLE, RULE_CHAIN,
-    RULE_USERDATA, SUBSYSTEM, TABLE, begin, begin_batch, bound, get_generation,
+    RULE_HANDLE, RULE_USERDATA, SUBSYSTEM, TABLE, begin, begin_batch, bound, get_generation,
 };
 use table::{about, about_chain, about_rule};
 
@@ -238,6 +238,17 @@ impl Nftables {
         let wanted = |data: &UserData| wanted(&data.mark);
         let found = self.rules_in(chain.table, Some(chain.name), Some(&wanted));
         found.context(|| format!("list the rules of chain {chain}"))
+    }
+
+    /// Returns whether a rule that was listed before still exists. Does not list the chain.
+    pub fn has_rule(&mut self, chain: Chain<'_>, rule: &Rule) -> Result<bool> {
+        let Some(socket) = &mut self.socket else { return Ok(false) };
+        let mut request = about_rule(GETRULE, NlmF::empty(), chain);
+        request.attr(RULE_HANDLE, &rule.handle.to_be_bytes());
+        let found = socket.get(&request.finish(), SUBSYSTEM << 8 | NEWRULE, &[libc::ENOENT], Rule::read);
+        let found =
+            found.or_else(|error| absent(error, None)).context(|| format!("look up a rule of chain {chain}"))?;
+        Ok(found.is_some())
     }
 
     /// Returns whether a rule of `chain` jumps to the chain `target` of the same table; `false` if `chain` does not

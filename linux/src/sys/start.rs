@@ -50,9 +50,12 @@ pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Invocation
     if !keep_streams() {
         return 1;
     }
-    // A caller that does not read the answer must not interrupt a command with SIGPIPE.
-    // SAFETY: ignoring a signal runs no code of ours.
-    let _ = unsafe { signal(Signal::SIGPIPE, SigHandler::SigIgn) };
+    // Neither a caller that does not read the answer nor a limit for the size of files (RLIMIT_FSIZE) may end a command by a
+    // signal: the write fails instead, and the command reports it.
+    for of_write in [Signal::SIGPIPE, Signal::SIGXFSZ] {
+        // SAFETY: ignoring a signal runs no code of ours.
+        let _ = unsafe { signal(of_write, SigHandler::SigIgn) };
+    }
     // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the process.
     let (name, argument) = unsafe {
         let text =
@@ -81,6 +84,9 @@ fn protect_addresses() {
 
 /// Opens /dev/null for each of stdin, stdout and stderr that is closed. Otherwise the next file to be opened would take
 /// its place, and the answer would be written into it. Returns `false` on failure.
+///
+/// stdout is opened for reading only. A write to it fails, as it would if the descriptor was still closed, so that an ADD whose
+/// result is lost is rolled back.
 fn keep_streams() -> bool {
     let mut streams = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
     // SAFETY: the array has the given length. `poll` accepts closed descriptors and does not wait.
@@ -88,8 +94,9 @@ fn keep_streams() -> bool {
         return true;
     }
     streams.iter().filter(|stream| stream.revents & libc::POLLNVAL != 0).all(|stream| {
+        let access = if stream.fd == libc::STDOUT_FILENO { libc::O_RDONLY } else { libc::O_RDWR };
         // SAFETY: the path ends with a NUL. The kernel uses the lowest free number, which is this one: those below are
         // open.
-        unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR) == stream.fd }
+        unsafe { libc::open(c"/dev/null".as_ptr(), access) == stream.fd }
     })
 }

@@ -188,6 +188,23 @@ fn an_attachment_with_a_renamed_link_keeps_its_port() {
     }
 }
 
+/// A writer may never come. The owner of the port is gone, as if the lease directory was empty.
+#[test]
+fn a_named_pipe_in_the_lease_directory_is_not_waited_for() {
+    for backend in ["nftables", "iptables"] {
+        let lab = &Lab::new();
+        let config = with(config(&["8080:80/tcp"]), json!({ "backend": backend }));
+        let a = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+        let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+        a.add(&config);
+        lease("net1", "10.1.0.4", "c", "eth0");
+        lab.sh("ip link del vetha; mkfifo /var/lib/cni/networks/net1/10.1.0.2");
+        b.add(&config);
+        b.check(&config).ok();
+        b.del(&config);
+    }
+}
+
 /// Without a link on this host in the previous result, for example of macvlan.
 #[test]
 fn an_attachment_that_may_exist_keeps_its_port() {

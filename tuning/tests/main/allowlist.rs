@@ -109,3 +109,29 @@ fn a_list_that_is_not_a_regular_file_allows_nothing() {
         lab.sh(&format!("rm -r {FILE}"));
     }
 }
+
+/// The administrator has a list, and only its target is missing.
+#[test]
+fn a_dangling_link_to_a_list_allows_nothing() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let before = pod.state();
+    let config = sysctl("net.core.somaxconn");
+    for (link, target) in [(FILE, "/run/list"), ("/etc/cni/tuning", "/run/lists")] {
+        lab.sh(&format!("mkdir -p $(dirname {link}); ln -s {target} {link}"));
+        let error = pod.refused(&config, 7);
+        assert!(error.to_string().contains(link) && error.to_string().contains("symbolic link"), "{error}");
+        assert_eq!(pod.state(), before, "{link}");
+        lab.plugin("tuning", "STATUS").stdin(config.to_string()).run().error(50);
+        pod.add(&crate::support::config(json!({ "mtu": 1400 })));
+        pod.del(&crate::support::config(json!({ "mtu": 1400 })));
+        // A link to a list is followed; a link to a directory without a list is like the directory.
+        match link == FILE {
+            true => fs::write(target, "somaxconn").unwrap(),
+            false => fs::create_dir(target).unwrap(),
+        }
+        pod.add(&config);
+        pod.sh("echo 4096 >/proc/sys/net/core/somaxconn");
+        lab.sh("rm -r /etc/cni/tuning");
+    }
+}

@@ -10,7 +10,7 @@ use testing::{Pod, skip};
 
 use crate::gc::gc;
 use crate::support::{
-    DATA_DIR, NEW_MAC, Tuned, config, everything, files, lab, pod, pod_with_interface, tuned, untouched,
+    DATA_DIR, MAC, NEW_MAC, Tuned, config, everything, files, lab, pod, pod_with_interface, tuned, untouched,
 };
 
 #[test]
@@ -219,6 +219,38 @@ fn whatever_has_the_name_of_the_file_is_survived() {
     }
 }
 
+/// Another user may be able to write in a `dataDir` that the configuration names.
+#[test]
+fn a_file_that_another_user_can_write_is_not_used() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    let (planted, wanted) = (json!({ "mtu": 1300, "mac": NEW_MAC }), config(json!({ "mtu": 1500, "mac": MAC })));
+    // It is in the form of the reference, and the interface has what the configuration requests: DEL would use it.
+    let plant = |command: &str| {
+        lab.sh(&format!("mkdir -p {DATA_DIR}; cd {DATA_DIR}; echo '{planted}' >c1_eth0.json; {command} c1_eth0.json"));
+    };
+    for command in ["chown 1000", "chown 1000:1000", "chmod 0620", "chmod 0602", "chmod 0666"] {
+        let chown = "touch /run/file; chown 1000:1000 /run/file 2>&1 || true";
+        if command.starts_with("chown") && !lab.sh(chown).is_empty() {
+            skip("a_file_that_another_user_can_write_is_not_used, chown", "this user namespace has one user");
+            continue;
+        }
+        plant(command);
+        pod.del(&wanted);
+        assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null), "{command}");
+        // ADD does not take the values for those of an earlier ADD.
+        plant(command);
+        pod.add(&wanted);
+        assert_eq!(pod.backed_up()["mtu"], 1500, "{command}");
+        pod.del(&wanted);
+        assert_eq!(pod.attributes(), untouched(), "{command}");
+    }
+    // Without these permissions, it would have been used.
+    plant("chmod 0644");
+    pod.del(&wanted);
+    assert_eq!(pod.link()["mtu"], 1300);
+}
+
 /// For an interface that outlives the container.
 #[test]
 fn an_add_whose_answer_is_lost_is_reverted() {
@@ -232,15 +264,32 @@ fn an_add_whose_answer_is_lost_is_reverted() {
     }
 }
 
+/// A file of the reference does not say which namespace its interface is in.
 #[test]
 fn the_plugins_own_namespace_counts_as_gone() {
     let lab = &lab();
     let pod = pod(lab, "c1");
-    lab.sh("ip netns attach self $$");
     let config = config(json!({ "mac": NEW_MAC }));
-    pod.add(&config);
-    let outcome = pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/self").env("CNI_LOG", "warn").run();
+    lab.sh(&format!("mkdir -p {DATA_DIR}; echo '{{\"mac\": \"{MAC}\"}}' >{DATA_DIR}/c1_eth0.json"));
+    let outcome = pod.call("DEL", &config).env("CNI_NETNS", "/proc/self/ns/net").env("CNI_LOG", "warn").run();
     assert!(outcome.stderr.contains("the container's is gone"), "{}", outcome.stderr);
     outcome.ok();
     assert_eq!(pod.backed_up(), Value::Null);
+}
+
+/// The backup file proves that ADD tuned this interface of the host.
+#[test]
+fn an_interface_in_the_plugins_own_namespace_is_restored() {
+    let lab = &lab();
+    let pod = pod(lab, "c1");
+    lab.sh(&format!("ip link add eth0 address {MAC} txqueuelen 1000 type veth peer name other"));
+    let link = || lab.ip("link show eth0")[0].clone();
+    let before = link();
+    let config = config(json!({ "mtu": 1400, "mac": NEW_MAC, "txQLen": 20 }));
+    let call = |command: &str| pod.call(command, &config).env("CNI_NETNS", "/proc/self/ns/net");
+    call("ADD").env("CNI_NETNS_OVERRIDE", "1").run().ok();
+    assert_eq!((link()["mtu"].clone(), link()["address"].clone()), (json!(1400), json!(NEW_MAC)));
+    // Whatever the runtime sets at DEL.
+    call("DEL").run().ok();
+    assert_eq!((link(), pod.backed_up()), (before, Value::Null));
 }

@@ -126,3 +126,17 @@ fn a_comment_that_is_too_long_is_refused() {
     assert!(nft.apply(&[Edit::add_rule(&rule().comment("c".repeat(200)).mark("m".repeat(60)))]).is_err());
     assert_eq!(comments(&mut nft).len(), 1);
 }
+
+#[test]
+fn a_listed_rule_is_looked_up_by_its_handle() {
+    let (lab, mut nft) = prepared();
+    nft.apply(&[Edit::add_rule(&rule().verdict(Verdict::Accept)), Edit::add_rule(&rule().verdict(Verdict::Drop))])
+        .unwrap();
+    let rules = nft.rules(CHAIN).unwrap();
+    assert!(rules.iter().all(|rule| nft.has_rule(CHAIN, rule).unwrap()));
+    nft.apply(&[Edit::delete_rule(CHAIN, &rules[0])]).unwrap();
+    assert_eq!([0, 1].map(|n: usize| nft.has_rule(CHAIN, &rules[n]).unwrap()), [false, true]);
+    assert!(!nft.has_rule(TABLE.chain("other"), &rules[1]).unwrap());
+    lab.sh("nft flush ruleset");
+    assert!(!nft.has_rule(CHAIN, &rules[1]).unwrap());
+}

@@ -1,0 +1,208 @@
+//! The leases of `host-local`: the format of their files, and where they are. `host-local` manages them; other plugins only read
+//! them, as [`evidence`](crate::evidence).
+
+use std::ffi::OsString;
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use linux::dir::Dir;
+use linux::log::debug;
+use serde::Deserialize;
+
+use crate::error::{Context, Result};
+use crate::json::{Fault, Raw};
+use crate::plugin::{Attachment, Call};
+
+/// The default of `ipam.dataDir`, the parent of the lease directories.
+pub const DATA_DIR: &str = "/var/lib/cni/networks";
+
+/// The directory of the indexes of `host-local`: one for each lease directory that it has used since the last boot.
+pub const INDEX_ROOT: &str = "/run/cni0/host-local";
+
+/// The file of an index that contains the path of its lease directory.
+pub const OWNER_FILE: &str = "of";
+
+/// The attachment that a lease belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LeaseOwner {
+    /// The container ID.
+    pub container: String,
+    /// The interface; `None` in records of old versions of the reference, which name only the container.
+    pub ifname: Option<String>,
+}
+
+impl LeaseOwner {
+    /// Returns the owner with this container and this interface.
+    pub fn new(container: &str, ifname: &str) -> LeaseOwner {
+        LeaseOwner { container: container.to_owned(), ifname: Some(ifname.to_owned()) }
+    }
+
+    /// Returns the attachment as the owner of a lease.
+    pub fn of(at: &Attachment) -> LeaseOwner {
+        LeaseOwner::new(at.container.as_str(), at.ifname.as_str())
+    }
+
+    /// Returns the owner as a record of an old version of the reference names it.
+    pub fn without_ifname(&self) -> LeaseOwner {
+        LeaseOwner { container: self.container.clone(), ifname: None }
+    }
+
+    /// Parses the content of a lease file. Returns `None` if it is empty or garbled, as after a crash during writing.
+    pub fn parse(content: &[u8]) -> Option<LeaseOwner> {
+        let mut lines = std::str::from_utf8(content).ok()?.trim().split('\n').map(|line| {
+            // The reference ends the first line with CR LF; other implementations write LF.
+            let line = line.strip_suffix('\r').unwrap_or(line);
+            let bad = |c: char| c.is_control() || c.is_whitespace();
+            Some(line).filter(|line| !line.is_empty() && !line.contains(bad)).map(str::to_owned)
+        });
+        let owner = LeaseOwner { container: lines.next()??, ifname: lines.next().map_or(Some(None), |l| l.map(Some))? };
+        lines.next().is_none().then_some(owner)
+    }
+
+    /// Returns the content of the lease file, byte for byte as the reference writes it.
+    pub fn record(&self) -> String {
+        match &self.ifname {
+            Some(ifname) => format!("{}\r\n{ifname}", self.container),
+            None => self.container.clone(),
+        }
+    }
+}
+
+impl fmt::Display for LeaseOwner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "container {:?}", self.container)?;
+        self.ifname.as_ref().map_or(Ok(()), |ifname| write!(f, " interface {ifname:?}"))
+    }
+}
+
+/// The content of a lease file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Holder {
+    /// The address is leased.
+    Owner(LeaseOwner),
+    /// The file is empty or garbled: the address is free, and the next ADD that takes it removes the file.
+    Garbled,
+    /// The entry is not a regular file. The address is not leased, because another program may use the entry.
+    Unknown,
+}
+
+/// Parses the name of a lease file: an address in its canonical form. A file with any other name is not a lease.
+pub fn address(name: &str) -> Option<IpAddr> {
+    let ip: IpAddr = name.parse().ok()?;
+    (ip.to_string() == name).then_some(ip)
+}
+
+/// Reads one lease file, and its time only if `dated`, because that costs a system call. Returns `None` if the file does
+/// not exist. Never waits, whatever has the name.
+pub fn read(dir: &Dir, name: &str, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
+    let read = if dated {
+        dir.read_with_time(name)
+    } else {
+        dir.read(name).map(|read| read.map(|content| (content, SystemTime::UNIX_EPOCH)))
+    };
+    match read {
+        Ok(read) => {
+            Ok(read.map(|(content, since)| (LeaseOwner::parse(&content).map_or(Holder::Garbled, Holder::Owner), since)))
+        }
+        // A symbolic link, a directory, a socket or a named pipe.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::EISDIR | libc::ENXIO | libc::ESPIPE)) => {
+            Ok(Some((Holder::Unknown, SystemTime::now())))
+        }
+        Err(error) => Err(error).context(|| format!("read the lease {:?}", dir.path().join(name))),
+    }
+}
+
+/// Returns `ipam.dataDir` of a configuration, without validating other keys; empty if the configuration does not have it.
+pub fn data_dir(call: &Call<'_>) -> Result<String> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Network<'a> {
+        #[serde(borrow)]
+        ipam: Option<Raw<'a>>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Ipam {
+        data_dir: String,
+    }
+    let network: Network<'_> = call.parse()?;
+    let ipam: Ipam = match network.ipam {
+        Some(raw) if raw.text().starts_with('{') => raw.parse().map_err(|fault: Fault| fault.under("ipam"))?,
+        _ => Ipam::default(),
+    };
+    Ok(ipam.data_dir)
+}
+
+/// Returns the lease directories of this host that are known: those in [`DATA_DIR`], and those with an index, which are in any
+/// `dataDir`. The name of each is that of its network. A chained plugin does not get the `dataDir` of its network.
+pub fn directories() -> Vec<PathBuf> {
+    let mut known = Vec::new();
+    for found in [add_default(&mut known), add_indexed(&mut known)] {
+        if let Err(error) = found {
+            debug!("not all lease directories are known: {error}");
+        }
+    }
+    known
+}
+
+/// Adds the lease directories in [`DATA_DIR`].
+fn add_default(known: &mut Vec<PathBuf>) -> io::Result<()> {
+    let Some(data_dir) = Dir::open(Path::new(DATA_DIR))? else { return Ok(()) };
+    for name in data_dir.names()? {
+        known.push(data_dir.path().join(name?));
+    }
+    Ok(())
+}
+
+/// Adds the lease directories that have an index, unless they are known already.
+fn add_indexed(known: &mut Vec<PathBuf>) -> io::Result<()> {
+    let Some((root, _)) = Dir::open_private(Path::new(INDEX_ROOT))? else { return Ok(()) };
+    for name in root.names()? {
+        let index = Dir::open_private(&root.path().join(name?)).ok().flatten();
+        let Some(path) = index.and_then(|(index, _)| index.read(OWNER_FILE).ok()?) else { continue };
+        if !known.iter().any(|found| found.as_os_str().as_bytes() == path) {
+            known.push(PathBuf::from(OsString::from_vec(path)));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_of_all_implementations_are_parsed() {
+        let whole = Some(LeaseOwner::new("c1", "eth0"));
+        for text in ["c1\r\neth0", "c1\neth0", "c1\r\neth0\n", " c1\r\neth0\r\n"] {
+            assert_eq!(LeaseOwner::parse(text.as_bytes()), whole, "{text:?}");
+        }
+        for text in ["c1", "c1\n", "\tc1\r\n"] {
+            assert_eq!(LeaseOwner::parse(text.as_bytes()), whole.as_ref().map(LeaseOwner::without_ifname), "{text:?}");
+        }
+        assert_eq!(whole.map(|owner| owner.record()).as_deref(), Some("c1\r\neth0"));
+    }
+
+    #[test]
+    fn a_garbled_record_has_no_owner() {
+        for bytes in
+            [&b""[..], b" \r\n", b"\0\0\0\0", b"c1\r\n\r\neth0", b"c1\r\neth0\r\nx", b"\xff\xfe", b"a b", b"c\x001"]
+        {
+            assert_eq!(LeaseOwner::parse(bytes), None, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn only_canonical_addresses_are_names_of_leases() {
+        for name in ["10.1.0.2", "fd00::a", "::100:2"] {
+            assert_eq!(address(name).map(|ip| ip.to_string()).as_deref(), Some(name));
+        }
+        for name in ["lock", "last_reserved_ip.0", "010.1.0.2", "10.1.0", "FD00::A", "10.1.0.2~", "", "fe80::1%1"] {
+            assert_eq!(address(name), None, "{name}");
+        }
+    }
+}
