@@ -138,7 +138,7 @@ impl<'a> Keep<'a> {
 
     /// Returns whether no attachment of the network is kept.
     pub fn is_empty(&self) -> bool {
-        self.attachments.is_empty()
+        matches!(self.rule, Rule::KeepThese) && self.attachments.is_empty()
     }
 
     /// Returns whether an attachment belongs to this network and is not kept.
@@ -225,6 +225,7 @@ mod tests {
             assert_eq!(keep.is_stale_alias(&key.alias()), stale, "{key:?}");
         }
         assert!(keep.is_stale(key("left", "eth0")) && keep.is_stale_comment(&key("left", "eth0").comment()));
+        assert!(!keep.is_empty() && Keep::new("net1", &[]).is_empty());
         assert!(!keep.has_container("a") && keep.has_container("b") && keep.has_container("new"));
     }
 
