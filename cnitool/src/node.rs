@@ -278,12 +278,6 @@ impl Node {
         self.addresses.iter().filter(|(owner, _)| *owner == link).map(|(_, address)| *address).collect()
     }
 
-    /// Returns the links that have this address.
-    pub(crate) fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &Link> {
-        let has = move |link: &&Link| self.addresses.iter().any(|(i, a)| *i == link.index && a.cidr.ip() == ip);
-        self.links.iter().filter(has)
-    }
-
     /// Returns the container veth of a port.
     pub(crate) fn guest(&self, port: LinkIndex) -> Option<&Guest> {
         self.guests.get(&port)

@@ -142,16 +142,21 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
         network.ranges.iter().flatten().filter_map(|range| Cidr::new(range.gateway, range.subnet.prefix())).collect();
     let mut findings = Vec::new();
     for gateway in &wanted {
-        for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
-            findings.push(gateway_on_other_link(node, network, name, gateway, other));
-        }
-        for (other, cidr) in neighbours(node, name, gateway) {
-            let what =
-                format!("the subnet {} is on {other} too ({cidr}): packets may take the wrong link", gateway.network());
-            let finding = Finding::fail(GATEWAY, what).about([Subject::link(&other), Subject::address(cidr.ip())]);
-            findings.push(match gateway_of(node, network, &other, cidr.ip()) {
+        for (other, cidr) in conflicts(node, name, gateway) {
+            let what = match cidr.ip() == gateway.ip() {
+                true => format!("{other} has the gateway's address too ({cidr}): packets may take the wrong link"),
+                false => {
+                    format!(
+                        "{other} has the subnet {} too ({cidr}): packets may take the wrong link",
+                        gateway.network()
+                    )
+                }
+            };
+            let finding = Finding::fail(GATEWAY, what).about([Subject::link(other), Subject::address(cidr.ip())]);
+            findings.push(match gateway_of(node, network, other, cidr.ip()) {
                 Some(second) => finding.remedy(other_subnet(network, second)),
-                None => finding.remedy("set another \"subnet\", or change the address of that link"),
+                // Another program needs the address, or had it first.
+                None => finding.remedy(format!("set another \"subnet\", or change the address of {other}")),
             });
         }
     }
@@ -176,20 +181,6 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
         findings.push(Finding::ok(GATEWAY, format!("{} of {name}: on no other link", ips.join(", "))));
     }
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
-}
-
-/// Reports that a link other than `name` has the gateway's address.
-fn gateway_on_other_link(node: &Node, network: &Network, name: &str, gateway: &Cidr, other: &Link) -> Finding {
-    let what = format!("the gateway's address {} is on {}, not on {name}", gateway.ip(), other.name);
-    let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip()).unwrap_or(*gateway);
-    let finding = Finding::fail(GATEWAY, what).about([Subject::link(&other.name), Subject::address(gateway.ip())]);
-    match gateway_of(node, network, &other.name, cidr.ip()) {
-        Some(second) => finding.remedy(other_subnet(network, second)),
-        None => {
-            let command = format!("ip address del {cidr} dev {}", shell_word(&other.name));
-            finding.remedy(format!("{command}, or set another \"gateway\"")).run([command])
-        }
-    }
 }
 
 /// Returns the other network whose gateway has this address on this link, and whose containers need the address.
@@ -227,16 +218,14 @@ fn lost_gateways(node: &Node, network: &Network, link: &Link, affected: &[Subjec
     findings
 }
 
-/// Returns the addresses of other links that are in the gateway's network, or whose network contains the gateway.
-fn neighbours(node: &Node, name: &str, gateway: &Cidr) -> Vec<(String, Cidr)> {
+/// Returns the addresses of other links whose subnets overlap that of the gateway. An address of host length, such as the
+/// one of a tunnel, has no subnet: no packet takes another way because of it.
+fn conflicts<'a>(node: &'a Node, name: &str, gateway: &Cidr) -> Vec<(&'a str, Cidr)> {
     let mut found = Vec::new();
     for link in node.links.iter().filter(|link| link.name != *name) {
-        for cidr in node.addresses(link.index) {
-            let same = cidr.ip() == gateway.ip();
-            if !same && (gateway.contains(cidr.ip()) || cidr.contains(gateway.ip())) {
-                found.push((link.name.clone(), cidr));
-            }
-        }
+        let subnets = node.addresses(link.index).into_iter().filter(|cidr| *cidr != Cidr::host(cidr.ip()));
+        let overlapping = subnets.filter(|cidr| gateway.contains(cidr.ip()) || cidr.contains(gateway.ip()));
+        found.extend(overlapping.map(|cidr| (link.name.as_str(), cidr)));
     }
     found
 }

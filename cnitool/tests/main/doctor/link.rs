@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{follow, only_problem, problems, remedies};
+use super::{assert_healthy, follow, only_problem, problems, remedies};
 use crate::node::{attach, host, json, network, port};
 
 #[test]
@@ -10,15 +10,16 @@ fn addresses_that_conflict_with_the_gateway() {
     let host = host("10.143.0.0/24");
     attach(&host, "blue");
     host.lab.netns("outside");
-    host.lab.sh("ip link add uplink type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev uplink");
+    // The address belongs to another program, so no command removes it.
+    host.lab.sh("ip link add docker0 type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev docker0");
     let what = only_problem(&host, "gateway", "fail");
-    assert!(
-        what.contains("10.143.0.1 is on uplink") && what.contains("ip address del 10.143.0.1/16 dev uplink"),
-        "{what}"
-    );
-    host.lab.sh("ip address flush dev uplink; ip address add 10.143.0.200/24 dev uplink");
-    assert!(only_problem(&host, "gateway", "fail").contains("the subnet 10.143.0.0/24 is on uplink too"));
-    host.lab.sh("ip address flush dev uplink; ip address flush dev br-pods; ip address add 10.143.0.5/24 dev br-pods");
+    assert!(what.contains("docker0 has the gateway's address too (10.143.0.1/16)"), "{what}");
+    assert!(what.contains("change the address of docker0") && what.contains("\"command\":null"), "{what}");
+    host.lab.sh("ip address flush dev docker0; ip address add 10.143.0.200/24 dev docker0");
+    assert!(only_problem(&host, "gateway", "fail").contains("docker0 has the subnet 10.143.0.0/24 too"));
+    host.lab.sh("ip address flush dev docker0; ip address add 10.143.0.1/32 dev docker0");
+    assert_healthy(&host, "an address of host length has no subnet");
+    host.lab.sh("ip address flush dev docker0; ip address flush dev br-pods; ip address add 10.143.0.5/24 dev br-pods");
     let what = only_problem(&host, "gateway", "fail");
     assert!(what.contains("already has an IP address different from 10.143.0.1/24"), "{what}");
 }
