@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
 use crate::conf::{ExtraKey, NetworkList, Plugin};
-use crate::node::inspect;
+use crate::node::{inspect, misplaced};
 use crate::suggest::nearest;
 
 /// The container side of an attachment, and its arguments.
@@ -273,8 +273,12 @@ impl<'a> Chain<'a> {
         Err(failures.fold(first, |first, next| first.details(format!("and {next}"))))
     }
 
-    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS.
+    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS. Fails in any
+    /// version if every ADD fails because of the order of the list.
     pub(crate) fn status(&self) -> Result<bool> {
+        if let Some((first, error)) = misplaced(self.list) {
+            return Err(with_code(error)).context(|| format!("plugin {:?}", first.kind));
+        }
         if self.list.version < Version::V1_1_0 {
             return Ok(false);
         }

@@ -15,23 +15,34 @@ use crate::config::Config;
 use crate::index::Index;
 use crate::lease;
 use crate::range::RangeSet;
+use crate::resolv;
 use crate::store::with_hint;
 use linux::dir::Dir;
 
-/// Fails if leases cannot be written. Does not take the lock, so it never waits.
+/// Fails if an ADD could not read a file that the configuration names, or not write leases. Does not take the lock, so it
+/// never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
-    match nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir)) {
-        Ok(dir) => {
-            if dir.path() == config.dir && is_enabled(Level::Warn) {
-                warn_of_full_sets(&dir, config, network);
-            }
-            Ok(())
-        }
+    if let Some(path) = &config.resolv_conf {
+        ignore_shortage(resolv::read(path))?;
+    }
+    let dir = nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir));
+    match ignore_shortage(dir.map_err(|error| with_hint(error, &config.dir)))? {
+        Some(dir) if dir.path() == config.dir && is_enabled(Level::Warn) => warn_of_full_sets(&dir, config, network),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// Logs a shortage. Returns other errors as a reason why no ADD can succeed; a mistake in the configuration keeps its code.
+fn ignore_shortage<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
         Err(error) if is_transient(&error) => {
             warn!("{error}");
-            Ok(())
+            Ok(None)
         }
-        Err(error) => Err(with_hint(error, &config.dir).with_code(Code::NOT_AVAILABLE)),
+        Err(error) if error.code() == Code::CONFIG => Err(error),
+        Err(error) => Err(error.with_code(Code::NOT_AVAILABLE)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use cni::inspect::{
     Bridge, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage,
 };
-use cni::{Call, Error, Result};
+use cni::{Call, Code, Error, Result};
 use cni0::INSPECT;
 use linux::ip::Cidr;
 use linux::netlink::Address;
@@ -88,6 +88,7 @@ impl Network {
                 network.faults.push(of_plugin(&plugin.kind, error));
             }
         }
+        network.faults.extend(misplaced(&list).map(|(first, error)| of_plugin(&first.kind, error)));
         network.list = Some(list);
         network
     }
@@ -172,6 +173,15 @@ impl Network {
 /// Adds to an error in which configuration it is: several plugins have keys of the same name.
 fn of_plugin(kind: &str, error: Error) -> Error {
     error.context(format!("plugin {kind:?}"))
+}
+
+/// Returns the first plugin with the error of every ADD, if it needs the result of an earlier plugin. It learns of its place
+/// in the list only by an ADD.
+pub(crate) fn misplaced(list: &NetworkList) -> Option<(&conf::Plugin, Error)> {
+    let first = list.plugins.first()?;
+    inspect(&first.kind).filter(|plugin| plugin.is_chained())?;
+    let error = Error::new(Code::CONFIG, "it needs the result of an earlier plugin, and is the first");
+    Some((first, error.details("list it after a plugin that creates an interface, such as bridge")))
 }
 
 /// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.

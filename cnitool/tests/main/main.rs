@@ -30,6 +30,7 @@ mod prune;
 mod repair;
 mod schema;
 mod show;
+mod status;
 mod support;
 mod tuning;
 mod validate;
