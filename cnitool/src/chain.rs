@@ -125,6 +125,16 @@ impl<'a> Chain<'a> {
         answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
     }
 
+    /// Calls DEL of a plugin after `error`.
+    fn roll_back(&self, link: &Link<'_>, at: &Endpoint, error: &Error) -> Result<()> {
+        let config = self.request(link.plugin, Some(at), &[])?;
+        let context = format!("plugin {:?}", link.plugin.kind);
+        let error = error.to_string();
+        let message = error.strip_prefix(&format!("{context}: ")).unwrap_or(&error);
+        let answer = link.program.roll_back(&self.variables(Some(at)), &config, message);
+        answer.map_err(with_code).context(|| context)
+    }
+
     /// Rolls back after `error`: calls DEL of the plugins from `last` back to the first. Adds failed DELs to the error.
     fn undo(&self, at: &Endpoint, last: usize, existed_before: bool, error: Error) -> Error {
         if existed_before {
@@ -132,7 +142,7 @@ impl<'a> Chain<'a> {
         }
         let done = self.links.get(..=last).unwrap_or_default();
         let mut failures: Vec<Error> =
-            done.iter().rev().filter_map(|link| self.run("DEL", link, Some(at), &[]).err()).collect();
+            done.iter().rev().filter_map(|link| self.roll_back(link, at, &error).err()).collect();
         if failures.is_empty() {
             // Removes an entry of an attachment that ended without a DEL, for example by a reboot.
             failures.extend(self.remove_from_cache(at).err());

@@ -212,14 +212,14 @@ fn a_refusal_leaves_nothing_to_undo() {
     let bridge = |ipam: &str| format!(r#"{{"type": "bridge", "ipam": {{"type": "{ipam}", "subnet": "10.9.0.0/24"}}}}"#);
     let list = |plugins: &str| format!(r#"{{"cniVersion": "1.1.0", "name": "net", "plugins": [{plugins}]}}"#);
     host.configure("net.conflist", &list(&bridge("host-local")));
-    // The DEL of the rollback succeeds, and warns of the same mistake.
-    let outcome = host.call("add net /run/netns/blue").env("CNI_ARGS", "A=B").run();
-    let (warning, refused) = outcome.stderr.trim_end().split_once('\n').unwrap();
-    assert!(outcome.status == Some(1) && warning.starts_with("warning: [4] unknown arguments"), "{outcome:?}");
-    let refused = refused.to_owned();
+    // The DEL of the rollback succeeds, and its warning of the same mistake is not printed a second time.
+    let refused = failure(&host.call("add net /run/netns/blue").env("CNI_ARGS", "A=B").run());
+    host.configure("net.conflist", &list(r#"{"type": "bridge", "mtu": 7}"#));
+    let invalid = failure(&host.run("add net /run/netns/blue"));
+    assert_eq!(invalid.matches("7 is out of range").count(), 1, "{invalid}");
     host.configure("net.conflist", &list(&bridge("missing")));
     let missing = failure(&host.run("add net /run/netns/blue"));
-    for why in [refused, missing] {
+    for why in [refused, invalid, missing] {
         assert!(why.contains("plugin \"bridge\": ") && !why.contains("undone"), "{why}");
     }
     host.recorder("first");
@@ -228,4 +228,10 @@ fn a_refusal_leaves_nothing_to_undo() {
     host.lab.script("first", text);
     let why = failure(&host.run("add net /run/netns/blue"));
     assert!(why.contains("no ADD") && why.contains("not undone: plugin \"first\": no DEL"), "{why}");
+    // Other messages of the DEL are.
+    let text = "[ $CNI_COMMAND = DEL ] && { echo no ADD >&2; echo other >&2; exit; }; printf '{\"code\": 9, \"msg\": \"no ADD\"}'; exit 1";
+    host.lab.script("first", text);
+    let outcome = host.run("add net /run/netns/blue");
+    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == "other" && lines[1].contains("plugin \"first\": no ADD"), "{outcome:?}");
 }
