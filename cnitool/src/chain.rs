@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Inspect, Object, Owner};
+use cni::inspect::{Inspect, LockHolder, Object, Owner};
 use cni::{
     AddResult, Attachment, Call, Code, ContainerId, Context, Error, IfName, IpConfig, Program, Result, Version, json,
 };
@@ -17,7 +17,8 @@ use serde_json::{Map, Value, json};
 
 use crate::cache::{Cache, Entry};
 use crate::conf::{ExtraKey, NetworkList, Plugin};
-use crate::node::{inspect, misplaced};
+use crate::node::{inspect, lease_store, misplaced};
+use crate::progress;
 use crate::suggest::nearest;
 
 /// The container side of an attachment, and its arguments.
@@ -114,15 +115,31 @@ impl<'a> Chain<'a> {
 
     fn add_one(&self, link: &Link<'_>, at: &Endpoint, previous: &[ExtraKey]) -> Result<AddResult> {
         let config = self.request(link.plugin, Some(at), previous)?;
-        let answer = link.program.add(&self.variables(Some(at)), &config, self.list.version);
+        let answer =
+            self.report_wait("ADD", link, || link.program.add(&self.variables(Some(at)), &config, self.list.version));
         answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
     }
 
     /// Calls a command that has no result.
     fn run(&self, command: &str, link: &Link<'_>, at: Option<&Endpoint>, extra: &[ExtraKey]) -> Result<()> {
         let config = self.request(link.plugin, at, extra)?;
-        let answer = link.program.run(command, &self.variables(at), &config);
+        let call = || link.program.run(command, &self.variables(at), &config);
+        // STATUS answers soon, and doctor calls it too.
+        let answer = if command == "STATUS" { call() } else { self.report_wait(command, link, call) };
         answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
+    }
+
+    /// Calls a plugin. If that takes long, reports what is waited for.
+    fn report_wait<T>(&self, command: &str, link: &Link<'_>, call: impl FnOnce() -> T) -> T {
+        let (list, kind) = (self.list, &link.plugin.kind);
+        let what = || {
+            let held = lease_store(list).and_then(|(store, directory)| store.lock_holder(&directory));
+            let held = held.map(|LockHolder { file, pid, program }| {
+                format!(": process {pid} ({program}) holds the lock {}", file.display())
+            });
+            format!("waiting for {command} of plugin {kind:?}{}", held.unwrap_or_default())
+        };
+        progress::report(what, call)
     }
 
     /// Calls DEL of a plugin after `error`.
@@ -131,7 +148,8 @@ impl<'a> Chain<'a> {
         let context = format!("plugin {:?}", link.plugin.kind);
         let error = error.to_string();
         let message = error.strip_prefix(&format!("{context}: ")).unwrap_or(&error);
-        let answer = link.program.roll_back(&self.variables(Some(at)), &config, message);
+        let answer =
+            self.report_wait("DEL", link, || link.program.roll_back(&self.variables(Some(at)), &config, message));
         answer.map_err(with_code).context(|| context)
     }
 

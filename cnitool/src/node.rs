@@ -30,7 +30,7 @@ use attachment::{Cached, cached};
 pub(crate) use evidence::{Place, State};
 pub(crate) use namespaces::require_host;
 use namespaces::{identity, mounted, of_processes};
-pub(crate) use network::{Network, Part, called_plugins, inspect, ipam_type, misplaced};
+pub(crate) use network::{Network, Part, called_plugins, inspect, ipam_type, lease_store, misplaced};
 
 /// The result of an inspection of this host.
 #[derive(Debug)]

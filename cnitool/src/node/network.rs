@@ -175,6 +175,11 @@ fn of_plugin(kind: &str, error: Error) -> Error {
     error.context(format!("plugin {kind:?}"))
 }
 
+/// Returns the leases of the IPAM plugin of a list, and their directory.
+pub(crate) fn lease_store(list: &NetworkList) -> Option<(&'static dyn LeaseStore, PathBuf)> {
+    Network::read(list.clone()).store
+}
+
 /// Returns the first plugin with the error of every ADD, if it needs the result of an earlier plugin. It learns of its place
 /// in the list only by an ADD.
 pub(crate) fn misplaced(list: &NetworkList) -> Option<(&conf::Plugin, Error)> {

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 use testing::reference;
 
-use crate::support::{Host, failure};
+use crate::support::{Host, failure, messages};
 
 const TWO: &str = r#"{"cniVersion": "1.0.0", "name": "two", "plugins": [
     {"type": "first", "key": 1},
@@ -83,7 +83,7 @@ fn each_plugin_gets_its_own_configuration_and_the_previous_result() {
         let why = "no plugin of network \"two\" has this capability (the capabilities are mac, portMappings)";
         format!("cnitool: ignored: {name:?} in CAP_ARGS: {why}\n")
     };
-    assert_eq!(outcome.stderr, ignored("bandwidth") + &ignored("dns"));
+    assert_eq!(messages(&outcome), ignored("bandwidth") + &ignored("dns"));
     let result = outcome.ok();
     let expected = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]});
     assert_eq!(result, expected);
@@ -232,6 +232,7 @@ fn a_refusal_leaves_nothing_to_undo() {
     let text = "[ $CNI_COMMAND = DEL ] && { echo no ADD >&2; echo other >&2; exit; }; printf '{\"code\": 9, \"msg\": \"no ADD\"}'; exit 1";
     host.lab.script("first", text);
     let outcome = host.run("add net /run/netns/blue");
-    let lines: Vec<&str> = outcome.stderr.lines().collect();
+    let printed = messages(&outcome);
+    let lines: Vec<&str> = printed.lines().collect();
     assert!(lines.len() == 2 && lines[0] == "other" && lines[1].contains("plugin \"first\": no ADD"), "{outcome:?}");
 }

@@ -26,6 +26,7 @@ mod namespaces;
 mod networks;
 mod node;
 mod ports;
+mod progress;
 mod prune;
 mod repair;
 mod schema;

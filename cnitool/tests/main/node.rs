@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
@@ -12,7 +14,7 @@ use serde_json::{Value, json};
 use testing::{Outcome, timeout};
 
 use crate::doctor::problems;
-use crate::support::Host;
+use crate::support::{Host, messages};
 
 /// An id of the length that runtimes use.
 pub(crate) const LONG_ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -103,6 +105,21 @@ pub(crate) fn leak(ip: &str, content: &str) {
     fs::write(path.join(ip), content).unwrap();
 }
 
+/// The lock of the lease directory.
+pub(crate) const LEASE_LOCK: &str = "/var/lib/cni/networks/pods/lock";
+
+/// Starts a process that holds a lock until it is killed.
+pub(crate) fn hold_lock(path: &str) -> Child {
+    let mut child = Command::new("flock")
+        .args(["--no-fork", path, "sh", "-c", "echo; exec sleep 300"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The process prints a line when it has the lock.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
+}
+
 /// Runs a command and parses its output as JSON, regardless of the exit code.
 #[track_caller]
 pub(crate) fn json(host: &Host, words: &str) -> Value {
@@ -113,7 +130,7 @@ pub(crate) fn json(host: &Host, words: &str) -> Value {
 /// Returns the output after asserting that it fits a terminal and has no colours.
 #[track_caller]
 pub(crate) fn page(outcome: &Outcome) -> String {
-    assert_eq!(outcome.stderr, "", "{outcome:?}");
+    assert_eq!(messages(outcome), "", "{outcome:?}");
     assert!(!outcome.stdout.contains('\x1b'), "{outcome:?}");
     for line in outcome.stdout.lines() {
         assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?} in\n{}", outcome.stdout);

@@ -1,14 +1,12 @@
 //! Leases, ranges and the lock of the lease directory.
 
 use std::fs;
-use std::io::Read;
-use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::{OkPage, assert_healthy, claims_all_alive, only_problem, problems, subjects};
-use crate::node::{LONG_ID, attach, host, json, leak, lose_namespace, network, page, port};
+use crate::node::{LEASE_LOCK, LONG_ID, attach, hold_lock, host, json, leak, lose_namespace, network, page, port};
 
 #[test]
 fn leaked_leases_and_lost_interfaces() {
@@ -81,23 +79,11 @@ fn networks_that_lease_the_same_addresses() {
     assert!(only_problem(&host, "ranges", "warn").contains("overlaps 10.148.0.0/24 of network pods"));
 }
 
-/// Starts a process that holds the lock of the lease directory until it is killed.
-fn hold_lock() -> Child {
-    let mut child = Command::new("flock")
-        .args(["--no-fork", "/var/lib/cni/networks/pods/lock", "sh", "-c", "echo; exec sleep 300"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    // The process prints a line when it has the lock.
-    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-    child
-}
-
 #[test]
 fn a_process_that_holds_the_lock_for_long() {
     let host = host("10.238.0.0/24");
     attach(&host, "blue");
-    let mut holder = hold_lock();
+    let mut holder = hold_lock(LEASE_LOCK);
     let start = Instant::now();
     testing::wait_until("the process to be old", || start.elapsed() > Duration::from_secs(6));
     let what = only_problem(&host, "leases", "fail");
