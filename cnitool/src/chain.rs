@@ -202,11 +202,12 @@ impl<'a> Chain<'a> {
 
     /// Calls CHECK of all plugins.
     pub(crate) fn check(&self, at: &Endpoint) -> Result<()> {
-        self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous))
+        self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous)).map_err(|(_, error)| error)
     }
 
-    /// Calls CHECK of all plugins, with a shorter deadline for each: a report on many attachments cannot wait for long.
-    pub(crate) fn check_soon(&self, at: &Endpoint) -> Result<()> {
+    /// Calls CHECK of all plugins, with a shorter deadline for each: a report on many attachments cannot wait for long. Returns
+    /// the plugin that failed with its error.
+    pub(crate) fn check_soon(&self, at: &Endpoint) -> Result<(), (Option<&'a Plugin>, Error)> {
         self.check_each(at, |link, previous| {
             let config = self.request(link.plugin, Some(at), previous)?;
             let answer = link.program.check_soon(&self.variables(Some(at)), &config);
@@ -215,28 +216,41 @@ impl<'a> Chain<'a> {
     }
 
     /// Calls `check` for each plugin with the previous result, unless the version has no CHECK or the network disables it.
-    fn check_each(&self, at: &Endpoint, check: impl Fn(&Link<'_>, &[ExtraKey]) -> Result<()>) -> Result<()> {
+    /// Returns the plugin that failed with its error.
+    fn check_each(
+        &self,
+        at: &Endpoint,
+        check: impl Fn(&Link<'_>, &[ExtraKey]) -> Result<()>,
+    ) -> Result<(), (Option<&'a Plugin>, Error)> {
+        let previous = self.prepare_check(at).map_err(|error| (None, error))?;
+        for link in self.links.iter().filter(|_| !self.list.disable_check) {
+            check(link, &previous).map_err(|error| (Some(link.plugin), error))?;
+        }
+        Ok(())
+    }
+
+    /// Returns what CHECK gets of the ADD.
+    fn prepare_check(&self, at: &Endpoint) -> Result<Vec<ExtraKey>> {
         if self.list.version < Version::V0_4_0 {
             let what = format!("cniVersion {} of the network does not have the command CHECK", self.list.version);
             return Err(Error::new(Code::VERSION, what).details("CHECK needs cniVersion 0.4.0 or newer"));
         }
         if self.list.disable_check {
-            return Ok(());
+            return Ok(Vec::new());
         }
         Netns::open(&at.netns)?;
         if self.cached(at)?.is_none() {
             let error = Error::new(Code::UNKNOWN_CONTAINER, "nothing was added there");
             return Err(error.details("the cache has no entry for it"));
         }
-        let previous = self.previous(at)?;
-        self.links.iter().try_for_each(|link| check(link, &previous))
+        self.previous(at)
     }
 
-    /// Returns whether [`repair`](Chain::repair) has something to restore.
-    pub(crate) fn needs_repair(&self, at: &Endpoint) -> Result<bool> {
+    /// Returns whether [`repair`](Chain::repair) restores something that this plugin misses.
+    pub(crate) fn needs_repair(&self, at: &Endpoint, of: &Plugin) -> Result<bool> {
         let mut needs_repair = false;
         self.inspect_each(at, |plugin, call, attachment| {
-            needs_repair |= plugin.needs_repair(call, attachment)?;
+            needs_repair |= plugin.name() == of.kind && plugin.needs_repair(call, attachment)?;
             Ok(())
         })?;
         Ok(needs_repair)

@@ -11,9 +11,9 @@ mod network;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks, shell_word};
+use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
 use cni0::INSPECT;
@@ -74,11 +74,6 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Returns a command of a shell that runs `command` in its namespace; `None` if the namespace has no known path.
-    pub(crate) fn command(&self, command: &str) -> Option<String> {
-        self.netns.as_deref().map(|path| in_netns(path, command))
-    }
-
     /// Returns whether it has one of these addresses.
     fn has_any(&self, ips: &BTreeSet<IpAddr>) -> bool {
         self.addresses.iter().any(|cidr| ips.contains(&cidr.ip()))
@@ -343,11 +338,6 @@ impl Node {
         let is_in_range = |network: &Network| network.ranges.iter().flatten().any(|range| range.subnet.contains(ip));
         known.or_else(|| only(&is_in_range)).or_else(|| only(&|network| network.ranges.is_empty()))
     }
-}
-
-/// Returns a command of a shell that runs `command` in the network namespace at `path`.
-pub(crate) fn in_netns(path: &Path, command: &str) -> String {
-    format!("nsenter --net={} {command}", shell_word(&path.to_string_lossy()))
 }
 
 /// Returns the kinds of all plugins.

@@ -66,7 +66,7 @@ fn list_for(network: &Network, entry: &Entry) -> Result<NetworkList> {
 /// An error of CHECK.
 struct Difference {
     error: Error,
-    /// Whether `cnitool repair` restores something of the first attachment.
+    /// Whether `cnitool repair` restores what the plugin misses of the first attachment.
     is_repaired: bool,
     /// The attachments.
     subjects: Vec<Subject>,
@@ -82,7 +82,8 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
     let mut passed = 0;
     for (done, entry) in live.iter().enumerate() {
         let at = Endpoint::of_entry(entry);
-        let Err(error) = at.as_ref().map_err(Clone::clone).and_then(|at| chain.check_soon(at)) else {
+        let checked = at.as_ref().map_err(|error| (None, error.clone())).and_then(|at| chain.check_soon(at));
+        let Err((plugin, error)) = checked else {
             passed += 1;
             continue;
         };
@@ -97,8 +98,8 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
         let subject = subject(entry);
         if !report.is_problem(name, &subject) {
             let found = differences.entry(error.to_string()).or_insert_with(|| {
-                let is_repaired = at.and_then(|at| chain.needs_repair(&at)).unwrap_or(false);
-                Difference { error, is_repaired, subjects: Vec::new() }
+                let needs_repair = |plugin| at.and_then(|at| chain.needs_repair(&at, plugin)).unwrap_or(false);
+                Difference { error, is_repaired: plugin.is_some_and(needs_repair), subjects: Vec::new() }
             });
             found.subjects.push(subject);
         }

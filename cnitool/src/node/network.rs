@@ -125,6 +125,11 @@ impl Network {
         Ok(())
     }
 
+    /// Returns whether `cnitool prune` removes what containers that are gone have left.
+    pub(crate) fn can_be_pruned(&self) -> bool {
+        self.list.as_ref().is_some_and(|list| !list.disable_gc)
+    }
+
     /// Returns whether a plugin of the network creates objects of this kind.
     pub(crate) fn creates(&self, kind: &Kind) -> bool {
         self.parts.iter().any(|part| part.plugin.kinds().contains(kind))

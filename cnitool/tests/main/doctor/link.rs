@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-use super::{assert_healthy, follow, only_problem, problems, remedies};
-use crate::node::{attach, host, json, network, port};
+use super::{assert_healthy, follow, only_problem, problems, remedies, subjects};
+use crate::node::{attach, attach_with, host, host_with, json, network, page, port};
 
 #[test]
 fn addresses_that_conflict_with_the_gateway() {
@@ -53,8 +53,8 @@ fn a_port_with_settings_that_is_not_on_the_bridge() {
     host.configure("10-pods.conflist", &network("pods", "10.144.0.0/24", &more).to_string());
     let blue = port(&attach(&host, "blue"));
     host.lab.sh(&format!("ip link set {blue} nomaster"));
-    let settings = format!("ip link set {blue} type bridge_slave hairpin on isolated on");
-    follow(&host, &format!("ip link set {blue} master br-pods; {settings}"));
+    let settings = format!("ip link set {blue} type bridge_slave");
+    follow(&host, &format!("ip link set {blue} master br-pods; {settings} hairpin on; {settings} isolated on"));
 }
 
 #[test]
@@ -157,4 +157,65 @@ fn a_bridge_with_another_mtu_than_its_ports() {
     host.lab.sh(&format!("ip link set {blue} mtu 1400; ip link set br-pods mtu 1500"));
     let what = only_problem(&host, "mtu", "warn");
     assert!(what.contains("br-pods has 1500, and its ports 1400, 1500"), "{what}");
+}
+
+/// A command for one network would be a problem of the other.
+#[test]
+fn two_networks_with_different_mtus_on_one_bridge() {
+    let host = host("10.51.0.0/24");
+    let configure = |file: &str, name: &str, subnet: &str, mtu: u32| {
+        let keys = json!({ "bridge": "br-pods", "mtu": mtu });
+        host.configure(file, &network(name, subnet, &keys).to_string());
+    };
+    configure("10-pods.conflist", "pods", "10.51.0.0/24", 1300);
+    configure("20-other.conflist", "other", "10.51.1.0/24", 1400);
+    attach(&host, "blue");
+    host.lab.netns("red");
+    host.run("add other red").ok();
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("\\\"mtu\\\" is 1300 in network pods, 1400 in network other, and br-pods"), "{what}");
+    assert!(what.contains("set the same") && what.contains("\"command\":null"), "{what}");
+    for network in ["pods", "other"] {
+        assert_eq!(problems(&json(&host, &format!("doctor {network} --json"))), ["mtu warn"], "{network}");
+    }
+}
+
+/// A bridge cannot have the MTU of the configuration without harm to its other ports.
+#[test]
+fn no_command_changes_the_mtu_under_other_ports() {
+    let host = host("10.50.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("guest");
+    host.configure("10-pods.conflist", &network("pods", "10.50.0.0/24", &json!({ "mtu": 1300 })).to_string());
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("is 1300, and br-pods has 1500"), "{what}");
+    assert!(what.contains("\"command\":null"), "the container keeps its MTU: {what}");
+    host.configure("10-pods.conflist", &network("pods", "10.50.0.0/24", &json!({})).to_string());
+    host.lab.sh("ip link add foreign type veth peer name eth0 netns guest; ip link set foreign master br-pods
+         ip link set br-pods mtu 1400");
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1400, and its ports 1500"), "{what}");
+    assert!(what.contains("\"command\":null"), "another program uses the bridge: {what}");
+}
+
+/// Another program needs its route, or not: doctor cannot know.
+#[test]
+fn a_route_that_leads_elsewhere() {
+    let host = host_with("10.49.0.0/24", &json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+    let ports = r#"{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}"#;
+    let id = attach_with(&host, "blue", ports);
+    host.lab.outside();
+    assert_healthy(&host, "without the route");
+    host.lab.sh("ip route add 10.49.0.2/32 dev uplink");
+    let what = only_problem(&host, "gateway", "fail");
+    assert!(what.contains("packets of this host to 10.49.0.2 leave by uplink, not by br-pods"), "{what}");
+    assert_eq!((subjects(&what, "container"), subjects(&what, "link")), (vec![id], vec!["uplink".to_owned()]));
+    assert!(what.contains("\"command\":null"), "{what}");
+    // Nothing opens the loopback services of this host to the network outside.
+    page(&host.run("repair"));
+    assert_eq!(host.lab.sh("cat /proc/sys/net/ipv4/conf/uplink/route_localnet"), "0\n");
+    host.run("del pods blue").ok();
+    attach_with(&host, "red", ports);
+    host.lab.sh("ip route del 10.49.0.2/32 dev uplink");
+    assert_eq!(host.lab.sh("cat /proc/sys/net/ipv4/conf/uplink/route_localnet"), "0\n");
 }
