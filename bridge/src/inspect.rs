@@ -84,6 +84,11 @@ impl Inspect for Bridge {
         gateway::compare(&link, have, gateways, config.force_address).map(drop)
     }
 
+    fn flaw_of_reference_check(&self, call: &Call<'_>) -> Result<Option<&'static str>> {
+        let has_ipam = Config::parse(call)?.ipam.is_some();
+        Ok((!has_ipam).then_some("it always calls an IPAM plugin, and the network has none"))
+    }
+
     fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
         let config = Config::parse(call)?;
         let Some((backend, ips)) = masqueraded(call, at, &config)? else { return Ok(false) };

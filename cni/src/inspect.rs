@@ -72,6 +72,10 @@ pub trait Inspect: Plugin {
     fn accepts_in(&self, _: &Call<'_>, _: ForwardChain<'_>) -> Result<bool> {
         Ok(false)
     }
+    /// Returns why CHECK of the reference fails with this configuration whatever it finds; `None` if it does not.
+    fn flaw_of_reference_check(&self, _: &Call<'_>) -> Result<Option<&'static str>> {
+        Ok(None)
+    }
     /// Returns whether [`repair`](Inspect::repair) has something to restore. `call` is as for CHECK.
     fn needs_repair(&self, _: &Call<'_>, _: &Attachment) -> Result<bool> {
         Ok(false)

@@ -205,10 +205,17 @@ impl<'a> Chain<'a> {
         self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous)).map_err(|(_, error)| error)
     }
 
-    /// Calls CHECK of all plugins, with a shorter deadline for each: a report on many attachments cannot wait for long. Returns
-    /// the plugin that failed with its error.
-    pub(crate) fn check_soon(&self, at: &Endpoint) -> Result<(), (Option<&'a Plugin>, Error)> {
+    /// Calls CHECK of the plugins that `is_asked` selects, with a shorter deadline for each: a report on many attachments cannot
+    /// wait for long. Returns the plugin that failed with its error.
+    pub(crate) fn check_soon(
+        &self,
+        at: &Endpoint,
+        is_asked: impl Fn(&str) -> bool,
+    ) -> Result<(), (Option<&'a Plugin>, Error)> {
         self.check_each(at, |link, previous| {
+            if !is_asked(&link.plugin.kind) {
+                return Ok(());
+            }
             let config = self.request(link.plugin, Some(at), previous)?;
             let answer = link.program.check_soon(&self.variables(Some(at)), &config);
             answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))

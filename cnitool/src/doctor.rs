@@ -59,7 +59,7 @@ pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<b
     containers::check(&scope, &live, &mut report);
     // Plugins are called last: one that hangs must not delay other findings.
     let of_cni0 = plugins::identify(&scope, &mut report);
-    calls::check(&scope, &mut report);
+    calls::check(&scope, &of_cni0, &mut report);
     calls::status(&scope, &of_cni0, &mut report);
     drop(live);
     report.finish(scope.node)

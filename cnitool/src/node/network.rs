@@ -145,6 +145,12 @@ impl Network {
         Ok(false)
     }
 
+    /// Returns the plugins whose CHECK fails whatever it finds, if they are those of the reference, with the reason.
+    pub(crate) fn flaws_of_reference_checks(&self) -> Vec<(&str, &'static str)> {
+        let flaw = |part: &Part| part.with_call(|call| part.plugin.flaw_of_reference_check(call)).ok().flatten();
+        self.parts.iter().filter_map(|part| Some((part.listed.kind.as_str(), flaw(part)?))).collect()
+    }
+
     /// Returns the error of an ADD if the addresses of the gateway's link conflict with those of the gateways.
     pub(crate) fn check_gateway_conflict(&self, have: &[Address], gateways: &[Cidr]) -> Result<()> {
         let check = |part: &Part| part.with_call(|call| part.plugin.check_gateway_conflict(call, have, gateways));
