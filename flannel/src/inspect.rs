@@ -83,11 +83,11 @@ fn too_narrow(links: &[Link], subnets: &[Cidr], mtu: Option<u32>) -> Option<Find
     let mtu = mtu?;
     let tunnel = links.iter().filter(is_used).min_by_key(|link| link.mtu).filter(|tunnel| tunnel.mtu < mtu)?;
     let (name, carried) = (&tunnel.name, tunnel.mtu);
-    let what = format!(
+    let text = format!(
         "containers send packets of {mtu} bytes, and {name} carries {carried}: if ICMP is filtered, they are lost"
     );
     let remedy = format!("set \"mtu\": {carried} in \"delegate\" of the network's configuration");
-    Some(Finding::warn(MTU, what).about([Subject::link(name)]).remedy(remedy))
+    Some(Finding::warn(MTU, text).about([Subject::link(name)]).remedy(remedy))
 }
 
 fn object(directory: &Path, file: StateFile) -> Object {
