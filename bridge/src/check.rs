@@ -118,8 +118,9 @@ impl<'a> Checker<'a> {
         same(name, "kind", "veth", port.kind.as_str())?;
         same(name, "peer", container.index, port.peer)?;
         if port.master != Some(bridge.index) {
-            let master = port.master.map(|index| self.host.link_name(index)).transpose()?.flatten();
-            same(name, "bridge", bridge.name.clone(), master)?;
+            let master = port.master.map_or(Ok(None), |index| self.host.link(index))?;
+            let master = master.as_ref().map_or("none", |master| &master.name);
+            return Err(difference(name, "bridge", &bridge.name, &master));
         }
         let listed = self.prev_result.interfaces.iter().find(|listed| listed.name == name && listed.sandbox.is_empty());
         same_mac(listed.ok_or_else(|| not_listed(&format!("port {name:?}")))?, &port)?;
@@ -268,10 +269,14 @@ fn same_mac(listed: &Interface, link: &Link) -> Result<()> {
 
 /// Returns an error that names the property `what` of `link` unless it has the value `want`.
 fn same<T: PartialEq + Display>(link: &str, what: &str, want: T, got: impl Into<Option<T>>) -> Result<()> {
-    let got = got.into();
-    if got.as_ref() == Some(&want) {
-        return Ok(());
+    match got.into() {
+        Some(got) if got == want => Ok(()),
+        Some(got) => Err(difference(link, what, &want, &got)),
+        None => Err(difference(link, what, &want, &"none")),
     }
-    let got = got.map_or_else(|| "none".to_owned(), |got| got.to_string());
-    Err(Error::new(Code::INTERNAL, format!("{what} of {link:?}: want {want}, got {got}")))
+}
+
+#[cold]
+fn difference(link: &str, what: &str, want: &dyn Display, got: &dyn Display) -> Error {
+    Error::new(Code::INTERNAL, format!("{what} of {link:?}: want {want}, got {got}"))
 }

@@ -22,28 +22,30 @@ use linux::dir::Dir;
 /// Fails if an ADD could not read a file that the configuration names, or not write leases. Does not take the lock, so it
 /// never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
-    if let Some(path) = &config.resolv_conf {
-        ignore_shortage(resolv::read(path))?;
-    }
-    let dir = nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir));
-    match ignore_shortage(dir.map_err(|error| with_hint(error, &config.dir)))? {
-        Some(dir) if dir.path() == config.dir && is_enabled(Level::Warn) => warn_of_full_sets(&dir, config, network),
-        _ => {}
-    }
-    Ok(())
-}
-
-/// Logs a shortage. Returns other errors as a reason why no ADD can succeed; a mistake in the configuration keeps its code.
-fn ignore_shortage<T>(outcome: Result<T>) -> Result<Option<T>> {
-    match outcome {
-        Ok(value) => Ok(Some(value)),
+    match usable_directory(config) {
+        Ok(dir) => {
+            if dir.path() == config.dir && is_enabled(Level::Warn) {
+                warn_of_full_sets(&dir, config, network);
+            }
+            Ok(())
+        }
         Err(error) if is_transient(&error) => {
             warn!("{error}");
-            Ok(None)
+            Ok(())
         }
+        // A mistake in the configuration keeps its code.
         Err(error) if error.code() == Code::CONFIG => Err(error),
         Err(error) => Err(error.with_code(Code::NOT_AVAILABLE)),
     }
+}
+
+/// Returns the directory, or its nearest existing ancestor, if an ADD could read and write everything that it needs.
+fn usable_directory(config: &Config) -> Result<Dir> {
+    if let Some(path) = &config.resolv_conf {
+        resolv::read(path)?;
+    }
+    let dir = nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir));
+    dir.map_err(|error| with_hint(error, &config.dir))
 }
 
 /// Opens the directory, or its nearest existing ancestor, in which ADD would create it.

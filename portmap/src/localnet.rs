@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use cni::{AddResult, Code, Context, Error, Result};
-use linux::log::warn;
 use linux::netlink::{Address, Netlink};
 use linux::sysctl::{self, Setting};
 
@@ -51,15 +50,9 @@ fn own_link_to(host: &mut Netlink, publication: &Publication<'_>, container: IpA
     let Some(index) = host.route_to(container)? else { return Ok(None) };
     let Some(link) = host.link_name(index)? else { return Ok(None) };
     let AddResult { interfaces, ips, .. } = publication.result;
-    if interfaces.iter().any(|named| named.sandbox.is_empty() && named.name == link) {
-        return Ok(Some(link));
-    }
+    let is_named = interfaces.iter().any(|named| named.sandbox.is_empty() && named.name == link);
     let is_gateway = |address: &Address| ips.iter().any(|ip| ip.gateway == Some(address.cidr.ip()));
-    if host.addresses(index)?.iter().any(is_gateway) {
-        return Ok(Some(link));
-    }
-    warn!("loopback addresses cannot reach {container}: packets leave by {link:?}, which does not lead to it");
-    Ok(None)
+    Ok((is_named || host.addresses(index)?.iter().any(is_gateway)).then_some(link))
 }
 
 /// Returns the link by which this host reaches an address; `None` without a route.

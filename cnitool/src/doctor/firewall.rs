@@ -374,8 +374,7 @@ impl Base {
         let names = bridges.join(", ");
         let remedy = match (self.place, &self.tool) {
             (Place::Forward, Tool::Iptables(_) | Tool::Legacy(_, FILTER)) => {
-                "the plugin \"firewall\" accepts the packets of a container there when the container is attached"
-                    .to_owned()
+                "accept the packets there, or attach containers with the plugin \"firewall\", which does so".to_owned()
             }
             (Place::Forward, Tool::Legacy(..) | Tool::Nft(_)) => {
                 format!("accept packets from and to {names} in the configuration of the program that owns the chain")

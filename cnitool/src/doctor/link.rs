@@ -196,12 +196,16 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
     Ok(())
 }
 
-/// Reports live containers to which packets of this host leave by another link than that of the gateway.
+/// Reports live containers to which packets of this host leave by another link than that of the gateway. A gateway in a VRF has
+/// routes of its own.
 fn detour(node: &Node, network: &Network, gateway: &Link) -> Result<Option<Finding>> {
+    if !gateway.up || gateway.master.is_some() {
+        return Ok(None);
+    }
     let mut host = Netlink::open()?;
     let subnets = node.addresses(gateway.index);
     let (mut subjects, mut first) = (Vec::new(), None);
-    for at in node.attachments(network).iter().filter(|at| at.state == State::Alive && gateway.up) {
+    for at in node.attachments(network).iter().filter(|at| at.state == State::Alive) {
         for ip in at.leases.iter().map(|lease| lease.ip).filter(|ip| subnets.iter().any(|subnet| subnet.contains(*ip)))
         {
             let Some(index) = host.route_to(ip)?.filter(|index| *index != gateway.index) else { continue };

@@ -140,8 +140,9 @@ pub(super) fn first_few(names: &[String]) -> String {
 /// Returns the commands that repair a finding.
 fn commands(network: Option<&str>, finding: &Finding) -> Vec<String> {
     let commands = match (&finding.fix, network) {
-        (None, _) => Vec::new(),
-        (Some(Fix::Repair), network) => vec![Command::Repair.line(&[network.unwrap_or_default()])],
+        // Only attachments to a network can be repaired.
+        (None, _) | (Some(Fix::Repair), None) => Vec::new(),
+        (Some(Fix::Repair), Some(network)) => vec![Command::Repair.line(&[network])],
         (Some(Fix::Prune), Some(network)) => vec![Command::Prune.line(&[network])],
         (Some(Fix::Prune), None) => vec![Command::PruneAll.line(&[])],
         (Some(Fix::Run(commands)), _) => commands.clone(),
