@@ -32,11 +32,11 @@ pub(super) struct Live<'a> {
 /// The interface of an attachment in the container namespace.
 enum Interface {
     Found(Inside),
-    /// The namespace has no interface of this name any more. It may have this one instead.
-    Renamed(Option<String>),
+    /// It has this name now.
+    Renamed(String),
     /// The namespace is not at its path any more.
     NoNamespace,
-    /// The runtime has not recorded the ADD, or the namespace cannot be entered.
+    /// The runtime has not recorded the ADD, the namespace cannot be entered, or the interface was just deleted.
     Unknown,
 }
 
@@ -52,8 +52,8 @@ struct Inside {
 }
 
 impl Interface {
-    /// Inspects the interface of an attachment whose ADD had this result.
-    fn read(node: &Node, at: &Attachment, result: Option<&AddResult>, home: &Netns) -> Interface {
+    /// Inspects the interface of an attachment.
+    fn read(node: &Node, at: &Attachment, home: &Netns) -> Interface {
         let (Some(ifname), Some(path)) = (at.ifname.as_deref(), at.netns.as_deref()) else { return Interface::Unknown };
         let netns = match (place(path), Netns::open_if_exists(path)) {
             (Place::Absent, _) => return Interface::NoNamespace,
@@ -62,11 +62,11 @@ impl Interface {
         };
         match netns.run(home, || Inside::read(ifname)) {
             Ok(Some(inside)) => Interface::Found(inside),
-            Ok(None) if result.is_some_and(|result| result.interfaces.iter().any(|own| is_of(own, at))) => {
-                Interface::Renamed(at.port.and_then(|port| Some(node.guest(port)?.name.clone())))
+            Ok(None) => {
+                let now = at.port.and_then(|port| node.guest(port)).map(|guest| guest.name.clone());
+                now.filter(|now| now != ifname).map_or(Interface::Unknown, Interface::Renamed)
             }
-            // Not every plugin creates an interface.
-            Ok(None) | Err(_) => Interface::Unknown,
+            Err(_) => Interface::Unknown,
         }
     }
 }
@@ -194,7 +194,7 @@ pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
         let of_network: Vec<&Live<'_>> = live.iter().filter(|live| live.network.name == network.name).collect();
         let findings = [
             renamed(&of_network),
-            without_namespace(&of_network),
+            without_namespace(node, &of_network),
             links_down(node, &of_network),
             without_lease(node, network, &of_network),
             surplus_leases(node, &of_network),
@@ -220,7 +220,7 @@ pub(super) fn live(node: &Node) -> Result<Vec<Live<'_>>> {
     for network in &node.networks {
         for at in node.attachments(network).into_iter().filter(|at| at.state == State::Alive) {
             let result = node.result(network, &at);
-            let interface = Interface::read(node, &at, result.as_ref(), &home);
+            let interface = Interface::read(node, &at, &home);
             all.push(Live { network, at, result, interface });
         }
     }
@@ -229,27 +229,27 @@ pub(super) fn live(node: &Node) -> Result<Vec<Live<'_>>> {
 
 /// Reports containers whose interface has another name than that of the ADD.
 fn renamed(live: &[&Live<'_>]) -> Option<Finding> {
-    let names = |live: &&&Live<'_>| match &live.interface {
-        Interface::Renamed(Some(now)) => Some(format!("{} is {now} now", live.ifname())),
-        Interface::Renamed(None) => Some(format!("{} does not exist", live.ifname())),
+    let new_name = |live: &Live<'_>| match &live.interface {
+        Interface::Renamed(now) => Some(now.clone()),
         _ => None,
     };
-    let first = live.iter().find_map(|live| names(&live))?;
-    let affected: Vec<&&Live<'_>> = live.iter().filter(|live| names(live).is_some()).collect();
+    let affected: Vec<(&Live<'_>, String)> = live.iter().filter_map(|live| Some((*live, new_name(live)?))).collect();
+    let (first, now) = affected.first()?;
     let number = table::count(affected.len(), "container");
-    let what = format!("the interface of {number} has not the name of the add: {first}");
+    let what = format!("the interface of {number} does not have the name of its add: {} is {now} now", first.ifname());
     let remedy = "rename it in the container, or detach the container and attach it again";
-    Some(Finding::fail(CHECK, what).about(affected.iter().map(|live| live.at.subject())).remedy(remedy))
+    Some(Finding::fail(CHECK, what).about(affected.iter().map(|(live, _)| live.at.subject())).remedy(remedy))
 }
 
-/// Reports containers whose namespace is not where the ADD found it, although their interfaces exist.
-fn without_namespace(live: &[&Live<'_>]) -> Option<Finding> {
-    let affected: Vec<&&Live<'_>> =
-        live.iter().filter(|live| matches!(live.interface, Interface::NoNamespace)).collect();
+/// Reports containers whose namespace is not where the ADD found it, although a process still uses it. Otherwise the container
+/// is just ending.
+fn without_namespace(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
+    let is_used = |live: &Live<'_>| live.at.port.and_then(|port| node.guest(port)?.netns.as_ref()).is_some();
+    let is_lost = |live: &&&Live<'_>| matches!(live.interface, Interface::NoNamespace) && is_used(live);
+    let affected: Vec<&&Live<'_>> = live.iter().filter(is_lost).collect();
     let first = affected.first()?.netns();
     let number = table::count(affected.len(), "container");
-    let what =
-        format!("the namespace of {number} is not at its path any more ({first}), although the interface exists");
+    let what = format!("the namespace of {number} is not at its path any more ({first}), although a process uses it");
     let remedy = "detach the container, which does not need the path, and attach it again";
     Some(Finding::warn(CHECK, what).about(affected.iter().map(|live| live.at.subject())).remedy(remedy))
 }

@@ -220,7 +220,10 @@ fn an_interface_that_was_renamed() {
     let id = attach(&host, "blue");
     host.lab.sh("ip -n blue link set eth0 down; ip -n blue link set eth0 name net1; ip -n blue link set net1 up");
     let what = only_problem(&host, "container", "fail");
-    assert!(what.contains("the interface of 1 container has not the name of the add: eth0 is net1 now"), "{what}");
+    assert!(
+        what.contains("the interface of 1 container does not have the name of its add: eth0 is net1 now"),
+        "{what}"
+    );
     assert_eq!(subjects(&what, "container"), [id]);
     assert!(what.contains("\"command\":null"), "{what}");
 }
