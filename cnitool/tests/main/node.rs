@@ -9,7 +9,7 @@ use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
 use linux::Deadline;
-use linux::netlink::{Event, Link, Netlink, Watch};
+use linux::netlink::{Event, Link, Netlink, OperState, Watch};
 use serde_json::{Value, json};
 use testing::{Outcome, timeout};
 
@@ -96,6 +96,15 @@ pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     let is_port = |link: &Link| link.kind == "veth" && link.alias.contains(id);
     let gone = || Ok::<_, linux::Error>(netlink.links(None)?.iter().all(|link| !is_port(link)).then_some(()));
     watch.wait_for("the port to go", Deadline::after(timeout()), gone).unwrap();
+}
+
+/// Waits until all ports of bridges can carry traffic. The kernel notices a moment later that a link was set up.
+pub(crate) fn wait_for_ports() {
+    let mut netlink = Netlink::open().unwrap();
+    let mut watch = Watch::open(Event::Link).unwrap();
+    let is_ready = |link: &Link| link.master.is_none() || link.state == OperState::Up;
+    let ready = || Ok::<_, linux::Error>(netlink.links(None)?.iter().all(is_ready).then_some(()));
+    watch.wait_for("the ports to carry traffic", Deadline::after(timeout()), ready).unwrap();
 }
 
 /// Writes a lease without a container, as an ADD that was killed leaves it.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testing::{Process, program_path, skip, write_script};
 
 use super::{OkPage, assert_healthy};
-use crate::node::{attach, host, host_with, json, lose_namespace, network, port};
+use crate::node::{attach, host, host_with, json, lose_namespace, network, port, wait_for_ports};
 use crate::support::Host;
 
 /// Defines a test for each problem: a healthy host, what damages it, and what undoes the rest of the damage after the commands.
@@ -216,6 +216,7 @@ fn run(test: &str, host: &Host, command: Command, damage: fn(&Host) -> String, u
     if is_legacy && Process::new("iptables-legacy").arg("-S").run().status != Some(0) {
         return skip(test, "the kernel or the host has no iptables-legacy");
     }
+    wait_for_ports();
     let before = state(host);
     assert_healthy(host, "before");
     host.lab.sh(&damage(host));
@@ -241,6 +242,7 @@ fn run(test: &str, host: &Host, command: Command, damage: fn(&Host) -> String, u
             .run();
         assert_eq!(outcome.status, Some(0), "{line}: {outcome:?}");
     }
+    wait_for_ports();
     assert_healthy(host, &format!("{commands:#?}"));
     host.lab.sh(undo);
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
