@@ -1,5 +1,8 @@
 //! Live containers: lost addresses and routes, duplicate addresses, packets that are too large, a changed subnet.
 
+use std::io::Read;
+use std::process::{Command, Stdio};
+
 use serde_json::{Value, json};
 
 use super::{assert_healthy, only_problem, problems, run_commands, subjects};
@@ -213,44 +216,49 @@ fn an_address_without_an_owner_is_not_removed() {
     assert!(what.contains("10.56.0.99 is on 2 interfaces") && what.contains("\"command\":null"), "{what}");
 }
 
-/// Plugins cannot compare such a container, and must not blame what they compare.
+/// Plugins that look for the interface of a container. They must not blame what they compare if they do not find it.
+fn comparing_plugins() -> [Value; 2] {
+    let limits = json!({ "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+        "egressRate": 8_000_000, "egressBurst": 800_000 });
+    [limits, json!({ "type": "tuning", "txQLen": 7 })]
+}
+
 #[test]
 fn an_interface_that_was_renamed() {
-    let host = host_with("10.55.0.0/24", &everything());
-    let id = attach(&host, "blue");
-    host.lab.sh("ip -n blue link set eth0 down; ip -n blue link set eth0 name net1; ip -n blue link set net1 up");
-    let what = only_problem(&host, "container", "fail");
-    assert!(
-        what.contains("the interface of 1 container does not have the name of its add: eth0 is net1 now"),
-        "{what}"
-    );
-    assert_eq!(subjects(&what, "container"), [id]);
-    assert!(what.contains("\"command\":null"), "{what}");
+    for plugin in comparing_plugins() {
+        let host = host_with("10.55.0.0/24", &plugin);
+        let id = attach(&host, "blue");
+        host.lab.sh("ip -n blue link set eth0 down; ip -n blue link set eth0 name net1; ip -n blue link set net1 up");
+        let what = only_problem(&host, "container", "fail");
+        assert!(
+            what.contains("the interface of 1 container does not have the name of its add: eth0 is net1 now"),
+            "{what}"
+        );
+        assert_eq!(subjects(&what, "container"), [id]);
+        assert!(what.contains("\"command\":null"), "{what}");
+    }
 }
 
 /// A process keeps the namespace, but its path is gone.
 #[test]
 fn a_namespace_that_was_unmounted() {
-    let host = host_with("10.54.0.0/24", &everything());
-    let id = attach(&host, "blue");
-    let mut process = std::process::Command::new("nsenter")
-        .args(["--net=/run/netns/blue", "sh", "-c", "echo; exec sleep 300"])
-        .stdout(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
-    std::io::Read::read_exact(process.stdout.as_mut().unwrap(), &mut [0]).unwrap();
-    host.lab.sh("umount /run/netns/blue; rm /run/netns/blue");
-    let what = only_problem(&host, "container", "warn");
-    process.kill().unwrap();
-    process.wait().unwrap();
-    assert!(what.contains("the namespace of 1 container is not at its path any more (/run/netns/blue)"), "{what}");
-    assert_eq!(subjects(&what, "container"), [id]);
-    assert!(what.contains("\"command\":null"), "{what}");
-}
-
-/// A plugin that compares all kinds of things.
-fn everything() -> Value {
-    json!({ "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000 })
+    for plugin in comparing_plugins() {
+        let host = host_with("10.54.0.0/24", &plugin);
+        let id = attach(&host, "blue");
+        let mut process = Command::new("nsenter")
+            .args(["--net=/run/netns/blue", "sh", "-c", "echo; exec sleep 300"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        host.lab.sh("umount /run/netns/blue; rm /run/netns/blue");
+        let what = only_problem(&host, "container", "warn");
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(what.contains("the namespace of 1 container is not at its path any more (/run/netns/blue)"), "{what}");
+        assert_eq!(subjects(&what, "container"), [id]);
+        assert!(what.contains("\"command\":null"), "{what}");
+    }
 }
 
 /// A lease that no ADD has returned, such as a copy of a file.
