@@ -380,7 +380,8 @@ pub fn lacking(
 }
 
 /// The remedy for attachments that cannot be repaired.
-const NOT_RECORDED: &str = "detach the containers and attach them again; they cannot be repaired, because the runtime has not recorded their adds";
+const NOT_RECORDED: &str = "detach the containers and attach them again; they cannot be repaired, because the runtime has not \
+                            recorded their adds";
 
 /// What a runtime has recorded of an ADD.
 #[derive(Clone, Debug, PartialEq, Eq)]
