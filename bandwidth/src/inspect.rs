@@ -1,7 +1,7 @@
 //! For tools: lists limits, reports those that are missing or left over, and restores them.
 
 use cni::inspect::{
-    Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Subject, shell_word,
+    Command, Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
 };
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
@@ -112,22 +112,24 @@ fn object(link: &Link, direction: &'static str, limit: Option<TokenBucket>) -> O
     })
 }
 
-/// Reports live attachments whose limits CHECK misses.
+/// Reports live attachments whose limits CHECK misses. One that cannot be compared is a matter of CHECK.
 fn missing_limits(network: &NetworkView<'_>) -> Option<Finding> {
     let (mut count, mut differences, mut affected) = (0, Vec::new(), Vec::new());
     for at in network.alive {
         let Some(added) = &at.added else { continue };
-        let checked = added.with_call(|call, at| {
+        let compared = added.with_call(|call, at| {
             let config = Config::parse(call)?;
             count += usize::from(!config.is_empty());
-            match Limits::find(call, at, &config, &call.chained_result()?)? {
-                Some((limits, mut host)) => check::run(&limits, &mut host),
-                None => Ok(()),
-            }
+            let found = Limits::find(call, at, &config, &call.chained_result()?)?;
+            Ok(found.and_then(|(limits, mut host)| check::run(&limits, &mut host).err()))
         });
-        if let Err(difference) = checked {
-            differences.push(difference);
-            affected.push(at.subject.clone());
+        match compared {
+            Ok(Some(difference)) => {
+                differences.push(difference);
+                affected.push(at.subject.clone());
+            }
+            Ok(None) => {}
+            Err(error) => debug!("the limits of {} are unknown: {error}", added.attachment.container),
         }
     }
     let Some(first) = differences.first() else {
@@ -158,7 +160,7 @@ fn left_by_reference(host: &mut Netlink) -> Result<Option<Finding>> {
         1 => format!("1 ifb link of the reference that no container uses: {}", first.name),
         count => format!("{count} ifb links of the reference that no container uses, such as {}", first.name),
     };
-    let commands = left.iter().map(|link| format!("ip link delete {}", shell_word(&link.name)));
+    let commands = left.iter().map(|link| Command::DeleteLink.line(&[&link.name]));
     let subjects = left.iter().map(|link| Subject::link(&link.name));
     Ok(Some(Finding::warn(KINDS[0].name, what).about(subjects).run(commands)))
 }

@@ -1,6 +1,6 @@
 //! CHECK: compares the state of the kernel with the result of ADD and with the current configuration.
 
-use std::fmt::Debug;
+use std::fmt::Display;
 
 use cni::{
     AddResult, Attachment, AttachmentKey, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result,
@@ -76,15 +76,15 @@ impl<'a> Checker<'a> {
             self.prev_result.interfaces.iter().rfind(|listed| listed.name == name && listed.sandbox.is_empty());
         let listed = listed.ok_or_else(|| not_listed(&format!("bridge {name:?}")))?.clone();
         let bridge = find_link(&mut self.host, name)?;
-        same(name, "kind", &"bridge", &bridge.kind.as_str())?;
+        same(name, "kind", "bridge", bridge.kind.as_str())?;
         same_mac(&listed, &bridge)?;
-        same(name, "up", &true, &bridge.up)?;
+        same(name, "up", true, bridge.up)?;
         // Promiscuous mode that the configuration does not ask for is allowed: another program may capture traffic.
         if self.config.promiscuous {
-            same(name, "promiscuous", &true, &bridge.promiscuous)?;
+            same(name, "promiscuous", true, bridge.promiscuous)?;
         }
         if self.config.vlans.is_some() {
-            same(name, "VLAN filtering", &Some(true), &bridge.vlan_filtering)?;
+            same(name, "VLAN filtering", true, bridge.vlan_filtering)?;
         }
         Ok(bridge)
     }
@@ -96,10 +96,10 @@ impl<'a> Checker<'a> {
             self.prev_result.interfaces.iter().rfind(|listed| listed.name == name && listed.sandbox == sandbox);
         let listed = listed.ok_or_else(|| not_listed(&format!("interface {name:?} in {sandbox:?}")))?.clone();
         let link = self.guest.interface()?;
-        same(name, "kind", &"veth", &link.kind.as_str())?;
+        same(name, "kind", "veth", link.kind.as_str())?;
         same_mac(&listed, &link)?;
         if self.config.container_up {
-            same(name, "up", &true, &link.up)?;
+            same(name, "up", true, link.up)?;
         }
         Ok(link)
     }
@@ -115,20 +115,23 @@ impl<'a> Checker<'a> {
             None => return Err(no_peer()),
         };
         let name = port.name.as_str();
-        same(name, "kind", &"veth", &port.kind.as_str())?;
-        same(name, "peer", &Some(container.index), &port.peer)?;
-        same(name, "bridge", &Some(bridge.index), &port.master)
-            .map_err(|error| error.details(format!("{:?} is {}", bridge.name, bridge.index)))?;
+        same(name, "kind", "veth", port.kind.as_str())?;
+        same(name, "peer", container.index, port.peer)?;
+        if port.master != Some(bridge.index) {
+            let master = port.master.map_or(Ok(None), |index| self.host.link(index))?;
+            let master = master.as_ref().map_or("none", |master| &master.name);
+            return Err(difference(name, "bridge", &bridge.name, &master));
+        }
         let listed = self.prev_result.interfaces.iter().find(|listed| listed.name == name && listed.sandbox.is_empty());
         same_mac(listed.ok_or_else(|| not_listed(&format!("port {name:?}")))?, &port)?;
         let settings = port.port.unwrap_or_default();
-        same(name, "hairpin mode", &self.config.port.hairpin, &settings.hairpin)?;
+        same(name, "hairpin mode", self.config.port.hairpin, settings.hairpin)?;
         // Another program may have isolated the port, which restricts only this container.
         if self.config.port.isolated {
-            same(name, "isolation", &true, &settings.isolated)?;
+            same(name, "isolation", true, settings.isolated)?;
         }
         if self.config.container_up {
-            same(name, "state", &OperState::Up, &port.state)?;
+            same(name, "state", OperState::Up, port.state)?;
         }
         if let Some(vlans) = &self.config.vlans {
             vlans.check(&mut self.host, port.index, name)?;
@@ -261,13 +264,19 @@ fn same_mac(listed: &Interface, link: &Link) -> Result<()> {
     }
     let want = listed.mac.parse::<MacAddr>();
     let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).context(|| "read \"prevResult\"")?;
-    same(&link.name, "MAC address", &Some(want), &link.mac)
+    same(&link.name, "MAC address", want, link.mac)
 }
 
-/// Returns an error that names the property `what` of `link` unless both values are equal.
-fn same<T: PartialEq + Debug>(link: &str, what: &str, want: &T, got: &T) -> Result<()> {
-    if want == got {
-        return Ok(());
+/// Returns an error that names the property `what` of `link` unless it has the value `want`.
+fn same<T: PartialEq + Display>(link: &str, what: &str, want: T, got: impl Into<Option<T>>) -> Result<()> {
+    match got.into() {
+        Some(got) if got == want => Ok(()),
+        Some(got) => Err(difference(link, what, &want, &got)),
+        None => Err(difference(link, what, &want, &"none")),
     }
-    Err(Error::new(Code::INTERNAL, format!("{what} of {link:?}: want {want:?}, got {got:?}")))
+}
+
+#[cold]
+fn difference(link: &str, what: &str, want: &dyn Display, got: &dyn Display) -> Error {
+    Error::new(Code::INTERNAL, format!("{what} of {link:?}: want {want}, got {got}"))
 }

@@ -2,7 +2,7 @@
 
 use cni::inspect::{
     self, Finding, Fix, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
-    Usage,
+    Usage, lacking,
 };
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Keep, Result};
 use linux::ip::Cidr;
@@ -88,6 +88,11 @@ impl Inspect for Bridge {
         gateway::compare(&link, have, gateways, config.force_address).map(drop)
     }
 
+    fn flaw_of_reference_check(&self, call: &Call<'_>) -> Result<Option<&'static str>> {
+        let has_ipam = Config::parse(call)?.ipam.is_some();
+        Ok((!has_ipam).then_some("it always calls an IPAM plugin, and the network has none"))
+    }
+
     fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
         let config = Config::parse(call)?;
         let Some((backend, ips)) = masqueraded(call, at, &config)? else { return Ok(false) };
@@ -142,8 +147,9 @@ fn check_masquerade(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Ve
         rules.collect::<Vec<_>>()
     };
     let alive: Vec<&LiveAttachment> = network.alive.iter().filter(|at| at.has_port).collect();
-    let lacking: Vec<&&LiveAttachment> = alive
+    let without_rule: Vec<&LiveAttachment> = alive
         .iter()
+        .copied()
         .filter(|at| {
             let rules = rules_of(at);
             match at.addresses.as_slice() {
@@ -153,22 +159,23 @@ fn check_masquerade(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Ve
             }
         })
         .collect();
-    let broken = |what: String| Finding::fail(masquerade.name, what).remedy(REPAIR_HINT).fix(Fix::Repair);
-    let subjects = |of: &[&&LiveAttachment]| of.iter().map(|at| at.subject.clone()).collect::<Vec<_>>();
-    let mut findings = Vec::new();
-    if !lacking.is_empty() {
+    let mut findings = lacking(&without_rule, REPAIR_HINT, |affected| {
         let text = format!(
             "{} of {} live containers lack a masquerade rule: other networks cannot reply to them",
-            lacking.len(),
+            affected.len(),
             alive.len()
         );
-        findings.push(broken(text).about(subjects(&lacking)));
-    }
+        Finding::fail(masquerade.name, text)
+    });
     let by_iptables = alive.iter().filter(|at| rules_of(at).iter().any(|rule| rule.backend == IPTABLES)).count();
     if by_iptables < alive.len() && masquerade::is_cut_off(&mut Nftables::open()?)? {
         let text = "no packet reaches the masquerade rules: other networks cannot reply to containers";
-        findings.push(broken(text.to_owned()).about(subjects(&alive.iter().collect::<Vec<_>>())));
-    } else if lacking.is_empty() {
+        let finding = Finding::fail(masquerade.name, text).about(alive.iter().map(|at| at.subject.clone()));
+        findings.push(match alive.iter().any(|at| at.added.is_some()) {
+            true => finding.remedy(REPAIR_HINT).fix(Fix::Repair),
+            false => finding.remedy("the next add to the network restores the chain"),
+        });
+    } else if findings.is_empty() {
         findings.push(Finding::ok(masquerade.name, "all live containers have their rules"));
     }
     Ok(findings)

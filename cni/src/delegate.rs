@@ -240,6 +240,18 @@ impl Program {
         self.explain(answer, || self.supported_versions()).map(drop)
     }
 
+    /// Calls DEL after an ADD that failed with the message `reported`. Does not pass on what repeats it on stderr: DEL warns
+    /// of the same mistake in the configuration.
+    pub fn roll_back(&self, env: &[(&str, OsString)], config: &[u8], reported: &str) -> Result<()> {
+        let (stderr, answer) = self.call("DEL", env, config, TIMEOUT);
+        for line in
+            String::from_utf8_lossy(&stderr).lines().filter(|line| reported.is_empty() || !line.contains(reported))
+        {
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+        self.explain(answer?, || self.supported_versions()).map(drop)
+    }
+
     /// Calls VERSION. Returns the versions of the protocol that the plugin supports.
     #[cold]
     pub fn versions(&self) -> Result<Vec<String>> {
@@ -280,17 +292,34 @@ impl Program {
         config: &[u8],
         timeout: Duration,
     ) -> Result<Result<Vec<u8>>> {
+        let (stderr, answer) = self.call(command, env, config, timeout);
+        // stderr is free-form for plugins, so the delegate's messages are passed on there.
+        let _ = io::stderr().write_all(&stderr);
+        answer
+    }
+
+    /// Runs the file. Returns what it printed on stderr, and its answer.
+    fn call(
+        &self,
+        command: &str,
+        env: &[(&str, OsString)],
+        config: &[u8],
+        timeout: Duration,
+    ) -> (Vec<u8>, Result<Result<Vec<u8>>>) {
         let path = &self.path;
         let deadline = Deadline::after(timeout);
         let mut process = Command::new(path);
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
-        let child = start(&mut process, path).context(|| format!("execute plugin {path:?}"))?;
+        let child = match start(&mut process, path).context(|| format!("execute plugin {path:?}")) {
+            Ok(child) => child,
+            Err(error) => return (Vec::new(), Err(error)),
+        };
         debug!("execute {path:?} {command} as process {}", child.id());
         let (stderr, outcome) = run_to_end(child, config, deadline);
-        // stderr is free-form for plugins, so the delegate's messages are passed on there.
-        let _ = io::stderr().write_all(&stderr);
-        let (status, stdout) = outcome.context(|| format!("call plugin {path:?}"))?;
-        Ok(if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) })
+        let answer = outcome.context(|| format!("call plugin {path:?}")).map(|(status, stdout)| {
+            if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) }
+        });
+        (stderr, answer)
     }
 
     /// Adds details to an unsupported version error: the plugin's file, and the versions that it supports. Other errors

@@ -3,6 +3,7 @@
 //!
 //! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
 
+mod command;
 mod finding;
 
 use std::fmt;
@@ -21,7 +22,8 @@ use crate::plugin::{Attachment, Call, Plugin};
 
 pub use crate::config::{FIX_HINT, common_shape};
 pub use crate::shape::{Format, Shape};
-pub use finding::{Finding, Fix, Level, Subject, shell_word};
+pub use command::{Command, CommandLine, shell_word};
+pub use finding::{Finding, Fix, Level, Subject};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
 pub trait Inspect: Plugin {
@@ -76,6 +78,10 @@ pub trait Inspect: Plugin {
     fn accepts_in(&self, _: &Call<'_>, _: ForwardChain<'_>) -> Result<bool> {
         Ok(false)
     }
+    /// Returns why CHECK of the reference fails with this configuration whatever it finds; `None` if it does not.
+    fn flaw_of_reference_check(&self, _: &Call<'_>) -> Result<Option<&'static str>> {
+        Ok(None)
+    }
     /// Returns whether [`repair`](Inspect::repair) has something to restore. `call` is as for CHECK.
     fn needs_repair(&self, _: &Call<'_>, _: &Attachment) -> Result<bool> {
         Ok(false)
@@ -118,8 +124,10 @@ pub struct Settings {
 /// A chain for packets that are not addressed to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardChain<'a> {
-    /// The chain FORWARD of iptables, in nf_tables or in a legacy table.
+    /// The chain FORWARD of iptables in nf_tables.
     Iptables,
+    /// The chain FORWARD of the legacy table `filter`.
+    Legacy,
     /// A chain in another table of nf_tables, of this name.
     InTable(&'a str),
 }
@@ -196,8 +204,8 @@ pub trait LeaseStore: Sync {
     fn check_writable(&self, directory: &Path) -> Result<()>;
     /// Returns the process that holds the lock of a directory, if one does and is visible from here.
     fn lock_holder(&self, directory: &Path) -> Option<LockHolder>;
-    /// Returns the command of a shell that writes the missing lease of an attachment, unless the address is leased.
-    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> String;
+    /// Returns the command that writes the missing lease of an attachment, unless the address is leased.
+    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> CommandLine;
 }
 
 /// A process that holds the lock of a lease directory.
@@ -357,11 +365,29 @@ pub struct LiveAttachment {
     pub marks: Marks,
     /// Whether the host veth has its alias.
     pub has_port: bool,
-    /// Its leased addresses. Empty if another IPAM plugin has them.
+    /// Its addresses: those of its ADD if the runtime has recorded it, otherwise the leased ones. Empty if they are unknown.
     pub addresses: Vec<IpAddr>,
     /// Its ADD; `None` if the runtime has not recorded it.
     pub added: Option<Added>,
 }
+
+/// Returns findings about live attachments that lack something, which `describe` describes: those whose ADD the runtime has
+/// recorded, for which [`Inspect::repair`] restores it, as `hint` says, and the others.
+pub fn lacking(
+    affected: &[&LiveAttachment],
+    hint: &str,
+    describe: impl Fn(&[&LiveAttachment]) -> Finding,
+) -> Vec<Finding> {
+    let (recorded, others): (Vec<_>, Vec<_>) = affected.iter().copied().partition(|at| at.added.is_some());
+    let finding = |of: &[&LiveAttachment]| describe(of).about(of.iter().map(|at| at.subject.clone()));
+    let recorded = (!recorded.is_empty()).then(|| finding(&recorded).remedy(hint).fix(Fix::Repair));
+    let others = (!others.is_empty()).then(|| finding(&others).remedy(NOT_RECORDED));
+    recorded.into_iter().chain(others).collect()
+}
+
+/// The remedy for attachments that cannot be repaired.
+const NOT_RECORDED: &str = "detach the containers and attach them again; they cannot be repaired, because the runtime has not \
+                            recorded their adds";
 
 /// What a runtime has recorded of an ADD.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Generated, Inspect, Object, Owner};
+use cni::inspect::{Generated, Inspect, LockHolder, Object, Owner};
 use cni::{
     AddResult, Attachment, Call, Code, ContainerId, Context, Error, ErrorCollector, IfName, IpConfig, Keep, Program,
     Result, Version, json,
@@ -18,7 +18,8 @@ use serde_json::{Map, Value};
 
 use crate::cache::{Cache, Entry};
 use crate::conf::{ExtraKey, NetworkList, Plugin};
-use crate::node::{called_plugins, inspect};
+use crate::node::{called_plugins, inspect, lease_store, misplaced};
+use crate::progress;
 use crate::suggest::nearest;
 
 /// The container side of an attachment, and its arguments.
@@ -115,15 +116,42 @@ impl<'a> Chain<'a> {
 
     fn add_one(&self, link: &Link<'_>, at: &Endpoint, previous: &[ExtraKey]) -> Result<AddResult> {
         let config = self.request(link.plugin, Some(at), previous)?;
-        let answer = link.program.add(&self.variables(Some(at)), &config, self.list.version);
+        let answer =
+            self.report_wait("ADD", link, || link.program.add(&self.variables(Some(at)), &config, self.list.version));
         answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
     }
 
     /// Calls a command that has no result.
     fn run(&self, command: &str, link: &Link<'_>, at: Option<&Endpoint>, extra: &[ExtraKey]) -> Result<()> {
         let config = self.request(link.plugin, at, extra)?;
-        let answer = link.program.run(command, &self.variables(at), &config);
+        let call = || link.program.run(command, &self.variables(at), &config);
+        // STATUS answers soon, and doctor calls it too.
+        let answer = if command == "STATUS" { call() } else { self.report_wait(command, link, call) };
         answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
+    }
+
+    /// Calls a plugin. If that takes long, reports what is waited for.
+    fn report_wait<T>(&self, command: &str, link: &Link<'_>, call: impl FnOnce() -> T) -> T {
+        let (list, kind) = (self.list, &link.plugin.kind);
+        let what = || {
+            let held = lease_store(list).and_then(|(store, directory)| store.lock_holder(&directory));
+            let held = held.map(|LockHolder { file, pid, program }| {
+                format!(": process {pid} ({program}) holds the lock {}", file.display())
+            });
+            format!("waiting for {command} of plugin {kind:?}{}", held.unwrap_or_default())
+        };
+        progress::report(what, call)
+    }
+
+    /// Calls DEL of a plugin after `error`.
+    fn roll_back(&self, link: &Link<'_>, at: &Endpoint, error: &Error) -> Result<()> {
+        let config = self.request(link.plugin, Some(at), &[])?;
+        let context = format!("plugin {:?}", link.plugin.kind);
+        let error = error.to_string();
+        let message = error.strip_prefix(&format!("{context}: ")).unwrap_or(&error);
+        let answer =
+            self.report_wait("DEL", link, || link.program.roll_back(&self.variables(Some(at)), &config, message));
+        answer.map_err(with_code).context(|| context)
     }
 
     /// Rolls back after `error`: calls DEL of the plugins from `last` back to the first. Adds failed DELs to the error.
@@ -133,7 +161,7 @@ impl<'a> Chain<'a> {
         }
         let done = self.links.get(..=last).unwrap_or_default();
         let mut failures: Vec<Error> =
-            done.iter().rev().filter_map(|link| self.run("DEL", link, Some(at), &[]).err()).collect();
+            done.iter().rev().filter_map(|link| self.roll_back(link, at, &error).err()).collect();
         if failures.is_empty() {
             // Removes an entry of an attachment that ended without a DEL, for example by a reboot.
             failures.extend(self.remove_from_cache(at).err());
@@ -175,12 +203,20 @@ impl<'a> Chain<'a> {
 
     /// Calls CHECK of all plugins.
     pub(crate) fn check(&self, at: &Endpoint) -> Result<()> {
-        self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous))
+        self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous)).map_err(|(_, error)| error)
     }
 
-    /// Calls CHECK of all plugins, with a shorter deadline for each: a report on many attachments cannot wait for long.
-    pub(crate) fn check_soon(&self, at: &Endpoint) -> Result<()> {
+    /// Calls CHECK of the plugins that `is_asked` selects, with a shorter deadline for each: a report on many attachments cannot
+    /// wait for long. Returns the plugin that failed with its error.
+    pub(crate) fn check_soon(
+        &self,
+        at: &Endpoint,
+        is_asked: impl Fn(&str) -> bool,
+    ) -> Result<(), (Option<&'a Plugin>, Error)> {
         self.check_each(at, |link, previous| {
+            if !is_asked(&link.plugin.kind) {
+                return Ok(());
+            }
             let config = self.request(link.plugin, Some(at), previous)?;
             let answer = link.program.check_soon(&self.variables(Some(at)), &config);
             answer.map_err(with_code).context(|| format!("plugin {:?}", link.plugin.kind))
@@ -188,28 +224,41 @@ impl<'a> Chain<'a> {
     }
 
     /// Calls `check` for each plugin with the previous result, unless the version has no CHECK or the network disables it.
-    fn check_each(&self, at: &Endpoint, check: impl Fn(&Link<'_>, &[ExtraKey]) -> Result<()>) -> Result<()> {
+    /// Returns the plugin that failed with its error.
+    fn check_each(
+        &self,
+        at: &Endpoint,
+        check: impl Fn(&Link<'_>, &[ExtraKey]) -> Result<()>,
+    ) -> Result<(), (Option<&'a Plugin>, Error)> {
+        let previous = self.prepare_check(at).map_err(|error| (None, error))?;
+        for link in self.links.iter().filter(|_| !self.list.disable_check) {
+            check(link, &previous).map_err(|error| (Some(link.plugin), error))?;
+        }
+        Ok(())
+    }
+
+    /// Returns what CHECK gets of the ADD.
+    fn prepare_check(&self, at: &Endpoint) -> Result<Vec<ExtraKey>> {
         if self.list.version < Version::V0_4_0 {
             let what = format!("cniVersion {} of the network does not have the command CHECK", self.list.version);
             return Err(Error::new(Code::VERSION, what).details("CHECK needs cniVersion 0.4.0 or newer"));
         }
         if self.list.disable_check {
-            return Ok(());
+            return Ok(Vec::new());
         }
         Netns::open(&at.netns)?;
         if self.cached(at)?.is_none() {
             let error = Error::new(Code::UNKNOWN_CONTAINER, "nothing was added there");
             return Err(error.details("the cache has no entry for it"));
         }
-        let previous = self.previous(at)?;
-        self.links.iter().try_for_each(|link| check(link, &previous))
+        self.previous(at)
     }
 
-    /// Returns whether [`repair`](Chain::repair) has something to restore.
-    pub(crate) fn needs_repair(&self, at: &Endpoint) -> Result<bool> {
+    /// Returns whether [`repair`](Chain::repair) restores something that this plugin misses.
+    pub(crate) fn needs_repair(&self, at: &Endpoint, of: &Plugin) -> Result<bool> {
         let mut needs_repair = false;
         self.inspect_each(at, |plugin, call, attachment| {
-            needs_repair |= plugin.needs_repair(call, attachment)?;
+            needs_repair |= plugin.name() == of.kind && plugin.needs_repair(call, attachment)?;
             Ok(())
         })?;
         Ok(needs_repair)
@@ -288,8 +337,12 @@ impl<'a> Chain<'a> {
         self.run("DEL", &Link { plugin: link.plugin, program }, Some(at), &previous)
     }
 
-    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS.
+    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS. Fails in any
+    /// version if every ADD fails because of the order of the list.
     pub(crate) fn status(&self) -> Result<bool> {
+        if let Some((first, error)) = misplaced(self.list) {
+            return Err(with_code(error)).context(|| format!("plugin {:?}", first.kind));
+        }
         if self.list.version < Version::V1_1_0 {
             return Ok(false);
         }

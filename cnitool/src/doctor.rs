@@ -52,13 +52,15 @@ pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<b
     plugins::find(&scope, &mut report);
     kernel::check(&scope, &mut report)?;
     firewall::check(&scope, &mut report)?;
-    objects::check(&scope, &mut report);
+    let live = containers::live(&scope.node)?;
+    objects::check(&scope, &live, &mut report);
     link::check(&scope, &mut report)?;
     leases::check(&scope, &mut report);
-    containers::check(&scope, &mut report)?;
+    containers::check(&scope, &live, &mut report);
     // Plugins are called last: one that hangs must not delay other findings.
     let of_cni0 = plugins::identify(&scope, &mut report);
-    calls::check(&scope, &mut report);
+    calls::check(&scope, &of_cni0, &mut report);
     calls::status(&scope, &of_cni0, &mut report);
+    drop(live);
     report.finish(scope.node)
 }

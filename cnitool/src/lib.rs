@@ -20,6 +20,7 @@ mod networks;
 mod node;
 mod out;
 mod privilege;
+mod progress;
 mod prune;
 mod repair;
 mod schema;

@@ -12,6 +12,9 @@ use cni::{Code, Context, Error, Result};
 use fs2::FileExt;
 use linux::Deadline;
 
+use crate::out;
+use crate::progress::SILENCE;
+
 /// The directory of the lock. Not that of the cache, which other tools list.
 const HOME: &str = "/run/cni0";
 const NAME: &str = "cnitool.lock";
@@ -46,8 +49,12 @@ impl Lock {
         let file = options.open(&path).context(what)?;
         match attempt(&file) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let taken = Deadline::after(TIMEOUT).run_interruptible(|| wait(&file)).context(what)?;
-                taken.ok_or_else(|| busy(&path))?;
+                let deadline = Deadline::after(TIMEOUT);
+                let taken = |until: Deadline| until.run_interruptible(|| wait(&file)).context(what);
+                if taken(deadline.within(SILENCE))?.is_none() {
+                    out::warn(&format!("waiting for another cnitool, which holds the lock {}", path.display()));
+                    taken(deadline)?.ok_or_else(|| busy(&path))?;
+                }
             }
             outcome => outcome.context(what)?,
         }

@@ -11,9 +11,9 @@ mod network;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks, shell_word};
+use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
 use cni0::INSPECT;
@@ -30,7 +30,7 @@ use attachment::{Cached, cached};
 pub(crate) use evidence::{Place, State};
 pub(crate) use namespaces::require_host;
 use namespaces::{identity, mounted, of_processes};
-pub(crate) use network::{Network, Part, called_plugins, inspect, ipam_type};
+pub(crate) use network::{Network, Part, called_plugins, inspect, ipam_type, lease_store, misplaced};
 
 /// The result of an inspection of this host.
 #[derive(Debug)]
@@ -74,11 +74,6 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Returns a command of a shell that runs `command` in its namespace; `None` if the namespace has no known path.
-    pub(crate) fn command(&self, command: &str) -> Option<String> {
-        self.netns.as_deref().map(|path| in_netns(path, command))
-    }
-
     /// Returns whether it has one of these addresses.
     fn has_any(&self, ips: &BTreeSet<IpAddr>) -> bool {
         self.addresses.iter().any(|cidr| ips.contains(&cidr.ip()))
@@ -278,12 +273,6 @@ impl Node {
         self.addresses.iter().filter(|(owner, _)| *owner == link).map(|(_, address)| *address).collect()
     }
 
-    /// Returns the links that have this address.
-    pub(crate) fn holders(&self, ip: IpAddr) -> impl Iterator<Item = &Link> {
-        let has = move |link: &&Link| self.addresses.iter().any(|(i, a)| *i == link.index && a.cidr.ip() == ip);
-        self.links.iter().filter(has)
-    }
-
     /// Returns the container veth of a port.
     pub(crate) fn guest(&self, port: LinkIndex) -> Option<&Guest> {
         self.guests.get(&port)
@@ -349,11 +338,6 @@ impl Node {
         let is_in_range = |network: &Network| network.ranges.iter().flatten().any(|range| range.subnet.contains(ip));
         known.or_else(|| only(&is_in_range)).or_else(|| only(&|network| network.ranges.is_empty()))
     }
-}
-
-/// Returns a command of a shell that runs `command` in the network namespace at `path`.
-pub(crate) fn in_netns(path: &Path, command: &str) -> String {
-    format!("nsenter --net={} {command}", shell_word(&path.to_string_lossy()))
 }
 
 /// Returns the kinds of all plugins.

@@ -11,7 +11,7 @@ use cni0::INSPECT;
 
 use crate::conf::{self, Broken, NetworkList, Plugin};
 use crate::known::{self, Remark};
-use crate::node::{called_plugins, inspect};
+use crate::node::{called_plugins, inspect, misplaced};
 use crate::suggest::nearest;
 use crate::{DONE, FAILED, UNHEALTHY, file, out, settings};
 
@@ -107,9 +107,9 @@ fn check(path: &Path, bytes: &[u8]) -> Checked {
     for (index, plugin) in list.plugins.iter().enumerate() {
         let place = known::place(&list, index, plugin);
         findings.extend(programs(&place, &list, plugin));
-        findings.extend(position(&place, index, plugin));
-        let mistakes = mistakes::find(&list, plugin);
-        findings.extend(mistakes.iter().map(|error| Finding::of_error(Level::Error, &place, error)));
+        let misplaced = misplaced(&list).filter(|_| index == 0).map(|(_, error)| error);
+        let errors = misplaced.into_iter().chain(mistakes::find(&list, plugin));
+        findings.extend(errors.map(|error| Finding::of_error(Level::Error, &place, &error)));
     }
     let remarks = known::unknown_keys(&list).into_iter();
     findings.extend(remarks.map(|Remark { place, key, what }| Finding::new(Level::Warning, &place, &key, what, "")));
@@ -140,15 +140,6 @@ fn version(list: &NetworkList) -> Vec<Finding> {
         }
     }
     findings
-}
-
-/// Reports a plugin that needs the result of another one, and is the first.
-fn position(place: &str, index: usize, plugin: &Plugin) -> Option<Finding> {
-    let is_wrong = index == 0 && inspect(&plugin.kind).is_some_and(cni::inspect::Inspect::is_chained);
-    is_wrong.then(|| {
-        let what = "it needs the result of an earlier plugin, and is the first";
-        Finding::new(Level::Error, place, "", what, "list it after a plugin that creates an interface, such as bridge")
-    })
 }
 
 /// Reports plugins that cni0 does not have and this host has not installed: a plugin of the list, and those it calls.

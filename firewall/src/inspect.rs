@@ -99,9 +99,11 @@ impl Inspect for Firewall {
     }
 
     fn accepts_in(&self, call: &Call<'_>, chain: ForwardChain<'_>) -> Result<bool> {
-        let uses_firewalld = connect(&Config::parse(call)?)?.is_some();
+        let config = Config::parse(call)?;
+        let uses_firewalld = connect(&config)?.is_some();
         Ok(match chain {
             ForwardChain::Iptables => !uses_firewalld,
+            ForwardChain::Legacy => !uses_firewalld && config.backend != Backend::Nftables,
             ForwardChain::InTable(table) => uses_firewalld && table == FIREWALLD,
         })
     }

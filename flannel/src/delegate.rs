@@ -104,6 +104,11 @@ impl DelegateConfig {
         self.keys.get("type").and_then(Value::as_str)
     }
 
+    /// Returns the MTU of containers; `None` if the kernel chooses it.
+    pub(crate) fn mtu(&self) -> Option<u32> {
+        self.keys.get("mtu").and_then(Value::as_u64).and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0)
+    }
+
     /// Replaces the subnets of an earlier ADD. If the node has another subnet now, the delegate can then tell which of its
     /// gateway addresses are outdated.
     pub(crate) fn replace_subnets(&mut self, subnets: &[Cidr]) {

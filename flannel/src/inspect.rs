@@ -4,8 +4,11 @@ use std::path::Path;
 
 use cni::inspect::{Finding, Generated, Inspect, Kind, NetworkView, Object, Owner, Settings, Shape, Subject};
 use cni::{AttachmentKey, Call, Keep, Result};
+use linux::ip::Cidr;
+use linux::netlink::{Link, Netlink};
 
 use crate::config::{self, Config, DATA_DIR};
+use crate::delegate::DelegateConfig;
 use crate::state::{self, StateFile};
 use crate::subnet::SubnetFile;
 use crate::{Flannel, generate_to_clean_up, read_if_exists};
@@ -14,8 +17,13 @@ use crate::{Flannel, generate_to_clean_up, read_if_exists};
 static KINDS: [Kind; 1] =
     [Kind { name: "state", noun: "state file", flag: "state", json: "stateFile", is_listed: false }];
 
-/// The name of the check of the subnet file.
+/// The checks of the subnet file and of the MTU.
 const CHECK: &str = "flannel";
+const MTU: &str = "mtu";
+
+/// The names of flanneld's tunnels. The first two end in the number of the virtual network.
+const TUNNELS: [&str; 2] = ["flannel.", "flannel-wg"];
+const TUNNELS_V6: [&str; 2] = ["flannel-v6.", "flannel-wg-v6"];
 
 impl Inspect for Flannel {
     fn shape(&self) -> Shape {
@@ -49,9 +57,10 @@ impl Inspect for Flannel {
     }
 
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
-        let path = Config::parse(network.call)?.subnet_file;
-        let subject = || [Subject::file(&path)];
-        let file = match SubnetFile::read(&path) {
+        let config = Config::parse(network.call)?;
+        let path = &config.subnet_file;
+        let subject = || [Subject::file(path)];
+        let file = match SubnetFile::read(path) {
             Ok(file) => file,
             Err(error) => return Ok(vec![Finding::error(CHECK, &error).about(subject())]),
         };
@@ -61,8 +70,28 @@ impl Inspect for Flannel {
         let remedy = "check flannel's \"Network\", and the subnet or podCIDR of this node";
         let warnings = warnings
             .map(|what| Finding::warn(CHECK, format!("{}: {what}", path.display())).remedy(remedy).about(subject()));
-        Ok([Finding::ok(CHECK, summary)].into_iter().chain(warnings).collect())
+        let delegate = DelegateConfig::generate(network.call, &config, &file)?;
+        let narrow = too_narrow(&Netlink::open()?.links(None)?, &file.subnets, delegate.mtu());
+        Ok([Finding::ok(CHECK, summary)].into_iter().chain(warnings).chain(narrow).collect())
     }
+}
+
+/// Reports a tunnel that does not carry the packets of containers. In dual stack, flanneld writes the MTU of the IPv4 tunnel,
+/// and the header of the IPv6 tunnel is larger.
+fn too_narrow(links: &[Link], subnets: &[Cidr], mtu: Option<u32>) -> Option<Finding> {
+    let is_used = |link: &&Link| {
+        let is_v6 = TUNNELS_V6.iter().any(|start| link.name.starts_with(start));
+        let is_tunnel = is_v6 || TUNNELS.iter().any(|start| link.name.starts_with(start));
+        is_tunnel && subnets.iter().any(|subnet| subnet.ip().is_ipv6() == is_v6)
+    };
+    let mtu = mtu?;
+    let tunnel = links.iter().filter(is_used).min_by_key(|link| link.mtu).filter(|tunnel| tunnel.mtu < mtu)?;
+    let (name, carried) = (&tunnel.name, tunnel.mtu);
+    let text = format!(
+        "containers send packets of {mtu} bytes, and {name} carries {carried}: if ICMP is filtered, they are lost"
+    );
+    let remedy = format!("set \"mtu\": {carried} in \"delegate\" of the network's configuration");
+    Some(Finding::warn(MTU, text).about([Subject::link(name)]).remedy(remedy))
 }
 
 fn object(directory: &Path, file: StateFile) -> Object {

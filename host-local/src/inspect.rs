@@ -6,7 +6,9 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use cni::inspect::{Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, Shape, shell_word};
+use cni::inspect::{
+    Command, CommandLine, Inspect, Lease, LeaseHolder, LeaseStore, LockHolder, Range, Settings, Shape, shell_word,
+};
 use cni::lease::{self, DATA_DIR, Holder, LeaseOwner};
 use cni::{AttachmentKey, Call, Context, Keep, Result};
 use linux::ip::Cidr;
@@ -140,15 +142,15 @@ impl LeaseStore for HostLocal {
     }
 
     /// Writes the lease as ADD does: under the lock, and only if the file does not exist.
-    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> String {
-        let word = |path: PathBuf| shell_word(&path.to_string_lossy());
+    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> CommandLine {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
         let script = format!(
             "set -C; printf '%s\\r\\n%s' {} {} >{}",
             shell_word(container),
             shell_word(ifname),
-            word(directory.join(ip.to_string()))
+            shell_word(&text(&directory.join(ip.to_string())))
         );
-        format!("flock {} sh -c {}", word(directory.join(lock::NAME)), shell_word(&script))
+        Command::RestoreLease.line(&[&text(directory), &text(&directory.join(lock::NAME)), &script])
     }
 }
 

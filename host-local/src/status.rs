@@ -14,12 +14,14 @@ use crate::add::exhausted;
 use crate::config::Config;
 use crate::index::Index;
 use crate::range::RangeSet;
+use crate::resolv;
 use crate::store::with_hint;
 use linux::dir::Dir;
 
-/// Fails if leases cannot be written. Does not take the lock, so it never waits.
+/// Fails if an ADD could not read a file that the configuration names, or not write leases. Does not take the lock, so it
+/// never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
-    match nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir)) {
+    match usable_directory(config) {
         Ok(dir) => {
             if dir.path() == config.dir && is_enabled(Level::Warn) {
                 warn_of_full_sets(&dir, config, network);
@@ -30,8 +32,19 @@ pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
             warn!("{error}");
             Ok(())
         }
-        Err(error) => Err(with_hint(error, &config.dir).with_code(Code::NOT_AVAILABLE)),
+        // A mistake in the configuration keeps its code.
+        Err(error) if error.code() == Code::CONFIG => Err(error),
+        Err(error) => Err(error.with_code(Code::NOT_AVAILABLE)),
     }
+}
+
+/// Returns the directory, or its nearest existing ancestor, if an ADD could read and write everything that it needs.
+fn usable_directory(config: &Config) -> Result<Dir> {
+    if let Some(path) = &config.resolv_conf {
+        resolv::read(path)?;
+    }
+    let dir = nearest(&config.dir).and_then(|dir| writable(&dir).map(|()| dir));
+    dir.map_err(|error| with_hint(error, &config.dir))
 }
 
 /// Opens the directory, or its nearest existing ancestor, in which ADD would create it.

@@ -68,7 +68,7 @@ impl Publication<'_> {
             },
         };
         match self.loopback_target() {
-            Some(container) if is_guarded => localnet::enable(host, container.ip())?,
+            Some(container) if is_guarded => localnet::enable(host, self, container.ip())?,
             Some(_) => {
                 warn!(
                     "ports are not reachable from loopback addresses: without nf_tables, it would expose loopback services"

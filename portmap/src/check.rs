@@ -26,7 +26,7 @@ pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
     }
     match publication.loopback_target() {
         // Without nf_tables, ADD does not make ports reachable from loopback addresses.
-        Some(container) if nft.is_available()? => localnet::check(&mut Netlink::open()?, container.ip()),
+        Some(container) if nft.is_available()? => localnet::check(&mut Netlink::open()?, publication, container.ip()),
         _ => Ok(()),
     }
 }

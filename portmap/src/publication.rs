@@ -26,6 +26,8 @@ pub(crate) struct Publication<'a> {
     pub(crate) unpublished: Option<Cidr>,
     /// The link of the attachment on this host, if known.
     pub(crate) port: Option<&'a str>,
+    /// The result of the plugins before, which names the links that lead to the container.
+    pub(crate) result: &'a AddResult,
 }
 
 impl<'a> Publication<'a> {
@@ -45,6 +47,7 @@ impl<'a> Publication<'a> {
             addresses,
             unpublished: unpublished.first().map(|(address, _)| *address),
             port: evidence::host_link(result, at),
+            result,
         }
     }
 

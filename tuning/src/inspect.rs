@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, shell_word};
-use cni::{Attachment, Call, Guest, Keep, Namespaces, Result};
+use cni::inspect::{
+    Command, CommandLine, Finding, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Shape,
+};
+use cni::{Attachment, Call, Error, Guest, Keep, Namespaces, Result};
 use linux::log::debug;
 
 use crate::backup::Backup;
@@ -50,50 +52,55 @@ impl Inspect for Tuning {
         if let Err(error) = status::run(&config) {
             return Ok(vec![Finding::error(KINDS[0].name, &error)]);
         }
-        let (mut count, mut different, mut affected, mut commands) = (0, Vec::new(), Vec::new(), Vec::new());
+        let (mut count, mut different) = (0, Vec::new());
         for live in network.alive {
             let Some(added) = &live.added else { continue };
             let compared = added.with_call(|call, at| {
                 let config = Config::parse(call, Some(at))?;
                 count += usize::from(!config.is_empty());
                 let outcome = check::run(call, at, &config);
-                if outcome.is_err() {
-                    commands.extend(repair_commands(call, at, &config).into_iter().flatten());
-                }
-                outcome
+                Ok(outcome.err().map(|error| (error, repair_commands(call, at, &config).unwrap_or_default())))
             });
-            if let Err(error) = compared {
-                different.push(format!("{}: {error}", added.attachment.container));
-                affected.push(live.subject.clone());
+            match compared {
+                Ok(difference) => different.extend(difference.map(|(error, commands)| (live, error, commands))),
+                Err(error) => debug!("the tuning of {} is unknown: {error}", added.attachment.container),
             }
         }
         debug!("{count} tuned containers");
-        Ok(match different.first() {
-            Some(first) => {
-                let text =
-                    format!("{} of {count} containers differ from the configuration, such as {first}", different.len());
-                let remedy = "another program changed it; set it again, or attach the container again";
-                vec![Finding::warn(KINDS[0].name, text).remedy(remedy).about(affected).run(commands)]
-            }
-            None if count > 0 => vec![Finding::ok(KINDS[0].name, "live containers are tuned as configured")],
-            None => Vec::new(),
-        })
+        if different.is_empty() && count > 0 {
+            return Ok(vec![Finding::ok(KINDS[0].name, "live containers are tuned as configured")]);
+        }
+        let (restored, others): (Vec<_>, Vec<_>) =
+            different.into_iter().partition(|(_, _, commands)| !commands.is_empty());
+        let finding = |different: Vec<(&LiveAttachment, Error, Vec<CommandLine>)>| {
+            let (live, error, _) = different.first()?;
+            let number = different.len();
+            let text = format!(
+                "{number} of {count} containers differ from the configuration, such as {}: {error}",
+                live.subject.name
+            );
+            let finding =
+                Finding::warn(KINDS[0].name, text).about(different.iter().map(|(live, ..)| live.subject.clone()));
+            let finding = finding.remedy("another program changed it; set it again, or attach the container again");
+            Some(finding.run(different.into_iter().flat_map(|(_, _, commands)| commands)))
+        };
+        Ok([finding(restored), finding(others)].into_iter().flatten().collect())
     }
 }
 
-/// Returns the commands of a shell that set again what differs.
-fn repair_commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<String>> {
+/// Returns the commands that set again what differs.
+fn repair_commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<CommandLine>> {
     let namespaces = Namespaces::open(call, at)?;
-    let nsenter = format!("nsenter --net={}", shell_word(&at.sandbox()));
+    let netns = at.sandbox();
     namespaces.in_guest(|| {
         let link = Guest::open_here(at)?.interface()?;
         let differs =
             |sysctl: &&Sysctl| matches!(check::read(sysctl), Ok(Some(now)) if !same_value(&now, &sysctl.value));
         // After a slash, dots are part of a name.
-        let setting = |sysctl: &Sysctl| shell_word(&format!("{}={}", sysctl.path.join("/"), sysctl.value));
+        let setting = |sysctl: &Sysctl| format!("{}={}", sysctl.path.join("/"), sysctl.value);
         let sysctls = config.sysctls.iter().filter(differs);
-        let mut commands: Vec<String> =
-            sysctls.map(|sysctl| format!("{nsenter} sysctl -w {}", setting(sysctl))).collect();
+        let mut commands: Vec<CommandLine> =
+            sysctls.map(|sysctl| Command::SetGuestSysctl.line(&[&netns, &setting(sysctl)])).collect();
         let now: Vec<_> = config.attributes.of(&link).values().collect();
         for (key, value) in config.attributes.values().filter(|wanted| !now.contains(wanted)) {
             let option = match key {
@@ -107,7 +114,7 @@ fn repair_commands(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<
                 "false" => "off",
                 value => value,
             };
-            commands.push(format!("{nsenter} ip link set {} {option} {value}", shell_word(at.ifname.as_str())));
+            commands.push(Command::SetGuestAttribute.line(&[&netns, at.ifname.as_str(), option, value]));
         }
         Ok(commands)
     })

@@ -32,19 +32,21 @@ macro_rules! finds {
             for part in $expected {
                 assert!(msg.contains(part), "{part}: {msg}");
             }
+            assert!(!msg.contains("Some(") && !msg.contains("None"), "plain text: {msg}");
         })+
     };
 }
 
 finds! {
-    finds_another_mac: {}, "", "ip link set eth0 address 02:00:00:00:00:09" => ["\"eth0\"", "want", "02:00:00:00:00:09"];
+    finds_another_mac: {}, "", "ip link set eth0 address 02:00:00:00:00:09" => ["MAC address of \"eth0\": want ", ", got 02:00:00:00:00:09"];
     finds_a_link_that_is_down: {}, "", "ip link set eth0 down" => ["up of \"eth0\"", "want true, got false"];
     finds_a_missing_link: {}, "", "ip link del eth0" => ["no link \"eth0\""];
     finds_a_missing_address: {}, "", "ip address del 10.1.0.2/24 dev eth0" => ["10.1.0.2/24", "fd01::2/64"];
     finds_another_prefix: {}, "", "ip address del 10.1.0.2/24 dev eth0; ip address add 10.1.0.2/16 dev eth0" => ["10.1.0.2/24", "10.1.0.2/16"];
     finds_a_missing_route: {"isDefaultGateway": true}, "", "ip route del default" => ["0.0.0.0/0 via 10.1.0.1"];
     finds_a_missing_gateway: {}, "ip address del 10.1.0.1/24 dev br0", "" => ["\"br0\"", "10.1.0.1/24"];
-    finds_a_port_without_a_bridge: {}, "ip link set PORT nomaster", "" => ["bridge of \"veth", "got None"];
+    finds_a_port_without_a_bridge: {}, "ip link set PORT nomaster", "" => ["bridge of \"veth", "want br0, got none"];
+    finds_a_port_of_another_bridge: {}, "ip link add br9 type bridge; ip link set PORT master br9", "" => ["want br0, got br9"];
     finds_another_hairpin_mode: {"hairpinMode": true}, "ip link set PORT type bridge_slave hairpin off", "" => ["hairpin", "want true, got false"];
     finds_a_missing_isolation: {"portIsolation": true}, "ip link set PORT type bridge_slave isolated off", "" => ["isolation", "want true, got false"];
     finds_a_bridge_without_promiscuity: {"promiscMode": true}, "ip link set br0 promisc off", "" => ["promiscuous of \"br0\""];

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::Path;
 
+use super::command::CommandLine;
 use crate::error::Error;
 
 /// The severity of a finding.
@@ -28,21 +29,21 @@ pub struct Finding {
     pub what: String,
     /// What it is about: for example, the affected containers.
     pub subjects: Vec<Subject>,
-    /// What to do about it. May be empty if there is a fix, or if the level is `Ok`.
+    /// What to do about it, or what to decide. May be empty if there is a fix, or if the level is `Ok`.
     pub remedy: String,
-    /// What repairs it without a restart of a container, if anything does.
+    /// What repairs it without a restart of a container and without a decision, if anything does.
     pub fix: Option<Fix>,
 }
 
-/// What repairs a finding without a restart of a container.
+/// What repairs a finding without a restart of a container. It changes nothing of another program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fix {
     /// [`Inspect::repair`](super::Inspect::repair) for the attachments of the network.
     Repair,
     /// Removal of what containers that are gone have left on the network; on all networks if the finding is about none.
     Prune,
-    /// These commands of a shell.
-    Run(Vec<String>),
+    /// These commands, in this order.
+    Run(Vec<CommandLine>),
 }
 
 impl Finding {
@@ -92,18 +93,9 @@ impl Finding {
 
     /// Sets the commands that repair it. Without any, there is no fix.
     #[must_use]
-    pub fn run(self, commands: impl IntoIterator<Item = impl Into<String>>) -> Finding {
-        let commands: Vec<String> = commands.into_iter().map(Into::into).collect();
+    pub fn run(self, commands: impl IntoIterator<Item = CommandLine>) -> Finding {
+        let commands: Vec<CommandLine> = commands.into_iter().collect();
         Finding { fix: (!commands.is_empty()).then_some(Fix::Run(commands)), ..self }
-    }
-}
-
-/// Returns a word as a shell reads it. Names of links and paths can contain any character.
-pub fn shell_word(word: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_./:@%+=,-".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 
@@ -166,21 +158,13 @@ impl fmt::Display for Subject {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn no_name_is_read_as_more_than_one_word() {
-        assert_eq!(shell_word("br-pods"), "br-pods");
-        assert_eq!(shell_word("/run/netns/a b"), "'/run/netns/a b'");
-        assert_eq!(shell_word("x;reboot"), "'x;reboot'");
-        assert_eq!(shell_word("it's"), r"'it'\''s'");
-        assert_eq!(shell_word(""), "''");
-    }
+    use crate::inspect::Command;
 
     #[test]
     fn a_finding_without_commands_has_no_fix() {
-        assert_eq!(Finding::warn("mtu", "x").run([""; 0]).fix, None);
-        let commands = Fix::Run(vec!["ip link set x up".to_owned()]);
-        assert_eq!(Finding::warn("mtu", "x").run(["ip link set x up"]).fix, Some(commands));
+        assert_eq!(Finding::warn("mtu", "x").run([]).fix, None);
+        let command = Command::SetUp.line(&["x"]);
+        assert_eq!(Finding::warn("mtu", "x").run([command.clone()]).fix, Some(Fix::Run(vec![command])));
     }
 
     #[test]

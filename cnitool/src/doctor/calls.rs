@@ -22,8 +22,8 @@ const STATUS: &str = "status";
 /// The number of different errors that are reported for a network. The other containers are only counted.
 const MOST: usize = 20;
 
-/// Calls CHECK for the attachments in the cache.
-pub(super) fn check(scope: &Scope, report: &mut Report) {
+/// Calls CHECK for the attachments in the cache. `of_cni0` are the plugins that are known to be of cni0.
+pub(super) fn check(scope: &Scope, of_cni0: &[String], report: &mut Report) {
     let (entries, _) = match Cache::of_host().all() {
         Ok(found) => found,
         // Reported by the inspection of the node.
@@ -50,7 +50,15 @@ pub(super) fn check(scope: &Scope, report: &mut Report) {
                 Ok(list) if list.disable_check => {
                     report.network(&network.name, Finding::ok(CHECK, "not called: \"disableCheck\" is set"));
                 }
-                Ok(list) => check_attachments(&list, &live, report),
+                Ok(list) => {
+                    let mut flaws = network.flaws_of_reference_checks();
+                    flaws.retain(|(kind, _)| !of_cni0.iter().any(|known| known == kind));
+                    for (kind, flaw) in &flaws {
+                        report.unseen(format!("CHECK of plugin {kind:?} for network {}: {flaw}", network.name));
+                    }
+                    let is_asked = |kind: &str| !flaws.iter().any(|(flawed, _)| *flawed == kind);
+                    check_attachments(&list, &live, &is_asked, report);
+                }
                 Err(error) => report.unseen(format!("CHECK of {number} to network {}: {error}", network.name)),
             },
         }
@@ -66,15 +74,15 @@ fn list_for(network: &Network, entry: &Entry) -> Result<NetworkList> {
 /// An error of CHECK.
 struct Difference {
     error: Error,
-    /// Whether `cnitool repair` restores something of the first attachment.
+    /// Whether `cnitool repair` restores what the plugin misses of the first attachment.
     is_repaired: bool,
     /// The attachments.
     subjects: Vec<Subject>,
 }
 
-/// Calls CHECK for these attachments. Leaves out containers that another finding names already: CHECK stops at its first
-/// difference, which is most likely the same.
-fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
+/// Calls CHECK of the plugins that `is_asked` selects for these attachments. Leaves out containers that another finding names
+/// already: CHECK stops at its first difference, which is most likely the same.
+fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str) -> bool, report: &mut Report) {
     let name = list.name.as_str();
     // A missing plugin has been reported.
     let Ok(chain) = Chain::find(list, &settings::plugins()) else { return };
@@ -82,7 +90,8 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
     let mut passed = 0;
     for (done, entry) in live.iter().enumerate() {
         let at = Endpoint::of_entry(entry);
-        let Err(error) = at.as_ref().map_err(Clone::clone).and_then(|at| chain.check_soon(at)) else {
+        let checked = at.as_ref().map_err(|error| (None, error.clone())).and_then(|at| chain.check_soon(at, is_asked));
+        let Err((plugin, error)) = checked else {
             passed += 1;
             continue;
         };
@@ -97,8 +106,8 @@ fn check_attachments(list: &NetworkList, live: &[&Entry], report: &mut Report) {
         let subject = subject(entry);
         if !report.is_problem(name, &subject) {
             let found = differences.entry(error.to_string()).or_insert_with(|| {
-                let is_repaired = at.and_then(|at| chain.needs_repair(&at)).unwrap_or(false);
-                Difference { error, is_repaired, subjects: Vec::new() }
+                let needs_repair = |plugin| at.and_then(|at| chain.needs_repair(&at, plugin)).unwrap_or(false);
+                Difference { error, is_repaired: plugin.is_some_and(needs_repair), subjects: Vec::new() }
             });
             found.subjects.push(subject);
         }

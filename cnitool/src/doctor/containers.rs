@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::path::Path;
 
-use cni::inspect::{Finding, Subject, shell_word};
+use cni::inspect::{Command, CommandLine, Finding, Subject, shell_word};
 use cni::{AddResult, Result, Route};
 use linux::Netns;
 use linux::ip::Cidr;
@@ -11,7 +12,7 @@ use linux::netlink::{KernelRoute, Link, LinkIndex, Netlink};
 
 use super::report::first_few;
 use super::{Report, Scope};
-use crate::node::{Attachment, Network, Node, State, in_netns};
+use crate::node::{Attachment, Network, Node, Place, State, place};
 use crate::table;
 
 /// The check of most findings.
@@ -20,40 +21,81 @@ const CHECK: &str = "container";
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
 /// A live attachment, with what its namespace has.
-struct Live<'a> {
+pub(super) struct Live<'a> {
     network: &'a Network,
     at: Attachment,
     /// The result of its ADD, if the runtime has recorded it.
     result: Option<AddResult>,
-    inside: Option<Inside>,
+    interface: Interface,
 }
 
 /// The interface of an attachment in the container namespace.
+enum Interface {
+    Found(Inside),
+    /// It has this name now.
+    Renamed(String),
+    /// The namespace is not at its path any more.
+    NoNamespace,
+    /// The runtime has not recorded the ADD, the namespace cannot be entered, or the interface was just deleted.
+    Unknown,
+}
+
+/// What the interface has.
 struct Inside {
+    index: LinkIndex,
     /// The host's end of its veth pair.
     port: Option<LinkIndex>,
     is_up: bool,
     addresses: Vec<Cidr>,
+    /// All routes of the namespace.
     routes: Vec<KernelRoute>,
 }
 
-impl Inside {
-    /// Inspects the interface. Returns `None` if it does not exist, or if its namespace cannot be entered or is gone.
-    fn read(at: &Attachment, home: &Netns) -> Option<Inside> {
-        let ifname = at.ifname.as_deref()?;
-        let netns = Netns::open_if_exists(at.netns.as_deref()?).ok()??;
-        let read = || -> linux::Result<Option<Inside>> {
-            let mut netlink = Netlink::open()?;
-            let Some(link) = netlink.link(ifname)? else { return Ok(None) };
-            let addresses = netlink.addresses(link.index)?.into_iter().map(|address| address.cidr).collect();
-            let routes = netlink.routes(link.index)?;
-            Ok(Some(Inside { port: link.peer, is_up: link.up, addresses, routes }))
+impl Interface {
+    /// Inspects the interface of an attachment.
+    fn read(node: &Node, at: &Attachment, home: &Netns) -> Interface {
+        let (Some(ifname), Some(path)) = (at.ifname.as_deref(), at.netns.as_deref()) else { return Interface::Unknown };
+        let netns = match (place(path), Netns::open_if_exists(path)) {
+            (Place::Absent, _) => return Interface::NoNamespace,
+            (Place::Exists, Ok(Some(netns))) => netns,
+            _ => return Interface::Unknown,
         };
-        netns.run(home, read).ok()?
+        match netns.run(home, || Inside::read(ifname)) {
+            Ok(Some(inside)) => Interface::Found(inside),
+            Ok(None) => {
+                let now = at.port.and_then(|port| node.guest(port)).map(|guest| guest.name.clone());
+                now.filter(|now| now != ifname).map_or(Interface::Unknown, Interface::Renamed)
+            }
+            Err(_) => Interface::Unknown,
+        }
+    }
+}
+
+impl Inside {
+    /// Inspects the interface of this name in the current namespace.
+    fn read(ifname: &str) -> linux::Result<Option<Inside>> {
+        let mut netlink = Netlink::open()?;
+        let Some(link) = netlink.link(ifname)? else { return Ok(None) };
+        let addresses = netlink.addresses(link.index)?.into_iter().map(|address| address.cidr).collect();
+        let routes = netlink.all_routes()?;
+        Ok(Some(Inside { index: link.index, port: link.peer, is_up: link.up, addresses, routes }))
     }
 }
 
 impl Live<'_> {
+    fn inside(&self) -> Option<&Inside> {
+        match &self.interface {
+            Interface::Found(inside) => Some(inside),
+            _ => None,
+        }
+    }
+
+    /// Returns the attachment if plugins find its interface where the ADD put it, as far as that is known.
+    pub(super) fn in_place(&self) -> Option<(&Network, &Attachment)> {
+        let is_displaced = matches!(self.interface, Interface::Renamed(_) | Interface::NoNamespace);
+        (!is_displaced).then_some((self.network, &self.at))
+    }
+
     /// Returns the addresses that the ADD assigned. Without a record of it, they are those of the interface.
     fn addresses(&self, node: &Node) -> Vec<IpAddr> {
         match (&self.result, self.at.port.and_then(|port| node.guest(port))) {
@@ -63,14 +105,17 @@ impl Live<'_> {
         }
     }
 
-    /// Returns a command of a shell that runs `command` in the container namespace.
-    fn command(&self, command: &str) -> Option<String> {
-        self.at.netns.as_deref().map(|path| in_netns(path, command))
+    fn netns(&self) -> String {
+        self.at.netns.as_deref().unwrap_or_else(|| Path::new("")).to_string_lossy().into_owned()
+    }
+
+    fn ifname(&self) -> &str {
+        self.at.ifname.as_deref().unwrap_or_default()
     }
 
     /// Returns the addresses of the result that the interface lacks.
     fn lost_addresses(&self) -> Vec<Cidr> {
-        let (Some(result), Some(inside)) = (&self.result, &self.inside) else { return Vec::new() };
+        let (Some(result), Some(inside)) = (&self.result, self.inside()) else { return Vec::new() };
         let of_interface = result.ips.iter().filter(|ip| ip.interface.is_none_or(|index| self.is_own(result, index)));
         of_interface.map(|ip| ip.address).filter(|ip| !inside.addresses.contains(ip)).collect()
     }
@@ -78,14 +123,46 @@ impl Live<'_> {
     /// Returns whether an interface of the result is that of the attachment.
     fn is_own(&self, result: &AddResult, index: u32) -> bool {
         let interface = usize::try_from(index).ok().and_then(|index| result.interfaces.get(index));
-        interface.is_some_and(|own| Some(&own.name) == self.at.ifname.as_ref() && !own.sandbox.is_empty())
+        interface.is_some_and(|own| is_of(own, &self.at))
     }
 
     /// Returns the routes of the result that the container lacks.
     fn lost_routes(&self) -> Vec<&Route> {
-        let (Some(result), Some(inside)) = (&self.result, &self.inside) else { return Vec::new() };
-        result.routes.iter().filter(|route| !inside.routes.iter().any(|have| is_same(route, have))).collect()
+        let (Some(result), Some(inside)) = (&self.result, self.inside()) else { return Vec::new() };
+        let has =
+            |route: &Route| inside.routes.iter().any(|have| have.link == Some(inside.index) && is_same(route, have));
+        result.routes.iter().filter(|route| !has(route)).collect()
     }
+
+    /// Returns the commands that restore addresses; `None` if one of them is in use elsewhere.
+    fn restore_addresses(&self, node: &Node, lost: &[Cidr]) -> Option<Vec<CommandLine>> {
+        let restore = |cidr: &Cidr| {
+            let command = if cidr.ip().is_ipv6() { Command::AddGuestAddressIpv6 } else { Command::AddGuestAddress };
+            let is_free = !node.is_used(cidr.ip()) || self.has(cidr.ip());
+            is_free.then(|| command.line(&[&self.netns(), &cidr.to_string(), self.ifname()]))
+        };
+        lost.iter().map(restore).collect()
+    }
+
+    /// Returns the commands that restore routes; `None` if the container has another route in place of one of them, which its
+    /// own programs may need.
+    fn restore_routes(&self, lost: &[&Route]) -> Option<Vec<CommandLine>> {
+        let is_replaced = |route: &Route| {
+            let table = route.table.filter(|table| *table != 0).unwrap_or(MAIN);
+            let has = |have: &KernelRoute| have.leads_to(route.dst) && have.route.table == Some(table);
+            self.inside().is_some_and(|inside| inside.routes.iter().any(has))
+        };
+        let restore = |route: &&Route| {
+            let command = Command::AddGuestRoute.line(&[&self.netns(), &arguments(route, self.ifname())]);
+            (!is_replaced(route)).then_some(command)
+        };
+        lost.iter().map(restore).collect()
+    }
+}
+
+/// Returns whether an interface in a result is that of an attachment.
+fn is_of(interface: &cni::Interface, at: &Attachment) -> bool {
+    Some(&interface.name) == at.ifname.as_ref() && !interface.sandbox.is_empty()
 }
 
 /// Returns whether a route of the kernel is the route `want`. What `want` leaves out is not compared.
@@ -111,93 +188,132 @@ fn arguments(route: &Route, ifname: &str) -> String {
 }
 
 /// Compares the interfaces of live attachments with their leases and results, and reports addresses that several have.
-pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
-    let live = live(&scope.node)?;
+pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
+    let node = &scope.node;
     for network in scope.networks() {
         let of_network: Vec<&Live<'_>> = live.iter().filter(|live| live.network.name == network.name).collect();
         let findings = [
-            links_down(&of_network),
-            lost_addresses(&of_network),
-            lost_routes(&of_network),
-            without_lease(&scope.node, network, &of_network),
+            renamed(&of_network),
+            without_namespace(node, &of_network),
+            links_down(node, &of_network),
+            without_lease(node, network, &of_network),
+            surplus_leases(node, &of_network),
             outside_ranges(network, &of_network),
         ];
-        findings.into_iter().flatten().for_each(|finding| report.network(&network.name, finding));
+        let findings = findings.into_iter().flatten();
+        let lost = lost_addresses(node, &of_network).into_iter().chain(lost_routes(&of_network));
+        findings.chain(lost).for_each(|finding| report.network(&network.name, finding));
     }
-    for (networks, finding) in duplicates(&scope.node, &live) {
+    for (networks, finding) in duplicates(node, live) {
         match networks.iter().find(|name| scope.includes(name)) {
             Some(network) => report.network(network, finding),
             None if networks.is_empty() => report.host(finding),
             None => {}
         }
     }
-    Ok(())
 }
 
 /// Inspects the live attachments of all networks.
-fn live(node: &Node) -> Result<Vec<Live<'_>>> {
+pub(super) fn live(node: &Node) -> Result<Vec<Live<'_>>> {
     let home = Netns::current()?;
     let mut all = Vec::new();
     for network in &node.networks {
         for at in node.attachments(network).into_iter().filter(|at| at.state == State::Alive) {
-            let (result, inside) = (node.result(network, &at), Inside::read(&at, &home));
-            all.push(Live { network, at, result, inside });
+            let result = node.result(network, &at);
+            let interface = Interface::read(node, &at, &home);
+            all.push(Live { network, at, result, interface });
         }
     }
     Ok(all)
 }
 
-/// Returns a finding about containers that have lost addresses or routes: each with the first that it has lost, and with
-/// the commands that restore all.
-fn lost(noun: &str, verb: &str, found: Vec<(&Live<'_>, String, Vec<String>)>) -> Option<Finding> {
-    let (_, first, _) = found.first()?;
-    let what = match found.len() {
-        1 => format!("1 container has lost its {noun} {first}: {verb} it"),
-        number => format!("{number} containers have lost their {noun}, such as {first}: {verb} them"),
+/// Reports containers whose interface has another name than that of the ADD.
+fn renamed(live: &[&Live<'_>]) -> Option<Finding> {
+    let new_name = |live: &Live<'_>| match &live.interface {
+        Interface::Renamed(now) => Some(now.clone()),
+        _ => None,
     };
-    let (subjects, commands): (Vec<Subject>, Vec<Vec<String>>) =
-        found.into_iter().map(|(live, _, commands)| (live.at.subject(), commands)).unzip();
-    Some(Finding::fail(CHECK, what).about(subjects).run(commands.into_iter().flatten()))
+    let affected: Vec<(&Live<'_>, String)> = live.iter().filter_map(|live| Some((*live, new_name(live)?))).collect();
+    let (first, now) = affected.first()?;
+    let number = table::count(affected.len(), "container");
+    let what = format!("the interface of {number} does not have the name of its add: {} is {now} now", first.ifname());
+    let remedy = "rename it in the container, or detach the container and attach it again";
+    Some(Finding::fail(CHECK, what).about(affected.iter().map(|(live, _)| live.at.subject())).remedy(remedy))
 }
 
-fn links_down(live: &[&Live<'_>]) -> Option<Finding> {
-    let down: Vec<&&Live<'_>> =
-        live.iter().filter(|live| live.result.is_some() && live.inside.as_ref().is_some_and(|i| !i.is_up)).collect();
+/// Reports containers whose namespace is not where the ADD found it, although a process still uses it. Otherwise the container
+/// is just ending.
+fn without_namespace(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
+    let is_used = |live: &Live<'_>| live.at.port.and_then(|port| node.guest(port)?.netns.as_ref()).is_some();
+    let is_lost = |live: &&&Live<'_>| matches!(live.interface, Interface::NoNamespace) && is_used(live);
+    let affected: Vec<&&Live<'_>> = live.iter().filter(is_lost).collect();
+    let first = affected.first()?.netns();
+    let number = table::count(affected.len(), "container");
+    let what = format!("the namespace of {number} is not at its path any more ({first}), although a process uses it");
+    let remedy = "detach the container, which does not need the path, and attach it again";
+    Some(Finding::warn(CHECK, what).about(affected.iter().map(|live| live.at.subject())).remedy(remedy))
+}
+
+/// Something that a container has lost: the first of its kind, and the commands that restore all, if they can.
+type Lost<'a> = (&'a Live<'a>, String, Option<Vec<CommandLine>>);
+
+/// Returns findings about containers that have lost addresses or routes: those that commands restore, and others.
+fn lost(noun: &str, verb: &str, remedy: &str, found: Vec<Lost<'_>>) -> Vec<Finding> {
+    let (restored, others): (Vec<Lost<'_>>, Vec<Lost<'_>>) =
+        found.into_iter().partition(|(_, _, commands)| commands.is_some());
+    let finding = |found: Vec<Lost<'_>>| {
+        let (_, first, _) = found.first()?;
+        let what = match found.len() {
+            1 => format!("1 container has lost its {noun} {first}: {verb} it"),
+            number => format!("{number} containers have lost their {noun}, such as {first}: {verb} them"),
+        };
+        let finding = Finding::fail(CHECK, what).about(found.iter().map(|(live, _, _)| live.at.subject()));
+        let commands: Vec<CommandLine> = found.into_iter().filter_map(|(_, _, commands)| commands).flatten().collect();
+        Some(if commands.is_empty() { finding.remedy(remedy) } else { finding.run(commands) })
+    };
+    [finding(restored), finding(others)].into_iter().flatten().collect()
+}
+
+/// Reports interfaces that are down. The kernel removes the routes and the IPv6 addresses of such an interface.
+fn links_down(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
+    let is_down = |live: &&&Live<'_>| live.result.is_some() && live.inside().is_some_and(|inside| !inside.is_up);
+    let down: Vec<&&Live<'_>> = live.iter().filter(is_down).collect();
     if down.is_empty() {
         return None;
     }
     let what = format!("the interface is down in {}: no packet arrives", table::count(down.len(), "container"));
-    let command = |live: &&&Live<'_>| {
-        live.command(&format!("ip link set {} up", shell_word(live.at.ifname.as_deref().unwrap_or_default())))
+    let restore = |live: &&&Live<'_>| -> Option<Vec<CommandLine>> {
+        let up = Command::SetGuestUp.line(&[&live.netns(), live.ifname()]);
+        let addresses = live.restore_addresses(node, &live.lost_addresses())?;
+        let routes = live.restore_routes(&live.lost_routes())?;
+        Some([up].into_iter().chain(addresses).chain(routes).collect())
     };
+    let commands: Option<Vec<Vec<CommandLine>>> = down.iter().map(restore).collect();
     let finding = Finding::warn(CHECK, what).about(down.iter().map(|live| live.at.subject()));
-    Some(finding.remedy("the container may have done so itself").run(down.iter().filter_map(command)))
+    let remedy = "the container may have set it down itself; otherwise detach it and attach it again";
+    Some(finding.remedy(remedy).run(commands.into_iter().flatten().flatten()))
 }
 
-fn lost_addresses(live: &[&Live<'_>]) -> Option<Finding> {
+fn lost_addresses(node: &Node, live: &[&Live<'_>]) -> Vec<Finding> {
     let mut found = Vec::new();
-    for live in live {
+    for live in live.iter().filter(|live| live.inside().is_some_and(|inside| inside.is_up)) {
         let lost = live.lost_addresses();
         let Some(first) = lost.first() else { continue };
-        let ifname = shell_word(live.at.ifname.as_deref().unwrap_or_default());
-        let command = |ip: &Cidr| live.command(&format!("ip address add {ip} dev {ifname}"));
-        found.push((*live, first.to_string(), lost.iter().filter_map(command).collect()));
+        found.push((*live, first.to_string(), live.restore_addresses(node, &lost)));
     }
-    lost("address", "packets do not reach", found)
+    let remedy = "another container has the address now: detach the container and attach it again";
+    lost("address", "packets do not reach", remedy, found)
 }
 
-fn lost_routes(live: &[&Live<'_>]) -> Option<Finding> {
+fn lost_routes(live: &[&Live<'_>]) -> Vec<Finding> {
     let mut found = Vec::new();
-    for live in live {
-        // Without its addresses or with its interface down, a container cannot have its routes.
-        let is_up = live.inside.as_ref().is_some_and(|inside| inside.is_up);
+    for live in live.iter().filter(|live| live.inside().is_some_and(|inside| inside.is_up)) {
         let lost = live.lost_routes();
-        let Some(first) = lost.first().filter(|_| is_up) else { continue };
-        let ifname = live.at.ifname.as_deref().unwrap_or_default();
-        let command = |route: &&Route| live.command(&format!("ip route add {}", arguments(route, ifname)));
-        found.push((*live, arguments(first, ifname), lost.iter().filter_map(command).collect()));
+        let Some(first) = lost.first() else { continue };
+        found.push((*live, arguments(first, live.ifname()), live.restore_routes(&lost)));
     }
-    lost("route", "other networks cannot be reached from", found)
+    let remedy = "the container has another route in its place: decide which one it needs";
+    lost("route", "other networks cannot be reached from", remedy, found)
 }
 
 /// Reports live containers whose address is not leased. Unknown if the leases cannot be read.
@@ -229,6 +345,29 @@ fn without_lease(node: &Node, network: &Network, live: &[&Live<'_>]) -> Option<F
     let them = if ips.len() == 1 { "it" } else { "them" };
     let finding = Finding::fail("leases", format!("{what}: the next add may give {them} to another container"));
     Some(finding.about(subjects).run(commands))
+}
+
+/// Reports leases of live containers for addresses that they do not have, such as a copy of a lease file.
+fn surplus_leases(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
+    let (mut subjects, mut ips) = (Vec::new(), Vec::new());
+    for live in live.iter().filter(|live| live.result.is_some() && live.inside().is_some()) {
+        let own = live.addresses(node);
+        let leased = live.at.leases.iter().map(|lease| lease.ip);
+        let surplus: Vec<IpAddr> = leased.filter(|ip| !own.contains(ip) && !node.is_used(*ip)).collect();
+        if !surplus.is_empty() {
+            subjects.push(live.at.subject());
+            ips.extend(surplus.iter().map(ToString::to_string));
+            subjects.extend(surplus.into_iter().map(Subject::address));
+        }
+    }
+    let what = match ips.as_slice() {
+        [] => return None,
+        [only] => format!("address {only} is leased to a live container that does not have it"),
+        _ => format!("{} are leased to live containers that do not have them: {}", ips.len(), first_few(&ips)),
+    };
+    let remedy =
+        "a lease ends with its container; if the address is needed before, find out whose it is, and remove the file";
+    Some(Finding::warn("leases", what).about(subjects).remedy(remedy))
 }
 
 /// Reports live containers whose addresses are in no subnet of the configuration, as after a change of the subnet.
@@ -270,7 +409,7 @@ struct Holder<'a> {
 /// Reports addresses that two interfaces on the same bridge have. Returns each with the names of its networks.
 fn duplicates<'a>(node: &'a Node, live: &'a [Live<'a>]) -> Vec<(Vec<&'a str>, Finding)> {
     let by_port: BTreeMap<LinkIndex, &Live<'_>> =
-        live.iter().filter_map(|live| Some((live.at.port.or_else(|| live.inside.as_ref()?.port)?, live))).collect();
+        live.iter().filter_map(|live| Some((live.at.port.or_else(|| live.inside()?.port)?, live))).collect();
     let mut found = Vec::new();
     for bridge in node.links.iter().filter(|link| link.kind == "bridge") {
         let mut holders: BTreeMap<(IpAddr, Option<&str>), Vec<Holder<'_>>> = BTreeMap::new();
@@ -301,20 +440,21 @@ fn duplicate<'a>(bridge: &Link, ip: IpAddr, holders: &[Holder<'a>]) -> (Vec<&'a 
     let names: Vec<String> = holders.iter().map(|holder| table::shorten(&holder.subject.to_string(), 40)).collect();
     let what = format!("{ip} is on {} interfaces of bridge {}: {}", holders.len(), bridge.name, first_few(&names));
     let is_leased = |live: &Live<'_>| live.at.leases.iter().any(|lease| lease.ip == ip);
+    // The address belongs to a container by its lease, or to the bridge.
+    let is_owner = |holder: &Holder<'_>| holder.live.map_or(holder.subject.kind == "link", is_leased);
+    let has_owner = holders.iter().filter(|holder| is_owner(holder)).count() == 1;
     // A container that has another address by its own lease does not need this one.
-    let needless = holders
-        .iter()
-        .filter_map(|holder| holder.live)
-        .filter(|live| !is_leased(live) && live.at.leases.iter().any(|lease| live.has(lease.ip)));
-    let command = |live: &Live<'_>| {
-        let cidr = live.inside.as_ref()?.addresses.iter().find(|cidr| cidr.ip() == ip)?;
-        live.command(&format!("ip address del {cidr} dev {}", shell_word(live.at.ifname.as_deref()?)))
+    let command = |holder: &Holder<'_>| {
+        let live = holder.live.filter(|live| live.at.leases.iter().any(|lease| live.has(lease.ip)))?;
+        let cidr = live.inside()?.addresses.iter().find(|cidr| cidr.ip() == ip)?;
+        Some(Command::DeleteGuestAddress.line(&[&live.netns(), &cidr.to_string(), live.ifname()]))
     };
-    let commands: Vec<String> = needless.filter_map(command).collect();
+    let others = holders.iter().filter(|holder| has_owner && !is_owner(holder));
+    let commands: Vec<CommandLine> = others.map(command).collect::<Option<_>>().unwrap_or_default();
     let subjects = holders.iter().map(|holder| holder.subject.clone()).chain([Subject::address(ip)]);
     let finding = Finding::fail(CHECK, format!("{what}: packets reach only one of them")).about(subjects);
     let finding = match commands.is_empty() {
-        true => finding.remedy("remove one of the containers and attach it again, so that it gets another address"),
+        true => finding.remedy("decide which one needs it, and remove it from the other, or attach that one again"),
         false => finding.run(commands),
     };
     let mut networks: Vec<&str> =
@@ -326,7 +466,7 @@ fn duplicate<'a>(bridge: &Link, ip: IpAddr, holders: &[Holder<'a>]) -> (Vec<&'a 
 impl Live<'_> {
     /// Returns whether the interface has this address.
     fn has(&self, ip: IpAddr) -> bool {
-        self.inside.as_ref().is_some_and(|inside| inside.addresses.iter().any(|cidr| cidr.ip() == ip))
+        self.inside().is_some_and(|inside| inside.addresses.iter().any(|cidr| cidr.ip() == ip))
     }
 }
 

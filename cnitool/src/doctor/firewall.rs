@@ -1,26 +1,28 @@
 //! Checks whether the host's firewall lets packets of containers pass.
 //!
-//! A packet must pass every base chain of a hook. A plugin can accept packets in a chain of its own choice, but not in the
-//! chains of other programs.
+//! A packet must pass every base chain of a hook, in nf_tables and in legacy tables. In each of them, the first rule that
+//! matches decides. A plugin can accept packets in a chain of its own choice, but not in the chains of other programs.
 
 mod path;
 mod read;
 
 use cni::Result;
-use cni::inspect::{Finding, ForwardChain, Level, Subject, shell_word};
+use cni::inspect::{Command, CommandLine, Finding, ForwardChain, Level, Subject};
 use linux::ip::Cidr;
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
-use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
-use linux::sysctl;
+use linux::netlink::nft::{BaseChain, Family, Nftables, Side, Table};
+use linux::{sysctl, tool};
 
 use super::{Report, Scope};
-use crate::node::{Network, Node};
-use path::{Chains, Packets, Rule, follow};
+use crate::node::{Network, Node, State};
+use path::{Chains, Effect, Last, Packets, Rule, follow};
 
 /// The check of all findings about chains.
 const CHECK: &str = "firewall";
-/// The table and the chains of iptables.
+/// The tables of iptables in which rules drop packets, with the priority of their chains. Plugins accept in the second.
+const TABLES: [(&str, i32); 3] = [("mangle", -150), (FILTER, 0), ("security", 50)];
 const FILTER: &str = "filter";
+/// The chains of iptables.
 const FORWARD: &str = "FORWARD";
 const INPUT: &str = "INPUT";
 /// The kernel's number of the hook for packets to this host.
@@ -35,7 +37,10 @@ struct Base {
     name: String,
     /// The name for a reader.
     title: String,
+    family: Family,
     place: Place,
+    /// Chains of a hook with a lower priority are earlier.
+    priority: i32,
     /// Whether the policy is to drop packets.
     drops: bool,
     chains: Chains,
@@ -45,14 +50,16 @@ struct Base {
 /// What changes a chain.
 #[derive(Debug)]
 enum Tool {
-    /// A program of iptables.
+    /// A program of iptables for the table `filter` in nf_tables.
     Iptables(&'static str),
-    /// `nft`, for a chain of this table.
-    Nft(Family, String),
+    /// A program of iptables for a legacy table.
+    Legacy(&'static str, &'static str),
+    /// The program that owns this table of nf_tables.
+    Nft(String),
 }
 
 /// Which packets pass a chain.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Place {
     /// Those that are not addressed to this host.
     Forward,
@@ -67,16 +74,49 @@ enum Place {
 /// What a base chain does to the packets of all networks.
 #[derive(Debug, Default)]
 struct Blocked<'a> {
-    /// The bridges whose packets are dropped unless a rule accepts them.
-    unaccepted: Vec<&'a str>,
+    /// The bridges whose packets, in a direction, are dropped unless a rule accepts them.
+    unaccepted: Vec<(&'a str, Side)>,
+    /// What drops them.
+    last: Option<Last>,
     /// The bridges on which rules drop packets, and these rules.
     dropped: Vec<&'a str>,
     rules: Vec<&'a Rule>,
+    /// The rule that drops all packets before they get to the rules of the plugin `firewall`, and the bridges.
+    above: Option<&'a Rule>,
+    behind: Vec<&'a str>,
 }
 
-impl Blocked<'_> {
+impl<'a> Blocked<'a> {
     fn is_empty(&self) -> bool {
-        self.unaccepted.is_empty() && self.rules.is_empty()
+        self.unaccepted.is_empty() && self.rules.is_empty() && self.above.is_none()
+    }
+
+    /// Adds what a chain does to the packets on a bridge in a direction.
+    fn add(&mut self, bridge: &'a str, side: Side, effect: Effect<'a>) {
+        let insert = |list: &mut Vec<&'a str>| {
+            if !list.contains(&bridge) {
+                list.push(bridge);
+            }
+        };
+        if let Some(last) = effect.last {
+            // Several networks can share a bridge.
+            if !self.unaccepted.contains(&(bridge, side)) {
+                self.unaccepted.push((bridge, side));
+            }
+            self.last = Some(last);
+        }
+        if let Some(rule) = effect.above {
+            insert(&mut self.behind);
+            self.above = Some(rule);
+        }
+        if !effect.rules.is_empty() {
+            insert(&mut self.dropped);
+        }
+        for rule in effect.rules {
+            if !self.rules.contains(&rule) {
+                self.rules.push(rule);
+            }
+        }
     }
 }
 
@@ -113,12 +153,15 @@ fn check_chains(node: &Node, gateways: &[(&Network, &str)], filtered: bool, repo
         }
     }
     for tools in FAMILIES.iter().filter(|tools| families.contains(&tools.family)) {
-        if let Some(table) = tools.legacy_table(FILTER)? {
-            bases.extend(in_legacy_table(&table)?);
+        for (name, priority) in TABLES {
+            if let Some(table) = tools.legacy_table(name)? {
+                bases.extend(in_legacy_table(&table, tools.family, name, priority)?);
+            }
         }
     }
+    bases.sort_by_key(|base| (base.place, base.priority));
     for base in &bases {
-        match base.blocked(node, gateways, &families) {
+        match base.blocked(node, gateways, &bases) {
             Ok(blocked) => {
                 is_blocked |= base.place == Place::Forward && !blocked.is_empty();
                 base.describe(&blocked, filtered).into_iter().for_each(|finding| report.host(finding));
@@ -162,36 +205,51 @@ fn in_nftables(node: &Node, families: &[Family]) -> Result<Vec<Base>> {
         let chains = read::from_nftables(&mut nft, table, &chain.name, &node.links)?;
         let is_iptables = chain.table == FILTER && [FORWARD, INPUT].contains(&chain.name.as_str());
         let tool = match family {
-            Family::Ipv4 if is_iptables => Tool::Iptables("iptables"),
-            Family::Ipv6 if is_iptables => Tool::Iptables("ip6tables"),
-            _ => Tool::Nft(family, chain.table.clone()),
+            Family::Ipv4 if is_iptables => Tool::Iptables(installed(["iptables-nft", "iptables"])),
+            Family::Ipv6 if is_iptables => Tool::Iptables(installed(["ip6tables-nft", "ip6tables"])),
+            _ => Tool::Nft(chain.table.clone()),
         };
-        bases.push(Base { title: chain.to_string(), name: chain.name, place, drops: chain.drops, chains, tool });
+        let (title, priority, drops) = (chain.to_string(), chain.priority, chain.drops);
+        bases.push(Base { title, name: chain.name, family, place, priority, drops, chains, tool });
     }
     Ok(bases)
 }
 
+/// Returns the first of these programs if the host has it, otherwise the second. The second may change legacy tables.
+fn installed([first, second]: [&'static str; 2]) -> &'static str {
+    if tool::find(first).is_some() { first } else { second }
+}
+
 /// Reads the chains of a legacy table, which nf_tables does not list.
-fn in_legacy_table(table: &LegacyTable) -> Result<Vec<Base>> {
+fn in_legacy_table(table: &LegacyTable, family: Family, of: &'static str, priority: i32) -> Result<Vec<Base>> {
     let mut bases = Vec::new();
     let tool = table.save.trim_end_matches("-save");
+    let title = if of == FILTER { String::new() } else { format!(" -t {of}") };
     for (name, place) in [(FORWARD, Place::Forward), (INPUT, Place::Input)] {
         let policy = table.lines.iter().find_map(|line| line.strip_prefix(&format!(":{name} ")));
         let Some(policy) = policy else { continue };
         bases.push(Base {
             name: name.to_owned(),
-            title: format!("{name} of {}", table.save),
+            title: format!("{name} of {}{title}", table.save),
+            family,
             place,
+            priority,
             drops: policy.starts_with("DROP"),
-            chains: read::from_legacy(&table.lines, tool, name)?,
-            tool: Tool::Iptables(tool),
+            chains: read::from_legacy(&table.lines, name)?,
+            tool: Tool::Legacy(tool, of),
         });
     }
     Ok(bases)
 }
 
-/// Returns the packets of a network that pass a chain, in each direction.
-fn packets(node: &Node, place: Place, network: &Network, bridge: &str, families: &[Family]) -> Vec<Packets> {
+/// Returns the packets of a network that pass a chain, in each direction: from the bridge, and to it.
+fn packets(
+    node: &Node,
+    place: Place,
+    network: &Network,
+    bridge: &str,
+    families: &[Family],
+) -> impl Iterator<Item = (Side, Packets)> {
     let ranges = || network.ranges.iter().flatten();
     let subnets: Option<Vec<Cidr>> = (ranges().next().is_some()).then(|| ranges().map(|range| range.subnet).collect());
     let gateways = subnets.as_ref().map(|_| ranges().map(|range| Cidr::host(range.gateway)).collect());
@@ -203,7 +261,7 @@ fn packets(node: &Node, place: Place, network: &Network, bridge: &str, families:
     let families = families.to_vec();
     let from = Packets { addresses: [subnets.clone(), None], families: families.clone(), ..Packets::default() };
     let to = Packets { addresses: [None, subnets], families, ..Packets::default() };
-    match place {
+    let packets = match place {
         Place::Forward => {
             vec![Packets { links: [of_bridge(), None], ..from }, Packets { links: [None, of_bridge()], ..to }]
         }
@@ -215,37 +273,51 @@ fn packets(node: &Node, place: Place, network: &Network, bridge: &str, families:
             Packets { links: [ports(), None], bridges: [of_bridge(), None], ..from },
             Packets { links: [None, ports()], bridges: [None, of_bridge()], ..to },
         ],
-    }
+    };
+    [Side::From, Side::To].into_iter().zip(packets)
 }
 
 impl Base {
-    /// Follows the packets of all networks through the chain.
-    fn blocked<'a>(
-        &'a self,
-        node: &Node,
-        gateways: &[(&'a Network, &'a str)],
-        families: &[Family],
-    ) -> Result<Blocked<'a>> {
+    /// Returns whether the chain leads to the rules in which the plugin `firewall` accepts packets.
+    fn leads_to_acceptance(&self) -> bool {
+        path::leads_to_acceptance(&self.chains, &self.name)
+    }
+
+    /// Returns whether a plugin of the network accepts its packets in this chain. `bases` are all chains.
+    ///
+    /// An ADD makes the chain lead to the plugin's rules. If no chain leads there any more, the plugin reports it. But if one
+    /// does and this one does not, it came into use later.
+    fn is_accepted(&self, node: &Node, network: &Network, bases: &[Base]) -> Result<bool> {
+        let chain = match &self.tool {
+            Tool::Iptables(_) => ForwardChain::Iptables,
+            Tool::Legacy(_, FILTER) => ForwardChain::Legacy,
+            Tool::Legacy(..) => return Ok(false),
+            Tool::Nft(table) => ForwardChain::InTable(table),
+        };
+        if self.place != Place::Forward || !network.accepts_in(chain)? {
+            return Ok(false);
+        }
+        let is_other = |base: &&Base| base.family == self.family && base.place == self.place;
+        let is_led = bases.iter().filter(is_other).any(Base::leads_to_acceptance);
+        let has_containers = || node.attachments(network).iter().any(|at| at.state == State::Alive);
+        let is_left_out = is_led && !self.leads_to_acceptance() && has_containers();
+        Ok(!is_left_out || matches!(self.tool, Tool::Nft(..)))
+    }
+
+    /// Follows the packets of all networks through the chain. `bases` are all chains.
+    fn blocked<'a>(&'a self, node: &Node, gateways: &[(&'a Network, &'a str)], bases: &[Base]) -> Result<Blocked<'a>> {
         let mut blocked = Blocked::default();
         for (network, bridge) in gateways {
-            let is_accepted = match (self.place, &self.tool) {
-                (Place::Forward, Tool::Iptables(_)) => network.accepts_in(ForwardChain::Iptables)?,
-                (Place::Forward, Tool::Nft(_, table)) if network.accepts_in(ForwardChain::InTable(table))? => continue,
-                _ => false,
-            };
-            for packets in packets(node, self.place, network, bridge, families) {
-                let effect = follow(&self.chains, &self.name, self.drops, &packets, is_accepted);
-                if effect.drops_unaccepted && !blocked.unaccepted.contains(bridge) {
-                    blocked.unaccepted.push(bridge);
-                }
-                if !effect.rules.is_empty() && !blocked.dropped.contains(bridge) {
-                    blocked.dropped.push(bridge);
-                }
-                for rule in effect.rules {
-                    if !blocked.rules.contains(&rule) {
-                        blocked.rules.push(rule);
-                    }
-                }
+            let families = used_families(&[(network, bridge)]);
+            if self.family != Family::Bridge && self.family != Family::Inet && !families.contains(&self.family) {
+                continue;
+            }
+            let is_accepted = self.is_accepted(node, network, bases)?;
+            if is_accepted && matches!(self.tool, Tool::Nft(..)) {
+                continue;
+            }
+            for (side, packets) in packets(node, self.place, network, bridge, &families) {
+                blocked.add(bridge, side, follow(&self.chains, &self.name, self.drops, &packets, is_accepted));
             }
         }
         Ok(blocked)
@@ -253,9 +325,22 @@ impl Base {
 
     /// Returns the findings about the chain.
     fn describe(&self, blocked: &Blocked<'_>, filtered: bool) -> Vec<Finding> {
+        let links = |bridges: &[&str]| bridges.iter().map(|bridge| Subject::link(bridge)).collect::<Vec<_>>();
+        let rule = |rule: &&Rule| Subject::new("rule", rule.name.as_str());
         let mut findings = Vec::new();
-        if !blocked.unaccepted.is_empty() {
-            findings.push(self.describe_unaccepted(&blocked.unaccepted, filtered));
+        if let Some(last) = blocked.last {
+            findings.push(self.describe_unaccepted(&blocked.unaccepted, last, filtered));
+        }
+        if let Some(above) = &blocked.above {
+            let what = format!(
+                "a rule of chain {} drops all packets before they get to the rules of the plugin \"firewall\": {}",
+                self.title,
+                self.consequence(filtered)
+            );
+            let remedy = "decide whether the rule should apply to containers; if not, move it behind the rule that leads to \
+                          CNI-FORWARD";
+            let finding = Finding::fail(CHECK, what).about([rule(above)]).about(links(&blocked.behind));
+            findings.push(finding.remedy(remedy));
         }
         if !blocked.rules.is_empty() {
             let subject = match blocked.rules.len() {
@@ -263,63 +348,58 @@ impl Base {
                 number => format!("{number} rules of chain {} drop packets", self.title),
             };
             let what = format!("{subject} on {}; {}", blocked.dropped.join(", "), self.scope(filtered));
-            let subjects = blocked.dropped.iter().map(|bridge| Subject::link(bridge));
-            let rules = blocked.rules.iter().map(|rule| Subject::new("rule", rule.name.as_str()));
-            let finding = Finding::warn(CHECK, what).about(subjects.chain(rules));
-            let remedy = "remove the rule if it should not apply to containers";
-            findings.push(finding.remedy(remedy).run(blocked.rules.iter().map(|rule| rule.delete.as_str())));
+            let subjects = links(&blocked.dropped).into_iter().chain(blocked.rules.iter().map(rule));
+            let remedy =
+                "decide whether the rule should apply to containers; if not, remove or change it where it was added";
+            findings.push(Finding::warn(CHECK, what).about(subjects).remedy(remedy));
         }
         findings
     }
 
-    /// Describes a chain that drops the packets that none of its rules accepts.
-    fn describe_unaccepted(&self, bridges: &[&str], filtered: bool) -> Finding {
-        let is_empty = self.chains.get(&self.name).is_none_or(Vec::is_empty);
-        let level = if is_empty && self.place != Place::Input { Level::Fail } else { Level::Warn };
-        let what = match is_empty {
+    /// Describes a chain that drops the packets that none of its rules accepts, on these bridges in these directions.
+    fn describe_unaccepted(&self, unaccepted: &[(&str, Side)], last: Last, filtered: bool) -> Finding {
+        let is_first = match last {
+            Last::Rule(number) => number == 1,
+            Last::Policy => self.chains.get(&self.name).is_none_or(Vec::is_empty),
+        };
+        let level = if is_first && self.place != Place::Input { Level::Fail } else { Level::Warn };
+        let what = match is_first {
             true => format!("chain {} drops everything: {}", self.title, self.consequence(filtered)),
             false => {
                 format!("chain {} drops packets that none of its rules accepts; {}", self.title, self.scope(filtered))
             }
         };
-        let each = |pattern: fn(&&str) -> String| bridges.iter().map(pattern).collect::<Vec<_>>().join(", ");
-        let remedy = match self.place {
-            Place::Forward => {
-                let links = each(|bridge| format!("-i {bridge} and -o {bridge}"));
-                // No plugin can accept packets in the tables of other programs.
-                let plugin = match self.tool {
-                    Tool::Iptables(_) => ", add the plugin \"firewall\" to the network's list,",
-                    Tool::Nft(..) => "",
-                };
-                format!("accept {links} there{plugin} or set the policy to accept")
+        let mut bridges: Vec<&str> = unaccepted.iter().map(|(bridge, _)| *bridge).collect();
+        bridges.dedup();
+        let names = bridges.join(", ");
+        let remedy = match (self.place, &self.tool) {
+            (Place::Forward, Tool::Iptables(_) | Tool::Legacy(_, FILTER)) => {
+                "accept the packets there, or attach containers with the plugin \"firewall\", which does so".to_owned()
             }
-            Place::Input => format!("accept the services there, with {}", each(|bridge| format!("-i {bridge}"))),
-            Place::WithinBridge | Place::BridgeToHost => {
-                format!("accept the frames of {} there, or set the policy to accept", bridges.join(", "))
+            (Place::Forward, Tool::Legacy(..) | Tool::Nft(_)) => {
+                format!("accept packets from and to {names} in the configuration of the program that owns the chain")
             }
+            (Place::Input, _) => format!("accept the services that containers on {names} need"),
+            (Place::WithinBridge | Place::BridgeToHost, _) => format!("accept the frames of {names} there"),
         };
-        let commands = bridges.iter().flat_map(|bridge| self.accept_commands(bridge));
-        let subjects = [Subject::new("chain", self.title.as_str())].into_iter();
-        let finding = Finding::new(level, CHECK, what).about(subjects.chain(bridges.iter().map(|b| Subject::link(b))));
-        finding.remedy(remedy).run(commands)
+        let chain = Subject::new("chain", self.title.as_str());
+        let finding = Finding::new(level, CHECK, what).about([chain]).about(bridges.into_iter().map(Subject::link));
+        finding.remedy(remedy).run(unaccepted.iter().filter_map(|(bridge, side)| self.accept(bridge, *side, last)))
     }
 
-    /// Returns the commands that accept forwarded packets on a bridge. Which services of this host containers need is not
-    /// known, and a frame is not accepted without knowing its purpose.
-    fn accept_commands(&self, bridge: &str) -> Vec<String> {
-        let link = shell_word(bridge);
-        match (&self.tool, self.place) {
-            (Tool::Iptables(tool), Place::Forward) => {
-                ["-i", "-o"].map(|side| format!("{tool} -I {FORWARD} {side} {link} -j ACCEPT")).to_vec()
-            }
-            (Tool::Nft(family, table), Place::Forward) => ["iifname", "oifname"]
-                .map(|side| {
-                    let rule = format!("insert rule {family} {table} {} {side} \"{bridge}\" accept", self.name);
-                    format!("nft {}", shell_word(&rule))
-                })
-                .to_vec(),
-            _ => Vec::new(),
-        }
+    /// Returns the command that accepts forwarded packets on a bridge if no rule has decided about them: in the chain of
+    /// iptables, which all programs share. Other chains belong to a program, which services of this host containers need is
+    /// not known, and a frame is not accepted without knowing its purpose.
+    fn accept(&self, bridge: &str, side: Side, last: Last) -> Option<CommandLine> {
+        let (Tool::Iptables(tool) | Tool::Legacy(tool, FILTER), Place::Forward) = (&self.tool, self.place) else {
+            return None;
+        };
+        Some(match (last, side) {
+            (Last::Policy, Side::From) => Command::AcceptFrom.line(&[tool, bridge]),
+            (Last::Policy, Side::To) => Command::AcceptTo.line(&[tool, bridge]),
+            (Last::Rule(number), Side::From) => Command::AcceptFromBefore.line(&[tool, &number.to_string(), bridge]),
+            (Last::Rule(number), Side::To) => Command::AcceptToBefore.line(&[tool, &number.to_string(), bridge]),
+        })
     }
 
     /// Returns what containers cannot do if the chain drops everything.
@@ -348,7 +428,7 @@ impl Base {
 /// Reads lines of a save tool, and follows the packets of a bridge through them.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(lines: &[String]) {
-    let Ok(chains) = read::from_legacy(lines, "iptables-legacy", FORWARD) else { return };
+    let Ok(chains) = read::from_legacy(lines, FORWARD) else { return };
     let packets = Packets {
         links: [Some(vec!["br0".to_owned()]), None],
         addresses: [Some(vec![Cidr::host([10, 22, 0, 2].into())]), None],
@@ -358,6 +438,6 @@ pub(crate) fn fuzz(lines: &[String]) {
     for (drops, is_accepted) in [(false, false), (true, false), (true, true)] {
         let effect = follow(&chains, FORWARD, drops, &packets, is_accepted);
         assert!(effect.rules.iter().all(|rule| rule.verdict == path::Verdict::Refuse), "{effect:?}");
-        assert!(!(is_accepted && effect.drops_unaccepted), "{effect:?}");
+        assert!(!(is_accepted && effect.last.is_some()), "{effect:?}");
     }
 }

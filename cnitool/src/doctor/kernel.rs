@@ -1,9 +1,9 @@
 //! Checks settings of the kernel that affect packets from and to containers.
 
 use cni::Result;
-use cni::inspect::{Finding, Subject, Usage, shell_word};
-use linux::netlink::Netlink;
+use cni::inspect::{Command, CommandLine, Finding, Subject, Usage};
 use linux::netlink::nft::Nftables;
+use linux::netlink::{Link, Netlink};
 use linux::{sysctl, tool};
 
 use super::{Report, Scope};
@@ -46,11 +46,6 @@ fn setting(key: &[&str]) -> Subject {
     Subject::new("setting", name_of(key))
 }
 
-/// Returns the command that changes a setting.
-fn set(key: &[&str], value: &str) -> String {
-    format!("sysctl -w {}", shell_word(&format!("{}={value}", name_of(key))))
-}
-
 /// Reports for each address family whether the host forwards packets, if a network needs that.
 fn forwarding(scope: &Scope, report: &mut Report) -> Result<()> {
     for (family, v4, key) in [
@@ -85,9 +80,20 @@ fn forwarding(scope: &Scope, report: &mut Report) -> Result<()> {
             }
         };
         let remedy = format!("set {name}=1 in /etc/sysctl.d, so that it stays on");
-        report.host(finding.about([setting(key)]).remedy(remedy).run([set(key, "1")]));
+        let commands = match v4 {
+            true => vec![Command::ForwardIpv4.line(&[])],
+            false => forward_ipv6(scope)?,
+        };
+        report.host(finding.about([setting(key)]).remedy(remedy).run(commands));
     }
     Ok(())
+}
+
+/// Returns the commands that turn forwarding of IPv6 on. The host must not lose its default route by it.
+fn forward_ipv6(scope: &Scope) -> Result<Vec<CommandLine>> {
+    let links = links_of_advertised_routes(scope)?;
+    let accept = links.iter().map(|link| Command::AcceptAdvertisements.line(&[link]));
+    Ok(accept.chain([Command::ForwardIpv6.line(&[])]).collect())
 }
 
 /// Reports bridges whose packets are not forwarded, although the host forwards others.
@@ -101,7 +107,7 @@ fn forwarding_of_bridges(scope: &Scope, report: &mut Report) -> Result<()> {
         if sysctl::read(&key)?.as_deref() == Some("0") {
             let what = format!("packets from {bridge} are not forwarded, although forwarding is on");
             let finding = Finding::fail(FORWARDING, what).about([Subject::link(bridge), setting(&key)]);
-            report.host(finding.run([set(&key, "1")]));
+            report.host(finding.run([Command::ForwardFrom.line(&[bridge])]));
         }
     }
     Ok(())
@@ -125,8 +131,7 @@ fn ipv6(scope: &Scope, report: &mut Report) -> Result<()> {
         Some(_) => Finding::fail(IPV6, format!("IPv6 is disabled on this host, and {joined} has IPv6 ranges"))
             .about(subjects)
             .about([setting(&key)])
-            .remedy("enable IPv6, or remove the IPv6 ranges")
-            .run([set(&key, "0")]),
+            .remedy("decide whether this host shall use IPv6: set net.ipv6.conf.all.disable_ipv6=0, or remove the IPv6 ranges"),
     });
     router_advertisements(scope, report)
 }
@@ -135,23 +140,31 @@ fn ipv6(scope: &Scope, report: &mut Report) -> Result<()> {
 /// `accept_ra` is 2.
 fn router_advertisements(scope: &Scope, report: &mut Report) -> Result<()> {
     let forwards = sysctl::read(&["net", "ipv6", "conf", "all", "forwarding"])?.is_some_and(|value| value != "0");
-    let defaults = Netlink::open()?.default_routes()?;
-    let advertised = defaults.iter().filter(|route| route.route.dst.ip().is_ipv6() && route.is_advertised);
-    let links = advertised
-        .filter_map(|route| scope.node.links.iter().find(|link| Some(link.index) == route.link))
-        .map(|l| &l.name);
-    for link in links.filter(|_| forwards) {
+    for link in links_of_advertised_routes(scope)?.into_iter().filter(|_| forwards) {
+        let what = format!(
+            "IPv6 is forwarded, so {link} ignores router advertisements, \
+             and the default route that it got from them expires"
+        );
         let key = ["net", "ipv6", "conf", link, "accept_ra"];
-        if sysctl::read(&key)?.as_deref() == Some("1") {
-            let what = format!(
-                "IPv6 is forwarded, so {link} ignores router advertisements, \
-                 and the default route that it got from them expires"
-            );
-            let finding = Finding::warn(IPV6, what).about([Subject::link(link), setting(&key)]);
-            report.host(finding.run([set(&key, "2")]));
-        }
+        let finding = Finding::warn(IPV6, what).about([Subject::link(link), setting(&key)]);
+        report.host(finding.run([Command::AcceptAdvertisements.line(&[link])]));
     }
     Ok(())
+}
+
+/// Returns the links with an IPv6 default route from router advertisements, which they ignore if IPv6 is forwarded.
+fn links_of_advertised_routes(scope: &Scope) -> Result<Vec<&str>> {
+    let mut links = Vec::new();
+    for route in Netlink::open()?.default_routes()? {
+        let link = scope.node.links.iter().find(|link| Some(link.index) == route.link);
+        let is_advertised = route.route.dst.ip().is_ipv6() && route.is_advertised;
+        let Some(link) = link.map(|link| link.name.as_str()).filter(|_| is_advertised) else { continue };
+        let is_ignored = sysctl::read(&["net", "ipv6", "conf", link, "accept_ra"])?.as_deref() == Some("1");
+        if is_ignored && !links.contains(&link) {
+            links.push(link);
+        }
+    }
+    Ok(links)
 }
 
 /// Checks `rp_filter`. A strict filter is only harmful if replies can arrive on another link than requests leave by.
@@ -160,10 +173,12 @@ fn rp_filter(scope: &Scope, report: &mut Report) -> Result<()> {
     let mut uplinks: Vec<_> =
         defaults.iter().filter(|route| route.route.dst.ip().is_ipv4()).filter_map(|route| route.link).collect();
     uplinks.dedup();
-    let key = ["net", "ipv4", "conf", "all", RP_FILTER];
-    let all = sysctl::read(&key)?.unwrap_or_default();
+    let bridges: Vec<&str> =
+        scope.networks().filter_map(|network| network.bridge.as_ref()?.gateway.as_deref()).collect();
+    let all = sysctl::read(&["net", "ipv4", "conf", "all", RP_FILTER])?.unwrap_or_default();
     let mut strict = Vec::new();
-    for link in scope.node.links.iter().filter(|link| uplinks.contains(&link.index) || link.kind == "bridge") {
+    let is_used = |link: &&Link| uplinks.contains(&link.index) || bridges.contains(&link.name.as_str());
+    for link in scope.node.links.iter().filter(is_used) {
         let own = sysctl::read(&["net", "ipv4", "conf", &link.name, RP_FILTER])?.unwrap_or_default();
         // The kernel uses the greater of the two values; 2 is loose.
         if own.as_str().max(all.as_str()) == "1" {
@@ -179,8 +194,8 @@ fn rp_filter(scope: &Scope, report: &mut Report) -> Result<()> {
                 "strict on {names}, and there are {number} default routes: \
                  replies that arrive on another link are dropped"
             );
-            let subjects = strict.iter().map(|link| Subject::link(link)).chain([setting(&key)]);
-            Finding::warn(RP_FILTER, what).about(subjects).run([set(&key, "2")])
+            let finding = Finding::warn(RP_FILTER, what).about(strict.iter().map(|link| Subject::link(link)));
+            finding.run(strict.iter().map(|link| Command::FilterLoosely.line(&[link])))
         }
     });
     Ok(())
@@ -199,10 +214,10 @@ fn nf_tables(scope: &Scope, report: &mut Report) -> Result<()> {
             let has_iptables = tool::find("iptables-restore").is_some();
             for network in users {
                 let what = "the kernel has no nf_tables";
-                let load = |remedy| Finding::fail(NF_TABLES, what).remedy(remedy).run(["modprobe nf_tables"]);
+                let fail = |remedy| Finding::fail(NF_TABLES, what).remedy(remedy);
                 let finding = match (network.nftables, has_iptables) {
-                    (Usage::Required, _) => load("modprobe nf_tables, or use a kernel that has it"),
-                    (_, false) => load("modprobe nf_tables, or install iptables"),
+                    (Usage::Required, _) => fail("load the kernel module nf_tables, or use a kernel that has it"),
+                    (_, false) => fail("load the kernel module nf_tables, or install iptables"),
                     (_, true) => Finding::warn(NF_TABLES, what)
                         .remedy("none needed: the plugin uses iptables instead, which is slower"),
                 };

@@ -1,6 +1,7 @@
 //! Checks lease directories: free addresses, leases without a container, containers without a lease, and the lock.
 
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -41,19 +42,19 @@ pub(super) fn check(scope: &Scope, report: &mut Report) {
 /// Reports how many addresses are free, and leases of containers that are gone or whose interface is missing.
 fn check_leases(scope: &Scope, network: &Network, directory: &Path, report: &mut Report) {
     let attachments = scope.node.attachments(network);
-    let of = |state| -> usize { attachments.iter().filter(|at| at.state == state).map(|at| at.leases.len()).sum() };
-    let gone = of(State::Gone);
+    let of = |state| attachments.iter().filter(move |at| at.state == state).flat_map(|at| &at.leases);
+    let gone: Vec<IpAddr> = of(State::Gone).map(|lease| lease.ip).collect();
     for set in &network.ranges {
-        report.network(&network.name, free_addresses(network, set, gone));
+        report.network(&network.name, free_addresses(network, set, &gone));
     }
-    let removable = |finding: Finding| match network.list {
-        Some(_) => finding.fix(Fix::Prune),
+    let removable = |finding: Finding| match &network.list {
+        Some(_) if network.can_be_pruned() => finding.fix(Fix::Prune),
+        Some(_) => finding.remedy(format!("\"disableGC\" is set: remove the files in {}", directory.display())),
         None => finding.remedy(format!("the network has no configuration: remove {}", directory.display())),
     };
-    if gone > 0 {
-        let what = format!("{} of containers that are gone", table::count(gone, "lease"));
-        let leases = attachments.iter().filter(|at| at.state == State::Gone).flat_map(|at| &at.leases);
-        let subjects = leases.map(|lease| Subject::address(lease.ip));
+    if !gone.is_empty() {
+        let what = format!("{} of containers that are gone", table::count(gone.len(), "lease"));
+        let subjects = gone.iter().map(|ip| Subject::address(*ip));
         report.network(&network.name, removable(Finding::warn(CHECK, what).about(subjects)));
     }
     let garbled = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled);
@@ -68,11 +69,11 @@ fn check_leases(scope: &Scope, network: &Network, directory: &Path, report: &mut
     }
     let all = table::count(network.leases.len(), "lease");
     let hidden_owners = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Unknown).count();
-    let unknown = of(State::Unknown) + hidden_owners;
+    let unknown = of(State::Unknown).count() + hidden_owners;
     if unknown > 0 {
         let which = if unknown == network.leases.len() { all } else { format!("{unknown} of {all}") };
         report.unseen(format!("network {}: whether {which} belong to live containers", network.name));
-    } else if of(State::Alive) == network.leases.len() {
+    } else if of(State::Alive).count() == network.leases.len() {
         report.network(&network.name, Finding::ok(CHECK, format!("{all}, all of live containers")));
     }
 }
@@ -104,8 +105,8 @@ fn held_lock(store: &dyn LeaseStore, directory: &Path) -> Option<Finding> {
         file.display()
     );
     let subjects = [Subject::new("process", format!("{pid} {program}")), Subject::file(&file)];
-    let remedy = "end the process if it hangs";
-    Some(Finding::fail(CHECK, what).about(subjects).remedy(remedy).run([format!("kill {pid}")]))
+    let remedy = "find out what the process waits for, and end it if it hangs";
+    Some(Finding::fail(CHECK, what).about(subjects).remedy(remedy))
 }
 
 /// Returns whether a process holds the lock of a network for long.
@@ -149,22 +150,25 @@ fn without_port(attachments: &[Attachment]) -> Option<Finding> {
 }
 
 /// Checks a range set for free addresses. A single full set makes an add fail, because each set must provide an address.
-fn free_addresses(network: &Network, set: &[Range], gone: usize) -> Finding {
+/// `gone` are the leased addresses of containers that are gone.
+fn free_addresses(network: &Network, set: &[Range], gone: &[IpAddr]) -> Finding {
     const RANGES: &str = "ranges";
     let size = set.iter().map(|range| range.size).fold(0, u128::saturating_add);
     let used: usize = set.iter().map(|range| network.used(range)).sum();
     let names: Vec<String> = set.iter().map(ToString::to_string).collect();
     let joined = names.join(", ");
+    let is_scarce = |free: u128| free == 0 || free < size / 10;
     let free = size.saturating_sub(used as u128);
     let finding = match free {
         0 => Finding::fail(RANGES, format!("no address is left of {joined}")),
-        _ if free < size / 10 => Finding::warn(RANGES, format!("{free} of {size} addresses are left of {joined}")),
+        _ if is_scarce(free) => Finding::warn(RANGES, format!("{free} of {size} addresses are left of {joined}")),
         _ => return Finding::ok(RANGES, format!("{used} used of {joined}")),
     };
     let finding = finding.about(names.into_iter().map(|name| Subject::new("range", name)));
-    match gone {
-        0 => finding.remedy("remove containers, or add a range to the network"),
-        _ => {
+    let gone = gone.iter().filter(|ip| set.iter().any(|range| range.contains(**ip))).count();
+    match is_scarce(free.saturating_add(gone as u128)) || !network.can_be_pruned() {
+        true => finding.remedy("remove containers, or add a range to the network"),
+        false => {
             let leases = table::count(gone, "lease");
             finding.remedy(format!("remove {leases} of containers that are gone")).fix(Fix::Prune)
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use cni::Result;
-use cni::inspect::{Finding, Level, Subject, shell_word};
+use cni::inspect::{Bridge, Command, CommandLine, Finding, Level, Subject};
 use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
 
@@ -22,6 +22,8 @@ const MAX_PORTS: usize = 1023;
 const MANY_PORTS: usize = 950;
 /// The kernel's default MTU.
 const DEFAULT_MTU: u32 = 1500;
+/// The smallest MTU of a link with IPv6 addresses (RFC 8200).
+const MIN_IPV6_MTU: u32 = 1280;
 
 pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
     for network in scope.networks() {
@@ -30,8 +32,8 @@ pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
         let (finding, is_bridge) = check_bridge(&scope.node, &bridge.name, &affected);
         report.network(&network.name, finding);
         if is_bridge {
-            ports(&scope.node, network, &bridge.name, report);
-            gateways(&scope.node, network, &affected, report);
+            ports(&scope.node, network, bridge, report);
+            gateways(&scope.node, network, &affected, report)?;
         }
     }
     overlaps(scope, report);
@@ -64,7 +66,7 @@ fn check_bridge(node: &Node, name: &str, affected: &[Subject]) -> (Finding, bool
         1.. if !link.up => {
             let what = format!("{name} is down: its containers have no connection");
             let finding = Finding::fail(BRIDGE, what).about([Subject::link(name)]).about(affected.iter().cloned());
-            finding.run([format!("ip link set {} up", shell_word(name))])
+            finding.run([Command::SetUp.line(&[name])])
         }
         ports => {
             let level = match ports {
@@ -83,9 +85,9 @@ fn check_bridge(node: &Node, name: &str, affected: &[Subject]) -> (Finding, bool
     (finding, true)
 }
 
-/// Checks that the host veths are up and on the bridge.
-fn ports(node: &Node, network: &Network, name: &str, report: &mut Report) {
-    let bridge = node.link(name);
+/// Checks that the host veths are up and on the bridge, with the settings of the configuration.
+fn ports(node: &Node, network: &Network, bridge: &Bridge, report: &mut Report) {
+    let link = node.link(&bridge.name);
     let ports = node.ports_of(network);
     let attachments = node.attachments(network);
     let subject = |port: &Link| subject_of(node, port, &attachments);
@@ -101,64 +103,79 @@ fn ports(node: &Node, network: &Network, name: &str, report: &mut Report) {
         };
         Some(Finding::new(level, BRIDGE, what).about(affected.iter().map(|port| subject(port))))
     };
-    let each = |affected: &[&Link], end: String| -> Vec<String> {
-        affected.iter().map(|port| format!("ip link set {} {end}", shell_word(&port.name))).collect()
+    let each = |affected: &[&Link], command: &dyn Fn(&str) -> CommandLine| -> Vec<CommandLine> {
+        affected.iter().map(|port| command(&port.name)).collect()
     };
+    let master = |port: &str| Command::SetMaster.line(&[port, &bridge.name]);
+    let hairpin = |port: &str| Command::SetHairpin.line(&[port]);
+    let isolate = |port: &str| Command::Isolate.line(&[port]);
     let reattach = "detach the container and attach it again";
+    let mut findings = Vec::new();
     let detached = affected(&|port| port.master.is_none());
-    let finding = found(Level::Fail, &detached, "on no bridge").map(|finding| match bridge {
+    findings.extend(found(Level::Fail, &detached, "on no bridge").map(|finding| match link {
         // A port that is added by hand to a bridge with VLAN filtering lacks its VLANs.
-        Some(bridge) if bridge.vlan_filtering != Some(true) => {
-            let mut commands = each(&detached, format!("master {}", shell_word(&bridge.name)));
+        Some(link) if link.vlan_filtering != Some(true) => {
             // A port loses its settings when it leaves the bridge.
-            let wanted = network.bridge.as_ref().map_or([false; 2], |wanted| [wanted.hairpin, wanted.isolated]);
-            let settings = [" hairpin on", " isolated on"].into_iter().zip(wanted).filter(|(_, wanted)| *wanted);
-            let settings: String = settings.map(|(setting, _)| setting).collect();
-            if !settings.is_empty() {
-                commands.extend(each(&detached, format!("type bridge_slave{settings}")));
-            }
-            finding.run(commands)
+            let hairpin = if bridge.hairpin { each(&detached, &hairpin) } else { Vec::new() };
+            let isolate = if bridge.isolated { each(&detached, &isolate) } else { Vec::new() };
+            finding.run(each(&detached, &master).into_iter().chain(hairpin).chain(isolate))
         }
         _ => finding.remedy(reattach),
-    });
-    finding.into_iter().for_each(|finding| report.network(&network.name, finding));
+    }));
     // A port that an ADD in progress had not yet set up is up by now, so it is read again.
     let down = affected(&|port| {
         let now = || Netlink::open().and_then(|mut host| host.link(port.index));
         !port.up && now().is_ok_and(|link| link.is_some_and(|link| !link.up))
     });
-    let finding = found(Level::Fail, &down, "down").map(|finding| finding.run(each(&down, "up".to_owned())));
-    finding.into_iter().for_each(|finding| report.network(&network.name, finding));
-    let moved = affected(&|port| port.master.is_some() && port.master != bridge.map(|bridge| bridge.index));
-    let finding = found(Level::Warn, &moved, &format!("on another bridge than {name}"));
-    let finding = finding.map(|finding| finding.remedy(format!("{reattach}, or correct \"bridge\"")));
-    finding.into_iter().for_each(|finding| report.network(&network.name, finding));
+    let set_up = each(&down, &|port| Command::SetUp.line(&[port]));
+    findings.extend(found(Level::Fail, &down, "down").map(|finding| finding.run(set_up)));
+    let is_on_bridge = |port: &Link| port.master.is_some() && port.master == link.map(|link| link.index);
+    let moved = affected(&|port| port.master.is_some() && !is_on_bridge(port));
+    let finding = found(Level::Warn, &moved, &format!("on another bridge than {}", bridge.name));
+    findings.extend(finding.map(|finding| finding.remedy(format!("{reattach}, or correct \"bridge\""))));
+    let one_way = affected(&|port| is_on_bridge(port) && bridge.hairpin && port.port.is_some_and(|now| !now.hairpin));
+    let finding = found(Level::Warn, &one_way, "without hairpin mode, which \"hairpinMode\" requires");
+    findings.extend(finding.map(|finding| finding.run(each(&one_way, &hairpin))));
+    let open = affected(&|port| is_on_bridge(port) && bridge.isolated && port.port.is_some_and(|now| !now.isolated));
+    let finding = found(Level::Warn, &open, "not isolated, as \"portIsolation\" requires");
+    findings.extend(finding.map(|finding| finding.run(each(&open, &isolate))));
+    findings.into_iter().for_each(|finding| report.network(&network.name, finding));
 }
 
-/// Checks that no other link has the gateway's address or subnet, and that the bridge has no conflicting address.
-fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut Report) {
-    let Some(name) = network.bridge.as_ref().and_then(|bridge| bridge.gateway.as_ref()) else { return };
+/// Checks that no other link has the gateway's address or subnet, that the bridge has no conflicting address, and that packets
+/// to containers leave by it.
+fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut Report) -> Result<()> {
+    let Some(name) = network.bridge.as_ref().and_then(|bridge| bridge.gateway.as_ref()) else { return Ok(()) };
     let wanted: Vec<Cidr> =
         network.ranges.iter().flatten().filter_map(|range| Cidr::new(range.gateway, range.subnet.prefix())).collect();
     let mut findings = Vec::new();
     for gateway in &wanted {
-        for other in node.holders(gateway.ip()).filter(|link| link.name != *name) {
-            findings.push(gateway_on_other_link(node, network, name, gateway, other));
-        }
-        for (other, cidr) in neighbours(node, name, gateway) {
-            let what =
-                format!("the subnet {} is on {other} too ({cidr}): packets may take the wrong link", gateway.network());
-            let finding = Finding::fail(GATEWAY, what).about([Subject::link(&other), Subject::address(cidr.ip())]);
-            findings.push(match gateway_of(node, network, &other, cidr.ip()) {
+        for (other, cidr) in conflicts(node, name, gateway) {
+            let what = match cidr.ip() == gateway.ip() {
+                true => format!("{other} has the gateway's address too ({cidr}): packets may take the wrong link"),
+                false => {
+                    format!(
+                        "{other} has the subnet {} too ({cidr}): packets may take the wrong link",
+                        gateway.network()
+                    )
+                }
+            };
+            let finding = Finding::fail(GATEWAY, what).about([Subject::link(other), Subject::address(cidr.ip())]);
+            findings.push(match gateway_of(node, network, other, cidr.ip()) {
                 Some(second) => finding.remedy(other_subnet(network, second)),
-                None => finding.remedy("set another \"subnet\", or change the address of that link"),
+                // Another program needs the address, or had it first.
+                None => finding.remedy(format!("set another \"subnet\", or change the address of {other}")),
             });
         }
     }
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
         match network.check_gateway_conflict(&have, &wanted) {
-            Ok(()) => findings.extend(lost_gateways(node, network, link, affected)),
+            Ok(()) if findings.is_empty() => {
+                findings.extend(lost_gateways(node, network, link, affected));
+                findings.extend(detour(node, network, link)?);
+            }
+            Ok(()) => {}
             Err(error) => {
                 let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
                 let mut conflicting = have.iter().map(|address| address.cidr.ip()).filter(is_conflicting);
@@ -176,20 +193,31 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
         findings.push(Finding::ok(GATEWAY, format!("{} of {name}: on no other link", ips.join(", "))));
     }
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
+    Ok(())
 }
 
-/// Reports that a link other than `name` has the gateway's address.
-fn gateway_on_other_link(node: &Node, network: &Network, name: &str, gateway: &Cidr, other: &Link) -> Finding {
-    let what = format!("the gateway's address {} is on {}, not on {name}", gateway.ip(), other.name);
-    let cidr = node.addresses(other.index).into_iter().find(|cidr| cidr.ip() == gateway.ip()).unwrap_or(*gateway);
-    let finding = Finding::fail(GATEWAY, what).about([Subject::link(&other.name), Subject::address(gateway.ip())]);
-    match gateway_of(node, network, &other.name, cidr.ip()) {
-        Some(second) => finding.remedy(other_subnet(network, second)),
-        None => {
-            let command = format!("ip address del {cidr} dev {}", shell_word(&other.name));
-            finding.remedy(format!("{command}, or set another \"gateway\"")).run([command])
+/// Reports live containers to which packets of this host leave by another link than that of the gateway. A gateway in a VRF has
+/// routes of its own.
+fn detour(node: &Node, network: &Network, gateway: &Link) -> Result<Option<Finding>> {
+    if !gateway.up || gateway.master.is_some() {
+        return Ok(None);
+    }
+    let mut host = Netlink::open()?;
+    let subnets = node.addresses(gateway.index);
+    let (mut subjects, mut first) = (Vec::new(), None);
+    for at in node.attachments(network).iter().filter(|at| at.state == State::Alive) {
+        for ip in at.leases.iter().map(|lease| lease.ip).filter(|ip| subnets.iter().any(|subnet| subnet.contains(*ip)))
+        {
+            let Some(index) = host.route_to(ip)?.filter(|index| *index != gateway.index) else { continue };
+            let other = node.links.iter().find(|link| link.index == index).map_or("another link", |link| &link.name);
+            subjects.extend([at.subject(), Subject::address(ip), Subject::link(other)]);
+            first.get_or_insert((ip, other));
         }
     }
+    let Some((ip, other)) = first else { return Ok(None) };
+    let what = format!("packets of this host to {ip} leave by {other}, not by {}: they do not reach it", gateway.name);
+    let remedy = format!("decide whether the route to {ip} by {other} is needed; if not, remove it");
+    Ok(Some(Finding::fail(GATEWAY, what).about(subjects).remedy(remedy)))
 }
 
 /// Returns the other network whose gateway has this address on this link, and whose containers need the address.
@@ -217,26 +245,22 @@ fn lost_gateways(node: &Node, network: &Network, link: &Link, affected: &[Subjec
             continue;
         }
         let what = format!("{} has lost the gateway's address {gateway}: containers reach only each other", link.name);
-        // No other link has the address, and duplicate address detection would delay its use.
-        let nodad = if gateway.is_ipv6() { " nodad" } else { "" };
-        let prefix = range.subnet.prefix();
-        let command = format!("ip address add {gateway}/{prefix} dev {}{nodad}", shell_word(&link.name));
+        let command = if gateway.is_ipv6() { Command::AddAddressIpv6 } else { Command::AddAddress };
+        let command = command.line(&[&format!("{gateway}/{}", range.subnet.prefix()), &link.name]);
         let finding = Finding::fail(GATEWAY, what).about([Subject::link(&link.name), Subject::address(gateway)]);
         findings.push(finding.about(affected.iter().cloned()).run([command]));
     }
     findings
 }
 
-/// Returns the addresses of other links that are in the gateway's network, or whose network contains the gateway.
-fn neighbours(node: &Node, name: &str, gateway: &Cidr) -> Vec<(String, Cidr)> {
+/// Returns the addresses of other links whose subnets overlap that of the gateway. An address of host length, such as the
+/// one of a tunnel, has no subnet: no packet takes another way because of it.
+fn conflicts<'a>(node: &'a Node, name: &str, gateway: &Cidr) -> Vec<(&'a str, Cidr)> {
     let mut found = Vec::new();
     for link in node.links.iter().filter(|link| link.name != *name) {
-        for cidr in node.addresses(link.index) {
-            let same = cidr.ip() == gateway.ip();
-            if !same && (gateway.contains(cidr.ip()) || cidr.contains(gateway.ip())) {
-                found.push((link.name.clone(), cidr));
-            }
-        }
+        let subnets = node.addresses(link.index).into_iter().filter(|cidr| *cidr != Cidr::host(cidr.ip()));
+        let overlapping = subnets.filter(|cidr| gateway.contains(cidr.ip()) || cidr.contains(gateway.ip()));
+        found.extend(overlapping.map(|cidr| (link.name.as_str(), cidr)));
     }
     found
 }
@@ -279,14 +303,10 @@ fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
         let Some(bridge) = &network.bridge else { continue };
         let link = node.link(&bridge.name).filter(|link| link.kind == "bridge");
         let ports = node.ports_of(network);
-        if let Some(link) = link {
-            // The kernel resets the MTU of a bridge without ports; the next add sets it again.
-            let wanted = bridge.mtu.filter(|_| node.ports(link).next().is_some());
-            for finding in wrong_mtu(wanted, link).into_iter().chain(different_mtus(link, &ports)) {
-                report.network(&network.name, finding);
-            }
+        if let Some(finding) = link.and_then(|link| bridge_mtu(scope, network, link)) {
+            report.network(&network.name, finding);
         }
-        if let Some(finding) = larger_than_port(node, network, &ports) {
+        if let Some(finding) = larger_than_port(node, network, link, &ports) {
             report.network(&network.name, finding);
         }
         let of_bridge = || link.map_or(DEFAULT_MTU, |link| link.mtu);
@@ -309,41 +329,69 @@ fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Compares the MTU of the bridge with the configuration.
-fn wrong_mtu(wanted: Option<u32>, bridge: &Link) -> Option<Finding> {
-    let wanted = wanted.filter(|wanted| *wanted != bridge.mtu)?;
-    let what = format!("\"mtu\" is {wanted}, and {} has {}: larger packets are lost", bridge.name, bridge.mtu);
-    let command = format!("ip link set {} mtu {wanted}", shell_word(&bridge.name));
-    let remedy = format!("{command}, or correct \"mtu\"");
-    Some(Finding::warn(MTU, what).about([Subject::link(&bridge.name)]).remedy(remedy).run([command]))
-}
-
-/// Checks that the bridge has the MTU of its ports. Packets larger than the bridge's MTU are not sent to containers, and
-/// packets larger than a port's MTU are dropped without an error.
-fn different_mtus(bridge: &Link, ports: &[&Link]) -> Option<Finding> {
-    let of_ports: BTreeSet<u32> = ports.iter().map(|port| port.mtu).collect();
-    if of_ports.iter().all(|mtu| *mtu == bridge.mtu) {
-        return None;
+/// Compares the MTU of the bridge with the configurations of its networks and with the network's ports. Packets larger than the
+/// bridge's MTU are not sent to containers, and packets larger than a port's MTU are dropped without an error.
+fn bridge_mtu(scope: &Scope, network: &Network, link: &Link) -> Option<Finding> {
+    let node = &scope.node;
+    // The kernel resets the MTU of a bridge without ports; the next add sets it again.
+    node.ports(link).next()?;
+    let subjects = || [Subject::link(&link.name)];
+    let sharing = || node.networks.iter().filter(|other| other.bridge.as_ref().is_some_and(|b| b.name == link.name));
+    let wanted: Vec<(u32, &str)> =
+        sharing().filter_map(|other| Some((other.bridge.as_ref()?.mtu?, &*other.name))).collect();
+    let values: BTreeSet<u32> = wanted.iter().map(|(mtu, _)| *mtu).collect();
+    if values.len() > 1 {
+        // Reported once.
+        let mut reported = sharing().filter(|other| scope.includes(&other.name));
+        reported.next().filter(|first| first.name == network.name)?;
+        let wanted: Vec<String> = wanted.iter().map(|(mtu, name)| format!("{mtu} in network {name}")).collect();
+        let what = format!("\"mtu\" is {}, and {}, which they share, has {}", wanted.join(", "), link.name, link.mtu);
+        let remedy = "set the same \"mtu\" in these networks, or give them bridges of their own; then detach their containers \
+                      and attach them again";
+        return Some(Finding::warn(MTU, what).about(subjects()).remedy(remedy));
     }
-    let all: Vec<String> = of_ports.iter().map(ToString::to_string).collect();
-    let what = format!("{} has {}, and its ports {}: larger packets are lost", bridge.name, bridge.mtu, all.join(", "));
-    let different = ports.iter().filter(|port| port.mtu != bridge.mtu).map(|port| Subject::link(&port.name));
-    let finding = Finding::warn(MTU, what).about([Subject::link(&bridge.name)]).about(different);
-    Some(match all.as_slice() {
-        [only] => finding.run([format!("ip link set {} mtu {only}", shell_word(&bridge.name))]),
-        _ => finding.remedy("set \"mtu\" in the network's configuration; detach the containers and attach them again"),
+    let of_ports: BTreeSet<u32> = node.ports_of(network).iter().map(|port| port.mtu).collect();
+    let (wanted, what) = match (values.first(), of_ports.first()) {
+        (Some(wanted), _) if *wanted != link.mtu => {
+            (Some(*wanted), format!("\"mtu\" is {wanted}, and {} has {}", link.name, link.mtu))
+        }
+        (wanted, Some(first)) if of_ports.iter().any(|mtu| *mtu != link.mtu) => {
+            let all: Vec<String> = of_ports.iter().map(ToString::to_string).collect();
+            let only = Some(*first).filter(|_| of_ports.len() == 1 && wanted.is_none());
+            (only, format!("{} has {}, and its ports {}", link.name, link.mtu, all.join(", ")))
+        }
+        _ => return None,
+    };
+    let finding = Finding::warn(MTU, format!("{what}: larger packets are lost")).about(subjects());
+    Some(match wanted.filter(|mtu| suits_all(node, link, *mtu)) {
+        Some(mtu) => finding.run([Command::SetMtu.line(&[&link.name, &mtu.to_string()])]),
+        None => finding
+            .remedy("set \"mtu\" in the network's configuration; then detach the containers and attach them again"),
     })
 }
 
+/// Returns whether a bridge can have an MTU without harm: all its ports lead to containers and have it, and its IPv6 addresses
+/// do not need a larger one.
+fn suits_all(node: &Node, bridge: &Link, mtu: u32) -> bool {
+    let of_containers: Vec<&Link> = node.networks.iter().flat_map(|network| node.ports_of(network)).collect();
+    let is_known = |port: &Link| of_containers.iter().any(|known| known.index == port.index);
+    let has_ipv6 = node.raw_addresses(bridge.index).iter().any(|address| address.cidr.ip().is_ipv6());
+    node.ports(bridge).all(|port| port.mtu == mtu && is_known(port)) && (mtu >= MIN_IPV6_MTU || !has_ipv6)
+}
+
 /// Reports containers that send packets larger than their port, and so the bridge, accepts: the kernel drops them without
-/// an error.
-fn larger_than_port(node: &Node, network: &Network, ports: &[&Link]) -> Option<Finding> {
+/// an error. If the port has another MTU than the bridge, that is the mistake.
+fn larger_than_port(node: &Node, network: &Network, bridge: Option<&Link>, ports: &[&Link]) -> Option<Finding> {
     let attachments = node.attachments(network);
     let (mut subjects, mut commands, mut text) = (Vec::new(), Vec::new(), None);
-    for port in ports {
+    for port in ports.iter().filter(|port| bridge.is_none_or(|bridge| bridge.mtu == port.mtu)) {
         let Some(guest) = node.guest(port.index).filter(|guest| guest.mtu > port.mtu) else { continue };
         subjects.push(subject_of(node, port, &attachments));
-        commands.extend(guest.command(&format!("ip link set {} mtu {}", shell_word(&guest.name), port.mtu)));
+        // If the ADD set this MTU, plugins would find a smaller one wrong.
+        let result = node.attachment_of(port, &attachments).and_then(|at| node.result(network, at));
+        let is_configured = result.is_some_and(|result| result.interfaces.iter().any(|own| own.mtu == guest.mtu));
+        let netns = guest.netns.as_ref().map(|path| path.to_string_lossy()).filter(|_| !is_configured);
+        commands.push(netns.map(|netns| Command::SetGuestMtu.line(&[&netns, &guest.name, &port.mtu.to_string()])));
         text.get_or_insert_with(|| {
             format!("packets of {} bytes, and port {} accepts {}", guest.mtu, port.name, port.mtu)
         });
@@ -351,5 +399,8 @@ fn larger_than_port(node: &Node, network: &Network, ports: &[&Link]) -> Option<F
     let number = table::count(subjects.len(), "container");
     let verb = if subjects.len() == 1 { "sends" } else { "send" };
     let finding = Finding::warn(MTU, format!("{number} {verb} {}: larger ones are lost", text?)).about(subjects);
-    Some(finding.remedy("set the MTU in the container to that of its port").run(commands))
+    let finding =
+        finding.remedy("give the container and its port the same MTU, or detach the container and attach it again");
+    // All of them, or the next report would have the same finding.
+    Some(finding.run(commands.into_iter().collect::<Option<Vec<CommandLine>>>().into_iter().flatten()))
 }

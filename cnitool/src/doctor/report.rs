@@ -1,6 +1,6 @@
 //! The findings so far, and their output as text or JSON.
 
-use cni::inspect::{Finding, Fix, Level, Subject, shell_word};
+use cni::inspect::{Command, Finding, Fix, Level, Subject};
 use cni::{Error, Result};
 use serde_json::{Value, json};
 
@@ -139,16 +139,15 @@ pub(super) fn first_few(names: &[String]) -> String {
 
 /// Returns the commands that repair a finding.
 fn commands(network: Option<&str>, finding: &Finding) -> Vec<String> {
-    let of_cnitool = |command: &str| match network {
-        Some(network) => vec![format!("cnitool {command} {}", shell_word(network))],
-        None => vec![format!("cnitool {command}")],
+    let commands = match (&finding.fix, network) {
+        // Only attachments to a network can be repaired.
+        (None, _) | (Some(Fix::Repair), None) => Vec::new(),
+        (Some(Fix::Repair), Some(network)) => vec![Command::Repair.line(&[network])],
+        (Some(Fix::Prune), Some(network)) => vec![Command::Prune.line(&[network])],
+        (Some(Fix::Prune), None) => vec![Command::PruneAll.line(&[])],
+        (Some(Fix::Run(commands)), _) => commands.clone(),
     };
-    match &finding.fix {
-        None => Vec::new(),
-        Some(Fix::Repair) => of_cnitool("repair"),
-        Some(Fix::Prune) => of_cnitool("prune"),
-        Some(Fix::Run(commands)) => commands.clone(),
-    }
+    commands.iter().map(ToString::to_string).collect()
 }
 
 fn label(level: Level) -> &'static str {
@@ -228,9 +227,9 @@ mod tests {
     #[test]
     fn the_text_names_some_subjects_and_commands_and_json_all() {
         let names: Vec<String> = (1..=5).map(|number| format!("c{number}")).collect();
-        let commands: Vec<String> = names.iter().map(|name| format!("ip link set {name} up")).collect();
         let subjects = names.iter().map(|name| Subject::container(name, Some("eth0")));
-        let finding = Finding::fail("bridge", "down").about(subjects).run(commands.clone());
+        let commands = names.iter().map(|name| Command::SetUp.line(&[name]));
+        let finding = Finding::fail("bridge", "down").about(subjects).run(commands);
         let text = entry(Some("pods"), &finding, Paint::of_stdout());
         assert!(text.contains("bridge: network pods: down\n      subjects: container c1 eth0,"), "{text}");
         let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -240,6 +239,7 @@ mod tests {
         );
         let json = describe(Some("pods"), &finding);
         assert_eq!(json["subjects"].as_array().map(Vec::len), Some(5));
+        let commands: Vec<String> = names.iter().map(|name| format!("ip link set {name} up")).collect();
         assert_eq!(json["command"], commands.join("; "));
         assert_eq!(json["remedy"], json["command"], "there is no other text");
     }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use cni::inspect::{
     Bridge, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage,
 };
-use cni::{Call, Error, Result};
+use cni::{Call, Code, Error, Result};
 use cni0::INSPECT;
 use linux::ip::Cidr;
 use linux::netlink::Address;
@@ -88,6 +88,7 @@ impl Network {
                 network.faults.push(of_plugin(&plugin.kind, error));
             }
         }
+        network.faults.extend(misplaced(&list).map(|(first, error)| of_plugin(&first.kind, error)));
         network.list = Some(list);
         network
     }
@@ -124,6 +125,11 @@ impl Network {
         Ok(())
     }
 
+    /// Returns whether `cnitool prune` removes what containers that are gone have left.
+    pub(crate) fn can_be_pruned(&self) -> bool {
+        self.list.as_ref().is_some_and(|list| !list.disable_gc)
+    }
+
     /// Returns whether a plugin of the network creates objects of this kind.
     pub(crate) fn creates(&self, kind: &Kind) -> bool {
         self.parts.iter().any(|part| part.plugin.kinds().contains(kind))
@@ -137,6 +143,12 @@ impl Network {
             }
         }
         Ok(false)
+    }
+
+    /// Returns the plugins whose CHECK fails whatever it finds, if they are those of the reference, with the reason.
+    pub(crate) fn flaws_of_reference_checks(&self) -> Vec<(&str, &'static str)> {
+        let flaw = |part: &Part| part.with_call(|call| part.plugin.flaw_of_reference_check(call)).ok().flatten();
+        self.parts.iter().filter_map(|part| Some((part.listed.kind.as_str(), flaw(part)?))).collect()
     }
 
     /// Returns the error of an ADD if the addresses of the gateway's link conflict with those of the gateways.
@@ -172,6 +184,20 @@ impl Network {
 /// Adds to an error in which configuration it is: several plugins have keys of the same name.
 fn of_plugin(kind: &str, error: Error) -> Error {
     error.context(format!("plugin {kind:?}"))
+}
+
+/// Returns the leases of the IPAM plugin of a list, and their directory.
+pub(crate) fn lease_store(list: &NetworkList) -> Option<(&'static dyn LeaseStore, PathBuf)> {
+    Network::read(list.clone()).store
+}
+
+/// Returns the first plugin with the error of every ADD, if it needs the result of an earlier plugin. It learns of its place
+/// in the list only by an ADD.
+pub(crate) fn misplaced(list: &NetworkList) -> Option<(&conf::Plugin, Error)> {
+    let first = list.plugins.first()?;
+    inspect(&first.kind).filter(|plugin| plugin.is_chained())?;
+    let error = Error::new(Code::CONFIG, "it needs the result of an earlier plugin, and is the first");
+    Some((first, error.details("list it after a plugin that creates an interface, such as bridge")))
 }
 
 /// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 use testing::reference;
 
-use crate::support::{Host, failure};
+use crate::support::{Host, failure, messages};
 
 const TWO: &str = r#"{"cniVersion": "1.0.0", "name": "two", "plugins": [
     {"type": "first", "key": 1},
@@ -83,7 +83,7 @@ fn each_plugin_gets_its_own_configuration_and_the_previous_result() {
         let why = "no plugin of network \"two\" has this capability (the capabilities are mac, portMappings)";
         format!("cnitool: ignored: {name:?} in CAP_ARGS: {why}\n")
     };
-    assert_eq!(outcome.stderr, ignored("bandwidth") + &ignored("dns"));
+    assert_eq!(messages(&outcome), ignored("bandwidth") + &ignored("dns"));
     let result = outcome.ok();
     let expected = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.9.0.2/24"}]});
     assert_eq!(result, expected);
@@ -212,14 +212,14 @@ fn a_refusal_leaves_nothing_to_undo() {
     let bridge = |ipam: &str| format!(r#"{{"type": "bridge", "ipam": {{"type": "{ipam}", "subnet": "10.9.0.0/24"}}}}"#);
     let list = |plugins: &str| format!(r#"{{"cniVersion": "1.1.0", "name": "net", "plugins": [{plugins}]}}"#);
     host.configure("net.conflist", &list(&bridge("host-local")));
-    // The DEL of the rollback succeeds, and warns of the same mistake.
-    let outcome = host.call("add net /run/netns/blue").env("CNI_ARGS", "A=B").run();
-    let (warning, refused) = outcome.stderr.trim_end().split_once('\n').unwrap();
-    assert!(outcome.status == Some(1) && warning.starts_with("warning: [4] unknown arguments"), "{outcome:?}");
-    let refused = refused.to_owned();
+    // The DEL of the rollback succeeds, and its warning of the same mistake is not printed a second time.
+    let refused = failure(&host.call("add net /run/netns/blue").env("CNI_ARGS", "A=B").run());
+    host.configure("net.conflist", &list(r#"{"type": "bridge", "mtu": 7}"#));
+    let invalid = failure(&host.run("add net /run/netns/blue"));
+    assert_eq!(invalid.matches("7 is out of range").count(), 1, "{invalid}");
     host.configure("net.conflist", &list(&bridge("missing")));
     let missing = failure(&host.run("add net /run/netns/blue"));
-    for why in [refused, missing] {
+    for why in [refused, invalid, missing] {
         assert!(why.contains("plugin \"bridge\": ") && !why.contains("undone"), "{why}");
     }
     host.recorder("first");
@@ -228,4 +228,11 @@ fn a_refusal_leaves_nothing_to_undo() {
     host.lab.script("first", text);
     let why = failure(&host.run("add net /run/netns/blue"));
     assert!(why.contains("no ADD") && why.contains("not undone: plugin \"first\": no DEL"), "{why}");
+    // Other messages of the DEL are.
+    let text = "[ $CNI_COMMAND = DEL ] && { echo no ADD >&2; echo other >&2; exit; }; printf '{\"code\": 9, \"msg\": \"no ADD\"}'; exit 1";
+    host.lab.script("first", text);
+    let outcome = host.run("add net /run/netns/blue");
+    let printed = messages(&outcome);
+    let lines: Vec<&str> = printed.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == "other" && lines[1].contains("plugin \"first\": no ADD"), "{outcome:?}");
 }

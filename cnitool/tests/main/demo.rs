@@ -4,7 +4,7 @@ use std::fs;
 
 use testing::{Process, copy_program, program_path, skip};
 
-use crate::support::{Host, failure};
+use crate::support::{Host, failure, messages};
 
 #[test]
 fn it_shows_everything_and_changes_nothing() {
@@ -12,7 +12,7 @@ fn it_shows_everything_and_changes_nothing() {
     fs::write("/var/lib/mine", "").unwrap();
     let before = host.lab.sh("find /run /var/lib | sort; ip link; nft list ruleset");
     let outcome = host.run("demo");
-    assert_eq!((outcome.status, outcome.stderr.as_str()), (Some(0), ""), "{}", outcome.stdout);
+    assert_eq!((outcome.status, messages(&outcome).as_str()), (Some(0), ""), "{}", outcome.stdout);
     assert_eq!(host.lab.sh("find /run /var/lib | sort; ip link; nft list ruleset"), before);
     let shown = outcome.stdout;
     assert_eq!(shown.matches(" 0% packet loss").count(), 2);

@@ -1,6 +1,7 @@
 //! `cnitool doctor`: a healthy host, and hosts with one problem each.
 
 mod calls;
+mod commands;
 mod config;
 mod containers;
 mod firewall;

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::doctor::{only_problem, problems};
 use crate::node::{attach, host, json, lose_namespace, page};
@@ -50,4 +50,44 @@ fn a_missing_subnet_file_is_the_only_problem() {
     assert!(findings.contains("1 state file of containers that are gone"), "{findings}");
     page(&host.run("prune --force pods"));
     assert!(!file.exists());
+}
+
+/// flanneld gives each tunnel the first address of the node's subnet, with host length. Without the kernel modules of
+/// tunnels, links of another kind have their names.
+#[test]
+fn a_healthy_node_with_tunnels_of_both_families() {
+    let host = host("10.60.1.0/24");
+    let list = |delegate: Value| {
+        let plugin = json!({ "type": "flannel", "delegate": delegate });
+        host.configure(
+            "10-pods.conflist",
+            &json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [plugin] }).to_string(),
+        );
+    };
+    list(json!({ "bridge": "cni0", "isDefaultGateway": true, "mtu": 1430 }));
+    fs::create_dir_all("/run/flannel").unwrap();
+    let text = "FLANNEL_NETWORK=10.60.0.0/16\nFLANNEL_SUBNET=10.60.1.1/24\nFLANNEL_IPV6_NETWORK=fd00:60::/48\n\
+                FLANNEL_IPV6_SUBNET=fd00:60:0:1::1/64\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
+    fs::write(SUBNET_FILE, text).unwrap();
+    host.lab.netns("other-node");
+    host.lab.sh("ip link add flannel.1 mtu 1450 type veth peer name end4 netns other-node
+         ip link add flannel-v6.1 mtu 1430 type veth peer name end6 netns other-node
+         ip address add 10.60.1.0/32 dev flannel.1; ip link set flannel.1 up
+         ip -6 address add fd00:60:0:1::/128 dev flannel-v6.1 nodad; ip link set flannel-v6.1 up
+         ip route add 10.60.2.0/24 via 10.60.2.0 dev flannel.1 onlink
+         ip -6 route add fd00:60:0:2::/64 via fd00:60:0:2:: dev flannel-v6.1 onlink");
+    attach(&host, "blue");
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+
+    // flanneld writes only the MTU of the IPv4 tunnel.
+    list(json!({ "bridge": "cni0", "isDefaultGateway": true }));
+    host.run("del pods /run/netns/blue").ok();
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("packets of 1450 bytes, and flannel-v6.1 carries 1430"), "{what}");
+    assert!(what.contains("set \\\"mtu\\\": 1430 in \\\"delegate\\\""), "{what}");
+
+    // Without IPv6, the other tunnel does not matter.
+    let text: String = text.lines().filter(|line| !line.contains("IPV6")).map(|line| format!("{line}\n")).collect();
+    fs::write(SUBNET_FILE, text).unwrap();
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
 }

@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::Read;
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 use std::thread::{self, ThreadId};
 
 use linux::Deadline;
-use linux::netlink::{Event, Link, Netlink, Watch};
+use linux::netlink::{Event, Link, Netlink, OperState, Watch};
 use serde_json::{Value, json};
 use testing::{Outcome, timeout};
 
 use crate::doctor::problems;
-use crate::support::Host;
+use crate::support::{Host, messages};
 
 /// An id of the length that runtimes use.
 pub(crate) const LONG_ID: &str = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
@@ -96,11 +98,35 @@ pub(crate) fn lose_namespace(host: &Host, name: &str, id: &str) {
     watch.wait_for("the port to go", Deadline::after(timeout()), gone).unwrap();
 }
 
+/// Waits until all ports of bridges can carry traffic. The kernel notices a moment later that a link was set up.
+pub(crate) fn wait_for_ports() {
+    let mut netlink = Netlink::open().unwrap();
+    let mut watch = Watch::open(Event::Link).unwrap();
+    let is_ready = |link: &Link| link.master.is_none() || link.state == OperState::Up;
+    let ready = || Ok::<_, linux::Error>(netlink.links(None)?.iter().all(is_ready).then_some(()));
+    watch.wait_for("the ports to carry traffic", Deadline::after(timeout()), ready).unwrap();
+}
+
 /// Writes a lease without a container, as an ADD that was killed leaves it.
 pub(crate) fn leak(ip: &str, content: &str) {
     let path = PathBuf::from("/var/lib/cni/networks/pods");
     fs::create_dir_all(&path).unwrap();
     fs::write(path.join(ip), content).unwrap();
+}
+
+/// The lock of the lease directory.
+pub(crate) const LEASE_LOCK: &str = "/var/lib/cni/networks/pods/lock";
+
+/// Starts a process that holds a lock until it is killed.
+pub(crate) fn hold_lock(path: &str) -> Child {
+    let mut child = Command::new("flock")
+        .args(["--no-fork", path, "sh", "-c", "echo; exec sleep 300"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The process prints a line when it has the lock.
+    child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+    child
 }
 
 /// Runs a command and parses its output as JSON, regardless of the exit code.
@@ -113,7 +139,7 @@ pub(crate) fn json(host: &Host, words: &str) -> Value {
 /// Returns the output after asserting that it fits a terminal and has no colours.
 #[track_caller]
 pub(crate) fn page(outcome: &Outcome) -> String {
-    assert_eq!(outcome.stderr, "", "{outcome:?}");
+    assert_eq!(messages(outcome), "", "{outcome:?}");
     assert!(!outcome.stdout.contains('\x1b'), "{outcome:?}");
     for line in outcome.stdout.lines() {
         assert!(line.chars().count() <= 80 && line.trim_end() == line, "{line:?} in\n{}", outcome.stdout);

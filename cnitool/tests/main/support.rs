@@ -117,12 +117,19 @@ impl Host {
     }
 }
 
+/// Returns what a call printed on stderr, without the lines which report that it is waiting, as on a busy machine.
+pub(crate) fn messages(outcome: &Outcome) -> String {
+    let lines = outcome.stderr.split_inclusive('\n');
+    lines.filter(|line| !line.starts_with("cnitool: waiting for ")).collect()
+}
+
 /// Asserts that a call failed with one line, exit code 1 and nothing on stdout. Returns the line.
 #[track_caller]
 pub(crate) fn failure(outcome: &Outcome) -> String {
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert_eq!(outcome.stdout, "");
-    let line = outcome.stderr.strip_suffix('\n').unwrap();
+    let text = messages(outcome);
+    let line = text.strip_suffix('\n').unwrap();
     assert!(!line.contains('\n'), "one line: {line}");
     line.strip_prefix("cnitool: ").unwrap().to_owned()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use cni::inspect::{Finding, Fix, Kind, Level, NetworkView, Subject};
+use cni::inspect::{self, Finding, Fix, Kind, Level, LiveAttachment, NetworkView, Subject};
 use cni::{Code, Result};
 use linux::iptables::FAMILIES;
 use linux::log::debug;
@@ -11,7 +11,7 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
 
 use super::{KINDS, for_each_table, read_rule};
-use crate::add::{self, Traffic};
+use crate::add::Traffic;
 use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{CONTAINERS, FILTER, FORWARD};
 use crate::firewalld::Firewalld;
@@ -81,36 +81,40 @@ struct Checker<'a> {
 
 /// The accepted traffic of the live attachments of a network.
 #[derive(Default)]
-struct Comparison {
+struct Comparison<'a> {
     /// The number of attachments that have addresses.
     count: usize,
-    /// Of each attachment whose traffic is not accepted, the first such address.
-    lacking: Vec<IpAddr>,
-    /// These attachments.
-    affected: Vec<Subject>,
+    /// The attachments whose traffic is not accepted, each with the first such address.
+    lacking: Vec<(&'a LiveAttachment, IpAddr)>,
     /// The addresses that rules accept.
     by_rules: Vec<IpAddr>,
     /// The attachments with these addresses.
-    accepted: Vec<Subject>,
+    accepted: Vec<&'a LiveAttachment>,
 }
 
-impl Checker<'_> {
+impl<'a> Checker<'a> {
     fn run(&mut self) -> Result<Vec<Finding>> {
         let [acceptance, _] = &KINDS;
-        let Comparison { count, lacking, affected, by_rules, accepted } = self.compare()?;
-        let mut findings = Vec::new();
+        let Comparison { count, lacking, by_rules, accepted } = self.compare()?;
         let level = if lacking.is_empty() && by_rules.is_empty() { Level::Ok } else { self.severity()? };
-        if let Some(first) = lacking.first() {
-            let text = format!("{} of {count} live containers lack their rules, such as {first}", lacking.len());
-            findings.push(finding(acceptance, level, format!("{text}{}", consequence(level))).about(affected));
-        }
+        let affected: Vec<&LiveAttachment> = lacking.iter().map(|(at, _)| *at).collect();
+        let mut findings = inspect::lacking(&affected, REPAIR_HINT, |affected| {
+            let of = |at: &LiveAttachment| lacking.iter().find(|(other, _)| std::ptr::eq(*other, at));
+            let first = affected.first().and_then(|first| of(first)).map_or_else(String::new, |(_, ip)| ip.to_string());
+            let text = format!("{} of {count} live containers lack their rules, such as {first}", affected.len());
+            Finding::new(level, acceptance.name, format!("{text}{}", consequence(level)))
+        });
         for tools in &FAMILIES {
             let is_used = by_rules.iter().any(|ip| tools.includes(*ip));
             if is_used && self.acceptance.is_cut_off(tools.family) {
                 let table = tools.table(FILTER);
                 let text = format!("no rule in chain {FORWARD} of table {table} leads to chain {CONTAINERS}");
-                let finding = finding(acceptance, level, format!("{text}{}", consequence(level)));
-                findings.push(finding.about(accepted.iter().cloned()));
+                let finding = Finding::new(level, acceptance.name, format!("{text}{}", consequence(level)));
+                let finding = finding.about(accepted.iter().map(|at| at.subject.clone()));
+                findings.push(match accepted.iter().any(|at| at.added.is_some()) {
+                    true => finding.remedy(REPAIR_HINT).fix(Fix::Repair),
+                    false => finding.remedy("the next add to the network restores the rule"),
+                });
             }
         }
         if findings.is_empty() && count > 0 {
@@ -121,27 +125,18 @@ impl Checker<'_> {
     }
 
     /// Compares the addresses of live attachments with those that rules or firewalld accept.
-    fn compare(&self) -> Result<Comparison> {
+    fn compare(&self) -> Result<Comparison<'a>> {
         let mut firewalld = None;
         let mut comparison = Comparison::default();
         for at in self.network.alive {
-            // The addresses that an IPAM plugin without leases has assigned are only in the result.
-            let added =
-                at.added.as_ref().map(|added| added.with_call(|call, _| Ok(add::addresses(&call.chained_result()?))));
-            let ips = match added {
-                Some(Ok(ips)) => ips,
-                Some(Err(_)) | None => at.addresses.clone(),
-            };
+            let ips = &at.addresses;
             comparison.count += usize::from(!ips.is_empty());
             match ips.iter().copied().find(|ip| !self.acceptance.includes(*ip)) {
-                Some(_) if self.is_in_zone(&mut firewalld, &ips)? => {}
-                Some(ip) => {
-                    comparison.lacking.push(ip);
-                    comparison.affected.push(at.subject.clone());
-                }
+                Some(_) if self.is_in_zone(&mut firewalld, ips)? => {}
+                Some(ip) => comparison.lacking.push((at, ip)),
                 None => {
                     comparison.by_rules.extend(ips);
-                    comparison.accepted.push(at.subject.clone());
+                    comparison.accepted.push(at);
                 }
             }
         }

@@ -146,6 +146,25 @@ fn status_fails_when_the_directory_is_unusable() {
     file.call("ADD", "a").error(5);
 }
 
+/// STATUS says what every ADD would say.
+#[test]
+fn status_fails_when_the_resolver_file_is_unusable() {
+    let lab = Lab::new();
+    let net = Net::of(&lab, "10.1.0.0/29").with("/ipam/resolvConf", json!("/run/resolv.conf"));
+    fs::write("/run/resolv.conf", "nameserver 192.0.2.53\n").unwrap();
+    net.call("STATUS", "x").ok();
+    for (damage, add, status) in [
+        ("rm /run/resolv.conf", 5, 50),
+        ("ln -s resolv.conf /run/resolv.conf", 5, 50),
+        ("rm /run/resolv.conf; mkfifo /run/resolv.conf", 7, 7),
+        ("rm /run/resolv.conf; mkdir /run/resolv.conf", 7, 7),
+    ] {
+        lab.sh(damage);
+        let refused = net.call("ADD", "a").error(add);
+        assert_eq!(net.call("STATUS", "x").error(status)["msg"], refused["msg"], "{damage}");
+    }
+}
+
 /// No ADD can have succeeded, so that DEL, with which a runtime follows a failed ADD, and GC have nothing to do.
 #[test]
 fn del_and_gc_succeed_where_there_can_be_no_leases() {

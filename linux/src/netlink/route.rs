@@ -167,15 +167,16 @@ impl Netlink {
         Ok(found.context(|| format!("look for the route to {ip}"))?.flatten())
     }
 
+    /// Returns all unicast routes, from all tables.
+    pub fn all_routes(&mut self) -> Result<Vec<KernelRoute>> {
+        let listed = self.socket.list(&list_routes(None), libc::RTM_NEWROUTE, KernelRoute::read);
+        listed.context(|| "list all routes")
+    }
+
     /// Returns the default routes of the main table, the preferred one of each family first.
     pub fn default_routes(&mut self) -> Result<Vec<KernelRoute>> {
-        let wanted = |route: Option<KernelRoute>| {
-            route.filter(|route| route.route.dst.is_default() && route.route.table == Some(MAIN))
-        };
-        let mut found = self
-            .socket
-            .list(&list_routes(None), libc::RTM_NEWROUTE, |payload| KernelRoute::read(payload).map(wanted))
-            .context(|| "list the default routes")?;
+        let mut found = self.all_routes()?;
+        found.retain(|route| route.route.dst.is_default() && route.route.table == Some(MAIN));
         found.sort_by_key(|route| (route.route.dst.ip().is_ipv6(), route.route.priority));
         Ok(found)
     }

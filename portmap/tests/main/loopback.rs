@@ -107,6 +107,36 @@ fn route_localnet_is_enabled_only_for_ports_that_loopback_addresses_reach() {
     }
 }
 
+/// On an uplink, the setting would open the loopback services of the host to the network outside.
+#[test]
+fn route_localnet_is_enabled_only_on_a_link_that_leads_to_the_container() {
+    let lab = &Lab::new();
+    lab.outside();
+    let pod = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let config = config(&["8080:80/tcp"]);
+    lab.sh("ip route add 10.1.0.2/32 dev uplink");
+    pod.add(&config);
+    pod.check(&config).ok();
+    assert_eq!(route_localnet(lab, "uplink") + &route_localnet(lab, "br0"), "00");
+    lab.sh("ip route del 10.1.0.2/32 dev uplink");
+    let error = pod.check(&config).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("net.ipv4.conf.br0.route_localnet"), "{error}");
+    pod.add(&config);
+    pod.check(&config).ok();
+    assert_eq!(route_localnet(lab, "uplink") + &route_localnet(lab, "br0"), "01");
+
+    // A link that the result does not name has the address of the gateway, such as that of a VLAN.
+    lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=0");
+    let mut result = pod.result("1.0.0");
+    result["interfaces"].as_array_mut().unwrap().retain(|interface| interface["name"] != "br0");
+    result["ips"][0].as_object_mut().unwrap().remove("interface");
+    for (gateway, want) in [(json!("10.1.0.9"), "0"), (json!("10.1.0.1"), "1")] {
+        result["ips"][0]["gateway"] = gateway;
+        pod.add(&with(config.clone(), json!({ "prevResult": result })));
+        assert_eq!(route_localnet(lab, "br0"), want);
+    }
+}
+
 #[test]
 fn route_localnet_that_cannot_be_set_fails_the_add_and_leaves_nothing() {
     let lab = &Lab::new();
@@ -138,12 +168,12 @@ fn the_guard_exists_before_route_localnet_is_enabled() {
     assert!(last("add rule to chain inet cni_hostport guard") < last("set net.ipv4.conf.br0.route_localnet"), "{log}");
 }
 
-/// A link that is not the bridge: the host routes to the container through it.
+/// A link that is not a bridge: the host routes to the container through it.
 #[test]
 fn route_localnet_is_enabled_on_the_link_to_the_container() {
     let lab = &Lab::new();
     lab.sh("ip link add ptp0 up type bridge; ip route add 10.1.0.2/32 dev ptp0; ip link add br0 up type bridge");
-    let pod = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    let pod = Pod { bridge: "ptp0".to_owned(), ..Pod::with_port(lab, "a", &["10.1.0.2/24"]) };
     pod.add(&config(&["8080:80/tcp"]));
     assert_eq!(route_localnet(lab, "ptp0") + &route_localnet(lab, "br0"), "10");
     pod.check(&config(&["8080:80/tcp"])).ok();

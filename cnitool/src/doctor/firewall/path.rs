@@ -7,8 +7,9 @@ use linux::netlink::nft::{Condition, Family, LinkPattern, Property, Side};
 
 /// The prefixes of chains that plugins create, here and in the reference.
 const OF_PLUGINS: [&str; 2] = ["CNI-", "cni-"];
-/// The chain in which the plugin `firewall` accepts the packets of its containers.
+/// The chain in which the plugin `firewall` accepts the packets of its containers, after the rules of the administrator.
 const ACCEPTING: &str = "CNI-FORWARD";
+const ADMIN: &str = "CNI-ADMIN";
 
 /// The rules of each chain that packets can reach, by the name of the chain.
 pub(super) type Chains = BTreeMap<String, Vec<Rule>>;
@@ -20,8 +21,6 @@ pub(super) struct Rule {
     pub(super) verdict: Verdict,
     /// How a user finds the rule, such as `ip filter FORWARD handle 7`.
     pub(super) name: String,
-    /// The command that deletes it.
-    pub(super) delete: String,
 }
 
 /// What a rule decides about packets that it matches.
@@ -40,17 +39,24 @@ pub(super) enum Verdict {
 }
 
 impl Verdict {
-    /// Returns the chain in which packets continue, unless a plugin has created it.
-    pub(super) fn target(&self) -> Option<&str> {
+    /// Returns the chain in which packets continue.
+    fn target(&self) -> Option<&str> {
         match self {
-            Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain.as_str()).filter(|chain| !is_of_plugin(chain)),
+            Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
             _ => None,
         }
     }
+
+    /// Returns the chain in which packets continue, unless a plugin decides there for each container.
+    pub(super) fn followed(&self) -> Option<&str> {
+        let is_of_plugin = |chain: &str| OF_PLUGINS.iter().any(|prefix| chain.starts_with(prefix));
+        self.target().filter(|chain| !is_of_plugin(chain) || [ACCEPTING, ADMIN].contains(chain))
+    }
 }
 
-fn is_of_plugin(chain: &str) -> bool {
-    OF_PLUGINS.iter().any(|prefix| chain.starts_with(prefix))
+/// Returns whether a chain leads to the one in which the plugin `firewall` accepts packets.
+pub(super) fn leads_to_acceptance(chains: &Chains, base: &str) -> bool {
+    chains.get(base).into_iter().flatten().any(|rule| rule.verdict.target() == Some(ACCEPTING))
 }
 
 /// Packets from or to the containers on a bridge, as far as their properties are known.
@@ -170,8 +176,8 @@ enum End<'a> {
     Accepted,
     /// A rule that is about containers, or in another chain, refuses them.
     Refused(&'a Rule),
-    /// A rule that is not about containers refuses all packets that come that far.
-    RefusedWithOthers,
+    /// The rule of the base chain with this number is not about containers, and refuses all packets that come that far.
+    RefusedWithOthers(usize),
 }
 
 /// What a base chain does to packets of containers.
@@ -179,25 +185,42 @@ enum End<'a> {
 pub(super) struct Effect<'a> {
     /// The rules that drop some or all of them.
     pub(super) rules: Vec<&'a Rule>,
-    /// Whether those that no rule accepts are dropped, by the policy or a last rule.
-    pub(super) drops_unaccepted: bool,
+    /// What drops those that no rule accepts.
+    pub(super) last: Option<Last>,
+    /// The rule that drops all of them before they get to the rules of a plugin, which accepts them.
+    pub(super) above: Option<&'a Rule>,
 }
 
-/// Follows packets through a base chain. `is_accepted` means that a plugin accepts them in a chain of its own.
+/// What drops packets that no rule accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Last {
+    /// The rule of the base chain with this number, from 1.
+    Rule(usize),
+    Policy,
+}
+
+/// Follows packets through a base chain: the first rule that matches decides. `is_accepted` means that a plugin accepts them
+/// in a chain of its own, or would do so if the base chain led there, which the plugin reports itself.
 pub(super) fn follow<'a>(chains: &'a Chains, base: &str, drops: bool, of: &Packets, is_accepted: bool) -> Effect<'a> {
     let mut walk = Walk { chains, packets: of, is_accepted, partial: Vec::new(), ends: BTreeMap::new() };
     let end = walk.chain(base, true);
     let mut rules = walk.partial;
-    let drops_unaccepted = match end {
-        End::Accepted => false,
-        End::Continue => drops && !is_accepted,
-        End::RefusedWithOthers => !is_accepted,
+    let last = match end {
+        End::Accepted => None,
+        End::Continue => drops.then_some(Last::Policy),
+        End::RefusedWithOthers(number) => Some(Last::Rule(number)),
         End::Refused(rule) => {
             rules.push(rule);
-            false
+            None
         }
     };
-    Effect { rules, drops_unaccepted }
+    let above = match last {
+        Some(Last::Rule(number)) if is_accepted && leads_to_acceptance(chains, base) => {
+            chains.get(base).and_then(|all| all.get(number - 1))
+        }
+        _ => None,
+    };
+    Effect { rules, last: last.filter(|_| !is_accepted), above }
 }
 
 struct Walk<'a, 'b> {
@@ -229,7 +252,7 @@ impl<'a> Walk<'a, '_> {
     fn chain(&mut self, name: &str, is_base: bool) -> End<'a> {
         // Some packets may have left the chain by an earlier rule.
         let mut may_leave = false;
-        for rule in self.chains.get(name).into_iter().flatten() {
+        for (number, rule) in (1..).zip(self.chains.get(name).into_iter().flatten()) {
             let (matched, is_about) = self.packets.compare(rule);
             let is_certain = matched == Match::All;
             match &rule.verdict {
@@ -239,15 +262,11 @@ impl<'a> Walk<'a, '_> {
                 Verdict::Return => return End::Continue,
                 _ if matched == Match::Unknown => {}
                 Verdict::Refuse if is_certain && is_about => return End::Refused(rule),
-                Verdict::Refuse if is_certain && is_base => return End::RefusedWithOthers,
+                Verdict::Refuse if is_certain && is_base => return End::RefusedWithOthers(number),
                 Verdict::Refuse if is_certain && !may_leave => return End::Refused(rule),
                 Verdict::Refuse if is_about => self.partial.push(rule),
-                Verdict::Jump(chain) | Verdict::Goto(chain) if is_of_plugin(chain) => {
-                    if is_certain && self.is_accepted && chain == ACCEPTING {
-                        return End::Accepted;
-                    }
-                }
                 Verdict::Jump(chain) | Verdict::Goto(chain) => match self.other_chain(chain) {
+                    End::Continue if is_certain && self.is_accepted && chain == ACCEPTING => return End::Accepted,
                     End::Accepted if !is_certain => may_leave = true,
                     End::Refused(inner) if !is_certain => self.partial.extend(is_about.then_some(inner)),
                     End::Continue if is_certain && matches!(rule.verdict, Verdict::Goto(_)) => return End::Continue,
@@ -282,7 +301,7 @@ mod tests {
     }
 
     fn rule(conditions: &[Condition], verdict: Verdict) -> Rule {
-        Rule { conditions: conditions.to_vec(), verdict, name: "r".to_owned(), delete: String::new() }
+        Rule { conditions: conditions.to_vec(), verdict, name: "r".to_owned() }
     }
 
     fn chains(named: &[(&str, Vec<Rule>)]) -> Chains {
@@ -306,7 +325,7 @@ mod tests {
 
     fn effect_in(chains: &Chains, drops: bool) -> (usize, bool) {
         let effect = follow(chains, "base", drops, &outgoing(), false);
-        (effect.rules.len(), effect.drops_unaccepted)
+        (effect.rules.len(), effect.last.is_some())
     }
 
     use Side::{From as Source, To};
@@ -403,11 +422,28 @@ mod tests {
         let jump = rule(&[], Jump("CNI-FORWARD".to_owned()));
         let isolation = rule(&[], Jump("CNI-ISOLATION-STAGE-1".to_owned()));
         let accepting = chains(&[("base", vec![isolation, jump.clone(), rule(&[], Refuse)])]);
-        let of = |is_accepted| follow(&accepting, "base", true, &outgoing(), is_accepted).drops_unaccepted;
-        assert!(of(false) && !of(true));
-        let before = chains(&[("base", vec![rule(&[link(Source, "br")], Refuse), jump])]);
-        assert_eq!(follow(&before, "base", true, &outgoing(), true).rules.len(), 1, "it comes before");
-        let flushed = chains(&[("base", vec![])]);
-        assert_eq!(follow(&flushed, "base", true, &outgoing(), true), Effect::default(), "the plugin reports it");
+        let of = |is_accepted| follow(&accepting, "base", true, &outgoing(), is_accepted).last;
+        assert_eq!((of(false), of(true)), (Some(Last::Rule(3)), None));
+        let before = |conditions: &[Condition]| chains(&[("base", vec![rule(conditions, Refuse), jump.clone()])]);
+        for (conditions, rules, above) in [(&[][..], 0, true), (&[link(Source, "br")], 1, false)] {
+            let chains = before(conditions);
+            let effect = follow(&chains, "base", true, &outgoing(), true);
+            assert_eq!(
+                (effect.rules.len(), effect.above.is_some(), effect.last),
+                (rules, above, None),
+                "{conditions:?}"
+            );
+        }
+        for flushed in [vec![], vec![rule(&[], Refuse)]] {
+            let flushed = chains(&[("base", flushed)]);
+            assert_eq!(follow(&flushed, "base", true, &outgoing(), true), Effect::default(), "the plugin reports it");
+        }
+        // The rules of the administrator come before those of the plugin.
+        let to = |name: &str| vec![rule(&[], Jump(name.to_owned()))];
+        let admin =
+            |rules| chains(&[("base", vec![jump.clone()]), ("CNI-FORWARD", to("CNI-ADMIN")), ("CNI-ADMIN", rules)]);
+        let refusing = admin(vec![rule(&[], Refuse)]);
+        assert_eq!(follow(&refusing, "base", true, &outgoing(), true).rules.len(), 1);
+        assert_eq!(follow(&admin(vec![]), "base", true, &outgoing(), true), Effect::default());
     }
 }

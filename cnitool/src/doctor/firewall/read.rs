@@ -1,7 +1,6 @@
 //! Reads the rules that packets can reach from a base chain: from nf_tables, or from the text of a legacy table.
 
 use cni::Result;
-use cni::inspect::shell_word;
 use linux::iptables::words;
 use linux::netlink::Link;
 use linux::netlink::nft::{self, Condition, LinkPattern, Nftables, Property, Side, Table};
@@ -19,12 +18,12 @@ pub(super) fn from_nftables(nft: &mut Nftables, table: Table<'_>, base: &str, li
     })
 }
 
-/// Reads a chain of a legacy table, and the chains that it leads to. `tool` is the program that changes the table.
-pub(super) fn from_legacy(lines: &[String], tool: &str, base: &str) -> Result<Chains> {
+/// Reads a chain of a legacy table, and the chains that it leads to.
+pub(super) fn from_legacy(lines: &[String], base: &str) -> Result<Chains> {
     read_reachable(base, |name| {
         let prefix = format!("-A {name} ");
         let rules = lines.iter().filter_map(|line| line.strip_prefix(&prefix));
-        Ok(rules.map(|rule| of_legacy(tool, name, rule)).collect())
+        Ok(rules.map(|rule| of_legacy(name, rule)).collect())
     })
 }
 
@@ -36,7 +35,7 @@ fn read_reachable(base: &str, mut read: impl FnMut(&str) -> Result<Vec<Rule>>) -
             continue;
         }
         let rules = read(&name)?;
-        left.extend(rules.iter().filter_map(|rule| rule.verdict.target().map(str::to_owned)));
+        left.extend(rules.iter().filter_map(|rule| rule.verdict.followed().map(str::to_owned)));
         chains.insert(name, rules);
     }
     Ok(chains)
@@ -61,27 +60,15 @@ fn of_nftables(table: Table<'_>, rule: &nft::Rule, links: &[Link]) -> Rule {
         }
         _ => condition,
     });
-    Rule {
-        conditions: conditions.collect(),
-        verdict,
-        name: format!("{chain} handle {}", rule.handle),
-        delete: format!(
-            "nft delete rule {} {} {} handle {}",
-            table.family,
-            shell_word(table.name),
-            shell_word(&rule.chain),
-            rule.handle
-        ),
-    }
+    Rule { conditions: conditions.collect(), verdict, name: format!("{chain} handle {}", rule.handle) }
 }
 
 /// Parses a rule in the form of `iptables-save`, without `-A` and the chain.
-fn of_legacy(tool: &str, chain: &str, text: &str) -> Rule {
+fn of_legacy(chain: &str, text: &str) -> Rule {
     let mut conditions = Vec::new();
     let mut verdict = Verdict::Continue;
     let mut is_negated = false;
     let words = words(text);
-    let quoted: Vec<String> = words.iter().map(|word| shell_word(word)).collect();
     let mut words = words.iter().map(String::as_str);
     while let Some(word) = words.next() {
         let property = match word {
@@ -114,12 +101,7 @@ fn of_legacy(tool: &str, chain: &str, text: &str) -> Rule {
         };
         conditions.push(Condition { is_negated: std::mem::take(&mut is_negated), property });
     }
-    Rule {
-        conditions,
-        verdict,
-        name: format!("{chain} {text}"),
-        delete: format!("{tool} -D {} {}", shell_word(chain), quoted.join(" ")),
-    }
+    Rule { conditions, verdict, name: format!("{chain} {text}") }
 }
 
 fn legacy_verdict(option: &str, target: &str) -> Verdict {
@@ -148,7 +130,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str) -> (Vec<(bool, Property)>, Verdict) {
-        let rule = of_legacy("iptables-legacy", "FORWARD", text);
+        let rule = of_legacy("FORWARD", text);
         (rule.conditions.into_iter().map(|c| (c.is_negated, c.property)).collect(), rule.verdict)
     }
 
@@ -170,17 +152,17 @@ mod tests {
     }
 
     #[test]
-    fn a_shell_passes_a_rule_to_the_tool_unchanged() {
-        let rule = of_legacy("iptables-legacy", "FORWARD", r#"-i br0 -m comment --comment "\"$(id)\" 'x'" -j DROP"#);
-        let expected = r#"iptables-legacy -D FORWARD -i br0 -m comment --comment '"$(id)" '\''x'\''' -j DROP"#;
-        assert_eq!(rule.delete, expected);
-    }
-
-    #[test]
     fn only_chains_that_packets_reach_are_read() {
-        let lines = ["-A FORWARD -j A", "-A A -j B", "-A B -j A", "-A FORWARD -j CNI-FORWARD", "-A OTHER -j DROP"];
+        let lines = [
+            "-A FORWARD -j A",
+            "-A A -j B",
+            "-A B -j A",
+            "-A FORWARD -j CNI-ISOLATION-STAGE-1",
+            "-A FORWARD -j CNI-FORWARD",
+            "-A OTHER -j DROP",
+        ];
         let lines = lines.map(str::to_owned);
-        let chains = from_legacy(&lines, "iptables", "FORWARD").unwrap();
-        assert_eq!(chains.keys().collect::<Vec<_>>(), ["A", "B", "FORWARD"]);
+        let chains = from_legacy(&lines, "FORWARD").unwrap();
+        assert_eq!(chains.keys().collect::<Vec<_>>(), ["A", "B", "CNI-FORWARD", "FORWARD"]);
     }
 }

@@ -1,9 +1,12 @@
 //! Live containers: lost addresses and routes, duplicate addresses, packets that are too large, a changed subnet.
 
-use serde_json::json;
+use std::io::Read;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
 
 use super::{assert_healthy, only_problem, problems, run_commands, subjects};
-use crate::node::{attach, host, json, network, port};
+use crate::node::{attach, host, host_with, json, network, port};
 use crate::support::Host;
 
 /// Attaches a container to a network. Its namespace is new.
@@ -54,10 +57,9 @@ fn an_interface_that_is_down() {
     attach(&host, "blue");
     host.lab.sh("ip -n blue link set eth0 down");
     let what = only_problem(&host, "container", "warn");
-    assert!(what.contains("nsenter --net=/run/netns/blue ip link set eth0 up"), "{what}");
     // The kernel removes the routes of an interface that goes down.
-    host.lab.sh("ip -n blue link set eth0 up");
-    run_commands(&host);
+    let route = "nsenter --net=/run/netns/blue ip route add default via 10.224.0.1 dev eth0";
+    assert!(what.contains(&format!("nsenter --net=/run/netns/blue ip link set eth0 up; {route}")), "{what}");
 }
 
 #[test]
@@ -159,7 +161,7 @@ fn a_live_container_without_a_lease() {
     host.lab.sh("rm /var/lib/cni/networks/pods/10.229.0.2");
     let command = json(&host, "doctor --json --quiet")["findings"][0]["command"].as_str().unwrap().to_owned();
     std::fs::write("/var/lib/cni/networks/pods/10.229.0.2", "other\r\neth0").unwrap();
-    host.lab.sh(&format!("! {command}"));
+    host.lab.sh(&format!("! {{ {command}; }}"));
     assert_eq!(std::fs::read_to_string("/var/lib/cni/networks/pods/10.229.0.2").unwrap(), "other\r\neth0");
 }
 
@@ -177,6 +179,124 @@ fn a_subnet_that_changed_under_live_containers() {
     let ipam = json!({ "ipam": { "type": "host-local", "ranges": ranges } });
     host.configure("10-pods.conflist", &network("pods", "", &ipam).to_string());
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+}
+
+/// Another container has got the address meanwhile.
+#[test]
+fn a_lost_address_that_is_in_use_elsewhere_is_not_restored() {
+    let host = host("10.59.0.0/24");
+    attach(&host, "blue");
+    attach(&host, "red");
+    host.lab.sh("ip -n blue address del 10.59.0.2/24 dev eth0; ip -n red address add 10.59.0.2/24 dev eth0");
+    let answer = json(&host, "doctor --json");
+    let lost = find(&answer, "1 container has lost its address 10.59.0.2/24");
+    assert!(lost["command"].is_null(), "{lost:#}");
+    assert!(lost["remedy"].as_str().unwrap().contains("another container has the address now"), "{lost:#}");
+}
+
+/// A program in the container, such as a VPN, may need its own route.
+#[test]
+fn a_route_that_another_one_replaces_is_not_restored() {
+    let host = host("10.57.0.0/24");
+    attach(&host, "blue");
+    host.lab.sh("ip -n blue route replace default via 10.57.0.9 dev eth0");
+    let what = only_problem(&host, "container", "fail");
+    assert!(what.contains("has lost its route default via 10.57.0.1") && what.contains("\"command\":null"), "{what}");
+    assert!(what.contains("decide which one it needs"), "{what}");
+}
+
+/// Two containers share an address that neither has leased, such as that of a service.
+#[test]
+fn an_address_without_an_owner_is_not_removed() {
+    let host = host("10.56.0.0/24");
+    attach(&host, "blue");
+    attach(&host, "red");
+    host.lab.sh("for name in blue red; do ip -n $name address add 10.56.0.99/32 dev eth0; done");
+    let what = only_problem(&host, "container", "fail");
+    assert!(what.contains("10.56.0.99 is on 2 interfaces") && what.contains("\"command\":null"), "{what}");
+}
+
+/// Plugins that look for the interface of a container. They must not blame what they compare if they do not find it.
+fn comparing_plugins() -> [Value; 2] {
+    let limits = json!({ "type": "bandwidth", "ingressRate": 8_000_000, "ingressBurst": 800_000,
+        "egressRate": 8_000_000, "egressBurst": 800_000 });
+    [limits, json!({ "type": "tuning", "txQLen": 7 })]
+}
+
+#[test]
+fn an_interface_that_was_renamed() {
+    for plugin in comparing_plugins() {
+        let host = host_with("10.55.0.0/24", &plugin);
+        let id = attach(&host, "blue");
+        host.lab.sh("ip -n blue link set eth0 down; ip -n blue link set eth0 name net1; ip -n blue link set net1 up");
+        let what = only_problem(&host, "container", "fail");
+        assert!(
+            what.contains("the interface of 1 container does not have the name of its add: eth0 is net1 now"),
+            "{what}"
+        );
+        assert_eq!(subjects(&what, "container"), [id]);
+        assert!(what.contains("\"command\":null"), "{what}");
+    }
+}
+
+/// A process keeps the namespace, but its path is gone.
+#[test]
+fn a_namespace_that_was_unmounted() {
+    for plugin in comparing_plugins() {
+        let host = host_with("10.54.0.0/24", &plugin);
+        let id = attach(&host, "blue");
+        let mut process = Command::new("nsenter")
+            .args(["--net=/run/netns/blue", "sh", "-c", "echo; exec sleep 300"])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        process.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        host.lab.sh("umount /run/netns/blue; rm /run/netns/blue");
+        let what = only_problem(&host, "container", "warn");
+        process.kill().unwrap();
+        process.wait().unwrap();
+        assert!(what.contains("the namespace of 1 container is not at its path any more (/run/netns/blue)"), "{what}");
+        assert_eq!(subjects(&what, "container"), [id]);
+        assert!(what.contains("\"command\":null"), "{what}");
+    }
+}
+
+/// A lease that no ADD has returned, such as a copy of a file.
+#[test]
+fn a_second_lease_of_a_container() {
+    let host = host("10.53.0.0/24");
+    let id = attach(&host, "blue");
+    host.lab.sh("cd /var/lib/cni/networks/pods; cp 10.53.0.2 10.53.0.77");
+    let what = only_problem(&host, "leases", "warn");
+    assert!(what.contains("address 10.53.0.77 is leased to a live container that does not have it"), "{what}");
+    assert_eq!((subjects(&what, "container"), subjects(&what, "address")), (vec![id], vec!["10.53.0.77".to_owned()]));
+    assert!(what.contains("\"command\":null"), "repair would change nothing: {what}");
+    host.run("del pods blue").ok();
+    host.lab.sh("! [ -e /var/lib/cni/networks/pods/10.53.0.77 ]");
+}
+
+/// `repair` needs the record of the ADD.
+#[test]
+fn a_container_whose_add_is_not_recorded_is_not_repaired() {
+    let host = host_with("10.52.0.0/24", &json!({ "type": "firewall", "backend": "iptables" }));
+    attach(&host, "blue");
+    host.lab.sh(
+        "rm /var/lib/cni/results/*; nft flush chain inet cni_plugins_masquerade masq_checks; iptables -F CNI-FORWARD",
+    );
+    let answer = json(&host, "doctor --json");
+    assert_eq!(problems(&answer), ["masquerade fail", "firewall warn"], "{answer:#}");
+    for part in ["1 of 1 live containers lack a masquerade rule", "1 of 1 live containers lack their rules"] {
+        let finding = find(&answer, part);
+        assert!(finding["command"].is_null(), "{finding:#}");
+        assert!(finding["remedy"].as_str().unwrap().contains("has not recorded their adds"), "{finding:#}");
+    }
+}
+
+/// Returns the finding with this text.
+fn find<'a>(answer: &'a Value, part: &str) -> &'a Value {
+    let mut findings = answer["findings"].as_array().unwrap().iter();
+    let is_it = |finding: &&Value| finding["what"].as_str().is_some_and(|what| what.contains(part));
+    findings.find(is_it).unwrap_or_else(|| panic!("{part} is not in {answer:#}"))
 }
 
 /// Names of links come from other programs, and a command is copied into a shell.

@@ -3,11 +3,11 @@
 use std::fs;
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testing::skip;
 
-use super::{OkPage, assert_healthy, only_problem, problems, run_commands, subjects};
-use crate::node::{attach, host, json, network, port};
+use super::{OkPage, assert_healthy, only_problem, problems, subjects};
+use crate::node::{attach, host, host_with, json, port};
 
 #[test]
 fn a_firewall_that_drops_forwarded_packets() {
@@ -17,7 +17,9 @@ fn a_firewall_that_drops_forwarded_packets() {
         "nft 'add table inet strict; add chain inet strict pass { type filter hook forward priority 0; policy drop; }'",
     );
     let what = only_problem(&host, "firewall", "fail");
-    assert!(what.contains("inet strict pass drops everything") && what.contains("-i br-pods"), "{what}");
+    assert!(what.contains("inet strict pass drops everything"), "{what}");
+    assert!(what.contains("from and to br-pods in the configuration of the program that owns the chain"), "{what}");
+    assert!(what.contains("\"command\":null"), "{what}");
     let bridged = "/proc/sys/net/bridge/bridge-nf-call-iptables";
     if Path::new(bridged).exists() {
         for (value, reach) in [("1", "neither each other nor other networks"), ("0", "cannot reach other networks")] {
@@ -50,7 +52,7 @@ fn iptables_with_a_policy() {
     assert!(only_problem(&host, "firewall", "fail").contains("FORWARD of iptables-legacy-save"));
 }
 
-/// Each rule drops packets of containers. The command of the finding removes it.
+/// Each rule drops packets of containers. Another program may need it, so no command removes it.
 #[test]
 fn rules_of_other_programs_that_drop_packets_of_containers() {
     let host = host("10.233.0.0/24");
@@ -88,7 +90,10 @@ fn rules_of_other_programs_that_drop_packets_of_containers() {
         assert!(what.contains(part), "{rule}: {what}");
         assert!(subjects(&what, "link").contains(&"br-pods".to_owned()), "{rule}: {what}");
         assert_eq!(subjects(&what, "rule").len(), 1, "{rule}: {what}");
-        run_commands(&host);
+        assert!(
+            what.contains("\"command\":null") && what.contains("decide whether the rule should apply"),
+            "{rule}: {what}"
+        );
         host.lab.sh("nft flush ruleset");
         host.run("repair").ok_page();
     }
@@ -116,23 +121,6 @@ fn rules_that_do_not_harm_containers_are_not_reported() {
     }
 }
 
-/// The command of a finding about a policy accepts both directions.
-#[test]
-fn a_policy_is_answered_by_rules_that_accept_the_bridge() {
-    let host = host("10.235.0.0/24");
-    attach(&host, "blue");
-    for strict in [
-        "iptables -P FORWARD DROP",
-        "iptables -A FORWARD -j REJECT",
-        "nft 'add table inet own; add chain inet own c { type filter hook forward priority 0; policy drop; }'",
-    ] {
-        host.lab.sh(strict);
-        run_commands(&host);
-        host.lab.sh("iptables -P FORWARD ACCEPT; nft flush ruleset");
-        host.run("repair").ok_page();
-    }
-}
-
 #[test]
 fn rules_of_legacy_tables() {
     let host = host("10.236.0.0/24");
@@ -143,23 +131,82 @@ fn rules_of_legacy_tables() {
     }
     let what = only_problem(&host, "firewall", "warn");
     assert!(what.contains("a rule of chain FORWARD of iptables-legacy-save drops packets on br-pods"), "{what}");
-    run_commands(&host);
-    host.lab.sh("iptables-legacy -N USER; iptables-legacy -A USER -s 10.236.0.0/24 -j REJECT; iptables-legacy -A FORWARD -j USER");
+    host.lab.sh("iptables-legacy -F; iptables-legacy -t mangle -I FORWARD -i br-pods -j DROP");
+    let what = only_problem(&host, "firewall", "warn");
+    assert!(what.contains("a rule of chain FORWARD of iptables-legacy-save -t mangle drops packets"), "{what}");
+    host.lab.sh("iptables-legacy -t mangle -F
+         iptables-legacy -N USER; iptables-legacy -A USER -s 10.236.0.0/24 -j REJECT; iptables-legacy -A FORWARD -j USER");
     assert!(only_problem(&host, "firewall", "warn").contains("drops packets on br-pods"));
-    run_commands(&host);
 }
 
-/// A rule before the jump to the chain of the plugin `firewall` drops what the plugin accepts.
+/// The findings are in the order in which packets pass the chains.
+#[test]
+fn chains_are_reported_in_the_order_of_their_priority() {
+    let host = host("10.69.0.0/24");
+    attach(&host, "blue");
+    host.lab.sh("nft 'table inet late { chain c { type filter hook forward priority 10; policy drop; }; }
+         table inet early { chain c { type filter hook forward priority -300; policy drop; }; }'
+         iptables -P FORWARD DROP");
+    let answer = json(&host, "doctor --json");
+    let found = answer["findings"].as_array().unwrap().iter().filter(|finding| finding["level"] == "fail");
+    let chains: Vec<&Value> = found.map(|finding| &finding["subjects"][0]["name"]).collect();
+    assert_eq!(chains, ["inet early c", "ip filter FORWARD", "inet late c"], "{answer:#}");
+}
+
+/// A rule before the jump to the chain of the plugin `firewall` drops what the plugin accepts: the first match decides.
 #[test]
 fn a_rule_before_the_chain_of_the_plugin() {
-    let host = host("10.237.0.0/24");
-    let mut config = network("pods", "10.237.0.0/24", &json!({}));
-    config["plugins"].as_array_mut().unwrap().push(json!({ "type": "firewall", "backend": "iptables" }));
-    host.configure("10-pods.conflist", &config.to_string());
+    let host = host_with("10.237.0.0/24", &json!({ "type": "firewall", "backend": "iptables" }));
     attach(&host, "blue");
-    host.lab.sh("iptables -P FORWARD DROP; iptables -A FORWARD -i br-pods -j DROP");
+    host.lab.sh("iptables -P FORWARD DROP; iptables -A FORWARD -i br-pods -j DROP; iptables -A FORWARD -j DROP");
     assert_healthy(&host, "the plugin accepts them before");
-    host.lab.sh("iptables -I FORWARD -i br-pods -j DROP");
-    assert!(only_problem(&host, "firewall", "warn").contains("chain ip filter FORWARD drops packets on br-pods"));
-    run_commands(&host);
+    for (rule, level, part) in [
+        ("FORWARD -i br-pods -j DROP", "warn", "chain ip filter FORWARD drops packets on br-pods"),
+        (
+            "FORWARD -j DROP",
+            "fail",
+            "chain ip filter FORWARD drops all packets before they get to the rules of the plugin",
+        ),
+        (
+            "FORWARD -j REJECT",
+            "fail",
+            "chain ip filter FORWARD drops all packets before they get to the rules of the plugin",
+        ),
+        ("CNI-ADMIN -j DROP", "warn", "a rule of chain ip filter FORWARD drops packets on br-pods"),
+    ] {
+        host.lab.sh(&format!("iptables -I {rule}"));
+        let what = only_problem(&host, "firewall", level);
+        assert!(what.contains(part) && what.contains("\"command\":null"), "{rule}: {what}");
+        assert_eq!(subjects(&what, "rule").len(), 1, "{rule}: {what}");
+        host.lab.sh(&format!("iptables -D {rule}"));
+        assert_healthy(&host, rule);
+    }
+}
+
+/// The plugin has accepted packets in nf_tables, before the legacy table came into use. Packets must pass both.
+#[test]
+fn a_legacy_table_beside_the_chain_of_the_plugin() {
+    for backend in ["iptables", "nftables"] {
+        let host = host_with("10.58.0.0/24", &json!({ "type": "firewall", "backend": backend }));
+        attach(&host, "blue");
+        let legacy = testing::Process::new("sh").arg("-c").arg("iptables-legacy -P FORWARD DROP").run();
+        if legacy.status != Some(0) {
+            return skip(
+                "a_legacy_table_beside_the_chain_of_the_plugin",
+                "the kernel or the host has no iptables-legacy",
+            );
+        }
+        let what = only_problem(&host, "firewall", "fail");
+        assert!(what.contains("chain FORWARD of iptables-legacy-save drops everything"), "{backend}: {what}");
+        host.lab.sh("iptables-legacy -P FORWARD ACCEPT; iptables-legacy -A FORWARD -j REJECT");
+        let what = only_problem(&host, "firewall", "fail");
+        assert!(what.contains("iptables-legacy -I FORWARD 1 -i br-pods -j ACCEPT"), "{backend}: {what}");
+        // With this backend, the next ADD accepts the packets in the legacy table too.
+        host.run("del pods blue").ok();
+        attach(&host, "red");
+        match backend {
+            "iptables" => assert_healthy(&host, "accepted in both"),
+            _ => drop(only_problem(&host, "firewall", "fail")),
+        }
+    }
 }

@@ -20,7 +20,7 @@ fn before_the_first_add_only_forwarding_is_missing() {
     assert!(what.contains("sysctl -w net.ipv4.ip_forward=1"), "{what}");
     host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/conf/br-pods/forwarding");
     let what = only_problem(&host, "forwarding", "fail");
-    assert!(what.contains("net.ipv4.conf.br-pods.forwarding=1"), "{what}");
+    assert!(what.contains("sysctl -w net/ipv4/conf/br-pods/forwarding=1"), "{what}");
 }
 
 #[test]
@@ -69,6 +69,8 @@ fn ipv6_that_is_switched_off() {
     host.lab.sh("echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6");
     let answer = json(&host, "doctor --json");
     assert!(problems(&answer).contains(&"ipv6 fail".to_owned()), "{answer:#}");
+    let finding = answer["findings"].as_array().unwrap().iter().find(|finding| finding["check"] == "ipv6").unwrap();
+    assert!(finding["command"].is_null(), "a decision about the whole host: {finding:#}");
 }
 
 #[test]

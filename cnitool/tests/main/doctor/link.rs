@@ -2,23 +2,24 @@
 
 use serde_json::{Value, json};
 
-use super::{follow, only_problem, problems, remedies};
-use crate::node::{attach, host, json, network, port};
+use super::{assert_healthy, follow, only_problem, problems, remedies, subjects};
+use crate::node::{attach, attach_with, host, host_with, json, network, page, port};
 
 #[test]
 fn addresses_that_conflict_with_the_gateway() {
     let host = host("10.143.0.0/24");
     attach(&host, "blue");
     host.lab.netns("outside");
-    host.lab.sh("ip link add uplink type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev uplink");
+    // The address belongs to another program, so no command removes it.
+    host.lab.sh("ip link add docker0 type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev docker0");
     let what = only_problem(&host, "gateway", "fail");
-    assert!(
-        what.contains("10.143.0.1 is on uplink") && what.contains("ip address del 10.143.0.1/16 dev uplink"),
-        "{what}"
-    );
-    host.lab.sh("ip address flush dev uplink; ip address add 10.143.0.200/24 dev uplink");
-    assert!(only_problem(&host, "gateway", "fail").contains("the subnet 10.143.0.0/24 is on uplink too"));
-    host.lab.sh("ip address flush dev uplink; ip address flush dev br-pods; ip address add 10.143.0.5/24 dev br-pods");
+    assert!(what.contains("docker0 has the gateway's address too (10.143.0.1/16)"), "{what}");
+    assert!(what.contains("change the address of docker0") && what.contains("\"command\":null"), "{what}");
+    host.lab.sh("ip address flush dev docker0; ip address add 10.143.0.200/24 dev docker0");
+    assert!(only_problem(&host, "gateway", "fail").contains("docker0 has the subnet 10.143.0.0/24 too"));
+    host.lab.sh("ip address flush dev docker0; ip address add 10.143.0.1/32 dev docker0");
+    assert_healthy(&host, "an address of host length has no subnet");
+    host.lab.sh("ip address flush dev docker0; ip address flush dev br-pods; ip address add 10.143.0.5/24 dev br-pods");
     let what = only_problem(&host, "gateway", "fail");
     assert!(what.contains("already has an IP address different from 10.143.0.1/24"), "{what}");
 }
@@ -52,8 +53,8 @@ fn a_port_with_settings_that_is_not_on_the_bridge() {
     host.configure("10-pods.conflist", &network("pods", "10.144.0.0/24", &more).to_string());
     let blue = port(&attach(&host, "blue"));
     host.lab.sh(&format!("ip link set {blue} nomaster"));
-    let settings = format!("ip link set {blue} type bridge_slave hairpin on isolated on");
-    follow(&host, &format!("ip link set {blue} master br-pods; {settings}"));
+    let settings = format!("ip link set {blue} type bridge_slave");
+    follow(&host, &format!("ip link set {blue} master br-pods; {settings} hairpin on; {settings} isolated on"));
 }
 
 #[test]
@@ -156,4 +157,65 @@ fn a_bridge_with_another_mtu_than_its_ports() {
     host.lab.sh(&format!("ip link set {blue} mtu 1400; ip link set br-pods mtu 1500"));
     let what = only_problem(&host, "mtu", "warn");
     assert!(what.contains("br-pods has 1500, and its ports 1400, 1500"), "{what}");
+}
+
+/// A command for one network would be a problem of the other.
+#[test]
+fn two_networks_with_different_mtus_on_one_bridge() {
+    let host = host("10.51.0.0/24");
+    let configure = |file: &str, name: &str, subnet: &str, mtu: u32| {
+        let keys = json!({ "bridge": "br-pods", "mtu": mtu });
+        host.configure(file, &network(name, subnet, &keys).to_string());
+    };
+    configure("10-pods.conflist", "pods", "10.51.0.0/24", 1300);
+    configure("20-other.conflist", "other", "10.51.1.0/24", 1400);
+    attach(&host, "blue");
+    host.lab.netns("red");
+    host.run("add other red").ok();
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("\\\"mtu\\\" is 1300 in network pods, 1400 in network other, and br-pods"), "{what}");
+    assert!(what.contains("set the same") && what.contains("\"command\":null"), "{what}");
+    for network in ["pods", "other"] {
+        assert_eq!(problems(&json(&host, &format!("doctor {network} --json"))), ["mtu warn"], "{network}");
+    }
+}
+
+/// A bridge cannot have the MTU of the configuration without harm to its other ports.
+#[test]
+fn no_command_changes_the_mtu_under_other_ports() {
+    let host = host("10.50.0.0/24");
+    attach(&host, "blue");
+    host.lab.netns("guest");
+    host.configure("10-pods.conflist", &network("pods", "10.50.0.0/24", &json!({ "mtu": 1300 })).to_string());
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("is 1300, and br-pods has 1500"), "{what}");
+    assert!(what.contains("\"command\":null"), "the container keeps its MTU: {what}");
+    host.configure("10-pods.conflist", &network("pods", "10.50.0.0/24", &json!({})).to_string());
+    host.lab.sh("ip link add foreign type veth peer name eth0 netns guest; ip link set foreign master br-pods
+         ip link set br-pods mtu 1400");
+    let what = only_problem(&host, "mtu", "warn");
+    assert!(what.contains("br-pods has 1400, and its ports 1500"), "{what}");
+    assert!(what.contains("\"command\":null"), "another program uses the bridge: {what}");
+}
+
+/// Another program needs its route, or not: doctor cannot know.
+#[test]
+fn a_route_that_leads_elsewhere() {
+    let host = host_with("10.49.0.0/24", &json!({ "type": "portmap", "capabilities": { "portMappings": true } }));
+    let ports = r#"{"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}"#;
+    let id = attach_with(&host, "blue", ports);
+    host.lab.outside();
+    assert_healthy(&host, "without the route");
+    host.lab.sh("ip route add 10.49.0.2/32 dev uplink");
+    let what = only_problem(&host, "gateway", "fail");
+    assert!(what.contains("packets of this host to 10.49.0.2 leave by uplink, not by br-pods"), "{what}");
+    assert_eq!((subjects(&what, "container"), subjects(&what, "link")), (vec![id], vec!["uplink".to_owned()]));
+    assert!(what.contains("\"command\":null"), "{what}");
+    // Nothing opens the loopback services of this host to the network outside.
+    page(&host.run("repair"));
+    assert_eq!(host.lab.sh("cat /proc/sys/net/ipv4/conf/uplink/route_localnet"), "0\n");
+    host.run("del pods blue").ok();
+    attach_with(&host, "red", ports);
+    host.lab.sh("ip route del 10.49.0.2/32 dev uplink");
+    assert_eq!(host.lab.sh("cat /proc/sys/net/ipv4/conf/uplink/route_localnet"), "0\n");
 }

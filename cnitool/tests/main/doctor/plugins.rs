@@ -6,8 +6,8 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::json;
 use testing::copy_program;
 
-use super::{assert_healthy, only_problem, subjects};
-use crate::node::{attach, host, network, page};
+use super::{assert_healthy, only_problem, problems, subjects};
+use crate::node::{attach, host, json, network, page};
 use crate::support::Host;
 
 #[test]
@@ -123,4 +123,31 @@ fn a_plugin_that_does_not_answer_version() {
             "{script}: {what}"
         );
     }
+}
+
+/// CHECK of the reference's `bridge` calls an IPAM plugin even if there is none, and fails.
+#[test]
+fn the_reference_without_ipam() {
+    if testing::reference("bridge", "the_reference_without_ipam").is_none() {
+        return;
+    }
+    let host = host("10.47.0.0/24");
+    let plugins = json!([{ "type": "bridge", "bridge": "br-pods" }]);
+    let list = json!({ "cniVersion": "1.0.0", "name": "pods", "plugins": plugins });
+    host.configure("10-pods.conflist", &list.to_string());
+    host.reference("bridge");
+    attach(&host, "blue");
+    let answer = json(&host, "doctor --json");
+    assert_eq!(problems(&answer), [""; 0], "{answer:#}");
+    let unseen = answer["notSeen"].to_string();
+    assert!(
+        unseen.contains("CHECK of plugin \\\"bridge\\\" for network pods: it always calls an IPAM plugin"),
+        "{unseen}"
+    );
+    // Ours does not.
+    fs::remove_file(host.lab.bin().join("bridge")).unwrap();
+    copy_program(&host.lab.bin().join("loopback"), &host.lab.bin().join("bridge"));
+    let answer = json(&host, "doctor --json");
+    assert!(!answer["notSeen"].to_string().contains("CHECK of plugin"), "{answer:#}");
+    assert!(answer.to_string().contains("CHECK of 1 attachment succeeds"), "{answer:#}");
 }

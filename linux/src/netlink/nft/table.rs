@@ -5,7 +5,9 @@ use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
 
-use super::message::{CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, HEADER, HOOK_PLACE, RULE_CHAIN, TABLE, begin};
+use super::message::{
+    CHAIN_HOOK, CHAIN_NAME, CHAIN_POLICY, HEADER, HOOK_PLACE, HOOK_PRIORITY, RULE_CHAIN, TABLE, begin,
+};
 use crate::error::Result;
 use crate::netlink::wire::{self, Request};
 
@@ -139,6 +141,8 @@ pub struct BaseChain {
     pub name: String,
     /// The kernel's number of the hook.
     pub place: u32,
+    /// Chains with lower numbers run first.
+    pub priority: i32,
     /// Whether the policy is to drop packets that no rule matches.
     pub drops: bool,
 }
@@ -164,6 +168,7 @@ impl BaseChain {
             table: String::new(),
             name: String::new(),
             place: 0,
+            priority: 0,
             drops: false,
         };
         let mut is_base = false;
@@ -174,8 +179,12 @@ impl BaseChain {
                 (CHAIN_HOOK, hook) => {
                     is_base = true;
                     for attribute in wire::attributes(hook, 0) {
-                        if let (HOOK_PLACE, value) = attribute? {
-                            chain.place = u32::from_be(wire::number(value, 0)?);
+                        match attribute? {
+                            (HOOK_PLACE, value) => chain.place = u32::from_be(wire::number(value, 0)?),
+                            (HOOK_PRIORITY, value) => {
+                                chain.priority = u32::from_be(wire::number(value, 0)?).cast_signed();
+                            }
+                            _ => {}
                         }
                     }
                 }

@@ -126,7 +126,7 @@ fn base_chains_are_listed_with_their_policy() {
     assert_eq!(nft.base_chains().unwrap(), []);
     lab.sh("nft 'table inet strict {
              chain passing { type filter hook forward priority 0; policy drop; }
-             chain mine { type filter hook input priority 0; }
+             chain mine { type filter hook input priority -150; }
              chain helper { }
          }
          table ip6 six { chain passing { type filter hook forward priority 0; policy accept; }; }'");
@@ -135,6 +135,7 @@ fn base_chains_are_listed_with_their_policy() {
     assert_eq!(chains.len(), 3, "{chains:?}");
     let strict = seen("inet strict passing").unwrap();
     assert!(strict.drops && strict.place == BaseChain::FORWARD);
+    assert_eq!((strict.priority, seen("inet strict mine").unwrap().priority), (0, -150));
     assert!(strict.sees(Family::Ipv4) && strict.sees(Family::Ipv6) && !strict.sees(Family::Bridge));
     assert!(!seen("inet strict mine").unwrap().drops && seen("inet strict mine").unwrap().place != BaseChain::FORWARD);
     let six = seen("ip6 six passing").unwrap();

@@ -25,6 +25,8 @@ fn routes_with_all_their_fields() {
     guest.apply(&changes).unwrap();
 
     let found = guest.routes(eth0.index).unwrap();
+    let all = guest.all_routes().unwrap();
+    assert!(found.iter().all(|route| all.contains(route)), "{found:#?} in {all:#?}");
     for wanted in &routes {
         let matching = found.iter().filter(|r| r.leads_to(wanted.dst) && r.route.gw == wanted.gw);
         let matching: Vec<_> = matching.filter(|r| r.route.table == Some(wanted.table.unwrap_or(254))).collect();
