@@ -142,10 +142,12 @@ fn without_bridge(subnet: &str) -> Host {
     host
 }
 
-/// Attaches and detaches a container, and deletes the bridge, whose policies stay.
+/// Attaches and detaches a container, and deletes the bridge, whose policies stay, as after a DEL of the reference.
 fn lose_bridge(host: &Host) {
     attach(host, "lost");
+    let policy = host.lab.sh("iptables -S | grep '^-A CNI-ISOLATION-'");
     host.run("del pods lost").ok();
+    policy.lines().for_each(|rule| drop(host.lab.sh(&format!("iptables {rule}"))));
     host.lab.sh("ip link delete br-pods; umount /run/netns/lost; rm /run/netns/lost");
 }
 
