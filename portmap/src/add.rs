@@ -4,18 +4,21 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{Code, Error, Result, evidence};
+use cni::{Code, Error, Result, SortedSet, evidence};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Nftables};
+use linux::netlink::nft::{self, Edit, Nftables};
 
 use crate::config::Backend;
-use crate::entry::{self, Entry, Listing};
+use crate::entry::{self, Entry, EntryKey};
+use crate::host::Host;
+use crate::inventory::Owned;
 use crate::iptables::Preparation;
 use crate::mapping::Mapping;
 use crate::publication::{Publication, Removal};
 use crate::published::{PortOwner, Published};
-use crate::{flows, iptables, listener, localnet, other_forms, owner, reference, removal, table};
+use crate::table::{ATTACHMENTS, INVENTORY, Scope};
+use crate::{flows, inventory, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
 /// The remedy if nftables is unavailable.
 pub(crate) const FIX_HINT: &str =
@@ -30,17 +33,19 @@ impl Publication<'_> {
             return Ok(());
         }
         listener::warn_of_listeners(&mappings);
-        let (mut host, mut nft) = (Netlink::open()?, Nftables::open()?);
+        let (mut host, mut nft) = (Host::from(Netlink::open()?), Nftables::open()?);
         let mut has_legacy_rules = false;
-        self.publish(&mappings, &mut host, &mut nft, &mut has_legacy_rules).map_err(|error| {
-            // What the attachment publishes was published by an earlier ADD, and is still in use.
-            if !nft.may_have_changed() && !has_legacy_rules {
-                return error;
-            }
-            match removal::remove(&self.removal(&self.ips())) {
-                Ok(()) => error,
-                Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
-            }
+        let Err(error) = self.publish(&mappings, &mut host, &mut nft, &mut has_legacy_rules) else { return Ok(()) };
+        // What the attachment publishes was published by an earlier ADD, and is still in use.
+        if !nft.may_have_changed() && !has_legacy_rules {
+            return Err(error);
+        }
+        // With the same sockets: the process may not be allowed to open more.
+        let (removed, outcome) = removal::remove_with(&mut nft, &mut host, &self.removal(&self.ips()), &Vec::new);
+        flows::forget(nft, &removed);
+        Err(match outcome {
+            Ok(()) => error,
+            Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
         })
     }
 
@@ -48,7 +53,7 @@ impl Publication<'_> {
     fn publish(
         &self,
         mappings: &[Mapping],
-        host: &mut Netlink,
+        host: &mut Host,
         nft: &mut Nftables,
         has_legacy_rules: &mut bool,
     ) -> Result<()> {
@@ -68,7 +73,7 @@ impl Publication<'_> {
             },
         };
         match self.loopback_target() {
-            Some(container) if is_guarded => localnet::enable(host, container.ip())?,
+            Some(container) if is_guarded => localnet::enable(host.socket()?, container.ip())?,
             Some(_) => {
                 warn!(
                     "ports are not reachable from loopback addresses: without nf_tables, it would expose loopback services"
@@ -76,7 +81,7 @@ impl Publication<'_> {
             }
             None => {}
         }
-        flows::redirect(host, mappings, &replaced);
+        flows::redirect(host.socket()?, mappings, &replaced);
         Ok(())
     }
 
@@ -84,14 +89,13 @@ impl Publication<'_> {
     ///
     /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since the
     /// owners of the ports were listed.
-    fn add_chains(&self, nft: &mut Nftables, host: &mut Netlink, has_legacy_rules: &mut bool) -> Result<bool> {
+    fn add_chains(&self, nft: &mut Nftables, host: &mut Host, has_legacy_rules: &mut bool) -> Result<bool> {
         let entries = self.entries(&self.scopes());
-        let ips = iptables::add(nft, self, has_legacy_rules, &mut |nft| {
+        let ips = iptables::add(nft, self, has_legacy_rules, host, &mut |nft, host| {
             let others = self.compare_other_forms(nft, host)?;
-            let listing = Listing::read(nft)?;
-            let (replaced, _) = self.partition(host, &listing, &entries)?;
+            let Clashes { replaced, .. } = self.find_clashes(nft, host, &entries)?;
             others.remove_gone()?;
-            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &listing, &replaced, true)? })
+            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &replaced, &[], &[], true)? })
         })?;
         reference::remove(nft, self.owner, &ips)?;
         match self.loopback_target().map(|_| table::add_guard(nft)) {
@@ -101,85 +105,141 @@ impl Publication<'_> {
         }
     }
 
-    /// Adds the entries in one transaction. Usually everything else exists, and no key of an entry does: then the
-    /// transaction depends on nothing that was read before. Otherwise, or if ports may be published in other forms, it is
-    /// repeated if any ruleset changes meanwhile. Only the first ADD with iptables on a host, which creates the table `nat`,
-    /// may go unnoticed. Returns the mappings that were replaced.
-    fn add_entries(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<Vec<Mapping>> {
+    /// Adds the entries in one transaction, and replaces those of an earlier ADD that differ. Returns the mappings that were
+    /// replaced.
+    ///
+    /// The transaction fails as a whole if a key of an entry exists, or if what it replaces has changed meanwhile. Then it is
+    /// planned again. If ports may be published in other forms, which have no keys, it is repeated if any ruleset changes
+    /// after they were read. Only the first ADD with iptables on a host, which creates the table `nat`, may go unnoticed.
+    fn add_entries(&self, nft: &mut Nftables, host: &mut Host) -> Result<Vec<Mapping>> {
         let scopes = self.scopes();
         let (frame, entries) = (self.frame(&scopes), self.entries(&scopes));
+        let chains = inventory::chains(scopes.iter().filter_map(Scope::chain));
         let has_other_forms = other_forms::may_exist(nft)?;
-        let mut is_simple = frame.missing(nft)?.is_none();
-        if is_simple && !has_other_forms {
-            match nft.apply(&entry::create(&entries)) {
-                // The key of an entry exists, ranges overlap, or the table was deleted meanwhile.
-                Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT)) => {
-                    is_simple = false;
-                }
-                outcome => return Ok(outcome.map(|()| Vec::new())?),
-            }
-        }
-        let mut removed = Vec::new();
+        let mut is_complete = frame.missing(nft)?.is_none();
+        let (mut is_first, mut removed) = (true, Vec::new());
         let mut others = OtherForms::default();
         removal::apply(nft, &mut |nft, deletes_scopes| {
-            if has_other_forms {
+            let mut plan = |nft: &mut Nftables, host: &mut Netlink| -> Result<Vec<Edit>> {
+                let clashes = match std::mem::take(&mut is_first) {
+                    // Usually all keys are free, or those of the attachment.
+                    true => Clashes::of(Owned::find(nft, &self.owner.mark(), &Vec::new)?),
+                    false => self.find_clashes(nft, host, &entries)?,
+                };
+                let edits;
+                (edits, removed) = self.plan(nft, &entries, &chains, &clashes, deletes_scopes)?;
+                Ok(edits)
+            };
+            let mut compare = |nft: &mut Nftables, host: &mut Netlink| -> Result<()> {
                 others = self.compare_other_forms(nft, host)?;
+                others.remove_gone()
+            };
+            let host = host.socket()?;
+            if std::mem::take(&mut is_complete) {
+                let edits = plan(nft, host)?;
+                return Ok(match has_other_forms {
+                    true => nft.apply_checked(&edits, |nft| compare(nft, host)),
+                    false => nft.apply(&edits).map_err(Into::into),
+                });
             }
-            if std::mem::take(&mut is_simple) && others.gone.is_empty() {
-                return Ok(entry::create(&entries));
-            }
-            let listing = Listing::read(nft)?;
-            let (replaced, shared) = self.partition(host, &listing, &entries)?;
-            others.remove_gone()?;
-            // Masquerade entries, which live attachments with the same address share, and ports that another network of the
-            // container publishes.
-            let is_free = |entry: &&Entry| !shared.iter().any(|other| entry.excludes(other));
-            let entries: Vec<Entry> = entries.iter().filter(is_free).cloned().collect();
-            let mut edits = frame.create(nft)?;
-            edits.extend(entry::delete(&replaced));
-            edits.extend(entry::create(&entries));
-            for unused in listing.unused_scopes(&replaced, &entries).iter().filter(|_| deletes_scopes) {
-                edits.extend(table::delete_scope(nft, unused)?);
-            }
-            removed = replaced.iter().filter_map(Entry::read_mapping).collect();
-            Ok(edits)
+            // Nothing excludes two rules that are the same.
+            nft.apply_guarded(|nft| {
+                let planned = plan(nft, host)?;
+                if has_other_forms {
+                    compare(nft, host)?;
+                }
+                let mut edits = frame.create(nft)?;
+                edits.extend(planned);
+                Ok(edits)
+            })
+            .map(Ok)
         })?;
         if others.is_used {
             reference::remove(nft, self.owner, &others.ips)?;
-            iptables::remove(nft, &self.removal(&others.ips))?;
+            iptables::remove(nft, host, &self.removal(&others.ips))?;
         }
         Ok(removed)
     }
 
-    /// Separates the entries that the new ones replace from those of others. Replaced are those of an earlier ADD of this
-    /// attachment, and those of attachments that are gone and have one of the keys. Returns an error if another live
-    /// container has one of the ports. The same container may have it, through another network.
-    fn partition(&self, host: &mut Netlink, listing: &Listing, new: &[Entry]) -> Result<(Vec<Entry>, Vec<Entry>)> {
-        let mut replaced = vec![self.owner.mark()];
-        for other in listing.entries.iter().filter(|other| new.iter().any(|entry| entry.excludes(other))) {
-            let mark = mark_in(other.comment());
-            if mark.is_some_and(|mark| replaced.iter().any(|known| known == mark)) {
+    /// Returns the edits that replace what `clashes` have by `entries`, and the mappings that are replaced. Entries that exist
+    /// stay as they are. Without a difference, there is nothing to do.
+    fn plan(
+        &self,
+        nft: &mut Nftables,
+        entries: &[Entry],
+        chains: &[String],
+        clashes: &Clashes,
+        deletes_scopes: bool,
+    ) -> Result<(Vec<Edit>, Vec<Mapping>)> {
+        let Clashes { replaced, taken, shared } = clashes;
+        let old = || replaced.iter().flat_map(|owned| &owned.entries);
+        let is_free = |entry: &&Entry| taken.is_empty() || !taken.contains(&entry.key());
+        let wanted: SortedSet<_> = entries.iter().filter(is_free).map(Entry::identity).collect();
+        let have: SortedSet<_> = old().map(Entry::identity).collect();
+        let (kept, obsolete): (Vec<&Entry>, Vec<&Entry>) = old().partition(|entry| wanted.contains(&entry.identity()));
+        let missing = entries.iter().filter(is_free).filter(|entry| !have.contains(&entry.identity()));
+        let missing: Vec<Entry> = missing.cloned().collect();
+        let is_unchanged = |owned: &Owned| {
+            let head = owned.entries.iter().find(|entry| entry.set == ATTACHMENTS);
+            !owned.is_listed && head.is_some_and(|head| head.port() == self.port) && owned.chains().eq(chains)
+        };
+        let are_records = obsolete.iter().all(|entry| [ATTACHMENTS, INVENTORY].contains(&&*entry.set));
+        if missing.is_empty() && shared.is_empty() && are_records && matches!(&replaced[..], [own] if is_unchanged(own))
+        {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let mut edits = removal::edits(nft, replaced, &kept, chains, deletes_scopes)?;
+        edits.extend(entry::delete(shared));
+        edits.extend(entry::create(&shared.iter().map(Entry::shared).collect::<Vec<_>>()));
+        edits.extend(entry::create(&missing));
+        edits.extend(entry::create(&inventory::create(&self.owner.comment(), self.port, entries, chains)?));
+        Ok((edits, obsolete.into_iter().filter_map(Entry::read_mapping).collect()))
+    }
+
+    /// Finds what excludes new entries: everything of an earlier ADD of this attachment, and of attachments that are gone and
+    /// have one of the keys. Returns an error if another live container has one of the ports. The same container may have it,
+    /// through another network.
+    fn find_clashes(&self, nft: &mut Nftables, host: &mut Netlink, new: &[Entry]) -> Result<Clashes> {
+        let keys: Vec<EntryKey> = new.iter().map(Entry::key).collect();
+        let own = self.owner.mark();
+        let mut clashes = Clashes::of(Owned::find(nft, &own, &|| keys.clone())?);
+        let (mut taken, mut known) = (Vec::new(), vec![(own, true)]);
+        for (key, other) in keys.iter().zip(entry::look_up(nft, &keys)?) {
+            let Some(other) = other else { continue };
+            let port_owner = PortOwner::Attachment(other.comment().to_owned());
+            let is_replaced = match mark_in(other.comment()) {
+                Some(mark) => match known.iter().find(|(known, _)| known == mark) {
+                    Some((_, is_replaced)) => *is_replaced,
+                    None => {
+                        let head = entry::look_up(nft, &[EntryKey::of_attachment(mark)])?.pop().flatten();
+                        let is_gone = owner::is_gone(host, &port_owner, head.as_ref().and_then(Entry::port))?;
+                        if is_gone {
+                            warn!("replace the published ports of an attachment that is gone: {port_owner}");
+                            clashes.replaced.push(Owned::find(nft, mark, &|| vec![key.clone()])?);
+                        }
+                        known.push((mark.to_owned(), is_gone));
+                        is_gone
+                    }
+                },
+                // Another program added it.
+                None => false,
+            };
+            if is_replaced {
                 continue;
             }
-            let port_owner = PortOwner::Attachment(other.comment().to_owned());
-            match mark {
-                Some(mark) if owner::is_gone(host, &port_owner, listing.port_of(other.comment()))? => {
-                    warn!("replace the published ports of an attachment that is gone: {port_owner}");
-                    replaced.push(mark.to_owned());
+            match other.read_mapping() {
+                Some(mapping) if !port_owner.is_container(self.owner.container) => {
+                    return Err(clash(&mapping, &port_owner));
                 }
-                // Without a mark, another program added it.
-                _ => {
-                    if let Some(mapping) =
-                        other.read_mapping().filter(|_| !port_owner.is_container(self.owner.container))
-                    {
-                        return Err(clash(&mapping, &port_owner));
-                    }
-                }
+                // Live attachments with the same address share the entries for masquerade.
+                None if !other.is_shared() => clashes.shared.push(other),
+                _ => {}
             }
+            taken.push(key.clone());
         }
-        let is_replaced =
-            |entry: &Entry| mark_in(entry.comment()).is_some_and(|mark| replaced.iter().any(|r| r == mark));
-        Ok(listing.entries.iter().cloned().partition(is_replaced))
+        clashes.shared.dedup();
+        clashes.taken = taken.into_iter().collect();
+        Ok(clashes)
     }
 
     /// Compares the ports with those in forms other than the maps. Returns an error if another live container has one of them.
@@ -215,6 +275,24 @@ impl Publication<'_> {
     }
 }
 
+/// What excludes the entries of an ADD.
+#[derive(Debug, Default)]
+struct Clashes {
+    /// What is replaced: that of the attachment itself comes first, then that of attachments that are gone.
+    replaced: Vec<Owned>,
+    /// The keys that live attachments have: they also serve this one.
+    taken: SortedSet<EntryKey>,
+    /// The entries of others for masquerade that are not marked as shared yet.
+    shared: Vec<Entry>,
+}
+
+impl Clashes {
+    /// Returns those of an attachment that replaces only what it has itself.
+    fn of(own: Owned) -> Clashes {
+        Clashes { replaced: vec![own], ..Clashes::default() }
+    }
+}
+
 /// What an ADD finds in the forms of the reference.
 #[derive(Debug, Default)]
 struct OtherForms {
@@ -238,7 +316,7 @@ impl OtherForms {
                 // Only a lost link is known to be gone, not the other links of the container.
                 let ips = if link.is_some() { &ips[..] } else { &[] };
                 let removal = Removal { ips, link, ..Removal::of_container(network, container) };
-                iptables::remove(&mut Nftables::open()?, &removal)?;
+                iptables::remove(&mut Nftables::open()?, &mut Host::default(), &removal)?;
             }
         }
         Ok(())

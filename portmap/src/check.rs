@@ -6,9 +6,10 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
 use crate::config::Backend;
-use crate::entry::{Entry, Listing};
+use crate::entry::{self, Entry, EntryKey};
 use crate::publication::{Publication, difference};
 use crate::published::PortOwner;
+use crate::table::ATTACHMENTS;
 use crate::{iptables, localnet, reference};
 
 /// Returns an error for the first difference.
@@ -44,12 +45,16 @@ fn check_entries(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()
     if let Some(missing) = publication.frame(&scopes).missing(nft)? {
         return Err(difference(format!("{missing} does not exist")));
     }
-    let listing = Listing::read(nft)?;
-    let index = listing.index();
-    for wanted in publication.entries(&scopes) {
-        compare(&wanted, index.find(&wanted), publication.owner.container)?;
+    let wanted = publication.entries(&scopes);
+    let keys: Vec<EntryKey> = wanted.iter().map(Entry::key).collect();
+    for (wanted, found) in wanted.iter().zip(entry::look_up(nft, &keys)?) {
+        compare(wanted, found.as_ref(), publication.owner.container)?;
     }
-    Ok(())
+    let head = EntryKey::of_attachment(&publication.owner.mark());
+    match entry::look_up(nft, &[head])?.pop().flatten() {
+        Some(_) => Ok(()),
+        None => Err(difference(format!("the attachment in set {ATTACHMENTS} is missing"))),
+    }
 }
 
 /// Compares an entry with the one of the same key. Another network of the container may publish the port.

@@ -85,11 +85,16 @@ impl Inspect for Portmap {
 /// Lists the published ports of all networks, in all forms.
 fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
     let listing = Listing::read(nft)?;
+    let ports: Vec<_> = listing.ports().iter().copied().collect();
+    let port_of = |mark: Option<&str>| {
+        let place = ports.binary_search_by(|(known, _)| Some(*known).cmp(&mark)).ok()?;
+        ports.get(place).map(|(_, port)| (*port).to_owned())
+    };
     let published = |entry: &Entry| {
         Some(Published {
             mapping: entry.read_mapping()?,
             owner: PortOwner::Attachment(entry.comment().to_owned()),
-            port: listing.port_of(entry.comment()).map(str::to_owned),
+            port: port_of(mark_in(entry.comment())),
             form: Form::Maps,
         })
     };
@@ -361,7 +366,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     publication.add()?;
     // A concurrent DEL of another runtime may have looked for ports before, and then removes the interface.
     if let Err(gone) = require_attached(call, at, &ips, publication.port) {
-        removal::remove(&publication.removal(&ips))?;
+        removal::remove(&publication.removal(&ips), None)?;
         return Err(gone);
     }
     Ok(true)

@@ -7,7 +7,7 @@ use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, evidence};
 use linux::ip::Cidr;
 
 use crate::config::{Config, Masquerade};
-use crate::entry::Entry;
+use crate::entry::{Entry, EntryKey};
 use crate::mapping::{Mapping, container_addresses, mappings};
 use crate::table::{Frame, Scope};
 
@@ -71,7 +71,7 @@ impl<'a> Publication<'a> {
         Frame { scopes: scopes.iter().collect(), guard: self.loopback_target().is_some() }
     }
 
-    /// Returns the entries of the attachment in the table. CHECK compares them in this order.
+    /// Returns the entries of the attachment in the table, without its inventory. CHECK compares them in this order.
     pub(crate) fn entries(&self, scopes: &[Scope]) -> Vec<Entry> {
         let comment = self.owner.comment();
         let mut entries = Vec::new();
@@ -79,8 +79,12 @@ impl<'a> Publication<'a> {
             entries.extend(mappings.iter().map(|mapping| Entry::mapping(scope, mapping, &comment)));
             entries.extend(Entry::masquerade(scope, *address, self.config.masquerade, &comment));
         }
-        entries.push(Entry::attachment(&comment, self.port));
         entries
+    }
+
+    /// Returns the keys of these entries.
+    pub(crate) fn keys(&self) -> Vec<EntryKey> {
+        self.entries(&self.scopes()).iter().map(Entry::key).collect()
     }
 
     /// Returns the removal of what was published, by an ADD that fails or replaces it. `ips` are the addresses of the
@@ -110,7 +114,8 @@ pub(crate) struct Removal<'a> {
 impl<'a> Removal<'a> {
     /// Returns the removal of all attachments of a container to a network.
     pub(crate) fn of_container(network: &'a str, container: &'a str) -> Removal<'a> {
-        Removal { owner: AttachmentKey { network, container, ifname: "" }, ips: &[], link: None, is_del: true }
+        let owner = AttachmentKey { network, container, ifname: "" };
+        Removal { owner, ips: &[], link: None, is_del: true }
     }
 }
 

@@ -14,6 +14,8 @@
 //!         ct status dnat ct original ip daddr @ipv4_reached ip saddr . ip daddr @ipv4_masquerade masquerade }
 //!     chain guard        { type filter hook prerouting priority -300   drops 127.0.0.0/8 from other links than lo }
 //!     set attachments    one element for each attachment, so that a repeated ADD is noticed
+//!     map inventory      what each attachment has in the table; every element leads to a chain that the attachment needs
+//!     chain attached     counts the attachments: the kernel counts the elements that lead to it
 //! }
 //! ```
 //!
@@ -26,8 +28,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use cni::Result;
 use linux::ip::Cidr;
 use linux::netlink::nft::{
-    Chain, DataType, Edit, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set, SetSpec, Table,
-    Verdict,
+    Chain, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, Position, Rule, RuleSpec, Set,
+    SetSpec, Table, Verdict,
 };
 use linux::sha2::sha512;
 
@@ -41,8 +43,12 @@ const OUTPUT: Chain<'_> = TABLE.chain("output");
 const PUBLISHED: Chain<'_> = TABLE.chain("published");
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 const GUARD: Chain<'_> = TABLE.chain("guard");
+/// The chain to which the inventory of every attachment leads.
+pub(crate) const ATTACHED: Chain<'_> = TABLE.chain("attached");
 /// The attachments that have anything in this table.
 pub(crate) const ATTACHMENTS: &str = "attachments";
+/// What each attachment has in this table.
+pub(crate) const INVENTORY: &str = "inventory";
 
 /// The most addresses of this host that are recorded. A host with local routes may have any number of addresses.
 const MAX_REACHED: u32 = 1 << 16;
@@ -122,6 +128,12 @@ impl Scope {
     /// Returns the name of the set of connections to masquerade.
     pub(crate) fn masquerade(&self) -> &str {
         &self.names.masquerade
+    }
+
+    /// Returns the chain that must not be deleted while an attachment uses the scope; `None` for the scope without conditions,
+    /// which is never deleted.
+    pub(crate) fn chain(&self) -> Option<&str> {
+        (!self.conditions.is_empty()).then_some(&*self.names.translate)
     }
 
     /// Returns the edits that create the chain, the maps and the set unless they exist.
@@ -261,9 +273,11 @@ impl<'a> Frame<'a> {
         };
         // IPv6 has no `route_localnet`: a translated packet from ::1 would be lost. So the client gets an error at once.
         let localhost = Cidr::host(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1_u16]));
+        let counted = |rule: RuleSpec<'a>| rule.verdict(Verdict::Return);
         let mut rules = vec![
             jump(PREROUTING),
             jump(OUTPUT),
+            FixedRule::new(ATTACHED, "attachments, counted as users of this chain", Place::Last, counted),
             FixedRule::new(OUTPUT, "not from ::1, which has no route to containers", Place::First, move |rule| {
                 rule.destination_in(localhost).verdict(Verdict::Return)
             }),
@@ -287,21 +301,24 @@ impl<'a> Frame<'a> {
         let have = nft.rule_comments(TABLE)?;
         let missing: Vec<_> = self.rules().into_iter().filter(|rule| !rule.is_among(&have)).collect();
         // Rules keep the other sets from being deleted.
-        if missing.is_empty() && nft.sets(TABLE)?.iter().any(|set| set == ATTACHMENTS) {
+        if missing.is_empty() && {
+            let sets = nft.sets(TABLE)?;
+            [ATTACHMENTS, INVENTORY].iter().all(|wanted| sets.iter().any(|set| set == wanted))
+        } {
             return Ok(Vec::new());
         }
+        let by_name = |name: &'static str, maps_to| {
+            Edit::add_set(&SetSpec { set: set(name), key: &[DataType::LinkName], maps_to, elements: Elements::Keys })
+        };
         let mut edits = vec![
             Edit::add_table(TABLE),
             Edit::add_chain(PUBLISHED),
+            Edit::add_chain(ATTACHED),
             Edit::add_base_chain(PREROUTING, Hook::LATE_DESTINATION_NAT),
             Edit::add_base_chain(OUTPUT, Hook::LATE_LOCAL_DESTINATION_NAT),
             Edit::add_base_chain(POSTROUTING, Hook::SOURCE_NAT),
-            Edit::add_set(&SetSpec {
-                set: set(ATTACHMENTS),
-                key: &[DataType::LinkName],
-                maps_to: MapsTo::Nothing,
-                elements: Elements::Keys,
-            }),
+            by_name(ATTACHMENTS, MapsTo::Nothing),
+            by_name(INVENTORY, MapsTo::Verdicts),
         ];
         if self.guard {
             edits.push(Edit::add_base_chain(GUARD, Hook::RAW_INPUT));
@@ -346,16 +363,33 @@ fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     ]
 }
 
-/// Returns the edits that delete a scope whose maps are empty. Another program may have deleted a part of it.
-pub(crate) fn delete_scope(nft: &mut Nftables, names: &Names) -> Result<Vec<Edit>> {
+/// Returns the edits that delete a scope, if nothing uses it any more once `users` elements of the inventory and the elements
+/// that are `removed` are deleted. Another program may have deleted a part of it, or may use it.
+pub(crate) fn delete_scope(
+    nft: &mut Nftables,
+    names: &Names,
+    users: usize,
+    removed: &dyn Fn(&str, &Element) -> bool,
+) -> Result<Vec<Edit>> {
     let chain = TABLE.chain(&names.translate);
-    let jumps = nft.rules(PUBLISHED)?.into_iter().filter(|rule| rule.target() == Some(chain.name));
-    let mut edits: Vec<Edit> = jumps.map(|rule| Edit::delete_rule(PUBLISHED, &rule)).collect();
-    if nft.has_chain(chain)? {
+    let jumps: Vec<Rule> = nft.rules(PUBLISHED)?.into_iter().filter(|rule| rule.target() == Some(chain.name)).collect();
+    let mut edits: Vec<Edit> = jumps.iter().map(|rule| Edit::delete_rule(PUBLISHED, rule)).collect();
+    if let Some(uses) = nft.uses_of(chain)? {
+        let known = nft.rules(chain)?.len() + jumps.len() + users;
+        if usize::try_from(uses).is_ok_and(|uses| uses > known) {
+            return Ok(Vec::new());
+        }
         edits.extend([Edit::flush(chain), Edit::delete_chain(chain)]);
     }
-    let maps = [&names.ports, &names.address_ports];
-    edits.extend(nft.sets(TABLE)?.iter().filter(|set| maps.contains(set)).map(|map| Edit::delete_set(set(map))));
+    let mut maps = nft.sets(TABLE)?;
+    maps.retain(|map| [&names.ports, &names.address_ports].contains(&map));
+    for map in &maps {
+        // Earlier versions have no inventory, so that their elements do not count as users of the chain.
+        if !nft.elements(set(map))?.iter().all(|element| removed(map, element)) {
+            return Ok(Vec::new());
+        }
+    }
+    edits.extend(maps.iter().map(|map| Edit::delete_set(set(map))));
     Ok(edits)
 }
 
@@ -369,8 +403,13 @@ pub(crate) fn set(name: &str) -> Set<'_> {
 }
 
 /// Returns the first part of the names of objects for a family.
-fn prefix(family: Family) -> &'static str {
+pub(crate) fn prefix(family: Family) -> &'static str {
     if family == Family::Ipv4 { "ipv4" } else { "ipv6" }
+}
+
+/// Returns whether a set has the connections to masquerade of a family.
+pub(crate) fn is_masquerade(set: &str) -> bool {
+    [Family::Ipv4, Family::Ipv6].iter().any(|family| Names::new(*family, "").masquerade == set)
 }
 
 pub(crate) fn address_type(family: Family) -> DataType {

@@ -3,6 +3,7 @@
 //! Linux 6.10 and later delete by a filter, in one message. On older kernels, for filters that the kernel gets wrong, and
 //! for many filters, the entries are listed and deleted one by one.
 
+use std::collections::BinaryHeap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -237,7 +238,7 @@ fn delete_filtered(socket: &mut Socket, filters: &[&FlowFilter]) -> Result<bool>
 fn delete_listed(socket: &mut Socket, filters: Vec<&FlowFilter>) -> Result<()> {
     let filters = ByPort::new(filters);
     for family in [libc::AF_INET, libc::AF_INET6].map(|family| u8::try_from(family).unwrap_or_default()) {
-        if !filters.0.iter().any(|filter| wire::family(filter.destination.ip()) == family) {
+        if !filters.filters.iter().any(|filter| wire::family(filter.destination.ip()) == family) {
             continue;
         }
         let listed = socket.list(&list_flows(family), NEW, |payload| {
@@ -259,22 +260,34 @@ fn delete_listed(socket: &mut Socket, filters: Vec<&FlowFilter>) -> Result<()> {
     Ok(())
 }
 
-/// Filters in the order of their ports. There may be thousands of filters, and as many entries to compare with them.
+/// Filters, found by their ports. There may be thousands of filters, and as many entries to compare with them.
 #[derive(Debug)]
-struct ByPort<'a>(Vec<&'a FlowFilter>);
+struct ByPort<'a> {
+    filters: Vec<&'a FlowFilter>,
+    /// The port and the place of each filter, as one number, in order.
+    order: Vec<u64>,
+}
 
 impl<'a> ByPort<'a> {
-    fn new(mut filters: Vec<&'a FlowFilter>) -> ByPort<'a> {
-        filters.sort_unstable_by_key(|filter| filter.destination.port());
-        ByPort(filters)
+    fn new(filters: Vec<&'a FlowFilter>) -> ByPort<'a> {
+        let number = |(place, filter): (u64, &&FlowFilter)| ByPort::first(filter.destination.port()) | place;
+        let order = BinaryHeap::from_iter((0..).zip(&filters).map(number)).into_sorted_vec();
+        ByPort { filters, order }
+    }
+
+    /// Returns the least number of a filter for this port.
+    fn first(port: u16) -> u64 {
+        u64::from(port) << 48
     }
 
     /// Returns whether any of the filters matches the flow: one for its port, or for every port.
     fn match_flow(&self, flow: &Flow<'_>) -> bool {
         [0, flow.original.port].into_iter().any(|port| {
-            let first = self.0.partition_point(|filter| filter.destination.port() < port);
-            let mut same = self.0.iter().skip(first).take_while(|filter| filter.destination.port() == port);
-            same.any(|filter| filter.matches(flow))
+            let first = self.order.partition_point(|number| *number < ByPort::first(port));
+            let mut same = self.order.iter().skip(first).take_while(|number| **number >> 48 == u64::from(port));
+            same.any(|number| {
+                self.filters.get((*number & 0xffff_ffff) as usize).is_some_and(|filter| filter.matches(flow))
+            })
         })
     }
 }
