@@ -3,18 +3,18 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use cni::key::mark_in;
 use cni::{Code, Error, Result, SortedSet, evidence};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
 
+use crate::clashes::Clashes;
 use crate::config::Backend;
-use crate::entry::{self, Entry, EntryKey};
+use crate::entry::{self, Entry};
 use crate::host::Host;
 use crate::inventory::Owned;
 use crate::iptables::Preparation;
-use crate::mapping::Mapping;
+use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, Removal};
 use crate::published::{PortOwner, Published};
 use crate::table::{ATTACHMENTS, INVENTORY, Scope};
@@ -93,7 +93,7 @@ impl Publication<'_> {
         let entries = self.entries(&self.scopes());
         let ips = iptables::add(nft, self, has_legacy_rules, host, &mut |nft, host| {
             let others = self.compare_other_forms(nft, host)?;
-            let Clashes { replaced, .. } = self.find_clashes(nft, host, &entries)?;
+            let Clashes { replaced, .. } = Clashes::find(nft, host, self.owner, &entries, false)?;
             others.remove_gone()?;
             Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &replaced, &[], &[], true)? })
         })?;
@@ -121,11 +121,7 @@ impl Publication<'_> {
         let mut others = OtherForms::default();
         removal::apply(nft, &mut |nft, deletes_scopes| {
             let mut plan = |nft: &mut Nftables, host: &mut Netlink| -> Result<Vec<Edit>> {
-                let clashes = match std::mem::take(&mut is_first) {
-                    // Usually all keys are free, or those of the attachment.
-                    true => Clashes::of(Owned::find(nft, &self.owner.mark(), &Vec::new)?),
-                    false => self.find_clashes(nft, host, &entries)?,
-                };
+                let clashes = Clashes::find(nft, host, self.owner, &entries, std::mem::take(&mut is_first))?;
                 let edits;
                 (edits, removed) = self.plan(nft, &entries, &chains, &clashes, deletes_scopes)?;
                 Ok(edits)
@@ -171,9 +167,9 @@ impl Publication<'_> {
         clashes: &Clashes,
         deletes_scopes: bool,
     ) -> Result<(Vec<Edit>, Vec<Mapping>)> {
-        let Clashes { replaced, taken, shared } = clashes;
+        let Clashes { replaced, shared, .. } = clashes;
         let old = || replaced.iter().flat_map(|owned| &owned.entries);
-        let is_free = |entry: &&Entry| taken.is_empty() || !taken.contains(&entry.key());
+        let is_free = |entry: &&Entry| clashes.is_free(entry);
         let wanted: SortedSet<_> = entries.iter().filter(is_free).map(Entry::identity).collect();
         let have: SortedSet<_> = old().map(Entry::identity).collect();
         let (kept, obsolete): (Vec<&Entry>, Vec<&Entry>) = old().partition(|entry| wanted.contains(&entry.identity()));
@@ -191,70 +187,26 @@ impl Publication<'_> {
         let mut edits = removal::edits(nft, replaced, &kept, chains, deletes_scopes)?;
         edits.extend(entry::delete(shared));
         edits.extend(entry::create(&shared.iter().map(Entry::shared).collect::<Vec<_>>()));
+        edits.extend(clashes.exclude_overlaps(entries, &missing)?);
         edits.extend(entry::create(&missing));
         edits.extend(entry::create(&inventory::create(&self.owner.comment(), self.port, entries, chains)?));
         Ok((edits, obsolete.into_iter().filter_map(Entry::read_mapping).collect()))
     }
 
-    /// Finds what excludes new entries: everything of an earlier ADD of this attachment, and of attachments that are gone and
-    /// have one of the keys. Returns an error if another live container has one of the ports. The same container may have it,
-    /// through another network.
-    fn find_clashes(&self, nft: &mut Nftables, host: &mut Netlink, new: &[Entry]) -> Result<Clashes> {
-        let keys: Vec<EntryKey> = new.iter().map(Entry::key).collect();
-        let own = self.owner.mark();
-        let mut clashes = Clashes::of(Owned::find(nft, &own, &|| keys.clone())?);
-        let (mut taken, mut known) = (Vec::new(), vec![(own, true)]);
-        for (key, other) in keys.iter().zip(entry::look_up(nft, &keys)?) {
-            let Some(other) = other else { continue };
-            let port_owner = PortOwner::Attachment(other.comment().to_owned());
-            let is_replaced = match mark_in(other.comment()) {
-                Some(mark) => match known.iter().find(|(known, _)| known == mark) {
-                    Some((_, is_replaced)) => *is_replaced,
-                    None => {
-                        let head = entry::look_up(nft, &[EntryKey::of_attachment(mark)])?.pop().flatten();
-                        let is_gone = owner::is_gone(host, &port_owner, head.as_ref().and_then(Entry::port))?;
-                        if is_gone {
-                            warn!("replace the published ports of an attachment that is gone: {port_owner}");
-                            clashes.replaced.push(Owned::find(nft, mark, &|| vec![key.clone()])?);
-                        }
-                        known.push((mark.to_owned(), is_gone));
-                        is_gone
-                    }
-                },
-                // Another program added it.
-                None => false,
-            };
-            if is_replaced {
-                continue;
-            }
-            match other.read_mapping() {
-                Some(mapping) if !port_owner.is_container(self.owner.container) => {
-                    return Err(clash(&mapping, &port_owner));
-                }
-                // Live attachments with the same address share the entries for masquerade.
-                None if !other.is_shared() => clashes.shared.push(other),
-                _ => {}
-            }
-            taken.push(key.clone());
-        }
-        clashes.shared.dedup();
-        clashes.taken = taken.into_iter().collect();
-        Ok(clashes)
-    }
-
     /// Compares the ports with those in forms other than the maps. Returns an error if another live container has one of them.
     fn compare_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<OtherForms> {
         let wanted = self.mappings();
-        let is_wanted = |protocol, port| wanted.iter().any(|m| m.key.protocol == protocol && m.key.port == port);
-        let (is_used, others) = other_forms::list_some(nft, &is_wanted)?;
+        let ports: SortedSet<_> = wanted.iter().map(|mapping| (mapping.key.protocol, mapping.key.port)).collect();
+        let (is_used, others) = other_forms::list_some(nft, &|protocol, port| ports.contains(&(protocol, port)))?;
         let mut found = OtherForms { is_used, ips: self.ips(), gone: Vec::new() };
         for other in others {
-            let clashes =
-                |m: &Mapping| m.key == other.mapping.key && m.target.is_ipv4() == other.mapping.target.is_ipv4();
-            if !wanted.iter().any(clashes) || other.is_of(host, self.owner, &found.ips, self.port)? {
+            let Mapping { key, target } = other.mapping;
+            let clashes = |m: &&Mapping| m.key.overlaps(&key) && m.target.is_ipv4() == target.is_ipv4();
+            let Some(clashing) = wanted.iter().find(clashes) else { continue };
+            if other.is_of(host, self.owner, &found.ips, self.port)? {
                 continue;
             }
-            let target = other.mapping.target.ip();
+            let target = target.ip();
             let link = other.port.as_deref();
             // One container does not publish a port twice: without other evidence, it had another address earlier.
             if other.names_container_of(self.owner)
@@ -267,29 +219,11 @@ impl Publication<'_> {
                 if other.owner.is_container(self.owner.container) {
                     continue;
                 }
-                return Err(clash(&other.mapping, &owner::describe(host, &other)?));
+                return Err(clash(&clashing.key, &other.mapping, &owner::describe(host, &other)?));
             }
             found.gone.push(other);
         }
         Ok(found)
-    }
-}
-
-/// What excludes the entries of an ADD.
-#[derive(Debug, Default)]
-struct Clashes {
-    /// What is replaced: that of the attachment itself comes first, then that of attachments that are gone.
-    replaced: Vec<Owned>,
-    /// The keys that live attachments have: they also serve this one.
-    taken: SortedSet<EntryKey>,
-    /// The entries of others for masquerade that are not marked as shared yet.
-    shared: Vec<Entry>,
-}
-
-impl Clashes {
-    /// Returns those of an attachment that replaces only what it has itself.
-    fn of(own: Owned) -> Clashes {
-        Clashes { replaced: vec![own], ..Clashes::default() }
     }
 }
 
@@ -323,10 +257,11 @@ impl OtherForms {
     }
 }
 
-/// Returns the error for a port that another attachment has.
-fn clash(taken: &Mapping, owner: &dyn fmt::Display) -> Error {
+/// Returns the error for a port that another attachment has `taken`.
+pub(crate) fn clash(wanted: &Key, taken: &Mapping, owner: &dyn fmt::Display) -> Error {
     let Mapping { key, target } = taken;
-    let what = format!("publish {key}: it is already published, and leads to {target} ({owner})");
+    let key = if key == wanted { "it".to_owned() } else { key.to_string() };
+    let what = format!("publish {wanted}: {key} is already published, and leads to {target} ({owner})");
     Error::new(Code::PORT_IN_USE, what)
         .details("use another host port or \"hostIP\", or remove that container; if it is gone, run `cnitool prune`")
 }

@@ -69,8 +69,14 @@ impl Owned {
     /// but something else: an earlier version added it, or another program has deleted a part. Without an entry of its own, it has
     /// something if one of `hints` is its.
     pub(crate) fn find(nft: &mut Nftables, mark: &str, hints: Hints<'_>) -> Result<Owned> {
+        let head = entry::look_up(nft, &[EntryKey::of_attachment(mark)])?.pop().flatten();
+        Owned::of_head(nft, mark, head, hints)
+    }
+
+    /// Does the same for an attachment whose entry in the set `attachments` was looked up.
+    pub(crate) fn of_head(nft: &mut Nftables, mark: &str, head: Option<Entry>, hints: Hints<'_>) -> Result<Owned> {
         let is_its = |entry: &Entry| mark_in(entry.comment()) == Some(mark);
-        let Some(head) = entry::look_up(nft, &[EntryKey::of_attachment(mark)])?.pop().flatten().filter(is_its) else {
+        let Some(head) = head.filter(is_its) else {
             let has_any = entry::look_up(nft, &hints())?.iter().flatten().any(is_its);
             return if has_any { Owned::list(nft, mark) } else { Ok(Owned::default()) };
         };

@@ -5,7 +5,7 @@
 //!
 //! - `table` is the form in which ports are published: rules and maps in a table of this plugin, and `entry` is what the
 //!   maps have for each attachment. `inventory` records in the table what each attachment has. `add` fills the maps in one
-//!   transaction, `check` compares them, `removal` removes entries for DEL and GC.
+//!   transaction, `clashes` finds what excludes its entries, `check` compares them, `removal` removes them for DEL and GC.
 //! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
 //!   and removed. `other_forms` looks for both, `published` is a port in any form, and `owner` finds out whether its
 //!   owner still exists.
@@ -15,6 +15,7 @@
 
 mod add;
 mod check;
+mod clashes;
 mod condition;
 mod config;
 mod entry;

@@ -10,7 +10,7 @@ use crate::inventory::{Hints, Owned};
 use crate::mapping::Mapping;
 use crate::publication::{Publication, Removal};
 use crate::published::Form;
-use crate::table::{ATTACHED, ATTACHMENTS, MapName, Names, TABLE};
+use crate::table::{ATTACHED, ATTACHMENTS, MapName, Names, TABLE, VERSIONS};
 use crate::{flows, inventory, iptables, other_forms, owner, reference, table};
 
 /// Attempts to apply edits that depend on what was looked up. Only calls for the same attachment or the same ports make an
@@ -110,7 +110,7 @@ fn remove_entries(nft: &mut Nftables, mark: &str, hints: Hints<'_>) -> Result<Ve
         removed = owned.entries.iter().filter_map(Entry::read_mapping).collect();
         let mut edits = edits(nft, std::slice::from_ref(&owned), &[], &[], deletes_scopes)?;
         if !edits.is_empty() {
-            edits.extend(forget_reached(nft, &owned)?);
+            edits.extend(forget_shared(nft, &owned)?);
         }
         Ok(nft.apply(&edits).map_err(Into::into))
     })?;
@@ -179,8 +179,9 @@ fn scopes(nft: &mut Nftables, owned: &[Owned]) -> Result<Vec<Names>> {
     Ok(scopes.into_iter().map(|(family, suffix)| Names::new(family, suffix)).collect())
 }
 
-/// Returns the edits that forget which addresses of this host were reached, if nothing is published without this attachment.
-fn forget_reached(nft: &mut Nftables, removed: &Owned) -> Result<Vec<Edit>> {
+/// Returns the edits that delete what no attachment owns, such as the addresses of this host that were reached, if nothing is
+/// published without this attachment.
+fn forget_shared(nft: &mut Nftables, removed: &Owned) -> Result<Vec<Edit>> {
     // The chain has one rule.
     let others = nft.uses_of(ATTACHED)?.and_then(|uses| usize::try_from(uses).ok()).unwrap_or(0).saturating_sub(1);
     if others > removed.users_of(ATTACHED.name) {
@@ -191,7 +192,8 @@ fn forget_reached(nft: &mut Nftables, removed: &Owned) -> Result<Vec<Edit>> {
     if !nft.elements(table::set(ATTACHMENTS))?.iter().all(is_own) {
         return Ok(Vec::new());
     }
-    let reached = [Family::Ipv4, Family::Ipv6].map(|family| Names::new(family, "").reached);
+    let [v4, v6] = [Family::Ipv4, Family::Ipv6].map(|family| Names::new(family, "").reached);
     let sets = nft.sets(TABLE)?;
-    Ok(reached.iter().filter(|name| sets.contains(name)).map(|name| Edit::flush_set(table::set(name))).collect())
+    let shared = [v4.as_str(), v6.as_str(), VERSIONS].into_iter().filter(|name| sets.iter().any(|set| set == name));
+    Ok(shared.map(|name| Edit::flush_set(table::set(name))).collect())
 }

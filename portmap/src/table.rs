@@ -15,6 +15,7 @@
 //!     chain guard        { type filter hook prerouting priority -300   drops 127.0.0.0/8 from other links than lo }
 //!     set attachments    one element for each attachment, so that a repeated ADD is noticed
 //!     map inventory      what each attachment has in the table; every element leads to a chain that the attachment needs
+//!     map versions       a number that changes with every ADD of a port at one address
 //!     chain attached     counts the attachments: the kernel counts the elements that lead to it
 //! }
 //! ```
@@ -49,6 +50,8 @@ pub(crate) const ATTACHED: Chain<'_> = TABLE.chain("attached");
 pub(crate) const ATTACHMENTS: &str = "attachments";
 /// What each attachment has in this table.
 pub(crate) const INVENTORY: &str = "inventory";
+/// Numbers that change with what they count.
+pub(crate) const VERSIONS: &str = "versions";
 
 /// The most addresses of this host that are recorded. A host with local routes may have any number of addresses.
 const MAX_REACHED: u32 = 1 << 16;
@@ -303,7 +306,7 @@ impl<'a> Frame<'a> {
         // Rules keep the other sets from being deleted.
         if missing.is_empty() && {
             let sets = nft.sets(TABLE)?;
-            [ATTACHMENTS, INVENTORY].iter().all(|wanted| sets.iter().any(|set| set == wanted))
+            [ATTACHMENTS, INVENTORY, VERSIONS].iter().all(|wanted| sets.iter().any(|set| set == wanted))
         } {
             return Ok(Vec::new());
         }
@@ -319,6 +322,7 @@ impl<'a> Frame<'a> {
             Edit::add_base_chain(POSTROUTING, Hook::SOURCE_NAT),
             by_name(ATTACHMENTS, MapsTo::Nothing),
             by_name(INVENTORY, MapsTo::Verdicts),
+            by_name(VERSIONS, MapsTo::Values(&[DataType::PacketMark])),
         ];
         if self.guard {
             edits.push(Edit::add_base_chain(GUARD, Hook::RAW_INPUT));

@@ -106,6 +106,34 @@ fn of_many_adds_for_one_port_exactly_one_wins() {
     }
 }
 
+/// Different keys: a port of all addresses, and the same port of one address.
+#[test]
+fn of_many_adds_for_overlapping_ports_only_those_that_do_not_overlap_win() {
+    let lab = &Lab::new();
+    lab.sh("ip link add host type bridge");
+    let config = |id: &str, port: &str| {
+        let n: usize = id[1..].parse().unwrap();
+        let host = if n.is_multiple_of(2) { String::new() } else { format!("10.0.0.{n} ") };
+        let more = json!({ "runtimeConfig": config(&[&format!("{host}{port}:80/tcp")])["runtimeConfig"] });
+        with(numbered(id, port), more)
+    };
+    // The first round also creates the table.
+    for round in 0..12 {
+        let adds: Vec<String> = (1..=12).map(|n| format!("ADD c{n} {}", 8080 + round)).collect();
+        let outcomes = all_at_once(lab, &adds, config);
+        let won: Vec<_> = adds.iter().zip(&outcomes).filter(|(_, outcome)| outcome.status == Some(0)).collect();
+        let is_for_all =
+            |call: &String| call.split(' ').nth(1).unwrap()[1..].parse::<usize>().unwrap().is_multiple_of(2);
+        let for_all = won.iter().filter(|(call, _)| is_for_all(call)).count();
+        assert!(for_all <= 1 && (for_all == 1) == (won.len() == 1) && !won.is_empty(), "{won:#?}");
+        assert!(outcomes.iter().all(|outcome| outcome.status == Some(0) || outcome.stdout.contains("\"code\": 101")));
+        let dels: Vec<String> = (1..=12).map(|n| format!("DEL c{n} 1")).collect();
+        assert_silent(&all_at_once(lab, &dels, config));
+        assert_clean(lab);
+    }
+    assert!(!table(lab).contains("host-addresses"), "{}", table(lab));
+}
+
 /// No key excludes two rules of iptables, or a rule and an element. The first container creates the table `nat`.
 #[test]
 fn of_many_adds_for_one_port_in_any_form_exactly_one_wins() {
