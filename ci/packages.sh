@@ -92,6 +92,7 @@ prerm() {
 warn_of_left_rules $cni/bridge.distrib
 warn_of_left_ports
 warn_of_left_acceptance
+warn_of_left_guards
 END
     disable_timers
 }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use cni::{Code, Error, Result, SortedSet, evidence};
 use linux::log::{debug, warn};
-use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
+use linux::netlink::{LinkIndex, Netlink};
 
 use crate::clashes::Clashes;
 use crate::config::Backend;
@@ -17,7 +17,7 @@ use crate::iptables::Preparation;
 use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, Removal};
 use crate::published::{PortOwner, Published};
-use crate::table::{ATTACHMENTS, INVENTORY, Scope};
+use crate::table::{ATTACHMENTS, Frame, INVENTORY};
 use crate::{flows, inventory, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
 /// The remedy if nftables is unavailable.
@@ -41,7 +41,7 @@ impl Publication<'_> {
             return Err(error);
         }
         // With the same sockets: the process may not be allowed to open more.
-        let (removed, outcome) = removal::remove_with(&mut nft, &mut host, &self.removal(&self.ips()), &Vec::new);
+        let (removed, outcome) = removal::remove_with(&mut nft, &mut host, &self.removal(&self.ips()), None);
         flows::forget(nft, &removed);
         Err(match outcome {
             Ok(()) => error,
@@ -57,39 +57,34 @@ impl Publication<'_> {
         nft: &mut Nftables,
         has_legacy_rules: &mut bool,
     ) -> Result<()> {
+        let link = match self.loopback_target() {
+            Some(container) => host.socket()?.route_to(container.ip())?,
+            None => None,
+        };
         let mut replaced = Vec::new();
-        let is_guarded = match self.config.backend {
+        match self.config.backend {
             Backend::Iptables => self.add_chains(nft, host, has_legacy_rules)?,
-            Backend::Nftables | Backend::Auto => match self.add_entries(nft, host) {
+            Backend::Nftables | Backend::Auto => match self.add_entries(nft, host, link) {
                 Err(error) if self.config.backend == Backend::Auto && nft::is_unavailable(&error) => {
                     debug!("nftables is unavailable, use iptables: {error}");
                     self.add_chains(nft, host, has_legacy_rules)
-                        .map_err(|second| second.details(format!("nftables: {error}")))?
+                        .map_err(|second| second.details(format!("nftables: {error}")))?;
                 }
-                outcome => {
-                    replaced = outcome.map_err(with_fix_hint)?;
-                    true
-                }
+                outcome => replaced = outcome.map_err(with_fix_hint)?,
             },
-        };
-        match self.loopback_target() {
-            Some(container) if is_guarded => localnet::enable(host.socket()?, container.ip())?,
-            Some(_) => {
-                warn!(
-                    "ports are not reachable from loopback addresses: without nf_tables, it would expose loopback services"
-                )
-            }
-            None => {}
+        }
+        if let Some(link) = link {
+            localnet::enable(host.socket()?, link)?;
         }
         flows::redirect(host.socket()?, mappings, &replaced);
         Ok(())
     }
 
-    /// Adds the chains of iptables, and the guard of loopback services, which needs nf_tables. Returns whether it exists.
+    /// Adds the chains of iptables, and the rules of loopback addresses, if the kernel has nf_tables.
     ///
     /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since the
     /// owners of the ports were listed.
-    fn add_chains(&self, nft: &mut Nftables, host: &mut Host, has_legacy_rules: &mut bool) -> Result<bool> {
+    fn add_chains(&self, nft: &mut Nftables, host: &mut Host, has_legacy_rules: &mut bool) -> Result<()> {
         let entries = self.entries(&self.scopes());
         let ips = iptables::add(nft, self, has_legacy_rules, host, &mut |nft, host| {
             let others = self.compare_other_forms(nft, host)?;
@@ -99,31 +94,33 @@ impl Publication<'_> {
         })?;
         reference::remove(nft, self.owner, &ips)?;
         match self.loopback_target().map(|_| table::add_guard(nft)) {
-            Some(Err(error)) if nft::is_unavailable(&error) => Ok(false),
-            Some(outcome) => outcome.map(|()| true),
-            None => Ok(false),
+            Some(Err(error)) if nft::is_unavailable(&error) => Ok(()),
+            outcome => outcome.unwrap_or(Ok(())),
         }
     }
 
     /// Adds the entries in one transaction, and replaces those of an earlier ADD that differ. Returns the mappings that were
-    /// replaced.
+    /// replaced. Loopback addresses reach the ports through `link`, if any.
     ///
     /// The transaction fails as a whole if a key of an entry exists, or if what it replaces has changed meanwhile. Then it is
     /// planned again. If ports may be published in other forms, which have no keys, it is repeated if any ruleset changes
     /// after they were read. Only the first ADD with iptables on a host, which creates the table `nat`, may go unnoticed.
-    fn add_entries(&self, nft: &mut Nftables, host: &mut Host) -> Result<Vec<Mapping>> {
+    fn add_entries(&self, nft: &mut Nftables, host: &mut Host, link: Option<LinkIndex>) -> Result<Vec<Mapping>> {
         let scopes = self.scopes();
-        let (frame, entries) = (self.frame(&scopes), self.entries(&scopes));
-        let chains = inventory::chains(scopes.iter().filter_map(Scope::chain));
+        let frame = Frame::new(&scopes, self.loopback_target().is_some(), link);
+        let entries = self.entries(&scopes);
+        let chains = Publication::chains(&scopes, link);
         let has_other_forms = other_forms::may_exist(nft)?;
-        let mut is_complete = frame.missing(nft)?.is_none();
-        let (mut is_first, mut removed) = (true, Vec::new());
+        let mut is_complete = frame.is_complete(nft)?;
+        let (mut is_first, mut removed, mut left) = (true, Vec::new(), Vec::new());
         let mut others = OtherForms::default();
-        removal::apply(nft, &mut |nft, deletes_scopes| {
+        removal::apply(nft, &mut |nft, deletes_unused| {
             let mut plan = |nft: &mut Nftables, host: &mut Netlink| -> Result<Vec<Edit>> {
                 let clashes = Clashes::find(nft, host, self.owner, &entries, std::mem::take(&mut is_first))?;
+                let links = clashes.replaced.iter().filter_map(Owned::link);
+                left = links.filter(|replaced| Some(*replaced) != link).collect();
                 let edits;
-                (edits, removed) = self.plan(nft, &entries, &chains, &clashes, deletes_scopes)?;
+                (edits, removed) = self.plan(nft, &entries, &chains, &clashes, deletes_unused)?;
                 Ok(edits)
             };
             let mut compare = |nft: &mut Nftables, host: &mut Netlink| -> Result<()> {
@@ -150,9 +147,11 @@ impl Publication<'_> {
             })
             .map(Ok)
         })?;
+        left.into_iter().for_each(|link| removal::release(nft, host, Ok(Some(link))));
         if others.is_used {
             reference::remove(nft, self.owner, &others.ips)?;
-            iptables::remove(nft, host, &self.removal(&others.ips))?;
+            let rules = iptables::remove(nft, host, &self.removal(&others.ips))?;
+            removal::release_links(nft, host, rules.iter().filter(|_| link.is_none()));
         }
         Ok(removed)
     }
@@ -165,7 +164,7 @@ impl Publication<'_> {
         entries: &[Entry],
         chains: &[String],
         clashes: &Clashes,
-        deletes_scopes: bool,
+        deletes_unused: bool,
     ) -> Result<(Vec<Edit>, Vec<Mapping>)> {
         let Clashes { replaced, shared, .. } = clashes;
         let old = || replaced.iter().flat_map(|owned| &owned.entries);
@@ -184,7 +183,7 @@ impl Publication<'_> {
         {
             return Ok((Vec::new(), Vec::new()));
         }
-        let mut edits = removal::edits(nft, replaced, &kept, chains, deletes_scopes)?;
+        let mut edits = removal::edits(nft, replaced, &kept, chains, deletes_unused)?;
         edits.extend(entry::delete(shared));
         edits.extend(entry::create(&shared.iter().map(Entry::shared).collect::<Vec<_>>()));
         edits.extend(clashes.exclude_overlaps(entries, &missing)?);

@@ -204,14 +204,11 @@ impl Keys {
         for (index, mapping) in self.runtime_config.port_mappings.iter().enumerate() {
             ports.push(mapping.read(&|name| place(index, name))?);
         }
-        if let Some((first, second)) = find_repetition(&ports) {
-            let what = ports.get(second).map(|port| format!("{} port {}", port.protocol, port.host_port));
-            let what = format!("{} is already in element {first}", what.unwrap_or_default());
-            return Err(invalid(
-                &place(second, "hostPort"),
-                format_args!("{what}"),
-                "publish each port once for each address",
-            ));
+        if let Some((first, second)) = find_repetition(&ports)
+            && let Some(Port { protocol, host_port, .. }) = ports.get(second)
+        {
+            let what = format_args!("{protocol} port {host_port} is already in element {first}");
+            return Err(invalid(&place(second, "hostPort"), what, "publish each port once for each address"));
         }
         Ok(ports)
     }

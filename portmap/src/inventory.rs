@@ -14,21 +14,17 @@ use std::net::{IpAddr, Ipv4Addr};
 use cni::key::mark_in;
 use cni::{Context, Result, SortedSet};
 use linux::ip::Protocol;
+use linux::netlink::LinkIndex;
 use linux::netlink::nft::{Data, Element, Nftables, Value, Verdict};
 
 use crate::entry::{self, Entry, EntryKey, Listing};
 use crate::mapping::Key;
-use crate::table::{ATTACHED, ATTACHMENTS, INVENTORY, MapName, Scope, is_masquerade};
+use crate::table::{ATTACHMENTS, INVENTORY, MapName, Scope, is_masquerade, read_attached};
 
 /// The most bytes of a page. The comment has 33, and both need three more: less than the kernel accepts.
 const PAGE: usize = 200;
 /// The digits of the random number in the keys of pages. Four digits follow, and a key has 15.
 const DIGITS: usize = 11;
-
-/// The chains that an attachment needs: `attached`, and one for each scope with conditions.
-pub(crate) fn chains<'a>(scopes: impl Iterator<Item = &'a str>) -> Vec<String> {
-    [ATTACHED.name].into_iter().chain(scopes).map(str::to_owned).collect()
-}
 
 /// Returns the entry of an attachment and its inventory, which lists `entries` and leads to `chains`. `port` is the link of the
 /// attachment on this host, if known: without the link it is gone.
@@ -106,6 +102,11 @@ impl Owned {
         Ok(Owned { entries, is_listed: true })
     }
 
+    /// Returns the link through which loopback addresses reach the ports, if the inventory records one.
+    pub(crate) fn link(&self) -> Option<LinkIndex> {
+        self.chains().find_map(read_attached).flatten()
+    }
+
     /// Returns the number of entries that lead to a chain.
     pub(crate) fn users_of(&self, chain: &str) -> usize {
         self.chains().filter(|found| *found == chain).count()
@@ -118,6 +119,11 @@ impl Owned {
             _ => None,
         })
     }
+}
+
+/// Returns whether the element of an attachment names its inventory. Those of earlier versions do not.
+pub(crate) fn is_recorded(head: &Element) -> bool {
+    read_note(&head.userdata.note).is_some()
 }
 
 /// Reads the random number of an inventory and the number of its pages from the note of an attachment's entry.
@@ -339,7 +345,9 @@ mod tests {
     fn the_entry_of_an_attachment_leads_to_its_pages() {
         let ports: Vec<String> = (0..500).map(|n| format!("tcp {}", 1 + 2 * n)).collect();
         let comment = "0123456789abcdef-0123456789abcdef, net: n, if: eth0, id: c";
-        let all = create(comment, Some("veth0"), &entries("10.1.0.2", &ports), &chains(["a"].into_iter())).unwrap();
+        let chains = ["attached_7", "a"].map(str::to_owned);
+        let all = create(comment, Some("veth0"), &entries("10.1.0.2", &ports), &chains).unwrap();
+        assert_eq!(Owned { entries: all.clone(), is_listed: false }.link().map(LinkIndex::number), Some(7));
         let (head, pages) = all.split_first().unwrap();
         assert_eq!((head.set.as_str(), head.port()), (ATTACHMENTS, Some("veth0")));
         let (number, count) = read_note(&head.element.userdata.note).unwrap();
@@ -347,10 +355,10 @@ mod tests {
         for (place, page) in pages.iter().enumerate() {
             assert_eq!(page.key(), EntryKey::new(INVENTORY, &[page_key(number, place)]));
             assert_eq!(page.comment(), &comment[..33]);
-            let target = [Verdict::Goto("attached".into()), Verdict::Goto("a".into())].get(place).cloned();
-            assert_eq!(page.element.data, Some(Data::Verdict(target.unwrap_or(Verdict::Return))));
+            let target = chains.get(place).map_or(Verdict::Return, |chain| Verdict::Goto(chain.clone()));
+            assert_eq!(page.element.data, Some(Data::Verdict(target)));
         }
-        let again = create(comment, None, &[], &chains([].into_iter())).unwrap();
+        let again = create(comment, None, &[], &["attached".to_owned()]).unwrap();
         assert_eq!(again.len(), 2);
         assert_ne!(again[0].element.userdata.note, head.element.userdata.note);
     }

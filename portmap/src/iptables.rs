@@ -38,7 +38,6 @@ use crate::host::Host;
 use crate::mapping::{self, HostAddress, Mapping, Port};
 use crate::publication::{Publication, Removal, difference};
 use crate::published::{Form, PortOwner, Published, Wanted};
-use crate::table;
 use found::Found;
 use names::{ContainerChain, ENTRIES};
 use rules::Rules;
@@ -284,8 +283,9 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> R
     Ok(removed)
 }
 
-/// CHECK: returns an error if a port is not published as it should be.
-pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+/// CHECK: returns an error if a port is not published as it should be. Returns whether cni0 published the ports: the rules of the
+/// reference have no mark.
+pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<bool> {
     let chain = ContainerChain::new(publication.owner);
     let mut is_marked = false;
     for tools in &FAMILIES {
@@ -307,11 +307,7 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
         check_mappings(&mut view, &rules, &entries, tools.family)?;
         is_marked |= entries.iter().any(|entry| entry.comment == chain.comment && !entry.link.is_empty());
     }
-    // The reference enables `route_localnet` without a guard. Its rules have no mark.
-    if is_marked && publication.loopback_target().is_some() && !table::has_guard(nft)? {
-        return Err(difference("the guard of loopback services in table inet cni_hostport does not exist".to_owned()));
-    }
-    Ok(())
+    Ok(is_marked)
 }
 
 /// Returns an error if a mapping is not published as it should be. `entries` lead to the chains of containers.

@@ -5,11 +5,12 @@ use std::net::IpAddr;
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, evidence};
 use linux::ip::Cidr;
+use linux::netlink::LinkIndex;
 
 use crate::config::{Config, Masquerade};
 use crate::entry::{Entry, EntryKey};
 use crate::mapping::{Mapping, container_addresses, mappings};
-use crate::table::{Frame, Scope};
+use crate::table::{self, Scope};
 
 /// The remedy if something of an attached container is missing.
 pub(crate) const REPAIR_HINT: &str =
@@ -66,9 +67,10 @@ impl<'a> Publication<'a> {
         self.addresses.iter().map(|(ip, _)| Scope::new(ip.ip(), self.config.conditions(ip.ip()))).collect()
     }
 
-    /// Returns the chains and rules that the entries need.
-    pub(crate) fn frame<'b>(&self, scopes: &'b [Scope]) -> Frame<'b> {
-        Frame { scopes: scopes.iter().collect(), guard: self.loopback_target().is_some() }
+    /// Returns the chains that the entries need beside those of all attachments: one that counts the attachments of the link
+    /// through which loopback addresses reach the ports, and those of scopes with conditions.
+    pub(crate) fn chains(scopes: &[Scope], link: Option<LinkIndex>) -> Vec<String> {
+        [table::attached(link)].into_iter().chain(scopes.iter().filter_map(Scope::chain).map(str::to_owned)).collect()
     }
 
     /// Returns the entries of the attachment in the table, without its inventory. CHECK compares them in this order.

@@ -1,7 +1,11 @@
 //! Removes published ports: those of an attachment for DEL, those of all stale attachments for GC.
 
+use std::net::IpAddr;
+
 use cni::key::mark_in;
 use cni::{AttachmentKey, Error, ErrorCollector, Keep, Result, SortedSet, evidence};
+use linux::log::warn;
+use linux::netlink::LinkIndex;
 use linux::netlink::nft::{Edit, Element, Family, Nftables};
 
 use crate::entry::{self, Entry, Listing};
@@ -10,8 +14,8 @@ use crate::inventory::{Hints, Owned};
 use crate::mapping::Mapping;
 use crate::publication::{Publication, Removal};
 use crate::published::Form;
-use crate::table::{ATTACHED, ATTACHMENTS, MapName, Names, TABLE, VERSIONS};
-use crate::{flows, inventory, iptables, other_forms, owner, reference, table};
+use crate::table::{ATTACHMENTS, MapName, Names, TABLE, VERSIONS};
+use crate::{flows, inventory, iptables, localnet, other_forms, owner, reference, table};
 
 /// Attempts to apply edits that depend on what was looked up. Only calls for the same attachment or the same ports make an
 /// attempt fail, and then one of them has succeeded.
@@ -22,32 +26,39 @@ const ATTEMPTS: usize = 100;
 /// `publication` is what the configuration says that the attachment publishes, if it says so.
 pub(crate) fn remove(removal: &Removal<'_>, publication: Option<&Publication<'_>>) -> Result<()> {
     let mut nft = Nftables::open()?;
-    let hints = || {
-        let mut keys = publication.map(Publication::keys).unwrap_or_default();
-        keys.extend(removal.ips.iter().copied().flat_map(inventory::masquerade_keys_of));
-        keys
-    };
-    let (removed, outcome) = remove_with(&mut nft, &mut Host::default(), removal, &hints);
+    let (removed, outcome) = remove_with(&mut nft, &mut Host::default(), removal, publication);
     flows::forget(nft, &removed);
     outcome
 }
 
 /// Removes everything of an attachment with these sockets, so that no other descriptor is needed for entries. Returns the
-/// mappings, and the errors. `hints` returns keys of entries that the attachment may have.
+/// mappings, and the errors.
 pub(crate) fn remove_with(
     nft: &mut Nftables,
     host: &mut Host,
     removal: &Removal<'_>,
-    hints: Hints<'_>,
+    publication: Option<&Publication<'_>>,
 ) -> (Vec<Mapping>, Result<()>) {
     let Removal { owner, ips, .. } = *removal;
     let mut failures = ErrorCollector::default();
-    let mut removed = failures.keep(remove_entries(nft, &owner.mark(), hints)).unwrap_or_default();
+    let hints = || {
+        let mut keys = publication.map(Publication::keys).unwrap_or_default();
+        keys.extend(ips.iter().copied().flat_map(inventory::masquerade_keys_of));
+        keys
+    };
+    let mut removed = failures.keep(remove_entries(nft, host, &owner.mark(), &hints)).unwrap_or_default();
+    let has_entries = !removed.is_empty();
     if failures.keep(other_forms::may_exist(nft)).unwrap_or(true) {
         // An attachment with entries has nothing in chains of iptables, unless a rule leads to its address.
-        let removal = Removal { is_del: removal.is_del && removed.is_empty(), ..*removal };
+        let removal = Removal { is_del: removal.is_del && !has_entries, ..*removal };
         removed.extend(failures.keep(reference::remove(nft, owner, ips)).into_iter().flatten());
         removed.extend(failures.keep(iptables::remove(nft, host, &removal)).into_iter().flatten());
+    }
+    if !has_entries {
+        // What the configuration says counts if a reload of a firewall has removed the rules.
+        let expected = publication.filter(|found| removed.is_empty() && found.loopback_target().is_some());
+        let expected = expected.map(Publication::mappings).unwrap_or_default();
+        release_links(nft, host, removed.iter().chain(&expected));
     }
     (removed, failures.into_result())
 }
@@ -65,12 +76,36 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     for of_one in stale.chunk_by(|(mark, _), (next, _)| mark == next) {
         let Some((mark, _)) = of_one.first() else { continue };
         let hints = || of_one.iter().map(|(_, key)| key.clone()).collect();
-        removed.extend(failures.keep(remove_entries(&mut nft, mark, &hints)).into_iter().flatten());
+        removed.extend(failures.keep(remove_entries(&mut nft, &mut host, mark, &hints)).into_iter().flatten());
     }
-    removed.extend(failures.keep(iptables::collect(&mut nft, &mut host, keep)).into_iter().flatten());
-    removed.extend(failures.keep(collect_others(&mut nft, &mut host, keep)).into_iter().flatten());
+    let mut others = failures.keep(iptables::collect(&mut nft, &mut host, keep)).unwrap_or_default();
+    others.extend(failures.keep(collect_others(&mut nft, &mut host, keep)).into_iter().flatten());
+    release_links(&mut nft, &mut host, others.iter());
+    removed.extend(others);
     flows::forget(nft, &removed);
     failures.into_result()
+}
+
+/// Disables `route_localnet` on the links to containers whose ports are no longer published, if nothing else needs it.
+pub(crate) fn release_links<'a>(nft: &mut Nftables, host: &mut Host, mappings: impl Iterator<Item = &'a Mapping>) {
+    let mut ips: Vec<IpAddr> = Vec::new();
+    for ip in mappings.filter(|mapping| mapping.is_reachable_from_loopback()).map(|mapping| mapping.target.ip()) {
+        if !ips.contains(&ip) {
+            ips.push(ip);
+        }
+    }
+    for ip in ips {
+        let link = host.socket().and_then(|host| Ok(host.route_to(ip)?));
+        release(nft, host, link);
+    }
+}
+
+/// Does the same for one link. Best effort: an error is logged, and the guard stays in any case.
+pub(crate) fn release(nft: &mut Nftables, host: &mut Host, link: Result<Option<LinkIndex>>) {
+    let released = link.and_then(|link| link.map_or(Ok(()), |link| localnet::release(host, nft, link)));
+    if let Err(error) = released {
+        warn!("route_localnet may stay enabled: {error:?}");
+    }
 }
 
 /// Removes the ports of attachments that are not in `keep` in the forms of the reference. Their rules do not name the
@@ -101,35 +136,37 @@ fn collect_others(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> Resul
     Ok(removed)
 }
 
-/// Removes the entries of the attachment with this mark, and scopes that are no longer used. Returns the mappings. `hints`
+/// Removes the entries of the attachment with this mark, and what is no longer used without them. Returns the mappings. `hints`
 /// returns keys of entries that it may have.
-fn remove_entries(nft: &mut Nftables, mark: &str, hints: Hints<'_>) -> Result<Vec<Mapping>> {
-    let mut removed = Vec::new();
-    apply(nft, &mut |nft, deletes_scopes| {
+fn remove_entries(nft: &mut Nftables, host: &mut Host, mark: &str, hints: Hints<'_>) -> Result<Vec<Mapping>> {
+    let (mut removed, mut link) = (Vec::new(), None);
+    apply(nft, &mut |nft, deletes_unused| {
         let owned = Owned::find(nft, mark, hints)?;
         removed = owned.entries.iter().filter_map(Entry::read_mapping).collect();
-        let mut edits = edits(nft, std::slice::from_ref(&owned), &[], &[], deletes_scopes)?;
+        link = owned.link();
+        let mut edits = edits(nft, std::slice::from_ref(&owned), &[], &[], deletes_unused)?;
         if !edits.is_empty() {
             edits.extend(forget_shared(nft, &owned)?);
         }
         Ok(nft.apply(&edits).map_err(Into::into))
     })?;
+    release(nft, host, Ok(link));
     Ok(removed)
 }
 
 /// Repeats an `attempt` to change entries, if the kernel refuses its transaction because entries were added or removed after it
 /// had looked them up. The inner result is that of the transaction; any other error is final. The argument is whether to
-/// delete unused scopes: the kernel refuses that if a rule of another program uses one.
+/// delete unused chains and scopes: the kernel refuses that if an attachment or a rule of another program uses one meanwhile.
 pub(crate) fn apply(
     nft: &mut Nftables,
     attempt: &mut dyn FnMut(&mut Nftables, bool) -> Result<Result<()>>,
 ) -> Result<()> {
-    let mut deletes_scopes = true;
+    let mut deletes_unused = true;
     let mut outcome = Ok(());
     for _ in 0..ATTEMPTS {
-        outcome = attempt(nft, deletes_scopes)?;
+        outcome = attempt(nft, deletes_unused)?;
         match outcome.as_ref().err().and_then(Error::errno) {
-            Some(libc::EBUSY) if deletes_scopes => deletes_scopes = false,
+            Some(libc::EBUSY) if deletes_unused => deletes_unused = false,
             Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT) => {}
             _ => break,
         }
@@ -138,13 +175,13 @@ pub(crate) fn apply(
 }
 
 /// Returns the edits that remove the entries of attachments, except those that are `kept`, and what nothing needs without
-/// them: scopes only if `deletes_scopes`, and not those with one of the `chains` that are still needed.
+/// them: chains and scopes only if `deletes_unused`, and not those with one of the `chains` that are still needed.
 pub(crate) fn edits(
     nft: &mut Nftables,
     removed: &[Owned],
     kept: &[&Entry],
     chains: &[String],
-    deletes_scopes: bool,
+    deletes_unused: bool,
 ) -> Result<Vec<Edit>> {
     let kept: SortedSet<_> = kept.iter().map(|entry| (entry.set.as_str(), entry.element.key.as_slice())).collect();
     let is_deleted = |entry: &&Entry| !kept.contains(&(entry.set.as_str(), entry.element.key.as_slice()));
@@ -157,11 +194,20 @@ pub(crate) fn edits(
     if entries.iter().any(Entry::is_shared) || removed.iter().any(|owned| owned.is_listed) {
         edits.extend(entry::create(&Listing::read(nft)?.inherited(&entries)));
     }
+    if !deletes_unused {
+        return Ok(edits);
+    }
+    let users = |chain: &str| removed.iter().map(|owned| owned.users_of(chain)).sum();
+    for chain in removed.iter().filter_map(Owned::link).map(|link| table::attached(Some(link))) {
+        if !chains.contains(&chain) && table::others_attached(nft, &chain, users(&chain))? == Some(0) {
+            let chain = TABLE.chain(&chain);
+            edits.extend([Edit::flush(chain), Edit::delete_chain(chain)]);
+        }
+    }
     let deleted: SortedSet<_> = entries.iter().map(|entry| (&*entry.set, &*entry.element.key)).collect();
-    for scope in scopes(nft, removed)?.iter().filter(|scope| deletes_scopes && !chains.contains(&scope.translate)) {
-        let users = removed.iter().map(|owned| owned.users_of(&scope.translate)).sum();
+    for scope in scopes(nft, removed)?.iter().filter(|scope| !chains.contains(&scope.translate)) {
         let is_deleted = |set: &str, element: &Element| deleted.contains(&(set, element.key.as_slice()));
-        edits.extend(table::delete_scope(nft, scope, users, &is_deleted)?);
+        edits.extend(table::delete_scope(nft, scope, users(&scope.translate), &is_deleted)?);
     }
     Ok(edits)
 }
@@ -182,9 +228,8 @@ fn scopes(nft: &mut Nftables, owned: &[Owned]) -> Result<Vec<Names>> {
 /// Returns the edits that delete what no attachment owns, such as the addresses of this host that were reached, if nothing is
 /// published without this attachment.
 fn forget_shared(nft: &mut Nftables, removed: &Owned) -> Result<Vec<Edit>> {
-    // The chain has one rule.
-    let others = nft.uses_of(ATTACHED)?.and_then(|uses| usize::try_from(uses).ok()).unwrap_or(0).saturating_sub(1);
-    if others > removed.users_of(ATTACHED.name) {
+    let chain = table::attached(removed.link());
+    if table::others_attached(nft, &chain, removed.users_of(&chain))?.is_some_and(|others| others > 0) {
         return Ok(Vec::new());
     }
     let own = removed.entries.iter().find_map(|entry| mark_in(entry.comment()));

@@ -30,6 +30,6 @@ fn try_nftables(config: &Config) -> Result<()> {
     let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let scopes = any.map(|ip| Scope::new(ip, config.conditions(ip)));
     let mut nft = Nftables::open()?;
-    let edits = Frame::complete(&scopes).create(&mut nft)?;
+    let edits = Frame::new(&scopes, true, None).create(&mut nft)?;
     if edits.is_empty() { Ok(()) } else { Ok(nft.dry_run(&edits)?) }
 }

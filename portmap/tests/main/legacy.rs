@@ -60,7 +60,7 @@ fn ports_are_published_in_legacy_tables_that_are_in_use() {
         assert_eq!(rules(&nat_tables(lab)), expected, "a second ADD replaces the rules");
         // The guard of loopback services is always in nf_tables.
         let elsewhere = lab.sh("nft list ruleset");
-        assert!(!elsewhere.contains("dnat") && !elsewhere.contains("CNI-"), "{elsewhere}");
+        assert!(!elsewhere.contains("dnat to") && !elsewhere.contains("CNI-"), "{elsewhere}");
         pod.del(&config);
         pod.check(&config).error(999);
         let text = nat_tables(lab);

@@ -131,6 +131,9 @@ fn of_many_adds_for_overlapping_ports_only_those_that_do_not_overlap_win() {
         assert_silent(&all_at_once(lab, &dels, config));
         assert_clean(lab);
     }
+    // Of several DELs at the same time, none may notice that it was the last one.
+    assert_added(&all_at_once(lab, &["ADD c1 8080".to_owned()], config));
+    assert_silent(&all_at_once(lab, &["DEL c1 8080".to_owned()], config));
     assert!(!table(lab).contains("host-addresses"), "{}", table(lab));
 }
 
