@@ -24,7 +24,7 @@ mod rules;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, try_edits};
 use linux::ip::{Cidr, Protocol};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::Match;
@@ -386,7 +386,7 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
         &mut View::Nft(nft, table),
         &Removal { owner, ips: &[], link: None, is_del: false },
     )?;
-    Ok(nft.dry_run(&plan.edits(table))?)
+    try_edits(nft, &plan.edits(table))
 }
 
 /// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that publishes it.

@@ -28,7 +28,7 @@ use crate::log::debug;
 use crate::sys;
 use crate::wait::Deadline;
 
-pub use edit::{Edit, Position};
+pub use edit::{Edit, Position, digest};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
 pub use rule::{Condition, Extension, LinkPattern, Property, Rule, Side};
 #[cfg(feature = "fuzzing")]
