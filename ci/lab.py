@@ -284,7 +284,7 @@ def rules():
     found = []
     for item in json.loads(run("nft", "-j", "list", "ruleset", stderr=subprocess.DEVNULL))["nftables"]:
         [(kind, what)] = item.items()
-        if kind in ("set", "map") and what["table"] in (PORTS, ISOLATION):
+        if kind in ("set", "map") and what["table"] in (PORTS, ISOLATION) and what["name"] != "versions":
             found += [f"element {what['table']} {what['name']} {json.dumps(element)}" for element in what.get("elem", ())]
         if kind == "chain" and "hook" not in what and not is_common(what["table"], what["name"]):
             found.append(f"chain {what['family']} {what['table']} {what['name']}")

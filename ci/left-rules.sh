@@ -56,3 +56,18 @@ containers are gone, and isolate a later link of the same name. To avoid this, i
 then remove cni0. To end the isolation of all containers, also of running ones: "nft delete table bridge cni_isolation".
 WARNING
 }
+
+# warn_of_left_guards: warns of links with the filter that protects services on 127.0.0.1. Without the rules of cni0, it also
+# drops the replies to connections from loopback addresses if bridge-nf-call-iptables is 1.
+warn_of_left_guards() {
+    command -v tc >/dev/null || return 0
+    left=$(ip -o link show | sed 's/^[0-9]*: \([^:@]*\)[:@].*/\1/' | while read -r name; do
+        ! tc filter show dev "$name" ingress 2>/dev/null | grep -q ' handle 0x636e693[01] ' || printf ' %s' "$name"
+    done)
+    [ -n "$left" ] || return 0
+    cat >&2 <<WARNING
+warning: links with a filter that protects services on 127.0.0.1 from containers:$left. Ports that another portmap plugin
+publishes may not be reachable from 127.0.0.1 through it. To delete it: "tc filter del dev LINK ingress pref 1". Containers
+can then reach services that listen only on 127.0.0.1, unless net.ipv4.conf.LINK.route_localnet is 0.
+WARNING
+}

@@ -38,6 +38,7 @@ mod request;
 mod result;
 mod shape;
 mod sorted;
+mod trial;
 mod undo;
 mod version;
 
@@ -59,5 +60,6 @@ pub use plugin::{Attachment, Call, Home, Plugin, Prepared};
 pub use process::run;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use sorted::SortedSet;
+pub use trial::try_edits;
 pub use undo::Undo;
 pub use version::Version;

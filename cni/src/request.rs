@@ -120,16 +120,20 @@ impl Request {
         }
     }
 
-    /// Returns the maximum size of stdin. A configuration is small; only GC's list grows with the node.
+    /// Returns the maximum size of stdin. DEL and GC have none: what exists must be removable.
     fn limit(&self) -> u64 {
-        if let Request::Network(NetworkVerb::Gc, _) = self { 16 << 20 } else { 1 << 20 }
+        match self {
+            Request::Attachment(Verb::Del, ..) | Request::Network(NetworkVerb::Gc, _) => u64::MAX,
+            _ => 16 << 20,
+        }
     }
 
     /// Reads stdin up to the maximum size.
     pub(crate) fn read_stdin(&self, stdin: &mut dyn Read) -> Result<Vec<u8>> {
         let limit = self.limit();
         let mut bytes = Vec::with_capacity(1 << 10); // fits most configurations, which are read at once
-        stdin.take(limit + 1).read_to_end(&mut bytes).context(|| "read the network configuration on stdin")?;
+        let mut stdin = stdin.take(limit.saturating_add(1));
+        stdin.read_to_end(&mut bytes).context(|| "read the network configuration on stdin")?;
         if bytes.trim_ascii().is_empty() {
             let error = Error::new(Code::DECODE, "the network configuration on stdin is empty");
             return Err(error.details("stdin must hold one network configuration, a JSON object"));

@@ -2,7 +2,7 @@
 
 use std::net::Ipv4Addr;
 
-use cni::{Code, Error, Result};
+use cni::{Code, Error, Result, try_edits};
 use linux::iptables::{FAMILIES, Plan, View};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
@@ -47,7 +47,7 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
         if is_isolated {
             edits.extend(IsolatedPort { name: "lo", bridge_mac: None }.isolate(&mut nft, traffic.owner)?);
         }
-        match nft.dry_run(&edits).map_err(Error::from) {
+        match try_edits(&mut nft, &edits) {
             Err(error) if nft::is_unavailable(&error) && traffic.may_use_tools() => {
                 debug!("nf_tables is unavailable: {error}");
             }

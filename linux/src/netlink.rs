@@ -39,7 +39,7 @@ pub use link::{
 };
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, Route};
-pub use tc::{Classifier, Qdisc, QdiscPlace, Redirect, TokenBucket};
+pub use tc::{Classifier, LOOPBACK_REPLY, Qdisc, QdiscPlace, Redirect, TokenBucket};
 pub use vlan::{Vlan, VlanRange};
 pub use watch::{Event, Watch};
 

@@ -42,7 +42,12 @@ pub fn sha256(message: &[u8]) -> String {
 
 /// Returns the first `digits` of the 128 hexadecimal digits of the digest of `text`, in lower case.
 pub fn sha512(digits: usize, text: &str) -> String {
-    hex(digits, words_of_512(text.as_bytes()).map(u64::to_be_bytes).as_flattened())
+    sha512_of_bytes(digits, text.as_bytes())
+}
+
+/// Does the same for bytes.
+pub fn sha512_of_bytes(digits: usize, bytes: &[u8]) -> String {
+    hex(digits, words_of_512(bytes).map(u64::to_be_bytes).as_flattened())
 }
 
 /// Returns the first hexadecimal digits of `bytes`.

@@ -3,19 +3,22 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use cni::key::mark_in;
-use cni::{Code, Error, Result, evidence};
+use cni::{Code, Error, Result, SortedSet, evidence};
 use linux::log::{debug, warn};
-use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Nftables};
+use linux::netlink::nft::{self, Edit, Nftables};
+use linux::netlink::{LinkIndex, Netlink};
 
+use crate::clashes::Clashes;
 use crate::config::Backend;
-use crate::entry::{self, Entry, Listing};
+use crate::entry::{self, Entry};
+use crate::host::Host;
+use crate::inventory::Owned;
 use crate::iptables::Preparation;
-use crate::mapping::Mapping;
+use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, Removal};
 use crate::published::{PortOwner, Published};
-use crate::{flows, iptables, listener, localnet, other_forms, owner, reference, removal, table};
+use crate::table::{ATTACHMENTS, Frame, INVENTORY};
+use crate::{flows, inventory, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
 /// The remedy if nftables is unavailable.
 pub(crate) const FIX_HINT: &str =
@@ -30,17 +33,19 @@ impl Publication<'_> {
             return Ok(());
         }
         listener::warn_of_listeners(&mappings);
-        let (mut host, mut nft) = (Netlink::open()?, Nftables::open()?);
+        let (mut host, mut nft) = (Host::from(Netlink::open()?), Nftables::open()?);
         let mut has_legacy_rules = false;
-        self.publish(&mappings, &mut host, &mut nft, &mut has_legacy_rules).map_err(|error| {
-            // What the attachment publishes was published by an earlier ADD, and is still in use.
-            if !nft.may_have_changed() && !has_legacy_rules {
-                return error;
-            }
-            match removal::remove(&self.removal(&self.ips())) {
-                Ok(()) => error,
-                Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
-            }
+        let Err(error) = self.publish(&mappings, &mut host, &mut nft, &mut has_legacy_rules) else { return Ok(()) };
+        // What the attachment publishes was published by an earlier ADD, and is still in use.
+        if !nft.may_have_changed() && !has_legacy_rules {
+            return Err(error);
+        }
+        // With the same sockets: the process may not be allowed to open more.
+        let (removed, outcome) = removal::remove_with(&mut nft, &mut host, &self.removal(&self.ips()), None);
+        flows::forget(nft, &removed);
+        Err(match outcome {
+            Ok(()) => error,
+            Err(left) => error.details(format!("not undone: remove the published ports: {left}")),
         })
     }
 
@@ -48,153 +53,159 @@ impl Publication<'_> {
     fn publish(
         &self,
         mappings: &[Mapping],
-        host: &mut Netlink,
+        host: &mut Host,
         nft: &mut Nftables,
         has_legacy_rules: &mut bool,
     ) -> Result<()> {
+        let link = match self.loopback_target() {
+            Some(container) => localnet::link_to(host.socket()?, self.result, container.ip())?,
+            None => None,
+        };
         let mut replaced = Vec::new();
-        let is_guarded = match self.config.backend {
+        match self.config.backend {
             Backend::Iptables => self.add_chains(nft, host, has_legacy_rules)?,
-            Backend::Nftables | Backend::Auto => match self.add_entries(nft, host) {
+            Backend::Nftables | Backend::Auto => match self.add_entries(nft, host, link) {
                 Err(error) if self.config.backend == Backend::Auto && nft::is_unavailable(&error) => {
                     debug!("nftables is unavailable, use iptables: {error}");
                     self.add_chains(nft, host, has_legacy_rules)
-                        .map_err(|second| second.details(format!("nftables: {error}")))?
+                        .map_err(|second| second.details(format!("nftables: {error}")))?;
                 }
-                outcome => {
-                    replaced = outcome.map_err(with_fix_hint)?;
-                    true
-                }
+                outcome => replaced = outcome.map_err(with_fix_hint)?,
             },
-        };
-        match self.loopback_target() {
-            Some(container) if is_guarded => localnet::enable(host, self, container.ip())?,
-            Some(_) => {
-                warn!(
-                    "ports are not reachable from loopback addresses: without nf_tables, it would expose loopback services"
-                )
-            }
-            None => {}
         }
-        flows::redirect(host, mappings, &replaced);
+        if let Some(link) = link {
+            localnet::enable(host.socket()?, link)?;
+        }
+        flows::redirect(host.socket()?, mappings, &replaced);
         Ok(())
     }
 
-    /// Adds the chains of iptables, and the guard of loopback services, which needs nf_tables. Returns whether it exists.
+    /// Adds the chains of iptables, and the rules of loopback addresses, if the kernel has nf_tables.
     ///
     /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since the
     /// owners of the ports were listed.
-    fn add_chains(&self, nft: &mut Nftables, host: &mut Netlink, has_legacy_rules: &mut bool) -> Result<bool> {
+    fn add_chains(&self, nft: &mut Nftables, host: &mut Host, has_legacy_rules: &mut bool) -> Result<()> {
         let entries = self.entries(&self.scopes());
-        let ips = iptables::add(nft, self, has_legacy_rules, &mut |nft| {
+        let ips = iptables::add(nft, self, has_legacy_rules, host, &mut |nft, host| {
             let others = self.compare_other_forms(nft, host)?;
-            let listing = Listing::read(nft)?;
-            let (replaced, _) = self.partition(host, &listing, &entries)?;
+            let Clashes { replaced, .. } = Clashes::find(nft, host, self.owner, &entries, false)?;
             others.remove_gone()?;
-            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &listing, &replaced, true)? })
+            Ok(Preparation { ips: others.ips, edits: removal::edits(nft, &replaced, &[], &[], true)? })
         })?;
         reference::remove(nft, self.owner, &ips)?;
         match self.loopback_target().map(|_| table::add_guard(nft)) {
-            Some(Err(error)) if nft::is_unavailable(&error) => Ok(false),
-            Some(outcome) => outcome.map(|()| true),
-            None => Ok(false),
+            Some(Err(error)) if nft::is_unavailable(&error) => Ok(()),
+            outcome => outcome.unwrap_or(Ok(())),
         }
     }
 
-    /// Adds the entries in one transaction. Usually everything else exists, and no key of an entry does: then the
-    /// transaction depends on nothing that was read before. Otherwise, or if ports may be published in other forms, it is
-    /// repeated if any ruleset changes meanwhile. Only the first ADD with iptables on a host, which creates the table `nat`,
-    /// may go unnoticed. Returns the mappings that were replaced.
-    fn add_entries(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<Vec<Mapping>> {
+    /// Adds the entries in one transaction, and replaces those of an earlier ADD that differ. Returns the mappings that were
+    /// replaced. Loopback addresses reach the ports through `link`, if any.
+    ///
+    /// The transaction fails as a whole if a key of an entry exists, or if what it replaces has changed meanwhile. Then it is
+    /// planned again. If ports may be published in other forms, which have no keys, it is repeated if any ruleset changes
+    /// after they were read. Only the first ADD with iptables on a host, which creates the table `nat`, may go unnoticed.
+    fn add_entries(&self, nft: &mut Nftables, host: &mut Host, link: Option<LinkIndex>) -> Result<Vec<Mapping>> {
         let scopes = self.scopes();
-        let (frame, entries) = (self.frame(&scopes), self.entries(&scopes));
+        let frame = Frame::new(&scopes, self.loopback_target().is_some(), link);
+        let entries = self.entries(&scopes);
+        let chains = Publication::chains(&scopes, link);
         let has_other_forms = other_forms::may_exist(nft)?;
-        let mut is_simple = frame.missing(nft)?.is_none();
-        if is_simple && !has_other_forms {
-            match nft.apply(&entry::create(&entries)) {
-                // The key of an entry exists, ranges overlap, or the table was deleted meanwhile.
-                Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::ENOTEMPTY | libc::ENOENT)) => {
-                    is_simple = false;
-                }
-                outcome => return Ok(outcome.map(|()| Vec::new())?),
-            }
-        }
-        let mut removed = Vec::new();
+        let mut is_complete = frame.is_complete(nft)?;
+        let (mut is_first, mut removed, mut left) = (true, Vec::new(), Vec::new());
         let mut others = OtherForms::default();
-        removal::apply(nft, &mut |nft, deletes_scopes| {
-            if has_other_forms {
+        removal::apply(nft, &mut |nft, deletes_unused| {
+            let mut plan = |nft: &mut Nftables, host: &mut Netlink| -> Result<Vec<Edit>> {
+                let clashes = Clashes::find(nft, host, self.owner, &entries, std::mem::take(&mut is_first))?;
+                let links = clashes.replaced.iter().filter_map(Owned::link);
+                left = links.filter(|replaced| Some(*replaced) != link).collect();
+                let edits;
+                (edits, removed) = self.plan(nft, &entries, &chains, &clashes, deletes_unused)?;
+                Ok(edits)
+            };
+            let mut compare = |nft: &mut Nftables, host: &mut Netlink| -> Result<()> {
                 others = self.compare_other_forms(nft, host)?;
+                others.remove_gone()
+            };
+            let host = host.socket()?;
+            if std::mem::take(&mut is_complete) {
+                let edits = plan(nft, host)?;
+                return Ok(match has_other_forms {
+                    true => nft.apply_checked(&edits, |nft| compare(nft, host)),
+                    false => nft.apply(&edits).map_err(Into::into),
+                });
             }
-            if std::mem::take(&mut is_simple) && others.gone.is_empty() {
-                return Ok(entry::create(&entries));
-            }
-            let listing = Listing::read(nft)?;
-            let (replaced, shared) = self.partition(host, &listing, &entries)?;
-            others.remove_gone()?;
-            // Masquerade entries, which live attachments with the same address share, and ports that another network of the
-            // container publishes.
-            let is_free = |entry: &&Entry| !shared.iter().any(|other| entry.excludes(other));
-            let entries: Vec<Entry> = entries.iter().filter(is_free).cloned().collect();
-            let mut edits = frame.create(nft)?;
-            edits.extend(entry::delete(&replaced));
-            edits.extend(entry::create(&entries));
-            for unused in listing.unused_scopes(&replaced, &entries).iter().filter(|_| deletes_scopes) {
-                edits.extend(table::delete_scope(nft, unused)?);
-            }
-            removed = replaced.iter().filter_map(Entry::read_mapping).collect();
-            Ok(edits)
+            // Nothing excludes two rules that are the same.
+            nft.apply_guarded(|nft| {
+                let planned = plan(nft, host)?;
+                if has_other_forms {
+                    compare(nft, host)?;
+                }
+                let mut edits = frame.create(nft)?;
+                edits.extend(planned);
+                Ok(edits)
+            })
+            .map(Ok)
         })?;
+        left.into_iter().for_each(|link| removal::release(nft, host, Ok(Some(link))));
         if others.is_used {
             reference::remove(nft, self.owner, &others.ips)?;
-            iptables::remove(nft, &self.removal(&others.ips))?;
+            let rules = iptables::remove(nft, host, &self.removal(&others.ips))?;
+            removal::release_links(nft, host, rules.iter().filter(|_| link.is_none()));
         }
         Ok(removed)
     }
 
-    /// Separates the entries that the new ones replace from those of others. Replaced are those of an earlier ADD of this
-    /// attachment, and those of attachments that are gone and have one of the keys. Returns an error if another live
-    /// container has one of the ports. The same container may have it, through another network.
-    fn partition(&self, host: &mut Netlink, listing: &Listing, new: &[Entry]) -> Result<(Vec<Entry>, Vec<Entry>)> {
-        let mut replaced = vec![self.owner.mark()];
-        for other in listing.entries.iter().filter(|other| new.iter().any(|entry| entry.excludes(other))) {
-            let mark = mark_in(other.comment());
-            if mark.is_some_and(|mark| replaced.iter().any(|known| known == mark)) {
-                continue;
-            }
-            let port_owner = PortOwner::Attachment(other.comment().to_owned());
-            match mark {
-                Some(mark) if owner::is_gone(host, &port_owner, listing.port_of(other.comment()))? => {
-                    warn!("replace the published ports of an attachment that is gone: {port_owner}");
-                    replaced.push(mark.to_owned());
-                }
-                // Without a mark, another program added it.
-                _ => {
-                    if let Some(mapping) =
-                        other.read_mapping().filter(|_| !port_owner.is_container(self.owner.container))
-                    {
-                        return Err(clash(&mapping, &port_owner));
-                    }
-                }
-            }
+    /// Returns the edits that replace what `clashes` have by `entries`, and the mappings that are replaced. Entries that exist
+    /// stay as they are. Without a difference, there is nothing to do.
+    fn plan(
+        &self,
+        nft: &mut Nftables,
+        entries: &[Entry],
+        chains: &[String],
+        clashes: &Clashes,
+        deletes_unused: bool,
+    ) -> Result<(Vec<Edit>, Vec<Mapping>)> {
+        let Clashes { replaced, shared, .. } = clashes;
+        let old = || replaced.iter().flat_map(|owned| &owned.entries);
+        let is_free = |entry: &&Entry| clashes.is_free(entry);
+        let wanted: SortedSet<_> = entries.iter().filter(is_free).map(Entry::identity).collect();
+        let have: SortedSet<_> = old().map(Entry::identity).collect();
+        let (kept, obsolete): (Vec<&Entry>, Vec<&Entry>) = old().partition(|entry| wanted.contains(&entry.identity()));
+        let missing = entries.iter().filter(is_free).filter(|entry| !have.contains(&entry.identity()));
+        let missing: Vec<Entry> = missing.cloned().collect();
+        let is_unchanged = |owned: &Owned| {
+            let head = owned.entries.iter().find(|entry| entry.set == ATTACHMENTS);
+            !owned.is_listed && head.is_some_and(|head| head.port() == self.port) && owned.chains().eq(chains)
+        };
+        let are_records = obsolete.iter().all(|entry| [ATTACHMENTS, INVENTORY].contains(&&*entry.set));
+        if missing.is_empty() && shared.is_empty() && are_records && matches!(&replaced[..], [own] if is_unchanged(own))
+        {
+            return Ok((Vec::new(), Vec::new()));
         }
-        let is_replaced =
-            |entry: &Entry| mark_in(entry.comment()).is_some_and(|mark| replaced.iter().any(|r| r == mark));
-        Ok(listing.entries.iter().cloned().partition(is_replaced))
+        let mut edits = removal::edits(nft, replaced, &kept, chains, deletes_unused)?;
+        edits.extend(entry::delete(shared));
+        edits.extend(entry::create(&shared.iter().map(Entry::shared).collect::<Vec<_>>()));
+        edits.extend(clashes.exclude_overlaps(entries, &missing)?);
+        edits.extend(entry::create(&missing));
+        edits.extend(entry::create(&inventory::create(&self.owner.comment(), self.port, entries, chains)?));
+        Ok((edits, obsolete.into_iter().filter_map(Entry::read_mapping).collect()))
     }
 
     /// Compares the ports with those in forms other than the maps. Returns an error if another live container has one of them.
     fn compare_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<OtherForms> {
         let wanted = self.mappings();
-        let is_wanted = |protocol, port| wanted.iter().any(|m| m.key.protocol == protocol && m.key.port == port);
-        let (is_used, others) = other_forms::list_some(nft, &is_wanted)?;
+        let ports: SortedSet<_> = wanted.iter().map(|mapping| (mapping.key.protocol, mapping.key.port)).collect();
+        let (is_used, others) = other_forms::list_some(nft, &|protocol, port| ports.contains(&(protocol, port)))?;
         let mut found = OtherForms { is_used, ips: self.ips(), gone: Vec::new() };
         for other in others {
-            let clashes =
-                |m: &Mapping| m.key == other.mapping.key && m.target.is_ipv4() == other.mapping.target.is_ipv4();
-            if !wanted.iter().any(clashes) || other.is_of(host, self.owner, &found.ips, self.port)? {
+            let Mapping { key, target } = other.mapping;
+            let clashes = |m: &&Mapping| m.key.overlaps(&key) && m.target.is_ipv4() == target.is_ipv4();
+            let Some(clashing) = wanted.iter().find(clashes) else { continue };
+            if other.is_of(host, self.owner, &found.ips, self.port)? {
                 continue;
             }
-            let target = other.mapping.target.ip();
+            let target = target.ip();
             let link = other.port.as_deref();
             // One container does not publish a port twice: without other evidence, it had another address earlier.
             if other.names_container_of(self.owner)
@@ -207,7 +218,7 @@ impl Publication<'_> {
                 if other.owner.is_container(self.owner.container) {
                     continue;
                 }
-                return Err(clash(&other.mapping, &owner::describe(host, &other)?));
+                return Err(clash(&clashing.key, &other.mapping, &owner::describe(host, &other)?));
             }
             found.gone.push(other);
         }
@@ -238,17 +249,18 @@ impl OtherForms {
                 // Only a lost link is known to be gone, not the other links of the container.
                 let ips = if link.is_some() { &ips[..] } else { &[] };
                 let removal = Removal { ips, link, ..Removal::of_container(network, container) };
-                iptables::remove(&mut Nftables::open()?, &removal)?;
+                iptables::remove(&mut Nftables::open()?, &mut Host::default(), &removal)?;
             }
         }
         Ok(())
     }
 }
 
-/// Returns the error for a port that another attachment has.
-fn clash(taken: &Mapping, owner: &dyn fmt::Display) -> Error {
+/// Returns the error for a port that another attachment has `taken`.
+pub(crate) fn clash(wanted: &Key, taken: &Mapping, owner: &dyn fmt::Display) -> Error {
     let Mapping { key, target } = taken;
-    let what = format!("publish {key}: it is already published, and leads to {target} ({owner})");
+    let key = if key == wanted { "it".to_owned() } else { key.to_string() };
+    let what = format!("publish {wanted}: {key} is already published, and leads to {target} ({owner})");
     Error::new(Code::PORT_IN_USE, what)
         .details("use another host port or \"hostIP\", or remove that container; if it is gone, run `cnitool prune`")
 }

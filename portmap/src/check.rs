@@ -6,10 +6,12 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
 use crate::config::Backend;
-use crate::entry::{Entry, Listing};
+use crate::entry::{self, Entry, EntryKey};
+use crate::localnet::{self, ContainerLink};
 use crate::publication::{Publication, difference};
 use crate::published::PortOwner;
-use crate::{iptables, localnet, reference};
+use crate::table::{ATTACHMENTS, Frame};
+use crate::{iptables, reference};
 
 /// Returns an error for the first difference.
 pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
@@ -17,39 +19,46 @@ pub(crate) fn run(publication: &Publication<'_>) -> Result<()> {
         return Ok(());
     }
     let mut nft = Nftables::open()?;
-    match publication.config.backend {
+    let are_ours = match publication.config.backend {
         Backend::Iptables => iptables::check(&mut nft, publication)?,
         Backend::Nftables => check_nftables(&mut nft, publication)?,
         // The ADD may have used iptables: without nftables, or because the reference prefers it.
         Backend::Auto => check_nftables(&mut nft, publication)
             .or_else(|error| iptables::check(&mut nft, publication).map_err(|_| error))?,
-    }
-    match publication.loopback_target() {
-        // Without nf_tables, ADD does not make ports reachable from loopback addresses.
-        Some(container) if nft.is_available()? => localnet::check(&mut Netlink::open()?, publication, container.ip()),
-        _ => Ok(()),
-    }
+    };
+    let Some(container) = publication.loopback_target() else { return Ok(()) };
+    let mut host = Netlink::open()?;
+    let Some(link) = localnet::link_to(&mut host, publication.result, container.ip())? else { return Ok(()) };
+    ContainerLink::read(&mut host, &mut nft, link)?.map_or(Ok(()), |link| link.check(are_ours))
 }
 
-/// Compares the entries, unless the reference has published the ports with nftables.
-fn check_nftables(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+/// Compares the entries, unless the reference has published the ports with nftables. Returns whether cni0 has.
+fn check_nftables(nft: &mut Nftables, publication: &Publication<'_>) -> Result<bool> {
     match check_entries(nft, publication) {
-        Err(_) if reference::publishes(nft, publication)? => Ok(()),
-        outcome => outcome,
+        Err(_) if reference::publishes(nft, publication)? => Ok(false),
+        outcome => outcome.map(|()| true),
     }
 }
 
 fn check_entries(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
     let scopes = publication.scopes();
-    if let Some(missing) = publication.frame(&scopes).missing(nft)? {
+    if let Some(missing) = Frame::new(&scopes, publication.loopback_target().is_some(), None).missing(nft)? {
         return Err(difference(format!("{missing} does not exist")));
     }
-    let listing = Listing::read(nft)?;
-    let index = listing.index();
-    for wanted in publication.entries(&scopes) {
-        compare(&wanted, index.find(&wanted), publication.owner.container)?;
+    let wanted = publication.entries(&scopes);
+    let keys: Vec<EntryKey> = wanted.iter().map(Entry::key).collect();
+    for (wanted, found) in wanted.iter().zip(entry::look_up(nft, &keys)?) {
+        compare(wanted, found.as_ref(), publication.owner.container)?;
     }
-    Ok(())
+    let head = EntryKey::of_attachment(&publication.owner.mark());
+    match entry::look_up(nft, &[head])?.pop().flatten() {
+        Some(_) => Ok(()),
+        None => missing(&format!("the attachment in set {ATTACHMENTS}")),
+    }
+}
+
+fn missing(subject: &str) -> Result<()> {
+    Err(difference(format!("{subject} is missing")))
 }
 
 /// Compares an entry with the one of the same key. Another network of the container may publish the port.
@@ -59,7 +68,7 @@ fn compare(wanted: &Entry, found: Option<&Entry>, container: &str) -> Result<()>
         Some(mapping) => mapping.key.to_string(),
         None => format!("the attachment in set {}", wanted.set),
     };
-    let Some(found) = found else { return Err(difference(format!("{subject} is missing"))) };
+    let Some(found) = found else { return missing(&subject) };
     // Another attachment with the same address may have the entries for masquerade.
     let Some(mapping) = mapping else { return Ok(()) };
     if mark_in(found.comment()) != mark_in(wanted.comment()) {

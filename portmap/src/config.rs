@@ -1,10 +1,10 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni::inspect::Shape;
 use cni::json::Fault;
-use cni::{Call, Code, Error, Result};
+use cni::{Call, Code, Error, Result, SortedSet};
 use linux::ip::{self, Protocol};
 use linux::netlink::nft::Family;
 use serde::Deserialize;
@@ -199,27 +199,37 @@ impl Keys {
     }
 
     fn ports(&self) -> Result<Vec<Port>> {
-        let mut ports: Vec<Port> = Vec::new();
+        let mut ports: Vec<Port> = Vec::with_capacity(self.runtime_config.port_mappings.len());
+        let place = |index: usize, name: &str| format!("runtimeConfig.portMappings[{index}].{name}");
         for (index, mapping) in self.runtime_config.port_mappings.iter().enumerate() {
-            let key = |name: &str| format!("runtimeConfig.portMappings[{index}].{name}");
-            let port = mapping.read(&key)?;
-            let clashes = |other: &Port| {
-                (other.protocol, other.host_port) == (port.protocol, port.host_port)
-                    && match (other.host, port.host) {
-                        (HostAddress::One(a), HostAddress::One(b)) => a == b,
-                        (HostAddress::One(_), _) | (_, HostAddress::One(_)) => false,
-                        (HostAddress::AnyOf(a), HostAddress::AnyOf(b)) => a == b,
-                        (HostAddress::Any, _) | (_, HostAddress::Any) => true,
-                    }
-            };
-            if let Some(first) = ports.iter().position(clashes) {
-                let what = format_args!("{} port {} is already in element {first}", port.protocol, port.host_port);
-                return Err(invalid(&key("hostPort"), what, "publish each port once for each address"));
-            }
-            ports.push(port);
+            ports.push(mapping.read(&|name| place(index, name))?);
+        }
+        if let Some((first, second)) = find_repetition(&ports)
+            && let Some(Port { protocol, host_port, .. }) = ports.get(second)
+        {
+            let what = format_args!("{protocol} port {host_port} is already in element {first}");
+            return Err(invalid(&place(second, "hostPort"), what, "publish each port once for each address"));
         }
         Ok(ports)
     }
+}
+
+/// Returns the places of two ports that no packet could distinguish. There may be thousands of ports, so they are sorted.
+fn find_repetition(ports: &[Port]) -> Option<(usize, usize)> {
+    let mut keys = Vec::with_capacity(ports.len());
+    for (place, port) in ports.iter().enumerate() {
+        // All addresses are all of both families.
+        let [v4, v6] = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
+        let (host, other) = match port.host {
+            HostAddress::Any => (v4, Some(v6)),
+            HostAddress::AnyOf(host) | HostAddress::One(host) => (host, None),
+        };
+        let key = |host| ((port.protocol, port.host_port, host), place);
+        keys.extend([Some(host), other].into_iter().flatten().map(key));
+    }
+    let keys: SortedSet<_> = keys.into_iter().collect();
+    let neighbours = keys.iter().zip(keys.iter().skip(1));
+    neighbours.filter(|((key, _), (next, _))| key == next).map(|((_, first), (_, second))| (*first, *second)).min()
 }
 
 impl PortMapping {
@@ -265,6 +275,42 @@ mod tests {
     #[test]
     fn the_keys_are_described() {
         document::describes("portmap", &shape().keys());
+    }
+
+    /// Returns the places of a repetition in a list such as `tcp 80`, `udp 10.0.0.1 53`.
+    fn repeated(ports: &[(&str, &str)]) -> Option<(usize, usize)> {
+        let port = |(protocol, host): &(&str, &str)| Port {
+            protocol: Protocol::named(protocol).unwrap(),
+            host: match host.parse::<IpAddr>() {
+                Ok(ip) if ip.is_unspecified() => HostAddress::AnyOf(ip),
+                Ok(ip) => HostAddress::One(ip),
+                Err(_) => HostAddress::Any,
+            },
+            host_port: 80,
+            container_port: 80,
+        };
+        find_repetition(&ports.iter().map(port).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn a_port_is_repeated_if_no_packet_could_distinguish_both() {
+        let distinct =
+            [("tcp", ""), ("udp", "0.0.0.0"), ("udp", "::"), ("tcp", "10.0.0.1"), ("tcp", "10.0.0.2"), ("sctp", "::1")];
+        assert_eq!(repeated(&distinct), None);
+        for (again, first) in [
+            (("tcp", ""), 0),
+            (("tcp", "0.0.0.0"), 0),
+            (("tcp", "::"), 0),
+            (("udp", ""), 1),
+            (("udp", "0.0.0.0"), 1),
+            (("udp", "::"), 2),
+            (("tcp", "10.0.0.2"), 4),
+            (("sctp", "::1"), 5),
+        ] {
+            assert_eq!(repeated(&[&distinct[..], &[again]].concat()), Some((first, 6)), "{again:?}");
+        }
+        // The first of several.
+        assert_eq!(repeated(&[("udp", ""), ("tcp", ""), ("tcp", ""), ("udp", ""), ("udp", "")]), Some((0, 3)));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The entries of the [table](crate::table): elements of its maps and sets. Every entry has the comment of its attachment, by
 //! which DEL and GC find it.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use cni::{Result, SortedSet, key};
 use linux::ip::{self, Cidr, Protocol};
@@ -9,7 +9,10 @@ use linux::netlink::nft::{Data, DataType, Edit, Element, Family, Nftables, Set, 
 
 use crate::config::Masquerade;
 use crate::mapping::{Key, Mapping};
-use crate::table::{ATTACHMENTS, MapName, Names, Scope, TABLE, address_type, loopback, set};
+use crate::table::{ATTACHMENTS, MapName, Scope, TABLE, address_type, loopback, prefix, set};
+
+/// The note of an entry for masquerade that more attachments need than the one in its comment.
+const SHARED: &str = "shared";
 
 /// An element of one of the sets and maps, with the name of its set.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,11 +24,9 @@ pub(crate) struct Entry {
 impl Entry {
     /// Returns the entry of a mapping.
     pub(crate) fn mapping(scope: &Scope, mapping: &Mapping, comment: &str) -> Entry {
-        let Key { host_ip, protocol, port } = mapping.key;
-        let mut key: Vec<Value> = host_ip.into_iter().map(Value::Ip).collect();
-        key.extend([Value::Protocol(protocol.number()), Value::Port(port)]);
         let to = [Value::Ip(mapping.target.ip()), Value::Port(mapping.target.port())];
-        Entry { set: scope.map(&mapping.key).to_owned(), element: Element::new(&key).to(&to).comment(comment) }
+        let element = Element::new(&values(&mapping.key)).to(&to).comment(comment);
+        Entry { set: scope.map(&mapping.key).to_owned(), element }
     }
 
     /// Returns the entries of the connections to a container's address that are masqueraded.
@@ -46,14 +47,6 @@ impl Entry {
             Entry { set: scope.masquerade().to_owned(), element: element.comment(comment) }
         };
         sources.into_iter().map(entry).collect()
-    }
-
-    /// Returns the entry of an attachment. `port` is its link on this host, if known: without the link it is gone.
-    pub(crate) fn attachment(comment: &str, port: Option<&str>) -> Entry {
-        // A key of this type is text that `nft` shows, of at most 15 bytes.
-        let key = Value::LinkName(key::mark_in(comment).map(short).unwrap_or_default());
-        let element = Element::new(&[key]).comment(comment).mark(port.unwrap_or_default());
-        Entry { set: ATTACHMENTS.to_owned(), element }
     }
 
     /// Returns the comment, which names the attachment that the entry belongs to.
@@ -88,22 +81,100 @@ impl Entry {
         Some(Mapping { key, target: SocketAddr::new(ip, target) })
     }
 
-    /// Returns whether both have the same key, so that only one of them can exist. Ranges exclude each other if they
-    /// overlap.
-    pub(crate) fn excludes(&self, other: &Entry) -> bool {
-        let (a, b) = (&self.element, &other.element);
-        self.set == other.set
-            && match (&a.key_end, &b.key_end) {
-                // A range is one of sources, followed by the container's address.
-                (Some(a_end), Some(b_end)) => {
-                    let half = a.key.len() / 2;
-                    a.key.get(half..) == b.key.get(half..)
-                        && a.key.get(..half) <= b_end.get(..half)
-                        && b.key.get(..half) <= a_end.get(..half)
-                }
-                _ => a.key == b.key,
-            }
+    /// Returns the container's address, if this is an entry for masquerade.
+    pub(crate) fn masqueraded(&self) -> Option<IpAddr> {
+        let Element { key, key_end, .. } = &self.element;
+        key_end.as_ref()?;
+        // A range of sources, followed by the container's address.
+        match Value::split(&[self.address_type()?; 2], key)?[..] {
+            [_, Value::Ip(ip)] => Some(ip),
+            _ => None,
+        }
     }
+
+    fn address_type(&self) -> Option<DataType> {
+        [Family::Ipv4, Family::Ipv6].into_iter().find(|family| self.set.starts_with(prefix(*family))).map(address_type)
+    }
+
+    /// Returns the key by which this entry is found, or one that excludes it: with the same key, or a range that overlaps. All
+    /// ranges for a container's address include the address itself, or are those of loopback addresses.
+    pub(crate) fn key(&self) -> EntryKey {
+        let Element { key, key_end, .. } = &self.element;
+        let half = key.len() / 2;
+        let (first, ip, last) = (key.get(..half), key.get(half..), key_end.as_ref().and_then(|end| end.get(..half)));
+        let key = match ip {
+            Some(ip) if last.is_some() && first <= Some(ip) && Some(ip) <= last => [ip, ip].concat(),
+            _ => key.clone(),
+        };
+        EntryKey { set: self.set.clone(), key }
+    }
+
+    /// Returns everything by which two entries are compared, without the note.
+    pub(crate) fn identity(&self) -> ([&str; 2], [Option<&[u8]>; 3]) {
+        let Element { key, key_end, data, .. } = &self.element;
+        let value = match data {
+            Some(Data::Value(value)) => Some(value.as_slice()),
+            _ => None,
+        };
+        ([&self.set, self.comment()], [Some(key), key_end.as_deref(), value])
+    }
+
+    /// Returns whether this is an entry for masquerade that other attachments need.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.element.userdata.note == SHARED
+    }
+
+    /// Marks an entry for masquerade as needed by other attachments, which have the same address.
+    pub(crate) fn shared(&self) -> Entry {
+        Entry { set: self.set.clone(), element: self.element.clone().note(SHARED) }
+    }
+}
+
+/// By what an entry is looked up: the name of its set, and a key.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct EntryKey {
+    pub(crate) set: String,
+    pub(crate) key: Vec<u8>,
+}
+
+impl EntryKey {
+    pub(crate) fn new(set: &str, key: &[Value]) -> EntryKey {
+        EntryKey { set: set.to_owned(), key: Value::concatenate(key) }
+    }
+
+    /// Returns the key of the attachment with this mark.
+    pub(crate) fn of_attachment(mark: &str) -> EntryKey {
+        EntryKey { set: ATTACHMENTS.to_owned(), key: head(mark).key }
+    }
+
+    /// Returns the key of a mapping in a map.
+    pub(crate) fn of(map: &str, key: &Key) -> EntryKey {
+        EntryKey::new(map, &values(key))
+    }
+}
+
+/// Returns the key of a mapping as the kernel compares it.
+fn values(Key { host_ip, protocol, port }: &Key) -> Vec<Value> {
+    let mut values: Vec<Value> = host_ip.iter().copied().map(Value::Ip).collect();
+    values.extend([Value::Protocol(protocol.number()), Value::Port(*port)]);
+    values
+}
+
+/// Returns the element of an attachment in the set `attachments`, without what it records. The comment may be only the mark.
+pub(crate) fn head(comment: &str) -> Element {
+    // A key of this type is text that `nft` shows, of at most 15 bytes.
+    let key = Value::LinkName(key::mark_in(comment).map(short).unwrap_or_default());
+    Element::new(&[key]).comment(comment)
+}
+
+/// Looks up entries; `None` for those that do not exist.
+pub(crate) fn look_up(nft: &mut Nftables, keys: &[EntryKey]) -> Result<Vec<Option<Entry>>> {
+    if keys.is_empty() {
+        return Ok(Vec::new());
+    }
+    let found = nft.find_elements(keys.iter().map(|key| (set(&key.set), key.key.as_slice())))?;
+    let entry = |(key, element): (&EntryKey, Option<Element>)| Some(Entry { set: key.set.clone(), element: element? });
+    Ok(keys.iter().zip(found).map(entry).collect())
 }
 
 /// Combines both halves of a mark to 15 digits.
@@ -140,30 +211,22 @@ fn by_set(entries: &[Entry]) -> impl Iterator<Item = (Set<'_>, Vec<Element>)> {
 #[derive(Debug)]
 pub(crate) struct Listing {
     pub(crate) entries: Vec<Entry>,
-    sets: Vec<String>,
 }
 
 impl Listing {
     /// Lists the entries; none if the table does not exist.
     pub(crate) fn read(nft: &mut Nftables) -> Result<Listing> {
-        let sets = nft.sets(TABLE)?;
         let mut entries = Vec::new();
-        for name in &sets {
-            let elements = nft.elements(set(name))?.into_iter();
+        for name in nft.sets(TABLE)? {
+            let elements = nft.elements(set(&name))?.into_iter();
             entries.extend(elements.map(|element| Entry { set: name.clone(), element }));
         }
-        Ok(Listing { entries, sets })
+        Ok(Listing { entries })
     }
 
-    /// Returns an index for many searches.
-    pub(crate) fn index(&self) -> Index<'_> {
-        Index { sets: self.entries.chunk_by(|one, next| one.set == next.set).collect() }
-    }
-
-    /// Returns the link on this host of the attachment with this comment, if it is known.
-    pub(crate) fn port_of(&self, comment: &str) -> Option<&str> {
-        let mark = key::mark_in(comment);
-        self.entries.iter().filter(|entry| key::mark_in(entry.comment()) == mark).find_map(Entry::port)
+    /// Returns the links on this host of the attachments, by their marks, as far as they are known.
+    pub(crate) fn ports(&self) -> SortedSet<(&str, &str)> {
+        self.entries.iter().filter_map(|entry| Some((key::mark_in(entry.comment())?, entry.port()?))).collect()
     }
 
     /// Returns the `removed` entries for masquerade that other attachments with the same address need, as entries of
@@ -185,52 +248,5 @@ impl Listing {
             Some(Entry { set, element: element.comment(*heir) })
         };
         shared.into_iter().filter_map(inherit).collect()
-    }
-
-    /// Returns the edits that forget which addresses of this host were reached, if nothing is published once `removed` are
-    /// deleted.
-    pub(crate) fn forget_reached(&self, removed: &[Entry]) -> Vec<Edit> {
-        let is_recorded = |entry: &&Entry| entry.comment().is_empty();
-        if self.entries.iter().filter(|entry| !is_recorded(entry)).count() > removed.len() {
-            return Vec::new();
-        }
-        let reached = [Family::Ipv4, Family::Ipv6].map(|family| Names::new(family, "").reached);
-        let is_used = |name: &&String| self.entries.iter().any(|entry| is_recorded(&entry) && entry.set == **name);
-        reached.iter().filter(is_used).map(|name| Edit::flush_set(set(name))).collect()
-    }
-
-    /// Returns the scopes with conditions that have no mappings once `removed` are deleted and `added` created.
-    pub(crate) fn unused_scopes(&self, removed: &[Entry], added: &[Entry]) -> Vec<Names> {
-        let mut unused: Vec<Names> = Vec::new();
-        let maps = self.sets.iter().filter_map(|set| MapName::parse(set));
-        for map in maps.filter(|map| !map.suffix.is_empty()) {
-            let names = Names::new(map.family, map.suffix);
-            let is_in = |entry: &&Entry| entry.set == names.ports || entry.set == names.address_ports;
-            let count = |entries: &[Entry]| entries.iter().filter(is_in).count();
-            let is_unused = count(added) == 0 && count(&self.entries) == count(removed);
-            // A scope has several maps.
-            if is_unused && !unused.contains(&names) {
-                unused.push(names);
-            }
-        }
-        unused
-    }
-}
-
-/// The entries of a listing by their sets, each in the order of their keys.
-#[derive(Debug)]
-pub(crate) struct Index<'a> {
-    sets: Vec<&'a [Entry]>,
-}
-
-impl Index<'_> {
-    /// Returns an entry that excludes this one: with the same key, or with a range that overlaps.
-    pub(crate) fn find(&self, entry: &Entry) -> Option<&Entry> {
-        let entries = self.sets.iter().find(|entries| entries.first().is_some_and(|first| first.set == entry.set))?;
-        if entry.element.key_end.is_some() {
-            return entries.iter().find(|range| range.excludes(entry));
-        }
-        let place = entries.binary_search_by(|other| other.element.key.cmp(&entry.element.key)).ok()?;
-        entries.get(place)
     }
 }

@@ -7,19 +7,20 @@ use cni::inspect::{
     require_attached,
 };
 use cni::key::mark_in;
-use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Context, Keep, Result};
 use linux::iptables::{FAMILIES, Tools};
 use linux::log::debug;
-use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
+use linux::netlink::{LinkIndex, Netlink};
 
 use crate::config::{self, Backend, Config};
 use crate::entry::{Entry, Listing};
 use crate::iptables::NAT;
+use crate::localnet::ContainerLink;
 use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, REPAIR_HINT};
 use crate::published::{Form, PortOwner, Published};
-use crate::table::{self, Frame, Scope};
+use crate::table::{Frame, Scope};
 use crate::{Portmap, check, localnet, other_forms, removal};
 
 /// The kinds of objects that the plugin creates.
@@ -70,10 +71,9 @@ impl Inspect for Portmap {
 
     fn needs_repair(&self, call: &Call<'_>, at: &Attachment) -> Result<bool> {
         let config = Config::parse(call)?;
-        match call.prev_result()? {
-            Some(result) => is_incomplete(&Publication::new(call, at, &config, &result)),
-            None => Ok(false),
-        }
+        let Some(result) = call.prev_result()? else { return Ok(false) };
+        Ok(is_incomplete(&Publication::new(call, at, &config, &result))
+            || !exposed_links(&mut Netlink::open()?, &result, at)?.is_empty())
     }
 
     /// Publishes the ports of an attachment again if CHECK finds a difference.
@@ -81,19 +81,32 @@ impl Inspect for Portmap {
     /// The container must still have its interface with the addresses of the result of ADD, so that no port leads to an
     /// address that now belongs to another container.
     fn repair(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<&'static str>> {
-        let restored = restore(call, at).context(|| "publish the ports again")?;
-        Ok(restored.then_some("published ports"))
+        if restore(call, at).context(|| "publish the ports again")? {
+            return Ok(Some("published ports"));
+        }
+        let Some(result) = call.prev_result()? else { return Ok(None) };
+        let mut host = Netlink::open()?;
+        let mut is_protected = false;
+        for link in exposed_links(&mut host, &result, at)? {
+            is_protected |= link.protect(&mut host).context(|| "protect services on 127.0.0.1")?;
+        }
+        Ok(is_protected.then_some("filters that protect services on 127.0.0.1"))
     }
 }
 
 /// Lists the published ports of all networks, in all forms.
 fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
     let listing = Listing::read(nft)?;
+    let ports: Vec<_> = listing.ports().iter().copied().collect();
+    let port_of = |mark: Option<&str>| {
+        let place = ports.binary_search_by(|(known, _)| Some(*known).cmp(&mark)).ok()?;
+        ports.get(place).map(|(_, port)| (*port).to_owned())
+    };
     let published = |entry: &Entry| {
         Some(Published {
             mapping: entry.read_mapping()?,
             owner: PortOwner::Attachment(entry.comment().to_owned()),
-            port: listing.port_of(entry.comment()).map(str::to_owned),
+            port: port_of(mark_in(entry.comment())),
             form: Form::Maps,
         })
     };
@@ -193,12 +206,16 @@ struct Comparison {
     live: Vec<Published>,
     /// What the rules of the maps must cover for them.
     scopes: Vec<Scope>,
+    /// The links that lead to live attachments.
+    links: Vec<LinkIndex>,
+    /// The links that lead to live attachments whose result is unknown.
+    unknown_links: Vec<LinkIndex>,
 }
 
 impl Checker<'_> {
     /// Reports ports that live attachments lack, and what keeps packets from the others.
     fn run(&mut self) -> Result<Vec<Finding>> {
-        let Comparison { publishing, lacking, affected, live, scopes } = self.compare()?;
+        let Comparison { publishing, lacking, affected, live, scopes, links, unknown_links } = self.compare()?;
         let mut findings = Vec::new();
         if let Some(first) = lacking.first() {
             let first = port_name(&first.key, first.target.ip());
@@ -211,7 +228,13 @@ impl Checker<'_> {
             let finding = broken(Level::Fail, format!("no packet reaches published ports: {text}"));
             findings.push(finding.about(publishing.iter().cloned().chain(ports)));
         }
-        findings.extend(self.guard(&live)?.map(|finding| finding.about(publishing)));
+        findings.extend(
+            self.find_exposure(&links)?.map(|finding| finding.remedy(REPAIR_HINT).fix(Fix::Repair).about(publishing)),
+        );
+        let others: Vec<_> = unknown_links.into_iter().filter(|link| !links.contains(link)).collect();
+        findings.extend(self.find_exposure(&others)?.map(|finding| {
+            finding.remedy("set route_localnet to 0, or publish a port of a container on that link again")
+        }));
         if findings.is_empty() && !live.is_empty() {
             findings.push(Finding::ok(KINDS[0].name, "live containers have their published ports"));
         }
@@ -225,6 +248,9 @@ impl Checker<'_> {
         let mut comparison = Comparison::default();
         for at in self.network.alive {
             let Some(added) = &at.added else {
+                for container in at.addresses.iter().filter(|ip| ip.is_ipv4()) {
+                    comparison.unknown_links.extend(self.host.route_to(*container)?);
+                }
                 let own = all.iter().zip(&objects).filter(|(_, object)| at.marks.match_object(object));
                 comparison.live.extend(own.map(|(published, _)| published.clone()));
                 continue;
@@ -232,6 +258,7 @@ impl Checker<'_> {
             let compared = added.with_call(|call, attachment| {
                 let (config, result) = (Config::parse(call)?, call.chained_result()?);
                 let publication = Publication::new(call, attachment, &config, &result);
+                comparison.links.extend(localnet::links_to(&mut self.host, &result, attachment)?);
                 self.compare_ports(&publication, &at.subject, &all, &mut comparison)
             });
             // The reference accepts arguments that this plugin refuses. Other attachments are compared all the same.
@@ -287,11 +314,10 @@ impl Checker<'_> {
 
     /// Returns what keeps packets from the published ports of live attachments, if anything does.
     fn cut_off(&mut self, live: &[Published], scopes: &[Scope]) -> Result<Option<String>> {
-        if live.iter().any(|published| published.form == Form::Maps) {
-            let frame = Frame { scopes: scopes.iter().collect(), guard: false };
-            if let Some(missing) = frame.missing(&mut self.nft)? {
-                return Ok(Some(format!("{missing} does not exist")));
-            }
+        if live.iter().any(|published| published.form == Form::Maps)
+            && let Some(missing) = Frame::new(scopes, false, None).missing(&mut self.nft)?
+        {
+            return Ok(Some(format!("{missing} does not exist")));
         }
         for tools in &FAMILIES {
             let is_in = |published: &&Published| {
@@ -304,25 +330,22 @@ impl Checker<'_> {
         Ok(None)
     }
 
-    /// Reports links to published containers from which the loopback services of this host can be reached.
-    fn guard(&mut self, live: &[Published]) -> Result<Option<Finding>> {
-        let mut links: Vec<String> = Vec::new();
-        for published in live {
-            if let Some(link) = localnet::is_enabled(&mut self.host, published.mapping.target.ip())?
-                && !links.contains(&link)
+    /// Reports links to containers from which the loopback services of this host can be reached, whatever has enabled that.
+    fn find_exposure(&mut self, links: &[LinkIndex]) -> Result<Option<Finding>> {
+        let mut names: Vec<String> = Vec::new();
+        for link in links {
+            if let Some(link) = ContainerLink::read(&mut self.host, &mut self.nft, *link)?
+                && link.is_exposed()
+                && !names.contains(&link.name)
             {
-                links.push(link);
+                names.push(link.name);
             }
         }
-        if links.is_empty() || table::has_guard(&mut self.nft)? {
+        if names.is_empty() {
             return Ok(None);
         }
-        let text = format!(
-            "containers can reach services of this host that listen only on 127.0.0.1: route_localnet is 1 on {}, and \
-             chain guard does not drop such packets",
-            links.join(", ")
-        );
-        Ok(Some(broken(Level::Warn, text).about(links.iter().map(|link| Subject::link(link)))))
+        let finding = Finding::new(Level::Warn, KINDS[0].name, localnet::exposure(&names.join(", ")));
+        Ok(Some(finding.about(names.iter().map(|name| Subject::link(name)))))
     }
 }
 
@@ -347,9 +370,18 @@ fn published_port(mapping: &Mapping) -> Subject {
 }
 
 /// Returns whether something of the published ports of an attachment is missing.
-fn is_incomplete(publication: &Publication<'_>) -> Result<bool> {
+fn is_incomplete(publication: &Publication<'_>) -> bool {
     let is_unused = publication.config.ports.is_empty() || publication.addresses.is_empty();
-    Ok(!is_unused && (check::run(publication).is_err() || !is_guarded(publication)?))
+    !is_unused && check::run(publication).is_err()
+}
+
+/// Returns the links to an attachment from which the loopback services of this host can be reached.
+fn exposed_links(host: &mut Netlink, result: &AddResult, at: &Attachment) -> Result<Vec<ContainerLink>> {
+    let (mut nft, mut exposed) = (Nftables::open()?, Vec::new());
+    for link in localnet::links_to(host, result, at)? {
+        exposed.extend(ContainerLink::read(host, &mut nft, link)?.filter(ContainerLink::is_exposed));
+    }
+    Ok(exposed)
 }
 
 /// Publishes the ports of an attachment. Returns `false` if there is nothing to restore.
@@ -357,7 +389,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
     let Some(result) = call.prev_result()? else { return Ok(false) };
     let publication = Publication::new(call, at, &config, &result);
-    if !is_incomplete(&publication)? {
+    if !is_incomplete(&publication) {
         return Ok(false);
     }
     let ips = publication.ips();
@@ -365,17 +397,10 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     publication.add()?;
     // A concurrent DEL of another runtime may have looked for ports before, and then removes the interface.
     if let Err(gone) = require_attached(call, at, &ips, publication.port) {
-        removal::remove(&publication.removal(&ips))?;
+        removal::remove(&publication.removal(&ips), None)?;
         return Err(gone);
     }
     Ok(true)
-}
-
-/// Returns whether the loopback services of this host are protected, if the ports of an attachment need that and the kernel
-/// has nf_tables.
-fn is_guarded(publication: &Publication<'_>) -> Result<bool> {
-    let mut nft = Nftables::open()?;
-    Ok(publication.loopback_target().is_none() || table::has_guard(&mut nft)? || !nft.is_available()?)
 }
 
 #[cfg(test)]

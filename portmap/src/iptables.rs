@@ -24,19 +24,20 @@ mod rules;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, try_edits};
 use linux::ip::{Cidr, Protocol};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::Match;
 use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy, rules_in};
 use linux::log::debug;
+use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Family, Nftables};
 
 use crate::config::{Backend, Config, Marking, Masquerade};
+use crate::host::Host;
 use crate::mapping::{self, HostAddress, Mapping, Port};
 use crate::publication::{Publication, Removal, difference};
 use crate::published::{Form, PortOwner, Published, Wanted};
-use crate::table;
 use found::Found;
 use names::{ContainerChain, ENTRIES};
 use rules::Rules;
@@ -66,7 +67,8 @@ pub(crate) fn add(
     nft: &mut Nftables,
     publication: &Publication<'_>,
     has_legacy_rules: &mut bool,
-    prepare: &mut dyn FnMut(&mut Nftables) -> Result<Preparation>,
+    host: &mut Host,
+    prepare: &mut dyn FnMut(&mut Nftables, &mut Netlink) -> Result<Preparation>,
 ) -> Result<Vec<IpAddr>> {
     let Publication { owner, port: link, .. } = *publication;
     let [chain, old] = [ContainerChain::new(owner), ContainerChain::old(owner)];
@@ -82,18 +84,18 @@ pub(crate) fn add(
     let mut ips = Vec::new();
     let outcome = nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let mut edits;
-        Preparation { ips, edits } = prepare(nft)?;
+        Preparation { ips, edits } = prepare(nft, host.socket()?)?;
         let removal = Removal { owner, ips: &ips, link, is_del: false };
         for tools in &FAMILIES {
             let table = tools.table(NAT);
             let mut view = View::Nft(nft, table);
             let plan = match in_nft.iter().find(|(wanted, _)| wanted.family == tools.family) {
-                Some((_, rules)) => rules.plan(&mut view, &removal)?,
+                Some((_, rules)) => rules.plan(host, &mut view, &removal)?,
                 // An earlier ADD may have published ports in this family, or in this kind of table.
-                None => removal.plan(&mut view, &chain, false)?,
+                None => removal.plan(host, &mut view, &chain, false)?,
             };
             edits.extend(plan.edits(table));
-            edits.extend(removal.plan(&mut view, &old, false)?.edits(table));
+            edits.extend(removal.plan(host, &mut view, &old, false)?.edits(table));
         }
         Ok(edits)
     });
@@ -112,7 +114,7 @@ pub(crate) fn add(
             if let View::Legacy(lines) = view {
                 before.get_or_insert_with(|| lines.to_vec());
             }
-            rules.plan(view, &removal)
+            rules.plan(host, view, &removal)
         });
         *has_legacy_rules |= outcome.is_ok() || before.is_some_and(|before| may_differ(tools, &before));
         outcome.map_err(|second: Error| match &unavailable {
@@ -186,7 +188,7 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
 
 /// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. Its addresses and
 /// its link matter only if the container has other attachments to the network. Returns the mappings.
-pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
+pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
     let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
     let mut failures = ErrorCollector::default();
     let (families, legacy) = find_tables(nft, &chains, &mut failures);
@@ -195,11 +197,11 @@ pub(crate) fn remove(nft: &mut Nftables, removal: &Removal<'_>) -> Result<Vec<Ma
         failures.into_result()?;
         return Ok(removed);
     }
-    let removal = removal.without_result_of_sibling()?;
-    let plan = |view: &mut View<'_>, delete_chain| -> Result<Plan<'_>> {
+    let removal = removal.without_result_of_sibling(host)?;
+    let mut plan = |view: &mut View<'_>, delete_chain| -> Result<Plan<'_>> {
         let mut plan = Plan::default();
         for chain in &chains {
-            let part = removal.plan(view, chain, delete_chain)?;
+            let part = removal.plan(host, view, chain, delete_chain)?;
             plan.steps.extend(part.steps);
             plan.removed.extend(part.removed);
         }
@@ -251,7 +253,7 @@ fn delete_or_empty<T>(is_in_use: impl Fn(&Error) -> bool, mut remove: impl FnMut
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`. Returns the mappings.
-pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping>> {
+pub(crate) fn collect(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> Result<Vec<Mapping>> {
     // Of all entry rules: a DEL of the reference that was killed may have left some that lead to an empty chain.
     let mut entries = Vec::new();
     for tools in &FAMILIES {
@@ -275,14 +277,15 @@ pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<Vec<Mapping
     let mut removed = Vec::new();
     for container in &stale {
         let removal = Removal::of_container(keep.network, container);
-        removed.extend(failures.keep(remove(nft, &removal)).into_iter().flatten());
+        removed.extend(failures.keep(remove(nft, host, &removal)).into_iter().flatten());
     }
     failures.into_result()?;
     Ok(removed)
 }
 
-/// CHECK: returns an error if a port is not published as it should be.
-pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<()> {
+/// CHECK: returns an error if a port is not published as it should be. Returns whether cni0 published the ports: the rules of the
+/// reference have no mark.
+pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<bool> {
     let chain = ContainerChain::new(publication.owner);
     let mut is_marked = false;
     for tools in &FAMILIES {
@@ -304,11 +307,7 @@ pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result
         check_mappings(&mut view, &rules, &entries, tools.family)?;
         is_marked |= entries.iter().any(|entry| entry.comment == chain.comment && !entry.link.is_empty());
     }
-    // The reference enables `route_localnet` without a guard. Its rules have no mark.
-    if is_marked && publication.loopback_target().is_some() && !table::has_guard(nft)? {
-        return Err(difference("the guard of loopback services in table inet cni_hostport does not exist".to_owned()));
-    }
-    Ok(())
+    Ok(is_marked)
 }
 
 /// Returns an error if a mapping is not published as it should be. `entries` lead to the chains of containers.
@@ -382,8 +381,12 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
     let mappings = mapping::mappings(&config.ports, address.ip());
     let rules = Rules::new(&chain, &config, address, &mappings, None)?;
     let table = tools.table(NAT);
-    let plan = rules.plan(&mut View::Nft(nft, table), &Removal { owner, ips: &[], link: None, is_del: false })?;
-    Ok(nft.dry_run(&plan.edits(table))?)
+    let plan = rules.plan(
+        &mut Host::default(),
+        &mut View::Nft(nft, table),
+        &Removal { owner, ips: &[], link: None, is_del: false },
+    )?;
+    try_edits(nft, &plan.edits(table))
 }
 
 /// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that publishes it.

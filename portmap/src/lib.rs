@@ -4,24 +4,27 @@
 //! result, and `condition` has the conditions of a network. `publication` is what an attachment publishes.
 //!
 //! - `table` is the form in which ports are published: rules and maps in a table of this plugin, and `entry` is what the
-//!   maps have for each attachment. `add` fills them in one transaction, `check` compares them, `removal` removes entries
-//!   for DEL and GC.
+//!   maps have for each attachment. `inventory` records in the table what each attachment has. `add` fills the maps in one
+//!   transaction, `clashes` finds what excludes its entries, `check` compares them, `removal` removes them for DEL and GC.
 //! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
 //!   and removed. `other_forms` looks for both, `published` is a port in any form, and `owner` finds out whether its
 //!   owner still exists.
 //! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener` warns
 //!   of processes on the same port.
-//! - `inspect` is for `cnitool`.
+//! - `host` is a socket that is opened when it is needed, and `inspect` is for `cnitool`.
 
 mod add;
 mod check;
+mod clashes;
 mod condition;
 mod config;
 mod entry;
 mod flows;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod host;
 mod inspect;
+mod inventory;
 mod iptables;
 mod listener;
 mod localnet;
@@ -70,7 +73,11 @@ impl Plugin for Portmap {
         let previous = call.prev_result_to_clean_up();
         let ips: Vec<IpAddr> = previous.ips.iter().map(|ip| ip.address.ip()).collect();
         let link = evidence::host_link(&previous, at);
-        removal::remove(&Removal { owner: AttachmentKey::new(call, at), ips: &ips, link, is_del: true })
+        // Without a valid configuration, DEL depends on what the host has.
+        let config = Config::parse(call).ok();
+        let publication = config.as_ref().map(|config| Publication::new(call, at, config, &previous));
+        let removal = Removal { owner: AttachmentKey::new(call, at), ips: &ips, link, is_del: true };
+        removal::remove(&removal, publication.as_ref())
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

@@ -51,6 +51,14 @@ pub(crate) struct Key {
     pub(crate) port: u16,
 }
 
+impl Key {
+    /// Returns whether a packet can match both.
+    pub(crate) fn overlaps(&self, other: &Key) -> bool {
+        (self.protocol, self.port) == (other.protocol, other.port)
+            && (self.host_ip == other.host_ip || self.host_ip.is_none() || other.host_ip.is_none())
+    }
+}
+
 impl fmt::Display for Key {
     /// Formats the key as `tcp 10.0.0.1:80`, or `tcp port 80` for all addresses.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

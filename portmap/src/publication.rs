@@ -5,11 +5,12 @@ use std::net::IpAddr;
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, evidence};
 use linux::ip::Cidr;
+use linux::netlink::LinkIndex;
 
 use crate::config::{Config, Masquerade};
-use crate::entry::Entry;
+use crate::entry::{Entry, EntryKey};
 use crate::mapping::{Mapping, container_addresses, mappings};
-use crate::table::{Frame, Scope};
+use crate::table::{self, Scope};
 
 /// The remedy if something of an attached container is missing.
 pub(crate) const REPAIR_HINT: &str =
@@ -69,12 +70,13 @@ impl<'a> Publication<'a> {
         self.addresses.iter().map(|(ip, _)| Scope::new(ip.ip(), self.config.conditions(ip.ip()))).collect()
     }
 
-    /// Returns the chains and rules that the entries need.
-    pub(crate) fn frame<'b>(&self, scopes: &'b [Scope]) -> Frame<'b> {
-        Frame { scopes: scopes.iter().collect(), guard: self.loopback_target().is_some() }
+    /// Returns the chains that the entries need beside those of all attachments: one that counts the attachments of the link
+    /// through which loopback addresses reach the ports, and those of scopes with conditions.
+    pub(crate) fn chains(scopes: &[Scope], link: Option<LinkIndex>) -> Vec<String> {
+        [table::attached(link)].into_iter().chain(scopes.iter().filter_map(Scope::chain).map(str::to_owned)).collect()
     }
 
-    /// Returns the entries of the attachment in the table. CHECK compares them in this order.
+    /// Returns the entries of the attachment in the table, without its inventory. CHECK compares them in this order.
     pub(crate) fn entries(&self, scopes: &[Scope]) -> Vec<Entry> {
         let comment = self.owner.comment();
         let mut entries = Vec::new();
@@ -82,8 +84,12 @@ impl<'a> Publication<'a> {
             entries.extend(mappings.iter().map(|mapping| Entry::mapping(scope, mapping, &comment)));
             entries.extend(Entry::masquerade(scope, *address, self.config.masquerade, &comment));
         }
-        entries.push(Entry::attachment(&comment, self.port));
         entries
+    }
+
+    /// Returns the keys of these entries.
+    pub(crate) fn keys(&self) -> Vec<EntryKey> {
+        self.entries(&self.scopes()).iter().map(Entry::key).collect()
     }
 
     /// Returns the removal of what was published, by an ADD that fails or replaces it. `ips` are the addresses of the
@@ -113,7 +119,8 @@ pub(crate) struct Removal<'a> {
 impl<'a> Removal<'a> {
     /// Returns the removal of all attachments of a container to a network.
     pub(crate) fn of_container(network: &'a str, container: &'a str) -> Removal<'a> {
-        Removal { owner: AttachmentKey { network, container, ifname: "" }, ips: &[], link: None, is_del: true }
+        let owner = AttachmentKey { network, container, ifname: "" };
+        Removal { owner, ips: &[], link: None, is_del: true }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use cni::{Code, Result};
+use cni::{Code, Result, try_edits};
 use linux::netlink::nft::{self, Nftables};
 
 use crate::add::with_fix_hint;
@@ -24,12 +24,11 @@ pub(crate) fn run(config: &Config) -> Result<()> {
     outcome.map_err(|error| error.with_code(Code::NOT_AVAILABLE))
 }
 
-/// Finds out whether the kernel accepts the rules. If they exist, they have worked before; otherwise a trial does not
-/// change anything.
+/// Finds out whether the kernel accepts the rules. If they exist, they have worked before.
 fn try_nftables(config: &Config) -> Result<()> {
     let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), IpAddr::from(Ipv6Addr::UNSPECIFIED)];
     let scopes = any.map(|ip| Scope::new(ip, config.conditions(ip)));
     let mut nft = Nftables::open()?;
-    let edits = Frame::complete(&scopes).create(&mut nft)?;
-    if edits.is_empty() { Ok(()) } else { Ok(nft.dry_run(&edits)?) }
+    let edits = Frame::new(&scopes, true, None).create(&mut nft)?;
+    try_edits(&mut nft, &edits)
 }

@@ -13,7 +13,12 @@
 //!     chain postrouting  { type nat hook postrouting priority 100
 //!         ct status dnat ct original ip daddr @ipv4_reached ip saddr . ip daddr @ipv4_masquerade masquerade }
 //!     chain guard        { type filter hook prerouting priority -300   drops 127.0.0.0/8 from other links than lo }
+//!     chain replies      { type filter hook prerouting priority -90    marks replies to 127.0.0.0/8 for the guard of a link }
 //!     set attachments    one element for each attachment, so that a repeated ADD is noticed
+//!     map inventory      what each attachment has in the table; every element leads to a chain that the attachment needs
+//!     map versions       a number that changes with every ADD of a port at one address
+//!     chain attached     counts attachments: the kernel counts the elements that lead to it
+//!     chain attached_7   counts those whose ports loopback addresses reach through the link with this index
 //! }
 //! ```
 //!
@@ -26,9 +31,10 @@ use std::net::{IpAddr, Ipv4Addr};
 use cni::Result;
 use linux::ip::Cidr;
 use linux::netlink::nft::{
-    Chain, DataType, Edit, Elements, Family, Field, Hook, MapsTo, Nftables, Position, RuleSpec, Set, SetSpec, Table,
-    Verdict,
+    Chain, Comparison, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, Position, Rule,
+    RuleSpec, Set, SetSpec, Table, Verdict,
 };
+use linux::netlink::{LOOPBACK_REPLY, LinkIndex};
 use linux::sha2::sha512;
 
 use crate::condition::Condition;
@@ -40,9 +46,16 @@ const PREROUTING: Chain<'_> = TABLE.chain("prerouting");
 const OUTPUT: Chain<'_> = TABLE.chain("output");
 const PUBLISHED: Chain<'_> = TABLE.chain("published");
 const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
+/// The chain to which the inventories of attachments lead.
+const ATTACHED: Chain<'_> = TABLE.chain("attached");
 const GUARD: Chain<'_> = TABLE.chain("guard");
+const REPLIES: Chain<'_> = TABLE.chain("replies");
 /// The attachments that have anything in this table.
 pub(crate) const ATTACHMENTS: &str = "attachments";
+/// What each attachment has in this table.
+pub(crate) const INVENTORY: &str = "inventory";
+/// Numbers that change with what they count.
+pub(crate) const VERSIONS: &str = "versions";
 
 /// The most addresses of this host that are recorded. A host with local routes may have any number of addresses.
 const MAX_REACHED: u32 = 1 << 16;
@@ -122,6 +135,12 @@ impl Scope {
     /// Returns the name of the set of connections to masquerade.
     pub(crate) fn masquerade(&self) -> &str {
         &self.names.masquerade
+    }
+
+    /// Returns the chain that must not be deleted while an attachment uses the scope; `None` for the scope without conditions,
+    /// which is never deleted.
+    pub(crate) fn chain(&self) -> Option<&str> {
+        (!self.conditions.is_empty()).then_some(&*self.names.translate)
     }
 
     /// Returns the edits that create the chain, the maps and the set unless they exist.
@@ -243,21 +262,25 @@ impl<'a> FixedRule<'a> {
 /// The chains, maps and rules that the elements of an attachment need.
 #[derive(Debug)]
 pub(crate) struct Frame<'a> {
-    pub(crate) scopes: Vec<&'a Scope>,
-    /// Whether the host's loopback services must be protected from containers, because `route_localnet` is enabled.
-    pub(crate) guard: bool,
+    scopes: Vec<&'a Scope>,
+    /// The chain that counts the attachments of its link.
+    attached: String,
+    /// Whether loopback addresses reach the ports.
+    guard: bool,
 }
 
 impl<'a> Frame<'a> {
-    /// Returns the frame that every attachment could need, to find out whether the kernel supports it.
-    pub(crate) fn complete(scopes: &'a [Scope]) -> Frame<'a> {
-        Frame { scopes: scopes.iter().collect(), guard: true }
+    /// Returns the frame for these scopes. With `guard`, loopback addresses reach the ports, through `link` if it is known.
+    pub(crate) fn new(scopes: &'a [Scope], guard: bool, link: Option<LinkIndex>) -> Frame<'a> {
+        Frame { scopes: scopes.iter().collect(), attached: attached(link), guard }
     }
 
-    fn rules(&self) -> Vec<FixedRule<'a>> {
+    /// Returns the rules that packets pass.
+    fn rules(&self) -> Vec<FixedRule<'_>> {
         let jump = |chain| {
-            let write = |rule: RuleSpec<'a>| rule.destination_is_local().jump(PUBLISHED.name);
-            FixedRule::new(chain, "packets to this host", Place::Last, write)
+            FixedRule::new(chain, "packets to this host", Place::Last, |rule| {
+                rule.destination_is_local().jump(PUBLISHED.name)
+            })
         };
         // IPv6 has no `route_localnet`: a translated packet from ::1 would be lost. So the client gets an error at once.
         let localhost = Cidr::host(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1_u16]));
@@ -275,64 +298,126 @@ impl<'a> Frame<'a> {
         rules
     }
 
-    /// Returns the chain and comment of the first rule that is missing in the table.
+    /// Returns all rules: also those that attachments of earlier versions do not need, and those that only make the chains which
+    /// count attachments visible in a list of rules.
+    fn all_rules(&self) -> Vec<FixedRule<'_>> {
+        let mut rules = self.rules();
+        rules.extend(reply_rule().filter(|_| self.guard));
+        let mut chains = vec![ATTACHED, TABLE.chain(&self.attached)];
+        chains.dedup();
+        for chain in chains {
+            let comment = "attachments, counted as users of this chain";
+            rules.push(FixedRule::new(chain, comment, Place::Last, |rule| rule.verdict(Verdict::Return)));
+        }
+        rules
+    }
+
+    /// Returns the chain and comment of the first rule for packets that is missing in the table.
     pub(crate) fn missing(&self, nft: &mut Nftables) -> Result<Option<String>> {
         let have = nft.rule_comments(TABLE)?;
         let missing = self.rules().into_iter().find(|rule| !rule.is_among(&have));
         Ok(missing.map(|rule| format!("rule {:?} in chain {}", rule.comment, rule.chain)))
     }
 
+    /// Returns whether no rule is missing.
+    pub(crate) fn is_complete(&self, nft: &mut Nftables) -> Result<bool> {
+        let have = nft.rule_comments(TABLE)?;
+        Ok(self.all_rules().iter().all(|rule| rule.is_among(&have)))
+    }
+
     /// Returns the edits that create what is missing.
     pub(crate) fn create(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
         let have = nft.rule_comments(TABLE)?;
-        let missing: Vec<_> = self.rules().into_iter().filter(|rule| !rule.is_among(&have)).collect();
-        // Rules keep the other sets from being deleted.
-        if missing.is_empty() && nft.sets(TABLE)?.iter().any(|set| set == ATTACHMENTS) {
-            return Ok(Vec::new());
-        }
-        let mut edits = vec![
-            Edit::add_table(TABLE),
-            Edit::add_chain(PUBLISHED),
-            Edit::add_base_chain(PREROUTING, Hook::LATE_DESTINATION_NAT),
-            Edit::add_base_chain(OUTPUT, Hook::LATE_LOCAL_DESTINATION_NAT),
-            Edit::add_base_chain(POSTROUTING, Hook::SOURCE_NAT),
-            Edit::add_set(&SetSpec {
-                set: set(ATTACHMENTS),
-                key: &[DataType::LinkName],
-                maps_to: MapsTo::Nothing,
-                elements: Elements::Keys,
-            }),
+        let rules = self.all_rules();
+        let missing: Vec<_> = rules.iter().filter(|rule| !rule.is_among(&have)).collect();
+        let sets = nft.sets(TABLE)?;
+        let records: [(&'static str, MapsTo<'_>); 3] = [
+            (ATTACHMENTS, MapsTo::Nothing),
+            (INVENTORY, MapsTo::Verdicts),
+            (VERSIONS, MapsTo::Values(&[DataType::PacketMark])),
         ];
-        if self.guard {
-            edits.push(Edit::add_base_chain(GUARD, Hook::RAW_INPUT));
+        let mut edits = Vec::new();
+        for (name, maps_to) in records.into_iter().filter(|(name, _)| !sets.iter().any(|set| set == name)) {
+            let spec = SetSpec { set: set(name), key: &[DataType::LinkName], maps_to, elements: Elements::Keys };
+            edits.push(Edit::add_set(&spec));
         }
-        edits.extend(self.scopes.iter().flat_map(|scope| scope.create()));
-        edits.extend(missing.iter().map(FixedRule::edit));
+        // Rules keep the other sets from being deleted, and their chains.
+        let lacks = |chain: Chain<'_>| missing.iter().any(|rule| rule.chain == chain);
+        for (chain, hook) in [
+            (PUBLISHED, None),
+            (ATTACHED, None),
+            (TABLE.chain(&self.attached), None),
+            (PREROUTING, Some(Hook::LATE_DESTINATION_NAT)),
+            (OUTPUT, Some(Hook::LATE_LOCAL_DESTINATION_NAT)),
+            (POSTROUTING, Some(Hook::SOURCE_NAT)),
+            (GUARD, Some(Hook::RAW_INPUT)),
+            (REPLIES, Some(Hook::TRANSLATED_INPUT)),
+        ] {
+            if lacks(chain) {
+                edits.push(hook.map_or_else(|| Edit::add_chain(chain), |hook| Edit::add_base_chain(chain, hook)));
+            }
+        }
+        for scope in &self.scopes {
+            if scope.rules().iter().any(|rule| !rule.is_among(&have)) {
+                edits.extend(scope.create());
+            }
+        }
+        edits.extend(missing.iter().map(|rule| rule.edit()));
+        if !edits.is_empty() {
+            edits.insert(0, Edit::add_table(TABLE));
+        }
         Ok(edits)
     }
 }
 
-/// Returns whether the host's loopback services are protected from containers.
-pub(crate) fn has_guard(nft: &mut Nftables) -> Result<bool> {
-    let have = nft.rule_comments(TABLE)?;
-    Ok(guard_rules().iter().all(|rule| rule.is_among(&have)))
+/// Returns the name of the chain that counts the attachments whose ports loopback addresses reach through a link, or all others.
+pub(crate) fn attached(link: Option<LinkIndex>) -> String {
+    link.map_or_else(|| ATTACHED.name.to_owned(), |link| format!("{}_{}", ATTACHED.name, link.number()))
 }
 
-/// Protects the host's loopback services for ports that are published in another form.
+/// Returns the number of attachments that lead to such a chain beside those with this number of elements; `None` if the chain
+/// does not exist. The chain has one rule.
+pub(crate) fn others_attached(nft: &mut Nftables, chain: &str, users: usize) -> Result<Option<usize>> {
+    let uses = nft.uses_of(TABLE.chain(chain))?;
+    Ok(uses.map(|uses| usize::try_from(uses).unwrap_or(usize::MAX).saturating_sub(1 + users)))
+}
+
+/// Returns whether a chain counts attachments, and the link of its name.
+pub(crate) fn read_attached(chain: &str) -> Option<Option<LinkIndex>> {
+    let rest = chain.strip_prefix(ATTACHED.name)?;
+    let link = rest.strip_prefix('_').and_then(|number| LinkIndex::optional(number.parse().ok()?));
+    (link.is_some() || rest.is_empty()).then_some(link)
+}
+
+/// Returns whether rules protect the loopback services of this host, and whether replies to loopback addresses are marked for the
+/// guard of a link.
+pub(crate) fn has_guard(nft: &mut Nftables) -> Result<(bool, bool)> {
+    let have = nft.rule_comments(TABLE)?;
+    let is_there = |rule: &FixedRule<'_>| rule.is_among(&have);
+    Ok((guard_rules().iter().all(is_there), reply_rule().as_ref().is_some_and(is_there)))
+}
+
+/// Adds the rules of loopback addresses for ports that are published in another form.
 pub(crate) fn add_guard(nft: &mut Nftables) -> Result<()> {
     nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let have = nft.rule_comments(TABLE)?;
-        let missing: Vec<_> = guard_rules().into_iter().filter(|rule| !rule.is_among(&have)).collect();
+        let rules = guard_rules().into_iter().chain(reply_rule());
+        let missing: Vec<_> = rules.filter(|rule| !rule.is_among(&have)).collect();
         if missing.is_empty() {
             return Ok(Vec::new());
         }
-        let mut edits = vec![Edit::add_table(TABLE), Edit::add_base_chain(GUARD, Hook::RAW_INPUT)];
+        let mut edits = vec![
+            Edit::add_table(TABLE),
+            Edit::add_base_chain(GUARD, Hook::RAW_INPUT),
+            Edit::add_base_chain(REPLIES, Hook::TRANSLATED_INPUT),
+        ];
         edits.extend(missing.iter().map(FixedRule::edit));
         Ok(edits)
     })
 }
 
-/// Returns the rules that protect the host's loopback services.
+/// Returns the rules that protect the host's loopback services, and ports that are published only at loopback addresses. With
+/// them, packets that arrive on other links are not even translated.
 fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     let Some(loopback) = loopback() else { return Vec::new() };
     let foreign = |rule: RuleSpec<'a>| rule.input_link_not("lo");
@@ -346,16 +431,43 @@ fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     ]
 }
 
-/// Returns the edits that delete a scope whose maps are empty. Another program may have deleted a part of it.
-pub(crate) fn delete_scope(nft: &mut Nftables, names: &Names) -> Result<Vec<Edit>> {
+/// Returns the rule that marks the replies of containers to connections from loopback addresses; never `None`.
+fn reply_rule<'a>() -> Option<FixedRule<'a>> {
+    let loopback = loopback()?;
+    Some(FixedRule::new(REPLIES, "replies of published ports to loopback addresses", Place::Last, move |rule| {
+        let rule = rule.input_link_not("lo").destination_in(loopback);
+        let rule = rule.matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED);
+        rule.matches(Field::CONNECTION_DIRECTION, Comparison::Equal, &[Field::REPLY]).set_packet_mark(LOOPBACK_REPLY)
+    }))
+}
+
+/// Returns the edits that delete a scope, if nothing uses it any more once `users` elements of the inventory and the elements
+/// that are `removed` are deleted. Another program may have deleted a part of it, or may use it.
+pub(crate) fn delete_scope(
+    nft: &mut Nftables,
+    names: &Names,
+    users: usize,
+    removed: &dyn Fn(&str, &Element) -> bool,
+) -> Result<Vec<Edit>> {
     let chain = TABLE.chain(&names.translate);
-    let jumps = nft.rules(PUBLISHED)?.into_iter().filter(|rule| rule.target() == Some(chain.name));
-    let mut edits: Vec<Edit> = jumps.map(|rule| Edit::delete_rule(PUBLISHED, &rule)).collect();
-    if nft.has_chain(chain)? {
+    let jumps: Vec<Rule> = nft.rules(PUBLISHED)?.into_iter().filter(|rule| rule.target() == Some(chain.name)).collect();
+    let mut edits: Vec<Edit> = jumps.iter().map(|rule| Edit::delete_rule(PUBLISHED, rule)).collect();
+    if let Some(uses) = nft.uses_of(chain)? {
+        let known = nft.rules(chain)?.len() + jumps.len() + users;
+        if usize::try_from(uses).is_ok_and(|uses| uses > known) {
+            return Ok(Vec::new());
+        }
         edits.extend([Edit::flush(chain), Edit::delete_chain(chain)]);
     }
-    let maps = [&names.ports, &names.address_ports];
-    edits.extend(nft.sets(TABLE)?.iter().filter(|set| maps.contains(set)).map(|map| Edit::delete_set(set(map))));
+    let mut maps = nft.sets(TABLE)?;
+    maps.retain(|map| [&names.ports, &names.address_ports].contains(&map));
+    for map in &maps {
+        // Earlier versions have no inventory, so that their elements do not count as users of the chain.
+        if !nft.elements(set(map))?.iter().all(|element| removed(map, element)) {
+            return Ok(Vec::new());
+        }
+    }
+    edits.extend(maps.iter().map(|map| Edit::delete_set(set(map))));
     Ok(edits)
 }
 
@@ -369,8 +481,13 @@ pub(crate) fn set(name: &str) -> Set<'_> {
 }
 
 /// Returns the first part of the names of objects for a family.
-fn prefix(family: Family) -> &'static str {
+pub(crate) fn prefix(family: Family) -> &'static str {
     if family == Family::Ipv4 { "ipv4" } else { "ipv6" }
+}
+
+/// Returns whether a set has the connections to masquerade of a family.
+pub(crate) fn is_masquerade(set: &str) -> bool {
+    [Family::Ipv4, Family::Ipv6].iter().any(|family| Names::new(*family, "").masquerade == set)
 }
 
 pub(crate) fn address_type(family: Family) -> DataType {

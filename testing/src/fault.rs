@@ -71,7 +71,7 @@ pub fn inject_everywhere(
             if effect == Effect::NotReached {
                 break;
             }
-            assert!(n < 80, "{name} is called without end");
+            assert!(n < 200, "{name} is called without end");
         }
     }
     failures

@@ -50,3 +50,34 @@ pub fn beside(lab: &Lab, command: &str, test: impl FnOnce()) {
         lab.sh(&format!("kill -0 $(cat {dir}/pid) 2>/dev/null && echo yes || true")).is_empty()
     });
 }
+
+/// Runs a call that stops after its `n`th system call `name`, and continues when `meanwhile` has ended. Returns `None` if the
+/// call makes fewer such system calls.
+pub fn stopped_after(lab: &Lab, call: Process, name: &str, n: usize, meanwhile: impl FnOnce()) -> Option<Outcome> {
+    let log = lab.dir().join(format!("stop.{name}.{n}"));
+    let (traced, inject) = (format!("trace={name}"), format!("inject={name}:signal=STOP:when={n}"));
+    let options = ["-qq", "-f", "-o", log.to_str().unwrap(), "-e", &traced, "-e", &inject];
+    let call = call.strace(&options);
+    // Child processes stop as well.
+    let stopped = |n: usize| {
+        let log = fs::read_to_string(&log).unwrap_or_default();
+        let line = log.lines().filter(|line| line.ends_with("--- stopped by SIGSTOP ---")).nth(n)?;
+        Some(line.split(' ').next().unwrap().to_owned())
+    };
+    let outcome = thread::scope(|scope| {
+        let call = scope.spawn(move || call.run());
+        let mut meanwhile = Some(meanwhile);
+        for n in 0.. {
+            wait_until("the call to stop, or to end", || stopped(n).is_some() || call.is_finished());
+            let Some(process) = stopped(n) else { break };
+            if let Some(meanwhile) = meanwhile.take() {
+                meanwhile();
+            }
+            lab.sh(&format!("kill -CONT {process}"));
+        }
+        let outcome = call.join().unwrap();
+        meanwhile.is_none().then_some(outcome)
+    });
+    fs::remove_file(log).unwrap();
+    outcome
+}

@@ -149,10 +149,14 @@ pub(crate) fn page(outcome: &Outcome) -> String {
 
 /// Returns everything that a command might change, without what changes by itself.
 pub(crate) fn snapshot(host: &Host) -> String {
-    host.lab.sh("find /var/lib /run -printf '%p %y %s %T@\\n' | sort; find /var/lib /run/cni0 -type f -exec cat {} +
+    // STATUS records which rules the kernel accepts.
+    host.lab.sh(
+        "find /var/lib /run -path /run/cni0/accepted -prune -o ! -path /run/cni0 -printf '%p %y %s %T@\\n' | sort
+         find /var/lib /run/cni0 -type f -exec cat {} +
          ip -j link | jq -c '.[] | [.ifname, .address, .mtu, .master, .ifalias]'
          ip -o -4 address; ip -4 route show table all; nft list ruleset
-         for f in ip_forward conf/all/rp_filter; do cat /proc/sys/net/ipv4/$f; done")
+         for f in ip_forward conf/all/rp_filter; do cat /proc/sys/net/ipv4/$f; done",
+    )
 }
 
 /// Runs a command without any capability.

@@ -30,11 +30,14 @@ fn published(host: &Host) -> String {
     host.lab.sh("nft list map inet cni_hostport ipv4_ports")
 }
 
-/// Returns the rules and elements of all tables. Their order in a listing varies.
+/// Returns the rules and elements of all tables. Their order in a listing varies, and so do the keys of inventories.
 fn rules(host: &Host) -> Vec<String> {
     let text = host.lab.sh("nft -s list ruleset");
-    let trim =
-        |line: &str| line.trim().trim_start_matches("elements = { ").trim_end_matches([',', '}', ' ']).to_owned();
+    let trim = |line: &str| {
+        let line = line.trim().trim_start_matches("elements = { ").trim_end_matches([',', '}', ' ']);
+        let (key, rest) = line.split_once(" comment ").unwrap_or(("", line));
+        if rest.contains(" : goto ") { rest.to_owned() } else { format!("{key} {rest}") }
+    };
     let mut rules: Vec<String> = text.lines().map(trim).collect();
     rules.sort();
     rules
@@ -239,7 +242,11 @@ fn doctor_finds_what_keeps_packets_from_published_ports() {
         ),
         ("nft flush chain inet cni_hostport prerouting", "fail", "no packet reaches published ports"),
         ("nft flush chain inet cni_hostport ipv4_translate", "fail", "in chain inet cni_hostport ipv4_translate"),
-        ("nft flush chain inet cni_hostport guard", "warn", "only on 127.0.0.1: route_localnet is 1 on br-pods"),
+        (
+            "nft flush chain inet cni_hostport guard; tc qdisc del dev br-pods clsact",
+            "warn",
+            "only on 127.0.0.1: route_localnet is 1 on br-pods",
+        ),
         ("nft delete table inet cni_hostport", "fail", "2 of 2 live containers"),
     ] {
         host.lab.sh(damage);
@@ -258,6 +265,8 @@ fn doctor_finds_what_keeps_packets_from_published_ports() {
     for damage in [
         "nft flush set inet cni_hostport ipv4_masquerade",
         "nft flush set inet cni_hostport attachments",
+        "nft flush chain inet cni_hostport guard",
+        "nft flush chain inet cni_hostport replies",
         "echo 0 >/proc/sys/net/ipv4/conf/br-pods/route_localnet; nft flush chain inet cni_hostport guard",
     ] {
         host.lab.sh(damage);
@@ -267,6 +276,27 @@ fn doctor_finds_what_keeps_packets_from_published_ports() {
         assert_eq!(problems(&json(&host, "doctor --json")), [""; 0], "{damage}");
         assert_eq!(rules(&host), healthy, "{damage}");
     }
+}
+
+/// Whatever has enabled `route_localnet`, and also if no port is published.
+#[test]
+fn exposed_loopback_services_are_reported_and_protected() {
+    let host = publishing_host("10.187.0.0/24");
+    publish(&host, "blue", 8080);
+    attach(&host, "green");
+    host.lab.sh("nft flush ruleset");
+    page(&host.run("repair"));
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0], "a flush does not open anything");
+    host.run("del pods /run/netns/blue").ok();
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+    host.lab.sh("nft delete table inet cni_hostport; tc qdisc del dev br-pods clsact
+                 sysctl -qw net.ipv4.conf.br-pods.route_localnet=1");
+    let what = only_problem(&host, "portmap", "warn");
+    assert!(what.contains("route_localnet is 1 on br-pods") && what.contains("cnitool repair"), "{what}");
+    let text = page(&host.run("repair pods"));
+    assert!(text.contains("filters that protect services on 127.0.0.1 were missing"), "{text}");
+    assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
+    assert_eq!(host.lab.sh("sysctl -n net.ipv4.conf.br-pods.route_localnet"), "1\n");
 }
 
 #[test]

@@ -32,6 +32,26 @@ fn status_succeeds_and_changes_nothing() {
     });
 }
 
+/// A trial is expensive: the kernel waits until no processor uses the old rules. A runtime may call STATUS every few seconds.
+#[test]
+fn rules_are_tried_once() {
+    let lab = &Lab::new();
+    let tried = |keys: Value| {
+        let outcome = call(lab, keys).env("CNI_LOG", "debug").run();
+        outcome.ok();
+        outcome.stderr.contains("(trying)")
+    };
+    for keys in [json!({}), json!({ "ingressPolicy": "isolated" })] {
+        assert!(tried(keys.clone()));
+        assert!(!tried(keys.clone()));
+        // With other rules in the same chains.
+        Pod::absent(lab, "c1", &["10.9.0.2/24"]).add(&config(json!({})));
+        tried(keys.clone());
+        Pod::absent(lab, "c2", &["10.9.0.3/24"]).add(&config(json!({})));
+        assert!(!tried(keys));
+    }
+}
+
 #[test]
 fn a_kernel_without_nftables_is_reported() {
     let lab = &Lab::new();

@@ -3,6 +3,7 @@
 //! Linux 6.10 and later delete by a filter, in one message. On older kernels, for filters that the kernel gets wrong, and
 //! for many filters, the entries are listed and deleted one by one.
 
+use std::collections::BinaryHeap;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
@@ -210,7 +211,7 @@ impl Conntrack {
             if !supported {
                 others.extend(by_kernel);
             }
-            delete_listed(socket, &others)
+            delete_listed(socket, others)
         });
         deleted.context(|| "delete connection tracking entries")
     }
@@ -234,15 +235,15 @@ fn delete_filtered(socket: &mut Socket, filters: &[&FlowFilter]) -> Result<bool>
 }
 
 /// Lists the entries and deletes those that match.
-fn delete_listed(socket: &mut Socket, filters: &[&FlowFilter]) -> Result<()> {
+fn delete_listed(socket: &mut Socket, filters: Vec<&FlowFilter>) -> Result<()> {
+    let filters = ByPort::new(filters);
     for family in [libc::AF_INET, libc::AF_INET6].map(|family| u8::try_from(family).unwrap_or_default()) {
-        if !filters.iter().any(|filter| wire::family(filter.destination.ip()) == family) {
+        if !filters.filters.iter().any(|filter| wire::family(filter.destination.ip()) == family) {
             continue;
         }
         let listed = socket.list(&list_flows(family), NEW, |payload| {
             let flow = Flow::read(payload)?;
-            let wanted = filters.iter().any(|filter| filter.matches(&flow));
-            Ok(if wanted { flow.deletion() } else { None })
+            Ok(if filters.match_flow(&flow) { flow.deletion() } else { None })
         });
         let deletions = match listed {
             // The kernel has no connection tracking.
@@ -257,6 +258,38 @@ fn delete_listed(socket: &mut Socket, filters: &[&FlowFilter]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Filters, found by their ports. There may be thousands of filters, and as many entries to compare with them.
+#[derive(Debug)]
+struct ByPort<'a> {
+    filters: Vec<&'a FlowFilter>,
+    /// The port and the place of each filter, as one number, in order.
+    order: Vec<u64>,
+}
+
+impl<'a> ByPort<'a> {
+    fn new(filters: Vec<&'a FlowFilter>) -> ByPort<'a> {
+        let number = |(place, filter): (u64, &&FlowFilter)| ByPort::first(filter.destination.port()) | place;
+        let order = BinaryHeap::from_iter((0..).zip(&filters).map(number)).into_sorted_vec();
+        ByPort { filters, order }
+    }
+
+    /// Returns the least number of a filter for this port.
+    fn first(port: u16) -> u64 {
+        u64::from(port) << 48
+    }
+
+    /// Returns whether any of the filters matches the flow: one for its port, or for every port.
+    fn match_flow(&self, flow: &Flow<'_>) -> bool {
+        [0, flow.original.port].into_iter().any(|port| {
+            let first = self.order.partition_point(|number| *number < ByPort::first(port));
+            let mut same = self.order.iter().skip(first).take_while(|number| **number >> 48 == u64::from(port));
+            same.any(|number| {
+                self.filters.get((*number & 0xffff_ffff) as usize).is_some_and(|filter| filter.matches(flow))
+            })
+        })
+    }
 }
 
 /// Encodes the deletion of everything that a filter matches.
@@ -310,6 +343,28 @@ mod tests {
 
     fn sent_to(protocol: u8, destination: &str) -> FlowFilter {
         FlowFilter { protocol, destination: destination.parse().unwrap(), reply_source: None }
+    }
+
+    #[test]
+    fn filters_are_found_by_their_port() {
+        let filters =
+            ["10.1.0.1:53", "10.1.0.2:53", "10.1.0.1:80", "10.1.0.9:0", "0.0.0.0:99"].map(|to| sent_to(UDP, to));
+        let filters = ByPort::new(filters.iter().collect());
+        let matches = |protocol, to: &str| {
+            let SocketAddr::V4(to) = to.parse().unwrap() else { panic!("{to}") };
+            let original =
+                Tuple { protocol, destination: Some((*to.ip()).into()), port: to.port(), ..Tuple::default() };
+            let family = u8::try_from(libc::AF_INET).unwrap();
+            filters.match_flow(&Flow { family, original, reply: Tuple::default(), key: vec![] })
+        };
+        for to in
+            ["10.1.0.1:53", "10.1.0.2:53", "10.1.0.1:80", "10.1.0.9:1", "10.1.0.9:53", "10.1.0.9:0", "10.7.0.1:99"]
+        {
+            assert!(matches(UDP, to) && !matches(TCP, to), "{to}");
+        }
+        for to in ["10.1.0.3:53", "10.1.0.2:80", "10.1.0.1:0", "10.1.0.1:54", "10.7.0.1:98"] {
+            assert!(!matches(UDP, to), "{to}");
+        }
     }
 
     #[test]

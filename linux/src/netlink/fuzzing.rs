@@ -46,6 +46,7 @@ pub fn reply(datagram: &[u8]) {
         assert!(!qdisc.kind.contains('\0') && (!is_bucket || qdisc.kind == "tbf"));
     }
     list(datagram, seq, libc::RTM_NEWTFILTER, tc::redirect::read_redirect);
+    list(datagram, seq, libc::RTM_NEWTFILTER, tc::loopback::read_loopback_filter);
     for deletion in list(datagram, seq, conntrack::NEW, |payload| Ok(Flow::read(payload)?.deletion())) {
         // Without a tuple, the kernel would delete every entry.
         assert!(wire::attributes(&deletion, 20).any(|attribute| matches!(attribute, Ok((1, _)))), "{deletion:?}");

@@ -239,6 +239,7 @@ fn redirections() {
     theirs[24..28].fill(0);
     same(&Change::delete_qdisc(vhost(), QdiscPlace::Ingress).message, &theirs);
     same(&tc::redirect::list_filters(vhost()), &captured("list_filters"));
+    agrees(&Change::drop_loopback(vhost(), 0x636e_6931), "drop_loopback");
     // tc lists the disciplines of all links and filters; the kernel can return one. struct tcmsg in linux/rtnetlink.h.
     let mut expected = captured("list_filters");
     expected[4] = 38; // RTM_GETQDISC

@@ -34,8 +34,8 @@ impl LinkIndex {
         NonZeroU32::new(index).map(LinkIndex).ok_or_else(|| wire::malformed("a link without an index"))
     }
 
-    /// Returns `None` for zero.
-    pub(super) fn optional(index: u32) -> Option<LinkIndex> {
+    /// Returns the index with this number; `None` for zero.
+    pub fn optional(index: u32) -> Option<LinkIndex> {
         NonZeroU32::new(index).map(LinkIndex)
     }
 

@@ -28,7 +28,7 @@ use crate::log::debug;
 use crate::sys;
 use crate::wait::Deadline;
 
-pub use edit::{Edit, Position};
+pub use edit::{Edit, Position, digest};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
 pub use rule::{Condition, Extension, LinkPattern, Property, Rule, Side};
 #[cfg(feature = "fuzzing")]
@@ -40,8 +40,8 @@ pub use userdata::UserData;
 pub use value::{DataType, Value};
 
 use message::{
-    ALL, BATCH_END, GENERATION, GETCHAIN, GETRULE, GETTABLE, HEADER, NEWCHAIN, NEWGEN, NEWRULE, NEWTABLE, RULE_CHAIN,
-    RULE_HANDLE, RULE_USERDATA, SUBSYSTEM, TABLE, begin, begin_batch, bound, get_generation,
+    ALL, BATCH_END, CHAIN_USES, GENERATION, GETCHAIN, GETRULE, GETTABLE, HEADER, NEWCHAIN, NEWGEN, NEWRULE, NEWTABLE,
+    RULE_CHAIN, RULE_HANDLE, RULE_USERDATA, SUBSYSTEM, TABLE, begin, begin_batch, bound, get_generation,
 };
 use table::{about, about_chain, about_rule};
 
@@ -155,9 +155,6 @@ impl Nftables {
         for _ in 0..GUARDED_ATTEMPTS {
             let generation = self.generation()?;
             let edits = plan(self)?;
-            if edits.is_empty() {
-                return Ok(());
-            }
             match self.send(&edits, &begin_batch(generation), true) {
                 Err(error) if error.errno() == Some(libc::ERESTART) => {}
                 Err(error)
@@ -169,8 +166,25 @@ impl Nftables {
                 outcome => return Ok(outcome?),
             }
         }
-        let what = format!("the ruleset changed each of the {GUARDED_ATTEMPTS} times it was read");
-        Err(Error::new(Kind::Transient, what).details("many rules come and go at once; try again").into())
+        Err(always_changed().into())
+    }
+
+    /// Applies `edits`, unless another program has changed any ruleset since the start of `check`. In that case, calls `check`
+    /// again. The edits stay the same, so that others may change rulesets while they are computed.
+    pub fn apply_checked<E: From<Error>>(
+        &mut self,
+        edits: &[Edit],
+        mut check: impl FnMut(&mut Nftables) -> Result<(), E>,
+    ) -> Result<(), E> {
+        for _ in 0..GUARDED_ATTEMPTS {
+            let generation = self.generation()?;
+            check(self)?;
+            match self.send(edits, &begin_batch(generation), true) {
+                Err(error) if error.errno() == Some(libc::ERESTART) => {}
+                outcome => return Ok(outcome?),
+            }
+        }
+        Err(always_changed().into())
     }
 
     /// Returns the generation of the rulesets, a number that each transaction increments; `None` without nf_tables.
@@ -188,6 +202,9 @@ impl Nftables {
     }
 
     fn send(&mut self, edits: &[Edit], begin: &[u8], commit: bool) -> Result<()> {
+        if edits.is_empty() {
+            return Ok(());
+        }
         let mut messages = Vec::with_capacity(edits.len());
         for edit in edits {
             debug!("nf_tables{}: {edit:?}", if commit { "" } else { " (trying)" });
@@ -356,41 +373,57 @@ impl Nftables {
 
     /// Returns the elements of a set or map, ordered by their keys; none if it does not exist.
     ///
-    /// The kernel enlarges its hash table in the background and does not report that to a listing in progress. Such a
-    /// listing has the right number of elements, but some of them twice instead of others. So it is repeated.
+    /// - The kernel enlarges its hash table in the background and does not report that to a listing in progress. Such a
+    ///   listing has the right number of elements, but some of them twice instead of others. So it is repeated.
+    /// - Any transaction in any table interrupts a listing. It is right all the same if the set itself has not changed: then
+    ///   the next one has the same elements.
     pub fn elements(&mut self, set: Set<'_>) -> Result<Vec<Element>> {
+        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
         let request = set::about_set(set::GETSETELEM, NlmF::empty(), set).finish();
-        for _ in 0..ATTEMPTS {
-            let listed = self.list(&request, set::NEWSETELEM, |payload| Element::read_all(payload).map(Some));
-            let listed = listed.or_else(|error| absent(error, Vec::new()));
-            let mut elements = listed.context(|| format!("list the elements of set {set}"))?.concat();
+        let mut before = None;
+        for _ in 0..GUARDED_ATTEMPTS {
+            let mut is_interrupted = false;
+            let listed = socket.list_until(
+                &request,
+                SUBSYSTEM << 8 | set::NEWSETELEM,
+                |payload| Element::read_all(payload).map(Some),
+                |_, interrupted| {
+                    is_interrupted = interrupted;
+                    true
+                },
+            );
+            let listed = listed.or_else(|error| absent(error, None));
+            let listed = listed.context(|| format!("list the elements of set {set}"))?;
+            let mut elements = listed.unwrap_or_default().concat();
             elements.sort_unstable_by(|a, b| a.key.cmp(&b.key));
             if elements.is_sorted_by(|a, b| a.key < b.key) {
-                return Ok(elements);
+                if !is_interrupted || before.as_ref() == Some(&elements) {
+                    return Ok(elements);
+                }
+                before = Some(elements);
             }
         }
-        let what = format!("the list changed each of the {ATTEMPTS} times it was read");
+        let what = format!("the list changed each of the {GUARDED_ATTEMPTS} times it was read");
         Err(Error::new(Kind::Transient, what)).context(|| format!("list the elements of set {set}"))
     }
 
     /// Returns the element of a set or map with this key; `None` if there is none.
     pub fn element(&mut self, set: Set<'_>, key: &[Value]) -> Result<Option<Element>> {
-        let Some(socket) = &mut self.socket else { return Ok(None) };
-        let request = set::get_element(set, key);
-        let found = socket.get(&request, SUBSYSTEM << 8 | set::NEWSETELEM, &[libc::ENOENT], Element::read_all);
-        let found =
-            found.or_else(|error| absent(error, None)).context(|| format!("look up an element of set {set}"))?;
-        Ok(found.and_then(|elements| elements.into_iter().next()))
+        Ok(self.find_elements([(set, &*Value::concatenate(key))])?.pop().flatten())
     }
 
-    /// Returns the elements of a set or map with these keys, in the same order, without those that do not exist. Needs
-    /// fewer messages than [`element`](Self::element) for each, and does not list the set.
-    pub fn find_elements(&mut self, set: Set<'_>, keys: &[Vec<Value>]) -> Result<Vec<Element>> {
-        let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
-        let questions: Vec<_> = keys.iter().map(|key| set::get_element(set, key)).collect();
-        let found = socket.get_each(&questions, SUBSYSTEM << 8 | set::NEWSETELEM, &[libc::ENOENT], Element::read_all);
-        let found = found.or_else(|error| absent(error, Vec::new()));
-        Ok(found.context(|| format!("look up elements of set {set}"))?.concat())
+    /// Returns the elements with these keys, in the same order; `None` for those that do not exist. In a set of ranges, the
+    /// element whose range includes the key. Sends few messages, and does not list the sets.
+    pub fn find_elements<'a>(
+        &mut self,
+        keys: impl IntoIterator<Item = (Set<'a>, &'a [u8])>,
+    ) -> Result<Vec<Option<Element>>> {
+        let questions: Vec<_> = keys.into_iter().map(|(set, key)| set::get_element(set, key)).collect();
+        let Some(socket) = &mut self.socket else { return Ok(vec![None; questions.len()]) };
+        let read = |payload: &[u8]| Ok(Element::read_all(payload)?.pop());
+        let found = socket.get_each(&questions, SUBSYSTEM << 8 | set::NEWSETELEM, &[libc::ENOENT], read);
+        let found = found.or_else(|error| absent(error, vec![None; questions.len()]));
+        Ok(found.context(|| "look up elements")?.into_iter().map(Option::flatten).collect())
     }
 
     /// Returns whether a chain exists.
@@ -403,6 +436,18 @@ impl Nftables {
         Ok(self.chain(chain)?.flatten().is_some_and(|base| base.place == hook.place))
     }
 
+    /// Returns how often a chain is used: the number of its rules, of the rules that lead to it, and of the elements that do,
+    /// also those of a transaction in progress; `None` if the chain does not exist.
+    pub fn uses_of(&mut self, chain: Chain<'_>) -> Result<Option<u32>> {
+        let Some(socket) = &mut self.socket else { return Ok(None) };
+        let request = about_chain(GETCHAIN, NlmF::empty(), chain).finish();
+        let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], |payload| {
+            let mut uses = wire::attributes(payload, HEADER).flatten().filter(|(kind, _)| *kind == CHAIN_USES);
+            uses.next().map_or(Ok(0), |(_, value)| wire::number(value, 0).map(u32::from_be))
+        });
+        found.or_else(|error| absent(error, None)).context(|| format!("look for chain {chain}"))
+    }
+
     /// Returns a chain: `None` if it does not exist, `Some(None)` if it is not a base chain.
     fn chain(&mut self, chain: Chain<'_>) -> Result<Option<Option<BaseChain>>> {
         let Some(socket) = &mut self.socket else { return Ok(None) };
@@ -410,6 +455,12 @@ impl Nftables {
         let found = socket.get(&request, SUBSYSTEM << 8 | NEWCHAIN, &[libc::ENOENT], BaseChain::read);
         found.or_else(|error| absent(error, None)).context(|| format!("look for chain {chain}"))
     }
+}
+
+/// Returns the error for a ruleset that changes all the time.
+fn always_changed() -> Error {
+    let what = format!("the ruleset changed each of the {GUARDED_ATTEMPTS} times it was read");
+    Error::new(Kind::Transient, what).details("many rules come and go at once; try again")
 }
 
 /// Returns whether an error means that the kernel lacks nf_tables, or the requested part of it.

@@ -100,8 +100,8 @@ impl Socket {
         self.batch(messages, NlmF::DUMP, &[], each)
     }
 
-    /// Queries several objects with one datagram, each returned as a message of type `kind`. Leaves out those for which
-    /// the kernel answers with one of the errors in `absent`.
+    /// Queries several objects with few datagrams, each returned as a message of type `kind`; `None` for those for which the
+    /// kernel answers with one of the errors in `absent`.
     ///
     /// The kernel answers before `send` returns, each question with a datagram, and fails if too many are not received
     /// yet: see [`QUESTIONS`].
@@ -111,15 +111,19 @@ impl Socket {
         kind: u16,
         absent: &[i32],
         read: impl Fn(&[u8]) -> Result<T>,
-    ) -> Result<Vec<T>> {
-        let mut found = Vec::new();
+    ) -> Result<Vec<Option<T>>> {
+        let mut found = Vec::with_capacity(questions.len());
         for questions in questions.chunks(QUESTIONS) {
+            let (begin, first) = (found.len(), self.seq.wrapping_add(1));
+            found.resize_with(begin + questions.len(), || None);
             let questions: Vec<_> = questions.iter().map(Vec::as_slice).collect();
             let refused = self.batch(&questions, NlmF::ACK, absent, |message| {
                 if message.kind != kind {
                     return Err(malformed("an answer of another type"));
                 }
-                found.push(read(message.payload)?);
+                if let Some(place) = found.get_mut(begin + message.seq.wrapping_sub(first) as usize) {
+                    *place = Some(read(message.payload)?);
+                }
                 Ok(())
             })?;
             if let Some((_, error)) = refused {
@@ -324,12 +328,12 @@ impl Socket {
     }
 
     /// Requests a list until its items, and whether it changed while it was read, are `good`; `None` if they never were.
-    fn list_until<T>(
+    pub(super) fn list_until<T>(
         &mut self,
         question: &[u8],
         kind: u16,
         read: impl Fn(&[u8]) -> Result<Option<T>>,
-        good: impl Fn(&[T], bool) -> bool,
+        mut good: impl FnMut(&[T], bool) -> bool,
     ) -> Result<Option<Vec<T>>> {
         for _ in 0..self.attempts {
             let mut items = Vec::new();

@@ -1,8 +1,9 @@
-//! Traffic control: queueing disciplines that limit what a link sends, and the redirection of what it receives.
+//! Traffic control: queueing disciplines that limit what a link sends, and filters that redirect or drop what it receives.
 //!
 //! The kernel can only limit what a link sends. To limit what it receives, a filter redirects the packets to an ifb link,
 //! which sends them back to where they came from.
 
+pub(super) mod loopback;
 pub(super) mod redirect;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use super::wire::{self, Request};
 use super::{Change, Netlink};
 use crate::error::{Context, Result};
 
+pub use loopback::LOOPBACK_REPLY;
 pub use redirect::{Classifier, Redirect};
 
 // linux/pkt_sched.h

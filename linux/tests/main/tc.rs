@@ -7,7 +7,7 @@ use linux::netlink::{
 };
 use linux::{Netns, Result};
 use serde_json::Value;
-use testing::{Lab, skip};
+use testing::{Lab, skip, wait_until};
 
 const LATENCY: Duration = Duration::from_millis(25);
 
@@ -276,4 +276,53 @@ fn a_redirection_to_a_link_that_is_gone_is_read() {
     netlink.apply(&[Change::delete_redirect(veth, &redirect)]).unwrap();
     assert_eq!(netlink.redirects(veth).unwrap(), []);
     lab.sh("ping -q -c 1 -w 60 10.1.0.2");
+}
+
+#[test]
+fn packets_to_and_from_loopback_addresses_are_dropped() {
+    let lab = Lab::without_plugins();
+    let (mut netlink, veth) = attached(&lab);
+    assert!(netlink.loopback_filters(veth).unwrap().is_empty());
+    assert_eq!(errno(netlink.apply(&[Change::drop_loopback(veth, 1)])), Some(libc::EINVAL), "without clsact");
+    netlink.apply(&[Change::add_clsact(veth)]).unwrap();
+    match netlink.apply(&[Change::drop_loopback(veth, 7)]) {
+        Err(error) if error.errno() == Some(libc::ENOENT) => {
+            return skip("packets_to_and_from_loopback_addresses_are_dropped", "this kernel has no classifier bpf");
+        }
+        outcome => outcome.unwrap(),
+    }
+    assert_eq!(errno(netlink.apply(&[Change::drop_loopback(veth, 7)])), Some(libc::EEXIST));
+    netlink.apply(&[Change::drop_loopback(veth, 9)]).unwrap();
+    // Other programs, and filters of other kinds.
+    lab.sh("tc filter add dev veth0 ingress bpf bytecode '1,6 0 0 4294967295,' direct-action
+            tc filter add dev veth0 ingress u32 match u32 0 0 action mirred egress mirror dev lo");
+    let mut handles = netlink.loopback_filters(veth).unwrap();
+    handles.sort_unstable();
+    assert_eq!(handles, [7, 9]);
+    let send = |source: &str, destination: &str| {
+        lab.sh(&format!(
+            "ip -n c1 address replace {source}/32 dev eth0
+             sysctl -qw net.ipv4.conf.all.route_localnet=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.veth0.rp_filter=0
+             nsenter --net=/run/netns/c1 sysctl -qw net.ipv4.conf.all.route_localnet=1
+             ip -n c1 route replace {destination}/32 via 10.1.0.1 dev eth0 src {source} onlink
+             nsenter --net=/run/netns/c1 ping -q -c 1 -W 1 -I {source} {destination} >/dev/null || true"
+        ))
+    };
+    let echo_requests = || {
+        let text = lab.sh("cat /proc/net/snmp");
+        let mut lines = text.lines().filter(|line| line.starts_with("Icmp: "));
+        let (names, values) = (lines.next().unwrap(), lines.next().unwrap());
+        let place = names.split(' ').position(|name| name == "InEchos").unwrap();
+        values.split(' ').nth(place).unwrap().parse::<u64>().unwrap()
+    };
+    let arrives = |source: &str, destination: &str| {
+        let before = echo_requests();
+        send(source, destination);
+        echo_requests() > before
+    };
+    lab.sh("ip link set lo up");
+    wait_until("a packet", || arrives("10.1.0.2", "10.1.0.1"));
+    assert!(!arrives("10.1.0.2", "127.0.0.1") && !arrives("127.0.0.9", "10.1.0.1"));
+    lab.sh("tc filter del dev veth0 ingress");
+    wait_until("a packet to a loopback address, without the filters", || arrives("10.1.0.2", "127.0.0.1"));
 }

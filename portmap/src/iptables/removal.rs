@@ -4,21 +4,20 @@ use std::net::IpAddr;
 
 use cni::{Result, evidence};
 use linux::iptables::{Step, View};
-use linux::netlink::Netlink;
 
 use super::Plan;
 use super::found::{self, Found};
 use super::names::ContainerChain;
+use crate::host::Host;
 use crate::mapping::Mapping;
 use crate::publication::Removal;
 
 impl<'a> Removal<'a> {
     /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its result.
-    pub(super) fn without_result_of_sibling(self) -> Result<Removal<'a>> {
+    pub(super) fn without_result_of_sibling(self, host: &mut Host) -> Result<Removal<'a>> {
         let Removal { owner, ips, link, .. } = self;
-        let mut host = Netlink::open()?;
         for ip in ips {
-            if evidence::is_sibling(&mut host, owner, *ip, link.unwrap_or_default())? == Some(true) {
+            if evidence::is_sibling(host.socket()?, owner, *ip, link.unwrap_or_default())? == Some(true) {
                 return Ok(Removal { ips: &[], link: None, ..self });
             }
         }
@@ -32,6 +31,7 @@ impl<'a> Removal<'a> {
     /// - Other attachments of the container share the chain and the comment: their rules lead to other addresses.
     pub(super) fn plan<'c>(
         &self,
+        host: &mut Host,
         view: &mut View<'_>,
         chain: &'c ContainerChain,
         delete_chain: bool,
@@ -42,7 +42,7 @@ impl<'a> Removal<'a> {
         let present = ChainRules::read(view, chain)?;
         let translations = present.translations();
         let links = self.links(&present, &translations);
-        let shares = self.divide(&present, translations, &links)?;
+        let shares = self.divide(host, &present, translations, &links)?;
         let steps = present.removal_steps(chain, &shares, &links, delete_chain);
         Ok(Plan { steps, removed: shares.removed.into_iter().map(|(_, mapping)| mapping).collect() })
     }
@@ -63,6 +63,7 @@ impl<'a> Removal<'a> {
     /// Divides the translations of a chain among the attachments that share it. `links` are those of this attachment.
     fn divide<'f>(
         &self,
+        host: &mut Host,
         present: &ChainRules,
         translations: Vec<(&'f Found, Mapping)>,
         links: &[&str],
@@ -74,7 +75,7 @@ impl<'a> Removal<'a> {
             let link = present.link_of(&mapping);
             if present.is_covered_by_others(&mapping) && !(link.is_some() && self.leads_to_us(&mapping)) {
                 shares.foreign.push(mapping);
-            } else if self.is_ours(mapping.target.ip(), link.unwrap_or_default(), links, is_known)? {
+            } else if self.is_ours(host, mapping.target.ip(), link.unwrap_or_default(), links, is_known)? {
                 shares.removed.push((rule, mapping));
             } else {
                 shares.siblings.push(mapping);
@@ -90,15 +91,15 @@ impl<'a> Removal<'a> {
     /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then. It also does if
     /// neither address nor link of the attachment `is_known` to the chain: the previous result is that of another ADD. But it
     /// does not if the alias of any link shows that the container has another attachment.
-    fn is_ours(&self, ip: IpAddr, link: &str, links: &[&str], is_known: bool) -> Result<bool> {
+    fn is_ours(&self, host: &mut Host, ip: IpAddr, link: &str, links: &[&str], is_known: bool) -> Result<bool> {
         let Removal { owner, ips, is_del, .. } = *self;
         if (owner.ifname.is_empty() && ips.is_empty()) || ips.contains(&ip) {
             return Ok(true);
         }
-        let mut host = Netlink::open()?;
+        let host = host.socket()?;
         // It may have been renamed.
         let is_lost = !link.is_empty() && host.link_index(link)?.is_none();
-        Ok(match evidence::is_sibling(&mut host, owner, ip, if is_lost { "" } else { link })? {
+        Ok(match evidence::is_sibling(host, owner, ip, if is_lost { "" } else { link })? {
             Some(is_sibling) => !is_sibling,
             // `links` has no unknown ones.
             None if links.contains(&link) => true,

@@ -11,6 +11,7 @@ use super::names::{self, ContainerChain, ENTRIES, SET_MARK};
 use super::{Plan, found};
 use crate::condition::Condition;
 use crate::config::{Config, Marking, Masquerade};
+use crate::host::Host;
 use crate::mapping::{Key, Mapping, Port};
 use crate::publication::Removal;
 
@@ -107,7 +108,7 @@ impl<'a> Rules<'a> {
     }
 
     /// Returns the steps that add the rules, after those that remove the rules of an earlier ADD.
-    pub(super) fn plan(&self, view: &mut View<'_>, removal: &Removal<'_>) -> Result<Plan<'a>> {
+    pub(super) fn plan(&self, host: &mut Host, view: &mut View<'_>, removal: &Removal<'_>) -> Result<Plan<'a>> {
         if let Some(external) = self.external
             && !view.has_chain(external)?
         {
@@ -117,7 +118,7 @@ impl<'a> Rules<'a> {
         }
         let mut steps = self.create_shared(view)?;
         if view.has_chain(&self.chain.name)? {
-            steps.extend(removal.plan(view, self.chain, false)?.steps);
+            steps.extend(removal.plan(host, view, self.chain, false)?.steps);
         } else {
             steps.push(Step::CreateChain(&self.chain.name));
         }

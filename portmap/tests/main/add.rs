@@ -155,12 +155,12 @@ fn a_repeated_add_replaces_ports_and_address() {
             second.add(&changed);
             let want = ["tcp 8080 to 10.1.0.9 80", "tcp 8083 to 10.1.0.9 81"].map(|mapping| port(mapping, "a"));
             assert_eq!(published(lab), want);
-            assert_eq!(entries(lab).len(), 5, "{:#?}", entries(lab));
+            assert_eq!(entries(lab).len(), 6, "{:#?}", entries(lab));
             second.check(&changed).ok();
         }
         // Without ports, the plugin does not look at the host.
         second.add(&config(&[]));
-        assert_eq!(entries(lab).len(), 5);
+        assert_eq!(entries(lab).len(), 6);
         second.del(&config(&[]));
         assert_clean(lab);
     });

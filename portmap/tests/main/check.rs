@@ -33,7 +33,7 @@ fn every_missing_part_is_reported_and_repaired() {
             let line = listing.lines().find(|line| line.contains(comment)).unwrap_or_else(|| panic!("{listing}"));
             nft(&format!("delete rule inet cni_hostport {chain} handle {}", line.rsplit_once(' ').unwrap().1));
         };
-        let broken: [(&dyn Fn(), &str); 20] = [
+        let broken: [(&dyn Fn(), &str); 21] = [
             (&|| drop(nft("delete table inet cni_hostport")), "chain inet cni_hostport"),
             (&|| drop(nft("flush ruleset")), "chain inet cni_hostport"),
             (&|| drop(nft("flush table inet cni_hostport")), "chain inet cni_hostport"),
@@ -63,6 +63,7 @@ fn every_missing_part_is_reported_and_repaired() {
             (&|| rule("ipv4_translate", "ports of all addresses"), "in chain inet cni_hostport ipv4_translate"),
             (&|| rule("postrouting", "ipv4_masquerade"), "in chain inet cni_hostport postrouting"),
             (&|| rule("guard", "loopback sources"), "in chain inet cni_hostport guard"),
+            (&|| rule("replies", "loopback addresses"), "guard of loopback services in table inet cni_hostport"),
         ];
         for (break_it, text) in broken {
             break_it();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use testing::config::{on_network, with};
-use testing::packets::{HOST, Server, from};
+use testing::packets::{Client, HOST, Server, from};
 use testing::{Lab, Pod};
 
 use crate::differential::nat;
@@ -40,8 +40,14 @@ fn a_port_of_a_live_attachment_is_refused() {
             assert_refused(&b, &on_network("net2", config(ports)), &[key, target, owner]);
         }
         // Other addresses, protocols and numbers are free.
-        let others =
-            ["10.0.0.1 8080:1/tcp", "8080:1/udp", "8081:1/udp", "10.0.0.2 8081:1/udp", "8081:1/tcp", "8082:1/tcp"];
+        let others = [
+            "8080:1/udp",
+            "10.0.0.2 8081:1/udp",
+            "8081:1/tcp",
+            "fd01::2 8082:1/tcp",
+            "0.0.0.0 8082:1/tcp",
+            ":: 8081:1/udp",
+        ];
         b.add(&config(&others));
         a.check(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"])).ok();
         b.check(&config(&others)).ok();
@@ -49,6 +55,105 @@ fn a_port_of_a_live_attachment_is_refused() {
         a.del(&config(&[]));
         b.add(&config(&["8080:80/tcp"]));
     });
+}
+
+/// A port of all addresses and the same port of one address, of different containers, whichever comes first and whatever forms
+/// they have.
+#[test]
+fn a_port_of_one_address_and_of_all_addresses_exclude_each_other() {
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
+    let forms = ["nftables", "iptables"];
+    for [first, second] in forms.map(|x| forms.map(|y| [x, y])).as_flattened() {
+        let of = |ports: &[&str], backend: &str| with(config(ports), json!({ "backend": backend }));
+        for (all, one, names) in [
+            ("8080:80/tcp", "10.0.0.1 8080:81/tcp", ["tcp port 8080", "tcp 10.0.0.1:8080"]),
+            ("8080:80/tcp", "127.0.0.1 8080:81/tcp", ["tcp port 8080", "tcp 127.0.0.1:8080"]),
+            ("0.0.0.0 8080:80/udp", "10.0.0.1 8080:81/udp", ["udp port 8080", "udp 10.0.0.1:8080"]),
+            ("8080:80/sctp", "fd01::1 8080:81/sctp", ["sctp port 8080", "sctp [fd01::1]:8080"]),
+        ] {
+            for (taken, wanted, [taken_name, wanted_name]) in [(all, one, names), (one, all, [names[1], names[0]])] {
+                let others = ["7000:80/tcp", wanted, "10.0.0.1 7001:80/tcp"];
+                a.add(&of(&[taken], first));
+                let text = format!("publish {wanted_name}: {taken_name} is already published");
+                assert_refused(&b, &of(&others, second), &[&text, "id: a"]);
+                a.check(&of(&[taken], first)).ok();
+                // The error ends with the cause.
+                a.del(&of(&[taken], first));
+                b.add(&of(&others, second));
+                b.check(&of(&others, second)).ok();
+                b.del(&config(&[]));
+            }
+        }
+        // Different addresses, other families, protocols and numbers do not overlap.
+        a.add(&of(&["10.0.0.1 8080:80/tcp", ":: 8081:80/tcp"], first));
+        let others = ["10.0.0.2 8080:80/tcp", "8080:80/udp", "10.0.0.1 8081:80/tcp", "10.0.0.1 8082:80/tcp"];
+        b.add(&of(&others, second));
+        a.check(&of(&["10.0.0.1 8080:80/tcp", ":: 8081:80/tcp"], first)).ok();
+        b.check(&of(&others, second)).ok();
+        a.del(&config(&[]));
+        b.del(&config(&[]));
+    }
+    assert_clean(lab);
+}
+
+/// The more specific address wins.
+#[test]
+fn a_container_may_have_a_port_of_one_address_and_of_all_addresses() {
+    let lab = &Lab::new();
+    let outside = lab.outside();
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let again = a.interface("eth1", &["10.9.0.2/24"]);
+    lab.sh("ip link add vethaeth1 type bridge");
+    let both = config(&["192.0.2.1 8080:81/tcp", "8080:80/tcp"]);
+    let [one, all] = [["192.0.2.1 8080:81/tcp"], ["8080:80/tcp"]].map(|ports| config(&ports));
+    let servers = [80, 81].map(|port| Server::start("tcp", Some(&a.netns), "0.0.0.0", port));
+    let expect = |one: &Server, other: &Server| {
+        Client::in_netns(&outside).expect(&from("192.0.2.2"), "192.0.2.1", 8080, one);
+        Client::in_netns(&outside).expect(&from("192.0.2.2"), "192.0.2.9", 8080, other);
+    };
+    for _ in 0..2 {
+        a.add(&both);
+        a.check(&both).ok();
+        expect(&servers[1], &servers[0]);
+    }
+    // A repeated ADD with one of them, in any order.
+    for config in [&one, &both, &all, &both, &all, &one] {
+        a.add(config);
+        a.check(config).ok();
+    }
+    a.del(&both);
+    // Through two networks.
+    for (first, second) in [(&one, &all), (&all, &one)] {
+        let second = on_network("net2", second.clone());
+        a.add(first);
+        again.add(&second);
+        a.check(first).ok();
+        again.check(&second).ok();
+        again.del(&second);
+        a.check(first).ok();
+        a.del(first);
+    }
+    assert_clean(lab);
+}
+
+/// A container that is gone does not keep a port from others.
+#[test]
+fn an_overlapping_port_of_an_attachment_that_is_gone_is_replaced() {
+    for (old, new) in [("10.0.0.1 8080:80/tcp", "8080:80/tcp"), ("8080:80/tcp", "10.0.0.1 8080:80/tcp")] {
+        let lab = &Lab::new();
+        let a = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+        let b = Pod::with_port(lab, "b", &["10.1.0.3/24"]);
+        a.add(&config(&[old, "9090:80/tcp"]));
+        assert_refused(&b, &config(&[new]), &["id: a"]);
+        lab.sh("ip link del vetha");
+        b.add(&config(&[new]));
+        b.check(&config(&[new])).ok();
+        assert_eq!(published(lab).len(), 1, "{:#?}", published(lab));
+        b.del(&config(&[new]));
+        assert_clean(lab);
+    }
 }
 
 /// podman and nerdctl pass the ports of a container to all its networks. The first one publishes them.

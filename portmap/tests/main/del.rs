@@ -47,7 +47,7 @@ fn del_removes_the_ports_whatever_the_configuration_says() {
             key("cniVersion", json!("0.3.1")),
         ] {
             pod.add(&full);
-            assert_eq!(entries(lab).len(), 9);
+            assert_eq!(entries(lab).len(), 10);
             pod.del(&del);
             assert_clean(lab);
             // Twice.
@@ -164,7 +164,8 @@ fn del_succeeds_if_a_scope_cannot_be_deleted() {
     let pod = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
     let config = with(config(&["8080:80/tcp"]), json!({ "conditionsV4": ["-i", "uplink"] }));
     for break_it in [
-        "flush chain $table published; nft flush chain $table $chain; nft delete chain $table $chain",
+        "flush chain $table published; nft flush chain $table $chain; nft flush map $table inventory
+         nft delete chain $table $chain",
         "flush chain $table published; nft flush chain $table $chain; nft delete map $table $map",
         "add rule $table output ip daddr 192.0.2.1 jump $chain",
         "'add rule $table output dnat ip to meta l4proto . th dport map @'$map",

@@ -232,17 +232,26 @@ fn check_reports_a_missing_guard() {
     let config = iptables(&["8080:80/tcp"]);
     pod.add(&config);
     pod.check(&config).ok();
-    for damage in ["delete table inet cni_hostport", "flush chain inet cni_hostport guard"] {
-        lab.sh(&format!("nft {damage}"));
+    let rules = "the guard of loopback services in table inet cni_hostport does not exist";
+    for (damage, text) in [
+        ("nft delete table inet cni_hostport", rules),
+        ("nft flush chain inet cni_hostport guard", rules),
+        ("nft flush chain inet cni_hostport replies", rules),
+        (
+            "nft delete table inet cni_hostport; tc qdisc del dev br0 clsact",
+            "route_localnet is 1 on br0, without a guard",
+        ),
+    ] {
+        lab.sh(damage);
         let error = pod.check(&config).error(999);
-        assert!(error["msg"].as_str().unwrap().contains("guard of loopback services"), "{damage}: {error}");
+        assert!(error["msg"].as_str().unwrap().contains(text), "{damage}: {error}");
         pod.add(&config);
         pod.check(&config).ok();
     }
     // Without connections from loopback addresses, it is not needed.
     let config = iptables(&["10.9.0.1 8080:80/tcp"]);
     pod.add(&config);
-    lab.sh("nft delete table inet cni_hostport");
+    lab.sh("nft delete table inet cni_hostport; tc qdisc del dev br0 clsact");
     pod.check(&config).ok();
 }
 

@@ -60,7 +60,7 @@ fn ports_are_published_in_legacy_tables_that_are_in_use() {
         assert_eq!(rules(&nat_tables(lab)), expected, "a second ADD replaces the rules");
         // The guard of loopback services is always in nf_tables.
         let elsewhere = lab.sh("nft list ruleset");
-        assert!(!elsewhere.contains("dnat") && !elsewhere.contains("CNI-"), "{elsewhere}");
+        assert!(!elsewhere.contains("dnat to") && !elsewhere.contains("CNI-"), "{elsewhere}");
         pod.del(&config);
         pod.check(&config).error(999);
         let text = nat_tables(lab);
@@ -252,15 +252,16 @@ fn on_a_kernel_without_nf_tables_ports_are_published_in_legacy_tables() {
     lab.sh("for f in /usr/sbin/*tables-legacy*; do umount $f; done");
 
     call("STATUS", &config).run().ok();
-    let outcome = call("ADD", &config).env("CNI_LOG", "warn").run();
-    outcome.ok();
-    assert!(outcome.stderr.contains("not reachable from loopback addresses"), "{outcome:?}");
+    call("ADD", &config).run().ok();
     call("CHECK", &config).run().ok();
     for family in [&IPV4, &IPV6] {
         for protocol in ["tcp", "udp"] {
             let server = Server::start(protocol, Some(&network.a.netns), family.any, 80);
             network.outside().expect(&from(family.outside), family.uplink, 8080, &server);
             HOST.expect(&from(family.uplink), family.uplink, 8080, &server);
+            if family.uplink == IPV4.uplink {
+                HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
+            }
         }
     }
     let other = network.b.call("ADD", &config).env("PATH", &path).run().error(101);

@@ -2,12 +2,13 @@
 
 use std::net::UdpSocket;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use testing::config::{on_network, with};
+use testing::network::filter_bridged_frames;
 use testing::packets::{Client, Delivery, HOST, Server, from, udp};
-use testing::{Lab, Pod};
+use testing::{Lab, Pod, parallel, skip};
 
-use crate::support::{assert_clean, config, entries, route_localnet};
+use crate::support::{assert_clean, config, entries, forget_inventory, route_localnet};
 
 /// Lets a container send packets to and from loopback addresses.
 fn prepare_attack(pod: &Pod<'_>) {
@@ -40,31 +41,227 @@ fn expect_attacks(pod: &Pod<'_>, is_open: bool) {
     assert_eq!(sender.ip().is_loopback(), is_open);
 }
 
+/// Returns the handles of the guard of a link. Those of a link where the plugin has enabled `route_localnet` end with 31.
+fn guards(lab: &Lab, link: &str) -> Vec<String> {
+    let listing = lab.sh(&format!("tc filter show dev {link} ingress"));
+    let handles = listing.lines().filter_map(|line| line.split_once(" handle ")?.1.split(' ').next());
+    handles.filter(|handle| handle.starts_with("0x636e69")).map(str::to_owned).collect()
+}
+
+/// With and without netfilter for the frames of the bridge, which then translates replies before the guard sees them.
 #[test]
 fn a_container_does_not_reach_loopback_services_of_the_host() {
-    Lab::for_each_layout(|lab| {
-        let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
-        let config = config(&["8080:80/tcp"]);
-        prepare_attack(&a);
-        expect_attacks(&a, false);
+    for (backend, filters_frames) in [("nftables", false), ("nftables", true), ("iptables", false), ("iptables", true)]
+    {
+        Lab::for_each_layout(|lab| {
+            if !filter_bridged_frames(lab, filters_frames) {
+                return skip("a_container_does_not_reach_loopback_services_of_the_host", "br_netfilter is missing");
+            }
+            let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+            let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"]);
+            let config = with(config(&["8080:80/tcp", "8080:80/udp"]), json!({ "backend": backend }));
+            let other = with(on_network("net2", crate::support::config(&["81:81/tcp"])), json!({ "backend": backend }));
+            let expect_published = || {
+                for protocol in ["tcp", "udp"] {
+                    let server = Server::start(protocol, Some(&a.netns), "0.0.0.0", 80);
+                    HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
+                }
+            };
+            prepare_attack(&a);
+            expect_attacks(&a, false);
+            a.add(&config);
+            assert_eq!(route_localnet(lab, "br0"), "1");
+            expect_attacks(&a, false);
+            expect_published();
+            // A reload of nftables.service, and the control: without any guard, the attack succeeds.
+            lab.sh("nft flush ruleset");
+            expect_attacks(&a, false);
+            lab.sh("tc filter del dev br0 ingress");
+            expect_attacks(&a, true);
+            // The next ADD restores the guards, also that of another attachment.
+            b.add(&other);
+            expect_attacks(&a, false);
+            a.add(&config);
+            expect_published();
+            // Each of them alone.
+            lab.sh("nft delete chain inet cni_hostport guard");
+            expect_attacks(&a, false);
+            expect_published();
+            a.add(&config);
+            lab.sh("tc qdisc del dev br0 clsact");
+            expect_attacks(&a, false);
+            expect_published();
+            lab.sh("nft delete chain inet cni_hostport guard");
+            expect_attacks(&a, true);
+            a.check(&config).error(999);
+            a.add(&config);
+            a.check(&config).ok();
+            expect_attacks(&a, false);
+            expect_published();
+            // The setting goes with the last port that needs it, if there is a record that the plugin has enabled it.
+            lab.sh("tc qdisc del dev br0 clsact; sysctl -qw net.ipv4.conf.br0.route_localnet=0");
+            a.add(&config);
+            b.add(&other);
+            a.del(&config);
+            assert_eq!(route_localnet(lab, "br0"), "1");
+            b.check(&other).ok();
+            expect_attacks(&a, false);
+            b.del(&other);
+            assert_eq!(route_localnet(lab, "br0"), "0");
+            expect_attacks(&a, false);
+        });
+    }
+}
+
+/// Whatever removes the last port, and in whatever form it is.
+#[test]
+fn route_localnet_is_disabled_with_the_last_port_that_needs_it() {
+    let lab = &Lab::new();
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"]);
+    let (first, second) = (config(&["8080:80/tcp"]), config(&["8081:80/tcp"]));
+    let of = |config: &Value, backend: &str| with(config.clone(), json!({ "backend": backend }));
+    let del = |pod: &Pod<'_>, config: &Value| pod.del(config);
+    let collect = |_: &Pod<'_>, _: &Value| {
+        let gc = with(config(&[]), json!({ "cni.dev/valid-attachments": [] }));
+        lab.plugin("portmap", "GC").stdin(gc.to_string()).run().ok();
+    };
+    let flush_and_del = |pod: &Pod<'_>, config: &Value| {
+        lab.sh("nft flush ruleset");
+        pod.del(config);
+    };
+    let add_without = |pod: &Pod<'_>, config: &Value| {
+        // A repeated ADD after which loopback addresses do not reach the port.
+        pod.add(&with(config.clone(), json!({ "snat": false, "backend": "nftables" })));
+    };
+    type End<'a> = &'a dyn Fn(&Pod<'_>, &Value);
+    for end in [&del as End<'_>, &collect, &flush_and_del, &add_without] {
+        for [one, other] in ["nftables", "iptables"].map(|x| ["nftables", "iptables"].map(|y| [x, y])).as_flattened() {
+            a.add(&of(&first, one));
+            b.add(&of(&second, other));
+            a.del(&of(&first, one));
+            assert_eq!(route_localnet(lab, "br0"), "1", "{one}, {other}");
+            // Not for a port that does not need it.
+            a.add(&of(&config(&["192.0.2.1 8080:80/tcp"]), one));
+            end(&b, &of(&second, other));
+            assert_eq!(route_localnet(lab, "br0"), "0", "{one}, {other}");
+            a.del(&first);
+            b.del(&second);
+        }
+    }
+    assert_clean(lab);
+}
+
+#[test]
+fn a_setting_of_another_program_stays() {
+    let lab = &Lab::new();
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let config = config(&["8080:80/tcp"]);
+    prepare_attack(&a);
+    lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=1");
+    expect_attacks(&a, true);
+    for _ in 0..2 {
         a.add(&config);
-        assert_eq!(route_localnet(lab, "br0"), "1");
-        expect_attacks(&a, false);
-        // Control: without the guard, the attack succeeds.
-        lab.sh("nft delete chain inet cni_hostport guard");
-        expect_attacks(&a, true);
-        let error = a.check(&config).error(999);
-        assert!(error["msg"].as_str().unwrap().contains("chain inet cni_hostport guard"), "{error}");
-        // The next ADD restores the guard, also that of another attachment.
-        Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"])
-            .add(&on_network("net2", crate::support::config(&["81:81/tcp"])));
-        expect_attacks(&a, false);
         a.check(&config).ok();
-        // DEL leaves `route_localnet` to other attachments, so the guard stays too.
+        assert_eq!(guards(lab, "br0"), ["0x636e6930"]);
+        expect_attacks(&a, false);
         a.del(&config);
         assert_eq!(route_localnet(lab, "br0"), "1");
         expect_attacks(&a, false);
-    });
+    }
+    // Then it disables the setting, and the next ADD enables it.
+    lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=0");
+    let error = a.check(&config).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("missing"), "{error}");
+    a.add(&config);
+    assert_eq!(route_localnet(lab, "br0"), "1");
+    a.del(&config);
+    assert_eq!(route_localnet(lab, "br0"), "0");
+}
+
+/// While the last port is removed, another one is published, and the other way round.
+#[test]
+fn route_localnet_is_enabled_whenever_a_port_appears() {
+    let lab = &Lab::new();
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"]);
+    let (first, second) = (config(&["8080:80/tcp"]), config(&["8081:80/tcp"]));
+    for name in ["sendto", "openat", "pwrite64"] {
+        for n in 1.. {
+            a.add(&first);
+            let del = parallel::stopped_after(lab, a.call("DEL", &first), name, n, || drop(b.add(&second)));
+            if let Some(outcome) = &del {
+                outcome.ok();
+                b.check(&second).ok();
+                assert_eq!(
+                    (route_localnet(lab, "br0"), guards(lab, "br0").len()),
+                    ("1".to_owned(), 1),
+                    "DEL, {name} {n}"
+                );
+                b.del(&second);
+            }
+            assert_eq!(route_localnet(lab, "br0"), "0", "DEL, {name} {n}");
+            a.add(&first);
+            let add = parallel::stopped_after(lab, b.call("ADD", &second), name, n, || a.del(&first));
+            if let Some(outcome) = &add {
+                outcome.ok();
+                b.check(&second).ok();
+                assert_eq!(route_localnet(lab, "br0"), "1", "ADD, {name} {n}");
+            }
+            a.del(&first);
+            b.del(&second);
+            assert_eq!(route_localnet(lab, "br0"), "0", "ADD, {name} {n}");
+            if del.is_none() && add.is_none() {
+                break;
+            }
+        }
+    }
+    assert_clean(lab);
+}
+
+/// Another program uses the place of the guard, as if the kernel did not support it.
+#[test]
+fn without_a_guard_ports_are_not_reachable_from_loopback_addresses() {
+    let lab = &Lab::new();
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let config = config(&["8080:80/tcp"]);
+    let server = Server::start("tcp", Some(&a.netns), "0.0.0.0", 80);
+    lab.sh("tc qdisc add dev br0 clsact
+            tc filter add dev br0 ingress pref 1 protocol ip u32 match u32 0 0 action mirred egress mirror dev lo");
+    let outcome = a.call("ADD", &config).env("CNI_LOG", "warn").run();
+    outcome.ok();
+    assert!(outcome.stderr.contains("not reachable from loopback addresses"), "{outcome:?}");
+    assert_eq!((route_localnet(lab, "br0"), guards(lab, "br0").len()), ("0".to_owned(), 0));
+    a.check(&config).ok();
+    HOST.expect(&from("10.1.0.1"), "10.1.0.1", 8080, &server);
+    a.del(&config);
+    // What prepares a link for filters may be of another kind.
+    lab.sh("tc qdisc del dev br0 clsact; tc qdisc add dev br0 ingress");
+    a.add(&config);
+    a.check(&config).ok();
+    assert_eq!(guards(lab, "br0"), ["0x636e6931"]);
+    HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
+}
+
+/// Earlier versions had a chain for all links, which a reload of a firewall removes.
+#[test]
+fn the_guard_of_earlier_versions_counts() {
+    let lab = &Lab::new();
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+    let config = config(&["8080:80/tcp"]);
+    a.add(&config);
+    forget_inventory(lab);
+    lab.sh("tc qdisc del dev br0 clsact; nft delete chain inet cni_hostport replies");
+    prepare_attack(&a);
+    expect_attacks(&a, false);
+    a.check(&config).ok();
+    a.del(&config);
+    // It has not enabled the setting in a way that is recorded.
+    assert_eq!(route_localnet(lab, "br0"), "1");
+    expect_attacks(&a, false);
+    a.add(&config);
+    lab.sh("nft flush ruleset");
+    expect_attacks(&a, false);
 }
 
 #[test]
@@ -101,8 +298,7 @@ fn route_localnet_is_enabled_only_for_ports_that_loopback_addresses_reach() {
         let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         pod.add(&with(config(&ports), more.clone()));
         assert_eq!(route_localnet(lab, "br0"), want, "{ports:?} {more}");
-        let guard = lab.sh("nft list chain inet cni_hostport guard 2>/dev/null || true");
-        assert_eq!(!guard.is_empty(), want == "1", "{ports:?} {more}");
+        assert_eq!(guards(lab, "br0").len(), usize::from(want == "1"), "{ports:?} {more}");
         assert_eq!(route_localnet(lab, "lo") + &route_localnet(lab, "all"), "00");
     }
 }
@@ -165,7 +361,9 @@ fn the_guard_exists_before_route_localnet_is_enabled() {
     outcome.ok();
     let log = &outcome.stderr;
     let last = |text: &str| log.rfind(text).unwrap_or_else(|| panic!("{text}: {log}"));
-    assert!(last("add rule to chain inet cni_hostport guard") < last("set net.ipv4.conf.br0.route_localnet"), "{log}");
+    let published = last("create elements of set inet cni_hostport ipv4_ports");
+    let (guard, setting) = (last("to and from loopback addresses"), last("set net.ipv4.conf.br0.route_localnet"));
+    assert!(published < guard && guard < setting, "{log}");
 }
 
 /// A link that is not a bridge: the host routes to the container through it.

@@ -32,9 +32,9 @@ fn status_succeeds_and_changes_nothing() {
     });
 }
 
-/// A trial is expensive: the kernel waits until no processor uses the old rules.
+/// A trial is expensive: the kernel waits until no processor uses the old rules. A runtime may call STATUS every few seconds.
 #[test]
-fn rules_are_tried_only_if_they_are_not_in_use() {
+fn rules_are_tried_only_once_and_if_they_are_not_in_use() {
     let lab = &Lab::new();
     let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let tried = || {
@@ -43,11 +43,34 @@ fn rules_are_tried_only_if_they_are_not_in_use() {
         outcome.stderr.contains("(trying)")
     };
     assert!(tried());
+    assert!(!tried());
     pod.add(&config(&["8080:80/tcp"]));
+    lab.sh("rm -r /run/cni0");
     assert!(!tried());
     lab.sh("nft flush chain inet cni_hostport postrouting");
     assert!(tried(), "the next ADD fills the chain");
+    assert!(!tried());
     lab.sh("nft delete table inet cni_hostport");
+    assert!(tried());
+    assert!(!tried());
+    // Other rules, and a record that another user may have made.
+    let conditional = with(config(&[]), json!({ "conditionsV4": ["-s", "10.0.0.0/8"] }));
+    let outcome = call(lab, &conditional).env("CNI_LOG", "debug").run();
+    assert!(outcome.stderr.contains("(trying)"), "{outcome:?}");
+    for distrust in ["chmod 777 /run/cni0/accepted", "chown 1 /run/cni0/accepted"] {
+        assert!(!tried());
+        lab.sh(distrust);
+        assert!(tried(), "{distrust}");
+        assert!(tried(), "{distrust}");
+        lab.sh("rm -r /run/cni0");
+        assert!(tried());
+    }
+    // The record does not replace the kernel.
+    let error = without_nftables(lab, call(lab, &with(config(&[]), json!({ "backend": "nftables" })))).error(50);
+    assert!(error["msg"].as_str().unwrap().contains("nf_tables"), "{error}");
+    // Nor is it necessary.
+    lab.sh("rm -r /run/cni0; touch /run/cni0");
+    assert!(tried());
     assert!(tried());
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use linux::netlink::nft::{Edit, Family, Nftables, Table};
 use serde_json::{Value, json};
 use testing::Lab;
 
@@ -36,6 +37,19 @@ pub(crate) fn lease(network: &str, ip: &str, container: &str, ifname: &str) {
     fs::write(format!("{dir}/last_reserved_ip.0"), ip).unwrap();
 }
 
+/// Makes all attachments look as if an earlier version had added them, which had no inventory: their entries in the set
+/// `attachments` have no note.
+pub(crate) fn forget_inventory(lab: &Lab) {
+    let table = Table { family: Family::Inet, name: "cni_hostport" };
+    let mut nft = Nftables::open().unwrap();
+    let mut heads = nft.elements(table.set("attachments")).unwrap();
+    let mut edits = vec![Edit::flush_set(table.set("inventory")), Edit::flush_set(table.set("attachments"))];
+    heads.iter_mut().for_each(|head| head.userdata.note.clear());
+    edits.extend(Edit::create_elements(table.set("attachments"), &heads));
+    nft.apply(&edits).unwrap();
+    assert!(!heads.is_empty() && !lab.sh("nft list map inet cni_hostport inventory").contains("elements"));
+}
+
 /// Returns the value of `route_localnet` of a link.
 pub(crate) fn route_localnet(lab: &Lab, link: &str) -> String {
     lab.sh(&format!("sysctl -n net.ipv4.conf.{link}.route_localnet")).trim().to_owned()
@@ -50,7 +64,9 @@ pub(crate) fn assert_clean(lab: &Lab) {
 /// Returns the elements of all maps and sets of our table, one line each; empty if there are none.
 pub(crate) fn entries(lab: &Lab) -> Vec<String> {
     let listing = table(lab);
-    listing.lines().filter(|line| line.contains(" comment \"") && line.contains(", net: ")).map(str::to_owned).collect()
+    let is_of_attachment =
+        |line: &&str| line.contains(", net: ") || line.contains(" : goto ") || line.contains(" : return");
+    listing.lines().filter(|line| line.contains(" comment \"")).filter(is_of_attachment).map(str::to_owned).collect()
 }
 
 /// Returns the published ports, sorted, such as `tcp 8080 to 10.1.0.2 80 (net: net1, if: eth0, id: a)`. The host address
@@ -59,7 +75,9 @@ pub(crate) fn published(lab: &Lab) -> Vec<String> {
     let listing = lab.sh("nft -j list table inet cni_hostport 2>/dev/null || true");
     let listing: Value = serde_json::from_str(&listing).unwrap_or_default();
     let objects = listing["nftables"].as_array().into_iter().flatten();
-    let elements = objects.filter_map(|object| object["map"]["elem"].as_array()).flatten();
+    let maps =
+        objects.map(|object| &object["map"]).filter(|map| map["name"].as_str().is_some_and(|n| n.contains("_ports")));
+    let elements = maps.filter_map(|map| map["elem"].as_array()).flatten();
     let words = |concatenation: &Value| {
         let words = concatenation["concat"].as_array().unwrap().iter();
         words.map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned)).collect::<Vec<_>>().join(" ")

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use serde_json::{Value, json};
-use testing::config::{on_network, with};
+use testing::config::with;
 use testing::network::{Family, IPV4, IPV6, Network, filter_bridged_frames};
 use testing::packets::{Client, Delivery, HOST, Server, from, udp};
 use testing::{Lab, Pod, skip};
@@ -174,17 +174,17 @@ fn the_unspecified_address_stands_for_all_of_its_family() {
 fn a_port_of_one_address_wins_over_one_of_all_addresses() {
     let lab = &Lab::new();
     let network = Network::new(lab);
-    network.a.add(&both());
-    let special = config(&["192.0.2.9 8080:80/tcp", "2001:db8::9 8080:80/tcp"]);
-    network.c.add(&on_network("net2", special.clone()));
+    let special = ["192.0.2.9 8080:81/tcp", "2001:db8::9 8080:81/tcp"];
+    network.a.add(&config(&["8080:80/tcp", special[0], special[1]]));
     for family in [&IPV4, &IPV6] {
-        let (a, c) = (serve(&network.a, "tcp", family), serve(&network.c, "tcp", family));
-        network.outside().expect(&from(family.outside), family.second, PORT, &c);
-        network.outside().expect(&from(family.outside), family.uplink, PORT, &a);
+        let all = serve(&network.a, "tcp", family);
+        let one = Server::start("tcp", Some(&network.a.netns), family.pods[0], 81);
+        network.outside().expect(&from(family.outside), family.second, PORT, &one);
+        network.outside().expect(&from(family.outside), family.uplink, PORT, &all);
     }
-    network.c.del(&on_network("net2", special));
-    let a = serve(&network.a, "tcp", &IPV4);
-    network.outside().expect(&from("192.0.2.2"), "192.0.2.9", PORT, &a);
+    network.a.add(&both());
+    let all = serve(&network.a, "tcp", &IPV4);
+    network.outside().expect(&from("192.0.2.2"), "192.0.2.9", PORT, &all);
 }
 
 #[test]

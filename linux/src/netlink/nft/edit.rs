@@ -12,6 +12,7 @@ use super::rule::Rule;
 use super::spec::RuleSpec;
 use super::table::{Chain, Family, Hook, Table, about, about_chain, about_rule};
 use crate::netlink::wire::{self, NESTED, Request};
+use crate::sha2::sha512_of_bytes;
 
 /// struct nlmsghdr
 const NLMSG_HEADER: usize = 16;
@@ -112,6 +113,12 @@ impl Edit {
     pub(super) fn new(request: Request, verb: &'static str, name: Option<u16>) -> Edit {
         Edit { verb, name, message: request.finish() }
     }
+}
+
+/// Returns a digest of edits: two lists of edits with the same one are the same.
+pub fn digest(edits: &[Edit]) -> String {
+    let messages: Vec<&[u8]> = edits.iter().map(|edit| edit.message.as_slice()).collect();
+    sha512_of_bytes(32, &messages.concat())
 }
 
 /// Where a rule is inserted. The numbers are handles of other rules.

@@ -106,6 +106,8 @@ impl Field {
     pub const CONNECTION_STATE: Field = Field::connection(0, 4);
     /// The status of the connection, as bits in the byte order of the host.
     pub const CONNECTION_STATUS: Field = Field::connection(2, 4);
+    /// The direction of the packet in its connection: see [`REPLY`](Self::REPLY).
+    pub const CONNECTION_DIRECTION: Field = Field::connection(1, 1);
     /// The IPv4 destination of the first packet of the connection, before any translation.
     pub const ORIGINAL_DESTINATION_V4: Field = Field::original(20, 4);
     /// The IPv6 destination of the first packet of the connection, before any translation.
@@ -119,6 +121,8 @@ impl Field {
     pub const TO_HOST: u8 = 0;
     /// Bit of [`CONNECTION_STATUS`](Self::CONNECTION_STATUS): the destination was translated.
     pub const TRANSLATED: u32 = 1 << 5;
+    /// [`CONNECTION_DIRECTION`](Self::CONNECTION_DIRECTION) of a packet to the client that began the connection.
+    pub const REPLY: u8 = 1;
     /// Value of [`DESTINATION_TYPE`](Self::DESTINATION_TYPE): an address of this host.
     pub const LOCAL: u32 = 2;
 

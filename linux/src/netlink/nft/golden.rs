@@ -259,7 +259,8 @@ fn tcp(port: u16) -> Element {
 #[test]
 fn questions() {
     same(&get_generation(), "nft_get_generation");
-    same(&set::get_element(MAP.set, &[Value::Protocol(Field::TCP), Value::Port(81)]), "nft_get_element");
+    let key = Value::concatenate(&[Value::Protocol(Field::TCP), Value::Port(81)]);
+    same(&set::get_element(MAP.set, &key), "nft_get_element");
     same(&about(set::GETSET, NlmF::empty(), IP6).finish(), "nft_list_sets");
     same(&set::about_set(set::GETSETELEM, NlmF::empty(), IP6.set("m")).finish(), "nft_list_elements");
 }

@@ -23,6 +23,7 @@ pub(super) const TABLE: u16 = 1;
 pub(super) const CHAIN_NAME: u16 = 3;
 pub(super) const CHAIN_HOOK: u16 = 4;
 pub(super) const CHAIN_POLICY: u16 = 5;
+pub(super) const CHAIN_USES: u16 = 6;
 pub(super) const CHAIN_TYPE: u16 = 7;
 pub(super) const HOOK_PLACE: u16 = 1;
 pub(super) const HOOK_PRIORITY: u16 = 2;

@@ -197,7 +197,7 @@ impl Rule {
         Ok(UserData::default())
     }
 
-    fn set_userdata(&mut self, UserData { comment, mark }: UserData) {
+    fn set_userdata(&mut self, UserData { comment, mark, .. }: UserData) {
         self.mark = mark;
         // Otherwise the comment is that of the match `comment`.
         if !comment.is_empty() {

@@ -160,7 +160,7 @@ pub struct Element {
     pub key_end: Option<Vec<u8>>,
     /// What the key maps to; `None` in a set.
     pub data: Option<Data>,
-    /// The comment and the mark.
+    /// The comment, the mark and the note.
     pub userdata: UserData,
 }
 
@@ -199,6 +199,13 @@ impl Element {
     #[must_use]
     pub fn mark(mut self, mark: impl Into<String>) -> Element {
         self.userdata.mark = mark.into();
+        self
+    }
+
+    /// Sets the note, another text that the tools do not show.
+    #[must_use]
+    pub fn note(mut self, note: impl Into<String>) -> Element {
+        self.userdata.note = note.into();
         self
     }
 
@@ -338,8 +345,9 @@ fn about_elements(
 }
 
 /// Asks for the element with a key.
-pub(super) fn get_element(set: Set<'_>, key: &[Value]) -> Vec<u8> {
-    about_elements(GETSETELEM, NlmF::empty(), set, &[Element::new(key)], Element::write_key).finish()
+pub(super) fn get_element(set: Set<'_>, key: &[u8]) -> Vec<u8> {
+    let element = Element { key: key.to_vec(), ..Element::new(&[]) };
+    about_elements(GETSETELEM, NlmF::empty(), set, &[element], Element::write_key).finish()
 }
 
 #[cfg(test)]

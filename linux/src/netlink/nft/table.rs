@@ -124,6 +124,8 @@ impl Hook {
     /// The hook that filters packets that arrive, before connection tracking (-200) and NAT change them, where `iptables`
     /// has the chain PREROUTING of its table `raw`. The rules see the destination that the sender used.
     pub const RAW_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
+    /// The hook that filters packets that arrive, after connection tracking and NAT have translated them.
+    pub const TRANSLATED_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -90 };
     /// The hook that filters packets that are not addressed to this host, where `iptables` has its chain FORWARD.
     pub const FORWARD: Hook = Hook { kind: "filter", place: BaseChain::FORWARD, priority: 0 };
     /// The first hook for frames that a bridge receives on its ports.

@@ -6,14 +6,19 @@ use crate::netlink::wire::{self, Request};
 const COMMENT: u8 = 0;
 /// The type of a mark. `nft` and `iptables` ignore types that they do not know.
 const MARK: u8 = 200;
+/// The type of a note, which earlier versions ignore.
+const NOTE: u8 = 201;
 
-/// A comment and a mark. The kernel accepts at most 256 bytes, of which each text needs three more than its length.
+/// A comment, a mark and a note. The kernel accepts at most 256 bytes, and 254 for an element, of which each text needs three
+/// more than its length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserData {
     /// The comment, which `nft` and `iptables` show.
     pub comment: String,
     /// A text that the tools do not show, for the program that created the object: whose it is, or what it was made for.
     pub mark: String,
+    /// Another text that the tools do not show.
+    pub note: String,
 }
 
 impl UserData {
@@ -25,6 +30,7 @@ impl UserData {
             match *kind {
                 COMMENT => found.comment = wire::text(value),
                 MARK => found.mark = wire::text(value),
+                NOTE => found.note = wire::text(value),
                 _ => {}
             }
             data = next;
@@ -38,7 +44,7 @@ impl UserData {
             return;
         }
         request.nest(attribute, |data| {
-            for (kind, text) in [(COMMENT, &self.comment), (MARK, &self.mark)] {
+            for (kind, text) in [(COMMENT, &self.comment), (MARK, &self.mark), (NOTE, &self.note)] {
                 if !text.is_empty() {
                     data.raw(&[kind, u8::try_from(text.len() + 1).unwrap_or(u8::MAX)]);
                     data.raw(text.as_bytes());
@@ -60,12 +66,13 @@ mod tests {
     }
 
     #[test]
-    fn comment_and_mark_are_read_back() {
-        let both = UserData { comment: "to whom it belongs".into(), mark: "net1 c1 eth0".into() };
+    fn all_texts_are_read_back() {
+        let all = UserData { comment: "to whom it belongs".into(), mark: "net1 c1 eth0".into(), note: "1 2 3".into() };
         for data in [
-            both.clone(),
-            UserData { mark: String::new(), ..both.clone() },
-            UserData { comment: String::new(), ..both },
+            all.clone(),
+            UserData { mark: String::new(), ..all.clone() },
+            UserData { note: String::new(), ..all.clone() },
+            UserData { comment: String::new(), ..all },
         ] {
             let bytes = written(&data);
             let (_, value) = wire::attributes(&bytes, 0).next().unwrap().unwrap();
@@ -77,7 +84,7 @@ mod tests {
     #[test]
     fn unknown_types_are_skipped_and_wrong_lengths_end_the_list() {
         let data = [1, 2, 9, 9, COMMENT, 2, b'a', 0, MARK, 9, b'b'];
-        assert_eq!(UserData::read(&data), UserData { comment: "a".into(), mark: String::new() });
+        assert_eq!(UserData::read(&data), UserData { comment: "a".into(), ..UserData::default() });
         assert_eq!(UserData::read(&[COMMENT]), UserData::default());
     }
 }

@@ -18,6 +18,8 @@ pub enum DataType {
     Protocol,
     /// A port.
     Port,
+    /// A number that the kernel attaches to a packet, in the byte order of the host.
+    PacketMark,
     /// The name of a link.
     LinkName,
 }
@@ -31,13 +33,14 @@ impl DataType {
             DataType::Mac => 9,
             DataType::Protocol => 12,
             DataType::Port => 13,
+            DataType::PacketMark => 19,
             DataType::LinkName => 41,
         }
     }
 
     pub(super) fn len(self) -> u32 {
         match self {
-            DataType::Ipv4 => 4,
+            DataType::Ipv4 | DataType::PacketMark => 4,
             DataType::Ipv6 | DataType::LinkName => 16,
             DataType::Mac => 6,
             DataType::Protocol => 1,
@@ -46,11 +49,11 @@ impl DataType {
     }
 }
 
-/// Returns the number that `nft` gives to the byte order of a key or value: a name is in the order of the host, numbers
-/// are in network order, and the parts of a concatenation have their own.
+/// Returns the number that `nft` gives to the byte order of a key or value: names and packet marks are in the order of the
+/// host, other numbers are in network order, and the parts of a concatenation have their own.
 pub(super) fn byte_order(types: &[DataType]) -> u32 {
     match types {
-        [DataType::LinkName] => 1,
+        [DataType::LinkName | DataType::PacketMark] => 1,
         [_] => 2,
         _ => 0,
     }
@@ -77,6 +80,8 @@ pub enum Value {
     Protocol(u8),
     /// A port.
     Port(u16),
+    /// A number that the kernel attaches to a packet.
+    PacketMark(u32),
     /// The name of a link.
     LinkName(String),
 }
@@ -88,6 +93,7 @@ impl Value {
             Value::Mac(mac) => mac.0.to_vec(),
             Value::Protocol(number) => vec![*number],
             Value::Port(port) => port.to_be_bytes().to_vec(),
+            Value::PacketMark(number) => number.to_ne_bytes().to_vec(),
             Value::LinkName(name) => {
                 let mut padded = name.as_bytes().to_vec();
                 padded.resize(libc::IFNAMSIZ, 0);
@@ -102,6 +108,7 @@ impl Value {
             (DataType::Mac, bytes) => Value::Mac(wire::mac(bytes)?),
             (DataType::Protocol, [number]) => Value::Protocol(*number),
             (DataType::Port, [high, low]) => Value::Port(u16::from_be_bytes([*high, *low])),
+            (DataType::PacketMark, bytes) => Value::PacketMark(u32::from_ne_bytes(bytes.try_into().ok()?)),
             (DataType::LinkName, bytes) => Value::LinkName(wire::text(bytes)),
             _ => return None,
         })

@@ -20,12 +20,12 @@ const MIRRED_PARAMETERS: u16 = 2;
 const EGRESS_REDIRECT: u32 = 1;
 const STOLEN: u32 = 4;
 /// The filters of packets that a link receives, below `ingress` and `clsact` alike.
-const INGRESS_FILTERS: u32 = 0xffff_fff2;
+pub(super) const INGRESS_FILTERS: u32 = 0xffff_fff2;
 /// The priority of our filters: the last one. A redirected packet passes no further filter, so those of other programs,
 /// such as network policies, must come first. The kernel assigns priorities before it, too.
 const PRIORITY: u32 = 0xffff << 16;
 /// linux/if_ether.h: ETH_P_ALL in network byte order.
-const EVERY_PROTOCOL: u32 = u16::to_be(3) as u32;
+pub(super) const EVERY_PROTOCOL: u32 = u16::to_be(3) as u32;
 
 /// The place of priority and protocol in struct tcmsg.
 const INFORMATION: usize = 16;

@@ -2,7 +2,9 @@
 
 use std::net::{TcpListener, TcpStream};
 
-use linux::netlink::nft::{Edit, Element, Family, Field, Hook, RuleSpec, Set, Table, Value};
+use linux::netlink::nft::{
+    DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, RuleSpec, Set, SetSpec, Table, Value, Verdict,
+};
 
 use super::{PORTS, TABLE, ip, key, port, prepared};
 
@@ -38,19 +40,114 @@ fn several_elements_are_looked_up() {
     let (_lab, mut nft) = prepared();
     let elements: Vec<_> = (1..=1000).map(|n| port(n).comment("c".repeat(100)).mark("m".repeat(100))).collect();
     nft.apply(&Edit::create_elements(PORTS.set, &elements)).unwrap();
-    let keys = |ports: &[u16]| ports.iter().map(|port| key(*port).to_vec()).collect::<Vec<_>>();
-    assert_eq!(
-        nft.find_elements(PORTS.set, &keys(&[2000, 7, 3000, 3, 4000])).unwrap(),
-        [elements[6].clone(), elements[2].clone()]
-    );
-    assert_eq!(nft.find_elements(PORTS.set, &keys(&[5, 2000])).unwrap(), elements[4..5]);
-    assert_eq!(nft.find_elements(PORTS.set, &keys(&[2000, 2001])).unwrap(), []);
-    assert_eq!(nft.find_elements(PORTS.set, &[]).unwrap(), []);
-    assert_eq!(nft.find_elements(TABLE.set("none"), &keys(&[1, 2])).unwrap(), []);
+    let mut find = |set, ports: &[u16]| {
+        let keys: Vec<_> = ports.iter().map(|port| Value::concatenate(&key(*port))).collect();
+        nft.find_elements(keys.iter().map(|key| (set, key.as_slice()))).unwrap()
+    };
+    let element = |n: usize| Some(elements[n - 1].clone());
+    assert_eq!(find(PORTS.set, &[2000, 7, 3000, 3, 4000]), [None, element(7), None, element(3), None]);
+    assert_eq!(find(PORTS.set, &[5, 2000]), [element(5), None]);
+    assert_eq!(find(PORTS.set, &[2000, 2001]), [None, None]);
+    assert_eq!(find(PORTS.set, &[]), []);
+    assert_eq!(find(TABLE.set("none"), &[1, 2]), [None, None]);
     let all: Vec<_> = (1..=1000).collect();
-    assert_eq!(nft.find_elements(PORTS.set, &keys(&all)).unwrap(), elements);
-    nft.apply(&[Edit::flush_set(PORTS.set)]).unwrap();
-    assert_eq!(nft.find_elements(PORTS.set, &keys(&all)).unwrap(), []);
+    assert_eq!(find(PORTS.set, &all), elements.iter().cloned().map(Some).collect::<Vec<_>>());
+}
+
+/// A key in a set of ranges, and keys of several sets at once.
+#[test]
+fn a_range_is_looked_up_by_a_key_in_it() {
+    let (_lab, mut nft) = prepared();
+    let pairs = SetSpec {
+        set: TABLE.set("pairs"),
+        key: &[DataType::Ipv4, DataType::Ipv4],
+        maps_to: MapsTo::Nothing,
+        elements: Elements::Ranges,
+    };
+    let pair = |one: &str, other: &str| [ip(one), ip(other)];
+    let range = Element::range(&pair("10.1.0.0", "10.1.0.2"), &pair("10.1.0.255", "10.1.0.2")).comment("range");
+    let mut edits = vec![Edit::add_set(&pairs)];
+    edits.extend(Edit::create_elements(pairs.set, std::slice::from_ref(&range)));
+    edits.extend(Edit::create_elements(PORTS.set, &[port(80)]));
+    nft.apply(&edits).unwrap();
+    let keys = [
+        (pairs.set, Value::concatenate(&pair("10.1.0.7", "10.1.0.2"))),
+        (PORTS.set, Value::concatenate(&key(80))),
+        (pairs.set, Value::concatenate(&pair("10.1.1.0", "10.1.0.2"))),
+        (pairs.set, Value::concatenate(&pair("10.1.0.0", "10.1.0.2"))),
+        (pairs.set, Value::concatenate(&pair("10.1.0.7", "10.1.0.3"))),
+    ];
+    assert_eq!(
+        nft.find_elements(keys.iter().map(|(set, key)| (*set, key.as_slice()))).unwrap(),
+        [Some(range.clone()), Some(port(80)), None, Some(range.clone()), None]
+    );
+    // It is deleted as it was found.
+    nft.apply(&Edit::delete_elements(pairs.set, &[range])).unwrap();
+    assert_eq!(nft.elements(pairs.set).unwrap(), []);
+}
+
+/// An element whose key exists with the same value changes nothing, and another value is refused: a comparison that is part
+/// of the transaction.
+#[test]
+fn an_element_is_compared_in_a_transaction() {
+    let (lab, mut nft) = prepared();
+    let versions = SetSpec {
+        set: TABLE.set("versions"),
+        key: &[DataType::LinkName],
+        maps_to: MapsTo::Values(&[DataType::PacketMark]),
+        elements: Elements::Keys,
+    };
+    let version = |number| Element::new(&[Value::LinkName("v".into())]).to(&[Value::PacketMark(number)]);
+    let with = |number, n| {
+        let mut edits = Edit::add_elements(versions.set, &[version(number)]);
+        edits.extend(Edit::create_elements(PORTS.set, &[port(n)]));
+        edits
+    };
+    nft.apply(&[Edit::add_set(&versions)]).unwrap();
+    nft.apply(&with(1, 80)).unwrap();
+    nft.apply(&with(1, 81)).unwrap();
+    let shown = lab.sh("nft list map ip t versions");
+    assert!(shown.contains("type ifname : mark") && shown.contains("\"v\" : 0x00000001"), "{shown}");
+    assert_eq!(nft.apply(&with(2, 82)).unwrap_err().errno(), Some(libc::EEXIST));
+    assert_eq!(nft.elements(PORTS.set).unwrap(), [port(80), port(81)]);
+}
+
+/// Elements that lead to a chain count as its users.
+#[test]
+fn the_users_of_a_chain_are_counted() {
+    let (lab, mut nft) = prepared();
+    let links = SetSpec {
+        set: TABLE.set("links"),
+        key: &[DataType::LinkName],
+        maps_to: MapsTo::Verdicts,
+        elements: Elements::Keys,
+    };
+    let target = TABLE.chain("target");
+    let element =
+        |name: &str| Element::new(&[Value::LinkName(name.into())]).verdict(Verdict::Goto(target.name.to_owned()));
+    assert_eq!(nft.uses_of(target).unwrap(), None);
+    nft.apply(&[Edit::add_chain(target), Edit::add_set(&links)]).unwrap();
+    assert_eq!(nft.uses_of(target).unwrap(), Some(0));
+    nft.apply(&Edit::create_elements(links.set, &[element("a"), element("b")])).unwrap();
+    lab.sh("nft 'add rule ip t target return; add rule ip t c jump target'");
+    assert_eq!(nft.uses_of(target).unwrap(), Some(4));
+    nft.apply(&Edit::delete_elements(links.set, &[element("a")])).unwrap();
+    assert_eq!(nft.uses_of(target).unwrap(), Some(3));
+    assert_eq!(nft.apply(&[Edit::flush(target), Edit::delete_chain(target)]).unwrap_err().errno(), Some(libc::EBUSY));
+}
+
+/// Other programs change their tables all the time.
+#[test]
+fn elements_are_listed_beside_transactions_of_others() {
+    let (lab, mut nft) = prepared();
+    let elements: Vec<_> = (1..=20_000).map(|n| port(n).comment("c".repeat(100))).collect();
+    nft.apply(&Edit::create_elements(PORTS.set, &elements)).unwrap();
+    testing::parallel::beside(&lab, "nft 'add table inet other; delete table inet other'", || {
+        for _ in 0..5 {
+            let found = nft.elements(PORTS.set).unwrap();
+            assert!(found == elements, "{} elements", found.len());
+        }
+    });
 }
 
 #[test]
