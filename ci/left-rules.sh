@@ -30,18 +30,16 @@ ports that cni0 has published, also those of running containers: "nft delete tab
 WARNING
 }
 
-# warn_of_left_acceptance: warns if there are rules that accept connections to published ports of containers, which no other
-# firewall plugin adds or removes.
+# warn_of_left_acceptance: warns if the traffic of containers is accepted by sets that no other firewall plugin knows.
 warn_of_left_acceptance() {
-    left=$(for save in iptables-save ip6tables-save; do
-        ! command -v $save >/dev/null || $save 2>/dev/null || :
-    done | grep -c '^-A CNI-FORWARD -d .* --ctstate DNAT -j ACCEPT$') || left=0
+    command -v nft >/dev/null || return 0
+    left=$(nft list set inet cni_firewall attachments 2>/dev/null | grep -o 'comment "[^"]*"' | sort -u | wc -l) || left=0
     [ "$left" -gt 0 ] || return 0
     cat >&2 <<WARNING
-warning: addresses of containers with a rule that no other firewall plugin removes: $left. The rule accepts connections to
-published ports, also for the next container with the address. To avoid this, install cni0 again, detach these containers,
-and then remove cni0. To delete the rules afterwards, with ip6tables for IPv6 addresses:
-"iptables -D CNI-FORWARD -d ADDRESS -m conntrack --ctstate DNAT -j ACCEPT".
+warning: attachments whose traffic is accepted by sets that no other firewall plugin knows: $left. Their addresses stay accepted
+after the containers are gone, also for the next container with the address. To avoid this, install cni0 again, detach these
+containers, and then remove cni0. To delete all of them, which cuts off running containers where the chain FORWARD drops
+packets: "nft delete table inet cni_firewall".
 WARNING
 }
 

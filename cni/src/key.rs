@@ -143,6 +143,12 @@ pub fn mark_in(comment: &str) -> Option<&str> {
     comment.get(..DIGEST + 1 + DIGEST).filter(|mark| mark.as_bytes().get(DIGEST) == Some(&b'-'))
 }
 
+/// Combines both halves of an attachment's mark to 15 digits, which fit into the key of a set that `nft` shows as text.
+pub fn short_mark(mark: &str) -> String {
+    let halves = mark.split('-').filter_map(|half| u64::from_str_radix(half, 16).ok());
+    format!("{:015x}", halves.fold(0_u64, |all, half| all.rotate_left(1) ^ half) >> 4)
+}
+
 /// Returns the attachment's digest in the comment of an nftables rule; `None` if the comment is too short.
 ///
 /// All marks have the same length, so one lookup finds the owner of a rule, without comparing each attachment.

@@ -11,6 +11,7 @@ use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
 
+use crate::accepted::{self, Frame};
 use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{Acceptance, CONTAINERS, FILTER, FORWARD};
 use crate::firewalld::{Firewalld, Scope, not_running};
@@ -94,7 +95,10 @@ impl<'a> Traffic<'a> {
             for place in self.places(&mut nft, tools)? {
                 match place {
                     Place::Nft => in_nft.push(tools),
-                    Place::Legacy => self.add_to_legacy(tools, uses_firewalld, undo)?,
+                    Place::Legacy => {
+                        let is_marked = nft.is_available()?;
+                        self.add_to_legacy(tools, uses_firewalld, is_marked, undo)?;
+                    }
                 }
             }
         }
@@ -108,9 +112,9 @@ impl<'a> Traffic<'a> {
         match added {
             Err(error) if nft::is_unavailable(&error) && self.may_use_tools() => {
                 debug!("nf_tables is unavailable, use the tools of iptables: {error}");
-                for tools in in_nft {
+                for tools in &FAMILIES {
                     if self.concerns(tools)? {
-                        self.add_to_legacy(tools, uses_firewalld, undo)
+                        self.add_to_legacy(tools, uses_firewalld, false, undo)
                             .map_err(|second| second.details(format!("nf_tables: {error}")))?;
                     }
                 }
@@ -167,9 +171,14 @@ impl<'a> Traffic<'a> {
         Ok(if is_in_both { vec![Place::Legacy, Place::Nft] } else { vec![Place::Legacy] })
     }
 
-    /// Adds rules to the tables in nf_tables, in one transaction. Usually the shared chains exist, and rules are only
-    /// appended: then the transaction depends on nothing that was read before. Otherwise it is repeated if any ruleset
-    /// changes meanwhile, so that ADDs at the same time add the shared rules once.
+    /// Returns the addresses that rules accept: none if firewalld does.
+    fn accepted_ips(&self, uses_firewalld: bool) -> &[IpAddr] {
+        if uses_firewalld { &[] } else { &self.ips }
+    }
+
+    /// Adds addresses and rules to the tables in nf_tables, in one transaction. Usually everything shared exists, and only addresses
+    /// are added: then the transaction fails if they have changed meanwhile. Otherwise it is repeated if any ruleset changes, so that
+    /// ADDs at the same time add the shared rules once.
     fn add_to_nft(
         &self,
         nft: &mut Nftables,
@@ -177,32 +186,24 @@ impl<'a> Traffic<'a> {
         families: &[&'static Tools],
         uses_firewalld: bool,
     ) -> Result<()> {
-        if self.policy.is_none() {
-            let mut edits = self.isolation(nft)?;
-            let mut is_independent = edits.is_empty();
-            for tools in families {
-                let table = tools.table(FILTER);
-                let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?;
-                is_independent &= plan.steps.iter().all(|step| matches!(step, Step::Append(_)));
-                edits.extend(plan.edits(table));
-            }
-            if edits.is_empty() {
-                return Ok(());
-            }
-            if is_independent {
-                match nft.apply(&edits) {
-                    // A shared chain was deleted meanwhile.
-                    Err(error) if error.errno() == Some(libc::ENOENT) => {}
-                    outcome => return Ok(outcome?),
-                }
-            }
+        let added = nft::retry(|| match self.independent_edits(nft, host, families, uses_firewalld)? {
+            Some(edits) => Ok::<_, Error>(nft.apply(&edits).map(|()| true)?),
+            None => Ok(false),
+        });
+        match added {
+            Ok(false) => {}
+            // Something shared was deleted meanwhile.
+            Err(error) if error.as_ref().errno() == Some(libc::ENOENT) => {}
+            outcome => return outcome.map(drop),
         }
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
             let mut edits = self.isolation(nft)?;
+            edits.extend(self.frame(nft, uses_firewalld)?);
+            edits.extend(accepted::accept(nft, self.owner, self.accepted_ips(uses_firewalld))?);
             let mut ends_policy = false;
             for tools in families {
                 let table = tools.table(FILTER);
-                let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld)?;
+                let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld, true)?;
                 let is_of_policy = |step: &Step<'_>| matches!(step, Step::Delete(STAGE_1, _));
                 ends_policy |= self.policy.is_none() && plan.steps.iter().any(is_of_policy);
                 edits.extend(plan.edits(table));
@@ -213,6 +214,37 @@ impl<'a> Traffic<'a> {
             }
             Ok(edits)
         })
+    }
+
+    /// Returns the edits of an ADD for which everything shared exists; `None` if it does not, or if there is a policy.
+    fn independent_edits(
+        &self,
+        nft: &mut Nftables,
+        host: &mut Netlink,
+        families: &[&'static Tools],
+        uses_firewalld: bool,
+    ) -> Result<Option<Vec<Edit>>> {
+        if self.policy.is_some() || !self.isolation(nft)?.is_empty() || !self.frame(nft, uses_firewalld)?.is_empty() {
+            return Ok(None);
+        }
+        let mut edits = accepted::accept(nft, self.owner, self.accepted_ips(uses_firewalld))?;
+        for tools in families {
+            let table = tools.table(FILTER);
+            let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld, true)?;
+            // Handles are unique. Only rules for single addresses are deleted without another step.
+            if !plan.steps.iter().all(|step| matches!(step, Step::Delete(CONTAINERS, _))) {
+                return Ok(None);
+            }
+            edits.extend(plan.edits(table));
+        }
+        Ok(Some(edits))
+    }
+
+    /// Returns the edits that create what is missing of the plugin's own table, if an address needs it.
+    pub(crate) fn frame(&self, nft: &mut Nftables, uses_firewalld: bool) -> Result<Vec<Edit>> {
+        let frame = Frame { bit: self.config.accept_bit };
+        let is_complete = self.accepted_ips(uses_firewalld).is_empty() || frame.is_complete(nft)?;
+        Ok(if is_complete { Vec::new() } else { frame.create() })
     }
 
     /// Returns the edits that isolate the port of the container if the policy requires it. Otherwise they end the isolation of
@@ -229,11 +261,13 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    /// Adds rules with the tools of iptables.
+    /// Adds rules with the tools of iptables: one for all packets that are marked, if the kernel has nf_tables, otherwise some for
+    /// each address.
     fn add_to_legacy<'s>(
         &'s self,
         tools: &'static Tools,
         uses_firewalld: bool,
+        is_marked: bool,
         undo: &mut Undo<'s, Netlink>,
     ) -> Result<()> {
         let added = Rc::new(RefCell::new(Vec::new()));
@@ -249,29 +283,32 @@ impl<'a> Traffic<'a> {
         });
         let host = undo.context();
         change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
-            let plan = self.plan(tools, view, host, uses_firewalld)?;
+            let plan = self.plan(tools, view, host, uses_firewalld, is_marked)?;
             added.replace(plan.steps.clone());
             Ok(plan)
         })
         .map(drop)
     }
 
-    /// Returns the steps that add all rules of a family, and remove those of an earlier ADD.
+    /// Returns the steps that add all rules of a family, and remove those of an earlier ADD. `is_marked` if the plugin's own table
+    /// marks the packets of accepted addresses.
     pub(crate) fn plan(
         &self,
         tools: &'static Tools,
         view: &mut View<'_>,
         host: &mut Netlink,
         uses_firewalld: bool,
+        is_marked: bool,
     ) -> Result<Plan<'_>> {
-        let ips: Vec<IpAddr> = self.ips.iter().copied().filter(|ip| tools.includes(*ip)).collect();
+        let ips = self.accepted_ips(uses_firewalld).iter().copied().filter(|ip| tools.includes(*ip)).collect();
         let is_concerned = self.concerns(tools)?;
         let forward = if is_concerned { view.rules(FORWARD)? } else { Vec::new() };
         let acceptance = Acceptance {
             tools,
             owner: self.owner,
             mark: &self.mark,
-            ips: if uses_firewalld { Vec::new() } else { ips },
+            bit: is_marked.then_some(self.config.accept_bit),
+            ips,
             admin_chain: &self.config.admin_chain,
         };
         let mut steps = acceptance.plan(view, &forward)?;

@@ -6,6 +6,7 @@ use cni::{AttachmentKey, Code, Error, Result};
 use linux::iptables::{FAMILIES, ListedRule, Tools, View};
 use linux::netlink::nft::Nftables;
 
+use crate::accepted::{self, Frame, Member};
 use crate::add::Traffic;
 use crate::config::Backend;
 use crate::filter::{self, CONTAINERS, FILTER, FORWARD, address_rules};
@@ -70,8 +71,26 @@ fn for_each_table<'t>(
     Ok(())
 }
 
+/// Compares the plugin's own table, if it has the attachment. Returns whether it has.
+fn check_addresses(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<bool> {
+    if Member::find(nft, &traffic.owner.mark())?.is_none() {
+        return Ok(false);
+    }
+    if !(Frame { bit: traffic.config.accept_bit }).is_complete(nft)? {
+        return Err(difference("rules of table inet cni_firewall do not exist".to_owned()));
+    }
+    for ip in &traffic.ips {
+        // Also if a container with the same address has it.
+        if accepted::owner_of(nft, *ip)?.is_none() {
+            return Err(difference(format!("{ip} is not in table inet cni_firewall")));
+        }
+    }
+    Ok(true)
+}
+
 /// Compares the rules that accept the traffic, and the jumps that lead to them, in every table that has them.
 fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
+    let is_marked = check_addresses(nft, traffic)?;
     for_each_table(nft, FAMILIES.iter().filter(|tools| traffic.has_address(tools)), CONTAINERS, |tools, view| {
         let forward = view.rules_with_mark(FORWARD, &str::is_empty)?;
         let containers = view.rules_with_mark(CONTAINERS, &str::is_empty)?;
@@ -90,8 +109,15 @@ fn check_rules(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
             return Err(too_strict(traffic));
         }
         let listed = filter::list(view, &traffic.mark)?;
+        if is_marked {
+            let bit = traffic.config.accept_bit;
+            return match filter::accept_mark(&listed, tools, bit) {
+                true => Ok(()),
+                false => Err(missing(&filter::mark_rule(bit).text(), CONTAINERS)),
+            };
+        }
         // The reference does not add the last one.
-        let number = if is_ours(traffic, &listed) { 3 } else { 2 };
+        let number = if listed.iter().any(|rule| filter::is_of(&traffic.mark, rule)) { 3 } else { 2 };
         for ip in traffic.ips.iter().filter(|ip| tools.includes(**ip)) {
             for rule in address_rules(*ip, None).iter().take(number) {
                 if !listed.iter().any(|listed| listed.is_same_as(rule, tools.family)) {
@@ -107,18 +133,15 @@ fn has_jump(rules: &[ListedRule], target: &str) -> bool {
     rules.iter().any(|rule| rule.is_jump_to(target))
 }
 
-/// Returns whether this plugin has added the rules of an attachment, and not the reference.
-fn is_ours(traffic: &Traffic<'_>, listed: &[ListedRule]) -> bool {
-    listed.iter().any(|rule| filter::is_of(&traffic.mark, rule))
-}
-
 /// Compares the rules of the ingress policy and the isolation of the port, if the attachment has a policy.
 fn check_policy(nft: &mut Nftables, traffic: &Traffic<'_>) -> Result<()> {
     let Some(policy) = &traffic.policy else { return Ok(()) };
+    // Whether this plugin has attached the container, and not the reference.
+    let is_ours = Member::find(nft, &traffic.owner.mark())?.is_some();
     let is_strict = Cell::new(false);
     let check = |tools: &Tools, view: &mut View<'_>| {
         let is_marked = policy.is_marked(view)?;
-        is_strict.set(is_strict.get() || (is_marked && is_ours(traffic, &filter::list(view, &traffic.mark)?)));
+        is_strict.set(is_strict.get() || (is_marked && is_ours));
         let forward = view.rules(FORWARD)?;
         match policy.difference(view, tools, &forward, is_marked)? {
             Some(what) => Err(difference(what)),

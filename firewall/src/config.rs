@@ -12,6 +12,9 @@ use serde::Deserialize;
 const DEFAULT_ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// The zone for container addresses, unless the configuration names another.
 const DEFAULT_ZONE: &str = "trusted";
+/// The bit of the packet mark that accepted packets have, unless the configuration names another. `portmap` uses 13, kube-proxy
+/// 14 and 15, other programs the upper half or the lowest bits.
+const DEFAULT_MARK_BIT: u8 = 12;
 /// Chains that have another purpose.
 const RESERVED_CHAINS: [&str; 6] =
     ["INPUT", "FORWARD", "OUTPUT", "CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"];
@@ -28,6 +31,8 @@ pub(crate) struct Config {
     pub(crate) admin_chain: String,
     pub(crate) zone: Zone,
     pub(crate) ingress: IngressPolicy,
+    /// The bit of the packet mark that accepted packets have.
+    pub(crate) accept_bit: u32,
 }
 
 /// How traffic of containers is accepted.
@@ -66,6 +71,7 @@ struct Keys {
     iptables_admin_chain_name: Option<String>,
     firewalld_zone: Option<String>,
     ingress_policy: Option<String>,
+    accept_mark_bit: Option<i64>,
 }
 
 /// Returns the keys that the plugin reads, for tools.
@@ -82,6 +88,7 @@ impl Config {
             admin_chain: keys.admin_chain()?,
             zone: Zone::parse(given(&keys.firewalld_zone).unwrap_or(DEFAULT_ZONE))?,
             ingress: keys.ingress()?,
+            accept_bit: keys.accept_bit()?,
         })
     }
 }
@@ -96,6 +103,7 @@ impl Config {
                 admin_chain: DEFAULT_ADMIN_CHAIN.to_owned(),
                 zone: Zone(DEFAULT_ZONE.to_owned()),
                 ingress: IngressPolicy::Isolated,
+                accept_bit: 1 << DEFAULT_MARK_BIT,
             }
         })
     }
@@ -120,6 +128,13 @@ impl Keys {
                 "use \"iptables\", \"nftables\" or \"firewalld\", or leave it out",
             )),
         }
+    }
+
+    fn accept_bit(&self) -> Result<u32> {
+        let bit = self.accept_mark_bit.unwrap_or_else(|| DEFAULT_MARK_BIT.into());
+        u32::try_from(bit).ok().and_then(|bit| 1_u32.checked_shl(bit)).ok_or_else(|| {
+            invalid("acceptMarkBit", format_args!("{bit} is out of range"), "use a bit between 0 and 31")
+        })
     }
 
     fn admin_chain(&self) -> Result<String> {

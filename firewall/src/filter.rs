@@ -1,19 +1,24 @@
-//! Acceptance of container traffic by rules in the table `filter` of iptables, in the form of the reference: `iptables` lists
-//! them, and the reference's CHECK and DEL accept them.
+//! Acceptance of container traffic by rules in the table `filter` of iptables. The chains are those of the reference.
 //!
 //! ```text
 //! -A FORWARD -m comment --comment "CNI firewall plugin rules" -j CNI-FORWARD
 //! -A CNI-FORWARD -m comment --comment "CNI firewall plugin admin overrides" -j CNI-ADMIN
+//! -A CNI-FORWARD -m comment --comment "accepted by table inet cni_firewall" -m mark --mark 0x1000/0x1000 -j ACCEPT
+//! ```
+//!
+//! The last rule accepts what the plugin's own table has marked: see [`accepted`](crate::accepted). That table alone could not accept
+//! traffic: each base chain of a hook can drop a packet that another has accepted.
+//!
+//! The reference adds rules for each address instead, and so did earlier versions, which DEL, GC and a repeated ADD remove:
+//!
+//! ```text
 //! -A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
 //! -A CNI-FORWARD -s 10.9.0.2/32 -j ACCEPT
 //! -A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate DNAT -j ACCEPT
 //! ```
 //!
-//! A table of its own could not accept traffic: each base chain of a hook can drop a packet that another has accepted.
-//!
-//! The rules of an address have no comment, by which the reference would no longer find them. In nf_tables they have a mark,
-//! which the tools do not show: the comment of the attachment's other objects. In legacy tables they have no owner, as those of
-//! the reference.
+//! In nf_tables, those of earlier versions have a mark, which the tools do not show: the comment of the attachment's other objects.
+//! Those of the reference, and all rules in legacy tables, have no owner. A kernel without nf_tables still needs them.
 
 use std::net::IpAddr;
 
@@ -23,12 +28,17 @@ use linux::ip::Cidr;
 use linux::iptables::{ConnectionState, ListedRule, Match, Rule, Step, Target, Tools, View};
 use linux::netlink::nft::Hook;
 
+use crate::accepted;
+
 /// The name of the table.
 pub(crate) const FILTER: &str = "filter";
 /// The chain of all packets that are not addressed to this host.
 pub(crate) const FORWARD: &str = "FORWARD";
 /// The chain with the rules of all containers.
 pub(crate) const CONTAINERS: &str = "CNI-FORWARD";
+
+/// The comment of the rule that accepts marked packets.
+const MARK_COMMENT: &str = "accepted by table inet cni_firewall";
 
 /// Returns the rules for an address, in the order of the reference.
 ///
@@ -47,6 +57,16 @@ pub(crate) fn entry() -> Rule<'static> {
 /// Returns the rule that leads to the administrator's rules.
 pub(crate) fn admin_entry(chain: &str) -> Rule<'_> {
     Rule::new(CONTAINERS, vec![Match::Comment("CNI firewall plugin admin overrides")], Target::Jump(chain))
+}
+
+/// Returns the rule that accepts packets with this bit of the packet mark.
+pub(crate) fn mark_rule(bit: u32) -> Rule<'static> {
+    Rule::new(CONTAINERS, vec![Match::Comment(MARK_COMMENT), Match::PacketMark(bit)], Target::Accept)
+}
+
+/// Returns whether rules of [`CONTAINERS`] accept packets with this bit of the packet mark.
+pub(crate) fn accept_mark(rules: &[ListedRule], tools: &Tools, bit: u32) -> bool {
+    rules.iter().any(|rule| rule.has_effect_of(&mark_rule(bit), tools.family))
 }
 
 /// Returns whether a rule belongs to the attachment whose mark `mark` begins with.
@@ -74,7 +94,7 @@ pub(crate) fn is_for(tools: &Tools, rule: &ListedRule, ip: IpAddr) -> bool {
     address_rules(ip, None).iter().any(|wanted| rule.is_same_as(wanted, tools.family))
 }
 
-/// Returns whether an attachment other than `owner` has an address, as far as its rules or leases prove it.
+/// Returns whether an attachment other than `owner` has an address, as far as the sets, rules or leases prove it.
 pub(crate) fn has_other_owner(
     view: &mut View<'_>,
     tools: &Tools,
@@ -85,6 +105,11 @@ pub(crate) fn has_other_owner(
         return Ok(true);
     }
     let mark = owner.mark();
+    if let View::Nft(nft, _) = view
+        && accepted::owner_of(nft, ip)?.is_some_and(|comment| mark_in(&comment) != Some(&mark))
+    {
+        return Ok(true);
+    }
     let others = view.rules_with_mark(CONTAINERS, &|found| !found.is_empty() && mark_in(found) != Some(&mark))?;
     // The DEL of the reference leaves the last rule.
     let [_, from, _] = address_rules(ip, None);
@@ -96,8 +121,10 @@ pub(crate) fn has_other_owner(
 pub(crate) struct Acceptance<'a> {
     pub(crate) tools: &'static Tools,
     pub(crate) owner: AttachmentKey<'a>,
-    /// The mark of the rules.
+    /// The mark of rules that an earlier version added.
     pub(crate) mark: &'a str,
+    /// The bit of the packet mark that accepted packets have; `None` on a kernel without nf_tables, where each address needs rules.
+    pub(crate) bit: Option<u32>,
     /// The addresses of the family; none if another backend accepts their traffic.
     pub(crate) ips: Vec<IpAddr>,
     pub(crate) admin_chain: &'a str,
@@ -112,18 +139,13 @@ impl<'a> Acceptance<'a> {
         if !self.ips.is_empty() {
             steps.extend(self.create_chains(view, forward, &listed)?);
         }
-        let wanted: Vec<Rule<'a>> = self.ips.iter().flat_map(|ip| address_rules(*ip, Some(self.mark))).collect();
         let (own, ownerless): (Vec<ListedRule>, Vec<ListedRule>) =
             listed.into_iter().partition(|rule| is_of(self.mark, rule));
-        let is_same = |rule: &ListedRule, wanted: &Rule<'_>| rule.is_same_as(wanted, self.tools.family);
-        let is_complete =
-            own.len() == wanted.len() && own.iter().zip(&wanted).all(|(rule, wanted)| is_same(rule, wanted));
-        if !is_complete {
-            steps.extend(own.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)));
-        }
+        steps.extend(own.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)));
         if let View::Legacy(_) = view {
-            let is_missing = |wanted: &Rule<'a>| !ownerless.iter().any(|rule| is_same(rule, wanted));
-            steps.extend(wanted.into_iter().filter(is_missing).map(Step::Append));
+            let wanted = self.ips.iter().filter(|_| self.bit.is_none()).flat_map(|ip| address_rules(*ip, None));
+            let exists = |wanted: &Rule<'a>| ownerless.iter().any(|rule| rule.is_same_as(wanted, self.tools.family));
+            steps.extend(wanted.filter(|wanted| !exists(wanted)).map(Step::Append));
             return Ok(steps);
         }
         // The reference has added them, or a save and restore has lost their marks.
@@ -134,9 +156,6 @@ impl<'a> Acceptance<'a> {
                 adopted.clear();
             }
             steps.extend(adopted.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)));
-        }
-        if !is_complete {
-            steps.extend(wanted.into_iter().map(Step::Append));
         }
         Ok(steps)
     }
@@ -150,7 +169,8 @@ impl<'a> Acceptance<'a> {
     ) -> Result<Vec<Step<'a>>> {
         let mut steps = Vec::new();
         let has_entry = forward.iter().any(|rule| rule.is_jump_to(CONTAINERS));
-        let has_admin_entry = listed.iter().any(|rule| rule.is_jump_to(self.admin_chain));
+        let admin_entry_rule = listed.iter().find(|rule| rule.is_jump_to(self.admin_chain));
+        let has_admin_entry = admin_entry_rule.is_some();
         if !has_entry {
             steps.extend(create_forward(view, forward)?);
         }
@@ -163,8 +183,15 @@ impl<'a> Acceptance<'a> {
         if !has_entry {
             steps.push(Step::Prepend(entry()));
         }
-        if !has_admin_entry {
-            steps.push(Step::Prepend(admin_entry(self.admin_chain)));
+        // Before rules for single addresses, of which there may be thousands, and after those of the administrator.
+        let missing = self.bit.filter(|bit| !accept_mark(listed, self.tools, *bit)).map(mark_rule);
+        if missing.is_some() {
+            // That of another bit has no effect.
+            let obsolete = listed.iter().filter(|rule| rule.comment() == MARK_COMMENT).chain(admin_entry_rule);
+            steps.extend(obsolete.map(|rule| Step::Delete(CONTAINERS, rule.clone())));
+        }
+        if missing.is_some() || !has_admin_entry {
+            steps.extend(missing.into_iter().chain([admin_entry(self.admin_chain)]).map(Step::Prepend));
         }
         Ok(steps)
     }

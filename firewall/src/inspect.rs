@@ -20,16 +20,16 @@ use crate::config::{self, Backend, Config, IngressPolicy};
 use crate::filter::{CONTAINERS, FILTER, address_rules};
 use crate::policy::{self, Policy, STAGE_1, STAGE_2};
 use crate::status::FIREWALLD;
-use crate::{Firewall, check, isolation, removal};
+use crate::{Firewall, accepted, check, isolation, removal};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [Kind; 2] = [
     Kind { name: "firewall", noun: "accepted address", flag: "accepted", json: "acceptedAddresses", is_listed: true },
     Kind { name: "policy", noun: "ingress policy", flag: "policy", json: "ingressPolicy", is_listed: false },
 ];
-/// What holds the objects: even with the backend `nftables`, the tables of iptables.
+/// What holds policies, and addresses that earlier versions accepted: even with the backend `nftables`, the tables of iptables.
 const IPTABLES: &str = "iptables";
-/// What holds the isolated ports.
+/// What holds accepted addresses and isolated ports.
 const NFTABLES: &str = "nftables";
 
 impl Inspect for Firewall {
@@ -56,18 +56,19 @@ impl Inspect for Firewall {
         &KINDS
     }
 
-    /// Lists the addresses that are accepted by rules with a mark, the bridges with a policy, and the isolated ports. Rules without a mark, which
-    /// the reference adds, and addresses in a zone of firewalld have no known owner.
+    /// Lists the accepted addresses, the bridges with a policy, and the isolated ports. Rules for single addresses without a mark,
+    /// which the reference adds, and addresses in a zone of firewalld have no known owner.
     fn objects(&self) -> Result<Vec<Object>> {
         let mut nft = Nftables::open()?;
-        let mut accepted: BTreeSet<(IpAddr, String)> = BTreeSet::new();
+        let accepted = accepted::list(&mut nft)?.into_iter();
+        let mut accepted: BTreeSet<_> = accepted.map(|(ip, comment)| (ip, comment, NFTABLES)).collect();
         let mut policies: BTreeMap<String, String> = BTreeMap::new();
         for tools in &FAMILIES {
             let marked = nft.rules_with_mark(tools.table(FILTER).chain(CONTAINERS), &|mark| mark_in(mark).is_some())?;
             for rule in marked {
                 let mark = rule.mark.clone();
                 let address = read_rule(tools, &ListedRule::Nft(Box::new(rule)));
-                accepted.extend(address.map(|(ip, _)| (ip, mark)));
+                accepted.extend(address.map(|(ip, _)| (ip, mark, IPTABLES)));
             }
             for_each_table(&mut nft, tools, STAGE_1, |view| {
                 for chain in [STAGE_1, STAGE_2] {
@@ -80,7 +81,7 @@ impl Inspect for Firewall {
                 Ok(())
             })?;
         }
-        let accepted = accepted.into_iter().map(|(ip, mark)| accepted_object(mark, ip));
+        let accepted = accepted.into_iter().map(|(ip, comment, backend)| accepted_object(comment, ip, backend));
         let policies = policies.into_iter().map(|(bridge, comment)| policy_object(bridge, comment));
         let ports = isolation::ports(&mut nft)?.into_iter().map(|(port, comment)| port_object(port, comment));
         Ok(accepted.chain(policies).chain(ports).collect())
@@ -126,11 +127,11 @@ impl Inspect for Firewall {
     }
 }
 
-fn accepted_object(comment: String, ip: IpAddr) -> Object {
+fn accepted_object(comment: String, ip: IpAddr, backend: &'static str) -> Object {
     Object {
         kind: &KINDS[0],
         owner: owner_in(&comment),
-        backend: IPTABLES,
+        backend,
         address: Some(ip),
         name: ip.to_string(),
         detail: String::new(),

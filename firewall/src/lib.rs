@@ -2,12 +2,14 @@
 //!
 //! `config` validates the keys. `add` accepts the traffic of an attachment, `check` compares, `removal` removes for DEL and GC.
 //!
-//! - `filter` has the rules in the table of iptables that accept traffic, `policy` those that drop it, and `isolation` those that
-//!   drop frames within a bridge. `need` finds out who needs a policy.
+//! - `accepted` has the addresses of containers and marks their packets. `filter` has the rules in the table of iptables that accept
+//!   these packets, `policy` those that drop others, and `isolation` those that drop frames within a bridge. `need` finds out who
+//!   needs a policy.
 //! - `firewalld` is the backend for hosts with firewalld: it binds container addresses to a zone. `dbus` is the client
 //!   with which it calls firewalld, and `bindings` records what it has bound.
 //! - `inspect` is for `cnitool`.
 
+mod accepted;
 mod add;
 mod bindings;
 mod check;

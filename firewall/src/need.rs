@@ -9,6 +9,7 @@ use linux::iptables::{FAMILIES, Plan, Tools, change_legacy};
 use linux::netlink::nft::Nftables;
 use linux::netlink::{Link, Netlink};
 
+use crate::accepted::Member;
 use crate::filter::{CONTAINERS, FILTER};
 use crate::policy::{self, STAGE_1};
 use crate::{bindings, isolation};
@@ -63,7 +64,11 @@ impl Leaver<'_> {
     fn has_others(&self, nft: &mut Nftables) -> Result<bool> {
         let (network, own) = (network_mark(self.network), self.owner.map(|owner| owner.mark()));
         let is_other = |comment: &str| comment.starts_with(&network) && mark_in(comment) != own.as_deref();
+        if Member::list(nft)?.iter().any(|member| is_other(&member.comment)) {
+            return Ok(true);
+        }
         let is_found = Cell::new(false);
+        // Those of earlier versions.
         for tools in &FAMILIES {
             // There may be thousands. None has to be parsed.
             nft.rules_with_mark(tools.table(FILTER).chain(CONTAINERS), &|mark| {

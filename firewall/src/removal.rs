@@ -1,20 +1,19 @@
 //! Removes what ADD added: for an attachment for DEL, for all stale attachments for GC.
 
-use std::cell::Cell;
 use std::net::IpAddr;
 
-use cni::key::{mark_in, network_mark};
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, evidence};
+use cni::key::mark_in;
+use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result, evidence};
 use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
 use linux::log::warn;
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Edit, Nftables, Table};
+use linux::netlink::nft::{self, Edit, Nftables};
 
 use crate::config::{Backend, Config, IngressPolicy, Zone};
 use crate::filter::{self, CONTAINERS, FILTER};
 use crate::firewalld::{Firewalld, Scope};
 use crate::need::Leaver;
-use crate::{bindings, isolation, policy};
+use crate::{accepted, bindings, isolation, policy};
 
 /// DEL: removes everything of an attachment, with every backend: the configuration, the implementation or the state of
 /// firewalld may have changed since ADD. `ips` are its addresses, if known.
@@ -25,7 +24,7 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], port: Option<&str
     let Config { backend, zone, ingress, .. } = config;
     let mut failures = ErrorCollector::default();
     let mut nft = Nftables::open()?;
-    let Removed { is_any, other } = failures.keep(remove_from_nft(&mut nft, owner, ips)).unwrap_or_default();
+    let is_any = failures.keep(remove_from_nft(&mut nft, owner, ips)).unwrap_or_default();
     for tools in FAMILIES.iter().filter(|tools| ips.iter().any(|ip| tools.includes(*ip))) {
         failures.record(remove_from_legacy(&mut nft, tools, owner, ips));
     }
@@ -33,17 +32,7 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], port: Option<&str
     let is_expected = matches!(backend, Backend::Auto | Backend::Firewalld) && !is_any && !ips.is_empty();
     failures.record(unbind(&mut nft, owner, ips, zone, is_expected));
     let leaver = Leaver { network: owner.network, owner: Some(owner), port, is_traced: is_any || !ips.is_empty() };
-    let has_other = match other {
-        // Another DEL may have removed it meanwhile, and have seen the rules of this attachment.
-        Some((table, rule)) if *ingress != IngressPolicy::Open => {
-            failures.keep(nft.has_rule(table.chain(CONTAINERS), &rule).map_err(Error::from)).unwrap_or(true)
-        }
-        // Without a policy now, there is only one of an earlier configuration.
-        other => other.is_some(),
-    };
-    if !has_other {
-        failures.record(leaver.end_policies(&mut nft));
-    }
+    failures.record(leaver.end_policies(&mut nft));
     for tools in FAMILIES.iter().filter(|_| *ingress != IngressPolicy::Open) {
         failures.record(leaver.end_legacy_policies(tools));
     }
@@ -53,10 +42,10 @@ pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], port: Option<&str
     failures.into_result()
 }
 
-/// Removes the rules and elements with the mark of an attachment, and the policy if no other attachment needs it.
+/// Removes the addresses, rules and elements of an attachment, and the policy if no other attachment needs it.
 pub(crate) fn remove_marked(owner: AttachmentKey<'_>, config: &Config) -> Result<()> {
     let mut nft = Nftables::open()?;
-    let Removed { is_any, .. } = remove_from_nft(&mut nft, owner, &[])?;
+    let is_any = remove_from_nft(&mut nft, owner, &[])?;
     match config.ingress {
         IngressPolicy::Open => Ok(()),
         _ => {
@@ -65,65 +54,40 @@ pub(crate) fn remove_marked(owner: AttachmentKey<'_>, config: &Config) -> Result
     }
 }
 
-/// What was removed of an attachment.
-#[derive(Debug, Default)]
-struct Removed {
-    /// Whether there was anything.
-    is_any: bool,
-    /// A rule of another attachment to the network, with its table.
-    other: Option<(Table<'static>, nft::Rule)>,
-}
-
-/// Removes the rules of an attachment from the tables in nf_tables, and ends its isolation, in one transaction.
-fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Removed> {
+/// Removes the addresses and rules of an attachment from nf_tables, and ends its isolation, in one transaction. Returns whether there
+/// was anything.
+fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
     let mark = owner.mark();
     let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark));
-    let mut other = None;
+    let delete = |nft: &mut Nftables| -> Result<Vec<Edit>> {
+        let mut edits = accepted::release(nft, &mark, ips)?;
+        edits.extend(delete_rules(nft, owner, &mark, ips)?);
+        Ok(edits)
+    };
     if release(nft)?.is_empty() {
-        // Handles are unique: no rule of another attachment can be meant.
-        let is_any = nft::retry(|| {
-            let edits = delete_rules(nft, owner, &mark, ips, &mut other)?;
-            if !edits.is_empty() {
-                nft.apply(&edits)?;
-            }
-            Ok::<_, Error>(!edits.is_empty())
-        })?;
-        return Ok(Removed { is_any, other });
+        // Handles and numbers of addresses are unique: nothing of another attachment can be meant.
+        return nft::retry(|| {
+            let edits = delete(nft)?;
+            nft.apply(&edits)?;
+            Ok(!edits.is_empty())
+        });
     }
     nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let mut edits = release(nft)?;
-        edits.extend(delete_rules(nft, owner, &mark, ips, &mut other)?);
+        edits.extend(delete(nft)?);
         Ok(edits)
     })?;
-    Ok(Removed { is_any: true, other })
+    Ok(true)
 }
 
-/// Returns the edits that delete the rules of an attachment, whose mark is `mark`. Sets `other` to a rule of another attachment to
-/// the network, if there is one.
-fn delete_rules(
-    nft: &mut Nftables,
-    owner: AttachmentKey<'_>,
-    mark: &str,
-    ips: &[IpAddr],
-    other: &mut Option<(Table<'static>, nft::Rule)>,
-) -> Result<Vec<Edit>> {
-    let (mut edits, network, has_other) = (Vec::new(), network_mark(owner.network), Cell::new(false));
-    *other = None;
+/// Returns the edits that delete the rules for single addresses of an attachment, whose mark is `mark`.
+fn delete_rules(nft: &mut Nftables, owner: AttachmentKey<'_>, mark: &str, ips: &[IpAddr]) -> Result<Vec<Edit>> {
+    let mut edits = Vec::new();
     for tools in &FAMILIES {
         let table = tools.table(FILTER);
         let mut view = View::Nft(nft, table);
-        // Of the rules of others, one is enough. The rest is not parsed.
-        let listed = view.rules_with_mark(CONTAINERS, &|found| {
-            filter::is_own_or_ownerless(found, mark) || (found.starts_with(&network) && !has_other.replace(true))
-        })?;
-        let (mut rules, mut ownerless) = (Vec::new(), Vec::new());
-        for rule in listed {
-            match rule {
-                rule if filter::is_of(mark, &rule) => rules.push(rule),
-                ListedRule::Nft(found) if !found.mark.is_empty() => *other = Some((table, *found)),
-                rule => ownerless.push(rule),
-            }
-        }
+        let (mut rules, ownerless): (Vec<ListedRule>, Vec<ListedRule>) =
+            filter::list(&mut view, mark)?.into_iter().partition(|rule| filter::is_of(mark, rule));
         for ip in ips.iter().filter(|ip| tools.includes(**ip)) {
             let is_for = |rule: &&ListedRule| filter::is_for(tools, rule, *ip);
             if ownerless.iter().any(|rule| is_for(&rule)) && !filter::has_other_owner(&mut view, tools, owner, *ip)? {
@@ -224,7 +188,7 @@ fn collect_bindings(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<
     }
 }
 
-/// GC: removes the rules and bindings of a network's attachments that are not in `keep`, the policies of bridges that are gone,
+/// GC: removes the addresses, rules and bindings of a network's attachments that are not in `keep`, the policies of bridges that are gone,
 /// and those of the network if no attachment is left.
 pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
@@ -240,8 +204,10 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
         Ok(Plan { steps, removed: vec![] })
     });
     failures.record(outcome.map(drop));
-    has_removed |= failures.keep(isolation::remove(&mut nft, &|comment| keep.is_stale_comment(comment))) == Some(true);
-    failures.record(collect_bindings(&mut nft, &|comment| keep.is_stale_comment(comment)));
+    let is_stale = |comment: &str| keep.is_stale_comment(comment);
+    has_removed |= failures.keep(accepted::collect(&mut nft, &is_stale)) == Some(true);
+    has_removed |= failures.keep(isolation::remove(&mut nft, &is_stale)) == Some(true);
+    failures.record(collect_bindings(&mut nft, &is_stale));
     let leaver = Leaver { network: keep.network, owner: None, port: None, is_traced: false };
     if keep.is_empty() {
         failures.record(leaver.end_policies(&mut nft));

@@ -42,8 +42,9 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
     let mut host = Netlink::open()?;
     let table = tools.table(FILTER);
     if traffic.places(&mut nft, tools)?.contains(&Place::Nft) {
-        let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, uses_firewalld)?;
+        let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, uses_firewalld, true)?;
         let mut edits = plan.edits(table);
+        edits.extend(traffic.frame(&mut nft, uses_firewalld)?);
         if is_isolated {
             edits.extend(IsolatedPort { name: "lo", bridge_mac: None }.isolate(&mut nft, traffic.owner)?);
         }

@@ -16,6 +16,11 @@ fn accepting_host(subnet: &str, keys: &Value) -> Host {
     host_with(subnet, &plugin)
 }
 
+/// Returns the addresses whose traffic is accepted.
+fn accepted_addresses(host: &Host) -> String {
+    host.lab.sh("nft list set inet cni_firewall ipv4 2>/dev/null || true")
+}
+
 /// Returns the rules of a chain.
 fn rules(host: &Host, chain: &str) -> String {
     host.lab.sh(&format!("iptables -w -S {chain}"))
@@ -29,7 +34,7 @@ fn accepted_addresses_are_shown_and_pruned() {
     let accepted = &bridge["acceptedAddresses"][0];
     for (key, value) in [
         ("address", json!("10.190.0.2")),
-        ("backend", json!("iptables")),
+        ("backend", json!("nftables")),
         ("container", json!(id)),
         ("interface", json!("eth0")),
         ("ofPort", json!(true)),
@@ -38,18 +43,18 @@ fn accepted_addresses_are_shown_and_pruned() {
     }
     assert!(bridge["ports"].as_array().unwrap().iter().all(|port| port["acceptedAddresses"] == true), "{bridge:#}");
     let text = page(&host.run("show"));
-    assert!(text.contains("accepted") && text.contains("  firewall: 2 by iptables, all of ports above\n"), "{text}");
+    assert!(text.contains("accepted") && text.contains("  firewall: 2 by nftables, all of ports above\n"), "{text}");
 
     lose_namespace(&host, "lost", &lost);
     let text = page(&host.run("show"));
-    assert!(text.contains("firewall: 2 by iptables, 1 of no port above:\n    10.190.0.3: pods, if: eth0"), "{text}");
+    assert!(text.contains("firewall: 2 by nftables, 1 of no port above:\n    10.190.0.3: pods, if: eth0"), "{text}");
     let findings = json(&host, "doctor --json").to_string();
     assert!(findings.contains("1 accepted address of containers that are gone"), "{findings}");
     let text = page(&host.run("prune --dry-run"));
     assert!(text.contains("accepted address  10.190.0.3"), "{text}");
     page(&host.run("prune --force pods"));
-    let left = rules(&host, "CNI-FORWARD");
-    assert!(left.contains("10.190.0.2/32") && !left.contains("10.190.0.3"), "{left}");
+    let left = accepted_addresses(&host);
+    assert!(left.contains("10.190.0.2") && !left.contains("10.190.0.3"), "{left}");
     assert!(page(&host.run("prune --force pods")).contains("nothing to remove"));
 }
 
@@ -61,9 +66,10 @@ fn flushed_rules_are_reported_and_repaired() {
     host.lab.sh("iptables -P FORWARD DROP");
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0], "the rules accept what the policy drops");
     for (damage, repaired, part) in [
-        ("iptables -F", 2, "2 of 2 live containers lack their rules, such as 10.191.0.2"),
+        ("iptables -F", 1, "2 of 2 live containers lack their rules, such as 10.191.0.2"),
         ("iptables -F FORWARD", 1, "no rule in chain FORWARD of table ip filter leads to chain CNI-FORWARD"),
-        ("iptables -D CNI-FORWARD -s 10.191.0.3/32 -j ACCEPT", 1, "1 of 2 live containers lack their rules"),
+        ("nft delete table inet cni_firewall", 2, "2 of 2 live containers lack their rules, such as 10.191.0.2"),
+        ("nft delete element inet cni_firewall ipv4 { 10.191.0.3 }", 1, "1 of 2 live containers lack their rules"),
     ] {
         host.lab.sh(damage);
         let what = only_problem(&host, "firewall", "fail");
@@ -79,15 +85,17 @@ fn flushed_rules_are_reported_and_repaired() {
         assert_eq!(problems(&json(&host, "doctor --json")), [""; 0], "{damage}");
     }
     let rules = rules(&host, "CNI-FORWARD");
-    assert_eq!(rules.matches("-s 10.191.0.2/32").count(), 1, "{rules}");
+    assert_eq!(rules.matches("--mark 0x1000/0x1000").count(), 1, "{rules}");
 }
 
-/// A save and restore loses the marks by which the plugin recognises its rules.
+/// The reference adds such rules.
 #[test]
-fn rules_without_a_mark_are_sufficient_but_have_no_owner() {
+fn rules_of_single_addresses_are_sufficient_but_have_no_owner() {
     let host = accepting_host("10.192.0.0/24", &json!({}));
     attach(&host, "blue");
-    host.lab.sh("iptables-save -t filter >saved; iptables -F; iptables -X; iptables-restore <saved; rm saved");
+    host.lab.sh("nft delete table inet cni_firewall
+         iptables -A CNI-FORWARD -d 10.192.0.2 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
+         iptables -A CNI-FORWARD -s 10.192.0.2 -j ACCEPT");
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
     let answer = json(&host, "show --json");
     assert_eq!(answer["bridges"][0]["acceptedAddresses"], json!([]), "{answer:#}");
@@ -103,22 +111,24 @@ fn nothing_is_accepted_for_a_container_without_its_address_or_link() {
     config["plugins"].as_array_mut().unwrap().push(json!({ "type": "firewall", "backend": "iptables" }));
     host.configure("10-pods.conflist", &config.to_string());
     let id = attach(&host, "blue");
-    host.lab.sh("iptables -F; ip -n blue address flush dev eth0");
+    host.lab.sh("nft delete table inet cni_firewall; ip -n blue address flush dev eth0");
     assert_eq!(states(&json(&host, "repair --json")), ["wrong"]);
-    assert!(!rules(&host, "CNI-FORWARD").contains("10.193.0.2"));
+    assert!(!accepted_addresses(&host).contains("10.193.0.2"));
     host.lab.sh("ip -n blue address add 10.193.0.2/24 dev eth0; ip -n blue route add default via 10.193.0.1");
     let port = port(&id);
     host.lab.sh(&format!("ip link set {port} alias 'cni-attachment pods other eth0'"));
     host.run("repair");
-    assert!(!rules(&host, "CNI-FORWARD").contains("10.193.0.2"));
+    assert!(!accepted_addresses(&host).contains("10.193.0.2"));
     host.lab.sh(&format!("ip link set {port} alias 'cni-attachment pods {id} eth0'"));
     assert_eq!(states(&json(&host, "repair --json")), ["repaired"]);
-    assert!(rules(&host, "CNI-FORWARD").contains("10.193.0.2"));
+    assert!(accepted_addresses(&host).contains("10.193.0.2"));
 
     // A link that was renamed keeps its alias.
-    host.lab.sh(&format!("iptables -F; ip link set {port} down; ip link set {port} name renamed up"));
+    host.lab.sh(&format!(
+        "nft delete table inet cni_firewall; ip link set {port} down; ip link set {port} name renamed up"
+    ));
     host.run("repair");
-    assert!(rules(&host, "CNI-FORWARD").contains("10.193.0.2"));
+    assert!(accepted_addresses(&host).contains("10.193.0.2"));
 }
 
 #[test]

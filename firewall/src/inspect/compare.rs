@@ -11,9 +11,10 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
 
 use super::{KINDS, for_each_table, read_rule};
+use crate::accepted::{self, Frame};
 use crate::add::Traffic;
 use crate::config::{Backend, Config, IngressPolicy};
-use crate::filter::{CONTAINERS, FILTER, FORWARD};
+use crate::filter::{self, CONTAINERS, FILTER, FORWARD};
 use crate::firewalld::Firewalld;
 use crate::policy::STAGE_1;
 
@@ -23,7 +24,7 @@ const REPAIR_HINT: &str = "something changed the host's firewall; `cnitool repai
 /// Reports attachments whose traffic is not accepted, rules that no packet reaches, and a policy that is not in effect.
 pub(super) fn findings(network: &NetworkView<'_>, config: &Config) -> Result<Vec<Finding>> {
     let mut nft = Nftables::open()?;
-    let acceptance = Acceptance::read(&mut nft)?;
+    let acceptance = Acceptance::read(&mut nft, config.accept_bit)?;
     Checker { network, config, nft, host: Netlink::open()?, acceptance }.run()
 }
 
@@ -34,17 +35,24 @@ struct Acceptance {
 }
 
 impl Acceptance {
-    fn read(nft: &mut Nftables) -> Result<Acceptance> {
+    /// Reads the tables. `bit` is that of the packet mark that accepted packets have.
+    fn read(nft: &mut Nftables, bit: u32) -> Result<Acceptance> {
         let mut tables = Vec::new();
+        let marked = if (Frame { bit }).is_complete(nft)? { accepted::list(nft)? } else { Vec::new() };
         for tools in &FAMILIES {
             for_each_table(nft, tools, CONTAINERS, |view| {
                 let is_reached = view.rules(FORWARD)?.iter().any(|rule| rule.is_jump_to(CONTAINERS));
                 // The reference does not add the third rule.
                 let mut found: BTreeMap<IpAddr, [bool; 3]> = BTreeMap::new();
-                for (ip, which) in view.rules(CONTAINERS)?.iter().filter_map(|rule| read_rule(tools, rule)) {
+                let rules = view.rules(CONTAINERS)?;
+                for (ip, which) in rules.iter().filter_map(|rule| read_rule(tools, rule)) {
                     if let Some(rule) = found.entry(ip).or_default().get_mut(which) {
                         *rule = true;
                     }
+                }
+                if filter::accept_mark(&rules, tools, bit) {
+                    let of_family = marked.iter().filter(|(ip, _)| tools.includes(*ip));
+                    found.extend(of_family.map(|(ip, _)| (*ip, [true; 3])));
                 }
                 let accepted = found.into_iter().filter(|(_, [replies, from, _])| *replies && *from);
                 tables.push((tools.family, is_reached, accepted.map(|(ip, _)| ip).collect()));

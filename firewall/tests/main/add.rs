@@ -4,7 +4,10 @@ use serde_json::json;
 use testing::config::with;
 use testing::{Lab, Pod};
 
-use crate::support::{ADMIN, ENTRY, accepted, accepted_all, config, containers, isolated, ports, rules, ruleset};
+use crate::support::{
+    ADMIN, ENTRY, MARKED, accepted, add_address_rules, address_rules, config, containers, isolated, ports, rules,
+    ruleset,
+};
 
 #[test]
 fn the_previous_result_is_returned_in_every_version() {
@@ -18,7 +21,7 @@ fn the_previous_result_is_returned_in_every_version() {
                 result.as_object_mut().unwrap().remove("dns");
             }
             assert_eq!(result, pod.result(version), "{version}");
-            assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]), "{version}");
+            assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]), "{version}");
             pod.del(&config);
             assert_eq!(containers(lab), [] as [&str; 0], "{version}");
         }
@@ -30,10 +33,10 @@ fn only_families_of_the_container_get_chains() {
     let lab = &Lab::new();
     let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
     pod.add(&config(json!({})));
-    assert_eq!(lab.sh("nft list tables"), "table ip filter\n");
+    assert_eq!(lab.sh("nft list tables"), "table inet cni_firewall\ntable ip filter\n");
     let other = Pod::absent(lab, "c2", &["fd00::2/64"]);
     other.add(&config(json!({})));
-    assert_eq!(lab.sh("nft list tables"), "table ip filter\ntable ip6 filter\n");
+    assert_eq!(lab.sh("nft list tables"), "table inet cni_firewall\ntable ip filter\ntable ip6 filter\n");
     pod.check(&config(json!({}))).ok();
     other.check(&config(json!({}))).ok();
 }
@@ -54,7 +57,7 @@ fn an_address_that_is_named_twice_gets_its_rules_once() {
     let lab = &Lab::new();
     let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "10.9.0.2/16", "10.8.0.2/24"]);
     pod.add(&config(json!({})));
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "10.8.0.2"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.2", "10.8.0.2"]));
 }
 
 #[test]
@@ -66,8 +69,8 @@ fn the_administrators_chain_can_have_another_name() {
     for _ in 0..2 {
         pod.add(&custom);
         pod.check(&custom).ok();
-        for (tool, ip) in [("iptables", "10.9.0.2"), ("ip6tables", "fd00::2")] {
-            assert_eq!(rules(lab, tool, "CNI-FORWARD"), [vec![entry.clone()], accepted(ip)].concat());
+        for tool in ["iptables", "ip6tables"] {
+            assert_eq!(rules(lab, tool, "CNI-FORWARD"), [entry.as_str(), MARKED]);
             assert_eq!(lab.sh(&format!("{tool} -S CNI-foobar")), "-N CNI-foobar\n");
         }
     }
@@ -75,8 +78,7 @@ fn the_administrators_chain_can_have_another_name() {
     let other = Pod::absent(lab, "c2", &["10.9.0.3/24"]);
     other.add(&config(json!({})));
     let listed = rules(lab, "iptables", "CNI-FORWARD");
-    assert_eq!(listed[..2], [ADMIN.to_owned(), entry]);
-    assert_eq!(listed[2..], accepted_all(&["10.9.0.2", "10.9.0.3"]));
+    assert_eq!(listed, [ADMIN, &entry, MARKED]);
     pod.check(&custom).ok();
     other.check(&config(json!({}))).ok();
 }
@@ -103,7 +105,7 @@ fn rules_of_others_stay_where_they_are() {
     pod.del(&config(json!({})));
     assert_eq!(lab.sh("iptables -S | grep -c -- '-P FORWARD DROP'"), "1\n");
     assert_eq!(expected("FORWARD"), ["-i eth7 -j ACCEPT", ENTRY]);
-    assert_eq!(expected("CNI-FORWARD"), [ADMIN]);
+    assert_eq!(expected("CNI-FORWARD"), [ADMIN, MARKED]);
     lab.sh("iptables -S OTHER");
 }
 
@@ -116,13 +118,13 @@ fn a_second_add_with_other_addresses_replaces_the_rules() {
     neighbour.add(&config(json!({})));
     pod.ips = vec!["10.9.0.3/24".to_owned()];
     pod.add(&config(json!({})));
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.3"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.7", "10.9.0.3"]));
     // Another interface of the same container is another attachment.
     let second = Pod { ifname: "eth1".to_owned(), ips: vec!["10.9.0.4/24".to_owned()], ..pod.clone() };
     second.add(&config(json!({})));
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.3", "10.9.0.4"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.7", "10.9.0.3", "10.9.0.4"]));
     pod.del(&config(json!({})));
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.7", "10.9.0.4"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.7", "10.9.0.4"]));
 }
 
 /// Such as that of `cnitool repair` with a configuration that was edited.
@@ -139,7 +141,7 @@ fn a_second_add_that_the_kernel_refuses_changes_nothing() {
         pod.call("ADD", &refused).run().error(999);
         assert_eq!(ruleset(lab), before, "{refused}");
     }
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]));
 }
 
 #[test]
@@ -155,9 +157,13 @@ fn a_second_add_restores_what_is_missing() {
         "ip6tables -F FORWARD",
         "iptables -F; iptables -X",
         "iptables -D CNI-FORWARD 2",
-        "iptables -D CNI-FORWARD 3",
-        "iptables -D CNI-FORWARD 4",
         "iptables -D CNI-FORWARD 1; ip6tables -D CNI-FORWARD 2",
+        "nft delete element inet cni_firewall ipv4 { 10.9.0.2 }",
+        "nft flush set inet cni_firewall ipv6",
+        "nft flush chain inet cni_firewall set_mark",
+        "nft flush chain inet cni_firewall accepted",
+        "nft delete chain inet cni_firewall clear_mark",
+        "nft delete table inet cni_firewall",
         "nft delete table ip filter",
         "nft flush ruleset",
     ] {
@@ -165,9 +171,9 @@ fn a_second_add_restores_what_is_missing() {
         pod.check(&config).error(999);
         pod.add(&config);
         pod.check(&config).ok();
-        assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]), "{damage}");
+        assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]), "{damage}");
         if !damage.contains("-X") && !damage.contains("nft") {
-            assert_eq!(ruleset(lab), complete, "{damage}");
+            assert_eq!(without_versions(&ruleset(lab)), without_versions(&complete), "{damage}");
         }
     }
 }
@@ -182,13 +188,60 @@ fn backends_with_rules_add_the_same() {
             let config = config(json!({ "backend": backend }));
             pod.add(&config);
             pod.check(&config).ok();
-            let found = ruleset(lab);
+            let found = without_versions(&ruleset(lab));
             lab.sh("nft flush ruleset");
             found
         })
         .collect();
     assert!(all[0].contains("CNI-FORWARD"));
     assert!(all.iter().all(|ruleset| *ruleset == all[0]), "{all:#?}");
+}
+
+/// Returns a ruleset without random numbers.
+fn without_versions(ruleset: &str) -> String {
+    let (start, rest) = ruleset.split_once("set versions {").unwrap();
+    format!("{start}{}", rest.split_once('}').unwrap().1)
+}
+
+/// The bit of the packet mark is a setting of the node.
+#[test]
+fn another_bit_replaces_the_former_one() {
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
+    pod.add(&config(json!({})));
+    let other = config(json!({ "acceptMarkBit": 3 }));
+    pod.check(&other).error(999);
+    for _ in 0..2 {
+        pod.add(&other);
+        pod.check(&other).ok();
+        assert_eq!(rules(lab, "iptables", "CNI-FORWARD"), [ADMIN, &MARKED.replace("0x1000", "0x8")]);
+        assert!(!ruleset(lab).contains("0x00001000"), "{}", ruleset(lab));
+    }
+    for bit in [-1, 32] {
+        let error = pod.call("ADD", &config(json!({ "acceptMarkBit": bit }))).run().error(7);
+        assert!(error["msg"].as_str().unwrap().contains("acceptMarkBit"), "{error}");
+    }
+}
+
+/// Rules of earlier versions are replaced, and new ones come before thousands of others.
+#[test]
+fn rules_of_earlier_versions_are_taken_over() {
+    let lab = &Lab::new();
+    let [pod, neighbour] = [2, 3].map(|n| Pod::absent(lab, &format!("c{n}"), &[&format!("10.9.0.{n}/24")]));
+    let config = config(json!({}));
+    pod.add(&config);
+    lab.sh("nft delete table inet cni_firewall; iptables -D CNI-FORWARD 2");
+    add_address_rules("10.9.0.2", Some("c2"));
+    add_address_rules("10.9.0.3", Some("c3"));
+    pod.check(&config).ok();
+    pod.add(&config);
+    let listed = rules(lab, "iptables", "CNI-FORWARD");
+    assert_eq!(listed[..2], [ADMIN, MARKED]);
+    assert_eq!(listed[2..], address_rules("10.9.0.3"));
+    pod.check(&config).ok();
+    neighbour.check(&config).ok();
+    neighbour.del(&config);
+    assert_eq!(containers(lab), accepted(&["10.9.0.2"]));
 }
 
 /// The tools of iptables must be able to read the tables after an ADD with a policy as well.
@@ -203,7 +256,7 @@ fn tools_of_iptables_can_save_and_restore_everything() {
             text.lines().filter(|line| line.starts_with("-A")).collect::<Vec<_>>().join("\n")
         };
         let before = saved();
-        assert_eq!(before.matches("-A CNI-FORWARD").count(), 4, "{before}");
+        assert_eq!(before.matches("-A CNI-FORWARD").count(), 2, "{before}");
         lab.sh(&format!("{tool}-save >/run/saved; {tool} -F; {tool}-restore </run/saved"));
         assert_eq!(saved(), before);
     }
@@ -266,7 +319,6 @@ fn conditional_jumps_of_the_administrator_do_not_count() {
         assert!(forward[0].ends_with("-j CNI-ISOLATION-STAGE-1"), "{forward:#?}");
         assert_eq!(forward[1..], [ENTRY, "-i eth7 -j CNI-FORWARD", "-i eth7 -j CNI-ISOLATION-STAGE-1"]);
         let listed = rules(lab, "iptables", "CNI-FORWARD");
-        assert_eq!(listed[..2], [ADMIN, "-s 192.0.2.7/32 -j CNI-ADMIN"]);
-        assert_eq!(listed[2..], accepted("10.9.0.2"));
+        assert_eq!(listed, [ADMIN, MARKED, "-s 192.0.2.7/32 -j CNI-ADMIN"]);
     }
 }

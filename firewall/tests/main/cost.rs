@@ -16,7 +16,7 @@ fn messages(pod: &Pod<'_>, command: &str, config: &Value) -> usize {
 #[test]
 fn no_tools_are_called_and_few_messages_are_sent() {
     let lab = &Lab::new();
-    for (keys, limits) in [(json!({}), [8, 8, 6]), (json!({ "ingressPolicy": "isolated" }), [15, 24, 12])] {
+    for (keys, limits) in [(json!({}), [8, 12, 11]), (json!({ "ingressPolicy": "isolated" }), [20, 30, 20])] {
         let config = config(keys);
         lab.sh("nft flush ruleset");
         Pod::on_bridge(lab, "br0", "first", &["10.9.0.9/24", "fd00::9/64"]).add(&config);
@@ -31,7 +31,7 @@ fn no_tools_are_called_and_few_messages_are_sent() {
 
 /// The kernel waits for all processors when it rejects a transaction.
 #[test]
-fn an_add_beside_others_only_appends_rules() {
+fn an_add_beside_others_only_adds_addresses() {
     let lab = &Lab::new();
     let edits = |id: &str, ip: &str| cost::nft_edits(Pod::absent(lab, id, &[ip]).call("ADD", &config(json!({}))));
     assert!(edits("c1", "10.9.0.2/24").len() > 3);

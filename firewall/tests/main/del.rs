@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testing::config::{on_network, with};
 use testing::{Lab, Pod};
 
-use crate::support::{ADMIN, accepted_all, config, containers, lease, rules, ruleset};
+use crate::support::{ADMIN, accepted, add_address_rules, address_rules, config, containers, lease, rules, ruleset};
 
 /// Returns the configuration without a previous result.
 fn without_result(config: Value) -> Value {
@@ -17,7 +17,7 @@ fn nothing_but_the_attachment_is_needed() {
         let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
         let neighbour = Pod::absent(lab, "c2", &["10.9.0.3/24", "fd00::3/64"]);
         neighbour.add(&config(json!({})));
-        let neighbours = accepted_all(&["10.9.0.3", "fd00::3"]);
+        let neighbours = accepted(&["10.9.0.3", "fd00::3"]);
         for keys in [
             without_result(json!({})),
             json!({}),
@@ -64,9 +64,10 @@ fn a_late_del_keeps_the_rules_of_the_next_container_with_the_address() {
     second.add(&config);
     first.del(&config);
     second.check(&config).ok();
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.2"]));
-    // Without marks, the lease proves whose they are.
-    lab.sh("iptables-save >/run/saved; iptables-restore </run/saved");
+    assert_eq!(containers(lab), accepted(&["10.9.0.2"]));
+    // Of rules without marks, the lease proves whose they are.
+    second.del(&config);
+    add_address_rules("10.9.0.2", None);
     lease("net1", "10.9.0.2", "c2");
     first.del(&config);
     second.check(&config).ok();
@@ -82,10 +83,29 @@ fn the_first_del_after_the_address_was_given_again_keeps_the_new_rules() {
     let config = config(json!({}));
     first.add(&config);
     second.add(&config);
-    assert_eq!(containers(lab).len(), 12);
     first.del(&config);
     second.check(&config).ok();
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]));
+}
+
+/// Whatever the order is in which attachments with the same address come and go, those that exist have it.
+#[test]
+fn an_address_returns_to_an_attachment_that_still_has_it() {
+    let lab = &Lab::new();
+    let pods = ["a", "b", "c", "d"].map(|id| Pod::absent(lab, id, &["10.9.0.2/24", "fd00::2/64"]));
+    let config = config(json!({}));
+    for gone in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+        pods.iter().for_each(|pod| drop(pod.add(&config)));
+        for (place, n) in gone.iter().enumerate() {
+            pods[*n].del(&without_result(config.clone()));
+            let left = &gone[place + 1..];
+            for n in left {
+                pods[*n].check(&config).ok();
+            }
+            let expected = if left.is_empty() { vec![] } else { accepted(&["10.9.0.2", "fd00::2"]) };
+            assert_eq!(containers(lab), expected, "{gone:?} {place}");
+        }
+    }
 }
 
 #[test]
@@ -98,41 +118,62 @@ fn the_same_address_on_two_networks_has_two_owners() {
         pod.add(&two);
         pod.del(gone);
         pod.check(left).ok();
-        assert_eq!(containers(lab), accepted_all(&["10.9.0.2"]));
+        assert_eq!(containers(lab), accepted(&["10.9.0.2"]));
     }
 }
 
-/// An administrator saves and restores the tables, which loses the marks.
+/// An administrator saved and restored the tables of an earlier version, which loses the marks.
 #[test]
 fn rules_without_marks_are_removed_by_address() {
     let lab = &Lab::new();
     let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
     let neighbour = Pod::absent(lab, "c2", &["10.9.0.3/24", "fd00::3/64"]);
     let config = config(json!({}));
-    let lose_marks =
-        || lab.sh("for tool in iptables ip6tables; do $tool-save >/run/saved; $tool-restore </run/saved; done");
+    pod.add(&config);
+    lab.sh("nft delete table inet cni_firewall");
     for keys in [config.clone(), without_result(config.clone())] {
-        pod.add(&config);
-        neighbour.add(&config);
-        lose_marks();
+        for ip in ["10.9.0.2", "fd00::2", "10.9.0.3", "fd00::3"] {
+            add_address_rules(ip, None);
+        }
         assert_eq!(containers(lab).len(), 12);
         // Without a previous result, the leases name the addresses.
         lease("net1", "10.9.0.2", "c1");
         lease("net1", "fd00::2", "c1");
         pod.check(&config).ok();
         pod.del(&keys);
-        assert_eq!(containers(lab), accepted_all(&["10.9.0.3", "fd00::3"]));
+        assert_eq!(containers(lab), ["10.9.0.3", "fd00::3"].map(address_rules).concat());
         neighbour.check(&config).ok();
+        neighbour.del(&config);
+        assert_eq!(containers(lab), [] as [&str; 0]);
         lab.sh("rm -r /var/lib/cni");
     }
-    // An ADD marks them again.
+    // An ADD takes them over.
+    for ip in ["10.9.0.2", "fd00::2"] {
+        add_address_rules(ip, None);
+    }
     pod.add(&config);
-    lose_marks();
-    pod.add(&config);
-    neighbour.add(&config);
-    assert_eq!(containers(lab).len(), 12);
-    pod.del(&without_result(config.clone()));
-    assert_eq!(containers(lab), accepted_all(&["10.9.0.3", "fd00::3"]));
+    assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]));
+}
+
+/// `nft` does not save what it does not show.
+#[test]
+fn a_table_that_was_saved_and_restored_is_understood() {
+    let lab = &Lab::new();
+    let [pod, neighbour] =
+        [2, 3].map(|n| Pod::absent(lab, &format!("c{n}"), &[&format!("10.9.0.{n}/24"), &format!("fd00::{n}/64")]));
+    let config = config(json!({}));
+    for keys in [config.clone(), without_result(config.clone())] {
+        pod.add(&config);
+        neighbour.add(&config);
+        lab.sh("nft list table inet cni_firewall >/run/saved; nft delete table inet cni_firewall; nft -f /run/saved");
+        pod.check(&config).ok();
+        pod.del(&keys);
+        neighbour.check(&config).ok();
+        assert_eq!(containers(lab), accepted(&["10.9.0.3", "fd00::3"]));
+        neighbour.add(&config);
+        neighbour.del(&keys);
+        assert_eq!(containers(lab), [] as [&str; 0]);
+    }
 }
 
 /// A crash can leave an empty file. Whatever else has the name of a lease is not read, and nothing waits for it.
@@ -154,7 +195,8 @@ fn what_is_not_a_lease_does_not_keep_rules() {
     ] {
         for network in ["net1", "net2"] {
             pod.add(&config);
-            lab.sh("iptables-save >/run/saved; iptables-restore </run/saved");
+            pod.del(&config);
+            add_address_rules("10.9.0.2", None);
             let file = format!("/var/lib/cni/networks/{network}/10.9.0.2");
             lab.sh(&format!("mkdir -p /var/lib/cni/networks/{network}; file={file}; {create}"));
             pod.del(&config);
@@ -177,11 +219,9 @@ fn leases_in_any_directory_are_evidence() {
     let network = with(config(json!({})), json!({ "type": "host-local", "ipam": ipam }));
     let config = config(json!({}));
     second.add(&network);
-    let add_without_marks = || {
-        second.add(&config);
-        lab.sh("iptables-save >/run/saved; iptables-restore </run/saved");
-    };
-    add_without_marks();
+    second.add(&config);
+    second.del(&config);
+    add_address_rules("10.9.0.2", None);
     first.del(&config);
     second.check(&config).ok();
     second.del(&without_result(config.clone()));
@@ -189,7 +229,7 @@ fn leases_in_any_directory_are_evidence() {
     // Without the record of host-local, the directory is known only if the configuration names it.
     lab.sh("rm -r /run/cni0");
     for (ipam, is_removed) in [(Value::Null, false), (ipam, true)] {
-        add_without_marks();
+        add_address_rules("10.9.0.2", None);
         second.del(&without_result(with(config.clone(), json!({ "ipam": ipam }))));
         assert_eq!(containers(lab).is_empty(), is_removed);
     }

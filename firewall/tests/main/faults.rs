@@ -7,7 +7,7 @@ use testing::config::{on_network, with};
 use testing::fault::{Effect, inject, inject_all, inject_everywhere};
 use testing::{Lab, Pod, Process};
 
-use crate::support::{accepted_all, config, containers, isolated, ports, ruleset};
+use crate::support::{accepted, config, containers, isolated, ports, ruleset};
 
 /// A pod for which ADD does everything that it can do.
 fn everything(lab: &Lab) -> (Pod<'_>, Value) {
@@ -37,7 +37,7 @@ fn a_failing_system_call_leaves_no_rules() {
         let failures = inject_everywhere(lab, &CALLS, prepare, |effect, place| {
             if effect == Effect::Failed {
                 let (rules, settings) = before.take();
-                let expected = if has_chains { accepted_all(&["10.9.0.3", "fd00::3"]) } else { vec![] };
+                let expected = if has_chains { accepted(&["10.9.0.3", "fd00::3"]) } else { vec![] };
                 assert_eq!(containers(lab), expected, "{place}");
                 assert_eq!((ports(lab), isolated(lab)), (settings, vec![]), "{place}");
                 // Chains and rules are added by one transaction. What all containers of a bridge share stays only if the answer
@@ -93,7 +93,7 @@ fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
             kill(n);
             pod.add(&config);
             pod.check(&config).ok();
-            assert_eq!(containers(lab), accepted_all(&["10.9.0.2", "fd00::2"]), "{name} {n}");
+            assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]), "{name} {n}");
             lab.sh("nft flush ruleset");
         }
     }

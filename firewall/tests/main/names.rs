@@ -4,7 +4,7 @@ use serde_json::json;
 use testing::config::{on_network, with};
 use testing::{Lab, Pod};
 
-use crate::support::{accepted_all, config, containers};
+use crate::support::{accepted, config, containers};
 
 #[test]
 fn attachments_with_long_and_similar_names_are_told_apart() {
@@ -48,7 +48,7 @@ fn bridges_with_unusual_names_have_policies() {
         for _ in 0..2 {
             pod.add(&config);
             pod.check(&config).ok();
-            assert_eq!(containers(lab), accepted_all(&[&ip]));
+            assert_eq!(containers(lab), accepted(&[&ip]));
             let text = lab.sh("iptables -S");
             assert_eq!(text.matches(bridge).count(), 5, "{text}");
         }

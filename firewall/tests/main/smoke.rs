@@ -3,18 +3,7 @@
 use serde_json::json;
 use testing::{Lab, Pod};
 
-use crate::support::{config, isolated, rules};
-
-const ADMIN: &str = "-m comment --comment \"CNI firewall plugin admin overrides\" -j CNI-ADMIN";
-
-/// Returns the rules of an address.
-fn accepted(ip: &str) -> [String; 3] {
-    [
-        format!("-d {ip} -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT"),
-        format!("-s {ip} -j ACCEPT"),
-        format!("-d {ip} -m conntrack --ctstate DNAT -j ACCEPT"),
-    ]
-}
+use crate::support::{ADMIN, MARKED, config, containers, isolated, rules};
 
 #[test]
 fn rules_are_added_checked_and_removed() {
@@ -23,23 +12,20 @@ fn rules_are_added_checked_and_removed() {
     let config = config(json!({}));
     for _ in 0..2 {
         assert_eq!(pod.add(&config), pod.result("1.1.0"));
-        for (tool, ip) in [("iptables", "10.9.0.2/32"), ("ip6tables", "fd00::2/128")] {
+        assert_eq!(containers(&lab), ["10.9.0.2", "fd00::2"]);
+        for tool in ["iptables", "ip6tables"] {
             assert_eq!(
                 rules(&lab, tool, "FORWARD"),
                 ["-m comment --comment \"CNI firewall plugin rules\" -j CNI-FORWARD"]
             );
-            let mut expected = vec![ADMIN.to_owned()];
-            expected.extend(accepted(ip));
-            assert_eq!(rules(&lab, tool, "CNI-FORWARD"), expected);
+            assert_eq!(rules(&lab, tool, "CNI-FORWARD"), [ADMIN, MARKED]);
             assert_eq!(rules(&lab, tool, "CNI-ADMIN"), [] as [&str; 0]);
         }
         pod.check(&config).ok();
     }
     for _ in 0..2 {
         pod.del(&config);
-        for tool in ["iptables", "ip6tables"] {
-            assert_eq!(rules(&lab, tool, "CNI-FORWARD"), [ADMIN]);
-        }
+        assert_eq!(containers(&lab), [] as [&str; 0]);
     }
     let error = pod.check(&config).error(999);
     assert!(error["msg"].as_str().unwrap().ends_with("in chain CNI-FORWARD does not exist"), "{error:?}");
@@ -58,11 +44,11 @@ fn the_result_of_bridge_is_accepted_in_each_version() {
         let config = config(json!({ "cniVersion": version, "ingressPolicy": "isolated" }));
         assert_eq!(pod.add(&config), pod.result(version));
         let (ip, _) = pod.ips[0].split_once('/').unwrap();
-        assert_eq!(rules(lab, "iptables", "CNI-FORWARD")[1..], accepted(&format!("{ip}/32")));
+        assert_eq!(containers(lab), [ip]);
         assert_eq!(isolated(lab), [pod.port.as_str()]);
         pod.call("DEL", &config).run().silent();
         assert_eq!(isolated(lab), [] as [&str; 0]);
-        assert_eq!(rules(lab, "iptables", "CNI-FORWARD"), [ADMIN]);
+        assert_eq!(containers(lab), [] as [&str; 0]);
         pod.del(&network);
     }
 }

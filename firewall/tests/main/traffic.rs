@@ -61,6 +61,20 @@ fn request(passes: bool, client: Client<'_>, source: &str, ip: &str, port: u16, 
     client.expect(&if passes { from(source) } else { Delivery::Lost }, ip, port, server);
 }
 
+/// A program of the host may set the same bit of the packet mark, and must not see it on other packets.
+#[test]
+fn the_packet_mark_is_only_for_this_plugin() {
+    let lab = &Lab::new();
+    let network = network(lab);
+    network.a.add(&config(json!({})));
+    lab.sh("iptables -P FORWARD DROP
+            iptables -t mangle -A PREROUTING -j MARK --set-mark 0x1000
+            iptables -t mangle -A POSTROUTING -m mark --mark 0x1000/0x1000 -j DROP");
+    let server = Server::start("udp", Some(&network.outside), IPV4.outside, 80);
+    request(true, network.a.client(), IPV4.pods[0], IPV4.outside, 80, &server);
+    request(false, network.b.client(), IPV4.pods[1], IPV4.outside, 80, &server);
+}
+
 fn test_policy(ingress: &str) {
     let lab = &Lab::new();
     let network = network(lab);

@@ -154,8 +154,10 @@ impl ListedRule {
                 listed.is_same_as(&rule.spec(Table { family, name: "" }))
             }
             ListedRule::Legacy(text) => {
-                let text = match text.split_once(" -m comment --comment \"") {
-                    Some((start, rest)) => format!("{start}{}", rest.split_once('"').map_or("", |(_, end)| end)),
+                let text = match text.split_once("-m comment --comment \"") {
+                    Some((start, rest)) => {
+                        format!("{start}{}", rest.split_once('"').map_or("", |(_, end)| end.trim_start()))
+                    }
                     None => text.clone(),
                 };
                 text == rule.text()

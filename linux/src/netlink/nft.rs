@@ -51,12 +51,13 @@ const ATTEMPTS: u32 = 10;
 /// makes an attempt fail, at little cost, and many may happen at the same time.
 const GUARDED_ATTEMPTS: u32 = 500;
 
-/// Repeats `work` while it fails because another program has deleted a rule or chain that `work` had just listed.
+/// Repeats `work` while it fails because another program has deleted what `work` had just listed, or created what `work` had just
+/// not found.
 pub fn retry<T, E: AsRef<Error>>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let mut outcome = work();
     for _ in 1..ATTEMPTS {
         match &outcome {
-            Err(error) if error.as_ref().errno() == Some(libc::ENOENT) => outcome = work(),
+            Err(error) if matches!(error.as_ref().errno(), Some(libc::ENOENT | libc::EEXIST)) => outcome = work(),
             _ => break,
         }
     }

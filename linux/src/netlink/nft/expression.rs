@@ -119,6 +119,9 @@ impl Field {
     pub const TCP: u8 = 6;
     /// [`PACKET_TYPE`](Self::PACKET_TYPE) of a frame to this host.
     pub const TO_HOST: u8 = 0;
+    /// Bits of [`CONNECTION_STATE`](Self::CONNECTION_STATE): packets were seen in both directions, or the connection belongs to
+    /// such a connection.
+    pub const ESTABLISHED: u32 = 1 << 1 | 1 << 2;
     /// Bit of [`CONNECTION_STATUS`](Self::CONNECTION_STATUS): the destination was translated.
     pub const TRANSLATED: u32 = 1 << 5;
     /// [`CONNECTION_DIRECTION`](Self::CONNECTION_DIRECTION) of a packet to the client that began the connection.

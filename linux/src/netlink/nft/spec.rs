@@ -274,6 +274,26 @@ impl RuleSpec<'_> {
         })
     }
 
+    /// Sets bits of the packet mark.
+    pub fn set_mark_bits(self, bits: u32) -> Self {
+        self.change_mark(bits, bits)
+    }
+
+    /// Clears bits of the packet mark.
+    pub fn clear_mark_bits(self, bits: u32) -> Self {
+        self.change_mark(bits, 0)
+    }
+
+    /// Replaces the bits in `mask` of the packet mark by those of `value`.
+    fn change_mark(self, mask: u32, value: u32) -> Self {
+        self.load(Field::PACKET_MARK, Register::FIRST)
+            .bitwise(Register::FIRST, &(!mask).to_ne_bytes(), &value.to_ne_bytes())
+            .expression("meta", |data| {
+                data.number(2, 3);
+                data.register(3, Register::FIRST);
+            })
+    }
+
     /// Adds the concatenated fields to a set, unless it has them or is full.
     pub fn add_to_set(self, fields: &[Field], set: &str) -> Self {
         self.load_all(fields).expression("dynset", |data| {
@@ -363,12 +383,17 @@ impl RuleSpec<'_> {
 
     /// Clears the bits of a register that are not in `mask`.
     pub fn mask(self, register: Register, mask: &[u8]) -> Self {
+        self.bitwise(register, mask, &vec![0; mask.len()])
+    }
+
+    /// Clears the bits of a register that are not in `mask`, then inverts those in `toggle`.
+    fn bitwise(self, register: Register, mask: &[u8], toggle: &[u8]) -> Self {
         self.expression("bitwise", |data| {
             data.register(1, register);
             data.register(2, register);
             data.number(3, length(mask.len()));
             data.value(4, mask);
-            data.value(5, &vec![0; mask.len()]);
+            data.value(5, toggle);
         })
     }
 

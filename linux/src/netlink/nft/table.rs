@@ -128,6 +128,10 @@ impl Hook {
     pub const TRANSLATED_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -90 };
     /// The hook that filters packets that are not addressed to this host, where `iptables` has its chain FORWARD.
     pub const FORWARD: Hook = Hook { kind: "filter", place: BaseChain::FORWARD, priority: 0 };
+    /// The hook just before [`FORWARD`](Hook::FORWARD).
+    pub const BEFORE_FORWARD: Hook = Hook { priority: -1, ..Hook::FORWARD };
+    /// The hook just after [`FORWARD`](Hook::FORWARD).
+    pub const AFTER_FORWARD: Hook = Hook { priority: 1, ..Hook::FORWARD };
     /// The first hook for frames that a bridge receives on its ports.
     pub const BRIDGE_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
 }
