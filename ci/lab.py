@@ -138,11 +138,11 @@ class Call:
             "TMPDIR": "/run",  # the reference leaves files here when it is killed
             **(env or {}),
         }
+        self.config = json.dumps(config).encode()
         self.began = time.monotonic()
         self.process = subprocess.Popen(
             [*prefix, path], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True)
-        self.config = json.dumps(config).encode()
 
     def kill(self, number=signal.SIGKILL, children=True):
         """Sends a signal to the plugin and to the plugins that it executes."""

@@ -109,14 +109,15 @@ impl Entry {
         EntryKey { set: self.set.clone(), key }
     }
 
-    /// Returns everything by which two entries are compared, without the note.
-    pub(crate) fn identity(&self) -> ([&str; 2], [Option<&[u8]>; 3]) {
+    /// Returns everything by which two entries are compared, without the note. The key comes first: entries of one attachment
+    /// have the same set and comment, and a comparison ends at the first difference.
+    pub(crate) fn identity(&self) -> ([Option<&[u8]>; 3], [&str; 2]) {
         let Element { key, key_end, data, .. } = &self.element;
         let value = match data {
             Some(Data::Value(value)) => Some(value.as_slice()),
             _ => None,
         };
-        ([&self.set, self.comment()], [Some(key), key_end.as_deref(), value])
+        ([Some(key), key_end.as_deref(), value], [&self.set, self.comment()])
     }
 
     /// Returns whether this is an entry for masquerade that other attachments need.
