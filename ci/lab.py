@@ -7,6 +7,7 @@ and the empty directories from here; it calls plugins in its own way, because it
 
 import atexit
 import collections
+import ctypes
 import ipaddress
 import json
 import os
@@ -95,6 +96,20 @@ def set_up(source):
         shutil.copy(f"{source}/{plugin}", f"{BIN}/separate/{plugin}")
     shutil.copy(f"{source}/cnitool", f"{BIN}/cnitool")
     run("ip", "link", "set", "lo", "up")
+
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def enter(netns):
+    """Moves this thread, and all processes that it starts from now on, to the network namespace."""
+    with open(f"/run/netns/{netns}") as file:
+        if libc.setns(file.fileno(), 0x40000000) != 0:
+            raise OSError(ctypes.get_errno(), f"cannot enter {netns}")
+
+
+def make_netns(names):
+    run("ip", "-batch", "-", input="".join(f"netns add {name}\n" for name in names).encode())
 
 
 def run(*command, **options):

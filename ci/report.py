@@ -229,17 +229,22 @@ def place(machine):
 
 
 def write_markdown(path, results):
+    write_tables(path, results, tables(results), BEGIN, END)
+
+
+def write_tables(path, results, tables, begin, end):
+    """Replaces what a file has between two lines with tables."""
     with open(path) as file:
         text = file.read()
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        sys.exit(f"{path} must contain the lines {BEGIN} and {END}")
+    if text.count(begin) != 1 or text.count(end) != 1:
+        sys.exit(f"{path} must contain the lines {begin} and {end}")
     machine = results.data["machine"]
     new = [f"Measured {machine['when']} on {place(machine)}, load {machine['load']} at the start"
            f"{', with --quick' if results.data['quick'] else ''}.", ""]
-    new += [markdown(title, head, rows) for title, head, rows in tables(results) if rows]
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    new += [markdown(title, head, rows) for title, head, rows in tables if rows]
+    before, after = text.split(begin)[0], text.split(end)[1]
     with open(path, "w") as file:
-        file.write("\n".join([before + BEGIN, *new, END + after]))
+        file.write("\n".join([before + begin, *new, end + after]))
 
 
 # The chart

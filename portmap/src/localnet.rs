@@ -56,15 +56,17 @@ pub(crate) fn enable(host: &mut Netlink, link: LinkIndex) -> Result<()> {
     if !is_enabled {
         match sysctl::check_writable(&key(&name)) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::EROFS | libc::EACCES)) => {
-                return Err(Error::new(Code::INTERNAL, format!("net.ipv4.conf.{name}.route_localnet is not 1"))
-                    .details("/proc/sys is read-only: mount it writable, or set the sysctl before"));
+                return Err(read_only(&name));
             }
             outcome => outcome.context(what)?,
         }
     }
     match add_guard(host, link, if is_enabled { GUARD } else { OWN }).context(what)? {
         true if is_enabled => Ok(()),
-        true => sysctl::set(&key(&name), "1").map(drop).context(what),
+        true => match sysctl::set(&key(&name), "1").context(what)? {
+            Setting::ReadOnly => Err(read_only(&name)),
+            Setting::Kept | Setting::Changed | Setting::Missing => Ok(()),
+        },
         false if is_enabled => {
             warn!("{}", exposure(&name));
             Ok(())
@@ -76,6 +78,11 @@ pub(crate) fn enable(host: &mut Netlink, link: LinkIndex) -> Result<()> {
             Ok(())
         }
     }
+}
+
+fn read_only(link: &str) -> Error {
+    Error::new(Code::INTERNAL, format!("net.ipv4.conf.{link}.route_localnet is not 1"))
+        .details("/proc/sys is read-only: mount it writable, or set the sysctl before")
 }
 
 /// Adds the guard of a link unless it has one: with this handle, or any if it is [`GUARD`]. Returns `false` if the kernel does not

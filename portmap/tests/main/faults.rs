@@ -86,6 +86,31 @@ fn a_repeated_add_that_fails_keeps_or_removes_everything() {
     }
 }
 
+/// CHECK would fail for ever if ADD succeeded without the setting.
+#[test]
+fn an_add_that_cannot_write_route_localnet_fails() {
+    let lab = &Lab::new();
+    let (pod, config) = everything(lab);
+    let path = "/proc/sys/net/ipv4/conf/br0/route_localnet";
+    let mut failures = 0;
+    for n in 1.. {
+        let fault = format!("inject=openat:error=EACCES:when={n}");
+        let (outcome, log) = pod.call("ADD", &config).trace(lab, &["-P", path, "-e", "trace=openat", "-e", &fault]);
+        if outcome.status == Some(0) {
+            pod.check(&config).ok();
+            pod.del(&config);
+        } else {
+            assert_eq!(outcome.status, Some(1), "{n}");
+            failures += 1;
+        }
+        assert_clean(lab);
+        if !log.contains("INJECTED") {
+            break;
+        }
+    }
+    assert!(failures > 0);
+}
+
 /// The rollback needs no more descriptors than the ADD had.
 #[test]
 fn an_add_without_descriptors_leaves_nothing() {
