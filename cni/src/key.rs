@@ -115,7 +115,7 @@ impl<'a> AttachmentKey<'a> {
         format!("{}{}\"", iptables_prefix(self.network), self.container)
     }
 
-    /// Returns the suffix of the names of the spoof check chains.
+    /// Returns the suffix of the names of the spoof check chains of the reference.
     pub fn chain_suffix(&self) -> String {
         format!("{}-{}", self.container, self.ifname)
     }
@@ -141,6 +141,12 @@ pub fn network_mark_in(comment: &str) -> Option<&str> {
 /// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment has none.
 pub fn mark_in(comment: &str) -> Option<&str> {
     comment.get(..DIGEST + 1 + DIGEST).filter(|mark| mark.as_bytes().get(DIGEST) == Some(&b'-'))
+}
+
+/// Combines both halves of an attachment's mark to 15 digits, which fit into a key of nftables that is the name of a link.
+pub fn short_mark(mark: &str) -> String {
+    let halves = mark.split('-').filter_map(|half| u64::from_str_radix(half, 16).ok());
+    format!("{:015x}", halves.fold(0_u64, |all, half| all.rotate_left(1) ^ half) >> 4)
 }
 
 /// Returns the attachment's digest in the comment of an nftables rule; `None` if the comment is too short.

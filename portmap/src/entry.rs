@@ -163,7 +163,7 @@ fn values(Key { host_ip, protocol, port }: &Key) -> Vec<Value> {
 /// Returns the element of an attachment in the set `attachments`, without what it records. The comment may be only the mark.
 pub(crate) fn head(comment: &str) -> Element {
     // A key of this type is text that `nft` shows, of at most 15 bytes.
-    let key = Value::LinkName(key::mark_in(comment).map(short).unwrap_or_default());
+    let key = Value::LinkName(key::mark_in(comment).map(key::short_mark).unwrap_or_default());
     Element::new(&[key]).comment(comment)
 }
 
@@ -175,12 +175,6 @@ pub(crate) fn look_up(nft: &mut Nftables, keys: &[EntryKey]) -> Result<Vec<Optio
     let found = nft.find_elements(keys.iter().map(|key| (set(&key.set), key.key.as_slice())))?;
     let entry = |(key, element): (&EntryKey, Option<Element>)| Some(Entry { set: key.set.clone(), element: element? });
     Ok(keys.iter().zip(found).map(entry).collect())
-}
-
-/// Combines both halves of a mark to 15 digits.
-fn short(mark: &str) -> String {
-    let halves = mark.split('-').filter_map(|half| u64::from_str_radix(half, 16).ok());
-    format!("{:015x}", halves.fold(0_u64, |all, half| all.rotate_left(1) ^ half) >> 4)
 }
 
 /// Returns the edits that create entries; EEXIST if the key of one exists.
