@@ -102,12 +102,12 @@ fn attach(pod: &Pod<'_>, config: &Value, added_by: AddedBy) -> Value {
     }
 }
 
-/// Lists the ports, leases and rules of a container. Only the comments of masquerade rules contain its ID.
+/// Lists the ports, leases and rules of a container. Of the rules, only comments contain its ID.
 fn traces(lab: &Lab, id: &str) -> String {
     lab.sh(&format!(
         "ip -o link show type veth | grep -F ' {id} ' || true
          grep -rlxF -e '{id}' -e '{id}\r' /var/lib/cni || true
-         nft list ruleset | grep -E '(id: |-){id}[\"-]' || true
+         nft list ruleset | grep -E '(id: |-){id}[\"-]' | sed -E 's/^\\s*(elements = \\{{)?\\s*//; s/(,| \\}})$//' || true
          iptables-save -t nat | grep -F '\\\"{id}\\\"' || true
          ip6tables-save -t nat | grep -F '\\\"{id}\\\"' || true"
     ))
@@ -141,7 +141,8 @@ fn case(host: &Host<'_>, added_by: AddedBy, id: &str, netns: Netns, previous: Pr
         added_by == AddedBy::Reference || attached.contains(&format!("alias cni-attachment net1 {id} eth0")),
         "{what}: {attached}"
     );
-    for wanted in ["/10.1.", "/fd01::", "drop comment", "asquerade"] {
+    let check = if added_by == AddedBy::Reference { "drop comment" } else { &format!("\"{port}\" comment") };
+    for wanted in ["/10.1.", "/fd01::", check, "asquerade"] {
         assert!(attached.to_lowercase().contains(wanted), "{what}: no {wanted} in {attached}");
     }
     let before = host.bystanders();
