@@ -299,7 +299,7 @@ def rules():
     found = []
     for item in json.loads(run("nft", "-j", "list", "ruleset", stderr=subprocess.DEVNULL))["nftables"]:
         [(kind, what)] = item.items()
-        if kind in ("set", "map") and what["table"] in (PORTS, ISOLATION) and what["name"] != "versions":
+        if kind in ("set", "map") and what["table"] in OWN and what["name"] != "versions":
             found += [f"element {what['table']} {what['name']} {json.dumps(element)}" for element in what.get("elem", ())]
         if kind == "chain" and "hook" not in what and not is_common(what["table"], what["name"]):
             found.append(f"chain {what['family']} {what['table']} {what['name']}")
@@ -313,6 +313,8 @@ def rules():
 
 PORTS = "cni_hostport"  # the table in which portmap publishes ports
 ISOLATION = "cni_isolation"  # the table in which firewall isolates containers
+SPOOFCHECK = "cni_spoofcheck"  # the table in which bridge checks MAC addresses
+OWN = (PORTS, ISOLATION, SPOOFCHECK)  # what belongs to a container in them is an element
 
 
 def is_common(table, chain, expression=None):
@@ -327,7 +329,7 @@ def is_common(table, chain, expression=None):
         return True
     if expression is not None and chain in ("FORWARD", "CNI-FORWARD"):
         return any(f'"target": "{other}' in expression for other in ("CNI-FORWARD", "CNI-ADMIN", "CNI-ISOLATION-"))
-    return table in (PORTS, ISOLATION) or expression is not None and '"CNI-HOSTPORT-' in expression and not chain.startswith("CNI-")
+    return table in OWN or expression is not None and '"CNI-HOSTPORT-' in expression and not chain.startswith("CNI-")
 
 
 def clear(keep_netns=False):

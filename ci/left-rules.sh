@@ -55,6 +55,18 @@ then remove cni0. To end the isolation of all containers, also of running ones: 
 WARNING
 }
 
+# warn_of_left_checks: warns if attachments have a spoof check (macspoofchk), which no other bridge plugin removes.
+warn_of_left_checks() {
+    command -v nft >/dev/null || return 0
+    left=$(nft list set bridge cni_spoofcheck ports 2>/dev/null | grep -o 'comment "[^"]*"' | sort -u | wc -l) || left=0
+    [ "$left" -gt 0 ] || return 0
+    cat >&2 <<WARNING
+warning: attachments with a spoof check that no other bridge plugin removes: $left. Their entries stay after the containers are
+gone, and drop the frames of a later link of the same name. To avoid this, install cni0 again, detach these containers, and then
+remove cni0. To remove all spoof checks of cni0, also those of running containers: "nft delete table bridge cni_spoofcheck".
+WARNING
+}
+
 # warn_of_left_guards: warns of links with the filter that protects services on 127.0.0.1. Without the rules of cni0, it also
 # drops the replies to connections from loopback addresses if bridge-nf-call-iptables is 1.
 warn_of_left_guards() {

@@ -93,6 +93,7 @@ warn_of_left_rules $cni/bridge.distrib
 warn_of_left_ports
 warn_of_left_acceptance
 warn_of_left_isolation
+warn_of_left_checks
 warn_of_left_guards
 END
     disable_timers

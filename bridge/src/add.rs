@@ -24,9 +24,6 @@ impl<'a> PreparedAdd<'a> {
     pub(crate) fn read(call: &'a Call<'a>, at: &Attachment) -> Result<PreparedAdd<'a>> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
-        if config.spoof_check {
-            spoofcheck::validate(AttachmentKey::new(call, at))?;
-        }
         let mut ipam = config.find_ipam(call)?;
         match &mut ipam {
             Some(ipam) => ipam.prepare(at)?,

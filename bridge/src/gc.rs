@@ -35,7 +35,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Er
 pub(crate) fn collect_rules(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     let mut nft = Nftables::open()?;
     let mut failures = ErrorCollector::default();
-    failures.record(spoofcheck::collect(&mut nft, host, |link| keep.is_stale_alias(&link.alias)));
+    failures.record(spoofcheck::collect(&mut nft, host, keep));
     failures.record(masquerade::collect(&mut nft, keep));
     failures.record(iptables::collect(&mut nft, host, keep));
     failures.into_result()

@@ -13,8 +13,7 @@ use crate::Bridge;
 use crate::config::{self, Backend, Config};
 use crate::masquerade;
 use crate::rule::{Masquerade, REPAIR_HINT, Traffic};
-use crate::spoofcheck::{self, SpoofCheck};
-use crate::{check, gateway, gc, iptables, vlan};
+use crate::{check, gateway, gc, iptables, spoofcheck, vlan};
 
 /// The kinds of objects that the plugin creates.
 static KINDS: [Kind; 2] = [
@@ -63,7 +62,9 @@ impl Inspect for Bridge {
         rules.extend(iptables::list(&mut nft)?);
         let checks = spoofcheck::list(&mut nft)?;
         let rules = rules.into_iter().map(|rule| masquerade_object(masquerade, rule));
-        Ok(rules.chain(checks.into_iter().map(|check| spoof_check_object(spoof_check, check))).collect())
+        Ok(rules
+            .chain(checks.into_iter().map(|(port, comment)| spoof_check_object(spoof_check, port, comment)))
+            .collect())
     }
 
     fn collect(&self, _: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
@@ -124,17 +125,17 @@ fn masquerade_object(kind: &'static Kind, rule: Masquerade) -> Object {
     }
 }
 
-fn spoof_check_object(kind: &'static Kind, check: SpoofCheck) -> Object {
+fn spoof_check_object(kind: &'static Kind, port: String, comment: String) -> Object {
     Object {
         kind,
-        name: check.port.clone(),
+        name: port.clone(),
         detail: String::new(),
         properties: Vec::new(),
-        owner: Owner::Port(check.port),
+        owner: Owner::Port(port),
         backend: NFTABLES,
         address: None,
-        about: check.reference.clone(),
-        comment: check.reference,
+        about: comment.split_once(", net: ").map_or(comment.as_str(), |(_, about)| about).to_owned(),
+        comment,
     }
 }
 

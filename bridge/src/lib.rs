@@ -1,7 +1,7 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
 //! `add` walks through the steps of an ADD, which sends few messages to the kernel: `attach` creates the bridge and a
-//! veth pair, `spoofcheck` adds its rules, the container veth is set up, an IPAM plugin leases addresses, `gateway`
+//! veth pair, `spoofcheck` lets only frames from its MAC address pass, the container veth is set up, an IPAM plugin leases addresses, `gateway`
 //! derives gateways and routes from them, `layer3` enables forwarding, `masquerade` adds its rules, and `layer3`
 //! configures addresses and routes on both sides.
 //!
@@ -113,6 +113,9 @@ impl Plugin for Bridge {
         let not_available = |error| attach::explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
         let ipam = config.find_ipam(call).map_err(not_available)?;
         attach::status(&mut Netlink::open()?, &config).map_err(not_available)?;
+        if config.spoof_check {
+            spoofcheck::status().map_err(not_available)?;
+        }
         if let Some(ipam) = ipam {
             ipam.status()?;
             if config.gateway {

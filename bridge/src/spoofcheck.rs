@@ -1,277 +1,328 @@
-//! Spoof check: drops frames from a port whose source MAC address is not the container's.
+//! Spoof check: drops frames from a port whose source MAC address is not the container's, in a table of its own.
 //!
-//! Names and comments are the reference's, so that each implementation can remove the rules of the other.
+//! ```text
+//! table bridge cni_spoofcheck {
+//!     set ports { type ifname; elements = { "veth2fd64ca4" comment "…" } }
+//!     set macs { type ifname . ether_addr; elements = { "veth2fd64ca4" . 5e:0b:7c:1f:a2:33 comment "…" } }
+//!     set attachments { type ifname; elements = { "0123456789abcde" comment "…" } }
+//!     chain prerouting {
+//!         type filter hook prerouting priority -300
+//!         iifname @ports iifname . ether saddr != @macs drop
+//!     }
+//! }
+//! ```
+//!
+//! Unlike the reference, which adds a jump for each port, so that every frame passes the jumps of all ports: here a frame costs
+//! two lookups, with any number of containers.
+//!
+//! The key of the third set is derived from the attachment. By it, DEL and a repeated ADD find the port and the MAC address, and
+//! need not list the checks of all attachments. The three elements of a check have the same comment, mark (the port) and note (the
+//! MAC address). They come and go in one transaction, which fails if one of them does not exist any more: the name of a port is
+//! random, so a transaction that removes an old check does not hit a new one.
+//!
+//! [`chains`] has the checks of the reference and of earlier versions.
+
+mod chains;
 
 use std::collections::BTreeMap;
 
-use cni::key::AliasOwner;
-use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Result, SortedSet};
+use cni::key::{AliasOwner, mark_in, short_mark};
+use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Keep, Result, SortedSet, try_edits};
 use linux::ip::MacAddr;
-use linux::netlink::nft::{self, Chain, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
-use linux::netlink::{Link, Netlink};
+use linux::netlink::Netlink;
+use linux::netlink::nft::{
+    self, Chain, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, RuleSpec, Set, SetSpec,
+    Table, Value, Verdict,
+};
 
-const TABLE: Table<'_> = Table { family: Family::Bridge, name: "nat" };
-const PREROUTING: Chain<'_> = TABLE.chain("PREROUTING");
-/// The prefix of all comments; the container ID, a hyphen and the interface name follow.
-const COMMENT_PREFIX: &str = "macspoofchk-";
-/// The longest reference (container ID, hyphen, interface name) for which the chain names fit. Comments may be longer.
-const MAX_REFERENCE: usize = 255 - "cni-br-iface-".len() - "-mac".len();
+const TABLE: Table<'_> = Table { family: Family::Bridge, name: "cni_spoofcheck" };
+const PORTS: Set<'_> = TABLE.set("ports");
+const MACS: Set<'_> = TABLE.set("macs");
+const ATTACHMENTS: Set<'_> = TABLE.set("attachments");
+const PREROUTING: Chain<'_> = TABLE.chain("prerouting");
 
+/// The remedy if the kernel refuses the rules.
+const FIX_HINT: &str = "key \"macspoofchk\" needs a kernel with nf_tables for bridges";
 /// The remedy for a container whose MAC address changes after ADD.
 const MAC_HINT: &str = "if \"tuning\" sets the address, set it for \"bridge\" instead, by \"args.cni.mac\" or the capability \"mac\", \
                         or remove \"macspoofchk\"; then attach the container again";
 
-/// The names of chains and the comment of one attachment.
-#[derive(Debug)]
-struct Names {
-    /// The chain for frames from the port.
-    port: String,
-    /// The chain that compares the MAC address.
-    mac: String,
-    comment: String,
-}
-
-impl Names {
-    fn new(reference: &str) -> Names {
-        Names {
-            port: format!("cni-br-iface-{reference}"),
-            mac: format!("cni-br-iface-{reference}-mac"),
-            comment: format!("{COMMENT_PREFIX}{reference}"),
-        }
-    }
-}
-
-/// A spoof check that is installed.
+/// A spoof check of an attachment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SpoofCheck {
     /// The port whose frames are checked.
     pub(crate) port: String,
-    /// Container ID, hyphen, interface name.
-    pub(crate) reference: String,
+    /// The MAC address that may pass.
+    mac: MacAddr,
+    /// The comment of the attachment.
+    pub(crate) comment: String,
 }
 
-/// Returns an error if the chain names would be too long.
-pub(crate) fn validate(owner: AttachmentKey<'_>) -> Result<()> {
-    let len = owner.chain_suffix().len();
-    if len <= MAX_REFERENCE {
-        return Ok(());
+impl SpoofCheck {
+    fn new(owner: AttachmentKey<'_>, port: &str, mac: MacAddr) -> SpoofCheck {
+        SpoofCheck { port: port.to_owned(), mac, comment: owner.comment() }
     }
-    let what = format!("container id {:?} is too long for key \"macspoofchk\"", owner.container);
-    Err(Error::new(Code::CONFIG, what).details(format!(
-        "container ID and interface name have {len} characters; at most {MAX_REFERENCE} fit into the name of a chain"
-    )))
+
+    /// Returns the check to which an element belongs; `None` if another program added it.
+    fn read(element: &Element) -> Option<SpoofCheck> {
+        let data = &element.userdata;
+        Some(SpoofCheck { port: data.mark.clone(), mac: data.note.parse().ok()?, comment: data.comment.clone() })
+    }
+
+    /// Returns the check of an attachment.
+    fn find(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<Option<SpoofCheck>> {
+        let mark = owner.mark();
+        let found = nft.element(ATTACHMENTS, &[Value::LinkName(short_mark(&mark))])?;
+        Ok(found.as_ref().and_then(SpoofCheck::read).filter(|check| mark_in(&check.comment) == Some(&mark)))
+    }
+
+    /// Returns the elements of the check with their sets.
+    fn elements(&self) -> [(Set<'static>, Element); 3] {
+        let port = Value::LinkName(self.port.clone());
+        let attachment = Value::LinkName(short_mark(mark_in(&self.comment).unwrap_or_default()));
+        [(ATTACHMENTS, vec![attachment]), (PORTS, vec![port.clone()]), (MACS, vec![port, Value::Mac(self.mac)])].map(
+            |(set, key)| {
+                let element = Element::new(&key).comment(&self.comment).mark(&self.port).note(self.mac.to_string());
+                (set, element)
+            },
+        )
+    }
+
+    /// Returns the existing elements that have the keys of this check, also those of other checks.
+    fn look_up(&self, nft: &mut Nftables) -> Result<Vec<(Set<'static>, Element)>> {
+        let elements = self.elements();
+        let found = nft.find_elements(elements.iter().map(|(set, element)| (*set, element.key.as_slice())))?;
+        Ok(elements.iter().zip(found).filter_map(|((set, _), found)| Some((*set, found?))).collect())
+    }
+
+    /// Returns the elements of this check that exist.
+    fn existing(&self, nft: &mut Nftables) -> Result<Vec<(Set<'static>, Element)>> {
+        let mut found = self.look_up(nft)?;
+        found.retain(|(_, element)| SpoofCheck::read(element).as_ref() == Some(self));
+        Ok(found)
+    }
+
+    /// Returns the edits that create the elements; EEXIST if one of the keys exists.
+    fn create(&self) -> impl Iterator<Item = Edit> {
+        self.elements().into_iter().flat_map(|(set, element)| Edit::create_elements(set, &[element]))
+    }
+
+    /// Deletes the elements of this check that exist.
+    fn delete(&self, nft: &mut Nftables) -> Result<()> {
+        let edits: Vec<Edit> = self.existing(nft)?.iter().flat_map(delete_element).collect();
+        nft.apply(&edits).context(|| "remove the spoof check")
+    }
 }
 
-/// Adds the rules that let only frames from `mac` pass the port `link`. Replaces existing rules of the attachment.
-///
-/// Usually the table exists and the attachment has no rules. Then adding them is enough: recreating the base chain, or
-/// searching for rules to replace, costs the kernel ten times as much.
-pub(crate) fn add(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
-    let names = Names::new(&owner.chain_suffix());
-    let (port, check) = (TABLE.chain(&names.port), TABLE.chain(&names.mac));
-    let rules = || {
-        [
-            RuleSpec::new(PREROUTING).input_link(link).jump(port.name),
-            RuleSpec::new(port).jump(check.name),
-            RuleSpec::new(check).source_mac(mac).verdict(Verdict::Return),
-            RuleSpec::new(check).verdict(Verdict::Drop),
-        ]
-        .map(|rule| Edit::add_rule(&rule.comment(&names.comment)))
-    };
+fn delete_element((set, element): &(Set<'_>, Element)) -> Vec<Edit> {
+    Edit::delete_elements(*set, std::slice::from_ref(element))
+}
+
+/// Returns the edits that create the table, or restore what is missing of it. They may be applied several times.
+fn create_table() -> Vec<Edit> {
+    let set = |set, key| Edit::add_set(&SetSpec { set, key, maps_to: MapsTo::Nothing, elements: Elements::Keys });
+    vec![
+        Edit::add_table(TABLE),
+        set(PORTS, &[DataType::LinkName]),
+        set(MACS, &[DataType::LinkName, DataType::Mac]),
+        set(ATTACHMENTS, &[DataType::LinkName]),
+        Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
+        Edit::flush(PREROUTING),
+        Edit::add_rule(&rule()),
+    ]
+}
+
+/// Returns the rule that drops frames with another source MAC address.
+fn rule() -> RuleSpec<'static> {
+    RuleSpec::new(PREROUTING)
+        .in_set(&[Field::INPUT_LINK], PORTS.name)
+        .not_in_set(&[Field::INPUT_LINK, Field::SOURCE_MAC], MACS.name)
+        .verdict(Verdict::Drop)
+}
+
+/// Returns whether the table has the rule. Then it has the sets too: the kernel does not delete a set that a rule uses.
+fn is_complete(nft: &mut Nftables) -> Result<bool> {
+    let rule = rule();
+    Ok(nft.rules(PREROUTING)?.iter().any(|found| found.is_same_as(&rule)))
+}
+
+/// Lets only frames from `mac` pass the port. Replaces an existing check of the attachment, and one that a lost DEL of another
+/// attachment left for a port of this name.
+pub(crate) fn add(owner: AttachmentKey<'_>, port: &str, mac: MacAddr) -> Result<()> {
+    let check = SpoofCheck::new(owner, port, mac);
     let mut nft = Nftables::open()?;
-    let add = |nft: &mut Nftables| {
-        let mut edits = vec![Edit::create_chain(port), Edit::create_chain(check)];
-        edits.extend(rules());
-        nft.apply(&edits)
-    };
-    let replace = |nft: &mut Nftables| -> Result<()> {
-        let mut edits = vec![
-            Edit::add_table(TABLE),
-            Edit::add_base_chain(PREROUTING, Hook::BRIDGE_INPUT),
-            Edit::add_chain(port),
-            Edit::add_chain(check),
-            Edit::flush(port),
-            Edit::flush(check),
-        ];
-        let old = nft.rules_with_comment(PREROUTING, &|comment| comment == names.comment)?;
-        for rule in &old {
-            refuse_live(&link_of(rule).unwrap_or_default(), link, owner)?;
-            edits.push(Edit::delete_rule(PREROUTING, rule));
-        }
-        edits.extend(rules());
-        Ok(nft.apply(&edits)?)
-    };
     let mut add_or_replace = || {
-        if nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
-            match add(&mut nft) {
-                Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
-                outcome => return Ok(outcome?),
-            }
+        chains::remove(&mut nft, owner, |old| may_replace(old, port, owner))?;
+        let mut edits = if is_complete(&mut nft)? { Vec::new() } else { create_table() };
+        edits.extend(check.create());
+        match nft.apply(&edits) {
+            Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
+            outcome => return Ok(outcome?),
         }
         // If an existing chain is not the expected base chain, the kernel returns an error that says so.
-        nft::retry(|| replace(&mut nft))
+        nft.apply_guarded(|nft| replace(nft, owner, &check))
     };
-    add_or_replace()
-        .map_err(|error| error.details("key \"macspoofchk\" needs a kernel with nf_tables for bridges"))
-        .context(|| "set up the spoof check")
+    add_or_replace().map_err(|error| error.details(FIX_HINT)).context(|| "set up the spoof check")
 }
 
-/// Refuses to replace the check of `port`, if that is the port of a container that is still attached.
-fn refuse_live(port: &str, new: &str, owner: AttachmentKey<'_>) -> Result<()> {
-    let link = if port == new { None } else { Netlink::open()?.link(port)? };
-    match link.and_then(|link| AliasOwner::parse(&link.alias)) {
-        None => Ok(()),
-        Some(attached) => {
+/// Returns the edits that replace all checks with keys of the new one.
+fn replace(nft: &mut Nftables, owner: AttachmentKey<'_>, new: &SpoofCheck) -> Result<Vec<Edit>> {
+    let mut old = new.look_up(nft)?;
+    for check in old.iter().filter_map(|(_, element)| SpoofCheck::read(element)).collect::<Vec<_>>() {
+        may_replace(&check.port, &new.port, owner)?;
+        for element in check.existing(nft)? {
+            if !old.contains(&element) {
+                old.push(element);
+            }
+        }
+    }
+    let mut edits = create_table();
+    edits.extend(old.iter().flat_map(delete_element));
+    edits.extend(new.create());
+    Ok(edits)
+}
+
+/// Returns whether an ADD that has created the port `new` may remove the check of the port `old`: `false` if that belongs to
+/// another attachment. Fails if it belongs to this attachment, which is attached already.
+fn may_replace(old: &str, new: &str, owner: AttachmentKey<'_>) -> Result<bool> {
+    if old == new {
+        return Ok(true);
+    }
+    match belongs_to(&mut Netlink::open()?, old, owner)? {
+        None => Ok(true),
+        Some(false) => Ok(false),
+        Some(true) => {
             let what = format!(
-                "container {:?} has a spoof check for interface {:?} already, on port {port:?} of network {:?}",
-                owner.container, owner.ifname, attached.network
+                "container {:?} has a spoof check for interface {:?} already, on port {old:?} of network {:?}",
+                owner.container, owner.ifname, owner.network
             );
             Err(Error::new(Code::INTERNAL, what).details("detach the container from that network first"))
         }
     }
 }
 
-/// Removes the check of an attachment that is detached, if there is one. The names of a check do not include the network:
-/// a check whose port belongs to another attachment stays.
+/// Returns whether the port of an attachment belongs to `owner`; `None` if it is gone, or not known to belong to any.
+fn belongs_to(host: &mut Netlink, port: &str, owner: AttachmentKey<'_>) -> Result<Option<bool>> {
+    // A port that is gone, as after most DELs, takes no message.
+    if host.link_index(port)?.is_none() {
+        return Ok(None);
+    }
+    let alias = host.link(port)?.map(|link| link.alias).unwrap_or_default();
+    let is_own = owner.aliases().contains(&alias);
+    Ok((is_own || AliasOwner::parse(&alias).is_some()).then_some(is_own))
+}
+
+/// Removes the check of an attachment that is detached, if there is one.
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>) -> Result<()> {
-    remove_named(nft, owner, |port| Ok(!belongs_to_another(host, port, owner)?))
+    remove_if(nft, owner, |_| true)?;
+    chains::remove(nft, owner, |port| Ok(belongs_to(host, port, owner)? != Some(false)))
 }
 
 /// Removes the check of a port that a failed ADD created. The same attachment may have an older port, whose check stays.
 pub(crate) fn roll_back(nft: &mut Nftables, owner: AttachmentKey<'_>, port: &str) -> Result<()> {
-    remove_named(nft, owner, |checked| Ok(checked == port))
+    remove_if(nft, owner, |checked| checked == port)
 }
 
-/// Returns whether a port exists and has the alias of another attachment.
-fn belongs_to_another(host: &mut Netlink, port: &str, owner: AttachmentKey<'_>) -> Result<bool> {
-    // A port that is gone, as after most DELs, takes no message.
-    if host.link_index(port)?.is_none() {
-        return Ok(false);
-    }
-    let alias = host.link(port)?.map(|link| link.alias).unwrap_or_default();
-    Ok(!owner.aliases().contains(&alias) && AliasOwner::parse(&alias).is_some())
-}
-
-/// Removes the spoof check whose chains are named after `owner`, if `is_ours` returns `true` for its port. The names do not
-/// contain the network, so they can be those of another attachment.
-fn remove_named(
-    nft: &mut Nftables,
-    owner: AttachmentKey<'_>,
-    mut is_ours: impl FnMut(&str) -> Result<bool>,
-) -> Result<()> {
-    let names = Names::new(&owner.chain_suffix());
-    let chains = [TABLE.chain(&names.port), TABLE.chain(&names.mac)];
-    nft::retry(|| -> Result<()> {
-        // The rule in PREROUTING jumps to the first chain, so without chains there is no rule.
-        let mut edits = Vec::new();
-        for chain in chains {
-            if nft.has_chain(chain)? {
-                edits.push(Edit::delete_chain(chain));
-            }
-        }
-        if edits.is_empty() {
-            return Ok(());
-        }
-        let mut ours = Vec::new();
-        for rule in nft.rules_with_comment(PREROUTING, &|comment| comment == names.comment)? {
-            if is_ours(&link_of(&rule).unwrap_or_default())? {
-                ours.push(rule);
-            } else {
-                // Its chains are needed.
-                edits.clear();
-            }
-        }
-        edits.splice(0..0, ours.iter().map(|rule| Edit::delete_rule(PREROUTING, rule)));
-        Ok(nft.apply(&edits)?)
+/// Removes the check of an attachment if its port is `wanted`.
+fn remove_if(nft: &mut Nftables, owner: AttachmentKey<'_>, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    nft::retry(|| match SpoofCheck::find(nft, owner)? {
+        Some(check) if wanted(&check.port) => check.delete(nft),
+        _ => Ok(()),
     })
-    .context(|| "remove the spoof check")
 }
 
-/// GC: removes the spoof checks of ports that are gone or `stale`. The names of the chains do not contain the network,
-/// but the aliases of the ports do.
+/// GC: removes the checks of stale attachments, and those of ports that are gone, on any network.
 ///
-/// The rules are listed before the links. ADD creates a port before its rule, so a port that is missing from the list
-/// of links is gone, even if other networks attach and detach containers meanwhile.
-pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, stale: impl Fn(&Link) -> bool) -> Result<()> {
-    let rules = nft.rules(PREROUTING)?;
+/// The checks are listed before the links. ADD creates a port before its check, so a port that is missing from the list of
+/// links is gone, even if other networks attach and detach containers meanwhile.
+pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
+    let (checks, rules) = (list_own(nft)?, chains::rules(nft)?);
     let links = host.links(None)?;
-    let kept: SortedSet<&str> = links.iter().filter(|link| !stale(link)).map(|link| link.name.as_str()).collect();
-    // The number of rules that jump to each chain.
-    let mut users: BTreeMap<Option<&str>, usize> = BTreeMap::new();
-    for rule in &rules {
-        *users.entry(rule.target()).or_default() += 1;
-    }
-    let is_gone = |rule: &&Rule| link_of(rule).is_some_and(|link| !kept.contains(link.as_str()));
+    let kept = links.iter().filter(|link| !keep.is_stale_alias(&link.alias));
+    let kept: SortedSet<&str> = kept.map(|link| link.name.as_str()).collect();
     let mut failures = ErrorCollector::default();
-    for rule in rules.iter().filter(|rule| rule.comment.starts_with(COMMENT_PREFIX)).filter(is_gone) {
-        let others = users.entry(rule.target()).and_modify(|users| *users -= 1).or_default();
-        failures.record(remove_stale(nft, rule, *others > 0));
+    for check in
+        checks.iter().filter(|check| !kept.contains(check.port.as_str()) || keep.is_stale_comment(&check.comment))
+    {
+        failures.record(nft::retry(|| check.delete(nft)));
     }
+    chains::collect(nft, &rules, |port| !kept.contains(port), &mut failures);
     failures.into_result()
 }
 
-/// Removes one rule and, unless other rules share them, its chains, in one transaction. If the rule is gone, another
-/// command has removed or replaced it. Then the chains stay: they may belong to a new attachment with the same names.
-fn remove_stale(nft: &mut Nftables, rule: &Rule, shared: bool) -> Result<()> {
-    let names = Names::new(rule.comment.strip_prefix(COMMENT_PREFIX).unwrap_or_default());
-    let mut edits = vec![Edit::delete_rule(PREROUTING, rule)];
-    for chain in [TABLE.chain(&names.port), TABLE.chain(&names.mac)] {
-        if !shared && nft.has_chain(chain)? {
-            edits.push(Edit::delete_chain(chain));
+/// Lists the ports with a spoof check, on all networks, each with a text that names its attachment.
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<(String, String)>> {
+    let own = list_own(nft)?.into_iter().map(|check| (check.port, check.comment));
+    Ok(own.chain(chains::list(nft)?).collect())
+}
+
+/// Lists the checks, also those of which another program has deleted a part.
+fn list_own(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
+    let mut checks = BTreeMap::new();
+    for set in [ATTACHMENTS, PORTS, MACS] {
+        for check in nft.elements(set)?.iter().filter_map(SpoofCheck::read) {
+            checks.insert((check.port.clone(), check.mac.0, check.comment.clone()), check);
         }
     }
-    match nft.apply(&edits) {
-        Err(error) if error.errno() == Some(libc::ENOENT) => Ok(()),
-        outcome => outcome.context(|| "remove the spoof check"),
-    }
+    Ok(checks.into_values().collect())
 }
 
-/// Lists the spoof checks of all networks.
-pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<SpoofCheck>> {
-    let check = |rule: &Rule| {
-        Some(SpoofCheck { port: link_of(rule)?, reference: rule.comment.strip_prefix(COMMENT_PREFIX)?.to_owned() })
-    };
-    Ok(nft.rules(PREROUTING)?.iter().filter_map(check).collect())
-}
-
-/// Returns the name of the link whose frames a rule matches.
-fn link_of(rule: &Rule) -> Option<String> {
-    let padded = String::from_utf8(rule.values.first()?.clone()).ok()?;
-    Some(padded.trim_end_matches('\0').to_owned())
-}
-
-/// CHECK: returns an error if a rule for this port and this MAC address is missing.
-pub(crate) fn check(owner: AttachmentKey<'_>, link: &str, mac: MacAddr) -> Result<()> {
-    let names = Names::new(&owner.chain_suffix());
+/// CHECK: returns an error unless frames from this MAC address, and no others, pass the port.
+pub(crate) fn check(owner: AttachmentKey<'_>, port: &str, mac: MacAddr) -> Result<()> {
     let mut nft = Nftables::open()?;
-    let absent = |what: String| {
-        Err(Error::new(Code::INTERNAL, what)
-            .details("another program flushed the host's rules; attach the container again to restore them"))
-    };
+    let wanted = SpoofCheck::new(owner, port, mac);
+    let found = wanted.look_up(&mut nft)?;
+    let is_own = found.iter().any(|(set, _)| *set == PORTS);
+    if !is_own && chains::exist(&mut nft, owner)? {
+        return chains::check(&mut nft, owner, port, mac);
+    }
     if !nft.has_base_chain(PREROUTING, Hook::BRIDGE_INPUT)? {
-        return absent(format!("chain {PREROUTING} receives no frames"));
+        return Err(receives_nothing(PREROUTING));
     }
-    let rules = nft.rules(PREROUTING)?;
-    let leads = |rule: &&Rule| rule.target() == Some(&names.port);
-    match rules.iter().find(leads).map(link_of) {
-        Some(Some(found)) if found == link => {}
-        Some(found) => {
-            let found = found.unwrap_or_default();
-            return absent(format!("the spoof check should be for port {link:?}, but is for {found:?}"));
+    if !is_complete(&mut nft)? {
+        return Err(missing(format!("no rule in chain {PREROUTING} drops frames")));
+    }
+    for (set, element) in wanted.elements() {
+        let found = found.iter().find(|found| (found.0, &found.1.key) == (set, &element.key));
+        match found.map(|(_, found)| SpoofCheck::read(found)) {
+            Some(Some(found)) if found == wanted => {}
+            Some(Some(found)) if (&found.port, &found.comment) == (&wanted.port, &wanted.comment) => {
+                return Err(drops_all(mac, found.mac));
+            }
+            _ => return Err(missing(format!("set {set} has no element of port {port:?}"))),
         }
-        None => return absent(format!("no rule in chain {PREROUTING} leads to {}", names.port)),
     }
-    let rules = nft.rules(TABLE.chain(&names.mac))?;
-    let allowed = || rules.iter().flat_map(|rule| &rule.values).filter_map(|value| value.as_slice().try_into().ok());
-    if allowed().any(|allowed| MacAddr(allowed) == mac) {
+    Ok(())
+}
+
+/// Returns the error for a part of a check that is missing.
+fn missing(what: String) -> Error {
+    Error::new(Code::INTERNAL, what)
+        .details("another program flushed the host's rules; attach the container again to restore them")
+}
+
+/// Returns the error for a chain that is not a base chain.
+fn receives_nothing(chain: Chain<'_>) -> Error {
+    missing(format!("chain {chain} receives no frames"))
+}
+
+/// Returns the error for a MAC address that `tuning` has changed after this plugin. Frames with it are what the check is for.
+fn drops_all(mac: MacAddr, allowed: MacAddr) -> Error {
+    let what = format!(
+        "the spoof check drops all frames of the container: its MAC address is {mac}, but only {allowed} may pass"
+    );
+    Error::new(Code::INTERNAL, what).details(MAC_HINT)
+}
+
+/// STATUS: returns an error if the kernel would not accept a spoof check.
+pub(crate) fn status() -> Result<()> {
+    let mut nft = Nftables::open()?;
+    // If the rule exists, the kernel has accepted it before.
+    if is_complete(&mut nft)? {
         return Ok(());
     }
-    // `tuning` has changed the address after this plugin. Frames with it are what the check is for.
-    if let Some(allowed) = allowed().next().map(MacAddr) {
-        let what = format!(
-            "the spoof check drops all frames of the container: its MAC address is {mac}, but only {allowed} may pass"
-        );
-        return Err(Error::new(Code::INTERNAL, what).details(MAC_HINT));
-    }
-    absent(format!("no rule in chain {} lets {mac} pass", TABLE.chain(&names.mac)))
+    let example = AttachmentKey { network: "", container: "", ifname: "" };
+    let mut edits = create_table();
+    edits.extend(SpoofCheck::new(example, "", MacAddr::ZERO).create());
+    try_edits(&mut nft, &edits).map_err(|error| error.details(FIX_HINT)).context(|| "try the spoof check")
 }

@@ -115,7 +115,7 @@ impl<'a> AttachmentKey<'a> {
         format!("{}{}\"", iptables_prefix(self.network), self.container)
     }
 
-    /// Returns the suffix of the names of the spoof check chains.
+    /// Returns the suffix of the names of the spoof check chains of the reference.
     pub fn chain_suffix(&self) -> String {
         format!("{}-{}", self.container, self.ifname)
     }

@@ -57,7 +57,7 @@ finds! {
     finds_flushed_iptables: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F POSTROUTING", "" => ["10.1.0.2", "CNI-"];
     finds_a_flushed_iptables_chain: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -F CHAIN", "" => ["CNI-", "masquerades"];
     finds_a_masqueraded_network: {"ipMasq": true, "ipMasqBackend": "iptables"}, "iptables -t nat -D CHAIN 1", "" => ["CNI-", "10.1.0.0/24"];
-    finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush chain bridge nat PREROUTING", "" => ["cni-br-iface-a-eth0"];
+    finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush ruleset", "" => ["chain bridge cni_spoofcheck prerouting receives no frames"];
 }
 
 /// The spoof check drops all frames of a container whose MAC address `tuning` changes after `bridge`. If `bridge` sets the same

@@ -98,7 +98,7 @@ fn a_container_cannot_keep_its_port_or_its_spoof_check() {
 #[test]
 fn long_ids_with_the_same_prefix_are_distinguished() {
     let lab = &Lab::new();
-    let config = layer3(json!({ "ipMasq": true, "isGateway": true }));
+    let config = layer3(json!({ "ipMasq": true, "isGateway": true, "macspoofchk": true }));
     let [one, two] = ["1", "2"].map(|end| format!("{}{end}", "c".repeat(245)));
     let one = Pod::with_ips(lab, &one, &["10.1.0.2/24"]);
     one.add(&config);

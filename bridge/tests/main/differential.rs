@@ -209,7 +209,6 @@ impl Side<'_> {
         note("container settings", self.pod.sh(&format!("sysctl -n {keys} 2>/dev/null || true")));
         note("container link", self.pod.sh("ip -j link show | jq -c \"[.[] | [.ifname, .mtu, .operstate, .flags]]\""));
         note("iptables", lab.sh("iptables-save -t nat 2>/dev/null | grep -v '^[#:]' | sort; ip6tables-save -t nat 2>/dev/null | grep -v '^[#:]' | sort"));
-        note("spoof check", lab.sh("nft list table bridge nat 2>/dev/null || true"));
         note("leases", lab.sh("find /var/lib/cni -type f ! -name lock ! -name '.*' 2>/dev/null | sort || true"));
         state
     }

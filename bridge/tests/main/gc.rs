@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use testing::config::with;
 use testing::{Lab, Outcome, reference};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+use crate::pod::{Pod, assert_clean, check_by_chains, ipam_calls, ipam_fails, layer3};
 use crate::upgrade::theirs;
 
 /// Calls GC with a list of valid attachments.
@@ -72,13 +72,14 @@ fn the_same_container_with_another_interface_is_another_attachment() {
 }
 
 /// If a container is detached and attached again while GC of another network runs, it has a rule for its old port,
-/// which GC has listed, and one for its new port, with the same names.
+/// which GC has listed, and one for its new port, with the same names. An earlier version attached it.
 #[test]
 fn the_spoof_check_of_a_container_that_was_attached_again_stays() {
     let lab = &Lab::new();
     let config = layer3(json!({ "macspoofchk": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = pod.add(&config);
+    check_by_chains(&pod, &result);
     lab.sh(
         "nft 'add rule bridge nat PREROUTING iifname vethgone jump cni-br-iface-a-eth0 comment \"macspoofchk-a-eth0\"'",
     );

@@ -158,6 +158,8 @@ fn without_nf_tables_legacy_iptables_is_used() {
         let error = pod.call("ADD", &config).run().error(999);
         assert!(error.to_string().contains("nf_tables"), "{error}");
         no_veth();
+        let error = lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().error(50);
+        assert!(error.to_string().contains("nf_tables"), "{error}");
     }
 
     let path = legacy::path(lab);

@@ -27,6 +27,7 @@ mod neighbours;
 mod parallel;
 mod pod;
 mod resubnet;
+mod spoofcheck;
 mod stale;
 mod status;
 mod traffic;

@@ -46,6 +46,11 @@ fn a_hundred_adds_without_a_bridge_and_a_hundred_dels() {
                 format!("{}\n", 2 * PODS)
             );
         }
+        assert_eq!(lab.sh("nft list chain bridge cni_spoofcheck prerouting | grep -c drop"), "1\n");
+        for set in ["ports", "macs", "attachments"] {
+            let elements = lab.sh(&format!("nft list set bridge cni_spoofcheck {set} | grep -o comment | wc -l"));
+            assert_eq!(elements, format!("{PODS}\n"), "{set}");
+        }
         all_at_once(&pods, "DEL", &config);
         assert_clean(lab);
     }

@@ -16,13 +16,18 @@ fn status(lab: &Lab, config: &Value) -> Outcome {
 fn status_succeeds_and_changes_nothing() {
     Lab::for_each_layout(|lab| {
         let _pod = Pod::new(lab, "a");
-        for more in [json!({}), json!({ "ipMasq": true }), json!({ "ipMasq": true, "ipMasqBackend": "iptables" })] {
+        for more in [
+            json!({}),
+            json!({ "ipMasq": true }),
+            json!({ "ipMasq": true, "ipMasqBackend": "iptables" }),
+            json!({ "macspoofchk": true }),
+        ] {
             status(lab, &layer3(more)).ok();
         }
         status(lab, &layer2(json!({}))).ok();
-        assert_eq!(lab.sh("ip -o link | wc -l; nft list table inet cni_plugins_masquerade 2>/dev/null || true"), "1\n");
+        assert_eq!(lab.sh("ip -o link | wc -l; nft list tables | grep -E 'masquerade|spoofcheck' || true"), "1\n");
         assert_eq!(lab.sh("sysctl -n net.ipv4.ip_forward"), "0\n");
-        assert_eq!(ipam_calls(lab), ["STATUS"; 3]);
+        assert_eq!(ipam_calls(lab), ["STATUS"; 4]);
     });
 }
 

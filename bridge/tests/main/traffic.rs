@@ -172,16 +172,16 @@ fn a_spoof_check_without_effect_is_rejected() {
     let lab = &Lab::new();
     let config = layer3(json!({ "macspoofchk": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    lab.sh("nft 'add table bridge nat; add chain bridge nat PREROUTING'");
+    lab.sh("nft 'add table bridge cni_spoofcheck; add chain bridge cni_spoofcheck prerouting'");
     let error = pod.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("set up the spoof check"), "{error}");
     assert_clean(lab);
-    lab.sh("nft delete table bridge nat");
+    lab.sh("nft delete table bridge cni_spoofcheck");
     let result = pod.add(&config);
     pod.check(&config, &result).ok();
     lab.sh(&format!(
-        "cd {}; nft -s list table bridge nat | sed 's/type filter hook prerouting.*//' >rules
-         nft delete table bridge nat; nft -f rules",
+        "cd {}; nft -s list table bridge cni_spoofcheck | sed 's/type filter hook prerouting.*//' >rules
+         nft delete table bridge cni_spoofcheck; nft -f rules",
         lab.dir().display()
     ));
     let error = pod.check(&config, &result).error(999);
@@ -194,13 +194,26 @@ fn frames_with_a_spoofed_mac_are_dropped() {
         let config = layer3(json!({ "macspoofchk": true }));
         let [a, b] = two_pods(lab, &config);
         let own = a.ip("link show eth0")[0]["address"].as_str().unwrap().to_owned();
-        for (any, other) in [("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")] {
-            assert!(send(&a.udp(any), &b.udp(any), other).is_some());
+        // To a neighbour and to the host; with a VLAN tag, if this kernel has such links.
+        let mut paths = vec![("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")];
+        let has_vlans = a.sh("ip link add link eth0 name tagged type vlan id 5 2>/dev/null && echo yes || true");
+        if has_vlans == "yes\n" {
+            b.sh("ip link add link eth0 name tagged type vlan id 5");
+            for (pod, n) in [(&a, 2), (&b, 3)] {
+                pod.sh(&format!("ip link set tagged up; ip address add 10.5.0.{n}/24 dev tagged"));
+            }
+            paths.push(("0.0.0.0", "10.5.0.3"));
         }
+        for (any, other) in paths.iter().copied() {
+            assert!(send(&a.udp(any), &b.udp(any), other).is_some(), "{other}");
+        }
+        assert!(send(&a.udp("0.0.0.0"), &udp(None, "0.0.0.0", 0), "10.1.0.1").is_some());
+        // The VLAN link follows the address of its link.
         a.sh("ip link set eth0 address 02:00:00:00:00:99");
-        for (any, other) in [("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")] {
+        for (any, other) in paths.iter().copied() {
             assert_nothing_arrives(&a.udp(any), &b.udp(any), other);
         }
+        assert_nothing_arrives(&a.udp("0.0.0.0"), &udp(None, "0.0.0.0", 0), "10.1.0.1");
         a.sh(&format!("ip link set eth0 address {own}"));
         assert!(send(&a.udp("0.0.0.0"), &b.udp("0.0.0.0"), "10.1.0.3").is_some());
         a.del(&config);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testing::config::with;
 use testing::{Lab, Outcome, Process, REFERENCE, reference};
 
-use crate::pod::{Pod, assert_clean, layer2, layer3};
+use crate::pod::{Pod, assert_clean, check_by_chains, layer2, layer3};
 
 /// Returns configurations that both implementations support.
 fn configurations() -> Vec<Value> {
@@ -121,11 +121,14 @@ fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
     });
 }
 
-/// Attaches a container as an earlier version did, whose aliases started with another word.
+/// Attaches a container as an earlier version did, whose aliases started with another word, and whose spoof check had chains.
 fn add_with_old_alias(pod: &Pod<'_>, config: &Value) -> Value {
     let result = pod.add(config);
     let (port, network) = (pod.port(&result), config["name"].as_str().unwrap());
     pod.lab.sh(&format!("ip link set {port} alias \"cni0 {network} {} {}\"", pod.id, pod.ifname));
+    if config["macspoofchk"] == true {
+        check_by_chains(pod, &result);
+    }
     result
 }
 
@@ -206,6 +209,33 @@ fn gc_removes_attachments_of_an_earlier_version() {
     pods[2].check(&other, &foreign).ok();
 }
 
+/// The DEL of an attachment of an earlier version was lost. Its chains go with the next ADD, unless their port is that of a live
+/// container: their names do not contain the network.
+#[test]
+fn an_add_replaces_the_chains_of_an_earlier_version() {
+    let lab = &Lab::new();
+    let config = layer3(json!({ "macspoofchk": true }));
+    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
+    let result = add_with_old_alias(&pod, &config);
+    pod.check(&config, &result).ok();
+    let other = with(config.clone(), json!({ "name": "net2", "bridge": "br2" }));
+    let again = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: lab.netns("again") };
+    let error = again.call("ADD", &config).run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("has a spoof check"), "{error}");
+    let second = again.add(&other);
+    pod.check(&config, &result).ok();
+    again.check(&other, &second).ok();
+    again.del(&other);
+    pod.check(&config, &result).ok();
+
+    lab.sh(&format!("ip link del {}", pod.port(&result)));
+    let result = pod.add(&config);
+    pod.check(&config, &result).ok();
+    assert!(!lab.sh("nft list ruleset").contains("cni-br-iface"));
+    pod.del(&config);
+    assert_clean(lab);
+}
+
 #[test]
 fn the_reference_takes_over_attachments_of_cni0() {
     if reference("bridge", "the_reference_takes_over_attachments_of_cni0").is_none() {
@@ -220,6 +250,13 @@ fn the_reference_takes_over_attachments_of_cni0() {
                 check_theirs(&pod, config, &result);
             }
             theirs(&pod, "DEL", config).ok();
+            // It does not know the table of the spoof check. GC of any network removes what is left there.
+            if config["macspoofchk"] == true {
+                assert!(lab.sh("nft list table bridge cni_spoofcheck").contains(&format!("id: {}\"", pod.id)));
+                let gc =
+                    json!({ "cniVersion": "1.1.0", "name": "any", "type": "bridge", "cni.dev/valid-attachments": [] });
+                lab.plugin("bridge", "GC").stdin(gc.to_string()).run().ok();
+            }
             assert_clean(lab);
             lab.sh("ip link del br0");
         }

@@ -281,7 +281,7 @@ fn doctor_finds_what_keeps_packets_from_published_ports() {
 /// Whatever has enabled `route_localnet`, and also if no port is published.
 #[test]
 fn exposed_loopback_services_are_reported_and_protected() {
-    let host = publishing_host("10.218.0.0/24");
+    let host = publishing_host("10.235.0.0/24");
     publish(&host, "blue", 8080);
     attach(&host, "green");
     host.lab.sh("nft flush ruleset");
