@@ -314,7 +314,8 @@ def rules():
 PORTS = "cni_hostport"  # the table in which portmap publishes ports
 ISOLATION = "cni_isolation"  # the table in which firewall isolates containers
 SPOOFCHECK = "cni_spoofcheck"  # the table in which bridge checks MAC addresses
-OWN = (PORTS, ISOLATION, SPOOFCHECK)  # what belongs to a container in them is an element
+FIREWALL = "cni_firewall"  # the table in which firewall accepts addresses
+OWN = (PORTS, ISOLATION, SPOOFCHECK, FIREWALL)  # what belongs to a container in them is an element
 
 
 def is_common(table, chain, expression=None):
@@ -328,7 +329,8 @@ def is_common(table, chain, expression=None):
     if chain.startswith("CNI-ISOLATION-") or chain in ("CNI-FORWARD", "CNI-ADMIN") and expression is None:
         return True
     if expression is not None and chain in ("FORWARD", "CNI-FORWARD"):
-        return any(f'"target": "{other}' in expression for other in ("CNI-FORWARD", "CNI-ADMIN", "CNI-ISOLATION-"))
+        is_jump = any(f'"target": "{other}' in expression for other in ("CNI-FORWARD", "CNI-ADMIN", "CNI-ISOLATION-"))
+        return is_jump or '"key": "mark"' in expression
     return table in OWN or expression is not None and '"CNI-HOSTPORT-' in expression and not chain.startswith("CNI-")
 
 
