@@ -74,13 +74,31 @@ impl Frame {
             rules.extend([from, replies, translated].map(|rule| rule.goto(ACCEPTED.name)));
         }
         rules.extend([RuleSpec::new(ACCEPTED).set_mark_bits(self.bit), unmark(UNMARK)]);
-        rules
+        rules.into_iter().zip(self.comments()).map(|(rule, (_, comment))| rule.comment(comment)).collect()
     }
 
-    /// Returns whether everything exists.
+    /// Returns the chains and comments of the rules.
+    fn comments(self) -> [(Chain<'static>, String); 9] {
+        let (clear, set) = (format!("clear {:#x}", self.bit), format!("set {:#x}", self.bit));
+        [
+            (MARK, clear.clone()),
+            (MARK, "from IPv4 containers".to_owned()),
+            (MARK, "replies to IPv4 containers".to_owned()),
+            (MARK, "to published ports of IPv4 containers".to_owned()),
+            (MARK, "from IPv6 containers".to_owned()),
+            (MARK, "replies to IPv6 containers".to_owned()),
+            (MARK, "to published ports of IPv6 containers".to_owned()),
+            (ACCEPTED, set),
+            (UNMARK, clear),
+        ]
+    }
+
+    /// Returns whether everything exists. Compares only comments, because this is a part of each ADD.
     pub(crate) fn is_complete(self, nft: &mut Nftables) -> Result<bool> {
-        let (present, wanted) = (nft.table_rules(TABLE)?, self.rules());
-        let is_same = |(found, wanted): (&nft::Rule, &RuleSpec<'_>)| found.is_same_as(wanted);
+        let (present, wanted) = (nft.rule_comments(TABLE)?, self.comments());
+        let is_same = |((chain, comment), (of, text)): (&(String, String), &(Chain<'_>, String))| {
+            chain == of.name && comment == text
+        };
         Ok(present.len() == wanted.len() && present.iter().zip(&wanted).all(is_same))
     }
 
