@@ -15,6 +15,7 @@
 //!     }
 //!     set ipv4        { 10.9.0.2 comment "MARK, net: net1, if: eth0, id: c1" }
 //!     set ipv6        { fd00::2 comment "MARK, net: net1, if: eth0, id: c1" }
+//!     set waiting     { ::ffff:10.9.0.2 . "fedcba987654321" comment "MARK, net: net1, if: eth0, id: c0" }
 //!     set attachments { "0123456789abcde" comment "MARK, net: net1, …" }       the note is "3fa91c0b77e12ab 10.9.0.2 fd00::2"
 //!     set versions    { "3fa91c0b77e12ab" comment "MARK" }
 //! }
@@ -27,16 +28,16 @@
 //! which is the key of an element in `versions`, and changes with everything that concerns the attachment. A transaction deletes the
 //! number that it has read, so it fails if it was planned from an older state, whatever else changes on the host.
 //!
-//! Two attachments can have the same address, such as a container and its successor. The last ADD has it then, and the note of the
-//! address names those that wait for it: DEL returns the address to one that still exists.
+//! Two attachments can have the same address, such as a container and its successor. The last ADD has it then, and the others are in
+//! the set `waiting`: DEL gives the address to one of them.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use cni::key::{mark_in, short_mark};
-use cni::{AttachmentKey, Context, Result};
+use cni::{AttachmentKey, Context, Error, Result};
 use linux::netlink::nft::{
-    self, Chain, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, RuleSpec, Set, SetSpec,
-    Table, Value,
+    Chain, DataType, Edit, Element, Elements, Family, Field, Hook, MapsTo, Nftables, RuleSpec, Set, SetSpec, Table,
+    Value,
 };
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_firewall" };
@@ -45,6 +46,9 @@ const ACCEPTED: Chain<'_> = TABLE.chain("accepted");
 const UNMARK: Chain<'_> = TABLE.chain("clear_mark");
 const IPV4: Set<'_> = TABLE.set("ipv4");
 const IPV6: Set<'_> = TABLE.set("ipv6");
+/// The attachments that have an address, beside the one in the set of addresses.
+const WAITING: Set<'_> = TABLE.set("waiting");
+const WAITING_KEY: [DataType; 2] = [DataType::Ipv6, DataType::LinkName];
 const ATTACHMENTS: Set<'_> = TABLE.set("attachments");
 const VERSIONS: Set<'_> = TABLE.set("versions");
 
@@ -102,19 +106,27 @@ impl Frame {
         Ok(present.len() == wanted.len() && present.iter().zip(&wanted).all(is_same))
     }
 
-    /// Returns the edits that create everything, or restore what is missing. Elements stay.
-    pub(crate) fn create(self) -> Vec<Edit> {
+    /// Returns the edits that create the sets unless they exist.
+    pub(crate) fn create_sets() -> Vec<Edit> {
         let set = |set, key| Edit::add_set(&SetSpec { set, key, maps_to: MapsTo::Nothing, elements: Elements::Keys });
-        let mut edits = vec![
+        vec![
             Edit::add_table(TABLE),
             set(IPV4, &[DataType::Ipv4]),
             set(IPV6, &[DataType::Ipv6]),
+            set(WAITING, &WAITING_KEY),
             set(ATTACHMENTS, &[DataType::LinkName]),
             set(VERSIONS, &[DataType::LinkName]),
+        ]
+    }
+
+    /// Returns the edits that create everything, or restore what is missing. Elements stay.
+    pub(crate) fn create(self) -> Vec<Edit> {
+        let mut edits = Frame::create_sets();
+        edits.extend([
             Edit::add_base_chain(MARK, Hook::BEFORE_FORWARD),
             Edit::add_chain(ACCEPTED),
             Edit::add_base_chain(UNMARK, Hook::AFTER_FORWARD),
-        ];
+        ]);
         edits.extend([MARK, ACCEPTED, UNMARK].map(Edit::flush));
         edits.extend(self.rules().iter().map(Edit::add_rule));
         edits
@@ -143,21 +155,33 @@ impl Member {
         Member::of(nft, mark, found)
     }
 
-    /// Returns the attachment with this mark, whose element in [`ATTACHMENTS`] was looked up.
+    /// Returns the attachment with this mark, whose element in [`ATTACHMENTS`] was looked up. Without its number, another program has
+    /// changed the table: then the number is empty.
     fn of(nft: &mut Nftables, mark: &str, found: Option<Element>) -> Result<Option<Member>> {
-        let found = found.map(Member::read).filter(|member| mark_in(&member.comment) == Some(mark));
-        let Some(mut member) = found else { return Ok(None) };
-        if !member.version.is_empty() {
-            return Ok(Some(member));
+        let read =
+            |found: Option<Element>| found.map(Member::read).filter(|found| mark_in(&found.comment) == Some(mark));
+        let mut found = read(found);
+        while let Some(mut member) = found.take() {
+            if member.version.is_empty() {
+                // `nft` has saved and restored the table, without notes.
+                let versions = nft.elements(VERSIONS)?;
+                let own = versions.iter().find(|version| version.userdata.comment == mark);
+                let key = own.and_then(|own| Value::split(&[DataType::LinkName], &own.key)?.pop());
+                if let Some(Value::LinkName(version)) = key {
+                    member.version = version;
+                }
+                return Ok(Some(Member { ips: None, ..member }));
+            }
+            if nft.element(VERSIONS, &[Value::LinkName(member.version.clone())])?.is_some() {
+                return Ok(Some(member));
+            }
+            // Another process has changed the attachment meanwhile, or the number was deleted.
+            found = read(nft.element(ATTACHMENTS, &[key(mark)])?);
+            if found.as_ref().is_some_and(|found| found.version == member.version) {
+                return Ok(Some(Member { version: String::new(), ..member }));
+            }
         }
-        // `nft` has saved and restored the table, without notes.
-        let versions = nft.elements(VERSIONS)?;
-        let own = versions.iter().find(|version| version.userdata.comment == mark);
-        if let Some(Value::LinkName(version)) = own.and_then(|own| Value::split(&[DataType::LinkName], &own.key)?.pop())
-        {
-            member.version = version;
-        }
-        Ok(Some(Member { ips: None, ..member }))
+        Ok(None)
     }
 
     /// Lists all attachments.
@@ -196,7 +220,7 @@ impl Member {
             Some(ips) => Ok(ips.clone()),
             None => {
                 let own = mark_in(&self.comment);
-                let all = list(nft)?.into_iter();
+                let all = list(nft)?.into_iter().chain(list_waiting(nft)?);
                 Ok(all.filter(|(_, comment)| mark_in(comment) == own).map(|(ip, _)| ip).collect())
             }
         }
@@ -231,6 +255,24 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<(IpAddr, String)>> {
     Ok(all)
 }
 
+/// Lists the addresses for which attachments wait, with the comments of these attachments.
+fn list_waiting(nft: &mut Nftables) -> Result<Vec<(IpAddr, String)>> {
+    let read = |found: Element| match Value::split(&WAITING_KEY, &found.key)?.into_iter().next()? {
+        Value::Ip(ip) => Some((ip.to_canonical(), found.userdata.comment)),
+        _ => None,
+    };
+    Ok(nft.elements(WAITING)?.into_iter().filter_map(read).collect())
+}
+
+/// Returns the element of an attachment that waits for an address.
+fn waiting(ip: IpAddr, comment: &str) -> Element {
+    let ip: Ipv6Addr = match ip {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+        IpAddr::V6(ip) => ip,
+    };
+    Element::new(&[Value::Ip(ip.into()), key(mark_in(comment).unwrap_or_default())]).comment(comment)
+}
+
 /// Returns the edits that accept exactly these addresses of an attachment; none if that is so already.
 pub(crate) fn accept(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Edit>> {
     let (mark, comment) = (owner.mark(), owner.comment());
@@ -242,26 +284,40 @@ pub(crate) fn accept(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
     for ip in ips {
         draft.take(*ip, &comment, &mark)?;
     }
-    let is_recorded = before.is_some() != ips.is_empty() && recorded == ips;
+    let is_recorded = before.as_ref().map_or(ips.is_empty(), |member| !member.version.is_empty() && recorded == ips);
     if draft.edits.is_empty() && is_recorded {
         return Ok(Vec::new());
     }
     draft.edits.extend(before.iter().flat_map(Member::delete));
+    if before.is_none() && draft.has_own {
+        draft.delete_versions(&mark)?;
+    }
     if !ips.is_empty() {
         draft.edits.extend(Member::new(&comment, ips)?.create());
     }
     Ok(draft.edits)
 }
 
-/// Returns the edits that end the acceptance of the addresses of the attachment with this mark, which are probably `ips`.
-pub(crate) fn release(nft: &mut Nftables, mark: &str, ips: &[IpAddr]) -> Result<Vec<Edit>> {
+/// Returns the edits that end the acceptance of the addresses of the attachment with this mark, which are probably `ips`, and whether
+/// they include the number of the attachment. Without it, they may be outdated when they are applied.
+pub(crate) fn release(nft: &mut Nftables, mark: &str, ips: &[IpAddr]) -> Result<(Vec<Edit>, bool)> {
     let (member, mut draft) = Draft::new(nft, mark, ips)?;
-    let Some(member) = member else { return Ok(Vec::new()) };
+    let Some(member) = member else {
+        // Another program has deleted the element of the attachment.
+        for ip in ips {
+            draft.leave(*ip, mark)?;
+        }
+        if draft.edits.is_empty() {
+            return Ok((Vec::new(), true));
+        }
+        draft.delete_versions(mark)?;
+        return Ok((draft.edits, false));
+    };
     draft.edits.extend(member.delete());
     for ip in member.ips(draft.nft)? {
         draft.leave(ip, mark)?;
     }
-    Ok(draft.edits)
+    Ok((draft.edits, !member.version.is_empty()))
 }
 
 /// GC: ends the acceptance of the addresses of attachments whose comments are `stale`. Returns whether there were any.
@@ -269,21 +325,38 @@ pub(crate) fn collect(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Resul
     let mut has_removed = false;
     for member in Member::list(nft)?.into_iter().filter(|member| stale(&member.comment)) {
         let Some(mark) = mark_in(&member.comment) else { continue };
-        nft::retry(|| -> Result<()> {
-            let edits = release(nft, mark, member.ips.as_deref().unwrap_or_default())?;
-            Ok(nft.apply(&edits)?)
-        })?;
+        let ips = member.ips.unwrap_or_default();
+        nft.apply_guarded(|nft| Ok::<_, Error>(release(nft, mark, &ips)?.0))?;
         has_removed = true;
     }
-    // Another program has deleted the element of the attachment.
-    if list(nft)?.iter().any(|(_, comment)| stale(comment)) {
-        nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
-            let stale = list(nft)?.into_iter().filter(|(_, comment)| stale(comment));
-            Ok(stale.flat_map(|(ip, _)| Edit::delete_elements(set_of(ip), &[Element::new(&[Value::Ip(ip)])])).collect())
-        })?;
+    // Another program has deleted the elements of attachments, or restored others.
+    if !orphans(nft, stale)?.is_empty() {
+        nft.apply_guarded(|nft| orphans(nft, stale))?;
         has_removed = true;
     }
     Ok(has_removed)
+}
+
+/// Returns the edits that delete what no attachment has, as far as the comments are `stale`.
+fn orphans(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<Vec<Edit>> {
+    let members = Member::list(nft)?;
+    let is_known = |mark: &str| members.iter().any(|member| mark_in(&member.comment) == Some(mark));
+    let is_orphan = |comment: &str| stale(comment) && !mark_in(comment).is_some_and(is_known);
+    let mut edits = Vec::new();
+    for set in [IPV4, IPV6, WAITING, VERSIONS] {
+        let mut elements = nft.elements(set)?;
+        elements.retain(|found| {
+            let is_used = || members.iter().any(|member| key_of(&member.version) == found.key);
+            is_orphan(&found.userdata.comment) || (set == VERSIONS && stale(&found.userdata.comment) && !is_used())
+        });
+        edits.extend(Edit::delete_elements(set, &elements));
+    }
+    Ok(edits)
+}
+
+/// Returns the key of a number in [`VERSIONS`].
+fn key_of(version: &str) -> Vec<u8> {
+    Value::concatenate(&[Value::LinkName(version.to_owned())])
 }
 
 /// Edits that change the owners of addresses, in one transaction.
@@ -294,18 +367,25 @@ struct Draft<'n> {
     renewed: Vec<String>,
     /// Addresses that were looked up, with their elements.
     known: Vec<(IpAddr, Option<Element>)>,
+    /// Whether the attachment has an address already.
+    has_own: bool,
+    /// What waits for addresses, if that was listed.
+    waiting: Option<Vec<(IpAddr, String)>>,
 }
 
 impl<'n> Draft<'n> {
     /// Looks up an attachment, and addresses that the draft will probably change.
     fn new(nft: &'n mut Nftables, mark: &str, ips: &[IpAddr]) -> Result<(Option<Member>, Draft<'n>)> {
-        let keys = ips.iter().map(|ip| (set_of(*ip), Value::Ip(*ip)));
-        let keys = keys.chain([(ATTACHMENTS, key(mark))]).map(|(set, key)| (set, Value::concatenate(&[key])));
-        let keys: Vec<_> = keys.collect();
-        let mut found = nft.find_elements(keys.iter().map(|(set, key)| (*set, key.as_slice())))?;
-        let member = Member::of(nft, mark, found.pop().flatten())?;
-        let known = ips.iter().copied().zip(found).collect();
-        Ok((member, Draft { nft, edits: Vec::new(), renewed: Vec::new(), known }))
+        // The number of the attachment first: whatever changes after it was read makes the transaction fail.
+        let keys = [(ATTACHMENTS, key(mark))].into_iter().chain(ips.iter().map(|ip| (set_of(*ip), Value::Ip(*ip))));
+        let keys: Vec<_> = keys.map(|(set, key)| (set, Value::concatenate(&[key]))).collect();
+        let mut found = nft.find_elements(keys.iter().map(|(set, key)| (*set, key.as_slice())))?.into_iter();
+        let head = found.next().flatten();
+        let member = Member::of(nft, mark, head.clone())?;
+        // Only what was read after the number counts.
+        let is_current = member.as_ref().is_none_or(|member| head.map(Member::read).as_ref() == Some(member));
+        let known = if is_current { ips.iter().copied().zip(found).collect() } else { Vec::new() };
+        Ok((member, Draft { nft, edits: Vec::new(), renewed: Vec::new(), known, has_own: false, waiting: None }))
     }
 
     fn element(&mut self, ip: IpAddr) -> Result<Option<Element>> {
@@ -317,58 +397,93 @@ impl<'n> Draft<'n> {
 
     /// Gives an address to an attachment. Another one that has it waits for it.
     fn take(&mut self, ip: IpAddr, comment: &str, mark: &str) -> Result<()> {
-        let Some(found) = self.element(ip)? else {
-            self.create(ip, comment, "");
-            return Ok(());
-        };
-        let before = mark_in(&found.userdata.comment).unwrap_or_default().to_owned();
-        if before == mark {
-            return Ok(());
-        }
-        let waiting = found.userdata.note.split(' ').filter(|found| ![mark, &before, ""].contains(found));
-        let mut note = before.clone();
-        for next in waiting.filter(|_| !before.is_empty()) {
-            if note.len() + 1 + next.len() <= MAX_NOTE {
-                note = format!("{note} {next}");
+        let mut found = self.element(ip)?;
+        loop {
+            let Some(owned) = found else {
+                self.create(ip, comment);
+                return Ok(());
+            };
+            let Some(before) = mark_in(&owned.userdata.comment).map(str::to_owned) else {
+                self.edits.extend(Edit::delete_elements(set_of(ip), &[owned]));
+                found = None;
+                continue;
+            };
+            if before == mark {
+                self.has_own = true;
+                return Ok(());
             }
+            let member = Member::find(self.nft, &before)?;
+            // The number must be that of an attachment which has the address after it was read.
+            let now = self.nft.element(set_of(ip), &[Value::Ip(ip)])?;
+            if now.as_ref() != Some(&owned) {
+                found = now;
+                continue;
+            }
+            self.stop_waiting(ip, mark)?;
+            if let Some(member) = &member {
+                let waits = self.waiting()?.iter().any(|(other, of)| *other == ip && *of == member.comment);
+                if !waits {
+                    self.edits.extend(Edit::create_elements(WAITING, &[waiting(ip, &member.comment)]));
+                }
+            }
+            self.edits.extend(Edit::delete_elements(set_of(ip), &[owned]));
+            self.create(ip, comment);
+            return self.renew(&before, member);
         }
-        self.edits.extend(Edit::delete_elements(set_of(ip), &[found]));
-        self.create(ip, comment, &note);
-        self.renew(&before)?;
-        Ok(())
     }
 
     /// Ends the acceptance of an address if the attachment with this mark has it, or gives it to one that waits for it.
     fn leave(&mut self, ip: IpAddr, mark: &str) -> Result<()> {
         let Some(found) = self.element(ip)? else { return Ok(()) };
         if mark_in(&found.userdata.comment) != Some(mark) {
-            return Ok(());
+            return self.stop_waiting(ip, mark);
         }
-        let waiting: Vec<String> = found.userdata.note.split(' ').map(str::to_owned).collect();
         self.edits.extend(Edit::delete_elements(set_of(ip), &[found]));
-        for (place, next) in waiting.iter().enumerate() {
-            let Some(member) = Member::find(self.nft, next)? else { continue };
-            if member.ips.as_ref().is_none_or(|ips| ips.contains(&ip)) {
-                let others = waiting.get(place + 1..).unwrap_or_default().join(" ");
-                self.create(ip, &member.comment, &others);
-                self.renew(next)?;
-                break;
+        for (other, comment) in self.waiting()? {
+            let Some(next) = mark_in(&comment).filter(|next| other == ip && *next != mark) else { continue };
+            if let Some(member) = Member::find(self.nft, next)? {
+                self.edits.extend(Edit::delete_elements(WAITING, &[waiting(ip, &comment)]));
+                self.create(ip, &member.comment);
+                return self.renew(next, Some(member));
             }
         }
         Ok(())
     }
 
-    fn create(&mut self, ip: IpAddr, comment: &str, note: &str) {
-        let element = Element::new(&[Value::Ip(ip)]).comment(comment).note(note);
+    /// Deletes the element of an attachment that waits for an address, if it does.
+    fn stop_waiting(&mut self, ip: IpAddr, mark: &str) -> Result<()> {
+        let own = self.waiting()?.into_iter().find(|(other, of)| *other == ip && mark_in(of) == Some(mark));
+        self.edits.extend(own.iter().flat_map(|(_, comment)| Edit::delete_elements(WAITING, &[waiting(ip, comment)])));
+        Ok(())
+    }
+
+    /// Deletes the numbers of an attachment whose own element another program has deleted.
+    fn delete_versions(&mut self, mark: &str) -> Result<()> {
+        let mut versions = self.nft.elements(VERSIONS)?;
+        versions.retain(|version| version.userdata.comment == mark);
+        self.edits.extend(Edit::delete_elements(VERSIONS, &versions));
+        Ok(())
+    }
+
+    /// Returns what waits for addresses. Usually nothing does.
+    fn waiting(&mut self) -> Result<Vec<(IpAddr, String)>> {
+        if self.waiting.is_none() {
+            self.waiting = Some(list_waiting(self.nft)?);
+        }
+        Ok(self.waiting.clone().unwrap_or_default())
+    }
+
+    fn create(&mut self, ip: IpAddr, comment: &str) {
+        let element = Element::new(&[Value::Ip(ip)]).comment(comment);
         self.edits.extend(Edit::create_elements(set_of(ip), &[element]));
     }
 
     /// Gives another attachment a new number, so that a transaction which that attachment has planned fails.
-    fn renew(&mut self, mark: &str) -> Result<()> {
+    fn renew(&mut self, mark: &str, member: Option<Member>) -> Result<()> {
         if self.renewed.iter().any(|renewed| renewed == mark) {
             return Ok(());
         }
-        if let Some(member) = Member::find(self.nft, mark)? {
+        if let Some(member) = member {
             let renewed = Member { ips: member.ips.clone(), ..Member::new(&member.comment, &[])? };
             self.edits.extend(member.delete().chain(renewed.create()));
             self.renewed.push(mark.to_owned());

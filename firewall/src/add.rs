@@ -6,14 +6,14 @@ use std::rc::Rc;
 
 use cni::key::network_mark_in;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
-use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, ListedRule, Match, Plan, Step, Tools, View, change, change_legacy};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
 
 use crate::accepted::{self, Frame};
 use crate::config::{Backend, Config, IngressPolicy};
-use crate::filter::{Acceptance, CONTAINERS, FILTER, FORWARD};
+use crate::filter::{self, Acceptance, CONTAINERS, FILTER, FORWARD};
 use crate::firewalld::{Firewalld, Scope, not_running};
 use crate::policy::{self, Policy, STAGE_1};
 use crate::{bindings, isolation, removal};
@@ -91,6 +91,9 @@ impl<'a> Traffic<'a> {
             }
         }
         let mut in_nft = Vec::new();
+        if FAMILIES.iter().any(Tools::has_legacy_tables) && !self.frame(&mut nft, uses_firewalld)?.is_empty() {
+            self.replace_legacy_bits()?;
+        }
         for tools in &FAMILIES {
             for place in self.places(&mut nft, tools)? {
                 match place {
@@ -122,6 +125,37 @@ impl<'a> Traffic<'a> {
             }
             outcome => outcome.map_err(with_fix_hint),
         }
+    }
+
+    /// Returns the edits that replace rules which accept packets with another bit of the packet mark, except where
+    /// [`plan`](Traffic::plan) does that.
+    fn replace_other_bits(&self, nft: &mut Nftables, families: &[&'static Tools]) -> Result<Vec<Edit>> {
+        let bit = self.config.accept_bit;
+        let mut edits = Vec::new();
+        for tools in &FAMILIES {
+            let table = tools.table(FILTER);
+            let mut view = View::Nft(nft, table);
+            let is_in_plan = families.iter().any(|planned| planned.family == tools.family) && self.has_address(tools);
+            if !is_in_plan || filter::accept_mark(&view.rules(CONTAINERS)?, tools, bit) {
+                let steps = filter::replace_mark_rule(&mut view, tools, bit)?;
+                edits.extend(Plan::<()> { steps, removed: vec![] }.edits(table));
+            }
+        }
+        Ok(edits)
+    }
+
+    /// Replaces rules of legacy tables that accept packets with another bit of the packet mark, also in a family in which the
+    /// container has no address: the chains that set and clear the bit are those of all containers.
+    fn replace_legacy_bits(&self) -> Result<()> {
+        for tools in &FAMILIES {
+            if tools.legacy_table_in_use(FILTER)?.is_some_and(|table| table.has_chain(CONTAINERS)) {
+                change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+                    let steps = filter::replace_mark_rule(view, tools, self.config.accept_bit)?;
+                    Ok(Plan { steps, removed: vec![] })
+                })?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns whether the tools of iptables can do everything if nf_tables is unavailable.
@@ -198,7 +232,15 @@ impl<'a> Traffic<'a> {
         }
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
             let mut edits = self.isolation(nft)?;
-            edits.extend(self.frame(nft, uses_firewalld)?);
+            let frame = self.frame(nft, uses_firewalld)?;
+            if !frame.is_empty() {
+                edits.extend(self.replace_other_bits(nft, families)?);
+            }
+            edits.extend(frame);
+            if !self.accepted_ips(uses_firewalld).is_empty() {
+                // No rule needs some of them, so they may be missing.
+                edits.extend(Frame::create_sets());
+            }
             edits.extend(accepted::accept(nft, self.owner, self.accepted_ips(uses_firewalld))?);
             let mut ends_policy = false;
             for tools in families {
@@ -334,7 +376,7 @@ fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<
     let mut steps = Vec::new();
     for step in added {
         let Step::Append(rule) = step else { continue };
-        if rule.chain != CONTAINERS {
+        if rule.chain != CONTAINERS || rule.matches.iter().any(|found| matches!(found, Match::PacketMark(_))) {
             continue;
         }
         let is_added = |listed: &ListedRule| listed.mark().is_empty() && listed.is_same_as(rule, tools.family);

@@ -60,11 +60,13 @@ fn for_each_table<'t>(
             is_found = true;
             check(tools, &mut View::Nft(nft, table))?;
         }
+        // A packet must pass both tables.
+        let is_skipped = !is_found && nft.has_chain(table.chain(FORWARD))?;
         if let Some(legacy) = tools.legacy_table_in_use(FILTER)?.filter(|legacy| legacy.has_chain(chain)) {
             is_found = true;
             check(tools, &mut View::Legacy(&legacy.lines))?;
         }
-        if !is_found {
+        if !is_found || is_skipped {
             return Err(difference(format!("chain {chain} does not exist in table {table}")));
         }
     }

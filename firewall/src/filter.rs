@@ -6,7 +6,7 @@
 //! -A CNI-FORWARD -m comment --comment "accepted by table inet cni_firewall" -m mark --mark 0x1000/0x1000 -j ACCEPT
 //! ```
 //!
-//! The last rule accepts what the plugin's own table has marked: see [`accepted`](crate::accepted). That table alone could not accept
+//! The last rule accepts what the plugin's own table has marked: see [`accepted`]. That table alone could not accept
 //! traffic: each base chain of a hook can drop a packet that another has accepted.
 //!
 //! The reference adds rules for each address instead, and so did earlier versions, which DEL, GC and a repeated ADD remove:
@@ -25,7 +25,7 @@ use std::net::IpAddr;
 use cni::key::mark_in;
 use cni::{AttachmentKey, Result, evidence};
 use linux::ip::Cidr;
-use linux::iptables::{ConnectionState, ListedRule, Match, Rule, Step, Target, Tools, View};
+use linux::iptables::{ConnectionState, ListedRule, Match, Rule, Step, Target, Tools, View, words};
 use linux::netlink::nft::Hook;
 
 use crate::accepted;
@@ -116,6 +116,59 @@ pub(crate) fn has_other_owner(
     Ok(others.iter().any(|rule| rule.is_same_as(&from, tools.family)))
 }
 
+/// Returns the steps that add the rule which accepts packets with this bit of the packet mark: after the rules of administrators, and
+/// before rules for single addresses, of which there may be thousands.
+fn add_mark_rule(view: &mut View<'_>, tools: &Tools, bit: u32) -> Result<Vec<Step<'static>>> {
+    let mut steps = replace_mark_rule(view, tools, bit)?;
+    if steps.is_empty() {
+        let is_for_address = |rule: &ListedRule| mark_in(rule.mark()).is_some() || read_rule(tools, rule).is_some();
+        let first = view.rules(CONTAINERS)?.into_iter().find(is_for_address);
+        steps.push(match first {
+            Some(ListedRule::Nft(first)) => Step::InsertBefore(first.handle, mark_rule(bit)),
+            _ => Step::Append(mark_rule(bit)),
+        });
+    }
+    Ok(steps)
+}
+
+/// Returns the steps that replace a rule which accepts packets with another bit of the packet mark; none if there is no such rule.
+pub(crate) fn replace_mark_rule(view: &mut View<'_>, tools: &Tools, bit: u32) -> Result<Vec<Step<'static>>> {
+    let accepts = |rule: &ListedRule, bit: u32| rule.has_effect_of(&mark_rule(bit), tools.family);
+    // The comment is lost if `nft` saves and restores the table.
+    let is_other = |rule: &ListedRule| (0..u32::BITS).map(|n| 1 << n).any(|other| other != bit && accepts(rule, other));
+    let rules = view.rules(CONTAINERS)?;
+    let has_own = rules.iter().any(|rule| accepts(rule, bit));
+    let mut steps = Vec::new();
+    for other in rules.into_iter().filter(is_other) {
+        if let (ListedRule::Nft(other), false) = (&other, has_own || !steps.is_empty()) {
+            steps.push(Step::InsertBefore(other.handle, mark_rule(bit)));
+        } else if !has_own && steps.is_empty() {
+            steps.push(Step::Append(mark_rule(bit)));
+        }
+        steps.push(Step::Delete(CONTAINERS, other));
+    }
+    Ok(steps)
+}
+
+/// Returns the address that a rule of [`CONTAINERS`] is for, and which of the address's rules it is.
+pub(crate) fn read_rule(tools: &Tools, rule: &ListedRule) -> Option<(IpAddr, usize)> {
+    let candidates: Vec<IpAddr> = match rule {
+        ListedRule::Nft(rule) => rule.values.iter().filter_map(|value| address(value)).collect(),
+        ListedRule::Legacy(text) => {
+            words(text).iter().filter_map(|word| word.split_once('/')?.0.parse().ok()).collect()
+        }
+    };
+    candidates.into_iter().filter(|ip| tools.includes(*ip)).find_map(|ip| {
+        let which = address_rules(ip, None).iter().position(|wanted| rule.is_same_as(wanted, tools.family))?;
+        Some((ip, which))
+    })
+}
+
+fn address(bytes: &[u8]) -> Option<IpAddr> {
+    let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
+    v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
+}
+
 /// The rules of an attachment in the table of one address family.
 #[derive(Debug)]
 pub(crate) struct Acceptance<'a> {
@@ -169,8 +222,7 @@ impl<'a> Acceptance<'a> {
     ) -> Result<Vec<Step<'a>>> {
         let mut steps = Vec::new();
         let has_entry = forward.iter().any(|rule| rule.is_jump_to(CONTAINERS));
-        let admin_entry_rule = listed.iter().find(|rule| rule.is_jump_to(self.admin_chain));
-        let has_admin_entry = admin_entry_rule.is_some();
+        let has_admin_entry = listed.iter().any(|rule| rule.is_jump_to(self.admin_chain));
         if !has_entry {
             steps.extend(create_forward(view, forward)?);
         }
@@ -183,15 +235,11 @@ impl<'a> Acceptance<'a> {
         if !has_entry {
             steps.push(Step::Prepend(entry()));
         }
-        // Before rules for single addresses, of which there may be thousands, and after those of the administrator.
-        let missing = self.bit.filter(|bit| !accept_mark(listed, self.tools, *bit)).map(mark_rule);
-        if missing.is_some() {
-            // That of another bit has no effect.
-            let obsolete = listed.iter().filter(|rule| rule.comment() == MARK_COMMENT).chain(admin_entry_rule);
-            steps.extend(obsolete.map(|rule| Step::Delete(CONTAINERS, rule.clone())));
+        if !has_admin_entry {
+            steps.push(Step::Prepend(admin_entry(self.admin_chain)));
         }
-        if missing.is_some() || !has_admin_entry {
-            steps.extend(missing.into_iter().chain([admin_entry(self.admin_chain)]).map(Step::Prepend));
+        if let Some(bit) = self.bit.filter(|bit| !accept_mark(listed, self.tools, *bit)) {
+            steps.extend(add_mark_rule(view, self.tools, bit)?);
         }
         Ok(steps)
     }

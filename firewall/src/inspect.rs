@@ -11,13 +11,13 @@ use cni::inspect::{
 };
 use cni::key::mark_in;
 use cni::{Attachment, Call, Context, ErrorCollector, Keep, Result, evidence};
-use linux::iptables::{FAMILIES, ListedRule, Tools, View, words};
+use linux::iptables::{FAMILIES, ListedRule, Tools, View};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
 use crate::add::{Traffic, connect};
 use crate::config::{self, Backend, Config, IngressPolicy};
-use crate::filter::{CONTAINERS, FILTER, address_rules};
+use crate::filter::{CONTAINERS, FILTER, read_rule};
 use crate::policy::{self, Policy, STAGE_1, STAGE_2};
 use crate::status::FIREWALLD;
 use crate::{Firewall, accepted, check, isolation, removal};
@@ -177,25 +177,6 @@ fn policy_object(bridge: String, comment: String) -> Object {
         about: comment.clone(),
         comment,
     }
-}
-
-/// Returns the address that a rule of [`CONTAINERS`] is for, and which of the address's rules it is.
-fn read_rule(tools: &Tools, rule: &ListedRule) -> Option<(IpAddr, usize)> {
-    let candidates: Vec<IpAddr> = match rule {
-        ListedRule::Nft(rule) => rule.values.iter().filter_map(|value| address(value)).collect(),
-        ListedRule::Legacy(text) => {
-            words(text).iter().filter_map(|word| word.split_once('/')?.0.parse().ok()).collect()
-        }
-    };
-    candidates.into_iter().filter(|ip| tools.includes(*ip)).find_map(|ip| {
-        let which = address_rules(ip, None).iter().position(|wanted| rule.is_same_as(wanted, tools.family))?;
-        Some((ip, which))
-    })
-}
-
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = <[u8; 4]>::try_from(bytes).ok().map(IpAddr::from);
-    v4.or_else(|| <[u8; 16]>::try_from(bytes).ok().map(IpAddr::from))
 }
 
 /// Calls `work` for each table of a family with this chain: that in nf_tables, and the legacy one.

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Code, ErrorCollector, Keep, Result, evidence};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, evidence};
 use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
 use linux::log::warn;
 use linux::netlink::Netlink;
@@ -59,25 +59,28 @@ pub(crate) fn remove_marked(owner: AttachmentKey<'_>, config: &Config) -> Result
 fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
     let mark = owner.mark();
     let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark));
-    let delete = |nft: &mut Nftables| -> Result<Vec<Edit>> {
-        let mut edits = accepted::release(nft, &mark, ips)?;
+    let delete = |nft: &mut Nftables| -> Result<(Vec<Edit>, bool)> {
+        let (mut edits, is_numbered) = accepted::release(nft, &mark, ips)?;
         edits.extend(delete_rules(nft, owner, &mark, ips)?);
-        Ok(edits)
+        Ok((edits, is_numbered))
     };
-    if release(nft)?.is_empty() {
-        // Handles and numbers of addresses are unique: nothing of another attachment can be meant.
-        return nft::retry(|| {
-            let edits = delete(nft)?;
-            nft.apply(&edits)?;
-            Ok(!edits.is_empty())
-        });
+    // Handles of rules and numbers of attachments are unique: nothing of another attachment can be meant.
+    let is_independent = release(nft)?.is_empty();
+    let outcome = nft::retry(|| match delete(nft)? {
+        (edits, true) if is_independent => Ok::<_, Error>(nft.apply(&edits).map(|()| Some(!edits.is_empty()))?),
+        _ => Ok(None),
+    })?;
+    if let Some(is_any) = outcome {
+        return Ok(is_any);
     }
+    let mut is_any = false;
     nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let mut edits = release(nft)?;
-        edits.extend(delete(nft)?);
+        edits.extend(delete(nft)?.0);
+        is_any = !edits.is_empty();
         Ok(edits)
     })?;
-    Ok(true)
+    Ok(is_any)
 }
 
 /// Returns the edits that delete the rules for single addresses of an attachment, whose mark is `mark`.

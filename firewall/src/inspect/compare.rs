@@ -10,11 +10,11 @@ use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Table};
 
-use super::{KINDS, for_each_table, read_rule};
+use super::{KINDS, for_each_table};
 use crate::accepted::{self, Frame};
 use crate::add::Traffic;
 use crate::config::{Backend, Config, IngressPolicy};
-use crate::filter::{self, CONTAINERS, FILTER, FORWARD};
+use crate::filter::{self, CONTAINERS, FILTER, FORWARD, read_rule};
 use crate::firewalld::Firewalld;
 use crate::policy::STAGE_1;
 

@@ -207,20 +207,64 @@ fn without_versions(ruleset: &str) -> String {
 #[test]
 fn another_bit_replaces_the_former_one() {
     let lab = &Lab::new();
-    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24"]);
-    pod.add(&config(json!({})));
-    let other = config(json!({ "acceptMarkBit": 3 }));
-    pod.check(&other).error(999);
-    for _ in 0..2 {
-        pod.add(&other);
-        pod.check(&other).ok();
-        assert_eq!(rules(lab, "iptables", "CNI-FORWARD"), [ADMIN, &MARKED.replace("0x1000", "0x8")]);
-        assert!(!ruleset(lab).contains("0x00001000"), "{}", ruleset(lab));
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    // With an address of one family. `nft` does not restore the comment of iptables.
+    let neighbour = Pod::absent(lab, "c2", &["10.9.0.3/24"]);
+    for restore in ["", "nft list ruleset >/run/saved; nft flush ruleset; nft -f /run/saved"] {
+        pod.add(&config(json!({})));
+        lab.sh(restore);
+        let other = config(json!({ "acceptMarkBit": 3 }));
+        pod.check(&other).error(999);
+        for _ in 0..2 {
+            neighbour.add(&other);
+            pod.check(&other).ok();
+            for tool in ["iptables", "ip6tables"] {
+                let listed = rules(lab, tool, "CNI-FORWARD");
+                assert_eq!(listed.len(), 2, "{listed:?}");
+                assert!(
+                    listed[0].ends_with("-j CNI-ADMIN") && listed[1] == MARKED.replace("0x1000", "0x8"),
+                    "{listed:?}"
+                );
+            }
+            assert!(!ruleset(lab).contains("0x00001000"), "{}", ruleset(lab));
+        }
+        lab.sh("nft flush ruleset");
     }
     for bit in [-1, 32] {
         let error = pod.call("ADD", &config(json!({ "acceptMarkBit": bit }))).run().error(7);
         assert!(error["msg"].as_str().unwrap().contains("acceptMarkBit"), "{error}");
     }
+}
+
+/// Whatever is added again, the rules of administrators come first.
+#[test]
+fn chains_of_administrators_come_before_the_accepting_rule() {
+    let lab = &Lab::new();
+    let [pod, neighbour] = [2, 3].map(|n| Pod::absent(lab, &format!("c{n}"), &[&format!("10.9.0.{n}/24")]));
+    pod.add(&config(json!({ "iptablesAdminChainName": "MY-RULES" })));
+    for change in [
+        "",
+        "iptables -D CNI-FORWARD -m mark --mark 0x1000/0x1000 -m comment --comment 'accepted by table inet cni_firewall' -j ACCEPT || iptables -F CNI-FORWARD",
+    ] {
+        lab.sh(change);
+        pod.add(&config(json!({ "iptablesAdminChainName": "MY-RULES" })));
+        for keys in [json!({}), json!({ "acceptMarkBit": 3 }), json!({})] {
+            neighbour.add(&config(keys));
+            let listed = rules(lab, "iptables", "CNI-FORWARD");
+            let place = |part: &str| listed.iter().position(|rule| rule.contains(part)).unwrap();
+            assert!(place("-j MY-RULES").max(place("-j CNI-ADMIN")) < place("-m mark"), "{listed:#?}");
+            assert_eq!(listed.len(), 3, "{listed:#?}");
+        }
+    }
+    // A rule that the administrator has added to the chain itself keeps its place, too.
+    lab.sh("nft flush ruleset");
+    pod.add(&config(json!({})));
+    lab.sh("iptables -D CNI-FORWARD 2; iptables -A CNI-FORWARD -s 10.9.0.2 -d 192.0.2.7 -j DROP");
+    add_address_rules("10.9.0.9", None);
+    pod.add(&config(json!({})));
+    let listed = rules(lab, "iptables", "CNI-FORWARD");
+    assert_eq!(listed[..3], [ADMIN, "-s 10.9.0.2/32 -d 192.0.2.7/32 -j DROP", MARKED]);
+    assert_eq!(listed[3..], address_rules("10.9.0.9"));
 }
 
 /// Rules of earlier versions are replaced, and new ones come before thousands of others.
@@ -319,6 +363,6 @@ fn conditional_jumps_of_the_administrator_do_not_count() {
         assert!(forward[0].ends_with("-j CNI-ISOLATION-STAGE-1"), "{forward:#?}");
         assert_eq!(forward[1..], [ENTRY, "-i eth7 -j CNI-FORWARD", "-i eth7 -j CNI-ISOLATION-STAGE-1"]);
         let listed = rules(lab, "iptables", "CNI-FORWARD");
-        assert_eq!(listed, [ADMIN, MARKED, "-s 192.0.2.7/32 -j CNI-ADMIN"]);
+        assert_eq!(listed, [ADMIN, "-s 192.0.2.7/32 -j CNI-ADMIN", MARKED]);
     }
 }

@@ -16,7 +16,7 @@ fn messages(pod: &Pod<'_>, command: &str, config: &Value) -> usize {
 #[test]
 fn no_tools_are_called_and_few_messages_are_sent() {
     let lab = &Lab::new();
-    for (keys, limits) in [(json!({}), [8, 12, 11]), (json!({ "ingressPolicy": "isolated" }), [20, 30, 20])] {
+    for (keys, limits) in [(json!({}), [8, 13, 11]), (json!({ "ingressPolicy": "isolated" }), [20, 30, 20])] {
         let config = config(keys);
         lab.sh("nft flush ruleset");
         Pod::on_bridge(lab, "br0", "first", &["10.9.0.9/24", "fd00::9/64"]).add(&config);

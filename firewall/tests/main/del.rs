@@ -92,9 +92,9 @@ fn the_first_del_after_the_address_was_given_again_keeps_the_new_rules() {
 #[test]
 fn an_address_returns_to_an_attachment_that_still_has_it() {
     let lab = &Lab::new();
-    let pods = ["a", "b", "c", "d"].map(|id| Pod::absent(lab, id, &["10.9.0.2/24", "fd00::2/64"]));
+    let pods = ["a", "b", "c", "d", "e", "f", "g"].map(|id| Pod::absent(lab, id, &["10.9.0.2/24", "fd00::2/64"]));
     let config = config(json!({}));
-    for gone in [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2], [2, 0, 3, 1]] {
+    for gone in [[0, 1, 2, 3, 4, 5, 6], [6, 5, 4, 3, 2, 1, 0], [1, 3, 6, 0, 2, 5, 4], [2, 0, 3, 1, 6, 4, 5]] {
         pods.iter().for_each(|pod| drop(pod.add(&config)));
         for (place, n) in gone.iter().enumerate() {
             pods[*n].del(&without_result(config.clone()));
@@ -153,6 +153,37 @@ fn rules_without_marks_are_removed_by_address() {
     }
     pod.add(&config);
     assert_eq!(containers(lab), accepted(&["10.9.0.2", "fd00::2"]));
+}
+
+/// Another program has deleted a part of the table.
+#[test]
+fn an_incomplete_table_does_not_keep_addresses() {
+    let lab = &Lab::new();
+    let [pod, other] = ["c1", "c2"].map(|id| Pod::absent(lab, id, &["10.9.0.2/24", "fd00::2/64"]));
+    let config = config(json!({}));
+    for damage in ["flush set inet cni_firewall", "delete set inet cni_firewall"] {
+        for set in ["versions", "attachments", "waiting"] {
+            for is_shared in [false, true] {
+                pod.add(&config);
+                if is_shared {
+                    other.add(&config);
+                }
+                lab.sh(&format!("nft {damage} {set} || true"));
+                pod.del(&config);
+                other.del(&config);
+                assert_eq!(containers(lab), [] as [&str; 0], "{damage} {set} {is_shared}");
+                // An ADD restores it.
+                pod.add(&config);
+                lab.sh(&format!("nft {damage} {set} || true"));
+                pod.add(&config);
+                other.add(&config);
+                pod.check(&config).ok();
+                pod.del(&without_result(config.clone()));
+                other.del(&without_result(config.clone()));
+                assert_eq!(containers(lab), [] as [&str; 0], "{damage} {set} {is_shared}");
+            }
+        }
+    }
 }
 
 /// `nft` does not save what it does not show.

@@ -68,6 +68,8 @@ pub(crate) fn containers(lab: &Lab) -> Vec<String> {
     ips.sort();
     let [attachments, versions] = ["attachments", "versions"].map(|set| members(set).len());
     assert_eq!(attachments, versions);
+    let waiting = lab.sh("nft list set inet cni_firewall waiting 2>/dev/null || true");
+    assert!(attachments > 1 || !waiting.contains("elements"), "{waiting}");
     assert_eq!(attachments == 0, ips.is_empty());
     let all = ["iptables", "ip6tables"].map(|tool| rules(lab, tool, "CNI-FORWARD")).concat();
     let rules = all.into_iter().filter(|rule| !rule.contains("admin overrides") && rule != MARKED);

@@ -207,6 +207,8 @@ pub enum Step<'a> {
     Append(Rule<'a>),
     /// Inserts a rule before all others of its chain.
     Prepend(Rule<'a>),
+    /// Inserts a rule before the one with this handle. Appends it to a legacy table, which has no handles.
+    InsertBefore(u64, Rule<'a>),
     /// Deletes a rule of a chain.
     Delete(&'a str, ListedRule),
     /// Deletes all rules of a chain.
@@ -244,6 +246,7 @@ impl<R> Plan<'_, R> {
                 Step::CreateChain(chain) => Edit::create_chain(table.chain(chain)),
                 Step::Append(rule) => Edit::add_rule(&rule.spec(table)),
                 Step::Prepend(rule) => Edit::insert_rule(&rule.spec(table), Position::First),
+                Step::InsertBefore(handle, rule) => Edit::insert_rule(&rule.spec(table), Position::Before(*handle)),
                 Step::Delete(chain, ListedRule::Nft(rule)) => Edit::delete_rule(table.chain(chain), rule),
                 Step::Delete(_, ListedRule::Legacy(_)) => return None,
                 Step::Flush(chain) => Edit::flush(table.chain(chain)),
@@ -261,7 +264,7 @@ impl<R> Plan<'_, R> {
             // Writing to a String cannot fail.
             let _ = match step {
                 Step::CreateChain(chain) => writeln!(text, "-N {chain}"),
-                Step::Append(rule) => writeln!(text, "-A {} {}", rule.chain, rule.text()),
+                Step::Append(rule) | Step::InsertBefore(_, rule) => writeln!(text, "-A {} {}", rule.chain, rule.text()),
                 Step::Prepend(rule) => writeln!(text, "-I {} {}", rule.chain, rule.text()),
                 Step::Delete(chain, ListedRule::Legacy(rule)) => writeln!(text, "-D {chain} {rule}"),
                 Step::CreateBaseChain(..) | Step::Delete(_, ListedRule::Nft(_)) => Ok(()),

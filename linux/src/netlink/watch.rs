@@ -13,7 +13,7 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::socket::receive;
 use super::wire::{self, Message};
-use super::{Address, LinkIndex, Netlink};
+use super::{Address, LinkIndex, Netlink, OperState};
 use crate::error::{Context, Error, Kind, Result};
 use crate::sys;
 use crate::wait::Deadline;
@@ -129,7 +129,7 @@ impl Watch {
 }
 
 impl Netlink {
-    /// Waits until `link`, which is called `name`, is [running](super::Link::running); `what` describes the wait in errors.
+    /// Waits until `link`, which is called `name`, is up and [running](super::Link::running); `what` describes the wait in errors.
     ///
     /// Since Linux 6.8, a query makes the kernel do the work of its worker at once. Otherwise this subscribes to
     /// notifications, and receives those of all links.
@@ -145,7 +145,8 @@ impl Netlink {
         }
         let mut watch = Watch::open(Event::Link)?;
         watch.wait_for(&what(), Deadline::after(timeout), || match self.link(link)? {
-            Some(link) => Ok(link.running.then_some(())),
+            // Some kernels give a link its queue before its state.
+            Some(link) => Ok((link.running && link.state == OperState::Up).then_some(())),
             None => Err(Error::new(Kind::Transient, format!("link {name:?} vanished"))),
         })
     }

@@ -13,9 +13,10 @@ fn cost(pod: &Pod<'_>, command: &str, config: &Value) -> Cost {
     cost
 }
 
-/// Returns a configuration with this number of ports from 8000 on.
+/// Returns a configuration with this number of ports. Those of two numbers differ: the kernel may still have a port, for a moment
+/// after its DEL, and an ADD then looks for its owner.
 fn ports(count: usize, protocol: &str) -> Value {
-    let ports: Vec<String> = (0..count).map(|n| format!("{}:80/{protocol}", 8000 + n)).collect();
+    let ports: Vec<String> = (0..count).map(|n| format!("{}:80/{protocol}", 8000 + 10 * count + n)).collect();
     config(&ports.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
