@@ -226,8 +226,8 @@ impl<'a> Traffic<'a> {
         });
         match added {
             Ok(false) => {}
-            // Something shared was deleted meanwhile.
-            Err(error) if error.as_ref().errno() == Some(libc::ENOENT) => {}
+            // Something shared was deleted meanwhile, or many ADDs have the same address.
+            Err(error) if matches!(error.as_ref().errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
             outcome => return outcome.map(drop),
         }
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {

@@ -69,9 +69,13 @@ fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr])
     let outcome = nft::retry(|| match delete(nft)? {
         (edits, true) if is_independent => Ok::<_, Error>(nft.apply(&edits).map(|()| Some(!edits.is_empty()))?),
         _ => Ok(None),
-    })?;
-    if let Some(is_any) = outcome {
-        return Ok(is_any);
+    });
+    match outcome {
+        Ok(Some(is_any)) => return Ok(is_any),
+        Ok(None) => {}
+        // Many calls for the same address changed it all the time.
+        Err(error) if matches!(error.as_ref().errno(), Some(libc::ENOENT | libc::EEXIST)) => {}
+        Err(error) => return Err(error),
     }
     let mut is_any = false;
     nft.apply_guarded(|nft| -> Result<Vec<Edit>> {

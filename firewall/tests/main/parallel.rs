@@ -99,16 +99,16 @@ fn attachments_with_one_address_race() {
     lab.sh("ip link add br0 type bridge");
     let config = |_: &str| numbered("c1", json!({}));
     for round in 0..4 {
-        let (old, new) = (10 * (round % 2), 10 * ((round + 1) % 2));
-        assert_added(&all_at_once(lab, &calls("ADD", old..old + 10), config));
-        let (dels, adds) = (calls("DEL", old..old + 10), calls("ADD", new..new + 10));
+        let (old, new) = (30 * (round % 2), 30 * ((round + 1) % 2));
+        assert_added(&all_at_once(lab, &calls("ADD", old..old + 30), config));
+        let (dels, adds) = (calls("DEL", old..old + 30), calls("ADD", new..new + 30));
         let mixed: Vec<String> = dels.into_iter().zip(adds).flat_map(|(del, add)| [del, add]).collect();
         for (n, outcome) in all_at_once(lab, &mixed, config).iter().enumerate() {
             if n % 2 == 0 { outcome.silent() } else { assert_added(std::slice::from_ref(outcome)) }
         }
-        assert_silent(&all_at_once(lab, &calls("CHECK", new..new + 10), config));
+        assert_silent(&all_at_once(lab, &calls("CHECK", new..new + 30), config));
         assert_eq!(containers(lab), accepted(&["10.1.0.1", "fd01::1"]));
-        assert_silent(&all_at_once(lab, &calls("DEL", new..new + 10), config));
+        assert_silent(&all_at_once(lab, &calls("DEL", new..new + 30), config));
         assert_eq!(containers(lab), [] as [&str; 0]);
     }
 }
