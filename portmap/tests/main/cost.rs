@@ -33,10 +33,9 @@ fn the_cost_hardly_depends_on_the_number_of_ports() {
         let config = ports(count, "tcp");
         let [add, check, del] = ["ADD", "CHECK", "DEL"].map(|command| cost(&pod, command, &config));
         seen.push([add, check, del].map(|cost| cost.messages));
+        assert!(add.calls <= 60, "{add:?}");
         let answers = 2 * count;
-        // Beside many other tests, ADD makes up to 100 calls more; `ci/bench --check` counts them on a host of its own.
-        assert!(add.calls <= 160 + answers, "{count} ports: {add:?}");
-        assert!(check.calls <= 60 + answers && del.calls <= 90 + answers, "{count} ports: {check:?} {del:?}");
+        assert!(check.calls <= 60 + answers && del.calls <= 90 + answers, "{check:?} {del:?}");
     }
     let [one, some, many] = &seen[..] else { panic!("{seen:?}") };
     assert!(one.iter().zip([8, 13, 18]).all(|(found, limit)| *found <= limit), "{one:?}");
