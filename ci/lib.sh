@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 # The names of all plugins: those of the crates in the table of cni0.
 # shellcheck disable=SC2034
-mapfile -t plugins < <(sed -n 's/^    \([a-z_]*\)::[A-Z][A-Za-z]*,$/\1/p' cni0/src/lib.rs | tr _ -)
+mapfile -t plugins < <(sed -n 's/^    \([a-z_]*\)::[A-Z][A-Za-z]*,$/\1/p' crates/cni0/src/lib.rs | tr _ -)
 # shellcheck disable=SC2034
 tools=(cnitool cni0-install) # programs for operators, built and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # not in the PATH of ordinary users; contains ip and sysctl

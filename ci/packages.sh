@@ -55,14 +55,14 @@ stage() {
     put cnitool.fish usr/share/fish/vendor_completions.d/cnitool.fish
 }
 stage_units() { # stage_units ROOT DIR
-    install -D -m 644 -t "$1/$2" packaging/*.service packaging/*.timer
+    install -D -m 644 -t "$1/$2" deploy/packages/*.service deploy/packages/*.timer
 }
 # Prints a command that disables the timers, for the scripts that run before the files are removed: systemd would keep links
 # to missing units. Where systemd is not running, it cannot stop them.
 disable_timers() {
     # shellcheck disable=SC2016  # expanded by the script of the package
     printf '! command -v systemctl >/dev/null || systemctl --quiet disable $([ ! -d /run/systemd/system ] || echo --now) %s || :\n' \
-        "$(basename -a packaging/*.timer | xargs)"
+        "$(basename -a deploy/packages/*.timer | xargs)"
 }
 same_times() { find "$1" -exec touch -hd "@$SOURCE_DATE_EPOCH" {} +; }
 
@@ -120,7 +120,7 @@ package_deb() { # package_deb ARCH PROGRAMS
     stage "$root" "$2"
     stage_units "$root" usr/lib/systemd/system
     cp "${plugins[@]/#/$2/}" "$root/usr/lib/cni"
-    cp packaging/copyright "$doc/copyright"
+    cp deploy/packages/copyright "$doc/copyright"
     debian_changelog | gzip -9n >"$doc/changelog.gz"
     # The programs are static and position independent on purpose: they must work in any namespace.
     mkdir -p "$root/usr/share/lintian/overrides"
