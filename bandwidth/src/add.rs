@@ -2,7 +2,9 @@
 
 use cni::{Code, Error, Result, Undo};
 use linux::log::{debug, warn};
-use linux::netlink::{Change, Classifier, IfbSpec, Link, LinkChange, LinkIndex, Netlink, Qdisc, QdiscPlace, Redirect};
+use linux::netlink::{
+    Change, Classifier, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Qdisc, QdiscPlace, Redirect,
+};
 
 use crate::ifb::{self, IFB};
 use crate::limits::Limits;
@@ -111,8 +113,8 @@ impl Limits<'_> {
             }
             let created = name.clone();
             undo.push(format!("delete link {name:?}"), move |host| removal::remove_created(host, self.owner, &created));
-            let spec = IfbSpec { name, mtu: self.veth.mtu };
-            let mut changes = vec![Change::create_ifb(spec)];
+            let new = NewLink { name: Some(name), mtu: Some(self.veth.mtu), ..NewLink::of(LinkKind::Ifb) };
+            let mut changes = vec![Change::create_link(&new)];
             changes.extend(self.veth_changes(present));
             match undo.context().create(&changes) {
                 // Another ADD was faster.

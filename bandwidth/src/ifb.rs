@@ -91,7 +91,7 @@ impl<'a> Evidence<'a> {
         if AliasOwner::parse(&veth.alias).is_some() {
             return Ok(is_marked(veth, self.owner));
         }
-        if let (Some(id), Some(peer)) = (veth.peer_netns, veth.peer) {
+        if let (Some(id), Some(peer)) = (veth.lower_netns, veth.lower) {
             let may_be_container = match &self.netns {
                 Some(netns) => host.netns_id(netns)? == Some(id),
                 None => self.host_veth.is_none(),

@@ -14,13 +14,13 @@ pub(crate) fn find(namespaces: &mut Namespaces, at: &Attachment, result: &AddRes
         return Err(unusable("no interfaces provided in prevResult".to_owned()));
     }
     let guest = namespaces.open_guest(at)?.interface()?;
-    let Some(index) = guest.peer.filter(|_| guest.kind == "veth") else {
+    let Some(index) = guest.lower.filter(|_| guest.kind == "veth") else {
         let kind = if guest.kind.is_empty() { "hardware" } else { &guest.kind };
         return Err(unusable(format!("container interface {ifname} has no veth peer: it is of kind {kind:?}")));
     };
     let host = &mut namespaces.host.netlink;
     let leads_here = match host.netns_id(&namespaces.guest)? {
-        Some(id) => host.link(index)?.filter(|link| link.peer_netns == Some(id) && link.peer == Some(guest.index)),
+        Some(id) => host.link(index)?.filter(|link| link.lower_netns == Some(id) && link.lower == Some(guest.index)),
         None => None,
     };
     let Some(veth) = leads_here else {

@@ -1,13 +1,15 @@
 //! ADD, from top to bottom.
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Delegate, Error, Interface, Namespaces, Prepared, Result, Undo};
+use cni::{AddResult, Attachment, Call, Delegate, Interface, Prepared, Result};
+use interface::attach::{Add, prepare_ipam};
+use interface::container::{ContainerInterface, prepare_ipv6};
+use interface::plan::{Plan, Wanted};
 use linux::ip::Cidr;
 use linux::netlink::LinkChange;
 use linux::netlink::nft::Nftables;
 
-use crate::attach::{self, ContainerVeth, Pair};
+use crate::attach::{self, Pair};
 use crate::config::Config;
-use crate::gateway::Plan;
 use crate::layer3::{self, Gateway};
 use crate::rule::Traffic;
 use crate::{masquerade, spoofcheck, stale, vlan};
@@ -25,40 +27,24 @@ impl<'a> PreparedAdd<'a> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
         let mut ipam = config.find_ipam(call)?;
-        match &mut ipam {
-            Some(ipam) => ipam.prepare(at)?,
-            // The results of old versions cannot express a container without addresses.
-            None => AddResult::default().to_version(call.version).map(drop)?,
-        }
+        prepare_ipam(call, at, ipam.as_mut())?;
         Ok(PreparedAdd { call, config, ipam })
     }
 }
 
 impl Prepared for PreparedAdd<'_> {
-    /// Attaches the container. If a step fails, reverts the steps before it.
     fn add(&self, at: &Attachment) -> Result<AddResult> {
-        let PreparedAdd { call, config, ipam } = self;
-        let undo = Undo::new(Namespaces::open(call, at)?);
-        let mut add = Add { call, at, key: AttachmentKey::new(call, at), config, undo };
-        // A result that this version cannot express must fail before the commit.
-        let outcome = add.attach(ipam.as_ref()).and_then(|result| result.to_version(call.version).map(|_| result));
-        match outcome {
-            Ok(result) => {
-                add.undo.commit();
-                Ok(result)
-            }
-            Err(error) => Err(add.roll_back(error)),
-        }
+        Add::run(self.call, at, |add| BridgeAdd { add, config: &self.config }.attach(self.ipam.as_ref()))
     }
 }
 
-/// An ADD in progress. Each rollback step is registered before the step that it reverts.
-struct Add<'a> {
-    call: &'a Call<'a>,
-    at: &'a Attachment,
-    key: AttachmentKey<'a>,
+/// Index of the container veth in the result's list of interfaces.
+const CONTAINER: u32 = 2;
+
+/// An ADD in progress.
+struct BridgeAdd<'s, 'a> {
+    add: &'s mut Add<'a>,
     config: &'a Config,
-    undo: Undo<'a, Namespaces>,
 }
 
 /// The part of the result that needs an IPAM plugin.
@@ -69,10 +55,10 @@ struct Layer3 {
     vlan_gateway: Option<Interface>,
 }
 
-impl<'a> Add<'a> {
+impl<'a> BridgeAdd<'_, 'a> {
     /// Creates everything that an ADD creates, and returns the result.
     fn attach(&mut self, ipam: Option<&'a Delegate<'a>>) -> Result<AddResult> {
-        let pair = attach::create(&mut self.undo, self.config, self.key, self.at)?;
+        let pair = attach::create(&mut self.add.undo, self.config, self.add.key, self.add.at)?;
         if self.config.spoof_check {
             self.add_spoof_check(&pair)?;
         }
@@ -95,15 +81,17 @@ impl<'a> Add<'a> {
 
     /// Adds the rules that drop frames with a source MAC address other than the container's.
     fn add_spoof_check(&mut self, pair: &Pair<'_>) -> Result<()> {
-        let (key, port) = (self.key, pair.port_name.clone());
-        self.undo.push("remove the spoof check", move |_| spoofcheck::roll_back(&mut Nftables::open()?, key, &port));
+        let (key, port) = (self.add.key, pair.port_name.clone());
+        self.add
+            .undo
+            .push("remove the spoof check", move |_| spoofcheck::roll_back(&mut Nftables::open()?, key, &port));
         spoofcheck::add(key, &pair.port_name, pair.mac)
     }
 
     /// Layer 2: sets the container veth up and waits until the bridge forwards its frames.
     fn bring_up(&mut self, pair: &Pair<'_>) -> Result<()> {
-        let namespaces = self.undo.context();
-        pair.open_container(namespaces, || ())?.set(&LinkChange { up: Some(true), ..LinkChange::default() })?;
+        let namespaces = self.add.undo.context();
+        pair.open_container(namespaces, false, || ())?.set(&LinkChange { up: Some(true), ..LinkChange::default() })?;
         pair.await_up(&mut namespaces.host.netlink)
     }
 
@@ -111,7 +99,11 @@ impl<'a> Add<'a> {
     fn configure_layer3(&mut self, pair: &Pair<'a>, ipam: &'a Delegate<'a>) -> Result<Layer3> {
         // Unlike the reference, set the veth up before the addresses are known, so that the port comes up meanwhile.
         let mut container = self.start_container(pair)?;
-        let plan = Plan::new(self.lease_addresses(pair, ipam)?, self.config)?;
+        let port = pair.port_name.clone();
+        let leased = self
+            .add
+            .lease_addresses(ipam, move |namespaces| Ok(namespaces.host.netlink.delete_link(port.as_str())?))?;
+        let plan = Plan::new(leased, &self.wanted())?;
 
         // First the changes that do not need the RTNL lock, which the kernel holds while the port comes up.
         if self.config.gateway {
@@ -119,46 +111,48 @@ impl<'a> Add<'a> {
         }
         self.add_masquerade(&plan)?;
 
-        let namespaces = self.undo.context();
+        let namespaces = self.add.undo.context();
         pair.await_up(&mut namespaces.host.netlink)?;
-        layer3::configure_container(&mut container, namespaces, &plan, self.config)?;
+        container.configure(namespaces, &plan)?;
         let vlan_gateway = if self.config.gateway { self.configure_gateway(pair, &plan, ipam)? } else { None };
         Ok(Layer3 { plan, vlan_gateway })
     }
 
-    /// Sets the container veth up, with the settings that it needs before it gets addresses.
-    fn start_container(&mut self, pair: &Pair<'a>) -> Result<ContainerVeth<'a>> {
-        let prepare = || layer3::prepare_ipv6(self.at.ifname.as_str(), self.config.detect_duplicates);
-        let mut container = pair.open_container(self.undo.context(), prepare)?;
-        container.set(&LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() })?;
-        Ok(container)
+    /// Returns what the configuration says about layer 3.
+    fn wanted(&self) -> Wanted<'a> {
+        Wanted {
+            ipam: self.config.ipam.as_deref().unwrap_or_default(),
+            interface: CONTAINER,
+            gateway: self.config.gateway,
+            default_gateway: self.config.default_gateway,
+            mtu: self.config.mtu,
+            has_layer2: true,
+        }
     }
 
-    /// Calls ADD of the IPAM plugin, and returns its result.
-    fn lease_addresses(&mut self, pair: &Pair<'_>, ipam: &'a Delegate<'a>) -> Result<AddResult> {
-        let (at, port) = (self.at, pair.port_name.clone());
-        self.undo.push("release the addresses", move |namespaces| {
-            // An address that is still in use must not be leased to another container.
-            namespaces.host.netlink.delete_link(port.as_str())?;
-            ipam.del(at)
-        });
-        ipam.add(at).map_err(|failure| failure.without_del(&mut self.undo))
+    /// Sets the container veth up, with the settings that it needs before it gets addresses.
+    fn start_container(&mut self, pair: &Pair<'a>) -> Result<ContainerInterface<'a>> {
+        let detects_duplicates = self.config.detect_duplicates;
+        let prepare = || prepare_ipv6(self.add.at.ifname.as_str(), detects_duplicates);
+        let mut container = pair.open_container(self.add.undo.context(), detects_duplicates, prepare)?;
+        container.set(&LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() })?;
+        Ok(container)
     }
 
     /// Adds the masquerade rules, if the network has masquerade.
     fn add_masquerade(&mut self, plan: &Plan) -> Result<()> {
         let Some(backend) = self.config.masquerade else { return Ok(()) };
-        let key = self.key;
+        let key = self.add.key;
         let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
         let added = ips.clone();
-        self.undo.push("remove the masquerade rules", move |_| masquerade::remove_all(key, &added));
+        self.add.undo.push("remove the masquerade rules", move |_| masquerade::remove_all(key, &added));
         masquerade::add(backend, key, Traffic { ips: &ips, exclude: &self.config.masquerade_exclude })
     }
 
     /// Adds the gateway addresses to the bridge or, for a VLAN, to the VLAN's own interface. Returns that interface,
     /// which is part of the result.
     fn configure_gateway(&mut self, pair: &Pair<'_>, plan: &Plan, ipam: &Delegate<'_>) -> Result<Option<Interface>> {
-        let host = &mut self.undo.context().host;
+        let host = &mut self.add.undo.context().host;
         let vlan_gateway = match (self.config.vlan_gateway(), &self.config.vlans) {
             (Some(name), Some(vlans)) => {
                 let link = vlan::ensure_gateway(host, &pair.bridge, &name, vlans)?;
@@ -181,21 +175,10 @@ impl<'a> Add<'a> {
             link,
             addresses: &plan.gateways,
             replaces_others: self.config.force_address,
-            network: self.key.network,
+            network: self.add.key.network,
         };
         gateway.ensure_addresses(host, have.clone())?;
-        stale::after_add(self.call, ipam, &have, &plan.gateways);
+        stale::after_add(self.add.call, ipam, &have, &plan.gateways);
         Ok(vlan_gateway.map(|(name, link)| Interface::new(name, link.mac, "")))
-    }
-
-    /// Reverts all steps because of `error`, and returns the error to report.
-    fn roll_back(mut self, error: Error) -> Error {
-        let error = attach::explain_forbidden(error);
-        // Rollback steps run on the host, but the failure may have left this thread in the container namespace.
-        let error = match self.undo.context().return_to_host() {
-            Ok(()) => error,
-            Err(stuck) => error.details(stuck.to_string()),
-        };
-        self.undo.roll_back(error)
     }
 }

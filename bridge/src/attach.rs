@@ -3,15 +3,18 @@
 use std::time::Duration;
 
 use cni::{Attachment, AttachmentKey, Code, Error, Guest, Home, Interface, Namespaces, Result, Undo};
+use interface::attach::is_forbidden;
+use interface::container::ContainerInterface;
+use interface::name;
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{
-    Address, BridgeSpec, Change, DuplicateDetection, Link, LinkChange, LinkIndex, Netlink, NewPort, Port, VethEnd,
-    VethSpec,
+    Address, Change, DuplicateDetection, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, NewPort, Port,
+    VethPeer,
 };
 use linux::sysctl::{ignore_router_advertisements, set_best_effort};
 
 use crate::config::Config;
-use crate::{mtu, name, vlan};
+use crate::{mtu, vlan};
 
 /// Attempts to create a veth pair: a name may be taken, or the bridge deleted meanwhile.
 const ATTEMPTS: u32 = 10;
@@ -50,7 +53,12 @@ impl<'a> Pair<'a> {
     }
 
     /// Opens the container veth. Before that, runs `prepare` in the container namespace.
-    pub(crate) fn open_container(&self, namespaces: &Namespaces, prepare: impl FnOnce()) -> Result<ContainerVeth<'a>> {
+    pub(crate) fn open_container(
+        &self,
+        namespaces: &Namespaces,
+        detects_duplicates: bool,
+        prepare: impl FnOnce(),
+    ) -> Result<ContainerInterface<'a>> {
         let mut guest = namespaces.in_guest(|| {
             prepare();
             Guest::open_here(self.at)
@@ -63,7 +71,7 @@ impl<'a> Pair<'a> {
             Some(peer) => peer,
             None => guest.find_interface_index()?.ok_or_else(vanished)?,
         };
-        Ok(ContainerVeth { guest, index, mac: self.mac })
+        Ok(ContainerInterface { guest, index, mac: Some(self.mac), detects_duplicates })
     }
 
     /// Waits until the bridge forwards the container's frames. The container veth must be up.
@@ -77,21 +85,6 @@ impl<'a> Pair<'a> {
             host.await_running(bridge.index, &bridge.name, TIMEOUT, || format!("bridge {:?} to come up", bridge.name))?;
         }
         Ok(())
-    }
-}
-
-/// The container veth, with a netlink socket in its namespace.
-#[derive(Debug)]
-pub(crate) struct ContainerVeth<'a> {
-    pub(crate) guest: Guest<'a>,
-    pub(crate) index: LinkIndex,
-    pub(crate) mac: MacAddr,
-}
-
-impl ContainerVeth<'_> {
-    /// Changes properties of the link.
-    pub(crate) fn set(&mut self, change: &LinkChange<'_>) -> Result<()> {
-        Ok(self.guest.netlink.apply(&[Change::set_link(self.index, change)])?)
     }
 }
 
@@ -113,14 +106,15 @@ pub(crate) fn create<'a>(
             Ok(namespaces.host.netlink.delete_link(link.as_str())?)
         });
         let Namespaces { host: Home { netlink: host, .. }, guest } = undo.context();
-        let spec = VethSpec {
-            host: VethEnd { name: &port_name, mac: Some(port_mac) },
-            guest: VethEnd { name: at.ifname.as_str(), mac: Some(mac) },
-            netns: guest,
+        let peer = VethPeer { name: at.ifname.as_str(), mac: Some(mac), netns: guest };
+        let new = NewLink {
+            name: Some(&port_name),
+            mac: Some(port_mac),
             bridge: Some(before.index),
             mtu: config.mtu,
+            ..NewLink::of(LinkKind::Veth(peer))
         };
-        match create_port(host, before.index, &spec, config.port, &alias) {
+        match create_port(host, before.index, &new, config.port, &alias) {
             Ok(NewPort { port, bridge, addresses }) => {
                 // A bridge that another program created takes the lowest MAC address of its ports. To its neighbours
                 // it would become another host.
@@ -137,7 +131,7 @@ pub(crate) fn create<'a>(
                     port: port.index,
                     port_name,
                     port_mac,
-                    peer: port.peer,
+                    peer: port.lower,
                     mac,
                 });
             }
@@ -182,12 +176,12 @@ fn prepare_retry(
 fn create_port(
     host: &mut Netlink,
     bridge: LinkIndex,
-    spec: &VethSpec<'_>,
+    new: &NewLink<'_>,
     settings: Port,
     alias: &str,
 ) -> Result<NewPort> {
-    let name = spec.host.name;
-    let mut changes = vec![Change::create_veth(spec)];
+    let name = new.name.unwrap_or_default();
+    let mut changes = vec![Change::create_link(new)];
     // A new port has the default settings.
     if settings != Port::default() {
         changes.push(Change::set_port(name, settings));
@@ -222,8 +216,9 @@ fn ensure_bridge(host: &mut Netlink, config: &Config, network: &str) -> Result<B
 /// Creates the bridge. Returns its index, and `false` if another ADD has created it meanwhile.
 fn create_bridge(host: &mut Netlink, config: &Config) -> Result<(LinkIndex, bool)> {
     let name = config.bridge.as_str();
-    let spec = BridgeSpec { name, mac: name::random_mac()?, mtu: config.mtu, vlan_filtering: config.vlans.is_some() };
-    match host.create(&[Change::create_bridge(&spec)]) {
+    let kind = LinkKind::Bridge { vlan_filtering: config.vlans.is_some() };
+    let new = NewLink { name: Some(name), mac: Some(name::random_mac()?), mtu: config.mtu, ..NewLink::of(kind) };
+    match host.create(&[Change::create_link(&new)]) {
         Ok(bridge) => {
             start_bridge(host, &bridge, config.mtu).map_err(|error| explain(host, config, error))?;
             Ok((bridge.index, true))
@@ -335,19 +330,6 @@ fn explain(host: &mut Netlink, config: &Config, error: Error) -> Error {
             _ => error,
         },
         _ => error,
-    }
-}
-
-/// Returns whether the kernel answered that this process lacks permission.
-fn is_forbidden(error: &Error) -> bool {
-    error.as_ref().is_refusal() && error.errno() == Some(libc::EPERM)
-}
-
-/// Adds the permissions that the plugin needs to the kernel's answer that it lacks them.
-pub(crate) fn explain_forbidden(error: Error) -> Error {
-    match is_forbidden(&error) {
-        true => error.details("needs CAP_NET_ADMIN and CAP_SYS_ADMIN: run the plugin as root"),
-        false => error,
     }
 }
 

@@ -1,16 +1,13 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
 use cni::inspect::Shape;
-use cni::json::Fault;
-use cni::{Args, Call, Code, Delegate, Dns, Error, IfName, Result};
+use cni::{Call, Code, Delegate, Dns, Error, IfName, Result};
+use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys, invalid};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;
 
 use crate::vlan::{self, Vlans};
-
-/// Valid MTUs of a veth: from the minimum of IPv4 to the kernel's maximum.
-const MTU: std::ops::RangeInclusive<i64> = 68..=65535;
 
 /// The most networks in `ipMasqExclude`: the kernel limits the size of a rule.
 const MAX_EXCLUDED: usize = 16;
@@ -85,10 +82,10 @@ struct Keys {
     enabledad: bool,
     disable_container_interface: bool,
     port_isolation: bool,
-    ipam: Ipam,
+    ipam: IpamKeys,
     dns: DnsKeys,
-    args: ConfigArgs,
-    runtime_config: Mac,
+    args: ArgsKeys,
+    runtime_config: MacKeys,
 }
 
 #[derive(Default, Deserialize)]
@@ -99,35 +96,6 @@ struct Trunk {
     #[serde(rename = "maxID")]
     max: Option<i64>,
     id: Option<i64>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Ipam {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
-/// Like [`Dns`], but distinguishes an empty list from a missing one.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct DnsKeys {
-    nameservers: Option<Vec<String>>,
-    domain: String,
-    search: Option<Vec<String>>,
-    options: Option<Vec<String>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ConfigArgs {
-    cni: Mac,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Mac {
-    mac: String,
 }
 
 /// Returns the keys that the plugin reads, for tools.
@@ -143,11 +111,11 @@ impl Config {
         Ok(Config {
             bridge: IfName::from_config(bridge)
                 .map_err(|why| invalid("bridge", format_args!("{bridge:?} is not a valid bridge name"), why))?,
-            mtu: mtu(keys.mtu)?,
+            mtu: interface::config::mtu(keys.mtu)?,
             promiscuous: keys.promisc_mode,
             port: Port { hairpin: keys.hairpin_mode, isolated: keys.port_isolation },
             vlans: keys.vlans()?,
-            mac: keys.mac(call.args)?,
+            mac: interface::config::mac(&keys.runtime_config, &keys.args, call)?,
             spoof_check: keys.macspoofchk,
             container_up: !keys.disable_container_interface,
             gateway: keys.is_gateway || keys.is_default_gateway,
@@ -157,31 +125,8 @@ impl Config {
             masquerade_exclude: keys.exclude()?,
             detect_duplicates: keys.enabledad,
             dns: keys.dns.if_set(),
-            ipam: Some(keys.ipam.kind).filter(|kind| !kind.is_empty()),
+            ipam: keys.ipam.name(),
         })
-    }
-
-    /// Returns the configuration of a gateway with an IPAM plugin, for tests.
-    #[cfg(test)]
-    pub(crate) fn example() -> Config {
-        Config {
-            bridge: IfName::from_config("br0").unwrap(),
-            mtu: None,
-            promiscuous: false,
-            port: Port::default(),
-            vlans: None,
-            mac: None,
-            spoof_check: false,
-            container_up: true,
-            ipam: Some("host-local".to_owned()),
-            gateway: true,
-            default_gateway: false,
-            force_address: false,
-            masquerade: None,
-            masquerade_exclude: Vec::new(),
-            detect_duplicates: false,
-            dns: None,
-        }
     }
 
     /// Returns an error if two keys contradict each other. DEL does not call this: it needs none of these keys.
@@ -231,17 +176,6 @@ pub(crate) fn bridge(call: &Call<'_>) -> Option<String> {
     }
     let only: Only = call.parse().ok()?;
     Some(only.bridge.unwrap_or_else(|| DEFAULT_BRIDGE.to_owned()))
-}
-
-/// Reads the name of the IPAM plugin, and ignores all other keys: DEL must release addresses even if those are invalid.
-pub(crate) fn ipam(call: &Call<'_>) -> Result<Option<String>> {
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Only {
-        ipam: Ipam,
-    }
-    let only: Only = call.parse()?;
-    Ok(Some(only.ipam.kind).filter(|kind| !kind.is_empty()))
 }
 
 /// Returns the subnets of the network from the keys that `host-local` and similar plugins use. The list is empty if the
@@ -335,17 +269,6 @@ impl Keys {
         }
         Ok(networks)
     }
-
-    /// Returns the requested MAC address.
-    fn mac(&self, args: &str) -> Result<Option<MacAddr>> {
-        let [from_args] = Args::parse(args, ["MAC"])?.values();
-        let sources = [
-            ("key \"runtimeConfig.mac\"", Code::CONFIG, self.runtime_config.mac.as_str()),
-            ("key \"args.cni.mac\"", Code::CONFIG, self.args.cni.mac.as_str()),
-            ("MAC in CNI_ARGS", Code::ENVIRONMENT, from_args.unwrap_or_default()),
-        ];
-        cni::requested_mac(&sources)
-    }
 }
 
 impl Trunk {
@@ -373,35 +296,9 @@ impl Trunk {
     }
 }
 
-impl DnsKeys {
-    /// Returns the settings if any key is set, even to an empty list. They replace all DNS settings of the IPAM plugin.
-    fn if_set(self) -> Option<Dns> {
-        let DnsKeys { nameservers, domain, search, options } = self;
-        let lists = [&nameservers, &search, &options];
-        let is_set = !domain.is_empty() || lists.into_iter().any(Option::is_some);
-        is_set.then(|| Dns {
-            nameservers: nameservers.unwrap_or_default(),
-            domain,
-            search: search.unwrap_or_default(),
-            options: options.unwrap_or_default(),
-        })
-    }
-}
-
 /// The remedy for an invalid element of `vlanTrunk`.
 const TRUNK_HINT: &str =
     "set \"id\", or \"minID\" and \"maxID\", with values from 1 to 4094 and \"minID\" not above \"maxID\"";
-
-/// Validates `mtu`. Values up to 0 mean the kernel's default, as in the reference.
-fn mtu(mtu: i64) -> Result<Option<u32>> {
-    match u32::try_from(mtu) {
-        _ if mtu <= 0 => Ok(None),
-        Ok(fits) if MTU.contains(&mtu) => Ok(Some(fits)),
-        _ => {
-            Err(invalid("mtu", format_args!("{mtu} is out of range"), "use 68 to 65535, or 0 for the kernel's default"))
-        }
-    }
-}
 
 /// Validates a VLAN ID.
 fn vlan_id(key: &str, id: i64) -> Result<u16> {
@@ -409,11 +306,6 @@ fn vlan_id(key: &str, id: i64) -> Result<u16> {
         Ok(fits) if (1..=vlan::MAX_ID).contains(&fits) => Ok(fits),
         _ => Err(invalid(key, format_args!("{id} is not a VLAN ID"), TRUNK_HINT)),
     }
-}
-
-/// Returns the error for an invalid value of `key`.
-pub(crate) fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
-    Error::from(Fault::value(what).under(key)).details(remedy)
 }
 
 #[cfg(test)]

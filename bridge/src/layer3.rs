@@ -1,111 +1,19 @@
-//! Layer 3: addresses and routes in the container, the gateway and IP forwarding on the host.
+//! Layer 3 on the host: the gateway and IP forwarding.
 
 use std::net::IpAddr;
-use std::time::Duration;
 
-use cni::{Code, Context, Error, Guest, Namespaces, Result, key};
+use cni::{Code, Context, Error, Result, key};
+use interface::container::{DETECTION_TIMEOUT, no_ipv6};
+use interface::plan::Plan;
+use linux::Deadline;
 use linux::ip::Cidr;
 use linux::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, Netlink, Watch};
-use linux::sysctl::{self, Setting, set_best_effort};
-use linux::{Deadline, Kind};
+use linux::sysctl::{self, Setting};
 
-use crate::attach::ContainerVeth;
-use crate::config::Config;
-use crate::gateway::{self, Plan};
+use crate::gateway;
 
-/// How long duplicate address detection may take. It usually takes one to two seconds.
-const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
 /// Attempts to set the gateway addresses while other programs change the addresses of the link.
 const ATTEMPTS: u32 = 5;
-
-/// Adds the addresses and routes of the container, and announces the addresses to its neighbours.
-pub(crate) fn configure_container(
-    container: &mut ContainerVeth<'_>,
-    namespaces: &Namespaces,
-    plan: &Plan,
-    config: &Config,
-) -> Result<()> {
-    let ContainerVeth { guest: Guest { netlink, at }, index, mac } = container;
-    let (index, ifname) = (*index, at.ifname.as_str());
-    let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
-    let watch = match v6.as_slice() {
-        [] => None,
-        _ => Some(namespaces.in_guest(|| {
-            enable_ipv6(ifname)?;
-            Ok(Watch::open(Event::Ipv6Address)?)
-        })?),
-    };
-    let detection = match config.detect_duplicates {
-        true => DuplicateDetection::Default,
-        false => DuplicateDetection::Off,
-    };
-    let mut changes = Vec::new();
-    for ip in &plan.ips {
-        changes.push(Change::add_address(index, ip.address, detection));
-    }
-    for route in plan.kernel_routes() {
-        changes.push(Change::add_route(index, &(&route).into()));
-    }
-    // Setting the MAC address again makes the kernel announce all addresses of the link (arp_notify, ndisc_notify).
-    // Its announcements when the link came up were lost, because the port did not forward yet. A neighbour that
-    // remembers the former owner of an address would send to that one until its entry expires.
-    let announce = LinkChange { mac: Some(*mac), ..LinkChange::default() };
-    changes.push(Change::set_link(index, &announce));
-    let configured = || format!("configure {ifname:?} in {:?}", at.sandbox());
-    let Some(mut watch) = watch else {
-        return netlink.apply(&changes).context(configured);
-    };
-    let have = netlink.apply_and_list(index, &changes).context(configured)?;
-    let deadline = Deadline::after(DETECTION_TIMEOUT);
-    watch.await_addresses(index, v6, deadline)?;
-    if !config.detect_duplicates && detection_finished(&have)? {
-        return Ok(());
-    }
-    watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
-        Ok(detection_finished(&netlink.addresses(index)?)?.then_some(()))
-    })?;
-    Ok(())
-}
-
-/// Enables or disables duplicate address detection on an interface that is still down.
-pub(crate) fn prepare_ipv6(ifname: &str, detect_duplicates: bool) {
-    let key = |name| ["net", "ipv6", "conf", ifname, name];
-    if detect_duplicates {
-        set_best_effort(&key("enhanced_dad"), "1");
-    }
-    set_best_effort(&key("accept_dad"), if detect_duplicates { "1" } else { "0" });
-}
-
-/// Enables IPv6 on `lo` and the container veth, so that addresses can be added. Runs in the container namespace.
-fn enable_ipv6(ifname: &str) -> Result<()> {
-    for link in ["lo", ifname] {
-        match sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")? {
-            Setting::ReadOnly => {
-                let what = format!("IPv6 is disabled on {link:?}, and /proc/sys is read-only");
-                let error = Error::new(Code::INTERNAL, what);
-                return Err(error.details("set net.ipv6.conf.default.disable_ipv6=0 for the container"));
-            }
-            Setting::Missing if sysctl::read(&["net", "ipv6", "conf", "all", "disable_ipv6"])?.is_none() => {
-                return Err(no_ipv6());
-            }
-            Setting::Kept | Setting::Changed | Setting::Missing => {}
-        }
-    }
-    // IPv6 addresses should stay when the link goes down for a moment, as IPv4 addresses do.
-    set_best_effort(&["net", "ipv6", "conf", ifname, "keep_addr_on_down"], "1");
-    set_best_effort(&["net", "ipv6", "conf", ifname, "ndisc_notify"], "1");
-    Ok(())
-}
-
-/// Returns whether duplicate address detection has finished, or an error if it found a duplicate.
-fn detection_finished(addresses: &[Address]) -> linux::Result<bool> {
-    if let Some(duplicate) = addresses.iter().find(|address| address.duplicate) {
-        let what = format!("another interface on the link has the address {}", duplicate.cidr);
-        let error = linux::Error::new(Kind::Other, what);
-        return Err(error.details("remove the address there, or remove \"enabledad\""));
-    }
-    Ok(!addresses.iter().any(|address| address.tentative))
-}
 
 /// A link that gets gateway addresses: the bridge, or the interface of a VLAN.
 pub(crate) struct Gateway<'a> {
@@ -204,12 +112,6 @@ pub(crate) fn forwarding_status() -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Returns the error for an IPv6 address on a kernel without IPv6.
-fn no_ipv6() -> Error {
-    let remedy = "boot it without ipv6.disable=1, or use only IPv4 addresses in the network";
-    Error::new(Code::INTERNAL, "this kernel has no IPv6").details(remedy)
 }
 
 /// Returns the error for a sysctl that cannot be set.

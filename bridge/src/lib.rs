@@ -1,15 +1,15 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
 //! `add` walks through the steps of an ADD, which sends few messages to the kernel: `attach` creates the bridge and a
-//! veth pair, `spoofcheck` lets only frames from its MAC address pass, the container veth is set up, an IPAM plugin leases addresses, `gateway`
-//! derives gateways and routes from them, `layer3` enables forwarding, `masquerade` adds its rules, and `layer3`
-//! configures addresses and routes on both sides.
+//! veth pair, `spoofcheck` lets only frames from its MAC address pass, the container veth is set up, an IPAM plugin leases
+//! addresses, `layer3` enables forwarding, `masquerade` adds its rules, the container gets its addresses and routes, and
+//! `gateway` and `layer3` the gateway its addresses. What other plugins do in the same way is in the crate `interface`.
 //!
 //! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC.
 //! - `stale` removes gateway addresses of subnets that are no longer configured.
 //! - `masquerade` uses nftables; `iptables` does the same with iptables; `rule` is a rule that both list.
 //! - `ports` knows to which networks the ports of a bridge belong, `mtu` which MTU the bridge gets.
-//! - `vlan` has the VLANs of a port and their gateway, `name` random names and MAC addresses.
+//! - `vlan` has the VLANs of a port and their gateway.
 //! - `inspect` is for `cnitool`.
 
 mod add;
@@ -25,7 +25,6 @@ mod iptables;
 mod layer3;
 mod masquerade;
 mod mtu;
-mod name;
 mod ports;
 mod removal;
 mod rule;
@@ -35,7 +34,9 @@ mod vlan;
 
 use std::net::IpAddr;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Delegate, ErrorCollector, Plugin, Prepared, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, ErrorCollector, Plugin, Prepared, Result};
+use interface::attach::explain_forbidden;
+use interface::config::ipam_to_clean_up;
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
@@ -64,7 +65,7 @@ impl Plugin for Bridge {
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let key = AttachmentKey::new(call, at);
         let mut failures = ErrorCollector::default();
-        let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
+        let ipam = failures.keep(ipam_to_clean_up(call, Config::parse(call).map(|config| config.ipam))).flatten();
         let prev_result = call.prev_result_to_clean_up();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
@@ -102,7 +103,7 @@ impl Plugin for Bridge {
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
         let mut failures = ErrorCollector::default();
-        let ipam = failures.keep(ipam_to_clean_up(call)).flatten();
+        let ipam = failures.keep(ipam_to_clean_up(call, Config::parse(call).map(|config| config.ipam))).flatten();
         gc::run(call, ipam, &mut failures)?;
         failures.into_result()
     }
@@ -110,7 +111,7 @@ impl Plugin for Bridge {
     fn status(&self, call: &Call<'_>) -> Result<()> {
         let config = Config::parse(call)?;
         config.refuse_contradictions()?;
-        let not_available = |error| attach::explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
+        let not_available = |error| explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
         let ipam = config.find_ipam(call).map_err(not_available)?;
         attach::status(&mut Netlink::open()?, &config).map_err(not_available)?;
         if config.spoof_check {
@@ -127,20 +128,6 @@ impl Plugin for Bridge {
         }
         Ok(())
     }
-}
-
-/// Finds the IPAM plugin for DEL and GC. Mistakes elsewhere in the configuration are only reported: they matter to the
-/// next ADD, and must not prevent the removal.
-fn ipam_to_clean_up<'a>(call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
-    let name = match Config::parse(call) {
-        Ok(config) => config.ipam,
-        Err(mistake) => {
-            let name = config::ipam(call)?;
-            cni::report(&mistake);
-            name
-        }
-    };
-    name.map(|name| Delegate::find(call, &name)).transpose()
 }
 
 /// Removes all firewall rules of an attachment, of both backends: the configuration may have changed since ADD.

@@ -88,12 +88,12 @@ impl Removal<'_> {
     /// may have been leased again.)
     fn is_ours(&self, host: &mut Home, guest: &mut Guest<'_>, link: &Link) -> Result<bool> {
         // An index counts only in its own namespace.
-        if link.peer_netns.is_none() || link.peer_netns != guest.netlink.netns_id(&host.netns)? {
+        if link.lower_netns.is_none() || link.lower_netns != guest.netlink.netns_id(&host.netns)? {
             return Ok(false);
         }
         let host = &mut host.netlink;
-        let Some(port) = link.peer.map(|peer| host.link(peer)).transpose()?.flatten() else { return Ok(false) };
-        let is_pair = link.kind == "veth" && port.kind == "veth" && port.peer == Some(link.index);
+        let Some(port) = link.lower.map(|peer| host.link(peer)).transpose()?.flatten() else { return Ok(false) };
+        let is_pair = link.kind == "veth" && port.kind == "veth" && port.lower == Some(link.index);
         if !is_pair || AliasOwner::parse(&port.alias).is_some() {
             return Ok(false);
         }

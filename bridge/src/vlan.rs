@@ -1,11 +1,11 @@
 //! VLANs of a port, and the gateway of a VLAN.
 
 use cni::{Code, Context, Error, Home, Result};
-use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec, Vlan, VlanRange};
+use interface::name;
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, VethPeer, Vlan, VlanRange};
 use linux::sysctl::ignore_router_advertisements;
 
 use crate::attach::TIMEOUT;
-use crate::name;
 
 /// The highest valid VLAN ID.
 pub(crate) const MAX_ID: u16 = 4094;
@@ -128,14 +128,14 @@ pub(crate) fn ensure_gateway(host: &mut Home, bridge: &Link, name: &str, vlans: 
 /// Creates the veth pair of a VLAN's gateway. Returns `false` if another ADD has created it meanwhile.
 fn create_gateway(host: &mut Home, bridge: &Link, name: &str) -> Result<bool> {
     let (port_name, port_mac, mac) = name::random_pair()?;
-    let spec = VethSpec {
-        host: VethEnd { name: &port_name, mac: Some(port_mac) },
-        guest: VethEnd { name, mac: Some(mac) },
-        netns: &host.netns,
+    let new = NewLink {
+        name: Some(&port_name),
+        mac: Some(port_mac),
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),
+        ..NewLink::of(LinkKind::Veth(VethPeer { name, mac: Some(mac), netns: &host.netns }))
     };
-    match host.netlink.apply(&[Change::create_veth(&spec)]) {
+    match host.netlink.apply(&[Change::create_link(&new)]) {
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),
         outcome => Ok(outcome.map(|()| true)?),
     }
@@ -143,7 +143,7 @@ fn create_gateway(host: &mut Home, bridge: &Link, name: &str) -> Result<bool> {
 
 /// Returns the peer of a VLAN's gateway, which is a port of the bridge, if it is on this host.
 pub(crate) fn gateway_port(host: &mut Netlink, gateway: &Link) -> Result<Option<Link>> {
-    let port = gateway.peer.filter(|_| gateway.peer_netns.is_none());
+    let port = gateway.lower.filter(|_| gateway.lower_netns.is_none());
     Ok(port.map(|port| host.link(port)).transpose()?.flatten())
 }
 

@@ -64,13 +64,13 @@ impl Interface {
     /// Returns the host veth, if the interface is a veth whose other end is provably in the plugin's own namespace.
     pub(crate) fn host_veth(&mut self, host: &mut Netlink, home: &Netns) -> Result<Option<Link>> {
         let link = &self.link;
-        let Some(peer) = link.peer.filter(|_| link.kind == "veth") else { return Ok(None) };
+        let Some(peer) = link.lower.filter(|_| link.kind == "veth") else { return Ok(None) };
         // An index counts only in its own namespace.
-        if link.peer_netns.is_none() || link.peer_netns != self.netlink.netns_id(home)? {
+        if link.lower_netns.is_none() || link.lower_netns != self.netlink.netns_id(home)? {
             return Ok(None);
         }
         let found = host.link(peer)?;
-        Ok(found.filter(|found| found.kind == "veth" && found.peer == Some(link.index)))
+        Ok(found.filter(|found| found.kind == "veth" && found.lower == Some(link.index)))
     }
 
     /// Returns an error if the interface cannot have the attributes, or would lose its IPv6 addresses.

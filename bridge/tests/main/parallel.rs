@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use linux::ip::MacAddr;
-use linux::netlink::{BridgeSpec, Change, Netlink};
+use linux::netlink::{Change, LinkKind, Netlink, NewLink};
 use serde_json::{Value, json};
 use testing::{Lab, Outcome, parallel, wait_until};
 
@@ -67,7 +67,8 @@ fn del_finds_its_port_while_other_links_come_and_go() {
     // Enough links for several messages.
     lab.sh("seq 1 6 | sed 's/.*/link add x& type veth peer name y&/' | ip -batch -");
     let mut host = Netlink::open().unwrap();
-    let other = BridgeSpec { name: "other", mac: MacAddr([2, 0, 0, 0, 0, 1]), mtu: None, vlan_filtering: false };
+    let kind = LinkKind::Bridge { vlan_filtering: false };
+    let other = NewLink { name: Some("other"), mac: Some(MacAddr([2, 0, 0, 0, 0, 1])), ..NewLink::of(kind) };
     for present in [true, false] {
         let trace = lab.dir().join(format!("trace.{present}"));
         let options =
@@ -78,7 +79,7 @@ fn del_finds_its_port_while_other_links_come_and_go() {
             let call = || pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/missing");
             let del = scope.spawn(move || call().strace(&options).run());
             let mut stops = 0;
-            let _ = host.apply(&[Change::delete_link(other.name)]);
+            let _ = host.apply(&[Change::delete_link("other")]);
             while !del.is_finished() {
                 let mut stopped = None;
                 wait_until("the DEL to read a message, or to end", || {
@@ -90,7 +91,7 @@ fn del_finds_its_port_while_other_links_come_and_go() {
                 if let Some(process) = stopped {
                     stops += 1;
                     let change =
-                        if stops % 2 == 1 { Change::create_bridge(&other) } else { Change::delete_link(other.name) };
+                        if stops % 2 == 1 { Change::create_link(&other) } else { Change::delete_link("other") };
                     host.apply(&[change]).unwrap();
                     lab.sh(&format!("kill -CONT {process}"));
                 }

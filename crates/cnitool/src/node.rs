@@ -122,14 +122,14 @@ impl Node {
     fn inspect_guests(&mut self, host: &mut Netlink) -> Result<()> {
         let mut by_id: BTreeMap<NetnsId, Option<Vec<(LinkIndex, Address)>>> = BTreeMap::new();
         let mut refused = None;
-        for netns in self.links.iter().filter_map(|link| link.peer_netns) {
+        for netns in self.links.iter().filter_map(|link| link.lower_netns) {
             by_id.entry(netns).or_insert_with(|| {
                 host.addresses_in_netns(netns).map_err(|error| refused.get_or_insert(error).clone()).ok()
             });
         }
         let paths = self.inspect_paths(host, &by_id)?;
         for link in &self.links {
-            let (Some(netns), Some(peer)) = (link.peer_netns, link.peer) else { continue };
+            let (Some(netns), Some(peer)) = (link.lower_netns, link.lower) else { continue };
             let Some(Some(addresses)) = by_id.get(&netns) else {
                 self.all_guests_seen = false;
                 continue;
@@ -296,7 +296,7 @@ impl Node {
             Some(owner) => owner.network == network.name,
             None => self.guest(link.index).is_some_and(|guest| guest.has_any(&leases)),
         };
-        self.links.iter().filter(|link| link.peer_netns.is_some()).filter(is_its).collect()
+        self.links.iter().filter(|link| link.lower_netns.is_some()).filter(is_its).collect()
     }
 
     /// Returns the bridges of a network: the one in its configuration, and those that have its ports.

@@ -132,7 +132,7 @@ fn detached<'a>(node: &'a Node, netlink: &mut Netlink, network: &Network) -> Res
 fn is_foreign(link: &Link) -> bool {
     let digits = link.name.strip_prefix("veth").unwrap_or_default();
     let is_named = digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    link.kind != "veth" || link.peer_netns.is_none() || !is_named
+    link.kind != "veth" || link.lower_netns.is_none() || !is_named
 }
 
 /// Collects what is known about a port of the bridge `master`, or of none.

@@ -34,9 +34,7 @@ use crate::sys;
 
 pub use address::{Address, DuplicateDetection};
 pub use conntrack::{Conntrack, FlowFilter};
-pub use link::{
-    BridgeSpec, IfbSpec, Link, LinkChange, LinkIndex, LinkRef, NetnsId, OperState, Port, VethEnd, VethSpec,
-};
+pub use link::{Link, LinkChange, LinkIndex, LinkKind, LinkRef, NetnsId, NewLink, OperState, Port, VethPeer};
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, Route};
 pub use tc::{Classifier, LOOPBACK_REPLY, Qdisc, QdiscPlace, Redirect, TokenBucket};

@@ -78,7 +78,7 @@ impl Inside {
         let Some(link) = netlink.link(ifname)? else { return Ok(None) };
         let addresses = netlink.addresses(link.index)?.into_iter().map(|address| address.cidr).collect();
         let routes = netlink.all_routes()?;
-        Ok(Some(Inside { index: link.index, port: link.peer, is_up: link.up, addresses, routes }))
+        Ok(Some(Inside { index: link.index, port: link.lower, is_up: link.up, addresses, routes }))
     }
 }
 

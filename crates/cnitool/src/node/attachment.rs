@@ -256,7 +256,7 @@ impl Node {
         let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
         let is_unknown = |port: &Link| {
             let is_truncated = owner(port).is_some_and(|owner| owner.attachment.is_none());
-            let leads_away = port.peer_netns.is_some() && owner(port).is_none();
+            let leads_away = port.lower_netns.is_some() && owner(port).is_none();
             is_truncated || (leads_away && !self.guest(port.index).is_some_and(|guest| guest.has_any(&leases)))
         };
         bridges.iter().any(|bridge| self.ports(bridge).any(is_unknown))

@@ -68,26 +68,27 @@ fn differing(mut message: Vec<u8>, theirs: &[u8], ours: &[u8]) -> Vec<u8> {
 
 #[test]
 fn bridges() {
-    let spec = BridgeSpec { name: "br0", mac: MAC, mtu: Some(1400), vlan_filtering: false };
-    agrees(&Change::create_bridge(&spec), "create_bridge");
-    let spec = BridgeSpec { name: "br1", mac: MAC, mtu: None, vlan_filtering: true };
-    agrees(&Change::create_bridge(&spec), "create_bridge_vlan");
+    let bridge = |vlan_filtering| NewLink { mac: Some(MAC), ..NewLink::of(LinkKind::Bridge { vlan_filtering }) };
+    let new = NewLink { name: Some("br0"), mtu: Some(1400), ..bridge(false) };
+    agrees(&Change::create_link(&new), "create_bridge");
+    let new = NewLink { name: Some("br1"), ..bridge(true) };
+    agrees(&Change::create_link(&new), "create_bridge_vlan");
 }
 
 #[test]
 fn veth_pairs() {
     let netns = Netns::current().unwrap();
-    let spec = VethSpec {
-        host: VethEnd { name: "veth0", mac: Some(MAC) },
-        guest: VethEnd { name: "eth0", mac: Some(GUEST_MAC) },
-        netns: &netns,
+    let new = NewLink {
+        name: Some("veth0"),
+        mac: Some(MAC),
         bridge: Some(bridge()),
         mtu: Some(1400),
+        ..NewLink::of(LinkKind::Veth(VethPeer { name: "eth0", mac: Some(GUEST_MAC), netns: &netns }))
     };
     // IFLA_NET_NS_FD contains a descriptor, which was 4 in the capture.
     let fd = [&[8, 0, 28, 0][..], &netns.fd().to_ne_bytes()].concat();
     let theirs = differing(captured("create_veth"), &[8, 0, 28, 0, 4, 0, 0, 0], &fd);
-    same(&Change::create_veth(&spec).message, &theirs);
+    same(&Change::create_link(&new).message, &theirs);
 }
 
 #[test]
@@ -178,7 +179,8 @@ fn vlans() {
 
 #[test]
 fn ifb_links() {
-    agrees(&Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 }), "create_ifb");
+    let new = NewLink { name: Some("bwp0"), mtu: Some(1400), ..NewLink::of(LinkKind::Ifb) };
+    agrees(&Change::create_link(&new), "create_ifb");
 }
 
 /// tc also sends a table of transmission times, which the kernel has not used since Linux 3.8, and how it is divided.
@@ -323,7 +325,7 @@ fn questions_about_other_namespaces() {
         ]
         .concat(),
     );
-    let netns = link.unwrap().peer_netns.unwrap();
+    let netns = link.unwrap().lower_netns.unwrap();
     let mut expected = vec![48, 0, 0, 0, 18, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     expected.extend_from_slice(&[0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
     expected.extend_from_slice(&[8, 0, 29, 0, 8, 0, 0, 0, 8, 0, 46, 0, 5, 0, 0, 0]);
@@ -336,5 +338,5 @@ fn questions_about_other_namespaces() {
     expected.extend_from_slice(&own.fd().to_ne_bytes());
     same(&link::get_netns_id(&own), &expected);
     let without_peer = Link::read(&[&[0; 4][..], &[9], &[0; 11], &[8, 0, 37, 0, 255, 255, 255, 255]].concat());
-    assert_eq!(without_peer.unwrap().peer_netns, None, "negative is none");
+    assert_eq!(without_peer.unwrap().lower_netns, None, "negative is none");
 }

@@ -8,13 +8,13 @@ use std::num::NonZeroU32;
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
-use super::Netlink;
 use super::wire::{self, Request};
-use crate::error::{Context, Result};
+use super::{Change, Netlink};
+use crate::error::{Context, Error, Result};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
-pub use change::{BridgeSpec, IfbSpec, LinkChange, VethEnd, VethSpec};
+pub use change::{LinkChange, LinkKind, NewLink, VethPeer};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
@@ -22,6 +22,8 @@ const HEADER: usize = 16;
 const RUNNING: u32 = (libc::IFF_RUNNING | libc::IFF_LOWER_UP).cast_unsigned();
 /// The queueing discipline of a link that has not had a queue yet.
 const NO_QUEUE: &str = "noop";
+/// A MAC address that no link can have.
+const MULTICAST: MacAddr = MacAddr([1, 0, 0, 0, 0, 0]);
 /// struct rtgenmsg, padded
 const RTGENMSG: usize = 4;
 
@@ -157,10 +159,10 @@ pub struct Link {
     pub running: bool,
     /// The bridge of which the link is a port.
     pub master: Option<LinkIndex>,
-    /// The other end, if the link is a veth.
-    pub peer: Option<LinkIndex>,
-    /// The namespace of the other end, if it is a different one.
-    pub peer_netns: Option<NetnsId>,
+    /// The link by which it sends and receives: the other end of a veth, the parent of a macvlan, ipvlan or VLAN interface.
+    pub lower: Option<LinkIndex>,
+    /// The namespace of that link, if it is a different one.
+    pub lower_netns: Option<NetnsId>,
     /// The alias, which `ip link` shows.
     pub alias: String,
     /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
@@ -197,8 +199,8 @@ impl Link {
             state: OperState::Unknown,
             running: flags & RUNNING == RUNNING,
             master: None,
-            peer: None,
-            peer_netns: None,
+            lower: None,
+            lower_netns: None,
             alias: String::new(),
             promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
             all_multicast: flags & libc::IFF_ALLMULTI.cast_unsigned() != 0,
@@ -217,8 +219,8 @@ impl Link {
                 libc::IFLA_MTU => link.mtu = wire::number(value, 0)?,
                 libc::IFLA_MIN_MTU => link.min_mtu = wire::number(value, 0)?,
                 libc::IFLA_MAX_MTU => link.max_mtu = wire::number(value, 0)?,
-                libc::IFLA_LINK => link.peer = LinkIndex::optional(wire::number(value, 0)?),
-                libc::IFLA_LINK_NETNSID => link.peer_netns = NetnsId::optional(wire::number(value, 0)?),
+                libc::IFLA_LINK => link.lower = LinkIndex::optional(wire::number(value, 0)?),
+                libc::IFLA_LINK_NETNSID => link.lower_netns = NetnsId::optional(wire::number(value, 0)?),
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
                 libc::IFLA_TXQLEN => link.tx_queue = wire::number(value, 0)?,
@@ -301,7 +303,7 @@ impl Netlink {
             .context(|| format!("look for link {link}"))
     }
 
-    /// Returns the ID of a namespace as in [`Link::peer_netns`]; `None` if it has no ID here, as no link leads to it.
+    /// Returns the ID of a namespace as in [`Link::lower_netns`]; `None` if it has no ID here, as no link leads to it.
     pub fn netns_id(&mut self, netns: &Netns) -> Result<Option<NetnsId>> {
         let read = |payload: &[u8]| {
             for attribute in wire::attributes(payload, RTGENMSG) {
@@ -363,6 +365,18 @@ impl Netlink {
         self.socket
             .list(&list_links_of_kind(kind), libc::RTM_NEWLINK, |payload| Link::read(payload).map(wanted))
             .context(|| format!("list links of kind {kind:?}"))
+    }
+
+    /// Returns whether the kernel can create links of a kind. The driver must refuse a multicast address as the MAC address,
+    /// as those of Ethernet links do: then nothing is created.
+    pub fn can_create(&mut self, kind: LinkKind<'_>) -> Result<bool> {
+        let invalid = NewLink { mac: Some(MULTICAST), ..NewLink::of(kind) };
+        match self.apply(&[Change::create_link(&invalid)]) {
+            Err(error) if error.errno() == Some(libc::EADDRNOTAVAIL) => Ok(true),
+            Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => Ok(false),
+            Err(error) => Err(error),
+            Ok(()) => Err(Error::bug("the kernel accepted a multicast address as the MAC address of a link")),
+        }
     }
 
     /// Returns the veths whose alias is `wanted`, even if other links come and go meanwhile. If several match, some may

@@ -7,7 +7,7 @@ mod ports;
 mod routes;
 
 use linux::ip::{Cidr, MacAddr};
-use linux::netlink::{BridgeSpec, Change, Link, LinkChange, LinkIndex, Netlink, VethEnd, VethSpec};
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, VethPeer};
 use linux::{Netns, Result};
 use testing::Lab;
 
@@ -29,20 +29,16 @@ fn cidr(text: &str) -> Cidr {
 }
 
 fn bridge(netlink: &mut Netlink, name: &str) -> Link {
-    let spec = BridgeSpec { name, mac: MAC, mtu: None, vlan_filtering: false };
-    netlink.create(&[Change::create_bridge(&spec)]).unwrap()
+    let kind = LinkKind::Bridge { vlan_filtering: false };
+    let new = NewLink { name: Some(name), mac: Some(MAC), ..NewLink::of(kind) };
+    netlink.create(&[Change::create_link(&new)]).unwrap()
 }
 
 /// Creates a veth pair whose host end is up, and is a port if there is a bridge.
 fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkIndex>) -> Result<Link> {
-    let spec = VethSpec {
-        host: VethEnd { name: host, mac: None },
-        guest: VethEnd { name: "eth0", mac: None },
-        netns: guest,
-        bridge,
-        mtu: None,
-    };
-    netlink.create(&[Change::create_veth(&spec), Change::set_link(host, &UP)])
+    let peer = VethPeer { name: "eth0", mac: None, netns: guest };
+    let new = NewLink { name: Some(host), bridge, ..NewLink::of(LinkKind::Veth(peer)) };
+    netlink.create(&[Change::create_link(&new), Change::set_link(host, &UP)])
 }
 
 /// Creates a bridge and a container on it. Returns the sockets of both namespaces, the bridge and the two ends.

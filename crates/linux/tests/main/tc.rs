@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use linux::netlink::{
-    Change, Classifier, IfbSpec, Link, LinkChange, LinkIndex, Netlink, QdiscPlace, TokenBucket, VethEnd, VethSpec,
+    Change, Classifier, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, QdiscPlace, TokenBucket, VethPeer,
 };
 use linux::{Netns, Result};
 use serde_json::Value;
@@ -15,9 +15,9 @@ const LATENCY: Duration = Duration::from_millis(25);
 fn attached(lab: &Lab) -> (Netlink, LinkIndex) {
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let mut netlink = Netlink::open().unwrap();
-    let (host, guest_end) = (VethEnd { name: "veth0", mac: None }, VethEnd { name: "eth0", mac: None });
-    let spec = VethSpec { host, guest: guest_end, netns: &guest, bridge: None, mtu: Some(1400) };
-    let veth = netlink.create(&[Change::create_veth(&spec)]).unwrap().index;
+    let peer = VethPeer { name: "eth0", mac: None, netns: &guest };
+    let new = NewLink { name: Some("veth0"), mtu: Some(1400), ..NewLink::of(LinkKind::Veth(peer)) };
+    let veth = netlink.create(&[Change::create_link(&new)]).unwrap().index;
     lab.sh("ip link set veth0 up; ip address add 10.1.0.1/24 dev veth0
             ip -n c1 link set eth0 up; ip -n c1 address add 10.1.0.2/24 dev eth0");
     (netlink, veth)
@@ -42,7 +42,8 @@ fn limit(netlink: &mut Netlink, link: LinkIndex, bucket: TokenBucket, test: &str
 /// Creates an ifb link; returns `None`, and skips the test, if the kernel cannot.
 fn ifb(netlink: &mut Netlink, test: &str) -> Option<Link> {
     let set = LinkChange { up: Some(true), alias: Some("net1 c1 eth0"), ..LinkChange::default() };
-    match netlink.create(&[Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 }), Change::set_link("bwp0", &set)]) {
+    let new = NewLink { name: Some("bwp0"), mtu: Some(1400), ..NewLink::of(LinkKind::Ifb) };
+    match netlink.create(&[Change::create_link(&new), Change::set_link("bwp0", &set)]) {
         Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => {
             skip(test, "this kernel has no ifb links");
             None
@@ -148,7 +149,8 @@ fn an_ifb_link_is_created_as_specified() {
     assert_eq!(names(netlink.links_of_kind("ifb").unwrap()), ["bwp0"]);
     assert_eq!(names(netlink.links_of_kind("veth").unwrap()), [""; 0]);
     assert_eq!(names(netlink.links_of_kind("unheard-of").unwrap()), [""; 0]);
-    let again = netlink.create(&[Change::create_ifb(IfbSpec { name: "bwp0", mtu: 1400 })]);
+    let new = NewLink { name: Some("bwp0"), mtu: Some(1400), ..NewLink::of(LinkKind::Ifb) };
+    let again = netlink.create(&[Change::create_link(&new)]);
     assert_eq!(errno(again), Some(libc::EEXIST));
 }
 

@@ -14,57 +14,116 @@ use crate::netns::Netns;
 /// The index of the loopback interface in every network namespace (LOOPBACK_IFINDEX).
 const LOOPBACK: u32 = 1;
 
-/// A bridge to create. Its MAC address is fixed: it does not follow those of its ports.
-#[derive(Clone, Debug)]
-pub struct BridgeSpec<'a> {
-    /// The name.
-    pub name: &'a str,
-    /// The MAC address.
-    pub mac: MacAddr,
-    /// The MTU; `None` for the kernel's default.
+/// A link to create. It is created down: changes to a link that is down cost less because no notifications are sent, and
+/// settings such as `accept_ra` must be written before it is set up.
+#[derive(Clone, Copy, Debug)]
+pub struct NewLink<'a> {
+    /// The name; `None` for the kernel's choice. Older kernels, such as 6.12, refuse a name that a link in the namespace of the
+    /// socket has, even if the new link is created in another one.
+    pub name: Option<&'a str>,
+    /// The MAC address; `None` for the kernel's choice. That of a bridge then follows its ports.
+    pub mac: Option<MacAddr>,
+    /// The MTU, for both ends of a veth pair; `None` for the kernel's default.
     pub mtu: Option<u32>,
-    /// Whether it filters VLANs. If `false`, the attribute is omitted because the kernel may not support it.
-    pub vlan_filtering: bool,
+    /// The namespace of the link; `None` for that of the socket.
+    pub netns: Option<&'a Netns>,
+    /// The bridge of which the link becomes a port.
+    pub bridge: Option<LinkIndex>,
+    /// The link, in the namespace of the socket, by which the new one sends and receives.
+    pub lower: Option<LinkIndex>,
+    /// The index; `None` for the kernel's choice.
+    pub index: Option<LinkIndex>,
+    /// The kind.
+    pub kind: LinkKind<'a>,
 }
 
-/// An ifb link to create: the kernel sends what is redirected to it back to where it came from, through its queueing
-/// discipline.
+/// The kind of a link to create, with the properties that only this kind has.
 #[derive(Clone, Copy, Debug)]
-pub struct IfbSpec<'a> {
-    /// The name.
-    pub name: &'a str,
-    /// The MTU.
-    pub mtu: u32,
+pub enum LinkKind<'a> {
+    /// A bridge.
+    Bridge {
+        /// Whether it filters VLANs. If `false`, the attribute is omitted because the kernel may not support it.
+        vlan_filtering: bool,
+    },
+    /// A link that drops what it sends.
+    Dummy,
+    /// The kernel sends what is redirected to such a link back to where it came from, through its queueing discipline. Its
+    /// queue length is 0: its queueing discipline decides how many packets wait.
+    Ifb,
+    /// A pair of links, with both ends in their final places.
+    Veth(VethPeer<'a>),
 }
 
-/// One end of a veth pair to create.
+/// The other end of a veth pair to create, which is down as well: the kernel cannot create it up.
 #[derive(Clone, Copy, Debug)]
-pub struct VethEnd<'a> {
+pub struct VethPeer<'a> {
     /// The name.
     pub name: &'a str,
     /// The MAC address; `None` for the kernel's choice.
     pub mac: Option<MacAddr>,
+    /// The namespace.
+    pub netns: &'a Netns,
 }
 
-/// A veth pair to create, with both ends in their final places. Both ends are created down: changes to a link that is
-/// down cost less because no notifications are sent, and the kernel cannot create the peer up.
-#[derive(Clone, Copy, Debug)]
-pub struct VethSpec<'a> {
-    /// The host veth, in the namespace of the socket.
-    pub host: VethEnd<'a>,
-    /// The container veth.
-    pub guest: VethEnd<'a>,
-    /// The namespace of the container veth.
-    pub netns: &'a Netns,
-    /// The bridge of which the host veth becomes a port.
-    pub bridge: Option<LinkIndex>,
-    /// The MTU of both ends; `None` for the kernel's default.
-    pub mtu: Option<u32>,
+impl<'a> NewLink<'a> {
+    /// Returns a link of a kind with the kernel's defaults, in the namespace of the socket.
+    pub fn of(kind: LinkKind<'a>) -> NewLink<'a> {
+        NewLink { name: None, mac: None, mtu: None, netns: None, bridge: None, lower: None, index: None, kind }
+    }
+}
+
+impl LinkKind<'_> {
+    /// Returns the kernel's name of the kind, as in [`Link::kind`](super::Link::kind).
+    pub fn name(&self) -> &'static str {
+        match self {
+            LinkKind::Bridge { .. } => "bridge",
+            LinkKind::Dummy => "dummy",
+            LinkKind::Ifb => "ifb",
+            LinkKind::Veth(_) => "veth",
+        }
+    }
+
+    /// Adds the properties that only this kind has.
+    fn add_data(&self, info: &mut Request, mtu: Option<u32>) {
+        match *self {
+            LinkKind::Bridge { vlan_filtering: true } => {
+                info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
+            }
+            LinkKind::Veth(VethPeer { name, mac, netns }) => info.nest(IflaInfo::Data, |data| {
+                data.nest(wire::VETH_INFO_PEER, |peer| {
+                    ifinfomsg(peer, 0, None, Flags::default());
+                    common_attributes(peer, mac, mtu);
+                    one_queue(peer);
+                    peer.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());
+                    peer.text(Ifla::Ifname, name);
+                });
+            }),
+            LinkKind::Bridge { vlan_filtering: false } | LinkKind::Dummy | LinkKind::Ifb => {}
+        }
+    }
+}
+
+impl fmt::Display for NewLink<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind.name())?;
+        if let Some(name) = self.name {
+            write!(f, " {name:?}")?;
+        }
+        if let LinkKind::Veth(VethPeer { name, netns, .. }) = &self.kind {
+            write!(f, " with {name:?} in {:?}", netns.path())?;
+        }
+        match self.netns {
+            Some(netns) => write!(f, " in {:?}", netns.path()),
+            None => Ok(()),
+        }
+    }
 }
 
 /// Changes of a link; `None` keeps a property.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkChange<'a> {
+    /// Renames the link, which must be given by its index.
+    pub name: Option<&'a str>,
     /// Sets the link up or down.
     pub up: Option<bool>,
     /// Sets or clears promiscuous mode.
@@ -86,56 +145,38 @@ pub struct LinkChange<'a> {
 }
 
 impl<'a> Change<'a> {
-    /// Creates a bridge. It is down because `accept_ra` must be disabled before it is set up.
-    pub fn create_bridge(spec: &BridgeSpec<'a>) -> Change<'a> {
-        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
-        common_attributes(&mut request, Some(spec.mac), spec.mtu);
-        request.text(Ifla::Ifname, spec.name);
-        request.nest(Ifla::Linkinfo, |info| {
-            info.attr(IflaInfo::Kind, b"bridge");
-            if spec.vlan_filtering {
-                info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
-            }
-        });
-        let name = spec.name;
-        Change::new(request, move || format!("create bridge {name:?}")).creating(name)
-    }
-
-    /// Creates an ifb link. It is down, because changes to a link that is down cost less. Its queue length is 0: its queueing
-    /// discipline decides how many packets wait.
-    pub fn create_ifb(spec: IfbSpec<'a>) -> Change<'a> {
-        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
-        common_attributes(&mut request, None, Some(spec.mtu));
-        request.number(Ifla::Txqlen, 0);
-        request.text(Ifla::Ifname, spec.name);
-        request.nest(Ifla::Linkinfo, |info| info.attr(IflaInfo::Kind, b"ifb"));
-        Change::new(request, move || format!("create ifb {:?}", spec.name)).creating(spec.name)
-    }
-
-    /// Creates a veth pair with both ends in their final places, in one message.
-    pub fn create_veth(spec: &VethSpec<'a>) -> Change<'a> {
-        let VethSpec { host, guest, netns, bridge, mtu } = *spec;
-        let mut request = about(Rtm::Newlink, CREATE | NlmF::ECHO, None, Flags::default());
-        common_attributes(&mut request, host.mac, mtu);
-        one_queue(&mut request);
-        if let Some(bridge) = bridge {
-            request.number(Ifla::Master, bridge.number());
+    /// Creates a link.
+    pub fn create_link(new: &NewLink<'a>) -> Change<'a> {
+        let new = *new;
+        // The kernel would send the echo to a socket in the namespace of the link.
+        let echo = if new.netns.is_none() { NlmF::ECHO } else { NlmF::empty() };
+        let mut request = about(Rtm::Newlink, CREATE | echo, new.index.map(LinkRef::Index), Flags::default());
+        common_attributes(&mut request, new.mac, new.mtu);
+        match new.kind {
+            LinkKind::Ifb => request.number(Ifla::Txqlen, 0),
+            LinkKind::Veth(_) => one_queue(&mut request),
+            LinkKind::Bridge { .. } | LinkKind::Dummy => {}
         }
-        request.text(Ifla::Ifname, host.name);
+        for (attribute, link) in [(Ifla::Master, new.bridge), (Ifla::Link, new.lower)] {
+            if let Some(link) = link {
+                request.number(attribute, link.number());
+            }
+        }
+        if let Some(netns) = new.netns {
+            request.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());
+        }
+        if let Some(name) = new.name {
+            request.text(Ifla::Ifname, name);
+        }
         request.nest(Ifla::Linkinfo, |info| {
-            info.attr(IflaInfo::Kind, b"veth");
-            info.nest(IflaInfo::Data, |data| {
-                data.nest(wire::VETH_INFO_PEER, |peer| {
-                    ifinfomsg(peer, 0, None, Flags::default());
-                    common_attributes(peer, guest.mac, mtu);
-                    one_queue(peer);
-                    peer.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());
-                    peer.text(Ifla::Ifname, guest.name);
-                });
-            });
+            info.attr(IflaInfo::Kind, new.kind.name().as_bytes());
+            new.kind.add_data(info, new.mtu);
         });
-        let what = move || format!("create veth {:?} with {:?} in {:?}", host.name, guest.name, netns.path());
-        Change::new(request, what).creating(host.name)
+        let change = Change::new(request, move || format!("create {new}"));
+        match new.name {
+            Some(name) => change.creating(name),
+            None => change,
+        }
     }
 
     /// Changes a link.
@@ -207,6 +248,9 @@ impl<'a> LinkChange<'a> {
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link), state);
         by_name(&mut request, link);
         common_attributes(&mut request, change.mac, change.mtu);
+        if let Some(name) = change.name {
+            request.text(Ifla::Ifname, name);
+        }
         if let Some(length) = change.tx_queue {
             request.number(Ifla::Txqlen, length);
         }
@@ -231,6 +275,9 @@ impl<'a> LinkChange<'a> {
 
 impl fmt::Display for LinkChange<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(name) = self.name {
+            write!(f, " name {name:?}")?;
+        }
         if let Some(up) = self.up {
             f.write_str(if up { " up" } else { " down" })?;
         }

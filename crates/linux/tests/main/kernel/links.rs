@@ -5,7 +5,7 @@ use std::path::Path;
 
 use linux::Netns;
 use linux::ip::MacAddr;
-use linux::netlink::{BridgeSpec, Change, DuplicateDetection, LinkChange, Netlink, Port, VethEnd, VethSpec};
+use linux::netlink::{Change, DuplicateDetection, LinkChange, LinkKind, Netlink, NewLink, Port, VethPeer};
 use testing::{Lab, skip};
 
 use super::{MAC, attached, bridge, cidr, veth};
@@ -14,8 +14,9 @@ use super::{MAC, attached, bridge, cidr, veth};
 fn a_bridge_is_created_as_specified_and_keeps_its_mac() {
     let lab = Lab::without_plugins();
     let mut netlink = Netlink::open().unwrap();
-    let spec = BridgeSpec { name: "cni0", mac: MAC, mtu: Some(1400), vlan_filtering: false };
-    let made = netlink.create(&[Change::create_bridge(&spec)]).unwrap();
+    let kind = LinkKind::Bridge { vlan_filtering: false };
+    let new = NewLink { name: Some("cni0"), mac: Some(MAC), mtu: Some(1400), ..NewLink::of(kind) };
+    let made = netlink.create(&[Change::create_link(&new)]).unwrap();
     assert_eq!((made.kind.as_str(), made.mac, made.mtu, made.up), ("bridge", Some(MAC), 1400, false));
     let seen = &lab.ip("link show dev cni0")[0];
     assert_eq!((&seen["address"], &seen["mtu"]), (&MAC.to_string().into(), &1400.into()));
@@ -44,17 +45,17 @@ fn a_veth_pair_is_created_in_its_final_place() {
     let mut netlink = Netlink::open().unwrap();
     let bridge = bridge(&mut netlink, "cni0");
     let (host_mac, guest_mac) = (MacAddr([2, 0, 0, 0, 0, 1]), MacAddr([2, 0, 0, 0, 0, 2]));
-    let spec = VethSpec {
-        host: VethEnd { name: "veth0", mac: Some(host_mac) },
-        guest: VethEnd { name: "eth0", mac: Some(guest_mac) },
-        netns: &guest,
+    let new = NewLink {
+        name: Some("veth0"),
+        mac: Some(host_mac),
         bridge: Some(bridge.index),
         mtu: Some(1300),
+        ..NewLink::of(LinkKind::Veth(VethPeer { name: "eth0", mac: Some(guest_mac), netns: &guest }))
     };
     let port = Port { hairpin: true, isolated: true };
     let alias = LinkChange { alias: Some("net1 c1 eth0"), ..LinkChange::default() };
     let made = netlink
-        .create(&[Change::create_veth(&spec), Change::set_port("veth0", port), Change::set_link("veth0", &alias)])
+        .create(&[Change::create_link(&new), Change::set_port("veth0", port), Change::set_link("veth0", &alias)])
         .unwrap();
     let host = netlink.link(made.index).unwrap().unwrap();
     assert_eq!((host.name.as_str(), host.kind.as_str(), host.mac, host.mtu), ("veth0", "veth", Some(host_mac), 1300));
@@ -171,10 +172,10 @@ fn the_peer_is_queried_without_entering_its_namespace() {
         ])
         .unwrap();
     let port = host.link(port.index).unwrap().unwrap();
-    let netns = port.peer_netns.expect("the other end is elsewhere");
+    let netns = port.lower_netns.expect("the other end is elsewhere");
     assert_eq!(host.netns_id(&Netns::open(Path::new("/run/netns/c1")).unwrap()).unwrap(), Some(netns));
     assert_eq!(host.netns_id(&Netns::open(&lab.netns("c2")).unwrap()).unwrap(), None, "no link leads to it");
-    let peer = host.link_in_netns(netns, port.peer.unwrap()).unwrap().unwrap();
+    let peer = host.link_in_netns(netns, port.lower.unwrap()).unwrap().unwrap();
     assert_eq!((peer.name.as_str(), peer.mac), ("eth0", eth0.mac));
     lab.sh("ip link add name far index 4000 type bridge");
     let far = host.link("far").unwrap().unwrap();
@@ -182,7 +183,7 @@ fn the_peer_is_queried_without_entering_its_namespace() {
     let addresses = host.addresses_in_netns(netns).unwrap();
     let on_peer: Vec<_> = addresses.iter().filter(|(link, address)| *link == peer.index && address.global).collect();
     assert_eq!(on_peer.iter().map(|(_, a)| a.cidr).collect::<Vec<_>>(), [cidr("10.1.0.2/24"), cidr("fd00::2/64")]);
-    assert_eq!(host.link("lo").unwrap().unwrap().peer_netns, None);
+    assert_eq!(host.link("lo").unwrap().unwrap().lower_netns, None);
 }
 
 #[test]

@@ -1,18 +1,25 @@
-//! Random names and MAC addresses for new links.
+//! Random names, indexes and MAC addresses for new links.
 
-use cni::{Context, Result};
+use cni::{Context, Error, Result};
 use linux::ip::MacAddr;
+use linux::netlink::LinkIndex;
 
 /// Returns a name for a host veth, in the reference's format, and MAC addresses for host veth and container veth.
-pub(crate) fn random_pair() -> Result<(String, MacAddr, MacAddr)> {
+pub fn random_pair() -> Result<(String, MacAddr, MacAddr)> {
     let [n0, n1, n2, n3, a0, a1, a2, a3, a4, a5, b0, b1, b2, b3, b4, b5] = random()?;
     let name = format!("veth{:08x}", u32::from_be_bytes([n0, n1, n2, n3]));
     Ok((name, local_unicast([a0, a1, a2, a3, a4, a5]), local_unicast([b0, b1, b2, b3, b4, b5])))
 }
 
-/// Returns a MAC address for a bridge.
-pub(crate) fn random_mac() -> Result<MacAddr> {
+/// Returns a MAC address for a new link.
+pub fn random_mac() -> Result<MacAddr> {
     random().map(local_unicast)
+}
+
+/// Returns an index for a new link, far above those that the kernel chooses.
+pub fn random_index() -> Result<LinkIndex> {
+    let number = u32::from_ne_bytes(random()?);
+    LinkIndex::optional(number & 0x3fff_ffff | 0x4000_0000).ok_or_else(|| Error::bug("the index is not zero"))
 }
 
 /// Turns random bytes into a locally administered unicast MAC address.

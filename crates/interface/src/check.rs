@@ -1,0 +1,154 @@
+//! CHECK: compares the interface in the container with the result of ADD.
+
+use std::fmt::Display;
+
+use cni::{AddResult, Attachment, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result, Route};
+use linux::ip::MacAddr;
+use linux::netlink::{self, KernelRoute, Link, Netlink};
+
+/// The main routing table.
+const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
+
+/// Both sides of an attachment, and the result of its ADD.
+#[derive(Debug)]
+pub struct Checker<'a> {
+    /// The attachment.
+    pub at: &'a Attachment,
+    /// The result of ADD.
+    pub prev_result: AddResult,
+    /// A socket in the host's namespace.
+    pub host: Netlink,
+    guest: Guest<'a>,
+}
+
+impl<'a> Checker<'a> {
+    /// Opens both sides.
+    pub fn open(call: &Call<'_>, at: &'a Attachment) -> Result<Checker<'a>> {
+        let prev_result = call.prev_result()?.ok_or_else(|| {
+            Error::new(Code::CONFIG, "CHECK without \"prevResult\"").details("the runtime must pass the result of ADD")
+        })?;
+        let namespaces = Namespaces::open(call, at)?;
+        let guest = namespaces.open_guest(at)?;
+        Ok(Checker { at, prev_result, host: namespaces.host.netlink, guest })
+    }
+
+    /// Checks the interface in the container, which must be a link of this kind. If `up`, it must be up.
+    pub fn interface(&mut self, kind: &str, up: bool) -> Result<Link> {
+        let name = self.at.ifname.as_str();
+        let place =
+            self.place().ok_or_else(|| not_listed(&format!("interface {name:?} in {:?}", self.at.sandbox())))?;
+        let link = self.guest.interface()?;
+        same(name, "kind", kind, link.kind.as_str())?;
+        if let Some(listed) = self.prev_result.interfaces.get(place) {
+            same_mac(listed, &link)?;
+        }
+        if up {
+            same(name, "up", true, link.up)?;
+        }
+        Ok(link)
+    }
+
+    /// Returns the index of the interface in the result's list of interfaces.
+    fn place(&self) -> Option<usize> {
+        let (name, sandbox) = (self.at.ifname.as_str(), self.at.sandbox());
+        self.prev_result.interfaces.iter().rposition(|listed| listed.name == name && listed.sandbox == sandbox)
+    }
+
+    /// Checks that the interface has all addresses of the result, and returns them.
+    pub fn addresses(&mut self, link: &Link) -> Result<Vec<IpConfig>> {
+        let have = self.guest.netlink.addresses(link.index)?;
+        let place = self.place();
+        let is_ours = |ip: &&IpConfig| ip.interface.is_none_or(|index| usize::try_from(index).ok() == place);
+        let ips: Vec<_> = self.prev_result.ips.iter().filter(is_ours).cloned().collect();
+        for ip in &ips {
+            if !have.iter().any(|have| have.cidr == ip.address) {
+                let have: Vec<_> = have.iter().map(|have| have.cidr.to_string()).collect();
+                let what =
+                    format!("{:?} should have the address {}, but has [{}]", link.name, ip.address, have.join(" "));
+                return Err(Error::new(Code::INTERNAL, what));
+            }
+        }
+        Ok(ips)
+    }
+
+    /// Checks that the container has all routes of the result.
+    pub fn routes(&mut self, link: &Link) -> Result<()> {
+        let have = self.guest.netlink.routes(link.index)?;
+        for route in &self.prev_result.routes {
+            if have.iter().any(|have| matches_route(route, have)) {
+                continue;
+            }
+            let similar: Vec<_> =
+                have.iter().filter(|have| have.leads_to(route.dst)).map(|have| describe(&have.route)).collect();
+            let what = format!(
+                "{:?} should have the route {}, but has [{}]",
+                link.name,
+                describe(&route.into()),
+                similar.join("; ")
+            );
+            return Err(Error::new(Code::INTERNAL, what));
+        }
+        Ok(())
+    }
+}
+
+/// Returns whether a route of the kernel is the route `want`. Properties that `want` leaves out are not compared.
+fn matches_route(want: &Route, have: &KernelRoute) -> bool {
+    let scope_matters = want.dst.ip().is_ipv4(); // IPv6 routes have none.
+    // An unspecified gateway and table 0 mean that none is given.
+    let gw = want.gw.filter(|gw| !gw.is_unspecified());
+    let table = want.table.filter(|table| *table != 0);
+    have.leads_to(want.dst)
+        && gw.is_none_or(|gw| have.route.gw == Some(gw))
+        && have.route.table == Some(table.unwrap_or(MAIN))
+        && (want.priority == 0 || want.priority == have.route.priority)
+        && (!scope_matters || want.scope.is_none_or(|scope| have.route.scope == Some(scope)))
+}
+
+/// Formats a route as `ip route` does.
+fn describe(route: &netlink::Route) -> String {
+    let gw = route.gw.map_or_else(String::new, |gw| format!(" via {gw}"));
+    let table = route.table.filter(|table| *table != MAIN);
+    let table = table.map_or_else(String::new, |table| format!(" table {table}"));
+    let metric = if route.priority > 0 { format!(" metric {}", route.priority) } else { String::new() };
+    format!("{}{gw}{table}{metric}", route.dst)
+}
+
+/// Returns a link of the host. It must exist.
+pub fn find_link(host: &mut Netlink, name: &str) -> Result<Link> {
+    host.link(name)?.ok_or_else(|| {
+        let error = Error::new(Code::INTERNAL, format!("there is no link {name:?} on the host"));
+        error.details("attach the container again")
+    })
+}
+
+/// Returns the error for an object that is missing from the previous result.
+pub fn not_listed(what: &str) -> Error {
+    Error::new(Code::INTERNAL, format!("\"prevResult\" does not list {what}"))
+        .details("it must be the result of an ADD with this configuration")
+}
+
+/// Compares the MAC address of a link with the one in the previous result, if that has one.
+pub fn same_mac(listed: &Interface, link: &Link) -> Result<()> {
+    if listed.mac.is_empty() {
+        return Ok(());
+    }
+    let want = listed.mac.parse::<MacAddr>();
+    let want = want.map_err(|why| Error::new(Code::CONFIG, why.to_string())).context(|| "read \"prevResult\"")?;
+    same(&link.name, "MAC address", want, link.mac)
+}
+
+/// Returns an error that names the property `what` of `link` unless it has the value `want`.
+pub fn same<T: PartialEq + Display>(link: &str, what: &str, want: T, got: impl Into<Option<T>>) -> Result<()> {
+    match got.into() {
+        Some(got) if got == want => Ok(()),
+        Some(got) => Err(difference(link, what, &want, &got)),
+        None => Err(difference(link, what, &want, &"none")),
+    }
+}
+
+/// Returns the error for the property `what` of `link`.
+#[cold]
+pub fn difference(link: &str, what: &str, want: &dyn Display, got: &dyn Display) -> Error {
+    Error::new(Code::INTERNAL, format!("{what} of {link:?}: want {want}, got {got}"))
+}

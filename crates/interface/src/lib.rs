@@ -1,0 +1,18 @@
+//! What plugins that create an interface in a container have in common.
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `config` | reads the keys that several plugins have: `mtu`, `mac`, `dns`, `ipam` |
+//! | `attach` | runs an ADD with its rollback, and leases addresses |
+//! | `plan` | derives addresses, routes and gateways from the result of an IPAM plugin |
+//! | `container` | configures the interface in the container |
+//! | `check` | compares the interface with the result of ADD |
+//! | `name` | random names and MAC addresses |
+
+pub mod attach;
+pub mod check;
+pub mod config;
+pub mod container;
+pub mod name;
+pub mod plan;
+
