@@ -23,7 +23,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::lease::LeaseOwner;
-use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, NetworkName, Plugin, Prepared, Result};
+use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, Ipam, NetworkName, Plugin, Prepared, Result};
 use linux::ip::Cidr;
 
 use crate::config::Config;
@@ -104,11 +104,6 @@ impl Plugin for HostLocal {
         Ok(())
     }
 
-    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
-        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Some(Vec::new())) };
-        Ok(Some(store.held_by(&LeaseOwner::of(at))?.all().collect()))
-    }
-
     /// Unlike the reference, also compares the leases with the result of ADD, if the runtime passes it.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::read(call)?;
@@ -140,13 +135,24 @@ impl Plugin for HostLocal {
         removed.map_err(|error| with_hint(error, &dir))
     }
 
-    /// Checks the leases of all networks in the data directory, because several networks can share a bridge.
-    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<Option<bool>> {
-        let own = config::directory(call)?;
-        own.parent().map(|all| inspect::has_lease_in(all, subnet)).transpose()
-    }
-
     fn status(&self, call: &Call<'_>) -> Result<()> {
         status::status(&Config::read(call)?, call.network.as_str())
+    }
+
+    fn ipam(&self) -> Option<&dyn Ipam> {
+        Some(self)
+    }
+}
+
+impl Ipam for HostLocal {
+    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>> {
+        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Vec::new()) };
+        Ok(store.held_by(&LeaseOwner::of(at))?.all().collect())
+    }
+
+    /// Checks the leases of all networks in the data directory, because several networks can share a bridge.
+    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<bool> {
+        let own = config::directory(call)?;
+        own.parent().map_or(Ok(true), |all| inspect::has_lease_in(all, subnet))
     }
 }

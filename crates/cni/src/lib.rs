@@ -55,7 +55,7 @@ pub use logging::{report, utc};
 pub use mac::requested_mac;
 pub use name::{ContainerId, IfName, NetworkName};
 pub use namespaces::{Guest, Namespaces};
-pub use plugin::{Attachment, Call, Home, Plugin, Prepared};
+pub use plugin::{Attachment, Call, Home, Ipam, Plugin, Prepared};
 #[doc(hidden)]
 pub use process::run;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};

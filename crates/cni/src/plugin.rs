@@ -49,22 +49,26 @@ pub trait Plugin: Sync {
     fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         self.del(call, at)
     }
-    /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
-    /// interface; `None` if the plugin does not know.
-    fn leased_to(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<Vec<IpAddr>>> {
-        Ok(None)
-    }
-    /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not
-    /// know. A delegating plugin calls it before it removes a gateway address.
-    fn uses_subnet(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
-        Ok(None)
-    }
     /// Verifies that the kernel's state matches what ADD created.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
     /// Removes everything that belongs to no attachment in [`Call::valid_attachments`].
     fn gc(&self, call: &Call<'_>) -> Result<()>;
     /// Fails if an ADD would fail now.
     fn status(&self, call: &Call<'_>) -> Result<()>;
+    /// Returns the plugin as an IPAM plugin; `None` if it is not one.
+    fn ipam(&self) -> Option<&dyn Ipam> {
+        None
+    }
+}
+
+/// A plugin that leases addresses, and can be queried by a delegating plugin in the same process.
+pub trait Ipam: Plugin {
+    /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
+    /// interface.
+    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>>;
+    /// Returns whether an attachment of any network may hold an address of `subnet`. A delegating plugin calls it before
+    /// it removes a gateway address.
+    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<bool>;
 }
 
 /// A validated ADD that has not changed anything yet.
