@@ -23,7 +23,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::lease::LeaseOwner;
-use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, Ipam, NetworkName, Plugin, Prepared, Result};
+use cni::{
+    AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, Ipam, NetworkName, Plugin, Prepared, Result,
+    Rollback,
+};
 use linux::ip::Cidr;
 
 use crate::config::Config;
@@ -98,10 +101,10 @@ impl Plugin for HostLocal {
         release(&dir, LeaseOwner::of(at)).map_err(|error| with_hint(error, &dir))
     }
 
-    /// Does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is in use.
-    /// The delegating plugin calls DEL if it gets no result, once the interface is gone.
-    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
-        Ok(())
+    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is
+    /// in use. The delegating plugin calls DEL if it gets no result, once the interface is gone.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
+        Ok((self.add(call, at)?, Box::new(|| Ok(()))))
     }
 
     /// Unlike the reference, also compares the leases with the result of ADD, if the runtime passes it.

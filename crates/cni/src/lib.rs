@@ -61,5 +61,5 @@ pub use process::run;
 pub use result::{AddResult, Dns, Interface, IpConfig, Route};
 pub use sorted::SortedSet;
 pub use trial::try_edits;
-pub use undo::Undo;
+pub use undo::{Rollback, Undo};
 pub use version::Version;
