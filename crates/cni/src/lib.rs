@@ -32,6 +32,7 @@ mod logging;
 mod mac;
 mod name;
 mod namespaces;
+mod ownership;
 mod plugin;
 mod process;
 mod request;
@@ -55,6 +56,7 @@ pub use logging::{report, utc};
 pub use mac::requested_mac;
 pub use name::{ContainerId, IfName, NetworkName};
 pub use namespaces::{Guest, Namespaces};
+pub use ownership::{Judgement, KnownOwner, NamedLink, Ownership, Reason, Trace};
 pub use plugin::{Attachment, Call, Home, Ipam, Plugin, Prepared};
 #[doc(hidden)]
 pub use process::run;
