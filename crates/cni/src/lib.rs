@@ -20,7 +20,6 @@ mod collector;
 mod config;
 mod delegate;
 mod error;
-pub mod evidence;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod inspect;
