@@ -1,6 +1,6 @@
 //! The ifb links of an attachment: those with its alias, and those that the reference created, which have none.
 
-use cni::{Attachment, AttachmentKey, Call, Interface, Result, evidence, key::AliasOwner};
+use cni::{Attachment, AttachmentKey, Call, Interface, Judgement, KnownOwner, Ownership, Result, Trace};
 use linux::Netns;
 use linux::ip::MacAddr;
 use linux::netlink::{Link, LinkIndex, Netlink, Redirect};
@@ -11,7 +11,7 @@ pub(crate) const IFB: &str = "ifb";
 /// Returns whether a link has the mark of an attachment: its alias, or its unique name if ADD was killed before it set the alias.
 pub(crate) fn is_marked(link: &Link, owner: AttachmentKey<'_>) -> bool {
     let [_, unique] = owner.ifb_names();
-    owner.aliases().contains(&link.alias) || (link.alias.is_empty() && link.name == unique)
+    Ownership::new(owner).judge(Trace::Alias(&link.alias)).is_ours() || (link.alias.is_empty() && link.name == unique)
 }
 
 /// Returns whether a link may be one that the reference created for an attachment. Other attachments have the same name: see
@@ -88,8 +88,9 @@ impl<'a> Evidence<'a> {
 
     /// Returns whether a veth is that of the attachment.
     fn is_own(&self, host: &mut Netlink, veth: &Link) -> Result<bool> {
-        if AliasOwner::parse(&veth.alias).is_some() {
-            return Ok(is_marked(veth, self.owner));
+        match Ownership::new(self.owner).judge(Trace::Alias(&veth.alias)) {
+            Judgement::Unknown => {}
+            judgement => return Ok(judgement.is_ours()),
         }
         if let (Some(id), Some(peer)) = (veth.lower_netns, veth.lower) {
             let may_be_container = match &self.netns {
@@ -123,7 +124,7 @@ impl<'a> Evidence<'a> {
         parts.any(|(network, container)| {
             network != self.owner.network
                 && !network.is_empty()
-                && evidence::has_lease(network, container) == Some(true)
+                && Ownership::new(KnownOwner::OnNetwork { network, container }).has_lease() == Some(true)
         })
     }
 }

@@ -23,7 +23,7 @@ mod removal;
 mod status;
 mod veth;
 
-use cni::{AddResult, Attachment, Call, ErrorCollector, Interface, Keep, Plugin, Result};
+use cni::{AddResult, Attachment, Call, ErrorCollector, Interface, Keep, Plugin, Result, Rollback};
 
 use config::Config;
 use limits::Limits;
@@ -54,12 +54,15 @@ impl Plugin for Bandwidth {
         removal::remove(call, at)
     }
 
-    /// Unlike DEL, also removes the limit of the host veth.
-    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let mut failures = ErrorCollector::default();
-        failures.record(removal::remove(call, at));
-        failures.record(removal::remove_limit(call, at));
-        failures.into_result()
+    /// Unlike DEL, the rollback also removes the limit of the host veth.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
+        let roll_back = || {
+            let mut failures = ErrorCollector::default();
+            failures.record(removal::remove(call, at));
+            failures.record(removal::remove_limit(call, at));
+            failures.into_result()
+        };
+        Ok((self.add(call, at)?, Box::new(roll_back)))
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Removes what ADD added: for an attachment for DEL, for all stale attachments for GC.
 
-use cni::{Attachment, AttachmentKey, Call, ErrorCollector, Keep, Result, evidence};
+use cni::{Attachment, AttachmentKey, Call, ErrorCollector, Keep, Result};
 use linux::log::debug;
 use linux::netlink::{Change, Link, LinkIndex, Netlink, QdiscPlace};
 
@@ -15,7 +15,7 @@ pub(crate) fn remove(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut host = call.home()?.netlink;
     let mut own: Vec<Link> = Vec::new();
     let result = call.prev_result_to_clean_up();
-    let host_veth = evidence::host_interface(&result, at);
+    let host_veth = result.host_interface(at);
     for link in host.links_of_kind(IFB)? {
         let is_own = ifb::is_marked(&link, owner)
             || (ifb::may_be_of_reference(&link, owner)

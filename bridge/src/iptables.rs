@@ -6,7 +6,10 @@
 use std::fmt::Write;
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, SortedSet, evidence, key};
+use cni::{
+    AttachmentKey, Code, Error, ErrorCollector, Judgement, Keep, NamedLink, Ownership, Result, SortedSet, Trace, key,
+    lease,
+};
 use linux::ip::{Cidr, octets};
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::Netlink;
@@ -105,10 +108,10 @@ fn remove_with(
             };
             let removal = Removal { owner, ips, is_only };
             if in_nft {
-                removal.remove_from_nft(nft, host, tools)?;
+                removal.remove_from_nft(nft, tools)?;
             }
             if let Some(table) = legacy {
-                removal.remove_from_legacy(&table, host)?;
+                removal.remove_from_legacy(&table)?;
             }
             Ok(())
         };
@@ -135,19 +138,23 @@ impl Removal<'_> {
     /// Returns which of the rules with these source addresses belong to the attachment, and not to another one of the same
     /// container to the same network. Leases decide: the runtime may have passed no result, or that of the other attachment.
     /// They are not read for the usual DEL, because there may be many.
-    fn owns(&self, host: &mut Netlink, sources: &[Option<IpAddr>]) -> Result<Vec<bool>> {
+    fn owns(&self, sources: &[Option<IpAddr>]) -> Vec<bool> {
+        let ownership = Ownership::new(self.owner);
         let is_known = |ip: &Option<IpAddr>| ip.is_some_and(|ip| self.ips.contains(&ip));
         let is_usual = self.is_only && sources.iter().all(is_known);
         let is_ours = |source: &Option<IpAddr>| {
             let ip = source.filter(|_| !is_usual);
-            let is_sibling = ip.map(|ip| evidence::is_sibling(host, self.owner, ip, "")).transpose()?.flatten();
-            Ok(!is_sibling.unwrap_or_else(|| !self.is_only && !is_known(source)))
+            match ip.map(|ip| ownership.judge(Trace::OnNetwork { ip, link: &NamedLink::None })) {
+                Some(Judgement::Ours(_)) => true,
+                Some(Judgement::Others(_)) => false,
+                _ => self.is_only || is_known(source),
+            }
         };
         sources.iter().map(is_ours).collect()
     }
 
     /// Removes the rules of `iptables-nft`.
-    fn remove_from_nft(&self, nft: &mut Nftables, host: &mut Netlink, tools: &Tools) -> Result<()> {
+    fn remove_from_nft(&self, nft: &mut Nftables, tools: &Tools) -> Result<()> {
         let name = self.owner.chain();
         let (postrouting, chain) = (postrouting(tools), tools.table(NAT).chain(&name));
         nft::retry(|| {
@@ -156,7 +163,7 @@ impl Removal<'_> {
             }
             let mut jumps = nft.rules(postrouting)?;
             jumps.retain(|rule| rule.target() == Some(chain.name));
-            let ours = self.owns(host, &jumps.iter().map(rule::source).collect::<Vec<_>>())?;
+            let ours = self.owns(&jumps.iter().map(rule::source).collect::<Vec<_>>());
             let ours = jumps.iter().zip(ours).filter(|(_, is_ours)| *is_ours);
             let mut edits: Vec<_> = ours.map(|(rule, _)| Edit::delete_rule(postrouting, rule)).collect();
             if edits.len() == jumps.len() {
@@ -168,12 +175,12 @@ impl Removal<'_> {
     }
 
     /// Removes the rules of legacy iptables.
-    fn remove_from_legacy(&self, table: &LegacyTable, host: &mut Netlink) -> Result<()> {
+    fn remove_from_legacy(&self, table: &LegacyTable) -> Result<()> {
         let chain = self.owner.chain();
         let target = format!(" -j {chain}");
         let jumps = table.lines.iter().filter_map(|line| line.strip_prefix("-A POSTROUTING "));
         let jumps: Vec<&str> = jumps.filter(|rule| format!(" {rule}").ends_with(&target)).collect();
-        let ours = self.owns(host, &jumps.iter().map(|rule| legacy_source(rule)).collect::<Vec<_>>())?;
+        let ours = self.owns(&jumps.iter().map(|rule| legacy_source(rule)).collect::<Vec<_>>());
         let mut input = String::from("*nat\n");
         for (rule, _) in jumps.iter().zip(&ours).filter(|(_, is_ours)| **is_ours) {
             input.push_str(&format!("-D POSTROUTING {rule}\n"));
@@ -201,7 +208,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -
         remove(nft, id, None);
     }
     if found.iter().any(|id| keep.has_container(id)) {
-        let leases = evidence::leases_in(network);
+        let leases = lease::in_network(network);
         // The interfaces of a container share a chain. A rule is stale if the container has no lease of its address, although
         // each valid interface has one in its family.
         let is_stale = |rule: Masquerade| {

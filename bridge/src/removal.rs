@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use cni::key::AliasOwner;
 use cni::{
     AddResult, Attachment, AttachmentKey, Call, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces,
-    Result, evidence,
+    Ownership, Result,
 };
 use linux::log::warn;
 use linux::netlink::{Link, Netlink};
@@ -102,7 +102,7 @@ impl Removal<'_> {
         }
         let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten();
         // An executed IPAM plugin cannot be queried, but may be host-local. A configuration that was edited may lack it.
-        let leased = leased.unwrap_or_else(|| evidence::leased_addresses(self.call, self.key));
+        let leased = leased.unwrap_or_else(|| Ownership::new(self.key).leased_addresses(self.call));
         let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
         if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {
             return Ok(false);

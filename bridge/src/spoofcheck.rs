@@ -26,8 +26,11 @@ mod chains;
 
 use std::collections::BTreeMap;
 
-use cni::key::{AliasOwner, mark_in, short_mark};
-use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, Keep, Result, SortedSet, try_edits};
+use cni::key::{mark_in, short_mark};
+use cni::{
+    AttachmentKey, Code, Context, Error, ErrorCollector, Judgement, Keep, Ownership, Result, SortedSet, Trace,
+    try_edits,
+};
 use linux::ip::MacAddr;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{
@@ -208,8 +211,8 @@ fn belongs_to(host: &mut Netlink, port: &str, owner: AttachmentKey<'_>) -> Resul
         return Ok(None);
     }
     let alias = host.link(port)?.map(|link| link.alias).unwrap_or_default();
-    let is_own = owner.aliases().contains(&alias);
-    Ok((is_own || AliasOwner::parse(&alias).is_some()).then_some(is_own))
+    let judgement = Ownership::new(owner).judge(Trace::Alias(&alias));
+    Ok((judgement != Judgement::Unknown).then_some(judgement.is_ours()))
 }
 
 /// Removes the check of an attachment that is detached, if there is one.

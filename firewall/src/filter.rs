@@ -23,7 +23,7 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Result, evidence};
+use cni::{AttachmentKey, Ownership, Result, Trace};
 use linux::ip::Cidr;
 use linux::iptables::{ConnectionState, ListedRule, Match, Rule, Step, Target, Tools, View, words};
 use linux::netlink::nft::Hook;
@@ -101,7 +101,7 @@ pub(crate) fn has_other_owner(
     owner: AttachmentKey<'_>,
     ip: IpAddr,
 ) -> Result<bool> {
-    if evidence::is_leased_to_other(owner, ip) {
+    if Ownership::new(owner).judge(Trace::Address(ip)).is_others() {
         return Ok(true);
     }
     let mark = owner.mark();

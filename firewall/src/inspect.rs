@@ -10,7 +10,7 @@ use cni::inspect::{
     require_attached,
 };
 use cni::key::mark_in;
-use cni::{Attachment, Call, Context, ErrorCollector, Keep, Result, evidence};
+use cni::{Attachment, Call, Context, ErrorCollector, Keep, Result};
 use linux::iptables::{FAMILIES, ListedRule, Tools, View};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -214,7 +214,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     if !is_incomplete(&traffic)? {
         return Ok(false);
     }
-    let link = evidence::host_link(&result, at);
+    let link = result.host_link(at);
     require_attached(call, at, &traffic.ips, link)?;
     traffic.accept(host)?;
     // A concurrent DEL of another runtime may have looked for rules before, and then removes the interface.

@@ -26,7 +26,7 @@ mod policy;
 mod removal;
 mod status;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result, evidence};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Ownership, Plugin, Result};
 use linux::netlink::Netlink;
 
 use add::Traffic;
@@ -62,9 +62,9 @@ impl Plugin for Firewall {
         let mut ips = add::addresses(&previous);
         if ips.is_empty() {
             // The IPAM plugin releases them after this plugin.
-            ips = evidence::leased_addresses(call, owner);
+            ips = Ownership::new(owner).leased_addresses(call);
         }
-        removal::remove(owner, &ips, evidence::host_link(&previous, at), &Config::parse_to_clean_up(call))
+        removal::remove(owner, &ips, previous.host_link(at), &Config::parse_to_clean_up(call))
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

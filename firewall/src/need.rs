@@ -4,7 +4,7 @@
 use std::cell::Cell;
 
 use cni::key::{AliasOwner, mark_in, network_mark};
-use cni::{AttachmentKey, Result};
+use cni::{AttachmentKey, Ownership, Result, Trace};
 use linux::iptables::{FAMILIES, Plan, Tools, change_legacy};
 use linux::netlink::nft::Nftables;
 use linux::netlink::{Link, Netlink};
@@ -97,7 +97,8 @@ impl Leaver<'_> {
     fn has_ports(&self, host: &mut Netlink, bridge: &str, wanted: &dyn Fn(&Link) -> bool) -> Result<bool> {
         let Some(bridge) = host.link(bridge)? else { return Ok(false) };
         let is_own = |port: &Link| {
-            self.port == Some(&port.name) || self.owner.is_some_and(|owner| owner.aliases().contains(&port.alias))
+            let has_alias = |owner| Ownership::new(owner).judge(Trace::Alias(&port.alias)).is_ours();
+            self.port == Some(&port.name) || self.owner.is_some_and(has_alias)
         };
         if bridge.kind != "bridge" {
             return Ok(!is_own(&bridge));

@@ -22,7 +22,7 @@
 //! removes them, and so does GC, also when the bridge is gone.
 
 use cni::key::network_mark;
-use cni::{AddResult, Attachment, Code, Error, IfName, Result, evidence};
+use cni::{AddResult, Attachment, Code, Error, IfName, Result};
 use linux::ip::MacAddr;
 use linux::iptables::{ConnectionState, FAMILIES, Links, ListedRule, Match, Plan, Rule, Step, Target, Tools, View};
 use linux::netlink::nft::{Comparison, Edit, Nftables};
@@ -77,7 +77,7 @@ impl Policy {
             IngressPolicy::Isolated => ("isolated", true),
         };
         let mut link = None;
-        if let Some(name) = evidence::host_link(result, at) {
+        if let Some(name) = result.host_link(at) {
             link = host.link(name)?;
         }
         let policy =

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, evidence};
+use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, KnownOwner, Ownership, Result, Trace};
 use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
 use linux::log::warn;
 use linux::netlink::Netlink;
@@ -173,7 +173,7 @@ fn unbind_recorded(nft: &mut Nftables, firewalld: &mut Firewalld, removed: &dyn 
     let mut unbound = Vec::new();
     for binding in bindings::list(nft, removed)? {
         let mark = mark_in(&binding.comment).unwrap_or_default();
-        let outcome = match evidence::is_leased_to_other_mark(mark, binding.ip) {
+        let outcome = match Ownership::new(KnownOwner::Mark(mark)).judge(Trace::Address(binding.ip)).is_others() {
             true => Ok(()),
             false => firewalld.remove_runtime(&binding.zone, binding.ip),
         };

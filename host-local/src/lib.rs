@@ -23,7 +23,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use cni::lease::LeaseOwner;
-use cni::{AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, NetworkName, Plugin, Prepared, Result};
+use cni::{
+    AddResult, Attachment, Call, Code, Dns, Error, ErrorCollector, Ipam, NetworkName, Plugin, Prepared, Result,
+    Rollback,
+};
 use linux::ip::Cidr;
 
 use crate::config::Config;
@@ -98,15 +101,10 @@ impl Plugin for HostLocal {
         release(&dir, LeaseOwner::of(at)).map_err(|error| with_hint(error, &dir))
     }
 
-    /// Does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is in use.
-    /// The delegating plugin calls DEL if it gets no result, once the interface is gone.
-    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
-        Ok(())
-    }
-
-    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
-        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Some(Vec::new())) };
-        Ok(Some(store.held_by(&LeaseOwner::of(at))?.all().collect()))
+    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is
+    /// in use. The delegating plugin calls DEL if it gets no result, once the interface is gone.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
+        Ok((self.add(call, at)?, Box::new(|| Ok(()))))
     }
 
     /// Unlike the reference, also compares the leases with the result of ADD, if the runtime passes it.
@@ -140,13 +138,24 @@ impl Plugin for HostLocal {
         removed.map_err(|error| with_hint(error, &dir))
     }
 
-    /// Checks the leases of all networks in the data directory, because several networks can share a bridge.
-    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<Option<bool>> {
-        let own = config::directory(call)?;
-        own.parent().map(|all| inspect::has_lease_in(all, subnet)).transpose()
-    }
-
     fn status(&self, call: &Call<'_>) -> Result<()> {
         status::status(&Config::read(call)?, call.network.as_str())
+    }
+
+    fn ipam(&self) -> Option<&dyn Ipam> {
+        Some(self)
+    }
+}
+
+impl Ipam for HostLocal {
+    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>> {
+        let Some(mut store) = Store::open(&config::directory(call)?)? else { return Ok(Vec::new()) };
+        Ok(store.held_by(&LeaseOwner::of(at))?.all().collect())
+    }
+
+    /// Checks the leases of all networks in the data directory, because several networks can share a bridge.
+    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<bool> {
+        let own = config::directory(call)?;
+        own.parent().map_or(Ok(true), |all| inspect::has_lease_in(all, subnet))
     }
 }

@@ -1,8 +1,10 @@
 //! The `loopback` plugin: sets `lo` of a container up, and returns its addresses.
 
 use cni::inspect::Inspect;
-use cni::key::AliasOwner;
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Namespaces, Plugin, Result};
+use cni::{
+    AddResult, Attachment, AttachmentKey, Call, Code, Error, Interface, IpConfig, Judgement, KnownOwner, Namespaces,
+    Ownership, Plugin, Result, Trace,
+};
 use linux::netlink::{Address, Change, Link, LinkChange, Netlink};
 
 /// The interface of this plugin. It ignores `CNI_IFNAME`.
@@ -26,9 +28,9 @@ impl Plugin for Loopback {
         let lo = find(&mut netlink)?;
         let mut addresses = loopback_addresses(&mut netlink, &lo)?;
         let alias = AttachmentKey::new(call, at).alias();
+        let owner = Ownership::new(KnownOwner::Container(at.container.as_str())).judge(Trace::Alias(&lo.alias));
         // Also replaces the mark of another container, which was never detached from a namespace that is reused.
-        let is_other = |owner: AliasOwner| owner.attachment.is_none_or(|(id, _)| id != at.container.as_str());
-        if !lo.up || (lo.alias != alias && AliasOwner::parse(&lo.alias).is_some_and(is_other)) {
+        if !lo.up || (lo.alias != alias && matches!(owner, Judgement::Others(_) | Judgement::Possible(_))) {
             let change = LinkChange { up: Some(true), alias: Some(&alias), ..LinkChange::default() };
             netlink.apply(&[Change::set_link(lo.index, &change)])?;
             // The kernel has added 127.0.0.1 and, unless IPv6 is disabled, ::1.
@@ -43,7 +45,7 @@ impl Plugin for Loopback {
         let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };
         let mut netlink = open(&namespaces)?;
         let lo = find(&mut netlink)?;
-        if !AttachmentKey::new(call, at).aliases().contains(&lo.alias) {
+        if !Ownership::new(AttachmentKey::new(call, at)).judge(Trace::Alias(&lo.alias)).is_ours() {
             return Ok(());
         }
         let change = LinkChange { up: Some(false), alias: Some(""), ..LinkChange::default() };

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-use cni::{Code, Error, Result, SortedSet, evidence};
+use cni::{Code, Error, NamedLink, Ownership, Result, SortedSet, Trace};
 use linux::log::{debug, warn};
 use linux::netlink::nft::{self, Edit, Nftables};
 use linux::netlink::{LinkIndex, Netlink};
@@ -207,10 +207,12 @@ impl Publication<'_> {
             }
             let target = target.ip();
             let link = other.port.as_deref();
+            let is_sibling = |host: &mut Netlink| -> Result<bool> {
+                let link = &NamedLink::find(host, link.unwrap_or_default())?;
+                Ok(Ownership::new(self.owner).judge(Trace::OnNetwork { ip: target, link }).is_others())
+            };
             // One container does not publish a port twice: without other evidence, it had another address earlier.
-            if other.names_container_of(self.owner)
-                && evidence::is_sibling(host, self.owner, target, link.unwrap_or_default())? != Some(true)
-            {
+            if other.names_container_of(self.owner) && !is_sibling(host)? {
                 found.ips.push(target);
                 continue;
             }

@@ -40,7 +40,7 @@ mod table;
 
 use std::net::IpAddr;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result, evidence};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
 
 use config::Config;
 use publication::{Publication, Removal};
@@ -72,7 +72,7 @@ impl Plugin for Portmap {
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let previous = call.prev_result_to_clean_up();
         let ips: Vec<IpAddr> = previous.ips.iter().map(|ip| ip.address.ip()).collect();
-        let link = evidence::host_link(&previous, at);
+        let link = previous.host_link(at);
         // Without a valid configuration, DEL depends on what the host has.
         let config = Config::parse(call).ok();
         let publication = config.as_ref().map(|config| Publication::new(call, at, config, &previous));

@@ -3,7 +3,7 @@
 
 use std::net::IpAddr;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, evidence};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error};
 use linux::ip::Cidr;
 use linux::netlink::LinkIndex;
 
@@ -47,7 +47,7 @@ impl<'a> Publication<'a> {
             config,
             addresses,
             unpublished: unpublished.first().map(|(address, _)| *address),
-            port: evidence::host_link(result, at),
+            port: result.host_link(at),
             result,
         }
     }

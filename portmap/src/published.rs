@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Result, evidence};
+use cni::{AttachmentKey, KnownOwner, NamedLink, Ownership, Result, Trace};
 use linux::ip::Protocol;
 use linux::netlink::Netlink;
 
@@ -41,13 +41,14 @@ impl Published {
         let ip = self.mapping.target.ip();
         Ok(match &self.owner {
             PortOwner::Attachment(comment) => mark_in(comment) == Some(&attachment.mark()),
-            PortOwner::OnNetwork { network, container } => {
+            PortOwner::OnNetwork { .. } if !self.names_container_of(attachment) => false,
+            PortOwner::OnNetwork { .. } => {
                 let link = self.port.as_deref();
-                network == attachment.network
-                    && container == attachment.container
-                    && (ips.contains(&ip)
-                        || (link.is_some() && link == port)
-                        || evidence::is_sibling(host, attachment, ip, link.unwrap_or_default())? == Some(false))
+                if ips.contains(&ip) || (link.is_some() && link == port) {
+                    return Ok(true);
+                }
+                let link = &NamedLink::find(host, link.unwrap_or_default())?;
+                Ownership::new(attachment).judge(Trace::OnNetwork { ip, link }).is_ours()
             }
             PortOwner::Container(container) => container == attachment.container && ips.contains(&ip),
         })
@@ -82,6 +83,15 @@ pub(crate) enum PortOwner {
 }
 
 impl PortOwner {
+    /// Returns the owner for a search of evidence.
+    pub(crate) fn as_owner(&self) -> KnownOwner<'_> {
+        match self {
+            PortOwner::Attachment(comment) => KnownOwner::Mark(mark_in(comment).unwrap_or_default()),
+            PortOwner::OnNetwork { network, container } => KnownOwner::OnNetwork { network, container },
+            PortOwner::Container(container) => KnownOwner::Container(container),
+        }
+    }
+
     /// Returns whether this is provably an attachment of the container, to any network.
     pub(crate) fn is_container(&self, id: &str) -> bool {
         match self {

@@ -10,8 +10,7 @@
 
 use std::net::IpAddr;
 
-use cni::evidence::{self, Lease};
-use cni::{AttachmentKey, Result};
+use cni::{AttachmentKey, Ownership, Result, Trace};
 use linux::ip::Protocol;
 use linux::netlink::nft::{self, Edit, Family, Nftables, Rule, Table};
 
@@ -75,12 +74,11 @@ pub(crate) fn publishes(nft: &mut Nftables, publication: &Publication<'_>) -> Re
 pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Mapping>> {
     nft::retry(|| {
         let (mut edits, mut removed) = (Vec::new(), Vec::new());
-        let mut leases = None;
+        let ownership = Ownership::new(owner).with_addresses(ips);
         for table in TABLES {
             for rule in nft.table_rules(table)?.iter().filter(|rule| rule.comment == owner.container) {
                 let Some(address) = container_address(rule) else { continue };
-                let leases = leases.get_or_insert_with(|| evidence::leases_of(owner.container));
-                if belongs_to(owner, ips, address, leases) {
+                if ownership.judge(Trace::OfContainer(address)).is_ours() {
                     edits.push(Edit::delete_rule(table.chain(&rule.chain), rule));
                     removed.extend(read_mapping(rule));
                 }
@@ -91,22 +89,6 @@ pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
         }
         Ok(removed)
     })
-}
-
-/// Returns whether an address of the container belongs to this attachment, and not to one on another network or with another
-/// interface. Without a lease of the address, it does if it is one of the attachment's `ips`. If those are unknown, it does if
-/// the container has no leases of other networks.
-fn belongs_to(owner: AttachmentKey<'_>, ips: &[IpAddr], ip: IpAddr, leases: &[Lease]) -> bool {
-    let is_ours = |lease: &Lease| {
-        let is_ifname = lease.ifname.as_deref().is_none_or(|ifname| ifname == owner.ifname);
-        lease.network == owner.network && is_ifname
-    };
-    let mut of_address = leases.iter().filter(|lease| lease.ip == ip).peekable();
-    match of_address.peek() {
-        Some(_) => of_address.any(is_ours),
-        None if ips.is_empty() => leases.iter().all(|lease| lease.network == owner.network),
-        None => ips.contains(&ip),
-    }
 }
 
 /// Returns the mapping of a rule; `None` if it does not translate a port.

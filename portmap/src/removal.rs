@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use cni::key::mark_in;
-use cni::{AttachmentKey, Error, ErrorCollector, Keep, Result, SortedSet, evidence};
+use cni::{AttachmentKey, Error, ErrorCollector, Keep, Result, SortedSet, lease};
 use linux::log::warn;
 use linux::netlink::LinkIndex;
 use linux::netlink::nft::{Edit, Element, Family, Nftables};
@@ -116,7 +116,7 @@ fn collect_others(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> Resul
     if others.is_empty() {
         return Ok(removed);
     }
-    let leases = evidence::leases_in(keep.network);
+    let leases = lease::in_network(keep.network);
     for other in &others {
         let found = owner::interface_of(host.socket()?, other, keep.network, &leases)?;
         let Some((container, ifname)) = found else { continue };

@@ -15,10 +15,16 @@ use crate::config::{Config, invalid};
 use crate::interface::{Interface, set_mtu};
 use crate::sysctl::Sysctl;
 
-/// Tunes the container, and returns the previous result with what has changed.
-pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result: AddResult) -> Result<AddResult> {
+/// Tunes the container. Returns the previous result with what has changed, and the sysctls, which know their former values.
+pub(crate) fn run(
+    call: &Call<'_>,
+    at: &Attachment,
+    config: &Config,
+    mut result: AddResult,
+) -> Result<(AddResult, Vec<Rc<Setting>>)> {
+    let mut changed = Vec::new();
     if config.is_empty() {
-        return Ok(result);
+        return Ok((result, changed));
     }
     allowlist::require(&config.sysctls, Some(at.ifname.as_str()))?;
     let Namespaces { host: Home { netns: home, netlink: mut host }, guest } = Namespaces::open_excluding_own(call, at)?;
@@ -26,7 +32,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
     // If the thread cannot return, the steps are reverted as well, because they are dropped.
     let mut done = guest.run(&home, || {
         let settings = open_settings(&config.sysctls, at)?;
-        call.keep_sysctls(&settings);
+        changed.clone_from(&settings);
         if config.attributes.is_empty() {
             return tune(config, settings, None, Undo::new(None));
         }
@@ -38,7 +44,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, mut result:
     let raised = done.context().as_ref().and_then(|target| target.raised.as_ref());
     describe(&mut result, at, config.attributes, raised.map(|port| port.name.as_str()));
     done.commit();
-    Ok(result)
+    Ok((result, changed))
 }
 
 /// The interface to tune, and what depends on it on the host.

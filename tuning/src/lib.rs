@@ -22,7 +22,7 @@ mod removal;
 mod status;
 mod sysctl;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, ErrorCollector, Keep, Plugin, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Keep, Plugin, Result, Rollback};
 
 use config::Config;
 
@@ -41,21 +41,27 @@ impl Plugin for Tuning {
     }
 
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        Ok(self.add_with_rollback(call, at)?.0)
+    }
+
+    /// Unlike DEL, which does not know their former values, the rollback also restores the sysctls.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
         let config = Config::parse(call, Some(at))?;
-        add::run(call, at, &config, call.chained_result()?)
+        let (result, changed) = add::run(call, at, &config, call.chained_result()?)?;
+        let roll_back = move || {
+            let mut failures = ErrorCollector::default();
+            failures.record(self.del(call, at));
+            for sysctl in changed.iter().rev() {
+                failures.record(sysctl.restore().context(|| "restore a sysctl"));
+            }
+            failures.into_result()
+        };
+        Ok((result, Box::new(roll_back)))
     }
 
     /// Restores what ADD changed, whatever the configuration says now.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         removal::restore(call, at, AttachmentKey::new(call, at))
-    }
-
-    /// Unlike DEL, also restores the sysctls.
-    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        let mut failures = ErrorCollector::default();
-        failures.record(self.del(call, at));
-        failures.record(call.restore_sysctls());
-        failures.into_result()
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {

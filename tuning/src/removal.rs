@@ -1,9 +1,11 @@
 //! DEL restores the interface and removes the backup file; GC removes the files of attachments that are gone.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Result, evidence,
+    AddResult, Attachment, AttachmentKey, Call, Context, ErrorCollector, Home, Keep, Namespaces, Ownership, Result,
+    Trace,
 };
 use linux::dir::{Dir, TEMP_SUFFIX};
 use linux::log::{debug, warn};
@@ -100,15 +102,14 @@ fn is_same(
     if !same_keys || wanted != has {
         return Ok(false);
     }
-    let key = AttachmentKey::new(call, at);
+    let ownership = Ownership::new(AttachmentKey::new(call, at));
     Ok(is_in_result(&call.prev_result_to_clean_up(), at, &interface.link)
-        || host_veth.is_some_and(|port| key.aliases().contains(&port.alias))
-        || has_leased_address(call, key, interface)?)
+        || host_veth.is_some_and(|port| ownership.judge(Trace::Alias(&port.alias)).is_ours())
+        || has_leased_address(&ownership.leased_addresses(call), interface)?)
 }
 
-/// Returns whether the interface has an address that is leased to the attachment.
-fn has_leased_address(call: &Call<'_>, key: AttachmentKey<'_>, interface: &mut Interface) -> Result<bool> {
-    let leased = evidence::leased_addresses(call, key);
+/// Returns whether the interface has one of the addresses that are leased to the attachment.
+fn has_leased_address(leased: &[IpAddr], interface: &mut Interface) -> Result<bool> {
     if leased.is_empty() {
         return Ok(false);
     }

@@ -14,7 +14,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use cni::{
-    AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Prepared, Result, Route, Undo,
+    AddResult, Attachment, Call, Code, Delegate, Dns, Error, Interface, IpConfig, Plugin, Prepared, Result, Rollback,
+    Route, Undo,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -114,9 +115,9 @@ impl Plugin for Stock {
         Stock::read(call)?.lease.as_deref().map_or(Ok(()), remove)
     }
 
-    /// Does nothing: the delegating plugin calls DEL if it gets no result.
-    fn rollback_add(&self, _: &Call<'_>, _: &Attachment) -> Result<()> {
-        Ok(())
+    /// The rollback does nothing: the delegating plugin calls DEL if it gets no result.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
+        Ok((self.add(call, at)?, Box::new(|| Ok(()))))
     }
 
     fn check(&self, call: &Call<'_>, _at: &Attachment) -> Result<()> {

@@ -22,7 +22,7 @@ use serde::Deserialize;
 
 use crate::error::{Answer, Code, Context, Error, Result};
 use crate::json;
-use crate::plugin::{Attachment, Call, Plugin, Prepared};
+use crate::plugin::{Attachment, Call, Ipam, Plugin, Prepared};
 use crate::result::AddResult;
 use crate::undo::Undo;
 use crate::version::Version;
@@ -95,10 +95,9 @@ impl<'a> Delegate<'a> {
         self.run("DEL", Some(at), |plugin| plugin.del(self.call, at))
     }
 
-    /// Returns the addresses that are leased to an attachment; `None` if the plugin does not know, as for every plugin
-    /// that is executed.
+    /// Returns the addresses that are leased to an attachment; `None` if the plugin cannot be queried.
     pub fn leased_to(&self, at: &Attachment) -> Result<Option<Vec<IpAddr>>> {
-        self.builtin.map_or(Ok(None), |plugin| plugin.leased_to(self.call, at))
+        self.ipam().map(|ipam| ipam.leased_to(self.call, at)).transpose()
     }
 
     /// Calls CHECK.
@@ -125,10 +124,14 @@ impl<'a> Delegate<'a> {
         self.program.explain(outcome, || Some(Version::ALL.map(|version| version.as_str().to_owned()).into()))
     }
 
-    /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin does not know, as for every
-    /// plugin that is executed: CNI has no such command.
+    /// Returns whether an attachment may hold an address of `subnet`; `None` if the plugin cannot be queried.
     pub fn uses_subnet(&self, subnet: Cidr) -> Result<Option<bool>> {
-        self.builtin.map_or(Ok(None), |plugin| plugin.uses_subnet(self.call, subnet))
+        self.ipam().map(|ipam| ipam.uses_subnet(self.call, subnet)).transpose()
+    }
+
+    /// Returns the IPAM plugin in this process. One that is executed cannot be queried: CNI has no such command.
+    fn ipam(&self) -> Option<&'a dyn Ipam> {
+        self.builtin?.ipam()
     }
 
     /// Runs a command that has no result.

@@ -53,7 +53,6 @@ pub fn call(stdin: &[u8], args: &str, run: impl FnOnce(&Call<'_>)) {
         any_netns: false,
         builtin: &[],
         home: RefCell::default(),
-        changed_sysctls: RefCell::default(),
     };
     drop(format!("{log_settings:?}"));
     if let Ok(Some(previous)) = call.prev_result() {

@@ -16,8 +16,9 @@ use linux::netlink::Address;
 
 use crate::error::{Code, Error, Result};
 use crate::keep::Keep;
-use crate::key::{self, AliasOwner, AttachmentKey};
+use crate::key::{self, AttachmentKey};
 use crate::namespaces::Namespaces;
+use crate::ownership::{Judgement, Ownership, Reason, Trace};
 use crate::plugin::{Attachment, Call, Plugin};
 
 pub use crate::config::{FIX_HINT, common_shape};
@@ -419,12 +420,10 @@ pub fn require_attached(call: &Call<'_>, at: &Attachment, ips: &[IpAddr], link: 
     }
     let Some(link) = link else { return Ok(()) };
     let host = &mut namespaces.host.netlink;
-    let aliases = AttachmentKey::new(call, at).aliases();
-    let is_own = |alias: &str| aliases.iter().any(|own| own == alias);
-    // An alias that is cut could name any attachment.
-    let is_others = |alias: &str| AliasOwner::parse(alias).is_some_and(|o| o.attachment.is_some()) && !is_own(alias);
-    let is_found = host.link(link)?.is_some_and(|found| !is_others(&found.alias));
-    if !is_found && host.find_veths_by_alias(&is_own)?.is_empty() {
+    let ownership = Ownership::new(AttachmentKey::new(call, at));
+    let judge = |alias: &str| ownership.judge(Trace::Alias(alias));
+    let is_found = host.link(link)?.is_some_and(|found| judge(&found.alias) != Judgement::Others(Reason::Alias));
+    if !is_found && host.find_veths_by_alias(&|alias| judge(alias).is_ours())?.is_empty() {
         return fail(format!("link {link:?} of the container does not exist, or belongs to another container"));
     }
     Ok(())

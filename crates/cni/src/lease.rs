@@ -1,7 +1,7 @@
 //! The leases of `host-local`: the format of their files, and where they are. `host-local` manages them; other plugins only read
-//! them, as [`evidence`](crate::evidence).
+//! them, as evidence of [`Ownership`](crate::Ownership).
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
@@ -169,6 +169,98 @@ fn add_indexed(known: &mut Vec<PathBuf>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// A lease of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkLease {
+    /// The network.
+    pub network: String,
+    /// The address.
+    pub ip: IpAddr,
+    /// The container.
+    pub container: String,
+    /// The interface; `None` if an early version wrote the lease.
+    pub ifname: Option<String>,
+}
+
+/// Returns the leases of a network; none if they cannot be read.
+pub fn in_network(network: &str) -> Vec<NetworkLease> {
+    read_all(&directories_of(network)).unwrap_or_default()
+}
+
+/// Returns the leases of the network of a call, also those in the `dataDir` of its configuration.
+pub(crate) fn of_call(call: &Call<'_>) -> Vec<NetworkLease> {
+    let network = call.network.as_str();
+    let mut dirs = directories_of(network);
+    let data_dir = data_dir(call).ok().filter(|data_dir| !data_dir.is_empty());
+    let configured = data_dir.map(|data_dir| Path::new(&data_dir).join(network));
+    dirs.extend(configured.filter(|dir| !dirs.contains(dir)));
+    read_all(&dirs).unwrap_or_default()
+}
+
+/// Returns the leases of a container in all networks.
+pub(crate) fn of_container(id: &str) -> Vec<NetworkLease> {
+    let leases = directories().into_iter().filter_map(|dir| read_all(&[dir])).flatten();
+    leases.filter(|lease| lease.container == id).collect()
+}
+
+/// Returns the leases of an address in all networks.
+pub(crate) fn of_address(ip: IpAddr) -> impl Iterator<Item = NetworkLease> {
+    directories().into_iter().filter_map(move |dir| read_known(&open(&dir)??, ip)?)
+}
+
+/// Returns the known lease directories of a network.
+pub(crate) fn directories_of(network: &str) -> Vec<PathBuf> {
+    directories_if(|found| found == network)
+}
+
+/// Returns the known lease directories of the networks for which `wanted` returns true.
+pub(crate) fn directories_if(wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let mut dirs = directories();
+    dirs.retain(|dir| network_of(dir).is_some_and(&wanted));
+    dirs
+}
+
+/// Returns the network of a lease directory.
+fn network_of(dir: &Path) -> Option<&str> {
+    dir.file_name().and_then(OsStr::to_str)
+}
+
+/// Reads the leases in several directories; `None` if none of them exists, or one cannot be read.
+pub(crate) fn read_all(dirs: &[PathBuf]) -> Option<Vec<NetworkLease>> {
+    let mut leases = None;
+    for path in dirs {
+        let Some(dir) = open(path)? else { continue };
+        let found = leases.get_or_insert_with(Vec::new);
+        for name in dir.names().ok()? {
+            // The files of addresses, not the lock and the last address.
+            let Some(ip) = address(&name.ok()?) else { continue };
+            found.extend(read_known(&dir, ip)?);
+        }
+    }
+    leases
+}
+
+/// Opens a lease directory. Returns `Some(None)` if it does not exist, and `None` if it cannot be read.
+fn open(path: &Path) -> Option<Option<Dir>> {
+    Dir::open(path).map_err(|error| debug!("the leases in {path:?} are not known: {error}")).ok()
+}
+
+/// Reads a lease. Returns `Some(None)` if the file does not exist or is not a lease: an address with an empty file, or with
+/// another entry than a file, is not leased. Returns `None` if it cannot be read.
+fn read_known(dir: &Dir, ip: IpAddr) -> Option<Option<NetworkLease>> {
+    match read(dir, &ip.to_string(), false).map_err(|error| debug!("the lease is not known: {error}")).ok()? {
+        Some((Holder::Owner(LeaseOwner { container, ifname }), _)) => {
+            Some(network_of(dir.path()).map(|network| NetworkLease {
+                network: network.to_owned(),
+                ip,
+                container,
+                ifname,
+            }))
+        }
+        _ => Some(None),
+    }
 }
 
 #[cfg(test)]

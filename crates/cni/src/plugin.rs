@@ -4,20 +4,18 @@ use std::cell::RefCell;
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::rc::Rc;
 
 use linux::Netns;
 use linux::ip::Cidr;
 use linux::log::debug;
 use linux::netlink::Netlink;
-use linux::sysctl::Sysctl;
 use serde::Deserialize;
 
-use crate::collector::ErrorCollector;
 use crate::config::{self, Head, Previous, ValidAttachment};
 use crate::error::{Code, Context, Error, Result};
 use crate::name::{ContainerId, IfName, NetworkName};
 use crate::result::AddResult;
+use crate::undo::Rollback;
 use crate::version::Version;
 
 /// What `CNI_NETNS` must be.
@@ -45,19 +43,10 @@ pub trait Plugin: Sync {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Reverts an ADD, even an incomplete one; succeeds if nothing is left.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
-    /// Rolls back an ADD of this process whose result could not be written to stdout: no runtime knows of it.
-    fn rollback_add(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        self.del(call, at)
-    }
-    /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
-    /// interface; `None` if the plugin does not know.
-    fn leased_to(&self, _: &Call<'_>, _: &Attachment) -> Result<Option<Vec<IpAddr>>> {
-        Ok(None)
-    }
-    /// Returns whether an attachment of any network may hold an address of `subnet`; `None` if the plugin does not
-    /// know. A delegating plugin calls it before it removes a gateway address.
-    fn uses_subnet(&self, _: &Call<'_>, _subnet: Cidr) -> Result<Option<bool>> {
-        Ok(None)
+    /// Attaches as [`Plugin::add`] does, and returns the rollback for a result that cannot be written to stdout: no runtime
+    /// knows of it. The default is DEL. A plugin whose DEL does less, or more, than its ADD implements it.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
+        Ok((self.add(call, at)?, Box::new(|| self.del(call, at))))
     }
     /// Verifies that the kernel's state matches what ADD created.
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
@@ -65,6 +54,20 @@ pub trait Plugin: Sync {
     fn gc(&self, call: &Call<'_>) -> Result<()>;
     /// Fails if an ADD would fail now.
     fn status(&self, call: &Call<'_>) -> Result<()>;
+    /// Returns the plugin as an IPAM plugin; `None` if it is not one.
+    fn ipam(&self) -> Option<&dyn Ipam> {
+        None
+    }
+}
+
+/// A plugin that leases addresses, and can be queried by a delegating plugin in the same process.
+pub trait Ipam: Plugin {
+    /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
+    /// interface.
+    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>>;
+    /// Returns whether an attachment of any network may hold an address of `subnet`. A delegating plugin calls it before
+    /// it removes a gateway address.
+    fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<bool>;
 }
 
 /// A validated ADD that has not changed anything yet.
@@ -141,8 +144,6 @@ pub struct Call<'a> {
     pub(crate) builtin: &'a [&'a dyn Plugin],
     /// The plugin's own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,
-    /// The sysctls that ADD opened to change them, with their former values.
-    pub(crate) changed_sysctls: RefCell<Vec<Rc<Sysctl>>>,
 }
 
 /// The namespace in which a plugin was called, and a socket there.
@@ -175,7 +176,6 @@ impl<'a> Call<'a> {
             any_netns: false,
             builtin: &[],
             home: RefCell::default(),
-            changed_sysctls: RefCell::default(),
         })
     }
 
@@ -191,7 +191,6 @@ impl<'a> Call<'a> {
             stdin: config.as_bytes(),
             // The delegate takes over what was opened to validate the call; this plugin opens its own again if needed.
             home: self.home.take().into(),
-            changed_sysctls: RefCell::default(),
             ..*self
         })
     }
@@ -207,20 +206,6 @@ impl<'a> Call<'a> {
     /// Returns the plugin's own namespace and a socket: those that were opened to validate the call, later new ones.
     pub fn home(&self) -> Result<Home> {
         self.home.take().map_or_else(Home::open, Ok)
-    }
-
-    /// Keeps the sysctls that ADD changes, for [`Plugin::rollback_add`]: DEL does not know their former values.
-    pub fn keep_sysctls(&self, changed: &[Rc<Sysctl>]) {
-        self.changed_sysctls.replace(changed.to_vec());
-    }
-
-    /// Restores the sysctls that ADD has changed, the last one first.
-    pub fn restore_sysctls(&self) -> Result<()> {
-        let mut failures = ErrorCollector::default();
-        for sysctl in self.changed_sysctls.take().iter().rev() {
-            failures.record(sysctl.restore().context(|| "restore a sysctl"));
-        }
-        failures.into_result()
     }
 
     /// Parses the configuration as the plugin's own type.

@@ -3,7 +3,6 @@
 
 mod help;
 
-use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::path::Path;
@@ -199,7 +198,6 @@ fn serve(
             any_netns: scope.any_netns,
             builtin: plugins,
             home: home.into(),
-            changed_sysctls: RefCell::default(),
         };
         execute(plugin, &request, &call, print, &mut summary)
     })();
@@ -220,12 +218,12 @@ fn execute(
         summary.record(|| call.prev_result().ok().flatten());
     }
     match request {
-        Request::Attachment(Verb::Add, at, _) => plugin.add(call, at).and_then(|result| {
+        Request::Attachment(Verb::Add, at, _) => plugin.add_with_rollback(call, at).and_then(|(result, roll_back)| {
             summary.record(|| Some(result.clone()));
             let printed = result.print(call.version);
             let delivered = printed.and_then(|answer| print(&answer).context(|| "write the answer to stdout"));
             // An ADD whose result does not reach the runtime has failed and must leave nothing behind.
-            delivered.map_err(|error| match plugin.rollback_add(call, at) {
+            delivered.map_err(|error| match roll_back() {
                 Ok(()) => error,
                 Err(left) => error.details(format!("not undone: {left}")),
             })

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{self, Raw};
+use crate::name::IfName;
+use crate::plugin::Attachment;
 use crate::version::Version;
 
 /// The result of an ADD, as the newest version describes it. Older versions contain less of it.
@@ -149,6 +151,21 @@ impl Family {
 }
 
 impl AddResult {
+    /// Returns the name of the attachment's [`AddResult::host_interface`].
+    pub fn host_link(&self, at: &Attachment) -> Option<&str> {
+        self.host_interface(at).map(|found| found.name.as_str())
+    }
+
+    /// Returns the attachment's link on this host, as far as the result names it: the last one without a namespace before the
+    /// container's own interface, or else the first.
+    pub fn host_interface(&self, at: &Attachment) -> Option<&Interface> {
+        let guest =
+            self.interfaces.iter().position(|found| found.name == at.ifname.as_str() && !found.sandbox.is_empty());
+        let on_host = |found: &&Interface| found.sandbox.is_empty() && IfName::from_config(&found.name).is_ok();
+        let before = self.interfaces.iter().take(guest.unwrap_or_default()).rfind(on_host);
+        before.or_else(|| self.interfaces.iter().find(on_host))
+    }
+
     /// Prints the result in the layout of `version`.
     pub fn print(&self, version: Version) -> Result<Vec<u8>> {
         match Family::of(version) {

@@ -6,6 +6,9 @@ use linux::log::{debug, warn};
 
 use crate::error::{Error, Result};
 
+/// Rolls back an ADD that has succeeded.
+pub type Rollback<'a> = Box<dyn FnOnce() -> Result<()> + 'a>;
+
 type Step<'a, C> = Box<dyn FnOnce(&mut C) -> Result<()> + 'a>;
 
 /// A context (sockets, a store) that is changed step by step, with the steps to revert the changes.

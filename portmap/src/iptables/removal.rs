@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use cni::{Result, evidence};
+use cni::{Judgement, NamedLink, Ownership, Result, Trace};
 use linux::iptables::{Step, View};
 
 use super::Plan;
@@ -16,12 +16,12 @@ impl<'a> Removal<'a> {
     /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its result.
     pub(super) fn without_result_of_sibling(self, host: &mut Host) -> Result<Removal<'a>> {
         let Removal { owner, ips, link, .. } = self;
-        for ip in ips {
-            if evidence::is_sibling(host.socket()?, owner, *ip, link.unwrap_or_default())? == Some(true) {
-                return Ok(Removal { ips: &[], link: None, ..self });
-            }
+        if ips.is_empty() {
+            return Ok(self);
         }
-        Ok(self)
+        let (ownership, named) = (Ownership::new(owner), &NamedLink::find(host.socket()?, link.unwrap_or_default())?);
+        let is_siblings = |ip: &IpAddr| ownership.judge(Trace::OnNetwork { ip: *ip, link: named }).is_others();
+        Ok(if ips.iter().any(is_siblings) { Removal { ips: &[], link: None, ..self } } else { self })
     }
 
     /// Returns the steps that remove the attachment's rules of a chain, and the chain if no other rule leads to it and
@@ -97,15 +97,18 @@ impl<'a> Removal<'a> {
             return Ok(true);
         }
         let host = host.socket()?;
+        let named = NamedLink::find(host, link)?;
+        let is_lost = named == NamedLink::Gone;
         // It may have been renamed.
-        let is_lost = !link.is_empty() && host.link_index(link)?.is_none();
-        Ok(match evidence::is_sibling(host, owner, ip, if is_lost { "" } else { link })? {
-            Some(is_sibling) => !is_sibling,
+        let named = if is_lost { &NamedLink::None } else { &named };
+        Ok(match Ownership::new(owner).judge(Trace::OnNetwork { ip, link: named }) {
+            Judgement::Ours(_) => true,
+            Judgement::Others(_) => false,
             // `links` has no unknown ones.
-            None if links.contains(&link) => true,
-            None if !host.find_veths_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty() => false,
+            _ if links.contains(&link) => true,
+            _ if !host.find_veths_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty() => false,
             // A link that exists, and is not that of the attachment, may be a sibling's.
-            None => ips.is_empty() || is_lost || (is_del && link.is_empty() && !is_known),
+            _ => ips.is_empty() || is_lost || (is_del && link.is_empty() && !is_known),
         })
     }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::*;
+use crate::name::ContainerId;
 
 fn full() -> AddResult {
     let interface = |name: &str, mac: &str, sandbox: &str| Interface {
@@ -96,4 +97,28 @@ fn the_oldest_versions_need_an_address() {
     let mut v4 = full();
     v4.ips.truncate(1);
     assert!(v4.to_version(Version::V0_1_0).unwrap().routes.iter().all(|route| route.dst.ip().is_ipv4()));
+}
+
+#[test]
+fn the_link_of_an_attachment_is_found_in_the_results_of_different_plugins() {
+    let at = Attachment {
+        container: ContainerId::parse("c1".as_ref()).unwrap(),
+        ifname: IfName::from_config("eth0").unwrap(),
+        netns: None,
+    };
+    type Interfaces<'a> = &'a [(&'a str, &'a str)];
+    let cases: [(Interfaces<'_>, Option<&str>); 7] = [
+        (&[("cni0", ""), ("veth1", ""), ("eth0", "/n")], Some("veth1")),
+        (&[("veth1", ""), ("eth0", "/n")], Some("veth1")),
+        (&[("cali1", "")], Some("cali1")),
+        (&[("eth0", "/n")], None),
+        (&[], None),
+        (&[("a name too long for a link", ""), ("eth0", "/n")], None),
+        (&[("cni0", ""), ("veth1", ""), ("eth0", "/n"), ("bwp1", "")], Some("veth1")),
+    ];
+    for (interfaces, want) in cases {
+        let interfaces = interfaces.iter().map(|(name, sandbox)| Interface::new(*name, None, *sandbox)).collect();
+        let result = AddResult { interfaces, ..AddResult::default() };
+        assert_eq!(result.host_link(&at), want, "{result:?}");
+    }
 }
