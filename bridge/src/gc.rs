@@ -37,6 +37,6 @@ pub(crate) fn collect_rules(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     failures.record(spoofcheck::collect(&mut nft, host, keep));
     failures.record(masquerade::collect(&mut nft, keep));
-    failures.record(iptables::collect(&mut nft, host, keep));
+    failures.record(iptables::collect(&mut nft, keep));
     failures.into_result()
 }

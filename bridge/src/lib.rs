@@ -7,7 +7,7 @@
 //!
 //! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC.
 //! - `stale` removes gateway addresses of subnets that are no longer configured.
-//! - `masquerade` uses nftables; `iptables` does the same with iptables; `rule` is a rule that both list.
+//! - `masquerade` uses nftables, `iptables` the tables of iptables; `rule` is a rule that both list.
 //! - `ports` knows to which networks the ports of a bridge belong, `mtu` which MTU the bridge gets.
 //! - `vlan` has the VLANs of a port and their gateway.
 //! - `inspect` is for `cnitool`.

@@ -9,11 +9,11 @@ use cni::{AttachmentKey, Context, Error, Keep, Result};
 use linux::ip::{Cidr, octets};
 use linux::log::debug;
 use linux::netlink::Netlink;
-use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Hook, Nftables, RuleSpec, Table, Verdict};
+use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
 
 use crate::config::Backend;
 use crate::iptables;
-use crate::rule::{Masquerade, Traffic, missing, outdated, source};
+use crate::rule::{Masquerade, Traffic, missing, outdated};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
 /// The chain with one rule for each address of each container.
@@ -119,6 +119,7 @@ fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> 
 /// Lists the rules of all networks.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
     let rules = nft.rules(CHECKS)?.into_iter().filter(|rule| rule.masquerades);
+    let source = |rule: &Rule| rule.source().map(|net| net.ip());
     Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
 }
 

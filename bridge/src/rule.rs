@@ -4,7 +4,6 @@ use std::net::IpAddr;
 
 use cni::{Code, Error};
 use linux::ip::Cidr;
-use linux::netlink::nft::Rule;
 
 /// The remedy if rules of an attached container are missing.
 pub(crate) const REPAIR_HINT: &str = "something flushed the host's rules; `cnitool repair` restores them";
@@ -52,14 +51,6 @@ impl Masquerade {
             false => self.comment.split_once(',').map_or(self.comment.as_str(), |(mark, _)| mark),
         }
     }
-}
-
-/// Returns the source address that a rule matches. Skips the protocol, which rules for both families match first.
-pub(crate) fn source(rule: &Rule) -> Option<IpAddr> {
-    rule.values.iter().find_map(|value| match value.as_slice() {
-        octets @ [_, _, _, _] => <[u8; 4]>::try_from(octets).ok().map(IpAddr::from),
-        octets => <[u8; 16]>::try_from(octets).ok().map(IpAddr::from),
-    })
 }
 
 /// Returns the error for a missing rule.

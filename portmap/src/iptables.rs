@@ -24,11 +24,11 @@ mod rules;
 
 use std::net::{IpAddr, Ipv4Addr};
 
-use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, Result, try_edits};
+use cni::{AttachmentKey, Error, ErrorCollector, Keep, Result, remove_chains, try_iptables};
 use linux::ip::{Cidr, Protocol};
 #[cfg(feature = "fuzzing")]
 use linux::iptables::Match;
-use linux::iptables::{FAMILIES, LegacyTable, Rule, Target, Tools, View, change, change_legacy, rules_in};
+use linux::iptables::{FAMILIES, Rule, Target, Tools, View, change_legacy, rules_in};
 use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Family, Nftables};
@@ -190,15 +190,12 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
 /// its link matter only if the container has other attachments to the network. Returns the mappings.
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
     let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
-    let mut failures = ErrorCollector::default();
-    let (families, legacy) = find_tables(nft, &chains, &mut failures);
-    let mut removed = Vec::new();
-    if families.is_empty() && legacy.is_empty() {
-        failures.into_result()?;
-        return Ok(removed);
-    }
-    let removal = removal.without_result_of_sibling(host)?;
-    let mut plan = |view: &mut View<'_>, delete_chain| -> Result<Plan<'_>> {
+    let mut known = None;
+    remove_chains(nft, NAT, &chains.each_ref().map(|chain| chain.name.as_str()), |view, delete_chain| {
+        let removal = match &mut known {
+            Some(removal) => removal,
+            none => none.insert(removal.without_result_of_sibling(host)?),
+        };
         let mut plan = Plan::default();
         for chain in &chains {
             let part = removal.plan(host, view, chain, delete_chain)?;
@@ -206,50 +203,7 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &Removal<'_>)
             plan.removed.extend(part.removed);
         }
         Ok(plan)
-    };
-    if !families.is_empty() {
-        let is_in_use = |error: &Error| error.errno() == Some(libc::EBUSY);
-        let outcome = delete_or_empty(is_in_use, |delete| change(nft, NAT, &families, |_, view| plan(view, delete)));
-        removed.extend(failures.keep(outcome).into_iter().flatten());
-    }
-    for tools in legacy {
-        // The error of a tool does not say why.
-        let outcome = delete_or_empty(|_| true, |delete| change_legacy(tools, NAT, |view| plan(view, delete)));
-        removed.extend(failures.keep(outcome).into_iter().flatten());
-    }
-    failures.into_result()?;
-    Ok(removed)
-}
-
-/// Returns the families whose table in nf_tables has one of these chains, and those whose legacy table has.
-fn find_tables(
-    nft: &mut Nftables,
-    chains: &[ContainerChain; 2],
-    failures: &mut ErrorCollector,
-) -> (Vec<&'static Tools>, Vec<&'static Tools>) {
-    let [chain, old] = chains;
-    let (mut families, mut legacy) = (Vec::new(), Vec::new());
-    for tools in &FAMILIES {
-        let mut view = View::Nft(nft, tools.table(NAT));
-        let mut has_chain = || -> Result<bool> { Ok(view.has_chain(&chain.name)? || view.has_chain(&old.name)?) };
-        if failures.keep(has_chain()) == Some(true) {
-            families.push(tools);
-        }
-        let has_chain = |table: LegacyTable| chains.iter().any(|chain| table.has_chain(&chain.name));
-        if failures.keep(tools.legacy_table_in_use(NAT)).flatten().is_some_and(has_chain) {
-            legacy.push(tools);
-        }
-    }
-    (families, legacy)
-}
-
-/// Calls `remove` with `true`, to delete chains with their rules. If a rule of another program leads to a chain, as
-/// `is_in_use` decides by the error, calls it again with `false`: the chain stays, without rules.
-fn delete_or_empty<T>(is_in_use: impl Fn(&Error) -> bool, mut remove: impl FnMut(bool) -> Result<T>) -> Result<T> {
-    match remove(true) {
-        Err(error) if is_in_use(&error) => remove(false),
-        outcome => outcome,
-    }
+    })
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`. Returns the mappings.
@@ -348,24 +302,9 @@ fn check_mappings(view: &mut View<'_>, rules: &Rules<'_>, entries: &[Found], fam
     Ok(())
 }
 
-/// STATUS: returns an error if the kernel does not accept such rules, or the tools that would be needed do not work.
+/// STATUS: returns an error if the kernel does not accept the rules of an imaginary container, or the tools that would be needed
+/// do not work.
 pub(crate) fn status() -> Result<()> {
-    let [tools, _] = &FAMILIES;
-    if tools.legacy_table_in_use(NAT)?.is_none() {
-        let mut nft = Nftables::open()?;
-        match try_nft(&mut nft, tools) {
-            Err(error) if nft::is_unavailable(&error) => debug!("nf_tables is unavailable: {error}"),
-            outcome => return outcome,
-        }
-    }
-    tools.test(&Plan::default().script(NAT)).map_err(|error| {
-        Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"))
-            .details("install iptables, or set \"backend\" to \"nftables\"")
-    })
-}
-
-/// Tries to add the rules of an imaginary container, without changing anything.
-fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
     let owner = AttachmentKey { network: "", container: "", ifname: "" };
     let chain = ContainerChain::new(owner);
     let host = HostAddress::Any;
@@ -380,13 +319,9 @@ fn try_nft(nft: &mut Nftables, tools: &Tools) -> Result<()> {
     let address = Cidr::host(Ipv4Addr::LOCALHOST.into());
     let mappings = mapping::mappings(&config.ports, address.ip());
     let rules = Rules::new(&chain, &config, address, &mappings, None)?;
-    let table = tools.table(NAT);
-    let plan = rules.plan(
-        &mut Host::default(),
-        &mut View::Nft(nft, table),
-        &Removal { owner, ips: &[], link: None, is_del: false },
-    )?;
-    try_edits(nft, &plan.edits(table))
+    let removal = Removal { owner, ips: &[], link: None, is_del: false };
+    let remedy = "install iptables, or set \"backend\" to \"nftables\"";
+    try_iptables(NAT, remedy, |_, view| rules.plan(&mut Host::default(), view, &removal))
 }
 
 /// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that publishes it.

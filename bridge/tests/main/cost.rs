@@ -4,6 +4,7 @@ use std::fs;
 
 use serde_json::json;
 use testing::Lab;
+use testing::config::with;
 use testing::cost::{self, Cost};
 
 use crate::pod::{Pod, layer3};
@@ -33,6 +34,27 @@ fn an_add_with_masquerade_takes_five_messages_and_no_process() {
     let Cost { messages, calls, .. } = costs.min().unwrap();
     assert!(messages <= if old { 10 } else { 5 }, "{messages} messages");
     assert!(calls <= 110, "{calls} system calls");
+}
+
+#[test]
+fn masquerade_with_iptables_starts_no_process() {
+    let lab = &Lab::new();
+    let config = layer3(json!({
+        "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables",
+        "ipam": { "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]] },
+    }));
+    let status = || cost::of(lab, lab.plugin("bridge", "STATUS").stdin(config.to_string()));
+    assert_eq!(status().children, 0);
+    let checked = Pod::new(lab, "checked");
+    let with_result = with(config.clone(), json!({ "prevResult": checked.add(&config) }));
+    assert_eq!(cost::of(lab, checked.call("CHECK", &with_result)).children, 0);
+    assert_eq!(status().children, 0);
+    for n in 0..2 {
+        let pod = Pod::new(lab, &format!("traced{n}"));
+        assert_eq!(cost::of(lab, pod.call("ADD", &config)).children, 0);
+        // A child waits until the kernel has deleted the link and the rules.
+        assert_eq!(cost::of(lab, pod.call("DEL", &config)).children, 1);
+    }
 }
 
 /// When the kernel rejects a rule or recreates a base chain, it waits until no processor uses the old rules. That takes

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, legacy, reference};
+use testing::{Lab, reference};
 
 use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
 use crate::upgrade::theirs;
@@ -225,18 +225,4 @@ fn a_host_with_only_the_newer_iptables_tools_is_cleaned_up() {
     pod.add(&config);
     pod.del(&config);
     assert_clean(lab);
-}
-
-#[test]
-fn rules_of_legacy_iptables_are_removed() {
-    let lab = &Lab::new();
-    let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    // A host whose iptables is the legacy one.
-    let result = pod.call("ADD", &config).env("PATH", legacy::path(lab)).run().ok();
-    assert!(lab.sh("iptables-legacy-save -t nat").contains("-j CNI-"));
-    pod.check(&config, &result).ok();
-    pod.del(&config);
-    let left = lab.sh("iptables-legacy-save -t nat");
-    assert!(!left.contains("CNI-"), "{left}");
 }

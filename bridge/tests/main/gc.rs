@@ -8,7 +8,7 @@ use crate::pod::{Pod, assert_clean, check_by_chains, ipam_calls, ipam_fails, lay
 use crate::upgrade::theirs;
 
 /// Calls GC with a list of valid attachments.
-fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
+pub(crate) fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
     let mut config = config.clone();
     config["cni.dev/valid-attachments"] = valid;
     pod.lab.plugin("bridge", "GC").stdin(config.to_string()).run()

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::{Lab, Process, wait_until};
+use testing::{Lab, Process, legacy, wait_until};
 
 use crate::pod::{Pod, assert_clean, layer2, layer3};
 
@@ -145,9 +145,12 @@ fn a_router_advertisement_does_not_reach_the_host() {
     }
 }
 
+/// The tools that change legacy tables.
+const TOOLS: [&str; 2] = ["iptables-legacy-restore", "ip6tables-legacy-restore"];
+
 #[test]
 fn children_get_what_they_need_and_no_more() {
-    let lab = &Lab::new();
+    let Some(lab) = &legacy::host("nat", "children_get_what_they_need_and_no_more") else { return };
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let spy = |name: &str, then: &str| {
         let notes = lab.dir().display();
@@ -161,8 +164,9 @@ fn children_get_what_they_need_and_no_more() {
     Process::new(spy("direct", "")).run();
     let (expected, _) = numbers("direct");
     spy("watched", &format!("exec {}", lab.bin().join("scripted").display()));
-    spy("iptables-restore", "exec /usr/sbin/iptables-restore \"$@\"");
-    spy("ip6tables-restore", "exec /usr/sbin/ip6tables-restore \"$@\"");
+    for tool in TOOLS {
+        spy(tool, &format!("exec /usr/sbin/{tool} \"$@\""));
+    }
     let config = layer3(
         json!({ "ipMasq": true, "ipMasqBackend": "iptables", "macspoofchk": true, "ipam": { "type": "watched" } }),
     );
@@ -170,7 +174,7 @@ fn children_get_what_they_need_and_no_more() {
     pod.call("ADD", &config).env("PATH", &path).env("OTHER", "kept").run().ok();
     let inherited =
         ["CNI_PATH", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_COMMAND", "PATH", "LC_ALL", "OTHER"];
-    for child in ["watched", "iptables-restore", "ip6tables-restore"] {
+    for child in TOOLS.into_iter().chain(["watched"]) {
         let env = fs::read_to_string(lab.dir().join(format!("env.{child}"))).unwrap();
         for line in env.lines() {
             let name = line.split('=').next().unwrap();
@@ -191,11 +195,12 @@ fn children_get_what_they_need_and_no_more() {
 
 #[test]
 fn no_program_in_the_current_directory_is_run() {
-    let lab = &Lab::new();
+    let Some(lab) = &legacy::host("nat", "no_program_in_the_current_directory_is_run") else { return };
     let trap = lab.dir().join("trap");
     lab.sh(&format!(
-        "mkdir {0}; printf '#!/bin/sh\\ntouch {0}/sprung\\n' > {0}/iptables-restore; chmod +x {0}/iptables-restore",
-        trap.display()
+        "mkdir {0}; printf '#!/bin/sh\\ntouch {0}/sprung\\n' > {0}/{1}; chmod +x {0}/{1}",
+        trap.display(),
+        TOOLS[0],
     ));
     let config = layer3(json!({
         "ipMasq": true, "ipMasqBackend": "iptables", "ipam": { "type": "host-local", "subnet": "10.1.0.0/24" },
@@ -204,7 +209,7 @@ fn no_program_in_the_current_directory_is_run() {
     for path in ["export PATH=", "export PATH=:.", "unset PATH"] {
         pod.call("ADD", &config).via_shell(&format!("cd {}; {path}; exec \"$0\"", trap.display())).run().ok();
         assert!(!trap.join("sprung").exists(), "{path}");
-        assert!(lab.sh("iptables -t nat -S").contains("MASQUERADE"), "{path}");
+        assert!(lab.sh("iptables-legacy -t nat -S").contains("MASQUERADE"), "{path}");
         pod.del(&config);
     }
 }

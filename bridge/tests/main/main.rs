@@ -21,6 +21,7 @@ mod faults;
 mod gc;
 mod host;
 mod hostile;
+mod iptables;
 mod masquerade;
 mod mtu;
 mod neighbours;

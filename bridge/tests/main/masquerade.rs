@@ -1,11 +1,10 @@
 //! Masquerade after another program damaged the host's rules: STATUS succeeds, because the next ADD repairs the chains.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
-use testing::Lab;
 use testing::packets::{send, udp};
+use testing::{Lab, legacy};
 
 use crate::pod::{Pod, assert_clean, layer3};
 
@@ -87,14 +86,15 @@ fn packets_are_masqueraded_after_a_flush() {
 /// Another program may hold the lock of the iptables tools for a moment. STATUS must not fail then.
 #[test]
 fn status_waits_for_the_lock_of_iptables_as_an_add_does() {
-    let lab = &Lab::new();
+    let test = "status_waits_for_the_lock_of_iptables_as_an_add_does";
+    let Some(lab) = &legacy::host("nat", test) else { return };
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let (tools, log) = (lab.dir().join("tools"), lab.dir().join("options"));
     fs::create_dir(&tools).unwrap();
-    let script = tools.join("iptables-restore");
-    fs::write(&script, format!("#!/bin/sh\necho \"$@\" >>{}\ncat >/dev/null\n", log.display())).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    for tool in ["iptables-legacy-restore", "iptables-restore"] {
+        testing::write_script(&tools.join(tool), &format!("echo \"$@\" >>{}\ncat >/dev/null", log.display()));
+    }
     let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
     pod.call("ADD", &config).env("PATH", &path).run().ok();
     lab.plugin("bridge", "STATUS").env("PATH", &path).stdin(config.to_string()).run().ok();

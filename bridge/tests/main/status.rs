@@ -3,6 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use testing::fault::inject_all;
 use testing::{Lab, Outcome, skip};
 
 use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
@@ -87,12 +88,16 @@ fn missing_requirements_are_reported() {
     let error = status(lab, &layer3(json!({ "ipam": { "type": "absent" } }))).error(50);
     assert!(error["msg"].as_str().unwrap().contains("\"absent\""), "{error}");
 
-    let tools = lab.plugin("bridge", "STATUS").env("PATH", "/nowhere");
+    let call = |config: &Value| lab.plugin("bridge", "STATUS").stdin(config.to_string());
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
-    // The plugin also searches the usual directories, so the tools there are hidden.
     lab.sh("for f in /usr/sbin/*tables*; do mount --bind /dev/null $f; done");
-    let error = tools.stdin(config.to_string()).run().error(50);
-    assert!(error["msg"].as_str().unwrap().contains("iptables"), "{error}");
+    // The kernel is asked without them.
+    call(&config).run().ok();
+    // The second socket is the one for nf_tables. The C library repeats the call after EPROTONOSUPPORT.
+    let (outcome, _) = inject_all(lab, call(&config), "socket", "error=EAFNOSUPPORT:when=2+");
+    let error = outcome.error(50);
+    assert!(error["msg"].as_str().unwrap().contains("iptables cannot be used"), "{error}");
+    assert!(error["details"].as_str().unwrap().contains("ipMasqBackend"), "{error}");
 
     lab.sh("mount --bind /proc/sys/kernel /proc/sys/net 2>/dev/null; mount -o remount,bind,ro /proc/sys/net");
     let error = status(lab, &layer3(json!({}))).error(50);

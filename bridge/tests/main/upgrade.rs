@@ -27,11 +27,15 @@ fn configurations() -> Vec<Value> {
 
 /// Calls the reference's plugin, with the reference's host-local.
 pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
+    call_theirs(pod, command, config).run()
+}
+
+/// Prepares a call of the reference's plugin, with the reference's host-local.
+pub(crate) fn call_theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Process {
     Process::plugin(&Path::new(REFERENCE).join("bridge"), command)
         .env("CNI_PATH", REFERENCE)
         .attachment(&pod.id, &pod.ifname, &pod.netns)
         .stdin(config.to_string())
-        .run()
 }
 
 /// Calls CHECK of the reference.

@@ -23,6 +23,7 @@ mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 pub mod inspect;
+mod iptables;
 pub mod json;
 mod keep;
 pub mod key;
@@ -47,6 +48,7 @@ pub use collector::ErrorCollector;
 pub use config::ValidAttachment;
 pub use delegate::{Delegate, DelegateError, Program};
 pub use error::{Code, Context, Error, Result};
+pub use iptables::{add_rules, remove_chains, try_iptables};
 pub use keep::{Gone, Keep, Suspect};
 pub use key::AttachmentKey;
 #[doc(hidden)]

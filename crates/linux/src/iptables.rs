@@ -14,11 +14,11 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use crate::error::Result;
-use crate::netlink::nft::{self, Nftables, Table};
+use crate::netlink::nft::{self, Table};
 use crate::{sysctl, tool};
 
 pub use plan::{ListedRule, Plan, Step, View, change, change_legacy, rules_in, words};
-pub use rule::{ConnectionState, Links, MAX_PORTS, Match, Rule, Target};
+pub use rule::{ConnectionState, Links, MAX_COMMENT, MAX_PORTS, Match, Rule, Target};
 
 /// How long a tool may take.
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -96,14 +96,6 @@ impl Tools {
     pub fn legacy_table_in_use(&self, name: &str) -> Result<Option<LegacyTable>> {
         let is_used = |line: &String| line.starts_with("-A ") || (line.starts_with(':') && !line.contains(" ACCEPT ["));
         Ok(self.legacy_table(name)?.filter(|table| table.lines.iter().any(is_used)))
-    }
-
-    /// Returns whether a chain exists, in the table of `iptables-nft` or in the legacy table.
-    pub fn has_chain(&self, table: &str, chain: &str) -> Result<bool> {
-        if Nftables::open()?.has_chain(self.table(table).chain(chain))? {
-            return Ok(true);
-        }
-        Ok(self.legacy_table(table)?.is_some_and(|table| table.has_chain(chain)))
     }
 
     /// Applies a script, in the format of `iptables-save`, to the tables that the host's `iptables` uses.

@@ -1,6 +1,7 @@
 //! The names of chains and the comments by which the rules of a container are found, which are those of the reference.
 
 use cni::AttachmentKey;
+use linux::iptables::MAX_COMMENT;
 use linux::sha2::sha512;
 
 use crate::published::PortOwner;
@@ -13,9 +14,6 @@ pub(super) const SET_MARK: &str = "CNI-HOSTPORT-SETMARK";
 pub(super) const MASQUERADE: &str = "CNI-HOSTPORT-MASQ";
 /// Before version 0.7.0, the chain with the rules that lead to the masquerade chains of containers.
 const OLD_ENTRIES: &str = "CNI-HOSTPORT-SNAT";
-
-/// The longest comment.
-const COMMENT: usize = 255;
 
 /// A chain of one container on one network. All attachments of the container to the network share it.
 #[derive(Debug)]
@@ -43,9 +41,9 @@ impl ContainerChain {
 
 fn comment(purpose: &str, owner: AttachmentKey<'_>) -> String {
     let mut comment = format!("{purpose} {}", owner.iptables_comment());
-    if comment.len() > COMMENT {
+    if comment.len() > MAX_COMMENT {
         // The reference appends three dots, of which `iptables` drops the last. Valid names have only ASCII characters.
-        comment.truncate(COMMENT - 2);
+        comment.truncate(MAX_COMMENT - 2);
         comment.push_str("..");
     }
     comment

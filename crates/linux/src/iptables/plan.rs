@@ -5,6 +5,7 @@ use std::fmt::Write;
 use super::rule::{Match, Rule};
 use super::{LegacyTable, Tools};
 use crate::error::{Error, Result};
+use crate::ip::Cidr;
 use crate::netlink::nft::{self, Edit, Hook, Nftables, Position, Table, Verdict};
 
 /// Attempts to change a legacy table while other programs change it too.
@@ -104,6 +105,25 @@ impl ListedRule {
         }
     }
 
+    /// Returns the network in which the source must be; `None` if the rule does not compare it.
+    pub fn source(&self) -> Option<Cidr> {
+        match self {
+            ListedRule::Nft(rule) => rule.source(),
+            ListedRule::Legacy(text) => {
+                let options = options(text);
+                options.iter().find_map(|option| option.strip_prefix("-s ")?.parse().ok())
+            }
+        }
+    }
+
+    /// Returns whether the rule masquerades.
+    pub fn masquerades(&self) -> bool {
+        match self {
+            ListedRule::Nft(rule) => rule.masquerades,
+            ListedRule::Legacy(_) => self.target().as_deref() == Some("MASQUERADE"),
+        }
+    }
+
     /// Returns the names of the links that packets must, or must not, arrive or leave on.
     pub fn links(&self) -> Vec<String> {
         match self {
@@ -154,13 +174,9 @@ impl ListedRule {
                 listed.is_same_as(&rule.spec(Table { family, name: "" }))
             }
             ListedRule::Legacy(text) => {
-                let text = match text.split_once("-m comment --comment \"") {
-                    Some((start, rest)) => {
-                        format!("{start}{}", rest.split_once('"').map_or("", |(_, end)| end.trim_start()))
-                    }
-                    None => text.clone(),
-                };
-                text == rule.text()
+                let is_comment = |option: &String| option == "-m comment" || option.starts_with("--comment ");
+                let listed: Vec<String> = options(text).into_iter().filter(|option| !is_comment(option)).collect();
+                are_same(&listed, &options(&rule.text()))
             }
         }
     }
@@ -172,13 +188,15 @@ impl ListedRule {
             ListedRule::Nft(listed) => {
                 listed.verdict == rule.target.verdict() && listed.is_same_as(&rule.spec(Table { family, name: "" }))
             }
-            ListedRule::Legacy(text) => {
-                let (listed, wanted) = (options(text), options(&rule.text()));
-                let has_all = |a: &[String], b: &[String]| b.iter().all(|option| a.contains(option));
-                listed.len() == wanted.len() && has_all(&listed, &wanted) && has_all(&wanted, &listed)
-            }
+            ListedRule::Legacy(text) => are_same(&options(text), &options(&rule.text())),
         }
     }
+}
+
+/// Returns whether two rules have the same options, in any order.
+fn are_same(options: &[String], others: &[String]) -> bool {
+    let has_all = |a: &[String], b: &[String]| b.iter().all(|option| a.contains(option));
+    options.len() == others.len() && has_all(options, others) && has_all(others, options)
 }
 
 /// Splits the text of a rule into options with their values, whose order does not matter.
@@ -186,7 +204,7 @@ fn options(text: &str) -> Vec<String> {
     let mut options: Vec<String> = Vec::new();
     for word in words(text) {
         match options.last_mut() {
-            Some(option) if !word.starts_with(['-', '!']) || option == "!" => {
+            Some(option) if !word.starts_with(['-', '!']) || matches!(option.as_str(), "!" | "--comment") => {
                 option.push(' ');
                 option.push_str(&word);
             }
@@ -376,6 +394,12 @@ mod tests {
         assert_eq!(rule.target().as_deref(), Some("NEXT"));
         assert_eq!((rule.comment().as_str(), rule.links()), ("CNI (\"x\")", vec!["br0".to_owned(), "br1".to_owned()]));
         assert!(!rule.is_jump_to("NEXT") && rule.mark().is_empty());
+        let rule = listed(&format!("-s 10.1.0.2/32 ! -d 224.0.0.0/4 {COMMENT} -j MASQUERADE"));
+        assert_eq!(rule.source(), "10.1.0.2/32".parse().ok());
+        assert!(rule.masquerades() && !listed("-j MASQUERADES").masquerades());
+        for text in ["! -s 10.1.0.2/32 -j NEXT", "-d 10.1.0.2/32 -j NEXT", "-m comment --comment \"-s 10.1.0.2/32\""] {
+            assert_eq!(listed(text).source(), None, "{text}");
+        }
         for text in ["-j NEXT", &format!("{COMMENT} -j NEXT")] {
             assert!(listed(text).is_jump_to("NEXT") && !listed(text).is_jump_to("OTHER"), "{text}");
         }
@@ -393,6 +417,8 @@ mod tests {
             assert!(rule.has_effect_of(&wanted, Family::Ipv4));
         }
         assert!(!listed("-o br1 -j DROP").has_effect_of(&wanted(None), Family::Ipv4));
+        let rule = listed(&format!("-o br0 {COMMENT} -j DROP"));
+        assert!(rule.has_effect_of(&wanted(None), Family::Ipv4));
     }
 
     #[test]

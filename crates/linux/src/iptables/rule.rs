@@ -9,8 +9,8 @@ use crate::netlink::nft::{Comparison, Family, Field, RuleSpec, Table, Verdict};
 
 /// The most ports that one rule can match.
 pub const MAX_PORTS: usize = 15;
-/// The length of the match `comment`. The last byte is NUL.
-const COMMENT: usize = 256;
+/// The longest comment, in bytes. The tools cut a longer one.
+pub const MAX_COMMENT: usize = 255;
 
 /// A rule of a table.
 #[derive(Clone, Debug)]
@@ -160,7 +160,8 @@ impl<'a> Match<'a> {
             Match::Connection(state) => rule.compat_match("conntrack", 3, &state.info()),
             Match::Comment(comment) => {
                 let mut info = comment.as_bytes().to_vec();
-                info.resize(COMMENT, 0);
+                info.truncate(MAX_COMMENT);
+                info.resize(MAX_COMMENT + 1, 0);
                 rule.compat_match("comment", 0, &info)
             }
         }

@@ -59,13 +59,23 @@ impl FieldComparison {
         [Field::INPUT_LINK, Field::OUTPUT_LINK].map(|field| Some(field.origin)).contains(&self.origin)
     }
 
-    /// Compares the names of links up to the first NUL: `iptables` compares one NUL, `nft` all of them.
+    /// Compares the names of links up to the first NUL: `iptables` compares one NUL, `nft` all of them. Compares networks,
+    /// whose addresses older versions of `iptables` always mask.
     fn is_same_as(&self, other: &FieldComparison) -> bool {
+        let network = |own: &FieldComparison| own.source().or_else(|| own.destination());
+        if let (Some(own), Some(other_net)) = (network(self), network(other)) {
+            return (self.origin, self.how, own) == (other.origin, other.how, other_net);
+        }
         let value = |own: &FieldComparison| match own.value.iter().position(|byte| *byte == 0) {
             Some(end) if own.is_link() => own.value.get(..=end).map(<[u8]>::to_vec).unwrap_or_default(),
             _ => own.value.clone(),
         };
         (self.origin, self.how, &self.mask) == (other.origin, other.how, &other.mask) && value(self) == value(other)
+    }
+
+    /// Returns the network with which the comparison compares the source; `None` if it compares something else.
+    fn source(&self) -> Option<Cidr> {
+        self.network([Field::SOURCE_V4, Field::SOURCE_V6])
     }
 
     /// Returns the network with which the comparison compares the destination; `None` if it compares something else.
@@ -78,7 +88,10 @@ impl FieldComparison {
     fn network(&self, [v4, v6]: [Field; 2]) -> Option<Cidr> {
         let prefix = match self.mask.as_slice() {
             [] => u32::try_from(self.value.len()).ok()? * 8,
-            mask => mask.iter().map(|byte| byte.count_ones()).sum(),
+            mask => {
+                let bits = u128::from_be_bytes(padded::<16>(mask)?);
+                Some(bits.count_ones()).filter(|ones| *ones == bits.leading_ones())?
+            }
         };
         let ip = match self.origin? {
             origin if origin == v4.origin => IpAddr::from(padded::<4>(&self.value)?),
@@ -127,13 +140,18 @@ impl Rule {
             || self.extensions.iter().any(|extension| extension.name == "REJECT")
     }
 
+    /// Returns the network in which the source must be; `None` if the rule does not compare it.
+    pub fn source(&self) -> Option<Cidr> {
+        self.comparisons_by(Comparison::Equal).find_map(FieldComparison::source)
+    }
+
     /// Returns the networks in which the destination must be, or outside of which it must be.
     pub fn destinations(&self, how: Comparison) -> Vec<Cidr> {
-        self.comparisons
-            .iter()
-            .filter(|comparison| comparison.how == how)
-            .filter_map(FieldComparison::destination)
-            .collect()
+        self.comparisons_by(how).filter_map(FieldComparison::destination).collect()
+    }
+
+    fn comparisons_by(&self, how: Comparison) -> impl Iterator<Item = &FieldComparison> {
+        self.comparisons.iter().filter(move |comparison| comparison.how == how)
     }
 
     /// Returns the names of the links that packets must, or must not, arrive or leave on. Prefixes of names are not included.

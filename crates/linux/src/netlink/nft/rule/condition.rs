@@ -105,10 +105,10 @@ impl FieldComparison {
                 _ => {}
             }
         }
-        if let Some(net) = self.network([Field::SOURCE_V4, Field::SOURCE_V6]) {
+        if let Some(net) = self.source() {
             return Property::Address(Side::From, net);
         }
-        if let Some(net) = self.network([Field::DESTINATION_V4, Field::DESTINATION_V6]) {
+        if let Some(net) = self.destination() {
             return Property::Address(Side::To, net);
         }
         match self.origin {

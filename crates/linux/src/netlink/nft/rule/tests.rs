@@ -27,6 +27,8 @@ fn a_rule_is_read_back_as_it_was_written() {
     assert_eq!((rule.comment.as_str(), rule.mark.as_str()), ("x, net: n", "m"));
     assert!(rule.masquerades);
     assert_eq!(rule.values, [vec![2], vec![10, 1, 0, 2], vec![10, 1, 0, 0]]);
+    assert_eq!(rule.source(), Some(Cidr::host(ip)));
+    assert_eq!(read_back(&in_family(Family::Inet).source_outside(net)).source(), None);
 
     assert!(
         rule.is_same_as(&in_family(Family::Inet).source(ip).destination_outside(net).masquerade().comment("x, net: n"))
@@ -142,6 +144,20 @@ fn rules_are_the_same_if_all_their_parts_are() {
     assert!(read_back(&padded).is_same_as(&specs()[12]));
     let comment = rule().compat_match("comment", 0, b"c\0\0").verdict(Verdict::Drop);
     assert!(read_back(&comment).is_same_as(&specs()[2]));
+    let masked = |mask: [u8; 4], value: [u8; 4]| {
+        let loaded = rule().load(Field::SOURCE_V4, Register::FIRST).mask(Register::FIRST, &mask);
+        read_back(&loaded.compare(Register::FIRST, Comparison::Equal, &value).verdict(Verdict::Accept))
+    };
+    for (mask, value, net, is_same) in [
+        ([255; 4], [10, 1, 0, 2], "10.1.0.2/32", true),
+        ([255, 255, 255, 0], [10, 1, 0, 0], "10.1.0.0/24", true),
+        ([255, 255, 255, 0], [10, 1, 0, 0], "10.1.0.0/16", false),
+        ([255, 255, 0, 0], [10, 1, 0, 0], "10.1.0.0/24", false),
+        ([255, 0, 255, 0], [10, 0, 0, 0], "10.0.0.0/16", false),
+    ] {
+        let spec = rule().source_in(net.parse().unwrap()).verdict(Verdict::Accept);
+        assert_eq!(masked(mask, value).is_same_as(&spec), is_same, "{net}");
+    }
 }
 
 #[test]
