@@ -1,9 +1,9 @@
 //! ADD: the objects that it creates, key by key, and its result.
 
 use serde_json::{Value, json};
-use testing::{Lab, wait_until};
+use testing::{Lab, Pod, Scripted, wait_until};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3};
+use crate::pod::{assert_clean, host_veth, layer2, layer3};
 
 #[test]
 fn layer3_creates_and_returns_the_same_as_the_reference() {
@@ -40,7 +40,7 @@ fn layer3_creates_and_returns_the_same_as_the_reference() {
 
         let bridge = &lab.ip("link show br0")[0];
         assert_eq!(bridge["address"], interfaces[0]["mac"]);
-        let port = &lab.ip(&format!("link show {}", pod.port(&result)))[0];
+        let port = &lab.ip(&format!("link show {}", host_veth(&result)))[0];
         assert_eq!(port["address"], interfaces[1]["mac"]);
         assert_eq!(port["master"], "br0");
         assert_eq!(port["operstate"], "UP");
@@ -64,14 +64,14 @@ fn layer3_creates_and_returns_the_same_as_the_reference() {
             lab.sh("sysctl -n net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv6.conf.br0.accept_ra"),
             "1\n1\n0\n"
         );
-        assert_eq!(lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", pod.port(&result))), "0\n");
+        assert_eq!(lab.sh(&format!("sysctl -n net.ipv6.conf.{}.accept_ra", host_veth(&result))), "0\n");
         let inside = "net.ipv6.conf.eth0.accept_dad net.ipv4.conf.eth0.arp_notify net.ipv6.conf.eth0.keep_addr_on_down";
         assert_eq!(pod.sh(&format!("sysctl -n {inside}")), "0\n1\n1\n");
 
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
         assert_clean(lab);
-        assert_eq!(ipam_calls(lab), ["ADD a eth0", "CHECK a eth0", "DEL a eth0"]);
+        assert_eq!(Scripted::of(lab).calls(), ["ADD a eth0", "CHECK a eth0", "DEL a eth0"]);
     });
 }
 
@@ -85,36 +85,10 @@ fn layer2_creates_a_port_and_nothing_else() {
         assert_eq!(pod.ip("link show eth0")[0]["operstate"], "UP");
         assert!(!pod.sh("ip -4 address").contains("inet "));
         assert_eq!(lab.sh("nft list ruleset"), "");
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
         assert_clean(lab);
     });
-}
-
-#[test]
-fn every_version_gets_a_result_in_its_own_layout() {
-    let lab = &Lab::new();
-    let config = |version: &str| layer3(json!({ "cniVersion": version, "isDefaultGateway": true }));
-    for (index, version) in ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"].iter().enumerate() {
-        let pod = Pod::new(lab, &format!("v{index}"));
-        let address = format!("10.1.0.{}/24", index + 2);
-        pod.answer(json!({ "ips": [{ "address": address }] }));
-        let result = pod.add(&config(version));
-        let expected = if version.is_empty() { "0.1.0" } else { version };
-        assert_eq!(result["cniVersion"], expected);
-        if index < 3 {
-            assert_eq!(result["ip4"]["ip"], address);
-            assert_eq!(result["ip4"]["routes"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]));
-        } else {
-            assert_eq!(result["ips"][0]["address"], address);
-            assert_eq!(result["ips"][0].get("version").is_some(), index < 6, "{result}");
-        }
-        if index >= 5 {
-            pod.check(&config(version), &result).ok();
-        }
-        pod.del(&config(version));
-    }
-    assert_clean(lab);
 }
 
 #[test]
@@ -133,7 +107,7 @@ fn a_port_is_set_up_last() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let outcome = pod.call("ADD", &layer3(json!({ "portIsolation": true }))).env("CNI_LOG", "debug").run();
-    let port = pod.port(&outcome.ok());
+    let port = host_veth(&outcome.ok());
     let at =
         |what: &str| outcome.stderr.find(&format!(": {what}")).unwrap_or_else(|| panic!("{what}: {}", outcome.stderr));
     let up = at(&format!("set link {port:?} up\n"));
@@ -150,7 +124,7 @@ fn port_flags_mtu_and_mac_are_set() {
         "runtimeConfig": { "mac": "02:00:00:00:00:01" }, "args": { "cni": { "mac": "invalid, but not used" } },
     }));
     let result = pod.add(&config);
-    let port = &lab.ip(&format!("link show {}", pod.port(&result)))[0];
+    let port = &lab.ip(&format!("link show {}", host_veth(&result)))[0];
     assert_eq!(port["linkinfo"]["info_slave_data"]["hairpin"], true);
     assert_eq!(port["linkinfo"]["info_slave_data"]["isolated"], true);
     assert_eq!(port["mtu"], 1400);
@@ -159,7 +133,7 @@ fn port_flags_mtu_and_mac_are_set() {
     assert_eq!(inside["address"], "02:00:00:00:00:01");
     assert_eq!(result["interfaces"][2]["mac"], "02:00:00:00:00:01");
     assert_eq!(lab.ip("link show br0")[0]["mtu"], 1400);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
 }
 
 #[test]
@@ -186,12 +160,12 @@ fn the_bridges_mac_stays_as_ports_come_and_go() {
     let results: Vec<_> = pods.iter().map(|pod| pod.add(&config)).collect();
     for (pod, result) in pods.iter().zip(&results) {
         assert_eq!(result["interfaces"][0], results[0]["interfaces"][0]);
-        pod.check(&config, result).ok();
+        pod.check_result(&config, result).ok();
     }
     for pod in &pods[1..] {
         pod.del(&config);
     }
-    pods[0].check(&config, &results[0]).ok();
+    pods[0].check_result(&config, &results[0]).ok();
     assert_eq!(lab.ip("link show br0")[0]["address"], results[0]["interfaces"][0]["mac"]);
 }
 
@@ -235,7 +209,7 @@ fn two_disjoint_networks_put_two_gateways_on_the_bridge() {
     let addresses = lab.sh("ip -4 -o address show br0");
     assert!(addresses.contains("10.1.0.1/24") && addresses.contains("10.2.0.1/24"), "{addresses}");
     assert_eq!(result["routes"], json!([{ "dst": "0.0.0.0/0", "gw": "10.1.0.1" }]), "one default route per family");
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
 }
 
 #[test]
@@ -248,7 +222,7 @@ fn an_overlapping_address_is_rejected_with_both_addresses_or_replaced() {
     assert!(msg.contains("already has an IP address different from 10.1.0.1/24: 10.1.0.9/16"), "{error}");
     assert!(error["details"].as_str().unwrap().contains("forceAddress"), "{error}");
     assert_clean(lab);
-    assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
+    assert_eq!(Scripted::of(lab).calls(), ["ADD a eth0", "DEL a eth0"]);
     pod.add(&layer3(json!({ "forceAddress": true })));
     let addresses = lab.sh("ip -4 -o address show br0");
     assert!(addresses.contains("10.1.0.1/24") && !addresses.contains("10.1.0.9"), "{addresses}");
@@ -281,9 +255,9 @@ fn routes_are_applied_with_all_their_properties() {
     assert!(pod.sh("ip route show table 1000").contains("192.168.2.0/24 via 10.1.0.9"));
     let defaults = result["routes"].as_array().unwrap().iter().filter(|route| route["dst"] == "0.0.0.0/0").count();
     assert_eq!(defaults, 1, "the default route without a gateway gets the gateway");
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     pod.sh("ip route del 192.168.2.0/24 table 1000");
-    let error = pod.check(&config, &result).error(999);
+    let error = pod.check_result(&config, &result).error(999);
     assert!(error["msg"].as_str().unwrap().contains("192.168.2.0/24 via 10.1.0.9 table 1000"), "{error}");
 }
 
@@ -294,7 +268,7 @@ fn single_addresses_work() {
     pod.answer(json!({ "ips": [{ "address": "10.1.0.2/32" }, { "address": "fd01::2/128" }] }));
     let config = layer3(json!({ "isGateway": false }));
     let result = pod.add(&config);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
 }
 
 #[test]
@@ -327,7 +301,7 @@ fn a_container_interface_can_be_left_down() {
     let config = layer2(json!({ "disableContainerInterface": true }));
     let result = pod.add(&config);
     assert_eq!(pod.ip("link show eth0")[0]["operstate"], "DOWN");
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
 }
 
 /// The kernel adds no link-local address to a bridge with a MAC address of its own until a port has a carrier.
@@ -349,7 +323,7 @@ fn a_new_bridge_has_its_link_local_address_without_a_carrier() {
     assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra net.ipv6.conf.br0.accept_dad"), "0\n0\n");
     // The kernel would choose the same address, so it does not add a second one.
     pod.sh("ip link set eth0 up");
-    let port = pod.port(&result);
+    let port = host_veth(&result);
     wait_until("the port and the bridge to have a carrier", || {
         lab.sh(&format!("ip link show {port}; ip link show br0")).matches("state UP").count() == 2
     });
@@ -392,21 +366,6 @@ fn dns_of_the_network_replaces_dns_of_ipam_if_any_key_is_set() {
 }
 
 #[test]
-fn an_existing_interface_is_rejected_and_not_changed() {
-    let lab = &Lab::new();
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let config = layer3(json!({}));
-    pod.add(&config);
-    // Meanwhile the kernel may finish duplicate detection of a link-local address.
-    let state = || format!("{}{}", pod.sh("ip -o address"), lab.sh("ip -o link")).replace(" tentative", "");
-    let before = state();
-    let error = pod.call("ADD", &config).run().error(999);
-    assert!(error["msg"].as_str().unwrap().contains("\"eth0\" already exists"), "{error}");
-    assert_eq!(state(), before);
-    assert_eq!(ipam_calls(lab), ["ADD a eth0"], "the lease of the existing attachment stays");
-}
-
-#[test]
 fn a_full_bridge_is_reported_with_the_limit() {
     let lab = &Lab::new();
     // The limit is about port numbers, so any links will do as ports.
@@ -437,7 +396,7 @@ fn a_bridge_of_another_program_keeps_its_mac_and_ignores_router_advertisements()
         let result = pod.add(&config);
         assert_eq!(result["interfaces"][0]["mac"], MAC);
         assert_eq!(lab.sh("sysctl -n net.ipv6.conf.br0.accept_ra"), "0\n");
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
         assert_eq!(lab.ip("link show br0")[0]["address"], MAC);
     }
@@ -480,5 +439,5 @@ fn a_bridge_of_another_program_whose_ports_were_deleted_gets_a_mac() {
     let second = b.add(&config);
     a.del(&config);
     assert_eq!(lab.ip("link show br0")[0]["address"], mac, "the address stays as ports come and go");
-    b.check(&config, &second).ok();
+    b.check_result(&config, &second).ok();
 }

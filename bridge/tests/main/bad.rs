@@ -1,9 +1,9 @@
 //! Invalid input: one error with the right code that names the key and the value, and no change to the host.
 
 use serde_json::json;
-use testing::Lab;
+use testing::{Lab, Pod, Scripted};
 
-use crate::pod::{Pod, ipam_calls, layer2, layer3};
+use crate::pod::{layer2, layer3};
 
 /// Key and value as JSON, the code, and texts that the message must contain.
 const VALUES: &[(&str, u32, &[&str])] = &[
@@ -148,7 +148,7 @@ fn config(pair: &str) -> String {
 #[track_caller]
 fn assert_rejected(pod: &Pod<'_>, bad: &str, args: &str, code: u32, names: &[&str]) {
     for command in ["ADD", "CHECK", "DEL"] {
-        let outcome = pod.call(command, &json!({})).stdin(bad).env("CNI_ARGS", args).run();
+        let outcome = pod.call(command, &layer2(json!({}))).stdin(bad).env("CNI_ARGS", args).run();
         // A DEL that can still remove the attachment reports the mistake on stderr and succeeds.
         let succeeds = command == "DEL" && outcome.status == Some(0);
         let message = if succeeds { outcome.stderr.clone() } else { outcome.error(code)["msg"].to_string() };
@@ -172,7 +172,7 @@ fn there_are_a_hundred_cases() {
 #[test]
 fn bad_values_are_rejected() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab, "a");
+    let pod = Pod::with_ips(lab, "a", &[]);
     for (pair, code, names) in VALUES {
         assert_rejected(&pod, &config(pair), "", *code, names);
     }
@@ -215,14 +215,14 @@ fn del_removes_everything_despite_bad_values() {
         pod.add(&good);
         let mut text = good.to_string();
         text.truncate(text.len() - 1);
-        let outcome = pod.call("DEL", &json!({})).stdin(format!("{text}, {bad}}}")).run();
+        let outcome = pod.call("DEL", &good).stdin(format!("{text}, {bad}}}")).run();
         outcome.ok();
         let key = bad.split('"').nth(1).unwrap();
         assert!(outcome.stderr.starts_with("warning: [") && outcome.stderr.contains(key), "{bad}: {outcome:?}");
         assert_eq!(lab.sh("ip -o link show type veth"), "", "{bad}");
         assert_eq!(pod.sh("ip -o link | wc -l"), "1\n", "{bad}");
         assert!(!lab.sh("nft list ruleset").contains(&format!("c{n}")), "{bad}");
-        assert_eq!(ipam_calls(lab).last().unwrap(), &format!("DEL c{n} eth0"), "{bad}");
+        assert_eq!(Scripted::of(lab).calls().last().unwrap(), &format!("DEL c{n} eth0"), "{bad}");
     }
 }
 
@@ -243,7 +243,7 @@ fn add_rejects_contradictions_and_del_ignores_them() {
     .into_iter()
     .enumerate()
     {
-        let pod = Pod::new(lab, &format!("c{id}"));
+        let pod = Pod::with_ips(lab, &format!("c{id}"), &[]);
         let config = layer2(more);
         let error = pod.call("ADD", &config).run().error(7);
         for name in names {

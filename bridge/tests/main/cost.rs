@@ -3,11 +3,11 @@
 use std::fs;
 
 use serde_json::json;
-use testing::Lab;
 use testing::config::with;
 use testing::cost::{self, Cost};
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, layer3};
+use crate::pod::layer3;
 
 #[test]
 fn an_add_with_masquerade_takes_five_messages_and_no_process() {

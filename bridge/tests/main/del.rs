@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, reference};
+use testing::{Lab, Pod, reference};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3};
+use crate::pod::{assert_clean, layer3};
 use crate::upgrade::theirs;
 
 /// Returns a configuration that creates everything that could be left behind.
@@ -26,57 +26,6 @@ fn del_removes_all_traces_and_can_be_repeated() {
             pod.del(&config);
         }
     });
-}
-
-#[test]
-fn del_of_an_unknown_attachment_succeeds_and_creates_nothing() {
-    let lab = &Lab::new();
-    let pod = Pod::new(lab, "a");
-    pod.del(&everything("iptables"));
-    assert_eq!(lab.sh("nft list ruleset"), "");
-    assert_eq!(lab.ip("link show type bridge"), json!([]));
-}
-
-#[test]
-fn del_works_without_a_valid_namespace() {
-    for (index, backend) in ["nftables", "iptables", "nftables", "iptables"].into_iter().enumerate() {
-        let lab = &Lab::new();
-        let config = everything(backend);
-        let mut pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        pod.add(&config);
-        let alive = pod.netns.clone();
-        match index {
-            0 => pod.netns = "".into(),
-            1 => pod.netns = "/run/netns/nowhere".into(),
-            // The file stays where `ip netns` had mounted the namespace.
-            2 => {
-                lab.sh("umount /run/netns/a");
-            }
-            _ => {
-                fs::write("/run/netns/file", "").unwrap();
-                pod.netns = "/run/netns/file".into();
-            }
-        }
-        pod.del(&config);
-        if index != 2 {
-            let links = lab.sh(&format!("nsenter --net={} ip -o link", alive.display()));
-            assert!(!links.contains("eth0"), "the pair must be found by its alias: {links}");
-        }
-        assert_clean(lab);
-        assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"], "{index}");
-        pod.del(&config);
-    }
-}
-
-#[test]
-fn del_continues_if_the_interface_is_gone() {
-    let lab = &Lab::new();
-    let config = everything("iptables");
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    pod.add(&config);
-    pod.sh("ip link del eth0");
-    pod.del(&config);
-    assert_clean(lab);
 }
 
 /// Even if it renames interfaces in its namespace.
@@ -112,18 +61,6 @@ fn long_ids_with_the_same_prefix_are_distinguished() {
 }
 
 #[test]
-fn del_continues_after_an_ipam_failure_and_reports_it() {
-    let lab = &Lab::new();
-    let config = everything("nftables");
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    pod.add(&config);
-    ipam_fails(lab, "DEL");
-    let error = pod.call("DEL", &config).run().error(123);
-    assert_eq!(error["msg"], "scripted failure");
-    assert_clean(lab);
-}
-
-#[test]
 fn del_continues_without_the_ipam_plugin() {
     let lab = &Lab::new();
     let config = everything("nftables");
@@ -154,15 +91,15 @@ fn attachments_of_one_container_do_not_disturb_each_other() {
         let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": backend }));
         let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         let result = first.add(&config);
-        let second = Pod { lab, id: "a".into(), ifname: "eth1".into(), netns: first.netns.clone() };
+        let second = first.interface("eth1", &[]);
         second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
         let second_result = second.add(&config);
-        first.check(&config, &result).ok();
+        first.check_result(&config, &result).ok();
         // A runtime passes the result of ADD.
         let mut with_previous = config.clone();
         with_previous["prevResult"] = second_result;
         second.del(&with_previous);
-        first.check(&config, &result).ok();
+        first.check_result(&config, &result).ok();
         let rules = lab.sh("nft list ruleset");
         assert!(!rules.contains("10.1.0.3"), "{backend}: {rules}");
         first.del(&config);
@@ -183,7 +120,7 @@ fn leases_tell_the_masquerade_of_interfaces_apart() {
         for previous in [None, Some(0), Some(1)] {
             let id = format!("{backend}-{is_theirs}-{}", previous.unwrap_or(2));
             let first = Pod::new(lab, &id);
-            let second = Pod { lab, id, ifname: "eth1".into(), netns: first.netns.clone() };
+            let second = first.interface("eth1", &[]);
             let results = [&first, &second].map(|pod| match is_theirs {
                 true => theirs(pod, "ADD", &config).ok(),
                 false => pod.add(&config),

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use testing::fault::inject_all;
-use testing::{Lab, skip};
+use testing::{Lab, Pod, skip};
 
-use crate::pod::{Pod, assert_clean, layer3};
+use crate::pod::{assert_clean, host_veth, layer3};
 
 fn everything() -> Value {
     layer3(json!({ "ipMasq": true, "macspoofchk": true, "isDefaultGateway": true }))
@@ -169,7 +169,7 @@ fn a_link_that_cannot_be_deleted_is_reported() {
     let error = unable.run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("delete link"), "{error}");
     assert!(error.to_string().contains("not permitted"), "{error}");
-    assert!(ports().contains(&pod.port(&result)), "the port still exists, as reported");
+    assert!(ports().contains(&host_veth(&result)), "the port still exists, as reported");
     pod.del(&config);
     assert_clean(lab);
 }

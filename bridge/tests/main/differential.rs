@@ -2,13 +2,10 @@
 //! the differences that are listed here with a reason.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Outcome, Process, REFERENCE, reference};
-
-use crate::pod::Pod;
+use testing::{Lab, Outcome, Pod, REFERENCE, reference};
 
 /// The state that is compared after each step, by name.
 type State = BTreeMap<&'static str, String>;
@@ -164,12 +161,10 @@ impl Side<'_> {
             config["prevResult"] = previous.clone();
         }
         let calling = if self.ours {
-            self.pod.call(command, &config)
+            let path = format!("{}:{REFERENCE}", self.pod.lab.bin().display());
+            self.pod.call(command, &config).env("CNI_PATH", path)
         } else {
-            Process::plugin(&Path::new(REFERENCE).join("bridge"), command)
-                .env("CNI_PATH", REFERENCE)
-                .attachment(&self.pod.id, &self.pod.ifname, &self.pod.netns)
-                .stdin(config.to_string())
+            self.pod.call_reference(command, &config)
         };
         calling.env("CNI_ARGS", case.args).run()
     }

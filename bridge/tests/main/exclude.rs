@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use testing::packets::{send, udp};
-use testing::{Lab, reference};
+use testing::{Lab, Pod, reference};
 
-use crate::pod::{Pod, assert_clean, layer3};
+use crate::pod::{assert_clean, host_veth, layer3};
 use crate::stale::collect;
 use crate::upgrade::theirs;
 
@@ -65,7 +65,7 @@ fn assert_excluded(backend: &str) {
     ] {
         let config = config(backend, exclude);
         let result = pod.add(&config);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         outside.assert_seen(&pod, near, far);
         // DEL needs neither the key nor the backend.
         pod.del(&layer3(json!({ "ipMasqExclude": ["nonsense"] })));
@@ -90,7 +90,7 @@ fn networks_of_a_family_without_addresses_are_ignored() {
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         let config = config(backend, &["fd00::/8"]);
         let result = pod.add(&config);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         assert!(!lab.sh("nft list ruleset").contains("fd00::"), "{backend}");
     }
 }
@@ -116,7 +116,7 @@ fn check_reports_a_changed_list() {
             (vec![FAR[0]], less, FAR[1]),
             (vec![], less, FAR[0]),
         ] {
-            let outcome = pod.check(&config(backend, &exclude), &result);
+            let outcome = pod.check_result(&config(backend, &exclude), &result);
             if is_reported {
                 let error = outcome.error(999);
                 assert!(error["msg"].as_str().unwrap().contains(net), "{backend} {exclude:?}: {error}");
@@ -125,7 +125,7 @@ fn check_reports_a_changed_list() {
                 outcome.ok();
             }
         }
-        pod.check(&config(backend, &[FAR[1], FAR[0]]), &result).ok();
+        pod.check_result(&config(backend, &[FAR[1], FAR[0]]), &result).ok();
     }
 }
 
@@ -148,12 +148,12 @@ fn a_leftover_rule_does_not_masquerade_excluded_networks() {
         let lab = &Lab::new();
         let outside = Outside::new(lab);
         let pod = Pod::with_ips(lab, "a", &IPS);
-        let port = pod.port(&pod.add(&config(backend, &[])));
+        let port = host_veth(&pod.add(&config(backend, &[])));
         lab.sh(&format!("ip link del {port}"));
         let config = config(backend, &FAR);
         let result = pod.add(&config);
         outside.assert_seen(&pod, false, true);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
         assert_clean(lab);
     }
@@ -172,7 +172,7 @@ fn the_longest_list_fits_into_a_rule() {
             config
         };
         let result = pod.add(&value(&exclude));
-        pod.check(&value(&exclude), &result).ok();
+        pod.check_result(&value(&exclude), &result).ok();
         pod.del(&value(&exclude));
         exclude.push("10.9.0.0/16".to_owned());
         let error = pod.call("ADD", &value(&exclude)).run().error(7);

@@ -1,27 +1,13 @@
 //! A failed ADD leaves nothing behind, wherever it fails: in the delegate, or in any system call.
 
 use serde_json::{Value, json};
-use testing::Lab;
-use testing::fault::{Effect, inject, inject_everywhere};
+use testing::fault::{Effect, inject};
+use testing::{Lab, Pod, Scripted};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, ipam_fails, layer3, links_at_release};
+use crate::pod::{assert_clean, layer3};
 
 fn everything() -> Value {
     layer3(json!({ "isDefaultGateway": true, "ipMasq": true, "macspoofchk": true }))
-}
-
-#[test]
-fn del_of_a_failed_ipam_plugin_is_called_after_the_pair_is_gone() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-        ipam_fails(lab, "ADD");
-        let error = pod.call("ADD", &everything()).run().error(123);
-        assert_eq!(error["msg"], "scripted failure", "passed on unchanged");
-        assert_eq!(ipam_calls(lab), ["ADD a eth0", "DEL a eth0"]);
-        assert_eq!(links_at_release(lab), "", "an address that is still in use is not released");
-        assert_clean(lab);
-        assert!(!pod.sh("ip -o link").contains("eth0"));
-    });
 }
 
 /// The kernel may report that the bridge is gone when it has already created the pair.
@@ -88,68 +74,9 @@ fn an_add_with_an_unusable_ipam_result_is_rolled_back() {
         assert_clean(lab);
         assert!(!pod.sh("ip -o link").contains("eth0"));
     }
-    let calls = ipam_calls(lab);
+    let calls = Scripted::of(lab).calls();
     assert_eq!(calls.iter().filter(|call| call.starts_with("ADD")).count(), 7);
     assert_eq!(calls.iter().filter(|call| call.starts_with("DEL")).count(), 7, "each address is released");
-}
-
-#[test]
-fn a_result_that_the_version_cannot_express_is_rolled_back() {
-    let lab = &Lab::new();
-    let pod = Pod::new(lab, "a");
-    // A result in the layout of 0.2.0, without the address that 0.2.0 requires.
-    pod.answer(json!({ "cniVersion": "0.2.0" }));
-    let mut config = everything();
-    config["cniVersion"] = json!("0.2.0");
-    let outcome = pod.call("ADD", &config).run();
-    assert_eq!(outcome.status, Some(1), "{}", outcome.stdout);
-    assert_clean(lab);
-}
-
-#[test]
-fn a_failing_system_call_leaves_nothing_behind() {
-    let lab = &Lab::new();
-    let config = everything();
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-    let faults = [
-        ("sendto", "ENOBUFS"),
-        ("recvfrom", "ENOMEM"),
-        ("setns", "EPERM"),
-        ("socket", "EMFILE"),
-        ("setsockopt", "EINVAL"),
-        ("openat", "EMFILE"),
-        ("open", "EMFILE"),
-        ("ioctl", "EPERM"),
-        ("pwrite64", "EIO"),
-    ];
-    let failures = inject_everywhere(
-        lab,
-        &faults,
-        || pod.call("ADD", &config),
-        |effect, place| {
-            if effect != Effect::Failed {
-                pod.del(&config);
-            }
-            assert_clean(lab);
-            assert!(!pod.sh("ip -o link").contains("eth0"), "{place}");
-        },
-    );
-    assert!(failures > 20, "only {failures} failures");
-    pod.add(&config);
-}
-
-#[test]
-fn del_cleans_up_after_a_killed_add() {
-    let lab = &Lab::new();
-    let config = everything();
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let kill = |n: usize| inject(lab, pod.call("ADD", &config), "sendto", n, "signal=KILL");
-    let kills = (1..30).take_while(|n| kill(*n) != Effect::NotReached).inspect(|_| {
-        pod.del(&config);
-        assert_clean(lab);
-    });
-    let kills = kills.count();
-    assert!((4..29).contains(&kills), "{kills} kills");
 }
 
 /// Lists the calls of the system call `name` that an ADD makes after it has read its configuration: their numbers among
@@ -175,7 +102,7 @@ fn an_add_whose_result_cannot_be_written_is_rolled_back() {
         assert_eq!(inject(lab, pod.call("ADD", &config), "write", *answer, "error=ENOSPC"), Effect::Failed);
         assert_clean(lab);
         assert!(!pod.sh("ip -o link").contains("eth0"));
-        assert_eq!(ipam_calls(lab).last().unwrap(), "DEL a eth0");
+        assert_eq!(Scripted::of(lab).calls().last().unwrap(), "DEL a eth0");
     });
 }
 

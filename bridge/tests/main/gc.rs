@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Outcome, reference};
+use testing::{Lab, Outcome, Pod, Scripted, reference};
 
-use crate::pod::{Pod, assert_clean, check_by_chains, ipam_calls, ipam_fails, layer3};
+use crate::pod::{assert_clean, check_by_chains, host_veth, layer3};
 use crate::upgrade::theirs;
 
 /// Calls GC with a list of valid attachments.
@@ -35,18 +35,18 @@ fn only_stale_attachments_of_the_network_are_removed() {
 
             let valid = json!([{ "containerID": ids[0], "ifname": "eth0" }]);
             collect(&pods[0], &config, valid).ok();
-            pods[0].check(&config, &alive).ok();
-            pods[2].check(&other, &foreign).ok();
+            pods[0].check_result(&config, &alive).ok();
+            pods[2].check_result(&other, &foreign).ok();
             assert!(!pods[1].sh("ip -o link").contains("eth0"));
             let rules = lab.sh("nft list ruleset");
             assert!(!rules.contains("10.1.0.3") && !rules.contains(&format!("-stale-{backend}")), "{rules}");
 
             collect(&pods[0], &config, json!([])).ok();
-            pods[2].check(&other, &foreign).ok();
+            pods[2].check_result(&other, &foreign).ok();
             pods[2].del(&other);
             assert_clean(lab);
         }
-        assert!(ipam_calls(lab).contains(&"GC".to_owned()));
+        assert!(Scripted::of(lab).calls().contains(&"GC".to_owned()));
     });
 }
 
@@ -56,7 +56,7 @@ fn the_rules_of_a_deleted_port_are_collected() {
     let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = pod.add(&config);
-    lab.sh(&format!("ip link del {}", pod.port(&result)));
+    lab.sh(&format!("ip link del {}", host_veth(&result)));
     collect(&pod, &config, json!([])).ok();
     assert_clean(lab);
 }
@@ -86,10 +86,10 @@ fn the_spoof_check_of_a_container_that_was_attached_again_stays() {
     let mut other = config.clone();
     other["name"] = json!("net1-other");
     collect(&pod, &other, json!([])).ok();
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     assert!(!lab.sh("nft list ruleset").contains("vethgone"));
     // Several rules of a container that is gone.
-    lab.sh(&format!("ip link del {}", pod.port(&result)));
+    lab.sh(&format!("ip link del {}", host_veth(&result)));
     lab.sh(
         "nft 'add rule bridge nat PREROUTING iifname vethgone jump cni-br-iface-a-eth0 comment \"macspoofchk-a-eth0\"'",
     );
@@ -120,7 +120,7 @@ fn the_masquerade_of_a_stale_interface_is_collected_while_another_one_is_valid()
         let ipam = json!({ "type": "host-local", "ranges": ranges });
         let config = layer3(json!({ "cniVersion": "1.0.0", "ipMasq": true, "ipMasqBackend": backend, "ipam": ipam }));
         let first = Pod::new(lab, &format!("{backend}-{is_theirs}"));
-        let second = Pod { lab, id: first.id.clone(), ifname: "eth1".into(), netns: first.netns.clone() };
+        let second = first.interface("eth1", &[]);
         let [result, stale] = [&first, &second].map(|pod| match is_theirs {
             true => theirs(pod, "ADD", &config).ok(),
             false => pod.add(&config),
@@ -148,34 +148,13 @@ fn masquerade_that_may_belong_to_a_valid_interface_stays() {
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let first = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
     let result = first.add(&config);
-    let second = Pod { lab, id: "a".into(), ifname: "eth1".into(), netns: first.netns.clone() };
+    let second = first.interface("eth1", &[]);
     second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
     second.add(&config);
     // Of a time when the network had another IPAM plugin, or of one that leaves only one family to host-local.
     for lease in ["eth1' >10.1.0.9", "eth0' >10.1.0.2", "eth1' >fd01::9"] {
         lab.sh(&format!("mkdir -p /var/lib/cni/networks/net1; cd /var/lib/cni/networks/net1; printf 'a\\r\\n{lease}"));
         collect(&first, &config, json!([{ "containerID": "a", "ifname": "eth0" }])).ok();
-        first.check(&config, &result).ok();
+        first.check_result(&config, &result).ok();
     }
-}
-
-#[test]
-fn gc_continues_after_an_ipam_failure_and_reports_it() {
-    let lab = &Lab::new();
-    let config = layer3(json!({ "ipMasq": true }));
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    pod.add(&config);
-    ipam_fails(lab, "GC");
-    collect(&pod, &config, json!([])).error(123);
-    assert_clean(lab);
-}
-
-#[test]
-fn without_a_list_nothing_is_removed() {
-    let lab = &Lab::new();
-    let config = layer3(json!({ "ipMasq": true }));
-    let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
-    let result = pod.add(&config);
-    lab.plugin("bridge", "GC").stdin(config.to_string()).run().error(7);
-    pod.check(&config, &result).ok();
 }

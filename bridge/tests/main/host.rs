@@ -5,9 +5,9 @@ use std::path::Path;
 use serde_json::json;
 use testing::config::with;
 use testing::packets::{send, udp};
-use testing::{Lab, legacy, skip};
+use testing::{Lab, Pod, Scripted, legacy, skip};
 
-use crate::pod::{Pod, assert_clean, ipam_calls, layer2, layer3};
+use crate::pod::{assert_clean, layer2, layer3};
 
 /// Makes /proc/sys read-only, as in many containers, for all network namespaces.
 fn make_sysctls_read_only(lab: &Lab) {
@@ -29,7 +29,7 @@ fn with_read_only_sysctls_existing_settings_suffice() {
         assert!(outcome.stderr.contains(key), "{}", outcome.stderr);
     }
     b.add(&config);
-    a.check(&config, &result).ok();
+    a.check_result(&config, &result).ok();
     for (any, other) in [("0.0.0.0", "10.1.0.3"), ("::", "fd01::3")] {
         assert!(send(&a.udp(any), &b.udp(any), other).is_some(), "{other}");
     }
@@ -51,7 +51,7 @@ fn with_read_only_sysctls_a_missing_setting_is_reported_and_nothing_is_left() {
     // Layer 2 needs no forwarding, nor does a network without a gateway.
     for config in [layer2(json!({})), layer3(json!({ "isGateway": false }))] {
         let result = pod.add(&config);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
     }
     assert_clean(lab);
@@ -75,7 +75,7 @@ fn without_ipv6_there_is_ipv4() {
     });
     let result = a.add(&config);
     b.add(&config);
-    a.check(&config, &result).ok();
+    a.check_result(&config, &result).ok();
     lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
     assert!(send(&a.udp("0.0.0.0"), &b.udp("0.0.0.0"), "10.1.0.3").is_some());
     let seen = send(&a.udp("0.0.0.0"), &udp(Some(&far), "0.0.0.0", 0), "192.0.2.2");
@@ -133,7 +133,7 @@ fn without_permission_the_error_names_only_the_missing_capabilities() {
             }
             assert_clean(lab);
         }
-        assert!(!ipam_calls(lab).iter().any(|call| call.starts_with("ADD")));
+        assert!(!Scripted::of(lab).calls().iter().any(|call| call.starts_with("ADD")));
     });
 }
 

@@ -3,9 +3,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::{Lab, Process, legacy, wait_until};
+use testing::{Lab, Pod, Process, legacy, wait_until};
 
-use crate::pod::{Pod, assert_clean, layer2, layer3};
+use crate::pod::{assert_clean, host_veth, layer2, layer3};
 
 /// Lists the host's sysctls, without those of interfaces that come and go.
 const SETTINGS: &str = "sysctl -a 2>/dev/null | grep -E '^net.ipv[46].conf.(all|default|lo)\\.'";
@@ -30,7 +30,7 @@ fn strange_objects_in_the_container_do_not_affect_the_host() {
     let names: Vec<_> = result["interfaces"].as_array().unwrap().iter().map(|link| link["name"].clone()).collect();
     assert_eq!(names, [json!("br0"), names[1].clone(), json!("eth0")]);
     assert_eq!(pod.ip("address show eth0")[0]["addr_info"][0]["local"], "10.1.0.2");
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     // The container claims to be another one. DEL of each container must still affect only that container.
     let other = Pod::with_ips(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
     other.add(&config);
@@ -127,7 +127,7 @@ fn a_router_advertisement_does_not_reach_the_host() {
             (at(&format!("set net.ipv6.conf.{bridge}.accept_ra to 0")), at(&format!("set link #{number} up\n")));
         assert!(ignores < up && up < usize::MAX, "{log}");
         let result = outcome.ok();
-        let port = pod.port(&result);
+        let port = host_veth(&result);
         assert_eq!(lab.sh(&format!("sysctl -n net.ipv6.conf.{port}.accept_ra")), "0\n");
 
         let ip = link_local(lab, bridge);

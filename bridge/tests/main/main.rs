@@ -31,6 +31,7 @@ mod resubnet;
 mod spoofcheck;
 mod stale;
 mod status;
+mod suite;
 mod traffic;
 mod upgrade;
 mod vlan;

@@ -4,9 +4,9 @@ use std::fs;
 
 use serde_json::json;
 use testing::packets::{send, udp};
-use testing::{Lab, legacy};
+use testing::{Lab, Pod, legacy};
 
-use crate::pod::{Pod, assert_clean, layer3};
+use crate::pod::{assert_clean, layer3};
 
 /// Lists the base chain.
 const LIST_BASE_CHAIN: &str = "nft list chain inet cni_plugins_masquerade postrouting";
@@ -49,15 +49,15 @@ fn the_next_add_repairs_the_chains_and_status_succeeds() {
     for (n, (damage, loses_rules)) in DAMAGES.iter().enumerate() {
         lab.sh(damage);
         lab.plugin("bridge", "STATUS").stdin(config.to_string()).run().ok();
-        let error = first.check(&config, &first_result).error(999);
+        let error = first.check_result(&config, &first_result).error(999);
         assert!(error["details"].as_str().unwrap().contains("cnitool repair"), "{damage}: {error}");
 
         let next = Pod::with_ips(lab, &format!("next{n}"), &[&format!("10.1.0.{}/24", n + 10)]);
         let result = next.add(&config);
         assert_eq!(lab.sh(LIST_BASE_CHAIN), base_chain, "{damage}");
-        next.check(&config, &result).ok();
+        next.check_result(&config, &result).ok();
         // An ADD restores only the rules of its own container. `cnitool repair` restores the others.
-        let outcome = first.check(&config, &first_result);
+        let outcome = first.check_result(&config, &first_result);
         if *loses_rules {
             let error = outcome.error(999);
             assert!(error["msg"].as_str().unwrap().contains("masquerades 10.1.0.2"), "{damage}: {error}");

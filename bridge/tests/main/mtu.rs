@@ -1,10 +1,9 @@
 //! The MTU of the bridge: it is that of the network, unless other networks or programs need it.
 
 use serde_json::{Value, json};
-use testing::Lab;
 use testing::packets::udp;
+use testing::{Lab, Pod};
 
-use crate::pod::Pod;
 use crate::stale::network;
 
 /// Returns the MTUs of the bridge and of a pod.
@@ -23,7 +22,7 @@ fn a_changed_mtu_reaches_the_bridge_and_new_containers() {
         let config = network(1, json!({ "mtu": mtu }));
         let result = pod.add(&config);
         assert_eq!(mtus(lab, &pod), [mtu, mtu]);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
     }
     assert_eq!(mtus(lab, &first)[1], 1450, "containers keep theirs");
 }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, REFERENCE, reference};
+use testing::{Lab, Pod, REFERENCE, reference};
 
-use crate::pod::Pod;
+use crate::pod::host_veth;
 
 /// Where `CNI_NETNS` leads when DEL arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ fn case(host: &Host<'_>, added_by: AddedBy, id: &str, netns: Netns, previous: Pr
     let lab = host.lab;
     let mut pod = Pod::new(lab, id);
     let result = attach(&pod, &host.config, added_by);
-    let port = pod.port(&result);
+    let port = host_veth(&result);
     let own_netns = pod.netns.clone();
     let attached = traces(lab, id);
     // The reference sets no alias.
@@ -313,7 +313,7 @@ fn the_address_of_a_dead_container_does_not_prove_whose_an_interface_is() {
             config["prevResult"] = result.clone();
         }
         // The path of the dead container leads to this one by now. Each DEL meets the lease, which is made again.
-        let late = Pod { lab, id: "dead".into(), ifname: "eth0".into(), netns: pod.netns.clone() };
+        let late = Pod { id: "dead".into(), ..pod.clone() };
         let lease = format!("/var/lib/cni/networks/net1/{}", "10.1.0.2");
         fs::write(&lease, "dead\r\neth0").unwrap();
         late.del(&config);
@@ -352,15 +352,15 @@ fn the_spoof_check_of_a_live_container_stays() {
     let mut other = with(config.clone(), json!({ "name": "net2", "bridge": "br2" }));
     other["ipam"]["ranges"] = json!([[{ "subnet": "10.2.0.0/24" }]]);
     // A second ADD to the same network fails, and its rollback leaves the first alone.
-    let again = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: lab.netns("again") };
+    let again = Pod { netns: lab.netns("again"), ..pod.clone() };
     let error = again.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("has a spoof check"), "{error}");
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     // Another network has its own check, with the same container ID and interface name.
     let second = again.add(&other);
-    again.check(&other, &second).ok();
+    again.check_result(&other, &second).ok();
     again.del(&other);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     pod.del(&config);
     assert_eq!(traces(lab, "a"), "");
 }

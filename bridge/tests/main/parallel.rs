@@ -6,9 +6,9 @@ use std::fs;
 use linux::ip::MacAddr;
 use linux::netlink::{Change, LinkKind, Netlink, NewLink};
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, parallel, wait_until};
+use testing::{Lab, Outcome, Pod, parallel, wait_until};
 
-use crate::pod::{Pod, assert_clean, layer3};
+use crate::pod::{assert_clean, layer3};
 
 const PODS: usize = 100;
 

@@ -2,11 +2,10 @@
 //! ones keep working, and the old gateway goes with the last container that needs it.
 
 use serde_json::{Value, json};
-use testing::Lab;
 use testing::config::with;
 use testing::packets::{send, udp};
+use testing::{Lab, Pod};
 
-use crate::pod::Pod;
 use crate::stale::{collect, global_addresses, network};
 
 /// Subnets of one node, by family.
@@ -87,7 +86,7 @@ fn both_attached(lab: &Lab, families: Families) -> [(Pod<'_>, Value, Value); 2] 
     let attached = attach_both(lab, families);
     assert_gateways(lab, families, &[1, 2]);
     for (pod, config, result) in &attached {
-        pod.check(config, result).ok();
+        pod.check_result(config, result).ok();
         assert_reaches_gateway(pod, result);
     }
     attached
@@ -116,7 +115,7 @@ fn the_old_gateway_goes_without_a_previous_result() {
             let [(a, ..), (b, config, result)] = both_attached(lab, families);
             a.del(&families.config(n, json!({})));
             assert_gateways(lab, families, &[2]);
-            b.check(&config, &result).ok();
+            b.check_result(&config, &result).ok();
             // The current gateway stays, whatever the configuration says.
             b.del(&config);
             a.del(&families.config(1, json!({})));
@@ -154,7 +153,7 @@ fn the_first_add_after_the_change_removes_a_gateway_without_containers() {
         let new = families.config(2, json!({}));
         let result = b.add(&new);
         assert_gateways(lab, families, &[2]);
-        b.check(&new, &result).ok();
+        b.check_result(&new, &result).ok();
     }
 }
 

@@ -1,10 +1,10 @@
 //! The elements of the spoof check: who replaces and removes them. `traffic` has their effect, `upgrade` the chains of others.
 
 use serde_json::{Value, json};
-use testing::Lab;
 use testing::config::with;
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, assert_clean, layer3};
+use crate::pod::{assert_clean, host_veth, layer3};
 
 fn config() -> Value {
     layer3(json!({ "macspoofchk": true }))
@@ -15,7 +15,7 @@ fn add_with_the_same_name(pod: &Pod<'_>, config: &Value) -> Value {
     let zero = "inject=getrandom:poke_exit=@arg1=00000000:when=1";
     let (outcome, log) = pod.call("ADD", config).trace(pod.lab, &["-f", "-e", "trace=getrandom", "-e", zero]);
     let result = outcome.ok();
-    assert_eq!(pod.port(&result), "veth00000000", "{log}");
+    assert_eq!(host_veth(&result), "veth00000000", "{log}");
     result
 }
 
@@ -39,10 +39,10 @@ fn a_repeated_add_replaces_the_check() {
     let lab = &Lab::new();
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let first = pod.add(&config());
-    lab.sh(&format!("ip link del {}", pod.port(&first)));
+    lab.sh(&format!("ip link del {}", host_veth(&first)));
     let second = pod.add(&config());
-    pod.check(&config(), &second).ok();
-    assert!(!lab.sh("nft list ruleset").contains(&pod.port(&first)));
+    pod.check_result(&config(), &second).ok();
+    assert!(!lab.sh("nft list ruleset").contains(&host_veth(&first)));
     pod.del(&config());
     assert_clean(lab);
 }
@@ -54,10 +54,10 @@ fn a_check_that_a_lost_del_left_for_a_port_of_the_same_name_is_replaced() {
     add_with_the_same_name(&gone, &config());
     lab.sh("ip link del veth00000000");
     let result = add_with_the_same_name(&pod, &config());
-    pod.check(&config(), &result).ok();
+    pod.check_result(&config(), &result).ok();
     assert!(!lab.sh("nft list ruleset").contains("id: a\""));
     gone.del(&config());
-    pod.check(&config(), &result).ok();
+    pod.check_result(&config(), &result).ok();
     pod.del(&config());
     assert_clean(lab);
 }
@@ -74,7 +74,7 @@ fn del_keeps_the_check_of_another_attachment_with_the_same_port() {
     );
     let result = add_with_the_same_name(&pod, &config());
     gone.del(&config());
-    pod.check(&config(), &result).ok();
+    pod.check_result(&config(), &result).ok();
     assert!(!lab.sh("nft list ruleset").contains("id: a\""));
     pod.del(&config());
     assert_clean(lab);
@@ -88,10 +88,10 @@ fn a_check_of_which_a_part_was_deleted_is_found_and_removed() {
         let pod = Pod::with_ips(lab, id, &["10.1.0.2/24"]);
         let config = with(config(), mac.clone());
         let result = pod.add(&config);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         lab.sh(&format!("nft flush set bridge cni_spoofcheck {set}"));
-        let error = pod.check(&config, &result).error(999);
-        let wanted = format!("set bridge cni_spoofcheck {set} has no element of port \"{}\"", pod.port(&result));
+        let error = pod.check_result(&config, &result).error(999);
+        let wanted = format!("set bridge cni_spoofcheck {set} has no element of port \"{}\"", host_veth(&result));
         assert!(error["msg"].as_str().unwrap().contains(&wanted), "{error}");
         pod.del(&config);
         // Without the element of the attachment, DEL does not know the port. GC finds that it is gone.
@@ -109,10 +109,10 @@ fn the_next_add_restores_a_rule_that_was_flushed() {
     let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = first.add(&config());
     lab.sh("nft flush chain bridge cni_spoofcheck prerouting");
-    let error = first.check(&config(), &result).error(999);
+    let error = first.check_result(&config(), &result).error(999);
     assert!(error["msg"].as_str().unwrap().contains("no rule in chain bridge cni_spoofcheck prerouting"), "{error}");
     Pod::with_ips(lab, "b", &["10.1.0.3/24"]).add(&config());
-    first.check(&config(), &result).ok();
+    first.check_result(&config(), &result).ok();
 }
 
 /// GC of one network removes what is left of another one if the port is gone, and keeps what belongs to live containers.
@@ -121,10 +121,10 @@ fn gc_of_another_network_keeps_the_checks_of_live_containers() {
     let lab = &Lab::new();
     let [alive, gone] = [("a", "10.1.0.2/24"), ("b", "10.1.0.3/24")].map(|(id, ip)| Pod::with_ips(lab, id, &[ip]));
     let result = alive.add(&config());
-    let port = gone.port(&gone.add(&config()));
+    let port = host_veth(&gone.add(&config()));
     lab.sh(&format!("ip link del {port}"));
     let gc = with(config(), json!({ "name": "net2", "bridge": "br2", "cni.dev/valid-attachments": [] }));
     lab.plugin("bridge", "GC").stdin(gc.to_string()).run().ok();
-    alive.check(&config(), &result).ok();
+    alive.check_result(&config(), &result).ok();
     assert!(!lab.sh("nft list ruleset").contains(&port));
 }

@@ -3,9 +3,9 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Layout};
+use testing::{Lab, Layout, Pod};
 
-use crate::pod::{Pod, layer3};
+use crate::pod::layer3;
 
 /// Returns the configuration of a dual-stack network with `10.N.0.0/24` and `fd0N::/64`.
 pub(crate) fn network(n: u8, more: Value) -> Value {
@@ -50,7 +50,7 @@ fn force_address_keeps_only_the_new_gateway() {
         let result = b.add(&config);
         assert_eq!(global_addresses(lab, "br0"), NEW);
         assert_eq!(lab.sh("ip -o -6 address show dev br0 scope link"), link_local);
-        b.check(&config, &result).ok();
+        b.check_result(&config, &result).ok();
         // The next ADD also removes an address that was added later.
         lab.sh("ip address add 10.9.0.1/24 dev br0");
         Pod::new(lab, "c").add(&config);
@@ -89,11 +89,11 @@ fn the_last_del_removes_the_old_gateway() {
     assert_eq!(global_addresses(lab, "br0"), sorted(all), "one container still needs the old gateway");
     del(&b, &new, &second);
     assert_eq!(global_addresses(lab, "br0"), sorted([NEW.as_slice(), &["10.9.0.1/24", "fd09::1/64"]].concat()));
-    c.check(&new, &alive).ok();
+    c.check_result(&new, &alive).ok();
     // Back to the old subnets.
     let result = a.add(&old);
     assert!(OLD.iter().all(|address| global_addresses(lab, "br0").contains(&(*address).to_owned())));
-    a.check(&old, &result).ok();
+    a.check_result(&old, &result).ok();
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn gc_removes_the_old_gateway() {
     assert_eq!(global_addresses(lab, "br0"), BOTH, "container a still exists");
     collect(lab, &new, &["c"]);
     assert_eq!(global_addresses(lab, "br0"), NEW);
-    c.check(&new, &alive).ok();
+    c.check_result(&new, &alive).ok();
     // The ranges of the runtime and `subnet` count as configured.
     let mut elsewhere = network(2, json!({ "ipam": { "type": "host-local", "subnet": "10.2.0.0/24" } }));
     elsewhere["runtimeConfig"] = json!({ "ipRanges": [[{ "subnet": "fd02::/64" }]] });

@@ -1,12 +1,10 @@
 //! STATUS: reports whether an ADD could succeed, and changes nothing.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use testing::fault::inject_all;
-use testing::{Lab, Outcome, skip};
+use testing::{Lab, Outcome, Pod, Scripted, skip};
 
-use crate::pod::{Pod, ipam_calls, ipam_fails, layer2, layer3};
+use crate::pod::{layer2, layer3};
 use crate::vlan::kernel_filters;
 
 fn status(lab: &Lab, config: &Value) -> Outcome {
@@ -16,7 +14,7 @@ fn status(lab: &Lab, config: &Value) -> Outcome {
 #[test]
 fn status_succeeds_and_changes_nothing() {
     Lab::for_each_layout(|lab| {
-        let _pod = Pod::new(lab, "a");
+        Scripted::of(lab);
         for more in [
             json!({}),
             json!({ "ipMasq": true }),
@@ -28,7 +26,7 @@ fn status_succeeds_and_changes_nothing() {
         status(lab, &layer2(json!({}))).ok();
         assert_eq!(lab.sh("ip -o link | wc -l; nft list tables | grep -E 'masquerade|spoofcheck' || true"), "1\n");
         assert_eq!(lab.sh("sysctl -n net.ipv4.ip_forward"), "0\n");
-        assert_eq!(ipam_calls(lab), ["STATUS"; 4]);
+        assert_eq!(Scripted::of(lab).calls(), ["STATUS"; 4]);
     });
 }
 
@@ -84,7 +82,7 @@ fn vlans_that_an_add_would_reject_are_rejected() {
 #[test]
 fn missing_requirements_are_reported() {
     let lab = &Lab::new();
-    let _pod = Pod::new(lab, "a");
+    Scripted::of(lab);
     let error = status(lab, &layer3(json!({ "ipam": { "type": "absent" } }))).error(50);
     assert!(error["msg"].as_str().unwrap().contains("\"absent\""), "{error}");
 
@@ -107,8 +105,8 @@ fn missing_requirements_are_reported() {
 #[test]
 fn the_status_of_ipam_is_returned() {
     let lab = &Lab::new();
-    let _pod = Pod::new(lab, "a");
-    ipam_fails(lab, "STATUS");
+    Scripted::of(lab);
+    Scripted::of(lab).fail("STATUS");
     assert_eq!(status(lab, &layer3(json!({}))).error(123)["msg"], "scripted failure");
-    assert!(fs::read_to_string(lab.dir().join("stdin.STATUS")).unwrap().contains("\"net1\""));
+    assert!(Scripted::of(lab).stdin("STATUS").contains("\"net1\""));
 }

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 use testing::packets::{assert_nothing_arrives, send, udp};
-use testing::{Lab, skip, timeout, wait_until};
+use testing::{Lab, Pod, skip, timeout, wait_until};
 
-use crate::pod::{Pod, assert_clean, layer2, layer3};
+use crate::pod::{assert_clean, layer2, layer3};
 
 const IPS: [&[&str]; 2] = [&["10.1.0.2/24", "fd01::2/64"], &["10.1.0.3/24", "fd01::3/64"]];
 
@@ -178,13 +178,13 @@ fn a_spoof_check_without_effect_is_rejected() {
     assert_clean(lab);
     lab.sh("nft delete table bridge cni_spoofcheck");
     let result = pod.add(&config);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     lab.sh(&format!(
         "cd {}; nft -s list table bridge cni_spoofcheck | sed 's/type filter hook prerouting.*//' >rules
          nft delete table bridge cni_spoofcheck; nft -f rules",
         lab.dir().display()
     ));
-    let error = pod.check(&config, &result).error(999);
+    let error = pod.check_result(&config, &result).error(999);
     assert!(error["msg"].as_str().unwrap().contains("receives no frames"), "{error}");
 }
 

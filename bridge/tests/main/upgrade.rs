@@ -1,13 +1,11 @@
 //! Upgrade in place: each implementation checks and deletes attachments of the other and of earlier versions of cni0,
 //! and leaves nothing behind.
 
-use std::path::Path;
-
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Outcome, Process, REFERENCE, reference};
+use testing::{Lab, Outcome, Pod, reference};
 
-use crate::pod::{Pod, assert_clean, check_by_chains, layer2, layer3};
+use crate::pod::{assert_clean, check_by_chains, host_veth, layer2, layer3};
 
 /// Returns configurations that both implementations support.
 fn configurations() -> Vec<Value> {
@@ -27,15 +25,7 @@ fn configurations() -> Vec<Value> {
 
 /// Calls the reference's plugin, with the reference's host-local.
 pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
-    call_theirs(pod, command, config).run()
-}
-
-/// Prepares a call of the reference's plugin, with the reference's host-local.
-pub(crate) fn call_theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Process {
-    Process::plugin(&Path::new(REFERENCE).join("bridge"), command)
-        .env("CNI_PATH", REFERENCE)
-        .attachment(&pod.id, &pod.ifname, &pod.netns)
-        .stdin(config.to_string())
+    pod.call_reference(command, config).run()
 }
 
 /// Calls CHECK of the reference.
@@ -55,7 +45,7 @@ fn cni0_takes_over_attachments_of_the_reference() {
         for (index, config) in configurations().iter().enumerate() {
             let pod = Pod::new(lab, &format!("c{index}"));
             let result = theirs(&pod, "ADD", config).ok();
-            pod.check(config, &result).ok();
+            pod.check_result(config, &result).ok();
             // With the previous result, as libcni passes it: the host veth has no alias, but the result names it.
             let mut config = config.clone();
             config["prevResult"] = result;
@@ -115,9 +105,9 @@ fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
         pod.del(&with(config.clone(), json!({ "prevResult": result })));
         assert!(!is_attached(&pod));
         assert!(is_attached(&other));
-        other.check(&config, &result).ok();
+        other.check_result(&config, &result).ok();
         // The path may lead to another container by now, whose address is not leased to this one.
-        let moved = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: other.netns.clone() };
+        let moved = Pod { netns: other.netns.clone(), ..pod.clone() };
         moved.del(&with(config.clone(), json!({ "prevResult": null })));
         assert!(is_attached(&other));
         other.del(&with(config, json!({ "prevResult": result })));
@@ -128,7 +118,7 @@ fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
 /// Attaches a container as an earlier version did, whose aliases started with another word, and whose spoof check had chains.
 fn add_with_old_alias(pod: &Pod<'_>, config: &Value) -> Value {
     let result = pod.add(config);
-    let (port, network) = (pod.port(&result), config["name"].as_str().unwrap());
+    let (port, network) = (host_veth(&result), config["name"].as_str().unwrap());
     pod.lab.sh(&format!("ip link set {port} alias \"cni0 {network} {} {}\"", pod.id, pod.ifname));
     if config["macspoofchk"] == true {
         check_by_chains(pod, &result);
@@ -160,7 +150,7 @@ fn del_removes_attachments_of_an_earlier_version() {
         let results = kept.map(|(pod, config)| add_with_old_alias(pod, config));
 
         // By now, the name of the host veth in a previous result may belong to another container.
-        let port = neighbour.port(&results[0]);
+        let port = host_veth(&results[0]);
         result["interfaces"][1]["name"] = json!(port);
         let mut given = config.clone();
         given["prevResult"] = result;
@@ -168,7 +158,7 @@ fn del_removes_attachments_of_an_earlier_version() {
         without.del(&config);
         assert!(!is_attached(&with_result) && !is_attached(&without));
         for ((pod, config), result) in kept.iter().zip(&results) {
-            pod.check(config, result).ok();
+            pod.check_result(config, result).ok();
             pod.del(config);
         }
         assert_clean(lab);
@@ -182,11 +172,11 @@ fn del_keeps_the_other_attachment_of_an_earlier_version() {
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let first = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = add_with_old_alias(&first, &config);
-    let second = Pod { lab, id: first.id.clone(), ifname: "eth1".to_owned(), netns: first.netns.clone() };
+    let second = first.interface("eth1", &[]);
     second.answer(json!({ "ips": [{ "address": "10.1.0.3/24" }] }));
     add_with_old_alias(&second, &config);
     second.del(&config);
-    first.check(&config, &result).ok();
+    first.check_result(&config, &result).ok();
     first.del(&config);
     assert_clean(lab);
 }
@@ -209,8 +199,8 @@ fn gc_removes_attachments_of_an_earlier_version() {
     gc["cni.dev/valid-attachments"] = json!([{ "containerID": "alive", "ifname": "eth0" }]);
     lab.plugin("bridge", "GC").stdin(gc.to_string()).run().ok();
     assert!(!is_attached(&pods[1]));
-    pods[0].check(&config, &alive).ok();
-    pods[2].check(&other, &foreign).ok();
+    pods[0].check_result(&config, &alive).ok();
+    pods[2].check_result(&other, &foreign).ok();
 }
 
 /// The DEL of an attachment of an earlier version was lost. Its chains go with the next ADD, unless their port is that of a live
@@ -221,20 +211,20 @@ fn an_add_replaces_the_chains_of_an_earlier_version() {
     let config = layer3(json!({ "macspoofchk": true }));
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     let result = add_with_old_alias(&pod, &config);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     let other = with(config.clone(), json!({ "name": "net2", "bridge": "br2" }));
-    let again = Pod { lab, id: "a".into(), ifname: "eth0".into(), netns: lab.netns("again") };
+    let again = Pod { netns: lab.netns("again"), ..pod.clone() };
     let error = again.call("ADD", &config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("has a spoof check"), "{error}");
     let second = again.add(&other);
-    pod.check(&config, &result).ok();
-    again.check(&other, &second).ok();
+    pod.check_result(&config, &result).ok();
+    again.check_result(&other, &second).ok();
     again.del(&other);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
 
-    lab.sh(&format!("ip link del {}", pod.port(&result)));
+    lab.sh(&format!("ip link del {}", host_veth(&result)));
     let result = pod.add(&config);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     assert!(!lab.sh("nft list ruleset").contains("cni-br-iface"));
     pod.del(&config);
     assert_clean(lab);
@@ -281,7 +271,7 @@ fn both_work_side_by_side_on_one_bridge() {
         .map(|(n, pod)| if n % 2 == 0 { theirs(pod, "ADD", config).ok() } else { pod.add(config) })
         .collect();
     for (n, (pod, result)) in pods.iter().zip(&results).enumerate() {
-        pod.check(config, result).ok();
+        pod.check_result(config, result).ok();
         check_theirs(pod, config, result);
         if n % 3 == 0 {
             theirs(pod, "DEL", config).ok()

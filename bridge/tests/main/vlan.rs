@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 use testing::fault::{Effect, inject};
 use testing::packets::{assert_nothing_arrives, send, udp};
-use testing::{Lab, skip};
+use testing::{Lab, Pod, skip};
 
-use crate::pod::{Pod, assert_clean, layer2, layer3};
+use crate::pod::{assert_clean, host_veth, layer2, layer3};
 use crate::stale::{collect, global_addresses, network};
 
 /// Returns whether this kernel can filter VLANs. Leaves nothing behind.
@@ -80,8 +80,8 @@ fn vlans_are_separated() {
             let config = layer2(json!({ "vlan": vlan }));
             let result = pod.add(&config);
             pod.sh(&format!("ip address add {ip} dev eth0"));
-            pod.check(&config, &result).ok();
-            assert_eq!(vlans(lab, &pod.port(&result)), [format!("{vlan}*")]);
+            pod.check_result(&config, &result).ok();
+            assert_eq!(vlans(lab, &host_veth(&result)), [format!("{vlan}*")]);
             pod
         });
     let [a, b, c] = &pods;
@@ -105,8 +105,8 @@ fn a_trunk_carries_tagged_frames() {
     let trunk = Pod::new(lab, "trunk");
     let config = layer2(json!({ "vlanTrunk": [{ "id": 100 }, { "minID": 200, "maxID": 202 }] }));
     let result = trunk.add(&config);
-    assert_eq!(vlans(lab, &trunk.port(&result)), ["1*", "100", "200-202"]);
-    trunk.check(&config, &result).ok();
+    assert_eq!(vlans(lab, &host_veth(&result)), ["1*", "100", "200-202"]);
+    trunk.check_result(&config, &result).ok();
     for (id, ip) in [(100, "10.1.0.3/24"), (101, "10.2.0.3/24")] {
         trunk.sh(&format!(
             "ip link add link eth0 name eth0.{id} type vlan id {id}; ip address add {ip} dev eth0.{id}; ip link set eth0.{id} up"
@@ -121,9 +121,9 @@ fn a_trunk_carries_tagged_frames() {
     let whole = Pod::new(lab, "whole");
     let result = whole
         .add(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "minID": 1, "maxID": 4094 }], "preserveDefaultVlan": true })));
-    assert_eq!(vlans(lab, &whole.port(&result)), ["1-6", "7*", "8-4094"]);
-    lab.sh(&format!("bridge vlan del dev {} vid 4000", whole.port(&result)));
-    let error = whole.check(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &result).error(999);
+    assert_eq!(vlans(lab, &host_veth(&result)), ["1-6", "7*", "8-4094"]);
+    lab.sh(&format!("bridge vlan del dev {} vid 4000", host_veth(&result)));
+    let error = whole.check_result(&layer2(json!({ "vlan": 7, "vlanTrunk": [{ "id": 4000 }] })), &result).error(999);
     assert!(error["msg"].as_str().unwrap().contains("VLAN 4000 tagged"), "{error}");
 }
 
@@ -138,7 +138,7 @@ fn the_default_vlan_stays_only_if_configured() {
     plain.add(&layer3(json!({})));
     let kept = Pod::new(lab, "kept");
     let result = kept.add(&layer2(json!({ "vlan": 100, "preserveDefaultVlan": true })));
-    assert_eq!(vlans(lab, &kept.port(&result)), ["1", "100*"]);
+    assert_eq!(vlans(lab, &host_veth(&result)), ["1", "100*"]);
     assert_eq!(lab.ip("link show br0")[0]["linkinfo"]["info_data"]["vlan_filtering"], 1);
     assert!(send(&plain.udp("0.0.0.0"), &udp(None, "0.0.0.0", 0), "10.1.0.1").is_some());
 }
@@ -159,7 +159,7 @@ fn a_vlan_has_a_gateway_of_its_own() {
         let result = pod.add(&config);
         assert_eq!(result["interfaces"][3]["name"], "br0.100", "{result}");
         assert_eq!(result["interfaces"][3]["mac"], lab.ip("link show br0.100")[0]["address"]);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         for (any, gateway) in [("0.0.0.0", "10.1.0.1"), ("::", "fd01::1")] {
             assert!(send(&pod.udp(any), &udp(None, any, 0), gateway).is_some(), "{gateway}");
         }
@@ -186,10 +186,10 @@ fn the_next_add_completes_a_gateway_whose_add_was_killed() {
         unfinished += usize::from(!gateway.is_empty() && !gateway.contains(",LOWER_UP"));
         pod.del(&config);
         let result = pod.add(&config);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         assert!(send(&pod.udp("0.0.0.0"), &udp(None, "0.0.0.0", 0), "10.1.0.1").is_some(), "after kill {n}");
         lab.sh("ip link set $(ip -o link show br0.100 | sed 's/.*@\\([^:]*\\):.*/\\1/') down");
-        let error = pod.check(&config, &result).error(999);
+        let error = pod.check_result(&config, &result).error(999);
         assert!(error["msg"].as_str().unwrap().contains("of the VLAN's gateway \"br0.100\" is down"), "{error}");
         pod.del(&config);
         lab.sh("ip link del br0.100; ip link del br0");

@@ -76,3 +76,28 @@ pub fn inject_everywhere(
     }
     failures
 }
+
+/// Kills each call that `prepare` returns at one of the system calls `names` in turn. Then `verify` gets the place, such as
+/// `sendto 3`; after the last one of a name, the call has succeeded. Returns how many calls were killed.
+#[track_caller]
+pub fn kill_everywhere(
+    lab: &Lab,
+    names: &[&str],
+    mut prepare: impl FnMut() -> Process,
+    mut verify: impl FnMut(&str),
+) -> usize {
+    let mut killed = 0;
+    for name in names {
+        for n in 1.. {
+            let effect = inject(lab, prepare(), name, n, "signal=KILL");
+            eprintln!("{name} {n}: {effect:?}");
+            verify(&format!("{name} {n}"));
+            if effect == Effect::NotReached {
+                break;
+            }
+            killed += 1;
+            assert!(n < 200, "{name} is called without end");
+        }
+    }
+    killed
+}

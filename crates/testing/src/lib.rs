@@ -29,6 +29,8 @@ pub mod packets;
 pub mod parallel;
 mod pod;
 mod process;
+mod scripted;
+pub mod suite;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -48,6 +50,7 @@ use linux::process::build_id;
 
 pub use pod::Pod;
 pub use process::{Outcome, Process};
+pub use scripted::Scripted;
 
 /// Returns the names of all plugins, which are those of the crates in the table of `cni0`. Reads the table's text, because
 /// this crate cannot depend on plugins, whose tests depend on it.
@@ -341,11 +344,14 @@ pub fn skip(test: &str, why: &str) {
 /// Returns a plugin of the reference; skips the test if it is not installed.
 pub fn reference(plugin: &str, test: &str) -> Option<PathBuf> {
     let path = Path::new(REFERENCE).join(plugin);
-    if !path.exists() {
-        skip(test, "the reference is missing (apt-get install containernetworking-plugins)");
-        return None;
+    if path.exists() {
+        return Some(path);
     }
-    Some(path)
+    match Path::new(REFERENCE).exists() {
+        true => skip(test, &format!("the installed version of the reference has no {plugin}")),
+        false => skip(test, "the reference is missing (apt-get install containernetworking-plugins)"),
+    }
+    None
 }
 
 #[cfg(test)]

@@ -1,11 +1,13 @@
-//! Containers with one interface, for which tests call chained plugins.
+//! Containers with one interface, for which tests call plugins.
 
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::packets::Client;
-use crate::{Lab, Outcome, Process, REFERENCE};
+use crate::config::with;
+use crate::packets::{Client, udp};
+use crate::{Lab, Outcome, Process, REFERENCE, Scripted};
 
 /// A container with one interface.
 #[derive(Clone, Debug)]
@@ -28,9 +30,29 @@ pub struct Pod<'a> {
     pub ips: Vec<String>,
     /// The result of `bridge`, if it attached the container.
     pub attached: Option<Value>,
+    /// Whether calls have a previous result of the fields above, as those of chained plugins have.
+    pub chained: bool,
 }
 
 impl<'a> Pod<'a> {
+    /// Creates a container without interfaces, for a plugin that creates one.
+    pub fn new(lab: &'a Lab, id: &str) -> Pod<'a> {
+        Pod { netns: lab.netns(id), chained: false, ..Pod::absent(lab, id, &[]) }
+    }
+
+    /// Creates the same, for which the [scripted](Scripted) IPAM plugin returns `ips`.
+    pub fn with_ips(lab: &'a Lab, id: &str, ips: &[&str]) -> Pod<'a> {
+        let pod = Pod::new(lab, id);
+        let ips: Vec<_> = ips.iter().map(|ip| json!({ "address": ip })).collect();
+        pod.answer(json!({ "ips": ips }));
+        pod
+    }
+
+    /// Sets the result of the scripted IPAM plugin for this container.
+    pub fn answer(&self, result: Value) {
+        Scripted::of(self.lab).answer_for(&self.id, result);
+    }
+
     /// Creates a pod that exists only in the previous result.
     pub fn absent(lab: &'a Lab, id: &str, ips: &[&str]) -> Pod<'a> {
         Pod {
@@ -43,6 +65,7 @@ impl<'a> Pod<'a> {
             mac: None,
             ips: ips.iter().map(|ip| (*ip).to_owned()).collect(),
             attached: None,
+            chained: true,
         }
     }
 
@@ -58,7 +81,7 @@ impl<'a> Pod<'a> {
     pub fn attached(lab: &'a Lab, id: &str, config: &Value) -> Pod<'a> {
         lab.netns(id);
         let pod = Pod::absent(lab, id, &[]);
-        let result = pod.process(&lab.bin().join("bridge"), "ADD").stdin(config.to_string()).run().ok();
+        let result = Pod { chained: false, ..pod.clone() }.add(config);
         let text = |value: &Value| value.as_str().unwrap().to_owned();
         let name = |index: usize| text(&result["interfaces"][index]["name"]);
         let ips = result["ips"].as_array().into_iter().flatten().map(|ip| text(&ip["address"])).collect();
@@ -145,7 +168,7 @@ impl<'a> Pod<'a> {
         self.call_in(&self.lab.bin(), command, config)
     }
 
-    /// Prepares the same call of the reference's plugin.
+    /// Prepares the same call of the reference's plugin, which delegates to others of the reference.
     #[track_caller]
     pub fn call_reference(&self, command: &str, config: &Value) -> Process {
         self.call_in(Path::new(REFERENCE), command, config)
@@ -154,16 +177,12 @@ impl<'a> Pod<'a> {
     #[track_caller]
     fn call_in(&self, dir: &Path, command: &str, config: &Value) -> Process {
         let mut config = config.clone();
-        if config.get("prevResult").is_none() {
+        if self.chained && config.get("prevResult").is_none() {
             config["prevResult"] = self.result(config["cniVersion"].as_str().unwrap());
         }
         let program = dir.join(config["type"].as_str().unwrap());
-        self.process(&program, command).stdin(config.to_string())
-    }
-
-    fn process(&self, program: &Path, command: &str) -> Process {
-        let process = Process::plugin(program, command).env("CNI_PATH", self.lab.bin());
-        process.attachment(&self.id, &self.ifname, &self.netns)
+        let call = Process::plugin(&program, command).env("CNI_PATH", dir);
+        call.attachment(&self.id, &self.ifname, &self.netns).stdin(config.to_string())
     }
 
     /// Calls ADD, which must succeed, and returns its result.
@@ -172,15 +191,20 @@ impl<'a> Pod<'a> {
         self.call("ADD", config).run().ok()
     }
 
-    /// Calls DEL, which must succeed.
+    /// Calls DEL, which must succeed without a result.
     #[track_caller]
     pub fn del(&self, config: &Value) {
-        self.call("DEL", config).run().ok();
+        assert_eq!(self.call("DEL", config).run().ok(), Value::Null);
     }
 
     /// Calls CHECK.
     pub fn check(&self, config: &Value) -> Outcome {
         self.call("CHECK", config).run()
+    }
+
+    /// Calls CHECK with the result of ADD.
+    pub fn check_result(&self, config: &Value, result: &Value) -> Outcome {
+        self.check(&with(config.clone(), json!({ "prevResult": result })))
     }
 
     /// Returns a client in the pod's namespace.
@@ -198,5 +222,15 @@ impl<'a> Pod<'a> {
     /// Runs a shell command in the pod's namespace.
     pub fn sh(&self, command: &str) -> String {
         self.lab.sh(&format!("nsenter --net={} sh -ec '{command}'", self.netns.display()))
+    }
+
+    /// Returns the output of `ip -j -d ARGUMENTS` in the pod's namespace.
+    pub fn ip(&self, arguments: &str) -> Value {
+        serde_json::from_str(&self.sh(&format!("ip -j -d {arguments}"))).unwrap_or(Value::Null)
+    }
+
+    /// Opens a UDP socket in the pod's namespace, with any port.
+    pub fn udp(&self, ip: &str) -> UdpSocket {
+        udp(Some(&self.netns), ip, 0)
     }
 }

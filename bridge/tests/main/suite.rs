@@ -1,0 +1,15 @@
+//! What every plugin that creates an interface must do.
+
+use serde_json::json;
+use testing::suite::Damage;
+
+testing::interface_suite! {
+    plugin: "bridge",
+    prepare: "",
+    link: "type veth",
+    keys: |_| json!({ "bridge": "br0", "isDefaultGateway": true, "ipMasq": true, "macspoofchk": true }),
+    reference_keys: |_| json!({ "bridge": "br0", "isDefaultGateway": true, "ipMasq": true, "ipMasqBackend": "iptables" }),
+    needs_ipam: false,
+    host_side: true,
+    damages: Damage::ALL,
+}
