@@ -7,7 +7,7 @@ use std::path::Path;
 
 use cni::{Code, Context, Error, Result};
 
-use crate::pattern::{Mistake, Pattern};
+use crate::pattern::Pattern;
 use crate::sysctl::Sysctl;
 
 /// The file. If it does not exist, all sysctls below `net` are allowed.
@@ -61,16 +61,11 @@ impl AllowList {
     fn parse(content: &[u8]) -> Result<AllowList> {
         let mut patterns = Vec::new();
         for (number, line) in (1..).zip(content.split(|byte| *byte == b'\n')) {
-            let refuse = |mistake: &dyn std::fmt::Display| {
-                Err(Error::new(Code::CONFIG, format!("line {number}: {mistake}")).details(SYNTAX_HINT))
-            };
-            let Ok(line) = std::str::from_utf8(line) else { return refuse(&"not UTF-8") };
-            match line.trim() {
-                "" => {}
-                line => match Pattern::parse(line) {
-                    Ok(pattern) => patterns.push(pattern),
-                    Err(mistake @ Mistake { .. }) => return refuse(&mistake),
-                },
+            let refuse =
+                |mistake: &str| Error::new(Code::CONFIG, format!("line {number}: {mistake}")).details(SYNTAX_HINT);
+            let line = std::str::from_utf8(line).map_err(|_| refuse("not UTF-8"))?.trim();
+            if !line.is_empty() {
+                patterns.push(Pattern::parse(line).map_err(|mistake| refuse(&mistake))?);
             }
         }
         Ok(AllowList(patterns))

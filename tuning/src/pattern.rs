@@ -1,263 +1,200 @@
-//! Regular expressions of the allow-list: the part of Go's syntax that such lists use, matched in linear time.
+//! Regular expressions of the allow-list: what the syntax of Go and that of `regex-lite` have in common.
 //!
-//! A pattern is compiled to a program, and all states that the program can be in are simulated at once. So the time for a
-//! text is at most its length times the size of the program, whatever the pattern is. `syntax` parses the text of a pattern.
+//! `regex-lite` matches in linear time. `Scanner` rejects what it accepts and Go rejects, or gives another meaning.
 
-mod syntax;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
+use std::iter::Peekable;
+use std::str::Chars;
 
-use syntax::{Node, Tree};
+use regex_lite::{Regex, RegexBuilder};
 
 /// The greatest length of a pattern in characters.
 const MAX_LENGTH: usize = 1000;
-/// The greatest number of instructions. `(a{100}){100}` is a short text for a large program.
-const MAX_SIZE: usize = 10_000;
-const TOO_LARGE: &str = "the repetitions make the pattern too large";
+/// The greatest number of groups. The memory for a search is the number of groups times the size of the compiled pattern.
+const MAX_GROUPS: usize = 100;
+/// The greatest size of a compiled pattern in bytes. `(a{10}b{100}){10}` is a short text for a large one.
+const MAX_SIZE: usize = 256 << 10;
+/// The greatest count of a repetition, as in Go, also if repetitions are nested.
+const MAX_REPEAT: u32 = 1000;
 
 /// A regular expression.
 #[derive(Debug)]
-pub(crate) struct Pattern {
-    program: Vec<Instruction>,
-    sets: Vec<CharSet>,
-}
-
-/// Why a text is not a pattern.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Mistake(String);
-
-impl fmt::Display for Mistake {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-/// Returns the error for a text that is not a pattern, or not one that is supported here.
-fn flaw<T>(what: impl Into<String>) -> Result<T, Mistake> {
-    Err(Mistake(what.into()))
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Instruction {
-    /// Continues with the next instruction after a character of this set.
-    Char(usize),
-    /// Continues with the next instruction if the position is right.
-    Assert(Assertion),
-    /// Continues with both instructions.
-    Split(usize, usize),
-    /// Continues with this instruction.
-    Jump(usize),
-    Match,
-}
-
-/// A condition on a position between two characters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Assertion {
-    Start,
-    End,
-    WordBoundary,
-    NoWordBoundary,
-}
-
-impl Assertion {
-    fn holds(self, before: Option<char>, after: Option<char>) -> bool {
-        let is_word = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_');
-        match self {
-            Assertion::Start => before.is_none(),
-            Assertion::End => after.is_none(),
-            Assertion::WordBoundary => is_word(before) != is_word(after),
-            Assertion::NoWordBoundary => is_word(before) == is_word(after),
-        }
-    }
-}
-
-/// A set of characters.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct CharSet {
-    ranges: Vec<(char, char)>,
-    /// Whether the set has all other characters instead.
-    negated: bool,
-    /// Whether the set has the characters in both letter cases.
-    fold: bool,
-}
-
-impl CharSet {
-    fn contains(&self, c: char) -> bool {
-        let listed = |c: char| self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&c));
-        let found = listed(c) || (self.fold && (c.to_lowercase().any(listed) || c.to_uppercase().any(listed)));
-        found != self.negated
-    }
-}
+pub(crate) struct Pattern(Regex);
 
 impl Pattern {
-    /// Parses a regular expression.
-    pub(crate) fn parse(text: &str) -> Result<Pattern, Mistake> {
+    /// Parses a regular expression. The error says why it is not one, or not one that is supported here.
+    pub(crate) fn parse(text: &str) -> Result<Pattern, String> {
         if text.chars().nth(MAX_LENGTH).is_some() {
             return flaw(format!("a pattern has at most {MAX_LENGTH} characters"));
         }
-        let Tree { root, sets } = syntax::parse(text)?;
-        let mut compiler = Compiler { program: Vec::new(), steps: 0 };
-        compiler.add(&root)?;
-        compiler.program.push(Instruction::Match);
-        Ok(Pattern { program: compiler.program, sets })
+        let regex = Scanner::new(text)
+            .scan()
+            .and_then(|()| RegexBuilder::new(text).size_limit(MAX_SIZE).build().map_err(|error| error.to_string()));
+        regex.map(Pattern).map_err(|reason| format!("pattern {text:?}: {reason}"))
     }
 
     /// Returns whether the pattern matches any part of the text.
     pub(crate) fn matches(&self, text: &str) -> bool {
-        let (mut now, mut next) = (States::new(self), States::new(self));
-        let mut before = None;
-        let mut rest = text.chars();
+        self.0.is_match(text)
+    }
+}
+
+fn flaw<T>(what: impl Into<String>) -> Result<T, String> {
+    Err(what.into())
+}
+
+/// Reads a pattern without a tree. What both engines reject is left to `regex-lite`.
+struct Scanner<'a> {
+    rest: Peekable<Chars<'a>>,
+    /// Whether the letter case is ignored anywhere in the pattern.
+    ignores_case: bool,
+    /// Whether the engines disagree about the pattern if it ignores the letter case.
+    needs_case: bool,
+}
+
+impl<'a> Scanner<'a> {
+    fn new(text: &'a str) -> Scanner<'a> {
+        Scanner { rest: text.chars().peekable(), ignores_case: false, needs_case: false }
+    }
+
+    fn scan(mut self) -> Result<(), String> {
+        self.needs_case = !self.rest.clone().all(|c| c.is_ascii());
+        // For each open group, and for the item before the current position: how often its content is repeated at most.
+        let (mut open, mut item) = (vec![1], 1);
+        let (mut groups, mut is_repeated) = (0, false);
+        while let Some(c) = self.rest.next() {
+            match c {
+                '(' if self.rest.peek() == Some(&'?') && self.flags()? => continue,
+                '*' | '+' | '?' | '{' if is_repeated => return flaw("a repetition follows another"),
+                '*' | '+' | '?' | '{' => {
+                    item *= if c == '{' { self.count()? } else { 1 };
+                    self.rest.next_if_eq(&'?'); // whether few or many are preferred
+                    if item > MAX_REPEAT {
+                        return flaw(format!("nested repetitions have more than {MAX_REPEAT} in total"));
+                    }
+                }
+                '(' => {
+                    groups += 1;
+                    open.push(1);
+                }
+                ')' => item = open.pop().unwrap_or(1),
+                _ => {
+                    item = 1;
+                    match c {
+                        '\\' => self.escape()?,
+                        '[' => self.class()?,
+                        _ => {}
+                    }
+                }
+            }
+            is_repeated = matches!(c, '*' | '+' | '?' | '{');
+            if let Some(group) = open.last_mut().filter(|_| c != '(') {
+                *group = item.max(*group);
+            }
+        }
+        if groups > MAX_GROUPS {
+            return flaw(format!("a pattern has at most {MAX_GROUPS} groups"));
+        }
+        if self.ignores_case && self.needs_case {
+            return flaw("the flag i is supported only for ASCII, and not with \\x or [:^lower:] or [:^upper:]");
+        }
+        Ok(())
+    }
+
+    /// Reads the flags of a group from its `?` on. Returns whether there are only flags, without a group.
+    fn flags(&mut self) -> Result<bool, String> {
+        self.rest.next();
         loop {
-            // A match may begin at every position.
-            let at = rest.clone().next();
-            if now.enter(self, 0, before, at) {
-                return true;
-            }
-            let Some(c) = rest.next() else { return false };
-            let after = rest.clone().next();
-            next.clear();
-            for state in &now.waiting {
-                let Some(Instruction::Char(set)) = self.program.get(*state) else { continue };
-                let passes = self.sets.get(*set).is_some_and(|set| set.contains(c));
-                if passes && next.enter(self, state + 1, Some(c), after) {
-                    return true;
-                }
-            }
-            std::mem::swap(&mut now, &mut next);
-            before = Some(c);
-        }
-    }
-
-    /// Returns the number of instructions.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn size(&self) -> usize {
-        self.program.len()
-    }
-}
-
-/// The states of a program at one position of the text.
-struct States {
-    /// Which instructions were reached.
-    reached: Vec<bool>,
-    /// The instructions that wait for a character.
-    waiting: Vec<usize>,
-    /// Instructions to follow.
-    pending: Vec<usize>,
-}
-
-impl States {
-    fn new(pattern: &Pattern) -> States {
-        States { reached: vec![false; pattern.program.len()], waiting: Vec::new(), pending: Vec::new() }
-    }
-
-    fn clear(&mut self) {
-        self.reached.fill(false);
-        self.waiting.clear();
-    }
-
-    /// Adds an instruction and all that follow from it without a character. Returns whether the pattern matches.
-    fn enter(&mut self, pattern: &Pattern, start: usize, before: Option<char>, after: Option<char>) -> bool {
-        self.pending.push(start);
-        while let Some(state) = self.pending.pop() {
-            match self.reached.get_mut(state) {
-                Some(reached) if !*reached => *reached = true,
-                _ => continue,
-            }
-            match pattern.program.get(state) {
-                Some(Instruction::Char(_)) => self.waiting.push(state),
-                Some(Instruction::Assert(assertion)) if assertion.holds(before, after) => self.pending.push(state + 1),
-                Some(Instruction::Split(one, other)) => self.pending.extend([*one, *other]),
-                Some(Instruction::Jump(to)) => self.pending.push(*to),
-                Some(Instruction::Match) => return true,
-                Some(Instruction::Assert(_)) | None => {}
-            }
-        }
-        false
-    }
-}
-
-/// Translates a tree to a program.
-struct Compiler {
-    program: Vec<Instruction>,
-    /// The number of nodes that were translated, because some have no instruction.
-    steps: usize,
-}
-
-impl Compiler {
-    fn add(&mut self, node: &Node) -> Result<(), Mistake> {
-        self.steps += 1;
-        if self.steps > 4 * MAX_SIZE {
-            return flaw(TOO_LARGE);
-        }
-        match node {
-            Node::Char(set) => self.push(Instruction::Char(*set)).map(drop),
-            Node::Assert(assertion) => self.push(Instruction::Assert(*assertion)).map(drop),
-            Node::Concat(nodes) => nodes.iter().try_for_each(|node| self.add(node)),
-            Node::Alternate(nodes) => self.alternate(nodes),
-            Node::Repeat { node, min, max } => {
-                for _ in 0..*min {
-                    self.add(node)?;
-                }
-                match max {
-                    None => self.star(node),
-                    Some(max) => self.optional(node, max.saturating_sub(*min)),
+            match self.rest.next() {
+                Some('i') => self.ignores_case = true,
+                Some('m' | 's' | 'U' | '-') => {}
+                Some(':') => return Ok(false),
+                Some(')') => return Ok(true),
+                Some('P' | '<') => return flaw("names of groups are not supported: write (?:…)"),
+                other => {
+                    let other: String = other.into_iter().collect();
+                    return flaw(format!("the flag {other:?} of a group is not supported"));
                 }
             }
         }
     }
 
-    /// Adds an instruction and returns its place.
-    fn push(&mut self, instruction: Instruction) -> Result<usize, Mistake> {
-        if self.program.len() >= MAX_SIZE {
-            return flaw(TOO_LARGE);
+    /// Reads `2}`, `2,}` or `2,5}`, and returns the greatest number.
+    fn count(&mut self) -> Result<u32, String> {
+        let min = self.number();
+        let max = match self.rest.next_if_eq(&',') {
+            Some(_) if self.rest.peek() == Some(&'}') => min.map(|min| min.max(1)),
+            Some(_) => self.number(),
+            None => min,
+        };
+        match (min, max, self.rest.next()) {
+            (Some(min), Some(max), Some('}')) if min.max(max) <= MAX_REPEAT => Ok(max),
+            _ => flaw(format!(
+                "braces have counts of at most {MAX_REPEAT}, without spaces or leading zeros: escape other braces"
+            )),
         }
-        self.program.push(instruction);
-        Ok(self.program.len() - 1)
     }
 
-    fn set(&mut self, place: usize, instruction: Instruction) {
-        if let Some(found) = self.program.get_mut(place) {
-            *found = instruction;
+    /// Reads a decimal number. Go takes a repetition with a leading zero for literal text.
+    fn number(&mut self) -> Option<u32> {
+        let mut digits = String::new();
+        while let Some(digit) = self.rest.next_if(char::is_ascii_digit) {
+            digits.push(digit);
         }
+        digits.parse().ok().filter(|_| digits == "0" || !digits.starts_with('0'))
     }
 
-    fn alternate(&mut self, nodes: &[Node]) -> Result<(), Mistake> {
-        let mut ends = Vec::new();
-        let Some((last, others)) = nodes.split_last() else { return Ok(()) };
-        for node in others {
-            let split = self.push(Instruction::Match)?;
-            self.add(node)?;
-            ends.push(self.push(Instruction::Match)?);
-            self.set(split, Instruction::Split(split + 1, self.program.len()));
-        }
-        self.add(last)?;
-        for end in ends {
-            self.set(end, Instruction::Jump(self.program.len()));
+    /// Reads an escape after its backslash.
+    fn escape(&mut self) -> Result<(), String> {
+        match self.rest.next() {
+            // The beginning and the end of a word in `regex-lite`, characters in Go; numbers of characters, unknown to Go.
+            Some(c @ ('<' | '>' | 'u' | 'U')) => {
+                return flaw(format!("the escape {:?} is not supported", format!("\\{c}")));
+            }
+            Some('x') => {
+                self.needs_case = true;
+                if self.rest.next_if_eq(&'{').is_some() {
+                    self.rest.by_ref().find(|c| *c == '}');
+                }
+            }
+            _ => {}
         }
         Ok(())
     }
 
-    /// Adds any number of repetitions.
-    fn star(&mut self, node: &Node) -> Result<(), Mistake> {
-        let split = self.push(Instruction::Match)?;
-        self.add(node)?;
-        self.push(Instruction::Jump(split))?;
-        self.set(split, Instruction::Split(split + 1, self.program.len()));
+    /// Reads a class after its opening bracket.
+    fn class(&mut self) -> Result<(), String> {
+        self.rest.next_if_eq(&'^');
+        let is_special = self.rest.next_if(|c| matches!(c, ']' | '-')).is_some();
+        if is_special && self.rest.peek() == Some(&'-') {
+            return flaw("a class begins with ]- or --: escape the first character");
+        }
+        // Whether the next character is the end of a range.
+        let mut ends_range = false;
+        while let Some(c) = self.rest.next() {
+            match c {
+                ']' => break,
+                '[' if ends_range || self.rest.peek() != Some(&':') => return flaw("a class has [: write \\["),
+                '[' => self.named_class(),
+                '\\' => self.escape()?,
+                _ => {}
+            }
+            let mut ahead = self.rest.clone();
+            let is_range = ahead.next() == Some('-') && ahead.next().is_some_and(|c| c != ']');
+            ends_range = is_range && !ends_range && c != '[';
+            if ends_range {
+                self.rest.next();
+            }
+        }
         Ok(())
     }
 
-    /// Adds up to `count` repetitions.
-    fn optional(&mut self, node: &Node, count: u32) -> Result<(), Mistake> {
-        let mut splits = Vec::new();
-        for _ in 0..count {
-            splits.push(self.push(Instruction::Match)?);
-            self.add(node)?;
-        }
-        for split in splits {
-            self.set(split, Instruction::Split(split + 1, self.program.len()));
-        }
-        Ok(())
+    /// Reads a class such as `[:alnum:]` after its first bracket.
+    fn named_class(&mut self) {
+        let name: String = self.rest.by_ref().take_while(|c| *c != ']').collect();
+        // `regex-lite` ignores the case only after it has taken all other characters.
+        self.needs_case |= matches!(name.as_str(), ":^lower:" | ":^upper:");
     }
 }

@@ -6,7 +6,6 @@
 //! adds the time and the process ID itself.
 
 mod daemon;
-mod logger;
 mod subject;
 mod summary;
 mod time;
@@ -17,15 +16,16 @@ use std::io::{self, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
+use env_logger::fmt::Formatter;
+use env_logger::{Builder, Target};
 use linux::log::warn;
-use log::LevelFilter;
+use log::{LevelFilter, Record};
 
 use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
 use daemon::{Daemon, Sender};
-use logger::{Logger, Output};
 
 pub(crate) use subject::Subject;
 pub(crate) use summary::Summary;
@@ -103,14 +103,16 @@ impl LogSettings {
     /// Starts the log for the call of `subject`. Returns its summary, which logs the outcome.
     pub(crate) fn start(mut self, subject: impl FnOnce() -> Subject) -> Summary {
         let opened = match self.destination {
-            _ if self.level == LevelFilter::Off => Ok(Output::Stderr),
-            Destination::Stderr => Ok(Output::Stderr),
-            Destination::File(path) => open(&path).map(Output::File),
-            Destination::Daemon(daemon) => Sender::connect(daemon).map(Output::Daemon),
+            _ if self.level == LevelFilter::Off => Ok((Target::Stderr, None)),
+            Destination::Stderr => Ok((Target::Stderr, None)),
+            Destination::File(path) => open(&path).map(|file| (Target::Pipe(Box::new(file)), None)),
+            Destination::Daemon(daemon) => {
+                Sender::connect(daemon).map(|sender| (Target::Pipe(Box::new(sender)), Some(daemon)))
+            }
         };
-        let output = opened.unwrap_or_else(|error| {
+        let (target, daemon) = opened.unwrap_or_else(|error| {
             self.warnings.push(format!("{error}; the log goes to stderr"));
-            Output::Stderr
+            (Target::Stderr, None)
         });
         if !self.warnings.is_empty() {
             self.level = self.level.max(LevelFilter::Warn);
@@ -118,10 +120,20 @@ impl LogSettings {
         if self.level == LevelFilter::Off {
             return Summary::default();
         }
-        let on_stderr = matches!(output, Output::Stderr) && self.level >= LevelFilter::Warn;
+        let on_stderr = matches!(target, Target::Stderr) && self.level >= LevelFilter::Warn;
         ON_STDERR.store(on_stderr, Ordering::Relaxed);
-        let began = Instant::now();
-        Logger { output, subject: subject(), began }.start(self.level);
+        let (subject, began) = (subject(), Instant::now());
+        let format = move |out: &mut Formatter, record: &Record<'_>| match daemon {
+            Some(daemon) => out.write_all(&daemon.datagram(&subject, record)),
+            None => {
+                let (now, process, since) = (utc(SystemTime::now()), std::process::id(), began.elapsed().as_micros());
+                let (level, plugin, message) = (record.level(), subject.plugin, record.args());
+                writeln!(out, "{now} [{process}] {since:>6}us {level:<5} {plugin} {subject}: {message}")
+            }
+        };
+        // Writes each record at once, so that lines of different processes do not mix. A record that cannot be written is
+        // lost. Fails if an earlier call in the same process has started a log, which continues.
+        let _ = Builder::new().filter_level(self.level).target(target).format(format).try_init();
         for warning in &self.warnings {
             warn!("{warning}");
         }

@@ -5,13 +5,12 @@
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use linux::unix::Datagrams;
 use log::{Level, Record};
 
 use super::Subject;
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Result};
 
 /// The largest datagram for syslog. Longer ones are cut, as daemons would do.
 const SYSLOG_LIMIT: usize = 8 << 10;
@@ -43,7 +42,7 @@ impl Daemon {
     }
 
     /// Formats a record as a datagram.
-    fn datagram(self, subject: &Subject, record: &Record<'_>) -> Vec<u8> {
+    pub(super) fn datagram(self, subject: &Subject, record: &Record<'_>) -> Vec<u8> {
         let message = format!("{subject}: {}", record.args());
         match self {
             Daemon::Journal => journal(subject, record.level(), &message),
@@ -101,13 +100,13 @@ fn syslog(subject: &Subject, level: Level, message: &str) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// A connection to a log daemon.
+/// A connection to a log daemon. Each write is a datagram.
 #[derive(Debug)]
 pub(super) struct Sender {
     daemon: Daemon,
     socket: Datagrams,
     /// Whether a message was lost.
-    has_lost: AtomicBool,
+    has_lost: bool,
 }
 
 impl Sender {
@@ -115,17 +114,10 @@ impl Sender {
     pub(super) fn connect(daemon: Daemon) -> Result<Sender> {
         let path = daemon.path();
         let socket = Datagrams::connect(Path::new(path)).context(|| format!("connect to the log daemon at {path}"))?;
-        Ok(Sender { daemon, socket, has_lost: AtomicBool::new(false) })
+        Ok(Sender { daemon, socket, has_lost: false })
     }
 
-    /// Sends a record as one message.
-    pub(super) fn send(&self, subject: &Subject, record: &Record<'_>) {
-        if let Err(error) = self.try_send(&self.daemon.datagram(subject, record)) {
-            self.report_lost(&error);
-        }
-    }
-
-    fn try_send(&self, message: &[u8]) -> Result<()> {
+    fn send(&self, message: &[u8]) -> Result<()> {
         match self.socket.send(message) {
             // journald accepts a file in place of a large datagram.
             Err(error) if error.errno() == Some(libc::EMSGSIZE) && self.daemon == Daemon::Journal => {
@@ -134,12 +126,21 @@ impl Sender {
             outcome => Ok(outcome?),
         }
     }
+}
 
+impl Write for Sender {
     /// Reports the first lost message on stderr. The next ones are probably lost for the same reason.
-    fn report_lost(&self, error: &Error) {
-        if !self.has_lost.swap(true, Ordering::Relaxed) {
+    fn write(&mut self, message: &[u8]) -> io::Result<usize> {
+        if let Err(error) = self.send(message)
+            && !std::mem::replace(&mut self.has_lost, true)
+        {
             let _ = writeln!(io::stderr(), "warning: send to the log daemon at {}: {error}", self.daemon.path());
         }
+        Ok(message.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
