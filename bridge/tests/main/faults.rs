@@ -12,7 +12,7 @@ fn everything() -> Value {
 
 #[test]
 fn del_of_a_failed_ipam_plugin_is_called_after_the_pair_is_gone() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         ipam_fails(lab, "ADD");
         let error = pod.call("ADD", &everything()).run().error(123);
@@ -167,7 +167,7 @@ fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)
 
 #[test]
 fn an_add_whose_result_cannot_be_written_is_rolled_back() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = everything();
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         let calls = later_calls(&pod, &config, "write");
