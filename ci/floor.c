@@ -1,27 +1,17 @@
-/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`, and of the
- * other plugins. ci/bench compiles it (no C library; system calls and netlink messages are coded by hand) and measures
- * how far the plugins are from it. It is a yardstick, not a plugin. Under the name of each plugin it supports ADD, DEL and
- * VERSION.
+/* The floor: the least that a program and the kernel can do for the end state of `bridge` with `host-local`. ci/bench compiles it
+ * (no C library; system calls and netlink messages are coded by hand) and measures how far the plugins are from it. It is a
+ * yardstick, not a plugin. Under both names it supports ADD, DEL and VERSION.
  *
  * Like the plugins, it reads its configuration, takes the next free address under the lock of the lease directory and
  * writes the lease and the pointer; creates the veth pair in its final place in one message, with one queue of each kind,
  * as a port of the bridge; sets it up, with addresses and default routes, and with the settings of the reference
  * (accept_dad, arp_notify; keep_addr_on_down and ndisc_notify with IPv6); makes sure that the gateway addresses exist;
- * adds the masquerade rule; prints the result. As portmap, it adds the attachment, its ports and its masquerade to the
- * sets of an existing table, in one datagram. As firewall, it appends the rules of the address to an existing chain, in
- * one datagram. As tuning, it writes the former MAC address to a file, sets net.core.somaxconn and the MAC address; DEL
- * restores the address. As bandwidth, it creates the ifb link, limits it and the host veth, and redirects to it what the host
- * veth receives; DEL deletes the link. As flannel, it reads the subnet file, writes its configuration to a file, and does
- * the work of bridge; DEL reads and removes the file. An error of the kernel ends it with status 1.
+ * adds the masquerade rule; prints the result. An error of the kernel ends it with status 1.
  *
  * It omits:
  * - JSON and validation of the input: its parameters are at the beginning of the configuration, as
  *   {"floor": "NETWORK BRIDGE N FLAGS", and the subnets are 10.N.0.0/16 and fd00:N::/64 (N in decimal, and for IPv6 the
- *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, c delegate of
- *   flannel (MTU 1450, a route to 10.0.0.0/8), t tuning with a sysctl and a MAC address, - none.
- *   As portmap, it publishes N ports from 20000 on for the ports from 30000 on of the first address in the previous result;
- *   as firewall, it accepts the traffic of that address; as bandwidth, it limits the link vethpod. The configuration ends
- *   with the previous result, which it prints unchanged.
+ *   same digits read as hexadecimal). FLAGS: 3 layer 3, d dual stack, h hairpin, m masquerade with nftables, - none
  * - rollback, timeouts and useful errors
  * - waiting until the port forwards and the addresses are reachable
  * - earlier leases of the same container, atomic creation of leases, the index: it tries one address after the other.
@@ -29,11 +19,7 @@
  * - the alias of the host veth, by which bridge finds it, and the hash at the beginning of rule comments
  * - reading back the objects that the kernel created: the link, its state, the bridge's addresses
  * - nftables table and chains, which ci/bench creates, and the lease directory; the search for rules of other
- *   implementations, for the same port in other tables, for the route to the container, and reading route_localnet
- * - the search for firewalld, for legacy tables of iptables, for rules of an earlier ADD and for an ingress policy
- * - the allow-list of sysctls, the announcement of the new MAC address, and the proof at DEL that it is the same interface
- * - the search for the host veth, for limits of an earlier ADD, and for filters of the deleted ifb link; its alias, and fair
- *   queues
+ *   implementations
  * - enabling IP forwarding, unless it creates the bridge; disable_ipv6
  * - VLANs, macspoofchk, iptables, CHECK, STATUS and GC
  */
@@ -44,14 +30,10 @@
 #include <linux/if_link.h>
 #include <linux/netfilter.h>
 #include <linux/netfilter/nf_tables.h>
-#include <linux/netfilter/nf_tables_compat.h>
 #include <linux/netfilter/nfnetlink.h>
 #include <linux/netlink.h>
-#include <linux/pkt_cls.h>
-#include <linux/pkt_sched.h>
 #include <linux/rtnetlink.h>
 #include <linux/sockios.h>
-#include <linux/tc_act/tc_mirred.h>
 #include <linux/veth.h>
 
 /* Constants that only the C library's headers define. */
@@ -168,7 +150,7 @@ static unsigned parse(const char **text, unsigned base)
 static char input[16384];
 static const char *network, *bridge, *ranges, *rest, *container, *ifname = "eth0", *netns;
 static unsigned subnet, subnet6;
-static int layer3, dual, hairpin, masquerade, cluster, tunes;
+static int layer3, dual, hairpin, masquerade;
 
 static void parameters(void)
 {
@@ -194,52 +176,8 @@ static void parameters(void)
         dual |= *at == 'd';
         hairpin |= *at == 'h';
         masquerade |= *at == 'm';
-        cluster |= *at == 'c';
-        tunes |= *at == 't';
     }
     rest = at + 1;
-}
-
-/* Returns what follows `key` in the configuration. */
-static const char *after(const char *key)
-{
-    for (const char *at = rest; *at; at++)
-        if (*at == '"' && starts(at, key))
-            return at + length(key);
-    end(1);
-}
-
-/* Returns the first address in the previous result, and its prefix length. */
-static unsigned container_ip(unsigned *prefix)
-{
-    const char *at = after("\"address\": \"");
-    unsigned ip = 0;
-    for (int i = 0; i < 4; i++, at++)
-        ip = ip << 8 | parse(&at, 10);
-    *prefix = parse(&at, 10);
-    return ip;
-}
-
-static void address_bytes(byte to[4], unsigned ip)
-{
-    for (int i = 0; i < 4; i++)
-        to[i] = (byte)(ip >> (24 - 8 * i));
-}
-
-/* The path of the file in which an ADD leaves something for its DEL. */
-static const char *state(void)
-{
-    static char path[256];
-    append(append(path, "/var/lib/cni/floor/"), container);
-    return path;
-}
-
-static void write_state(const void *what, long size) { put(must(file(AT_FDCWD, state(), O_WRONLY | O_CREAT)), what, size); }
-
-static void take_state(void *to, long size)
-{
-    must(get(must(file(AT_FDCWD, state(), O_RDONLY)), to, size));
-    must(ask(__NR_unlinkat, AT_FDCWD, (long)state(), 0, 0, 0, 0));
 }
 
 /* Leases. An address is represented by its last 16 bits; the subnet is fixed. */
@@ -410,14 +348,11 @@ static void address(int flags, int index, const byte ip[16], int family)
     done(new);
 }
 
-/* Adds a default route, or one to a network of IPv4 with 8 bits. */
-static void route(int flags, int index, const byte gateway[16], int family, const byte network[4])
+/* Adds a default route. */
+static void route(int flags, int index, const byte gateway[16], int family)
 {
-    byte bits = network ? 8 : 0;
-    struct rtmsg head = {(byte)family, bits, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, RT_SCOPE_UNIVERSE, RTN_UNICAST, 0};
+    struct rtmsg head = {(byte)family, 0, 0, 0, RT_TABLE_MAIN, RTPROT_BOOT, RT_SCOPE_UNIVERSE, RTN_UNICAST, 0};
     struct nlmsghdr *new = message(RTM_NEWROUTE, NLM_F_CREATE | NLM_F_EXCL | flags, &head, sizeof head);
-    if (network)
-        attribute(RTA_DST, network, 4);
     attribute(RTA_GATEWAY, gateway, family == INET ? 4 : 16);
     word(RTA_OIF, (unsigned)index);
     done(new);
@@ -434,27 +369,24 @@ static void set(const char *before, const char *name, const char *after, const c
 
 /* Masquerade: "source address, and destination not in the subnet: masquerade", like the reference's rule. */
 
-static const char *table = "cni_plugins_masquerade", *chain = "masq_checks";
-static byte table_family = NFPROTO_INET;
-
 static char *comment(char *to)
 {
     to = append(append(append(append(to, "net: "), network), ", if: "), ifname);
     return append(append(to, ", id: "), container);
 }
 
-static void frontier(int type, int subsystem)
+static void frontier(int type)
 {
-    struct nfgenmsg head = {0, NFNETLINK_V0, __builtin_bswap16((unsigned short)subsystem)};
+    struct nfgenmsg head = {0, NFNETLINK_V0, __builtin_bswap16(NFNL_SUBSYS_NFTABLES)};
     done(message(type, 0, &head, sizeof head));
 }
 
 static struct nlmsghdr *rule(int type, int flags)
 {
-    struct nfgenmsg head = {table_family, NFNETLINK_V0, 0};
+    struct nfgenmsg head = {NFPROTO_INET, NFNETLINK_V0, 0};
     struct nlmsghdr *new = message(NFNL_SUBSYS_NFTABLES << 8 | type, flags, &head, sizeof head);
-    string(NFTA_RULE_TABLE, table);
-    string(NFTA_RULE_CHAIN, chain);
+    string(NFTA_RULE_TABLE, "cni_plugins_masquerade");
+    string(NFTA_RULE_CHAIN, "masq_checks");
     return new;
 }
 
@@ -535,7 +467,7 @@ static void reveal(void)
     long fd = netlink(NETLINK_NETFILTER), more;
     done(rule(NFT_MSG_GETRULE, NLM_F_DUMP));
     transmit(fd);
-    frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
+    frontier(NFNL_MSG_BATCH_BEGIN);
     struct nlmsghdr *last = 0;
     for (int finished = 0; !finished;) {
         more = must(ask(__NR_recvfrom, fd, (long)rules, sizeof rules, 0, 0, 0));
@@ -562,115 +494,12 @@ static void reveal(void)
     unsigned answer = sequence;
     if (last)
         last->nlmsg_flags |= NLM_F_ACK;
-    frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
+    frontier(NFNL_MSG_BATCH_END);
     if (last) {
         transmit(fd);
         answered(fd, answer);
     }
     tail = batch;
-}
-
-/* Published ports: elements of the maps and sets of table `cni_hostport`. */
-
-static void element(const void *key, const void *last, int size, const void *target)
-{
-    byte note[300];
-    struct nlattr *new = nest(NFTA_LIST_ELEM);
-    value(NFTA_SET_ELEM_KEY, key, size);
-    if (last)
-        value(NFTA_SET_ELEM_KEY_END, last, size);
-    if (target)
-        value(NFTA_SET_ELEM_DATA, target, 8);
-    int text = (int)(comment((char *)note + 2) - (char *)note) - 2 + 1;
-    note[0] = 0; /* a comment */
-    note[1] = (byte)text;
-    attribute(NFTA_SET_ELEM_USERDATA, note, text + 2);
-    closed(new);
-}
-
-static struct nlmsghdr *elements(int type, int flags, const char *of, struct nlattr **list)
-{
-    struct nfgenmsg head = {NFPROTO_INET, NFNETLINK_V0, 0};
-    struct nlmsghdr *new = message(NFNL_SUBSYS_NFTABLES << 8 | type, flags, &head, sizeof head);
-    string(NFTA_SET_ELEM_LIST_TABLE, "cni_hostport");
-    string(NFTA_SET_ELEM_LIST_SET, of);
-    *list = nest(NFTA_SET_ELEM_LIST_ELEMENTS);
-    return new;
-}
-
-/* Adds the elements, or deletes them. */
-static void publish(int adds)
-{
-    unsigned prefix, ip = container_ip(&prefix), mask = prefix ? ~0u << (32 - prefix) : 0;
-    const unsigned sources[2][2] = {{ip & mask, ip | ~mask}, {0x7f000000, 0x7fffffff}};
-    int type = adds ? NFT_MSG_NEWSETELEM : NFT_MSG_DELSETELEM, flags = adds ? NLM_F_CREATE | NLM_F_EXCL : 0;
-    byte owner[16] = {0};
-    struct nlattr *list;
-    for (int i = 0; i < 15 && container[i]; i++)
-        owner[i] = (byte)container[i];
-    long nft = netlink(NETLINK_NETFILTER);
-    frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
-    struct nlmsghdr *new = elements(type, flags, "attachments", &list);
-    element(owner, 0, 16, 0);
-    closed(list), done(new);
-    new = elements(type, flags, "ipv4_ports", &list);
-    for (unsigned i = 0; i < subnet; i++) {
-        unsigned from = 20000 + i, to = 30000 + i;
-        byte key[8] = {6, 0, 0, 0, (byte)(from >> 8), (byte)from}, target[8] = {[4] = (byte)(to >> 8), (byte)to};
-        address_bytes(target, ip);
-        element(key, 0, 8, adds ? target : 0);
-    }
-    closed(list), done(new);
-    new = elements(type, flags | NLM_F_ACK, "ipv4_masquerade", &list);
-    for (int i = 0; i < 2; i++) {
-        byte first[8], last[8];
-        address_bytes(first, sources[i][0]), address_bytes(first + 4, ip);
-        address_bytes(last, sources[i][1]), address_bytes(last + 4, ip);
-        element(first, last, 8, 0);
-    }
-    closed(list), done(new);
-    unsigned answer = sequence;
-    frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
-    transmit(nft);
-    answered(nft, answer);
-}
-
-/* Accepted traffic: rules in the form of iptables, in its table. */
-
-enum { ESTABLISHED = 1 << 1 | 1 << 2, TRANSLATED = 1 << 7 };
-
-/* Compares the state of the connection, unless it is 0. */
-static void accept(const byte ip[4], int offset, int state, int flags)
-{
-    byte note[300], info[168] = {[146] = 1 /* XT_CONNTRACK_STATE */, [150] = (byte)state};
-    struct nlmsghdr *new = rule(NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND | flags);
-    struct nlattr *all = nest(NFTA_RULE_EXPRESSIONS), *data, *element;
-    load(offset, 4);
-    compare(NFT_CMP_EQ, ip, 4);
-    if (state) {
-        element = expression("match", &data);
-        string(NFTA_MATCH_NAME, "conntrack");
-        big(NFTA_MATCH_REV, 3);
-        attribute(NFTA_MATCH_INFO, info, sizeof info);
-        closed(data), closed(element);
-    }
-    element = expression("counter", &data);
-    closed(data), closed(element);
-    element = expression("immediate", &data);
-    big(NFTA_IMMEDIATE_DREG, NFT_REG_VERDICT);
-    struct nlattr *value = nest(NFTA_IMMEDIATE_DATA), *verdict = nest(NFTA_DATA_VERDICT);
-    big(NFTA_VERDICT_CODE, NF_ACCEPT);
-    closed(verdict), closed(value), closed(data), closed(element);
-    closed(all);
-    struct nlattr *protocol = nest(NFTA_RULE_COMPAT);
-    big(NFTA_RULE_COMPAT_PROTO, 0);
-    big(NFTA_RULE_COMPAT_FLAGS, 0);
-    closed(protocol);
-    int text = (int)(comment((char *)note + 2) - (char *)note) - 2 + 1;
-    note[0] = 200; /* a mark, which the tools do not show */
-    note[1] = (byte)text;
-    attribute(NFTA_RULE_USERDATA, note, text + 2);
-    done(new);
 }
 
 /* The commands */
@@ -765,8 +594,6 @@ static _Noreturn void add(void)
     string(IFLA_IFNAME, name);
     attribute(IFLA_ADDRESS, random, 6);
     word(IFLA_MASTER, (unsigned)index);
-    if (cluster)
-        word(IFLA_MTU, 1450);
     word(IFLA_NUM_TX_QUEUES, 1);
     word(IFLA_NUM_RX_QUEUES, 1);
     struct nlattr *info = nest(IFLA_LINKINFO);
@@ -776,8 +603,6 @@ static _Noreturn void add(void)
     extend(&head, sizeof head);
     string(IFLA_IFNAME, ifname);
     attribute(IFLA_ADDRESS, there, 6);
-    if (cluster)
-        word(IFLA_MTU, 1450);
     word(IFLA_NUM_TX_QUEUES, 1);
     word(IFLA_NUM_RX_QUEUES, 1);
     word(IFLA_NET_NS_FD, (unsigned)ns);
@@ -806,12 +631,12 @@ static _Noreturn void add(void)
 
     if (masquerade) {
         long nft = netlink(NETLINK_NETFILTER);
-        frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
+        frontier(NFNL_MSG_BATCH_BEGIN);
         if (dual)
             hide(ip6, INET6, 0);
         hide(ip, INET, NLM_F_ACK);
         last = sequence;
-        frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
+        frontier(NFNL_MSG_BATCH_END);
         transmit(nft);
         answered(nft, last);
     }
@@ -832,14 +657,11 @@ static _Noreturn void add(void)
     done(new);
     if (dual) {
         address(0, inside, ip6, INET6);
-        route(0, inside, gateway6, INET6, 0);
+        route(0, inside, gateway6, INET6);
     }
     if (layer3) {
-        const byte all_nodes[] = {10, 0, 0, 0};
         address(0, inside, ip, INET);
-        if (cluster)
-            route(0, inside, gateway, INET, all_nodes);
-        route(NLM_F_ACK, inside, gateway, INET, 0);
+        route(NLM_F_ACK, inside, gateway, INET);
     }
     last = sequence;
     transmit(fd);
@@ -870,177 +692,6 @@ static _Noreturn void delete(void)
     end(0);
 }
 
-static _Noreturn void loopback(int up)
-{
-    enter();
-    long fd = netlink(NETLINK_ROUTE);
-    struct ifinfomsg head = {0, 0, 0, 1, up ? 1 : 0, 1};
-    done(message(RTM_NEWLINK, NLM_F_ACK, &head, sizeof head));
-    transmit(fd);
-    answered(fd, sequence);
-    if (!up)
-        end(0);
-    char *to = append(output, "{\"cniVersion\": \"1.0.0\", \"interfaces\": [{\"name\": \"lo\", ");
-    to = append(append(append(to, "\"mac\": \"00:00:00:00:00:00\", \"sandbox\": \""), netns), "\"}], \"ips\": [");
-    to = append(to, "{\"address\": \"127.0.0.1/8\", \"interface\": 0}, ");
-    print(append(to, "{\"address\": \"::1/128\", \"interface\": 0}]}"));
-}
-
-/* Prints the previous result, without the brace that ends the configuration. */
-static _Noreturn void print_previous(void)
-{
-    const char *result = after("\"prevResult\": ");
-    put(STDOUT, result, length(result) - 1);
-    end(0);
-}
-
-static _Noreturn void portmap(int adds)
-{
-    publish(adds);
-    if (!adds)
-        end(0);
-    print_previous();
-}
-
-static _Noreturn void firewall(int adds)
-{
-    unsigned prefix;
-    byte ip[4];
-    table = "filter", chain = "CNI-FORWARD", table_family = NFPROTO_IPV4;
-    if (!adds) {
-        reveal();
-        end(0);
-    }
-    address_bytes(ip, container_ip(&prefix));
-    long nft = netlink(NETLINK_NETFILTER);
-    frontier(NFNL_MSG_BATCH_BEGIN, NFNL_SUBSYS_NFTABLES);
-    accept(ip, 16, ESTABLISHED, 0);
-    accept(ip, 12, 0, 0);
-    accept(ip, 16, TRANSLATED, NLM_F_ACK);
-    unsigned answer = sequence;
-    frontier(NFNL_MSG_BATCH_END, NFNL_SUBSYS_NFTABLES);
-    transmit(nft);
-    answered(nft, answer);
-    print_previous();
-}
-
-static void set_mac(long fd, const byte address[6])
-{
-    link(NLM_F_ACK, 0, 0);
-    struct nlmsghdr *change = (void *)batch;
-    string(IFLA_IFNAME, ifname);
-    attribute(IFLA_ADDRESS, address, 6);
-    done(change);
-    transmit(fd);
-    answered(fd, sequence);
-}
-
-static _Noreturn void tuning(int adds)
-{
-    if (tunes) {
-        const byte wanted[] = {2, 0, 0, 0, 0, 9};
-        byte former[6];
-        enter();
-        long fd = netlink(NETLINK_ROUTE);
-        if (adds) {
-            must(query(fd, SIOCGIFHWADDR, ifname, former, 6));
-            write_state(former, 6);
-            set("core/somaxconn", "", "", "500");
-            set_mac(fd, wanted);
-        } else {
-            take_state(former, 6);
-            set_mac(fd, former);
-        }
-    }
-    if (!adds)
-        end(0);
-    print_previous();
-}
-
-static struct nlmsghdr *control(int type, int index, unsigned handle, unsigned parent, unsigned information, int flags)
-{
-    struct tcmsg head = {0, 0, 0, index, handle, parent, information};
-    return message(type, NLM_F_CREATE | NLM_F_EXCL | flags, &head, sizeof head);
-}
-
-/* Limits what a link sends to 8 Mbit/s, with a burst of 800 kbit and a latency of 25 ms. */
-static void limit(int index)
-{
-    struct tc_tbf_qopt bucket = {
-        .rate = {.linklayer = TC_LINKLAYER_ETHERNET, .rate = 1000000}, .limit = 125000, .buffer = 100000 * 1000 / 64,
-    };
-    struct nlmsghdr *new = control(RTM_NEWQDISC, index, 1 << 16, TC_H_ROOT, 0, 0);
-    string(TCA_KIND, "tbf");
-    struct nlattr *options = nest(TCA_OPTIONS);
-    attribute(TCA_TBF_PARMS, &bucket, sizeof bucket);
-    closed(options);
-    done(new);
-}
-
-/* Redirects what a link receives, with u32 like the reference: matchall is missing in some kernels. */
-static void redirect(int index, int to)
-{
-    struct { struct tc_u32_sel head; struct tc_u32_key key; } everything = {{.flags = TC_U32_TERMINAL, .nkeys = 1}, {0}};
-    struct tc_mirred target = {.action = TC_ACT_STOLEN, .eaction = TCA_EGRESS_REDIR, .ifindex = (unsigned)to};
-    struct nlmsghdr *new = control(RTM_NEWQDISC, index, TC_H_CLSACT & 0xffff0000, TC_H_CLSACT, 0, 0);
-    string(TCA_KIND, "clsact");
-    done(new);
-    unsigned every_packet = 0xffffu << 16 | __builtin_bswap16(3 /* ETH_P_ALL */);
-    new = control(RTM_NEWTFILTER, index, 0, TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS), every_packet, NLM_F_ACK);
-    string(TCA_KIND, "u32");
-    struct nlattr *options = nest(TCA_OPTIONS);
-    attribute(TCA_U32_SEL, &everything, sizeof everything);
-    struct nlattr *actions = nest(TCA_U32_ACT), *action = nest(1);
-    string(TCA_ACT_KIND, "mirred");
-    struct nlattr *mirred = nest(TCA_ACT_OPTIONS);
-    attribute(TCA_MIRRED_PARMS, &target, sizeof target);
-    closed(mirred), closed(action), closed(actions), closed(options);
-    done(new);
-}
-
-static _Noreturn void bandwidth(int adds)
-{
-    char name[16];
-    int veth = 0, ifb = 0;
-    append(append(name, "ifb"), container);
-    long fd = netlink(NETLINK_ROUTE);
-    struct ifinfomsg head = {0, 0, 0, 0, 1, 1};
-    struct nlmsghdr *change = message(adds ? RTM_NEWLINK : RTM_DELLINK, NLM_F_ACK | (adds ? NLM_F_CREATE | NLM_F_EXCL : 0), &head,
-                                      sizeof head);
-    string(IFLA_IFNAME, name);
-    if (adds) {
-        word(IFLA_MTU, 1500);
-        struct nlattr *info = nest(IFLA_LINKINFO);
-        string(IFLA_INFO_KIND, "ifb");
-        closed(info);
-    }
-    done(change);
-    transmit(fd);
-    answered(fd, sequence);
-    if (!adds)
-        end(0);
-    must(query(fd, SIOCGIFINDEX, "vethpod", &veth, sizeof veth));
-    must(query(fd, SIOCGIFINDEX, name, &ifb, sizeof ifb));
-    limit(veth);
-    limit(ifb);
-    redirect(veth, ifb);
-    transmit(fd);
-    answered(fd, sequence);
-    print_previous();
-}
-
-static _Noreturn void flannel(int adds)
-{
-    char text[4096];
-    if (adds) {
-        must(get(must(file(AT_FDCWD, "/run/flannel/subnet.env", O_RDONLY)), text, sizeof text));
-        write_state(rest, length(rest));
-        add();
-    }
-    take_state(text, sizeof text);
-    delete();
-}
-
 _Noreturn void begin(char **stack)
 {
     int count = (int)*(long *)stack;
@@ -1065,18 +716,6 @@ _Noreturn void begin(char **stack)
     int adds = starts(command, "ADD");
     if (!adds && !starts(command, "DEL"))
         end(1);
-    if (starts(program, "loopback"))
-        loopback(adds);
-    if (starts(program, "portmap"))
-        portmap(adds);
-    if (starts(program, "firewall"))
-        firewall(adds);
-    if (starts(program, "tuning"))
-        tuning(adds);
-    if (starts(program, "bandwidth"))
-        bandwidth(adds);
-    if (starts(program, "flannel"))
-        flannel(adds);
     if (starts(program, "bridge")) {
         if (adds)
             add();

@@ -9,9 +9,8 @@ usage: ci/image.py OUTPUT ARCH=DIR...
 
 Environment: SOURCE_DATE_EPOCH, VERSION and REVISION, the time, version and commit of the image.
 
-The image has one layer: the directory /cni0 with all programs. Copies of one program are hard links, so the layer has it
-once. The entry point is cni0-install, which makes separate copies on the node. It runs as root: it writes to a directory
-of the node that belongs to root.
+The image has one layer: the directory /cni0 with all programs. The entry point is cni0-install, which copies the others to the
+node. It runs as root: it writes to a directory of the node that belongs to root.
 """
 import datetime
 import hashlib
@@ -53,18 +52,13 @@ def add_file(archive, name, content, mode=0o644):
 
 def layer(directory):
     """Returns the tar archive of the only layer."""
-    out, first = io.BytesIO(), {}
+    out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT) as archive:
         archive.addfile(entry("cni0", 0o755, type=tarfile.DIRTYPE))
         for name in sorted(os.listdir(directory)):
             path = os.path.join(directory, name)
             with open(path, "rb") as file:
-                content = file.read()
-            same = first.setdefault(content, f"cni0/{name}")
-            if same != f"cni0/{name}":
-                archive.addfile(entry(f"cni0/{name}", 0o755, type=tarfile.LNKTYPE, linkname=same))
-            else:
-                add_file(archive, same, content, 0o755 if os.access(path, os.X_OK) else 0o644)
+                add_file(archive, f"cni0/{name}", file.read(), 0o755 if os.access(path, os.X_OK) else 0o644)
     return out.getvalue()
 
 

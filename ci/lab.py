@@ -14,6 +14,7 @@ import os
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ BACKUPS = "/run/cni/tuning"  # of tuning
 STATES = "/var/lib/cni/flannel"  # of flannel
 SUBNET_FILE = "/run/flannel/subnet.env"  # for flannel
 BIN = "/run/bin"
+WAYS = ("in-process", "executed")  # in which plugins run their delegates: directories in BIN
 INSIDE = "CNI0_LAB_INSIDE"
 
 
@@ -54,8 +56,8 @@ def build(*arguments):
 
 
 def programs(directory):
-    """Returns the directory of our programs, shared and separate; builds them unless `directory` is given."""
-    return build("--all") if directory is None else os.path.abspath(directory)
+    """Returns the directory of our programs; builds them unless `directory` is given."""
+    return build("--tool") if directory is None else os.path.abspath(directory)
 
 
 def start(arguments, stdout=subprocess.PIPE):
@@ -87,13 +89,18 @@ def make_empty():
 
 
 def set_up(source):
-    """Must be called first inside the namespaces: creates empty directories, and copies our programs from `source`, in both layouts."""
+    """Must be called first inside the namespaces: creates empty directories, and copies our programs from `source`: as they are,
+    so that they run their delegates in process, and without the ID of their set, so that they execute them."""
     make_empty()
-    os.makedirs(f"{BIN}/shared")
-    os.makedirs(f"{BIN}/separate")
+    for way in WAYS:
+        os.makedirs(f"{BIN}/{way}")
+    note = struct.pack("=III", 5, 32, 1) + b"cni0\0\0\0\0"  # its header and name; the ID follows
     for plugin in PLUGINS:
-        shutil.copy(f"{source}/cni0", f"{BIN}/shared/{plugin}")
-        shutil.copy(f"{source}/{plugin}", f"{BIN}/separate/{plugin}")
+        shutil.copy(f"{source}/{plugin}", f"{BIN}/in-process/{plugin}")
+        shutil.copy(f"{source}/{plugin}", f"{BIN}/executed/{plugin}")
+        with open(f"{BIN}/executed/{plugin}", "r+b") as file:
+            file.seek(file.read(4096).index(note) + len(note))
+            file.write(bytes(32))
     shutil.copy(f"{source}/cnitool", f"{BIN}/cnitool")
     run("ip", "link", "set", "lo", "up")
 

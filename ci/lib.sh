@@ -5,9 +5,9 @@ set -euo pipefail
 here=$PWD self=$(realpath "$0")
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# The names of all plugins: those of the crates in the table of cni0.
+# The names of all plugins.
 # shellcheck disable=SC2034
-mapfile -t plugins < <(sed -n 's/^    \([a-z_]*\)::[A-Z][A-Za-z]*,$/\1/p' crates/cni0/src/lib.rs | tr _ -)
+mapfile -t plugins < <(sed -n 's/\.path = .*//p' crates/cni0/Cargo.toml)
 # shellcheck disable=SC2034
 tools=(cnitool cni0-install) # programs for operators, built and released beside the plugins
 PATH=$PATH:/usr/sbin:/sbin # not in the PATH of ordinary users; contains ip and sysctl
@@ -112,20 +112,20 @@ as_root() {
     [ $# = 0 ] || unshare "${map[@]}" --net --mount -- "$@"
 }
 
-# place DIR FILE NAME ...: copies FILE to each NAME in DIR. The copies are separate files: an installer that writes into
-# one of them, as "cp -f" does, does not change the others. All copies are on disk before the first one is renamed, so
-# that neither a reader, nor a crash, nor a full disk can see or leave a partial file.
+# place DIR FILE...: copies the files to DIR. Each copy is on disk before it gets its name, so that neither a reader, nor a crash,
+# nor a full disk can see or leave a partial file.
 place() (
-    dir=$1 file=$2
-    shift 2
+    dir=$1
+    shift
     new=$(mktemp -d "$dir/.new.XXXXXX")
     trap 'rm -rf "$new"' EXIT
-    for name; do
+    for file; do
+        name=${file##*/}
         cp --reflink=auto "$file" "$new/$name"
         chmod "$([ -x "$file" ] && echo 755 || echo 644)" "$new/$name"
         sync "$new/$name"
     done
-    for name; do mv -fT "$new/$name" "$dir/$name"; done
+    for file; do mv -fT "$new/${file##*/}" "$dir/${file##*/}"; done
     sync "$dir"
 )
 

@@ -145,8 +145,7 @@ $(describe | sed 's/^/ /')
  containernetworking-plugins can stay installed. It gets its names back when
  this package is removed.
 END
-    # xz stores the copies of the program once. Its output depends on the number of threads. Times in the package are at
-    # most SOURCE_DATE_EPOCH.
+    # The output of xz depends on the number of threads. Times in the package are at most SOURCE_DATE_EPOCH.
     same_times "$root"
     DPKG_DEB_THREADS_MAX=1 dpkg-deb --root-owner-group -Zxz --build "$root" "$file" >&2
     publish "$file"
@@ -157,11 +156,9 @@ END
 # Neither has diversions, and both distributions install other plugins of the same names in /usr/libexec/cni. So these packages
 # have their own directory, and cni0-install replaces plugins from there on request.
 stage_own_directory() { # stage_own_directory ROOT PROGRAMS
-    local own=$1/usr/libexec/cni0 plugin
+    local own=$1/usr/libexec/cni0
     mkdir -p "$own"
-    cp "$2/${plugins[0]}" "$2/cnitool" "$2/cni0-install" "$own"
-    # One program: cni0-install makes the copies.
-    for plugin in "${plugins[@]:1}"; do ln -s "${plugins[0]}" "$own/$plugin"; done
+    cp "${plugins[@]/#/$2/}" "$2/cnitool" "$2/cni0-install" "$own"
     stage "$1" "$2"
     ln -sf ../libexec/cni0/cnitool "$1/usr/bin/cnitool"
     ln -s ../libexec/cni0/cni0-install "$1/usr/bin/cni0-install"

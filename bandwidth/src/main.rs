@@ -1,4 +1,4 @@
-//! The `bandwidth` plugin as a program of its own.
+//! The program `bandwidth`.
 #![no_main]
 
 cni::main!(bandwidth::Bandwidth);

@@ -1,4 +1,4 @@
-//! The `bridge` plugin as a program of its own.
+//! The program `bridge`, which contains the IPAM plugin `host-local`.
 #![no_main]
 
-cni::main!(bridge::Bridge);
+cni::main!(bridge::Bridge, host_local::HostLocal);

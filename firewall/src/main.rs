@@ -1,4 +1,4 @@
-//! The `firewall` plugin as a program of its own.
+//! The program `firewall`.
 #![no_main]
 
 cni::main!(firewall::Firewall);

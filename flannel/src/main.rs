@@ -1,4 +1,4 @@
-//! The `flannel` plugin as a program of its own.
+//! The program `flannel`, which contains `bridge` and the IPAM plugin `host-local`.
 #![no_main]
 
-cni::main!(flannel::Flannel);
+cni::main!(flannel::Flannel, bridge::Bridge, host_local::HostLocal);

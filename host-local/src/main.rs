@@ -1,4 +1,4 @@
-//! The `host-local` plugin as a separate program.
+//! The program `host-local`.
 #![no_main]
 
 cni::main!(host_local::HostLocal);

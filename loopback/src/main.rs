@@ -1,4 +1,4 @@
-//! The `loopback` plugin as a program of its own.
+//! The program `loopback`.
 #![no_main]
 
 cni::main!(loopback::Loopback);

@@ -1,4 +1,4 @@
-//! The `portmap` plugin as a program of its own.
+//! The program `portmap`.
 #![no_main]
 
 cni::main!(portmap::Portmap);

@@ -1,4 +1,4 @@
-//! The `tuning` plugin as a program of its own.
+//! The program `tuning`.
 #![no_main]
 
 cni::main!(tuning::Tuning);

@@ -7,7 +7,7 @@ use crate::pod::{assert_clean, host_veth, layer2, layer3};
 
 #[test]
 fn layer3_creates_and_returns_the_same_as_the_reference() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let pod = Pod::new(lab, "a");
         pod.answer(json!({
             "ips": [{ "address": "10.1.0.2/24", "interface": 7 }, { "address": "fd01::2/64", "gateway": "fd01::ff" }],
@@ -77,7 +77,7 @@ fn layer3_creates_and_returns_the_same_as_the_reference() {
 
 #[test]
 fn layer2_creates_a_port_and_nothing_else() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let pod = Pod::new(lab, "a");
         let config = layer2(json!({ "isGateway": true, "ipMasq": true }));
         let result = pod.add(&config);

@@ -16,7 +16,7 @@ fn everything(backend: &str) -> Value {
 
 #[test]
 fn del_removes_all_traces_and_can_be_repeated() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         for backend in ["nftables", "iptables"] {
             let config = everything(backend);
             let pod = Pod::with_ips(lab, &format!("c-{backend}"), &["10.1.0.2/24", "fd01::2/64"]);

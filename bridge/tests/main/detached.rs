@@ -57,7 +57,7 @@ fn without_an_init_that_reaps_orphans_there_is_no_child() {
 
 #[test]
 fn a_deleted_attachment_is_gone_and_can_be_added_again_at_once() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = everything();
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         for _ in 0..30 {

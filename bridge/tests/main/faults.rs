@@ -94,7 +94,7 @@ fn later_calls(pod: &Pod<'_>, config: &Value, name: &str) -> Vec<(usize, String)
 
 #[test]
 fn an_add_whose_result_cannot_be_written_is_rolled_back() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = everything();
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
         let calls = later_calls(&pod, &config, "write");

@@ -16,7 +16,7 @@ pub(crate) fn collect(pod: &Pod<'_>, config: &Value, valid: Value) -> Outcome {
 
 #[test]
 fn only_stale_attachments_of_the_network_are_removed() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         for backend in ["nftables", "iptables"] {
             let common = json!({ "ipMasq": true, "ipMasqBackend": backend, "macspoofchk": true });
             let (config, mut other) = (layer3(common.clone()), layer3(common));

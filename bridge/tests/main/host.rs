@@ -115,7 +115,7 @@ fn ipv6_that_is_disabled_on_the_bridge_is_reported_with_the_sysctl() {
 /// Without permission nothing is created, so the error must not mention a failed rollback.
 #[test]
 fn without_permission_the_error_names_only_the_missing_capabilities() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = layer3(json!({ "ipMasq": true, "macspoofchk": true }));
         let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
         // Otherwise STATUS in a user namespace would report that it cannot be enabled.

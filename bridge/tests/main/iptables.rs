@@ -5,11 +5,10 @@ use linux::netlink::nft::{Nftables, Rule};
 use serde_json::{Value, json};
 use testing::config::with;
 use testing::fault::inject_all;
-use testing::{Lab, PATH, Process, legacy, reference};
+use testing::{Lab, PATH, Pod, Process, legacy, reference};
 
 use crate::gc::collect;
-use crate::pod::{Pod, assert_clean, layer3};
-use crate::upgrade::call_theirs;
+use crate::pod::{assert_clean, layer3};
 
 fn config() -> Value {
     let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
@@ -20,7 +19,7 @@ fn config() -> Value {
 /// Prepares a call of the reference, whose tools are the legacy ones if `is_legacy`.
 fn theirs(pod: &Pod<'_>, command: &str, config: &Value, is_legacy: bool) -> Process {
     let path = if is_legacy { legacy::path(pod.lab) } else { PATH.to_owned() };
-    call_theirs(pod, command, config).env("PATH", path)
+    pod.call_reference(command, config).env("PATH", path)
 }
 
 /// Returns the rules of the nat tables as the tools list them, without those that show that legacy tables are in use.

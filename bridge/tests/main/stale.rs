@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Layout, Pod};
+use testing::{Lab, Pod, Set};
 
 use crate::pod::layer3;
 
@@ -40,7 +40,7 @@ const BOTH: [&str; 4] = ["10.1.0.1/24", "10.2.0.1/24", "fd01::1/64", "fd02::1/64
 
 #[test]
 fn force_address_keeps_only_the_new_gateway() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));
         a.add(&network(1, json!({ "forceAddress": true })));
         assert_eq!(global_addresses(lab, "br0"), OLD);
@@ -183,7 +183,7 @@ fn a_lease_of_another_network_and_an_unknown_port_keep_the_gateway() {
 /// CNI has no command that asks an IPAM program for its leases.
 #[test]
 fn the_gateway_stays_if_ipam_cannot_report_its_leases() {
-    let lab = &Lab::with(Layout::Separate);
+    let lab = &Lab::with(Set::None);
     let (old, new) = (network(1, json!({})), network(2, json!({})));
     let pod = Pod::new(lab, "a");
     let result = pod.add(&old);

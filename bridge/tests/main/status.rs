@@ -13,7 +13,7 @@ fn status(lab: &Lab, config: &Value) -> Outcome {
 
 #[test]
 fn status_succeeds_and_changes_nothing() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         Scripted::of(lab);
         for more in [
             json!({}),

@@ -20,7 +20,7 @@ fn two_pods<'a>(lab: &'a Lab, config: &Value) -> [Pod<'a>; 2] {
 
 #[test]
 fn pods_reach_each_other_and_their_gateway() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let [a, b] = two_pods(lab, &layer3(json!({ "isDefaultGateway": true })));
         for (any, own, other, gateway) in
             [("0.0.0.0", "10.1.0.2", "10.1.0.3", "10.1.0.1"), ("::", "fd01::2", "fd01::3", "fd01::1")]
@@ -190,7 +190,7 @@ fn a_spoof_check_without_effect_is_rejected() {
 
 #[test]
 fn frames_with_a_spoofed_mac_are_dropped() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = layer3(json!({ "macspoofchk": true }));
         let [a, b] = two_pods(lab, &config);
         let own = a.ip("link show eth0")[0]["address"].as_str().unwrap().to_owned();

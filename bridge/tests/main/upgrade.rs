@@ -41,7 +41,7 @@ fn cni0_takes_over_attachments_of_the_reference() {
     if reference("bridge", "cni0_takes_over_attachments_of_the_reference").is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         for (index, config) in configurations().iter().enumerate() {
             let pod = Pod::new(lab, &format!("c{index}"));
             let result = theirs(&pod, "ADD", config).ok();
@@ -78,7 +78,7 @@ fn cni0_takes_over_with_leases_in_another_directory() {
     if reference("bridge", "cni0_takes_over_with_leases_in_another_directory").is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let ipam = json!({ "type": "host-local", "subnet": "10.1.0.0/24", "dataDir": "/var/lib/elsewhere" });
         let config = layer3(json!({ "cniVersion": "1.0.0", "ipam": ipam }));
         let pod = Pod::new(lab, "c1");
@@ -97,7 +97,7 @@ fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
     if reference("bridge", "del_with_the_result_of_another_attachment_removes_its_own_pair").is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let ipam = json!({ "type": "host-local", "subnet": "10.1.0.0/24" });
         let config = layer3(json!({ "cniVersion": "1.0.0", "ipMasq": true, "ipam": ipam }));
         let [pod, other] = ["a", "b"].map(|id| Pod::new(lab, id));
@@ -235,7 +235,7 @@ fn the_reference_takes_over_attachments_of_cni0() {
     if reference("bridge", "the_reference_takes_over_attachments_of_cni0").is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         for (index, config) in configurations().iter().enumerate() {
             let pod = Pod::new(lab, &format!("c{index}"));
             let result = pod.add(config);

@@ -1,5 +1,5 @@
-//! Calls another plugin. It is looked up in `CNI_PATH`; a copy of this program runs inside this process, any other file
-//! is executed.
+//! Calls another plugin. It is looked up in `CNI_PATH`; one that this program contains runs inside this process if its file
+//! was built together with this program; any other file is executed.
 //!
 //! Both ways give the same result and the same errors. Other builds, files of the reference and wrapper scripts are
 //! always executed, so that a replacement is never bypassed. A runtime uses [`Program`], which always executes.
@@ -17,7 +17,7 @@ use linux::Deadline;
 use linux::child::{run_to_end, start};
 use linux::ip::Cidr;
 use linux::log::debug;
-use linux::process::build_id::is_this_program;
+use linux::process::set::is_of_this_set;
 use serde::Deserialize;
 
 use crate::error::{Answer, Code, Context, Error, Result};
@@ -40,7 +40,7 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Delegate<'a> {
     call: &'a Call<'a>,
     program: Program,
-    /// The plugin inside this process, if the file is a copy of the running program.
+    /// The plugin inside this process, if this program contains it and the file is of the same set.
     builtin: Option<&'a dyn Plugin>,
     /// An ADD that [`Delegate::prepare`] has validated.
     prepared: Option<Box<dyn Prepared + 'a>>,
@@ -51,7 +51,7 @@ impl<'a> Delegate<'a> {
     pub fn find(call: &'a Call<'a>, name: &str) -> Result<Delegate<'a>> {
         let program = Program::find(call.path, name)?;
         let builtin = call.builtin.iter().copied().find(|plugin| plugin.name() == name);
-        let builtin = builtin.filter(|_| is_this_program(&program.path));
+        let builtin = builtin.filter(|_| is_of_this_set(&program.path));
         Ok(Delegate { call, program, builtin, prepared: None })
     }
 

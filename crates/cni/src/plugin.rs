@@ -140,7 +140,7 @@ pub struct Call<'a> {
     pub(crate) stdin: &'a [u8],
     /// Whether an ADD may use the plugin's own namespace (`CNI_NETNS_OVERRIDE`).
     pub(crate) any_netns: bool,
-    /// The plugins in this program.
+    /// The delegates in this program.
     pub(crate) builtin: &'a [&'a dyn Plugin],
     /// The plugin's own namespace and socket that were opened to validate the call.
     pub(crate) home: RefCell<Option<Home>>,

@@ -1,13 +1,12 @@
-//! Runs a plugin as a process: selects the plugin, validates the call, executes it and prints the answer. The only code
+//! Runs a plugin as a process: validates the call, executes it and prints the answer. The only code
 //! that writes to stdout, except the abort handler in `sys`.
 
 mod help;
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
-use std::path::Path;
 
-use linux::process::{self as host, Invocation, Stdin};
+use linux::process::{self as host, Stdin};
 
 use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
@@ -27,15 +26,12 @@ const ABORTED: &[u8] = br#"{
     "details": "out of memory, or a bug in cni0: see stderr; DEL reverts the changes"
 }"#;
 
-/// Defines the entry point of a program: `cni::main!(Loopback);`, in a file that begins with `#![no_main]`. With several
-/// plugins, or a table of them as in `cni::main!(all TABLE)`, the name under which the program is called selects one.
+/// Defines the entry point of a program, in a file that begins with `#![no_main]`: `cni::main!(Loopback);`. Delegates follow the
+/// plugin, as in `cni::main!(Bridge, HostLocal);`: they can run in its process.
 #[macro_export]
 macro_rules! main {
-    (all $plugins:expr) => {
-        $crate::linux::main!(|invocation| $crate::run($plugins, invocation));
-    };
-    ($($plugin:expr),+ $(,)?) => {
-        $crate::main!(all &[$(&$plugin),+]);
+    ($plugin:expr $(, $delegate:expr)* $(,)?) => {
+        $crate::linux::main!(|argument| $crate::run(&$plugin, &[$(&$delegate),*], argument));
     };
 }
 
@@ -47,11 +43,11 @@ struct Answer {
     success: bool,
 }
 
-/// Runs a program; returns `false` on failure. With several plugins, the name under which it was called selects one.
+/// Runs a program; returns `false` on failure.
 #[doc(hidden)]
-pub fn run(plugins: &[&dyn Plugin], invocation: Invocation<'_>) -> bool {
+pub fn run(plugin: &dyn Plugin, delegates: &[&dyn Plugin], argument: Option<&OsStr>) -> bool {
     answer_panics();
-    let answer = answer(plugins, invocation, &host::env, &mut Stdin, &host::answer);
+    let answer = answer(plugin, delegates, argument, &host::env, &mut Stdin, &host::answer);
     // If stderr cannot be written, there is nowhere to report it.
     let _ = io::stderr().write_all(answer.stderr.as_bytes());
     let written = host::answer(&answer.stdout);
@@ -85,18 +81,17 @@ fn answer_panics() {
 }
 
 fn answer(
-    plugins: &[&dyn Plugin],
-    invocation: Invocation<'_>,
+    plugin: &dyn Plugin,
+    delegates: &[&dyn Plugin],
+    argument: Option<&OsStr>,
     env: Env<'_>,
     stdin: &mut dyn Read,
     print: Print<'_>,
 ) -> Answer {
-    let name = invocation.name;
-    let outcome = Request::read(env).and_then(|request| match (request, select(plugins, name)) {
-        (Request::About, plugin) => Ok(about(plugins, plugin, invocation)),
-        (_, None) => Err(misnamed(plugins, name)),
-        (Request::Version, _) => Ok(success(versions())),
-        (request, Some(plugin)) => serve(plugins, plugin, request, env, stdin, print).map(|()| success(Vec::new())),
+    let outcome = Request::read(env).and_then(|request| match request {
+        Request::About => Ok(about(plugin, argument)),
+        Request::Version => Ok(success(versions())),
+        request => serve(plugin, delegates, request, env, stdin, print).map(|()| success(Vec::new())),
     });
     outcome.unwrap_or_else(|error| refusal(&error))
 }
@@ -111,48 +106,22 @@ fn refusal(error: &Error) -> Answer {
     Answer { stdout, stderr: String::new(), success: false }
 }
 
-/// Selects the plugin. A program with one plugin accepts any name; otherwise the file name decides.
-fn select<'a>(plugins: &[&'a dyn Plugin], arg0: &OsStr) -> Option<&'a dyn Plugin> {
-    let name = Path::new(arg0).file_name();
-    match plugins {
-        [only] => Some(*only),
-        many => many.iter().copied().find(|plugin| name == Some(OsStr::new(plugin.name()))),
-    }
-}
-
-fn names(plugins: &[&dyn Plugin]) -> String {
-    plugins.iter().map(|plugin| plugin.name()).collect::<Vec<_>>().join(", ")
-}
-
-fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
-    let error = Error::new(Code::INTERNAL, format!("called as {arg0:?}, which is not a plugin of this program"));
-    error.details(format!("link or copy it under the name of a plugin: {}", names(plugins)))
-}
-
 /// Answers a call without a command: describes the program, or explains how to call it.
 #[cold]
-fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>, invocation: Invocation<'_>) -> Answer {
-    let description = description(plugins, plugin);
-    match invocation.argument.and_then(OsStr::to_str) {
+fn about(plugin: &dyn Plugin, argument: Option<&OsStr>) -> Answer {
+    let description = description(plugin);
+    match argument.and_then(OsStr::to_str) {
         Some("--help" | "-h" | "help") => success((description + &help::text(plugin)).into_bytes()),
         // The reference ignores arguments, and prints this to stderr.
         _ => Answer { stdout: Vec::new(), stderr: description, success: true },
     }
 }
 
-fn description(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>) -> String {
+fn description(plugin: &dyn Plugin) -> String {
     let supported = Version::ALL.map(Version::as_str).join(", ");
     // Runtimes compare this version with the oldest reference that they accept; they ignore what follows '+'.
     let build = format!("v{REFERENCE_LEVEL}+cni0.{}", env!("CARGO_PKG_VERSION"));
-    match plugin {
-        Some(plugin) => format!("CNI {} plugin {build}\nCNI protocol versions supported: {supported}\n", plugin.name()),
-        None => format!(
-            "cni0 {build}: CNI plugins in one program, each under its own name: {}\n\
-             CNI protocol versions supported: {supported}\n\
-             Link or copy this file under those names, for instance into /opt/cni/bin.\n",
-            names(plugins)
-        ),
-    }
+    format!("CNI {} plugin {build}\nCNI protocol versions supported: {supported}\n", plugin.name())
 }
 
 /// Returns the answer to VERSION, which, unlike all others, is one line.
@@ -163,8 +132,8 @@ fn versions() -> Vec<u8> {
 
 /// Validates the configuration and executes the command.
 fn serve(
-    plugins: &[&dyn Plugin],
     plugin: &dyn Plugin,
+    delegates: &[&dyn Plugin],
     mut request: Request,
     env: Env<'_>,
     stdin: &mut dyn Read,
@@ -196,7 +165,7 @@ fn serve(
             config: &config,
             stdin: &stdin,
             any_netns: scope.any_netns,
-            builtin: plugins,
+            builtin: delegates,
             home: home.into(),
         };
         execute(plugin, &request, &call, print, &mut summary)

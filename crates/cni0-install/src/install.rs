@@ -74,8 +74,7 @@ fn prepare(record: &mut Record, dir: &Path, programs: &[Program]) -> Result<Vec<
     Ok(places)
 }
 
-/// Copies a program next to its place, and compares the copy. Returns its checksum. Each name is a separate copy: an
-/// installer that writes into one of them, as `cp -f` does, does not change the others.
+/// Copies a program next to its place, and compares the copy. Returns its checksum.
 fn stage(record: &Record, name: &str, path: &Path) -> Result<String> {
     let bytes = fs::read(path).context(|| format!("read {path:?}"))?;
     let staged = record.staged(name);

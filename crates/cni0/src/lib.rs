@@ -1,28 +1,4 @@
-//! The list of all plugins. Everything else that needs it derives it from here: the program, `cnitool`, the tests
-//! (`testing::plugins`), the commands in `ci/` and the packages.
+//! All plugins, for programs that need every one of them: `cnitool`, and the tests of what all plugins have in common, which are
+//! in this crate, too. `Cargo.toml` has the list, from which `testing`, the commands in `ci/` and the packages derive theirs.
 
-use cni::Plugin;
-use cni::inspect::Inspect;
-
-/// Defines the tables of all plugins from one list.
-macro_rules! tables {
-    ($($plugin:path),+ $(,)?) => {
-        /// All plugins, for the program.
-        pub const PLUGINS: &[&dyn Plugin] = &[$(&$plugin),+];
-
-        /// All plugins, for tools that inspect a host. A table of its own, so that the program contains no code for tools.
-        pub const INSPECT: &[&dyn Inspect] = &[$(&$plugin),+];
-    };
-}
-
-// One line for each plugin: `ci/lib.sh` and `testing` read the names of the crates here, which are those of the plugins.
-tables! {
-    bandwidth::Bandwidth,
-    bridge::Bridge,
-    firewall::Firewall,
-    flannel::Flannel,
-    host_local::HostLocal,
-    loopback::Loopback,
-    portmap::Portmap,
-    tuning::Tuning,
-}
+include!(concat!(env!("OUT_DIR"), "/plugins.rs"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cni::inspect::{Format, Inspect, Shape, common_shape};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 use serde_json::{Map, Value};
 
 use crate::conf::{self, NetworkList, Plugin};
@@ -130,7 +130,7 @@ pub(crate) fn delegates_ipam(shape: &Shape) -> bool {
 
 /// Returns those of our plugins that manage addresses.
 pub(crate) fn ipam_plugins() -> impl Iterator<Item = &'static dyn Inspect> {
-    INSPECT.iter().copied().filter(|plugin| plugin.lease_store().is_some())
+    PLUGINS.iter().copied().filter(|plugin| plugin.lease_store().is_some())
 }
 
 /// Returns the shape with any keys in `ipam`.

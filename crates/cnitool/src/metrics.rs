@@ -10,7 +10,7 @@ use std::path::Path;
 
 use cni::inspect::{Kind, LeaseHolder, Range};
 use cni::{Code, Context, Error, Result};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 
 use crate::node::{Network, Node, State};
 use crate::{file, leases, networks, out};
@@ -124,7 +124,7 @@ fn stale_leases(node: &Node, network: &Network) -> Sample {
 /// Counts the objects of each kind that exists or that the network creates. Kinds that could not be listed are missing.
 fn objects(node: &Node, network: &Network) -> Vec<Sample> {
     let objects = node.objects_of(&network.name);
-    let plugins = INSPECT.iter().filter(|plugin| !node.unlisted.contains(&plugin.name()));
+    let plugins = PLUGINS.iter().filter(|plugin| !node.unlisted.contains(&plugin.name()));
     let kinds = plugins.flat_map(|plugin| plugin.kinds()).filter(|kind| kind.is_listed);
     let sample = |kind: &'static Kind| {
         let count = objects.iter().filter(|object| object.kind == kind).count();

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 use linux::Netns;
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Address, Link, LinkIndex, Netlink, NetnsId};
@@ -90,7 +90,7 @@ impl Node {
         let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = network::configured(lists, &mut unseen);
         let (mut objects, mut unlisted) = (Vec::new(), Vec::new());
-        for plugin in INSPECT {
+        for plugin in PLUGINS {
             match value_or_unseen(&mut unseen, plugin.objects()) {
                 Some(found) => objects.extend(found),
                 None => unlisted.push(plugin.name()),
@@ -217,7 +217,7 @@ impl Node {
         let mut names: BTreeSet<String> = self.cached.iter().map(|cached| cached.network.clone()).collect();
         names.extend(self.links.iter().filter_map(|link| Some(owner(link)?.network)));
         let mut stores = BTreeMap::new();
-        for store in INSPECT.iter().filter_map(|plugin| plugin.lease_store()) {
+        for store in PLUGINS.iter().filter_map(|plugin| plugin.lease_store()) {
             for directory in store.default_lease_dirs() {
                 let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 stores.insert(name, (store, directory));
@@ -342,7 +342,7 @@ impl Node {
 
 /// Returns the kinds of all plugins.
 pub(crate) fn kinds() -> impl Iterator<Item = &'static Kind> {
-    INSPECT.iter().flat_map(|plugin| plugin.kinds())
+    PLUGINS.iter().flat_map(|plugin| plugin.kinds())
 }
 
 /// Returns the attachment that a port belongs to, according to its alias. The ifb link of an attachment has the same alias, but

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 use cni::inspect::{Format, Inspect, Shape, common_shape};
 use cni::{Code, Error, Result, Version};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 use serde_json::{Map, Value, json};
 
 use crate::known::{self, member};
@@ -45,7 +45,7 @@ pub(crate) fn run(plugin: Option<&str>, single: bool) -> Result<()> {
 }
 
 fn unknown(name: &str) -> Error {
-    let names = || INSPECT.iter().map(|plugin| plugin.name());
+    let names = || PLUGINS.iter().map(|plugin| plugin.name());
     let error = Error::new(Code::CONFIG, format!("there is no schema of plugin {name:?}"));
     match nearest(name, names()) {
         Some(meant) => error.details(format!("did you mean {meant:?}?")),
@@ -77,14 +77,14 @@ impl Schemas {
         set(&mut schema, &["additionalProperties"], json!(true));
         set(&mut schema, &["properties", "plugins", "items"], self.any_plugin());
         set(&mut schema, &["properties", "plugins", "minItems"], json!(1));
-        self.document("A CNI network list", schema, INSPECT)
+        self.document("A CNI network list", schema, PLUGINS)
     }
 
     /// Returns the schema of a file with a single plugin.
     fn single(&self) -> Result<Value> {
         let mut schema = self.any_plugin();
         set(&mut schema, &["required"], json!(["name", "type"]));
-        self.document("A CNI network of one plugin", schema, INSPECT)
+        self.document("A CNI network of one plugin", schema, PLUGINS)
     }
 
     /// Returns the schema of a file with this plugin.
@@ -92,7 +92,7 @@ impl Schemas {
         let mut schema = self.plugin(plugin)?;
         set(&mut schema, &["required"], json!(["name", "type"]));
         set(&mut schema, &["properties", "type"], json!({ "const": plugin.name() }));
-        let called = if calls_any(&schema) { INSPECT } else { &[] };
+        let called = if calls_any(&schema) { PLUGINS } else { &[] };
         self.document(&format!("A CNI network of the plugin {}", plugin.name()), schema, called)
     }
 
@@ -121,7 +121,7 @@ impl Schemas {
             "type": "object",
             "required": ["type"],
             "properties": { "type": self.runtime_key("plugins[]", "type") },
-            "allOf": INSPECT.iter().map(rule).collect::<Vec<_>>(),
+            "allOf": PLUGINS.iter().map(rule).collect::<Vec<_>>(),
         })
     }
 
@@ -194,7 +194,7 @@ impl Schemas {
             "cniVersions" => set(&mut schema, &["items"], json!({ "type": "string" })),
             "capabilities" => set(&mut schema, &["additionalProperties"], json!({ "type": "boolean" })),
             "type" => {
-                let names: Vec<&str> = INSPECT.iter().map(|plugin| plugin.name()).collect();
+                let names: Vec<&str> = PLUGINS.iter().map(|plugin| plugin.name()).collect();
                 set(&mut schema, &["anyOf"], json!([{ "enum": names }, { "minLength": 1 }]));
             }
             _ => {}
@@ -321,7 +321,7 @@ impl<'a> Writer<'a> {
     fn delegates(&self) -> Vec<(&'a str, Value)> {
         let objects = self.described.iter().filter(|key| key.kind == "object");
         let rules = |key: &Key| match self.probe.delegate(&key.path)? {
-            Delegated::Plugin(default) => Some(delegate_rules(INSPECT.iter().copied(), &default, str::to_owned)),
+            Delegated::Plugin(default) => Some(delegate_rules(PLUGINS.iter().copied(), &default, str::to_owned)),
             Delegated::Ipam(default) => Some(delegate_rules(known::ipam_plugins(), &default, ipam_definition)),
         };
         objects.filter_map(|key| Some((key.path.as_str(), rules(key)?))).collect()

@@ -7,7 +7,7 @@ mod report;
 use std::path::{Path, PathBuf};
 
 use cni::{Code, Context, Error, Program, Result, Version};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 
 use crate::conf::{self, Broken, NetworkList, Plugin};
 use crate::known::{self, Remark};
@@ -158,7 +158,7 @@ fn programs(place: &str, list: &NetworkList, plugin: &Plugin) -> Vec<Finding> {
                 return Finding::of_error(Level::Error, place, &error);
             }
             let names = installed(&dirs);
-            let known = INSPECT.iter().map(|plugin| plugin.name()).chain(names.iter().map(String::as_str));
+            let known = PLUGINS.iter().map(|plugin| plugin.name()).chain(names.iter().map(String::as_str));
             let what = match nearest(kind, known) {
                 Some(meant) => format!("unknown plugin {kind:?}, did you mean {meant:?}?"),
                 None => format!("unknown plugin {kind:?}: cni0 does not have it"),

@@ -12,7 +12,7 @@ use std::time::SystemTime;
 
 use cni::inspect::{Lease, LeaseHolder, LeaseStore};
 use cni::{Call, Code, Context, Error, Result, utc};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
@@ -109,7 +109,7 @@ impl Watch {
     /// Watches all directories, then reads the leases. In this order, no change in between is missed.
     fn leases(&self) -> Result<Leases> {
         let mut directories: BTreeMap<PathBuf, (String, &'static dyn LeaseStore)> = BTreeMap::new();
-        for store in INSPECT.iter().filter_map(|plugin| plugin.lease_store()) {
+        for store in PLUGINS.iter().filter_map(|plugin| plugin.lease_store()) {
             if let Some(parent) = store.lease_dir(&Call::for_config(DEFAULTS)?)?.parent() {
                 self.watch(parent)?;
             }

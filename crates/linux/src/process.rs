@@ -1,7 +1,8 @@
-//! This process: its entry point, its environment, its standard streams, its memory, and how it recognises copies of its program.
+//! This process: its entry point, its environment, its standard streams, its memory, and how it recognises the programs
+//! of its set.
 
-pub mod build_id;
 pub(crate) mod elf;
+pub mod set;
 
 use std::ffi::OsString;
 use std::io::{self, Read};
@@ -14,7 +15,7 @@ use crate::sys;
 use crate::wait::ready;
 
 pub use crate::sys::arena::Arena;
-pub use crate::sys::{Invocation, start};
+pub use crate::sys::start;
 
 /// Returns a variable of the environment.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]

@@ -7,7 +7,7 @@ mod start;
 #[cfg(all(panic = "abort", target_env = "musl"))]
 mod unwind;
 
-pub use start::{Invocation, start};
+pub use start::start;
 
 use std::ffi::CStr;
 use std::fs::File;

@@ -34,7 +34,7 @@ pub mod suite;
 
 use std::ffi::OsStr;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,17 +46,17 @@ use serde_json::Value;
 
 use linux::Deadline;
 use linux::Netns;
-use linux::process::build_id;
+use linux::process::set;
 
 pub use pod::Pod;
 pub use process::{Outcome, Process};
 pub use scripted::Scripted;
 
-/// Returns the names of all plugins, which are those of the crates in the table of `cni0`. Reads the table's text, because
-/// this crate cannot depend on plugins, whose tests depend on it.
+/// Returns the names of all plugins, from the list in `crates/cni0/Cargo.toml`. Reads its text, because this crate cannot depend
+/// on plugins, whose tests depend on it.
 pub fn plugins() -> Vec<String> {
-    let (_, table) = include_str!("../../cni0/src/lib.rs").split_once("\ntables! {\n").unwrap();
-    table.lines().filter_map(|line| Some(line.trim().split_once("::")?.0.replace('_', "-"))).collect()
+    let list = include_str!("../../cni0/Cargo.toml").lines();
+    list.filter_map(|line| Some(line.split_once(".path = ")?.0.to_owned())).collect()
 }
 
 /// The PATH of all programs that tests run.
@@ -82,13 +82,15 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// The two ways to install plugins, which must behave the same.
+/// The set of a program, to which a test can assign it. Programs of one set run each other in process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Layout {
-    /// Copies of one program under all names: delegates run in the same process.
-    Shared,
-    /// One program per plugin: delegates are executed.
-    Separate,
+pub enum Set {
+    /// No set, as after `cargo build`.
+    None,
+    /// The set of the plugins that [`Lab::new`] installs.
+    One,
+    /// Another set, as after an upgrade.
+    Another,
 }
 
 /// An isolated host for one test.
@@ -122,15 +124,19 @@ impl Namespaces {
 }
 
 impl Lab {
-    /// Moves this thread to a new host with shared plugins.
+    /// Moves this thread to a new host with plugins of one set, which run their delegates in process.
     pub fn new() -> Lab {
-        Lab::with(Layout::Shared)
+        Lab::with(Set::One)
     }
 
     /// Moves this thread to a new host with plugins.
-    pub fn with(layout: Layout) -> Lab {
+    pub fn with(set: Set) -> Lab {
         let lab = Lab::without_plugins();
-        lab.install(layout);
+        for plugin in plugins() {
+            let from = program_path(&plugin);
+            assert!(from.exists(), "install {from:?}: it does not exist (cargo build --bins first)");
+            copy_to_set(&from, &lab.bin().join(plugin), set);
+        }
         lab
     }
 
@@ -176,27 +182,11 @@ impl Lab {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.namespaces.network.as_raw_fd()))
     }
 
-    /// Runs `test` on a host with shared plugins, and on one with separate plugins.
-    pub fn for_each_layout(test: impl Fn(&Lab)) {
-        for layout in [Layout::Shared, Layout::Separate] {
-            eprintln!("--- {layout:?}");
-            test(&Lab::with(layout));
-        }
-    }
-
-    fn install(&self, layout: Layout) {
-        let copy = |from: &str, to: &str| {
-            let from = program_path(from);
-            let to = self.bin().join(to);
-            assert!(from.exists(), "install {from:?}: it does not exist (cargo build --bins first)");
-            copy_program(&from, &to);
-        };
-        match layout {
-            Layout::Shared => {
-                copy("cni0", "cni0");
-                plugins().iter().for_each(|plugin| copy("cni0", plugin));
-            }
-            Layout::Separate => plugins().iter().for_each(|plugin| copy(plugin, plugin)),
+    /// Runs `test` on a host whose plugins run their delegates in process, and on one whose plugins execute them.
+    pub fn for_each_way_to_delegate(test: impl Fn(&Lab)) {
+        for set in [Set::One, Set::None] {
+            eprintln!("--- set: {set:?}");
+            test(&Lab::with(set));
         }
     }
 
@@ -318,17 +308,17 @@ pub fn copy_program(from: &Path, to: &Path) {
     assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
 }
 
-/// Copies a program with another build ID, as an upgrade would install it.
-pub fn copy_as_another_build(from: &Path, to: &Path) {
-    let mut content = fs::read(from).unwrap();
-    let id = build_id::find(&content).unwrap_or_else(|| panic!("{from:?} is linked without a build ID")).to_vec();
-    let place = content.windows(id.len()).position(|bytes| bytes == id).unwrap();
-    content[place] ^= 1;
-    let draft = to.with_extension("draft");
-    fs::write(&draft, content).unwrap();
-    fs::set_permissions(&draft, fs::metadata(from).unwrap().permissions()).unwrap();
-    copy_program(&draft, to);
-    fs::remove_file(draft).unwrap();
+/// Copies a program and assigns the copy to a set, in a child process like [`write_script`]. A script, which starts the program
+/// under an emulator, has no set.
+pub fn copy_to_set(from: &Path, to: &Path, set: Set) {
+    let mut head = Vec::new();
+    File::open(from).unwrap().take(4096).read_to_end(&mut head).unwrap();
+    let Some(id) = set::find(&head) else { return copy_program(from, to) };
+    let place = id.as_ptr().addr() - head.as_ptr().addr();
+    let script = "cp --preserve=mode \"$0\" \"$1\"; dd of=\"$1\" oflag=seek_bytes seek=\"$2\" conv=notrunc status=none";
+    let copy = Process::new("sh").arg("-ec").arg(script).arg(from).arg(to).arg(place.to_string());
+    let outcome = copy.stdin([set as u8; set::ID_LENGTH]).run();
+    assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
 }
 
 /// Reports that a test cannot run here. `ci/test` counts it.

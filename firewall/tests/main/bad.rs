@@ -21,15 +21,14 @@ fn refuse(pod: &Pod<'_>, keys: Value, code: u32, message: &str) {
 
 #[test]
 fn invalid_keys_change_nothing() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
-        refuse(&pod, json!({ "backend": "foo" }), 7, "unrecognized backend \"foo\"");
-        refuse(&pod, json!({ "ingressPolicy": "closed" }), 7, "unknown ingress policy: \"closed\"");
-        refuse(&pod, json!({ "iptablesAdminChainName": "a b" }), 7, "iptablesAdminChainName");
-        refuse(&pod, json!({ "iptablesAdminChainName": "FORWARD" }), 7, "iptablesAdminChainName");
-        refuse(&pod, json!({ "firewalldZone": "a b" }), 7, "firewalldZone");
-        refuse(&pod, json!({ "backend": "firewalld" }), 11, "firewalld is not running");
-    });
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    refuse(&pod, json!({ "backend": "foo" }), 7, "unrecognized backend \"foo\"");
+    refuse(&pod, json!({ "ingressPolicy": "closed" }), 7, "unknown ingress policy: \"closed\"");
+    refuse(&pod, json!({ "iptablesAdminChainName": "a b" }), 7, "iptablesAdminChainName");
+    refuse(&pod, json!({ "iptablesAdminChainName": "FORWARD" }), 7, "iptablesAdminChainName");
+    refuse(&pod, json!({ "firewalldZone": "a b" }), 7, "firewalldZone");
+    refuse(&pod, json!({ "backend": "firewalld" }), 11, "firewalld is not running");
 }
 
 /// The tools of iptables take the name of a target for the target.

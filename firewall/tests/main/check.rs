@@ -24,35 +24,31 @@ fn find_each(lab: &Lab, pod: &Pod<'_>, config: &serde_json::Value, damages: &[(&
 
 #[test]
 fn each_missing_rule_is_found() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
-        let config = config(json!({}));
-        pod.add(&config);
-        find_each(
-            lab,
-            &pod,
-            &config,
-            &[
-                ("iptables -D FORWARD 1", "no rule of chain FORWARD leads to CNI-FORWARD"),
-                ("ip6tables -D FORWARD 1", "no rule of chain FORWARD leads to CNI-FORWARD"),
-                ("iptables -D CNI-FORWARD 1", "no rule of chain CNI-FORWARD leads to CNI-ADMIN"),
-                ("iptables -D CNI-FORWARD 2", "-m mark --mark 0x1000/0x1000 -j ACCEPT"),
-                ("ip6tables -D CNI-FORWARD 2", "-m mark --mark 0x1000/0x1000 -j ACCEPT"),
-                (
-                    "nft delete element inet cni_firewall ipv4 { 10.9.0.2 }",
-                    "10.9.0.2 is not in table inet cni_firewall",
-                ),
-                ("nft flush set inet cni_firewall ipv6", "fd00::2 is not in table inet cni_firewall"),
-                ("nft flush chain inet cni_firewall set_mark", "rules of table inet cni_firewall do not exist"),
-                ("nft flush chain inet cni_firewall accepted", "rules of table inet cni_firewall do not exist"),
-                ("nft delete chain inet cni_firewall clear_mark", "rules of table inet cni_firewall do not exist"),
-                ("nft delete table inet cni_firewall", "-d 10.9.0.2/32"),
-                ("iptables -F; iptables -X", "chain CNI-FORWARD does not exist"),
-                ("nft delete table ip6 filter", "chain CNI-FORWARD does not exist"),
-                ("iptables -R CNI-FORWARD 2 -s 10.9.0.2 -j DROP", "in chain CNI-FORWARD does not exist"),
-            ],
-        );
-    });
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let config = config(json!({}));
+    pod.add(&config);
+    find_each(
+        lab,
+        &pod,
+        &config,
+        &[
+            ("iptables -D FORWARD 1", "no rule of chain FORWARD leads to CNI-FORWARD"),
+            ("ip6tables -D FORWARD 1", "no rule of chain FORWARD leads to CNI-FORWARD"),
+            ("iptables -D CNI-FORWARD 1", "no rule of chain CNI-FORWARD leads to CNI-ADMIN"),
+            ("iptables -D CNI-FORWARD 2", "-m mark --mark 0x1000/0x1000 -j ACCEPT"),
+            ("ip6tables -D CNI-FORWARD 2", "-m mark --mark 0x1000/0x1000 -j ACCEPT"),
+            ("nft delete element inet cni_firewall ipv4 { 10.9.0.2 }", "10.9.0.2 is not in table inet cni_firewall"),
+            ("nft flush set inet cni_firewall ipv6", "fd00::2 is not in table inet cni_firewall"),
+            ("nft flush chain inet cni_firewall set_mark", "rules of table inet cni_firewall do not exist"),
+            ("nft flush chain inet cni_firewall accepted", "rules of table inet cni_firewall do not exist"),
+            ("nft delete chain inet cni_firewall clear_mark", "rules of table inet cni_firewall do not exist"),
+            ("nft delete table inet cni_firewall", "-d 10.9.0.2/32"),
+            ("iptables -F; iptables -X", "chain CNI-FORWARD does not exist"),
+            ("nft delete table ip6 filter", "chain CNI-FORWARD does not exist"),
+            ("iptables -R CNI-FORWARD 2 -s 10.9.0.2 -j DROP", "in chain CNI-FORWARD does not exist"),
+        ],
+    );
 }
 
 #[test]

@@ -13,35 +13,34 @@ fn without_result(config: Value) -> Value {
 
 #[test]
 fn nothing_but_the_attachment_is_needed() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
-        let neighbour = Pod::absent(lab, "c2", &["10.9.0.3/24", "fd00::3/64"]);
-        neighbour.add(&config(json!({})));
-        let neighbours = accepted(&["10.9.0.3", "fd00::3"]);
-        for keys in [
-            without_result(json!({})),
-            json!({}),
-            json!({ "backend": "nftables" }),
-            json!({ "backend": "iptables" }),
-            json!({ "backend": "foo" }),
-            json!({ "ingressPolicy": "closed" }),
-            json!({ "ingressPolicy": "isolated" }),
-            json!({ "iptablesAdminChainName": "OTHER" }),
-            json!({ "iptablesAdminChainName": 7 }),
-            json!({ "prevResult": { "cniVersion": "1.1.0", "ips": [{ "address": "nonsense" }] } }),
-            json!({ "prevResult": { "cniVersion": "1.1.0", "ips": [{ "address": "10.9.0.3/24" }] } }),
-        ] {
-            pod.add(&config(json!({})));
-            for _ in 0..2 {
-                pod.call("DEL", &config(keys.clone())).without("CNI_NETNS").run().ok();
-                assert_eq!(containers(lab), neighbours, "{keys}");
-            }
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "c1", &["10.9.0.2/24", "fd00::2/64"]);
+    let neighbour = Pod::absent(lab, "c2", &["10.9.0.3/24", "fd00::3/64"]);
+    neighbour.add(&config(json!({})));
+    let neighbours = accepted(&["10.9.0.3", "fd00::3"]);
+    for keys in [
+        without_result(json!({})),
+        json!({}),
+        json!({ "backend": "nftables" }),
+        json!({ "backend": "iptables" }),
+        json!({ "backend": "foo" }),
+        json!({ "ingressPolicy": "closed" }),
+        json!({ "ingressPolicy": "isolated" }),
+        json!({ "iptablesAdminChainName": "OTHER" }),
+        json!({ "iptablesAdminChainName": 7 }),
+        json!({ "prevResult": { "cniVersion": "1.1.0", "ips": [{ "address": "nonsense" }] } }),
+        json!({ "prevResult": { "cniVersion": "1.1.0", "ips": [{ "address": "10.9.0.3/24" }] } }),
+    ] {
+        pod.add(&config(json!({})));
+        for _ in 0..2 {
+            pod.call("DEL", &config(keys.clone())).without("CNI_NETNS").run().ok();
+            assert_eq!(containers(lab), neighbours, "{keys}");
         }
-        for tool in ["iptables", "ip6tables"] {
-            assert_eq!(rules(lab, tool, "CNI-FORWARD")[0], ADMIN);
-        }
-        neighbour.check(&config(json!({}))).ok();
-    });
+    }
+    for tool in ["iptables", "ip6tables"] {
+        assert_eq!(rules(lab, tool, "CNI-FORWARD")[0], ADMIN);
+    }
+    neighbour.check(&config(json!({}))).ok();
 }
 
 #[test]

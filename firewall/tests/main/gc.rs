@@ -13,27 +13,26 @@ fn collect(lab: &Lab, config: &Value, valid: Value) -> Outcome {
 
 #[test]
 fn rules_of_stale_attachments_are_removed() {
-    Lab::for_each_layout(|lab| {
-        let pods: Vec<Pod<'_>> = (1..=3)
-            .map(|n| Pod::absent(lab, &format!("c{n}"), &[&format!("10.9.0.{n}/24"), &format!("fd00::{n}/64")]))
-            .collect();
-        let second = Pod { ifname: "eth1".to_owned(), ips: vec!["10.9.0.9/24".to_owned()], ..pods[0].clone() };
-        let (one, two) = (config(json!({})), on_network("net2", config(json!({}))));
-        pods.iter().take(2).for_each(|pod| drop(pod.add(&one)));
-        second.add(&one);
-        pods[2].add(&two);
-        collect(lab, &one, json!([{ "containerID": "c1", "ifname": "eth0" }])).ok();
-        assert_eq!(containers(lab), accepted(&["10.9.0.1", "10.9.0.3", "fd00::1", "fd00::3"]));
-        pods[0].check(&one).ok();
-        pods[2].check(&two).ok();
-        collect(lab, &one, json!([])).ok();
-        assert_eq!(containers(lab), accepted(&["10.9.0.3", "fd00::3"]));
-        let before = ruleset(lab);
-        collect(lab, &one, json!([])).ok();
-        assert_eq!(ruleset(lab), before);
-        collect(lab, &two, json!([])).ok();
-        assert_eq!(containers(lab), [] as [&str; 0]);
-    });
+    let lab = &Lab::new();
+    let pods: Vec<Pod<'_>> = (1..=3)
+        .map(|n| Pod::absent(lab, &format!("c{n}"), &[&format!("10.9.0.{n}/24"), &format!("fd00::{n}/64")]))
+        .collect();
+    let second = Pod { ifname: "eth1".to_owned(), ips: vec!["10.9.0.9/24".to_owned()], ..pods[0].clone() };
+    let (one, two) = (config(json!({})), on_network("net2", config(json!({}))));
+    pods.iter().take(2).for_each(|pod| drop(pod.add(&one)));
+    second.add(&one);
+    pods[2].add(&two);
+    collect(lab, &one, json!([{ "containerID": "c1", "ifname": "eth0" }])).ok();
+    assert_eq!(containers(lab), accepted(&["10.9.0.1", "10.9.0.3", "fd00::1", "fd00::3"]));
+    pods[0].check(&one).ok();
+    pods[2].check(&two).ok();
+    collect(lab, &one, json!([])).ok();
+    assert_eq!(containers(lab), accepted(&["10.9.0.3", "fd00::3"]));
+    let before = ruleset(lab);
+    collect(lab, &one, json!([])).ok();
+    assert_eq!(ruleset(lab), before);
+    collect(lab, &two, json!([])).ok();
+    assert_eq!(containers(lab), [] as [&str; 0]);
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn the_life_of_a_container_is_that_of_the_references_tests() {
         (V6.to_owned(), json!([set6]), json!([route("fc00::/48")])),
         (format!("{V4}{V6}"), json!([set4, set6]), json!([route("10.1.0.0/16"), route("fc00::/48")])),
     ] {
-        Lab::for_each_layout(|lab| {
+        Lab::for_each_way_to_delegate(|lab| {
             let file = lab.dir().join("subnet.env");
             fs::write(&file, format!("{lines}{masquerades}")).unwrap();
             let data = lab.dir().join("data");
@@ -56,7 +56,7 @@ fn the_life_of_a_container_is_that_of_the_references_tests() {
 
 #[test]
 fn every_version_can_add_and_delete() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         for version in Version::ALL {
             let pod = Pod::new(lab, &format!("v{version}"));
@@ -112,7 +112,7 @@ fn the_state_file_is_private_and_has_the_name_of_the_reference() {
 /// Such a file name has no place for the name of the interface.
 #[test]
 fn a_container_id_may_be_as_long_as_a_file_name() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let (pod, config) = (Pod { id: "c".repeat(255), ..Pod::new(lab, "c1") }, config(json!({})));
         let result = pod.add(&config);
@@ -141,7 +141,7 @@ fn a_repeated_add_leaves_one_state_file() {
 
 #[test]
 fn a_second_add_fails_and_keeps_the_attachment() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "isDefaultGateway": true } })));
         let result = pod.add(&config);
@@ -156,7 +156,7 @@ fn a_second_add_fails_and_keeps_the_attachment() {
 
 #[test]
 fn an_add_whose_result_is_lost_leaves_nothing() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let outcome = Pod::new(lab, "c1").call("ADD", &config(json!({}))).via_shell("exec \"$0\" >/dev/full").run();
         assert_eq!(outcome.status, Some(1), "{outcome:?}");

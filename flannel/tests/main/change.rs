@@ -19,7 +19,7 @@ fn gateways(result: &Value) -> Vec<String> {
 #[test]
 fn old_and_new_pods_work_after_a_change_of_the_subnet() {
     for lines in [V4.to_owned(), V6.to_owned(), format!("{V4}{V6}")] {
-        Lab::for_each_layout(|lab| {
+        Lab::for_each_way_to_delegate(|lab| {
             let config = config(json!({ "delegate": { "isDefaultGateway": true } }));
             let (old, new) = (Pod::new(lab, "c1"), Pod::new(lab, "c2"));
             write_subnet_file(&format!("{lines}{REST}"));
@@ -70,7 +70,7 @@ fn the_last_pod_of_an_old_subnet_takes_its_gateway_along() {
 
 #[test]
 fn another_mtu_reaches_the_bridge_and_new_pods() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = config(json!({}));
         for (n, size) in ["1472", "1400", "8950"].into_iter().enumerate() {
             write_subnet_file(&format!("{V4}{}", REST.replace("1472", size)));

@@ -10,7 +10,7 @@ use crate::recorder::{NAME, Recorder};
 
 #[test]
 fn a_removed_address_is_noticed() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         for version in Version::ALL.into_iter().filter(|version| *version >= Version::since("CHECK")) {
             for has_state in [true, false] {

@@ -10,7 +10,7 @@ use crate::node::{Pod, assert_clean, config, join_cluster, leases, lose_state, s
 
 #[test]
 fn the_namespace_or_result_of_another_container_does_not_matter() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         for has_state in [true, false] {
             let config = config(json!({}));
@@ -37,7 +37,7 @@ fn the_namespace_or_result_of_another_container_does_not_matter() {
 
 #[test]
 fn similar_container_ids_are_different() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let config = config(json!({}));
         let ids = ["c", "c1", "c10", "c1.eth0", "c1..", "c1.new", "c1_eth0", "C1", "c1-eth0"];
@@ -58,7 +58,7 @@ fn similar_container_ids_are_different() {
 
 #[test]
 fn a_container_that_was_never_added_is_deleted_without_effect() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
         pod.del(&config);
         join_cluster();

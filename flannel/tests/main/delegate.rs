@@ -13,7 +13,7 @@ fn recorded(keys: Value) -> Value {
 
 #[test]
 fn a_delegate_gets_the_generated_configuration_and_the_environment() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let recorder = Recorder::install(lab);
         write_subnet_file(&format!("{V4}{V6}{REST}"));
         let pod = Pod::new(lab, "c1");
@@ -78,7 +78,7 @@ fn a_result_in_another_layout_is_passed_on() {
 
 #[test]
 fn an_error_of_the_delegate_is_passed_on_unchanged() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let recorder = Recorder::install(lab);
         join_cluster();
         let (pod, config) = (Pod::new(lab, "c1"), recorded(json!({})));
@@ -129,7 +129,7 @@ fn a_delegate_that_crashes_is_named() {
 
 #[test]
 fn a_missing_delegate_is_named_and_nothing_is_left() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let pod = Pod::new(lab, "c1");
         let config = recorded(json!({}));
@@ -144,7 +144,7 @@ fn a_missing_delegate_is_named_and_nothing_is_left() {
 
 #[test]
 fn a_delegate_cannot_be_flannel_itself() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let pod = Pod::new(lab, "c1");
         let own = config(json!({ "delegate": { "type": "flannel" } }));

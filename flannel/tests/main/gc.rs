@@ -42,7 +42,7 @@ fn a_lack_of_resources_is_an_error_or_leaves_nothing() {
 
 #[test]
 fn stale_attachments_are_removed_with_their_state() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let (one, two) = (config(json!({})), config(json!({ "name": "net2", "delegate": { "bridge": "br2" } })));
         let pods = ["c1", "c2", "c3", "c4"].map(|id| Pod::new(lab, id));

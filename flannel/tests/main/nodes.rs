@@ -45,7 +45,7 @@ fn assert_connected(cluster: &Cluster<'_>, one: &Pod<'_>, other: &Pod<'_>) {
 
 #[test]
 fn containers_of_two_nodes_reach_each_other() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         for settings in Settings::all() {
             let cluster = &Cluster::new(lab, settings);
             let [one, two] = &cluster.two_nodes();
@@ -276,7 +276,7 @@ fn the_next_container_frees_the_old_subnet_if_all_were_gone_before() {
 
 #[test]
 fn del_without_the_subnet_file_leaves_nothing() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         // Bridge has rules to remove only if flanneld does not masquerade.
         let cluster = &Cluster::new(lab, Settings { ip_masq: false, ..Settings::dual_stack(Backend::Vxlan) });
         let [one, two] = &cluster.two_nodes();

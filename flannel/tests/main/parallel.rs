@@ -12,7 +12,7 @@ const PODS: usize = 20;
 
 #[test]
 fn many_pods_start_and_end_at_once() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let config = config(json!({}));
         let pods: Vec<_> = (0..PODS).map(|n| Pod::new(lab, &format!("c{n}"))).collect();

@@ -52,7 +52,7 @@ fn states() -> [Value; 2] {
 
 #[test]
 fn what_the_reference_added_is_deleted_by_ours() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         keep_ours(lab);
         for state in states() {
             join_cluster();
@@ -73,7 +73,7 @@ fn what_the_reference_added_is_deleted_by_ours() {
 
 #[test]
 fn what_ours_added_is_deleted_by_the_reference() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         keep_ours(lab);
         join_cluster();
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
@@ -86,7 +86,7 @@ fn what_ours_added_is_deleted_by_the_reference() {
 
 #[test]
 fn copying_the_reference_over_ours_harms_no_other_plugin() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let content = || {
             plugins().into_iter().filter(|name| name != "flannel").map(|name| fs::read(lab.bin().join(name)).unwrap())

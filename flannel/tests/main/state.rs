@@ -20,7 +20,7 @@ fn path(name: &str) -> PathBuf {
 
 #[test]
 fn a_failed_add_leaves_nothing() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
         // The name of the interface is taken.
@@ -36,7 +36,7 @@ fn a_failed_add_leaves_nothing() {
 
 #[test]
 fn a_full_subnet_leaves_nothing_of_the_failed_add() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         write_subnet_file(&format!("{}{REST}", V4.replace("/24", "/30")));
         let (first, second, config) = (Pod::new(lab, "c1"), Pod::new(lab, "c2"), config(json!({})));
         first.add(&config);
@@ -53,7 +53,7 @@ fn a_full_subnet_leaves_nothing_of_the_failed_add() {
 
 #[test]
 fn an_add_without_a_place_for_its_state_leaves_nothing() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         fs::create_dir_all("/var/lib/cni").unwrap();
         fs::write(DATA_DIR, "a file").unwrap();
@@ -69,7 +69,7 @@ fn an_add_without_a_place_for_its_state_leaves_nothing() {
 
 #[test]
 fn a_failed_del_keeps_the_state_for_the_next_one() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
         pod.add(&config);
@@ -87,7 +87,7 @@ fn a_failed_del_keeps_the_state_for_the_next_one() {
 #[test]
 fn del_does_without_a_valid_state_file() {
     let huge = format!("{{\"name\":\"net1\",\"type\":\"bridge\",\"filler\":\"{}\"}}", "x".repeat(1 << 20));
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         for content in [
             "",
@@ -154,7 +154,7 @@ fn entries_that_are_not_files_do_not_disturb() {
 /// Every input of DEL that can be lost or broken, alone and together.
 #[test]
 fn del_does_without_its_other_inputs() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let broken = [
             json!({}),
             json!({ "delegate": 5, "ipam": "host-local", "subnetFile": 7, "dataDir": [], "runtimeConfig": "x" }),
@@ -225,7 +225,7 @@ fn second_network(lab: &Lab) -> Value {
 
 #[test]
 fn interfaces_of_one_container_have_separate_states() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         for has_second_network in [false, true] {
             for first_goes_first in [true, false] {
                 join_cluster();

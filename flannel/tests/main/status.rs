@@ -14,7 +14,7 @@ fn status(lab: &Lab, config: &Value) -> Outcome {
 
 #[test]
 fn a_node_without_a_subnet_is_not_ready() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let config = config(json!({}));
         let error = status(lab, &config).error(50);
         let wanted = "open /run/flannel/subnet.env: no such file or directory";
@@ -32,7 +32,7 @@ fn a_node_without_a_subnet_is_not_ready() {
 
 #[test]
 fn a_delegate_that_is_missing_or_not_ready_is_reported() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         let config = config(json!({ "delegate": { "type": NAME } }));
         let error = status(lab, &config).error(50);
@@ -48,7 +48,7 @@ fn a_delegate_that_is_missing_or_not_ready_is_reported() {
 
 #[test]
 fn a_missing_ipam_plugin_is_reported() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
         fs::remove_file(lab.bin().join("host-local")).unwrap();
         let error = status(lab, &config(json!({}))).error(50);

@@ -15,7 +15,7 @@ fn recorded() -> Value {
 
 #[test]
 fn a_missing_file_is_a_transient_failure() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
         for has_directory in [false, true] {
             if has_directory {

@@ -27,7 +27,7 @@ fn make_old(interfaces: &[&Pod<'_>]) {
 
 #[test]
 fn an_attachment_of_an_earlier_version_is_deleted() {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let (pod, config) = node_with_pod(lab);
         let result = pod.add(&config);
         make_old(&[&pod]);

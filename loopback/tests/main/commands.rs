@@ -78,20 +78,19 @@ fn expected(version: Version) -> String {
 
 #[test]
 fn add_returns_results_in_the_layout_of_every_version() {
-    Lab::for_each_layout(|lab| {
-        let netns = lab.netns("c1");
-        for version in Version::ALL {
-            let outcome = call(lab, "ADD", &netns).stdin(config(version.as_str())).run();
-            outcome.ok();
-            assert_eq!(outcome.stdout, expected(version), "{version}");
-            assert_eq!(outcome.stderr, "", "{version}");
-            assert!(is_up(lab, "c1"));
-            call(lab, "DEL", &netns).stdin(config(version.as_str())).run().ok();
-            assert!(!is_up(lab, "c1"));
-        }
-        let outcome = call(lab, "ADD", &netns).stdin(config("")).run();
-        assert_eq!(outcome.stdout, expected(Version::V0_1_0), "without a version, the oldest is used");
-    });
+    let lab = &Lab::new();
+    let netns = lab.netns("c1");
+    for version in Version::ALL {
+        let outcome = call(lab, "ADD", &netns).stdin(config(version.as_str())).run();
+        outcome.ok();
+        assert_eq!(outcome.stdout, expected(version), "{version}");
+        assert_eq!(outcome.stderr, "", "{version}");
+        assert!(is_up(lab, "c1"));
+        call(lab, "DEL", &netns).stdin(config(version.as_str())).run().ok();
+        assert!(!is_up(lab, "c1"));
+    }
+    let outcome = call(lab, "ADD", &netns).stdin(config("")).run();
+    assert_eq!(outcome.stdout, expected(Version::V0_1_0), "without a version, the oldest is used");
 }
 
 #[test]

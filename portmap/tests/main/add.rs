@@ -14,31 +14,29 @@ const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0
 
 #[test]
 fn the_previous_result_passes_byte_for_byte_in_every_version() {
-    Lab::for_each_layout(|lab| {
-        for version in VERSIONS {
-            for case in ["full", "plain"] {
-                let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/result").join(version).join(case);
-                let text = fs::read_to_string(file.with_extension("json")).unwrap();
-                let pod = Pod::absent(lab, "a", &[]);
-                let previous: Value = serde_json::from_str(&text).unwrap();
-                let ifname = previous["interfaces"].as_array().into_iter().flatten();
-                let ifname =
-                    ifname.filter(|found| found["sandbox"].is_string()).find_map(|found| found["name"].as_str());
-                let pod = Pod { ifname: ifname.unwrap_or("eth0").to_owned(), ..pod };
-                for ports in [&[][..], &["8080:80/tcp", "8080:80/udp"]] {
-                    let config = with(config(ports), json!({ "cniVersion": version, "prevResult": previous }));
-                    let added = pod.call("ADD", &config).run();
-                    assert_eq!((added.stdout.as_str(), added.stderr.as_str()), (text.as_str(), ""), "{version} {case}");
-                    assert_eq!(entries(lab).is_empty(), ports.is_empty(), "{version} {case}: {text}");
-                    if !matches!(version, "0.1.0" | "0.2.0" | "0.3.0" | "0.3.1") {
-                        assert_eq!(pod.call("CHECK", &config).run().ok(), Value::Null);
-                    }
-                    pod.del(&config);
-                    assert_clean(lab);
+    let lab = &Lab::new();
+    for version in VERSIONS {
+        for case in ["full", "plain"] {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/result").join(version).join(case);
+            let text = fs::read_to_string(file.with_extension("json")).unwrap();
+            let pod = Pod::absent(lab, "a", &[]);
+            let previous: Value = serde_json::from_str(&text).unwrap();
+            let ifname = previous["interfaces"].as_array().into_iter().flatten();
+            let ifname = ifname.filter(|found| found["sandbox"].is_string()).find_map(|found| found["name"].as_str());
+            let pod = Pod { ifname: ifname.unwrap_or("eth0").to_owned(), ..pod };
+            for ports in [&[][..], &["8080:80/tcp", "8080:80/udp"]] {
+                let config = with(config(ports), json!({ "cniVersion": version, "prevResult": previous }));
+                let added = pod.call("ADD", &config).run();
+                assert_eq!((added.stdout.as_str(), added.stderr.as_str()), (text.as_str(), ""), "{version} {case}");
+                assert_eq!(entries(lab).is_empty(), ports.is_empty(), "{version} {case}: {text}");
+                if !matches!(version, "0.1.0" | "0.2.0" | "0.3.0" | "0.3.1") {
+                    assert_eq!(pod.call("CHECK", &config).run().ok(), Value::Null);
                 }
+                pod.del(&config);
+                assert_clean(lab);
             }
         }
-    });
+    }
 }
 
 #[test]
@@ -65,23 +63,22 @@ fn netlink_sockets(lab: &Lab, call: Process) -> Vec<String> {
 
 #[test]
 fn without_ports_no_socket_is_opened() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::absent(lab, "a", &["10.1.0.2/24"]);
-        let mut missing = config(&[]);
-        missing.as_object_mut().unwrap().remove("runtimeConfig");
-        for config in [
-            config(&[]),
-            missing,
-            with(config(&[]), json!({ "runtimeConfig": {} })),
-            with(config(&[]), json!({ "runtimeConfig": null })),
-            with(config(&[]), json!({ "runtimeConfig": { "portMappings": null } })),
-        ] {
-            for command in ["ADD", "CHECK"] {
-                assert_eq!(netlink_sockets(lab, pod.call(command, &config)), [] as [&str; 0], "{command} {config}");
-            }
+    let lab = &Lab::new();
+    let pod = Pod::absent(lab, "a", &["10.1.0.2/24"]);
+    let mut missing = config(&[]);
+    missing.as_object_mut().unwrap().remove("runtimeConfig");
+    for config in [
+        config(&[]),
+        missing,
+        with(config(&[]), json!({ "runtimeConfig": {} })),
+        with(config(&[]), json!({ "runtimeConfig": null })),
+        with(config(&[]), json!({ "runtimeConfig": { "portMappings": null } })),
+    ] {
+        for command in ["ADD", "CHECK"] {
+            assert_eq!(netlink_sockets(lab, pod.call(command, &config)), [] as [&str; 0], "{command} {config}");
         }
-        assert_ne!(netlink_sockets(lab, pod.call("ADD", &config(&["8080:80/tcp"]))), [] as [&str; 0]);
-    });
+    }
+    assert_ne!(netlink_sockets(lab, pod.call("ADD", &config(&["8080:80/tcp"]))), [] as [&str; 0]);
 }
 
 #[test]
@@ -146,24 +143,23 @@ fn ports_of_a_family_that_the_container_lacks_are_left_out() {
 
 #[test]
 fn a_repeated_add_replaces_ports_and_address() {
-    Lab::for_each_layout(|lab| {
-        let first = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        first.add(&config(&["8080:80/tcp", "8081:81/tcp", "10.0.0.1 8082:82/udp"]));
-        let second = Pod { ips: vec!["10.1.0.9/24".to_owned()], ..first.clone() };
-        let changed = config(&["8080:80/tcp", "8083:81/tcp"]);
-        for _ in 0..2 {
-            second.add(&changed);
-            let want = ["tcp 8080 to 10.1.0.9 80", "tcp 8083 to 10.1.0.9 81"].map(|mapping| port(mapping, "a"));
-            assert_eq!(published(lab), want);
-            assert_eq!(entries(lab).len(), 6, "{:#?}", entries(lab));
-            second.check(&changed).ok();
-        }
-        // Without ports, the plugin does not look at the host.
-        second.add(&config(&[]));
-        assert_eq!(entries(lab).len(), 6);
-        second.del(&config(&[]));
-        assert_clean(lab);
-    });
+    let lab = &Lab::new();
+    let first = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    first.add(&config(&["8080:80/tcp", "8081:81/tcp", "10.0.0.1 8082:82/udp"]));
+    let second = Pod { ips: vec!["10.1.0.9/24".to_owned()], ..first.clone() };
+    let changed = config(&["8080:80/tcp", "8083:81/tcp"]);
+    for _ in 0..2 {
+        second.add(&changed);
+        let want = ["tcp 8080 to 10.1.0.9 80", "tcp 8083 to 10.1.0.9 81"].map(|mapping| port(mapping, "a"));
+        assert_eq!(published(lab), want);
+        assert_eq!(entries(lab).len(), 6, "{:#?}", entries(lab));
+        second.check(&changed).ok();
+    }
+    // Without ports, the plugin does not look at the host.
+    second.add(&config(&[]));
+    assert_eq!(entries(lab).len(), 6);
+    second.del(&config(&[]));
+    assert_clean(lab);
 }
 
 /// Other conditions, masquerade and protocols than in the first ADD.

@@ -17,61 +17,56 @@ fn mapping(more: Value) -> Value {
 
 #[test]
 fn invalid_values_are_rejected_before_anything_changes() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        let key = |key: &str, value: Value| with(mapping(json!({})), json!({ key: value }));
-        let place = |name: &str| format!("runtimeConfig.portMappings[1].{name}");
-        let port = |key: &str, value: Value| mapping(json!({ key: value }));
-        for (config, code, texts) in [
-            (port("hostPort", json!(0)), 7, [place("hostPort"), "Invalid host port number: 0".into()]),
-            (port("hostPort", json!(-1)), 7, [place("hostPort"), "Invalid host port number: -1".into()]),
-            (port("hostPort", json!(65536)), 7, [place("hostPort"), "Invalid host port number: 65536".into()]),
-            (port("hostPort", Value::Null), 7, [place("hostPort"), "Invalid host port number: 0".into()]),
-            (port("containerPort", json!(0)), 7, [place("containerPort"), "Invalid container port number: 0".into()]),
-            (port("containerPort", json!(70000)), 7, [place("containerPort"), "number: 70000".into()]),
-            (port("hostPort", json!("80")), 6, [place("hostPort"), "\"80\"".into()]),
-            (port("protocol", json!("")), 7, [place("protocol"), "unknown protocol \"\" specified".into()]),
-            (port("protocol", json!("icmp")), 7, [place("protocol"), "unknown protocol \"icmp\" specified".into()]),
-            (port("protocol", json!("tcp; flush ruleset")), 7, [place("protocol"), "flush".into()]),
-            (port("hostIP", json!("foo")), 7, [place("hostIP"), "foo".into()]),
-            (port("hostIP", json!("10.9.0.1/24")), 7, [place("hostIP"), "10.9.0.1/24".into()]),
-            (port("hostIP", json!("fe80::1%eth0")), 7, [place("hostIP"), "fe80::1%eth0".into()]),
-            (key("backend", json!("foo")), 7, ["backend".into(), "unrecognized backend \"foo\"".into()]),
-            (key("markMasqBit", json!(32)), 7, ["markMasqBit".into(), "32".into()]),
-            (key("markMasqBit", json!(-1)), 7, ["markMasqBit".into(), "-1".into()]),
-            (key("snat", json!("yes")), 6, ["snat".into(), "yes".into()]),
-            (
-                key("conditionsV4", json!(["-m", "state"])),
-                7,
-                ["conditionsV4[0]".into(), "\"-m\" is not supported".into()],
-            ),
-            (key("conditionsV4", json!(["-s", "10.0.0.0/8", "-p", "tcp"])), 7, ["conditionsV4[2]".into(), "-p".into()]),
-            (
-                key("conditionsV6", json!(["-s", "10.0.0.0/8"])),
-                7,
-                ["conditionsV6[1]".into(), "other address family".into()],
-            ),
-            (key("conditionsV4", json!(["ip saddr @blocked"])), 7, ["conditionsV4".into(), "@blocked".into()]),
-            (key("conditionsV4", json!(["a; flush ruleset"])), 7, ["conditionsV4".into(), "not supported".into()]),
-            (key("conditionsV4", json!("-s 10.0.0.0/8")), 6, ["conditionsV4".into(), "-s 10.0.0.0/8".into()]),
-            (key("externalSetMarkChain", json!("two words")), 7, ["externalSetMarkChain".into(), "two words".into()]),
-        ] {
-            for command in ["ADD", "CHECK"] {
-                let error = pod.call(command, &config).run().error(code);
-                for text in &texts {
-                    assert!(error["msg"].as_str().unwrap().contains(text.as_str()), "{text}: {error}");
-                }
+    let lab = &Lab::new();
+    let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let key = |key: &str, value: Value| with(mapping(json!({})), json!({ key: value }));
+    let place = |name: &str| format!("runtimeConfig.portMappings[1].{name}");
+    let port = |key: &str, value: Value| mapping(json!({ key: value }));
+    for (config, code, texts) in [
+        (port("hostPort", json!(0)), 7, [place("hostPort"), "Invalid host port number: 0".into()]),
+        (port("hostPort", json!(-1)), 7, [place("hostPort"), "Invalid host port number: -1".into()]),
+        (port("hostPort", json!(65536)), 7, [place("hostPort"), "Invalid host port number: 65536".into()]),
+        (port("hostPort", Value::Null), 7, [place("hostPort"), "Invalid host port number: 0".into()]),
+        (port("containerPort", json!(0)), 7, [place("containerPort"), "Invalid container port number: 0".into()]),
+        (port("containerPort", json!(70000)), 7, [place("containerPort"), "number: 70000".into()]),
+        (port("hostPort", json!("80")), 6, [place("hostPort"), "\"80\"".into()]),
+        (port("protocol", json!("")), 7, [place("protocol"), "unknown protocol \"\" specified".into()]),
+        (port("protocol", json!("icmp")), 7, [place("protocol"), "unknown protocol \"icmp\" specified".into()]),
+        (port("protocol", json!("tcp; flush ruleset")), 7, [place("protocol"), "flush".into()]),
+        (port("hostIP", json!("foo")), 7, [place("hostIP"), "foo".into()]),
+        (port("hostIP", json!("10.9.0.1/24")), 7, [place("hostIP"), "10.9.0.1/24".into()]),
+        (port("hostIP", json!("fe80::1%eth0")), 7, [place("hostIP"), "fe80::1%eth0".into()]),
+        (key("backend", json!("foo")), 7, ["backend".into(), "unrecognized backend \"foo\"".into()]),
+        (key("markMasqBit", json!(32)), 7, ["markMasqBit".into(), "32".into()]),
+        (key("markMasqBit", json!(-1)), 7, ["markMasqBit".into(), "-1".into()]),
+        (key("snat", json!("yes")), 6, ["snat".into(), "yes".into()]),
+        (key("conditionsV4", json!(["-m", "state"])), 7, ["conditionsV4[0]".into(), "\"-m\" is not supported".into()]),
+        (key("conditionsV4", json!(["-s", "10.0.0.0/8", "-p", "tcp"])), 7, ["conditionsV4[2]".into(), "-p".into()]),
+        (
+            key("conditionsV6", json!(["-s", "10.0.0.0/8"])),
+            7,
+            ["conditionsV6[1]".into(), "other address family".into()],
+        ),
+        (key("conditionsV4", json!(["ip saddr @blocked"])), 7, ["conditionsV4".into(), "@blocked".into()]),
+        (key("conditionsV4", json!(["a; flush ruleset"])), 7, ["conditionsV4".into(), "not supported".into()]),
+        (key("conditionsV4", json!("-s 10.0.0.0/8")), 6, ["conditionsV4".into(), "-s 10.0.0.0/8".into()]),
+        (key("externalSetMarkChain", json!("two words")), 7, ["externalSetMarkChain".into(), "two words".into()]),
+    ] {
+        for command in ["ADD", "CHECK"] {
+            let error = pod.call(command, &config).run().error(code);
+            for text in &texts {
+                assert!(error["msg"].as_str().unwrap().contains(text.as_str()), "{text}: {error}");
             }
-            assert_eq!(table(lab), "", "{config}");
-            pod.del(&config);
         }
-        // Nor does a bad repetition change what exists.
-        pod.add(&config(&["8080:80/tcp"]));
-        let before = table(lab);
-        pod.call("ADD", &port("hostPort", json!(0))).run().error(7);
-        pod.call("ADD", &with(config(&["81:81/tcp"]), json!({ "prevResult": null }))).run().error(7);
-        assert_eq!(table(lab), before);
-    });
+        assert_eq!(table(lab), "", "{config}");
+        pod.del(&config);
+    }
+    // Nor does a bad repetition change what exists.
+    pod.add(&config(&["8080:80/tcp"]));
+    let before = table(lab);
+    pod.call("ADD", &port("hostPort", json!(0))).run().error(7);
+    pod.call("ADD", &with(config(&["81:81/tcp"]), json!({ "prevResult": null }))).run().error(7);
+    assert_eq!(table(lab), before);
 }
 
 /// The texts of the reference, which users may search for.

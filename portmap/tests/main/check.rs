@@ -20,61 +20,60 @@ fn assert_repaired(pod: &Pod<'_>, config: &Value, text: &str) {
 
 #[test]
 fn every_missing_part_is_reported_and_repaired() {
-    Lab::for_each_layout(|lab| {
-        lab.sh("ip link add br0 up type bridge; ip address add 10.1.0.1/24 dev br0");
-        let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        let config = config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/sctp"]);
-        pod.add(&config);
-        pod.check(&config).ok();
-        let whole = table(lab);
-        let nft = |command: &str| lab.sh(&format!("nft '{command}'"));
-        let rule = |chain: &str, comment: &str| {
-            let listing = lab.sh(&format!("nft -a list chain inet cni_hostport {chain}"));
-            let line = listing.lines().find(|line| line.contains(comment)).unwrap_or_else(|| panic!("{listing}"));
-            nft(&format!("delete rule inet cni_hostport {chain} handle {}", line.rsplit_once(' ').unwrap().1));
-        };
-        let broken: [(&dyn Fn(), &str); 21] = [
-            (&|| drop(nft("delete table inet cni_hostport")), "chain inet cni_hostport"),
-            (&|| drop(nft("flush ruleset")), "chain inet cni_hostport"),
-            (&|| drop(nft("flush table inet cni_hostport")), "chain inet cni_hostport"),
-            (&|| drop(nft("delete element inet cni_hostport ipv4_ports { tcp . 8080 }")), "tcp port 8080 is missing"),
-            (&|| drop(nft("delete element inet cni_hostport ipv6_ports { tcp . 8080 }")), "tcp port 8080 is missing"),
-            (
-                &|| drop(nft("delete element inet cni_hostport ipv4_address_ports { 10.0.0.1 . udp . 8081 }")),
-                "udp 10.0.0.1:8081 is missing",
-            ),
-            (
-                &|| drop(nft("delete element inet cni_hostport ipv6_address_ports { fd01::1 . sctp . 8082 }")),
-                "sctp [fd01::1]:8082 is missing",
-            ),
-            (&|| drop(nft("flush set inet cni_hostport attachments")), "set attachments is missing"),
-            (&|| drop(nft("delete set inet cni_hostport attachments")), "attachments"),
-            (&|| drop(nft("flush set inet cni_hostport ipv4_masquerade")), "set ipv4_masquerade is missing"),
-            (&|| drop(nft("flush set inet cni_hostport ipv6_masquerade")), "set ipv6_masquerade is missing"),
-            (
-                &|| drop(nft("delete element inet cni_hostport ipv4_masquerade { 127.0.0.0/8 . 10.1.0.2 }")),
-                "set ipv4_masquerade is missing",
-            ),
-            (&|| rule("prerouting", "packets to this host"), "in chain inet cni_hostport prerouting"),
-            (&|| rule("output", "packets to this host"), "in chain inet cni_hostport output"),
-            (&|| rule("output", "::1"), "in chain inet cni_hostport output"),
-            (&|| rule("published", "ipv6_translate"), "in chain inet cni_hostport published"),
-            (&|| rule("ipv4_translate", "ports of one address"), "in chain inet cni_hostport ipv4_translate"),
-            (&|| rule("ipv4_translate", "ports of all addresses"), "in chain inet cni_hostport ipv4_translate"),
-            (&|| rule("postrouting", "ipv4_masquerade"), "in chain inet cni_hostport postrouting"),
-            (&|| rule("guard", "loopback sources"), "in chain inet cni_hostport guard"),
-            (&|| rule("replies", "loopback addresses"), "guard of loopback services in table inet cni_hostport"),
-        ];
-        for (break_it, text) in broken {
-            break_it();
-            assert_repaired(&pod, &config, text);
-            // Chains and sets may be in another order.
-            assert_eq!(table(lab).lines().count(), whole.lines().count(), "{text}: {}", table(lab));
-        }
-        lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=0");
-        assert_repaired(&pod, &config, "net.ipv4.conf.br0.route_localnet");
-        assert_eq!(route_localnet(lab, "br0"), "1");
-    });
+    let lab = &Lab::new();
+    lab.sh("ip link add br0 up type bridge; ip address add 10.1.0.1/24 dev br0");
+    let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let config = config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/sctp"]);
+    pod.add(&config);
+    pod.check(&config).ok();
+    let whole = table(lab);
+    let nft = |command: &str| lab.sh(&format!("nft '{command}'"));
+    let rule = |chain: &str, comment: &str| {
+        let listing = lab.sh(&format!("nft -a list chain inet cni_hostport {chain}"));
+        let line = listing.lines().find(|line| line.contains(comment)).unwrap_or_else(|| panic!("{listing}"));
+        nft(&format!("delete rule inet cni_hostport {chain} handle {}", line.rsplit_once(' ').unwrap().1));
+    };
+    let broken: [(&dyn Fn(), &str); 21] = [
+        (&|| drop(nft("delete table inet cni_hostport")), "chain inet cni_hostport"),
+        (&|| drop(nft("flush ruleset")), "chain inet cni_hostport"),
+        (&|| drop(nft("flush table inet cni_hostport")), "chain inet cni_hostport"),
+        (&|| drop(nft("delete element inet cni_hostport ipv4_ports { tcp . 8080 }")), "tcp port 8080 is missing"),
+        (&|| drop(nft("delete element inet cni_hostport ipv6_ports { tcp . 8080 }")), "tcp port 8080 is missing"),
+        (
+            &|| drop(nft("delete element inet cni_hostport ipv4_address_ports { 10.0.0.1 . udp . 8081 }")),
+            "udp 10.0.0.1:8081 is missing",
+        ),
+        (
+            &|| drop(nft("delete element inet cni_hostport ipv6_address_ports { fd01::1 . sctp . 8082 }")),
+            "sctp [fd01::1]:8082 is missing",
+        ),
+        (&|| drop(nft("flush set inet cni_hostport attachments")), "set attachments is missing"),
+        (&|| drop(nft("delete set inet cni_hostport attachments")), "attachments"),
+        (&|| drop(nft("flush set inet cni_hostport ipv4_masquerade")), "set ipv4_masquerade is missing"),
+        (&|| drop(nft("flush set inet cni_hostport ipv6_masquerade")), "set ipv6_masquerade is missing"),
+        (
+            &|| drop(nft("delete element inet cni_hostport ipv4_masquerade { 127.0.0.0/8 . 10.1.0.2 }")),
+            "set ipv4_masquerade is missing",
+        ),
+        (&|| rule("prerouting", "packets to this host"), "in chain inet cni_hostport prerouting"),
+        (&|| rule("output", "packets to this host"), "in chain inet cni_hostport output"),
+        (&|| rule("output", "::1"), "in chain inet cni_hostport output"),
+        (&|| rule("published", "ipv6_translate"), "in chain inet cni_hostport published"),
+        (&|| rule("ipv4_translate", "ports of one address"), "in chain inet cni_hostport ipv4_translate"),
+        (&|| rule("ipv4_translate", "ports of all addresses"), "in chain inet cni_hostport ipv4_translate"),
+        (&|| rule("postrouting", "ipv4_masquerade"), "in chain inet cni_hostport postrouting"),
+        (&|| rule("guard", "loopback sources"), "in chain inet cni_hostport guard"),
+        (&|| rule("replies", "loopback addresses"), "guard of loopback services in table inet cni_hostport"),
+    ];
+    for (break_it, text) in broken {
+        break_it();
+        assert_repaired(&pod, &config, text);
+        // Chains and sets may be in another order.
+        assert_eq!(table(lab).lines().count(), whole.lines().count(), "{text}: {}", table(lab));
+    }
+    lab.sh("sysctl -qw net.ipv4.conf.br0.route_localnet=0");
+    assert_repaired(&pod, &config, "net.ipv4.conf.br0.route_localnet");
+    assert_eq!(route_localnet(lab, "br0"), "1");
 }
 
 #[test]

@@ -22,39 +22,38 @@ fn assert_refused(pod: &Pod<'_>, config: &Value, texts: &[&str]) {
 
 #[test]
 fn a_port_of_a_live_attachment_is_refused() {
-    Lab::for_each_layout(|lab| {
-        let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        let b = Pod::with_port(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
-        a.add(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"]));
-        let owner = "net: net1, if: eth0, id: a";
-        for (ports, key, target) in [
-            (&["8080:80/tcp"][..], "tcp port 8080", "10.1.0.2:80"),
-            (&["9000:80/tcp", "9001:80/tcp", "8080:90/tcp", "9002:80/tcp"], "tcp port 8080", "10.1.0.2:80"),
-            (&["0.0.0.0 8080:1/tcp"], "tcp port 8080", "10.1.0.2:80"),
-            (&[":: 8080:1/tcp"], "tcp port 8080", "[fd01::2]:80"),
-            (&["10.0.0.1 8081:1/udp"], "udp 10.0.0.1:8081", "10.1.0.2:81"),
-            (&["fd01::1 8082:1/tcp"], "tcp [fd01::1]:8082", "[fd01::2]:82"),
-            (&["8083:1/sctp"], "sctp port 8083", "10.1.0.2:83"),
-        ] {
-            assert_refused(&b, &config(ports), &[key, target, owner]);
-            assert_refused(&b, &on_network("net2", config(ports)), &[key, target, owner]);
-        }
-        // Other addresses, protocols and numbers are free.
-        let others = [
-            "8080:1/udp",
-            "10.0.0.2 8081:1/udp",
-            "8081:1/tcp",
-            "fd01::2 8082:1/tcp",
-            "0.0.0.0 8082:1/tcp",
-            ":: 8081:1/udp",
-        ];
-        b.add(&config(&others));
-        a.check(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"])).ok();
-        b.check(&config(&others)).ok();
-        b.del(&config(&[]));
-        a.del(&config(&[]));
-        b.add(&config(&["8080:80/tcp"]));
-    });
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let b = Pod::with_port(lab, "b", &["10.1.0.3/24", "fd01::3/64"]);
+    a.add(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"]));
+    let owner = "net: net1, if: eth0, id: a";
+    for (ports, key, target) in [
+        (&["8080:80/tcp"][..], "tcp port 8080", "10.1.0.2:80"),
+        (&["9000:80/tcp", "9001:80/tcp", "8080:90/tcp", "9002:80/tcp"], "tcp port 8080", "10.1.0.2:80"),
+        (&["0.0.0.0 8080:1/tcp"], "tcp port 8080", "10.1.0.2:80"),
+        (&[":: 8080:1/tcp"], "tcp port 8080", "[fd01::2]:80"),
+        (&["10.0.0.1 8081:1/udp"], "udp 10.0.0.1:8081", "10.1.0.2:81"),
+        (&["fd01::1 8082:1/tcp"], "tcp [fd01::1]:8082", "[fd01::2]:82"),
+        (&["8083:1/sctp"], "sctp port 8083", "10.1.0.2:83"),
+    ] {
+        assert_refused(&b, &config(ports), &[key, target, owner]);
+        assert_refused(&b, &on_network("net2", config(ports)), &[key, target, owner]);
+    }
+    // Other addresses, protocols and numbers are free.
+    let others = [
+        "8080:1/udp",
+        "10.0.0.2 8081:1/udp",
+        "8081:1/tcp",
+        "fd01::2 8082:1/tcp",
+        "0.0.0.0 8082:1/tcp",
+        ":: 8081:1/udp",
+    ];
+    b.add(&config(&others));
+    a.check(&config(&["8080:80/tcp", "10.0.0.1 8081:81/udp", "fd01::1 8082:82/tcp", "8083:83/sctp"])).ok();
+    b.check(&config(&others)).ok();
+    b.del(&config(&[]));
+    a.del(&config(&[]));
+    b.add(&config(&["8080:80/tcp"]));
 }
 
 /// A port of all addresses and the same port of one address, of different containers, whichever comes first and whatever forms
@@ -231,25 +230,24 @@ fn a_refused_add_keeps_what_the_attachment_has_in_other_forms() {
 /// A container that died without a DEL, for example when the host's runtime was killed.
 #[test]
 fn a_port_of_an_attachment_that_is_gone_is_replaced() {
-    Lab::for_each_layout(|lab| {
-        let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        // It also gets the address.
-        let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.2/24", "fd01::2/64"]);
-        a.add(&config(&["8080:80/tcp", "8081:80/tcp"]));
-        lab.sh("ip link del vetha");
-        let outcome = b.call("ADD", &config(&["8080:90/tcp"])).env("CNI_LOG", "info").run();
-        outcome.ok();
-        assert!(outcome.stderr.contains("net: net1, if: eth0, id: a"), "{}", outcome.stderr);
-        let want = ["tcp 8080 to 10.1.0.2 90", "tcp 8080 to fd01::2 90"].map(|mapping| port(mapping, "b"));
-        assert_eq!(published(lab), want);
-        b.check(&config(&["8080:90/tcp"])).ok();
-        let server = Server::start("tcp", Some(&b.netns), "0.0.0.0", 90);
-        HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
-        // The late DEL of the first leaves the second alone.
-        a.del(&config(&["8080:80/tcp"]));
-        b.check(&config(&["8080:90/tcp"])).ok();
-        HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
-    });
+    let lab = &Lab::new();
+    let a = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    // It also gets the address.
+    let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.2/24", "fd01::2/64"]);
+    a.add(&config(&["8080:80/tcp", "8081:80/tcp"]));
+    lab.sh("ip link del vetha");
+    let outcome = b.call("ADD", &config(&["8080:90/tcp"])).env("CNI_LOG", "info").run();
+    outcome.ok();
+    assert!(outcome.stderr.contains("net: net1, if: eth0, id: a"), "{}", outcome.stderr);
+    let want = ["tcp 8080 to 10.1.0.2 90", "tcp 8080 to fd01::2 90"].map(|mapping| port(mapping, "b"));
+    assert_eq!(published(lab), want);
+    b.check(&config(&["8080:90/tcp"])).ok();
+    let server = Server::start("tcp", Some(&b.netns), "0.0.0.0", 90);
+    HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
+    // The late DEL of the first leaves the second alone.
+    a.del(&config(&["8080:80/tcp"]));
+    b.check(&config(&["8080:90/tcp"])).ok();
+    HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
 }
 
 #[test]

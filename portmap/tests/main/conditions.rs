@@ -100,33 +100,32 @@ fn conditions_of_one_family_leave_the_other_alone() {
 /// Unlike with the reference, where the last ADD decides for all networks.
 #[test]
 fn networks_with_different_conditions_share_a_port() {
-    Lab::for_each_layout(|lab| {
-        let uplinks = uplinks(lab);
-        let [a, b, c] = [("a", "10.1.0.2/24"), ("b", "10.1.0.3/24"), ("c", "10.1.0.4/24")]
-            .map(|(id, ip)| Pod::on_bridge(lab, "br0", id, &[ip]));
-        let first = conditions(&["-i", "uplink"]);
-        let second = on_network("net2", conditions(&["iifname", "second"]));
-        let general = on_network("net3", config(&["8080:80/tcp"]));
-        let servers = [&a, &b, &c].map(|pod| Server::start("tcp", Some(&pod.netns), "0.0.0.0", 80));
-        // The order of the ADDs does not matter.
-        c.add(&general);
-        a.add(&first);
-        b.add(&second);
-        for (pod, config) in [(&a, &first), (&b, &second), (&c, &general)] {
-            pod.check(config).ok();
-        }
-        Client::in_netns(&uplinks.first).expect(&from("192.0.2.2"), "192.0.2.1", PORT, &servers[0]);
-        Client::in_netns(&uplinks.second).expect(&from("198.51.100.2"), "198.51.100.1", PORT, &servers[1]);
-        HOST.expect(&from("10.1.0.1"), "127.0.0.1", PORT, &servers[2]);
-        // The same conditions are one scope, in which a port exists once.
-        let clash = on_network("net4", conditions(&["-i", "uplink"]));
-        let error = Pod::with_port(lab, "d", &["10.1.0.5/24"]).call("ADD", &clash).run().error(101);
-        assert!(error["msg"].as_str().unwrap().contains("id: a"), "{error}");
-        a.del(&first);
-        Client::in_netns(&uplinks.first).expect(&from("192.0.2.2"), "192.0.2.1", PORT, &servers[2]);
-        Client::in_netns(&uplinks.second).expect(&from("198.51.100.2"), "198.51.100.1", PORT, &servers[1]);
-        b.del(&second);
-        c.del(&general);
-        assert_eq!(published(lab), [] as [&str; 0]);
-    });
+    let lab = &Lab::new();
+    let uplinks = uplinks(lab);
+    let [a, b, c] = [("a", "10.1.0.2/24"), ("b", "10.1.0.3/24"), ("c", "10.1.0.4/24")]
+        .map(|(id, ip)| Pod::on_bridge(lab, "br0", id, &[ip]));
+    let first = conditions(&["-i", "uplink"]);
+    let second = on_network("net2", conditions(&["iifname", "second"]));
+    let general = on_network("net3", config(&["8080:80/tcp"]));
+    let servers = [&a, &b, &c].map(|pod| Server::start("tcp", Some(&pod.netns), "0.0.0.0", 80));
+    // The order of the ADDs does not matter.
+    c.add(&general);
+    a.add(&first);
+    b.add(&second);
+    for (pod, config) in [(&a, &first), (&b, &second), (&c, &general)] {
+        pod.check(config).ok();
+    }
+    Client::in_netns(&uplinks.first).expect(&from("192.0.2.2"), "192.0.2.1", PORT, &servers[0]);
+    Client::in_netns(&uplinks.second).expect(&from("198.51.100.2"), "198.51.100.1", PORT, &servers[1]);
+    HOST.expect(&from("10.1.0.1"), "127.0.0.1", PORT, &servers[2]);
+    // The same conditions are one scope, in which a port exists once.
+    let clash = on_network("net4", conditions(&["-i", "uplink"]));
+    let error = Pod::with_port(lab, "d", &["10.1.0.5/24"]).call("ADD", &clash).run().error(101);
+    assert!(error["msg"].as_str().unwrap().contains("id: a"), "{error}");
+    a.del(&first);
+    Client::in_netns(&uplinks.first).expect(&from("192.0.2.2"), "192.0.2.1", PORT, &servers[2]);
+    Client::in_netns(&uplinks.second).expect(&from("198.51.100.2"), "198.51.100.1", PORT, &servers[1]);
+    b.del(&second);
+    c.del(&general);
+    assert_eq!(published(lab), [] as [&str; 0]);
 }

@@ -15,51 +15,50 @@ fn without(mut config: Value, key: &str) -> Value {
 
 #[test]
 fn del_removes_the_ports_whatever_the_configuration_says() {
-    Lab::for_each_layout(|lab| {
-        let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
-        let full = config(&["8080:80/tcp", "10.0.0.1 8081:80/udp", "8082:80/sctp"]);
-        let previous = |result: Value| with(full.clone(), json!({ "prevResult": result }));
-        let ports = |ports: Value| with(full.clone(), json!({ "runtimeConfig": { "portMappings": ports } }));
-        let key = |key: &str, value: Value| with(full.clone(), json!({ key: value }));
-        for del in [
-            full.clone(),
-            previous(Value::Null),
-            previous(json!({})),
-            previous(json!("broken")),
-            previous(json!({ "cniVersion": "0.4.0", "ips": [{ "version": "4", "address": "10.1.0.2" }] })),
-            previous(json!({ "cniVersion": "9.9.9" })),
-            previous(json!({ "cniVersion": "1.1.0", "ips": [{ "address": "10.7.7.7/24" }] })),
-            without(full.clone(), "runtimeConfig"),
-            without(previous(Value::Null), "runtimeConfig"),
-            key("runtimeConfig", Value::Null),
-            ports(json!([])),
-            ports(json!([{ "hostPort": 1, "containerPort": 2, "protocol": "tcp" }])),
-            ports(json!([{ "hostPort": 0, "containerPort": -1, "protocol": "none", "hostIP": "nowhere" }])),
-            ports(json!("broken")),
-            key("backend", json!("iptables")),
-            key("backend", json!("nftables")),
-            key("backend", json!("unknown")),
-            key("backend", json!(5)),
-            key("conditionsV4", json!(["-m", "state"])),
-            key("conditionsV4", json!(["-s", "10.0.0.0/8"])),
-            key("snat", json!(false)),
-            key("markMasqBit", json!(99)),
-            key("cniVersion", json!("0.3.1")),
-        ] {
-            pod.add(&full);
-            assert_eq!(entries(lab).len(), 10);
-            pod.del(&del);
-            assert_clean(lab);
-            // Twice.
-            pod.del(&del);
-        }
+    let lab = &Lab::new();
+    let pod = Pod::with_port(lab, "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let full = config(&["8080:80/tcp", "10.0.0.1 8081:80/udp", "8082:80/sctp"]);
+    let previous = |result: Value| with(full.clone(), json!({ "prevResult": result }));
+    let ports = |ports: Value| with(full.clone(), json!({ "runtimeConfig": { "portMappings": ports } }));
+    let key = |key: &str, value: Value| with(full.clone(), json!({ key: value }));
+    for del in [
+        full.clone(),
+        previous(Value::Null),
+        previous(json!({})),
+        previous(json!("broken")),
+        previous(json!({ "cniVersion": "0.4.0", "ips": [{ "version": "4", "address": "10.1.0.2" }] })),
+        previous(json!({ "cniVersion": "9.9.9" })),
+        previous(json!({ "cniVersion": "1.1.0", "ips": [{ "address": "10.7.7.7/24" }] })),
+        without(full.clone(), "runtimeConfig"),
+        without(previous(Value::Null), "runtimeConfig"),
+        key("runtimeConfig", Value::Null),
+        ports(json!([])),
+        ports(json!([{ "hostPort": 1, "containerPort": 2, "protocol": "tcp" }])),
+        ports(json!([{ "hostPort": 0, "containerPort": -1, "protocol": "none", "hostIP": "nowhere" }])),
+        ports(json!("broken")),
+        key("backend", json!("iptables")),
+        key("backend", json!("nftables")),
+        key("backend", json!("unknown")),
+        key("backend", json!(5)),
+        key("conditionsV4", json!(["-m", "state"])),
+        key("conditionsV4", json!(["-s", "10.0.0.0/8"])),
+        key("snat", json!(false)),
+        key("markMasqBit", json!(99)),
+        key("cniVersion", json!("0.3.1")),
+    ] {
         pod.add(&full);
-        pod.call("DEL", &full).without("CNI_NETNS").run().ok();
+        assert_eq!(entries(lab).len(), 10);
+        pod.del(&del);
         assert_clean(lab);
-        pod.add(&full);
-        pod.call("DEL", &full).env("CNI_NETNS", "/nowhere").run().ok();
-        assert_clean(lab);
-    });
+        // Twice.
+        pod.del(&del);
+    }
+    pod.add(&full);
+    pod.call("DEL", &full).without("CNI_NETNS").run().ok();
+    assert_clean(lab);
+    pod.add(&full);
+    pod.call("DEL", &full).env("CNI_NETNS", "/nowhere").run().ok();
+    assert_clean(lab);
 }
 
 #[test]
@@ -73,33 +72,32 @@ fn del_on_a_host_without_rules_creates_none() {
 
 #[test]
 fn other_attachments_of_the_container_stay() {
-    Lab::for_each_layout(|lab| {
-        let eth0 = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
-        let eth1 = eth0.interface("eth1", &["10.1.0.3/24"]);
-        let first = config(&["8080:80/tcp"]);
-        let other_interface = config(&["8081:80/tcp"]);
-        let other_network = on_network("net2", config(&["8082:80/tcp"]));
-        // The name and the ID together are the same text as above.
-        let similar = on_network("net", config(&["8083:80/tcp"]));
-        let twin = Pod { id: "1a".to_owned(), ..Pod::with_port(lab, "t", &["10.1.0.4/24"]) };
-        eth0.add(&first);
-        eth1.add(&other_interface);
-        eth0.add(&other_network);
-        twin.add(&similar);
-        let left = |lab: &Lab| published(lab).iter().map(|line| line[4..8].to_owned()).collect::<Vec<_>>();
-        assert_eq!(left(lab), ["8080", "8081", "8082", "8083"]);
-        eth0.del(&first);
-        assert_eq!(left(lab), ["8081", "8082", "8083"]);
-        eth1.check(&other_interface).ok();
-        eth0.check(&other_network).ok();
-        twin.check(&similar).ok();
-        eth0.del(&on_network("net3", first.clone()));
-        eth0.del(&other_network);
-        assert_eq!(left(lab), ["8081", "8083"]);
-        eth1.del(&other_interface);
-        twin.del(&similar);
-        assert_clean(lab);
-    });
+    let lab = &Lab::new();
+    let eth0 = Pod::with_port(lab, "a", &["10.1.0.2/24"]);
+    let eth1 = eth0.interface("eth1", &["10.1.0.3/24"]);
+    let first = config(&["8080:80/tcp"]);
+    let other_interface = config(&["8081:80/tcp"]);
+    let other_network = on_network("net2", config(&["8082:80/tcp"]));
+    // The name and the ID together are the same text as above.
+    let similar = on_network("net", config(&["8083:80/tcp"]));
+    let twin = Pod { id: "1a".to_owned(), ..Pod::with_port(lab, "t", &["10.1.0.4/24"]) };
+    eth0.add(&first);
+    eth1.add(&other_interface);
+    eth0.add(&other_network);
+    twin.add(&similar);
+    let left = |lab: &Lab| published(lab).iter().map(|line| line[4..8].to_owned()).collect::<Vec<_>>();
+    assert_eq!(left(lab), ["8080", "8081", "8082", "8083"]);
+    eth0.del(&first);
+    assert_eq!(left(lab), ["8081", "8082", "8083"]);
+    eth1.check(&other_interface).ok();
+    eth0.check(&other_network).ok();
+    twin.check(&similar).ok();
+    eth0.del(&on_network("net3", first.clone()));
+    eth0.del(&other_network);
+    assert_eq!(left(lab), ["8081", "8083"]);
+    eth1.del(&other_interface);
+    twin.del(&similar);
+    assert_clean(lab);
 }
 
 /// A prefix of an ID is another container.

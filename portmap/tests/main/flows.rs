@@ -37,39 +37,37 @@ fn connected(netns: Option<&Path>, any: &str, to: &str) -> UdpSocket {
 
 #[test]
 fn a_client_that_keeps_sending_follows_the_published_port() {
-    Lab::for_each_layout(|lab| {
-        let outside = lab.outside();
-        track(lab);
-        let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]);
-        let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24", "fd01::3/64"]);
-        for (any, to, from_host) in
-            [("0.0.0.0", "192.0.2.1:8080", "127.0.0.1:8080"), ("::", "[2001:db8::1]:8080", "[fd01::1]:8080")]
-        {
-            let clients =
-                [connected(Some(&outside), any, to), connected(None, any, to), connected(None, any, from_host)];
-            let host = udp(None, any, 8080);
-            let servers = [udp(Some(&a.netns), any, 80), udp(Some(&b.netns), any, 80)];
-            let config = config(&["8080:80/udp"]);
-            let all_reach = |server: &UdpSocket| clients.iter().for_each(|client| assert_reaches(client, server));
-            all_reach(&host);
-            a.add(&config);
-            all_reach(&servers[0]);
-            a.del(&config);
-            b.add(&config);
-            all_reach(&servers[1]);
-            b.del(&config);
-            all_reach(&host);
-            // A container that died without a DEL.
-            let dead = Pod::on_bridge(lab, "br0", "dead", &["10.1.0.4/24", "fd01::4/64"]);
-            let server = udp(Some(&dead.netns), any, 80);
-            dead.add(&config);
-            all_reach(&server);
-            lab.sh("ip link del vethdead; ip netns del dead");
-            b.add(&config);
-            all_reach(&servers[1]);
-            b.del(&config);
-        }
-    });
+    let lab = &Lab::new();
+    let outside = lab.outside();
+    track(lab);
+    let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24", "fd01::2/64"]);
+    let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24", "fd01::3/64"]);
+    for (any, to, from_host) in
+        [("0.0.0.0", "192.0.2.1:8080", "127.0.0.1:8080"), ("::", "[2001:db8::1]:8080", "[fd01::1]:8080")]
+    {
+        let clients = [connected(Some(&outside), any, to), connected(None, any, to), connected(None, any, from_host)];
+        let host = udp(None, any, 8080);
+        let servers = [udp(Some(&a.netns), any, 80), udp(Some(&b.netns), any, 80)];
+        let config = config(&["8080:80/udp"]);
+        let all_reach = |server: &UdpSocket| clients.iter().for_each(|client| assert_reaches(client, server));
+        all_reach(&host);
+        a.add(&config);
+        all_reach(&servers[0]);
+        a.del(&config);
+        b.add(&config);
+        all_reach(&servers[1]);
+        b.del(&config);
+        all_reach(&host);
+        // A container that died without a DEL.
+        let dead = Pod::on_bridge(lab, "br0", "dead", &["10.1.0.4/24", "fd01::4/64"]);
+        let server = udp(Some(&dead.netns), any, 80);
+        dead.add(&config);
+        all_reach(&server);
+        lab.sh("ip link del vethdead; ip netns del dead");
+        b.add(&config);
+        all_reach(&servers[1]);
+        b.del(&config);
+    }
 }
 
 #[test]

@@ -18,45 +18,43 @@ fn valid(attachments: &[(&str, &str)]) -> Value {
 
 #[test]
 fn only_stale_attachments_of_the_network_are_removed() {
-    Lab::for_each_layout(|lab| {
-        let pod =
-            |n: usize| Pod::with_port(lab, &format!("c{n}"), &[&format!("10.1.0.{n}/24"), &format!("fd01::{n}/64")]);
-        let pods: Vec<_> = (2..7).map(pod).collect();
-        let ports = |n: usize| config(&[&format!("808{n}:80/tcp"), &format!("10.0.0.1 808{n}:80/udp")]);
-        for (n, pod) in pods.iter().take(3).enumerate() {
-            pod.add(&ports(n));
-        }
-        let second = Pod::with_port(lab, "x", &["10.2.0.2/24"]);
-        let second = Pod { id: "c2".to_owned(), ifname: "eth1".to_owned(), ..second };
-        second.add(&ports(3));
-        let (foreign, similar) = (on_network("net2", ports(4)), on_network("net1-other", ports(5)));
-        pods[3].add(&foreign);
-        pods[4].add(&similar);
-        let left = |lab: &Lab| {
-            let mut ids: Vec<String> =
-                published(lab).iter().map(|line| line.split_once("(net: ").unwrap().1.to_owned()).collect();
-            ids.sort();
-            ids.dedup();
-            ids
-        };
-        // Whatever ports the configuration names.
-        collect(lab, &config(&[]), valid(&[("c2", "eth0"), ("c4", "eth0"), ("absent", "eth0")])).ok();
-        let foreigners = ["net1-other, if: eth0, id: c6)", "net2, if: eth0, id: c5)"];
-        let kept = ["net1, if: eth0, id: c2)", "net1, if: eth0, id: c4)"];
-        let mut want = [kept, foreigners].concat();
-        want.sort_unstable();
-        assert_eq!(left(lab), want);
-        pods[0].check(&ports(0)).ok();
-        pods[2].check(&ports(2)).ok();
-        collect(lab, &ports(0), json!([])).ok();
-        assert_eq!(left(lab), foreigners);
-        pods[3].check(&foreign).ok();
-        collect(lab, &foreign, json!([])).ok();
-        collect(lab, &similar, json!([])).ok();
-        assert_clean(lab);
-        // Again, without anything to do.
-        collect(lab, &foreign, json!([])).ok();
-    });
+    let lab = &Lab::new();
+    let pod = |n: usize| Pod::with_port(lab, &format!("c{n}"), &[&format!("10.1.0.{n}/24"), &format!("fd01::{n}/64")]);
+    let pods: Vec<_> = (2..7).map(pod).collect();
+    let ports = |n: usize| config(&[&format!("808{n}:80/tcp"), &format!("10.0.0.1 808{n}:80/udp")]);
+    for (n, pod) in pods.iter().take(3).enumerate() {
+        pod.add(&ports(n));
+    }
+    let second = Pod::with_port(lab, "x", &["10.2.0.2/24"]);
+    let second = Pod { id: "c2".to_owned(), ifname: "eth1".to_owned(), ..second };
+    second.add(&ports(3));
+    let (foreign, similar) = (on_network("net2", ports(4)), on_network("net1-other", ports(5)));
+    pods[3].add(&foreign);
+    pods[4].add(&similar);
+    let left = |lab: &Lab| {
+        let mut ids: Vec<String> =
+            published(lab).iter().map(|line| line.split_once("(net: ").unwrap().1.to_owned()).collect();
+        ids.sort();
+        ids.dedup();
+        ids
+    };
+    // Whatever ports the configuration names.
+    collect(lab, &config(&[]), valid(&[("c2", "eth0"), ("c4", "eth0"), ("absent", "eth0")])).ok();
+    let foreigners = ["net1-other, if: eth0, id: c6)", "net2, if: eth0, id: c5)"];
+    let kept = ["net1, if: eth0, id: c2)", "net1, if: eth0, id: c4)"];
+    let mut want = [kept, foreigners].concat();
+    want.sort_unstable();
+    assert_eq!(left(lab), want);
+    pods[0].check(&ports(0)).ok();
+    pods[2].check(&ports(2)).ok();
+    collect(lab, &ports(0), json!([])).ok();
+    assert_eq!(left(lab), foreigners);
+    pods[3].check(&foreign).ok();
+    collect(lab, &foreign, json!([])).ok();
+    collect(lab, &similar, json!([])).ok();
+    assert_clean(lab);
+    // Again, without anything to do.
+    collect(lab, &foreign, json!([])).ok();
 }
 
 #[test]

@@ -53,63 +53,62 @@ fn guards(lab: &Lab, link: &str) -> Vec<String> {
 fn a_container_does_not_reach_loopback_services_of_the_host() {
     for (backend, filters_frames) in [("nftables", false), ("nftables", true), ("iptables", false), ("iptables", true)]
     {
-        Lab::for_each_layout(|lab| {
-            if !filter_bridged_frames(lab, filters_frames) {
-                return skip("a_container_does_not_reach_loopback_services_of_the_host", "br_netfilter is missing");
+        let lab = &Lab::new();
+        if !filter_bridged_frames(lab, filters_frames) {
+            return skip("a_container_does_not_reach_loopback_services_of_the_host", "br_netfilter is missing");
+        }
+        let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
+        let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"]);
+        let config = with(config(&["8080:80/tcp", "8080:80/udp"]), json!({ "backend": backend }));
+        let other = with(on_network("net2", crate::support::config(&["81:81/tcp"])), json!({ "backend": backend }));
+        let expect_published = || {
+            for protocol in ["tcp", "udp"] {
+                let server = Server::start(protocol, Some(&a.netns), "0.0.0.0", 80);
+                HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
             }
-            let a = Pod::on_bridge(lab, "br0", "a", &["10.1.0.2/24"]);
-            let b = Pod::on_bridge(lab, "br0", "b", &["10.1.0.3/24"]);
-            let config = with(config(&["8080:80/tcp", "8080:80/udp"]), json!({ "backend": backend }));
-            let other = with(on_network("net2", crate::support::config(&["81:81/tcp"])), json!({ "backend": backend }));
-            let expect_published = || {
-                for protocol in ["tcp", "udp"] {
-                    let server = Server::start(protocol, Some(&a.netns), "0.0.0.0", 80);
-                    HOST.expect(&from("10.1.0.1"), "127.0.0.1", 8080, &server);
-                }
-            };
-            prepare_attack(&a);
-            expect_attacks(&a, false);
-            a.add(&config);
-            assert_eq!(route_localnet(lab, "br0"), "1");
-            expect_attacks(&a, false);
-            expect_published();
-            // A reload of nftables.service, and the control: without any guard, the attack succeeds.
-            lab.sh("nft flush ruleset");
-            expect_attacks(&a, false);
-            lab.sh("tc filter del dev br0 ingress");
-            expect_attacks(&a, true);
-            // The next ADD restores the guards, also that of another attachment.
-            b.add(&other);
-            expect_attacks(&a, false);
-            a.add(&config);
-            expect_published();
-            // Each of them alone.
-            lab.sh("nft delete chain inet cni_hostport guard");
-            expect_attacks(&a, false);
-            expect_published();
-            a.add(&config);
-            lab.sh("tc qdisc del dev br0 clsact");
-            expect_attacks(&a, false);
-            expect_published();
-            lab.sh("nft delete chain inet cni_hostport guard");
-            expect_attacks(&a, true);
-            a.check(&config).error(999);
-            a.add(&config);
-            a.check(&config).ok();
-            expect_attacks(&a, false);
-            expect_published();
-            // The setting goes with the last port that needs it, if there is a record that the plugin has enabled it.
-            lab.sh("tc qdisc del dev br0 clsact; sysctl -qw net.ipv4.conf.br0.route_localnet=0");
-            a.add(&config);
-            b.add(&other);
-            a.del(&config);
-            assert_eq!(route_localnet(lab, "br0"), "1");
-            b.check(&other).ok();
-            expect_attacks(&a, false);
-            b.del(&other);
-            assert_eq!(route_localnet(lab, "br0"), "0");
-            expect_attacks(&a, false);
-        });
+        };
+        prepare_attack(&a);
+        expect_attacks(&a, false);
+        a.add(&config);
+        assert_eq!(route_localnet(lab, "br0"), "1");
+        expect_attacks(&a, false);
+        expect_published();
+        // A reload of nftables.service, and the control: without any guard, the attack succeeds.
+        lab.sh("nft flush ruleset");
+        expect_attacks(&a, false);
+        lab.sh("tc filter del dev br0 ingress");
+        expect_attacks(&a, true);
+        // The next ADD restores the guards, also that of another attachment.
+        b.add(&other);
+        expect_attacks(&a, false);
+        a.add(&config);
+        expect_published();
+        // Each of them alone.
+        lab.sh("nft delete chain inet cni_hostport guard");
+        expect_attacks(&a, false);
+        expect_published();
+        a.add(&config);
+        lab.sh("tc qdisc del dev br0 clsact");
+        expect_attacks(&a, false);
+        expect_published();
+        lab.sh("nft delete chain inet cni_hostport guard");
+        expect_attacks(&a, true);
+        a.check(&config).error(999);
+        a.add(&config);
+        a.check(&config).ok();
+        expect_attacks(&a, false);
+        expect_published();
+        // The setting goes with the last port that needs it, if there is a record that the plugin has enabled it.
+        lab.sh("tc qdisc del dev br0 clsact; sysctl -qw net.ipv4.conf.br0.route_localnet=0");
+        a.add(&config);
+        b.add(&other);
+        a.del(&config);
+        assert_eq!(route_localnet(lab, "br0"), "1");
+        b.check(&other).ok();
+        expect_attacks(&a, false);
+        b.del(&other);
+        assert_eq!(route_localnet(lab, "br0"), "0");
+        expect_attacks(&a, false);
     }
 }
 

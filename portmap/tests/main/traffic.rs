@@ -25,42 +25,41 @@ fn both() -> Value {
 
 #[test]
 fn a_published_port_is_reachable_from_everywhere() {
-    Lab::for_each_layout(|lab| {
-        let network = Network::new(lab);
-        network.a.add(&both());
-        for family in [&IPV4, &IPV6] {
-            for protocol in ["tcp", "udp"] {
-                let server = serve(&network.a, protocol, family);
-                let expect = |client: Client<'_>, want: &str, ip: &str| client.expect(&from(want), ip, PORT, &server);
-                // The server sees the client's own address.
-                expect(network.outside(), family.outside, family.uplink);
-                expect(network.outside(), family.outside, family.second);
-                expect(network.c.client(), family.pods[2], family.uplink);
-                expect(HOST, family.uplink, family.uplink);
-                expect(HOST, family.bridge, family.bridge);
-                // Replies must return through the host.
-                for ip in [family.uplink, family.bridge] {
-                    expect(network.b.client(), family.bridge, ip);
-                    expect(network.a.client(), family.bridge, ip);
-                }
-                // Not through a published port.
-                network.b.client().expect(&from(family.pods[1]), family.pods[0], 80, &server);
-                network.c.client().expect(&from(family.pods[2]), family.pods[0], 80, &server);
-            }
-        }
+    let lab = &Lab::new();
+    let network = Network::new(lab);
+    network.a.add(&both());
+    for family in [&IPV4, &IPV6] {
         for protocol in ["tcp", "udp"] {
-            let server = serve(&network.a, protocol, &IPV4);
-            for ip in ["127.0.0.1", "127.0.0.2"] {
-                HOST.expect(&from("10.1.0.1"), ip, PORT, &server);
-                HOST.with_source("127.0.0.5").expect(&from("10.1.0.1"), ip, PORT, &server);
+            let server = serve(&network.a, protocol, family);
+            let expect = |client: Client<'_>, want: &str, ip: &str| client.expect(&from(want), ip, PORT, &server);
+            // The server sees the client's own address.
+            expect(network.outside(), family.outside, family.uplink);
+            expect(network.outside(), family.outside, family.second);
+            expect(network.c.client(), family.pods[2], family.uplink);
+            expect(HOST, family.uplink, family.uplink);
+            expect(HOST, family.bridge, family.bridge);
+            // Replies must return through the host.
+            for ip in [family.uplink, family.bridge] {
+                expect(network.b.client(), family.bridge, ip);
+                expect(network.a.client(), family.bridge, ip);
             }
+            // Not through a published port.
+            network.b.client().expect(&from(family.pods[1]), family.pods[0], 80, &server);
+            network.c.client().expect(&from(family.pods[2]), family.pods[0], 80, &server);
         }
-        network.a.del(&both());
-        let server = serve(&network.a, "tcp", &IPV4);
-        for (client, ip) in [(network.outside(), "192.0.2.1"), (HOST, "127.0.0.1"), (network.b.client(), "10.1.0.1")] {
-            client.expect(&Delivery::Refused, ip, PORT, &server);
+    }
+    for protocol in ["tcp", "udp"] {
+        let server = serve(&network.a, protocol, &IPV4);
+        for ip in ["127.0.0.1", "127.0.0.2"] {
+            HOST.expect(&from("10.1.0.1"), ip, PORT, &server);
+            HOST.with_source("127.0.0.5").expect(&from("10.1.0.1"), ip, PORT, &server);
         }
-    });
+    }
+    network.a.del(&both());
+    let server = serve(&network.a, "tcp", &IPV4);
+    for (client, ip) in [(network.outside(), "192.0.2.1"), (HOST, "127.0.0.1"), (network.b.client(), "10.1.0.1")] {
+        client.expect(&Delivery::Refused, ip, PORT, &server);
+    }
 }
 
 #[test]

@@ -34,19 +34,18 @@ fn the_reference_takes_over_ports_of_cni0() {
     if reference("portmap", "the_reference_takes_over_ports_of_cni0").is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
-        create_external_chain(lab);
-        for Case { config, ips } in cases() {
-            let pod = Pod::absent(lab, "id1", ips);
-            pod.add(&config);
-            // With its default backend too.
-            let mut default = config.clone();
-            default.as_object_mut().unwrap().remove("backend");
-            check_theirs(&pod, &default);
-            theirs(&pod, "DEL", &default).ok();
-            assert_removed(lab);
-        }
-    });
+    let lab = &Lab::new();
+    create_external_chain(lab);
+    for Case { config, ips } in cases() {
+        let pod = Pod::absent(lab, "id1", ips);
+        pod.add(&config);
+        // With its default backend too.
+        let mut default = config.clone();
+        default.as_object_mut().unwrap().remove("backend");
+        check_theirs(&pod, &default);
+        theirs(&pod, "DEL", &default).ok();
+        assert_removed(lab);
+    }
 }
 
 #[test]
@@ -54,24 +53,21 @@ fn cni0_takes_over_ports_of_the_reference() {
     if reference("portmap", "cni0_takes_over_ports_of_the_reference").is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
-        create_external_chain(lab);
-        for (number, Case { config, ips }) in cases().into_iter().enumerate() {
-            let pod = Pod::absent(lab, "id1", ips);
-            theirs(&pod, "ADD", &config).ok();
-            pod.check(&config).ok();
-            // Whatever the configuration says now.
-            match number % 3 {
-                0 => pod.del(&config),
-                1 => {
-                    pod.del(&json!({ "cniVersion": "1.0.0", "name": "net1", "type": "portmap", "backend": "nftables" }))
-                }
-                _ => del_without_result(&pod, "net1"),
-            }
-            assert_removed(lab);
-            pod.check(&config).error(999);
+    let lab = &Lab::new();
+    create_external_chain(lab);
+    for (number, Case { config, ips }) in cases().into_iter().enumerate() {
+        let pod = Pod::absent(lab, "id1", ips);
+        theirs(&pod, "ADD", &config).ok();
+        pod.check(&config).ok();
+        // Whatever the configuration says now.
+        match number % 3 {
+            0 => pod.del(&config),
+            1 => pod.del(&json!({ "cniVersion": "1.0.0", "name": "net1", "type": "portmap", "backend": "nftables" })),
+            _ => del_without_result(&pod, "net1"),
         }
-    });
+        assert_removed(lab);
+        pod.check(&config).error(999);
+    }
 }
 
 /// A configuration without a backend means iptables for the reference and nftables for cni0. CHECK accepts both.

@@ -30,8 +30,8 @@ documents: docs/configuration.md of cni0 (all keys and variables),
 ";
 
 /// Returns the part of the help that follows the description of the program.
-pub(super) fn text(plugin: Option<&dyn Plugin>) -> String {
-    let name = plugin.map_or("bridge", Plugin::name);
+pub(super) fn text(plugin: &dyn Plugin) -> String {
+    let name = plugin.name();
     let example =
         format!("For example, print the supported versions:\n\n  $ CNI_COMMAND=VERSION /opt/cni/bin/{name}\n");
     ["", PROTOCOL, &example, CNITOOL, DOCUMENTS].join("\n")

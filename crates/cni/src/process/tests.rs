@@ -49,15 +49,9 @@ impl Plugin for Probe {
     }
 }
 
-/// Returns the invocation of a program by this name, without arguments.
-fn called(name: &str) -> Invocation<'_> {
-    Invocation { name: name.as_ref(), argument: None }
-}
-
 struct Case {
     env: HashMap<&'static str, OsString>,
     stdin: String,
-    arg0: &'static str,
 }
 
 impl Case {
@@ -71,7 +65,7 @@ impl Case {
             ("CNI_PATH", "/bin"),
         ];
         let env = pairs.map(|(name, value)| (name, OsString::from(value))).into();
-        Case { env, stdin: r#"{"cniVersion": "1.1.0", "name": "net"}"#.into(), arg0: "probe" }
+        Case { env, stdin: r#"{"cniVersion": "1.1.0", "name": "net"}"#.into() }
     }
 
     fn env(mut self, name: &'static str, value: &str) -> Case {
@@ -99,7 +93,7 @@ impl Case {
         let env = |name: &str| self.env.get(name).cloned();
         let printed = RefCell::new(Vec::new());
         let print = |bytes: &[u8]| printed.borrow_mut().write_all(bytes);
-        let mut answer = answer(&[&probe], called(self.arg0), &env, &mut self.stdin.as_bytes(), &print);
+        let mut answer = answer(&probe, &[], None, &env, &mut self.stdin.as_bytes(), &print);
         answer.stdout.splice(0..0, printed.into_inner());
         (answer, probe.calls.into_inner())
     }
@@ -146,7 +140,7 @@ fn an_add_whose_result_cannot_be_written_is_rolled_back() {
         let case = Case::new(command);
         let env = |name: &str| case.env.get(name).cloned();
         let full = |_: &[u8]| Err(io::Error::from_raw_os_error(libc::ENOSPC));
-        answer(&[&probe], called("probe"), &env, &mut case.stdin.as_bytes(), &full)
+        answer(&probe, &[], None, &env, &mut case.stdin.as_bytes(), &full)
     };
     let refused = lose("ADD");
     assert!(!refused.success && probe.calls.load(Ordering::Relaxed) == 2, "ADD, then DEL: {refused:?}");
@@ -234,24 +228,6 @@ fn version_needs_nothing_else() {
     let want =
         r#"{"cniVersion":"1.1.0","supportedVersions":["0.1.0","0.2.0","0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}"#;
     assert_eq!(String::from_utf8(answer.stdout).unwrap(), format!("{want}\n"));
-}
-
-#[test]
-fn with_several_plugins_the_name_selects_one() {
-    let [one, two] = ["one", "two"].map(|name| Probe { name, calls: AtomicU32::new(0) });
-    let table: [&dyn Plugin; 2] = [&one, &two];
-    for (arg0, want) in [("two", Some("two")), ("/opt/cni/bin/one", Some("one")), ("./two", Some("two"))] {
-        assert_eq!(select(&table, arg0.as_ref()).map(Plugin::name), want);
-    }
-    for arg0 in ["", "cni0", "/", "one ", "two.bak", "/one/x"] {
-        assert!(select(&table, arg0.as_ref()).is_none(), "{arg0}");
-    }
-    assert_eq!(select(&table[..1], "anything".as_ref()).map(Plugin::name), Some("one"));
-    let case = Case::new("ADD");
-    let env = |name: &str| case.env.get(name).cloned();
-    let refused = answer(&table, called("/bin/cni0"), &env, &mut case.stdin.as_bytes(), &|_| Ok(()));
-    let text = String::from_utf8(refused.stdout).unwrap();
-    assert!(!refused.success && text.contains("/bin/cni0") && text.contains("one, two"), "{text}");
 }
 
 #[test]

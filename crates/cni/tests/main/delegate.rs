@@ -1,36 +1,24 @@
-//! Delegation: `relay` calls `stock` (see `examples/relay.rs`), in the same process or by executing it, or executes a
+//! Delegation: `relay` calls `stock` (see `examples/delegation`), in the same process or by executing it, or executes a
 //! script.
 
 use std::fs::{self, File};
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use cni::Version;
 use serde_json::json;
-use testing::{Lab, Outcome, Process, copy_as_another_build, copy_program, wait_until, write_script};
+use testing::{Lab, Outcome, Process, Set, copy_program, copy_to_set, wait_until, write_script};
 
 use crate::example;
 
-/// The build of the example that is installed as `stock`.
-#[derive(Debug)]
-enum Build {
-    Same,
-    Another,
-}
-
-/// Installs the example under both names: as copies of one program, or with another build as `stock`.
-fn install(lab: &Lab, build: Build) -> PathBuf {
-    let program = example("relay");
-    let dir = lab.dir().join(format!("{build:?}"));
-    let stock = dir.join("stock");
+/// Installs `relay`, and `stock` of this set.
+fn install(lab: &Lab, stock: Set) -> PathBuf {
+    let dir = lab.dir().join(format!("{stock:?}"));
     fs::create_dir_all(&dir).unwrap();
-    copy_program(&program, &dir.join("relay"));
-    match build {
-        Build::Same => copy_program(&program, &stock),
-        Build::Another => copy_as_another_build(&program, &stock),
-    }
+    copy_to_set(&example("relay"), &dir.join("relay"), Set::One);
+    copy_to_set(&example("stock"), &dir.join("stock"), stock);
     dir
 }
 
@@ -54,7 +42,7 @@ fn asking(kind: &str) -> serde_json::Value {
 #[test]
 fn both_ways_to_delegate_have_the_same_outcome() {
     let lab = Lab::without_plugins();
-    let (same, another) = (install(&lab, Build::Same), install(&lab, Build::Another));
+    let (same, another) = (install(&lab, Set::One), install(&lab, Set::Another));
     let ips = json!([
         {"address": "10.1.0.2/24", "gateway": "10.1.0.1"}, {"address": "10.2.0.2/24"},
         {"address": "fd00::2/64", "gateway": "fd00::1", "interface": 0},
@@ -97,7 +85,7 @@ fn a_panic_is_a_cni_error() {
     let lab = Lab::without_plugins();
     let config =
         json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "panic": "two and two is five"}});
-    let error = relay(&install(&lab, Build::Same), "ADD", config).run().error(999);
+    let error = relay(&install(&lab, Set::One), "ADD", config).run().error(999);
     assert!(error["msg"].as_str().unwrap().contains("two and two is five"), "{error}");
 }
 
@@ -106,9 +94,9 @@ fn an_add_whose_result_is_lost_leaves_no_lease() {
     let lab = Lab::without_plugins();
     let lease = lab.dir().join("lease");
     let config = json!({"cniVersion": "1.1.0", "name": "net", "ipam": {"type": "stock", "lease": lease}});
-    for build in [Build::Same, Build::Another] {
+    for set in [Set::One, Set::Another] {
         let add = |dir: &Path| relay(dir, "ADD", &config);
-        let dir = install(&lab, build);
+        let dir = install(&lab, set);
         add(&dir).run().ok();
         assert!(lease.exists());
         relay(&dir, "DEL", &config).run().ok();
@@ -119,7 +107,7 @@ fn an_add_whose_result_is_lost_leaves_no_lease() {
 }
 
 #[test]
-fn only_a_copy_of_the_program_runs_in_the_process() {
+fn only_a_program_of_the_same_set_runs_in_the_process() {
     let lab = Lab::without_plugins();
     let starts = |dir: &Path| {
         let trace = lab.dir().join("trace");
@@ -127,27 +115,33 @@ fn only_a_copy_of_the_program_runs_in_the_process() {
         relay(dir, "ADD", asking("stock")).strace(&options).run().ok();
         fs::read_to_string(&trace).unwrap().lines().filter(|line| line.contains("execve(")).count()
     };
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let stock = dir.join("stock");
-    assert_eq!(starts(&dir), 1, "a copy");
-    assert_eq!(fs::metadata(&stock).unwrap().nlink(), 1);
-    fs::remove_file(&stock).unwrap();
-    symlink("relay", &stock).unwrap();
+    assert_eq!(starts(&dir), 1, "the same set");
+    fs::rename(&stock, dir.join("elsewhere")).unwrap();
+    symlink("elsewhere", &stock).unwrap();
     assert_eq!(starts(&dir), 1, "a symbolic link");
-    fs::remove_file(&stock).unwrap();
-    fs::hard_link(dir.join("relay"), &stock).unwrap();
-    assert_eq!(starts(&dir), 1, "a hard link");
-    assert_eq!(starts(&install(&lab, Build::Another)), 2, "another build");
+    assert_eq!(starts(&install(&lab, Set::Another)), 2, "another set");
+    assert_eq!(starts(&install(&lab, Set::None)), 2, "only relay has a set");
     fs::remove_file(&stock).unwrap();
     script(&dir, "stock", "echo '{}'");
     assert!(starts(&dir) >= 2, "a wrapper script");
+    // As cargo builds them, and all programs with the same empty ID.
+    for name in ["relay", "stock"] {
+        copy_to_set(&example(name), &dir.join(name), Set::None);
+    }
+    assert_eq!(starts(&dir), 2, "no set");
+    fs::write(dir.join("short"), &fs::read(example("stock")).unwrap()[..1000]).unwrap();
+    copy_to_set(&example("relay"), &dir.join("relay"), Set::One);
+    copy_program(&dir.join("short"), &stock);
+    assert_eq!(relay(&dir, "ADD", asking("stock")).run().status, Some(1), "a damaged program is executed, too");
 }
 
 #[test]
-fn a_program_whose_file_was_replaced_recognises_its_copies() {
+fn a_program_whose_file_was_replaced_recognises_its_set() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
-    copy_as_another_build(&dir.join("relay"), &dir.join("new"));
+    let dir = install(&lab, Set::One);
+    copy_to_set(&dir.join("relay"), &dir.join("new"), Set::Another);
     let upgrade = "exec 3<relay; mv new relay; exec -a relay /proc/self/fd/3";
     let trace = lab.dir().join("trace");
     let options = ["-f", "-qq", "-e", "trace=execve", "-o", trace.to_str().unwrap()];
@@ -161,7 +155,7 @@ fn a_program_whose_file_was_replaced_recognises_its_copies() {
 #[test]
 fn a_result_is_read_by_its_own_version() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let add = |answer: &str, version: &str| {
         script(&dir, "own", &format!("cat <<'EOF'\n{answer}\nEOF"));
         let config = json!({"cniVersion": version, "name": "net", "ipam": {"type": "own"}});
@@ -201,7 +195,7 @@ fn a_result_is_read_by_its_own_version() {
 #[test]
 fn the_child_gets_our_environment_and_our_stdin() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let body = format!("env >{0}/env; cat >{0}/stdin; echo '{{}}'", lab.dir().display());
     script(&dir, "spy", &body);
     // Invalid UTF-8 in a text and white space at the end are passed on unchanged.
@@ -230,7 +224,7 @@ fn the_child_gets_our_environment_and_our_stdin() {
 #[test]
 fn a_childs_stderr_is_never_lost() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     script(&dir, "loud", "echo 'for the log' >&2; echo '{}'");
     let outcome = relay(&dir, "ADD", asking("loud")).run();
     outcome.ok();
@@ -244,7 +238,7 @@ fn a_childs_stderr_is_never_lost() {
 #[test]
 fn a_failure_without_a_cni_error_is_reported() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     for (body, culprits) in [
         ("exit 3", &["exit status: 3"][..]),
         ("echo trouble >&2; exit 3", &["exit status: 3", "trouble"]),
@@ -265,7 +259,7 @@ fn a_failure_without_a_cni_error_is_reported() {
 #[test]
 fn a_refused_version_names_the_plugin_and_what_it_supports() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let refusal = r#"{"code": 1, "msg": "incompatible CNI versions"}"#;
     let supported = r#"{"cniVersion": "0.4.0", "supportedVersions": ["0.3.1", "0.4.0"]}"#;
     for (answer, versions) in [(supported, "0.3.1, 0.4.0"), (refusal, "unknown versions")] {
@@ -289,7 +283,7 @@ fn a_refused_version_names_the_plugin_and_what_it_supports() {
 #[test]
 fn a_status_that_hangs_ends_after_seconds() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let slow = script(&dir, "slow", "exec sleep 1000");
     let error = relay(&dir, "STATUS", asking("slow")).run().error(50);
     assert_eq!(error["msg"], format!("call plugin {slow:?}: it did not exit within 5s"));
@@ -298,7 +292,7 @@ fn a_status_that_hangs_ends_after_seconds() {
 #[test]
 fn a_child_may_ignore_stdin_and_leave_children() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let filler = "x".repeat(300_000);
     let config = json!({"cniVersion": "1.1.0", "name": "net", "filler": filler, "ipam": {"type": "odd"}});
     script(&dir, "odd", "exec <&-; echo '{}'");
@@ -337,7 +331,7 @@ impl Drop for Writer {
 #[test]
 fn a_file_that_is_open_for_writing_is_waited_for() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Another);
+    let dir = install(&lab, Set::Another);
     let stock = dir.join("stock");
     let writer = Writer::open(&stock);
     std::thread::scope(|scope| {
@@ -374,7 +368,7 @@ fn a_file_that_is_open_for_writing_is_waited_for() {
 #[test]
 fn plugin_directories_are_searched_in_order() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     let dirs: Vec<PathBuf> = (0..4).map(|n| lab.dir().join(format!("path{n}"))).collect();
     dirs.iter().for_each(|dir| fs::create_dir(dir).unwrap());
     fs::create_dir(dirs[0].join("which")).unwrap();
@@ -397,7 +391,7 @@ fn plugin_directories_are_searched_in_order() {
 #[test]
 fn a_type_cannot_be_a_path() {
     let lab = Lab::without_plugins();
-    let dir = install(&lab, Build::Same);
+    let dir = install(&lab, Set::One);
     script(lab.dir(), "outside", "touch /run/executed; echo '{}'");
     for kind in ["../outside", "/bin/true", "a/b", "", ".", "..", "./stock"] {
         for command in ["ADD", "DEL", "CHECK", "STATUS"] {

@@ -1,16 +1,16 @@
 //! Delegation with a generated configuration, three deep: `preset` calls `relay`, which calls `stock` (see
-//! `examples/relay.rs`), in one process, in three, or in two.
+//! `examples/delegation`), in one process, in three, or in two.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use cni::Version;
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, Process, copy_as_another_build, copy_program};
+use testing::{Lab, Outcome, Process, Set, copy_to_set};
 
 use crate::example;
 
-/// A host with the three plugins, of which some are another build and therefore executed by the others.
+/// A host with the three plugins, of which some are of another set and therefore executed by the others.
 struct Host {
     dir: PathBuf,
 }
@@ -20,8 +20,8 @@ impl Host {
         let dir = lab.dir().join(format!("another {}", another.join(" ")));
         fs::create_dir(&dir).unwrap();
         for name in ["preset", "relay", "stock"] {
-            let copy = if another.contains(&name) { copy_as_another_build } else { copy_program };
-            copy(&example("relay"), &dir.join(name));
+            let set = if another.contains(&name) { Set::Another } else { Set::One };
+            copy_to_set(&example(name), &dir.join(name), set);
         }
         Host { dir }
     }

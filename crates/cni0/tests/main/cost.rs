@@ -2,11 +2,15 @@
 
 use std::fs;
 
-use testing::{Lab, skip};
+use testing::{Lab, plugins, skip};
 
-/// Returns whether the program under test is a release build. Debug builds contain symbols, and are large.
+fn size(lab: &Lab, plugin: &str) -> u64 {
+    fs::metadata(lab.bin().join(plugin)).unwrap().len()
+}
+
+/// Returns whether the programs under test are release builds. Debug builds contain symbols, and are large.
 fn is_release(lab: &Lab, test: &str) -> bool {
-    let release = fs::metadata(lab.bin().join("cni0")).unwrap().len() < 4 << 20;
+    let release = size(lab, "loopback") < 2 << 20;
     if !release {
         skip(test, "the programs are debug builds; ci/test runs it on release ones");
     }
@@ -17,8 +21,9 @@ fn is_release(lab: &Lab, test: &str) -> bool {
 fn the_installed_set_is_small() {
     let lab = Lab::new();
     if is_release(&lab, "cost::the_installed_set_is_small") {
-        let size = fs::metadata(lab.bin().join("cni0")).unwrap().len();
-        assert!(size < 5 << 18, "{size} bytes");
+        let sizes: Vec<_> = plugins().into_iter().map(|plugin| (size(&lab, &plugin), plugin)).collect();
+        assert!(sizes.iter().all(|(size, _)| *size < 800 << 10), "{sizes:?}");
+        assert!(sizes.iter().map(|(size, _)| size).sum::<u64>() < 9 << 19, "{sizes:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Black-box tests of the installed program under all names, and of the behaviour that all plugins share.
+//! Black-box tests of the behaviour that all plugins have in common.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "these are tests")]
 
 mod bad_input;

@@ -124,7 +124,7 @@ fn values(value: Value) -> Vec<Candidate> {
         Value::Netns => with_meaning(namespaces(), "namespace"),
         Value::Command => commands(),
         Value::Shell => with_meaning(SHELLS.map(|(name, _)| name.to_owned()).into(), "shell"),
-        Value::Plugin => with_meaning(cni0::INSPECT.iter().map(|plugin| plugin.name().to_owned()).collect(), "plugin"),
+        Value::Plugin => with_meaning(cni0::PLUGINS.iter().map(|plugin| plugin.name().to_owned()).collect(), "plugin"),
         Value::File => Vec::new(),
     }
 }

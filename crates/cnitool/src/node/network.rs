@@ -8,7 +8,7 @@ use cni::inspect::{
     Bridge, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings, Usage,
 };
 use cni::{Call, Code, Error, Result};
-use cni0::INSPECT;
+use cni0::PLUGINS;
 use linux::ip::Cidr;
 use linux::netlink::Address;
 use serde_json::{Map, Value};
@@ -230,7 +230,7 @@ pub(crate) fn ipam_type(config: &str) -> Option<String> {
 
 /// Returns the plugin of this name, if it is one of ours.
 pub(crate) fn inspect(name: &str) -> Option<&'static dyn Inspect> {
-    INSPECT.iter().copied().find(|plugin| plugin.name() == name)
+    PLUGINS.iter().copied().find(|plugin| plugin.name() == name)
 }
 
 /// Returns the networks of all configurations, and the configurations that an earlier one of the same name shadows.

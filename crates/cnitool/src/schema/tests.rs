@@ -37,7 +37,7 @@ fn plugin(name: &str) -> Value {
 
 #[test]
 fn a_schema_has_exactly_the_keys_that_the_plugin_reads() {
-    for plugin in INSPECT {
+    for plugin in PLUGINS {
         let mut wanted: BTreeSet<String> = common_shape().keys().into_keys().collect();
         wanted.extend(conf::PLUGIN_KEYS.map(str::to_owned));
         let own: BTreeSet<String> = plugin.shape().keys().into_keys().collect();
@@ -73,7 +73,7 @@ fn the_schema_of_ipam_has_exactly_the_keys_that_the_plugin_reads() {
 
 #[test]
 fn every_key_is_described() {
-    for plugin in INSPECT {
+    for plugin in PLUGINS {
         let schema = Schemas::new().unwrap().plugin(*plugin).unwrap();
         for (path, _) in plugin.shape().and(common_shape()).keys() {
             if !path.starts_with("ipam.") && !path.contains('/') {
@@ -142,7 +142,7 @@ fn a_key_for_a_delegate_has_the_keys_of_the_delegate() {
 #[test]
 fn references_lead_to_definitions() {
     let schemas = Schemas::new().unwrap();
-    let single = INSPECT.iter().map(|plugin| schemas.of_plugin(*plugin).unwrap());
+    let single = PLUGINS.iter().map(|plugin| schemas.of_plugin(*plugin).unwrap());
     for schema in [schemas.list().unwrap(), schemas.single().unwrap()].into_iter().chain(single) {
         let text = schema.to_string();
         for reference in text.split("\"#/definitions/").skip(1) {

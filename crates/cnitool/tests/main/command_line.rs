@@ -47,7 +47,7 @@ fn the_help_of_a_command_lists_only_the_variables_and_exit_codes_that_it_has() {
 #[test]
 fn the_help_of_show_explains_each_flag_of_a_plugin() {
     let help = Host::new().run("show --help").stdout;
-    for kind in cni0::INSPECT.iter().flat_map(|plugin| plugin.kinds()) {
+    for kind in cni0::PLUGINS.iter().flat_map(|plugin| plugin.kinds()) {
         assert!(help.contains(&format!("\n  {} ", kind.flag)), "{}: {help}", kind.flag);
     }
 }

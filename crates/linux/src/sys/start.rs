@@ -12,17 +12,8 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use super::program_head;
 use crate::process::elf::segments;
 
-/// How the program was called.
-#[derive(Clone, Copy, Debug)]
-pub struct Invocation<'a> {
-    /// The name under which it was called.
-    pub name: &'a OsStr,
-    /// The first argument.
-    pub argument: Option<&'a OsStr>,
-}
-
-/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the [`Invocation`], and
-/// returns whether it succeeded.
+/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the first argument, and returns
+/// whether it succeeded.
 ///
 /// The memory of the program comes from an [`Arena`](crate::process::Arena), which is a tenth faster for a short process.
 #[macro_export]
@@ -30,6 +21,11 @@ macro_rules! main {
     ($run:expr) => {
         #[global_allocator]
         static MEMORY: $crate::process::Arena = $crate::process::Arena::new();
+
+        #[used]
+        // SAFETY: linkers write notes into the file, and no code uses this section.
+        #[unsafe(link_section = ".note.cni0")]
+        static SET: $crate::process::set::Note = $crate::process::set::Note::EMPTY;
 
         // SAFETY: a program has one `main` function, and it has this type.
         #[unsafe(no_mangle)]
@@ -45,7 +41,7 @@ macro_rules! main {
 /// # Safety
 ///
 /// `arguments` must be those of a C `main`, and no other code may run yet.
-pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Invocation<'_>) -> bool) -> c_int {
+pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Option<&OsStr>) -> bool) -> c_int {
     protect_addresses();
     if !keep_streams() {
         return 1;
@@ -57,13 +53,12 @@ pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Invocation
         let _ = unsafe { signal(of_write, SigHandler::SigIgn) };
     }
     // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the process.
-    let (name, argument) = unsafe {
-        let text =
-            |at: *const *const c_char| (!(*at).is_null()).then(|| OsStr::from_bytes(CStr::from_ptr(*at).to_bytes()));
-        let name = text(arguments);
-        (name, name.and_then(|_| text(arguments.add(1))))
+    let argument = unsafe {
+        let has_name = !(*arguments).is_null();
+        let first = has_name.then(|| *arguments.add(1)).filter(|first| !first.is_null());
+        first.map(|first| OsStr::from_bytes(CStr::from_ptr(first).to_bytes()))
     };
-    c_int::from(!run(Invocation { name: name.unwrap_or_default(), argument }))
+    c_int::from(!run(argument))
 }
 
 /// Makes the addresses read-only that the start of the program computed: the table of addresses, and those in constants (relro).
