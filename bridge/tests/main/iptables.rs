@@ -8,7 +8,7 @@ use testing::fault::inject_all;
 use testing::{Lab, PATH, Pod, Process, legacy, reference};
 
 use crate::gc::collect;
-use crate::pod::{assert_clean, layer3};
+use crate::pod::{assert_clean, host_veth, layer3};
 
 fn config() -> Value {
     let ranges = json!([[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]]);
@@ -46,7 +46,7 @@ fn assert_interchangeable(lab: &Lab, is_legacy: bool) {
     let result = theirs(&pod, "ADD", &config, is_legacy).run().ok();
     let expected = (listed(lab, is_legacy), in_nft());
     assert_eq!(expected.0.len(), before.len() + 8, "{expected:?}");
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     pod.del(&with(config.clone(), json!({ "prevResult": result })));
     assert_eq!(listed(lab, is_legacy), before);
 
@@ -54,13 +54,13 @@ fn assert_interchangeable(lab: &Lab, is_legacy: bool) {
     lab.sh("rm -r /var/lib/cni/networks");
     let result = pod.add(&config);
     assert!((listed(lab, is_legacy), in_nft()) == expected, "{:?}", (listed(lab, is_legacy), expected.0));
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     theirs(&pod, "CHECK", &with(config.clone(), json!({ "prevResult": result })), is_legacy).run().ok();
     // The tools read what they did not write.
     let kind = if is_legacy { "legacy" } else { "nft" };
     lab.sh(&format!("for t in iptables ip6tables; do $t-{kind}-save | $t-{kind}-restore; done"));
     assert_eq!(listed(lab, is_legacy), expected.0);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     theirs(&pod, "DEL", &config, is_legacy).run().ok();
     assert_eq!(listed(lab, is_legacy), before);
     assert_clean(lab);
@@ -125,7 +125,7 @@ fn without_nf_tables_the_tools_are_used() {
         let (result, log) = add(&["-e", &format!("inject=socket:error=EAFNOSUPPORT:when={first}..{last}")]);
         assert!(log.lines().filter(is_netfilter).all(|line| line.contains("INJECTED")), "{log}");
         assert_eq!((listed(lab, true).len(), listed(lab, false).len()), (8, 0), "{config}");
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
         assert_eq!(listed(lab, true).len(), 0, "{config}");
     }
@@ -139,7 +139,7 @@ fn a_repeated_add_adds_no_rule_twice() {
     let config = layer3(json!({ "ipMasq": true, "ipMasqBackend": "iptables" }));
     let mut expected = Vec::new();
     for _ in 0..3 {
-        let port = pod.port(&pod.add(&config));
+        let port = host_veth(&pod.add(&config));
         let rules = listed(lab, false);
         if expected.is_empty() {
             expected.clone_from(&rules);
@@ -169,7 +169,7 @@ fn a_container_whose_chain_has_the_same_name_keeps_its_rules() {
         pod.add(&config);
         remove(&pod, &config);
         assert!(!lab.sh("iptables-nft -t nat -S POSTROUTING").contains("10.1.0.2"));
-        neighbour.check(&other, &result).ok();
+        neighbour.check_result(&other, &result).ok();
     }
     neighbour.del(&other);
     assert_clean(lab);

@@ -13,3 +13,5 @@ testing::interface_suite! {
     host_side: true,
     damages: Damage::ALL,
 }
+
+testing::upgrade_suite! {}

@@ -97,8 +97,6 @@ macro_rules! interface_suite {
             a_failing_system_call_of_add_leaves_nothing_behind
             a_failing_system_call_of_del_leaves_nothing_to_the_next_del
             a_killed_call_leaves_nothing_to_the_next_del
-            attachments_of_the_reference_are_taken_over
-            the_reference_takes_over_attachments
         }
     };
     (@tests $($test:ident)+) => {
@@ -106,6 +104,17 @@ macro_rules! interface_suite {
         fn $test() {
             $crate::suite::$test(&PLUGIN, stringify!($test));
         })+
+    };
+}
+
+/// Defines the tests of the suite that need the plugin of the reference, after [`interface_suite`].
+#[macro_export]
+macro_rules! upgrade_suite {
+    () => {
+        $crate::interface_suite! { @tests
+            attachments_of_the_reference_are_taken_over
+            the_reference_takes_over_attachments
+        }
     };
 }
 
@@ -158,9 +167,9 @@ fn on_host(plugin: &Interface, name: &str, test: impl Fn(&Host<'_>, &Pod<'_>, &V
     host.check_neighbour();
 }
 
-/// In both layouts, with and without IPAM.
+/// With a delegate in the process and an executed one, with and without IPAM.
 pub fn add_check_and_del_leave_nothing_behind(plugin: &Interface, name: &str) {
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let Some(host) = Host::new(plugin, lab, name) else { return };
         let pod = pod(lab, "a", 0);
         for config in [plugin.config(0), plugin.config_without_ipam(0)] {
@@ -511,7 +520,7 @@ fn beside_reference(plugin: &Interface, name: &str, test: impl Fn(&Host<'_>, &Po
     if reference(plugin.plugin, name).is_none() {
         return;
     }
-    Lab::for_each_layout(|lab| {
+    Lab::for_each_way_to_delegate(|lab| {
         let Some(mut host) = Host::new(plugin, lab, name) else { return };
         let (pod, config) = (Pod::new(lab, "a"), plugin.config_with_host_local());
         pod.call_reference("ADD", &config).run().ok();

@@ -1,0 +1,55 @@
+//! Deletes the link of an attachment in the container, if it provably belongs to the attachment.
+
+use cni::key::AliasOwner;
+use cni::{Attachment, AttachmentKey, Call, Context, Delegate, Guest, Namespaces, Ownership, Result};
+use linux::log::warn;
+use linux::netlink::Link;
+
+/// Deletes the link of `kind` that has the alias of the attachment, whatever its name is now. Only a link that the
+/// reference created has no alias; that one is deleted by its name.
+pub fn delete_container_link(call: &Call<'_>, at: &Attachment, kind: &str, ipam: Option<&Delegate<'_>>) -> Result<()> {
+    let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };
+    let key = AttachmentKey::new(call, at);
+    let aliases = key.aliases();
+    let mut guest = namespaces.open_guest(at)?;
+    let mut links = guest.netlink.links_of_kind(kind)?;
+    let marked = links.iter().find(|link| aliases.contains(&link.alias)).map(|link| link.index);
+    let index = match marked {
+        Some(index) => index,
+        None => {
+            links.retain(|link| link.name == at.ifname.as_str() && AliasOwner::parse(&link.alias).is_none());
+            let Some(link) = links.first() else { return Ok(()) };
+            if !is_ours(call, at, &mut guest, link, ipam)? {
+                let name = &link.name;
+                warn!("keep {name:?} in {:?}: cannot prove that it belongs to this attachment", at.sandbox());
+                return Ok(());
+            }
+            link.index
+        }
+    };
+    guest.netlink.delete_link(index).context(|| format!("in {:?}", at.sandbox()))
+}
+
+/// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of ADD,
+/// which the kernel chose at random, or only addresses that are leased to the attachment. By now the path may lead to the
+/// namespace of another container, whose interface has the same name.
+fn is_ours(
+    call: &Call<'_>,
+    at: &Attachment,
+    guest: &mut Guest<'_>,
+    link: &Link,
+    ipam: Option<&Delegate<'_>>,
+) -> Result<bool> {
+    let mac = link.mac.map(|mac| mac.to_string()).unwrap_or_default();
+    let prev_result = call.prev_result_to_clean_up();
+    let is_listed = |name: &str, sandbox: &str| name == at.ifname.as_str() && !sandbox.is_empty();
+    let mut listed = prev_result.interfaces.iter().filter(|listed| is_listed(&listed.name, &listed.sandbox));
+    if listed.any(|listed| !mac.is_empty() && listed.mac == mac) {
+        return Ok(true);
+    }
+    let leased = ipam.map(|ipam| ipam.leased_to(at)).transpose()?.flatten();
+    let leased = leased.unwrap_or_else(|| Ownership::new(AttachmentKey::new(call, at)).leased_addresses(call));
+    let addresses = guest.netlink.addresses(link.index)?;
+    let mut global = addresses.iter().filter(|address| address.global).map(|address| address.cidr.ip()).peekable();
+    Ok(global.peek().is_some() && global.all(|ip| leased.contains(&ip)))
+}
