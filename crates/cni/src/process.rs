@@ -12,7 +12,7 @@ use linux::process::{self as host, Invocation, Stdin};
 use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
-use crate::logging::{Subject, Summary};
+use crate::logging::{LoggedCall, Summary};
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, NetworkVerb, Request, Verb};
 use crate::version::Version;
@@ -41,7 +41,7 @@ macro_rules! main {
 
 /// The output and the outcome of the process.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct ProcessOutput {
     stdout: Vec<u8>,
     stderr: String,
     success: bool,
@@ -90,7 +90,7 @@ fn answer(
     env: Env<'_>,
     stdin: &mut dyn Read,
     print: Print<'_>,
-) -> Answer {
+) -> ProcessOutput {
     let name = invocation.name;
     let outcome = Request::read(env).and_then(|request| match (request, select(plugins, name)) {
         (Request::About, plugin) => Ok(about(plugins, plugin, invocation)),
@@ -101,14 +101,14 @@ fn answer(
     outcome.unwrap_or_else(|error| refusal(&error))
 }
 
-fn success(stdout: Vec<u8>) -> Answer {
-    Answer { stdout, stderr: String::new(), success: true }
+fn success(stdout: Vec<u8>) -> ProcessOutput {
+    ProcessOutput { stdout, stderr: String::new(), success: true }
 }
 
-fn refusal(error: &Error) -> Answer {
+fn refusal(error: &Error) -> ProcessOutput {
     // Printing an error object cannot fail. If it did, this text is still a valid CNI error.
     let stdout = json::print(&error.answer()).unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
-    Answer { stdout, stderr: String::new(), success: false }
+    ProcessOutput { stdout, stderr: String::new(), success: false }
 }
 
 /// Selects the plugin. A program with one plugin accepts any name; otherwise the file name decides.
@@ -131,12 +131,12 @@ fn misnamed(plugins: &[&dyn Plugin], arg0: &OsStr) -> Error {
 
 /// Answers a call without a command: describes the program, or explains how to call it.
 #[cold]
-fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>, invocation: Invocation<'_>) -> Answer {
+fn about(plugins: &[&dyn Plugin], plugin: Option<&dyn Plugin>, invocation: Invocation<'_>) -> ProcessOutput {
     let description = description(plugins, plugin);
     match invocation.argument.and_then(OsStr::to_str) {
         Some("--help" | "-h" | "help") => success((description + &help::text(plugin)).into_bytes()),
         // The reference ignores arguments, and prints this to stderr.
-        _ => Answer { stdout: Vec::new(), stderr: description, success: true },
+        _ => ProcessOutput { stdout: Vec::new(), stderr: description, success: true },
     }
 }
 
@@ -185,17 +185,17 @@ fn serve(
         }
         let version = head.version(request.command())?;
         let home = if plugin.uses_netns() { request.exclude_own_netns()? } else { None };
-        let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = &request else {
-            return Err(Error::bug("a command without a scope"));
+        let (Request::Attachment(_, _, variables) | Request::Network(_, variables)) = &request else {
+            return Err(Error::bug("a command without variables"));
         };
         let call = Call {
             network,
             version,
-            args: &scope.args,
-            path: &scope.path,
+            args: &variables.args,
+            path: &variables.path,
             config: &config,
             stdin: &stdin,
-            any_netns: scope.any_netns,
+            any_netns: variables.any_netns,
             builtin: plugins,
             home: home.into(),
         };
@@ -237,12 +237,12 @@ fn execute(
 }
 
 /// Returns what the log of the call is about.
-fn subject(plugin: &'static str, request: &Request, network: &str) -> Subject {
+fn subject(plugin: &'static str, request: &Request, network: &str) -> LoggedCall {
     let attachment = match request {
         Request::Attachment(_, at, _) => Some((at.container.to_string(), at.ifname.to_string())),
         _ => None,
     };
-    Subject { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment }
+    LoggedCall { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment }
 }
 
 #[cfg(test)]

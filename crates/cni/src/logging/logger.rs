@@ -7,7 +7,7 @@ use std::time::{Instant, SystemTime};
 use log::{LevelFilter, Log, Metadata, Record};
 
 use super::daemon::Sender;
-use super::{Subject, utc};
+use super::{LoggedCall, utc};
 
 /// An open destination.
 #[derive(Debug)]
@@ -21,7 +21,7 @@ pub(super) enum Output {
 #[derive(Debug)]
 pub(super) struct Logger {
     pub(super) output: Output,
-    pub(super) subject: Subject,
+    pub(super) subject: LoggedCall,
     pub(super) began: Instant,
 }
 
@@ -37,7 +37,7 @@ impl Logger {
     /// Formats a record as a line.
     fn line(&self, record: &Record<'_>) -> String {
         let (now, process, since) = (utc(SystemTime::now()), std::process::id(), self.began.elapsed().as_micros());
-        let Subject { plugin, .. } = self.subject;
+        let LoggedCall { plugin, .. } = self.subject;
         format!("{now} [{process}] {since:>6}us {:<5} {plugin} {}: {}\n", record.level(), self.subject, record.args())
     }
 }
