@@ -1,7 +1,7 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
 use cni::inspect::Shape;
-use cni::json::Fault;
+use cni::json::invalid;
 use cni::{Args, Call, Code, Delegate, Dns, Error, IfName, Result};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Port, VlanRange};
@@ -409,11 +409,6 @@ fn vlan_id(key: &str, id: i64) -> Result<u16> {
         Ok(fits) if (1..=vlan::MAX_ID).contains(&fits) => Ok(fits),
         _ => Err(invalid(key, format_args!("{id} is not a VLAN ID"), TRUNK_HINT)),
     }
-}
-
-/// Returns the error for an invalid value of `key`.
-pub(crate) fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
-    Error::from(Fault::value(what).under(key)).details(remedy)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The MTU of the bridge. The container of one network must not change it for the host, or for containers of others.
 
+use cni::json::invalid;
 use cni::{Error, Result};
 use linux::ip::{Cidr, IPV6_MIN_MTU};
 use linux::netlink::{Change, Link, LinkChange, LinkIndex, Netlink};
 
 use crate::attach::not_a_bridge;
-use crate::config::{Config, invalid};
+use crate::config::Config;
 use crate::ports;
 
 /// The greatest MTU of a bridge.
@@ -62,5 +63,5 @@ fn refuse_to_remove_ipv6(host: &mut Netlink, mtu: u32, bridge: &Link) -> Result<
 /// Returns the error for an MTU that is too small for an IPv6 address.
 pub(crate) fn too_small(mtu: u32, address: Cidr, remedy: &str) -> Error {
     let what = format_args!("{mtu} is too small for the IPv6 address {address}");
-    invalid("mtu", what, &format!("use at least {IPV6_MIN_MTU}, {remedy}"))
+    invalid("mtu", what, format!("use at least {IPV6_MIN_MTU}, {remedy}"))
 }
