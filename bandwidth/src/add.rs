@@ -46,7 +46,7 @@ impl Limits<'_> {
                 undo.commit();
                 Ok(ifb)
             }
-            Err(error) => Err(undo.roll_back(with_fix_hint(error))),
+            Err(error) => Err(undo.roll_back(error.details_if(is_unsupported, FIX_HINT))),
         }
     }
 
@@ -204,11 +204,6 @@ impl Present {
         let own = all.iter().filter(is_own).cloned().collect();
         Ok(Present { root, ingress, redirects, own, all })
     }
-}
-
-/// Adds the remedy to an error if the kernel lacks a part of traffic control.
-pub(crate) fn with_fix_hint(error: Error) -> Error {
-    if is_unsupported(&error) { error.details(FIX_HINT) } else { error }
 }
 
 /// Returns whether an error means that the kernel lacks a part of traffic control.

@@ -1,8 +1,9 @@
 //! The network configuration, parsed and validated into [`Config`], so that later code validates nothing.
 
 use cni::inspect::Shape;
+use cni::json::invalid;
 use cni::{Call, Code, Delegate, Dns, Error, IfName, Result};
-use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys, invalid};
+use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;

@@ -320,7 +320,7 @@ pub(crate) fn release(nft: &mut Nftables, mark: &str, ips: &[IpAddr]) -> Result<
     Ok((draft.edits, !member.version.is_empty()))
 }
 
-/// GC: ends the acceptance of the addresses of attachments whose comments are `stale`. Returns whether there were any.
+/// GC: ends the acceptance of addresses with comments for which `stale` returns true. Returns whether there were any.
 pub(crate) fn collect(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<bool> {
     let mut has_removed = false;
     for member in Member::list(nft)?.into_iter().filter(|member| stale(&member.comment)) {
@@ -337,7 +337,7 @@ pub(crate) fn collect(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Resul
     Ok(has_removed)
 }
 
-/// Returns the edits that delete what no attachment has, as far as the comments are `stale`.
+/// Returns the edits that delete what no attachment has, if `stale` returns true for its comment.
 fn orphans(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<Vec<Edit>> {
     let members = Member::list(nft)?;
     let is_known = |mark: &str| members.iter().any(|member| mark_in(&member.comment) == Some(mark));

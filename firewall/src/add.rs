@@ -14,7 +14,7 @@ use linux::netlink::nft::{self, Edit, Nftables};
 use crate::accepted::{self, Frame};
 use crate::config::{Backend, Config, IngressPolicy};
 use crate::filter::{self, Acceptance, CONTAINERS, FILTER, FORWARD};
-use crate::firewalld::{Firewalld, Scope, not_running};
+use crate::firewalld::{Firewalld, ZoneScope, not_running};
 use crate::policy::{self, Policy, STAGE_1};
 use crate::{bindings, isolation, removal};
 
@@ -32,11 +32,13 @@ pub(crate) struct Traffic<'a> {
     pub(crate) policy: Option<Policy>,
     /// The mark of the rules.
     pub(crate) mark: String,
+    /// Whether firewalld accepts the traffic of the addresses, so that no rule has to.
+    uses_firewalld: bool,
 }
 
 /// Where rules are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum RuleTable {
     Nft,
     Legacy,
 }
@@ -52,18 +54,24 @@ impl<'a> Traffic<'a> {
     ) -> Result<Traffic<'a>> {
         let owner = AttachmentKey::new(call, at);
         let policy = Policy::find(host, owner.network, config.ingress, result, at)?;
-        Ok(Traffic { config, ips: addresses(result), policy, mark: owner.comment(), owner })
+        Ok(Traffic { config, ips: addresses(result), policy, mark: owner.comment(), owner, uses_firewalld: false })
     }
 
     /// Returns traffic that does not exist, to find out what an ADD would do.
-    pub(crate) fn imaginary(config: &'a Config, ip: IpAddr, policy: Option<Policy>) -> Traffic<'a> {
+    pub(crate) fn imaginary(
+        config: &'a Config,
+        ip: IpAddr,
+        policy: Option<Policy>,
+        uses_firewalld: bool,
+    ) -> Traffic<'a> {
         let owner = AttachmentKey { network: "", container: "", ifname: "" };
-        Traffic { config, ips: vec![ip], policy, mark: owner.comment(), owner }
+        Traffic { config, ips: vec![ip], policy, mark: owner.comment(), owner, uses_firewalld }
     }
 
     /// Accepts the traffic. Replaces what an earlier ADD of the same attachment did.
-    pub(crate) fn accept(&self, host: Netlink) -> Result<()> {
+    pub(crate) fn accept(&mut self, host: Netlink) -> Result<()> {
         let firewalld = connect(self.config)?;
+        self.uses_firewalld = firewalld.is_some();
         let mut undo = Undo::new(host);
         match self.accept_with(firewalld, &mut undo) {
             Ok(()) => {
@@ -77,7 +85,6 @@ impl<'a> Traffic<'a> {
     /// Accepts the traffic by firewalld, if there is one, and by rules. Registers the rollback step of each change in `undo`.
     fn accept_with<'s>(&'s self, firewalld: Option<Firewalld>, undo: &mut Undo<'s, Netlink>) -> Result<()> {
         let mut nft = Nftables::open()?;
-        let uses_firewalld = firewalld.is_some();
         if let Some(mut firewalld) = firewalld {
             for ip in &self.ips {
                 let is_bound = firewalld.query(&self.config.zone, *ip)?;
@@ -91,22 +98,22 @@ impl<'a> Traffic<'a> {
             }
         }
         let mut in_nft = Vec::new();
-        if FAMILIES.iter().any(Tools::has_legacy_tables) && !self.frame(&mut nft, uses_firewalld)?.is_empty() {
+        if FAMILIES.iter().any(Tools::has_legacy_tables) && !self.frame(&mut nft)?.is_empty() {
             self.replace_legacy_bits()?;
         }
         for tools in &FAMILIES {
             for place in self.places(&mut nft, tools)? {
                 match place {
-                    Place::Nft => in_nft.push(tools),
-                    Place::Legacy => {
+                    RuleTable::Nft => in_nft.push(tools),
+                    RuleTable::Legacy => {
                         let is_marked = nft.is_available()?;
-                        self.add_to_legacy(tools, uses_firewalld, is_marked, undo)?;
+                        self.add_to_legacy(tools, is_marked, undo)?;
                     }
                 }
             }
         }
         undo.push("remove the rules", |_| removal::remove_marked(self.owner, self.config));
-        let added = self.add_to_nft(&mut nft, undo.context(), &in_nft, uses_firewalld);
+        let added = self.add_to_nft(&mut nft, undo.context(), &in_nft);
         // A record of a binding may have changed the ruleset before.
         if added.as_ref().is_err_and(|error| error.as_ref().is_refusal() || !nft.may_have_changed()) {
             // There was no transaction, or it had no effect. So all rules with the mark are those of an earlier ADD.
@@ -117,13 +124,13 @@ impl<'a> Traffic<'a> {
                 debug!("nf_tables is unavailable, use the tools of iptables: {error}");
                 for tools in &FAMILIES {
                     if self.concerns(tools)? {
-                        self.add_to_legacy(tools, uses_firewalld, false, undo)
+                        self.add_to_legacy(tools, false, undo)
                             .map_err(|second| second.details(format!("nf_tables: {error}")))?;
                     }
                 }
                 Ok(())
             }
-            outcome => outcome.map_err(with_fix_hint),
+            outcome => outcome.map_err(|error| error.details_if(nft::is_unavailable, FIX_HINT)),
         }
     }
 
@@ -173,7 +180,7 @@ impl<'a> Traffic<'a> {
     fn unbind(&self, ip: IpAddr) -> Result<()> {
         let mut nft = Nftables::open()?;
         if let Some(mut firewalld) = Firewalld::connect()? {
-            firewalld.remove(&self.config.zone, ip, Scope::GivenZone)?;
+            firewalld.remove(&self.config.zone, ip, ZoneScope::GivenZone)?;
         }
         let own = self.owner.comment();
         let records = bindings::list(&mut nft, &|comment| comment == own)?;
@@ -194,33 +201,27 @@ impl<'a> Traffic<'a> {
     /// Returns the tables of a family to which rules are added: the legacy table if it is in use, and that in nf_tables
     /// unless only the legacy one is in use. A packet must pass both. In a family that is not concerned, ADD only removes rules
     /// with the mark of an earlier one, and legacy tables have no marks.
-    pub(crate) fn places(&self, nft: &mut Nftables, tools: &Tools) -> Result<Vec<Place>> {
+    pub(crate) fn places(&self, nft: &mut Nftables, tools: &Tools) -> Result<Vec<RuleTable>> {
         if !self.concerns(tools)?
             || self.config.backend == Backend::Nftables
             || tools.legacy_table_in_use(FILTER)?.is_none()
         {
-            return Ok(vec![Place::Nft]);
+            return Ok(vec![RuleTable::Nft]);
         }
         let is_in_both = nft.has_chain(tools.table(FILTER).chain(FORWARD))?;
-        Ok(if is_in_both { vec![Place::Legacy, Place::Nft] } else { vec![Place::Legacy] })
+        Ok(if is_in_both { vec![RuleTable::Legacy, RuleTable::Nft] } else { vec![RuleTable::Legacy] })
     }
 
     /// Returns the addresses that rules accept: none if firewalld does.
-    fn accepted_ips(&self, uses_firewalld: bool) -> &[IpAddr] {
-        if uses_firewalld { &[] } else { &self.ips }
+    fn accepted_ips(&self) -> &[IpAddr] {
+        if self.uses_firewalld { &[] } else { &self.ips }
     }
 
     /// Adds addresses and rules to the tables in nf_tables, in one transaction. Usually everything shared exists, and only addresses
     /// are added: then the transaction fails if they have changed meanwhile. Otherwise it is repeated if any ruleset changes, so that
     /// ADDs at the same time add the shared rules once.
-    fn add_to_nft(
-        &self,
-        nft: &mut Nftables,
-        host: &mut Netlink,
-        families: &[&'static Tools],
-        uses_firewalld: bool,
-    ) -> Result<()> {
-        let added = nft::retry(|| match self.independent_edits(nft, host, families, uses_firewalld)? {
+    fn add_to_nft(&self, nft: &mut Nftables, host: &mut Netlink, families: &[&'static Tools]) -> Result<()> {
+        let added = nft::retry(|| match self.independent_edits(nft, host, families)? {
             Some(edits) => Ok::<_, Error>(nft.apply(&edits).map(|()| true)?),
             None => Ok(false),
         });
@@ -232,20 +233,20 @@ impl<'a> Traffic<'a> {
         }
         nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
             let mut edits = self.isolation(nft)?;
-            let frame = self.frame(nft, uses_firewalld)?;
+            let frame = self.frame(nft)?;
             if !frame.is_empty() {
                 edits.extend(self.replace_other_bits(nft, families)?);
             }
             edits.extend(frame);
-            if !self.accepted_ips(uses_firewalld).is_empty() {
+            if !self.accepted_ips().is_empty() {
                 // No rule needs some of them, so they may be missing.
                 edits.extend(Frame::create_sets());
             }
-            edits.extend(accepted::accept(nft, self.owner, self.accepted_ips(uses_firewalld))?);
+            edits.extend(accepted::accept(nft, self.owner, self.accepted_ips())?);
             let mut ends_policy = false;
             for tools in families {
                 let table = tools.table(FILTER);
-                let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld, true)?;
+                let plan = self.plan(tools, &mut View::Nft(nft, table), host, true)?;
                 let is_of_policy = |step: &Step<'_>| matches!(step, Step::Delete(STAGE_1, _));
                 ends_policy |= self.policy.is_none() && plan.steps.iter().any(is_of_policy);
                 edits.extend(plan.edits(table));
@@ -264,15 +265,14 @@ impl<'a> Traffic<'a> {
         nft: &mut Nftables,
         host: &mut Netlink,
         families: &[&'static Tools],
-        uses_firewalld: bool,
     ) -> Result<Option<Vec<Edit>>> {
-        if self.policy.is_some() || !self.isolation(nft)?.is_empty() || !self.frame(nft, uses_firewalld)?.is_empty() {
+        if self.policy.is_some() || !self.isolation(nft)?.is_empty() || !self.frame(nft)?.is_empty() {
             return Ok(None);
         }
-        let mut edits = accepted::accept(nft, self.owner, self.accepted_ips(uses_firewalld))?;
+        let mut edits = accepted::accept(nft, self.owner, self.accepted_ips())?;
         for tools in families {
             let table = tools.table(FILTER);
-            let plan = self.plan(tools, &mut View::Nft(nft, table), host, uses_firewalld, true)?;
+            let plan = self.plan(tools, &mut View::Nft(nft, table), host, true)?;
             // Handles are unique. Only rules for single addresses are deleted without another step.
             if !plan.steps.iter().all(|step| matches!(step, Step::Delete(CONTAINERS, _))) {
                 return Ok(None);
@@ -283,9 +283,9 @@ impl<'a> Traffic<'a> {
     }
 
     /// Returns the edits that create what is missing of the plugin's own table, if an address needs it.
-    pub(crate) fn frame(&self, nft: &mut Nftables, uses_firewalld: bool) -> Result<Vec<Edit>> {
+    pub(crate) fn frame(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
         let frame = Frame { bit: self.config.accept_bit };
-        let is_complete = self.accepted_ips(uses_firewalld).is_empty() || frame.is_complete(nft)?;
+        let is_complete = self.accepted_ips().is_empty() || frame.is_complete(nft)?;
         Ok(if is_complete { Vec::new() } else { frame.create() })
     }
 
@@ -305,13 +305,7 @@ impl<'a> Traffic<'a> {
 
     /// Adds rules with the tools of iptables: one for all packets that are marked, if the kernel has nf_tables, otherwise some for
     /// each address.
-    fn add_to_legacy<'s>(
-        &'s self,
-        tools: &'static Tools,
-        uses_firewalld: bool,
-        is_marked: bool,
-        undo: &mut Undo<'s, Netlink>,
-    ) -> Result<()> {
+    fn add_to_legacy<'s>(&'s self, tools: &'static Tools, is_marked: bool, undo: &mut Undo<'s, Netlink>) -> Result<()> {
         let added = Rc::new(RefCell::new(Vec::new()));
         let steps = Rc::clone(&added);
         undo.push("remove the rules from the legacy table", move |_| {
@@ -325,7 +319,7 @@ impl<'a> Traffic<'a> {
         });
         let host = undo.context();
         change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
-            let plan = self.plan(tools, view, host, uses_firewalld, is_marked)?;
+            let plan = self.plan(tools, view, host, is_marked)?;
             added.replace(plan.steps.clone());
             Ok(plan)
         })
@@ -339,10 +333,9 @@ impl<'a> Traffic<'a> {
         tools: &'static Tools,
         view: &mut View<'_>,
         host: &mut Netlink,
-        uses_firewalld: bool,
         is_marked: bool,
     ) -> Result<Plan<'_>> {
-        let ips = self.accepted_ips(uses_firewalld).iter().copied().filter(|ip| tools.includes(*ip)).collect();
+        let ips = self.accepted_ips().iter().copied().filter(|ip| tools.includes(*ip)).collect();
         let is_concerned = self.concerns(tools)?;
         let forward = if is_concerned { view.rules(FORWARD)? } else { Vec::new() };
         let acceptance = Acceptance {
@@ -412,9 +405,4 @@ pub(crate) fn connect(config: &Config) -> Result<Option<Firewalld>> {
             outcome => outcome,
         },
     }
-}
-
-/// Adds the remedy to an error if nf_tables is unavailable.
-pub(crate) fn with_fix_hint(error: Error) -> Error {
-    if nft::is_unavailable(&error) { error.details(FIX_HINT) } else { error }
 }

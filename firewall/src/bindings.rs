@@ -31,7 +31,7 @@ pub(crate) struct Binding {
     pub(crate) comment: String,
 }
 
-/// Returns the recorded bindings of the attachments whose comments are `wanted`.
+/// Returns the recorded bindings with comments for which `wanted` returns true.
 pub(crate) fn list(nft: &mut Nftables, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Binding>> {
     let elements = nft.elements(SOURCES)?.into_iter().filter(|found| wanted(&found.userdata.comment));
     let binding = |found: Element| {

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use cni::inspect::Shape;
-use cni::json::Fault;
-use cni::{Call, Error, Result};
+use cni::json::invalid;
+use cni::{Call, Result};
 use linux::log::debug;
 use serde::Deserialize;
 
@@ -188,11 +188,6 @@ impl fmt::Display for Zone {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
-}
-
-/// Returns the error for an invalid value of `key`.
-pub(crate) fn invalid(key: &str, what: fmt::Arguments<'_>, remedy: &str) -> Error {
-    Error::from(Fault::value(what).under(key)).details(remedy)
 }
 
 #[cfg(test)]

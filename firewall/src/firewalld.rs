@@ -6,11 +6,12 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use cni::json::invalid;
 use cni::{Code, Error, Result};
 use linux::log::{debug, warn};
 use linux::{Deadline, Kind};
 
-use crate::config::{Zone, invalid};
+use crate::config::Zone;
 use crate::dbus::{Bus, Method, RemoteError, Reply};
 
 /// The time for all calls together. firewalld handles one call after the other, and none while it starts or reloads.
@@ -26,7 +27,7 @@ pub(crate) struct Firewalld {
 
 /// Where [`Firewalld::remove`] removes an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scope {
+pub(crate) enum ZoneScope {
     /// Only in the given zone.
     GivenZone,
     /// In every zone, except where the permanent configuration has it.
@@ -81,9 +82,9 @@ impl Firewalld {
         }
     }
 
-    /// Removes an address from `zone`, and with [`Scope::AnyZone`] also from another zone: the configuration may have changed
+    /// Removes an address from `zone`, and with [`ZoneScope::AnyZone`] also from another zone: the configuration may have changed
     /// since ADD. Succeeds if the address is not bound, and if firewalld has stopped meanwhile.
-    pub(crate) fn remove(&mut self, zone: &Zone, ip: IpAddr, scope: Scope) -> Result<()> {
+    pub(crate) fn remove(&mut self, zone: &Zone, ip: IpAddr, scope: ZoneScope) -> Result<()> {
         let source = source(ip);
         match self.try_remove(zone, &source, scope) {
             Ok(()) | Err(Failure::Refusal(Reason::NotBound | Reason::NotRunning, _)) => Ok(()),
@@ -93,8 +94,8 @@ impl Firewalld {
         }
     }
 
-    fn try_remove(&mut self, zone: &Zone, source: &str, scope: Scope) -> Result<(), Failure> {
-        if scope == Scope::GivenZone {
+    fn try_remove(&mut self, zone: &Zone, source: &str, scope: ZoneScope) -> Result<(), Failure> {
+        if scope == ZoneScope::GivenZone {
             return match self.call("removeSource", &[zone.as_str(), source]) {
                 // firewalld reports an unknown zone only if the address is bound to another.
                 Err(Failure::Refusal(Reason::BoundElsewhere | Reason::NoSuchZone, _)) => Ok(()),
@@ -118,7 +119,7 @@ impl Firewalld {
                 debug!("{source} stays in firewalld zone {zone}");
                 Ok(())
             }
-            Ok(_) => self.remove(zone, ip, Scope::GivenZone),
+            Ok(_) => self.remove(zone, ip, ZoneScope::GivenZone),
             Err(Failure::Refusal(Reason::NotRunning, _)) => Ok(()),
             Err(failure) => {
                 Err(failure.into_error(zone).context(format!("look for {source} in the configuration of firewalld")))

@@ -210,7 +210,7 @@ fn restore(call: &Call<'_>, at: &Attachment) -> Result<bool> {
     let config = Config::parse(call)?;
     let Some(result) = call.prev_result()? else { return Ok(false) };
     let mut host = Netlink::open()?;
-    let traffic = Traffic::new(call, at, &config, &result, &mut host)?;
+    let mut traffic = Traffic::new(call, at, &config, &result, &mut host)?;
     if !is_incomplete(&traffic)? {
         return Ok(false);
     }

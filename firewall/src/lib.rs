@@ -50,7 +50,7 @@ impl Plugin for Firewall {
         let config = Config::parse(call)?;
         let result = call.chained_result()?;
         let mut host = Netlink::open()?;
-        let traffic = Traffic::new(call, at, &config, &result, &mut host)?;
+        let mut traffic = Traffic::new(call, at, &config, &result, &mut host)?;
         traffic.accept(host)?;
         Ok(result)
     }

@@ -92,8 +92,8 @@ impl Leaver<'_> {
         })
     }
 
-    /// Returns whether a bridge has veths of other attachments that are `wanted`. Without a bridge, the policy is that of the link
-    /// of one container.
+    /// Returns whether a bridge has veths of other attachments for which `wanted` returns true. Without a bridge, the policy is
+    /// that of the link of one container.
     fn has_ports(&self, host: &mut Netlink, bridge: &str, wanted: &dyn Fn(&Link) -> bool) -> Result<bool> {
         let Some(bridge) = host.link(bridge)? else { return Ok(false) };
         let is_own = |port: &Link| {

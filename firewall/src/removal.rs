@@ -11,7 +11,7 @@ use linux::netlink::nft::{self, Edit, Nftables};
 
 use crate::config::{Backend, Config, IngressPolicy, Zone};
 use crate::filter::{self, CONTAINERS, FILTER};
-use crate::firewalld::{Firewalld, Scope};
+use crate::firewalld::{Firewalld, ZoneScope};
 use crate::need::Leaver;
 use crate::{accepted, bindings, isolation, policy};
 
@@ -158,7 +158,7 @@ fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Z
     for tools in &FAMILIES {
         for ip in failures.keep(unshared(nft, tools, owner, ips)).into_iter().flatten() {
             if !of_others.iter().any(|binding| binding.ip == ip) {
-                failures.record(firewalld.remove(zone, ip, Scope::AnyZone));
+                failures.record(firewalld.remove(zone, ip, ZoneScope::AnyZone));
             }
         }
     }
@@ -166,7 +166,7 @@ fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Z
     failures.into_result()
 }
 
-/// Removes the recorded bindings of the attachments whose comments are `removed`, and their records. An address that another
+/// Removes the recorded bindings with comments for which `removed` returns true, and their records. An address that another
 /// attachment has by now stays bound.
 fn unbind_recorded(nft: &mut Nftables, firewalld: &mut Firewalld, removed: &dyn Fn(&str) -> bool) -> Result<()> {
     let mut failures = ErrorCollector::default();
@@ -183,7 +183,7 @@ fn unbind_recorded(nft: &mut Nftables, firewalld: &mut Firewalld, removed: &dyn 
     failures.into_result()
 }
 
-/// Removes the recorded bindings of the attachments whose comments are `stale`. Without firewalld, there are only records.
+/// Removes the recorded bindings with comments for which `stale` returns true. Without firewalld, there are only records.
 fn collect_bindings(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> {
     let recorded = bindings::list(nft, stale)?;
     if recorded.is_empty() {

@@ -8,7 +8,7 @@ use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, BaseChain, Family, Nftables, Table};
 
-use crate::add::{Place, Traffic, connect, with_fix_hint};
+use crate::add::{FIX_HINT, RuleTable, Traffic, connect};
 use crate::config::{Config, IngressPolicy};
 use crate::filter::{FILTER, FORWARD};
 use crate::isolation::IsolatedPort;
@@ -36,15 +36,15 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
     // The loopback interface always exists.
     let policy = Policy::new("", is_isolated, "lo".to_owned());
     let policy = Some(policy).filter(|_| config.ingress != IngressPolicy::Open);
-    let traffic = Traffic::imaginary(config, Ipv4Addr::LOCALHOST.into(), policy);
+    let traffic = Traffic::imaginary(config, Ipv4Addr::LOCALHOST.into(), policy, uses_firewalld);
     let [tools, _] = &FAMILIES;
     let mut nft = Nftables::open()?;
     let mut host = Netlink::open()?;
     let table = tools.table(FILTER);
-    if traffic.places(&mut nft, tools)?.contains(&Place::Nft) {
-        let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, uses_firewalld, true)?;
+    if traffic.places(&mut nft, tools)?.contains(&RuleTable::Nft) {
+        let plan = traffic.plan(tools, &mut View::Nft(&mut nft, table), &mut host, true)?;
         let mut edits = plan.edits(table);
-        edits.extend(traffic.frame(&mut nft, uses_firewalld)?);
+        edits.extend(traffic.frame(&mut nft)?);
         if is_isolated {
             edits.extend(IsolatedPort { name: "lo", bridge_mac: None }.isolate(&mut nft, traffic.owner)?);
         }
@@ -52,7 +52,7 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
             Err(error) if nft::is_unavailable(&error) && traffic.may_use_tools() => {
                 debug!("nf_tables is unavailable: {error}");
             }
-            outcome => return outcome.map_err(with_fix_hint),
+            outcome => return outcome.map_err(|error| error.details_if(nft::is_unavailable, FIX_HINT)),
         }
     }
     tools.test(&Plan::<()>::default().script(FILTER)).map_err(|error| {

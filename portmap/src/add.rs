@@ -16,7 +16,7 @@ use crate::inventory::Owned;
 use crate::iptables::Preparation;
 use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, Removal};
-use crate::published::{PortOwner, Published};
+use crate::published::{PortOwner, PublishedPort};
 use crate::table::{ATTACHMENTS, Frame, INVENTORY};
 use crate::{flows, inventory, iptables, listener, localnet, other_forms, owner, reference, removal, table};
 
@@ -70,7 +70,7 @@ impl Publication<'_> {
                     self.add_chains(nft, host, has_legacy_rules)
                         .map_err(|second| second.details(format!("nftables: {error}")))?;
                 }
-                outcome => replaced = outcome.map_err(with_fix_hint)?,
+                outcome => replaced = outcome.map_err(|error| error.details_if(nft::is_unavailable, FIX_HINT))?,
             },
         }
         if let Some(link) = link {
@@ -236,7 +236,7 @@ struct OtherForms {
     /// The addresses of the attachment: those of the previous result, and those to which its earlier rules lead.
     ips: Vec<IpAddr>,
     /// The wanted ports of attachments that are gone.
-    gone: Vec<Published>,
+    gone: Vec<PublishedPort>,
 }
 
 impl OtherForms {
@@ -265,9 +265,4 @@ pub(crate) fn clash(wanted: &Key, taken: &Mapping, owner: &dyn fmt::Display) -> 
     let what = format!("publish {wanted}: {key} is already published, and leads to {target} ({owner})");
     Error::new(Code::PORT_IN_USE, what)
         .details("use another host port or \"hostIP\", or remove that container; if it is gone, run `cnitool prune`")
-}
-
-/// Adds the remedy to an error if nftables is unavailable.
-pub(crate) fn with_fix_hint(error: Error) -> Error {
-    if nft::is_unavailable(&error) { error.details(FIX_HINT) } else { error }
 }

@@ -31,7 +31,7 @@ impl Spelling {
 
 /// What a condition looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Subject {
+enum MatchedPart {
     Source,
     Destination,
     InputLink,
@@ -48,7 +48,7 @@ enum Value {
 /// One condition: the packet has, or does not have, one of these values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Condition {
-    subject: Subject,
+    subject: MatchedPart,
     is_negated: bool,
     values: Vec<Value>,
 }
@@ -95,9 +95,9 @@ impl Condition {
     pub(crate) fn matches(&self) -> Vec<Match<'static>> {
         let how = if self.is_negated { Comparison::NotEqual } else { Comparison::Equal };
         let one = |value: &Value| match (self.subject, value) {
-            (Subject::Source, Value::Network(net)) => Match::Source(how, *net),
+            (MatchedPart::Source, Value::Network(net)) => Match::Source(how, *net),
             (_, Value::Network(net)) => Match::Destination(how, *net),
-            (Subject::OutputLink, Value::Links(links)) => Match::OutputLink(how, links.clone()),
+            (MatchedPart::OutputLink, Value::Links(links)) => Match::OutputLink(how, links.clone()),
             (_, Value::Links(links)) => Match::InputLink(how, links.clone()),
         };
         self.values.iter().map(one).collect()
@@ -123,10 +123,10 @@ impl fmt::Display for Condition {
             _ => "",
         };
         let subject = match self.subject {
-            Subject::Source => "saddr",
-            Subject::Destination => "daddr",
-            Subject::InputLink => "iifname",
-            Subject::OutputLink => "oifname",
+            MatchedPart::Source => "saddr",
+            MatchedPart::Destination => "daddr",
+            MatchedPart::InputLink => "iifname",
+            MatchedPart::OutputLink => "oifname",
         };
         let values: Vec<String> = self
             .values
@@ -155,16 +155,16 @@ fn parse_iptables(words: &[String], family: Family) -> Result<Vec<Condition>, Fa
             option => (false, index, option),
         };
         let subject = match option {
-            "-s" | "--source" | "--src" => Subject::Source,
-            "-d" | "--destination" | "--dst" => Subject::Destination,
-            "-i" | "--in-interface" => Subject::InputLink,
-            "-o" | "--out-interface" => Subject::OutputLink,
+            "-s" | "--source" | "--src" => MatchedPart::Source,
+            "-d" | "--destination" | "--dst" => MatchedPart::Destination,
+            "-i" | "--in-interface" => MatchedPart::InputLink,
+            "-o" | "--out-interface" => MatchedPart::OutputLink,
             _ => return Err(at(index, format_args!("{option:?} is not supported"))),
         };
         let (index, text) = words.next().ok_or_else(|| at(index, format_args!("{option:?} has no value")))?;
         let texts: Vec<&str> = match subject {
-            Subject::Source | Subject::Destination => text.split(',').collect(),
-            Subject::InputLink | Subject::OutputLink => vec![text.as_str()],
+            MatchedPart::Source | MatchedPart::Destination => text.split(',').collect(),
+            MatchedPart::InputLink | MatchedPart::OutputLink => vec![text.as_str()],
         };
         let value = |text: &str| Value::parse(subject, text, '+', family).map_err(|why| at(index, why));
         let values = texts.into_iter().map(value).collect::<Result<Vec<_>, _>>()?;
@@ -186,12 +186,12 @@ fn parse_nftables(text: &str, family: Family) -> Result<Vec<Condition>, Fault> {
     while let Some(word) = words.next() {
         let subject = match (word, family) {
             ("ip", Family::Ipv4) | ("ip6", Family::Ipv6) => match words.next().ok_or_else(incomplete)? {
-                "saddr" => Subject::Source,
-                "daddr" => Subject::Destination,
+                "saddr" => MatchedPart::Source,
+                "daddr" => MatchedPart::Destination,
                 other => return Err(unsupported(other)),
             },
-            ("iifname" | "iif", _) => Subject::InputLink,
-            ("oifname" | "oif", _) => Subject::OutputLink,
+            ("iifname" | "iif", _) => MatchedPart::InputLink,
+            ("oifname" | "oif", _) => MatchedPart::OutputLink,
             (other, _) => return Err(unsupported(other)),
         };
         let is_negated = words.next_if_eq(&"!=").is_some();
@@ -221,9 +221,9 @@ fn parse_nftables(text: &str, family: Family) -> Result<Vec<Condition>, Fault> {
 
 impl Value {
     /// Parses a value. `wildcard` at the end of a link's name stands for any further characters.
-    fn parse(subject: Subject, text: &str, wildcard: char, family: Family) -> Result<Value, String> {
+    fn parse(subject: MatchedPart, text: &str, wildcard: char, family: Family) -> Result<Value, String> {
         match subject {
-            Subject::Source | Subject::Destination => {
+            MatchedPart::Source | MatchedPart::Destination => {
                 let net = match text.contains('/') {
                     true => text.parse::<Cidr>().map_err(|why| why.to_string())?,
                     false => Cidr::host(linux::ip::parse_ip(text).map_err(|why| why.to_string())?),
@@ -233,7 +233,7 @@ impl Value {
                     false => Err(format!("{text:?} is of the other address family")),
                 }
             }
-            Subject::InputLink | Subject::OutputLink => {
+            MatchedPart::InputLink | MatchedPart::OutputLink => {
                 let name = text.strip_suffix(wildcard).unwrap_or(text);
                 match IfName::from_config(name) {
                     // Quotes would confuse the tools of iptables.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni::inspect::Shape;
-use cni::json::Fault;
+use cni::json::invalid;
 use cni::{Call, Code, Error, Result, SortedSet};
 use linux::ip::{self, Protocol};
 use linux::netlink::nft::Family;
@@ -259,11 +259,6 @@ impl PortMapping {
             },
         })
     }
-}
-
-/// Returns the error for an invalid value of `key`.
-fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
-    Error::from(Fault::value(what).under(key)).details(remedy)
 }
 
 #[cfg(test)]

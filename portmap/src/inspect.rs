@@ -19,7 +19,7 @@ use crate::iptables::NAT;
 use crate::localnet::ContainerLink;
 use crate::mapping::{Key, Mapping};
 use crate::publication::{Publication, REPAIR_HINT};
-use crate::published::{Form, PortOwner, Published};
+use crate::published::{Form, PortOwner, PublishedPort};
 use crate::table::{Frame, Scope};
 use crate::{Portmap, check, localnet, other_forms, removal};
 
@@ -95,7 +95,7 @@ impl Inspect for Portmap {
 }
 
 /// Lists the published ports of all networks, in all forms.
-fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
+fn list(nft: &mut Nftables) -> Result<Vec<PublishedPort>> {
     let listing = Listing::read(nft)?;
     let ports: Vec<_> = listing.ports().iter().copied().collect();
     let port_of = |mark: Option<&str>| {
@@ -103,21 +103,21 @@ fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
         ports.get(place).map(|(_, port)| (*port).to_owned())
     };
     let published = |entry: &Entry| {
-        Some(Published {
+        Some(PublishedPort {
             mapping: entry.read_mapping()?,
             owner: PortOwner::Attachment(entry.comment().to_owned()),
             port: port_of(mark_in(entry.comment())),
             form: Form::Maps,
         })
     };
-    let mut all: Vec<Published> = listing.entries.iter().filter_map(published).collect();
+    let mut all: Vec<PublishedPort> = listing.entries.iter().filter_map(published).collect();
     all.extend(other_forms::list(nft)?);
     all.sort_by_key(|published| (published.mapping.target.is_ipv6(), published.mapping.key));
     Ok(all)
 }
 
-fn object(published: Published) -> Object {
-    let Published { mapping: Mapping { key, target }, owner, form, .. } = published;
+fn object(published: PublishedPort) -> Object {
+    let PublishedPort { mapping: Mapping { key, target }, owner, form, .. } = published;
     let host = host_address(&key, target.ip());
     let name = port_name(&key, target.ip());
     let number = |port: u16| Property::Number(port.into());
@@ -203,7 +203,7 @@ struct Comparison {
     /// The attachments that lack ports, and these ports.
     affected: Vec<Subject>,
     /// The ports that exist.
-    live: Vec<Published>,
+    live: Vec<PublishedPort>,
     /// What the rules of the maps must cover for them.
     scopes: Vec<Scope>,
     /// The links that lead to live attachments.
@@ -274,11 +274,11 @@ impl Checker<'_> {
         &mut self,
         publication: &Publication<'_>,
         subject: &Subject,
-        all: &[Published],
+        all: &[PublishedPort],
         into: &mut Comparison,
     ) -> Result<()> {
         let ips = publication.ips();
-        let mut own: Vec<&Published> = Vec::new();
+        let mut own: Vec<&PublishedPort> = Vec::new();
         for published in all {
             if published.is_of(&mut self.host, publication.owner, &ips, publication.port)? {
                 own.push(published);
@@ -288,7 +288,7 @@ impl Checker<'_> {
         into.publishing.extend((!mappings.is_empty()).then(|| subject.clone()));
         let is_own = |mapping: &Mapping| own.iter().any(|published| published.mapping == *mapping);
         // Through another network.
-        let is_of_container = |mapping: &Mapping, published: &Published| {
+        let is_of_container = |mapping: &Mapping, published: &PublishedPort| {
             let Mapping { key, target } = published.mapping;
             key == mapping.key
                 && target.is_ipv4() == mapping.target.is_ipv4()
@@ -313,14 +313,14 @@ impl Checker<'_> {
     }
 
     /// Returns what keeps packets from the published ports of live attachments, if anything does.
-    fn cut_off(&mut self, live: &[Published], scopes: &[Scope]) -> Result<Option<String>> {
+    fn cut_off(&mut self, live: &[PublishedPort], scopes: &[Scope]) -> Result<Option<String>> {
         if live.iter().any(|published| published.form == Form::Maps)
             && let Some(missing) = Frame::new(scopes, false, None).missing(&mut self.nft)?
         {
             return Ok(Some(format!("{missing} does not exist")));
         }
         for tools in &FAMILIES {
-            let is_in = |published: &&Published| {
+            let is_in = |published: &&PublishedPort| {
                 published.form == Form::Iptables && tools.includes(published.mapping.target.ip())
             };
             if live.iter().any(|published| is_in(&published)) && !leads_to_chains(&mut self.nft, tools)? {
@@ -412,7 +412,7 @@ mod tests {
     fn published(form: Form, owner: PortOwner) -> Object {
         let key = Key { host_ip: None, protocol: Protocol::Tcp, port: 8080 };
         let mapping = Mapping { key, target: "10.1.0.2:80".parse().unwrap() };
-        object(Published { mapping, owner, port: None, form })
+        object(PublishedPort { mapping, owner, port: None, form })
     }
 
     #[test]

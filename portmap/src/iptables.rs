@@ -37,7 +37,7 @@ use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::host::Host;
 use crate::mapping::{self, HostAddress, Mapping, Port};
 use crate::publication::{Publication, Removal, difference};
-use crate::published::{Form, PortOwner, Published, Wanted};
+use crate::published::{Form, PortOwner, PublishedPort, Wanted};
 use found::Found;
 use names::{ContainerChain, ENTRIES};
 use rules::Rules;
@@ -144,9 +144,9 @@ fn rules_of<'a>(
     Rules::new(chain, config, address, mappings, *port).map(Some)
 }
 
-/// Lists the published ports of all networks, by either implementation, at least those that are `wanted`. Also returns
-/// whether any rule leads to a chain of a container.
-pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<Published>)> {
+/// Lists the published ports of all networks, by either implementation, at least those for which `wanted` returns true. Also
+/// returns whether any rule leads to a chain of a container.
+pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<PublishedPort>)> {
     let (mut has_entries, mut found) = (false, Vec::new());
     let mut list_in = |view: &mut View<'_>| -> Result<()> {
         let entries = found::list(view, ENTRIES)?;
@@ -163,9 +163,9 @@ pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<
     Ok((has_entries, found))
 }
 
-/// Lists the published ports in a table to which `entries` lead, in the order in which packets meet them. Skips those that
-/// are not `wanted`.
-fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Result<Vec<Published>> {
+/// Lists the published ports in a table to which `entries` lead, in the order in which packets meet them. Skips those for
+/// which `wanted` returns false.
+fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Result<Vec<PublishedPort>> {
     let mut chains: Vec<(&str, Vec<Found>)> = Vec::new();
     let mut found = Vec::new();
     for entry in entries.iter().filter(|entry| entry.covers_any(wanted)) {
@@ -176,7 +176,7 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
         let rules = chains.iter().filter(|(name, _)| *name == chain).flat_map(|(_, rules)| rules);
         let mappings = rules.filter_map(Found::mapping);
         let is_wanted = |m: &Mapping| entry.covers(m.key.protocol, m.key.port) && wanted(m.key.protocol, m.key.port);
-        found.extend(mappings.filter(is_wanted).map(|mapping| Published {
+        found.extend(mappings.filter(is_wanted).map(|mapping| PublishedPort {
             mapping,
             owner: owner.clone(),
             port: Some(entry.link.clone()).filter(|link| !link.is_empty()),
@@ -273,7 +273,7 @@ fn check_mappings(view: &mut View<'_>, rules: &Rules<'_>, entries: &[Found], fam
     for (Mapping { key, target }, translations) in rules.mappings.iter().zip(&rules.translations) {
         match found.iter().find(|found| found.mapping.key == *key) {
             None => return Err(difference(format!("{key} is missing"))),
-            Some(Published { owner, .. }) if Some(owner) != own.as_ref() => {
+            Some(PublishedPort { owner, .. }) if Some(owner) != own.as_ref() => {
                 // Another network of the container may publish the port.
                 if !matches!(&own, Some(PortOwner::OnNetwork { container, .. }) if owner.is_container(container)) {
                     return Err(difference(format!("{key} is published by another attachment ({owner})")));
@@ -329,7 +329,7 @@ pub(crate) fn status() -> Result<()> {
 pub(crate) fn fuzz(lines: &[String]) {
     let mut view = View::Legacy(lines);
     let entries = found::list(&mut view, ENTRIES).unwrap_or_default();
-    for Published { mapping, .. } in published(&mut view, &entries, &|_, _| true).unwrap_or_default() {
+    for PublishedPort { mapping, .. } in published(&mut view, &entries, &|_, _| true).unwrap_or_default() {
         let Mapping { key, target } = mapping;
         let mut matches = vec![Match::Protocol(key.protocol)];
         matches.extend(key.host_ip.map(Match::destination));

@@ -4,17 +4,17 @@ use cni::Result;
 use linux::iptables::{FAMILIES, Tools};
 use linux::netlink::nft::{Family, Nftables};
 
-use crate::published::{Published, Wanted};
+use crate::published::{PublishedPort, Wanted};
 use crate::{iptables, reference};
 
 /// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
 /// are none.
-pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<PublishedPort>> {
     if may_exist(nft)? { Ok(list_some(nft, &|_, _| true)?.1) } else { Ok(Vec::new()) }
 }
 
-/// Lists at least those ports whose protocol and number are `wanted`. Also returns whether any port is published.
-pub(crate) fn list_some(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<Published>)> {
+/// Lists at least those ports for which `wanted` returns true. Also returns whether any port is published.
+pub(crate) fn list_some(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<PublishedPort>)> {
     let mut found = reference::list(nft)?;
     let (has_chains, in_chains) = iptables::list(nft, wanted)?;
     found.extend(in_chains);

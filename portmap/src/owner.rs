@@ -6,7 +6,7 @@ use cni::lease::{self, NetworkLease};
 use cni::{Judgement, Ownership, Result, Trace};
 use linux::netlink::Netlink;
 
-use crate::published::{PortOwner, Published};
+use crate::published::{PortOwner, PublishedPort};
 
 /// Returns whether the owner of a published port is provably gone: it has no link on this host and no lease. `port` is the
 /// name of its link when the port was published, if known. Without it, only the leases of the network prove that.
@@ -38,7 +38,7 @@ fn has_alias(host: &mut Netlink, owner: &Ownership<'_>) -> Result<bool> {
 }
 
 /// Returns the owner of a published port for a reader, with its interface if a lease or an alias names it.
-pub(crate) fn describe(host: &mut Netlink, published: &Published) -> Result<String> {
+pub(crate) fn describe(host: &mut Netlink, published: &PublishedPort) -> Result<String> {
     if let PortOwner::OnNetwork { network, .. } = &published.owner
         && let Some((container, ifname)) = interface_of(host, published, network, &lease::in_network(network))?
     {
@@ -51,7 +51,7 @@ pub(crate) fn describe(host: &mut Netlink, published: &Published) -> Result<Stri
 /// the alias of its link prove them. `leases` are those of the network.
 pub(crate) fn interface_of(
     host: &mut Netlink,
-    published: &Published,
+    published: &PublishedPort,
     network: &str,
     leases: &[NetworkLease],
 ) -> Result<Option<(String, String)>> {

@@ -15,7 +15,7 @@ pub(crate) type Wanted<'a> = &'a dyn Fn(Protocol, u16) -> bool;
 
 /// A published port on this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Published {
+pub(crate) struct PublishedPort {
     pub(crate) mapping: Mapping,
     pub(crate) owner: PortOwner,
     /// The link of the owner on this host, if known.
@@ -23,7 +23,7 @@ pub(crate) struct Published {
     pub(crate) form: Form,
 }
 
-impl Published {
+impl PublishedPort {
     /// Returns whether the rules name the container and the network of an attachment. The interface may be another.
     pub(crate) fn names_container_of(&self, attachment: AttachmentKey<'_>) -> bool {
         matches!(&self.owner, PortOwner::OnNetwork { network, container }

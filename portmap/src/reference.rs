@@ -17,7 +17,7 @@ use linux::netlink::nft::{self, Edit, Family, Nftables, Rule, Table};
 use crate::config::Masquerade;
 use crate::mapping::{Key, Mapping};
 use crate::publication::Publication;
-use crate::published::{Form, PortOwner, Published};
+use crate::published::{Form, PortOwner, PublishedPort};
 
 /// The name of the tables.
 pub(crate) const TABLE: &str = "cni_hostport";
@@ -28,13 +28,13 @@ const PORTS: [&str; 2] = ["hostports", "hostip_hostports"];
 const MASQUERADING: &str = "masquerading";
 
 /// Lists the published ports of all networks.
-pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Published>> {
+pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<PublishedPort>> {
     let mut found = Vec::new();
     for table in TABLES {
         for rule in nft.table_rules(table)? {
             if let Some(mapping) = read_mapping(&rule) {
                 let owner = PortOwner::Container(rule.comment);
-                found.push(Published { mapping, owner, port: None, form: Form::Rules });
+                found.push(PublishedPort { mapping, owner, port: None, form: Form::Rules });
             }
         }
     }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use cni::{Code, Result, try_edits};
 use linux::netlink::nft::{self, Nftables};
 
-use crate::add::with_fix_hint;
+use crate::add::FIX_HINT;
 use crate::config::{Backend, Config};
 use crate::iptables;
 use crate::table::{Frame, Scope};
@@ -13,7 +13,7 @@ use crate::table::{Frame, Scope};
 pub(crate) fn run(config: &Config) -> Result<()> {
     let outcome = match config.backend {
         Backend::Iptables => iptables::status(),
-        Backend::Nftables => try_nftables(config).map_err(with_fix_hint),
+        Backend::Nftables => try_nftables(config).map_err(|error| error.details_if(nft::is_unavailable, FIX_HINT)),
         Backend::Auto => match try_nftables(config) {
             Err(error) if nft::is_unavailable(&error) => {
                 iptables::status().map_err(|second| second.details(format!("nftables: {error}")))

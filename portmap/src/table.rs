@@ -181,16 +181,16 @@ impl Scope {
         let mut rules = Vec::new();
         for (number, alternative) in Condition::alternatives(&self.conditions).into_iter().enumerate() {
             let comment = if number == 0 { translate.clone() } else { format!("{translate} {number}") };
-            let place = if self.conditions.is_empty() { Place::Last } else { Place::First };
+            let place = if self.conditions.is_empty() { RulePlace::Last } else { RulePlace::First };
             rules.push(FixedRule::new(PUBLISHED, comment, place, move |rule| {
                 alternative.iter().fold(rule.family(family), |rule, condition| condition.apply(rule)).jump(translate)
             }));
         }
-        rules.push(FixedRule::new(chain, "ports of one address", Place::First, move |rule| {
+        rules.push(FixedRule::new(chain, "ports of one address", RulePlace::First, move |rule| {
             let key = [destination, Field::PROTOCOL, Field::DESTINATION_PORT];
             rule.translate_destination_by(family, &key, address_ports)
         }));
-        rules.push(FixedRule::new(chain, "ports of all addresses", Place::Last, move |rule| {
+        rules.push(FixedRule::new(chain, "ports of all addresses", RulePlace::Last, move |rule| {
             rule.translate_destination_by(family, &[Field::PROTOCOL, Field::DESTINATION_PORT], ports)
         }));
         // Connections to addresses of other hosts that are translated to a container, such as those of services, must keep
@@ -200,20 +200,20 @@ impl Scope {
         let record = move |rule: RuleSpec<'a>| {
             loopback.into_iter().fold(rule, RuleSpec::destination_outside).add_to_set(&[destination], reached)
         };
-        rules.push(FixedRule::new(chain, "reached ports of one address", Place::First, move |rule| {
+        rules.push(FixedRule::new(chain, "reached ports of one address", RulePlace::First, move |rule| {
             record(rule.map(&[destination, Field::PROTOCOL, Field::DESTINATION_PORT], address_ports))
         }));
-        rules.push(FixedRule::new(chain, "reached ports of all addresses", Place::First, move |rule| {
+        rules.push(FixedRule::new(chain, "reached ports of all addresses", RulePlace::First, move |rule| {
             record(rule.map(&[Field::PROTOCOL, Field::DESTINATION_PORT], ports))
         }));
         let translated = |rule: RuleSpec<'a>| rule.matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED);
         let pair = [source, destination];
         if let Some(loopback) = loopback {
-            rules.push(FixedRule::new(POSTROUTING, "from loopback addresses", Place::Last, move |rule| {
+            rules.push(FixedRule::new(POSTROUTING, "from loopback addresses", RulePlace::Last, move |rule| {
                 translated(rule).source_in(loopback).in_set(&pair, masquerade).masquerade()
             }));
         }
-        rules.push(FixedRule::new(POSTROUTING, masquerade.clone(), Place::Last, move |rule| {
+        rules.push(FixedRule::new(POSTROUTING, masquerade.clone(), RulePlace::Last, move |rule| {
             translated(rule).in_set(&[original], reached).in_set(&pair, masquerade).masquerade()
         }));
         rules
@@ -224,13 +224,13 @@ impl Scope {
 struct FixedRule<'a> {
     chain: Chain<'a>,
     comment: String,
-    place: Place,
+    place: RulePlace,
     /// Appends the expressions. Rarely needed, because the rule usually exists.
     write: Box<dyn Fn(RuleSpec<'a>) -> RuleSpec<'a> + 'a>,
 }
 
 /// Where a rule belongs in its chain.
-enum Place {
+enum RulePlace {
     First,
     Last,
 }
@@ -239,7 +239,7 @@ impl<'a> FixedRule<'a> {
     fn new(
         chain: Chain<'a>,
         comment: impl Into<String>,
-        place: Place,
+        place: RulePlace,
         write: impl Fn(RuleSpec<'a>) -> RuleSpec<'a> + 'a,
     ) -> FixedRule<'a> {
         FixedRule { chain, comment: comment.into(), place, write: Box::new(write) }
@@ -253,8 +253,8 @@ impl<'a> FixedRule<'a> {
     fn edit(&self) -> Edit {
         let rule = (self.write)(RuleSpec::new(self.chain)).comment(&self.comment);
         match self.place {
-            Place::First => Edit::insert_rule(&rule, Position::First),
-            Place::Last => Edit::add_rule(&rule),
+            RulePlace::First => Edit::insert_rule(&rule, Position::First),
+            RulePlace::Last => Edit::add_rule(&rule),
         }
     }
 }
@@ -278,7 +278,7 @@ impl<'a> Frame<'a> {
     /// Returns the rules that packets pass.
     fn rules(&self) -> Vec<FixedRule<'_>> {
         let jump = |chain| {
-            FixedRule::new(chain, "packets to this host", Place::Last, |rule| {
+            FixedRule::new(chain, "packets to this host", RulePlace::Last, |rule| {
                 rule.destination_is_local().jump(PUBLISHED.name)
             })
         };
@@ -287,7 +287,7 @@ impl<'a> Frame<'a> {
         let mut rules = vec![
             jump(PREROUTING),
             jump(OUTPUT),
-            FixedRule::new(OUTPUT, "not from ::1, which has no route to containers", Place::First, move |rule| {
+            FixedRule::new(OUTPUT, "not from ::1, which has no route to containers", RulePlace::First, move |rule| {
                 rule.destination_in(localhost).verdict(Verdict::Return)
             }),
         ];
@@ -307,7 +307,7 @@ impl<'a> Frame<'a> {
         chains.dedup();
         for chain in chains {
             let comment = "attachments, counted as users of this chain";
-            rules.push(FixedRule::new(chain, comment, Place::Last, |rule| rule.verdict(Verdict::Return)));
+            rules.push(FixedRule::new(chain, comment, RulePlace::Last, |rule| rule.verdict(Verdict::Return)));
         }
         rules
     }
@@ -422,10 +422,10 @@ fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     let Some(loopback) = loopback() else { return Vec::new() };
     let foreign = |rule: RuleSpec<'a>| rule.input_link_not("lo");
     vec![
-        FixedRule::new(GUARD, "route_localnet must not expose loopback services", Place::Last, move |rule| {
+        FixedRule::new(GUARD, "route_localnet must not expose loopback services", RulePlace::Last, move |rule| {
             foreign(rule).destination_in(loopback).verdict(Verdict::Drop)
         }),
-        FixedRule::new(GUARD, "route_localnet must not admit loopback sources", Place::Last, move |rule| {
+        FixedRule::new(GUARD, "route_localnet must not admit loopback sources", RulePlace::Last, move |rule| {
             foreign(rule).source_in(loopback).verdict(Verdict::Drop)
         }),
     ]
@@ -434,7 +434,7 @@ fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
 /// Returns the rule that marks the replies of containers to connections from loopback addresses; never `None`.
 fn reply_rule<'a>() -> Option<FixedRule<'a>> {
     let loopback = loopback()?;
-    Some(FixedRule::new(REPLIES, "replies of published ports to loopback addresses", Place::Last, move |rule| {
+    Some(FixedRule::new(REPLIES, "replies of published ports to loopback addresses", RulePlace::Last, move |rule| {
         let rule = rule.input_link_not("lo").destination_in(loopback);
         let rule = rule.matches_any_bit(Field::CONNECTION_STATUS, Field::TRANSLATED);
         rule.matches(Field::CONNECTION_DIRECTION, Comparison::Equal, &[Field::REPLY]).set_packet_mark(LOOPBACK_REPLY)
@@ -442,7 +442,7 @@ fn reply_rule<'a>() -> Option<FixedRule<'a>> {
 }
 
 /// Returns the edits that delete a scope, if nothing uses it any more once `users` elements of the inventory and the elements
-/// that are `removed` are deleted. Another program may have deleted a part of it, or may use it.
+/// for which `removed` returns true are deleted. Another program may have deleted a part of it, or may use it.
 pub(crate) fn delete_scope(
     nft: &mut Nftables,
     names: &Names,

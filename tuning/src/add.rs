@@ -3,6 +3,7 @@
 use std::io;
 use std::rc::Rc;
 
+use cni::json::invalid;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Home, Namespaces, Result, Undo};
 use linux::Netns;
 use linux::netlink::{Link, Netlink};
@@ -10,8 +11,8 @@ use linux::sysctl::Sysctl as Setting;
 
 use crate::allowlist;
 use crate::attributes::Attributes;
-use crate::backup::{BackupFile, Owner};
-use crate::config::{Config, invalid};
+use crate::backup::{BackupFile, BackupOwner};
+use crate::config::Config;
 use crate::interface::{Interface, set_mtu};
 use crate::sysctl::Sysctl;
 
@@ -141,7 +142,7 @@ fn apply<'a>(
     let wanted = config.attributes;
     if let (Some((file, key)), Some(target)) = (backup, undo.context()) {
         let before = wanted.of(&target.interface.link);
-        let owner = Owner {
+        let owner = BackupOwner {
             network: key.network.to_owned(),
             container: key.container.to_owned(),
             ifname: key.ifname.to_owned(),

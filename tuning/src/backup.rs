@@ -29,12 +29,12 @@ pub(crate) struct Backup {
     /// The attributes before ADD.
     pub(crate) before: Attributes,
     /// Whose file it is; `None` if the reference wrote it.
-    pub(crate) owner: Option<Owner>,
+    pub(crate) owner: Option<BackupOwner>,
 }
 
 /// Whose file it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Owner {
+pub(crate) struct BackupOwner {
     pub(crate) network: String,
     pub(crate) container: String,
     pub(crate) ifname: String,
@@ -122,7 +122,7 @@ impl Backup {
         let Extra { attachment } = json::parse(text)?;
         let owner = attachment.map(|record| {
             let OwnerRecord { network, container, ifname, interface, tuned, host_mtu } = record;
-            Ok::<_, Fault>(Owner { network, container, ifname, interface, tuned: tuned.try_into()?, host_mtu })
+            Ok::<_, Fault>(BackupOwner { network, container, ifname, interface, tuned: tuned.try_into()?, host_mtu })
         });
         Ok(Backup { before: before.try_into()?, owner: owner.transpose()? })
     }
@@ -130,14 +130,14 @@ impl Backup {
     /// Returns the content of the file.
     pub(crate) fn print(&self) -> Result<Vec<u8>> {
         let attachment = self.owner.clone().map(|owner| {
-            let Owner { network, container, ifname, interface, tuned, host_mtu } = owner;
+            let BackupOwner { network, container, ifname, interface, tuned, host_mtu } = owner;
             OwnerRecord { network, container, ifname, interface, tuned: tuned.into(), host_mtu }
         });
         json::print_indented(&Whole { before: self.before.into(), attachment }, INDENTATION)
     }
 }
 
-impl Owner {
+impl BackupOwner {
     pub(crate) fn key(&self) -> AttachmentKey<'_> {
         AttachmentKey { network: &self.network, container: &self.container, ifname: &self.ifname }
     }
@@ -225,14 +225,14 @@ impl BackupFile {
     }
 
     /// Writes the attributes before and after ADD. Of an attribute that was changed before, the first value is kept.
-    pub(crate) fn write(&self, before: Attributes, owner: Owner) -> Result<()> {
+    pub(crate) fn write(&self, before: Attributes, owner: BackupOwner) -> Result<()> {
         let backup = match self.earlier.clone() {
             None => Backup { before, owner: Some(owner) },
             Some(Backup { before: first, owner: earlier }) => {
                 let earlier = earlier.unwrap_or_default();
                 let tuned = owner.tuned.or(earlier.tuned);
                 let host_mtu = earlier.host_mtu.or(owner.host_mtu);
-                Backup { before: first.or(before), owner: Some(Owner { tuned, host_mtu, ..owner }) }
+                Backup { before: first.or(before), owner: Some(BackupOwner { tuned, host_mtu, ..owner }) }
             }
         };
         self.replace(&backup)
@@ -275,11 +275,11 @@ impl BackupFile {
 mod tests {
     use super::*;
 
-    fn owner() -> Owner {
+    fn owner() -> BackupOwner {
         let interface = Identity { boot: "b".to_owned(), netns: "cookie 7".to_owned(), link: 3 };
         let tuned = Attributes { mtu: Some(1400), ..Attributes::default() };
         let [network, container, ifname] = ["net1", "c1", "eth0"].map(str::to_owned);
-        Owner { network, container, ifname, interface, tuned, host_mtu: None }
+        BackupOwner { network, container, ifname, interface, tuned, host_mtu: None }
     }
 
     #[test]

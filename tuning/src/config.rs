@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use cni::inspect::Shape;
-use cni::json::{Fault, Raw};
+use cni::json::{Fault, Raw, invalid};
 use cni::{Args, Attachment, Call, Code, Error, Result, requested_mac};
 use linux::ip::MacAddr;
 use linux::log::debug;
@@ -235,11 +235,6 @@ impl Members<'_> {
         }
         Ok(sysctls)
     }
-}
-
-/// Returns the error for an invalid value of `key`.
-pub(crate) fn invalid(key: &str, what: fmt::Arguments<'_>, remedy: impl AsRef<str>) -> Error {
-    Error::from(Fault::value(what).under(key)).details(remedy)
 }
 
 #[cfg(test)]

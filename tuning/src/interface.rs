@@ -1,5 +1,6 @@
 //! The interface in the container, and the host veth that leads to it.
 
+use cni::json::invalid;
 use cni::{Attachment, Context, Error, Guest, Result};
 use linux::Netns;
 use linux::ip::IPV6_MIN_MTU;
@@ -9,7 +10,6 @@ use linux::sysctl::{self, Sysctl};
 use serde::{Deserialize, Serialize};
 
 use crate::attributes::Attributes;
-use crate::config::invalid;
 
 /// What distinguishes an interface from all others, also from later ones with the same name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

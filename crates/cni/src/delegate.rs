@@ -20,7 +20,7 @@ use linux::log::debug;
 use linux::process::set::is_of_this_set;
 use serde::Deserialize;
 
-use crate::error::{Answer, Code, Context, Error, Result};
+use crate::error::{Code, Context, Error, ErrorAnswer, Result};
 use crate::json;
 use crate::plugin::{Attachment, Call, Ipam, Plugin, Prepared};
 use crate::result::AddResult;
@@ -369,6 +369,6 @@ impl Program {
 
 /// Parses the error that a plugin printed; `None` if the text is not a CNI error, or is an empty one.
 pub(crate) fn read_error(stdout: &str) -> Option<Error> {
-    let answer: Answer = json::parse(stdout).ok()?;
+    let answer: ErrorAnswer = json::parse(stdout).ok()?;
     (answer.code != Code::UNKNOWN || !answer.msg.is_empty()).then(|| answer.into())
 }

@@ -52,7 +52,7 @@ pub struct Error(linux::Error);
 
 /// An error as printed on stdout, with keys in the order of the reference.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Answer {
+pub(crate) struct ErrorAnswer {
     #[serde(default = "unknown")]
     pub(crate) code: Code,
     #[serde(default)]
@@ -90,6 +90,12 @@ impl Error {
         Error(self.0.details(more))
     }
 
+    /// Adds details to an error for which `applies` returns true.
+    #[must_use]
+    pub fn details_if(self, applies: impl FnOnce(&Error) -> bool, more: impl AsRef<str>) -> Error {
+        if applies(&self) { self.details(more) } else { self }
+    }
+
     /// Replaces the code.
     #[must_use]
     pub fn with_code(self, code: Code) -> Error {
@@ -118,14 +124,14 @@ impl Error {
         self.0.details_text()
     }
 
-    pub(crate) fn answer(&self) -> Answer {
-        Answer { code: self.code(), msg: self.to_string(), details: self.details_text().to_owned() }
+    pub(crate) fn answer(&self) -> ErrorAnswer {
+        ErrorAnswer { code: self.code(), msg: self.to_string(), details: self.details_text().to_owned() }
     }
 }
 
-impl From<Answer> for Error {
+impl From<ErrorAnswer> for Error {
     /// Passes on the error of another plugin unchanged.
-    fn from(answer: Answer) -> Error {
+    fn from(answer: ErrorAnswer) -> Error {
         Error::new(answer.code, answer.msg).details(answer.details)
     }
 }

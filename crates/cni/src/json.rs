@@ -67,13 +67,13 @@ pub struct Fault(Box<Parts>);
 
 #[derive(Debug)]
 struct Parts {
-    kind: Kind,
+    kind: FaultKind,
     path: String,
     why: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum FaultKind {
     /// The text is not JSON.
     Syntax,
     /// A value has the wrong type.
@@ -82,23 +82,28 @@ enum Kind {
     Value,
 }
 
+/// Returns the error for an invalid value of `key`.
+pub fn invalid(key: &str, what: fmt::Arguments<'_>, remedy: impl AsRef<str>) -> Error {
+    Error::from(Fault::value(what).under(key)).details(remedy)
+}
+
 impl Fault {
     /// Creates a fault for an invalid value of the right type. Callers add the key with [`Fault::under`].
     pub fn value(why: impl Display) -> Fault {
-        Fault::new(Kind::Value, why)
+        Fault::new(FaultKind::Value, why)
     }
 
     #[cold]
-    fn new(kind: Kind, why: impl Display) -> Fault {
+    fn new(kind: FaultKind, why: impl Display) -> Fault {
         Fault(Box::new(Parts { kind, path: String::new(), why: why.to_string() }))
     }
 
     fn shape(why: impl Display) -> Fault {
-        Fault::new(Kind::Shape, why)
+        Fault::new(FaultKind::Shape, why)
     }
 
     fn syntax(error: serde_json::Error) -> Fault {
-        Fault::new(Kind::Syntax, error)
+        Fault::new(FaultKind::Syntax, error)
     }
 
     /// Prepends `key` to the position of the fault.
@@ -115,7 +120,7 @@ impl Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Parts { kind, path, why } = &*self.0;
         match (kind, path.is_empty()) {
-            (Kind::Syntax, true) => write!(f, "invalid JSON: {why}"),
+            (FaultKind::Syntax, true) => write!(f, "invalid JSON: {why}"),
             (_, true) => f.write_str(why),
             (_, false) => write!(f, "key {path:?}: {why}"),
         }
@@ -126,7 +131,7 @@ impl std::error::Error for Fault {}
 
 impl From<Fault> for Error {
     fn from(fault: Fault) -> Error {
-        let code = if fault.0.kind == Kind::Value { Code::CONFIG } else { Code::DECODE };
+        let code = if fault.0.kind == FaultKind::Value { Code::CONFIG } else { Code::DECODE };
         Error::new(code, fault.to_string())
     }
 }

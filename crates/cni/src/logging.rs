@@ -27,7 +27,7 @@ use crate::error::{Code, Context, Error, Result};
 use crate::json::{Fault, Raw};
 use daemon::{Daemon, Sender};
 
-pub(crate) use subject::Subject;
+pub(crate) use subject::LoggedCall;
 pub(crate) use summary::Summary;
 pub use time::utc;
 
@@ -101,7 +101,7 @@ impl LogSettings {
     }
 
     /// Starts the log for the call of `subject`. Returns its summary, which logs the outcome.
-    pub(crate) fn start(mut self, subject: impl FnOnce() -> Subject) -> Summary {
+    pub(crate) fn start(mut self, subject: impl FnOnce() -> LoggedCall) -> Summary {
         let opened = match self.destination {
             _ if self.level == LevelFilter::Off => Ok((Target::Stderr, None)),
             Destination::Stderr => Ok((Target::Stderr, None)),

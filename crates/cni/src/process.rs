@@ -11,7 +11,7 @@ use linux::process::{self as host, Stdin};
 use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
-use crate::logging::{Subject, Summary};
+use crate::logging::{LoggedCall, Summary};
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, NetworkVerb, Request, Verb};
 use crate::version::Version;
@@ -37,7 +37,7 @@ macro_rules! main {
 
 /// The output and the outcome of the process.
 #[derive(Debug, PartialEq, Eq)]
-struct Answer {
+struct ProcessOutput {
     stdout: Vec<u8>,
     stderr: String,
     success: bool,
@@ -87,7 +87,7 @@ fn answer(
     env: Env<'_>,
     stdin: &mut dyn Read,
     print: Print<'_>,
-) -> Answer {
+) -> ProcessOutput {
     let outcome = Request::read(env).and_then(|request| match request {
         Request::About => Ok(about(plugin, argument)),
         Request::Version => Ok(success(versions())),
@@ -96,24 +96,24 @@ fn answer(
     outcome.unwrap_or_else(|error| refusal(&error))
 }
 
-fn success(stdout: Vec<u8>) -> Answer {
-    Answer { stdout, stderr: String::new(), success: true }
+fn success(stdout: Vec<u8>) -> ProcessOutput {
+    ProcessOutput { stdout, stderr: String::new(), success: true }
 }
 
-fn refusal(error: &Error) -> Answer {
+fn refusal(error: &Error) -> ProcessOutput {
     // Printing an error object cannot fail. If it did, this text is still a valid CNI error.
     let stdout = json::print(&error.answer()).unwrap_or_else(|_| br#"{"code": 999, "msg": "bug in cni0"}"#.to_vec());
-    Answer { stdout, stderr: String::new(), success: false }
+    ProcessOutput { stdout, stderr: String::new(), success: false }
 }
 
 /// Answers a call without a command: describes the program, or explains how to call it.
 #[cold]
-fn about(plugin: &dyn Plugin, argument: Option<&OsStr>) -> Answer {
+fn about(plugin: &dyn Plugin, argument: Option<&OsStr>) -> ProcessOutput {
     let description = description(plugin);
     match argument.and_then(OsStr::to_str) {
         Some("--help" | "-h" | "help") => success((description + &help::text(plugin)).into_bytes()),
         // The reference ignores arguments, and prints this to stderr.
-        _ => Answer { stdout: Vec::new(), stderr: description, success: true },
+        _ => ProcessOutput { stdout: Vec::new(), stderr: description, success: true },
     }
 }
 
@@ -154,17 +154,17 @@ fn serve(
         }
         let version = head.version(request.command())?;
         let home = if plugin.uses_netns() { request.exclude_own_netns()? } else { None };
-        let (Request::Attachment(_, _, scope) | Request::Network(_, scope)) = &request else {
-            return Err(Error::bug("a command without a scope"));
+        let (Request::Attachment(_, _, variables) | Request::Network(_, variables)) = &request else {
+            return Err(Error::bug("a command without variables"));
         };
         let call = Call {
             network,
             version,
-            args: &scope.args,
-            path: &scope.path,
+            args: &variables.args,
+            path: &variables.path,
             config: &config,
             stdin: &stdin,
-            any_netns: scope.any_netns,
+            any_netns: variables.any_netns,
             builtin: delegates,
             home: home.into(),
         };
@@ -206,12 +206,12 @@ fn execute(
 }
 
 /// Returns what the log of the call is about.
-fn subject(plugin: &'static str, request: &Request, network: &str) -> Subject {
+fn subject(plugin: &'static str, request: &Request, network: &str) -> LoggedCall {
     let attachment = match request {
         Request::Attachment(_, at, _) => Some((at.container.to_string(), at.ifname.to_string())),
         _ => None,
     };
-    Subject { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment }
+    LoggedCall { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment }
 }
 
 #[cfg(test)]

@@ -20,9 +20,9 @@ pub(crate) enum Request {
     /// VERSION, which needs no other variables.
     Version,
     /// ADD, DEL or CHECK of one interface.
-    Attachment(Verb, Attachment, Scope),
+    Attachment(Verb, Attachment, Variables),
     /// GC or STATUS of a network.
-    Network(NetworkVerb, Scope),
+    Network(NetworkVerb, Variables),
     /// Any other command. It is rejected after the configuration was validated, as in the reference.
     Unknown(String),
 }
@@ -44,7 +44,7 @@ pub(crate) enum NetworkVerb {
 
 /// Variables of all commands except VERSION.
 #[derive(Debug, Default)]
-pub(crate) struct Scope {
+pub(crate) struct Variables {
     pub(crate) args: String,
     pub(crate) path: Vec<PathBuf>,
     /// `CNI_NETNS_OVERRIDE`: ADD may use the plugin's own namespace.
@@ -67,15 +67,15 @@ impl Request {
             }
             value
         };
-        let scope = |path: OsString| Scope {
+        let variables = |path: OsString| Variables {
             args: optional("CNI_ARGS").unwrap_or_default().to_string_lossy().into_owned(),
             path: std::env::split_paths(&path).filter(|dir| !dir.as_os_str().is_empty()).collect(),
             any_netns: optional("CNI_NETNS_OVERRIDE").is_some_and(|v| v == "1" || v.eq_ignore_ascii_case("true")),
         };
         let request = match command.to_str() {
             Some("VERSION") => Some(Request::Version),
-            Some("GC") => required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Gc, scope(path))),
-            Some("STATUS") => required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Status, scope(path))),
+            Some("GC") => required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Gc, variables(path))),
+            Some("STATUS") => required("CNI_PATH").map(|path| Request::Network(NetworkVerb::Status, variables(path))),
             Some(name @ ("ADD" | "DEL" | "CHECK")) => {
                 let verb = match name {
                     "ADD" => Verb::Add,
@@ -89,7 +89,7 @@ impl Request {
                 match (container, ifname, path) {
                     (Some(container), Some(ifname), Some(path)) => {
                         let attachment = Attachment { container, ifname, netns: netns.map(PathBuf::from) };
-                        Some(Request::Attachment(verb, attachment, scope(path)))
+                        Some(Request::Attachment(verb, attachment, variables(path)))
                     }
                     _ => None,
                 }
@@ -151,9 +151,9 @@ impl Request {
     /// ADD fails. For DEL, the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host once
     /// the process ID is reused. So DEL continues without a namespace.
     pub(crate) fn exclude_own_netns(&mut self) -> Result<Option<Home>> {
-        let Request::Attachment(verb @ (Verb::Add | Verb::Del), at, scope) = self else { return Ok(None) };
+        let Request::Attachment(verb @ (Verb::Add | Verb::Del), at, variables) = self else { return Ok(None) };
         let Some(path) = &at.netns else { return Ok(None) };
-        let allowed = *verb == Verb::Add && scope.any_netns;
+        let allowed = *verb == Verb::Add && variables.any_netns;
         // A path that cannot be examined is not the plugin's own; opening it later reports the reason.
         let Some(theirs) = fs::metadata(path).ok().filter(|_| !allowed) else { return Ok(None) };
         // Not every plugin needs a socket; the own namespace can be opened without one.

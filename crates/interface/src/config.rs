@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use cni::json::Fault;
+use cni::json::invalid;
 use cni::{Args, Call, Code, Delegate, Dns, Error, Result};
 use linux::ip::{Cidr, IPV6_MIN_MTU, MacAddr};
 use serde::Deserialize;
@@ -151,9 +151,4 @@ fn only_ipam(call: &Call<'_>) -> Result<Option<String>> {
     }
     let only: Only = call.parse()?;
     Ok(only.ipam.name())
-}
-
-/// Returns the error for an invalid value of `key`.
-pub fn invalid(key: &str, what: std::fmt::Arguments<'_>, remedy: &str) -> Error {
-    Error::from(Fault::value(what).under(key)).details(remedy)
 }

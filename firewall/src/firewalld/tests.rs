@@ -74,7 +74,7 @@ fn addresses_are_bound_and_removed() {
     assert_eq!(firewalld.query(&trusted, ip("::ffff:10.9.0.2")), Ok(true));
     for _ in 0..2 {
         for ip in ips {
-            firewalld.remove(&trusted, ip, Scope::GivenZone).unwrap();
+            firewalld.remove(&trusted, ip, ZoneScope::GivenZone).unwrap();
             assert_eq!(firewalld.query(&trusted, ip), Ok(false));
         }
     }
@@ -113,15 +113,15 @@ fn an_address_in_another_zone_is_removed_if_asked_for() {
     let address = ip("10.9.0.2");
     for configured in ["trusted", "nonexistent"] {
         firewalld.add(&zone("work"), address).unwrap();
-        firewalld.remove(&zone(configured), address, Scope::GivenZone).unwrap();
+        firewalld.remove(&zone(configured), address, ZoneScope::GivenZone).unwrap();
         assert_eq!(firewalld.query(&zone("work"), address), Ok(true));
-        firewalld.remove(&zone(configured), address, Scope::AnyZone).unwrap();
+        firewalld.remove(&zone(configured), address, ZoneScope::AnyZone).unwrap();
         assert_eq!(firewalld.query(&zone("work"), address), Ok(false));
-        firewalld.remove(&zone(configured), address, Scope::AnyZone).unwrap();
+        firewalld.remove(&zone(configured), address, ZoneScope::AnyZone).unwrap();
     }
     host.firewall_cmd("--permanent --zone=drop --add-source=10.9.0.2/32");
     host.firewall_cmd("--reload");
-    firewalld.remove(&zone("trusted"), address, Scope::AnyZone).unwrap();
+    firewalld.remove(&zone("trusted"), address, ZoneScope::AnyZone).unwrap();
     assert_eq!(host.sources("drop"), ["10.9.0.2/32"], "the administrator has put it there");
 }
 
@@ -160,7 +160,7 @@ fn bindings_do_not_survive_a_reload() {
     firewalld.add(&zone("trusted"), ip("10.9.0.2")).unwrap();
     host.firewall_cmd("--reload");
     assert_eq!(firewalld.query(&zone("trusted"), ip("10.9.0.2")), Ok(false));
-    firewalld.remove(&zone("trusted"), ip("10.9.0.2"), Scope::AnyZone).unwrap();
+    firewalld.remove(&zone("trusted"), ip("10.9.0.2"), ZoneScope::AnyZone).unwrap();
     firewalld.add(&zone("trusted"), ip("10.9.0.2")).unwrap();
 }
 
@@ -178,7 +178,7 @@ fn firewalld_may_be_absent_and_is_never_started() {
         assert_eq!(error.code(), Code::TRY_LATER, "{error:?}");
         assert!(error.to_string().ends_with("firewalld is not running"), "{error:?}");
     }
-    firewalld.remove(&trusted, address, Scope::AnyZone).unwrap();
+    firewalld.remove(&trusted, address, ZoneScope::AnyZone).unwrap();
     assert!(connect().is_none());
     assert!(!Path::new("/run/activated").exists(), "the bus was made to start firewalld");
 

@@ -57,7 +57,7 @@ impl Found {
         self.protocol.is_none_or(|own| own == protocol) && (self.ports.is_empty() || self.ports.contains(&port))
     }
 
-    /// Returns whether the rule may lead packets to a port that is `wanted` into another chain.
+    /// Returns whether the rule may lead packets to a port for which `wanted` returns true into another chain.
     pub(super) fn covers_any(&self, wanted: Wanted<'_>) -> bool {
         match self.protocol {
             Some(protocol) if !self.ports.is_empty() => self.ports.iter().any(|port| wanted(protocol, *port)),

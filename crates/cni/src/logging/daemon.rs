@@ -9,7 +9,7 @@ use std::path::Path;
 use linux::unix::Datagrams;
 use log::{Level, Record};
 
-use super::Subject;
+use super::LoggedCall;
 use crate::error::{Context, Result};
 
 /// The largest datagram for syslog. Longer ones are cut, as daemons would do.
@@ -42,7 +42,7 @@ impl Daemon {
     }
 
     /// Formats a record as a datagram.
-    pub(super) fn datagram(self, subject: &Subject, record: &Record<'_>) -> Vec<u8> {
+    pub(super) fn datagram(self, subject: &LoggedCall, record: &Record<'_>) -> Vec<u8> {
         let message = format!("{subject}: {}", record.args());
         match self {
             Daemon::Journal => journal(subject, record.level(), &message),
@@ -62,7 +62,7 @@ fn severity(level: Level) -> u8 {
 }
 
 /// Formats a message in the native protocol of journald: a field per line.
-fn journal(subject: &Subject, level: Level, message: &str) -> Vec<u8> {
+fn journal(subject: &LoggedCall, level: Level, message: &str) -> Vec<u8> {
     let priority = severity(level).to_string();
     let (container, ifname) = subject.attachment.as_ref().map_or(("", ""), |(container, ifname)| (container, ifname));
     let fields = [
@@ -92,7 +92,7 @@ fn journal(subject: &Subject, level: Level, message: &str) -> Vec<u8> {
 }
 
 /// Formats a message without a time: the daemon adds it, in its own time zone.
-fn syslog(subject: &Subject, level: Level, message: &str) -> Vec<u8> {
+fn syslog(subject: &LoggedCall, level: Level, message: &str) -> Vec<u8> {
     let priority = DAEMON_FACILITY | severity(level);
     let mut text = format!("<{priority}>{}[{}]: {message}", subject.plugin, std::process::id());
     let end = (0..=SYSLOG_LIMIT).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
@@ -148,9 +148,9 @@ impl Write for Sender {
 mod tests {
     use super::*;
 
-    fn subject(attachment: Option<(&str, &str)>) -> Subject {
+    fn subject(attachment: Option<(&str, &str)>) -> LoggedCall {
         let attachment = attachment.map(|(container, ifname)| (container.to_owned(), ifname.to_owned()));
-        Subject { plugin: "bridge", command: "ADD".to_owned(), network: "net1".to_owned(), attachment }
+        LoggedCall { plugin: "bridge", command: "ADD".to_owned(), network: "net1".to_owned(), attachment }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// The call that a log describes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Subject {
+pub(crate) struct LoggedCall {
     pub(crate) plugin: &'static str,
     pub(crate) command: String,
     pub(crate) network: String,
@@ -13,7 +13,7 @@ pub(crate) struct Subject {
 }
 
 /// Everything except the plugin, which log daemons print themselves.
-impl fmt::Display for Subject {
+impl fmt::Display for LoggedCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} net={}", self.command, self.network)?;
         match &self.attachment {

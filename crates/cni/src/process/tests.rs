@@ -88,7 +88,7 @@ impl Case {
     }
 
     /// Returns the answer, and how often the plugin was called.
-    fn run(&self) -> (Answer, u32) {
+    fn run(&self) -> (ProcessOutput, u32) {
         let probe = Probe { name: "probe", calls: AtomicU32::new(0) };
         let env = |name: &str| self.env.get(name).cloned();
         let printed = RefCell::new(Vec::new());
