@@ -148,7 +148,7 @@ impl<'a> Rules<'a> {
         let chain = &self.chain.name;
         let jumps = self.chain.jumps(view)?;
         if let Some(ip) = self.ips.iter().find(|ip| !self.exists(&self.jump(**ip), &jumps)) {
-            return Err(missing(format!("no rule in chain {POSTROUTING} leads {} to chain {chain}", ip.ip())));
+            return Err(missing(format!("no rule in chain POSTROUTING leads {} to chain {chain}", ip.ip())));
         }
         let rules = view.rules(chain)?;
         if !rules.iter().any(ListedRule::masquerades) {
