@@ -80,7 +80,10 @@ fn all_programs_have_the_same_set() {
         .map(|(plugin, head)| linux::process::set::find(head).unwrap_or_else(|| panic!("{plugin} has no note")));
     let first = ids.next();
     assert!(ids.all(|id| Some(id) == first));
-    assert_eq!(first.is_some_and(|id| id.iter().all(|byte| *byte == 0)), std::env::var_os("CNI0_TEST_BIN").is_none());
+    assert_eq!(
+        first.is_some_and(|id| id.iter().all(|byte| *byte == 0)),
+        linux::process::env("CNI0_TEST_BIN").is_none()
+    );
 }
 
 #[test]
