@@ -1,15 +1,15 @@
 //! ADD: limits, names, versions, and repeated calls.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::{Lab, Pod};
 
-use crate::pod::{IFB, Pod, both, config, ifbs, limit, redirect, state, text, with};
+use crate::pod::{IFB, both, config, container, container_named, ifbs, limit, redirect, second, state, text, with};
 
 #[test]
 fn both_directions_are_limited_in_every_version() {
     for version in ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         let lab = &Lab::new();
-        let pod = Pod::new(lab);
+        let pod = container(lab);
         let config = with(both(), json!({ "cniVersion": version }));
         let result = pod.add(&config);
         assert_eq!(limit(lab, "vethc1"), Some([1_000_000, 100_000, 25_000]), "{version}");
@@ -36,7 +36,7 @@ fn both_directions_are_limited_in_every_version() {
 #[test]
 fn the_mtu_is_that_of_the_veth() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     lab.sh("ip link set vethc1 mtu 1400");
     pod.add(&both());
     assert_eq!(lab.ip(&format!("link show {IFB}"))[0]["mtu"], 1400);
@@ -45,7 +45,7 @@ fn the_mtu_is_that_of_the_veth() {
 #[test]
 fn one_direction_is_limited() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let result = pod.add(&config(json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000 })));
     assert_eq!((limit(lab, "vethc1").is_some(), ifbs(lab).len(), redirect(lab, "vethc1")), (true, 0, None));
     assert_eq!(result["interfaces"].as_array().unwrap().len(), 2, "{result}");
@@ -58,7 +58,7 @@ fn one_direction_is_limited() {
 #[test]
 fn without_rates_the_result_is_passed_on() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let before = state(lab);
     for keys in
         [json!({}), json!({ "ingressRate": 0, "egressBurst": 0 }), json!({ "runtimeConfig": { "bandwidth": {} } })]
@@ -77,7 +77,7 @@ fn without_rates_the_result_is_passed_on() {
 #[test]
 fn the_runtime_limits_a_container_unless_the_network_does() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let rates =
         json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000 });
     let runtime = json!({ "runtimeConfig": { "bandwidth": rates } });
@@ -94,7 +94,7 @@ fn the_runtime_limits_a_container_unless_the_network_does() {
 #[test]
 fn large_numbers_do_not_overflow() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     for (rate, burst) in [
         (8, 8_000_000_000_u64),
         (100_000_000_000, 34_359_738_352),
@@ -120,7 +120,7 @@ fn large_numbers_do_not_overflow() {
 #[test]
 fn a_repeated_add_applies_what_changed() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let first = pod.add(&both());
     let before = state(lab);
     assert_eq!(pod.add(&both()), first);
@@ -139,7 +139,7 @@ fn two_plugins_in_a_list_limit_one_direction_each() {
     let ingress = config(json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000 }));
     let egress = config(json!({ "egressRate": 16_000_000, "egressBurst": 800_000 }));
     for (id, [first, second]) in [("c1", [&ingress, &egress]), ("c2", [&egress, &ingress])] {
-        let pod = Pod::named(lab, id);
+        let pod = container_named(lab, id);
         pod.add(first);
         pod.add(second);
         pod.check(&ingress).ok();
@@ -152,7 +152,7 @@ fn two_plugins_in_a_list_limit_one_direction_each() {
 #[test]
 fn an_add_after_the_ifb_link_was_deleted_restores_it() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     lab.sh(&format!("ip link delete {IFB}"));
     pod.check(&both()).error(999);
@@ -169,8 +169,8 @@ fn an_add_after_the_ifb_link_was_deleted_restores_it() {
 #[test]
 fn two_interfaces_of_a_container_have_limits_of_their_own() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
-    let second = pod.second();
+    let pod = container(lab);
+    let second = second(&pod);
     pod.add(&both());
     let result = second.add(&with(both(), json!({ "egressRate": 32_000_000 })));
     let other = text(&result["interfaces"][2]["name"]);
@@ -191,7 +191,7 @@ fn two_interfaces_of_a_container_have_limits_of_their_own() {
 #[test]
 fn attachments_with_the_same_hash_are_kept_apart() {
     let lab = &Lab::new();
-    let (a, b) = (Pod::named(lab, "1c"), Pod::named(lab, "11c"));
+    let (a, b) = (container_named(lab, "1c"), container_named(lab, "11c"));
     let (net1, net) = (both(), with(both(), json!({ "name": "net" })));
     a.add(&net1);
     b.add(&net);
@@ -211,7 +211,7 @@ fn attachments_with_the_same_hash_are_kept_apart() {
 #[test]
 fn only_a_veth_that_the_result_names_is_limited() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let before = state(lab);
     let refused = |pod: &Pod<'_>, interfaces: Value, wanted: &str| {
         let result = with(pod.result("1.1.0"), json!({ "interfaces": interfaces, "ips": [] }));

@@ -3,12 +3,12 @@
 use serde_json::{Value, json};
 use testing::Lab;
 
-use crate::pod::{Pod, both, config, ifbs, state, text, with};
+use crate::pod::{both, config, container, ifbs, state, text, with};
 
 #[test]
 fn bad_rates_are_refused() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let before = state(lab);
     for direction in ["ingress", "egress"] {
         let (rate, burst) = (format!("{direction}Rate"), format!("{direction}Burst"));
@@ -48,7 +48,7 @@ fn bad_rates_are_refused() {
 #[test]
 fn a_previous_result_is_required() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     for config in [both(), config(json!({}))] {
         for command in ["ADD", "CHECK"] {
             let error = pod.call(command, &with(config.clone(), json!({ "prevResult": null }))).run().error(7);
@@ -60,7 +60,7 @@ fn a_previous_result_is_required() {
 #[test]
 fn keys_of_other_versions_are_ignored() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let config = with(both(), json!({ "shapedSubnets": ["10.0.0.0/8"], "unshapedSubnets": 5 }));
     pod.add(&config);
     pod.check(&config).ok();

@@ -3,12 +3,12 @@
 use serde_json::json;
 use testing::Lab;
 
-use crate::pod::{IFB, Pod, both, state, text, with};
+use crate::pod::{IFB, both, container, state, text, with};
 
 #[test]
 fn every_difference_is_reported() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     for (change, wanted) in [
         ("tc qdisc del dev vethc1 root", "has the queueing discipline \"noqueue\", not \"tbf\""),
         ("tc qdisc replace dev vethc1 root pfifo", "has the queueing discipline \"pfifo\", not \"tbf\""),
@@ -44,7 +44,7 @@ fn every_difference_is_reported() {
 #[test]
 fn changed_rates_are_reported() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     for key in ["ingressRate", "ingressBurst", "egressRate", "egressBurst"] {
         pod.check(&with(both(), json!({ key: 4_000_000 }))).error(999);

@@ -1,9 +1,9 @@
 //! Limits for the cost of a call in messages and processes, so that it grows only on purpose.
 
 use serde_json::{Value, json};
-use testing::{Lab, cost};
+use testing::{Lab, Pod, cost};
 
-use crate::pod::{Pod, both, config};
+use crate::pod::{both, config, container_named};
 
 /// Returns the number of netlink messages of a call.
 fn messages(pod: &Pod<'_>, command: &str, config: &Value) -> usize {
@@ -16,7 +16,7 @@ fn messages(pod: &Pod<'_>, command: &str, config: &Value) -> usize {
 #[test]
 fn few_messages_are_sent() {
     let lab = &Lab::new();
-    let pod = Pod::named(lab, "c1");
+    let pod = container_named(lab, "c1");
     let [add, check, del] = ["ADD", "CHECK", "DEL"].map(|command| messages(&pod, command, &both()));
     // Before Linux 6.2, one of them is a query for the new link.
     assert!(add <= 10 && check <= 7 && del <= 6, "{add} {check} {del}");

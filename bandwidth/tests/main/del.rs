@@ -4,14 +4,14 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use testing::{Lab, reference};
+use testing::{Lab, Pod, reference};
 
-use crate::pod::{IFB, Pod, both, ifbs, limit, redirect, state, text, with};
+use crate::pod::{IFB, both, container, container_named, ifbs, limit, redirect, state, text, with};
 
 #[test]
 fn del_needs_neither_result_nor_namespace_nor_rates() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let bare = json!({ "cniVersion": "1.1.0", "name": "net1", "type": "bandwidth", "prevResult": null });
     for config in [bare, both(), with(both(), json!({ "prevResult": 5 })), with(both(), json!({ "ingressRate": "x" }))]
     {
@@ -31,7 +31,7 @@ fn del_needs_neither_result_nor_namespace_nor_rates() {
 #[test]
 fn del_after_the_veth_and_the_namespace_are_gone() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     lab.sh("ip netns delete c1; ip link delete vethc1 2>/dev/null || true");
     pod.del(&both());
@@ -43,8 +43,8 @@ fn del_after_the_veth_and_the_namespace_are_gone() {
 #[test]
 fn the_filter_is_removed_whatever_veth_the_result_names() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
-    let other = Pod::named(lab, "c2");
+    let pod = container(lab);
+    let other = container_named(lab, "c2");
     pod.add(&both());
     other.add(&both());
     let [wrong, absent] = [other.result("1.1.0"), Pod { port: "veth9".to_owned(), ..pod.clone() }.result("1.1.0")];
@@ -61,7 +61,7 @@ fn the_filter_is_removed_whatever_veth_the_result_names() {
 #[test]
 fn a_renamed_link_is_found_by_its_alias() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     lab.sh(&format!(
         "ip link set {IFB} down; ip link set {IFB} name renamed; ip link set vethc1 down
@@ -75,7 +75,7 @@ fn a_renamed_link_is_found_by_its_alias() {
 #[test]
 fn the_link_of_another_attachment_stays() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     let before = state(lab);
     let attackers = [
@@ -98,10 +98,10 @@ fn the_link_of_another_attachment_stays() {
 
 /// A link without an alias, as the reference creates it.
 fn of_reference<'a>(lab: &'a Lab, test: &str) -> Option<(Pod<'a>, serde_json::Value)> {
-    let program = reference("bandwidth", test)?;
-    let pod = Pod::new(lab);
+    reference("bandwidth", test)?;
+    let pod = container(lab);
     let config = with(both(), json!({ "cniVersion": "1.0.0" }));
-    pod.call_program(&program, "ADD", &config).run().ok();
+    pod.call_reference("ADD", &config).run().ok();
     Some((pod, config))
 }
 
@@ -190,7 +190,7 @@ fn a_link_of_the_reference_that_another_container_uses_stays() {
 #[test]
 fn links_of_other_programs_stay() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     lab.sh(&format!(
         "ip link add ifb7 type ifb; ip link add bwp000000000000 type ifb; ip link add {IFB} type dummy ||
                      ip link add {IFB} type bridge"
@@ -225,7 +225,7 @@ fn a_link_of_the_reference_of_another_interface_stays() {
 #[test]
 fn an_add_whose_answer_is_lost_is_reverted() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let outcome = pod.call("ADD", &both()).via_shell("exec \"$0\" >/dev/full").run();
     assert_eq!(outcome.status, Some(1), "{outcome:?}");
     assert_eq!((ifbs(lab), redirect(lab, "vethc1"), limit(lab, "vethc1")), (vec![], None, None));

@@ -1,10 +1,10 @@
 //! Faults: a system call of ADD fails, or the program is killed there.
 
 use serde_json::json;
-use testing::Lab;
 use testing::fault::{self, Effect};
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, both, ifbs, limit, redirect, state, with};
+use crate::pod::{both, container, ifbs, limit, redirect, state, with};
 
 /// Injects a fault into a call with [`both`].
 fn inject(pod: &Pod<'_>, command: &str, name: &str, n: usize, how: &str) -> Effect {
@@ -14,7 +14,7 @@ fn inject(pod: &Pod<'_>, command: &str, name: &str, n: usize, how: &str) -> Effe
 #[test]
 fn a_failing_system_call_leaves_nothing() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let before = state(lab);
     let faults = [("sendto", "ENOBUFS"), ("recvfrom", "ENOMEM"), ("socket", "EMFILE"), ("setns", "EPERM")];
     let failures = fault::inject_everywhere(
@@ -37,7 +37,7 @@ fn a_failing_system_call_leaves_nothing() {
 #[test]
 fn a_failing_repeated_add_keeps_the_limits() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     let before = state(lab);
     let faults = [("sendto", "ENOBUFS"), ("recvfrom", "ENOMEM")];
@@ -53,7 +53,7 @@ fn a_failing_repeated_add_keeps_the_limits() {
 #[test]
 fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let blind = with(both(), json!({ "prevResult": null }));
     for name in ["sendto", "recvfrom"] {
         for n in (1..80).take_while(|n| inject(&pod, "ADD", name, *n, "signal=KILL") != Effect::NotReached) {
@@ -71,7 +71,7 @@ fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
 #[test]
 fn a_failing_del_or_check_can_be_repeated() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     for n in (1..80).take_while(|n| inject(&pod, "CHECK", "sendto", *n, "error=ENOBUFS") != Effect::NotReached) {
         assert!(limit(lab, "vethc1").is_some(), "{n}");

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use testing::Lab;
 
-use crate::pod::{IFB, Pod, both, ifbs, redirect, with};
+use crate::pod::{IFB, both, container, container_named, ifbs, redirect, second, with};
 
 fn gc(lab: &Lab, network: &str, valid: Value) {
     let config = with(both(), json!({ "name": network, "cni.dev/valid-attachments": valid }));
@@ -13,8 +13,8 @@ fn gc(lab: &Lab, network: &str, valid: Value) {
 #[test]
 fn only_stale_attachments_of_the_network_are_removed() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
-    let (second, c2, c3) = (pod.second(), Pod::named(lab, "c2"), Pod::named(lab, "c3"));
+    let pod = container(lab);
+    let (second, c2, c3) = (second(&pod), container_named(lab, "c2"), container_named(lab, "c3"));
     let net2 = with(both(), json!({ "name": "net2" }));
     pod.add(&both());
     second.add(&both());
@@ -39,7 +39,7 @@ fn only_stale_attachments_of_the_network_are_removed() {
 #[test]
 fn a_missing_list_removes_nothing() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     lab.plugin("bandwidth", "GC").stdin(both().to_string()).run().error(7);
     pod.check(&both()).ok();

@@ -3,13 +3,13 @@
 use serde_json::json;
 use testing::Lab;
 
-use crate::pod::{IFB, Pod, both, config, ifbs, redirect, state, text};
+use crate::pod::{IFB, both, config, container, ifbs, redirect, state, text};
 
 #[test]
 fn filters_of_other_programs_come_first_and_stay() {
     for kind in ["ingress", "clsact"] {
         let lab = &Lab::new();
-        let pod = Pod::new(lab);
+        let pod = container(lab);
         lab.sh(&format!("tc qdisc add dev vethc1 {kind}"));
         let filter = "tc filter add dev vethc1 ingress protocol all u32 match u32 0 0 flowid 1:1";
         lab.sh(&filter.replace("protocol", "prio 1 protocol"));
@@ -32,7 +32,7 @@ fn filters_of_other_programs_come_first_and_stay() {
 #[test]
 fn clsact_can_be_added_later() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     lab.sh("tc qdisc replace dev vethc1 clsact; tc filter add dev vethc1 egress prio 1 u32 match u32 0 0 flowid 1:1");
     pod.check(&both()).ok();
@@ -42,7 +42,7 @@ fn clsact_can_be_added_later() {
 #[test]
 fn a_queueing_discipline_of_another_program_stays() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     lab.sh("tc qdisc add dev vethc1 root handle 7: pfifo limit 9");
     let before = state(lab);
     let error = pod.call("ADD", &both()).run().error(999);

@@ -3,14 +3,14 @@
 use std::thread;
 
 use serde_json::json;
-use testing::Lab;
+use testing::{Lab, Pod};
 
-use crate::pod::{Pod, both, ifbs, with};
+use crate::pod::{both, container_named, ifbs, second, with};
 
 #[test]
 fn attachments_are_added_and_removed_at_the_same_time() {
     let lab = &Lab::new();
-    let pods: Vec<Pod<'_>> = (0..8).map(|n| Pod::named(lab, &format!("c{n}"))).collect();
+    let pods: Vec<Pod<'_>> = (0..8).map(|n| container_named(lab, &format!("c{n}"))).collect();
     for _ in 0..3 {
         thread::scope(|scope| pods.iter().for_each(|pod| drop(scope.spawn(|| pod.add(&both())))));
         assert_eq!(ifbs(lab).len(), 8);
@@ -24,8 +24,8 @@ fn attachments_are_added_and_removed_at_the_same_time() {
 #[test]
 fn interfaces_of_a_container_are_added_at_the_same_time() {
     let lab = &Lab::new();
-    let first = Pod::named(lab, "c1");
-    let pods = [first.second(), first];
+    let first = container_named(lab, "c1");
+    let pods = [second(&first), first];
     for _ in 0..10 {
         thread::scope(|scope| pods.iter().for_each(|pod| drop(scope.spawn(|| pod.add(&both())))));
         assert_eq!(ifbs(lab).len(), 2);

@@ -1,10 +1,8 @@
 //! Helpers for all tests: configurations, and pods with a veth pair that the test itself creates.
 
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 pub(crate) use testing::config::with;
-use testing::{Lab, Outcome, Process};
+use testing::{Lab, Pod};
 
 /// Returns a configuration with these keys.
 pub(crate) fn config(keys: Value) -> Value {
@@ -21,96 +19,35 @@ pub(crate) fn both() -> Value {
 /// The name of the ifb link of container `c1` on `net1`, as the reference calls it.
 pub(crate) const IFB: &str = "bwpc2d892b58e87";
 
-/// A container with one interface.
-#[derive(Clone)]
-pub(crate) struct Pod<'a> {
-    pub(crate) lab: &'a Lab,
-    pub(crate) id: String,
-    pub(crate) ifname: String,
-    pub(crate) netns: PathBuf,
-    /// The name of the host veth.
-    pub(crate) port: String,
+/// Creates a container `c1` with `eth0`, 10.9.0.2; the host veth has 10.9.0.1.
+pub(crate) fn container(lab: &Lab) -> Pod<'_> {
+    let pod = container_named(lab, "c1");
+    lab.sh("ip address add 10.9.0.1/24 dev vethc1");
+    pod.sh("ip address add 10.9.0.2/24 dev eth0");
+    pod.ping("10.9.0.1");
+    pod
 }
 
-impl<'a> Pod<'a> {
-    /// Creates a container `c1` with `eth0`, 10.9.0.2; the host veth has 10.9.0.1.
-    pub(crate) fn new(lab: &'a Lab) -> Pod<'a> {
-        let pod = Pod::named(lab, "c1");
-        lab.sh("ip address add 10.9.0.1/24 dev vethc1");
-        pod.sh("ip address add 10.9.0.2/24 dev eth0; until ping -q -c 1 -W 5 10.9.0.1; do :; done");
-        pod
-    }
+/// Creates a container without addresses. Its previous result has one.
+pub(crate) fn container_named<'a>(lab: &'a Lab, id: &str) -> Pod<'a> {
+    lab.netns(id);
+    let pod = Pod { bridge: String::new(), ..Pod::absent(lab, id, &["10.9.0.2/24"]) };
+    connect(&pod);
+    pod
+}
 
-    /// Creates a container without addresses.
-    pub(crate) fn named(lab: &'a Lab, id: &str) -> Pod<'a> {
-        let netns = lab.netns(id);
-        let pod = Pod { lab, id: id.to_owned(), ifname: "eth0".to_owned(), netns, port: format!("veth{id}") };
-        pod.attach();
-        pod
-    }
+/// Creates a second interface of the container.
+pub(crate) fn second<'a>(pod: &Pod<'a>) -> Pod<'a> {
+    let pod = Pod { ifname: "eth1".to_owned(), port: format!("{}b", pod.port), ..pod.clone() };
+    connect(&pod);
+    pod
+}
 
-    /// Returns a second interface of the container.
-    pub(crate) fn second(&self) -> Pod<'a> {
-        let pod = Pod { ifname: "eth1".to_owned(), port: format!("{}b", self.port), ..self.clone() };
-        pod.attach();
-        pod
-    }
-
-    fn attach(&self) {
-        let Pod { port, ifname, netns, .. } = self;
-        let netns = netns.file_name().unwrap().to_str().unwrap();
-        self.lab.sh(&format!("ip link add {port} type veth peer name {ifname} netns {netns}; ip link set {port} up"));
-        self.sh(&format!("ip link set lo up; ip link set {ifname} up"));
-    }
-
-    /// Returns the previous result of the plugin that attached the pod.
-    pub(crate) fn result(&self, version: &str) -> Value {
-        if version.starts_with("0.1") || version.starts_with("0.2") {
-            return json!({ "cniVersion": version, "ip4": { "ip": "10.9.0.2/24" } });
-        }
-        let mut ip = json!({ "address": "10.9.0.2/24", "interface": 1 });
-        if version.starts_with("0.") {
-            ip["version"] = json!("4");
-        }
-        let interfaces = json!([{ "name": self.port }, { "name": self.ifname, "sandbox": self.netns }]);
-        json!({ "cniVersion": version, "interfaces": interfaces, "ips": [ip] })
-    }
-
-    /// Prepares a call of our plugin, with the previous result unless the configuration has one.
-    pub(crate) fn call(&self, command: &str, config: &Value) -> Process {
-        self.call_program(&self.lab.bin().join("bandwidth"), command, config)
-    }
-
-    /// Prepares a call of any implementation of the plugin.
-    pub(crate) fn call_program(&self, program: &Path, command: &str, config: &Value) -> Process {
-        let mut config = config.clone();
-        if config.get("prevResult").is_none() {
-            config["prevResult"] = self.result(config["cniVersion"].as_str().unwrap());
-        }
-        Process::plugin(program, command)
-            .env("CNI_PATH", self.lab.bin())
-            .attachment(&self.id, &self.ifname, &self.netns)
-            .stdin(config.to_string())
-    }
-
-    #[track_caller]
-    pub(crate) fn add(&self, config: &Value) -> Value {
-        self.call("ADD", config).run().ok()
-    }
-
-    #[track_caller]
-    pub(crate) fn del(&self, config: &Value) {
-        self.call("DEL", config).run().ok();
-    }
-
-    pub(crate) fn check(&self, config: &Value) -> Outcome {
-        self.call("CHECK", config).run()
-    }
-
-    /// Runs a shell command in the pod's namespace.
-    pub(crate) fn sh(&self, command: &str) -> String {
-        self.lab.sh(&format!("nsenter --net={} sh -ec '{command}'", self.netns.display()))
-    }
+fn connect(pod: &Pod<'_>) {
+    let Pod { port, ifname, netns, .. } = pod;
+    let netns = netns.file_name().unwrap().to_str().unwrap();
+    pod.lab.sh(&format!("ip link add {port} type veth peer name {ifname} netns {netns}; ip link set {port} up"));
+    pod.sh(&format!("ip link set lo up; ip link set {ifname} up"));
 }
 
 /// Returns the names of all ifb links.

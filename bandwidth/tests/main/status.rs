@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 use testing::{Lab, Process};
 
-use crate::pod::{Pod, both, config, state};
+use crate::pod::{both, config, container, state};
 
 fn status(lab: &Lab) -> Process {
     lab.plugin("bandwidth", "STATUS").stdin(both().to_string())
@@ -71,7 +71,7 @@ fn limits_that_only_a_runtime_sets_do_not_make_status_fail() {
 fn on_a_kernel_without_ifb_only_what_a_container_receives_is_limited() {
     let lab = &Lab::new();
     assert!(lab.sh("ip link add ifb0 type ifb 2>&1 || true").contains("rror"), "this kernel has ifb links");
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     let before = state(lab);
     for (call, code) in [(status(lab), 50), (pod.call("ADD", &both()), 999)] {
         let error = call.run().error(code);

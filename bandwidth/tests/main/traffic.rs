@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use linux::Netns;
 use serde_json::json;
-use testing::{Lab, skip, timeout};
+use testing::{Lab, Pod, skip, timeout};
 
-use crate::pod::{Pod, both, config};
+use crate::pod::{both, config, container};
 
 /// Bytes per second, and bytes.
 const RATE: u64 = 1_000_000;
@@ -27,7 +27,7 @@ enum Direction {
 
 /// Limits one direction, and returns the pod.
 fn limited(lab: &Lab, direction: Direction, rate: u64, burst: u64) -> Pod<'_> {
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&match direction {
         Direction::Ingress => config(json!({ "ingressRate": rate * 8, "ingressBurst": burst * 8 })),
         Direction::Egress => config(json!({ "egressRate": rate * 8, "egressBurst": burst * 8 })),
@@ -172,7 +172,7 @@ fn the_other_direction_is_not_limited() {
 #[test]
 fn queues_are_divided_fairly() {
     let lab = &Lab::new();
-    let pod = Pod::new(lab);
+    let pod = container(lab);
     pod.add(&both());
     let seen = lab.sh("tc qdisc show");
     let count = seen.lines().filter(|line| line.contains("fq_codel") && line.contains("parent 1:1")).count();

@@ -152,9 +152,7 @@ fn del_succeeds_if_the_child_cannot_start_or_is_killed() {
         ("close_range", "signal=KILL"),
     ] {
         pod.add(&config);
-        let (outcome, log) = inject_all(lab, pod.call("DEL", &config), call, how);
-        outcome.ok();
-        assert!(log.contains("INJECTED") || log.contains("killed by SIGKILL"), "{call} {how}: {log}");
+        inject_all(lab, pod.call("DEL", &config), call, how).ok();
         assert_clean(lab);
     }
 }

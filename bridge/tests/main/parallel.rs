@@ -1,12 +1,11 @@
 //! Many calls at the same time, on a host without a bridge.
 
 use std::collections::BTreeSet;
-use std::fs;
 
 use linux::ip::MacAddr;
 use linux::netlink::{Change, LinkKind, Netlink, NewLink};
 use serde_json::{Value, json};
-use testing::{Lab, Outcome, Pod, parallel, wait_until};
+use testing::{Lab, Outcome, Pod, parallel};
 
 use crate::pod::{assert_clean, layer3};
 
@@ -70,35 +69,17 @@ fn del_finds_its_port_while_other_links_come_and_go() {
     let kind = LinkKind::Bridge { vlan_filtering: false };
     let other = NewLink { name: Some("other"), mac: Some(MacAddr([2, 0, 0, 0, 0, 1])), ..NewLink::of(kind) };
     for present in [true, false] {
-        let trace = lab.dir().join(format!("trace.{present}"));
-        let options =
-            ["-f", "-o", trace.to_str().unwrap(), "-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=STOP"];
-        let log = || fs::read_to_string(&trace).unwrap_or_default();
-        std::thread::scope(|scope| {
-            // Without the namespace, the port is only found in the list of links.
-            let call = || pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/missing");
-            let del = scope.spawn(move || call().strace(&options).run());
-            let mut stops = 0;
-            let _ = host.apply(&[Change::delete_link("other")]);
-            while !del.is_finished() {
-                let mut stopped = None;
-                wait_until("the DEL to read a message, or to end", || {
-                    let log = log();
-                    let line = log.lines().filter(|line| line.ends_with("--- stopped by SIGSTOP ---")).nth(stops);
-                    stopped = line.map(|line| line.split(' ').next().unwrap().to_owned());
-                    stopped.is_some() || del.is_finished()
-                });
-                if let Some(process) = stopped {
-                    stops += 1;
-                    let change =
-                        if stops % 2 == 1 { Change::create_link(&other) } else { Change::delete_link("other") };
-                    host.apply(&[change]).unwrap();
-                    lab.sh(&format!("kill -CONT {process}"));
-                }
-            }
-            del.join().unwrap().ok();
+        let options = ["-e", "trace=recvfrom", "-e", "inject=recvfrom:signal=STOP"];
+        // Without the namespace, the port is only found in the list of links.
+        let del = pod.call("DEL", &config).env("CNI_NETNS", "/run/netns/missing");
+        let mut stops = 0;
+        let _ = host.apply(&[Change::delete_link("other")]);
+        let (outcome, log) = parallel::at_each_stop(lab, del, &options, |_| {
+            stops += 1;
+            let change = if stops % 2 == 1 { Change::create_link(&other) } else { Change::delete_link("other") };
+            host.apply(&[change]).unwrap();
         });
-        let log = log();
+        outcome.ok();
         assert!(log.contains("NLM_F_DUMP_INTR"), "no list changed (present: {present}): {log}");
     }
     assert_eq!(lab.sh("ip -o link show type veth | grep -c cni0 || true"), "0\n");

@@ -19,7 +19,8 @@ pub enum Effect {
 /// `error=EIO` or `signal=KILL`.
 #[track_caller]
 pub fn inject(lab: &Lab, call: Process, name: &str, n: usize, how: &str) -> Effect {
-    let (outcome, log) = trace(lab, call, &["-s0"], name, &format!("{how}:when={n}"));
+    let (traced, inject) = (format!("trace={name}"), format!("inject={name}:{how}:when={n}"));
+    let (outcome, log) = call.trace(lab, &["-s0", "-e", &traced, "-e", &inject]);
     if !log.contains("INJECTED") && outcome.status.is_some() {
         outcome.ok();
         return Effect::NotReached;
@@ -41,14 +42,24 @@ pub fn inject(lab: &Lab, call: Process, name: &str, n: usize, how: &str) -> Effe
 }
 
 /// Makes system calls `name` fail as `how` says, also those of child processes: `error=EIO` for all of them, or
-/// `error=EIO:when=2`. Returns the outcome, and the log of strace.
-pub fn inject_all(lab: &Lab, call: Process, name: &str, how: &str) -> (Outcome, String) {
-    trace(lab, call, &["-f"], name, how)
+/// `error=EIO:when=2`. At least one must fail.
+#[track_caller]
+pub fn inject_all(lab: &Lab, call: Process, name: &str, how: &str) -> Outcome {
+    inject_with(lab, call, &["-f", "-e", &format!("trace={name}"), "-e", &format!("inject={name}:{how}")])
 }
 
-fn trace(lab: &Lab, call: Process, options: &[&str], name: &str, how: &str) -> (Outcome, String) {
-    let (traced, inject) = (format!("trace={name}"), format!("inject={name}:{how}"));
-    call.trace(lab, &[options, &["-e", &traced, "-e", &inject]].concat())
+/// Makes system calls `name` fail as `how` says if they access `path`. At least one must fail.
+#[track_caller]
+pub fn inject_at(lab: &Lab, call: Process, path: &str, name: &str, how: &str) -> Outcome {
+    inject_with(lab, call, &["-f", "-P", path, "-e", &format!("trace={name}"), "-e", &format!("inject={name}:{how}")])
+}
+
+/// Runs a call under `strace OPTIONS`. Without a fault, a test would prove nothing.
+#[track_caller]
+fn inject_with(lab: &Lab, call: Process, options: &[&str]) -> Outcome {
+    let (outcome, log) = call.trace(lab, options);
+    assert!(log.contains("INJECTED") || log.contains("killed by SIG"), "no fault was injected: {options:?} {log}");
+    outcome
 }
 
 /// Makes each system call of `faults`, which are pairs of a name and an errno, fail in turn: one fault for each call that

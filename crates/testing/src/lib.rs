@@ -5,9 +5,10 @@
 //! `$CNI0_TEST_BIN`, or from the directory where cargo builds them. A test of several hosts creates the others with
 //! [`Lab::another`], and moves its thread there with [`Lab::within`].
 //!
-//! A [`Pod`] is a container on that host, for which tests call chained plugins: ours, or the reference's. [`fault`] makes
-//! their system calls fail, [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves
-//! their effect in a [`network`]. [`legacy`] and [`firewalld`] prepare hosts with other firewalls.
+//! A [`Pod`] is a container on that host, for which tests call plugins: ours, or the reference's. [`Scripted`] is a plugin that
+//! those delegate to, and [`suite`] has the tests of every plugin that creates an interface. [`fault`] makes system calls fail,
+//! [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves their effect in a [`network`].
+//! [`legacy`] and [`firewalld`] prepare hosts with other firewalls.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -71,14 +72,16 @@ pub fn timeout() -> Duration {
     Duration::from_secs(seconds.unwrap_or(60))
 }
 
-/// Polls `condition` until it holds, for events that the kernel does not report. Fails after [`timeout`] and names
-/// `what`.
+/// Evaluates `condition` until it holds, with growing pauses, for events that the kernel does not report. Fails after
+/// [`timeout`] and names `what`.
 #[track_caller]
 pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Deadline::after(timeout());
+    let mut pause = Duration::from_millis(1);
     while !condition() {
         assert!(!deadline.has_passed(), "wait for {what}: not seen within {:?}", deadline.length());
-        std::thread::yield_now();
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(100));
     }
 }
 

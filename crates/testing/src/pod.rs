@@ -20,7 +20,7 @@ pub struct Pod<'a> {
     pub ifname: String,
     /// The path of the network namespace.
     pub netns: PathBuf,
-    /// The name of the bridge.
+    /// The name of the bridge; empty if there is none.
     pub bridge: String,
     /// The name of the host veth.
     pub port: String,
@@ -117,8 +117,7 @@ impl<'a> Pod<'a> {
             let nodad = if address.contains(':') { "nodad" } else { "" };
             lab.sh(&format!("ip address replace {gateway}/{prefix} dev {bridge} {nodad}"));
             pod.sh(&format!("ip address add {ip} dev eth0 {nodad}; ip route add default via {gateway}"));
-            // On a busy machine it takes a while until both ends are ready.
-            pod.sh(&format!("until ping -q -c 1 -W 5 {gateway}; do :; done"));
+            pod.ping(&gateway);
         }
         pod
     }
@@ -143,23 +142,23 @@ impl<'a> Pod<'a> {
             }
             return result;
         }
+        let links = [&self.bridge, &self.port].into_iter().filter(|name| !name.is_empty());
+        let mut interfaces: Vec<_> = links.map(|name| json!({ "name": name })).collect();
         let has_family = version.starts_with("0.3") || version.starts_with("0.4");
         let ips = self.ips.iter().map(|ip| {
-            let mut entry = json!({ "address": ip, "interface": 2 });
+            let mut entry = json!({ "address": ip, "interface": interfaces.len() });
             if has_family {
                 entry["version"] = json!(if ip.contains(':') { "6" } else { "4" });
             }
             entry
         });
+        let ips: Vec<_> = ips.collect();
         let mut interface = json!({ "name": self.ifname, "sandbox": self.netns });
         if let Some(mac) = &self.mac {
             interface["mac"] = json!(mac);
         }
-        json!({
-            "cniVersion": version,
-            "interfaces": [{ "name": self.bridge }, { "name": self.port }, interface],
-            "ips": ips.collect::<Vec<_>>(),
-        })
+        interfaces.push(interface);
+        json!({ "cniVersion": version, "interfaces": interfaces, "ips": ips })
     }
 
     /// Prepares a call of our plugin that `type` names, with the previous result unless the configuration has one.
@@ -227,6 +226,11 @@ impl<'a> Pod<'a> {
     /// Returns the output of `ip -j -d ARGUMENTS` in the pod's namespace.
     pub fn ip(&self, arguments: &str) -> Value {
         serde_json::from_str(&self.sh(&format!("ip -j -d {arguments}"))).unwrap_or(Value::Null)
+    }
+
+    /// Waits until the pod reaches an address. On a busy machine it takes a while until both ends are ready.
+    pub fn ping(&self, address: &str) {
+        self.sh(&format!("until ping -q -c 1 -W 5 {address}; do :; done"));
     }
 
     /// Opens a UDP socket in the pod's namespace, with any port.

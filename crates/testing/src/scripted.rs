@@ -91,6 +91,11 @@ cat >$CNI_COMMAND.stdin
         calls.lines().map(|line| line.trim().to_owned()).collect()
     }
 
+    /// Forgets the calls so far.
+    pub fn forget_calls(&self) {
+        fs::remove_file(self.dir.join("calls")).unwrap();
+    }
+
     /// Returns the calls for one container, without those for others.
     pub fn calls_for(&self, id: &str) -> Vec<String> {
         let middle = format!(" {id} ");

@@ -106,7 +106,7 @@ fn on_a_kernel_without_nftables_only_add_fails() {
     let config = config(json!({ "backend": "nftables" }));
     // The first socket of ADD is not for netfilter. The C library repeats the call after EPROTONOSUPPORT.
     let run =
-        |call: Process, first: usize| inject_all(lab, call, "socket", &format!("error=EAFNOSUPPORT:when={first}")).0;
+        |call: Process, first: usize| inject_all(lab, call, "socket", &format!("error=EAFNOSUPPORT:when={first}"));
     let error = run(pod.call("ADD", &config), 2).error(999);
     assert!(error["details"].as_str().unwrap().contains("load the kernel modules nf_tables"), "{error}");
     run(pod.call("DEL", &config), 1).ok();

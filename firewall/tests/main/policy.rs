@@ -1,12 +1,10 @@
 //! The rules of ingress policies: in which families they are, and how long they stay.
 
-use std::fs;
-
 use serde_json::{Value, json};
 use testing::config::{on_network, with};
 use testing::packets::{Delivery, Server, from};
 use testing::parallel::{assert_added, assert_silent};
-use testing::{Lab, Pod, legacy, parallel, reference, wait_until};
+use testing::{Lab, Pod, legacy, parallel, reference};
 
 use crate::support::{config, containers, isolated, rules};
 
@@ -204,25 +202,13 @@ fn the_last_two_attachments_may_end_at_once() {
     let pods = ["c1", "c2"].map(|id| attached(lab, "net1", "br0", id));
     let config = policy("same-bridge");
     pods.iter().for_each(|pod| drop(pod.add(&config)));
-    let trace = lab.dir().join("trace");
     // The third message lists the rules of IPv6; then those of IPv4 are known, and none is deleted yet.
-    let options = ["-f", "-o", trace.to_str().unwrap(), "-e", "trace=sendto", "-e", "inject=sendto:signal=STOP:when=3"];
-    let stopped = || {
-        let log = fs::read_to_string(&trace).unwrap_or_default();
-        let line = log.lines().find(|line| line.ends_with("--- stopped by SIGSTOP ---"))?;
-        Some(line.split(' ').next().unwrap().to_owned())
-    };
-    std::thread::scope(|scope| {
-        let call = pods[0].call("DEL", &config);
-        let del = scope.spawn(move || call.strace(&options).run());
-        wait_until("the DEL to list rules, or to end", || stopped().is_some() || del.is_finished());
-        let process = stopped().expect("the DEL did not send three messages");
+    let outcome = parallel::stopped_after(lab, pods[0].call("DEL", &config), "sendto", 3, || {
         assert_eq!(containers(lab).len(), 2, "it has deleted nothing");
         pods[1].del(&config);
         assert_eq!(policies(lab).len(), 4, "the first attachment still has its rules");
-        lab.sh(&format!("kill -CONT {process}"));
-        del.join().unwrap().ok();
     });
+    outcome.expect("the DEL did not send three messages").ok();
     assert_eq!((containers(lab), policies(lab)), (vec![], vec![]));
 }
 

@@ -56,7 +56,7 @@ fn a_kernel_without_nftables_is_reported() {
     let lab = &Lab::new();
     // The C library repeats the call after EPROTONOSUPPORT.
     let call = call(lab, json!({ "backend": "nftables" }));
-    let error = inject_all(lab, call, "socket", "error=EAFNOSUPPORT:when=1").0.error(50);
+    let error = inject_all(lab, call, "socket", "error=EAFNOSUPPORT:when=1").error(50);
     assert!(error["msg"].as_str().unwrap().contains("nf_tables"), "{error}");
 }
 

@@ -5,11 +5,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use cni::Version;
 use serde_json::{Value, json};
-use testing::Lab;
 use testing::config::with;
+use testing::{Lab, Pod};
 
 use crate::node::{
-    DATA_DIR, Pod, REST, V4, V6, addresses, assert_clean, config, join_cluster, leases, node_with_pod, read_state,
+    DATA_DIR, REST, V4, V6, addresses, assert_clean, config, join_cluster, leases, node_with_pod, read_state,
     state_files, write_subnet_file,
 };
 
@@ -117,7 +117,7 @@ fn a_container_id_may_be_as_long_as_a_file_name() {
         let (pod, config) = (Pod { id: "c".repeat(255), ..Pod::new(lab, "c1") }, config(json!({})));
         let result = pod.add(&config);
         assert_eq!(state_files(), [pod.id.as_str()]);
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         pod.del(&config);
         assert_clean(lab);
     });
@@ -147,7 +147,7 @@ fn a_second_add_fails_and_keeps_the_attachment() {
         let result = pod.add(&config);
         let error = pod.call("ADD", &config).run().error(999);
         assert!(error["msg"].as_str().unwrap().starts_with("interface \"eth0\" already exists in "), "{error}");
-        pod.check(&config, &result).ok();
+        pod.check_result(&config, &result).ok();
         assert_eq!(state_files(), [pod.id.as_str()]);
         pod.del(&config);
         assert_clean(lab);

@@ -1,9 +1,9 @@
 //! The node gets another subnet or MTU while containers run.
 
 use serde_json::{Value, json};
-use testing::Lab;
+use testing::{Lab, Pod};
 
-use crate::node::{Pod, REST, V4, V6, addresses, assert_clean, config, write_subnet_file};
+use crate::node::{REST, V4, V6, addresses, assert_clean, config, write_subnet_file};
 
 /// Returns the same lines for the node's next subnets.
 fn moved(lines: &str) -> String {
@@ -29,14 +29,14 @@ fn old_and_new_pods_work_after_a_change_of_the_subnet() {
             assert_ne!(gateways(&before), gateways(&after));
             for (pod, result) in [(&old, &before), (&new, &after)] {
                 gateways(result).iter().for_each(|gateway| pod.ping(gateway));
-                pod.check(&config, result).ok();
+                pod.check_result(&config, result).ok();
             }
             for ip in after["ips"].as_array().unwrap() {
                 old.ping(ip["address"].as_str().unwrap().split_once('/').unwrap().0);
             }
             old.del(&config);
             gateways(&after).iter().for_each(|gateway| new.ping(gateway));
-            new.check(&config, &after).ok();
+            new.check_result(&config, &after).ok();
             new.del(&config);
             assert_clean(lab);
         });

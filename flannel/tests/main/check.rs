@@ -2,11 +2,10 @@
 
 use cni::Version;
 use serde_json::json;
-use testing::Lab;
 use testing::config::with;
+use testing::{Lab, Pod, Scripted};
 
-use crate::node::{Pod, REST, V4, config, join_cluster, lose_state, write_subnet_file};
-use crate::recorder::{NAME, Recorder};
+use crate::node::{REST, V4, config, join_cluster, lose_state, recorder, write_subnet_file};
 
 #[test]
 fn a_removed_address_is_noticed() {
@@ -20,9 +19,9 @@ fn a_removed_address_is_noticed() {
                 if !has_state {
                     lose_state(&pod);
                 }
-                pod.check(&config, &result).ok();
+                pod.check_result(&config, &result).ok();
                 pod.sh("ip address flush dev eth0");
-                let error = pod.check(&config, &result).error(999);
+                let error = pod.check_result(&config, &result).error(999);
                 assert!(error["msg"].as_str().unwrap().contains("10.1.17."), "{error}");
                 pod.del(&config);
                 lab.sh("ip netns delete c1");
@@ -34,14 +33,14 @@ fn a_removed_address_is_noticed() {
 #[test]
 fn the_delegate_gets_the_configuration_of_add() {
     let lab = &Lab::new();
-    let recorder = Recorder::install(lab);
+    let recorder = recorder(lab);
     join_cluster();
     let pod = Pod::new(lab, "c1");
-    let config = config(json!({ "delegate": { "type": NAME, "own": 1 } }));
+    let config = config(json!({ "delegate": { "type": Scripted::NAME, "own": 1 } }));
     let result = pod.add(&config);
     // Configuration and subnet have changed since.
     write_subnet_file(&format!("{}{REST}", V4.replace("17", "18")));
-    pod.check(&with(config, json!({ "delegate": { "type": NAME } })), &result).ok();
+    pod.check_result(&with(config, json!({ "delegate": { "type": Scripted::NAME } })), &result).ok();
     let wanted = with(recorder.config("ADD"), json!({ "prevResult": result }));
     assert_eq!(recorder.config("CHECK"), wanted);
 }
@@ -53,5 +52,5 @@ fn old_versions_have_no_check() {
     let pod = Pod::new(lab, "c1");
     let config = config(json!({ "cniVersion": "0.3.1" }));
     let result = pod.add(&config);
-    pod.check(&config, &result).error(1);
+    pod.check_result(&config, &result).error(1);
 }

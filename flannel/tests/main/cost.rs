@@ -1,9 +1,9 @@
 //! The cost of a call beside that of its delegate, so that it grows only on purpose.
 
 use serde_json::json;
-use testing::{Lab, cost};
+use testing::{Lab, Pod, cost};
 
-use crate::node::{Pod, config, join_cluster, read_state};
+use crate::node::{config, join_cluster, read_state};
 
 #[test]
 fn beside_its_delegate_the_plugin_only_uses_files() {

@@ -3,10 +3,10 @@
 use std::fs;
 
 use serde_json::json;
-use testing::Lab;
 use testing::config::with;
+use testing::{Lab, Pod};
 
-use crate::node::{Pod, assert_clean, config, join_cluster, leases, lose_state, state_files};
+use crate::node::{assert_clean, config, join_cluster, leases, lose_state, state_files};
 
 #[test]
 fn the_namespace_or_result_of_another_container_does_not_matter() {
@@ -22,12 +22,12 @@ fn the_namespace_or_result_of_another_container_does_not_matter() {
             }
             let previous = with(config.clone(), json!({ "prevResult": result }));
             pod.call("DEL", &previous).env("CNI_NETNS", &other.netns).run().ok();
-            other.check(&config, &result).ok();
+            other.check_result(&config, &result).ok();
             other.ping("10.1.17.1");
             assert_eq!(leases(lab).len(), 1);
             assert_eq!(state_files(), [other.id.as_str()]);
             pod.del(&config);
-            other.check(&config, &result).ok();
+            other.check_result(&config, &result).ok();
             other.del(&config);
             lab.sh("ip netns delete c1; ip netns delete c2");
             assert_clean(lab);
@@ -49,7 +49,7 @@ fn similar_container_ids_are_different() {
             assert_eq!(leases(lab).len(), ids.len() - n - 1, "{}", pod.id);
             assert_eq!(state_files().len(), ids.len() - n - 1, "{}", pod.id);
             for (pod, result) in pods.iter().zip(&results).skip(n + 1) {
-                pod.check(&config, result).ok();
+                pod.check_result(&config, result).ok();
             }
         }
         assert_clean(lab);
@@ -66,8 +66,8 @@ fn a_container_that_was_never_added_is_deleted_without_effect() {
         let result = other.add(&config);
         pod.del(&config);
         // Another interface of a container that has one.
-        other.interface("eth1").del(&config);
-        other.check(&config, &result).ok();
+        other.interface("eth1", &[]).del(&config);
+        other.check_result(&config, &result).ok();
         assert_eq!(state_files(), [other.id.as_str()]);
         // Nothing was added without the delegate.
         pod.call("DEL", &config).env("CNI_PATH", lab.dir()).run().ok();

@@ -3,38 +3,21 @@
 use std::fs;
 
 use serde_json::json;
-use testing::fault::{Effect, inject, inject_everywhere};
-use testing::{Lab, Process};
+use testing::fault::{Effect, inject, inject_at, inject_everywhere, kill_everywhere};
+use testing::{Lab, Pod, Scripted};
 
 use crate::node::{
-    DATA_DIR, Pod, SUBNET_FILE, assert_clean, assert_no_attachments, config, join_cluster, node_with_pod, state_files,
+    DATA_DIR, SUBNET_FILE, assert_clean, assert_no_attachments, config, join_cluster, node_with_pod, recorder,
+    state_files,
 };
-use crate::recorder::{NAME, Recorder};
-
-/// Kills the plugin at each of these system calls in turn. Returns how many times it was killed.
-fn kill_everywhere(lab: &Lab, names: &[&str], prepare: impl Fn() -> Process, verify: impl Fn()) -> usize {
-    let mut killed = 0;
-    for name in names {
-        for n in 1.. {
-            let effect = inject(lab, prepare(), name, n, "signal=KILL");
-            eprintln!("{name} {n}: {effect:?}");
-            verify();
-            if effect == Effect::NotReached {
-                break;
-            }
-            killed += 1;
-        }
-    }
-    killed
-}
 
 /// With an executed delegate, so that only the plugin's own system calls fail.
 #[test]
 fn a_failed_add_leaves_no_state() {
     let lab = &Lab::new();
-    let recorder = Recorder::install(lab);
+    let recorder = recorder(lab);
     join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": NAME } })));
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": Scripted::NAME } })));
     let prepare = || {
         lab.sh("rm -rf /var/lib/cni");
         pod.call("ADD", &config)
@@ -85,9 +68,9 @@ fn a_failed_add_leaves_no_attachment() {
 #[test]
 fn a_file_system_without_hard_links_is_enough() {
     let lab = &Lab::new();
-    Recorder::install(lab);
+    recorder(lab);
     join_cluster();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": NAME } })));
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": Scripted::NAME } })));
     assert_eq!(inject(lab, pod.call("ADD", &config), "linkat", 1, "error=EPERM"), Effect::Tolerated);
     assert_eq!(state_files(), ["c1"]);
     pod.del(&config);
@@ -100,16 +83,15 @@ fn a_subnet_file_that_cannot_be_read_is_an_error() {
     let (pod, config) = node_with_pod(lab);
     // C libraries open files with different calls.
     for (call, errno) in [("open,openat", "EACCES"), ("open,openat", "ENFILE"), ("read", "EIO")] {
-        let inject = format!("inject={call}:error={errno}");
-        let (outcome, _) = pod.call("ADD", &config).trace(lab, &["-P", SUBNET_FILE, "-e", &inject]);
-        let error = outcome.error(5);
+        let add = pod.call("ADD", &config);
+        let error = inject_at(lab, add, SUBNET_FILE, call, &format!("error={errno}")).error(5);
         assert!(error["msg"].as_str().unwrap().contains(SUBNET_FILE), "{error}");
         assert_clean(lab);
     }
     // DEL does not depend on it.
     pod.add(&config);
-    let (outcome, _) = pod.call("DEL", &config).trace(lab, &["-P", SUBNET_FILE, "-e", "inject=read:error=EIO"]);
-    outcome.silent();
+    let del = pod.call("DEL", &config);
+    inject_at(lab, del, SUBNET_FILE, "read", "error=EIO").silent();
     assert_clean(lab);
 }
 
@@ -119,13 +101,11 @@ fn a_directory_of_state_files_that_cannot_be_read_prevents_only_add() {
     let (pod, config) = node_with_pod(lab);
     fs::create_dir_all(DATA_DIR).unwrap();
     for (call, errno) in [("openat", "EACCES"), ("newfstatat", "EIO")] {
-        let options = ["-P", DATA_DIR, "-e", &format!("inject={call}:error={errno}")];
-        let (outcome, log) = pod.call("ADD", &config).trace(lab, &options);
-        assert!(log.contains("INJECTED"), "{call}: {log}");
-        outcome.error(5);
+        let fault = format!("error={errno}");
+        inject_at(lab, pod.call("ADD", &config), DATA_DIR, call, &fault).error(5);
         assert_clean(lab);
         pod.add(&config);
-        pod.call("DEL", &config).trace(lab, &options).0.silent();
+        inject_at(lab, pod.call("DEL", &config), DATA_DIR, call, &fault).silent();
         assert_no_attachments(lab);
         pod.del(&config);
         assert_clean(lab);
@@ -139,10 +119,7 @@ fn a_lack_of_resources_for_the_state_files_fails_del() {
     let (pod, config) = node_with_pod(lab);
     for (call, errno) in [("openat", "EMFILE"), ("newfstatat", "ENOMEM")] {
         pod.add(&config);
-        let options = ["-P", DATA_DIR, "-e", &format!("inject={call}:error={errno}")];
-        let (outcome, log) = pod.call("DEL", &config).trace(lab, &options);
-        assert!(log.contains("INJECTED"), "{call}: {log}");
-        outcome.error(5);
+        inject_at(lab, pod.call("DEL", &config), DATA_DIR, call, &format!("error={errno}")).error(5);
         pod.del(&config);
         assert_clean(lab);
     }
@@ -179,7 +156,7 @@ fn del_removes_what_a_killed_add_left() {
             pod.call("ADD", &config)
         };
         let names = ["openat", "linkat", "unlinkat", "renameat", "write", "newfstatat"];
-        let killed = kill_everywhere(lab, &names, prepare, || {
+        let killed = kill_everywhere(lab, &names, prepare, |_| {
             pod.del(&config);
             assert_clean(lab);
         });
@@ -195,7 +172,7 @@ fn del_completes_a_killed_del() {
         pod.add(&config);
         pod.call("DEL", &config)
     };
-    let killed = kill_everywhere(lab, &["openat", "unlinkat", "newfstatat"], prepare, || {
+    let killed = kill_everywhere(lab, &["openat", "unlinkat", "newfstatat"], prepare, |_| {
         pod.del(&config);
         assert_clean(lab);
     });

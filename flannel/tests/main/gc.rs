@@ -7,12 +7,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 use testing::config::with;
 use testing::fault::{Effect, inject_everywhere};
-use testing::{Lab, Outcome, Process};
+use testing::{Lab, Outcome, Pod, Process, Scripted};
 
 use crate::node::{
-    DATA_DIR, Pod, assert_clean, config, join_cluster, leases, node_with_pod, read_state, state_files, write_state,
+    DATA_DIR, assert_clean, config, join_cluster, leases, node_with_pod, read_state, recorder, state_files, write_state,
 };
-use crate::recorder::{NAME, Recorder};
 
 fn call(lab: &Lab, config: &Value, valid: Value) -> Process {
     let config = with(config.clone(), json!({ "cni.dev/valid-attachments": valid }));
@@ -46,7 +45,7 @@ fn stale_attachments_are_removed_with_their_state() {
         join_cluster();
         let (one, two) = (config(json!({})), config(json!({ "name": "net2", "delegate": { "bridge": "br2" } })));
         let pods = ["c1", "c2", "c3", "c4"].map(|id| Pod::new(lab, id));
-        let second = pods[0].interface("eth1");
+        let second = pods[0].interface("eth1", &[]);
         for pod in [&pods[0], &second, &pods[1], &pods[3]] {
             pod.add(&one);
         }
@@ -71,10 +70,11 @@ fn stale_attachments_are_removed_with_their_state() {
 #[test]
 fn a_file_of_the_reference_is_kept_with_its_container() {
     let lab = &Lab::new();
-    Recorder::install(lab);
+    recorder(lab);
     join_cluster();
-    let config = config(json!({ "delegate": { "type": NAME } }));
-    let state = json!({ "cniVersion": "1.1.0", "name": "net1", "type": NAME, "ipam": { "subnet": "10.1.2.0/24" } });
+    let config = config(json!({ "delegate": { "type": Scripted::NAME } }));
+    let state =
+        json!({ "cniVersion": "1.1.0", "name": "net1", "type": Scripted::NAME, "ipam": { "subnet": "10.1.2.0/24" } });
     write_state("c1", &state.to_string());
     write_state("c2", &state.to_string());
     collect(lab, &config, json!([{ "containerID": "c1", "ifname": "eth0" }])).ok();
@@ -84,9 +84,9 @@ fn a_file_of_the_reference_is_kept_with_its_container() {
 #[test]
 fn files_of_others_stay() {
     let lab = &Lab::new();
-    Recorder::install(lab);
+    recorder(lab);
     join_cluster();
-    let config = config(json!({ "delegate": { "type": NAME } }));
+    let config = config(json!({ "delegate": { "type": Scripted::NAME } }));
     for (name, content) in [
         ("lock", ""),
         ("10.1.17.2", "c9\r\neth0"),
@@ -118,9 +118,9 @@ fn files_of_others_stay() {
 #[test]
 fn a_file_with_an_own_name_and_without_content_is_removed() {
     let lab = &Lab::new();
-    Recorder::install(lab);
+    recorder(lab);
     join_cluster();
-    let config = config(json!({ "delegate": { "type": NAME } }));
+    let config = config(json!({ "delegate": { "type": Scripted::NAME } }));
     for name in ["c1:eth0", "c2:eth0", "c3:eth0"] {
         write_state(name, if name.starts_with("c2") { "{\"cniVersion\":\"1.1" } else { "" });
     }
@@ -131,9 +131,9 @@ fn a_file_with_an_own_name_and_without_content_is_removed() {
 #[test]
 fn the_delegate_gets_the_list() {
     let lab = &Lab::new();
-    let recorder = Recorder::install(lab);
+    let recorder = recorder(lab);
     join_cluster();
-    let config = config(json!({ "delegate": { "type": NAME } }));
+    let config = config(json!({ "delegate": { "type": Scripted::NAME } }));
     let valid = json!([{ "containerID": "c1", "ifname": "eth0" }]);
     collect(lab, &config, valid.clone()).ok();
     let sent = recorder.config("GC");
@@ -144,8 +144,8 @@ fn the_delegate_gets_the_list() {
     collect(lab, &config, valid.clone()).ok();
     assert_eq!(recorder.config("GC")["cni.dev/valid-attachments"], valid);
     // If the delegate fails, the next GC finds the same state.
-    write_state("c2:eth0", &json!({ "name": "net1", "type": NAME, "ipam": {} }).to_string());
-    recorder.fail("GC", &json!({ "code": 123, "msg": "not now" }));
+    write_state("c2:eth0", &json!({ "name": "net1", "type": Scripted::NAME, "ipam": {} }).to_string());
+    recorder.fail_with("GC", &json!({ "code": 123, "msg": "not now" }));
     collect(lab, &config, valid.clone()).error(123);
     assert_eq!(state_files(), ["c2:eth0"]);
     recorder.recover("GC");
@@ -159,6 +159,6 @@ fn without_a_list_nothing_is_removed() {
     let (pod, config) = node_with_pod(lab);
     let result = pod.add(&config);
     lab.plugin("flannel", "GC").stdin(config.to_string()).run().error(7);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     assert_eq!(state_files(), [pod.id.as_str()]);
 }

@@ -20,7 +20,6 @@ mod gc;
 mod node;
 mod nodes;
 mod parallel;
-mod recorder;
 mod reference;
 mod state;
 mod status;

@@ -1,11 +1,11 @@
 //! Helpers for all tests: configurations, the subnet file and state files of this node, and pods.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Outcome, Process};
+use testing::{Lab, Pod, Scripted};
 
 /// The default subnet file, and the default directory of state files.
 pub(crate) const SUBNET_FILE: &str = "/run/flannel/subnet.env";
@@ -40,61 +40,16 @@ pub(crate) fn node_with_pod(lab: &Lab) -> (Pod<'_>, Value) {
     (Pod::new(lab, "c1"), config(json!({})))
 }
 
-/// A container with one interface.
-#[derive(Clone)]
-pub(crate) struct Pod<'a> {
-    pub(crate) lab: &'a Lab,
-    pub(crate) id: String,
-    pub(crate) ifname: String,
-    pub(crate) netns: PathBuf,
+/// Returns the name of the pod's state file, if another interface of the container has the name of the reference.
+pub(crate) fn second_name(pod: &Pod<'_>) -> String {
+    format!("{}:{}", pod.id, pod.ifname)
 }
 
-impl<'a> Pod<'a> {
-    pub(crate) fn new(lab: &'a Lab, id: &str) -> Pod<'a> {
-        Pod { lab, id: id.to_owned(), ifname: "eth0".to_owned(), netns: lab.netns(id) }
-    }
-
-    /// Returns the same container with another interface.
-    pub(crate) fn interface(&self, ifname: &str) -> Pod<'a> {
-        Pod { ifname: ifname.to_owned(), ..self.clone() }
-    }
-
-    /// Prepares a call of our plugin.
-    pub(crate) fn call(&self, command: &str, config: &Value) -> Process {
-        let call = self.lab.plugin("flannel", command).attachment(&self.id, &self.ifname, &self.netns);
-        call.stdin(config.to_string())
-    }
-
-    #[track_caller]
-    pub(crate) fn add(&self, config: &Value) -> Value {
-        self.call("ADD", config).run().ok()
-    }
-
-    #[track_caller]
-    pub(crate) fn del(&self, config: &Value) {
-        let outcome = self.call("DEL", config).run();
-        outcome.ok();
-        assert_eq!(outcome.stdout, "");
-    }
-
-    pub(crate) fn check(&self, config: &Value, previous: &Value) -> Outcome {
-        self.call("CHECK", &with(config.clone(), json!({ "prevResult": previous }))).run()
-    }
-
-    /// Runs a shell command in the pod's namespace.
-    pub(crate) fn sh(&self, command: &str) -> String {
-        self.lab.sh(&format!("nsenter --net={} sh -ec '{command}'", self.netns.display()))
-    }
-
-    /// Waits until the pod reaches an address. On a busy machine it takes a while until both ends are ready.
-    pub(crate) fn ping(&self, address: &str) {
-        self.sh(&format!("until ping -q -c 1 -W 5 {address} >/dev/null; do :; done"));
-    }
-
-    /// Returns the name of the pod's state file, if another interface of the container has the name of the reference.
-    pub(crate) fn second_name(&self) -> String {
-        format!("{}:{}", self.id, self.ifname)
-    }
+/// Returns a delegate that records its calls, and returns an address.
+pub(crate) fn recorder(lab: &Lab) -> Scripted {
+    let recorder = Scripted::of(lab);
+    recorder.answer(json!({ "ips": [{ "address": "10.1.17.9/24" }] }));
+    recorder
 }
 
 /// Returns the sorted names of all entries in the directory of state files.
@@ -120,7 +75,7 @@ pub(crate) fn write_state(name: &str, content: &str) {
 
 /// Removes all names of the pod's state file, as if it had been lost.
 pub(crate) fn lose_state(pod: &Pod<'_>) {
-    for name in [pod.id.clone(), pod.second_name()] {
+    for name in [pod.id.clone(), second_name(pod)] {
         let _ = fs::remove_file(Path::new(DATA_DIR).join(name));
     }
 }

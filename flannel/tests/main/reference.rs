@@ -5,12 +5,11 @@ use std::fs;
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, plugins};
+use testing::{Lab, Pod, Scripted, plugins};
 
 use crate::node::{
-    DATA_DIR, Pod, assert_clean, config, join_cluster, leases, node_with_pod, read_state, state_files, write_state,
+    DATA_DIR, assert_clean, config, join_cluster, leases, node_with_pod, read_state, recorder, state_files, write_state,
 };
-use crate::recorder::{NAME, Recorder};
 
 /// Installs the script as the init container does. It writes `state` at ADD; the bytes of the file go to the delegate.
 fn copy_over_ours(lab: &Lab, state: &Value) {
@@ -61,7 +60,7 @@ fn what_the_reference_added_is_deleted_by_ours() {
             let result = pod.add(&config);
             assert_eq!(state_files(), ["c1"]);
             restore_ours(lab);
-            pod.check(&config, &result).ok();
+            pod.check_result(&config, &result).ok();
             // The configuration and the subnet do not matter.
             fs::remove_file(crate::node::SUBNET_FILE).unwrap();
             pod.del(&with(config, json!({ "delegate": { "type": "other", "bridge": "br9" } })));
@@ -108,9 +107,9 @@ fn copying_the_reference_over_ours_harms_no_other_plugin() {
 #[test]
 fn the_file_has_what_the_delegate_got_and_the_interface() {
     let lab = &Lab::new();
-    let recorder = Recorder::install(lab);
+    let recorder = recorder(lab);
     join_cluster();
-    let config = config(json!({ "delegate": { "type": NAME, "text": "<\u{e9}>" } }));
+    let config = config(json!({ "delegate": { "type": Scripted::NAME, "text": "<\u{e9}>" } }));
     let pod = Pod::new(lab, "c1");
     pod.add(&config);
     assert_eq!(read_state("c1"), recorder.stdin("ADD").replacen('{', "{\"cni0/ifname\":\"eth0\",", 1));
@@ -121,11 +120,11 @@ fn the_file_has_what_the_delegate_got_and_the_interface() {
 #[test]
 fn the_bytes_of_the_reference_reach_the_delegate_unchanged() {
     let lab = &Lab::new();
-    let recorder = Recorder::install(lab);
+    let recorder = recorder(lab);
     join_cluster();
     let pod = Pod::new(lab, "c1");
     // Not as we would write it: other order, white space, unknown keys.
-    let text = "{ \"type\": \"recorder\", \"name\": \"net1\", \"zeta\": 1.50, \"cniVersion\": \"0.4.0\",\n\
+    let text = "{ \"type\": \"scripted\", \"name\": \"net1\", \"zeta\": 1.50, \"cniVersion\": \"0.4.0\",\n\
                 \"ipam\": {\"ranges\": [[{\"subnet\": \"10.1.17.0/24\"}]], \"type\": \"x\"} }\n";
     write_state("c1", text);
     pod.del(&config(json!({ "delegate": { "type": "bridge" } })));
@@ -151,13 +150,13 @@ fn the_reference_and_ours_attach_one_container() {
     copy_over_ours(lab, &states()[0]);
     pod.add(&config);
     restore_ours(lab);
-    let second = pod.interface("eth1");
+    let second = pod.interface("eth1", &[]);
     let result = second.add(&config);
     assert_eq!(state_files(), ["c1", "c1:eth1"]);
     assert_eq!(leases(lab).len(), 2);
     pod.del(&config);
     assert_eq!(state_files(), ["c1:eth1"]);
-    second.check(&config, &result).ok();
+    second.check_result(&config, &result).ok();
     second.del(&config);
     assert_clean(lab);
 }

@@ -5,14 +5,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
-use testing::Lab;
 use testing::config::with;
+use testing::{Lab, Pod, Scripted};
 
 use crate::node::{
-    DATA_DIR, Pod, REST, V4, assert_clean, assert_no_attachments, config, join_cluster, leases, lose_state, read_state,
-    state_files, write_state, write_subnet_file,
+    DATA_DIR, REST, V4, assert_clean, assert_no_attachments, config, join_cluster, leases, lose_state, read_state,
+    recorder, second_name, state_files, write_state, write_subnet_file,
 };
-use crate::recorder::{NAME, Recorder};
 
 fn path(name: &str) -> PathBuf {
     Path::new(DATA_DIR).join(name)
@@ -131,7 +130,7 @@ fn entries_that_are_not_files_do_not_disturb() {
     let lab = &Lab::new();
     join_cluster();
     let target = lab.dir().join("target");
-    fs::write(&target, r#"{"name":"net1","type":"recorder"}"#).unwrap();
+    fs::write(&target, r#"{"name":"net1","type":"scripted"}"#).unwrap();
     for name in ["c1", "c1:eth0"] {
         let create: [&dyn Fn(); 3] =
             [&|| fs::create_dir(path(name)).unwrap(), &|| symlink(&target, path(name)).unwrap(), &|| {
@@ -197,8 +196,8 @@ fn del_does_without_its_other_inputs() {
 fn the_state_of_another_network_is_neither_used_nor_removed() {
     let lab = &Lab::new();
     join_cluster();
-    let recorder = Recorder::install(lab);
-    let foreign = json!({ "cniVersion": "1.1.0", "name": "net2", "type": NAME, "ipam": {} }).to_string();
+    let recorder = recorder(lab);
+    let foreign = json!({ "cniVersion": "1.1.0", "name": "net2", "type": Scripted::NAME, "ipam": {} }).to_string();
     for name in ["c1", "c1:eth0"] {
         let (pod, config) = (Pod::new(lab, "c1"), config(json!({})));
         pod.add(&config);
@@ -212,7 +211,8 @@ fn the_state_of_another_network_is_neither_used_nor_removed() {
         pod.del(&with(config, json!({ "name": "net2" })));
         assert_eq!(recorder.calls(), ["DEL c1 eth0"]);
         assert_clean(lab);
-        lab.sh(&format!("ip netns delete c1; rm {}/recorded/calls", lab.dir().display()));
+        lab.sh("ip netns delete c1");
+        recorder.forget_calls();
     }
 }
 
@@ -232,9 +232,9 @@ fn interfaces_of_one_container_have_separate_states() {
                 let pod = Pod::new(lab, "c1");
                 let first = (pod.clone(), config(json!({})));
                 let second = if has_second_network { second_network(lab) } else { first.1.clone() };
-                let second = (pod.interface("eth1"), second);
+                let second = (pod.interface("eth1", &[]), second);
                 let results = [&first, &second].map(|(pod, config)| pod.add(config));
-                let names = ["c1".to_owned(), second.0.second_name()];
+                let names = ["c1".to_owned(), second_name(&second.0)];
                 assert_eq!(state_files(), names);
                 let [one, other] = if first_goes_first { [0, 1] } else { [1, 0] };
                 let all = [&first, &second];
@@ -243,7 +243,7 @@ fn interfaces_of_one_container_have_separate_states() {
                     all[one].0.del(&all[one].1);
                     assert_eq!(state_files(), [names[other].as_str()]);
                     assert_eq!(leases(lab).len(), 1);
-                    all[other].0.check(&all[other].1, &results[other]).ok();
+                    all[other].0.check_result(&all[other].1, &results[other]).ok();
                 }
                 all[other].0.del(&all[other].1);
                 assert_clean(lab);

@@ -3,10 +3,9 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::{Lab, Outcome};
+use testing::{Lab, Outcome, Scripted};
 
-use crate::node::{V4, assert_clean, config, join_cluster, write_subnet_file};
-use crate::recorder::{NAME, Recorder};
+use crate::node::{V4, assert_clean, config, join_cluster, recorder, write_subnet_file};
 
 fn status(lab: &Lab, config: &Value) -> Outcome {
     lab.plugin("flannel", "STATUS").stdin(config.to_string()).run()
@@ -34,14 +33,14 @@ fn a_node_without_a_subnet_is_not_ready() {
 fn a_delegate_that_is_missing_or_not_ready_is_reported() {
     Lab::for_each_way_to_delegate(|lab| {
         join_cluster();
-        let config = config(json!({ "delegate": { "type": NAME } }));
+        let config = config(json!({ "delegate": { "type": Scripted::NAME } }));
         let error = status(lab, &config).error(50);
-        assert!(error["msg"].as_str().unwrap().contains("failed to find plugin \"recorder\""), "{error}");
-        let recorder = Recorder::install(lab);
+        assert!(error["msg"].as_str().unwrap().contains("failed to find plugin \"scripted\""), "{error}");
+        let recorder = recorder(lab);
         status(lab, &config).ok();
         assert_eq!(recorder.config("STATUS")["name"], "net1");
         let not_ready = json!({ "code": 51, "msg": "limited connectivity" });
-        recorder.fail("STATUS", &not_ready);
+        recorder.fail_with("STATUS", &not_ready);
         assert_eq!(status(lab, &config).error(51), not_ready);
     });
 }

@@ -4,25 +4,25 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::json;
-use testing::Lab;
+use testing::{Lab, Pod, Scripted};
 
 use crate::node::{
-    DATA_DIR, Pod, assert_clean, config, join_cluster, leases, node_with_pod, read_state, state_files, write_state,
+    DATA_DIR, assert_clean, config, join_cluster, leases, node_with_pod, read_state, recorder, second_name,
+    state_files, write_state,
 };
-use crate::recorder::{NAME, Recorder};
 
 /// Makes the state files of these interfaces of a container those of an earlier version.
 fn make_old(interfaces: &[&Pod<'_>]) {
     let path = |name: &str| Path::new(DATA_DIR).join(name);
     for pod in interfaces {
         let key = format!("\"cni0/ifname\":\"{}\",", pod.ifname);
-        let mut names = [pod.id.clone(), pod.second_name()].into_iter();
+        let mut names = [pod.id.clone(), second_name(pod)].into_iter();
         let name = names.find(|name| path(name).exists() && read_state(name).contains(&key)).unwrap();
         let text = read_state(&name).replace(&key, "");
         fs::remove_file(path(&name)).unwrap();
-        write_state(&pod.second_name(), &text);
+        write_state(&second_name(pod), &text);
     }
-    fs::hard_link(path(&interfaces[0].second_name()), path(&interfaces[0].id)).unwrap();
+    fs::hard_link(path(&second_name(interfaces[0])), path(&interfaces[0].id)).unwrap();
 }
 
 #[test]
@@ -32,8 +32,8 @@ fn an_attachment_of_an_earlier_version_is_deleted() {
         let result = pod.add(&config);
         make_old(&[&pod]);
         assert_eq!(state_files(), ["c1", "c1:eth0"]);
-        pod.check(&config, &result).ok();
-        pod.interface("eth1").del(&config);
+        pod.check_result(&config, &result).ok();
+        pod.interface("eth1", &[]).del(&config);
         assert_eq!(state_files(), ["c1", "c1:eth0"]);
         pod.del(&config);
         assert_clean(lab);
@@ -45,7 +45,7 @@ fn interfaces_of_an_earlier_version_are_deleted_one_by_one() {
     let lab = &Lab::new();
     for first_goes_first in [true, false] {
         let (pod, config) = node_with_pod(lab);
-        let second = pod.interface("eth1");
+        let second = pod.interface("eth1", &[]);
         let results = [&pod, &second].map(|pod| pod.add(&config));
         make_old(&[&pod, &second]);
         assert_eq!(state_files(), ["c1", "c1:eth0", "c1:eth1"]);
@@ -58,7 +58,7 @@ fn interfaces_of_an_earlier_version_are_deleted_one_by_one() {
             one.del(&config);
             assert_eq!(state_files(), left);
             assert_eq!(leases(lab).len(), 1);
-            other.check(&config, result).ok();
+            other.check_result(&config, result).ok();
         }
         other.del(&config);
         assert_clean(lab);
@@ -73,12 +73,12 @@ fn an_interface_is_added_beside_one_of_an_earlier_version() {
     let (pod, config) = node_with_pod(lab);
     let result = pod.add(&config);
     make_old(&[&pod]);
-    let second = pod.interface("eth1");
+    let second = pod.interface("eth1", &[]);
     second.add(&config);
     assert_eq!(state_files(), ["c1", "c1:eth0", "c1:eth1"]);
     second.del(&config);
     assert_eq!(state_files(), ["c1", "c1:eth0"]);
-    pod.check(&config, &result).ok();
+    pod.check_result(&config, &result).ok();
     pod.del(&config);
     assert_clean(lab);
 }
@@ -87,7 +87,7 @@ fn an_interface_is_added_beside_one_of_an_earlier_version() {
 fn gc_removes_both_names() {
     let lab = &Lab::new();
     let (pod, config) = node_with_pod(lab);
-    let second = pod.interface("eth1");
+    let second = pod.interface("eth1", &[]);
     [&pod, &second].iter().for_each(|pod| drop(pod.add(&config)));
     make_old(&[&pod, &second]);
     let collect = |valid: serde_json::Value| {
@@ -106,11 +106,12 @@ fn gc_removes_both_names() {
 #[test]
 fn a_file_that_the_reference_left_is_not_used() {
     let lab = &Lab::new();
-    let recorder = Recorder::install(lab);
+    let recorder = recorder(lab);
     join_cluster();
-    let state =
-        |of: &str| json!({ "cniVersion": "1.1.0", "name": "net1", "type": NAME, "of": of, "ipam": {} }).to_string();
-    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": NAME } })));
+    let state = |of: &str| {
+        json!({ "cniVersion": "1.1.0", "name": "net1", "type": Scripted::NAME, "of": of, "ipam": {} }).to_string()
+    };
+    let (pod, config) = (Pod::new(lab, "c1"), config(json!({ "delegate": { "type": Scripted::NAME } })));
     // An earlier version added the container, and the reference deleted it. Then the reference adds it again.
     let leave = || {
         write_state("c1:eth0", &state("stale"));

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 
 use serde_json::{Value, json};
+use testing::fault::inject_all;
 use testing::{Lab, Outcome, Process};
 
 use crate::support::{Net, addresses};
@@ -244,11 +245,7 @@ fn a_failed_request_for_an_address_in_use_does_not_release_it() {
     let net = Net::of(&lab, "10.1.0.0/24");
     let taken = net.add("other")[0];
     let before = net.leases();
-    let trace = lab.dir().join("request");
-    let inject = ["-o", trace.to_str().unwrap(), "-e", "trace=linkat", "-e", "inject=linkat:error=EIO"];
     let request = net.calling("ADD", "a").env("CNI_ARGS", format!("IP={taken}"));
-    assert_eq!(request.strace(&inject).run().status, Some(1));
-    let text = fs::read_to_string(&trace).unwrap();
-    assert!(text.contains("INJECTED"), "no lease was written by linkat: {text}");
+    assert_eq!(inject_all(&lab, request, "linkat", "error=EIO").status, Some(1));
     assert_eq!(net.leases(), before);
 }

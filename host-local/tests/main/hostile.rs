@@ -7,6 +7,7 @@ use std::path::Path;
 
 use serde_json::json;
 use testing::Lab;
+use testing::fault::inject_all;
 
 use crate::support::{DATA, Net, files, ip, names};
 
@@ -88,8 +89,7 @@ fn a_file_with_a_second_hard_link_is_not_overwritten() {
     fs::hard_link("/var/lib/victim", Path::new(DATA).join(".net.draft")).unwrap();
     // The first call of a boot also writes other files, so it is done before.
     net.del("a");
-    let inject = ["-f", "-o", "/dev/null", "-e", "inject=linkat:error=EOPNOTSUPP:when=1"];
-    net.calling("ADD", "a").strace(&inject).run().ok();
+    inject_all(&lab, net.calling("ADD", "a"), "linkat", "error=EOPNOTSUPP:when=1").ok();
     assert_eq!(fs::read_to_string("/var/lib/victim").unwrap(), VICTIM);
     assert_eq!(net.leases()[&ip("10.1.0.2")], "a\r\neth0");
     net.assert_tidy();

@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 
 use serde_json::json;
+use testing::fault::inject_at;
 use testing::{Lab, Outcome, Process, program_path, skip};
 
 use crate::support::{DATA, Net, ip};
@@ -203,9 +204,8 @@ fn status_of_a_shortage_succeeds_with_a_warning() {
     net.call("ADD", "a").ok();
     // Other shortages, and two errors that are not transient.
     let status = |error: &str| {
-        let rule = format!("inject=openat:error={error}:when=1+");
         let call = net.calling("STATUS", "x").env("CNI_LOG", "warn");
-        call.strace(&["-o", "/dev/null", "-P", "/run/data/networks/net", "-e", &rule]).run()
+        inject_at(&lab, call, "/run/data/networks/net", "openat", &format!("error={error}"))
     };
     for error in ["EDQUOT", "ENOMEM", "EMFILE", "ENFILE"] {
         let outcome = status(error);

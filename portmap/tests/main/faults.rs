@@ -159,7 +159,7 @@ fn a_killed_add_is_removed_by_del_or_completed_by_the_next_add() {
 
 /// Runs a call on a kernel without nf_tables, which refuses to open sockets from this one on.
 fn without_nftables(lab: &Lab, call: Process, socket: usize) -> Outcome {
-    inject_all(lab, call, "socket", &format!("error=EPROTONOSUPPORT:when={socket}+")).0
+    inject_all(lab, call, "socket", &format!("error=EPROTONOSUPPORT:when={socket}+"))
 }
 
 #[test]

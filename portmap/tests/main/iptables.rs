@@ -382,7 +382,7 @@ fn status_tries_the_rules() {
     assert_eq!(lab.sh("nft list ruleset"), "", "nothing is changed");
     // The kernel has no nf_tables, and the tools do not work.
     lab.sh("for tool in /usr/sbin/*tables*; do mount --bind /dev/null $tool; done");
-    let (outcome, _) = inject_all(lab, status(), "socket", "error=EPROTONOSUPPORT");
+    let outcome = inject_all(lab, status(), "socket", "error=EPROTONOSUPPORT");
     let error = outcome.error(50);
     assert!(error["msg"].as_str().unwrap().contains("iptables cannot be used"), "{error}");
     assert!(error["details"].as_str().unwrap().contains("\"backend\""), "{error}");

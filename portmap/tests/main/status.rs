@@ -13,7 +13,7 @@ fn call(lab: &Lab, config: &Value) -> Process {
 
 /// Makes the kernel refuse all sockets, as one without nf_tables refuses those for it.
 fn without_nftables(lab: &Lab, call: Process) -> Outcome {
-    inject_all(lab, call, "socket", "error=EPROTONOSUPPORT").0
+    inject_all(lab, call, "socket", "error=EPROTONOSUPPORT")
 }
 
 #[test]

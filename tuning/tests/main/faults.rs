@@ -1,7 +1,7 @@
 //! Faults: a system call of ADD fails, or the program is killed there.
 
 use serde_json::{Value, json};
-use testing::fault::{Effect, inject, inject_all, inject_everywhere};
+use testing::fault::{Effect, inject, inject_all, inject_at, inject_everywhere};
 
 use crate::support::{DATA_DIR, Tuned, config, everything, files, lab, pod, tuned, untouched};
 
@@ -86,10 +86,7 @@ fn a_lack_of_resources_for_the_backup_file_fails_del() {
     let pod = pod(lab, "c1");
     let config = config(everything());
     pod.add(&config);
-    let options = ["-P", DATA_DIR, "-e", "inject=openat:error=EMFILE"];
-    let (outcome, log) = pod.call("DEL", &config).trace(lab, &options);
-    assert!(log.contains("INJECTED"), "{log}");
-    outcome.error(5);
+    inject_at(lab, pod.call("DEL", &config), DATA_DIR, "openat", "error=EMFILE").error(5);
     pod.del(&config);
     assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
 }
@@ -136,7 +133,7 @@ fn a_sysctl_that_the_kernel_refuses_needs_no_rollback() {
     let lab = &lab();
     let pod = pod(lab, "c1");
     let call = pod.call("ADD", &config(json!({ "sysctl": { "net.core.somaxconn": "77" } })));
-    let error = inject_all(lab, call, "pwrite64", "error=EINVAL").0.error(7);
+    let error = inject_all(lab, call, "pwrite64", "error=EINVAL").error(7);
     assert!(!error.to_string().contains("not undone"), "{error}");
 }
 
@@ -168,10 +165,7 @@ fn a_lack_of_resources_to_read_the_backup_file_fails_del() {
     let pod = pod(lab, "c1");
     let config = config(everything());
     pod.add(&config);
-    let (outcome, log) =
-        pod.call("DEL", &config).trace(lab, &["-P", "c1_eth0.json", "-e", "inject=openat:error=EMFILE"]);
-    assert!(log.contains("INJECTED"), "{log}");
-    outcome.error(5);
+    inject_at(lab, pod.call("DEL", &config), "c1_eth0.json", "openat", "error=EMFILE").error(5);
     pod.del(&config);
     assert_eq!((pod.attributes(), pod.backed_up()), (untouched(), Value::Null));
 }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 
 use cni::Version;
 use serde_json::json;
-use testing::{Lab, Outcome, Process, Set, copy_program, copy_to_set, wait_until, write_script};
+use testing::{Lab, Outcome, Process, Set, copy_program, copy_to_set, parallel, write_script};
 
 use crate::example;
 
@@ -333,22 +333,13 @@ fn a_file_that_is_open_for_writing_is_waited_for() {
     let lab = Lab::without_plugins();
     let dir = install(&lab, Set::Another);
     let stock = dir.join("stock");
-    let writer = Writer::open(&stock);
-    std::thread::scope(|scope| {
-        let add = scope.spawn(|| {
-            let trace = lab.dir().join("busy");
-            let options = ["-f", "-qq", "-e", "trace=execve,inotify_add_watch", "-o", trace.to_str().unwrap()];
-            relay(&dir, "ADD", asking("stock")).strace(&options).run().ok();
-            fs::read_to_string(trace).unwrap()
-        });
-        let trace = lab.dir().join("busy");
-        wait_until("the plugin to watch the busy file", || {
-            fs::read_to_string(&trace).is_ok_and(|text| text.contains("inotify_add_watch"))
-        });
-        drop(writer);
-        let trace = add.join().unwrap();
-        assert!(trace.contains("ETXTBSY"), "{trace}");
-    });
+    let mut writer = Some(Writer::open(&stock));
+    // When the plugin watches the file, it is no longer busy.
+    let options = ["-e", "trace=execve,inotify_add_watch", "-e", "inject=inotify_add_watch:signal=STOP"];
+    let add = relay(&dir, "ADD", asking("stock"));
+    let (outcome, log) = parallel::at_each_stop(&lab, add, &options, |_| drop(writer.take()));
+    outcome.ok();
+    assert!(log.contains("ETXTBSY"), "{log}");
 
     // A new file is renamed over the busy one, as package managers do.
     let writer = Writer::open(&stock);

@@ -3,7 +3,7 @@
 use std::fs;
 
 use serde_json::{Value, json};
-use testing::{reference, wait_until};
+use testing::{parallel, reference};
 
 use crate::doctor::{only_problem, problems};
 use crate::node::{LONG_ID, attach, attach_with, host, host_with, json, lose_namespace, page, snapshot};
@@ -446,26 +446,16 @@ fn ports_of_a_container_that_is_removed_meanwhile_are_removed() {
     let host = publishing_host("10.184.0.0/24");
     publish(&host, "blue", 8080);
     host.lab.sh("nft flush map inet cni_hostport ipv4_ports");
-    let trace = host.lab.dir().join("trace");
     // The last step after the port is published.
     let setting = "/proc/sys/net/ipv4/conf/br-pods/route_localnet";
-    let options = ["-f", "-o", trace.to_str().unwrap(), "-P", setting, "-e", "inject=openat:signal=STOP:when=1"];
-    let stopped = || {
-        let log = fs::read_to_string(&trace).unwrap_or_default();
-        let line = log.lines().find(|line| line.ends_with("--- stopped by SIGSTOP ---"))?;
-        Some(line.split(' ').next().unwrap().to_owned())
-    };
-    std::thread::scope(|scope| {
-        let call = host.call("repair");
-        let repair = scope.spawn(move || call.strace(&options).run());
-        wait_until("repair to read the setting, or to end", || stopped().is_some() || repair.is_finished());
-        let process = stopped().expect("repair did not read the setting");
+    let options = ["-P", setting, "-e", "inject=openat:signal=STOP:when=1"];
+    let mut stops = 0;
+    let (outcome, _) = parallel::at_each_stop(&host.lab, host.call("repair"), &options, |_| {
+        stops += 1;
         assert!(published(&host).contains("tcp . 8080"), "{}", published(&host));
         host.lab.sh("ip -n blue link del eth0");
-        host.lab.sh(&format!("kill -CONT {process}"));
-        let outcome = repair.join().unwrap();
-        assert_eq!(outcome.status, Some(3), "{outcome:?}");
     });
+    assert_eq!((stops, outcome.status), (1, Some(3)), "{outcome:?}");
     assert!(!published(&host).contains("8080"), "{}", published(&host));
 }
 
