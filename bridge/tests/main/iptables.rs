@@ -201,8 +201,7 @@ fn the_rules_are_computed_again_if_another_program_changes_any() {
     let pod = Pod::with_ips(lab, "a", &["10.1.0.2/24"]);
     for n in 1..60 {
         let call = pod.call("ADD", &config).env("CNI_LOG", "debug");
-        let (outcome, log) = inject_all(lab, call, "sendto", &format!("error=ERESTART:when={n}"));
-        assert!(log.contains("INJECTED"), "no message adds the rules: {log}");
+        let outcome = inject_all(lab, call, "sendto", &format!("error=ERESTART:when={n}"));
         let added = outcome.stderr.matches("nf_tables: add rule to chain ip nat POSTROUTING").count();
         if added > 1 {
             outcome.ok();

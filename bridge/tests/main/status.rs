@@ -92,7 +92,7 @@ fn missing_requirements_are_reported() {
     // The kernel is asked without them.
     call(&config).run().ok();
     // The second socket is the one for nf_tables. The C library repeats the call after EPROTONOSUPPORT.
-    let (outcome, _) = inject_all(lab, call(&config), "socket", "error=EAFNOSUPPORT:when=2+");
+    let outcome = inject_all(lab, call(&config), "socket", "error=EAFNOSUPPORT:when=2+");
     let error = outcome.error(50);
     assert!(error["msg"].as_str().unwrap().contains("iptables cannot be used"), "{error}");
     assert!(error["details"].as_str().unwrap().contains("ipMasqBackend"), "{error}");

@@ -114,7 +114,7 @@ pub fn mtu(mtu: i64) -> Result<Option<u32>> {
 /// Returns the error for an MTU that is too small for an IPv6 address.
 pub fn mtu_too_small(mtu: u32, address: Cidr, remedy: &str) -> Error {
     let what = format_args!("{mtu} is too small for the IPv6 address {address}");
-    invalid("mtu", what, &format!("use at least {IPV6_MIN_MTU}, {remedy}"))
+    invalid("mtu", what, format!("use at least {IPV6_MIN_MTU}, {remedy}"))
 }
 
 /// Returns the requested MAC address, from the first of three sources that has one.

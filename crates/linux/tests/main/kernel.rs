@@ -13,6 +13,7 @@ use testing::Lab;
 
 const MAC: MacAddr = MacAddr([0x0a, 0x58, 1, 2, 3, 4]);
 const UP: LinkChange<'_> = LinkChange {
+    name: None,
     up: Some(true),
     promiscuous: None,
     all_multicast: None,
