@@ -22,7 +22,7 @@ use crate::ownership::{Judgement, Ownership, Reason, Trace};
 use crate::plugin::{Attachment, Call, Plugin};
 
 pub use crate::config::{FIX_HINT, common_shape};
-pub use crate::shape::{Format, Shape};
+pub use crate::shape::Shape;
 pub use command::{Command, CommandLine, shell_word};
 pub use finding::{Finding, Fix, Level, Subject};
 

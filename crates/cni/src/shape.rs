@@ -3,7 +3,7 @@
 //!
 //! A derived `Deserialize` passes the names of all fields to its deserializer before it reads one. So a deserializer
 //! without a document can follow one path after the other, and record what is requested at its end. Each walk ends with
-//! an error, except that of a text: there, a few samples show whether the type accepts any text.
+//! an error.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ pub enum Shape {
     /// An integer of this range.
     Integer(i128, i128),
     /// A text.
-    Text(Format),
+    Text,
     /// A list of such elements.
     List(Box<Shape>),
     /// An object with these keys, in the order of their declaration. The reader matches them in any letter case.
@@ -30,17 +30,6 @@ pub enum Shape {
     Map(Box<Shape>),
     /// A value that the plugin keeps as text, and parses or passes on later.
     Anything,
-}
-
-/// What a type accepts as text.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// Any text; the plugin may validate it later.
-    Any,
-    /// An address, or nothing.
-    Address,
-    /// A network in CIDR notation.
-    Network,
 }
 
 impl Shape {
@@ -78,7 +67,7 @@ impl Shape {
         match self {
             Shape::Boolean => "boolean",
             Shape::Integer(..) => "number",
-            Shape::Text(_) => "text",
+            Shape::Text => "text",
             Shape::List(_) => "list",
             Shape::Object(_) | Shape::Map(_) => "object",
             Shape::Anything => "anything",
@@ -118,38 +107,24 @@ fn at<'de, T: Deserialize<'de>>(path: &mut Vec<Step>) -> Shape {
         path.pop();
         shape
     };
-    match walk::<T>(path, None) {
+    match walk::<T>(path) {
         Requested::Object(fields) => {
             Shape::Object(fields.iter().map(|field| (*field, below(path, Step::Key(field)))).collect())
         }
         Requested::List => Shape::List(Box::new(below(path, Step::Item))),
         Requested::Map => Shape::Map(Box::new(below(path, Step::Key("any")))),
-        Requested::Text => Shape::Text(format::<T>(path)),
+        Requested::Text => Shape::Text,
         Requested::Integer(min, max) => Shape::Integer(min, max),
         Requested::Boolean => Shape::Boolean,
         Requested::Anything => Shape::Anything,
     }
 }
 
-/// Finds out what the text at `path` may be.
-fn format<'de, T: Deserialize<'de>>(path: &[Step]) -> Format {
-    let accepts = |sample| {
-        let accepted = Cell::new(false);
-        walk::<T>(path, Some(Sample { text: sample, accepted: &accepted }));
-        accepted.get()
-    };
-    match (accepts("word"), accepts("10.0.0.0/24"), accepts("fd00::1")) {
-        (false, true, false) => Format::Network,
-        (false, false, true) => Format::Address,
-        _ => Format::Any,
-    }
-}
-
-/// Returns what `T` requests at the end of `path`. A text there is answered with the sample.
-fn walk<'de, T: Deserialize<'de>>(path: &[Step], sample: Option<Sample<'_>>) -> Requested {
+/// Returns what `T` requests at the end of `path`.
+fn walk<'de, T: Deserialize<'de>>(path: &[Step]) -> Requested {
     let requested = Cell::new(Requested::Anything);
     // Only the side effects matter.
-    let _ = T::deserialize(Walk { left: path, requested: &requested, sample });
+    let _ = T::deserialize(Walk { left: path, requested: &requested });
     requested.get()
 }
 
@@ -171,41 +146,17 @@ enum Requested {
     Anything,
 }
 
-/// A text for the end of a path, and whether the type there accepted it.
-#[derive(Clone, Copy)]
-struct Sample<'a> {
-    text: &'static str,
-    accepted: &'a Cell<bool>,
-}
-
 /// A deserializer without a document.
 #[derive(Clone, Copy)]
 struct Walk<'a> {
     left: &'a [Step],
     requested: &'a Cell<Requested>,
-    sample: Option<Sample<'a>>,
 }
 
 impl Walk<'_> {
     fn end<T>(self, requested: Requested) -> Result<T, End> {
         self.requested.set(requested);
         Err(End)
-    }
-
-    fn text<'de, V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
-        match self.sample {
-            Some(Sample { text, .. }) if self.left.is_empty() => visitor.visit_borrowed_str(text),
-            _ => self.end(Requested::Text),
-        }
-    }
-
-    /// Reads the value, and records whether its type accepts the sample.
-    fn value<'de, S: DeserializeSeed<'de>>(self, seed: S) -> Result<S::Value, End> {
-        let value = seed.deserialize(self);
-        if let Some(sample) = self.sample.filter(|_| self.left.is_empty()) {
-            sample.accepted.set(value.is_ok());
-        }
-        value
     }
 }
 
@@ -276,14 +227,6 @@ impl<'de> Deserializer<'de> for Walk<'_> {
         visitor.visit_some(self)
     }
 
-    fn deserialize_str<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
-        self.text(visitor)
-    }
-
-    fn deserialize_string<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, End> {
-        self.text(visitor)
-    }
-
     integers! {
         deserialize_i8: i8; deserialize_i16: i16; deserialize_i32: i32; deserialize_i64: i64;
         deserialize_u8: u8; deserialize_u16: u16; deserialize_u32: u32; deserialize_u64: u64;
@@ -292,6 +235,8 @@ impl<'de> Deserializer<'de> for Walk<'_> {
     ends! {
         deserialize_bool() => Requested::Boolean;
         deserialize_char() => Requested::Text;
+        deserialize_str() => Requested::Text;
+        deserialize_string() => Requested::Text;
         deserialize_enum(&'static str, &'static [&'static str]) => Requested::Text;
         deserialize_any() => Requested::Anything;
         deserialize_ignored_any() => Requested::Anything;
@@ -324,7 +269,7 @@ impl<'de> MapAccess<'de> for One<'_> {
     }
 
     fn next_value_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<T::Value, End> {
-        self.walk.value(seed)
+        seed.deserialize(self.walk)
     }
 }
 
@@ -332,11 +277,7 @@ impl<'de> SeqAccess<'de> for One<'_> {
     type Error = End;
 
     fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, End> {
-        // After the first element, the walk is over.
-        if self.walk.sample.is_some_and(|sample| sample.accepted.get()) {
-            return Ok(None);
-        }
-        self.walk.value(seed).map(Some)
+        seed.deserialize(self.walk).map(Some)
     }
 }
 
@@ -399,23 +340,20 @@ mod tests {
     fn types_limit_what_a_value_may_be() {
         let Shape::Object(keys) = Shape::of::<Outer<'_>>() else { panic!() };
         let shape = |name: &str| keys.iter().find(|(key, _)| *key == name).unwrap().1.clone();
-        let text = |format| Shape::Text(format);
-        let inner = vec![("minID", text(Format::Address)), ("mtu", Shape::Integer(0, u32::MAX.into()))];
+        let inner = vec![("minID", Shape::Text), ("mtu", Shape::Integer(0, u32::MAX.into()))];
         assert_eq!(shape("inner"), Shape::Object(inner.clone()));
         assert_eq!(shape("sets"), Shape::List(Box::new(Shape::List(Box::new(Shape::Object(inner))))));
-        assert_eq!(shape("names"), Shape::List(Box::new(text(Format::Any))));
-        assert_eq!(shape("networks"), Shape::List(Box::new(text(Format::Network))));
+        assert_eq!(shape("names"), Shape::List(Box::new(Shape::Text)));
+        assert_eq!(shape("networks"), Shape::List(Box::new(Shape::Text)));
         assert_eq!(shape("settings"), Shape::Map(Box::new(Shape::Integer(0, 255))));
-        assert_eq!(Shape::of::<Vec<Cidr>>(), Shape::List(Box::new(text(Format::Network))));
+        assert_eq!(Shape::of::<Vec<Cidr>>(), Shape::List(Box::new(Shape::Text)));
     }
 
     #[test]
     fn two_types_can_read_the_same_object() {
-        let text = Shape::Text(Format::Any);
-        let first =
-            Shape::Object(vec![("ipam", Shape::Object(vec![("type", text.clone())])), ("raw", Shape::Anything)]);
+        let first = Shape::Object(vec![("ipam", Shape::Object(vec![("type", Shape::Text)])), ("raw", Shape::Anything)]);
         let list = |key| Shape::List(Box::new(Shape::Object(vec![(key, Shape::Boolean)])));
-        let second = Shape::Object(vec![("ipam", Shape::Object(vec![("sets", list("a"))])), ("raw", text.clone())]);
+        let second = Shape::Object(vec![("ipam", Shape::Object(vec![("sets", list("a"))])), ("raw", Shape::Text)]);
         let third = Shape::Object(vec![("ipam", Shape::Object(vec![("sets", list("b")), ("type", Shape::Boolean)]))]);
         let keys = first.and(second).and(third).keys();
         let wanted =

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cni::inspect::{Format, Inspect, Shape, common_shape};
+use cni::inspect::{Inspect, Shape, common_shape};
 use cni0::PLUGINS;
 use serde_json::{Map, Value};
 
@@ -98,7 +98,7 @@ fn search(place: &str, kind: &str, members: &Map<String, Value>, shapes: &mut Sh
 fn shape(plugin: &dyn Inspect, ipam: Option<&str>) -> Shape {
     let mut own = plugin.shape();
     if member(&own, "ipam").is_some_and(|ipam| matches!(ipam, Shape::Object(_))) {
-        let kind = Shape::Object(vec![("type", Shape::Text(Format::Any))]);
+        let kind = Shape::Object(vec![("type", Shape::Text)]);
         own = own.and(Shape::Object(vec![("ipam", kind)]));
     }
     let general = GENERAL.iter().chain(&OPEN).chain(&conf::PLUGIN_KEYS).map(|key| (*key, Shape::Anything));
@@ -125,7 +125,7 @@ fn capabilities(shape: &Shape) -> Shape {
 
 /// Returns whether the plugin passes its configuration on to an IPAM plugin.
 pub(crate) fn delegates_ipam(shape: &Shape) -> bool {
-    matches!(member(shape, "ipam").and_then(|ipam| member(ipam, "type")), Some(Shape::Text(_)))
+    matches!(member(shape, "ipam").and_then(|ipam| member(ipam, "type")), Some(Shape::Text))
 }
 
 /// Returns those of our plugins that manage addresses.

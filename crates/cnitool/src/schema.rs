@@ -1,18 +1,16 @@
 //! `cnitool schema`: JSON Schemas of configurations, for editors and validators.
 //!
 //! The keys and their types are those that the plugins read ([`Inspect::shape`]). Descriptions, defaults and examples are
-//! read from `docs/configuration.md`. The page also proposes words and ranges; the plugins decide whether they are right
-//! (`probe`). So a schema follows the plugins without a change here.
+//! read from `docs/configuration.md`. So a schema follows the plugins without a change here.
 //!
 //! The schemas are of draft 7, because Visual Studio Code and others support it completely. Unlike the plugins, which
 //! accept keys in any letter case, a schema has only the documented spelling, and no unknown keys.
 
 pub(crate) mod page;
-mod probe;
 
 use std::collections::BTreeMap;
 
-use cni::inspect::{Format, Inspect, Shape, common_shape};
+use cni::inspect::{Inspect, Shape, common_shape};
 use cni::{Code, Error, Result, Version};
 use cni0::PLUGINS;
 use serde_json::{Map, Value, json};
@@ -23,7 +21,6 @@ use crate::suggest::nearest;
 use crate::{conf, out};
 
 use page::Key;
-use probe::{Delegated, Probe};
 
 const PAGE: &str = include_str!("../../../docs/configuration.md");
 /// The headings of keys that all plugins read, and of keys for the runtime.
@@ -92,8 +89,7 @@ impl Schemas {
         let mut schema = self.plugin(plugin)?;
         set(&mut schema, &["required"], json!(["name", "type"]));
         set(&mut schema, &["properties", "type"], json!({ "const": plugin.name() }));
-        let called = if calls_any(&schema) { PLUGINS } else { &[] };
-        self.document(&format!("A CNI network of the plugin {}", plugin.name()), schema, called)
+        self.document(&format!("A CNI network of the plugin {}", plugin.name()), schema, &[])
     }
 
     /// Adds what a document needs: its head, and the definitions of these plugins and of all IPAM plugins.
@@ -138,8 +134,7 @@ impl Schemas {
             }
         }
         let shape = own.and(common_shape());
-        let writer = Writer::new(plugin, &described);
-        let mut schema = writer.object("", &shape);
+        let mut schema = Writer { described: &described }.object("", &shape);
         for key in conf::PLUGIN_KEYS {
             set(&mut schema, &["properties", key], self.runtime_key("plugins[]", key));
         }
@@ -149,9 +144,6 @@ impl Schemas {
         for key in plugin.ignored_keys().iter().filter(|key| !key.contains('.')) {
             let description = "a key of the reference, which cni0 ignores";
             set(&mut schema, &["properties", key], json!({ "description": description }));
-        }
-        for (key, rules) in writer.delegates() {
-            set(&mut schema, &["properties", key, "allOf"], rules);
         }
         set(&mut schema, &["properties", "cniVersion", "enum"], versions());
         if delegates_ipam || plugin.lease_store().is_some() {
@@ -178,7 +170,7 @@ impl Schemas {
         let described = keys(plugin.name())?;
         let shape = plugin.shape();
         let ipam = member(&shape, "ipam").cloned().unwrap_or_else(Shape::empty);
-        let mut schema = Writer::new(plugin, &described).object("ipam", &ipam);
+        let mut schema = Writer { described: &described }.object("ipam", &ipam);
         set(&mut schema, &["properties", "type"], json!({ "const": plugin.name() }));
         Ok(schema)
     }
@@ -214,25 +206,6 @@ fn versions() -> Value {
 
 fn ipam_definition(name: &str) -> String {
     format!("ipam-{name}")
-}
-
-/// Returns the rules for a key that has the configuration of another plugin, which is `default` without a `type`.
-fn delegate_rules(
-    plugins: impl Iterator<Item = &'static dyn Inspect>,
-    default: &str,
-    definition: impl Fn(&str) -> String,
-) -> Value {
-    let by_default = json!({
-        "if": { "not": { "required": ["type"] } },
-        "then": { "$ref": format!("#/definitions/{}", definition(default)) },
-    });
-    plugins.map(|plugin| when_type_is(plugin.name(), &definition(plugin.name()))).chain([by_default]).collect()
-}
-
-/// Returns whether the schema of a plugin refers to those of others.
-fn calls_any(schema: &Value) -> bool {
-    let keys = schema.get("properties").and_then(Value::as_object);
-    keys.is_some_and(|keys| keys.values().any(|key| key.get("allOf").is_some()))
 }
 
 fn when_type_is(kind: &str, definition: &str) -> Value {
@@ -309,35 +282,15 @@ fn plain(markdown: &str) -> String {
 /// Writes the schema of a plugin's shape.
 struct Writer<'a> {
     described: &'a [Key],
-    probe: Probe<'a>,
 }
 
-impl<'a> Writer<'a> {
-    fn new(plugin: &'a dyn Inspect, described: &'a [Key]) -> Writer<'a> {
-        Writer { described, probe: Probe::new(plugin, described) }
-    }
-
-    /// Returns the keys that have the configuration of another plugin, with the rules for their values.
-    fn delegates(&self) -> Vec<(&'a str, Value)> {
-        let objects = self.described.iter().filter(|key| key.kind == "object");
-        let rules = |key: &Key| match self.probe.delegate(&key.path)? {
-            Delegated::Plugin(default) => Some(delegate_rules(PLUGINS.iter().copied(), &default, str::to_owned)),
-            Delegated::Ipam(default) => Some(delegate_rules(known::ipam_plugins(), &default, ipam_definition)),
-        };
-        objects.filter_map(|key| Some((key.path.as_str(), rules(key)?))).collect()
-    }
-
+impl Writer<'_> {
     fn object(&self, path: &str, shape: &Shape) -> Value {
         let Shape::Object(keys) = shape else { return json!({}) };
         let dot = if path.is_empty() { "" } else { "." };
         let path_of = |key: &str| format!("{path}{dot}{key}");
         let mut schema =
             object(keys.iter().map(|(key, shape)| ((*key).to_owned(), self.value(&path_of(key), shape))).collect());
-        let required: Vec<&str> =
-            keys.iter().map(|(key, _)| *key).filter(|key| self.probe.requires(&path_of(key))).collect();
-        if !required.is_empty() {
-            set(&mut schema, &["required"], json!(required));
-        }
         // Other programs define keys there too.
         if known::OPEN.iter().any(|open| path.split('.').next() == Some(open)) && !path.contains("[]") {
             set(&mut schema, &["additionalProperties"], json!(true));
@@ -353,8 +306,8 @@ impl<'a> Writer<'a> {
                 json!({ "type": "object", "additionalProperties": self.value(&format!("{path}.*"), item) })
             }
             Shape::Boolean => json!({ "type": "boolean" }),
-            Shape::Integer(min, max) => self.integer(path, *min, *max),
-            Shape::Text(format) => self.text(path, *format),
+            Shape::Integer(min, max) => integer(*min, *max),
+            Shape::Text => json!({ "type": "string" }),
             Shape::Anything => match self.described.iter().find(|key| key.path == path) {
                 Some(key) => json!({ "type": json_type(&key.kind) }),
                 None => json!({}),
@@ -363,41 +316,18 @@ impl<'a> Writer<'a> {
         describe(&mut schema, self.described, path);
         schema
     }
-
-    fn integer(&self, path: &str, min: i128, max: i128) -> Value {
-        let (min, max) = self.probe.range(path, min, max);
-        let mut schema = json!({ "type": "integer" });
-        // The limits of 64 bits are no help to the author of a file.
-        if let (true, Ok(min)) = (min > i64::MIN.into(), i64::try_from(min)) {
-            set(&mut schema, &["minimum"], min.into());
-        }
-        if let (true, Ok(max)) = (max < i64::MAX.into(), i64::try_from(max)) {
-            set(&mut schema, &["maximum"], max.into());
-        }
-        schema
-    }
-
-    fn text(&self, path: &str, format: Format) -> Value {
-        let words = self.probe.words(path);
-        match format {
-            Format::Network => json!({ "type": "string", "pattern": "^[0-9A-Fa-f:.]+/[0-9]{1,3}$" }),
-            Format::Address => json!({ "type": "string", "pattern": "^[0-9A-Fa-f:.]*$" }),
-            Format::Any => match words {
-                None => json!({ "type": "string" }),
-                Some(probe::Words { words, any_case: false }) => json!({ "type": "string", "enum": words }),
-                Some(probe::Words { words, any_case: true }) => {
-                    json!({ "type": "string", "anyOf": [{ "enum": words }, { "pattern": any_case(&words) }] })
-                }
-            },
-        }
-    }
 }
 
-/// Returns a pattern for the words in any letter case.
-fn any_case(words: &[String]) -> String {
-    let letter = |c: char| format!("[{}{}]", c.to_ascii_lowercase(), c.to_ascii_uppercase());
-    let words: Vec<String> = words.iter().map(|word| word.chars().map(letter).collect()).collect();
-    format!("^({})$", words.join("|"))
+fn integer(min: i128, max: i128) -> Value {
+    let mut schema = json!({ "type": "integer" });
+    // The limits of 64 bits are no help to the author of a file.
+    if let (true, Ok(min)) = (min > i64::MIN.into(), i64::try_from(min)) {
+        set(&mut schema, &["minimum"], min.into());
+    }
+    if let (true, Ok(max)) = (max < i64::MAX.into(), i64::try_from(max)) {
+        set(&mut schema, &["maximum"], max.into());
+    }
+    schema
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::fs;
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 #[path = "../../cnitool/src/schema/page.rs"]
 mod page;
@@ -49,9 +49,36 @@ pub fn describes(heading: &str, code: &BTreeMap<String, &'static str>) {
     assert!(unknown.is_empty(), "docs/configuration.md describes unknown keys: {unknown:?}");
 }
 
-/// Returns the value at `path`, for a test to change. Creates missing objects and lists.
+/// Returns the value at `path`, for a test to change. Creates missing objects and lists. Of a list, it uses the first element
+/// that has the next key, or else the first.
 pub fn value_at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
-    page::value_at(config, path).unwrap_or_else(|| panic!("no place for {path}"))
+    place(config, path).unwrap_or_else(|| panic!("no place for {path}"))
+}
+
+fn place<'a>(config: &'a mut Value, path: &str) -> Option<&'a mut Value> {
+    if let Some(list) = path.strip_suffix("[]") {
+        return element(place(config, list)?, "");
+    }
+    // A key with a slash, such as `cni.dev/attachments`, contains dots that do not separate keys.
+    let (object, key) = path.rsplit_once('.').filter(|(_, key)| !key.contains('/')).unwrap_or(("", path));
+    let object = match object.strip_suffix("[]") {
+        None if object.is_empty() => config,
+        None => place(config, object)?,
+        Some(list) => element(place(config, list)?, key)?,
+    };
+    if object.is_null() {
+        *object = Value::Object(Map::new());
+    }
+    Some(object.as_object_mut()?.entry(key).or_insert(Value::Null))
+}
+
+fn element<'a>(list: &'a mut Value, key: &str) -> Option<&'a mut Value> {
+    if list.as_array().is_none_or(Vec::is_empty) {
+        *list = Value::Array(vec![Value::Null]);
+    }
+    let items = list.as_array_mut()?;
+    let at = items.iter().position(|item| item.get(key).is_some()).unwrap_or_default();
+    items.get_mut(at)
 }
 
 /// Fails unless each default that `docs/configuration.md` lists under `heading` has the same effect as omitting the

@@ -3,7 +3,7 @@
 //! The crate `testing` contains this file too, to compare the page with the plugins.
 #![allow(unreachable_pub, reason = "`testing` exports these functions")]
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 /// A key as the page describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,8 +14,6 @@ pub struct Key {
     pub kind: String,
     /// The default, if it is a value.
     pub default: Option<Value>,
-    /// Whether the key must be present.
-    pub is_required: bool,
     /// An example value.
     pub example: Value,
     /// What it does.
@@ -97,37 +95,8 @@ fn key(place: &str, row: &[&str]) -> Result<Key, String> {
         path: format!("{place}{dot}{}", code(key).concat()),
         kind: kind.split([',', ' ']).next().unwrap_or_default().to_owned(),
         default: value(default)?,
-        is_required: default.starts_with("required"),
         example: value(example)?.ok_or_else(|| format!("no example: {row:?}"))?,
         text: (*text).to_owned(),
         reference: reference.concat(),
     })
-}
-
-/// Returns the value at `path`, to be changed. Creates missing objects and lists. Of a list, it uses the first element
-/// that has the next key, or else the first.
-pub fn value_at<'a>(config: &'a mut Value, path: &str) -> Option<&'a mut Value> {
-    if let Some(list) = path.strip_suffix("[]") {
-        return element(value_at(config, list)?, "");
-    }
-    // A key with a slash, such as `cni.dev/attachments`, contains dots that do not separate keys.
-    let (object, key) = path.rsplit_once('.').filter(|(_, key)| !key.contains('/')).unwrap_or(("", path));
-    let object = match object.strip_suffix("[]") {
-        None if object.is_empty() => config,
-        None => value_at(config, object)?,
-        Some(list) => element(value_at(config, list)?, key)?,
-    };
-    if object.is_null() {
-        *object = Value::Object(Map::new());
-    }
-    Some(object.as_object_mut()?.entry(key).or_insert(Value::Null))
-}
-
-fn element<'a>(list: &'a mut Value, key: &str) -> Option<&'a mut Value> {
-    if list.as_array().is_none_or(Vec::is_empty) {
-        *list = Value::Array(vec![Value::Null]);
-    }
-    let items = list.as_array_mut()?;
-    let at = items.iter().position(|item| item.get(key).is_some()).unwrap_or_default();
-    items.get_mut(at)
 }

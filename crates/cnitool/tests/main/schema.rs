@@ -130,31 +130,14 @@ fn mistakes_do_not_match() {
         (json!({"name": "net", "disableGC": "yes", "plugins": [{"type": "x"}]}), "$.disableGC: 'yes' is not of type"),
         (bridge(json!({"isDefaultGatway": true})), "$.plugins[0]: "),
         (bridge(json!({"isGateway": "true"})), "$.plugins[0].isGateway: 'true' is not of type 'boolean'"),
-        (bridge(json!({"mtu": 65536})), "$.plugins[0].mtu: 65536 is greater than the maximum of 65535"),
-        (bridge(json!({"vlan": -1})), "$.plugins[0].vlan: -1 is less than the minimum of 0"),
-        (bridge(json!({"ipMasqBackend": "ebtables"})), "$.plugins[0].ipMasqBackend: 'ebtables' is not one of"),
-        (bridge(json!({"ipMasqExclude": ["10.0.0.1"]})), "$.plugins[0].ipMasqExclude[0]: '10.0.0.1' does not match"),
+        (bridge(json!({"ipMasqExclude": [1]})), "$.plugins[0].ipMasqExclude[0]: 1 is not of type 'string'"),
         (bridge(json!({"ipam": {"type": "host-local", "range": []}})), "$.plugins[0].ipam: "),
         (
             bridge(json!({"ipam": {"type": "host-local", "ranges": [{}]}})),
             "$.plugins[0].ipam.ranges[0]: {} is not of type 'array'",
         ),
-        (
-            bridge(json!({"ipam": {"type": "host-local", "ranges": [[{}]]}})),
-            "$.plugins[0].ipam.ranges[0][0]: 'subnet' is a required",
-        ),
         (list(json!({"type": "loopback", "mtu": 5})), "$.plugins[0]: "),
-        (mapping("hostPort", json!(0)), "$.plugins[0].runtimeConfig.portMappings[0].hostPort: 0 is less than"),
-        (mapping("protocol", json!("icmp")), "$.plugins[0].runtimeConfig.portMappings[0].protocol: 'icmp'"),
         (mapping("hostip", json!("10.0.0.1")), "$.plugins[0].runtimeConfig.portMappings[0]: "),
-        (
-            list(json!({"type": "flannel", "delegate": {"mtu": "x"}})),
-            "$.plugins[0].delegate.mtu: 'x' is not of type 'integer'",
-        ),
-        (
-            list(json!({"type": "flannel", "ipam": {"routes": [{}]}})),
-            "$.plugins[0].ipam.routes[0]: 'dst' is a required",
-        ),
     ];
     let right = [
         list(json!({"type": "macvlan", "master": "eth0"})),
