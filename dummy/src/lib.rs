@@ -60,3 +60,15 @@ impl LinkType for Dummy {
         Shape::of::<Keys>()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use testing::document;
+
+    use super::*;
+
+    #[test]
+    fn the_keys_are_described() {
+        document::describes("dummy", &Dummy::shape().keys());
+    }
+}
