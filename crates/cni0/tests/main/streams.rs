@@ -75,11 +75,16 @@ fn an_add_whose_result_is_lost_is_rolled_back() {
         let config = with(with(network.clone(), json!({ "type": plugin })), keys);
         // Plugins that create an interface create another one.
         let call = |command: &str| match plugin.as_str() {
-            "bridge" | "flannel" => pod.interface("eth1", &["10.9.0.9/24"]).call(command, &config),
+            "bridge" | "dummy" | "flannel" => pod.interface("eth1", &["10.9.0.9/24"]).call(command, &config),
             _ => pod.call(command, &config),
         };
         // What all containers share stays.
-        call("ADD").run().ok();
+        let added = call("ADD").run();
+        // The kernel cannot create such a link; that of `ci/vm` can.
+        if added.stdout.contains("Unknown device type") {
+            continue;
+        }
+        added.ok();
         call("DEL").run().ok();
         let before = state(lab);
         for closed in [">&-", ">/dev/full"] {
