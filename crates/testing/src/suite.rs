@@ -78,7 +78,7 @@ impl Damage {
     }
 }
 
-/// Defines a test for each function of [`suite`](crate::suite). The keys are the fields of [`Interface`](crate::suite::Interface).
+/// Defines a test for each function of [`suite`](crate::suite). The keys are the fields of `Interface`.
 #[macro_export]
 macro_rules! interface_suite {
     ($($key:ident: $value:expr),+ $(,)?) => {

@@ -83,7 +83,7 @@ fn a_renamed_link_is_deleted() {
     }
     let pod = Pod::new(lab, "a");
     pod.add(&config(json!({})));
-    pod.sh("ip link set eth0 name other");
+    pod.sh("ip link set eth0 down; ip link set eth0 name other");
     pod.del(&config(json!({})));
     assert!(!pod.sh("ip -o link").contains("other"));
     assert_eq!(lab.sh("find /var/lib/cni -name '10.*' -o -name 'fd*'"), "");
@@ -99,7 +99,7 @@ fn a_link_without_an_alias_is_deleted_only_with_proof() {
     let (config, pod) = (config(json!({})), Pod::new(lab, "a"));
     let attach = || {
         let result = pod.add(&config);
-        pod.sh("ip link set eth0 alias ''");
+        pod.sh("ip link set eth0 alias \"\"");
         result
     };
     // By its address, which is leased to the attachment.
