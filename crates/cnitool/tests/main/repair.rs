@@ -1,11 +1,10 @@
 //! `cnitool repair`: restores flushed rules, and reports other problems.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use testing::program_path;
+use testing::{parallel, program_path};
 
 use crate::node::{attach, host, json, lose_namespace, network, page, port, powerless, snapshot};
 use crate::support::{Host, failure};
@@ -128,14 +127,15 @@ fn rules_of_a_container_that_is_removed_meanwhile_are_removed() {
     host.configure("10-pods.conflist", &config.to_string());
     attach(&host, "blue");
     host.lab.sh("iptables -t nat -F; iptables -t nat -X");
-    let tools = host.lab.dir().join("tools");
-    fs::create_dir(&tools).unwrap();
-    let script = tools.join("iptables-restore");
-    let text = "#!/bin/sh\n/usr/sbin/iptables-restore \"$@\" && ip -n blue link del eth0\n";
-    fs::write(&script, text).unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
-    let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", tools.display());
-    let outcome = host.call("repair").env("PATH", path).run();
+    let options = ["-e", "trace=sendto", "-e", "inject=sendto:signal=STOP"];
+    let mut is_removed = false;
+    let (outcome, _) = parallel::at_each_stop(&host.lab, host.call("repair"), &options, |_| {
+        if !is_removed && host.lab.sh("iptables-save -t nat").contains("CNI-") {
+            host.lab.sh("ip -n blue link del eth0");
+            is_removed = true;
+        }
+    });
+    assert!(is_removed);
     assert_eq!(outcome.status, Some(3), "{outcome:?}");
     let left = host.lab.sh("iptables-save -t nat");
     assert!(!left.contains("CNI-"), "{left}");

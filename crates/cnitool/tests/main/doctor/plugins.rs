@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::json;
-use testing::copy_program;
+use testing::{copy_program, program_path};
 
 use super::{assert_healthy, only_problem, problems, subjects};
 use crate::node::{attach, host, json, network, page};
@@ -146,7 +146,7 @@ fn the_reference_without_ipam() {
     );
     // Ours does not.
     fs::remove_file(host.lab.bin().join("bridge")).unwrap();
-    copy_program(&host.lab.bin().join("loopback"), &host.lab.bin().join("bridge"));
+    copy_program(&program_path("bridge"), &host.lab.bin().join("bridge"));
     let answer = json(&host, "doctor --json");
     assert!(!answer["notSeen"].to_string().contains("CHECK of plugin"), "{answer:#}");
     assert!(answer.to_string().contains("CHECK of 1 attachment succeeds"), "{answer:#}");
