@@ -118,10 +118,9 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
 
 /// GC: only the leases of stale attachments can be left on the host.
 pub fn gc<T: LinkType>(call: &Call<'_>) -> Result<()> {
-    match ipam_of::<T>(call)? {
-        Some(ipam) => ipam.gc(),
-        None => call.valid_attachments().map(drop),
-    }
+    // An IPAM plugin may accept a call without the list.
+    call.valid_attachments()?;
+    ipam_of::<T>(call)?.map_or(Ok(()), |ipam| ipam.gc())
 }
 
 /// STATUS: returns an error if an ADD would fail now.
