@@ -12,6 +12,7 @@ The time is processor time, on which other work of the machine has little influe
 import collections
 import contextlib
 import gzip
+import ipaddress
 import json
 import os
 import platform
@@ -23,7 +24,7 @@ import sys
 
 import lab
 from lab import enter, make_netns, run
-from report import COLOURS, OURS, THEIRS, figure, is_met, place, plain, write_tables
+from report import COLOURS, LIST, OURS, THEIRS, figure, is_met, place, plain, write_tables
 
 SEGMENT, BURST = 536, 10  # bytes of a segment, and segments that are sent at a time
 TIMEOUT = 60
@@ -35,6 +36,8 @@ FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 MAX_RATIO = 1.15  # of the cost with other containers to that with none, and of our cost to the reference's
 MIN_GAIN, MANY = 3, 1000  # of a stream, the reference's cost to ours with that many other containers, if rules match each packet
 
+NETAVARK = "netavark"  # the program: podman 5 calls it instead of plugins
+
 # `bridge`: keys of bridge. `next`: the plugins that follow, with their keys. `each_packet`: whether rules of the reference match each
 # packet of a container, and not only the first one of a connection. `ours_only`: whether the reference lacks the key.
 Configuration = collections.namedtuple("Configuration", "name bridge next each_packet ours_only", defaults=((), False, False))
@@ -45,7 +48,7 @@ CONFIGURATIONS = (
     Configuration("firewall with same-bridge", {}, [("firewall", {"ingressPolicy": "same-bridge"})], True),
     Configuration("firewall with isolated", {}, [("firewall", {"ingressPolicy": "isolated"})], True, True),
     Configuration("portmap", {}, [("portmap", {})]),
-    Configuration("podman's list", {"ipMasq": True, "hairpinMode": True}, [("portmap", {}), ("firewall", {}), ("tuning", {})], True),
+    Configuration(LIST, {"ipMasq": True, "hairpinMode": True}, [("portmap", {}), ("firewall", {}), ("tuning", {})], True),
 )
 # What is measured: pings and streams per packet, connections each; from the container to the outside and to its neighbour, and
 # from the outside to the published port.
@@ -63,12 +66,20 @@ def measures(configuration):
             if (kind, path) not in (("ping", "to a published port"), ("connection", "to a neighbour"))]
 
 
+def has_configuration(contestant, configuration):
+    """Returns whether the contestant can do what the configuration says. Netavark can only do all of podman's list."""
+    if contestant.has(NETAVARK):
+        return configuration.name == LIST
+    return contestant.name != THEIRS or not configuration.ours_only
+
+
 class Host:
     """A host with containers that the plugins of a contestant attached."""
 
     def __init__(self, contestant, configuration, count):
         self.contestant, self.configuration, self.count = contestant, configuration, count
         self.name = f"{contestant.name}-{count}"
+        self.attached = 0
         make_netns([self.name, *(self.netns(which) for which in ("others", "neighbour", "container", "outside"))])
         for netns in (self.name, *(self.netns(which) for which in ("others", "neighbour", "container", "outside"))):
             enter(netns)
@@ -91,8 +102,7 @@ class Host:
         run("ip", "link", "set", "group", "default", "down")
         self.addresses = {"outside": OUTSIDE, "host": HOST}
         for which, port in (("neighbour", PUBLISHED - 1), ("container", PUBLISHED)):
-            result = self.attach(which, which, "eth0", port)
-            self.addresses[which] = {6 if ":" in ip else 4: ip for ip in lab.addresses(result)}
+            self.addresses[which] = self.attach(which, which, "eth0", port)
         for which in ("container", "neighbour", "outside"):
             enter(self.netns(which))
             run("ip", "link", "set", "eth0", "gso_max_segs", "1")  # otherwise, many segments are forwarded as one packet
@@ -101,7 +111,34 @@ class Host:
         return f"{self.name}-{which}"
 
     def attach(self, container, which, ifname, port):
-        """Calls the plugins, as a runtime does, and returns the result."""
+        """Attaches a container and returns its addresses."""
+        enter(self.name)
+        attach = self.call_netavark if self.contestant.has(NETAVARK) else self.call_plugins
+        return attach(container, which, ifname, port)
+
+    def call_netavark(self, container, which, ifname, port):
+        """Calls netavark, as podman does."""
+        self.attached += 1
+        own = {family: str(ipaddress.ip_network(subnet)[self.attached + 1]) for family, subnet in SUBNETS.items()}
+        subnets = [{"subnet": subnet, "gateway": str(ipaddress.ip_network(subnet)[1])} for subnet in SUBNETS.values()]
+        options = {
+            "container_id": container, "container_name": container,
+            "port_mappings": [{"host_ip": "", "host_port": port, "container_port": PORT, "protocol": "tcp", "range": 1}],
+            "networks": {"path": {"interface_name": ifname, "static_ips": list(own.values())}},
+            "network_info": {"path": {
+                "name": "path", "id": "1" * 64, "driver": "bridge", "network_interface": "cni0", "subnets": subnets,
+                "ipv6_enabled": True, "internal": False, "dns_enabled": False, "ipam_options": {"driver": "host-local"}}},
+        }
+        netns = self.netns(which)
+        run(self.contestant.path(NETAVARK), "--config", f"/run/{self.name}", "setup", f"/run/netns/{netns}",
+            input=json.dumps(options).encode())
+        if which == "others":  # the next one gets a default route, too
+            run("ip", "-n", netns, "-4", "route", "del", "default")
+            run("ip", "-n", netns, "-6", "route", "del", "default")
+        return own
+
+    def call_plugins(self, container, which, ifname, port):
+        """Calls the plugins, as a runtime does."""
         ranges = [[{"subnet": subnet}] for subnet in SUBNETS.values()]
         # The other containers share a namespace, which can have only one default route.
         routes = [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}] if which != "others" else []
@@ -114,12 +151,11 @@ class Host:
                 config["runtimeConfig"] = {"portMappings": [{"hostPort": port, "containerPort": PORT, "protocol": "tcp"}]}
             if result:
                 config["prevResult"] = result
-            enter(self.name)
             outcome = lab.call(self.contestant.path(plugin), "ADD", config, container, f"/run/netns/{self.netns(which)}", ifname)
             if outcome.status != 0:
                 sys.exit(f"{self.name}: {plugin} ADD of {container} failed: {outcome}")
             result = json.loads(outcome.stdout)
-        return result
+        return {6 if ":" in ip else 4: ip for ip in lab.addresses(result)}
 
     def remove(self):
         for netns in (*(self.netns(which) for which in ("others", "neighbour", "container", "outside")), self.name):
@@ -218,7 +254,7 @@ def perform(contestants, counts, only, quick, machine, progress):
             continue
         hosts = []
         for contestant in contestants:
-            if contestant.name != THEIRS or not configuration.ours_only:
+            if has_configuration(contestant, configuration):
                 for count in counts:
                     progress(f"{configuration.name}: {contestant.name} attaches {count} containers")
                     hosts.append(Host(contestant, configuration, count))
@@ -275,14 +311,15 @@ class Results:
         head = ["configuration, packets"]
         for who in self.names:
             head += [f"{who}, µs", *(f"×, {count} others" for count in more)]
-        head += [f"{THEIRS} to {OURS}, {count} others" for count in self.counts]
+        compared = [(who, count) for who in self.names if who != OURS for count in (least, max(self.counts))]
+        head += [f"{who} to {OURS}, {count} others" for who, count in compared]
         rows = []
         for row in self.rows:
             cells = [title(row)]
             for who in self.names:
                 cells += [figure(self.median(row, who, least)),
                           *(figure(self.ratio(row, (who, count), (who, least))) for count in more)]
-            rows.append(cells + [figure(self.ratio(row, (THEIRS, count), (OURS, count))) for count in self.counts])
+            rows.append(cells + [figure(self.ratio(row, (who, count), (OURS, count))) for who, count in compared])
         yield "Time of a packet, or of a connection", head, rows
         yield ("Targets that are missed", ["target", "value", "limit"],
                [[what, figure(value), f"{comparison} {limit}"] for what, value, comparison, limit in self.targets()
