@@ -3,6 +3,7 @@
 use cni::{AddResult, Attachment, Call, Delegate, Interface, Prepared, Result};
 use interface::attach::{Add, prepare_ipam};
 use interface::container::{ContainerInterface, prepare_ipv6};
+use interface::forwarding;
 use interface::plan::{Plan, Wanted};
 use linux::ip::Cidr;
 use linux::netlink::LinkChange;
@@ -10,9 +11,8 @@ use linux::netlink::nft::Nftables;
 
 use crate::attach::{self, Pair};
 use crate::config::Config;
-use crate::layer3::{self, Gateway};
-use crate::rule::Traffic;
-use crate::{masquerade, spoofcheck, stale, vlan};
+use crate::layer3::Gateway;
+use crate::{spoofcheck, stale, vlan};
 
 /// A validated ADD that has not changed anything yet.
 #[derive(Debug)]
@@ -107,9 +107,11 @@ impl<'a> BridgeAdd<'_, 'a> {
 
         // First the changes that do not need the RTNL lock, which the kernel holds while the port comes up.
         if self.config.gateway {
-            layer3::enable_forwarding(&plan)?;
+            forwarding::enable(plan.gateways.iter().map(Cidr::ip))?;
         }
-        self.add_masquerade(&plan)?;
+        if let Some(masquerade) = &self.config.masquerade {
+            masquerade.add(self.add, &plan)?;
+        }
 
         let namespaces = self.add.undo.context();
         pair.await_up(&mut namespaces.host.netlink)?;
@@ -137,16 +139,6 @@ impl<'a> BridgeAdd<'_, 'a> {
         let mut container = pair.open_container(self.add.undo.context(), detects_duplicates, prepare)?;
         container.set(&LinkChange { up: Some(true), arp_notify: Some(true), ..LinkChange::default() })?;
         Ok(container)
-    }
-
-    /// Adds the masquerade rules, if the network has masquerade.
-    fn add_masquerade(&mut self, plan: &Plan) -> Result<()> {
-        let Some(backend) = self.config.masquerade else { return Ok(()) };
-        let key = self.add.key;
-        let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
-        let added = ips.clone();
-        self.add.undo.push("remove the masquerade rules", move |_| masquerade::remove_all(key, &added));
-        masquerade::add(backend, key, Traffic { ips: &ips, exclude: &self.config.masquerade_exclude })
     }
 
     /// Adds the gateway addresses to the bridge or, for a VLAN, to the VLAN's own interface. Returns that interface,

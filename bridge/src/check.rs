@@ -6,8 +6,7 @@ use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Link, OperState};
 
 use crate::config::Config;
-use crate::rule::Traffic;
-use crate::{masquerade, spoofcheck, vlan};
+use crate::{spoofcheck, vlan};
 
 /// A check in progress.
 struct BridgeCheck<'a> {
@@ -33,20 +32,10 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     let ips = check.checker.addresses(&container)?;
     check.checker.routes(&container)?;
     check.gateways(&bridge, &ips)?;
-    match config.masquerade {
-        Some(backend) => {
-            let ips: Vec<Cidr> = ips.iter().map(|ip| ip.address).collect();
-            masquerade::check(backend, key, Traffic { ips: &ips, exclude: &config.masquerade_exclude })
-        }
+    match &config.masquerade {
+        Some(masquerade) => masquerade.check(key, &ips.iter().map(|ip| ip.address).collect::<Vec<_>>()),
         None => Ok(()),
     }
-}
-
-/// Returns the addresses of an attachment whose container veth is as ADD configured it. Does not check the host.
-pub(crate) fn addresses(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<Vec<Cidr>> {
-    let mut checker = Checker::open(call, at)?;
-    let container = checker.interface("veth", config.container_up)?;
-    Ok(checker.addresses(&container)?.iter().map(|ip| ip.address).collect())
 }
 
 impl BridgeCheck<'_> {

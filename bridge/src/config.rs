@@ -4,6 +4,7 @@ use cni::inspect::Shape;
 use cni::json::invalid;
 use cni::{Call, Code, Delegate, Dns, Error, IfName, Result};
 use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys};
+use interface::masquerade::{Backend, Masquerade};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;
@@ -43,23 +44,12 @@ pub(crate) struct Config {
     pub(crate) default_gateway: bool,
     /// Whether conflicting addresses of the bridge are removed.
     pub(crate) force_address: bool,
-    /// The backend of the masquerade rules; `None` without masquerade.
-    pub(crate) masquerade: Option<Backend>,
-    /// Networks to which containers send with their own addresses despite the masquerade. Without host bits.
-    pub(crate) masquerade_exclude: Vec<Cidr>,
+    /// The masquerade of the network, if it has it.
+    pub(crate) masquerade: Option<Masquerade>,
     /// Whether duplicate address detection runs for IPv6 addresses.
     pub(crate) detect_duplicates: bool,
     /// DNS settings that replace those of the IPAM plugin.
     pub(crate) dns: Option<Dns>,
-}
-
-/// The backend of the masquerade rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Backend {
-    /// nftables if the kernel supports it, otherwise iptables. Unlike the reference, which prefers iptables.
-    Auto,
-    Nftables,
-    Iptables,
 }
 
 /// The keys of the configuration, not validated.
@@ -122,8 +112,7 @@ impl Config {
             gateway: keys.is_gateway || keys.is_default_gateway,
             default_gateway: keys.is_default_gateway,
             force_address: keys.force_address,
-            masquerade: keys.backend()?.filter(|_| keys.ip_masq),
-            masquerade_exclude: keys.exclude()?,
+            masquerade: keys.masquerade()?,
             detect_duplicates: keys.enabledad,
             dns: keys.dns.if_set(),
             ipam: keys.ipam.name(),
@@ -159,6 +148,11 @@ impl Config {
     /// Finds the IPAM plugin, if the network has one.
     pub(crate) fn find_ipam<'a>(&self, call: &'a Call<'a>) -> Result<Option<Delegate<'a>>> {
         self.ipam.as_deref().map(|name| Delegate::find(call, name)).transpose()
+    }
+
+    /// Returns the masquerade that containers with addresses have.
+    pub(crate) fn masquerade_with_ipam(&self) -> Option<&Masquerade> {
+        self.masquerade.as_ref().filter(|_| self.ipam.is_some())
     }
 
     /// Returns the name of the interface with the gateway address if the network is a VLAN of the bridge.
@@ -234,18 +228,11 @@ impl Keys {
         Ok(Some(Vlans { own, trunk, keep_default: self.preserve_default_vlan }))
     }
 
-    /// Validates `ipMasqBackend`.
-    fn backend(&self) -> Result<Option<Backend>> {
-        match self.ip_masq_backend.as_deref() {
-            None => Ok(Some(Backend::Auto)),
-            Some("nftables") => Ok(Some(Backend::Nftables)),
-            Some("iptables") => Ok(Some(Backend::Iptables)),
-            Some(other) => Err(invalid(
-                "ipMasqBackend",
-                format_args!("{other:?} is unknown"),
-                "use \"nftables\" or \"iptables\", or leave it out",
-            )),
-        }
+    /// Validates the keys about masquerade.
+    fn masquerade(&self) -> Result<Option<Masquerade>> {
+        let backend = Backend::read(self.ip_masq_backend.as_deref())?;
+        let exclude = self.exclude()?;
+        Ok(self.ip_masq.then_some(Masquerade { backend, exclude }))
     }
 
     /// Validates `ipMasqExclude`, and removes duplicates.

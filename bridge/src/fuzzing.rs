@@ -11,7 +11,8 @@ pub fn config(call: &Call<'_>) {
     let consistent = config.refuse_contradictions().is_ok();
     assert!(IfName::from_config(config.bridge.as_str()).is_ok());
     assert!(config.mtu.is_none_or(|mtu| (68..=65535).contains(&mtu)));
-    assert!(config.masquerade_exclude.iter().all(|net| *net == net.network()));
+    let excluded = config.masquerade.iter().flat_map(|masquerade| &masquerade.exclude);
+    assert!(excluded.into_iter().all(|net| *net == net.network()));
     if let Some(MacAddr([first, ..])) = config.mac {
         assert_eq!(first & 1, 0, "a multicast address");
     }

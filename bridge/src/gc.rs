@@ -1,11 +1,11 @@
 //! GC: removes everything of attachments of this network that the runtime does not list as valid.
 
 use cni::{Call, Delegate, ErrorCollector, Keep, Result};
-use linux::log::debug;
+use interface::{host_veth, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
-use crate::{iptables, masquerade, spoofcheck, stale};
+use crate::{spoofcheck, stale};
 
 /// GC: removes ports, leases and rules of stale attachments. Adds errors to `failures` and continues.
 pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut ErrorCollector) -> Result<()> {
@@ -13,13 +13,7 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Er
     let keep = Keep::new(call.network.as_str(), &valid);
 
     let mut host = Netlink::open()?;
-    let links = host.links(None)?;
-    let mut removed = true;
-    // Other links can have such an alias too: `lo` of a node that is itself a container.
-    for link in links.iter().filter(|link| link.kind == "veth" && keep.is_stale_alias(&link.alias)) {
-        debug!("link {:?} is stale: {}", link.name, link.alias);
-        removed &= failures.keep(host.delete_link(link.index)).is_some();
-    }
+    let removed = failures.keep(host_veth::collect(&mut host, &keep)).is_some();
     // An address must not be leased again while the interface that has it may still exist.
     if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
         failures.record(ipam.gc());
@@ -37,6 +31,5 @@ pub(crate) fn collect_rules(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     failures.record(spoofcheck::collect(&mut nft, host, keep));
     failures.record(masquerade::collect(&mut nft, keep));
-    failures.record(iptables::collect(&mut nft, keep));
     failures.into_result()
 }

@@ -1,14 +1,13 @@
-//! Layer 3 on the host: the gateway and IP forwarding.
+//! Layer 3 on the host: the gateway.
 
 use std::net::IpAddr;
 
 use cni::{Code, Context, Error, Result, key};
-use interface::container::{DETECTION_TIMEOUT, no_ipv6};
-use interface::plan::Plan;
+use interface::container::DETECTION_TIMEOUT;
 use linux::Deadline;
 use linux::ip::Cidr;
 use linux::netlink::{Address, Change, DuplicateDetection, Event, Link, LinkChange, Netlink, Watch};
-use linux::sysctl::{self, Setting};
+use linux::sysctl;
 
 use crate::gateway;
 
@@ -81,42 +80,4 @@ fn explain_refusal(link: &str, error: Error) -> Error {
         "{key} is 1: run `sysctl -w {key}=0`, and set net.ipv6.conf.default.disable_ipv6=0 in /etc/sysctl.d for bridges \
          that are created later"
     ))
-}
-
-/// The sysctls that enable IP forwarding, and whether they are for IPv4.
-const FORWARDING: [(&[&str], bool); 2] =
-    [(&["net", "ipv4", "ip_forward"], true), (&["net", "ipv6", "conf", "all", "forwarding"], false)];
-
-/// Enables IP forwarding for the families that have a gateway.
-pub(crate) fn enable_forwarding(plan: &Plan) -> Result<()> {
-    for (key, v4) in FORWARDING {
-        if !plan.gateways.iter().any(|gateway| gateway.ip().is_ipv4() == v4) {
-            continue;
-        }
-        match sysctl::set(key, "1")? {
-            Setting::Kept | Setting::Changed => {}
-            Setting::Missing if !v4 => return Err(no_ipv6()),
-            Setting::Missing | Setting::ReadOnly => return Err(cannot_forward(key)),
-        }
-    }
-    Ok(())
-}
-
-/// STATUS: returns an error if IP forwarding is off and cannot be enabled. The kernel may lack IPv6.
-pub(crate) fn forwarding_status() -> Result<()> {
-    for (key, v4) in FORWARDING {
-        match sysctl::read(key) {
-            Ok(Some(value)) if value == "1" => {}
-            Ok(None) | Err(_) if !v4 => {}
-            _ => sysctl::check_writable(key).map_err(|error| cannot_forward(key).details(error.to_string()))?,
-        }
-    }
-    Ok(())
-}
-
-/// Returns the error for a sysctl that cannot be set.
-fn cannot_forward(key: &[&str]) -> Error {
-    let key = key.join(".");
-    Error::new(Code::INTERNAL, format!("{key} is not 1, and cannot be set"))
-        .details(format!("run `sysctl -w {key}=1` on the host, or give the plugin a writable /proc/sys"))
 }

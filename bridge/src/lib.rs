@@ -2,12 +2,11 @@
 //!
 //! `add` walks through the steps of an ADD, which sends few messages to the kernel: `attach` creates the bridge and a
 //! veth pair, `spoofcheck` lets only frames from its MAC address pass, the container veth is set up, an IPAM plugin leases
-//! addresses, `layer3` enables forwarding, `masquerade` adds its rules, the container gets its addresses and routes, and
-//! `gateway` and `layer3` the gateway its addresses. What other plugins do in the same way is in the crate `interface`.
+//! addresses, forwarding is enabled, masquerade rules are added, the container gets its addresses and routes, and `gateway`
+//! and `layer3` add the addresses of the gateway. What other plugins do in the same way is in the crate `interface`.
 //!
-//! - `check` is CHECK, `removal` deletes the veth pair for DEL, and `gc` is GC.
+//! - `check` is CHECK, and `gc` is GC.
 //! - `stale` removes gateway addresses of subnets that are no longer configured.
-//! - `masquerade` uses nftables, `iptables` the tables of iptables; `rule` is a rule that both list.
 //! - `ports` knows to which networks the ports of a bridge belong, `mtu` which MTU the bridge gets.
 //! - `vlan` has the VLANs of a port and their gateway.
 //! - `inspect` is for `cnitool`.
@@ -21,13 +20,9 @@ pub mod fuzzing;
 mod gateway;
 mod gc;
 mod inspect;
-mod iptables;
 mod layer3;
-mod masquerade;
 mod mtu;
 mod ports;
-mod removal;
-mod rule;
 mod spoofcheck;
 mod stale;
 mod vlan;
@@ -37,12 +32,13 @@ use std::net::IpAddr;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, ErrorCollector, Plugin, Prepared, Result};
 use interface::attach::explain_forbidden;
 use interface::config::ipam_to_clean_up;
+use interface::host_veth::Removal;
+use interface::{forwarding, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
 
 use add::PreparedAdd;
 use config::Config;
-use removal::Removal;
 
 /// The `bridge` plugin.
 #[derive(Debug)]
@@ -120,10 +116,10 @@ impl Plugin for Bridge {
         if let Some(ipam) = ipam {
             ipam.status()?;
             if config.gateway {
-                layer3::forwarding_status().map_err(not_available)?;
+                forwarding::status().map_err(not_available)?;
             }
-            if let Some(backend) = config.masquerade {
-                masquerade::status(backend).map_err(not_available)?;
+            if let Some(masquerade) = &config.masquerade {
+                masquerade.status().map_err(not_available)?;
             }
         }
         Ok(())
@@ -133,10 +129,9 @@ impl Plugin for Bridge {
 /// Removes all firewall rules of an attachment, of both backends: the configuration may have changed since ADD.
 fn remove_rules(nft: &mut Nftables, key: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     let mut failures = ErrorCollector::default();
-    failures.record(masquerade::remove(nft, key));
     if let Some(mut host) = failures.keep(Netlink::open()) {
+        failures.record(masquerade::remove(nft, &mut host, key, ips));
         failures.record(spoofcheck::remove(nft, &mut host, key));
-        failures.record(iptables::remove(nft, &mut host, key, ips));
     }
     failures.into_result()
 }

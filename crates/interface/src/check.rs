@@ -3,7 +3,7 @@
 use std::fmt::Display;
 
 use cni::{AddResult, Attachment, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result, Route};
-use linux::ip::MacAddr;
+use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{self, KernelRoute, Link, Netlink};
 
 /// The main routing table.
@@ -90,6 +90,14 @@ impl<'a> Checker<'a> {
         }
         Ok(())
     }
+}
+
+/// Returns the addresses of an attachment whose interface in the container, a link of this kind, is as ADD configured it. Does
+/// not check the host.
+pub fn addresses(call: &Call<'_>, at: &Attachment, kind: &str, up: bool) -> Result<Vec<Cidr>> {
+    let mut checker = Checker::open(call, at)?;
+    let link = checker.interface(kind, up)?;
+    Ok(checker.addresses(&link)?.iter().map(|ip| ip.address).collect())
 }
 
 /// Returns whether a route of the kernel is the route `want`. Properties that `want` leaves out are not compared.

@@ -7,7 +7,10 @@
 //! | `plan` | derives addresses, routes and gateways from the result of an IPAM plugin |
 //! | `container` | configures the interface in the container |
 //! | `check` | compares the interface with the result of ADD |
-//! | `removal` | deletes the interface of an attachment, if it provably belongs to the attachment |
+//! | `forwarding` | enables IP forwarding on the host |
+//! | `masquerade` | masquerade by nftables or iptables: its rules, CHECK, GC, and what tools report about it |
+//! | `host_veth` | deletes veth pairs by the end on the host, for DEL and GC |
+//! | `removal` | deletes the interface in the container, if it provably belongs to the attachment |
 //! | `link_plugin` | a whole plugin, for those whose only object is a link in the container |
 //! | `name` | random names and MAC addresses |
 
@@ -15,7 +18,10 @@ pub mod attach;
 pub mod check;
 pub mod config;
 pub mod container;
+pub mod forwarding;
+pub mod host_veth;
 pub mod link_plugin;
+pub mod masquerade;
 pub mod name;
 pub mod plan;
 pub mod removal;

@@ -2,18 +2,26 @@
 //!
 //! Names and comments are the reference's, so that each implementation can remove the rules of the other. Removal
 //! always covers both backends, because the configuration may have changed since ADD.
+//!
+//! This file has what plugins call, and the rules of nftables. `iptables` has those of iptables, `rule` is a rule that both
+//! list, and `inspect` is for `cnitool`.
+
+pub mod inspect;
+mod iptables;
+mod rule;
 
 use std::net::IpAddr;
 
-use cni::{AttachmentKey, Context, Error, Keep, Result};
+use cni::json::invalid;
+use cni::{AttachmentKey, Context, Error, ErrorCollector, Keep, Result};
 use linux::ip::{Cidr, octets};
 use linux::log::debug;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
 
-use crate::config::Backend;
-use crate::iptables;
-use crate::rule::{Masquerade, Traffic, missing, outdated};
+use crate::attach::Add;
+use crate::plan::Plan;
+use rule::{ListedMasquerade, Traffic, missing, outdated};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
 /// The chain with one rule for each address of each container.
@@ -24,8 +32,124 @@ const POSTROUTING: Chain<'_> = TABLE.chain("postrouting");
 /// The remedy if nftables is unavailable.
 const FIX_HINT: &str = "load the kernel modules nf_tables and nft_masq, or set \"ipMasqBackend\" to \"iptables\"";
 
+/// The masquerade of a network, as its configuration says.
+#[derive(Debug)]
+pub struct Masquerade {
+    /// What adds the rules.
+    pub backend: Backend,
+    /// Networks to which containers send with their own addresses. Without host bits.
+    pub exclude: Vec<Cidr>,
+}
+
+/// What adds the rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backend {
+    /// nftables if the kernel supports it, otherwise iptables. Unlike the reference, which prefers iptables.
+    Auto,
+    /// Only nftables.
+    Nftables,
+    /// Only iptables.
+    Iptables,
+}
+
+impl Backend {
+    /// Validates the key `ipMasqBackend`.
+    pub fn read(key: Option<&str>) -> Result<Backend> {
+        match key {
+            None => Ok(Backend::Auto),
+            Some("nftables") => Ok(Backend::Nftables),
+            Some("iptables") => Ok(Backend::Iptables),
+            Some(other) => Err(invalid(
+                "ipMasqBackend",
+                format_args!("{other:?} is unknown"),
+                "use \"nftables\" or \"iptables\", or leave it out",
+            )),
+        }
+    }
+}
+
+impl Masquerade {
+    /// ADD: adds the rules for the addresses of the container, with their rollback.
+    pub fn add(&self, add: &mut Add<'_>, plan: &Plan) -> Result<()> {
+        let key = add.key;
+        let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
+        let added = ips.clone();
+        add.undo.push("remove the masquerade rules", move |_| remove_all(key, &added));
+        add_to(self.backend, key, self.traffic(&ips))
+    }
+
+    /// CHECK: returns an error unless the packets from these addresses, and no others, are masqueraded.
+    pub fn check(&self, owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+        let traffic = self.traffic(ips);
+        if self.backend == Backend::Iptables {
+            return iptables::check(owner, traffic);
+        }
+        match check_rules(owner, traffic) {
+            // The ADD may have used iptables: without nftables, or because the reference prefers it.
+            Err(error) if self.backend == Backend::Auto => iptables::check(owner, traffic).map_err(|_| error),
+            outcome => outcome,
+        }
+    }
+
+    /// Adds the rules of an attachment again if [`check`](Self::check) finds them incomplete; `false` if they are complete.
+    /// `addresses` returns the addresses of the attachment, and fails if its interface no longer has them: an address that now
+    /// belongs to another container gets no rule.
+    pub fn repair(&self, owner: AttachmentKey<'_>, addresses: impl Fn() -> Result<Vec<Cidr>>) -> Result<bool> {
+        let ips = addresses()?;
+        if self.check(owner, &ips).is_ok() {
+            return Ok(false);
+        }
+        // Otherwise the remaining rules would exist twice.
+        remove_all(owner, &ips)?;
+        add_to(self.backend, owner, self.traffic(&ips))?;
+        // DEL removes the interface before the rules. If the interface still exists now, a concurrent DEL also removes
+        // these rules; otherwise it may have missed them.
+        if let Err(gone) = addresses() {
+            remove_all(owner, &ips)?;
+            return Err(gone);
+        }
+        Ok(true)
+    }
+
+    /// STATUS: returns an error if an ADD could not add the rules. Missing or flushed chains are not an error: the ADD
+    /// restores them.
+    pub fn status(&self) -> Result<()> {
+        match self.backend {
+            Backend::Iptables => iptables::status(),
+            Backend::Nftables => try_nftables().map_err(with_fix_hint),
+            Backend::Auto => match try_nftables() {
+                Err(error) if nft::is_unavailable(&error) => {
+                    iptables::status().map_err(|second| second.details(format!("nftables: {error}")))
+                }
+                outcome => outcome,
+            },
+        }
+    }
+
+    /// Returns the packets from these addresses that are masqueraded.
+    fn traffic<'a>(&'a self, ips: &'a [Cidr]) -> Traffic<'a> {
+        Traffic { ips, exclude: &self.exclude }
+    }
+}
+
+/// DEL: removes the rules of an attachment, of both backends. `ips` are its addresses, if known.
+pub fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    failures.record(remove_of(nft, owner));
+    failures.record(iptables::remove(nft, host, owner, ips));
+    failures.into_result()
+}
+
+/// GC: removes the rules of a network's attachments that are not in `keep`, of both backends.
+pub fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    failures.record(remove_rules(nft, &|comment| keep.is_stale_comment(comment)));
+    failures.record(iptables::collect(nft, keep));
+    failures.into_result()
+}
+
 /// Adds the rules that masquerade `traffic`.
-pub(crate) fn add(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
+fn add_to(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     match backend {
         Backend::Iptables => iptables::add(owner, traffic),
         Backend::Nftables => add_rules(owner, traffic).map_err(with_fix_hint),
@@ -58,7 +182,7 @@ fn add_rules(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let mut nft = Nftables::open()?;
     if !traffic.exclude.is_empty() {
         // A rule that a lost DEL left would masquerade packets that the new one excludes.
-        remove(&mut nft, owner)?;
+        remove_of(&mut nft, owner)?;
     }
     if is_reached(&mut nft)? {
         match nft.apply(&rules().collect::<Vec<_>>()) {
@@ -96,15 +220,10 @@ fn create_chains() -> impl Iterator<Item = Edit> {
     .flatten()
 }
 
-/// Removes the rules of an attachment.
-pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<()> {
+/// Removes the nftables rules of an attachment.
+fn remove_of(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<()> {
     let mark = owner.mark();
     remove_rules(nft, &|comment| comment.starts_with(&mark))
-}
-
-/// GC: removes the rules of a network's attachments that are not in `keep`.
-pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
-    remove_rules(nft, &|comment| keep.is_stale_comment(comment))
 }
 
 /// Removes the rules with a comment that is `stale`.
@@ -116,23 +235,11 @@ fn remove_rules(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> 
     })
 }
 
-/// Lists the rules of all networks.
-pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
+/// Lists the nftables rules of all networks.
+fn list(nft: &mut Nftables) -> Result<Vec<ListedMasquerade>> {
     let rules = nft.rules(CHECKS)?.into_iter().filter(|rule| rule.masquerades);
     let source = |rule: &Rule| rule.source().map(|net| net.ip());
-    Ok(rules.map(|rule| Masquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
-}
-
-/// CHECK: returns an error unless `traffic`, and nothing else, is masqueraded.
-pub(crate) fn check(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
-    if backend == Backend::Iptables {
-        return iptables::check(owner, traffic);
-    }
-    match check_rules(owner, traffic) {
-        // The ADD may have used iptables: without nftables, or because the reference prefers it.
-        Err(error) if backend == Backend::Auto => iptables::check(owner, traffic).map_err(|_| error),
-        outcome => outcome,
-    }
+    Ok(rules.map(|rule| ListedMasquerade { source: source(&rule), iptables: false, comment: rule.comment }).collect())
 }
 
 /// CHECK for nftables.
@@ -163,26 +270,14 @@ fn check_rules(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Restores the rules of an attachment whose masquerade [`check`] finds incomplete; `false` if it is complete.
-pub(crate) fn restore(backend: Backend, owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<bool> {
-    if check(backend, owner, traffic).is_ok() {
-        return Ok(false);
-    }
-    // Otherwise the remaining rules would exist twice.
-    remove_all(owner, traffic.ips)?;
-    add(backend, owner, traffic).map(|()| true)
-}
-
 /// Removes the rules of an attachment with the addresses `ips`, of both backends.
-pub(crate) fn remove_all(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
+fn remove_all(owner: AttachmentKey<'_>, ips: &[Cidr]) -> Result<()> {
     let ips: Vec<IpAddr> = ips.iter().map(Cidr::ip).collect();
-    let mut nft = Nftables::open()?;
-    remove(&mut nft, owner)?;
-    iptables::remove(&mut nft, &mut Netlink::open()?, owner, &ips)
+    remove(&mut Nftables::open()?, &mut Netlink::open()?, owner, &ips)
 }
 
 /// Returns whether the chain with the rules exists, but the base chain does not jump to it.
-pub(crate) fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
+fn is_cut_off(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.has_chain(CHECKS)? && !is_reached(nft)?)
 }
 
@@ -192,24 +287,11 @@ fn is_reached(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.has_jump_to(POSTROUTING, CHECKS.name)?)
 }
 
-/// STATUS: returns an error if an ADD could not add masquerade rules. Missing or flushed chains are not an error: the
-/// ADD restores them.
-pub(crate) fn status(backend: Backend) -> Result<()> {
-    let try_nftables = || -> Result<()> {
-        let rule = Edit::add_rule(&rule_for(Cidr::host(IpAddr::from([192, 0, 2, 1])), std::iter::empty()));
-        let edits: Vec<_> = create_chains().chain([rule]).collect();
-        let mut nft = Nftables::open()?;
-        // If the chains exist, such a rule has worked before. A trial costs the kernel as much as a rejected rule.
-        if is_reached(&mut nft)? { Ok(()) } else { Ok(nft.dry_run(&edits)?) }
-    };
-    match backend {
-        Backend::Iptables => iptables::status(),
-        Backend::Nftables => try_nftables().map_err(with_fix_hint),
-        Backend::Auto => match try_nftables() {
-            Err(error) if nft::is_unavailable(&error) => {
-                iptables::status().map_err(|second| second.details(format!("nftables: {error}")))
-            }
-            outcome => outcome,
-        },
-    }
+/// Returns an error if an ADD could not add rules of nftables.
+fn try_nftables() -> Result<()> {
+    let rule = Edit::add_rule(&rule_for(Cidr::host(IpAddr::from([192, 0, 2, 1])), std::iter::empty()));
+    let edits: Vec<_> = create_chains().chain([rule]).collect();
+    let mut nft = Nftables::open()?;
+    // If the chains exist, such a rule has worked before. A trial costs the kernel as much as a rejected rule.
+    if is_reached(&mut nft)? { Ok(()) } else { Ok(nft.dry_run(&edits)?) }
 }

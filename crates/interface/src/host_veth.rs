@@ -1,36 +1,40 @@
-//! Deletes the veth pair of an attachment, if it provably belongs to the attachment.
+//! Deletes veth pairs by the end on the host: that of an attachment, if it provably belongs to the attachment, and those of
+//! stale attachments.
 
 use std::os::fd::BorrowedFd;
 
 use cni::key::AliasOwner;
 use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Context, Delegate, ErrorCollector, Guest, Home, IfName, Namespaces,
-    Ownership, Result,
+    AddResult, Attachment, AttachmentKey, Call, Context, Delegate, ErrorCollector, Guest, Home, IfName, Keep,
+    Namespaces, Ownership, Result,
 };
-use linux::log::warn;
+use linux::log::{debug, warn};
 use linux::netlink::{Link, Netlink};
 
 /// The removal of an attachment's veth pair, with the data that proves which pair it is.
 #[derive(Debug)]
-pub(crate) struct Removal<'a> {
-    pub(crate) call: &'a Call<'a>,
-    pub(crate) key: AttachmentKey<'a>,
-    pub(crate) at: &'a Attachment,
+pub struct Removal<'a> {
+    /// The call.
+    pub call: &'a Call<'a>,
+    /// The attachment, as marks name it.
+    pub key: AttachmentKey<'a>,
+    /// The attachment.
+    pub at: &'a Attachment,
     /// The result of ADD, or an empty one if the runtime did not pass it. It is a hint: invalid parts are ignored.
-    pub(crate) prev_result: &'a AddResult,
+    pub prev_result: &'a AddResult,
     /// The IPAM plugin, which may know the attachment's addresses.
-    pub(crate) ipam: Option<&'a Delegate<'a>>,
-    /// The name of the network's bridge.
-    pub(crate) bridge: Option<String>,
+    pub ipam: Option<&'a Delegate<'a>>,
+    /// The name of the bridge to which the network attaches its containers, if it has one.
+    pub bridge: Option<String>,
     /// The nftables socket. It stays open until the kernel has deleted the link, so that the kernel waits only once for
     /// the link and for the rules that DEL deletes through the socket.
-    pub(crate) keep_open: Option<BorrowedFd<'a>>,
+    pub keep_open: Option<BorrowedFd<'a>>,
 }
 
 impl Removal<'_> {
     /// Deletes the pair by its host veth, which the container cannot change and whose alias names the attachment. Only
     /// a pair that the reference created has no alias; that one is deleted by its container veth.
-    pub(crate) fn run(&self, mut host: Home) -> Result<()> {
+    pub fn run(&self, mut host: Home) -> Result<()> {
         let mut failures = ErrorCollector::default();
         match self.delete_ports(&mut host.netlink) {
             Ok(true) => return Ok(()),
@@ -120,4 +124,16 @@ impl Removal<'_> {
         interfaces.iter().all(|interface| IfName::from_config(&interface.name).is_ok())
             && interfaces.iter().any(|interface| in_container(&interface.name, &interface.sandbox))
     }
+}
+
+/// GC: deletes the pairs of a network's attachments that are not in `keep`. Deletes as many as possible.
+pub fn collect(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
+    let mut failures = ErrorCollector::default();
+    // Other links can have such an alias too: `lo` of a node that is itself a container.
+    let links = host.links(None)?;
+    for link in links.iter().filter(|link| link.kind == "veth" && keep.is_stale_alias(&link.alias)) {
+        debug!("link {:?} is stale: {}", link.name, link.alias);
+        failures.record(host.delete_link(link.index));
+    }
+    failures.into_result()
 }

@@ -21,7 +21,7 @@ use linux::iptables::{FAMILIES, ListedRule, MAX_COMMENT, Match, Plan, Rule, Step
 use linux::netlink::Netlink;
 use linux::netlink::nft::{Comparison, Family, Hook, Nftables};
 
-use crate::rule::{Masquerade, Traffic, missing, outdated};
+use super::rule::{ListedMasquerade, Traffic, missing, outdated};
 
 /// The name of the tables.
 const NAT: &str = "nat";
@@ -172,14 +172,14 @@ fn families(traffic: Traffic<'_>) -> impl Iterator<Item = &'static Tools> {
 }
 
 /// Adds the rules of an attachment.
-pub(crate) fn add(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
+pub(super) fn add(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let chain = ContainerChain::new(owner);
     add_rules(NAT, families(traffic), |tools, view| Rules::new(tools, &chain, traffic).plan(view))
 }
 
 /// Removes the rules of an attachment, by either implementation, and the chain if no other attachment uses it. `ips` are the
 /// addresses of the attachment, if known. They matter only if the container may have other attachments to the network.
-pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
+pub(super) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_jumps(nft, owner, |sources| owns(host, owner, ips, sources))
 }
 
@@ -229,7 +229,7 @@ fn owns(host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr], sources: &
 }
 
 /// GC: removes the chains of a network's containers that are not in `keep`, and the rules of single interfaces that are not.
-pub(crate) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
+pub(super) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
     let network = keep.network;
     // Of rules in all chains: a DEL that was killed may have left a chain without a rule that leads to it.
     let comments = comments(nft)?;
@@ -276,7 +276,7 @@ fn comments(nft: &mut Nftables) -> Result<Vec<String>> {
 }
 
 /// Lists the rules of all networks that lead to the chains of containers. Rules of other programs have other comments.
-pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
+pub(super) fn list(nft: &mut Nftables) -> Result<Vec<ListedMasquerade>> {
     let mut rules = Vec::new();
     for tools in &FAMILIES {
         rules.extend(View::Nft(nft, tools.table(NAT)).rules(POSTROUTING)?);
@@ -284,12 +284,13 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<Masquerade>> {
             rules.extend(View::Legacy(&table.lines).rules(POSTROUTING)?);
         }
     }
-    let found = rules.iter().map(|rule| Masquerade { source: source(rule), iptables: true, comment: rule.comment() });
+    let found =
+        rules.iter().map(|rule| ListedMasquerade { source: source(rule), iptables: true, comment: rule.comment() });
     Ok(found.filter(|rule| rule.comment.starts_with(COMMENT)).collect())
 }
 
 /// CHECK: returns an error if `traffic` is not masqueraded.
-pub(crate) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
+pub(super) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> {
     let chain = ContainerChain::new(owner);
     let mut nft = Nftables::open()?;
     for tools in families(traffic) {
@@ -304,7 +305,7 @@ pub(crate) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()
 
 /// STATUS: returns an error if the kernel does not accept the rules of an imaginary container, or the tools that would be needed
 /// do not work.
-pub(crate) fn status() -> Result<()> {
+pub(super) fn status() -> Result<()> {
     let chain = ContainerChain::new(AttachmentKey { network: "", container: "", ifname: "" });
     let traffic = Traffic { ips: &[Cidr::host(Ipv4Addr::LOCALHOST.into())], exclude: &[] };
     try_iptables(NAT, "install iptables, or set \"ipMasqBackend\" to \"nftables\"", |tools, view| {
