@@ -34,7 +34,10 @@ use crate::sys;
 
 pub use address::{Address, DuplicateDetection};
 pub use conntrack::{Conntrack, FlowFilter};
-pub use link::{Link, LinkChange, LinkIndex, LinkKind, LinkRef, NetnsId, NewLink, OperState, Port, VethPeer};
+pub use link::{
+    IpvlanIsolation, IpvlanMode, Link, LinkChange, LinkIndex, LinkKind, LinkRef, MacvlanMode, NetnsId, NewLink,
+    OperState, Port, Upper, VethPeer, VlanProtocol, VlanTag,
+};
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, Route};
 pub use tc::{Classifier, LOOPBACK_REPLY, Qdisc, QdiscPlace, Redirect, TokenBucket};

@@ -92,6 +92,19 @@ fn veth_pairs() {
 }
 
 #[test]
+fn links_on_top_of_another_one() {
+    let new = |upper| NewLink { lower: Some(vhost()), ..NewLink::of(LinkKind::Upper(upper)) };
+    let agrees = |new: &NewLink<'_>, file| agrees(&Change::create_link(new), file);
+    let macvlan = new(Upper::Macvlan { mode: MacvlanMode::Bridge, broadcast_queue: 2000 });
+    agrees(&NewLink { name: Some("mv0"), mac: Some(MAC), mtu: Some(1400), ..macvlan }, "create_macvlan");
+    let ipvlan = new(Upper::Ipvlan { mode: IpvlanMode::L3s, isolation: IpvlanIsolation::Private });
+    agrees(&NewLink { name: Some("iv0"), mtu: Some(1400), ..ipvlan }, "create_ipvlan");
+    let vlan = |name, id, protocol| NewLink { name: Some(name), ..new(Upper::Vlan(VlanTag { id, protocol })) };
+    agrees(&vlan("vl0", 100, VlanProtocol::Dot1q), "create_vlan");
+    agrees(&vlan("vl1", 7, VlanProtocol::Dot1ad), "create_vlan_ad");
+}
+
+#[test]
 fn changes_of_a_link() {
     let set = |change: LinkChange<'_>, name| agrees(&Change::set_link(vhost(), &change), name);
     let none = LinkChange::default();

@@ -1,6 +1,7 @@
 //! Links: their properties, and queries for them.
 
 mod change;
+mod upper;
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -15,6 +16,7 @@ use crate::ip::MacAddr;
 use crate::netns::Netns;
 
 pub use change::{LinkChange, LinkKind, NewLink, VethPeer};
+pub use upper::{IpvlanIsolation, IpvlanMode, MacvlanMode, Upper, VlanProtocol, VlanTag};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;
@@ -24,6 +26,8 @@ const RUNNING: u32 = (libc::IFF_RUNNING | libc::IFF_LOWER_UP).cast_unsigned();
 const NO_QUEUE: &str = "noop";
 /// A MAC address that no link can have.
 const MULTICAST: MacAddr = MacAddr([1, 0, 0, 0, 0, 0]);
+/// The index of no link: the kernel counts up from 1.
+const NOWHERE: u32 = 0x7fff_ffff;
 /// struct rtgenmsg, padded
 const RTGENMSG: usize = 4;
 
@@ -32,6 +36,9 @@ const RTGENMSG: usize = 4;
 pub struct LinkIndex(NonZeroU32);
 
 impl LinkIndex {
+    /// The loopback interface in every network namespace (LOOPBACK_IFINDEX).
+    pub const LOOPBACK: LinkIndex = LinkIndex(NonZeroU32::MIN);
+
     pub(super) fn read(index: u32) -> Result<LinkIndex> {
         NonZeroU32::new(index).map(LinkIndex).ok_or_else(|| wire::malformed("a link without an index"))
     }
@@ -163,6 +170,8 @@ pub struct Link {
     pub lower: Option<LinkIndex>,
     /// The namespace of that link, if it is a different one.
     pub lower_netns: Option<NetnsId>,
+    /// What distinguishes the link from others on the same lower link.
+    pub upper: Option<Upper>,
     /// The alias, which `ip link` shows.
     pub alias: String,
     /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
@@ -201,6 +210,7 @@ impl Link {
             master: None,
             lower: None,
             lower_netns: None,
+            upper: None,
             alias: String::new(),
             promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
             all_multicast: flags & libc::IFF_ALLMULTI.cast_unsigned() != 0,
@@ -253,6 +263,9 @@ impl Link {
                 libc::IFLA_INFO_SLAVE_DATA => port_data = Some(value),
                 _ => {}
             }
+        }
+        if let Some(data) = data {
+            self.upper = Upper::read(&self.kind, data)?;
         }
         if let Some(data) = data.filter(|_| self.kind == "bridge") {
             for attribute in wire::attributes(data, 0) {
@@ -367,12 +380,16 @@ impl Netlink {
             .context(|| format!("list links of kind {kind:?}"))
     }
 
-    /// Returns whether the kernel can create links of a kind. The driver must refuse a multicast address as the MAC address,
-    /// as those of Ethernet links do: then nothing is created.
+    /// Returns whether the kernel can create links of a kind. Nothing is created: the drivers of Ethernet links refuse a
+    /// multicast address as the MAC address, and those of links on top of another one a link that does not exist.
     pub fn can_create(&mut self, kind: LinkKind<'_>) -> Result<bool> {
-        let invalid = NewLink { mac: Some(MULTICAST), ..NewLink::of(kind) };
+        let lower = match kind {
+            LinkKind::Upper(_) => LinkIndex::optional(NOWHERE),
+            _ => None,
+        };
+        let invalid = NewLink { mac: Some(MULTICAST), lower, ..NewLink::of(kind) };
         match self.apply(&[Change::create_link(&invalid)]) {
-            Err(error) if error.errno() == Some(libc::EADDRNOTAVAIL) => Ok(true),
+            Err(error) if matches!(error.errno(), Some(libc::EADDRNOTAVAIL | libc::ENODEV)) => Ok(true),
             Err(error) if error.errno() == Some(libc::EOPNOTSUPP) => Ok(false),
             Err(error) => Err(error),
             Ok(()) => Err(Error::bug("the kernel accepted a multicast address as the MAC address of a link")),

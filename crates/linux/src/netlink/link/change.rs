@@ -7,12 +7,9 @@ use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
 use super::super::Change;
 use super::super::wire::{self, CREATE, Request};
-use super::{Flags, LinkIndex, LinkRef, Port, about, by_name, ifinfomsg};
+use super::{Flags, LinkIndex, LinkRef, Port, Upper, about, by_name, ifinfomsg};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
-
-/// The index of the loopback interface in every network namespace (LOOPBACK_IFINDEX).
-const LOOPBACK: u32 = 1;
 
 /// A link to create. It is created down: changes to a link that is down cost less because no notifications are sent, and
 /// settings such as `accept_ra` must be written before it is set up.
@@ -50,6 +47,8 @@ pub enum LinkKind<'a> {
     /// The kernel sends what is redirected to such a link back to where it came from, through its queueing discipline. Its
     /// queue length is 0: its queueing discipline decides how many packets wait.
     Ifb,
+    /// A link on top of another one, which `lower` names.
+    Upper(Upper),
     /// A pair of links, with both ends in their final places.
     Veth(VethPeer<'a>),
 }
@@ -79,6 +78,7 @@ impl LinkKind<'_> {
             LinkKind::Bridge { .. } => "bridge",
             LinkKind::Dummy => "dummy",
             LinkKind::Ifb => "ifb",
+            LinkKind::Upper(upper) => upper.kind(),
             LinkKind::Veth(_) => "veth",
         }
     }
@@ -98,6 +98,7 @@ impl LinkKind<'_> {
                     peer.text(Ifla::Ifname, name);
                 });
             }),
+            LinkKind::Upper(upper) => info.nest(IflaInfo::Data, |data| upper.add_data(data)),
             LinkKind::Bridge { vlan_filtering: false } | LinkKind::Dummy | LinkKind::Ifb => {}
         }
     }
@@ -155,7 +156,7 @@ impl<'a> Change<'a> {
         match new.kind {
             LinkKind::Ifb => request.number(Ifla::Txqlen, 0),
             LinkKind::Veth(_) => one_queue(&mut request),
-            LinkKind::Bridge { .. } | LinkKind::Dummy => {}
+            LinkKind::Bridge { .. } | LinkKind::Dummy | LinkKind::Upper(_) => {}
         }
         for (attribute, link) in [(Ifla::Master, new.bridge), (Ifla::Link, new.lower)] {
             if let Some(link) = link {
@@ -216,7 +217,7 @@ impl<'a> Change<'a> {
     /// kernel finds the loopback interface at that index (EEXIST).
     pub(in super::super) fn try_vlan_filtering() -> Change<'a> {
         let mut request = Request::new(Rtm::Newlink, CREATE);
-        ifinfomsg(&mut request, 0, LinkIndex::optional(LOOPBACK).map(LinkRef::Index), Flags::default());
+        ifinfomsg(&mut request, 0, Some(LinkIndex::LOOPBACK.into()), Flags::default());
         request.nest(Ifla::Linkinfo, |info| {
             info.attr(IflaInfo::Kind, b"bridge");
             info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_PROTOCOL, &[0, 0]));
