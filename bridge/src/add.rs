@@ -58,7 +58,8 @@ struct Layer3 {
 impl<'a> BridgeAdd<'_, 'a> {
     /// Creates everything that an ADD creates, and returns the result.
     fn attach(&mut self, ipam: Option<&'a Delegate<'a>>) -> Result<AddResult> {
-        let pair = attach::create(&mut self.add.undo, self.config, self.add.key, self.add.at)?;
+        let mac = self.config.mac.address(self.add.call, self.add.at)?;
+        let pair = attach::create(&mut self.add.undo, self.config, self.add.key, self.add.at, mac)?;
         if self.config.spoof_check {
             self.add_spoof_check(&pair)?;
         }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use cni::{Attachment, AttachmentKey, Code, Error, Guest, Home, Interface, Namespaces, Result, Undo};
 use interface::attach::is_forbidden;
-use interface::container::ContainerInterface;
+use interface::container::{ContainerInterface, State};
 use interface::name;
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{
@@ -71,7 +71,7 @@ impl<'a> Pair<'a> {
             Some(peer) => peer,
             None => guest.find_interface_index()?.ok_or_else(vanished)?,
         };
-        Ok(ContainerInterface { guest, index, mac: Some(self.mac), detects_duplicates })
+        Ok(ContainerInterface { guest, index, mac: Some(self.mac), detects_duplicates, state: State::Up })
     }
 
     /// Waits until the bridge forwards the container's frames. The container veth must be up.
@@ -88,18 +88,20 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Creates the veth pair with its port on the bridge, and the bridge if it does not exist.
+/// Creates the veth pair with its port on the bridge, and the bridge if it does not exist. `mac` is that of the container veth;
+/// `None` for a random one.
 pub(crate) fn create<'a>(
     undo: &mut Undo<'_, Namespaces>,
     config: &Config,
     key: AttachmentKey<'_>,
     at: &'a Attachment,
+    mac: Option<MacAddr>,
 ) -> Result<Pair<'a>> {
     let alias = key.alias();
     let mut failure = None;
     for _ in 0..ATTEMPTS {
-        let (port_name, port_mac, mac) = name::random_pair()?;
-        let mac = config.mac.unwrap_or(mac);
+        let (port_name, port_mac, random) = name::random_pair()?;
+        let mac = mac.unwrap_or(random);
         let before = ensure_bridge(&mut undo.context().host.netlink, config, key.network)?;
         let link = port_name.clone();
         undo.push(format!("delete link {link:?}"), move |namespaces| {

@@ -3,9 +3,9 @@
 use cni::inspect::Shape;
 use cni::json::invalid;
 use cni::{Call, Code, Delegate, Dns, Error, IfName, Result};
-use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys};
+use interface::config::{ArgsKeys, DnsKeys, IpamKeys, MacKeys, MacSource};
 use interface::masquerade::{Backend, Masquerade};
-use linux::ip::{Cidr, MacAddr};
+use linux::ip::Cidr;
 use linux::netlink::{Port, VlanRange};
 use serde::Deserialize;
 
@@ -31,7 +31,7 @@ pub(crate) struct Config {
     /// VLANs of the port; `None` if the bridge does not filter VLANs for this network.
     pub(crate) vlans: Option<Vlans>,
     /// Requested MAC address of the container veth.
-    pub(crate) mac: Option<MacAddr>,
+    pub(crate) mac: MacSource,
     /// Whether to drop frames with a source MAC address other than the container's.
     pub(crate) spoof_check: bool,
     /// Whether to set the container veth up.
@@ -73,6 +73,7 @@ struct Keys {
     enabledad: bool,
     disable_container_interface: bool,
     port_isolation: bool,
+    stable_mac: bool,
     ipam: IpamKeys,
     dns: DnsKeys,
     args: ArgsKeys,
@@ -106,7 +107,7 @@ impl Config {
             promiscuous: keys.promisc_mode,
             port: Port { hairpin: keys.hairpin_mode, isolated: keys.port_isolation },
             vlans: keys.vlans()?,
-            mac: interface::config::mac(&keys.runtime_config, &keys.args, call)?,
+            mac: MacSource::new(interface::config::mac(&keys.runtime_config, &keys.args, call)?, keys.stable_mac),
             spoof_check: keys.macspoofchk,
             container_up: !keys.disable_container_interface,
             gateway: keys.is_gateway || keys.is_default_gateway,

@@ -1,6 +1,7 @@
 //! Entry points for the fuzzer: parse a configuration and assert the properties that must hold.
 
 use cni::{Call, IfName};
+use interface::config::MacSource;
 use linux::ip::MacAddr;
 
 use crate::config::Config;
@@ -13,7 +14,7 @@ pub fn config(call: &Call<'_>) {
     assert!(config.mtu.is_none_or(|mtu| (68..=65535).contains(&mtu)));
     let excluded = config.masquerade.iter().flat_map(|masquerade| &masquerade.exclude);
     assert!(excluded.into_iter().all(|net| *net == net.network()));
-    if let Some(MacAddr([first, ..])) = config.mac {
+    if let MacSource::Requested(MacAddr([first, ..])) = config.mac {
         assert_eq!(first & 1, 0, "a multicast address");
     }
     if let Some(vlans) = &config.vlans {

@@ -441,3 +441,17 @@ fn a_bridge_of_another_program_whose_ports_were_deleted_gets_a_mac() {
     assert_eq!(lab.ip("link show br0")[0]["address"], mac, "the address stays as ports come and go");
     b.check_result(&config, &second).ok();
 }
+
+/// A pod that is created again gets the MAC address of its predecessor, another pod another one.
+#[test]
+fn a_stable_mac_address_belongs_to_the_pod() {
+    let lab = &Lab::new();
+    let config = layer2(json!({ "stableMac": true }));
+    let mac = |id: &str, name: &str| {
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name}");
+        let result = Pod::new(lab, id).call("ADD", &config).env("CNI_ARGS", args).run().ok();
+        result["interfaces"][2]["mac"].clone()
+    };
+    assert_eq!(mac("a", "web-0"), mac("b", "web-0"));
+    assert_ne!(mac("c", "web-0"), mac("d", "web-1"));
+}

@@ -59,6 +59,11 @@ impl Version {
         Version::ALL.into_iter().find(|version| version.as_str() == text)
     }
 
+    /// Returns whether the interfaces of a result have an MTU.
+    pub fn has_mtu(self) -> bool {
+        self >= Version::V1_1_0
+    }
+
     /// Returns the version that introduced `command`.
     pub fn since(command: &str) -> Version {
         match command {

@@ -4,7 +4,9 @@ use std::fmt::Display;
 
 use cni::{AddResult, Attachment, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result, Route};
 use linux::ip::{Cidr, MacAddr};
-use linux::netlink::{self, KernelRoute, Link, Netlink};
+use linux::netlink::{self, KernelRoute, Link, LinkKind, Netlink};
+
+use crate::master::Master;
 
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -46,6 +48,31 @@ impl<'a> Checker<'a> {
             same(name, "up", true, link.up)?;
         }
         Ok(link)
+    }
+
+    /// Checks what distinguishes the link from others of its kind, and its MTU, if the configuration has one.
+    pub fn link(&self, link: &Link, kind: LinkKind<'_>, mtu: Option<u32>) -> Result<()> {
+        if let LinkKind::Upper(want) = kind {
+            match link.upper {
+                Some(have) if have.is_like(want) => {}
+                Some(have) => same(&link.name, "properties", want.to_string(), have.to_string())?,
+                None => same(&link.name, "properties", want.to_string(), None)?,
+            }
+        }
+        mtu.map_or(Ok(()), |mtu| same(&link.name, "MTU", mtu, link.mtu))
+    }
+
+    /// Checks that the link is on top of its master. Without a name in the configuration, it may be on top of any: the default
+    /// route may have changed.
+    pub fn master(&mut self, link: &Link, master: &Master) -> Result<()> {
+        let socket = if master.in_container { &mut self.guest.netlink } else { &mut self.host };
+        let found = master.find_by(socket)?;
+        let is_elsewhere = link.lower_netns.is_some() == master.in_container;
+        if master.name.is_none() || (link.lower == Some(found.index) && !is_elsewhere) {
+            return Ok(());
+        }
+        let what = format!("{:?} should be on top of {:?}, but is not", link.name, found.name);
+        Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
     }
 
     /// Returns the index of the interface in the result's list of interfaces.

@@ -3,22 +3,22 @@
 use std::ops::RangeInclusive;
 
 use cni::json::invalid;
-use cni::{Args, Call, Code, Delegate, Dns, Error, Result};
+use cni::{Args, Attachment, Call, Code, Delegate, Dns, Error, Result};
 use linux::ip::{Cidr, IPV6_MIN_MTU, MacAddr};
 use serde::Deserialize;
+
+use crate::name;
 
 /// Valid MTUs: from the minimum of IPv4 to the kernel's maximum.
 const MTU: RangeInclusive<i64> = 68..=65535;
 
-/// The keys of a plugin that has no others.
+/// The keys that all plugins with a link of their own have.
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
+#[serde(default)]
 pub struct Keys {
     mtu: i64,
     ipam: IpamKeys,
     dns: DnsKeys,
-    args: ArgsKeys,
-    runtime_config: MacKeys,
 }
 
 /// What the common keys say, validated.
@@ -26,8 +26,6 @@ pub struct Keys {
 pub struct Common {
     /// The MTU; `None` for the kernel's default.
     pub mtu: Option<u32>,
-    /// The requested MAC address of the interface.
-    pub mac: Option<MacAddr>,
     /// Name of the IPAM plugin; `None` for a layer-2 network.
     pub ipam: Option<String>,
     /// DNS settings that replace those of the IPAM plugin.
@@ -35,15 +33,72 @@ pub struct Common {
 }
 
 impl Keys {
-    /// Validates the keys and `CNI_ARGS`.
-    pub fn read(self, call: &Call<'_>) -> Result<Common> {
-        Ok(Common {
-            mtu: mtu(self.mtu)?,
-            mac: mac(&self.runtime_config, &self.args, call)?,
-            ipam: self.ipam.name(),
-            dns: self.dns.if_set(),
-        })
+    /// Reads and validates the keys.
+    pub fn parse(call: &Call<'_>) -> Result<Common> {
+        let keys: Keys = call.parse()?;
+        Ok(Common { mtu: mtu(keys.mtu)?, ipam: keys.ipam.name(), dns: keys.dns.if_set() })
     }
+}
+
+/// The keys by which a container gets a MAC address.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct AddressKeys {
+    mac: String,
+    stable_mac: bool,
+    args: ArgsKeys,
+    runtime_config: MacKeys,
+}
+
+/// Where the MAC address of a link comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MacSource {
+    /// It is requested.
+    Requested(MacAddr),
+    /// It is derived from the names of network, pod and interface, so that a new container of the pod has it too.
+    Names,
+    /// It is random.
+    Random,
+    /// It is that of the link on top of which the new one is created.
+    Master,
+}
+
+impl MacSource {
+    /// Reads and validates the keys and `CNI_ARGS`.
+    pub fn parse(call: &Call<'_>) -> Result<MacSource> {
+        let keys: AddressKeys = call.parse()?;
+        let configured = || cni::requested_mac(&[("key \"mac\"", Code::CONFIG, &keys.mac)]);
+        let requested = mac(&keys.runtime_config, &keys.args, call)?.map_or_else(configured, |mac| Ok(Some(mac)))?;
+        Ok(MacSource::new(requested, keys.stable_mac))
+    }
+
+    /// Returns the source if an address may be requested, or is to be stable.
+    pub fn new(requested: Option<MacAddr>, stable: bool) -> MacSource {
+        match requested {
+            Some(mac) => MacSource::Requested(mac),
+            None if stable => MacSource::Names,
+            None => MacSource::Random,
+        }
+    }
+
+    /// Returns the address of an attachment; `None` if it is random, or that of the master.
+    pub fn address(self, call: &Call<'_>, at: &Attachment) -> Result<Option<MacAddr>> {
+        match self {
+            MacSource::Requested(mac) => Ok(Some(mac)),
+            MacSource::Names => stable_mac(call, at).map(Some),
+            MacSource::Random | MacSource::Master => Ok(None),
+        }
+    }
+}
+
+/// Returns the MAC address of a container that keeps it when it is created again. A runtime that passes no name of a pod or
+/// container identifies it by the container ID alone.
+fn stable_mac(call: &Call<'_>, at: &Attachment) -> Result<MacAddr> {
+    let [namespace, pod, _] = Args::parse(call.args, ["K8S_POD_NAMESPACE", "K8S_POD_NAME", "MAC"])?.values();
+    let pod = pod.filter(|pod| !pod.is_empty());
+    let container = pod.unwrap_or(at.container.as_str());
+    let names = [call.network.as_str(), namespace.unwrap_or_default(), container, at.ifname.as_str()];
+    Ok(name::mac_of(&names))
 }
 
 /// The key `ipam`, whose other members only the IPAM plugin reads.

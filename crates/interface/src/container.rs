@@ -25,6 +25,20 @@ pub struct ContainerInterface<'a> {
     pub mac: Option<MacAddr>,
     /// Whether IPv6 addresses are used only after duplicate address detection.
     pub detects_duplicates: bool,
+    /// Whether the interface is up already.
+    pub state: State,
+}
+
+/// The state of an interface before it is configured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// It is up.
+    Up,
+    /// It is down. It is set up when it has its addresses: then the kernel announces them.
+    Down {
+        /// Whether it will be able to send then. Without a carrier, IPv6 addresses are not ready before it has one.
+        has_carrier: bool,
+    },
 }
 
 impl ContainerInterface<'_> {
@@ -33,9 +47,9 @@ impl ContainerInterface<'_> {
         Ok(self.guest.netlink.apply(&[Change::set_link(self.index, change)])?)
     }
 
-    /// Adds the addresses and routes, and announces the addresses to the neighbours. The interface must be up.
+    /// Adds the addresses and routes, and announces the addresses to the neighbours.
     pub fn configure(&mut self, namespaces: &Namespaces, plan: &Plan) -> Result<()> {
-        let ContainerInterface { guest: Guest { netlink, at }, index, mac, detects_duplicates } = self;
+        let ContainerInterface { guest: Guest { netlink, at }, index, mac, detects_duplicates, state } = self;
         let (index, ifname, detects_duplicates) = (*index, at.ifname.as_str(), *detects_duplicates);
         let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
         let watch = match v6.as_slice() {
@@ -53,6 +67,9 @@ impl ContainerInterface<'_> {
         for ip in &plan.ips {
             changes.push(Change::add_address(index, ip.address, detection));
         }
+        if *state != State::Up {
+            changes.push(Change::set_link(index, &LinkChange { up: Some(true), ..LinkChange::default() }));
+        }
         for route in plan.kernel_routes() {
             changes.push(Change::add_route(index, &(&route).into()));
         }
@@ -63,7 +80,7 @@ impl ContainerInterface<'_> {
             changes.push(Change::set_link(index, &LinkChange { mac: *mac, ..LinkChange::default() }));
         }
         let configured = || format!("configure {ifname:?} in {:?}", at.sandbox());
-        let Some(mut watch) = watch else {
+        let Some(mut watch) = watch.filter(|_| *state != State::Down { has_carrier: false }) else {
             return netlink.apply(&changes).context(configured);
         };
         let have = netlink.apply_and_list(index, &changes).context(configured)?;

@@ -5,24 +5,23 @@ use std::fmt::Debug;
 
 use cni::inspect::Shape;
 use cni::{AddResult, Attachment, Call, Code, Delegate, Error, ErrorCollector, Interface, Namespaces, Result};
-use linux::netlink::{Change, LinkChange, LinkIndex, Netlink, NewLink};
+use linux::ip::MacAddr;
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink};
 
 use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
-use crate::config::{Common, ipam_to_clean_up};
-use crate::container::ContainerInterface;
+use crate::config::{Common, MacSource, ipam_to_clean_up};
+use crate::container::{ContainerInterface, State};
+use crate::master::Master;
 use crate::plan::{Plan, Wanted};
 use crate::{name, removal};
-
-/// Attempts to create the link: its index may be taken.
-const ATTEMPTS: u32 = 10;
 
 /// What distinguishes one such plugin from others.
 pub trait LinkType: Debug + Sync {
     /// The plugin's `type`.
     const NAME: &'static str;
-    /// The kind of its links.
-    const KIND: &'static str;
+    /// The kinds of its links.
+    const KINDS: &'static [&'static str];
     /// Its validated configuration.
     type Config: Debug;
 
@@ -30,10 +29,14 @@ pub trait LinkType: Debug + Sync {
     fn parse(call: &Call<'_>) -> Result<Self::Config>;
     /// Returns the part of the configuration that all such plugins have.
     fn common(config: &Self::Config) -> &Common;
-    /// Describes the link to create. Its MAC address is the one in the result.
-    fn describe<'a>(config: &'a Self::Config, host: &mut Netlink) -> Result<NewLink<'a>>;
-    /// STATUS: returns an error if the link could not be created.
-    fn status(config: &Self::Config, host: &mut Netlink) -> Result<()>;
+    /// Returns the kind of the link to create.
+    fn kind(config: &Self::Config) -> LinkKind<'static>;
+    /// Returns where its MAC address comes from.
+    fn mac(config: &Self::Config) -> MacSource;
+    /// Returns the link on top of which it is created, if its kind needs one.
+    fn master(_: &Self::Config) -> Option<&Master> {
+        None
+    }
     /// Returns the keys that the plugin reads, for tools.
     fn shape() -> Shape;
 }
@@ -92,7 +95,7 @@ pub fn add<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
 pub fn del<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let ipam = failures.keep(ipam_of::<T>(call)).flatten();
-    let removed = failures.keep(removal::delete_container_link(call, at, T::KIND, ipam.as_ref())).is_some();
+    let removed = failures.keep(removal::delete_container_link(call, at, T::KINDS, ipam.as_ref())).is_some();
     // An address must not be leased again while the interface that has it may still exist.
     if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
         failures.record(ipam.del(at));
@@ -108,7 +111,11 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
         ipam.check(at)?;
     }
     let mut checker = Checker::open(call, at)?;
-    let link = checker.interface(T::KIND, true)?;
+    let link = checker.interface(T::kind(&config).name(), true)?;
+    checker.link(&link, T::kind(&config), T::common(&config).mtu)?;
+    if let Some(master) = T::master(&config) {
+        checker.master(&link, master)?;
+    }
     if ipam.is_some() {
         checker.addresses(&link)?;
         checker.routes(&link)?;
@@ -128,8 +135,32 @@ pub fn status<T: LinkType>(call: &Call<'_>) -> Result<()> {
     let config = T::parse(call)?;
     let not_available = |error| explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
     let ipam = find_ipam(call, T::common(&config)).map_err(not_available)?;
-    T::status(&config, &mut Netlink::open()?).map_err(not_available)?;
+    can_create::<T>(&config).map_err(not_available)?;
     ipam.map_or(Ok(()), |ipam| ipam.status())
+}
+
+/// Returns an error if the kernel lacks the kind of link, or the host the master.
+fn can_create<T: LinkType>(config: &T::Config) -> Result<()> {
+    let (mut host, kind) = (Netlink::open()?, T::kind(config));
+    if !host.can_create(kind)? {
+        return Err(no_such_kind(kind));
+    }
+    match T::master(config).filter(|master| !master.in_container) {
+        Some(master) => master.find_by(&mut host).and_then(|master| match master.up {
+            true => Ok(()),
+            false => Err(Error::new(Code::NOT_AVAILABLE, format!("master {:?} is down", master.name))
+                .details(format!("run `ip link set {} up`", master.name))),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// Returns the error for a kind of link that the kernel does not know.
+fn no_such_kind(kind: LinkKind<'_>) -> Error {
+    let kind = kind.name();
+    let module = if kind == "vlan" { "8021q" } else { kind };
+    Error::new(Code::INTERNAL, format!("this kernel has no {kind} interfaces"))
+        .details(format!("load the module {module:?}, or use a kernel that has it"))
 }
 
 /// Finds the IPAM plugin, if the network has one.
@@ -149,9 +180,21 @@ fn attach<'a, T: LinkType>(
     ipam: Option<&'a Delegate<'a>>,
 ) -> Result<AddResult> {
     let common = T::common(config);
-    let new = T::describe(config, &mut add.undo.context().host.netlink)?;
-    let index = create(add, new)?;
-    let mut interface = start(add, index)?;
+    let master = T::master(config);
+    let lower = master.map(|master| master.find(add.undo.context(), add.at)).transpose()?;
+    let mac = match T::mac(config) {
+        MacSource::Random => Some(name::random_mac()?),
+        source => source.address(add.call, add.at)?,
+    };
+    let new = NewLink {
+        mac,
+        mtu: common.mtu,
+        lower: lower.as_ref().map(|lower| lower.index),
+        ..NewLink::of(T::kind(config))
+    };
+    let in_container = master.is_some_and(|master| master.in_container);
+    let index = create(add, new, in_container).map_err(|error| explain(error, new.kind, lower.as_ref()))?;
+    let mut interface = start(add, index, lower.as_ref())?;
     let plan = match ipam {
         Some(ipam) => {
             let leased = add.lease_addresses(ipam, move |namespaces| delete(namespaces, index))?;
@@ -159,13 +202,44 @@ fn attach<'a, T: LinkType>(
         }
         None => Plan::default(),
     };
-    interface.configure(add.undo.context(), &plan)?;
+    interface.configure(add.undo.context(), &plan).map_err(|error| explain_mac(error, mac, lower.as_ref()))?;
+    let mac = mac.or_else(|| lower.as_ref().and_then(|lower| lower.mac));
+    let mtu = common.mtu.or_else(|| lower.as_ref().map(|lower| lower.mtu)).filter(|_| add.call.version.has_mtu());
+    let listed = Interface::new(add.at.ifname.as_str(), mac, add.at.sandbox());
     Ok(AddResult {
-        interfaces: vec![Interface::new(add.at.ifname.as_str(), new.mac, add.at.sandbox())],
+        interfaces: vec![Interface { mtu: mtu.unwrap_or_default(), ..listed }],
         ips: plan.ips,
         routes: plan.routes,
         dns: common.dns.clone().unwrap_or(plan.dns),
     })
+}
+
+/// Adds the reason to the kernel's refusal to create a link.
+fn explain(error: Error, kind: LinkKind<'_>, master: Option<&Link>) -> Error {
+    let name = master.map_or("", |master| master.name.as_str());
+    match error.errno() {
+        Some(libc::EOPNOTSUPP) => no_such_kind(kind),
+        Some(libc::EBUSY) => error.details(format!(
+            "{name:?} is the port of a bridge or bond, or has links of another kind: use another master"
+        )),
+        Some(libc::EEXIST) => error.details(format!(
+            "another container, or the host, has a link with the same tag on {name:?}: only one can have it"
+        )),
+        Some(libc::EINVAL) => {
+            error.details(format!("{name:?} cannot have such a link, or no other one beside its own"))
+        }
+        _ => error,
+    }
+}
+
+/// Adds the reason to the kernel's refusal to set the link up, if its MAC address is in use.
+fn explain_mac(error: Error, mac: Option<MacAddr>, master: Option<&Link>) -> Error {
+    match (mac, master) {
+        (Some(mac), Some(master)) if matches!(error.errno(), Some(libc::EADDRINUSE | libc::EBUSY)) => {
+            error.details(format!("another link on {:?} has the MAC address {mac}: use another address", master.name))
+        }
+        _ => error,
+    }
 }
 
 /// Returns what the configuration says about layer 3.
@@ -182,17 +256,25 @@ fn wanted(common: &Common) -> Wanted<'_> {
 
 /// Creates the link in the container, without a name: older kernels refuse one that a link on the host has. The index is
 /// chosen here, so that the link can be changed and deleted without looking for it.
-fn create(add: &mut Add<'_>, new: NewLink<'_>) -> Result<LinkIndex> {
+///
+/// The socket is in the namespace of the master.
+fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<LinkIndex> {
     let mut failure = None;
-    for _ in 0..ATTEMPTS {
-        let index = name::random_index()?;
+    for index in name::indexes(add.key) {
         add.undo.push(format!("delete link {index}"), move |namespaces| delete(namespaces, index));
-        let Namespaces { host, guest } = add.undo.context();
-        let created = NewLink { netns: Some(guest), index: Some(index), ..new };
-        let outcome = host.netlink.apply(&[Change::create_link(&created)]);
+        let at = add.at;
+        let namespaces = add.undo.context();
+        let new = NewLink { index: Some(index), ..new };
+        let outcome = match in_container {
+            true => namespaces.open_guest(at)?.netlink.apply(&[Change::create_link(&new)]),
+            false => {
+                let Namespaces { host, guest } = namespaces;
+                host.netlink.apply(&[Change::create_link(&NewLink { netns: Some(guest), ..new })])
+            }
+        };
         match outcome {
             Ok(()) => return Ok(index),
-            // Another link has the index.
+            // Another link has the index, which is unlikely, or the kernel has another reason.
             Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EBUSY)) => {
                 add.undo.pop();
                 failure = Some(error.into());
@@ -203,14 +285,21 @@ fn create(add: &mut Add<'_>, new: NewLink<'_>) -> Result<LinkIndex> {
     Err(failure.unwrap_or_else(|| Error::bug("no attempt was made")))
 }
 
-/// Gives the link its name and the mark of its owner, and sets it up.
-fn start<'a>(add: &mut Add<'a>, index: LinkIndex) -> Result<ContainerInterface<'a>> {
+/// Gives the link its name and the mark of its owner. If others are on its wire, the kernel will announce its addresses.
+fn start<'a>(add: &mut Add<'a>, index: LinkIndex, master: Option<&Link>) -> Result<ContainerInterface<'a>> {
     let (at, alias) = (add.at, add.key.alias());
     let namespaces = add.undo.context();
     let guest = namespaces.open_guest(at)?;
-    let mut interface = ContainerInterface { guest, index, mac: None, detects_duplicates: false };
-    let change =
-        LinkChange { name: Some(at.ifname.as_str()), alias: Some(&alias), up: Some(true), ..LinkChange::default() };
+    // Unlike the reference, without duplicate address detection, which would cost a second or two of each ADD, or of each
+    // container's first packet.
+    let state = State::Down { has_carrier: master.is_none_or(|master| master.running) };
+    let mut interface = ContainerInterface { guest, index, mac: None, detects_duplicates: false, state };
+    let change = LinkChange {
+        name: Some(at.ifname.as_str()),
+        alias: Some(&alias),
+        arp_notify: master.map(|_| true),
+        ..LinkChange::default()
+    };
     match interface.set(&change) {
         Err(error) if error.errno() == Some(libc::EEXIST) => {
             namespaces.refuse_existing_interface(at)?;

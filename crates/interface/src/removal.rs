@@ -3,17 +3,29 @@
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Delegate, Guest, Namespaces, Ownership, Result};
 use linux::log::warn;
-use linux::netlink::Link;
+use linux::netlink::{Link, Upper};
 
-/// Deletes the link of `kind` that has the alias of the attachment, whatever its name is now. Only a link that the
+use crate::name;
+
+/// Deletes the link of one of `kinds` that has the alias of the attachment, whatever its name is now. Only a link that the
 /// reference created has no alias; that one is deleted by its name.
-pub fn delete_container_link(call: &Call<'_>, at: &Attachment, kind: &str, ipam: Option<&Delegate<'_>>) -> Result<()> {
+pub fn delete_container_link(
+    call: &Call<'_>,
+    at: &Attachment,
+    kinds: &[&str],
+    ipam: Option<&Delegate<'_>>,
+) -> Result<()> {
     let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };
     let key = AttachmentKey::new(call, at);
     let aliases = key.aliases();
     let mut guest = namespaces.open_guest(at)?;
-    let mut links = guest.netlink.links_of_kind(kind)?;
-    let marked = links.iter().find(|link| aliases.contains(&link.alias)).map(|link| link.index);
+    let mut links = guest.netlink.links(None)?;
+    links.retain(|link| kinds.contains(&link.kind.as_str()));
+    let indexes = name::indexes(key);
+    // An ADD that was killed may have left a link without an alias.
+    let is_marked =
+        |link: &&Link| aliases.contains(&link.alias) || link.alias.is_empty() && indexes.contains(&link.index);
+    let marked = links.iter().find(is_marked).map(|link| link.index);
     let index = match marked {
         Some(index) => index,
         None => {
@@ -31,8 +43,8 @@ pub fn delete_container_link(call: &Call<'_>, at: &Attachment, kind: &str, ipam:
 }
 
 /// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of ADD,
-/// which the kernel chose at random, or only addresses that are leased to the attachment. By now the path may lead to the
-/// namespace of another container, whose interface has the same name.
+/// if that was chosen at random and is not that of a master, or only addresses that are leased to the attachment. By now the
+/// path may lead to the namespace of another container, whose interface has the same name.
 fn is_ours(
     call: &Call<'_>,
     at: &Attachment,
@@ -44,7 +56,8 @@ fn is_ours(
     let prev_result = call.prev_result_to_clean_up();
     let is_listed = |name: &str, sandbox: &str| name == at.ifname.as_str() && !sandbox.is_empty();
     let mut listed = prev_result.interfaces.iter().filter(|listed| is_listed(&listed.name, &listed.sandbox));
-    if listed.any(|listed| !mac.is_empty() && listed.mac == mac) {
+    let has_own_mac = !matches!(link.upper, Some(Upper::Ipvlan { .. } | Upper::Vlan(_)));
+    if has_own_mac && listed.any(|listed| !mac.is_empty() && listed.mac == mac) {
         return Ok(true);
     }
     let leased = ipam.map(|ipam| ipam.leased_to(at)).transpose()?.flatten();

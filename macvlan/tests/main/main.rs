@@ -1,0 +1,5 @@
+//! Tests of the `macvlan` plugin.
+
+mod commands;
+mod suite;
+mod traffic;
