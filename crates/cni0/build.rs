@@ -20,9 +20,10 @@ fn main() {
     fs::write(Path::new(&dir).join("plugins.rs"), table).expect("write plugins.rs");
 }
 
-/// Returns the path of a plugin in Rust: `&host_local::HostLocal` for `host-local`.
+/// Returns the path of a plugin in Rust: `&host_local::HostLocal` for `host-local`. The name of a library must not be a keyword.
 fn value(plugin: &str) -> String {
     let words = plugin.split('-').filter_map(|word| word.split_at_checked(1));
     let name: String = words.map(|(first, rest)| first.to_uppercase() + rest).collect();
-    format!("&{}::{name}", plugin.replace('-', "_"))
+    let library = if plugin == "static" { "static_ipam".to_owned() } else { plugin.replace('-', "_") };
+    format!("&{library}::{name}")
 }

@@ -1,4 +1,4 @@
-//! The program `dummy`, which contains the IPAM plugin `host-local`.
+//! The program `dummy`, which contains the IPAM plugins `host-local` and `static`.
 #![no_main]
 
-cni::main!(dummy::Dummy, host_local::HostLocal);
+cni::main!(dummy::Dummy, host_local::HostLocal, static_ipam::Static);

@@ -4,14 +4,13 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use cni::lease::{Holder, LeaseOwner};
+use cni::lease::{LeaseOwner, Store, in_use, lease};
 use cni::{Code, Error, IpConfig, Result, Undo};
 use linux::log::warn;
 
 use crate::EXHAUSTED;
 use crate::config::Config;
 use crate::range::RangeSet;
-use crate::store::Store;
 
 /// Leases one address from each range set to `owner`. On failure, releases those that it leased.
 pub(crate) fn reserve(config: &Config, network: &str, owner: &LeaseOwner) -> Result<Vec<IpConfig>> {
@@ -78,7 +77,7 @@ impl Request<'_> {
                 Ok(Ok(Grant { ip: requested, new: false }))
             }
             (_, Some(other)) => Ok(Err(self.duplicate(other))),
-            (Some(requested), None) => Ok(match self.try_lease(undo, requested)? {
+            (Some(requested), None) => Ok(match lease(undo, requested, self.owner)? {
                 None => Ok(Grant { ip: requested, new: true }),
                 Some(holder) => Err(in_use(requested, &holder)),
             }),
@@ -91,7 +90,7 @@ impl Request<'_> {
         let round = self.set.round(undo.context().last_reserved(self.number));
         // The loop ends: the index now knows each address that turned out to be taken.
         while let Some(ip) = undo.context().first_free(&round)? {
-            if self.try_lease(undo, ip)?.is_none() {
+            if lease(undo, ip, self.owner)?.is_none() {
                 return Ok(Ok(Grant { ip, new: true }));
             }
         }
@@ -100,31 +99,11 @@ impl Request<'_> {
         Ok(Err(error.details(format!("the oldest lease is {} old", oldest(store, self.set)?))))
     }
 
-    /// Leases `ip` and registers its release as a rollback step. Returns the holder if `ip` is already leased.
-    fn try_lease(&self, undo: &mut Undo<'_, Store>, ip: IpAddr) -> Result<Option<Holder>> {
-        let owner = self.owner.clone();
-        undo.push(format!("release {ip}"), move |store: &mut Store| store.release(ip, &owner));
-        let holder = undo.context().reserve(ip, self.owner)?;
-        if holder.is_some() {
-            undo.pop();
-        }
-        Ok(holder)
-    }
-
     /// Returns the error for an owner that already has an address of this range set.
     fn duplicate(&self, held: IpAddr) -> Error {
         let what = format!("duplicate allocation: {} already holds {held} in network {:?}", self.owner, self.network);
         Error::new(Code::INTERNAL, what).details("detach it first, or request that address")
     }
-}
-
-fn in_use(ip: IpAddr, holder: &Holder) -> Error {
-    let user = match holder {
-        Holder::Owner(owner) => owner.to_string(),
-        Holder::Garbled | Holder::Unknown => "an entry that is not a lease".to_owned(),
-    };
-    Error::new(Code::INTERNAL, format!("the requested address {ip} is in use by {user}"))
-        .details("request another address, or detach the container that has it")
 }
 
 /// Returns the error for an exhausted range set, with the number of addresses and the lease directory.

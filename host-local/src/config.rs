@@ -1,11 +1,11 @@
 //! Reads and validates the configuration of `host-local`, and assigns requested addresses to range sets.
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cni::inspect::Shape;
 use cni::json::Fault;
-use cni::lease::{self, DATA_DIR};
+use cni::lease;
 use cni::{Args, Call, Code, Error, Result, Route, Version};
 use linux::ip::{self, Cidr};
 use serde::Deserialize;
@@ -97,7 +97,7 @@ impl Config {
             let error = Error::new(Code::CONFIG, format!("network {:?} has no \"ipam\"", call.network.as_str()));
             return Err(error.details("add \"ipam\" with \"type\": \"host-local\" and \"ranges\""));
         };
-        let dir = lease_dir(call, &ipam.data_dir)?;
+        let dir = lease::directory(call, &ipam.data_dir)?;
         let requested_ips = requested_ips(call, &network.args.cni.ips, &network.runtime_config.ips)?;
         let sets = range_sets(call.version, &network.runtime_config.ip_ranges, &ipam)?;
         let requested = assign_requests(&requested_ips, &sets)?;
@@ -106,7 +106,7 @@ impl Config {
             sets,
             requested,
             routes: ipam.routes,
-            resolv_conf: path("ipam.resolvConf", &ipam.resolv_conf)?,
+            resolv_conf: lease::path("ipam.resolvConf", &ipam.resolv_conf)?,
             reclaim: ipam.reclaim_after_reboot.unwrap_or(true),
         })
     }
@@ -115,22 +115,7 @@ impl Config {
 /// Returns the lease directory, which is all that DEL and GC need. Unlike the reference, which refuses to release leases if
 /// the configuration has become invalid.
 pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
-    lease_dir(call, &lease::data_dir(call)?)
-}
-
-/// Returns the lease directory of the network below `data_dir`, or below the default if that is empty.
-fn lease_dir(call: &Call<'_>, data_dir: &str) -> Result<PathBuf> {
-    let data_dir = path("ipam.dataDir", data_dir)?;
-    Ok(data_dir.as_deref().unwrap_or_else(|| Path::new(DATA_DIR)).join(call.network.as_str()))
-}
-
-/// Validates the path at `key`. Returns `None` if it is empty.
-fn path(key: &str, text: &str) -> Result<Option<PathBuf>> {
-    if text.contains('\0') {
-        let error = Error::from(Fault::value(format!("{text:?} is not a valid path")).under(key));
-        return Err(error.details("remove the NUL character"));
-    }
-    Ok(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from))
+    lease::directory(call, &lease::data_dir(call)?)
 }
 
 /// Validates the range sets and returns them in the order of the reference, which determines the numbers in

@@ -5,11 +5,10 @@ use std::ffi::OsStr;
 use std::net::IpAddr;
 
 use cni::Call;
-use cni::lease::{self, LeaseOwner};
+use cni::lease::{self, Index, LeaseOwner, bits};
 
 use crate::config::{self, Config};
-use crate::index::Index;
-use crate::range::{Range, RangeSet, RangeSpec, bits};
+use crate::range::{Range, RangeSet, RangeSpec};
 use crate::resolv;
 
 /// Reads a configuration of this plugin.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni::IpConfig;
+use cni::lease::{Span, bits, like};
 use linux::ip::{self, Cidr};
 
 /// Error: the range is invalid. `hint` says how to correct it.
@@ -216,40 +217,6 @@ impl fmt::Display for RangeSet {
             write!(f, "{}{range}", if i == 0 { "" } else { "," })?;
         }
         Ok(())
-    }
-}
-
-/// Consecutive addresses from `first` to `last` inclusive, without the gateway.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Span {
-    pub(crate) first: IpAddr,
-    pub(crate) last: IpAddr,
-    pub(crate) gateway: IpAddr,
-}
-
-impl Span {
-    /// Iterates over the addresses.
-    #[cfg(any(test, feature = "fuzzing"))]
-    pub(crate) fn addresses(self) -> impl Iterator<Item = IpAddr> {
-        let within = move |ip: &IpAddr| *ip <= self.last;
-        std::iter::successors(Some(self.first).filter(within), move |ip| ip::next(*ip).filter(within))
-            .filter(move |ip| *ip != self.gateway)
-    }
-}
-
-/// Returns an address as a number.
-pub(crate) fn bits(ip: IpAddr) -> u128 {
-    match ip {
-        IpAddr::V4(ip) => ip.to_bits().into(),
-        IpAddr::V6(ip) => ip.to_bits(),
-    }
-}
-
-/// Returns the address with this number, of the family of `model`. Cuts off bits that the family does not have.
-pub(crate) fn like(model: IpAddr, bits: u128) -> IpAddr {
-    match model {
-        IpAddr::V4(_) => Ipv4Addr::from_bits(u32::try_from(bits & u128::from(u32::MAX)).unwrap_or(0)).into(),
-        IpAddr::V6(_) => Ipv6Addr::from_bits(bits).into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The program `macvlan`, which contains the IPAM plugin `host-local`.
+//! The program `macvlan`, which contains the IPAM plugins `host-local` and `static`.
 #![no_main]
 
-cni::main!(macvlan::Macvlan, host_local::HostLocal);
+cni::main!(macvlan::Macvlan, host_local::HostLocal, static_ipam::Static);

@@ -5,11 +5,10 @@
 
 mod command;
 mod finding;
+mod leases;
 
 use std::fmt;
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 use linux::ip::Cidr;
 use linux::netlink::Address;
@@ -25,6 +24,7 @@ pub use crate::config::{FIX_HINT, common_shape};
 pub use crate::shape::Shape;
 pub use command::{Command, CommandLine, shell_word};
 pub use finding::{Finding, Fix, Level, Subject};
+pub use leases::{Lease, LeaseHolder, LeaseStore, LockHolder, collect_leases};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
 pub trait Inspect: Plugin {
@@ -189,63 +189,6 @@ impl fmt::Display for Range {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}-{}", self.first, self.last)
     }
-}
-
-/// Read-only access to leases. Takes no lock, and needs only the permission to read the files.
-pub trait LeaseStore: Sync {
-    /// Returns the lease directory of a network, even if its ranges are invalid.
-    fn lease_dir(&self, call: &Call<'_>) -> Result<PathBuf>;
-    /// Returns the lease directories of all networks without a `dataDir` of their own. Each is named after its network.
-    fn default_lease_dirs(&self) -> Vec<PathBuf>;
-    /// Returns the leases in a directory, ordered by address. Returns `None` if the directory does not exist.
-    fn leases(&self, directory: &Path) -> Result<Option<Vec<Lease>>>;
-    /// Returns the addresses whose leases are from an earlier boot, so that their containers are gone.
-    fn leases_of_earlier_boots(&self, directory: &Path) -> Result<Vec<IpAddr>>;
-    /// Fails if an ADD could not write a lease. Leaves no file behind.
-    fn check_writable(&self, directory: &Path) -> Result<()>;
-    /// Returns the process that holds the lock of a directory, if one does and is visible from here.
-    fn lock_holder(&self, directory: &Path) -> Option<LockHolder>;
-    /// Returns the command that writes the missing lease of an attachment, unless the address is leased.
-    fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> CommandLine;
-}
-
-/// A process that holds the lock of a lease directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LockHolder {
-    /// The lock file.
-    pub file: PathBuf,
-    /// The id of the process.
-    pub pid: u32,
-    /// The name of its program.
-    pub program: String,
-}
-
-impl fmt::Debug for dyn LeaseStore + '_ {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LeaseStore")
-    }
-}
-
-/// A lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Lease {
-    /// The address.
-    pub ip: IpAddr,
-    /// Its owner.
-    pub owner: LeaseHolder,
-    /// The time of the last change.
-    pub since: SystemTime,
-}
-
-/// The owner of an address according to its lease.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum LeaseHolder {
-    /// A container, and its interface unless the record is an old one.
-    Container(String, Option<String>),
-    /// No owner: the file is empty or garbled, and the next ADD that needs the address takes it.
-    Garbled,
-    /// The entry cannot be read, or is not a regular file.
-    Unknown,
 }
 
 /// A kind of objects.

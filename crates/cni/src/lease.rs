@@ -1,5 +1,18 @@
-//! The leases of `host-local`: the format of their files, and where they are. `host-local` manages them; other plugins only read
-//! them, as evidence of [`Ownership`](crate::Ownership).
+//! Leases: the format of their files, where they are, and how IPAM plugins manage them. Other plugins only read them, as
+//! evidence of [`Ownership`](crate::Ownership).
+//!
+//! `store` is a locked lease directory, with one file per lease that names its owner. `index` finds leases and free addresses
+//! without reading all files. `earlier` knows the leases of earlier boots.
+
+mod bitmap;
+mod boot;
+mod digest;
+mod directory;
+mod earlier;
+mod index;
+mod lock;
+mod span;
+mod store;
 
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -13,14 +26,24 @@ use linux::dir::Dir;
 use linux::log::debug;
 use serde::Deserialize;
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::json::{Fault, Raw};
 use crate::plugin::{Attachment, Call};
+
+pub use directory::{
+    collect, has_lease_in, held_by, in_use, lease, missing, release, reserve_all, status_of, usable, with_hint,
+};
+pub(crate) use directory::{nearest, writable};
+pub(crate) use earlier::EarlierLeases;
+pub use index::{Broken, Index};
+pub(crate) use lock::{NAME as LOCK, holder_in as lock_holder};
+pub use span::{Span, bits, like};
+pub use store::{Held, Lease, Store};
 
 /// The default of `ipam.dataDir`, the parent of the lease directories.
 pub const DATA_DIR: &str = "/var/lib/cni/networks";
 
-/// The directory of the indexes of `host-local`: one for each lease directory that it has used since the last boot.
+/// The directory of the indexes: one for each lease directory that was used since the last boot.
 pub const INDEX_ROOT: &str = "/run/cni0/host-local";
 
 /// The file of an index that contains the path of its lease directory.
@@ -135,6 +158,22 @@ pub fn data_dir(call: &Call<'_>) -> Result<String> {
         _ => Ipam::default(),
     };
     Ok(ipam.data_dir)
+}
+
+/// Returns the lease directory of the network below `data_dir`, the value of `ipam.dataDir`, or below the default if that is
+/// empty.
+pub fn directory(call: &Call<'_>, data_dir: &str) -> Result<PathBuf> {
+    let data_dir = path("ipam.dataDir", data_dir)?;
+    Ok(data_dir.as_deref().unwrap_or_else(|| Path::new(DATA_DIR)).join(call.network.as_str()))
+}
+
+/// Validates the path at `key`. Returns `None` if it is empty.
+pub fn path(key: &str, text: &str) -> Result<Option<PathBuf>> {
+    if text.contains('\0') {
+        let error = Error::from(Fault::value(format!("{text:?} is not a valid path")).under(key));
+        return Err(error.details("remove the NUL character"));
+    }
+    Ok(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from))
 }
 
 /// Returns the lease directories of this host that are known: those in [`DATA_DIR`], and those with an index, which are in any

@@ -130,7 +130,7 @@ pub(crate) fn delegates_ipam(shape: &Shape) -> bool {
 
 /// Returns those of our plugins that manage addresses.
 pub(crate) fn ipam_plugins() -> impl Iterator<Item = &'static dyn Inspect> {
-    PLUGINS.iter().copied().filter(|plugin| plugin.lease_store().is_some())
+    PLUGINS.iter().copied().filter(|plugin| plugin.ipam().is_some())
 }
 
 /// Returns the shape with any keys in `ipam`.

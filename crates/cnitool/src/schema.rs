@@ -126,7 +126,7 @@ impl Schemas {
         let mut own = plugin.shape();
         let mut described = self.common.clone();
         described.extend(keys(plugin.name())?);
-        let delegates_ipam = known::delegates_ipam(&own) && plugin.lease_store().is_none();
+        let delegates_ipam = known::delegates_ipam(&own) && plugin.ipam().is_none();
         if delegates_ipam {
             for ipam in known::ipam_plugins() {
                 own = own.and(without(&ipam.shape(), "ipam"));
@@ -146,7 +146,7 @@ impl Schemas {
             set(&mut schema, &["properties", key], json!({ "description": description }));
         }
         set(&mut schema, &["properties", "cniVersion", "enum"], versions());
-        if delegates_ipam || plugin.lease_store().is_some() {
+        if delegates_ipam || plugin.ipam().is_some() {
             set(&mut schema, &["properties", "ipam"], self.any_ipam(&described));
         }
         Ok(schema)

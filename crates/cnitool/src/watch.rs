@@ -110,8 +110,8 @@ impl Watch {
     fn leases(&self) -> Result<Leases> {
         let mut directories: BTreeMap<PathBuf, (String, &'static dyn LeaseStore)> = BTreeMap::new();
         for store in PLUGINS.iter().filter_map(|plugin| plugin.lease_store()) {
-            if let Some(parent) = store.lease_dir(&Call::for_config(DEFAULTS)?)?.parent() {
-                self.watch(parent)?;
+            if let Some(directory) = store.lease_dir(&Call::for_config(DEFAULTS)?)? {
+                self.watch(directory.parent().unwrap_or(&directory))?;
             }
             for directory in store.default_lease_dirs() {
                 let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -80,6 +80,21 @@ impl Cidr {
         self.prefix() == 0 && self.ip().is_unspecified()
     }
 
+    /// Returns what the address is if no interface can have it: a noun.
+    pub fn not_of_an_interface(&self) -> Option<&'static str> {
+        let ip = self.ip();
+        // Subnets of two addresses and of one have only addresses of interfaces.
+        let is_large = self.prefix() + 2 <= if ip.is_ipv4() { 32 } else { 128 };
+        match ip {
+            _ if ip.to_canonical() != ip => Some("IPv4 written as IPv6"),
+            _ if ip.is_multicast() => Some("a multicast address"),
+            _ if ip.is_unspecified() => Some("the unspecified address"),
+            _ if is_large && self.network().ip() == ip => Some("the address of its network"),
+            IpAddr::V4(_) if is_large && self.last() == ip => Some("the broadcast address of its network"),
+            _ => None,
+        }
+    }
+
     /// Converts an IPv4-mapped IPv6 address to the IPv4 address, as the reference prints it.
     #[must_use]
     pub fn canonical(self) -> Cidr {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::bitmap;
+use cni::lease::Index;
 
 fn ip(text: &str) -> IpAddr {
     text.parse().unwrap()
@@ -121,16 +121,11 @@ fn model(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Opti
 
 /// Returns the next address as `host-local` finds it, with spans and bitmaps of blocks.
 fn ours(set: &RangeSet, last: Option<IpAddr>, taken: &BTreeSet<IpAddr>) -> Option<IpAddr> {
-    set.round(last).into_iter().find_map(|span| {
-        let free = bitmap::first_free(span, |base| {
-            let mut bitmap = bitmap::EMPTY;
-            for ip in taken.iter().filter(|ip| bitmap::base(**ip) == base) {
-                bitmap::set(&mut bitmap, *ip, true);
-            }
-            Ok::<_, ()>(bitmap)
-        });
-        free.unwrap()
-    })
+    let mut index = Index::default();
+    for ip in taken {
+        index.insert(*ip, None).unwrap();
+    }
+    index.first_free(&set.round(last)).unwrap()
 }
 
 #[test]

@@ -22,10 +22,12 @@ fn a_file_that_cannot_be_written_is_an_error_and_nothing_is_left() {
     let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.9.0.0/24" }]] });
     let network = json!({ "cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": ipam });
     let pod = Pod::attached(lab, "c1", &network);
+    let fixed = json!({ "type": "static", "leases": true, "addresses": [{ "address": "10.9.0.77/24" }] });
     let plugin = |name: &str, keys: Value| with(with(network.clone(), json!({ "type": name })), keys);
     let other = pod.interface("eth1", &["10.9.0.9/24"]);
     for (pod, config, is_written) in [
         (&other, plugin("host-local", json!({})), "lease"),
+        (&other, plugin("static", json!({ "ipam": fixed })), "lease"),
         (&other, plugin("bridge", json!({})), "lease"),
         (&other, plugin("flannel", json!({ "delegate": { "bridge": "cni1" } })), "state file"),
         (&pod, plugin("tuning", json!({ "mtu": 1400 })), "backup file"),

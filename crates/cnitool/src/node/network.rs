@@ -106,8 +106,10 @@ impl Network {
     }
 
     fn read_part(&mut self, part: Part, is_complete: bool) -> Result<()> {
-        if let Some(store) = part.plugin.lease_store() {
-            self.store = Some((store, part.with_call(|call| store.lease_dir(call))?));
+        if let Some(store) = part.plugin.lease_store()
+            && let Some(directory) = part.with_call(|call| store.lease_dir(call))?
+        {
+            self.store = Some((store, directory));
         }
         match part.with_call(|call| part.plugin.settings(call)) {
             Ok(Settings { bridge, ranges, nftables }) => {

@@ -1,12 +1,12 @@
 //! Digests for the index and the records of earlier boots: fast, identical on all machines, not cryptographic.
 
-use cni::lease::LeaseOwner;
+use super::LeaseOwner;
 
 /// The number of the index layout. It is part of every digest, so that pages of another layout count as broken.
 const LAYOUT: u64 = 1;
 
 /// Returns the digest of `bytes`.
-pub(crate) fn digest(bytes: &[u8]) -> u64 {
+pub(super) fn digest(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let tail = rest.iter().rev().fold(0, |tail, byte| tail << 8 | u64::from(*byte));
     let length = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
@@ -15,20 +15,20 @@ pub(crate) fn digest(bytes: &[u8]) -> u64 {
 }
 
 /// Returns the digest of the owner of a lease.
-pub(crate) fn owner_digest(owner: &LeaseOwner) -> u64 {
+pub(super) fn owner_digest(owner: &LeaseOwner) -> u64 {
     digest(owner.record().as_bytes())
 }
 
 /// Returns the digest of [`LeaseOwner::without_ifname`].
-pub(crate) fn container_digest(owner: &LeaseOwner) -> u64 {
+pub(super) fn container_digest(owner: &LeaseOwner) -> u64 {
     digest(owner.container.as_bytes())
 }
 
 /// The length of the digest at the head of sealed bytes.
-pub(crate) const HEAD: usize = 8;
+pub(super) const HEAD: usize = 8;
 
 /// Returns `body` with its digest in front of it.
-pub(crate) fn seal(body: impl IntoIterator<Item = u8>) -> Vec<u8> {
+pub(super) fn seal(body: impl IntoIterator<Item = u8>) -> Vec<u8> {
     let mut bytes = vec![0; HEAD];
     bytes.extend(body);
     reseal(&mut bytes);
@@ -36,14 +36,14 @@ pub(crate) fn seal(body: impl IntoIterator<Item = u8>) -> Vec<u8> {
 }
 
 /// Recomputes the digest at the head of `bytes` after a change of the body.
-pub(crate) fn reseal(bytes: &mut [u8]) {
+pub(super) fn reseal(bytes: &mut [u8]) {
     if let Some((head, body)) = bytes.split_first_chunk_mut::<HEAD>() {
         *head = digest(body).to_le_bytes();
     }
 }
 
 /// Returns the body of sealed bytes, or `None` if it does not match the digest.
-pub(crate) fn unseal(bytes: &[u8]) -> Option<&[u8]> {
+pub(super) fn unseal(bytes: &[u8]) -> Option<&[u8]> {
     let (head, body) = bytes.split_first_chunk::<HEAD>()?;
     (u64::from_le_bytes(*head) == digest(body)).then_some(body)
 }

@@ -6,14 +6,14 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-use cni::inspect::LockHolder;
-use cni::{Code, Context, Error, Result};
 use fs2::FileExt;
 use linux::Deadline;
+use linux::dir::Dir;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{major, minor};
 
-use linux::dir::Dir;
+use crate::error::{Code, Context, Error, Result};
+use crate::inspect::LockHolder;
 
 /// The name of the lock file.
 pub(crate) const NAME: &str = "lock";

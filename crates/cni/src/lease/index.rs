@@ -21,15 +21,15 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::path::{self, Path, PathBuf};
 
-use cni::lease::{INDEX_ROOT, LeaseOwner, OWNER_FILE};
+use linux::dir::{self, Dir, Timestamp, mtime};
 use linux::log::debug;
 use nix::sys::stat::FileStat;
 
-use crate::bitmap::{self, Bitmap};
-use crate::digest::{HEAD, container_digest, owner_digest, reseal, unseal};
-use crate::earlier;
-use crate::range::Span;
-use linux::dir::{self, Dir, Timestamp, mtime};
+use super::bitmap::{self, Bitmap};
+use super::digest::{HEAD, container_digest, owner_digest, reseal, unseal};
+use super::earlier;
+use super::span::Span;
+use super::{INDEX_ROOT, LeaseOwner, OWNER_FILE};
 
 /// Seconds between the mtimes of lease directory and index: far more than between two changes that the kernel stamps.
 const MTIME_OFFSET: i64 = 1 << 20;
@@ -39,13 +39,13 @@ const BUCKETS: u64 = 128;
 
 /// Error: this version did not write the page in this form. The index must be rebuilt.
 #[derive(Debug)]
-pub(crate) struct Broken;
+pub struct Broken;
 
 type Result<T> = std::result::Result<T, Broken>;
 
 /// The index of one lease directory.
 #[derive(Debug, Default)]
-pub(crate) struct Index {
+pub struct Index {
     /// The directory of the pages, or `None` before the index is first saved.
     home: Option<Dir>,
     /// Whether the pages in `home` are valid. Otherwise the index consists only of `pages`.
@@ -108,7 +108,7 @@ const PAIR_LEN: usize = 8 + 16;
 
 impl Index {
     /// Opens the index of `leases`. Returns `None` if it does not exist or is not current.
-    pub(crate) fn open(leases: &Dir) -> Option<Index> {
+    pub fn open(leases: &Dir) -> Option<Index> {
         let stat = leases.stat().ok()?;
         let (home, home_stat) = Dir::open_private(&index_path(&stat)).ok()??;
         let current = has_mtime_offset(mtime(&stat), mtime(&home_stat));
@@ -116,7 +116,7 @@ impl Index {
     }
 
     /// Returns the addresses leased to `owner`, including those of old records that name only the container.
-    pub(crate) fn held_by(&mut self, owner: &LeaseOwner) -> Result<Vec<IpAddr>> {
+    pub fn held_by(&mut self, owner: &LeaseOwner) -> Result<Vec<IpAddr>> {
         let wanted = [owner_digest(owner), container_digest(owner)];
         let held = self.bucket(owner)?.pairs().iter().filter_map(|pair| {
             let (owner, ip) = pair.split_first_chunk::<8>()?;
@@ -127,7 +127,7 @@ impl Index {
     }
 
     /// Returns the first address in `spans` that is not taken.
-    pub(crate) fn first_free(&mut self, spans: &[Span]) -> Result<Option<IpAddr>> {
+    pub fn first_free(&mut self, spans: &[Span]) -> Result<Option<IpAddr>> {
         for span in spans {
             let free = bitmap::first_free(*span, |base| {
                 let page = self.bitmap(base)?;
@@ -141,7 +141,7 @@ impl Index {
     }
 
     /// Records that `ip` is taken, by `owner` if that is known.
-    pub(crate) fn insert(&mut self, ip: IpAddr, owner: Option<&LeaseOwner>) -> Result<()> {
+    pub fn insert(&mut self, ip: IpAddr, owner: Option<&LeaseOwner>) -> Result<()> {
         let new = self.set_taken(ip, true)?;
         let Some(owner) = owner else { return Ok(()) };
         let pair = pair(ip, owner);
@@ -155,7 +155,7 @@ impl Index {
     }
 
     /// Records that `ip` is free and no longer leased to `owner`.
-    pub(crate) fn remove(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Result<()> {
+    pub fn remove(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Result<()> {
         self.set_taken(ip, false)?;
         let pair = pair(ip, owner);
         let page = self.bucket(owner)?;
@@ -168,7 +168,7 @@ impl Index {
     }
 
     /// Writes the changed pages and marks the index as current. Errors are only logged.
-    pub(crate) fn save(&mut self, leases: &Dir) {
+    pub fn save(&mut self, leases: &Dir) {
         let stale = !self.current || self.pages.values().any(|page| page.changed);
         if stale && let Err(error) = self.try_save(leases) {
             debug!("cannot save the index of {:?}: {error}", leases.path());
@@ -240,12 +240,7 @@ impl Index {
 
     /// Creates an index whose pages for `owner` and `ip` have the given contents, with a correct digest if `sealed`.
     #[cfg(feature = "fuzzing")]
-    pub(crate) fn of_pages(
-        owner: &LeaseOwner,
-        ip: IpAddr,
-        [in_bucket, in_bitmap]: [&[u8]; 2],
-        sealed: bool,
-    ) -> Result<Index> {
+    pub fn of_pages(owner: &LeaseOwner, ip: IpAddr, [in_bucket, in_bitmap]: [&[u8]; 2], sealed: bool) -> Result<Index> {
         let page = |content: &[u8]| {
             let mut page = Page::new();
             page.bytes.extend(content);

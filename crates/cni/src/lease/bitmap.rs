@@ -2,24 +2,24 @@
 
 use std::net::IpAddr;
 
-use crate::range::{Span, bits, like};
+use super::span::{Span, bits, like};
 
 /// The number of addresses in a block.
 const BLOCK: u128 = 4096;
 
 /// One bit for each address of a block. The lowest bit is the first address.
-pub(crate) type Bitmap = [u8; 512];
+pub(super) type Bitmap = [u8; 512];
 
 /// The bitmap of a block without leases.
-pub(crate) const EMPTY: Bitmap = [0; 512];
+pub(super) const EMPTY: Bitmap = [0; 512];
 
 /// Returns the first address of the block that contains `ip`.
-pub(crate) fn base(ip: IpAddr) -> IpAddr {
+pub(super) fn base(ip: IpAddr) -> IpAddr {
     like(ip, bits(ip) & !(BLOCK - 1))
 }
 
 /// Sets or clears the bit of `ip` in the bitmap of its block. Returns whether the bit changed.
-pub(crate) fn set(bitmap: &mut [u8], ip: IpAddr, taken: bool) -> bool {
+pub(super) fn set(bitmap: &mut [u8], ip: IpAddr, taken: bool) -> bool {
     let (byte, mask) = position(bits(ip) % BLOCK);
     let Some(byte) = bitmap.get_mut(byte) else { return false };
     let old = *byte;
@@ -29,7 +29,7 @@ pub(crate) fn set(bitmap: &mut [u8], ip: IpAddr, taken: bool) -> bool {
 
 /// Returns the first address of `span` that is neither taken nor the gateway. `bitmap` returns the bitmap of a block,
 /// given the first address of the block.
-pub(crate) fn first_free<E>(
+pub(super) fn first_free<E>(
     span: Span,
     mut bitmap: impl FnMut(IpAddr) -> Result<Bitmap, E>,
 ) -> Result<Option<IpAddr>, E> {

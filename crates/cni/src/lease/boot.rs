@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
-use cni::{Code, Context, Error, Result};
+use crate::error::{Code, Context, Error, Result};
 
 const STAT: &str = "/proc/stat";
 
@@ -17,7 +17,7 @@ const BOOT_MOUNTS: [&str; 2] = ["/proc", "/sys"];
 /// The kernel computes `btime` from the current clock. When the clock is stepped forward, `btime` moves past the time
 /// stamps of files written since the boot. The result is therefore bounded by time stamps from the start of this boot.
 /// On a machine whose clock starts at 1970, the result is too early, which is harmless: fewer leases are reclaimed.
-pub(crate) fn not_after() -> Result<i64> {
+pub(super) fn not_after() -> Result<i64> {
     let text = fs::read_to_string(STAT).context(|| format!("read {STAT:?}"))?;
     let mut bound =
         parse(&text).ok_or_else(|| Error::new(Code::INTERNAL, format!("{STAT:?} does not contain the boot time")))?;

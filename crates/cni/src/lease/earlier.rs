@@ -12,14 +12,15 @@ use std::io::{self, Read};
 use std::net::IpAddr;
 use std::path::Path;
 
-use cni::{Code, Context, Error, Result, SortedSet, lease};
+use linux::dir::{self, Dir};
 use linux::log::debug;
 use nix::fcntl::OFlag;
 use nix::sys::stat::FileStat;
 
-use crate::boot;
-use crate::digest::{digest, seal, unseal};
-use linux::dir::{self, Dir};
+use super::boot;
+use super::digest::{digest, seal, unseal};
+use crate::error::{Code, Context, Error, Result};
+use crate::sorted::SortedSet;
 
 /// The directory of the records. They are not part of the index, because the index can be deleted and rebuilt at any
 /// time, while a record must last until the reboot.
@@ -115,7 +116,7 @@ impl EarlierLeases {
 fn files(leases: &Dir) -> io::Result<impl Iterator<Item = io::Result<(IpAddr, FileStat)>>> {
     let look = |name: io::Result<String>| -> io::Result<Option<(IpAddr, FileStat)>> {
         let name = name?;
-        let Some(ip) = lease::address(&name) else { return Ok(None) };
+        let Some(ip) = super::address(&name) else { return Ok(None) };
         Ok(leases.stat_of(&name)?.filter(dir::is_file).map(|stat| (ip, stat)))
     };
     Ok(leases.names()?.filter_map(move |name| look(name).transpose()))

@@ -5,23 +5,25 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::SystemTime;
 
-use cni::lease::{self, Holder, LeaseOwner};
-use cni::{Code, Context, Error, ErrorCollector, Result, SortedSet};
+use linux::dir::{Dir, TEMP_SUFFIX};
 use linux::log::{debug, warn};
 
-use crate::digest::{container_digest, owner_digest};
-use crate::earlier::{self, EarlierLeases};
-use crate::index::{Broken, Index};
-use crate::lock::Lock;
-use crate::range::Span;
-use linux::dir::{Dir, TEMP_SUFFIX};
+use super::digest::{container_digest, owner_digest};
+use super::earlier::{self, EarlierLeases};
+use super::index::{Broken, Index};
+use super::lock::Lock;
+use super::span::Span;
+use super::{Holder, LeaseOwner, address, read};
+use crate::collector::ErrorCollector;
+use crate::error::{Code, Context, Error, Result};
+use crate::sorted::SortedSet;
 
 /// The prefix of the files that contain the address leased last, one for each range set.
 const LAST_RESERVED: &str = "last_reserved_ip.";
 
 /// An open, locked lease directory. Dropping it saves the index, then releases the lock.
 #[derive(Debug)]
-pub(crate) struct Store {
+pub struct Store {
     dir: Dir,
     /// `None` until first use if the saved index is missing or out of date.
     index: Option<Index>,
@@ -32,42 +34,34 @@ pub(crate) struct Store {
 
 /// A lease file.
 #[derive(Debug)]
-pub(crate) struct Lease {
-    pub(crate) ip: IpAddr,
-    pub(crate) holder: Holder,
+pub struct Lease {
+    /// The address.
+    pub ip: IpAddr,
+    /// The content of the file.
+    pub holder: Holder,
     /// The later one of mtime and ctime.
-    pub(crate) since: SystemTime,
-}
-
-/// Adds a hint to an error if its reason is that leases cannot be written in the directory `path`.
-pub(crate) fn with_hint(error: Error, path: &Path) -> Error {
-    match error.errno() {
-        Some(libc::EACCES | libc::EPERM) => error.details(format!("run as root, or allow writing in {path:?}")),
-        Some(libc::EROFS) => error.details(format!(
-            "mount the file system of {path:?} read-write, or set \"dataDir\" to a directory that can be written"
-        )),
-        _ => error,
-    }
+    pub since: SystemTime,
 }
 
 /// The addresses leased to an attachment.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Held {
+pub struct Held {
     /// Leased by records that name the interface.
-    pub(crate) exact: Vec<IpAddr>,
+    pub exact: Vec<IpAddr>,
     /// Leased by old records, which name only the container.
-    pub(crate) without_ifname: Vec<IpAddr>,
+    pub without_ifname: Vec<IpAddr>,
 }
 
 impl Held {
-    pub(crate) fn all(&self) -> impl Iterator<Item = IpAddr> {
+    /// Iterates over all of them.
+    pub fn all(&self) -> impl Iterator<Item = IpAddr> {
         self.exact.iter().chain(&self.without_ifname).copied()
     }
 }
 
 impl Store {
     /// Opens and locks the lease directory `path`, creating it if it does not exist.
-    pub(crate) fn create(path: &Path) -> Result<Store> {
+    pub fn create(path: &Path) -> Result<Store> {
         let what = || format!("create directory {path:?}");
         let store = Store::lock(path, || Dir::create(path, 0o755).map(Some).context(what))?;
         store.ok_or_else(|| Error::new(Code::INTERNAL, format!("{path:?} was deleted as soon as it was created")))
@@ -75,7 +69,7 @@ impl Store {
 
     /// Opens and locks the lease directory `path`. Returns `None` if it does not exist, or cannot exist: an ancestor is not a
     /// directory, the path is too long, or a symbolic link leads to itself. Then there can be no leases.
-    pub(crate) fn open(path: &Path) -> Result<Option<Store>> {
+    pub fn open(path: &Path) -> Result<Option<Store>> {
         Store::lock(path, || match Dir::open(path) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENAMETOOLONG | libc::ELOOP)) => {
                 Ok(None)
@@ -100,12 +94,13 @@ impl Store {
         Err(Error::new(Code::TRY_LATER, format!("lock {path:?}: another process keeps removing the lock file")))
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Returns the path of the directory.
+    pub fn path(&self) -> &Path {
         self.dir.path()
     }
 
     /// Returns the addresses leased to `owner`. The index suggests candidates; the lease files decide.
-    pub(crate) fn held_by(&mut self, owner: &LeaseOwner) -> Result<Held> {
+    pub fn held_by(&mut self, owner: &LeaseOwner) -> Result<Held> {
         loop {
             let claimed = self.with_index(|index| index.held_by(owner))?;
             let mut held = Held::default();
@@ -125,12 +120,12 @@ impl Store {
     }
 
     /// Returns the first address in `spans` that is free according to the index.
-    pub(crate) fn first_free(&mut self, spans: &[Span]) -> Result<Option<IpAddr>> {
+    pub fn first_free(&mut self, spans: &[Span]) -> Result<Option<IpAddr>> {
         self.with_index(|index| index.first_free(spans))
     }
 
     /// Leases `ip` to `owner`. Returns the holder instead if `ip` is already leased.
-    pub(crate) fn reserve(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Result<Option<Holder>> {
+    pub fn reserve(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Result<Option<Holder>> {
         let (name, record) = (ip.to_string(), owner.record());
         let what = || format!("write the lease {:?}", self.dir.path().join(&name));
         // Two attempts suffice under the lock. A third is only needed if another program ignores the lock.
@@ -157,13 +152,13 @@ impl Store {
     }
 
     /// Makes the lease of `ip` a lease of this boot by updating its time stamps.
-    pub(crate) fn renew(&self, ip: IpAddr) -> Result<()> {
+    pub fn renew(&self, ip: IpAddr) -> Result<()> {
         let name = ip.to_string();
         self.dir.touch(&name).context(|| format!("renew the lease {:?}", self.dir.path().join(&name)))
     }
 
     /// Releases `ip` if it is leased to `owner`; otherwise does nothing.
-    pub(crate) fn release(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Result<()> {
+    pub fn release(&mut self, ip: IpAddr, owner: &LeaseOwner) -> Result<()> {
         if self.holder(ip)? != Some(Holder::Owner(owner.clone())) {
             return Ok(());
         }
@@ -181,7 +176,7 @@ impl Store {
 
     /// Removes the leases for which `stale` returns true, and continues after errors. Returns the number of removed
     /// leases, or the errors.
-    pub(crate) fn remove_if(&mut self, stale: impl Fn(&Lease) -> bool) -> Result<usize> {
+    pub fn remove_if(&mut self, stale: impl Fn(&Lease) -> bool) -> Result<usize> {
         let mut stale_ips = Vec::new();
         self.for_each(|lease| {
             if stale(&lease) {
@@ -192,7 +187,7 @@ impl Store {
     }
 
     /// Removes the leases of earlier boots. Returns their number.
-    pub(crate) fn reclaim(&mut self) -> Result<usize> {
+    pub fn reclaim(&mut self) -> Result<usize> {
         match EarlierLeases::read(&self.dir) {
             Ok(earlier) => {
                 let stale_ips = earlier.unwrap_or_default().present(&self.dir)?;
@@ -218,23 +213,23 @@ impl Store {
     }
 
     /// Reads all lease files and calls `visit` for each. Does not collect them, because there can be many.
-    pub(crate) fn for_each(&self, visit: impl FnMut(Lease)) -> Result<()> {
+    pub fn for_each(&self, visit: impl FnMut(Lease)) -> Result<()> {
         for_each_lease(&self.dir, visit)
     }
 
     /// Reads the lease file of `ip`. Returns `None` if it does not exist.
     fn holder(&self, ip: IpAddr) -> Result<Option<Holder>> {
-        Ok(lease::read(&self.dir, &ip.to_string(), false)?.map(|(holder, _)| holder))
+        Ok(read(&self.dir, &ip.to_string(), false)?.map(|(holder, _)| holder))
     }
 
     /// Returns the address that was leased last from range set `set`, or `None` if it is not recorded or not readable.
-    pub(crate) fn last_reserved(&self, set: usize) -> Option<IpAddr> {
+    pub fn last_reserved(&self, set: usize) -> Option<IpAddr> {
         last_reserved(&self.dir, set).ok().flatten()
     }
 
     /// Records the address that was leased from range set `set`. An error is only logged, because the record merely
     /// delays the reuse of addresses. Unlike the reference, which fails and keeps the lease.
-    pub(crate) fn set_last_reserved(&self, set: usize, ip: IpAddr) {
+    pub fn set_last_reserved(&self, set: usize, ip: IpAddr) {
         if let Err(error) = self.dir.replace(&last_reserved_name(set), ip.to_string().as_bytes()) {
             warn!("write {:?}: {error}", self.dir.path().join(last_reserved_name(set)));
         }
@@ -272,8 +267,8 @@ impl Store {
                 // A killed call left this temporary file. An error is harmless: no code reads the file.
                 let _ = self.dir.remove(&name);
             }
-            let Some(ip) = lease::address(&name) else { continue };
-            let inserted = match lease::read(&self.dir, &name, false)?.map(|(holder, _)| holder) {
+            let Some(ip) = address(&name) else { continue };
+            let inserted = match read(&self.dir, &name, false)?.map(|(holder, _)| holder) {
                 Some(Holder::Owner(owner)) => index.insert(ip, Some(&owner)),
                 Some(Holder::Unknown) => index.insert(ip, None),
                 Some(Holder::Garbled) | None => Ok(()),
@@ -296,12 +291,12 @@ impl Drop for Store {
 }
 
 /// Reads all lease files of a directory and calls `visit` for each. Does not need the lock.
-pub(crate) fn for_each_lease(dir: &Dir, mut visit: impl FnMut(Lease)) -> Result<()> {
+fn for_each_lease(dir: &Dir, mut visit: impl FnMut(Lease)) -> Result<()> {
     let what = || format!("read the directory {:?}", dir.path());
     for name in dir.names().context(what)? {
         let name = name.context(what)?;
-        let Some(ip) = lease::address(&name) else { continue };
-        if let Some((holder, since)) = lease::read(dir, &name, true)? {
+        let Some(ip) = address(&name) else { continue };
+        if let Some((holder, since)) = read(dir, &name, true)? {
             visit(Lease { ip, holder, since });
         }
     }
@@ -320,15 +315,15 @@ fn last_reserved(dir: &Dir, set: usize) -> io::Result<Option<IpAddr>> {
 
 /// The owners whose leases GC keeps, as digests. If two owners have the same digest, a stale lease stays.
 #[derive(Debug)]
-pub(crate) struct LiveOwners(SortedSet<u64>);
+pub(super) struct LiveOwners(SortedSet<u64>);
 
 impl LiveOwners {
-    pub(crate) fn new(owners: impl Iterator<Item = LeaseOwner>) -> LiveOwners {
+    pub(super) fn new(owners: impl Iterator<Item = LeaseOwner>) -> LiveOwners {
         // An old record names only the container, so it is kept for any interface of the container.
         LiveOwners(owners.flat_map(|owner| [owner_digest(&owner), container_digest(&owner)]).collect())
     }
 
-    pub(crate) fn contains(&self, lease: &Lease) -> bool {
+    pub(super) fn contains(&self, lease: &Lease) -> bool {
         match &lease.holder {
             Holder::Owner(owner) => self.0.contains(&owner_digest(owner)),
             Holder::Garbled => false,

@@ -1,0 +1,4 @@
+//! The program `static`.
+#![no_main]
+
+cni::main!(static_ipam::Static);
