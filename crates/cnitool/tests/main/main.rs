@@ -31,6 +31,7 @@ mod prune;
 mod repair;
 mod schema;
 mod show;
+mod static_ipam;
 mod status;
 mod support;
 mod tuning;
