@@ -98,7 +98,7 @@ impl Plugin for HostLocal {
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
-        lease::collect(call, &config::directory(call)?)
+        lease::collect(&config::directory(call)?, &call.valid_attachments()?)
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {

@@ -105,8 +105,8 @@ impl Plugin for Static {
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
-        let dir = Directory::of(call)?;
-        dir.filter(lease::collect(call, &dir.path))
+        let (dir, valid) = (Directory::of(call)?, call.valid_attachments()?);
+        dir.filter(lease::collect(&dir.path, &valid))
     }
 
     fn status(&self, call: &Call<'_>) -> Result<()> {

@@ -76,6 +76,7 @@ fn gc_releases_leases_that_are_not_in_the_list() {
     net.with_ipam("leases", json!(false)).gc(&[]);
     assert!(net.leases().is_empty());
     net.call("GC", "x").error(7);
+    net.with_ipam("leases", json!(false)).call("GC", "x").error(7);
 }
 
 #[test]

@@ -10,8 +10,8 @@ use linux::log::warn;
 use super::store::{Held, LiveOwners, Store};
 use super::{Holder, LeaseOwner, address};
 use crate::collector::ErrorCollector;
+use crate::config::ValidAttachment;
 use crate::error::{Code, Context, Error, Result};
-use crate::plugin::Call;
 use crate::undo::Undo;
 
 /// Adds a hint to an error if its reason is that leases cannot be written in the directory `path`.
@@ -107,9 +107,8 @@ fn try_release(dir: &Path, owner: LeaseOwner) -> Result<()> {
     failures.into_result()
 }
 
-/// Releases all leases in the lease directory `dir` that belong to no valid attachment, for GC.
-pub fn collect(call: &Call<'_>, dir: &Path) -> Result<()> {
-    let valid = call.valid_attachments()?;
+/// Releases all leases in the lease directory `dir` that belong to none of the `valid` attachments, for GC.
+pub fn collect(dir: &Path, valid: &[ValidAttachment]) -> Result<()> {
     let live = LiveOwners::new(valid.iter().map(|valid| LeaseOwner::new(&valid.container, &valid.ifname)));
     let removed = Store::open(dir).and_then(|store| match store {
         Some(mut store) => store.remove_if(|lease| !live.contains(lease)).map(drop),
