@@ -65,10 +65,12 @@ impl<'a> Checker<'a> {
     /// Checks that the link is on top of its master. Without a name in the configuration, it may be on top of any: the default
     /// route may have changed.
     pub fn master(&mut self, link: &Link, master: &Master) -> Result<()> {
+        if master.name.is_none() {
+            return Ok(());
+        }
         let socket = if master.in_container { &mut self.guest.netlink } else { &mut self.host };
         let found = master.find_by(socket)?;
-        let is_elsewhere = link.lower_netns.is_some() == master.in_container;
-        if master.name.is_none() || (link.lower == Some(found.index) && !is_elsewhere) {
+        if link.lower == Some(found.index) && link.lower_netns.is_none() == master.in_container {
             return Ok(());
         }
         let what = format!("{:?} should be on top of {:?}, but is not", link.name, found.name);

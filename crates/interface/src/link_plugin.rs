@@ -37,6 +37,10 @@ pub trait LinkType: Debug + Sync {
     fn master(_: &Self::Config) -> Option<&Master> {
         None
     }
+    /// Returns the result of the previous plugin, if the addresses come from that.
+    fn previous(_: &Self::Config) -> Option<&AddResult> {
+        None
+    }
     /// Returns the keys that the plugin reads, for tools.
     fn shape() -> Shape;
 }
@@ -116,7 +120,7 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     if let Some(master) = T::master(&config) {
         checker.master(&link, master)?;
     }
-    if ipam.is_some() {
+    if ipam.is_some() || T::previous(&config).is_some() {
         checker.addresses(&link)?;
         checker.routes(&link)?;
     }
@@ -195,12 +199,13 @@ fn attach<'a, T: LinkType>(
     let in_container = master.is_some_and(|master| master.in_container);
     let index = create(add, new, in_container).map_err(|error| explain(error, new.kind, lower.as_ref()))?;
     let mut interface = start(add, index, lower.as_ref())?;
-    let plan = match ipam {
-        Some(ipam) => {
+    let plan = match (ipam, T::previous(config)) {
+        (Some(ipam), _) => {
             let leased = add.lease_addresses(ipam, move |namespaces| delete(namespaces, index))?;
             Plan::new(leased, &wanted(common))?
         }
-        None => Plan::default(),
+        (None, Some(previous)) => Plan::new(previous.clone(), &wanted(common))?,
+        (None, None) => Plan::default(),
     };
     interface.configure(add.undo.context(), &plan).map_err(|error| explain_mac(error, mac, lower.as_ref()))?;
     let mac = mac.or_else(|| lower.as_ref().and_then(|lower| lower.mac));

@@ -324,6 +324,25 @@ pub fn copy_to_set(from: &Path, to: &Path, set: Set) {
     assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
 }
 
+/// Returns whether the kernel can create a link with these arguments of `ip link add NAME`, on the host of the test.
+pub fn can_create_link(arguments: &str) -> bool {
+    let create = format!("ip link add probe {arguments} && ip link del probe");
+    let outcome = Process::new("sh").arg("-c").arg(&create).run();
+    let is_missing = |why| outcome.stderr.contains(why);
+    let can = !is_missing("Unknown device type") && !is_missing("Operation not supported");
+    assert!(!can || outcome.status == Some(0), "{create}: {}", outcome.stderr);
+    can
+}
+
+/// As [`can_create_link`], and reports `test` as skipped if it cannot.
+pub fn needs_link(test: &str, arguments: &str) -> bool {
+    let can = can_create_link(arguments);
+    if !can {
+        skip(test, &format!("the kernel cannot create this link: {arguments}"));
+    }
+    can
+}
+
 /// Reports that a test cannot run here. `ci/test` counts it.
 pub fn skip(test: &str, why: &str) {
     eprintln!("SKIPPED {test}: {why}");

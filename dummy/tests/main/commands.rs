@@ -2,26 +2,11 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
-use testing::{Lab, Pod, Process, skip};
+use testing::{Lab, Pod, can_create_link, needs_link};
 
 fn config(more: Value) -> Value {
     let ipam = json!({ "type": "host-local", "ranges": [[{ "subnet": "10.1.0.0/24" }], [{ "subnet": "fd01::/64" }]] });
     with(json!({ "cniVersion": "1.1.0", "name": "net1", "type": "dummy", "ipam": ipam }), more)
-}
-
-/// Returns whether the kernel can create dummy interfaces.
-fn has_dummy_links() -> bool {
-    let outcome = Process::new("sh").arg("-ec").arg("ip link add probe type dummy; ip link del probe").run();
-    outcome.status == Some(0)
-}
-
-/// As [`has_dummy_links`], and reports `test` as skipped if it cannot.
-fn needs_dummy_links(test: &str) -> bool {
-    let has = has_dummy_links();
-    if !has {
-        skip(test, "the kernel cannot create this link: type dummy");
-    }
-    has
 }
 
 #[test]
@@ -40,7 +25,7 @@ fn status_reports_a_kernel_without_dummy_links() {
     let lab = &Lab::new();
     let before = lab.sh("ip -o link");
     let status = lab.plugin("dummy", "STATUS").stdin(config(json!({})).to_string()).run();
-    match has_dummy_links() {
+    match can_create_link("type dummy") {
         true => assert_eq!(status.status, Some(0), "{}", status.stdout),
         false => {
             assert_eq!(status.error(50)["msg"], "this kernel has no dummy interfaces");
@@ -56,7 +41,7 @@ fn status_reports_a_kernel_without_dummy_links() {
 #[test]
 fn mtu_mac_and_dns_are_used() {
     let lab = &Lab::new();
-    if !needs_dummy_links("mtu_mac_and_dns_are_used") {
+    if !needs_link("mtu_mac_and_dns_are_used", "type dummy") {
         return;
     }
     let pod = Pod::new(lab, "a");
@@ -77,7 +62,7 @@ fn mtu_mac_and_dns_are_used() {
 #[test]
 fn a_renamed_link_is_deleted() {
     let lab = &Lab::new();
-    if !needs_dummy_links("a_renamed_link_is_deleted") {
+    if !needs_link("a_renamed_link_is_deleted", "type dummy") {
         return;
     }
     let pod = Pod::new(lab, "a");
@@ -92,7 +77,7 @@ fn a_renamed_link_is_deleted() {
 #[test]
 fn a_link_without_an_alias_is_deleted_only_with_proof() {
     let lab = &Lab::new();
-    if !needs_dummy_links("a_link_without_an_alias_is_deleted_only_with_proof") {
+    if !needs_link("a_link_without_an_alias_is_deleted_only_with_proof", "type dummy") {
         return;
     }
     let (config, pod) = (config(json!({})), Pod::new(lab, "a"));

@@ -62,6 +62,10 @@ fn around(plugin: &str, path: &str) -> Value {
         let ips = json!([{"address": "10.22.0.2/16"}]);
         config["prevResult"] = json!({"cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips});
     }
+    if plugin == "vlan" {
+        config["master"] = json!("eth1");
+        config["vlanId"] = json!(5);
+    }
     if plugin == "portmap" {
         let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
         config["runtimeConfig"] = json!({"portMappings": [mapping]});

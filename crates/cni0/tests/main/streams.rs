@@ -70,7 +70,8 @@ fn an_add_whose_result_is_lost_is_rolled_back() {
             "portmap" => {
                 json!({ "runtimeConfig": { "portMappings": [{ "hostPort": 8080, "containerPort": 80, "protocol": "tcp" }] } })
             }
-            "macvlan" => json!({ "master": "uplink" }),
+            "ipvlan" | "macvlan" => json!({ "master": "uplink" }),
+            "vlan" => json!({ "master": "uplink", "vlanId": 5 }),
             "tuning" => json!({ "sysctl": { "net.core.somaxconn": "77" }, "mtu": 1400 }),
             _ => json!({}),
         };

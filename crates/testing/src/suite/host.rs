@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{Interface, pod};
-use crate::{Lab, Pod, Process, skip};
+use crate::{Lab, Pod, needs_link};
 
 /// A host with a neighbour that is attached to the same network.
 pub(super) struct Host<'a> {
@@ -53,14 +53,9 @@ impl<'a> Host<'a> {
 /// the kernel does not have such links.
 pub(super) fn prepare(plugin: &Interface, lab: &Lab, test: &str) -> Option<()> {
     lab.sh(&format!("ip link set lo up; {}", plugin.prepare));
-    let add = format!("ip link add eth0 {}", plugin.link);
-    let outcome = Process::new("sh").arg("-ec").arg(&add).run();
-    if outcome.stderr.contains("Unknown device type") || outcome.stderr.contains("Operation not supported") {
-        skip(test, &format!("the kernel cannot create this link: {}", plugin.link));
-        return None;
-    }
-    assert_eq!(outcome.status, Some(0), "{add}: {}", outcome.stderr);
-    Some(())
+    needs_link(test, plugin.link).then(|| {
+        lab.sh(&format!("ip link add eth0 {}", plugin.link));
+    })
 }
 
 /// Describes the host: links, addresses, routes, rules, and files of state. Not what the kernel changes on its own or by chance:

@@ -1,0 +1,5 @@
+//! Tests of the `ipvlan` plugin.
+
+mod commands;
+mod suite;
+mod traffic;

@@ -1,0 +1,5 @@
+//! Tests of the `vlan` plugin.
+
+mod commands;
+mod suite;
+mod traffic;
