@@ -116,6 +116,8 @@ pub struct Generated {
 pub struct Settings {
     /// The bridge to which containers are attached.
     pub bridge: Option<Bridge>,
+    /// The link on top of which the plugin creates those of containers.
+    pub master: Option<Master>,
     /// The ranges of each range set. Empty if only the runtime knows them.
     pub ranges: Vec<Vec<Range>>,
     /// Whether an ADD uses nf_tables.
@@ -158,6 +160,28 @@ pub struct Bridge {
     pub hairpin: bool,
     /// Whether its ports are isolated.
     pub isolated: bool,
+}
+
+/// The link on top of which a plugin creates those of containers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Master {
+    /// Its name; `None` for the link of the default route.
+    pub name: Option<String>,
+    /// Whether it is in the containers, and not on the host.
+    pub in_container: bool,
+    /// What is created there, such as `macvlan, mode bridge`.
+    pub what: String,
+}
+
+impl fmt::Display for Master {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Master { name, in_container, what } = self;
+        let place = if *in_container { " in the container" } else { "" };
+        match name {
+            Some(name) => write!(f, "{what} on {name}{place}"),
+            None => write!(f, "{what} on the link of the default route{place}"),
+        }
+    }
 }
 
 /// A range of addresses from which a network leases.

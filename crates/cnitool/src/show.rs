@@ -5,10 +5,10 @@ use cni::{AttachmentKey, Result};
 use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::{Value, json};
 
-use crate::conf;
-use crate::node::{Network, Node, State, kinds, owner};
+use crate::node::{Attachment, Network, Node, State, kinds, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
+use crate::{conf, networks};
 
 /// The maximum width of the column of flags.
 const MAX_FLAGS_WIDTH: usize = 16;
@@ -346,9 +346,13 @@ fn file(network: &Network) -> String {
     file.unwrap_or_else(|| "no configuration".to_owned())
 }
 
-/// Formats a network without a bridge; `None` if plugins have created nothing for its attachments.
+/// Formats a network without a bridge; `None` if plugins have created nothing for its attachments, and it has no master.
 fn network_page(node: &Node, network: &Network, detached: &[PortView<'_>], paint: Paint) -> Option<String> {
     let mut text = detached_ports(node, detached, false, paint);
+    if network.master.is_some() {
+        text += &attachment_table(&node.attachments(network))
+            .map_or_else(|| "  no containers\n".to_owned(), |table| format!("\n{}", table.render(paint, 2)));
+    }
     for kind in listed_kinds() {
         let owned = owned_objects(node, network, kind);
         text += &objects(&owned, kind, paint, ("of live containers", "of containers that are gone"));
@@ -357,8 +361,24 @@ fn network_page(node: &Node, network: &Network, detached: &[PortView<'_>], paint
         }
     }
     let title = paint.paint(Tone::Bold, &table::shorten(&format!("network {}", network.name), table::width()));
-    let head = table::wrap(&format!("no bridge ({})", file(network)), 2);
+    let what = network.master.as_ref().map_or_else(|| "no bridge".to_owned(), ToString::to_string);
+    let head = table::wrap(&format!("{what} ({})", file(network)), 2);
     (!text.is_empty()).then(|| format!("{title}\n{head}\n{text}"))
+}
+
+/// Returns a table with a row for each attachment whose link is only in the container; `None` without any.
+fn attachment_table(attachments: &[Attachment]) -> Option<Table> {
+    let mut rows = Table::new(&["CONTAINER**", "INTERFACE*", "STATE", "ADDRESSES"]);
+    for at in attachments {
+        let addresses: Vec<String> = at.leases.iter().map(|lease| lease.ip.to_string()).collect();
+        rows.row(vec![
+            (Tone::Plain, at.container.clone()),
+            (Tone::Plain, at.ifname.as_deref().unwrap_or("-").to_owned()),
+            (if at.state == State::Gone { Tone::Warning } else { Tone::Plain }, at.state.text().to_owned()),
+            (Tone::Plain, if addresses.is_empty() { "-".to_owned() } else { addresses.join(" ") }),
+        ]);
+    }
+    (!attachments.is_empty()).then_some(rows)
 }
 
 /// Formats an object with its owner.
@@ -425,13 +445,24 @@ fn describe<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
 fn describe_network(node: &Node, network: &Network, detached: &[PortView<'_>]) -> Value {
     let detached: Vec<Value> = detached.iter().map(|port| describe_port(node, port)).collect();
     let file = network.list.as_ref().map(|list| &list.path);
-    let value = json!({ "name": network.name, "file": file, "detachedPorts": detached });
+    let attachments = network.master.as_ref().map(|_| node.attachments(network));
+    let attachments: Vec<Value> = attachments.iter().flatten().map(describe_attachment).collect();
+    let value = json!({
+        "name": network.name, "file": file, "detachedPorts": detached, "master": networks::describe_master(network),
+        "attachments": attachments,
+    });
     let describe = |owned: OwnedObject<'_>| {
         let is_live = owned.is_live;
         with_members(describe_object(owned), [("ofLiveContainer", is_live.into())].into_iter())
     };
     let objects = |kind: &Kind| owned_objects(node, network, kind).into_iter().map(describe).collect();
     with_members(value, listed_kinds().map(|kind| (kind.json, objects(kind))))
+}
+
+/// Returns an attachment whose link is only in the container, for `--json`.
+fn describe_attachment(at: &Attachment) -> Value {
+    let addresses: Vec<_> = at.leases.iter().map(|lease| lease.ip).collect();
+    json!({ "container": at.container, "interface": at.ifname, "state": at.state.json(), "addresses": addresses })
 }
 
 /// Returns an object for `--json`, with the properties of its kind.

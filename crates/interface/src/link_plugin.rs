@@ -3,10 +3,10 @@
 
 use std::fmt::Debug;
 
-use cni::inspect::Shape;
-use cni::{AddResult, Attachment, Call, Code, Delegate, Error, ErrorCollector, Interface, Namespaces, Result};
+use cni::inspect::{self, Command, Finding, NetworkView, Settings, Shape, Subject};
+use cni::{AddResult, Attachment, Call, Code, Delegate, Error, ErrorCollector, IfName, Interface, Namespaces, Result};
 use linux::ip::MacAddr;
-use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink};
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper};
 
 use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
@@ -15,6 +15,9 @@ use crate::container::{ContainerInterface, State};
 use crate::master::Master;
 use crate::plan::{Plan, Wanted};
 use crate::{name, removal};
+
+/// The name of the check of the master.
+const MASTER: &str = "master";
 
 /// What distinguishes one such plugin from others.
 pub trait LinkType: Debug + Sync {
@@ -81,7 +84,14 @@ macro_rules! link_plugin {
             }
 
             fn settings(&self, call: &::cni::Call<'_>) -> ::cni::Result<::cni::inspect::Settings> {
-                <$plugin as $crate::LinkType>::parse(call).map(|_| ::cni::inspect::Settings::default())
+                $crate::link_plugin::settings::<$plugin>(call)
+            }
+
+            fn findings(
+                &self,
+                network: &::cni::inspect::NetworkView<'_>,
+            ) -> ::cni::Result<::std::vec::Vec<::cni::inspect::Finding>> {
+                $crate::link_plugin::findings::<$plugin>(network)
             }
         }
     };
@@ -141,6 +151,50 @@ pub fn status<T: LinkType>(call: &Call<'_>) -> Result<()> {
     let ipam = find_ipam(call, T::common(&config)).map_err(not_available)?;
     can_create::<T>(&config).map_err(not_available)?;
     ipam.map_or(Ok(()), |ipam| ipam.status())
+}
+
+/// Returns what the configuration requests, for tools.
+pub fn settings<T: LinkType>(call: &Call<'_>) -> Result<Settings> {
+    let config = T::parse(call)?;
+    let what = match T::kind(&config) {
+        LinkKind::Upper(upper) => format!("{}, {upper}", upper.kind()),
+        kind => kind.name().to_owned(),
+    };
+    let master = T::master(&config).map(|master| inspect::Master {
+        name: master.name.as_ref().map(IfName::to_string),
+        in_container: master.in_container,
+        what,
+    });
+    Ok(Settings { master, ..Settings::default() })
+}
+
+/// Reports a master by which no packet passes.
+pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> {
+    let config = T::parse(network.call)?;
+    let Some(master) = T::master(&config).filter(|master| !master.in_container) else { return Ok(Vec::new()) };
+    let containers = || network.alive.iter().map(|at| at.subject.clone());
+    let link = match master.find_by(&mut Netlink::open()?) {
+        Ok(link) => link,
+        Err(missing) => return Ok(vec![Finding::error(MASTER, &missing).about(containers())]),
+    };
+    let about = |finding: Finding| finding.about([Subject::link(&link.name)]);
+    let name = &link.name;
+    let is_port = link.port.is_some() && !matches!(T::kind(&config), LinkKind::Upper(Upper::Vlan(_)));
+    Ok(vec![match () {
+        () if is_port => {
+            about(Finding::fail(MASTER, format!("{name} is a port of a bridge, which gets all its frames")))
+                .remedy("use the bridge as \"master\", or take the link off the bridge")
+        }
+        () if !link.up => about(Finding::fail(MASTER, format!("{name} is down: containers have no connection")))
+            .about(containers())
+            .run([Command::SetUp.line(&[name])]),
+        () if !link.running => {
+            about(Finding::warn(MASTER, format!("{name} has no carrier: containers have no connection")))
+                .about(containers())
+                .remedy("check the cable, or the link at its other end")
+        }
+        () => about(Finding::ok(MASTER, format!("{name} is up"))),
+    }])
 }
 
 /// Returns an error if the kernel lacks the kind of link, or the host the master.

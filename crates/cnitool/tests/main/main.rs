@@ -21,6 +21,7 @@ mod flannel;
 mod gc;
 mod leases;
 mod manual;
+mod master;
 mod metrics;
 mod namespaces;
 mod networks;

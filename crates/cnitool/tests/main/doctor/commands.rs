@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use testing::{Process, program_path, skip, write_script};
 
 use super::{OkPage, assert_healthy};
+use crate::master::with_master;
 use crate::node::{attach, host, host_with, json, lose_namespace, network, port, wait_for_ports};
 use crate::support::Host;
 
@@ -56,6 +57,8 @@ commands! {
         |_| "iptables -A FORWARD -i br-pods -j ACCEPT; iptables -A FORWARD -j REJECT".to_owned(), "iptables -F FORWARD";
     a_legacy_policy: AcceptFrom, legacy("10.83.0.0/24"),
         |_| "iptables-legacy -P FORWARD DROP".to_owned(), "iptables-legacy -P FORWARD ACCEPT; iptables-legacy -F FORWARD";
+    a_master_that_is_down: SetUp, attached("10.185.0.0/24"),
+        |_| "ip link set uplink down".to_owned(), "";
     a_port_that_is_down: SetUp, plain("10.84.0.0/24"),
         |_| format!("ip link set {} down", only_port()), "";
     /// The kernel removes IPv6 addresses of a link that goes down.
@@ -123,6 +126,13 @@ fn plain(subnet: &str) -> Host {
 fn with(subnet: &str, more: &Value) -> Host {
     let host = host(subnet);
     host.configure("10-pods.conflist", &network("pods", subnet, more).to_string());
+    attach(&host, "blue");
+    host
+}
+
+/// A host with a container on a link of the host.
+fn attached(subnet: &str) -> Host {
+    let host = with_master(subnet);
     attach(&host, "blue");
     host
 }

@@ -1,0 +1,87 @@
+//! Networks whose containers have a link on top of one of the host.
+
+use serde_json::{Value, json};
+
+use crate::node::{attach, host, json, page};
+use crate::support::Host;
+
+/// A host with the network `pods` of the plugin `macvlan`, and the link `uplink`.
+pub(crate) fn with_master(subnet: &str) -> Host {
+    let host = host(subnet);
+    host.lab.sh("ip link add uplink type veth peer name far; ip link set uplink up; ip link set far up");
+    let plugin = json!({
+        "type": "macvlan", "master": "uplink", "ipam": { "type": "host-local", "ranges": [[{ "subnet": subnet }]] },
+    });
+    let network = json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [plugin] });
+    host.configure("10-pods.conflist", &network.to_string());
+    host
+}
+
+#[test]
+fn the_master_and_its_containers_are_shown() {
+    let host = with_master("10.181.0.0/24");
+    let text = page(&host.run("show"));
+    assert!(text.contains("macvlan, mode bridge on uplink") && text.contains("no containers"), "{text}");
+    let blue = attach(&host, "blue");
+    let text = page(&host.run("show pods"));
+    let row = text.lines().find(|line| line.contains("10.181.0.2")).unwrap_or_else(|| panic!("{text}"));
+    assert!(row.contains("eth0"), "{text}");
+    let answer = json(&host, "show --json");
+    let network = &answer["otherNetworks"][0];
+    assert_eq!(network["master"], json!({ "name": "uplink", "inContainer": false, "creates": "macvlan, mode bridge" }));
+    let expected = json!({ "container": blue, "interface": "eth0", "state": "alive", "addresses": ["10.181.0.2"] });
+    assert_eq!(network["attachments"], json!([expected]));
+    let text = page(&host.run("networks"));
+    assert!(text.contains("macvlan, mode bridge on uplink"), "{text}");
+    assert_eq!(json(&host, "networks --json")["networks"][0]["master"]["name"], "uplink");
+}
+
+/// Returns the findings of the check of the master, each with its level and text.
+fn findings(host: &Host) -> Vec<(String, String)> {
+    let answer = json(host, "doctor --json");
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let findings = answer["findings"].as_array().unwrap().iter().filter(|finding| finding["check"] == "master");
+    findings.map(|finding| (text(&finding["level"]), text(&finding["what"]))).collect()
+}
+
+#[test]
+fn doctor_finds_what_stops_a_master() {
+    let host = with_master("10.182.0.0/24");
+    attach(&host, "blue");
+    let found = |level: &str, what: &str| vec![(level.to_owned(), what.to_owned())];
+    assert_eq!(findings(&host), found("ok", "uplink is up"));
+    for (damage, undo, level, what) in [
+        ("ip link set far down", "ip link set far up", "warn", "uplink has no carrier: containers have no connection"),
+        ("ip link set uplink down", "ip link set uplink up", "fail", "uplink is down: containers have no connection"),
+        (
+            "ip link set uplink name gone",
+            "ip link set gone name uplink",
+            "fail",
+            "find master \"uplink\": Link not found",
+        ),
+    ] {
+        host.lab.sh(damage);
+        assert_eq!(findings(&host), found(level, what), "{damage}");
+        host.lab.sh(undo);
+    }
+}
+
+/// The kernel gives all frames of a port to its bridge.
+#[test]
+fn doctor_finds_a_master_that_is_a_port() {
+    let host = with_master("10.183.0.0/24");
+    host.lab.sh("ip link add br7 type bridge; ip link set uplink master br7");
+    let expected = ("fail".to_owned(), "uplink is a port of a bridge, which gets all its frames".to_owned());
+    assert_eq!(findings(&host), [expected]);
+}
+
+#[test]
+fn a_container_that_is_gone_is_pruned() {
+    let host = with_master("10.184.0.0/24");
+    attach(&host, "blue");
+    attach(&host, "lost");
+    host.lab.sh("umount /run/netns/lost; rm /run/netns/lost");
+    host.run("prune").ok();
+    let leases = host.lab.sh("ls /var/lib/cni/networks/pods");
+    assert!(leases.contains("10.184.0.2") && !leases.contains("10.184.0.3"), "{leases}");
+}
