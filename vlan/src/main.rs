@@ -1,4 +1,4 @@
-//! The program `vlan`, which contains the IPAM plugin `host-local`.
+//! The program `vlan`, which contains the IPAM plugins `host-local` and `static`.
 #![no_main]
 
-cni::main!(vlan::Vlan, host_local::HostLocal);
+cni::main!(vlan::Vlan, host_local::HostLocal, static_ipam::Static);
