@@ -89,7 +89,7 @@ fn a_file_that_was_modified_stays() {
 fn symbolic_links_are_replaced_and_restored() {
     let host = Host::new();
     symlink("/usr/lib/cni/loopback", host.dir().join("loopback")).unwrap();
-    symlink("vlan", host.dir().join("cnitool")).unwrap();
+    symlink("sbr", host.dir().join("cnitool")).unwrap();
     let before = host.state();
     host.install();
     host.has_version("1");

@@ -37,7 +37,7 @@ impl Host {
     pub(crate) fn reset(&self) {
         let _ = fs::remove_dir_all(self.dir());
         fs::create_dir_all(self.dir()).unwrap();
-        for name in ["bridge", "vlan"] {
+        for name in ["bridge", "sbr"] {
             write_script(&self.dir().join(name), &program(name, "other"));
         }
     }
@@ -88,7 +88,7 @@ impl Host {
         for name in NAMES {
             self.is_version(name, version);
         }
-        self.is_version("vlan", "other");
+        self.is_version("sbr", "other");
     }
 
     #[track_caller]

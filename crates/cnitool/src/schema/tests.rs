@@ -136,5 +136,5 @@ fn links_are_removed_from_descriptions() {
 #[test]
 fn an_unknown_plugin_is_refused() {
     assert_eq!(unknown("bridg").details_text(), "did you mean \"bridge\"?");
-    assert!(unknown("macvlan").details_text().starts_with("use one of bandwidth, bridge, "));
+    assert!(unknown("sriov").details_text().starts_with("use one of bandwidth, bridge, "));
 }

@@ -143,7 +143,7 @@ fn a_lease_is_from_an_earlier_boot_only_if_that_is_certain() {
     let host = host("10.108.0.0/24");
     // Without a bridge, there is no other evidence.
     let mut config = network("pods", "10.108.0.0/24", &json!({}));
-    config["plugins"][0]["type"] = "macvlan".into();
+    config["plugins"][0]["type"] = "sriov".into();
     host.configure("10-pods.conflist", &config.to_string());
     leak("10.108.0.2", &format!("{LONG_ID}\r\neth0"));
     let state = || lease(&json(&host, "leases --json"), "10.108.0.2")["state"].clone();

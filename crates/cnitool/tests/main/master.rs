@@ -19,17 +19,17 @@ pub(crate) fn with_master(subnet: &str) -> Host {
 
 #[test]
 fn the_master_and_its_containers_are_shown() {
-    let host = with_master("10.181.0.0/24");
+    let host = with_master("10.254.1.0/24");
     let text = page(&host.run("show"));
     assert!(text.contains("macvlan, mode bridge on uplink") && text.contains("no containers"), "{text}");
     let blue = attach(&host, "blue");
     let text = page(&host.run("show pods"));
-    let row = text.lines().find(|line| line.contains("10.181.0.2")).unwrap_or_else(|| panic!("{text}"));
+    let row = text.lines().find(|line| line.contains("10.254.1.2")).unwrap_or_else(|| panic!("{text}"));
     assert!(row.contains("eth0"), "{text}");
     let answer = json(&host, "show --json");
     let network = &answer["otherNetworks"][0];
     assert_eq!(network["master"], json!({ "name": "uplink", "inContainer": false, "creates": "macvlan, mode bridge" }));
-    let expected = json!({ "container": blue, "interface": "eth0", "state": "alive", "addresses": ["10.181.0.2"] });
+    let expected = json!({ "container": blue, "interface": "eth0", "state": "alive", "addresses": ["10.254.1.2"] });
     assert_eq!(network["attachments"], json!([expected]));
     let text = page(&host.run("networks"));
     assert!(text.contains("macvlan, mode bridge on uplink"), "{text}");
@@ -46,7 +46,7 @@ fn findings(host: &Host) -> Vec<(String, String)> {
 
 #[test]
 fn doctor_finds_what_stops_a_master() {
-    let host = with_master("10.182.0.0/24");
+    let host = with_master("10.254.2.0/24");
     attach(&host, "blue");
     let found = |level: &str, what: &str| vec![(level.to_owned(), what.to_owned())];
     assert_eq!(findings(&host), found("ok", "uplink is up"));
@@ -69,7 +69,7 @@ fn doctor_finds_what_stops_a_master() {
 /// The kernel gives all frames of a port to its bridge.
 #[test]
 fn doctor_finds_a_master_that_is_a_port() {
-    let host = with_master("10.183.0.0/24");
+    let host = with_master("10.254.3.0/24");
     host.lab.sh("ip link add br7 type bridge; ip link set uplink master br7");
     let expected = ("fail".to_owned(), "uplink is a port of a bridge, which gets all its frames".to_owned());
     assert_eq!(findings(&host), [expected]);
@@ -77,11 +77,11 @@ fn doctor_finds_a_master_that_is_a_port() {
 
 #[test]
 fn a_container_that_is_gone_is_pruned() {
-    let host = with_master("10.184.0.0/24");
+    let host = with_master("10.254.4.0/24");
     attach(&host, "blue");
     attach(&host, "lost");
     host.lab.sh("umount /run/netns/lost; rm /run/netns/lost");
-    host.run("prune").ok();
+    assert_eq!(host.run("prune --force").status, Some(0));
     let leases = host.lab.sh("ls /var/lib/cni/networks/pods");
-    assert!(leases.contains("10.184.0.2") && !leases.contains("10.184.0.3"), "{leases}");
+    assert!(leases.contains("10.254.4.2") && !leases.contains("10.254.4.3"), "{leases}");
 }

@@ -140,12 +140,12 @@ fn mistakes_do_not_match() {
         (mapping("hostip", json!("10.0.0.1")), "$.plugins[0].runtimeConfig.portMappings[0]: "),
     ];
     let right = [
-        list(json!({"type": "macvlan", "master": "eth0"})),
+        list(json!({"type": "sriov", "master": "eth0"})),
         bridge(
             json!({"ipam": {"type": "whereabouts", "range": "10.0.0.0/8"}, "$comment": "x", "args": {"labels": {}}}),
         ),
         mapping("protocol", json!("TCP")),
-        list(json!({"type": "flannel", "delegate": {"type": "macvlan", "master": "eth0"}})),
+        list(json!({"type": "flannel", "delegate": {"type": "sriov", "master": "eth0"}})),
         list(json!({"type": "bandwidth", "shapedSubnets": ["10.0.0.0/8"]})),
         json!({"name": "net", "nerdctlID": "x", "plugins": [{"type": "portmap", "capabilities": {"portMappings": true}}]}),
     ];

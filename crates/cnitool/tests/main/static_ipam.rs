@@ -31,23 +31,23 @@ fn leased(answer: &Value) -> Vec<&str> {
 
 #[test]
 fn leases_are_shown_and_pruned() {
-    let host = host_of("10.181.0", true);
-    let (_, lost) = (attach(&host, "blue", "10.181.0.7"), attach(&host, "lost", "10.181.0.8"));
+    let host = host_of("10.254.11", true);
+    let (_, lost) = (attach(&host, "blue", "10.254.11.7"), attach(&host, "lost", "10.254.11.8"));
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
-    assert_eq!(leased(&json(&host, "leases --json")), ["10.181.0.7", "10.181.0.8"]);
+    assert_eq!(leased(&json(&host, "leases --json")), ["10.254.11.7", "10.254.11.8"]);
     lose_namespace(&host, "lost", &lost);
     assert_eq!(json(&host, "leases --json")["networks"][0]["leases"][1]["state"], "gone");
     page(&host.run("prune --force pods"));
-    assert_eq!(leased(&json(&host, "leases --json")), ["10.181.0.7"]);
+    assert_eq!(leased(&json(&host, "leases --json")), ["10.254.11.7"]);
     assert_eq!(host.cached().len(), 1);
 }
 
 #[test]
 fn a_network_without_leases_has_no_problem() {
-    let host = host_of("10.182.0", false);
-    let (_, lost) = (attach(&host, "blue", "10.182.0.7"), attach(&host, "lost", "10.182.0.8"));
+    let host = host_of("10.254.12", false);
+    let (_, lost) = (attach(&host, "blue", "10.254.12.7"), attach(&host, "lost", "10.254.12.8"));
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
-    assert!(page(&host.run("show")).contains("10.182.0.7"));
+    assert!(page(&host.run("show")).contains("10.254.12.7"));
     lose_namespace(&host, "lost", &lost);
     page(&host.run("prune --force pods"));
     assert_eq!(host.cached().len(), 1);
@@ -56,7 +56,7 @@ fn a_network_without_leases_has_no_problem() {
 
 #[test]
 fn its_keys_are_known() {
-    let host = host_of("10.183.0", true);
+    let host = host_of("10.254.13", true);
     let path = host.conf_dir().join("10-pods.conflist");
     let outcome = host.run(&format!("validate {}", path.display()));
     assert!(outcome.stdout.contains("0 errors, 0 warnings"), "{outcome:?}");

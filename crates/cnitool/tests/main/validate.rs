@@ -128,7 +128,7 @@ fn unknown_keys_are_warnings_with_a_suggestion() {
             "configuration of its delegate bridge: key \"hairpinMod\"",
         ),
         (json!({"type": "bridgee"}), "unknown plugin \"bridgee\", did you mean \"bridge\"?"),
-        (json!({"type": "macvlan"}), "unknown plugin \"macvlan\": cni0 does not have it"),
+        (json!({"type": "sriov"}), "unknown plugin \"sriov\": cni0 does not have it"),
         (
             json!({"type": "bridge", "ipam": {"type": "host-locla", "x": 1}}),
             "unknown plugin \"host-locla\", did you mean \"host-local\"?",
@@ -149,7 +149,7 @@ fn keys_of_others_are_not_reported() {
         json!({"type": "bridge", "ipam": {"type": "whereabouts", "range": "10.0.0.0/8"}, "isGateway": null}),
         json!({"type": "bridge", "args": {"labels": [], "cni": {"sandbox": 1}}, "runtimeConfig": {"portMappings": []}}),
         json!({"type": "portmap", "ipam": {}, "dns": {"x": 1}, "capabilities": {"portMappings": true}, "logLevel": "debug"}),
-        json!({"type": "flannel", "delegate": {"type": "macvlan", "x": 1, "y": {}}}),
+        json!({"type": "flannel", "delegate": {"type": "sriov", "x": 1, "y": {}}}),
     ] {
         let found = findings(&validate("", &list(&plugin).to_string()), 0);
         let others = found.iter().filter(|line| !line.contains("unknown plugin") && !line.starts_with("valid"));

@@ -57,7 +57,7 @@ commands! {
         |_| "iptables -A FORWARD -i br-pods -j ACCEPT; iptables -A FORWARD -j REJECT".to_owned(), "iptables -F FORWARD";
     a_legacy_policy: AcceptFrom, legacy("10.83.0.0/24"),
         |_| "iptables-legacy -P FORWARD DROP".to_owned(), "iptables-legacy -P FORWARD ACCEPT; iptables-legacy -F FORWARD";
-    a_master_that_is_down: SetUp, attached("10.185.0.0/24"),
+    a_master_that_is_down: SetUp, attached("10.254.5.0/24"),
         |_| "ip link set uplink down".to_owned(), "";
     a_port_that_is_down: SetUp, plain("10.84.0.0/24"),
         |_| format!("ip link set {} down", only_port()), "";
