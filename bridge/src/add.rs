@@ -111,7 +111,7 @@ impl<'a> BridgeAdd<'_, 'a> {
             forwarding::enable(plan.gateways.iter().map(Cidr::ip))?;
         }
         if let Some(masquerade) = &self.config.masquerade {
-            masquerade.add(self.add, &plan)?;
+            masquerade.add(self.add, &plan.addresses())?;
         }
 
         let namespaces = self.add.undo.context();

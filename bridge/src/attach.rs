@@ -108,7 +108,7 @@ pub(crate) fn create<'a>(
             Ok(namespaces.host.netlink.delete_link(link.as_str())?)
         });
         let Namespaces { host: Home { netlink: host, .. }, guest } = undo.context();
-        let peer = VethPeer { name: at.ifname.as_str(), mac: Some(mac), netns: guest };
+        let peer = VethPeer { name: at.ifname.as_str(), mac: Some(mac), netns: guest, index: None };
         let new = NewLink {
             name: Some(&port_name),
             mac: Some(port_mac),

@@ -59,27 +59,15 @@ impl BridgeCheck<'_> {
         Ok(bridge)
     }
 
-    /// Checks the host veth, which is found as the peer of the container veth.
+    /// Checks the host veth.
     fn port(&mut self, bridge: &Link, container: &Link) -> Result<Link> {
-        let no_peer = || {
-            let what = format!("{:?} in {:?} has no peer on this host", container.name, self.checker.at.sandbox());
-            Error::new(Code::INTERNAL, what)
-        };
-        let port = match container.lower {
-            Some(index) => self.checker.host.link(index)?.ok_or_else(no_peer)?,
-            None => return Err(no_peer()),
-        };
+        let port = self.checker.host_veth(container)?;
         let name = port.name.as_str();
-        same(name, "kind", "veth", port.kind.as_str())?;
-        same(name, "peer", container.index, port.lower)?;
         if port.master != Some(bridge.index) {
             let master = port.master.map_or(Ok(None), |index| self.checker.host.link(index))?;
             let master = master.as_ref().map_or("none", |master| &master.name);
             return Err(difference(name, "bridge", &bridge.name, &master));
         }
-        let listed =
-            self.checker.prev_result.interfaces.iter().find(|listed| listed.name == name && listed.sandbox.is_empty());
-        same_mac(listed.ok_or_else(|| not_listed(&format!("port {name:?}")))?, &port)?;
         let settings = port.port.unwrap_or_default();
         same(name, "hairpin mode", self.config.port.hairpin, settings.hairpin)?;
         // Another program may have isolated the port, which restricts only this container.

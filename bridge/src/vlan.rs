@@ -133,7 +133,7 @@ fn create_gateway(host: &mut Home, bridge: &Link, name: &str) -> Result<bool> {
         mac: Some(port_mac),
         bridge: Some(bridge.index),
         mtu: Some(bridge.mtu),
-        ..NewLink::of(LinkKind::Veth(VethPeer { name, mac: Some(mac), netns: &host.netns }))
+        ..NewLink::of(LinkKind::Veth(VethPeer { name, mac: Some(mac), netns: &host.netns, index: None }))
     };
     match host.netlink.apply(&[Change::create_link(&new)]) {
         Err(error) if error.errno() == Some(libc::EEXIST) => Ok(false),

@@ -103,7 +103,7 @@ impl Route {
 impl From<&Route> for linux::netlink::Route {
     fn from(route: &Route) -> linux::netlink::Route {
         let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
-        linux::netlink::Route { dst, gw, mtu, advmss, priority, table, scope }
+        linux::netlink::Route { dst, gw, mtu, advmss, priority, table, scope, src: None }
     }
 }
 

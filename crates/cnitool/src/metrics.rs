@@ -10,9 +10,8 @@ use std::path::Path;
 
 use cni::inspect::{Kind, LeaseHolder, Range};
 use cni::{Code, Context, Error, Result};
-use cni0::PLUGINS;
 
-use crate::node::{Network, Node, State};
+use crate::node::{Network, Node, State, kinds_of};
 use crate::{file, leases, networks, out};
 
 /// The mode of the file: everyone may read it, because the collector does not run as root.
@@ -124,8 +123,7 @@ fn stale_leases(node: &Node, network: &Network) -> Sample {
 /// Counts the objects of each kind that exists or that the network creates. Kinds that could not be listed are missing.
 fn objects(node: &Node, network: &Network) -> Vec<Sample> {
     let objects = node.objects_of(&network.name);
-    let plugins = PLUGINS.iter().filter(|plugin| !node.unlisted.contains(&plugin.name()));
-    let kinds = plugins.flat_map(|plugin| plugin.kinds()).filter(|kind| kind.is_listed);
+    let kinds = kinds_of(|plugin| !node.unlisted.contains(&plugin)).into_iter().filter(|kind| kind.is_listed);
     let sample = |kind: &'static Kind| {
         let count = objects.iter().filter(|object| object.kind == kind).count();
         let sample = Sample::new([("network", network.name.as_str()), ("kind", kind.name)], count as u128);

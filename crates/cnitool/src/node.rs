@@ -89,10 +89,15 @@ impl Node {
         let mut corrupt = Vec::new();
         let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = network::configured(lists, &mut unseen);
-        let (mut objects, mut unlisted) = (Vec::new(), Vec::new());
+        let (mut objects, mut unlisted) = (Vec::<Object>::new(), Vec::new());
+        let mut listed: Vec<&Kind> = Vec::new();
         for plugin in PLUGINS {
             match value_or_unseen(&mut unseen, plugin.objects()) {
-                Some(found) => objects.extend(found),
+                // Several plugins can create objects of one kind, and each lists those of all networks.
+                Some(found) => {
+                    objects.extend(found.into_iter().filter(|object| !listed.contains(&object.kind)));
+                    listed.extend(plugin.kinds());
+                }
                 None => unlisted.push(plugin.name()),
             }
         }
@@ -342,7 +347,18 @@ impl Node {
 
 /// Returns the kinds of all plugins.
 pub(crate) fn kinds() -> impl Iterator<Item = &'static Kind> {
-    PLUGINS.iter().flat_map(|plugin| plugin.kinds())
+    kinds_of(|_| true).into_iter()
+}
+
+/// Returns the kinds of the plugins that are `wanted`. Several plugins can have the same kind.
+pub(crate) fn kinds_of(wanted: impl Fn(&str) -> bool) -> Vec<&'static Kind> {
+    let mut kinds: Vec<&'static Kind> = Vec::new();
+    for kind in PLUGINS.iter().filter(|plugin| wanted(plugin.name())).flat_map(|plugin| plugin.kinds()) {
+        if !kinds.contains(&kind) {
+            kinds.push(kind);
+        }
+    }
+    kinds
 }
 
 /// Returns the attachment that a port belongs to, according to its alias. The ifb link of an attachment has the same alias, but

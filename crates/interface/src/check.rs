@@ -20,7 +20,8 @@ pub struct Checker<'a> {
     pub prev_result: AddResult,
     /// A socket in the host's namespace.
     pub host: Netlink,
-    guest: Guest<'a>,
+    /// A socket in the container's namespace.
+    pub guest: Guest<'a>,
 }
 
 impl<'a> Checker<'a> {
@@ -75,6 +76,25 @@ impl<'a> Checker<'a> {
         }
         let what = format!("{:?} should be on top of {:?}, but is not", link.name, found.name);
         Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
+    }
+
+    /// Checks the host veth, which is found as the peer of the container veth.
+    pub fn host_veth(&mut self, container: &Link) -> Result<Link> {
+        let no_peer = || {
+            let what = format!("{:?} in {:?} has no peer on this host", container.name, self.at.sandbox());
+            Error::new(Code::INTERNAL, what)
+        };
+        let port = match container.lower {
+            Some(index) => self.host.link(index)?.ok_or_else(no_peer)?,
+            None => return Err(no_peer()),
+        };
+        let name = port.name.as_str();
+        same(name, "kind", "veth", port.kind.as_str())?;
+        same(name, "peer", container.index, port.lower)?;
+        let mut interfaces = self.prev_result.interfaces.iter();
+        let listed = interfaces.find(|listed| listed.name == name && listed.sandbox.is_empty());
+        same_mac(listed.ok_or_else(|| not_listed(&format!("port {name:?}")))?, &port)?;
+        Ok(port)
     }
 
     /// Returns the index of the interface in the result's list of interfaces.

@@ -49,17 +49,8 @@ impl ContainerInterface<'_> {
 
     /// Adds the addresses and routes, and announces the addresses to the neighbours.
     pub fn configure(&mut self, namespaces: &Namespaces, plan: &Plan) -> Result<()> {
-        let ContainerInterface { guest: Guest { netlink, at }, index, mac, detects_duplicates, state } = self;
-        let (index, ifname, detects_duplicates) = (*index, at.ifname.as_str(), *detects_duplicates);
-        let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
-        let watch = match v6.as_slice() {
-            [] => None,
-            _ => Some(namespaces.in_guest(|| {
-                enable_ipv6(ifname)?;
-                Ok(Watch::open(Event::Ipv6Address)?)
-            })?),
-        };
-        let detection = match detects_duplicates {
+        let (index, mac, state) = (self.index, self.mac, self.state);
+        let detection = match self.detects_duplicates {
             true => DuplicateDetection::Default,
             false => DuplicateDetection::Off,
         };
@@ -67,7 +58,7 @@ impl ContainerInterface<'_> {
         for ip in &plan.ips {
             changes.push(Change::add_address(index, ip.address, detection));
         }
-        if *state != State::Up {
+        if state != State::Up {
             changes.push(Change::set_link(index, &LinkChange { up: Some(true), ..LinkChange::default() }));
         }
         for route in plan.kernel_routes() {
@@ -77,16 +68,35 @@ impl ContainerInterface<'_> {
         // Its announcements when the link came up were lost, because the link had no addresses or its port did not forward
         // yet. A neighbour that remembers the former owner of an address would send to that one until its entry expires.
         if mac.is_some() {
-            changes.push(Change::set_link(index, &LinkChange { mac: *mac, ..LinkChange::default() }));
+            changes.push(Change::set_link(index, &LinkChange { mac, ..LinkChange::default() }));
         }
+        self.apply(namespaces, plan, &changes)
+    }
+
+    /// Applies changes that add the addresses of the plan, and waits until the addresses are ready.
+    pub fn apply(&mut self, namespaces: &Namespaces, plan: &Plan, changes: &[Change<'_>]) -> Result<()> {
+        let ContainerInterface { guest: Guest { netlink, at }, index, detects_duplicates, state, .. } = self;
+        let (index, ifname) = (*index, at.ifname.as_str());
+        let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
+        let watch = match v6.as_slice() {
+            [] => None,
+            _ => Some(namespaces.in_guest(|| {
+                enable_ipv6("lo")?;
+                enable_ipv6(ifname)?;
+                // IPv6 addresses should stay when the link goes down for a moment, as IPv4 addresses do.
+                set_best_effort(&["net", "ipv6", "conf", ifname, "keep_addr_on_down"], "1");
+                set_best_effort(&["net", "ipv6", "conf", ifname, "ndisc_notify"], "1");
+                Ok(Watch::open(Event::Ipv6Address)?)
+            })?),
+        };
         let configured = || format!("configure {ifname:?} in {:?}", at.sandbox());
         let Some(mut watch) = watch.filter(|_| *state != State::Down { has_carrier: false }) else {
-            return netlink.apply(&changes).context(configured);
+            return netlink.apply(changes).context(configured);
         };
-        let have = netlink.apply_and_list(index, &changes).context(configured)?;
+        let have = netlink.apply_and_list(index, changes).context(configured)?;
         let deadline = Deadline::after(DETECTION_TIMEOUT);
         watch.await_addresses(index, v6, deadline)?;
-        if !detects_duplicates && detection_finished(&have)? {
+        if !*detects_duplicates && detection_finished(&have)? {
             return Ok(());
         }
         watch.wait_for("IPv6 addresses to be free of duplicates", deadline, || {
@@ -105,25 +115,17 @@ pub fn prepare_ipv6(ifname: &str, detect_duplicates: bool) {
     set_best_effort(&key("accept_dad"), if detect_duplicates { "1" } else { "0" });
 }
 
-/// Enables IPv6 on `lo` and the container's interface, so that addresses can be added. Runs in the container namespace.
-fn enable_ipv6(ifname: &str) -> Result<()> {
-    for link in ["lo", ifname] {
-        match sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")? {
-            Setting::ReadOnly => {
-                let what = format!("IPv6 is disabled on {link:?}, and /proc/sys is read-only");
-                let error = Error::new(Code::INTERNAL, what);
-                return Err(error.details("set net.ipv6.conf.default.disable_ipv6=0 for the container"));
-            }
-            Setting::Missing if sysctl::read(&["net", "ipv6", "conf", "all", "disable_ipv6"])?.is_none() => {
-                return Err(no_ipv6());
-            }
-            Setting::Kept | Setting::Changed | Setting::Missing => {}
+/// Enables IPv6 on a link, so that addresses can be added. Runs in the namespace of the link.
+pub fn enable_ipv6(link: &str) -> Result<()> {
+    match sysctl::set(&["net", "ipv6", "conf", link, "disable_ipv6"], "0")? {
+        Setting::ReadOnly => {
+            let what = format!("IPv6 is disabled on {link:?}, and /proc/sys is read-only");
+            let error = Error::new(Code::INTERNAL, what);
+            Err(error.details("set net.ipv6.conf.default.disable_ipv6=0 for the container"))
         }
+        Setting::Missing if sysctl::read(&["net", "ipv6", "conf", "all", "disable_ipv6"])?.is_none() => Err(no_ipv6()),
+        Setting::Kept | Setting::Changed | Setting::Missing => Ok(()),
     }
-    // IPv6 addresses should stay when the link goes down for a moment, as IPv4 addresses do.
-    set_best_effort(&["net", "ipv6", "conf", ifname, "keep_addr_on_down"], "1");
-    set_best_effort(&["net", "ipv6", "conf", ifname, "ndisc_notify"], "1");
-    Ok(())
 }
 
 /// Returns whether duplicate address detection has finished, or an error if it found a duplicate.

@@ -20,7 +20,6 @@ use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Chain, Comparison, Edit, Family, Hook, Nftables, Rule, RuleSpec, Table, Verdict};
 
 use crate::attach::Add;
-use crate::plan::Plan;
 use rule::{ListedMasquerade, Traffic, missing, outdated};
 
 const TABLE: Table<'_> = Table { family: Family::Inet, name: "cni_plugins_masquerade" };
@@ -69,13 +68,12 @@ impl Backend {
 }
 
 impl Masquerade {
-    /// ADD: adds the rules for the addresses of the container, with their rollback.
-    pub fn add(&self, add: &mut Add<'_>, plan: &Plan) -> Result<()> {
+    /// ADD: adds the rules for the addresses of the container, each with the prefix of its network, and their rollback.
+    pub fn add(&self, add: &mut Add<'_>, ips: &[Cidr]) -> Result<()> {
         let key = add.key;
-        let ips: Vec<Cidr> = plan.ips.iter().map(|ip| ip.address).collect();
-        let added = ips.clone();
+        let added = ips.to_vec();
         add.undo.push("remove the masquerade rules", move |_| remove_all(key, &added));
-        add_to(self.backend, key, self.traffic(&ips))
+        add_to(self.backend, key, self.traffic(ips))
     }
 
     /// CHECK: returns an error unless the packets from these addresses, and no others, are masqueraded.

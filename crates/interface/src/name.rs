@@ -1,6 +1,6 @@
 //! Random names, indexes and MAC addresses for new links.
 
-use cni::{AttachmentKey, Context, Result};
+use cni::{AttachmentKey, Context, Error, Result};
 use linux::ip::MacAddr;
 use linux::netlink::LinkIndex;
 use linux::sha2::sha512;
@@ -15,6 +15,12 @@ pub fn random_pair() -> Result<(String, MacAddr, MacAddr)> {
 /// Returns a MAC address for a new link.
 pub fn random_mac() -> Result<MacAddr> {
     random().map(local_unicast)
+}
+
+/// Returns an index for an end of a veth pair, far above those that the kernel chooses.
+pub fn random_index() -> Result<LinkIndex> {
+    let number = u32::from_ne_bytes(random()?) & 0x3fff_ffff | 0x4000_0000;
+    LinkIndex::optional(number).ok_or_else(|| Error::bug("the index is not zero"))
 }
 
 /// Returns the MAC address for a list of names, always the same.

@@ -56,6 +56,10 @@ impl Plan {
         let mut gateways = Vec::new();
         for ip in &mut ips {
             ip.interface = Some(wanted.interface);
+            if let Some(gateway) = ip.gateway.filter(|gateway| gateway.is_ipv4() != ip.address.ip().is_ipv4()) {
+                let what = format!("address {} has the gateway {gateway}: one is IPv4, the other IPv6", ip.address);
+                return Err(Error::new(Code::INTERNAL, what).details("correct the IPAM configuration"));
+            }
             if wanted.gateway {
                 let gateway = gateway(ip)?;
                 gateways.extend(Cidr::new(gateway, ip.address.prefix()).filter(|gateway| !gateways.contains(gateway)));
@@ -77,6 +81,11 @@ impl Plan {
         Ok(Plan { ips, routes, gateways, dns })
     }
 
+    /// Returns the container's addresses.
+    pub fn addresses(&self) -> Vec<Cidr> {
+        self.ips.iter().map(|ip| ip.address).collect()
+    }
+
     /// Returns the routes as the kernel needs them: a route without a next hop gets the first gateway of its family.
     pub fn kernel_routes(&self) -> Vec<Route> {
         let gateway = |like: IpAddr| {
@@ -96,10 +105,6 @@ impl Plan {
 /// Returns the gateway of an address. If IPAM returned none, sets it to the first address of the network.
 fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
     if let Some(gateway) = ip.gateway {
-        if gateway.is_ipv4() != ip.address.ip().is_ipv4() {
-            let what = format!("address {} has the gateway {gateway}: one is IPv4, the other IPv6", ip.address);
-            return Err(Error::new(Code::INTERNAL, what).details("correct the IPAM configuration"));
-        }
         return Ok(gateway);
     }
     let first = ip::next(ip.address.network().ip()).ok_or_else(|| {

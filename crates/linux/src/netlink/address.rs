@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
-use neli::consts::rtnl::{Ifa, IfaF, RtAddrFamily, Rtm};
+use neli::consts::rtnl::{Ifa, RtAddrFamily, Rtm};
 
 use super::link::{LinkIndex, NetnsId};
 use super::wire::{self, CREATE, Request};
@@ -95,16 +95,21 @@ impl Change<'_> {
         Change::new_address(link, address, detection, Some(mark))
     }
 
+    /// Adds an address that is usable at once, without the route to its network.
+    pub fn add_address_without_route(link: LinkIndex, address: Cidr) -> Self {
+        let no_detection = if address.ip().is_ipv6() { libc::IFA_F_NODAD } else { 0 };
+        let mut request = about(Rtm::Newaddr, CREATE, link, address, libc::IFA_F_NOPREFIXROUTE | no_detection);
+        add_broadcast(&mut request, address);
+        Change::new(request, move || format!("add address {address} to link {link}, without a route"))
+    }
+
     fn new_address(link: LinkIndex, address: Cidr, detection: DuplicateDetection, mark: Option<u8>) -> Self {
         let flags = match address.ip() {
-            IpAddr::V6(_) if detection == DuplicateDetection::Off => IfaF::NODAD,
-            _ => IfaF::empty(),
+            IpAddr::V6(_) if detection == DuplicateDetection::Off => libc::IFA_F_NODAD,
+            _ => 0,
         };
         let mut request = about(Rtm::Newaddr, CREATE, link, address, flags);
-        // Networks of one or two addresses have no broadcast address.
-        if address.ip().is_ipv4() && address.prefix() < 31 {
-            request.ip(Ifa::Broadcast, address.last());
-        }
+        add_broadcast(&mut request, address);
         if let Some(mark) = mark {
             request.attr(wire::IFA_PROTO, &[mark]);
         }
@@ -113,7 +118,7 @@ impl Change<'_> {
 
     /// Deletes an address from a link.
     pub fn delete_address(link: LinkIndex, address: Cidr) -> Self {
-        let request = about(Rtm::Deladdr, NlmF::empty(), link, address, IfaF::empty());
+        let request = about(Rtm::Deladdr, NlmF::empty(), link, address, 0);
         Change::new(request, move || format!("delete address {address} from link {link}"))
     }
 }
@@ -178,13 +183,25 @@ pub(super) fn list_addresses(family: RtAddrFamily, link: LinkIndex) -> Vec<u8> {
     request.finish()
 }
 
+/// Adds the broadcast address of an IPv4 network. Those of one or two addresses have none.
+fn add_broadcast(request: &mut Request, address: Cidr) {
+    if address.ip().is_ipv4() && address.prefix() < 31 {
+        request.ip(Ifa::Broadcast, address.last());
+    }
+}
+
 /// Starts a message about an address of a link.
-fn about(kind: Rtm, how: NlmF, link: LinkIndex, address: Cidr, flags: IfaF) -> Request {
+fn about(kind: Rtm, how: NlmF, link: LinkIndex, address: Cidr, flags: u32) -> Request {
     let mut request = Request::new(kind, how);
     // struct ifaddrmsg: family, prefix, flags, scope, link
-    request.raw(&[wire::family(address.ip()), address.prefix(), flags.bits(), libc::RT_SCOPE_UNIVERSE]);
+    let short = u8::try_from(flags).unwrap_or_default();
+    request.raw(&[wire::family(address.ip()), address.prefix(), short, libc::RT_SCOPE_UNIVERSE]);
     request.raw(&link.number().to_ne_bytes());
     request.ip(Ifa::Local, address.ip());
+    // The field in the header has one byte.
+    if flags > 255 {
+        request.number(Ifa::Flags, flags);
+    }
     request.ip(Ifa::Address, address.ip());
     request
 }

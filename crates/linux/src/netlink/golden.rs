@@ -83,11 +83,16 @@ fn veth_pairs() {
         mac: Some(MAC),
         bridge: Some(bridge()),
         mtu: Some(1400),
-        ..NewLink::of(LinkKind::Veth(VethPeer { name: "eth0", mac: Some(GUEST_MAC), netns: &netns }))
+        ..NewLink::of(LinkKind::Veth(VethPeer { name: "eth0", mac: Some(GUEST_MAC), netns: &netns, index: None }))
     };
     // IFLA_NET_NS_FD contains a descriptor, which was 4 in the capture.
     let fd = [&[8, 0, 28, 0][..], &netns.fd().to_ne_bytes()].concat();
     let theirs = differing(captured("create_veth"), &[8, 0, 28, 0, 4, 0, 0, 0], &fd);
+    same(&Change::create_link(&new).message, &theirs);
+
+    let peer = VethPeer { name: "eth0", mac: None, netns: &netns, index: LinkIndex::optional(101) };
+    let new = NewLink { name: Some("veth0"), index: LinkIndex::optional(100), ..NewLink::of(LinkKind::Veth(peer)) };
+    let theirs = differing(captured("create_veth_index"), &[8, 0, 28, 0, 4, 0, 0, 0], &fd);
     same(&Change::create_link(&new).message, &theirs);
 }
 
@@ -159,6 +164,9 @@ fn addresses() {
     agrees(&add("10.9.0.2/32", DuplicateDetection::Default), "add_address4_host");
     agrees(&add("fd00::2/64", DuplicateDetection::Off), "add_address6");
     agrees(&add("fd00::3/64", DuplicateDetection::Default), "add_address6_dad");
+    let add = |address| Change::add_address_without_route(vhost(), cidr(address));
+    agrees(&add("10.8.0.2/24"), "add_address4_without_route");
+    agrees(&add("fd00::4/128"), "add_address6_without_route");
     agrees(&Change::delete_address(vhost(), cidr("10.1.0.2/24")), "delete_address");
 }
 
@@ -172,12 +180,17 @@ fn routes() {
     let full = Route::new(cidr("10.4.0.0/16"), gw);
     add(&Route { mtu: 1300, advmss: 1200, priority: 5, table: Some(1000), ..full }, "add_route_full");
     add(&Route::new(cidr("fd01::/64"), "fd00::1".parse().ok()), "add_route6");
+    let src = "10.1.0.2".parse().ok();
+    let only =
+        Change::add_only_route(vhost(), &Route { src, scope: Some(253), ..Route::new(cidr("10.5.0.1/32"), None) });
+    agrees(&only, "add_only_route");
 }
 
 #[test]
 fn neighbours() {
     let ip = "10.1.0.9".parse().unwrap();
     agrees(&Change::set_neighbour(vhost(), ip, MAC), "set_neighbour");
+    agrees(&Change::set_permanent_neighbour(vhost(), ip, MAC), "set_permanent_neighbour");
     agrees(&Change::delete_neighbour(vhost(), ip), "delete_neighbour");
 }
 

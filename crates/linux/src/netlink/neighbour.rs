@@ -21,11 +21,13 @@ pub struct Neighbour {
     pub ip: IpAddr,
     /// The MAC address, if known.
     pub mac: Option<MacAddr>,
+    /// Whether the entry is static: the kernel neither verifies nor removes it.
+    pub permanent: bool,
 }
 
 impl Neighbour {
     pub(super) fn read(payload: &[u8], link: LinkIndex) -> Result<Option<Neighbour>> {
-        let index = wire::number(payload, 4)?;
+        let (index, state) = (wire::number(payload, 4)?, wire::number16(payload, 8)?);
         let (mut ip, mut mac) = (None, None);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
@@ -34,7 +36,11 @@ impl Neighbour {
                 _ => {}
             }
         }
-        Ok(ip.filter(|_| index == link.number()).map(|ip| Neighbour { ip, mac }))
+        Ok(ip.filter(|_| index == link.number()).map(|ip| Neighbour {
+            ip,
+            mac,
+            permanent: state & Nud::PERMANENT.bits() != 0,
+        }))
     }
 }
 
@@ -44,6 +50,13 @@ impl Change<'_> {
         let mut request = about(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, link, ip, Nud::REACHABLE);
         request.attr(Nda::Lladdr, &mac.0);
         Change::new(request, move || format!("set neighbour {ip} on link {link} to {mac}"))
+    }
+
+    /// Sets a neighbour's MAC address for good: the kernel never looks for the neighbour.
+    pub fn set_permanent_neighbour(link: LinkIndex, ip: IpAddr, mac: MacAddr) -> Self {
+        let mut request = about(Rtm::Newneigh, NlmF::CREATE | NlmF::REPLACE, link, ip, Nud::PERMANENT);
+        request.attr(Nda::Lladdr, &mac.0);
+        Change::new(request, move || format!("set neighbour {ip} on link {link} to {mac} permanently"))
     }
 
     /// Deletes a neighbour in any state; ENOENT if there is none.

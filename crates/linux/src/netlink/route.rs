@@ -34,12 +34,14 @@ pub struct Route {
     pub table: Option<u32>,
     /// The scope; `None` means universe.
     pub scope: Option<u8>,
+    /// The preferred source address of packets.
+    pub src: Option<IpAddr>,
 }
 
 impl Route {
     /// Creates a route with default attributes.
     pub fn new(dst: Cidr, gw: Option<IpAddr>) -> Route {
-        Route { dst, gw, mtu: 0, advmss: 0, priority: 0, table: None, scope: None }
+        Route { dst, gw, mtu: 0, advmss: 0, priority: 0, table: None, scope: None, src: None }
     }
 }
 
@@ -74,11 +76,12 @@ impl KernelRoute {
         if kind != libc::RTN_UNICAST || flags & libc::RTM_F_CLONED != 0 {
             return Ok(None);
         }
-        let (mut dst, mut gw, mut link, mut priority, mut mtu, mut advmss) = (None, None, None, 0, 0, 0);
+        let (mut dst, mut gw, mut src, mut link, mut priority, mut mtu, mut advmss) = (None, None, None, None, 0, 0, 0);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
                 (libc::RTA_DST, value) => dst = Some(wire::ip(value)?),
                 (libc::RTA_GATEWAY, value) => gw = Some(wire::ip(value)?),
+                (libc::RTA_PREFSRC, value) => src = Some(wire::ip(value)?),
                 (libc::RTA_OIF, value) => link = LinkIndex::optional(wire::number(value, 0)?),
                 (libc::RTA_PRIORITY, value) => priority = wire::number(value, 0)?,
                 (libc::RTA_TABLE, value) => table = wire::number(value, 0)?,
@@ -95,7 +98,7 @@ impl KernelRoute {
             }
         }
         let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
-        let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope) };
+        let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope), src };
         // linux/rtnetlink.h: RTPROT_RA
         let is_advertised = wire::byte(payload, 5)? == 9;
         Ok(Some(KernelRoute { route, link, is_advertised }))
@@ -106,9 +109,18 @@ impl Change<'_> {
     /// Adds a route with `link` as the outgoing link. A second route to the same destination by another next hop is
     /// inserted before the first; the kernel rejects an identical route with EEXIST.
     pub fn add_route(link: LinkIndex, route: &Route) -> Self {
-        let Route { dst, gw, mtu, advmss, priority, table, scope } = *route;
+        Change::new_route(link, route, NlmF::CREATE)
+    }
+
+    /// As [`add_route`](Self::add_route), but the kernel rejects any second route to the same destination with the same metric.
+    pub fn add_only_route(link: LinkIndex, route: &Route) -> Self {
+        Change::new_route(link, route, wire::CREATE)
+    }
+
+    fn new_route(link: LinkIndex, route: &Route, how: NlmF) -> Self {
+        let Route { dst, gw, mtu, advmss, priority, table, scope, src } = *route;
         let table = table.unwrap_or(MAIN);
-        let mut request = Request::new(Rtm::Newroute, NlmF::CREATE);
+        let mut request = Request::new(Rtm::Newroute, how);
         // struct rtmsg: family, prefix length of the destination, of the source, type of service
         request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
         // … table, protocol, scope, type, flags
@@ -120,6 +132,9 @@ impl Change<'_> {
         }
         if let Some(gw) = gw {
             request.ip(Rta::Gateway, gw);
+        }
+        if let Some(src) = src {
+            request.ip(Rta::Prefsrc, src);
         }
         if priority > 0 {
             request.number(Rta::Priority, priority);

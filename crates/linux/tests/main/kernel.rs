@@ -37,7 +37,7 @@ fn bridge(netlink: &mut Netlink, name: &str) -> Link {
 
 /// Creates a veth pair whose host end is up, and is a port if there is a bridge.
 fn veth(netlink: &mut Netlink, host: &str, guest: &Netns, bridge: Option<LinkIndex>) -> Result<Link> {
-    let peer = VethPeer { name: "eth0", mac: None, netns: guest };
+    let peer = VethPeer { name: "eth0", mac: None, netns: guest, index: None };
     let new = NewLink { name: Some(host), bridge, ..NewLink::of(LinkKind::Veth(peer)) };
     netlink.create(&[Change::create_link(&new), Change::set_link(host, &UP)])
 }

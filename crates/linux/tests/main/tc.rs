@@ -15,7 +15,7 @@ const LATENCY: Duration = Duration::from_millis(25);
 fn attached(lab: &Lab) -> (Netlink, LinkIndex) {
     let guest = Netns::open(&lab.netns("c1")).unwrap();
     let mut netlink = Netlink::open().unwrap();
-    let peer = VethPeer { name: "eth0", mac: None, netns: &guest };
+    let peer = VethPeer { name: "eth0", mac: None, netns: &guest, index: None };
     let new = NewLink { name: Some("veth0"), mtu: Some(1400), ..NewLink::of(LinkKind::Veth(peer)) };
     let veth = netlink.create(&[Change::create_link(&new)]).unwrap().index;
     lab.sh("ip link set veth0 up; ip address add 10.1.0.1/24 dev veth0

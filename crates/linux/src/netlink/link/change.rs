@@ -62,6 +62,8 @@ pub struct VethPeer<'a> {
     pub mac: Option<MacAddr>,
     /// The namespace.
     pub netns: &'a Netns,
+    /// The index, if the new link has one as well; `None` for the kernel's choice.
+    pub index: Option<LinkIndex>,
 }
 
 impl<'a> NewLink<'a> {
@@ -89,9 +91,9 @@ impl LinkKind<'_> {
             LinkKind::Bridge { vlan_filtering: true } => {
                 info.nest(IflaInfo::Data, |data| data.attr(wire::IFLA_BR_VLAN_FILTERING, &[1]));
             }
-            LinkKind::Veth(VethPeer { name, mac, netns }) => info.nest(IflaInfo::Data, |data| {
+            LinkKind::Veth(VethPeer { name, mac, netns, index }) => info.nest(IflaInfo::Data, |data| {
                 data.nest(wire::VETH_INFO_PEER, |peer| {
-                    ifinfomsg(peer, 0, None, Flags::default());
+                    ifinfomsg(peer, 0, index.map(LinkRef::Index), Flags::default());
                     common_attributes(peer, mac, mtu);
                     one_queue(peer);
                     peer.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());

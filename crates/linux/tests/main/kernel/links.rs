@@ -50,7 +50,7 @@ fn a_veth_pair_is_created_in_its_final_place() {
         mac: Some(host_mac),
         bridge: Some(bridge.index),
         mtu: Some(1300),
-        ..NewLink::of(LinkKind::Veth(VethPeer { name: "eth0", mac: Some(guest_mac), netns: &guest }))
+        ..NewLink::of(LinkKind::Veth(VethPeer { name: "eth0", mac: Some(guest_mac), netns: &guest, index: None }))
     };
     let port = Port { hairpin: true, isolated: true };
     let alias = LinkChange { alias: Some("net1 c1 eth0"), ..LinkChange::default() };

@@ -62,6 +62,38 @@ fn neighbours_are_set_and_deleted() {
     assert!(!seen.contains("10.1.0.2"), "{seen}");
 }
 
+/// A container that reaches everything by a next hop that no interface has.
+#[test]
+fn an_address_without_a_route_and_a_permanent_neighbour() {
+    let lab = Lab::without_plugins();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    let (hop, src) = ("169.254.1.1".parse().unwrap(), "10.1.0.2".parse().ok());
+    let on_link = Route { scope: Some(253), src, ..Route::new(cidr("169.254.1.1/32"), None) };
+    guest
+        .apply(&[
+            Change::add_address_without_route(eth0.index, cidr("10.1.0.2/24")),
+            Change::add_address_without_route(eth0.index, cidr("fd00::2/64")),
+            Change::set_permanent_neighbour(eth0.index, hop, MAC),
+            Change::add_only_route(eth0.index, &on_link),
+            Change::add_route(eth0.index, &Route::new(cidr("0.0.0.0/0"), Some(hop))),
+        ])
+        .unwrap();
+    let seen = lab.sh("ip -n c1 route show; ip -n c1 -6 route show; ip -n c1 neigh show nud permanent");
+    assert!(!seen.contains("10.1.0.0/24") && !seen.contains("fd00::/64"), "{seen}");
+    assert!(seen.contains("169.254.1.1 dev eth0 scope link src 10.1.0.2"), "{seen}");
+    assert!(seen.contains(&format!("169.254.1.1 dev eth0 lladdr {MAC} PERMANENT")), "{seen}");
+    let found = guest.addresses(eth0.index).unwrap();
+    assert!(found.iter().any(|a| a.cidr == cidr("fd00::2/64") && !a.tentative), "{found:?}");
+    let found = guest.neighbours(eth0.index).unwrap();
+    assert!(found.iter().any(|n| n.ip == hop && n.permanent && n.mac == Some(MAC)), "{found:?}");
+    assert!(guest.routes(eth0.index).unwrap().iter().any(|route| route.route.src == src));
+    // Another metric is another route.
+    let second = Route { src: None, ..on_link };
+    let error = guest.apply(&[Change::add_only_route(eth0.index, &second)]).unwrap_err();
+    assert_eq!(error.errno(), Some(libc::EEXIST));
+    guest.apply(&[Change::add_only_route(eth0.index, &Route { priority: 5, ..second })]).unwrap();
+}
+
 #[test]
 fn the_preferred_default_route_comes_first() {
     let lab = Lab::without_plugins();
