@@ -251,7 +251,16 @@ fn attach<'a, T: LinkType>(
         ..NewLink::of(T::kind(config))
     };
     let in_container = master.is_some_and(|master| master.in_container);
-    let index = create(add, new, in_container).map_err(|error| explain(error, new.kind, lower.as_ref()))?;
+    let index = match create(add, new, in_container) {
+        Ok(index) => index,
+        Err(error) => {
+            // A repeated ADD finds its own VLAN, too.
+            if error.errno() == Some(libc::EEXIST) {
+                add.undo.context().refuse_existing_interface(add.at)?;
+            }
+            return Err(explain(error, new.kind, lower.as_ref()));
+        }
+    };
     let mut interface = start(add, index, lower.as_ref())?;
     let plan = match (ipam, T::previous(config)) {
         (Some(ipam), _) => {
