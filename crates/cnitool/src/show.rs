@@ -32,6 +32,8 @@ struct PortView<'a> {
     vlans: Vec<Vlan>,
     /// Whether no plugin has created it.
     is_foreign: bool,
+    /// Whether its network has no bridge, so that it should not be on one.
+    is_routed: bool,
     /// What plugins have created for its attachment.
     objects: Vec<&'a Object>,
 }
@@ -179,14 +181,17 @@ fn port<'a>(node: &'a Node, netlink: &mut Netlink, master: Option<&Link>, link: 
         _ => Vec::new(),
     };
     let is_foreign = network.is_none() && is_foreign(link);
-    Ok(PortView { link, network, container, ifname, vlans, is_foreign, objects })
+    let has_no_bridge = |one: &&Network| one.list.is_some() && one.bridge.is_none();
+    let mut known = node.networks.iter().filter(has_no_bridge);
+    let is_routed = master.is_none() && known.any(|one| network.as_ref() == Some(&one.name));
+    Ok(PortView { link, network, container, ifname, vlans, is_foreign, is_routed, objects })
 }
 
 impl PortView<'_> {
     /// Returns the flags, named after the keys of the configuration.
     fn flags(&self) -> Vec<&'static str> {
         let port = self.link.port.unwrap_or_default();
-        let is_detached = self.link.master.is_none();
+        let is_detached = self.link.master.is_none() && !self.is_routed;
         let flags = [
             (is_detached, "detached"),
             (!self.link.up, "down"),
@@ -295,7 +300,10 @@ fn detached_ports(node: &Node, ports: &[PortView<'_>], with_network: bool, paint
     if ports.is_empty() {
         return String::new();
     }
-    let title = paint.paint(Tone::Bad, "on no bridge:");
+    let title = match ports.iter().all(|port| port.is_routed) {
+        true => "host veths:".to_owned(),
+        false => paint.paint(Tone::Bad, "on no bridge:"),
+    };
     format!("\n  {title}\n{}", port_table(node, ports, with_network).render(paint, 2))
 }
 
@@ -315,7 +323,7 @@ fn port_table(node: &Node, ports: &[PortView<'_>], with_network: bool) -> Table 
         // If the flags do not fit into the column, they go below the row.
         let fit = flags.len() <= MAX_FLAGS_WIDTH;
         let ifname = port.ifname.as_deref().or_else(|| guest.map(|guest| guest.name.as_str()));
-        let is_good = port.link.up && port.link.master.is_some();
+        let is_good = port.link.up && (port.link.master.is_some() || port.is_routed);
         rows.row(vec![
             (Tone::Plain, port.link.name.clone()),
             (Tone::Plain, port.container.as_deref().unwrap_or(unknown).to_owned()),

@@ -75,6 +75,9 @@ fn a_link_local_gateway_needs_no_address_on_the_host() {
     assert_eq!(result["ips"][1], json!({ "address": "fd01::2/128", "gateway": "fe80::1", "interface": 1 }));
     let addresses = lab.sh(&format!("ip -o address show {veth} scope global"));
     assert_eq!(addresses, "");
+    // The host looks for the container from this address.
+    let link_local = lab.sh(&format!("ip -o -6 address show {veth} scope link"));
+    assert!(link_local.contains("fe80:") && !link_local.contains("tentative"), "{link_local}");
     let neighbours = pod.sh("ip neigh show nud permanent");
     let mac = result["interfaces"][0]["mac"].as_str().unwrap();
     for hop in ["169.254.1.1", "fe80::1"] {

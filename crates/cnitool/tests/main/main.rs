@@ -29,6 +29,7 @@ mod node;
 mod ports;
 mod progress;
 mod prune;
+mod ptp;
 mod repair;
 mod schema;
 mod show;
