@@ -6,7 +6,8 @@ use cni::{Call, Result};
 use interface::LinkType;
 use interface::config::{Common, Keys, MacSource};
 use interface::master::{Master, MasterKeys};
-use linux::netlink::{LinkKind, Upper, VlanProtocol, VlanTag};
+use interface::shared_vlan;
+use linux::netlink::{LinkKind, MacvlanMode, Upper, VlanProtocol, VlanTag};
 use serde::Deserialize;
 
 /// The `vlan` plugin.
@@ -24,6 +25,7 @@ const LAST: i64 = 4094;
 struct OwnKeys {
     vlan_id: Option<i64>,
     protocol: String,
+    shared: bool,
 }
 
 /// The validated configuration.
@@ -32,15 +34,16 @@ pub struct Config {
     common: Common,
     master: Master,
     tag: VlanTag,
+    shared: bool,
 }
 
 impl LinkType for Vlan {
     const NAME: &'static str = "vlan";
-    const KINDS: &'static [&'static str] = &["vlan"];
+    const KINDS: &'static [&'static str] = &["vlan", "macvlan"];
     type Config = Config;
 
     fn parse(call: &Call<'_>) -> Result<Config> {
-        let OwnKeys { vlan_id, protocol } = call.parse()?;
+        let OwnKeys { vlan_id, protocol, shared } = call.parse()?;
         let master = Master::parse(call)?;
         if master.name.is_none() {
             // The text of the reference, by which users recognise the mistake.
@@ -61,7 +64,11 @@ impl LinkType for Vlan {
                 invalid("protocol", format_args!("unknown VLAN protocol: {word:?}"), "use \"802.1Q\" or \"802.1ad\"")
             })?,
         };
-        Ok(Config { common: Keys::parse(call)?, master, tag: VlanTag { id, protocol } })
+        if shared && master.in_container {
+            let what = format_args!("true with \"linkInContainer\": only links of the host can be shared");
+            return Err(invalid("shared", what, "remove one of the keys"));
+        }
+        Ok(Config { common: Keys::parse(call)?, master, tag: VlanTag { id, protocol }, shared })
     }
 
     fn common(config: &Config) -> &Common {
@@ -69,15 +76,26 @@ impl LinkType for Vlan {
     }
 
     fn kind(config: &Config) -> LinkKind<'static> {
-        LinkKind::Upper(Upper::Vlan(config.tag))
+        LinkKind::Upper(match config.shared {
+            true => Upper::Macvlan { mode: MacvlanMode::Bridge, broadcast_queue: 0 },
+            false => Upper::Vlan(config.tag),
+        })
     }
 
-    fn mac(_: &Config) -> MacSource {
-        MacSource::Master
+    fn mac(config: &Config) -> MacSource {
+        if config.shared { MacSource::Random } else { MacSource::Master }
     }
 
     fn master(config: &Config) -> Option<&Master> {
         Some(&config.master)
+    }
+
+    fn shared_vlan(config: &Config) -> Option<VlanTag> {
+        config.shared.then_some(config.tag)
+    }
+
+    fn clean_up_host(call: &Call<'_>) -> Result<()> {
+        shared_vlan::remove_unused(&mut call.home()?.netlink)
     }
 
     fn shape() -> Shape {

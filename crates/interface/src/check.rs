@@ -4,9 +4,10 @@ use std::fmt::Display;
 
 use cni::{AddResult, Attachment, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result, Route};
 use linux::ip::{Cidr, MacAddr};
-use linux::netlink::{self, KernelRoute, Link, LinkKind, Netlink};
+use linux::netlink::{self, KernelRoute, Link, LinkKind, Netlink, VlanTag};
 
 use crate::master::Master;
+use crate::shared_vlan;
 
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -63,14 +64,20 @@ impl<'a> Checker<'a> {
         mtu.map_or(Ok(()), |mtu| same(&link.name, "MTU", mtu, link.mtu))
     }
 
-    /// Checks that the link is on top of its master. Without a name in the configuration, it may be on top of any: the default
-    /// route may have changed.
-    pub fn master(&mut self, link: &Link, master: &Master) -> Result<()> {
+    /// Checks that the link is on top of its master, or of the link that the master has for a shared VLAN. Without a name in the
+    /// configuration, it may be on top of any: the default route may have changed.
+    pub fn master(&mut self, link: &Link, master: &Master, vlan: Option<VlanTag>) -> Result<()> {
         if master.name.is_none() {
             return Ok(());
         }
         let socket = if master.in_container { &mut self.guest.netlink } else { &mut self.host };
-        let found = master.find_by(socket)?;
+        let mut found = master.find_by(socket)?;
+        if let Some(tag) = vlan {
+            let what = || Error::new(Code::INTERNAL, format!("{:?} has no link for VLAN {tag}", found.name));
+            let shared = shared_vlan::find(&mut self.host, &found, tag)?;
+            found = shared.ok_or_else(|| what().details("attach the container again"))?;
+            same(&found.name, "up", true, found.up)?;
+        }
         if link.lower == Some(found.index) && link.lower_netns.is_none() == master.in_container {
             return Ok(());
         }

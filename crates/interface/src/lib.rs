@@ -11,6 +11,8 @@
 //! | `masquerade` | masquerade by nftables or iptables: its rules, CHECK, GC, and what tools report about it |
 //! | `host_veth` | deletes veth pairs by the end on the host, for DEL and GC |
 //! | `removal` | deletes the interface in the container, if it provably belongs to the attachment |
+//! | `lock` | the lock of the links of the host that several containers share |
+//! | `shared_vlan` | a VLAN link of the host that several containers share |
 //! | `master` | finds the link on top of which a plugin creates another one |
 //! | `link_plugin` | a whole plugin, for those whose only object is a link in the container |
 //! | `name` | random names and MAC addresses |
@@ -22,10 +24,12 @@ pub mod container;
 pub mod forwarding;
 pub mod host_veth;
 pub mod link_plugin;
+pub mod lock;
 pub mod masquerade;
 pub mod master;
 pub mod name;
 pub mod plan;
 pub mod removal;
+pub mod shared_vlan;
 
 pub use link_plugin::LinkType;

@@ -6,7 +6,7 @@ use std::fmt::Debug;
 use cni::inspect::{self, Command, Finding, NetworkView, Settings, Shape, Subject};
 use cni::{AddResult, Attachment, Call, Code, Delegate, Error, ErrorCollector, IfName, Interface, Namespaces, Result};
 use linux::ip::MacAddr;
-use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper};
+use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper, VlanTag};
 
 use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
@@ -14,7 +14,7 @@ use crate::config::{Common, MacSource, ipam_to_clean_up};
 use crate::container::{ContainerInterface, State};
 use crate::master::Master;
 use crate::plan::{Plan, Wanted};
-use crate::{name, removal};
+use crate::{name, removal, shared_vlan};
 
 /// The name of the check of the master.
 const MASTER: &str = "master";
@@ -39,6 +39,14 @@ pub trait LinkType: Debug + Sync {
     /// Returns the link on top of which it is created, if its kind needs one.
     fn master(_: &Self::Config) -> Option<&Master> {
         None
+    }
+    /// Returns the VLAN of the master on whose link it is created, if containers share that.
+    fn shared_vlan(_: &Self::Config) -> Option<VlanTag> {
+        None
+    }
+    /// DEL and GC: removes what the host has for containers that are gone, after the links in them.
+    fn clean_up_host(_: &Call<'_>) -> Result<()> {
+        Ok(())
     }
     /// Returns the result of the previous plugin, if the addresses come from that.
     fn previous(_: &Self::Config) -> Option<&AddResult> {
@@ -110,6 +118,7 @@ pub fn del<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let ipam = failures.keep(ipam_of::<T>(call)).flatten();
     let removed = failures.keep(removal::delete_container_link(call, at, T::KINDS, ipam.as_ref())).is_some();
+    failures.record(T::clean_up_host(call));
     // An address must not be leased again while the interface that has it may still exist.
     if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
         failures.record(ipam.del(at));
@@ -128,7 +137,7 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let link = checker.interface(T::kind(&config).name(), true)?;
     checker.link(&link, T::kind(&config), T::common(&config).mtu)?;
     if let Some(master) = T::master(&config) {
-        checker.master(&link, master)?;
+        checker.master(&link, master, T::shared_vlan(&config))?;
     }
     if ipam.is_some() || T::previous(&config).is_some() {
         checker.addresses(&link)?;
@@ -137,11 +146,14 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     Ok(())
 }
 
-/// GC: only the leases of stale attachments can be left on the host.
+/// GC: removes what stale attachments left on the host: leases, and links for containers.
 pub fn gc<T: LinkType>(call: &Call<'_>) -> Result<()> {
     // An IPAM plugin may accept a call without the list.
     call.valid_attachments()?;
-    ipam_of::<T>(call)?.map_or(Ok(()), |ipam| ipam.gc())
+    let mut failures = ErrorCollector::default();
+    failures.record(T::clean_up_host(call));
+    failures.record(ipam_of::<T>(call).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.gc())));
+    failures.into_result()
 }
 
 /// STATUS: returns an error if an ADD would fail now.
@@ -156,7 +168,7 @@ pub fn status<T: LinkType>(call: &Call<'_>) -> Result<()> {
 /// Returns what the configuration requests, for tools.
 pub fn settings<T: LinkType>(call: &Call<'_>) -> Result<Settings> {
     let config = T::parse(call)?;
-    let what = match T::kind(&config) {
+    let what = match kind_on_master::<T>(&config) {
         LinkKind::Upper(upper) => format!("{}, {upper}", upper.kind()),
         kind => kind.name().to_owned(),
     };
@@ -179,7 +191,7 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
     };
     let about = |finding: Finding| finding.about([Subject::link(&link.name)]);
     let name = &link.name;
-    let is_port = link.port.is_some() && !matches!(T::kind(&config), LinkKind::Upper(Upper::Vlan(_)));
+    let is_port = link.port.is_some() && !matches!(kind_on_master::<T>(&config), LinkKind::Upper(Upper::Vlan(_)));
     Ok(vec![match () {
         () if is_port => {
             about(Finding::fail(MASTER, format!("{name} is a port of a bridge, which gets all its frames")))
@@ -199,18 +211,35 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
 
 /// Returns an error if the kernel lacks the kind of link, or the host the master.
 fn can_create<T: LinkType>(config: &T::Config) -> Result<()> {
-    let (mut host, kind) = (Netlink::open()?, T::kind(config));
-    if !host.can_create(kind)? {
-        return Err(no_such_kind(kind));
+    let mut host = Netlink::open()?;
+    for kind in [kind_on_master::<T>(config), T::kind(config)] {
+        if !host.can_create(kind)? {
+            return Err(no_such_kind(kind));
+        }
     }
     match T::master(config).filter(|master| !master.in_container) {
-        Some(master) => master.find_by(&mut host).and_then(|master| match master.up {
-            true => Ok(()),
-            false => Err(Error::new(Code::NOT_AVAILABLE, format!("master {:?} is down", master.name))
-                .details(format!("run `ip link set {} up`", master.name))),
-        }),
+        Some(master) => {
+            let link = master.find_by(&mut host)?;
+            refuse_down(&link)?;
+            let shared = T::shared_vlan(config).map(|tag| shared_vlan::find(&mut host, &link, tag)).transpose()?;
+            shared.flatten().filter(|vlan| !shared_vlan::is_marked(vlan)).map_or(Ok(()), |vlan| refuse_down(&vlan))
+        }
         None => Ok(()),
     }
+}
+
+/// Returns an error if the link on top of which containers have theirs is down.
+fn refuse_down(master: &Link) -> Result<()> {
+    match master.up {
+        true => Ok(()),
+        false => Err(Error::new(Code::NOT_AVAILABLE, format!("master {:?} is down", master.name))
+            .details(format!("run `ip link set {} up`", master.name))),
+    }
+}
+
+/// Returns the kind of the link on the master: that of the container, or a VLAN link that containers share.
+fn kind_on_master<T: LinkType>(config: &T::Config) -> LinkKind<'static> {
+    T::shared_vlan(config).map_or_else(|| T::kind(config), |tag| LinkKind::Upper(Upper::Vlan(tag)))
 }
 
 /// Returns the error for a kind of link that the kernel does not know.
@@ -239,7 +268,18 @@ fn attach<'a, T: LinkType>(
 ) -> Result<AddResult> {
     let common = T::common(config);
     let master = T::master(config);
-    let lower = master.map(|master| master.find(add.undo.context(), add.at)).transpose()?;
+    let mut lower = master.map(|master| master.find(add.undo.context(), add.at)).transpose()?;
+    // Holds a lock until the container's link is on top of the shared one.
+    let mut shared = None;
+    if let (Some(tag), Some(link), Some(master)) = (T::shared_vlan(config), &mut lower, master) {
+        add.undo
+            .push("remove the shared VLAN link", |namespaces| shared_vlan::remove_unused(&mut namespaces.host.netlink));
+        let kind = LinkKind::Upper(Upper::Vlan(tag));
+        let (vlan, lock) = shared_vlan::join(&mut add.undo.context().host.netlink, link, tag)
+            .map_err(|error| explain(error, kind, Some(link)))?;
+        master.refuse_mtu(&vlan)?;
+        (*link, shared) = (vlan, Some(lock));
+    }
     let mac = match T::mac(config) {
         MacSource::Random => Some(name::random_mac()?),
         source => source.address(add.call, add.at)?,
@@ -261,6 +301,7 @@ fn attach<'a, T: LinkType>(
             return Err(explain(error, new.kind, lower.as_ref()));
         }
     };
+    drop(shared);
     let mut interface = start(add, index, lower.as_ref())?;
     let plan = match (ipam, T::previous(config)) {
         (Some(ipam), _) => {

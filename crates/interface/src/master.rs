@@ -68,7 +68,7 @@ impl Master {
     }
 
     /// Returns an error if the configured MTU does not fit.
-    fn refuse_mtu(&self, master: &Link) -> Result<()> {
+    pub(crate) fn refuse_mtu(&self, master: &Link) -> Result<()> {
         if (0..=i64::from(master.mtu)).contains(&self.mtu) {
             return Ok(());
         }

@@ -43,6 +43,14 @@ pub fn indexes(key: AttachmentKey<'_>) -> [LinkIndex; 2] {
     [number, number | 1].map(|number| LinkIndex::optional(number).unwrap_or(LinkIndex::LOOPBACK))
 }
 
+/// Returns the index for a link of the host that belongs to no single attachment, far above those that the kernel chooses. It
+/// shows that ADD created the link, but could not mark it any more.
+pub fn index_of(names: &[&str]) -> LinkIndex {
+    let [a, b, c, d, ..] = digest(names);
+    let number = u32::from_be_bytes([a, b, c, d]) & 0x3fff_ffff | 0x4000_0000;
+    LinkIndex::optional(number).unwrap_or(LinkIndex::LOOPBACK)
+}
+
 /// Turns random bytes into a locally administered unicast MAC address.
 fn local_unicast([first, rest @ ..]: [u8; 6]) -> MacAddr {
     let [b, c, d, e, f] = rest;

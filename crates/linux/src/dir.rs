@@ -1,7 +1,7 @@
 //! An open directory of small files, with atomic operations on them by name. Independent of what the files contain.
 
 use std::fmt::LowerHex;
-use std::fs::{DirBuilder, File};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
@@ -15,6 +15,8 @@ use nix::sys::stat::{Mode, SFlag, UtimensatFlags, fstat, fstatat, futimens, utim
 use nix::sys::statfs::fstatfs;
 use nix::sys::time::TimeSpec;
 use nix::unistd::{AccessFlags, UnlinkatFlags, faccessat, geteuid, linkat, unlinkat};
+
+use crate::wait::Deadline;
 
 /// The number of bytes that are read of a file at most, more than any valid file has.
 const LIMIT: u64 = 256 << 10;
@@ -118,6 +120,27 @@ impl Dir {
             Ok(fd) => Ok(Some(fd.into())),
             Err(Errno::ENOENT) => Ok(None),
             Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits for the lock of a file, which is created if necessary; `None` at the deadline. The kernel releases the lock when the
+    /// file is closed. Uses SIGALRM, so the caller must run on the main thread.
+    pub fn lock(&self, name: &str, deadline: Deadline) -> io::Result<Option<File>> {
+        loop {
+            let file = self.file(name, OFlag::O_RDWR | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
+            match file.try_lock() {
+                Err(TryLockError::WouldBlock) => {
+                    if deadline.run_interruptible(|| file.lock())?.is_none() {
+                        return Ok(None);
+                    }
+                }
+                Err(TryLockError::Error(error)) => return Err(error),
+                Ok(()) => {}
+            }
+            // The lock of a file that was removed meanwhile excludes no other process.
+            if file.metadata()?.nlink() > 0 {
+                return Ok(Some(file));
+            }
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tests of the `vlan` plugin.
 
 mod commands;
+mod shared;
 mod suite;
 mod traffic;
