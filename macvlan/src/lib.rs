@@ -2,9 +2,10 @@
 
 use cni::inspect::Shape;
 use cni::json::invalid;
-use cni::{Call, Result};
+use cni::{AttachmentKey, Call, Result, ValidAttachment};
 use interface::LinkType;
 use interface::config::{AddressKeys, Common, Keys, MacSource};
+use interface::host_access::{self, HostAccess};
 use interface::master::{Master, MasterKeys};
 use linux::netlink::{LinkKind, MacvlanMode, Upper};
 use serde::Deserialize;
@@ -17,10 +18,11 @@ interface::link_plugin!(Macvlan);
 
 /// The keys that only this plugin has.
 #[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 struct OwnKeys {
     mode: String,
     bcqueuelen: u32,
+    host_access: Vec<String>,
 }
 
 /// The validated configuration.
@@ -31,6 +33,7 @@ pub struct Config {
     mac: MacSource,
     mode: MacvlanMode,
     broadcast_queue: u32,
+    host_access: Option<HostAccess>,
 }
 
 impl LinkType for Macvlan {
@@ -39,7 +42,7 @@ impl LinkType for Macvlan {
     type Config = Config;
 
     fn parse(call: &Call<'_>) -> Result<Config> {
-        let OwnKeys { mode, bcqueuelen: broadcast_queue } = call.parse()?;
+        let OwnKeys { mode, bcqueuelen: broadcast_queue, host_access } = call.parse()?;
         let mode = match mode.as_str() {
             "" => MacvlanMode::Bridge,
             word => MacvlanMode::named(word).ok_or_else(|| {
@@ -57,7 +60,27 @@ impl LinkType for Macvlan {
             (_, MacvlanMode::Passthru) => MacSource::Master,
             (mac, _) => mac,
         };
-        Ok(Config { common: Keys::parse(call)?, master: Master::parse(call)?, mac, mode, broadcast_queue })
+        let (common, master) = (Keys::parse(call)?, Master::parse(call)?);
+        let host_access = HostAccess::parse(&host_access)?;
+        if host_access.is_some() {
+            let refuse = |what: &str, remedy: &str| Err(invalid("hostAccess", format_args!("{what}"), remedy));
+            match () {
+                () if mode != MacvlanMode::Bridge => {
+                    return refuse(
+                        "needs the mode \"bridge\": in others, links do not reach each other",
+                        "correct \"mode\"",
+                    );
+                }
+                () if master.in_container => {
+                    return refuse("needs a master on the host", "remove \"hostAccess\" or \"linkInContainer\"");
+                }
+                () if common.ipam.is_none() => {
+                    return refuse("needs the addresses of containers", "set \"ipam\", or remove \"hostAccess\"");
+                }
+                () => {}
+            }
+        }
+        Ok(Config { common, master, mac, mode, broadcast_queue, host_access })
     }
 
     fn common(config: &Config) -> &Common {
@@ -75,6 +98,18 @@ impl LinkType for Macvlan {
 
     fn master(config: &Config) -> Option<&Master> {
         Some(&config.master)
+    }
+
+    fn host_access(config: &Config) -> Option<&HostAccess> {
+        config.host_access.as_ref()
+    }
+
+    fn remove_from_host(call: &Call<'_>, key: AttachmentKey<'_>) -> Result<()> {
+        host_access::remove(&mut call.home()?.netlink, key)
+    }
+
+    fn collect_on_host(call: &Call<'_>, valid: &[ValidAttachment]) -> Result<()> {
+        host_access::collect(&mut call.home()?.netlink, call.network.as_str(), valid)
     }
 
     fn shape() -> Shape {

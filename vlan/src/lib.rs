@@ -2,7 +2,7 @@
 
 use cni::inspect::Shape;
 use cni::json::invalid;
-use cni::{Call, Result};
+use cni::{AttachmentKey, Call, Result, ValidAttachment};
 use interface::LinkType;
 use interface::config::{Common, Keys, MacSource};
 use interface::master::{Master, MasterKeys};
@@ -94,7 +94,11 @@ impl LinkType for Vlan {
         config.shared.then_some(config.tag)
     }
 
-    fn clean_up_host(call: &Call<'_>) -> Result<()> {
+    fn remove_from_host(call: &Call<'_>, _: AttachmentKey<'_>) -> Result<()> {
+        shared_vlan::remove_unused(&mut call.home()?.netlink)
+    }
+
+    fn collect_on_host(call: &Call<'_>, _: &[ValidAttachment]) -> Result<()> {
         shared_vlan::remove_unused(&mut call.home()?.netlink)
     }
 

@@ -9,6 +9,7 @@
 //! | `check` | compares the interface with the result of ADD |
 //! | `forwarding` | enables IP forwarding on the host |
 //! | `masquerade` | masquerade by nftables or iptables: its rules, CHECK, GC, and what tools report about it |
+//! | `host_access` | a link of the host by which it reaches containers on its own links |
 //! | `host_veth` | deletes veth pairs by the end on the host, for DEL and GC |
 //! | `removal` | deletes the interface in the container, if it provably belongs to the attachment |
 //! | `lock` | the lock of the links of the host that several containers share |
@@ -22,6 +23,7 @@ pub mod check;
 pub mod config;
 pub mod container;
 pub mod forwarding;
+pub mod host_access;
 pub mod host_veth;
 pub mod link_plugin;
 pub mod lock;

@@ -4,7 +4,10 @@
 use std::fmt::Debug;
 
 use cni::inspect::{self, Command, Finding, NetworkView, Settings, Shape, Subject};
-use cni::{AddResult, Attachment, Call, Code, Delegate, Error, ErrorCollector, IfName, Interface, Namespaces, Result};
+use cni::{
+    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Error, ErrorCollector, IfName, Interface, Namespaces,
+    Result, ValidAttachment,
+};
 use linux::ip::MacAddr;
 use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper, VlanTag};
 
@@ -12,6 +15,7 @@ use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
 use crate::config::{Common, MacSource, ipam_to_clean_up};
 use crate::container::{ContainerInterface, State};
+use crate::host_access::HostAccess;
 use crate::master::Master;
 use crate::plan::{Plan, Wanted};
 use crate::{name, removal, shared_vlan};
@@ -44,8 +48,16 @@ pub trait LinkType: Debug + Sync {
     fn shared_vlan(_: &Self::Config) -> Option<VlanTag> {
         None
     }
-    /// DEL and GC: removes what the host has for containers that are gone, after the links in them.
-    fn clean_up_host(_: &Call<'_>) -> Result<()> {
+    /// Returns the addresses at which containers reach the host, if it gets a link of its own on the master.
+    fn host_access(_: &Self::Config) -> Option<&HostAccess> {
+        None
+    }
+    /// DEL: removes what the host has for an attachment, after the link in the container.
+    fn remove_from_host(_: &Call<'_>, _: AttachmentKey<'_>) -> Result<()> {
+        Ok(())
+    }
+    /// GC: removes what the host has for attachments that are not in the list.
+    fn collect_on_host(_: &Call<'_>, _: &[ValidAttachment]) -> Result<()> {
         Ok(())
     }
     /// Returns the result of the previous plugin, if the addresses come from that.
@@ -118,7 +130,7 @@ pub fn del<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let ipam = failures.keep(ipam_of::<T>(call)).flatten();
     let removed = failures.keep(removal::delete_container_link(call, at, T::KINDS, ipam.as_ref())).is_some();
-    failures.record(T::clean_up_host(call));
+    failures.record(T::remove_from_host(call, AttachmentKey::new(call, at)));
     // An address must not be leased again while the interface that has it may still exist.
     if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
         failures.record(ipam.del(at));
@@ -140,8 +152,12 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
         checker.master(&link, master, T::shared_vlan(&config))?;
     }
     if ipam.is_some() || T::previous(&config).is_some() {
-        checker.addresses(&link)?;
+        let ips = checker.addresses(&link)?;
         checker.routes(&link)?;
+        if let (Some(access), Some(master)) = (T::host_access(&config), T::master(&config)) {
+            let master = master.find_by(&mut checker.host)?;
+            access.check(&mut checker.host, AttachmentKey::new(call, at), &master, &ips)?;
+        }
     }
     Ok(())
 }
@@ -149,9 +165,9 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
 /// GC: removes what stale attachments left on the host: leases, and links for containers.
 pub fn gc<T: LinkType>(call: &Call<'_>) -> Result<()> {
     // An IPAM plugin may accept a call without the list.
-    call.valid_attachments()?;
+    let valid = call.valid_attachments()?;
     let mut failures = ErrorCollector::default();
-    failures.record(T::clean_up_host(call));
+    failures.record(T::collect_on_host(call, &valid));
     failures.record(ipam_of::<T>(call).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.gc())));
     failures.into_result()
 }
@@ -161,7 +177,7 @@ pub fn status<T: LinkType>(call: &Call<'_>) -> Result<()> {
     let config = T::parse(call)?;
     let not_available = |error| explain_forbidden(error).with_code(Code::NOT_AVAILABLE);
     let ipam = find_ipam(call, T::common(&config)).map_err(not_available)?;
-    can_create::<T>(&config).map_err(not_available)?;
+    can_create::<T>(call, &config).map_err(not_available)?;
     ipam.map_or(Ok(()), |ipam| ipam.status())
 }
 
@@ -210,7 +226,7 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
 }
 
 /// Returns an error if the kernel lacks the kind of link, or the host the master.
-fn can_create<T: LinkType>(config: &T::Config) -> Result<()> {
+fn can_create<T: LinkType>(call: &Call<'_>, config: &T::Config) -> Result<()> {
     let mut host = Netlink::open()?;
     for kind in [kind_on_master::<T>(config), T::kind(config)] {
         if !host.can_create(kind)? {
@@ -221,6 +237,9 @@ fn can_create<T: LinkType>(config: &T::Config) -> Result<()> {
         Some(master) => {
             let link = master.find_by(&mut host)?;
             refuse_down(&link)?;
+            if let Some(access) = T::host_access(config) {
+                access.refuse_used(&mut host, call.network.as_str())?;
+            }
             let shared = T::shared_vlan(config).map(|tag| shared_vlan::find(&mut host, &link, tag)).transpose()?;
             shared.flatten().filter(|vlan| !shared_vlan::is_marked(vlan)).map_or(Ok(()), |vlan| refuse_down(&vlan))
         }
@@ -312,6 +331,9 @@ fn attach<'a, T: LinkType>(
         (None, None) => Plan::default(),
     };
     interface.configure(add.undo.context(), &plan).map_err(|error| explain_mac(error, mac, lower.as_ref()))?;
+    if let (Some(access), Some(master)) = (T::host_access(config), &lower) {
+        access.add(add, master, &plan.ips).map_err(|error| explain(error, new.kind, Some(master)))?;
+    }
     let mac = mac.or_else(|| lower.as_ref().and_then(|lower| lower.mac));
     let mtu = common.mtu.or_else(|| lower.as_ref().map(|lower| lower.mtu)).filter(|_| add.call.version.has_mtu());
     let listed = Interface::new(add.at.ifname.as_str(), mac, add.at.sandbox());

@@ -1,5 +1,6 @@
 //! Tests of the `macvlan` plugin.
 
 mod commands;
+mod host_access;
 mod suite;
 mod traffic;

@@ -184,6 +184,10 @@ fn routes() {
     let only =
         Change::add_only_route(vhost(), &Route { src, scope: Some(253), ..Route::new(cidr("10.5.0.1/32"), None) });
     agrees(&only, "add_only_route");
+    for (dst, name) in [("10.5.0.2/32", "delete_route"), ("fd02::5/128", "delete_route6")] {
+        let route = Route { priority: 9, ..Route::new(cidr(dst), None) };
+        agrees(&Change::delete_route(vhost(), &route), name);
+    }
 }
 
 #[test]

@@ -158,9 +158,36 @@ impl Change<'_> {
             format!("add route to {dst}{via} by link {link}")
         })
     }
+
+    /// Deletes a route of the main table to the same destination, with the same metric and outgoing link.
+    pub fn delete_route(link: LinkIndex, route: &Route) -> Self {
+        let Route { dst, priority, .. } = *route;
+        let mut request = Request::new(Rtm::Delroute, NlmF::empty());
+        request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
+        // Of any protocol, scope and type. IPv6 routes have no scope.
+        let scope = if dst.ip().is_ipv4() { libc::RT_SCOPE_NOWHERE } else { libc::RT_SCOPE_UNIVERSE };
+        request.raw(&[libc::RT_TABLE_MAIN, 0, scope, 0, 0, 0, 0, 0]);
+        if dst.prefix() > 0 {
+            request.ip(Rta::Dst, dst.network().ip());
+        }
+        if priority > 0 {
+            request.number(Rta::Priority, priority);
+        }
+        request.number(Rta::Oif, link.number());
+        Change::new(request, move || format!("delete route to {dst} by link {link}"))
+    }
 }
 
 impl Netlink {
+    /// Deletes a route of the main table to the same destination, with the same metric and outgoing link. Succeeds if there is
+    /// none.
+    pub fn delete_route(&mut self, link: LinkIndex, route: &Route) -> Result<()> {
+        match self.apply(&[Change::delete_route(link, route)]) {
+            Err(error) if matches!(error.errno(), Some(libc::ESRCH | libc::ENODEV)) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
     /// Returns all unicast routes with `link` as the outgoing link, from all tables, IPv4 before IPv6.
     pub fn routes(&mut self, link: LinkIndex) -> Result<Vec<KernelRoute>> {
         let request = list_routes(Some(link));
