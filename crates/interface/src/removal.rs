@@ -39,7 +39,9 @@ pub fn delete_container_link(
             link.index
         }
     };
-    guest.netlink.delete_link(index).context(|| format!("in {:?}", at.sandbox()))
+    // The kernel waits for other processors before it answers, long after the link is gone.
+    let delete = || Ok(guest.netlink.delete_link_detached(index, None)?);
+    namespaces.in_guest(delete).context(|| format!("in {:?}", at.sandbox()))
 }
 
 /// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of ADD,
