@@ -392,7 +392,8 @@ fn wanted(common: &Common) -> Wanted<'_> {
 fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<LinkIndex> {
     let mut failure = None;
     for index in name::indexes(add.key) {
-        add.undo.push(format!("delete link {index}"), move |namespaces| delete(namespaces, index));
+        // The answer may be lost. Until it arrives, the index can be that of a link that an earlier ADD created and marked.
+        add.undo.push(format!("delete link {index}"), move |namespaces| delete_unmarked(namespaces, index));
         let at = add.at;
         let namespaces = add.undo.context();
         let new = NewLink { index: Some(index), ..new };
@@ -404,7 +405,10 @@ fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<Lin
             }
         };
         match outcome {
-            Ok(()) => return Ok(index),
+            Ok(()) => {
+                add.undo.push(format!("delete link {index}"), move |namespaces| delete(namespaces, index));
+                return Ok(index);
+            }
             // Another link has the index, which is unlikely, or the kernel has another reason.
             Err(error) if matches!(error.errno(), Some(libc::EEXIST | libc::EBUSY)) => {
                 add.undo.pop();
@@ -438,6 +442,17 @@ fn start<'a>(add: &mut Add<'a>, index: LinkIndex, master: Option<&Link>) -> Resu
         }
         outcome => outcome.map(|()| interface),
     }
+}
+
+/// Deletes the link in the container, unless it has the mark of an owner.
+fn delete_unmarked(namespaces: &Namespaces, index: LinkIndex) -> Result<()> {
+    namespaces.in_guest(|| {
+        let mut guest = Netlink::open()?;
+        match guest.link(index)?.filter(|link| link.alias.is_empty()) {
+            Some(link) => Ok(guest.delete_link(link.index)?),
+            None => Ok(()),
+        }
+    })
 }
 
 /// Deletes the link in the container.

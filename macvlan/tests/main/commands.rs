@@ -219,6 +219,17 @@ fn routes_have_their_properties() {
     pod.check_result(&config, &result).ok();
 }
 
+/// A container has renamed its interface. A repeated ADD that the kernel refuses must not take it away.
+#[test]
+fn a_refused_repeated_add_keeps_a_renamed_link() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&layer3(json!({})));
+    pod.sh("ip link set eth0 down; ip link set eth0 name other; ip link set other up");
+    pod.call("ADD", &layer3(json!({ "mode": "passthru" }))).run().error(999);
+    assert!(pod.sh("ip -o address show other").contains("10.1.0.2/24"));
+}
+
 /// A container can rename its interface. The alias still shows whose it is.
 #[test]
 fn a_renamed_link_is_deleted() {

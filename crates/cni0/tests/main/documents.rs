@@ -162,12 +162,13 @@ fn survives_as_chain(lab: &Lab, name: &str, configs: &[Value], args: &str) {
     }
 }
 
-/// Creates the link that is the master in examples.
+/// Creates a link that is the master in examples of keys.
 const UPLINK: &str = "ip link add eth1 type veth peer name far1; ip link set eth1 up; ip link set far1 up; ip route add default dev eth1";
 
 /// Creates what examples need: the master, and the file that `flannel` reads.
 fn prepare_host(lab: &Lab) {
     lab.sh(UPLINK);
+    lab.sh("ip link add eth0 type veth peer name far0; ip link set eth0 up; ip link set far0 up");
     let lines = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
     lab.sh(&format!("mkdir -p /run/flannel; printf '{lines}' >/run/flannel/subnet.env"));
 }

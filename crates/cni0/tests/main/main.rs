@@ -9,4 +9,5 @@ mod log;
 mod log_daemons;
 mod names;
 mod plugins;
+mod several;
 mod streams;
