@@ -1,4 +1,4 @@
-//! The program `flannel`, which contains `bridge` and the IPAM plugins `host-local` and `static`.
+//! The program `flannel`, which contains `bridge` and the IPAM plugin `host-local`.
 #![no_main]
 
-cni::main!(flannel::Flannel, bridge::Bridge, host_local::HostLocal, static_ipam::Static);
+cni::main!(flannel::Flannel, bridge::Bridge, host_local::HostLocal);

@@ -81,9 +81,12 @@ fn a_link_without_an_alias_is_deleted_only_with_proof() {
         return;
     }
     let (config, pod) = (config(json!({})), Pod::new(lab, "a"));
+    // The index of a link that cni0 created would be a proof, too.
     let attach = || {
         let result = pod.add(&config);
-        pod.sh("ip link set eth0 alias \"\"");
+        let mac = result["interfaces"][0]["mac"].as_str().unwrap();
+        pod.sh(&format!("ip link del eth0; ip link add eth0 address {mac} type dummy; ip link set eth0 up"));
+        pod.sh("ip address add 10.1.0.2/24 dev eth0; ip address add fd01::2/64 dev eth0");
         result
     };
     // By its address, which is leased to the attachment.
