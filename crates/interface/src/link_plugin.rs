@@ -1,5 +1,6 @@
-//! A whole plugin, for those whose only object is a link in the container: the kernel deletes it with the container's
-//! namespace, and nothing is left on the host. The plugin implements [`LinkType`], and calls the macro `link_plugin`.
+//! A whole plugin, for those that create a link in the container: the kernel deletes it with the container's namespace. What some
+//! of them also have on the host, such as a link that containers share, DEL and GC remove by hooks. The plugin implements
+//! [`LinkType`], and calls the macro `link_plugin`.
 
 use std::fmt::Debug;
 
