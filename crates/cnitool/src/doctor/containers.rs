@@ -45,6 +45,8 @@ struct Inside {
     index: LinkIndex,
     /// The host's end of its veth pair.
     port: Option<LinkIndex>,
+    /// The host's link on top of which it is.
+    master: Option<LinkIndex>,
     is_up: bool,
     addresses: Vec<Cidr>,
     /// All routes of the namespace.
@@ -78,7 +80,11 @@ impl Inside {
         let Some(link) = netlink.link(ifname)? else { return Ok(None) };
         let addresses = netlink.addresses(link.index)?.into_iter().map(|address| address.cidr).collect();
         let routes = netlink.all_routes()?;
-        Ok(Some(Inside { index: link.index, port: link.lower, is_up: link.up, addresses, routes }))
+        let (port, master) = match link.kind.as_str() {
+            "veth" => (link.lower, None),
+            _ => (None, link.lower.filter(|_| link.lower_netns.is_some())),
+        };
+        Ok(Some(Inside { index: link.index, port, master, is_up: link.up, addresses, routes }))
     }
 }
 
@@ -402,43 +408,74 @@ fn outside_ranges(network: &Network, live: &[&Live<'_>]) -> Option<Finding> {
 /// An interface with an address.
 struct Holder<'a> {
     subject: Subject,
-    /// `None` for a container that no network knows, and for the bridge.
+    /// `None` for a container that no network knows, and for a link of the host.
     live: Option<&'a Live<'a>>,
 }
 
-/// Reports addresses that two interfaces on the same bridge have. Returns each with the names of its networks.
+/// The interfaces that can reach each other through a link of the host, by their addresses. With VLANs, networks on one bridge
+/// can use the same addresses.
+type Holders<'a> = BTreeMap<(IpAddr, Option<&'a str>), Vec<Holder<'a>>>;
+
+/// Reports addresses that two interfaces on the same bridge or master have. Returns each with the names of its networks.
 fn duplicates<'a>(node: &'a Node, live: &'a [Live<'a>]) -> Vec<(Vec<&'a str>, Finding)> {
-    let by_port: BTreeMap<LinkIndex, &Live<'_>> =
-        live.iter().filter_map(|live| Some((live.at.port.or_else(|| live.inside()?.port)?, live))).collect();
     let mut found = Vec::new();
-    for bridge in node.links.iter().filter(|link| link.kind == "bridge") {
-        let mut holders: BTreeMap<(IpAddr, Option<&str>), Vec<Holder<'_>>> = BTreeMap::new();
-        for port in node.ports(bridge) {
-            let Some(guest) = node.guest(port.index) else { continue };
-            let live = by_port.get(&port.index).copied();
-            let subject = live.map_or_else(|| Subject::link(&port.name), |live| live.at.subject());
-            // With VLANs, networks on one bridge can use the same addresses.
-            let part = live.map(|live| live.network.name.as_str()).filter(|_| bridge.vlan_filtering == Some(true));
-            for cidr in &guest.addresses {
-                holders.entry((cidr.ip(), part)).or_default().push(Holder { subject: subject.clone(), live });
-            }
-        }
-        for ((ip, _), holders) in &mut holders {
-            if node.addresses(bridge.index).iter().any(|own| own.ip() == *ip) {
-                holders.push(Holder { subject: Subject::link(&bridge.name), live: None });
+    for link in &node.links {
+        let holders = if link.kind == "bridge" { on_bridge(node, link, live) } else { on_master(node, link, live) };
+        for ((ip, _), mut holders) in holders {
+            if node.addresses(link.index).iter().any(|own| own.ip() == ip) {
+                holders.push(Holder { subject: Subject::link(&link.name), live: None });
             }
             if holders.len() > 1 {
-                found.push(duplicate(bridge, *ip, holders));
+                found.push(duplicate(link, ip, &holders));
             }
         }
     }
     found
 }
 
-/// Returns the finding about an address that several `holders` on a bridge have, and the networks of these holders.
-fn duplicate<'a>(bridge: &Link, ip: IpAddr, holders: &[Holder<'a>]) -> (Vec<&'a str>, Finding) {
+/// Returns the addresses behind the ports of a bridge.
+fn on_bridge<'a>(node: &'a Node, bridge: &Link, live: &'a [Live<'a>]) -> Holders<'a> {
+    let by_port: BTreeMap<LinkIndex, &Live<'_>> =
+        live.iter().filter_map(|live| Some((live.at.port.or_else(|| live.inside()?.port)?, live))).collect();
+    let mut holders = Holders::new();
+    for port in node.ports(bridge) {
+        let Some(guest) = node.guest(port.index) else { continue };
+        let live = by_port.get(&port.index).copied();
+        let subject = live.map_or_else(|| Subject::link(&port.name), |live| live.at.subject());
+        let part = live.map(|live| live.network.name.as_str()).filter(|_| bridge.vlan_filtering == Some(true));
+        for cidr in &guest.addresses {
+            holders.entry((cidr.ip(), part)).or_default().push(Holder { subject: subject.clone(), live });
+        }
+    }
+    holders
+}
+
+/// Returns the addresses of containers on top of a link, and of the host's own links there.
+fn on_master<'a>(node: &'a Node, master: &Link, live: &'a [Live<'a>]) -> Holders<'a> {
+    let mut holders = Holders::new();
+    for live in live {
+        let Some(inside) = live.inside().filter(|inside| inside.master == Some(master.index)) else { continue };
+        for cidr in &inside.addresses {
+            let holder = Holder { subject: live.at.subject(), live: Some(live) };
+            holders.entry((cidr.ip(), None)).or_default().push(holder);
+        }
+    }
+    let is_on = |link: &&Link| link.lower == Some(master.index) && link.lower_netns.is_none() && link.kind != "veth";
+    for link in node.links.iter().filter(is_on) {
+        for cidr in node.addresses(link.index) {
+            if let Some(holders) = holders.get_mut(&(cidr.ip(), None)) {
+                holders.push(Holder { subject: Subject::link(&link.name), live: None });
+            }
+        }
+    }
+    holders
+}
+
+/// Returns the finding about an address that several `holders` on a bridge or master have, and the networks of these holders.
+fn duplicate<'a>(link: &Link, ip: IpAddr, holders: &[Holder<'a>]) -> (Vec<&'a str>, Finding) {
     let names: Vec<String> = holders.iter().map(|holder| table::shorten(&holder.subject.to_string(), 40)).collect();
-    let what = format!("{ip} is on {} interfaces of bridge {}: {}", holders.len(), bridge.name, first_few(&names));
+    let place = if link.kind == "bridge" { "of bridge" } else { "on top of" };
+    let what = format!("{ip} is on {} interfaces {place} {}: {}", holders.len(), link.name, first_few(&names));
     let is_leased = |live: &Live<'_>| live.at.leases.iter().any(|lease| lease.ip == ip);
     // The address belongs to a container by its lease, or to the bridge.
     let is_owner = |holder: &Holder<'_>| holder.live.map_or(holder.subject.kind == "link", is_leased);

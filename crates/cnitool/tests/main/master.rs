@@ -85,3 +85,23 @@ fn a_container_that_is_gone_is_pruned() {
     let leases = host.lab.sh("ls /var/lib/cni/networks/pods");
     assert!(leases.contains("10.254.4.2") && !leases.contains("10.254.4.3"), "{leases}");
 }
+
+/// Containers on one link reach each other, so that each needs an address of its own.
+#[test]
+fn doctor_finds_an_address_twice() {
+    let host = with_master("10.254.5.0/24");
+    attach(&host, "blue");
+    attach(&host, "red");
+    let twice = || {
+        let answer = json(&host, "doctor --json");
+        let found = answer["findings"].as_array().unwrap().iter().map(|finding| finding["what"].as_str().unwrap());
+        found.filter(|what| what.contains("interfaces on top of uplink")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(twice(), [""; 0]);
+    host.lab.sh("ip -n red address add 10.254.5.2/24 dev eth0");
+    let found = twice();
+    assert!(found.len() == 1 && found[0].starts_with("10.254.5.2 is on 2 interfaces"), "{found:?}");
+    host.lab.sh("ip -n red address del 10.254.5.2/24 dev eth0; ip address add 10.254.5.3/24 dev uplink");
+    let found = twice();
+    assert!(found.len() == 1 && found[0].starts_with("10.254.5.3 is on 2 interfaces"), "{found:?}");
+}
