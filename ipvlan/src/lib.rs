@@ -1,12 +1,15 @@
 //! The `ipvlan` plugin: gives a container its own IP addresses on the wire of a link of the host, with the MAC address of that link.
 
+mod agreement;
+
 use cni::inspect::Shape;
 use cni::json::invalid;
-use cni::{AddResult, Call, IfName, Result};
+use cni::{AddResult, Call, IfName, Namespaces, Result};
 use interface::LinkType;
 use interface::config::{Common, Keys, MacSource};
+use interface::lock::HostLock;
 use interface::master::{Master, MasterKeys};
-use linux::netlink::{IpvlanIsolation, IpvlanMode, LinkKind, Upper};
+use linux::netlink::{IpvlanIsolation, IpvlanMode, Link, LinkKind, Upper};
 use serde::Deserialize;
 
 /// The `ipvlan` plugin.
@@ -59,7 +62,7 @@ impl LinkType for Ipvlan {
             })?,
         };
         let previous = call.prev_result()?.filter(|previous| common.ipam.is_none() && !previous.ips.is_empty());
-        if let Some(previous) = previous.as_ref().filter(|_| master.name.is_none()) {
+        if let Some(previous) = previous.as_ref().filter(|_| master.name.is_none() && !master.in_container) {
             master.name = only_interface(previous)?;
         }
         Ok(Config { common, master, mode, isolation, previous })
@@ -80,6 +83,10 @@ impl LinkType for Ipvlan {
 
     fn master(config: &Config) -> Option<&Master> {
         Some(&config.master)
+    }
+
+    fn agree(config: &Config, namespaces: &mut Namespaces, master: &Link) -> Result<Option<HostLock>> {
+        agreement::keep(&mut namespaces.host, master, config.mode, config.isolation).map(Some)
     }
 
     fn previous(config: &Config) -> Option<&AddResult> {

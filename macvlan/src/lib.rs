@@ -7,7 +7,8 @@ use interface::LinkType;
 use interface::config::{AddressKeys, Common, Keys, MacSource};
 use interface::host_access::{self, HostAccess};
 use interface::master::{Master, MasterKeys};
-use linux::netlink::{LinkKind, MacvlanMode, Upper};
+use linux::ip::MacAddr;
+use linux::netlink::{FrameRules, LinkKind, MacvlanMode, Upper};
 use serde::Deserialize;
 
 /// The `macvlan` plugin.
@@ -22,6 +23,8 @@ interface::link_plugin!(Macvlan);
 struct OwnKeys {
     mode: String,
     bcqueuelen: u32,
+    bccutoff: Option<i32>,
+    sources: Vec<String>,
     host_access: Vec<String>,
 }
 
@@ -33,6 +36,8 @@ pub struct Config {
     mac: MacSource,
     mode: MacvlanMode,
     broadcast_queue: u32,
+    broadcast_cutoff: Option<i32>,
+    sources: Vec<MacAddr>,
     host_access: Option<HostAccess>,
 }
 
@@ -42,11 +47,13 @@ impl LinkType for Macvlan {
     type Config = Config;
 
     fn parse(call: &Call<'_>) -> Result<Config> {
-        let OwnKeys { mode, bcqueuelen: broadcast_queue, host_access } = call.parse()?;
+        let OwnKeys { mode, bcqueuelen: broadcast_queue, bccutoff: broadcast_cutoff, sources, host_access } =
+            call.parse()?;
         let mode = match mode.as_str() {
+            "" if !sources.is_empty() => MacvlanMode::Source,
             "" => MacvlanMode::Bridge,
             word => MacvlanMode::named(word).ok_or_else(|| {
-                let remedy = "use \"bridge\", \"private\", \"vepa\" or \"passthru\"";
+                let remedy = "use \"bridge\", \"private\", \"vepa\", \"passthru\" or \"source\"";
                 invalid("mode", format_args!("unknown macvlan mode: {word:?}"), remedy)
             })?,
         };
@@ -60,6 +67,7 @@ impl LinkType for Macvlan {
             (_, MacvlanMode::Passthru) => MacSource::Master,
             (mac, _) => mac,
         };
+        let sources = parse_sources(&sources, mode)?;
         let (common, master) = (Keys::parse(call)?, Master::parse(call)?);
         let host_access = HostAccess::parse(&host_access)?;
         if host_access.is_some() {
@@ -80,7 +88,7 @@ impl LinkType for Macvlan {
                 () => {}
             }
         }
-        Ok(Config { common, master, mac, mode, broadcast_queue, host_access })
+        Ok(Config { common, master, mac, mode, broadcast_queue, broadcast_cutoff, sources, host_access })
     }
 
     fn common(config: &Config) -> &Common {
@@ -90,6 +98,11 @@ impl LinkType for Macvlan {
     fn kind(config: &Config) -> LinkKind<'static> {
         let Config { mode, broadcast_queue, .. } = *config;
         LinkKind::Upper(Upper::Macvlan { mode, broadcast_queue })
+    }
+
+    fn frames(config: &Config) -> Option<FrameRules<'_>> {
+        let Config { ref sources, broadcast_cutoff, .. } = *config;
+        (!sources.is_empty() || broadcast_cutoff.is_some()).then_some(FrameRules::Macvlan { sources, broadcast_cutoff })
     }
 
     fn mac(config: &Config) -> MacSource {
@@ -116,6 +129,24 @@ impl LinkType for Macvlan {
         let keys = [Shape::of::<OwnKeys>(), Shape::of::<MasterKeys>(), Shape::of::<AddressKeys>()];
         keys.into_iter().fold(Shape::of::<Keys>(), Shape::and)
     }
+}
+
+/// Validates the key `sources`, which belongs to one mode.
+fn parse_sources(texts: &[String], mode: MacvlanMode) -> Result<Vec<MacAddr>> {
+    let refuse = |what: &str, remedy: &str| Err(invalid("sources", format_args!("{what}"), remedy));
+    match (texts, mode) {
+        ([], MacvlanMode::Source) => {
+            return refuse("is empty: the container would receive nothing", "list the MAC addresses of the senders");
+        }
+        ([_, ..], MacvlanMode::Source) | ([], _) => {}
+        ([_, ..], _) => return refuse("needs the mode \"source\"", "remove \"mode\", or \"sources\""),
+    }
+    let parse = |(index, text): (usize, &String)| {
+        let refuse =
+            |why| invalid(&format!("sources[{index}]"), format_args!("{why}"), "write it as 02:00:00:00:00:01");
+        text.parse::<MacAddr>().map_err(refuse)
+    };
+    texts.iter().enumerate().map(parse).collect()
 }
 
 #[cfg(test)]

@@ -1,13 +1,15 @@
 //! The `vlan` plugin: gives a container the frames of a link of the host that have a VLAN tag.
 
+use std::collections::BTreeMap;
+
 use cni::inspect::Shape;
 use cni::json::invalid;
 use cni::{AttachmentKey, Call, Result, ValidAttachment};
 use interface::LinkType;
-use interface::config::{Common, Keys, MacSource};
+use interface::config::{AddressKeys, Common, Keys, MacSource};
 use interface::master::{Master, MasterKeys};
 use interface::shared_vlan;
-use linux::netlink::{LinkKind, MacvlanMode, Upper, VlanProtocol, VlanTag};
+use linux::netlink::{FrameRules, LinkKind, MacvlanMode, Upper, VlanProtocol, VlanTag};
 use serde::Deserialize;
 
 /// The `vlan` plugin.
@@ -26,6 +28,9 @@ struct OwnKeys {
     vlan_id: Option<i64>,
     protocol: String,
     shared: bool,
+    reorder_hdr: Option<bool>,
+    ingress_qos: BTreeMap<String, u32>,
+    egress_qos: BTreeMap<String, u32>,
 }
 
 /// The validated configuration.
@@ -35,6 +40,10 @@ pub struct Config {
     master: Master,
     tag: VlanTag,
     shared: bool,
+    mac: MacSource,
+    reorders_headers: Option<bool>,
+    ingress: Vec<(u32, u32)>,
+    egress: Vec<(u32, u32)>,
 }
 
 impl LinkType for Vlan {
@@ -43,9 +52,10 @@ impl LinkType for Vlan {
     type Config = Config;
 
     fn parse(call: &Call<'_>) -> Result<Config> {
-        let OwnKeys { vlan_id, protocol, shared } = call.parse()?;
+        let OwnKeys { vlan_id, protocol, shared, reorder_hdr: reorders_headers, ingress_qos, egress_qos } =
+            call.parse()?;
         let master = Master::parse(call)?;
-        if master.name.is_none() {
+        if !master.is_named() {
             // The text of the reference, by which users recognise the mistake.
             let what = format_args!(
                 "\"master\" field is required. It specifies the host interface name to create the VLAN for"
@@ -68,7 +78,22 @@ impl LinkType for Vlan {
             let what = format_args!("true with \"linkInContainer\": only links of the host can be shared");
             return Err(invalid("shared", what, "remove one of the keys"));
         }
-        Ok(Config { common: Keys::parse(call)?, master, tag: VlanTag { id, protocol }, shared })
+        let (ingress, egress) = (qos("ingressQos", ingress_qos)?, qos("egressQos", egress_qos)?);
+        if shared && (reorders_headers.is_some() || !ingress.is_empty() || !egress.is_empty()) {
+            let what =
+                format_args!("true with \"reorderHdr\" or priorities: those of one container would be those of all");
+            return Err(invalid(
+                "shared",
+                what,
+                "remove \"shared\", or \"reorderHdr\", \"ingressQos\" and \"egressQos\"",
+            ));
+        }
+        let mac = match MacSource::parse(call)? {
+            MacSource::Random if !shared => MacSource::Master,
+            mac => mac,
+        };
+        let (common, tag) = (Keys::parse(call)?, VlanTag { id, protocol });
+        Ok(Config { common, master, tag, shared, mac, reorders_headers, ingress, egress })
     }
 
     fn common(config: &Config) -> &Common {
@@ -83,7 +108,13 @@ impl LinkType for Vlan {
     }
 
     fn mac(config: &Config) -> MacSource {
-        if config.shared { MacSource::Random } else { MacSource::Master }
+        config.mac
+    }
+
+    fn frames(config: &Config) -> Option<FrameRules<'_>> {
+        let Config { reorders_headers, ref ingress, ref egress, .. } = *config;
+        let is_set = reorders_headers.is_some() || !ingress.is_empty() || !egress.is_empty();
+        is_set.then_some(FrameRules::Vlan { reorders_headers, ingress, egress })
     }
 
     fn master(config: &Config) -> Option<&Master> {
@@ -103,8 +134,21 @@ impl LinkType for Vlan {
     }
 
     fn shape() -> Shape {
-        Shape::of::<Keys>().and(Shape::of::<MasterKeys>()).and(Shape::of::<OwnKeys>())
+        let keys = [Shape::of::<OwnKeys>(), Shape::of::<MasterKeys>(), Shape::of::<AddressKeys>()];
+        keys.into_iter().fold(Shape::of::<Keys>(), Shape::and)
     }
+}
+
+/// Validates a map between the priorities of packets and frames. That of a frame has three bits.
+fn qos(key: &str, map: BTreeMap<String, u32>) -> Result<Vec<(u32, u32)>> {
+    let remedy = "use 0 to 7: the names in \"ingressQos\", the values in \"egressQos\"";
+    let refuse = |what: &str| invalid(key, format_args!("{what} is not a priority"), remedy);
+    let parse = |(name, to): (String, u32)| {
+        let from = name.parse().map_err(|_| refuse(&name))?;
+        let of_frame = if key == "ingressQos" { from } else { to };
+        if of_frame > 7 { Err(refuse(&of_frame.to_string())) } else { Ok((from, to)) }
+    };
+    map.into_iter().map(parse).collect()
 }
 
 #[cfg(test)]

@@ -128,6 +128,20 @@ pub fn enable_ipv6(link: &str) -> Result<()> {
     }
 }
 
+/// Makes the container follow router advertisements, also if it forwards packets, or ignore them. Runs in the namespace of a link
+/// that is still down.
+pub fn accept_ra(link: &str, accept: bool) -> Result<()> {
+    let setting = sysctl::set(&["net", "ipv6", "conf", link, "accept_ra"], if accept { "2" } else { "0" })?;
+    match setting {
+        Setting::ReadOnly => {
+            let what = format!("set \"acceptRa\": /proc/sys is read-only, and accept_ra of {link:?} has another value");
+            Err(Error::new(Code::INTERNAL, what).details("remove \"acceptRa\", or mount /proc/sys writable"))
+        }
+        Setting::Missing if accept => Err(no_ipv6()),
+        Setting::Kept | Setting::Changed | Setting::Missing => Ok(()),
+    }
+}
+
 /// Returns whether duplicate address detection has finished, or an error if it found a duplicate.
 fn detection_finished(addresses: &[Address]) -> linux::Result<bool> {
     if let Some(duplicate) = addresses.iter().find(|address| address.duplicate) {

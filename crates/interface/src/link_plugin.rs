@@ -10,16 +10,17 @@ use cni::{
     Result, ValidAttachment,
 };
 use linux::ip::MacAddr;
-use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper, VlanTag};
+use linux::netlink::{Change, FrameRules, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper, VlanTag};
 
 use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
 use crate::config::{Common, MacSource, ipam_to_clean_up};
 use crate::container::{ContainerInterface, State};
 use crate::host_access::HostAccess;
+use crate::lock::HostLock;
 use crate::master::Master;
 use crate::plan::{Plan, Wanted};
-use crate::{name, removal, shared_vlan};
+use crate::{container, name, removal, shared_vlan};
 
 /// The name of the check of the master.
 const MASTER: &str = "master";
@@ -44,6 +45,15 @@ pub trait LinkType: Debug + Sync {
     /// Returns the link on top of which it is created, if its kind needs one.
     fn master(_: &Self::Config) -> Option<&Master> {
         None
+    }
+    /// Returns how the link treats its frames.
+    fn frames(_: &Self::Config) -> Option<FrameRules<'_>> {
+        None
+    }
+    /// ADD: returns an error if the link on the master would change those of other containers there. The lock is held until
+    /// the link is created.
+    fn agree(_: &Self::Config, _: &mut Namespaces, _master: &Link) -> Result<Option<HostLock>> {
+        Ok(None)
     }
     /// Returns the VLAN of the master on whose link it is created, if containers share that.
     fn shared_vlan(_: &Self::Config) -> Option<VlanTag> {
@@ -288,8 +298,9 @@ fn attach<'a, T: LinkType>(
 ) -> Result<AddResult> {
     let common = T::common(config);
     let master = T::master(config);
+    let in_container = master.is_some_and(|master| master.in_container);
     let mut lower = master.map(|master| master.find(add.undo.context(), add.at)).transpose()?;
-    // Holds a lock until the container's link is on top of the shared one.
+    // Holds a lock until the container's link is on top of what it shares.
     let mut shared = None;
     if let (Some(tag), Some(link), Some(master)) = (T::shared_vlan(config), &mut lower, master) {
         add.undo
@@ -299,6 +310,8 @@ fn attach<'a, T: LinkType>(
             .map_err(|error| explain(error, kind, Some(link)))?;
         master.refuse_mtu(&vlan)?;
         (*link, shared) = (vlan, Some(lock));
+    } else if let Some(link) = lower.as_ref().filter(|_| !in_container) {
+        shared = T::agree(config, add.undo.context(), link)?;
     }
     let mac = match T::mac(config) {
         MacSource::Random => Some(name::random_mac()?),
@@ -310,7 +323,6 @@ fn attach<'a, T: LinkType>(
         lower: lower.as_ref().map(|lower| lower.index),
         ..NewLink::of(T::kind(config))
     };
-    let in_container = master.is_some_and(|master| master.in_container);
     let index = match create(add, new, in_container) {
         Ok(index) => index,
         Err(error) => {
@@ -323,6 +335,12 @@ fn attach<'a, T: LinkType>(
     };
     drop(shared);
     let mut interface = start(add, index, lower.as_ref())?;
+    if let Some(rules) = T::frames(config) {
+        interface.set(&LinkChange { frames: Some(rules), ..LinkChange::default() })?;
+    }
+    if let Some(accept) = master.and_then(|master| master.accept_ra) {
+        add.undo.context().in_guest(|| container::accept_ra(add.at.ifname.as_str(), accept))?;
+    }
     let plan = match (ipam, T::previous(config)) {
         (Some(ipam), _) => {
             let leased = add.lease_addresses(ipam, move |namespaces| delete(namespaces, index))?;

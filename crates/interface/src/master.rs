@@ -5,13 +5,14 @@ use cni::{Attachment, Code, Context, Error, IfName, Namespaces, Result};
 use linux::netlink::{Link, Netlink};
 use serde::Deserialize;
 
-/// The keys that choose the link.
+/// The keys that choose the link, and that what others send on its wire makes necessary.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MasterKeys {
     master: String,
     link_in_container: bool,
     mtu: i64,
+    accept_ra: Option<bool>,
 }
 
 /// The link on top of which the plugin creates the one of the container.
@@ -21,13 +22,17 @@ pub struct Master {
     pub name: Option<IfName>,
     /// Whether it is in the container, and not on the host.
     pub in_container: bool,
+    /// Whether the container follows the router advertisements on the wire; `None` for its kernel's default.
+    pub accept_ra: Option<bool>,
+    /// The interfaces that earlier plugins of the list created in the container: without a name, the last one is the link.
+    earlier: Vec<String>,
     mtu: i64,
 }
 
 impl Master {
     /// Reads and validates the keys.
     pub fn parse(call: &cni::Call<'_>) -> Result<Master> {
-        let MasterKeys { master, link_in_container: in_container, mtu } = call.parse()?;
+        let MasterKeys { master, link_in_container: in_container, mtu, accept_ra } = call.parse()?;
         let name = match master.as_str() {
             "" => None,
             name => {
@@ -36,21 +41,41 @@ impl Master {
                 Some(IfName::from_config(name).map_err(refuse)?)
             }
         };
-        Ok(Master { name, in_container, mtu })
+        let mut earlier = Vec::new();
+        if in_container && name.is_none() {
+            let created = call.prev_result()?.unwrap_or_default().interfaces.into_iter();
+            earlier.extend(created.filter(|listed| !listed.sandbox.is_empty()).map(|listed| listed.name));
+        }
+        Ok(Master { name, in_container, accept_ra, earlier, mtu })
+    }
+
+    /// Returns whether the configuration, or an earlier plugin of the list, names the link.
+    pub fn is_named(&self) -> bool {
+        self.name.is_some() || !self.earlier.is_empty()
     }
 
     /// Finds the link in its namespace.
     pub fn find(&self, namespaces: &mut Namespaces, at: &Attachment) -> Result<Link> {
         match self.in_container {
-            true => self.find_by(&mut namespaces.open_guest(at)?.netlink).context(|| format!("in {:?}", at.sandbox())),
+            true => {
+                let earlier = self.earlier.iter().rfind(|name| **name != at.ifname.as_str());
+                let name = self.name.as_ref().map(IfName::as_str).or_else(|| earlier.map(String::as_str));
+                let found = self.find_named(name, &mut namespaces.open_guest(at)?.netlink);
+                found.context(|| format!("in {:?}", at.sandbox()))
+            }
             false => self.find_by(&mut namespaces.host.netlink),
         }
     }
 
     /// Finds the link in the namespace of the socket.
     pub fn find_by(&self, netlink: &mut Netlink) -> Result<Link> {
-        let found = match &self.name {
-            Some(name) => netlink.link(name.as_str())?,
+        self.find_named(self.name.as_ref().map(IfName::as_str), netlink)
+    }
+
+    /// Finds the link of this name; `None` for that of the default route.
+    fn find_named(&self, name: Option<&str>, netlink: &mut Netlink) -> Result<Link> {
+        let found = match name {
+            Some(name) => netlink.link(name)?,
             None => match netlink.default_routes()?.iter().find_map(|route| route.link) {
                 Some(link) => netlink.link(link)?,
                 None => {
@@ -60,7 +85,7 @@ impl Master {
             },
         };
         let Some(link) = found else {
-            let name = self.name.as_ref().map_or("", IfName::as_str);
+            let name = name.unwrap_or_default();
             let error = Error::new(Code::INTERNAL, format!("find master {name:?}: Link not found"));
             return Err(error.details(format!("correct \"master\": there are {}", names(&netlink.links(None)?))));
         };

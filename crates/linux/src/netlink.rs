@@ -35,8 +35,8 @@ use crate::sys;
 pub use address::{Address, DuplicateDetection};
 pub use conntrack::{Conntrack, FlowFilter};
 pub use link::{
-    IpvlanIsolation, IpvlanMode, Link, LinkChange, LinkIndex, LinkKind, LinkRef, MacvlanMode, NetnsId, NewLink,
-    OperState, Port, Upper, VethPeer, VlanProtocol, VlanTag,
+    FrameRules, IpvlanIsolation, IpvlanMode, Link, LinkChange, LinkIndex, LinkKind, LinkRef, MacvlanMode, NetnsId,
+    NewLink, OperState, Port, Upper, VethPeer, VlanProtocol, VlanTag,
 };
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, Route};

@@ -39,6 +39,34 @@ fn all_keys_reach_the_link() {
     }
 }
 
+/// The kernel would give the links of the other containers the new mode.
+#[test]
+fn another_mode_on_the_same_master_is_refused() {
+    let Some(lab) = &lab("another_mode_on_the_same_master_is_refused") else { return };
+    let [a, b] = ["a", "b"].map(|id| Pod::new(lab, id));
+    let networks = [("l2", "bridge"), ("l3", "bridge"), ("l2", "private")]
+        .map(|(mode, flag)| config(json!({ "name": format!("net-{mode}-{flag}"), "mode": mode, "flag": flag })));
+    let links = lab.sh("ip -o link");
+    a.add(&networks[0]);
+    for other in &networks[1..] {
+        let error = b.call("ADD", other).run().error(7);
+        let text = error["msg"].as_str().unwrap();
+        assert!(text.contains("would change the containers on \"uplink\", which have \"l2 bridge\""), "{error}");
+        assert_eq!(a.ip("link show eth0")[0]["linkinfo"]["info_data"]["mode"], "l2");
+        assert!(!b.sh("ip -o link").contains("eth0"));
+        b.del(other);
+    }
+    assert_eq!(lab.sh("ip -o link"), links);
+    b.add(&networks[0]);
+    // The last container takes the mode with it, also if its namespace just disappears.
+    a.del(&networks[0]);
+    b.call("ADD", &networks[1]).env("CNI_IFNAME", "net1").run().error(7);
+    lab.sh("ip netns del b");
+    lab.sh("ip netns add b");
+    b.add(&networks[1]);
+    assert_eq!(b.ip("link show eth0")[0]["linkinfo"]["info_data"]["mode"], "l3");
+}
+
 /// DEL of the reference looks for the default route, and fails without.
 #[test]
 fn del_does_not_need_the_master() {

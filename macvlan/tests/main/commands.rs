@@ -73,6 +73,57 @@ fn the_master_can_be_in_the_container() {
     assert_eq!(error["msg"], "in \"/run/netns/a\": find master \"uplink\": Link not found");
 }
 
+/// In a list, the interface that the last plugin created needs no name.
+#[test]
+fn the_last_interface_of_the_list_is_the_master() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    for link in ["net1", "net2"] {
+        pod.sh(&format!("ip link add {link} type veth peer name far-{link}; ip link set {link} up"));
+    }
+    let listed = ["net1", "net2"].map(|name| json!({ "name": name, "sandbox": "/run/netns/a" }));
+    let host = json!({ "name": "uplink" });
+    let previous = json!({ "cniVersion": "1.1.0", "interfaces": [listed[0], listed[1], host] });
+    let config = with(layer3(json!({ "linkInContainer": true, "master": "" })), json!({ "prevResult": previous }));
+    let result = pod.add(&config);
+    assert_eq!(pod.ip("link show eth0")[0]["link"], "net2");
+    pod.check_result(&config, &result).ok();
+    pod.del(&with(config, json!({ "prevResult": result })));
+    assert!(!pod.sh("ip -o link").contains("eth0"));
+}
+
+/// In mode `source`, the container receives from the listed senders alone.
+#[test]
+fn senders_can_be_listed() {
+    let lab = &lab();
+    lab.sh("ip link set far address 02:00:00:00:00:01; ip address add 10.1.0.200/24 dev far");
+    let pod = Pod::new(lab, "a");
+    let sources = json!(["02:00:00:00:00:09", "02:00:00:00:00:01"]);
+    let config = layer3(json!({ "sources": sources, "bccutoff": 1 }));
+    let result = pod.add(&config);
+    pod.check_result(&config, &result).ok();
+    assert_eq!(pod.ip("link show eth0")[0]["linkinfo"]["info_data"]["mode"], "source");
+    pod.sh("ping -c 1 -W 5 10.1.0.200");
+    pod.sh("ip neigh replace 10.1.0.200 lladdr 02:00:00:00:00:02 dev eth0");
+    lab.sh("ip link set far address 02:00:00:00:00:02");
+    assert!(pod.sh("ping -c 1 -W 1 10.1.0.200 || true").contains("100% packet loss"));
+}
+
+/// Others on the wire may send router advertisements.
+#[test]
+fn router_advertisements_are_followed_on_request() {
+    let lab = &lab();
+    for (number, (keys, expected)) in
+        [(json!({}), "1\n"), (json!({ "acceptRa": false }), "0\n"), (json!({ "acceptRa": true }), "2\n")]
+            .into_iter()
+            .enumerate()
+    {
+        let pod = Pod::new(lab, &format!("c{number}"));
+        pod.add(&layer3(keys));
+        assert_eq!(pod.sh("sysctl -n net.ipv6.conf.eth0.accept_ra"), expected);
+    }
+}
+
 #[test]
 fn mac_addresses_come_from_the_runtime_first() {
     let lab = &lab();
@@ -128,7 +179,10 @@ fn bad_keys_change_nothing() {
         (json!({ "master": "nope" }), 999, "find master \"nope\": Link not found"),
         (json!({ "master": "a/b" }), 7, "master"),
         (json!({ "mode": "foo" }), 7, "unknown macvlan mode: \"foo\""),
-        (json!({ "mode": "source" }), 7, "unknown macvlan mode: \"source\""),
+        (json!({ "mode": "source" }), 7, "sources"),
+        (json!({ "mode": "source", "sources": ["02:00:00:00:00:01", "x"] }), 7, "sources[1]"),
+        (json!({ "sources": ["02:00:00:00:00:01"], "mode": "vepa" }), 7, "needs the mode \"source\""),
+        (json!({ "acceptRa": 1 }), 6, "acceptRa"),
         (json!({ "mtu": 9000 }), 7, "invalid MTU 9000, must be [0, master MTU(1500)]"),
         (json!({ "mtu": -100 }), 7, "invalid MTU -100, must be [0, master MTU(1500)]"),
         (json!({ "mac": "zz" }), 7, "zz"),

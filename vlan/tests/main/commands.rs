@@ -48,6 +48,38 @@ fn all_keys_reach_the_link() {
     }
 }
 
+#[test]
+fn frames_are_treated_as_requested() {
+    let Some(lab) = &lab("frames_are_treated_as_requested") else { return };
+    let pod = Pod::new(lab, "a");
+    let keys = json!({ "reorderHdr": false, "ingressQos": { "1": 6 }, "egressQos": { "0": 3, "4": 2 } });
+    let mac = "02:00:00:00:00:07";
+    let config = config(with(keys, json!({ "mac": mac })));
+    let result = pod.add(&config);
+    let link = &pod.ip("link show eth0")[0];
+    let data = &link["linkinfo"]["info_data"];
+    assert!(!data["flags"].to_string().contains("REORDER_HDR"), "{link}");
+    let pair = |from: u32, to: u32| json!({ "from": from, "to": to });
+    assert_eq!(data["ingress_qos"], json!([pair(1, 6)]));
+    assert_eq!(data["egress_qos"], json!([pair(0, 3), pair(4, 2)]));
+    assert_eq!((&link["address"], &result["interfaces"][0]["mac"]), (&json!(mac), &json!(mac)));
+    pod.check_result(&config, &result).ok();
+    pod.del(&config);
+}
+
+/// In a list, the interface that the last plugin created needs no name.
+#[test]
+fn the_last_interface_of_the_list_is_the_master() {
+    let Some(lab) = &lab("the_last_interface_of_the_list_is_the_master") else { return };
+    let pod = Pod::new(lab, "a");
+    pod.sh("ip link add net1 type veth peer name far1; ip link set net1 up; ip link set far1 up");
+    let previous = json!({ "cniVersion": "1.1.0", "interfaces": [{ "name": "net1", "sandbox": "/run/netns/a" }] });
+    let keys = config(json!({ "linkInContainer": true, "master": "", "prevResult": previous }));
+    let result = pod.add(&keys);
+    assert_eq!(pod.ip("link show eth0")[0]["link"], "net1");
+    pod.check_result(&keys, &result).ok();
+}
+
 /// A tag belongs to one container. The failed ADD of another one leaves nothing, and does not block it.
 #[test]
 fn a_tag_in_use_is_refused() {
@@ -100,6 +132,11 @@ fn bad_keys_change_nothing() {
         (json!({ "vlanId": null }), 7, "vlanId"),
         (json!({ "vlanId": 4095 }), 7, "invalid VLAN ID 4095 (must be between 0 and 4094 inclusive)"),
         (json!({ "vlanId": -1 }), 7, "invalid VLAN ID -1"),
+        (json!({ "egressQos": { "0": 8 } }), 7, "egressQos"),
+        (json!({ "ingressQos": { "8": 0 } }), 7, "ingressQos"),
+        (json!({ "shared": true, "reorderHdr": false }), 7, "shared"),
+        (json!({ "master": "", "linkInContainer": true }), 7, "\"master\" field is required"),
+        (json!({ "mac": "zz" }), 7, "zz"),
         (json!({ "protocol": "x" }), 7, "unknown VLAN protocol: \"x\""),
         (json!({ "mtu": 1600 }), 7, "invalid MTU 1600, must be [0, master MTU(1500)]"),
         (json!({ "mtu": -100 }), 7, "invalid MTU -100, must be [0, master MTU(1500)]"),

@@ -16,7 +16,7 @@ use crate::ip::MacAddr;
 use crate::netns::Netns;
 
 pub use change::{LinkChange, LinkKind, NewLink, VethPeer};
-pub use upper::{IpvlanIsolation, IpvlanMode, MacvlanMode, Upper, VlanProtocol, VlanTag};
+pub use upper::{FrameRules, IpvlanIsolation, IpvlanMode, MacvlanMode, Upper, VlanProtocol, VlanTag};
 
 /// struct ifinfomsg
 const HEADER: usize = 16;

@@ -23,6 +23,7 @@ const UP: LinkChange<'_> = LinkChange {
     bridge: None,
     alias: None,
     arp_notify: None,
+    frames: None,
 };
 
 fn cidr(text: &str) -> Cidr {

@@ -7,7 +7,7 @@ use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
 use super::super::Change;
 use super::super::wire::{self, CREATE, Request};
-use super::{Flags, LinkIndex, LinkRef, Port, Upper, about, by_name, ifinfomsg};
+use super::{Flags, FrameRules, LinkIndex, LinkRef, Port, Upper, about, by_name, ifinfomsg};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
@@ -145,6 +145,8 @@ pub struct LinkChange<'a> {
     pub alias: Option<&'a str>,
     /// Whether the kernel announces IPv4 addresses when they are added or the link comes up (`arp_notify`).
     pub arp_notify: Option<bool>,
+    /// Sets how a link on top of another one treats its frames.
+    pub frames: Option<FrameRules<'a>>,
 }
 
 impl<'a> Change<'a> {
@@ -272,6 +274,12 @@ impl<'a> LinkChange<'a> {
                 });
             });
         }
+        if let Some(rules) = change.frames {
+            request.nest(Ifla::Linkinfo, |info| {
+                info.attr(IflaInfo::Kind, rules.kind().as_bytes());
+                info.nest(IflaInfo::Data, |data| rules.add_data(data));
+            });
+        }
         Change::new(request, move || format!("set link {link}{change}"))
     }
 }
@@ -307,6 +315,9 @@ impl fmt::Display for LinkChange<'_> {
         }
         if let Some(on) = self.arp_notify {
             write!(f, " arp_notify {on}")?;
+        }
+        if let Some(rules) = self.frames {
+            write!(f, " {rules:?}")?;
         }
         Ok(())
     }

@@ -4,14 +4,25 @@ use std::fmt;
 
 use super::super::wire::{self, Request};
 use crate::error::Result;
+use crate::ip::MacAddr;
 
 // linux/if_link.h
 const IFLA_MACVLAN_MODE: u16 = 1;
+const IFLA_MACVLAN_MACADDR_MODE: u16 = 3;
+const IFLA_MACVLAN_MACADDR: u16 = 4;
+const IFLA_MACVLAN_MACADDR_DATA: u16 = 5;
 const IFLA_MACVLAN_BC_QUEUE_LEN: u16 = 7;
+const IFLA_MACVLAN_BC_CUTOFF: u16 = 9;
+const MACVLAN_MACADDR_SET: u32 = 3;
 const IFLA_IPVLAN_MODE: u16 = 1;
 const IFLA_IPVLAN_FLAGS: u16 = 2;
 const IFLA_VLAN_ID: u16 = 1;
+const IFLA_VLAN_FLAGS: u16 = 2;
+const IFLA_VLAN_EGRESS_QOS: u16 = 3;
+const IFLA_VLAN_INGRESS_QOS: u16 = 4;
 const IFLA_VLAN_PROTOCOL: u16 = 5;
+const IFLA_VLAN_QOS_MAPPING: u16 = 1;
+const VLAN_FLAG_REORDER_HDR: u32 = 1;
 
 /// What distinguishes a link on top of another one from the others there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +97,75 @@ impl Upper {
             _ => Ok(None),
         }
     }
+}
+
+/// How a link on top of another one treats its frames. `None` and an empty list keep what the kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameRules<'a> {
+    /// Those of a macvlan interface.
+    Macvlan {
+        /// The MAC addresses from which it receives, in mode [`Source`](MacvlanMode::Source).
+        sources: &'a [MacAddr],
+        /// From how many recipients on a broadcast frame waits in the queue (Linux 6.4).
+        broadcast_cutoff: Option<i32>,
+    },
+    /// Those of a VLAN interface.
+    Vlan {
+        /// Whether frames that it receives lose their tag.
+        reorders_headers: Option<bool>,
+        /// The priority of a packet for that of a received frame.
+        ingress: &'a [(u32, u32)],
+        /// The priority of a frame for that of a packet to send.
+        egress: &'a [(u32, u32)],
+    },
+}
+
+impl FrameRules<'_> {
+    /// Returns the kernel's name of the kind of link.
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            FrameRules::Macvlan { .. } => "macvlan",
+            FrameRules::Vlan { .. } => "vlan",
+        }
+    }
+
+    /// Adds the attributes of a link to change.
+    pub(super) fn add_data(&self, data: &mut Request) {
+        match *self {
+            FrameRules::Macvlan { sources, broadcast_cutoff } => {
+                if !sources.is_empty() {
+                    data.number(IFLA_MACVLAN_MACADDR_MODE, MACVLAN_MACADDR_SET);
+                    data.nest(IFLA_MACVLAN_MACADDR_DATA, |list| {
+                        sources.iter().for_each(|source| list.attr(IFLA_MACVLAN_MACADDR, &source.0));
+                    });
+                }
+                if let Some(cutoff) = broadcast_cutoff {
+                    data.attr(IFLA_MACVLAN_BC_CUTOFF, &cutoff.to_ne_bytes());
+                }
+            }
+            FrameRules::Vlan { reorders_headers, ingress, egress } => {
+                if let Some(on) = reorders_headers {
+                    let flags = if on { VLAN_FLAG_REORDER_HDR } else { 0 };
+                    data.attr(IFLA_VLAN_FLAGS, &pair(flags, VLAN_FLAG_REORDER_HDR));
+                }
+                for (kind, map) in [(IFLA_VLAN_INGRESS_QOS, ingress), (IFLA_VLAN_EGRESS_QOS, egress)] {
+                    if !map.is_empty() {
+                        data.nest(kind, |list| {
+                            map.iter().for_each(|(from, to)| list.attr(IFLA_VLAN_QOS_MAPPING, &pair(*from, *to)));
+                        });
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Returns two numbers, as in a structure of the kernel.
+fn pair(first: u32, second: u32) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[..4].copy_from_slice(&first.to_ne_bytes());
+    bytes[4..].copy_from_slice(&second.to_ne_bytes());
+    bytes
 }
 
 fn read_macvlan(data: &[u8]) -> Result<Option<Upper>> {
@@ -194,6 +274,8 @@ numbered! {
         Vepa = "vepa", 2;
         /// There are no others: it has the whole link, with its MAC address.
         Passthru = "passthru", 8;
+        /// It receives only what certain MAC addresses send.
+        Source = "source", 16;
     }
 }
 
