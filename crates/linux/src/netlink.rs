@@ -195,26 +195,6 @@ impl Netlink {
         Ok(NewPort { port, bridge, addresses })
     }
 
-    /// Applies all `changes`, then lists the addresses of `link`, all with one message.
-    pub fn apply_and_list(&mut self, link: LinkIndex, changes: &[Change<'_>]) -> Result<Vec<Address>> {
-        let list = address::list_addresses(RtAddrFamily::Unspecified, link);
-        let mut messages = encoded(changes);
-        messages.push(&list);
-        let (mut addresses, mut complete) = (Vec::new(), true);
-        let refusal = self.socket.change_and_list(&messages, |message| {
-            complete &= message.flags & NlmF::DUMP_INTR.bits() == 0;
-            if message.kind == libc::RTM_NEWADDR {
-                addresses.extend(Address::read(message.payload, link)?);
-            }
-            Ok(())
-        })?;
-        match refusal {
-            Some((place, error)) => Err(error).context(|| refused(changes, place, "list addresses")),
-            None if complete => Ok(addresses),
-            None => self.addresses(link),
-        }
-    }
-
     fn send(&mut self, changes: &[Change<'_>], each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<()> {
         match self.socket.change(&encoded(changes), each)? {
             None => Ok(()),

@@ -67,3 +67,16 @@ fn addresses_are_announced() {
         });
     }
 }
+
+/// The kernel looks for a duplicate of the link-local address. No packet needs that one, so that ADD does not wait.
+#[test]
+fn an_add_does_not_wait_for_duplicate_address_detection() {
+    let lab = &Lab::new();
+    let outside = wire(lab);
+    let pod = Pod::with_ips(lab, "a", IPS[0]);
+    // A minute, and an ADD would wait for ten seconds.
+    pod.sh("sysctl -qw net.ipv6.conf.default.dad_transmits=60");
+    pod.add(&config("bridge"));
+    assert!(pod.sh("ip -6 address show dev eth0 scope link").contains("tentative"));
+    assert!(send(&pod.udp("::"), &outside.udp("::"), "fd01::9").is_some());
+}
