@@ -52,6 +52,7 @@ mod tests {
         let address = |text: &&str| Address {
             cidr: text.parse().unwrap(),
             tentative: false,
+            permanent: true,
             duplicate: false,
             global: !text.starts_with("fe80"),
             mark: None,

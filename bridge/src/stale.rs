@@ -144,6 +144,7 @@ mod tests {
             let address = |(text, created): (&&str, u32)| Address {
                 cidr: cidr(text),
                 tentative: false,
+                permanent: true,
                 duplicate: false,
                 global: true,
                 mark: None,

@@ -74,6 +74,12 @@ impl<'a> AttachmentKey<'a> {
         format!("{} {digest}", cut(alias, ALIAS - 1 - digest.len()))
     }
 
+    /// Returns the alternative name that ADD gives to a device of the host while the container has it. The alias of such a
+    /// device is its name on the host, as the reference sets it.
+    pub fn alternative_name(&self) -> String {
+        format!("{ALIAS_WORD}-{}", self.mark())
+    }
+
     /// Returns the prefix of the comments of this attachment's nftables rules.
     pub fn mark(&self) -> String {
         format!("{}{}", network_mark(self.network), self.digest())
@@ -141,6 +147,11 @@ pub fn network_mark_in(comment: &str) -> Option<&str> {
 /// Returns the mark of the attachment in the comment of an nftables object; `None` if the comment has none.
 pub fn mark_in(comment: &str) -> Option<&str> {
     comment.get(..DIGEST + 1 + DIGEST).filter(|mark| mark.as_bytes().get(DIGEST) == Some(&b'-'))
+}
+
+/// Returns the mark of the attachment in an alternative name of a link; `None` if it is another name.
+pub fn mark_in_alternative_name(name: &str) -> Option<&str> {
+    name.strip_prefix(ALIAS_WORD)?.strip_prefix('-').filter(|mark| mark_in(mark) == Some(mark))
 }
 
 /// Combines both halves of an attachment's mark to 15 digits, which fit into the key of a set that `nft` shows as text.
@@ -223,6 +234,11 @@ mod tests {
             assert_eq!(mark_in(other), None, "{other}");
         }
         assert_eq!(KEY.chain_suffix(), "cid1-eth0");
+        assert_eq!(KEY.alternative_name(), "cni-attachment-8e48f37d5de60467-0b65a318f52e521b");
+        assert_eq!(mark_in_alternative_name(&KEY.alternative_name()), Some(KEY.mark().as_str()));
+        for other in ["", "enp3s0", "cni-attachment-", "cni-attachment-x", &KEY.mark(), &KEY.alias()] {
+            assert_eq!(mark_in_alternative_name(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@
 //! | `host_access` | a link of the host by which it reaches containers on its own links |
 //! | `host_veth` | deletes veth pairs by the end on the host, for DEL and GC |
 //! | `removal` | deletes the interface in the container, if it provably belongs to the attachment |
+//! | `link_state` | what a link loses when it moves to another namespace, and how to restore it |
 //! | `lock` | the lock of the links of the host that several containers share |
 //! | `shared_vlan` | a VLAN link of the host that several containers share |
 //! | `master` | finds the link on top of which a plugin creates another one |
@@ -26,6 +27,7 @@ pub mod forwarding;
 pub mod host_access;
 pub mod host_veth;
 pub mod link_plugin;
+pub mod link_state;
 pub mod lock;
 pub mod masquerade;
 pub mod master;

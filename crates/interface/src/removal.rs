@@ -47,7 +47,7 @@ pub fn delete_container_link(
 /// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of ADD,
 /// if that was chosen at random and is not that of a master, or only addresses that are leased to the attachment. By now the
 /// path may lead to the namespace of another container, whose interface has the same name.
-fn is_ours(
+pub fn is_ours(
     call: &Call<'_>,
     at: &Attachment,
     guest: &mut Guest<'_>,

@@ -219,17 +219,20 @@ pub fn del_does_not_depend_on_the_namespace(plugin: &Interface, name: &str) {
             for has_result in [true, false] {
                 let what = format!("DEL in {path:?}, result of ADD: {has_result}");
                 let result = pod.add(config);
+                // Without a link that the plugin takes from the host.
+                let attached = host::state(host.lab);
                 let late =
                     if has_result { with(config.clone(), json!({ "prevResult": result })) } else { config.clone() };
                 let call = pod.call("DEL", &late);
                 let call = if path.is_empty() { call.without("CNI_NETNS") } else { call.env("CNI_NETNS", path) };
                 let outcome = call.run();
                 assert_eq!((outcome.status, outcome.stdout.as_str()), (Some(0), ""), "{what}: {}", outcome.stderr);
-                host.assert_unchanged(&what);
                 assert_eq!(Scripted::of(host.lab).calls_for("a").last().unwrap(), "DEL a eth0", "{what}");
                 if !plugin.host_side {
+                    assert_eq!(host::state(host.lab), attached, "the host after {what}");
                     pod.del(&late);
                 }
+                host.assert_unchanged(&what);
                 assert_no_link(pod, &what);
             }
         }

@@ -66,6 +66,10 @@ fn around(plugin: &str, path: &str) -> Value {
         config["master"] = json!("eth1");
         config["vlanId"] = json!(5);
     }
+    let describes_device = ["device", "hwaddr", "kernelpath", "pciBusID", "runtimeConfig.deviceID"].contains(&path);
+    if plugin == "host-device" && !describes_device {
+        config["device"] = json!("eth2");
+    }
     if plugin == "portmap" {
         let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp"});
         config["runtimeConfig"] = json!({"portMappings": [mapping]});
@@ -165,9 +169,15 @@ fn survives_as_chain(lab: &Lab, name: &str, configs: &[Value], args: &str) {
 /// Creates a link that is the master in examples of keys.
 const UPLINK: &str = "ip link add eth1 type veth peer name far1; ip link set eth1 up; ip link set far1 up; ip route add default dev eth1";
 
-/// Creates what examples need: the master, and the file that `flannel` reads.
+/// Creates a device of the host, as examples describe it.
+const DEVICE: &str = "ip link add eth2 address 0a:58:0a:16:00:02 type veth peer name far2
+    mount -t tmpfs sysfs /sys
+    for dir in /sys/devices/pci0000:00/0000:00:1f.6 /sys/bus/pci/devices/0000:3d:00.1; do mkdir -p $dir/net/eth2; done";
+
+/// Creates what examples need: the master, a device, and the file that `flannel` reads.
 fn prepare_host(lab: &Lab) {
     lab.sh(UPLINK);
+    lab.sh(DEVICE);
     lab.sh("ip link add eth0 type veth peer name far0; ip link set eth0 up; ip link set far0 up");
     let lines = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
     lab.sh(&format!("mkdir -p /run/flannel; printf '{lines}' >/run/flannel/subnet.env"));

@@ -72,13 +72,14 @@ fn an_add_whose_result_is_lost_is_rolled_back() {
             }
             "ipvlan" | "macvlan" => json!({ "master": "uplink" }),
             "vlan" => json!({ "master": "uplink", "vlanId": 5 }),
+            "host-device" => json!({ "device": "far" }),
             "tuning" => json!({ "sysctl": { "net.core.somaxconn": "77" }, "mtu": 1400 }),
             _ => json!({}),
         };
         let config = with(with(network.clone(), json!({ "type": plugin })), keys);
         // Plugins that create an interface create another one.
         let call = |command: &str| match plugin.as_str() {
-            "bridge" | "dummy" | "flannel" | "ipvlan" | "macvlan" | "ptp" | "vlan" => {
+            "bridge" | "dummy" | "flannel" | "host-device" | "ipvlan" | "macvlan" | "ptp" | "vlan" => {
                 pod.interface("eth1", &["10.9.0.9/24"]).call(command, &config)
             }
             _ => pod.call(command, &config),

@@ -19,6 +19,7 @@ mod doctor;
 mod firewall;
 mod flannel;
 mod gc;
+mod host_device;
 mod leases;
 mod manual;
 mod master;

@@ -21,6 +21,8 @@ pub struct Address {
     pub cidr: Cidr,
     /// Not usable yet: duplicate address detection is running.
     pub tentative: bool,
+    /// Whether the address stays until it is deleted. Others have a lifetime, as a DHCP server or a router set it.
+    pub permanent: bool,
     /// Duplicate address detection found another owner.
     pub duplicate: bool,
     /// Whether the address is valid beyond the link. Link-local addresses are not.
@@ -74,6 +76,7 @@ impl Address {
         let address = Address {
             cidr: wire::cidr(ip, prefix)?,
             tentative: flags & libc::IFA_F_TENTATIVE != 0,
+            permanent: flags & libc::IFA_F_PERMANENT != 0,
             duplicate: flags & libc::IFA_F_DADFAILED != 0,
             global: scope < libc::RT_SCOPE_LINK,
             mark,

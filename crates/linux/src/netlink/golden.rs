@@ -125,6 +125,31 @@ fn changes_of_a_link() {
 }
 
 #[test]
+fn a_link_that_moves() {
+    let netns = Netns::current().unwrap();
+    let peer = LinkIndex::read(3).unwrap();
+    let change = LinkChange { name: Some("net1"), alias: Some("eth1"), ..LinkChange::default() };
+    let fd = [&[8, 0, 28, 0][..], &netns.fd().to_ne_bytes()].concat();
+    let (name, alias) = (b"\x09\0\x03\0net1\0\0\0\0", b"\x08\0\x14\0eth1");
+    // In another order.
+    let theirs = differing(captured("move_link"), &[8, 0, 28, 0, 4, 0, 0, 0], &[]);
+    let theirs = differing(theirs, &[&alias[..], name].concat(), &[&name[..], alias, &fd].concat());
+    same(&Change::move_link(peer, &netns, &change).message, &theirs);
+}
+
+#[test]
+fn alternative_names() {
+    let name = "cni-attachment-1-2";
+    agrees(&Change::add_alternative_name(vhost(), name), "add_alternative_name");
+    // The link is given by the name instead of its index.
+    let theirs = captured("delete_alternative_name");
+    let mut theirs = differing(theirs, &[4, 0, 0, 0, 0, 0, 0, 0], &[0; 8]);
+    theirs.splice(32..32, [&[23, 0, 53, 0][..], name.as_bytes(), &[0, 0]].concat());
+    theirs[0] += 24;
+    same(&Change::delete_alternative_name(name).message, &theirs);
+}
+
+#[test]
 fn a_link_by_its_name() {
     let by_index = Change::set_link(vhost(), &LinkChange { up: Some(true), ..LinkChange::default() }).message;
     let by_name = Change::set_link("vhost", &LinkChange { up: Some(true), ..LinkChange::default() }).message;

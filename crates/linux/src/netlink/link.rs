@@ -83,6 +83,8 @@ pub enum LinkRef<'a> {
     Index(LinkIndex),
     /// By name.
     Name(&'a str),
+    /// By a name beside its own one, which can be longer (Linux 5.5).
+    AlternativeName(&'a str),
 }
 
 impl From<LinkIndex> for LinkRef<'_> {
@@ -101,7 +103,7 @@ impl fmt::Display for LinkRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             LinkRef::Index(index) => write!(f, "{index}"),
-            LinkRef::Name(name) => write!(f, "{name:?}"),
+            LinkRef::Name(name) | LinkRef::AlternativeName(name) => write!(f, "{name:?}"),
         }
     }
 }
@@ -174,6 +176,10 @@ pub struct Link {
     pub upper: Option<Upper>,
     /// The alias, which `ip link` shows.
     pub alias: String,
+    /// The names beside its own one.
+    pub alternative_names: Vec<String>,
+    /// The name of the hardware on its bus, such as `0000:3d:00.1` or `virtio3`. Empty for a virtual link, and before Linux 5.14.
+    pub hardware: String,
     /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
     pub promiscuous: bool,
     /// Whether the link was set to receive all multicast packets. A multicast router makes it receive them too, but only
@@ -212,6 +218,8 @@ impl Link {
             lower_netns: None,
             upper: None,
             alias: String::new(),
+            alternative_names: Vec::new(),
+            hardware: String::new(),
             promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
             all_multicast: flags & libc::IFF_ALLMULTI.cast_unsigned() != 0,
             tx_queue: 0,
@@ -233,6 +241,14 @@ impl Link {
                 libc::IFLA_LINK_NETNSID => link.lower_netns = NetnsId::optional(wire::number(value, 0)?),
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
+                wire::IFLA_PARENT_DEV_NAME => link.hardware = wire::text(value),
+                wire::IFLA_PROP_LIST => {
+                    for property in wire::attributes(value, 0) {
+                        if let (wire::IFLA_ALT_IFNAME, name) = property? {
+                            link.alternative_names.push(wire::text(name));
+                        }
+                    }
+                }
                 libc::IFLA_TXQLEN => link.tx_queue = wire::number(value, 0)?,
                 libc::IFLA_QDISC => link.running &= wire::text(value) != NO_QUEUE,
                 libc::IFLA_OPERSTATE => {
@@ -490,7 +506,9 @@ fn ifinfomsg(request: &mut Request, family: i32, link: Option<LinkRef<'_>>, stat
 
 /// Adds the name of a link that is identified by name.
 fn by_name(request: &mut Request, link: LinkRef<'_>) {
-    if let LinkRef::Name(name) = link {
-        request.text(Ifla::Ifname, name);
+    match link {
+        LinkRef::Index(_) => {}
+        LinkRef::Name(name) => request.text(Ifla::Ifname, name),
+        LinkRef::AlternativeName(name) => request.text(wire::IFLA_ALT_IFNAME, name),
     }
 }

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Rta, Rtm, Rtprot};
+use serde::{Deserialize, Serialize};
 
 use super::link::LinkIndex;
 use super::wire::{self, Request};
@@ -17,8 +18,8 @@ const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// struct rtmsg
 const HEADER: usize = 12;
 
-/// The properties of a route, apart from its outgoing link.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The properties of a route, apart from its outgoing link. They can be kept in a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// The destination.
     pub dst: Cidr,
@@ -54,6 +55,8 @@ pub struct KernelRoute {
     pub link: Option<LinkIndex>,
     /// Whether the route comes from a router advertisement (IPv6).
     pub is_advertised: bool,
+    /// Whether the kernel added the route itself, for an address of the link.
+    pub is_automatic: bool,
 }
 
 impl KernelRoute {
@@ -99,9 +102,10 @@ impl KernelRoute {
         }
         let dst = wire::cidr(dst.unwrap_or(any), prefix)?;
         let route = Route { dst, gw, mtu, advmss, priority, table: Some(table), scope: Some(scope), src };
+        let protocol = wire::byte(payload, 5)?;
         // linux/rtnetlink.h: RTPROT_RA
-        let is_advertised = wire::byte(payload, 5)? == 9;
-        Ok(Some(KernelRoute { route, link, is_advertised }))
+        let (is_advertised, is_automatic) = (protocol == 9, protocol == libc::RTPROT_KERNEL);
+        Ok(Some(KernelRoute { route, link, is_advertised, is_automatic }))
     }
 }
 

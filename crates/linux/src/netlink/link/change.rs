@@ -189,6 +189,36 @@ impl<'a> Change<'a> {
         change.of(link.into())
     }
 
+    /// Moves a link to another namespace, and changes it there. The kernel sets the link down, and it loses its addresses, its
+    /// routes and its bridge. If it cannot have the name of `change` there, it is there with its former name, and down.
+    pub fn move_link(link: impl Into<LinkRef<'a>>, netns: &'a Netns, change: &LinkChange<'a>) -> Change<'a> {
+        let (link, change) = (link.into(), *change);
+        let mut request = change.request(link);
+        request.attr(Ifla::NetNsFd, &netns.fd().to_ne_bytes());
+        Change::new(request, move || format!("move link {link} to {:?}, and set it{change}", netns.path()))
+    }
+
+    /// Gives a link another name beside its own one, of up to 127 bytes (Linux 5.5).
+    pub fn add_alternative_name(link: LinkIndex, name: &'a str) -> Change<'a> {
+        let flags = CREATE | NlmF::APPEND;
+        Change::alternative_name(wire::RTM_NEWLINKPROP, flags, link.into(), name)
+    }
+
+    /// Removes such a name from the link that has it.
+    pub fn delete_alternative_name(name: &'a str) -> Change<'a> {
+        Change::alternative_name(wire::RTM_DELLINKPROP, NlmF::empty(), LinkRef::AlternativeName(name), name)
+    }
+
+    fn alternative_name(kind: u16, flags: NlmF, link: LinkRef<'a>, name: &'a str) -> Change<'a> {
+        let mut request = Request::new(kind, flags);
+        let index = if let LinkRef::Index(_) = link { Some(link) } else { None };
+        ifinfomsg(&mut request, 0, index, Flags::default());
+        by_name(&mut request, link);
+        request.nest(wire::IFLA_PROP_LIST | wire::NESTED, |list| list.text(wire::IFLA_ALT_IFNAME, name));
+        let verb = if kind == wire::RTM_NEWLINKPROP { "add" } else { "delete" };
+        Change::new(request, move || format!("{verb} the alternative name {name:?} of link {link}"))
+    }
+
     /// Sets all settings of a link as a port of a bridge.
     pub fn set_port(link: impl Into<LinkRef<'a>>, port: Port) -> Change<'a> {
         let (link, Port { hairpin, isolated }) = (link.into(), port);
@@ -239,9 +269,14 @@ impl<'a> Change<'a> {
 }
 
 impl<'a> LinkChange<'a> {
-    /// Returns the request for a link. Not generic, because it is large.
     fn of(&self, link: LinkRef<'a>) -> Change<'a> {
         let change = *self;
+        Change::new(change.request(link), move || format!("set link {link}{change}"))
+    }
+
+    /// Returns the request for a link. Not generic, because it is large.
+    fn request(&self, link: LinkRef<'_>) -> Request {
+        let change = self;
         let mut state = Flags::default();
         let flags = [(change.up, Iff::UP), (change.promiscuous, Iff::PROMISC), (change.all_multicast, Iff::ALLMULTI)];
         for (value, flag) in flags {
@@ -280,7 +315,7 @@ impl<'a> LinkChange<'a> {
                 info.nest(IflaInfo::Data, |data| rules.add_data(data));
             });
         }
-        Change::new(request, move || format!("set link {link}{change}"))
+        request
     }
 }
 

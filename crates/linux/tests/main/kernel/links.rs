@@ -5,7 +5,7 @@ use std::path::Path;
 
 use linux::Netns;
 use linux::ip::MacAddr;
-use linux::netlink::{Change, DuplicateDetection, LinkChange, LinkKind, Netlink, NewLink, Port, VethPeer};
+use linux::netlink::{Change, DuplicateDetection, LinkChange, LinkKind, LinkRef, Netlink, NewLink, Port, VethPeer};
 use testing::{Lab, skip};
 
 use super::{MAC, attached, bridge, cidr, veth};
@@ -197,4 +197,32 @@ fn a_cookie_identifies_a_namespace() {
     let other = Netns::open(Path::new("/run/netns/c1")).unwrap();
     let again = other.run(&Netns::current().unwrap(), Netlink::open).unwrap();
     assert_eq!(again.netns_cookie().unwrap(), Some(cookie));
+}
+
+/// The kernel moves a link, renames it and sets its alias with one message, and its alternative name goes with it.
+#[test]
+fn a_link_moves_with_its_marks() {
+    let lab = Lab::without_plugins();
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    lab.sh("ip link add eth1 type veth peer name far; ip link set eth1 up; ip address add 10.1.0.1/24 dev eth1");
+    lab.sh("ip route add 10.2.0.0/16 via 10.1.0.9");
+    let mut netlink = Netlink::open().unwrap();
+    let link = netlink.link("eth1").unwrap().unwrap();
+    assert_eq!((link.hardware.as_str(), link.alternative_names.len()), ("", 0));
+    assert!(netlink.addresses(link.index).unwrap()[0].permanent);
+    let automatic: Vec<bool> = netlink.routes(link.index).unwrap().iter().map(|route| route.is_automatic).collect();
+    assert_eq!(automatic, [true, false]);
+    let mark = "cni-attachment-0123456789abcdef-0123456789abcdef";
+    netlink.apply(&[Change::add_alternative_name(link.index, mark)]).unwrap();
+    let change = LinkChange { name: Some("net1"), alias: Some("eth1"), ..LinkChange::default() };
+    netlink.apply(&[Change::move_link(link.index, &guest, &change)]).unwrap();
+    assert_eq!(netlink.link(LinkRef::AlternativeName(mark)).unwrap(), None);
+    let mut inside = guest.run(&Netns::current().unwrap(), Netlink::open).unwrap();
+    let moved = inside.link(LinkRef::AlternativeName(mark)).unwrap().unwrap();
+    assert_eq!((moved.name.as_str(), moved.alias.as_str(), moved.up), ("net1", "eth1", false));
+    assert_eq!(moved.alternative_names, [mark]);
+    inside.apply(&[Change::delete_alternative_name(mark)]).unwrap();
+    assert!(inside.link("net1").unwrap().unwrap().alternative_names.is_empty());
+    let again = inside.apply(&[Change::delete_alternative_name(mark)]).unwrap_err();
+    assert_eq!(again.errno(), Some(libc::ENODEV));
 }

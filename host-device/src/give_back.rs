@@ -1,0 +1,259 @@
+//! Gives a device back to the host: from the container, or, if the kernel has moved it out of a namespace that is gone, on the
+//! host itself, where it still has the name that it had in the container.
+
+use std::time::Duration;
+
+use cni::{
+    Attachment, AttachmentKey, Call, Code, Context, Delegate, Error, ErrorCollector, IfName, Keep, Namespaces, Result,
+};
+use interface::link_state::LinkState;
+use interface::lock::HostLock;
+use interface::removal;
+use linux::log::{debug, warn};
+use linux::netlink::{Change, Event, Link, LinkChange, LinkIndex, LinkRef, Netlink, Watch};
+use linux::{Deadline, Kind};
+
+use crate::device::{Device, name_on_host};
+use crate::record::Record;
+
+/// How long DEL waits for the kernel, which removes a namespace some time after its last process is gone.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The device of an attachment, as it is recognised and given back.
+#[derive(Clone, Debug)]
+pub(crate) struct GiveBack<'a> {
+    pub(crate) key: AttachmentKey<'a>,
+    pub(crate) record: Option<Record>,
+    /// For the rollback of ADD: what the device was.
+    pub(crate) state: Option<LinkState>,
+}
+
+/// Returns the marks of the attachments that have, or had, this device.
+pub(crate) fn marks(link: &Link) -> impl Iterator<Item = &str> {
+    link.alternative_names.iter().filter_map(|name| cni::key::mark_in_alternative_name(name))
+}
+
+/// Returns whether a device has the mark of another attachment than the one with this alternative name.
+pub(crate) fn has_other_mark(link: &Link, own: &str) -> bool {
+    !link.alternative_names.iter().any(|name| name == own) && marks(link).next().is_some()
+}
+
+impl<'a> GiveBack<'a> {
+    pub(crate) fn new(key: AttachmentKey<'a>) -> GiveBack<'a> {
+        GiveBack { key, record: Record::read(key), state: None }
+    }
+
+    /// Returns whether a link is the device. A container can change its name and alias, remove the mark, and give the mark to
+    /// another link, but it cannot change the kind of a link, or its hardware.
+    fn is_device(&self, link: &Link) -> bool {
+        let can_be = self.record.as_ref().is_none_or(|record| record.is_of(link));
+        let is_physical = self.record.as_ref().is_some_and(|record| !record.hardware.is_empty());
+        let is_marked = link.alternative_names.contains(&self.key.alternative_name());
+        can_be && (is_marked || is_physical && marks(link).next().is_none()) && link.index != LinkIndex::LOOPBACK
+    }
+
+    /// Returns the name and the alias of the device on the host.
+    fn origin<'b>(&'b self, link: &'b Link) -> (&'b str, &'b str) {
+        match &self.record {
+            Some(record) => (&record.name, &record.alias),
+            None => (name_on_host(link, self.key.ifname), ""),
+        }
+    }
+
+    /// DEL: moves the device from the container to the host. Returns `false` if the container does not have it.
+    pub(crate) fn take_from_container(
+        &self,
+        call: &Call<'_>,
+        at: &Attachment,
+        device: Option<&Device>,
+        ipam: Option<&Delegate<'_>>,
+    ) -> Result<bool> {
+        let Some(mut namespaces) = Namespaces::open_if_exists(call, at)? else {
+            return self.await_return().map(|()| false);
+        };
+        let mut guest = namespaces.open_guest(at)?;
+        let links = guest.netlink.links(None)?;
+        if let Some(link) = links.iter().find(|link| self.is_device(link)) {
+            return self.move_home(&mut guest.netlink, &mut namespaces, link).map(|()| true);
+        }
+        // The reference sets the alias, but no mark.
+        let is_named = |link: &&Link| link.name == at.ifname.as_str() && marks(link).next().is_none();
+        let is_candidate = |link: &&Link| is_named(link) && link.index != LinkIndex::LOOPBACK;
+        let Some(link) = links.iter().find(is_candidate).filter(|link| IfName::from_config(&link.alias).is_ok()) else {
+            return Ok(false);
+        };
+        let is_ours = device.is_some_and(|device| device.is_link(link, &link.alias))
+            || removal::is_ours(call, at, &mut guest, link, ipam)?;
+        if !is_ours {
+            warn!("keep {:?} in {:?}: cannot prove that it belongs to this attachment", link.name, at.sandbox());
+            return Ok(false);
+        }
+        let theirs = Record { name: link.alias.clone(), ..Record::default() };
+        let theirs = GiveBack { record: Some(theirs), ..self.clone() };
+        theirs.move_home(&mut guest.netlink, &mut namespaces, link).map(|()| true)
+    }
+
+    /// The rollback of an ADD. The device may be in the container, or still on the host.
+    pub(crate) fn undo(&self, namespaces: &mut Namespaces) -> Result<()> {
+        let mut guest = namespaces.in_guest(|| Ok(Netlink::open()?))?;
+        match guest.links(None)?.iter().find(|link| self.is_device(link)) {
+            Some(link) => self.move_home(&mut guest, namespaces, link),
+            None => self.on_host(&mut namespaces.host.netlink, None).map(drop),
+        }
+    }
+
+    /// Moves the device to the host. It gets its name in the container, so that no program of the host sees another one, unless
+    /// the container has a link with that name.
+    fn move_home(&self, guest: &mut Netlink, namespaces: &mut Namespaces, link: &Link) -> Result<()> {
+        let (name, alias) = self.origin(link);
+        let host = &mut namespaces.host;
+        refuse_taken(&mut host.netlink, name)?;
+        let down = LinkChange { up: Some(false), ..LinkChange::default() };
+        let mut changes = Vec::new();
+        if link.up {
+            changes.push(Change::set_link(link.index, &down));
+        }
+        let renames = link.name != name && guest.link_index(name)?.is_none();
+        if renames {
+            changes.push(Change::set_link(link.index, &LinkChange { name: Some(name), ..down }));
+        }
+        let home = LinkChange { name: Some(name), alias: Some(alias), ..LinkChange::default() };
+        changes.push(Change::move_link(link.index, &host.netns, &home));
+        if let Err(error) = guest.apply(&changes) {
+            // Another program was faster. What the device was in the container, it is again, if it is still there.
+            let former = LinkChange { name: renames.then_some(link.name.as_str()), ..LinkChange::default() };
+            let up = LinkChange { up: Some(link.up), ..LinkChange::default() };
+            let undone = guest.apply(&[Change::set_link(link.index, &former), Change::set_link(link.index, &up)]);
+            debug!("the device is as before in the container: {undone:?}");
+            return Err(error).context(|| format!("give back {name:?}"));
+        }
+        self.finish(&mut host.netlink, name)
+    }
+
+    /// Gives the device its name again on the host. Returns `false` if the host does not have it. A device of the reference has no
+    /// mark: `described` are the name in the container, and what the configuration describes.
+    pub(crate) fn on_host(&self, host: &mut Netlink, described: Option<(&str, Option<&Device>)>) -> Result<bool> {
+        if let Some(link) = self.find_on_host(host)? {
+            return self.rename(host, &link).map(|()| true);
+        }
+        if let Some((ifname, Some(device))) = described
+            && let Ok(link) = device.find(host, ifname)
+            && marks(&link).next().is_none()
+            && name_on_host(&link, ifname) != link.name
+        {
+            let theirs = Record { name: name_on_host(&link, ifname).to_owned(), ..Record::default() };
+            return GiveBack { record: Some(theirs), ..self.clone() }.rename(host, &link).map(|()| true);
+        }
+        // The kernel deletes a virtual device with its namespace. Others come back later.
+        if self.record.as_ref().is_some_and(|record| record.hardware.is_empty()) {
+            Record::remove(&self.key.mark())?;
+        }
+        Ok(false)
+    }
+
+    fn find_on_host(&self, host: &mut Netlink) -> Result<Option<Link>> {
+        let name = self.key.alternative_name();
+        if let Some(link) = host.link(LinkRef::AlternativeName(&name))?.filter(|link| self.is_device(link)) {
+            return Ok(Some(link));
+        }
+        match &self.record {
+            Some(record) if !record.hardware.is_empty() => {
+                Ok(host.links(None)?.into_iter().find(|link| self.is_device(link)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn rename(&self, host: &mut Netlink, link: &Link) -> Result<()> {
+        let (name, alias) = self.origin(link);
+        // Only an ADD sets the alias to the name.
+        let alias = (link.alias == name).then_some(alias);
+        if link.name != name {
+            refuse_taken(host, name)?;
+            let down = LinkChange { up: Some(false), ..LinkChange::default() };
+            let change = LinkChange { name: Some(name), alias, ..LinkChange::default() };
+            host.apply(&[Change::set_link(link.index, &down), Change::set_link(link.index, &change)])?;
+        } else if alias.is_some() {
+            host.apply(&[Change::set_link(link.index, &LinkChange { alias, ..LinkChange::default() })])?;
+        }
+        self.finish(host, name)
+    }
+
+    /// Restores what ADD was asked to restore, and removes the marks of the attachment.
+    fn finish(&self, host: &mut Netlink, name: &str) -> Result<()> {
+        let record = self.record.as_ref();
+        let Some(link) = host.link(name)? else { return Ok(()) };
+        if let Some(mac) = record.filter(|record| record.has_other_mac).and_then(|record| record.mac.parse().ok()) {
+            let change = LinkChange { mac: Some(mac), ..LinkChange::default() };
+            host.apply(&[Change::set_link(link.index, &change)])?;
+        }
+        if let Some(state) = self.state.as_ref().or_else(|| record?.restore.as_ref())
+            && let Err(error) = state.restore(host, &link)
+        {
+            warn!("{:?} is not entirely as before: {error:?}", link.name);
+        }
+        let name = self.key.alternative_name();
+        match host.apply(&[Change::delete_alternative_name(&name)]) {
+            Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error.into()),
+            _ => {}
+        }
+        Record::remove(&self.key.mark())
+    }
+
+    /// Waits until the kernel has moved the device out of a namespace that is gone.
+    fn await_return(&self) -> Result<()> {
+        let Some(record) = self.record.as_ref().filter(|record| !record.hardware.is_empty()) else { return Ok(()) };
+        let (mut host, mut watch) = (Netlink::open()?, Watch::open(Event::Link)?);
+        let look = || self.find_on_host(&mut host).map_err(|error| linux::Error::new(Kind::Other, error.to_string()));
+        let what = format!("{:?} to come back from a namespace that is gone", record.name);
+        match watch.wait_for(&what, Deadline::after(TIMEOUT), look) {
+            Err(error) if error.kind() == Kind::Transient => {
+                warn!("{error}: its name is restored when it is back, by the next ADD or GC");
+                Ok(())
+            }
+            outcome => Ok(outcome.map(drop)?),
+        }
+    }
+}
+
+/// GC: gives back the devices of stale attachments that are on the host, with the name that they had in a container.
+pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
+    let _lock = HostLock::acquire()?;
+    let mut host = Netlink::open()?;
+    let mut failures = ErrorCollector::default();
+    for record in Record::all()?.into_iter().filter(|record| keep.is_stale(record.key())) {
+        let key = record.key();
+        failures.record(GiveBack { key, record: Some(record.clone()), state: None }.on_host(&mut host, None).map(drop));
+    }
+    // Those without a record.
+    for link in host.links(None)? {
+        for mark in marks(&link).filter(|mark| keep.is_stale_comment(mark)) {
+            if Record::read_by_mark(mark).is_none() {
+                failures.record(forget(&mut host, &link, mark));
+            }
+        }
+    }
+    failures.into_result()
+}
+
+/// Renames a device without a record, and removes its mark.
+fn forget(host: &mut Netlink, link: &Link, mark: &str) -> Result<()> {
+    let name = name_on_host(link, "");
+    if name != link.name {
+        refuse_taken(host, name)?;
+        let down = LinkChange { up: Some(false), ..LinkChange::default() };
+        let change = LinkChange { name: Some(name), alias: Some(""), ..LinkChange::default() };
+        host.apply(&[Change::set_link(link.index, &down), Change::set_link(link.index, &change)])?;
+    }
+    let own = link.alternative_names.iter().find(|name| cni::key::mark_in_alternative_name(name) == Some(mark));
+    own.map_or(Ok(()), |own| Ok(host.apply(&[Change::delete_alternative_name(own)])?))
+}
+
+/// Returns an error if a link of the host has the name of the device.
+fn refuse_taken(host: &mut Netlink, name: &str) -> Result<()> {
+    let Some(other) = host.link(name)? else { return Ok(()) };
+    let kind = if other.kind.is_empty() { "device" } else { &other.kind };
+    let what = format!("give back {name:?}: the host has another link with this name, a {kind}");
+    Err(Error::new(Code::INTERNAL, what)
+        .details("rename or delete that link; the next DEL or GC gives the device back"))
+}

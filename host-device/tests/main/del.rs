@@ -1,0 +1,175 @@
+//! DEL and GC give the device back under its name, and touch nothing else.
+
+use serde_json::{Value, json};
+use testing::config::with;
+use testing::{Lab, Pod};
+
+use crate::{assert_given_back, config, has, ipam, lab, return_as};
+
+fn leases(lab: &Lab) -> String {
+    lab.sh("find /var/lib/cni -name '10.*' -o -name 'fd*'")
+}
+
+fn gc(lab: &Lab, valid: Value) {
+    let config = with(config(ipam()), json!({ "cni.dev/valid-attachments": valid }));
+    lab.plugin("host-device", "GC").stdin(config.to_string()).run().silent();
+}
+
+/// The device stays usable in the container until the host has no other link with its name.
+#[test]
+fn a_name_that_is_taken_on_the_host_is_named() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&config(ipam()));
+    for (taken, free) in [
+        ("ip link add nic type bridge", "ip link del nic"),
+        ("ip link property add dev far altname nic", "ip link property del dev far altname nic"),
+    ] {
+        lab.sh(taken);
+        let before = pod.sh("ip -o address show eth0");
+        let error = pod.call("DEL", &config(ipam())).run().error(999);
+        let msg = error["msg"].as_str().unwrap();
+        assert!(msg.starts_with("give back \"nic\": the host has another link with this name"), "{error}");
+        assert_eq!(pod.sh("ip -o address show eth0"), before);
+        assert_ne!(leases(lab), "", "the container can still use its addresses");
+        lab.sh(free);
+    }
+    pod.del(&config(ipam()));
+    assert_given_back(lab, "DEL");
+    assert_eq!(leases(lab), "");
+}
+
+/// Programs in a container rename interfaces, and set aliases.
+#[test]
+fn a_device_that_the_container_changed_is_found() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    for change in [
+        "ip link set eth0 down; ip link set eth0 name other",
+        "ip link set eth0 alias far",
+        "ip link set eth0 alias \"\"",
+        "ip link set eth0 down; ip link set eth0 name other alias other; ip link add eth0 type bridge",
+        "ip link add nic type bridge",
+    ] {
+        pod.add(&config(ipam()));
+        pod.sh(change);
+        pod.del(&config(ipam()));
+        assert_given_back(lab, change);
+        assert_eq!(leases(lab), "", "{change}");
+        pod.sh("ip link del eth0 2>/dev/null || true; ip link del nic 2>/dev/null || true");
+    }
+}
+
+/// The marks are enough without the record, and the record without the alias.
+#[test]
+fn a_device_without_a_record_is_given_back() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&config(json!({})));
+    lab.sh("rm -r /run/cni0");
+    pod.sh("ip link set eth0 down; ip link set eth0 name other");
+    pod.del(&config(json!({ "device": "nope" })));
+    assert_given_back(lab, "DEL");
+    // A file that is not a record, or that of another attachment.
+    for content in
+        ["", "{", "[]", "{\"name\": \"../x\"}", "{\"name\": \"far\", \"ifname\": \"eth0\", \"container\": \"b\"}"]
+    {
+        pod.add(&config(json!({})));
+        lab.sh(&format!("for file in /run/cni0/host-device/*; do echo '{content}' >$file; done"));
+        pod.del(&config(json!({})));
+        assert_given_back(lab, content);
+    }
+}
+
+/// A container must not get a link of its own onto the host.
+#[test]
+fn a_link_that_the_container_created_stays() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&config(json!({})));
+    let mark = pod.ip("link show eth0")[0]["altnames"][0].as_str().unwrap().to_owned();
+    pod.sh(&format!(
+        "ip link property del dev eth0 altname {mark}; ip link set eth0 down; ip link set eth0 name nic
+         ip link add eth0 type bridge; ip link property add dev eth0 altname {mark}; ip link set eth0 alias evil"
+    ));
+    pod.del(&config(json!({})));
+    assert!(!has(lab, "evil") && !has(lab, "nic") && pod.sh("ip -o link").contains("eth0"));
+    // Nor one of another container, at whose namespace the path leads by now.
+    let other = Pod::new(lab, "b");
+    lab.sh("ip link add nic2 type veth peer name far2");
+    let theirs = config(json!({ "device": "nic2" }));
+    other.add(&theirs);
+    let reused = Pod { netns: other.netns.clone(), ..pod.clone() };
+    for late in [config(json!({})), theirs.clone(), with(theirs.clone(), json!({ "device": "eth0" }))] {
+        let strange = json!({ "interfaces": [{ "name": "eth0", "mac": other.ip("link show eth0")[0]["address"], "sandbox": "/x" }] });
+        reused.del(&with(late, json!({ "prevResult": with(json!({ "cniVersion": "1.1.0" }), strange) })));
+        assert!(other.sh("ip -o link").contains("eth0"));
+    }
+    other.del(&theirs);
+    assert!(has(lab, "nic2"));
+}
+
+/// The kernel gives a device back under the name that it had in the container, or under one of its own choice.
+#[test]
+fn a_device_whose_namespace_is_gone_gets_its_name_again() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    for name in ["eth0", "dev4", "other"] {
+        // DEL, with and without the device in the configuration.
+        for device in ["nic", "nope"] {
+            pod.add(&config(ipam()));
+            return_as(&pod, name);
+            pod.call("DEL", &config(with(ipam(), json!({ "device": device })))).without("CNI_NETNS").run().ok();
+            assert_given_back(lab, &format!("DEL of {name}"));
+            assert_eq!(leases(lab), "");
+        }
+        // GC, with and without a record.
+        for record in ["true", "rm -r /run/cni0"] {
+            pod.add(&config(ipam()));
+            return_as(&pod, name);
+            gc(lab, json!([{ "containerID": "a", "ifname": "eth0" }]));
+            assert!(has(lab, name) && !has(lab, "nic"), "the attachment is valid");
+            lab.sh(record);
+            gc(lab, json!([]));
+            assert_given_back(lab, &format!("GC of {name}"));
+            assert_eq!(leases(lab), "");
+        }
+        // ADD of the next container, which still needs no DEL of the first one. That comes late, and must not matter.
+        pod.add(&config(json!({})));
+        return_as(&pod, name);
+        let next = Pod::new(lab, &format!("next-{name}"));
+        next.add(&config(json!({})));
+        pod.del(&config(json!({})));
+        assert!(!has(lab, "nic"), "the next container has it");
+        next.del(&config(json!({})));
+        assert_given_back(lab, &format!("ADD of {name}"));
+    }
+}
+
+#[test]
+fn a_name_that_is_taken_when_the_namespace_is_gone_is_named() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&config(ipam()));
+    return_as(&pod, "eth0");
+    lab.sh("ip link add nic type bridge");
+    let error = pod.call("DEL", &config(ipam())).without("CNI_NETNS").run().error(999);
+    assert!(error["msg"].as_str().unwrap().contains("another link with this name, a bridge"), "{error}");
+    assert_eq!(leases(lab), "", "no container has the addresses");
+    lab.sh("ip link del nic");
+    pod.del(&config(ipam()));
+    assert_given_back(lab, "DEL");
+}
+
+/// The kernel deletes a virtual device with its namespace. There is nothing to give back, or to wait for.
+#[test]
+fn a_virtual_device_goes_with_its_namespace() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&config(ipam()));
+    lab.sh("ip netns del a");
+    testing::wait_until("the kernel to delete the namespace", || !has(lab, "far"));
+    pod.del(&config(ipam()));
+    assert_eq!(leases(lab), "");
+    assert_eq!(lab.sh("ls -A /run/cni0/host-device"), "");
+}
