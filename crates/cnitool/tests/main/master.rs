@@ -89,7 +89,7 @@ fn a_container_that_is_gone_is_pruned() {
 /// Containers on one link reach each other, so that each needs an address of its own.
 #[test]
 fn doctor_finds_an_address_twice() {
-    let host = with_master("10.254.5.0/24");
+    let host = with_master("10.254.35.0/24");
     attach(&host, "blue");
     attach(&host, "red");
     let twice = || {
@@ -98,10 +98,10 @@ fn doctor_finds_an_address_twice() {
         found.filter(|what| what.contains("interfaces on top of uplink")).map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(twice(), [""; 0]);
-    host.lab.sh("ip -n red address add 10.254.5.2/24 dev eth0");
+    host.lab.sh("ip -n red address add 10.254.35.2/24 dev eth0");
     let found = twice();
-    assert!(found.len() == 1 && found[0].starts_with("10.254.5.2 is on 2 interfaces"), "{found:?}");
-    host.lab.sh("ip -n red address del 10.254.5.2/24 dev eth0; ip address add 10.254.5.3/24 dev uplink");
+    assert!(found.len() == 1 && found[0].starts_with("10.254.35.2 is on 2 interfaces"), "{found:?}");
+    host.lab.sh("ip -n red address del 10.254.35.2/24 dev eth0; ip address add 10.254.35.3/24 dev uplink");
     let found = twice();
-    assert!(found.len() == 1 && found[0].starts_with("10.254.5.3 is on 2 interfaces"), "{found:?}");
+    assert!(found.len() == 1 && found[0].starts_with("10.254.35.3 is on 2 interfaces"), "{found:?}");
 }
