@@ -166,8 +166,8 @@ impl<'a> GiveBack<'a> {
 
     fn rename(&self, host: &mut Netlink, link: &Link) -> Result<()> {
         let (name, alias) = self.origin(link);
-        // Only an ADD sets the alias to the name.
-        let alias = (link.alias == name).then_some(alias);
+        // An alias that is not the name is that of the container, or, if the device has its name, one that a user set since.
+        let alias = (link.alias == name || link.name != name).then_some(alias);
         if link.name != name {
             refuse_taken(host, name)?;
             let down = LinkChange { up: Some(false), ..LinkChange::default() };

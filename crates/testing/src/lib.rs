@@ -343,6 +343,22 @@ pub fn needs_link(test: &str, arguments: &str) -> bool {
     can
 }
 
+/// Returns the names of the network cards that tests may take away from the machine, in its initial network namespace; skips `test`
+/// if there are fewer than `wanted`. Only the guest of `ci/vm --cards` has such cards.
+pub fn cards(test: &str, wanted: usize) -> Option<Vec<String>> {
+    let number = std::env::var("CNI0_TEST_CARDS").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
+    if number < wanted {
+        skip(test, &format!("needs {wanted} network cards that it may take away (ci/vm --cards {wanted})"));
+        return None;
+    }
+    let links = Process::new("nsenter").arg("--net=/proc/1/ns/net").arg("ip").arg("-br").arg("link").run().stdout;
+    let name = |line: &str| line.split(' ').next().filter(|name| name.starts_with("eth")).map(str::to_owned);
+    let mut names: Vec<String> = links.lines().filter_map(name).collect();
+    names.sort();
+    assert!(names.len() >= wanted, "the guest has the links {links}");
+    Some(names)
+}
+
 /// Reports that a test cannot run here. `ci/test` counts it.
 pub fn skip(test: &str, why: &str) {
     eprintln!("SKIPPED {test}: {why}");

@@ -6,6 +6,7 @@ mod add;
 mod bad;
 mod del;
 mod hardware;
+mod pci;
 mod restore;
 mod suite;
 mod upgrade;
