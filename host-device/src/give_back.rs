@@ -73,18 +73,20 @@ impl<'a> GiveBack<'a> {
         };
         let mut guest = namespaces.open_guest(at)?;
         let links = guest.netlink.links(None)?;
-        if let Some(link) = links.iter().find(|link| self.is_device(link)) {
+        let is_known = |link: &&Link| self.is_device(link) && (self.record.is_some() || !link.hardware.is_empty());
+        if let Some(link) = links.iter().find(is_known) {
             return self.move_home(&mut guest.netlink, &mut namespaces, link).map(|()| true);
         }
-        // The reference sets the alias, but no mark.
+        // The reference writes no record, and sets no mark. A container can have created any other link.
         let is_named = |link: &&Link| link.name == at.ifname.as_str() && marks(link).next().is_none();
-        let is_candidate = |link: &&Link| is_named(link) && link.index != LinkIndex::LOOPBACK;
-        let Some(link) = links.iter().find(is_candidate).filter(|link| IfName::from_config(&link.alias).is_ok()) else {
-            return Ok(false);
-        };
+        let is_candidate = |link: &&Link| (self.is_device(link) || is_named(link)) && link.index != LinkIndex::LOOPBACK;
+        let candidate = links.iter().find(is_candidate).filter(|link| IfName::from_config(&link.alias).is_ok());
+        let Some(link) = candidate.filter(|_| self.record.is_none()) else { return Ok(false) };
         let is_ours = device.is_some_and(|device| device.is_link(link, &link.alias))
             || removal::is_ours(call, at, &mut guest, link, ipam)?;
-        if !is_ours {
+        // After a first DEL, the host has the device.
+        let was_given_back = link.hardware.is_empty() && namespaces.host.netlink.link_index(&link.alias)?.is_some();
+        if !is_ours || was_given_back {
             warn!("keep {:?} in {:?}: cannot prove that it belongs to this attachment", link.name, at.sandbox());
             return Ok(false);
         }

@@ -68,7 +68,7 @@ fn a_device_without_a_record_is_given_back() {
     pod.add(&config(json!({})));
     lab.sh("rm -r /run/cni0");
     pod.sh("ip link set eth0 down; ip link set eth0 name other");
-    pod.del(&config(json!({ "device": "nope" })));
+    pod.del(&config(json!({})));
     assert_given_back(lab, "DEL");
     // A file that is not a record, or that of another attachment.
     for content in
@@ -94,6 +94,21 @@ fn a_link_that_the_container_created_stays() {
     ));
     pod.del(&config(json!({})));
     assert!(!has(lab, "evil") && !has(lab, "nic") && pod.sh("ip -o link").contains("eth0"));
+    // Nor one that it has prepared for the second DEL, which finds no record. That one must not fail, either.
+    let prepared = Pod::new(lab, "prepared");
+    lab.sh("ip link add nic3 type veth peer name far3");
+    let third = config(json!({ "device": "nic3" }));
+    prepared.add(&third);
+    let mark = prepared.ip("link show eth0")[0]["altnames"][0].as_str().unwrap().to_owned();
+    prepared.del(&third);
+    for alias in ["nic3", "evil"] {
+        prepared.sh(&format!(
+            "ip link add eth0 type veth peer name end; ip link property add dev eth0 altname {mark}; ip link set eth0 alias {alias}"
+        ));
+        prepared.del(&third);
+        assert!(!has(lab, "evil") && prepared.sh("ip -o link").contains("eth0"), "{alias}");
+        prepared.sh("ip link del eth0");
+    }
     // Nor one of another container, at whose namespace the path leads by now.
     let other = Pod::new(lab, "b");
     lab.sh("ip link add nic2 type veth peer name far2");
