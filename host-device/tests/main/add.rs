@@ -197,3 +197,28 @@ fn status_looks_for_the_device() {
     status(config(json!({ "device": "", "capabilities": { "deviceID": true } }))).silent();
     status(config(json!({ "device": "" }))).error(7);
 }
+
+/// As Multus attaches it: fixed addresses, and settings of the interface by `tuning`.
+#[test]
+fn other_plugins_can_follow() {
+    let lab = &lab();
+    let pod = Pod { ifname: "net1".to_owned(), ..Pod::new(lab, "a") };
+    let address = json!({ "address": "10.0.30.30/24", "gateway": "10.0.30.1" });
+    let ipam = json!({ "type": "static", "addresses": [address], "routes": [{ "dst": "10.40.0.0/16" }] });
+    let first = config(json!({ "cniVersion": "0.4.0", "ipam": ipam }));
+    let more = json!({ "type": "tuning", "mtu": 1400, "mac": "02:00:00:00:00:08", "sysctl": { "net.ipv4.conf.IFNAME.arp_filter": "1" } });
+    let second = with(first.clone(), more);
+    let result = pod.add(&first);
+    let result = pod.add(&with(second.clone(), json!({ "prevResult": result })));
+    assert_eq!(result["interfaces"][0]["mac"], "02:00:00:00:00:08");
+    for config in [&first, &second] {
+        pod.check_result(config, &result).ok();
+    }
+    assert!(pod.sh("ip route").contains("10.40.0.0/16 via 10.0.30.1"));
+    for config in [&second, &first] {
+        pod.del(&with(config.clone(), json!({ "prevResult": result })));
+    }
+    let link = &lab.ip("link show nic")[0];
+    assert_eq!((&link["mtu"], &link["address"]), (&json!(1500), &json!("02:00:00:00:00:01")));
+    assert_given_back(lab, "DEL");
+}
