@@ -1,5 +1,7 @@
 //! The network configuration, parsed and validated into [`Config`].
 
+use std::collections::BTreeMap;
+
 use cni::inspect::Shape;
 use cni::json::invalid;
 use cni::{Call, Code, Delegate, Dns, Error, Result};
@@ -43,15 +45,8 @@ struct Keys {
     restore: bool,
     ipam: IpamKeys,
     dns: DnsKeys,
-    capabilities: Capabilities,
+    capabilities: BTreeMap<String, bool>,
     runtime_config: RuntimeKeys,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Capabilities {
-    #[serde(rename = "deviceID")]
-    device_id: bool,
 }
 
 #[derive(Default, Deserialize)]
@@ -82,7 +77,7 @@ impl Config {
         let keys: Keys = call.parse()?;
         Ok(Config {
             device,
-            from_runtime: keys.capabilities.device_id,
+            from_runtime: keys.capabilities.get("deviceID") == Some(&true),
             dpdk_mode: keys.dpdk_mode,
             allow_default_route: keys.allow_default_route,
             restore: keys.restore,

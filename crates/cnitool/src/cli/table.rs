@@ -196,6 +196,7 @@ container's MAC, addresses and published ports, and its flags:
   limited    the plugin bandwidth limits its rate
   tuned      the plugin tuning changed its container's interface
   state      the plugin flannel has a state file of its container
+  device     the plugin host-device gave its container a device
   vlan N*    untagged frames belong to VLAN N
 
 A foreign port is one that no plugin created, such as another interface that
