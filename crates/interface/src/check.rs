@@ -169,7 +169,8 @@ fn matches_route(want: &Route, have: &KernelRoute) -> bool {
     let table = want.table.filter(|table| *table != 0);
     have.leads_to(want.dst)
         && gw.is_none_or(|gw| have.route.gw == Some(gw))
-        && have.route.table == Some(table.unwrap_or(MAIN))
+        // A later plugin of the list, such as `sbr`, may have moved it out of the main table.
+        && table.is_none_or(|table| have.route.table == Some(table))
         && (want.priority == 0 || want.priority == have.route.priority)
         && (!scope_matters || want.scope.is_none_or(|scope| have.route.scope == Some(scope)))
 }

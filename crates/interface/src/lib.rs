@@ -1,4 +1,4 @@
-//! What plugins that create an interface in a container have in common.
+//! What plugins that create an interface in a container, or change one there, have in common.
 //!
 //! | module | what it does |
 //! |---|---|
@@ -13,7 +13,8 @@
 //! | `host_veth` | deletes veth pairs by the end on the host, for DEL and GC |
 //! | `removal` | deletes the interface in the container, if it provably belongs to the attachment |
 //! | `link_state` | what a link loses when it moves to another namespace, and how to restore it |
-//! | `lock` | the lock of the links of the host that several containers share |
+//! | `lock` | the locks of the links of the host that several containers share, and of a container |
+//! | `differences` | what tools report about containers whose CHECK finds a difference |
 //! | `shared_vlan` | a VLAN link of the host that several containers share |
 //! | `master` | finds the link on top of which a plugin creates another one |
 //! | `link_plugin` | a whole plugin, for those whose only object is a link in the container |
@@ -23,6 +24,7 @@ pub mod attach;
 pub mod check;
 pub mod config;
 pub mod container;
+pub mod differences;
 pub mod forwarding;
 pub mod host_access;
 pub mod host_veth;

@@ -1,12 +1,13 @@
-//! The lock of the links of the host that several containers share: an ADD that uses such a link does not lose it to a DEL.
+//! Locks: that of the links of the host that several containers share, so that an ADD that uses such a link does not lose it to a
+//! DEL, and that of a container, for plugins that choose numbers or share objects there.
 
 use std::fs::File;
 use std::path::Path;
 use std::time::Duration;
 
 use cni::{Code, Context, Error, Result};
-use linux::Deadline;
 use linux::dir::Dir;
+use linux::{Deadline, Netns};
 
 /// The directory of the lock.
 const HOME: &str = "/run/cni0";
@@ -31,12 +32,22 @@ impl HostLock {
         let locked = Dir::create_private(Path::new(HOME)).and_then(|dir| dir.lock(NAME, Deadline::after(TIMEOUT)));
         match locked.context(what)? {
             Some(file) => Ok(HostLock { _file: file }),
-            None => {
-                let seconds = TIMEOUT.as_secs();
-                let what = format!("lock {path:?}: another process held it for {seconds} seconds");
-                Err(Error::new(Code::TRY_LATER, what)
-                    .details("run `lslocks` on the host to find the process that holds the lock"))
-            }
+            None => Err(held(&path)),
         }
     }
+}
+
+/// Waits for the lock of a container's namespace, which is released when the namespace is closed. The namespace itself is locked,
+/// so that no file has to exist or could be left.
+pub fn lock_namespace(guest: &Netns) -> Result<()> {
+    match guest.lock(Deadline::after(TIMEOUT))? {
+        true => Ok(()),
+        false => Err(held(guest.path())),
+    }
+}
+
+fn held(path: &Path) -> Error {
+    let seconds = TIMEOUT.as_secs();
+    let what = format!("lock {path:?}: another process held it for {seconds} seconds");
+    Error::new(Code::TRY_LATER, what).details("run `lslocks` on the host to find the process that holds the lock")
 }

@@ -11,6 +11,7 @@ mod link;
 mod neighbour;
 pub mod nft;
 mod route;
+mod rule;
 mod socket;
 mod tc;
 mod vlan;
@@ -39,7 +40,8 @@ pub use link::{
     NewLink, OperState, Port, Upper, VethPeer, VlanProtocol, VlanTag,
 };
 pub use neighbour::Neighbour;
-pub use route::{KernelRoute, Route};
+pub use route::{KernelRoute, ListedRoute, Route};
+pub use rule::{Rule, SourceRule};
 pub use tc::{Classifier, LOOPBACK_REPLY, Qdisc, QdiscPlace, Redirect, TokenBucket};
 pub use vlan::{Vlan, VlanRange};
 pub use watch::{Event, Watch};
@@ -193,6 +195,14 @@ impl Netlink {
             .ok_or_else(|| Error::bug("the kernel did not return the bridge"))?;
         let port = self.or_query(links.into_iter().next(), changes)?;
         Ok(NewPort { port, bridge, addresses })
+    }
+
+    /// Applies all `changes`, in order, with one message to the kernel. The errors in `ignored` do not count.
+    pub fn apply_ignoring(&mut self, changes: &[Change<'_>], ignored: &[i32]) -> Result<()> {
+        match self.socket.change_ignoring(&encoded(changes), ignored)? {
+            None => Ok(()),
+            Some((place, error)) => Err(error).context(|| refused(changes, place, "")),
+        }
     }
 
     fn send(&mut self, changes: &[Change<'_>], each: impl FnMut(&Message<'_>) -> Result<()>) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Network namespaces: opening, comparing, and running code inside one.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use crate::error::{Context, Error, Kind, Result, tolerate};
 use crate::sys;
+use crate::wait::Deadline;
 
 /// The namespace of the calling thread.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -109,6 +110,19 @@ impl Netns {
     /// Returns the inode number. The kernel reuses it once the namespace is gone.
     pub fn inode(&self) -> Result<u64> {
         Ok(self.identity()?.1)
+    }
+
+    /// Waits until no other process holds the lock of the namespace, by whatever path it was opened; `false` at the deadline. The
+    /// lock is released when this value is dropped. Uses SIGALRM, so the caller must run on the main thread.
+    pub fn lock(&self, deadline: Deadline) -> Result<bool> {
+        let locked = match self.file.try_lock() {
+            Ok(()) => Ok(true),
+            Err(TryLockError::WouldBlock) => {
+                deadline.run_interruptible(|| self.file.lock()).map(|locked| locked.is_some())
+            }
+            Err(TryLockError::Error(error)) => Err(error),
+        };
+        locked.context(|| format!("lock the network namespace {:?}", self.path))
     }
 
     /// Returns the path at which the namespace was opened.

@@ -171,11 +171,14 @@ fn is_of(interface: &cni::Interface, at: &Attachment) -> bool {
     Some(&interface.name) == at.ifname.as_ref() && !interface.sandbox.is_empty()
 }
 
-/// Returns whether a route of the kernel is the route `want`. What `want` leaves out is not compared.
+/// Returns whether a route of the kernel is the route `want`. What `want` leaves out is not compared: a chained plugin, such as
+/// `sbr`, may have moved the route to another table.
 fn is_same(want: &Route, have: &KernelRoute) -> bool {
     let gw = want.gw.filter(|gw| !gw.is_unspecified());
-    let table = want.table.filter(|table| *table != 0).unwrap_or(MAIN);
-    have.leads_to(want.dst) && gw.is_none_or(|gw| have.route.gw == Some(gw)) && have.route.table == Some(table)
+    let table = want.table.filter(|table| *table != 0);
+    have.leads_to(want.dst)
+        && gw.is_none_or(|gw| have.route.gw == Some(gw))
+        && table.is_none_or(|table| have.route.table == Some(table))
 }
 
 /// Returns the arguments with which `ip route add` adds a route.

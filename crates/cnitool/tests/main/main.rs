@@ -32,6 +32,7 @@ mod progress;
 mod prune;
 mod ptp;
 mod repair;
+mod sbr;
 mod schema;
 mod show;
 mod static_ipam;

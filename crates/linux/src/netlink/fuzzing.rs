@@ -3,7 +3,9 @@
 use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
 use super::nft::{BaseChain, Comparison, DataType, Element, Rule, Value, read_set_name};
-use super::{Address, KernelRoute, Link, LinkIndex, Neighbour, Qdisc, TokenBucket, route, tc, vlan, wire};
+use super::{
+    Address, KernelRoute, Link, LinkIndex, ListedRoute, Neighbour, Qdisc, Rule, TokenBucket, route, tc, vlan, wire,
+};
 use crate::error::Result;
 use crate::ip::Cidr;
 
@@ -36,7 +38,11 @@ pub fn reply(datagram: &[u8]) {
     for route in list(datagram, seq, libc::RTM_NEWROUTE, KernelRoute::read) {
         assert_valid(route.route.dst);
     }
+    list(datagram, seq, libc::RTM_NEWROUTE, ListedRoute::read);
     list(datagram, seq, libc::RTM_NEWROUTE, route::read_outgoing_link);
+    for rule in list(datagram, seq, libc::RTM_NEWRULE, Rule::read) {
+        assert!(rule.source.is_none_or(|source| source.table == rule.table));
+    }
     list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));
     for vlan in list(datagram, seq, wire::RTM_NEWVLAN, |payload| vlan::read(payload, link).map(Some)).concat() {
         assert!(vlan.range.first <= vlan.range.last);

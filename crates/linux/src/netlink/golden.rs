@@ -238,6 +238,21 @@ fn routes() {
         let route = Route { priority: 9, ..Route::new(cidr(dst), None) };
         agrees(&Change::delete_route(vhost(), &route), name);
     }
+    agrees(&Change::delete_route(vhost(), &Route { priority: 5, table: Some(1000), ..full }), "delete_route_full");
+}
+
+#[test]
+fn rules() {
+    let rule = SourceRule { src: [10, 1, 0, 2].into(), table: 1000, protocol: 142, mark: 0x1234_5678 };
+    agrees(&Change::add_rule(&rule), "add_rule");
+    // iproute2 deletes a rule with any action; ours must select a table.
+    let theirs = differing(captured("delete_rule"), &[2, 0, 32, 0, 0, 0, 0, 0], &[2, 0, 32, 0, 0, 0, 0, 1]);
+    same(&Change::delete_rule(&rule).message, &theirs);
+    let rule = SourceRule { src: "fd00::2".parse().unwrap(), table: 100, mark: 0, ..rule };
+    agrees(&Change::add_rule(&rule), "add_rule6");
+    // iproute2 lists the rules of one family.
+    let theirs = differing(captured("list_rules"), &[2, 0, 0, 0], &[0, 0, 0, 0]);
+    same(&rule::list_rules(), &theirs);
 }
 
 #[test]

@@ -18,6 +18,11 @@ const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 /// struct rtmsg
 const HEADER: usize = 12;
 
+// linux/rtnetlink.h
+const RTA_VIA: u16 = 18;
+const RTA_NH_ID: u16 = 30;
+const ONLINK: u8 = 4;
+
 /// The properties of a route, apart from its outgoing link. They can be kept in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
@@ -109,19 +114,139 @@ impl KernelRoute {
     }
 }
 
+/// An entry of the routing tables as the kernel lists it. It can be deleted, added again, and copied to another table with all
+/// its properties.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListedRoute {
+    /// The table.
+    pub table: u32,
+    /// The program that added the entry, as a number (linux/rtnetlink.h: `RTPROT_*`).
+    pub protocol: u8,
+    /// The route, if the entry is one to a single next hop.
+    pub unicast: Option<KernelRoute>,
+    message: Vec<u8>,
+}
+
+impl ListedRoute {
+    /// Parses an entry; `None` for cached ones and other families.
+    pub(super) fn read(payload: &[u8]) -> Result<Option<ListedRoute>> {
+        let family = i32::from(wire::byte(payload, 0)?);
+        let is_cached = wire::number(payload, 8)? & libc::RTM_F_CLONED != 0;
+        if is_cached || ![libc::AF_INET, libc::AF_INET6].contains(&family) {
+            return Ok(None);
+        }
+        let mut table = u32::from(wire::byte(payload, 4)?);
+        let mut has_several_hops = false;
+        for attribute in wire::attributes(payload, HEADER) {
+            match attribute? {
+                (libc::RTA_TABLE, value) => table = wire::number(value, 0)?,
+                (libc::RTA_MULTIPATH, _) => has_several_hops = true,
+                _ => {}
+            }
+        }
+        let unicast = if has_several_hops { None } else { KernelRoute::read(payload)? };
+        Ok(Some(ListedRoute { table, protocol: wire::byte(payload, 5)?, unicast, message: payload.to_vec() }))
+    }
+
+    /// Returns a message about the entry itself.
+    fn message(&self, kind: Rtm, how: NlmF) -> Request {
+        let objects: &[u16] = match self.is_by_object() {
+            true => &[libc::RTA_OIF, libc::RTA_GATEWAY, RTA_VIA, libc::RTA_MULTIPATH],
+            false => &[],
+        };
+        self.message_without(objects, kind, how, self.table, self.protocol)
+    }
+
+    /// Returns a message about a copy, in another table and of another program. It has the next hops of a nexthop object, but not
+    /// the object.
+    fn copy_message(&self, kind: Rtm, how: NlmF, table: u32, protocol: u8) -> Request {
+        self.message_without(&[RTA_NH_ID], kind, how, table, protocol)
+    }
+
+    fn is_by_object(&self) -> bool {
+        wire::attributes(&self.message, HEADER).any(|attribute| matches!(attribute, Ok((RTA_NH_ID, _))))
+    }
+
+    /// Returns a message about the entry with other attributes. The kernel lists the next hops of a nexthop object beside the
+    /// object, and does not accept both.
+    fn message_without(&self, without: &[u16], kind: Rtm, how: NlmF, table: u32, protocol: u8) -> Request {
+        let mut request = Request::new(kind, how);
+        let byte = |place: usize| self.message.get(place).copied().unwrap_or_default();
+        // struct rtmsg: family, prefix lengths, type of service, table, protocol, scope, type, flags
+        request.raw(&[byte(0), byte(1), byte(2), byte(3)]);
+        request.raw(&[u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC), protocol, byte(6), byte(7)]);
+        // The other flags are the state of the link.
+        request.raw(&[byte(8) & ONLINK, 0, 0, 0]);
+        for (kind, value) in wire::attributes(&self.message, HEADER).map_while(Result::ok) {
+            // The table follows.
+            if ![libc::RTA_TABLE, libc::RTA_CACHEINFO].contains(&kind) && !without.contains(&kind) {
+                request.attr(kind, value);
+            }
+        }
+        if table > 255 {
+            request.number(Rta::Table, table);
+        }
+        request
+    }
+
+    /// Returns whether both are the same route, perhaps in different tables or by different programs.
+    pub fn is_copy_of(&self, other: &ListedRoute) -> bool {
+        let bytes = |listed: &ListedRoute| listed.copy_message(Rtm::Newroute, NlmF::empty(), 0, 0).finish();
+        bytes(self) == bytes(other)
+    }
+
+    fn describe(&self) -> String {
+        let route = self.unicast.as_ref().map(|found| found.route);
+        let gw = route.and_then(|route| route.gw).map_or_else(String::new, |gw| format!(" via {gw}"));
+        route.map_or_else(|| "a route".to_owned(), |route| format!("route to {}{gw}", route.dst))
+    }
+}
+
+impl<'a> Change<'a> {
+    /// Adds an entry to another table, for another program, after those to the same destination with the same metric. The kernel
+    /// rejects an identical one with EEXIST.
+    pub fn copy_route(listed: &'a ListedRoute, table: u32, protocol: u8) -> Change<'a> {
+        let request = listed.copy_message(Rtm::Newroute, NlmF::CREATE.union(NlmF::APPEND), table, protocol);
+        Change::new(request, move || format!("copy {} to table {table}", listed.describe()))
+    }
+
+    /// Deletes a copy of an entry.
+    pub fn delete_copied_route(listed: &'a ListedRoute, table: u32, protocol: u8) -> Change<'a> {
+        let request = listed.copy_message(Rtm::Delroute, NlmF::empty(), table, protocol);
+        Change::new(request, move || format!("delete {} from table {table}", listed.describe()))
+    }
+
+    /// Deletes an entry.
+    pub fn delete_listed_route(listed: &'a ListedRoute) -> Change<'a> {
+        let request = listed.message(Rtm::Delroute, NlmF::empty());
+        Change::new(request, move || format!("delete {} from table {}", listed.describe(), listed.table))
+    }
+
+    /// Adds an entry again that was deleted.
+    pub fn restore_route(listed: &'a ListedRoute) -> Change<'a> {
+        let request = listed.message(Rtm::Newroute, NlmF::CREATE.union(NlmF::APPEND));
+        Change::new(request, move || format!("restore {}", listed.describe()))
+    }
+}
+
 impl Change<'_> {
     /// Adds a route with `link` as the outgoing link. A second route to the same destination by another next hop is
     /// inserted before the first; the kernel rejects an identical route with EEXIST.
     pub fn add_route(link: LinkIndex, route: &Route) -> Self {
-        Change::new_route(link, route, NlmF::CREATE)
+        Change::new_route(link, route, NlmF::CREATE, Rtprot::Boot.into())
+    }
+
+    /// As [`add_route`](Self::add_route), for a program that recognises its routes by this number.
+    pub fn add_route_of(protocol: u8, link: LinkIndex, route: &Route) -> Self {
+        Change::new_route(link, route, NlmF::CREATE, protocol)
     }
 
     /// As [`add_route`](Self::add_route), but the kernel rejects any second route to the same destination with the same metric.
     pub fn add_only_route(link: LinkIndex, route: &Route) -> Self {
-        Change::new_route(link, route, wire::CREATE)
+        Change::new_route(link, route, wire::CREATE, Rtprot::Boot.into())
     }
 
-    fn new_route(link: LinkIndex, route: &Route, how: NlmF) -> Self {
+    fn new_route(link: LinkIndex, route: &Route, how: NlmF, protocol: u8) -> Self {
         let Route { dst, gw, mtu, advmss, priority, table, scope, src } = *route;
         let table = table.unwrap_or(MAIN);
         let mut request = Request::new(Rtm::Newroute, how);
@@ -129,7 +254,7 @@ impl Change<'_> {
         request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
         // … table, protocol, scope, type, flags
         let short = u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC);
-        request.raw(&[short, Rtprot::Boot.into(), scope.unwrap_or(libc::RT_SCOPE_UNIVERSE), libc::RTN_UNICAST]);
+        request.raw(&[short, protocol, scope.unwrap_or(libc::RT_SCOPE_UNIVERSE), libc::RTN_UNICAST]);
         request.raw(&[0; 4]);
         if dst.prefix() > 0 {
             request.ip(Rta::Dst, dst.network().ip());
@@ -163,19 +288,28 @@ impl Change<'_> {
         })
     }
 
-    /// Deletes a route of the main table to the same destination, with the same metric and outgoing link.
+    /// Deletes a route to the same destination, with the same table, metric and outgoing link, and the same next hop if `route` has
+    /// one.
     pub fn delete_route(link: LinkIndex, route: &Route) -> Self {
-        let Route { dst, priority, .. } = *route;
+        let Route { dst, gw, priority, table, .. } = *route;
+        let table = table.unwrap_or(MAIN);
         let mut request = Request::new(Rtm::Delroute, NlmF::empty());
         request.raw(&[wire::family(dst.ip()), dst.prefix(), 0, 0]);
         // Of any protocol, scope and type. IPv6 routes have no scope.
         let scope = if dst.ip().is_ipv4() { libc::RT_SCOPE_NOWHERE } else { libc::RT_SCOPE_UNIVERSE };
-        request.raw(&[libc::RT_TABLE_MAIN, 0, scope, 0, 0, 0, 0, 0]);
+        let short = u8::try_from(table).unwrap_or(libc::RT_TABLE_UNSPEC);
+        request.raw(&[short, 0, scope, 0, 0, 0, 0, 0]);
         if dst.prefix() > 0 {
             request.ip(Rta::Dst, dst.network().ip());
         }
+        if let Some(gw) = gw {
+            request.ip(Rta::Gateway, gw);
+        }
         if priority > 0 {
             request.number(Rta::Priority, priority);
+        }
+        if table > 255 {
+            request.number(Rta::Table, table);
         }
         request.number(Rta::Oif, link.number());
         Change::new(request, move || format!("delete route to {dst} by link {link}"))
@@ -183,8 +317,7 @@ impl Change<'_> {
 }
 
 impl Netlink {
-    /// Deletes a route of the main table to the same destination, with the same metric and outgoing link. Succeeds if there is
-    /// none.
+    /// Deletes a route as [`Change::delete_route`] does. Succeeds if there is none.
     pub fn delete_route(&mut self, link: LinkIndex, route: &Route) -> Result<()> {
         match self.apply(&[Change::delete_route(link, route)]) {
             Err(error) if matches!(error.errno(), Some(libc::ESRCH | libc::ENODEV)) => Ok(()),
@@ -216,6 +349,12 @@ impl Netlink {
     /// Returns all unicast routes, from all tables.
     pub fn all_routes(&mut self) -> Result<Vec<KernelRoute>> {
         let listed = self.socket.list(&list_routes(None), libc::RTM_NEWROUTE, KernelRoute::read);
+        listed.context(|| "list all routes")
+    }
+
+    /// Returns all entries of all tables, also those that are not routes to a next hop.
+    pub fn listed_routes(&mut self) -> Result<Vec<ListedRoute>> {
+        let listed = self.socket.list(&list_routes(None), libc::RTM_NEWROUTE, ListedRoute::read);
         listed.context(|| "list all routes")
     }
 

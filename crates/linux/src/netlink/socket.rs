@@ -90,6 +90,11 @@ impl Socket {
         self.batch(messages, NlmF::ACK, &[], each)
     }
 
+    /// As [`Socket::change`] without echoed messages. The errors in `ignored` do not count.
+    pub(super) fn change_ignoring(&mut self, messages: &[&[u8]], ignored: &[i32]) -> Result<Option<(usize, Error)>> {
+        self.batch(messages, NlmF::ACK, ignored, |_| Ok(()))
+    }
+
     /// Sends `messages` in one datagram; the last one requests a list. Calls `each` with echoed messages, queried
     /// objects and the items of the list.
     pub(super) fn change_and_list(

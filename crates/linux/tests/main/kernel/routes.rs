@@ -1,7 +1,7 @@
 //! Routes and neighbours.
 
 use linux::ip::MacAddr;
-use linux::netlink::{Change, DuplicateDetection, Route};
+use linux::netlink::{Change, DuplicateDetection, ListedRoute, Route, SourceRule};
 use testing::{Lab, wait_until};
 
 use super::{MAC, attached, cidr};
@@ -142,4 +142,103 @@ fn the_route_to_an_address_has_its_outgoing_link() {
         check(&format!("10.{n}.0.1"), link);
         check(&format!("fd0{n}::1"), link);
     }
+}
+
+/// Returns what `ip` lists of a table, without the names of programs.
+fn table(lab: &Lab, table: &str) -> Vec<String> {
+    let routes = lab.sh(&format!(
+        "for family in 4 6; do ip -n c1 -$family route show table {table} 2>/dev/null | sed 's/ proto [^ ]*//; s/  *$//' || true; done"
+    ));
+    routes
+        .lines()
+        .filter(|line| !line.starts_with("fe80::") && !line.starts_with("multicast"))
+        .map(str::to_owned)
+        .collect()
+}
+
+#[test]
+fn routes_are_copied_and_restored_with_all_their_properties() {
+    let lab = Lab::without_plugins();
+    let (_, mut guest, _, _, eth0) = attached(&lab);
+    let addresses = ["10.1.0.2/24", "fd00::2/64"]
+        .map(|address| Change::add_address(eth0.index, cidr(address), DuplicateDetection::Off));
+    guest.apply(&addresses).unwrap();
+    lab.sh("ip -n c1 route add 10.2.0.0/16 via 10.1.0.1 metric 5 mtu lock 1300 advmss 1200 initcwnd 20 src 10.1.0.2 realm 7
+            ip -n c1 route add 10.3.0.0/16 via 192.0.2.1 dev eth0 onlink proto 99
+            ip -n c1 route append 10.3.0.0/16 via 192.0.2.2 dev eth0 onlink
+            ip -n c1 route add tos 0x10 10.4.0.0/16 dev eth0
+            ip -n c1 route add default nexthop via 10.1.0.1 weight 3 nexthop via 10.1.0.9 weight 2
+            ip -n c1 route add unreachable 10.5.0.0/16
+            ip -n c1 -6 route add fd02::/64 via fd00::1 metric 8 pref high
+            ip -n c1 -6 route add fd03::/64 from fd00::/64 via fd00::1
+            ip -n c1 nexthop add id 5 via 10.1.0.7 dev eth0; ip -n c1 route add 10.6.0.0/16 nhid 5");
+    let main = table(&lab, "main");
+    assert!(main.len() > 10, "{main:#?}");
+    let is_link_local =
+        |listed: &ListedRoute| listed.unicast.as_ref().is_some_and(|found| found.leads_to(cidr("fe80::/64")));
+    let mut listed = guest.listed_routes().unwrap();
+    listed.retain(|listed| listed.table == 254 && !is_link_local(listed));
+    // Those by a next hop need those without.
+    listed.sort_by_key(|listed| listed.unicast.as_ref().is_none_or(|found| found.route.gw.is_some()));
+    assert_eq!(listed.iter().filter(|listed| listed.unicast.is_none()).count(), 2, "several next hops, and none");
+    assert!(listed.iter().any(|listed| listed.protocol == 99));
+    for number in [7, 100_000] {
+        let copies: Vec<_> = listed.iter().map(|listed| Change::copy_route(listed, number, 142)).collect();
+        guest.apply(&copies).unwrap();
+        // A route by an object is copied with its next hop.
+        let plain: Vec<_> = main.iter().map(|line| line.replace("nhid 5 ", "")).collect();
+        assert_eq!(table(&lab, &number.to_string()), plain);
+        let found = guest.listed_routes().unwrap();
+        let of_table: Vec<_> = found.iter().filter(|found| found.table == number).collect();
+        assert!(of_table.iter().all(|found| found.protocol == 142));
+        for listed in &listed {
+            let is_by_object = !of_table.iter().any(|found| found.is_copy_of(listed));
+            assert!(!is_by_object, "{listed:?}");
+        }
+        let again = guest.apply(&copies).unwrap_err();
+        assert_eq!(again.errno(), Some(libc::EEXIST));
+        guest.apply_ignoring(&copies, &[libc::EEXIST]).unwrap();
+        let deletions: Vec<_> = listed.iter().map(|listed| Change::delete_copied_route(listed, number, 142)).collect();
+        guest.apply(&deletions).unwrap();
+        assert_eq!(table(&lab, &number.to_string()), [""; 0]);
+        assert_eq!(guest.apply(&deletions).unwrap_err().errno(), Some(libc::ESRCH));
+    }
+    assert_eq!(table(&lab, "main"), main);
+    guest.apply(&listed.iter().rev().map(Change::delete_listed_route).collect::<Vec<_>>()).unwrap();
+    assert_eq!(table(&lab, "main"), [""; 0]);
+    guest.apply(&listed.iter().map(Change::restore_route).collect::<Vec<_>>()).unwrap();
+    assert_eq!(table(&lab, "main"), main);
+}
+
+#[test]
+fn rules_are_added_found_deleted_and_restored() {
+    let lab = Lab::without_plugins();
+    let (_, mut guest, ..) = attached(&lab);
+    let rules = [("10.1.0.2", 100, 7), ("10.1.0.2", 100_000, 8), ("fd00::2", 101, 0)]
+        .map(|(src, table, mark)| SourceRule { src: src.parse().unwrap(), table, protocol: 142, mark });
+    // Others, of which none is by a source alone.
+    lab.sh("ip -n c1 rule add from 10.1.0.2 fwmark 7 table 100 protocol 142
+            ip -n c1 rule add from 10.1.0.2 iif eth0 table 100; ip -n c1 rule add to 10.1.0.2 table 100
+            ip -n c1 rule add from 10.1.0.0/24 table 100; ip -n c1 rule add not from 10.1.0.2 table 100
+            ip -n c1 rule add from 10.1.0.2 tos 0x10 table 100; ip -n c1 rule add from 10.1.0.2 unreachable
+            ip -n c1 rule add from 10.1.0.2 table 100 suppress_prefixlength 0; ip -n c1 rule add from 10.1.0.2 ipproto tcp table 100");
+    let show = || lab.sh("ip -n c1 rule; ip -n c1 -6 rule");
+    let before = show();
+    guest.apply(&rules.iter().map(Change::add_rule).collect::<Vec<_>>()).unwrap();
+    let added = show();
+    assert!(added.contains("from 10.1.0.2 fwmark 0x8/0 lookup 100000 proto 142"), "{added}");
+    let found = guest.rules().unwrap();
+    let mut sources: Vec<_> = found.iter().filter_map(|found| found.source).collect();
+    sources.sort_by_key(|source| (source.src, source.table));
+    assert_eq!(sources, rules);
+    // Deleting one by its properties, or all as they were listed, leaves the others.
+    guest.apply(&rules.iter().map(Change::delete_rule).collect::<Vec<_>>()).unwrap();
+    assert_eq!(show(), before);
+    guest.apply(&rules.iter().map(Change::add_rule).collect::<Vec<_>>()).unwrap();
+    let found = guest.rules().unwrap();
+    let own: Vec<_> = found.iter().filter(|found| found.source.is_some()).collect();
+    guest.apply(&own.iter().map(|rule| Change::delete_listed_rule(rule)).collect::<Vec<_>>()).unwrap();
+    assert_eq!(show(), before);
+    guest.apply(&own.iter().map(|rule| Change::restore_rule(rule)).collect::<Vec<_>>()).unwrap();
+    assert_eq!(show(), added);
 }

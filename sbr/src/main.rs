@@ -1,0 +1,4 @@
+//! The program `sbr`.
+#![no_main]
+
+cni::main!(sbr::Sbr);
