@@ -273,7 +273,7 @@ fn kind_on_master<T: LinkType>(config: &T::Config) -> LinkKind<'static> {
 }
 
 /// Returns the error for a kind of link that the kernel does not know.
-fn no_such_kind(kind: LinkKind<'_>) -> Error {
+pub fn no_such_kind(kind: LinkKind<'_>) -> Error {
     let kind = kind.name();
     let module = if kind == "vlan" { "8021q" } else { kind };
     Error::new(Code::INTERNAL, format!("this kernel has no {kind} interfaces"))

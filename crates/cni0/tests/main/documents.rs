@@ -57,7 +57,10 @@ fn around(plugin: &str, path: &str) -> Value {
         }
         _ => {}
     }
-    if ["portmap", "firewall", "sbr", "tuning"].contains(&plugin) {
+    if plugin == "vrf" {
+        config["vrfname"] = json!("blue");
+    }
+    if ["portmap", "firewall", "sbr", "tuning", "vrf"].contains(&plugin) {
         let interfaces = json!([{"name": "lo"}]);
         let ips = json!([{"address": "10.22.0.2/16"}]);
         config["prevResult"] = json!({"cniVersion": "1.1.0", "interfaces": interfaces, "ips": ips});
@@ -195,7 +198,7 @@ fn every_example_of_a_key_works() {
         } else {
             // These plugins change an interface that another one creates.
             let mut chain = vec![config];
-            if ["bandwidth", "sbr", "tuning"].contains(&plugin.as_str()) {
+            if ["bandwidth", "sbr", "tuning", "vrf"].contains(&plugin.as_str()) {
                 chain.insert(0, around("bridge", ""));
             }
             survives_as_chain(&lab, &format!("c{count}"), &chain, "");

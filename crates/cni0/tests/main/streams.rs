@@ -73,6 +73,7 @@ fn an_add_whose_result_is_lost_is_rolled_back() {
             "ipvlan" | "macvlan" => json!({ "master": "uplink" }),
             "vlan" => json!({ "master": "uplink", "vlanId": 5 }),
             "host-device" => json!({ "device": "far" }),
+            "vrf" => json!({ "vrfname": "blue" }),
             "tuning" => json!({ "sysctl": { "net.core.somaxconn": "77" }, "mtu": 1400 }),
             _ => json!({}),
         };

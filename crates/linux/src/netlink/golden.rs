@@ -107,6 +107,8 @@ fn links_on_top_of_another_one() {
     let vlan = |name, id, protocol| NewLink { name: Some(name), ..new(Upper::Vlan(VlanTag { id, protocol })) };
     agrees(&vlan("vl0", 100, VlanProtocol::Dot1q), "create_vlan");
     agrees(&vlan("vl1", 7, VlanProtocol::Dot1ad), "create_vlan_ad");
+    let vrf = NewLink { name: Some("blue"), ..NewLink::of(LinkKind::Vrf { table: 1001 }) };
+    agrees(&vrf, "create_vrf");
 }
 
 #[test]
@@ -121,6 +123,8 @@ fn changes_of_a_link() {
     set(LinkChange { tx_queue: Some(500), ..none }, "set_link_txqueue");
     set(LinkChange { bridge: Some(bridge()), ..none }, "set_link_bridge");
     set(LinkChange { alias: Some("net1 c1 eth0"), ..none }, "set_link_alias");
+    agrees(&Change::set_master(vhost(), Some(bridge())), "set_link_bridge");
+    agrees(&Change::set_master(vhost(), None), "set_link_no_master");
     agrees(&Change::delete_link(vhost()), "delete_link");
 }
 

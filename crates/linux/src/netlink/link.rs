@@ -166,7 +166,7 @@ pub struct Link {
     /// only when the carrier changes. A new link has no queue and drops all packets until a worker of the kernel has
     /// noticed its carrier.
     pub running: bool,
-    /// The bridge of which the link is a port.
+    /// The bridge of which the link is a port, or the VRF of which it is a member.
     pub master: Option<LinkIndex>,
     /// The link by which it sends and receives: the other end of a veth, the parent of a macvlan, ipvlan or VLAN interface.
     pub lower: Option<LinkIndex>,
@@ -187,6 +187,8 @@ pub struct Link {
     pub all_multicast: bool,
     /// The length of the transmit queue.
     pub tx_queue: u32,
+    /// The routing table, if the link is a VRF.
+    pub vrf_table: Option<u32>,
     /// The settings as a port of a bridge, if the link is a port.
     pub port: Option<Port>,
     /// The spanning tree state as a port of a bridge: 3 is forwarding.
@@ -223,6 +225,7 @@ impl Link {
             promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
             all_multicast: flags & libc::IFF_ALLMULTI.cast_unsigned() != 0,
             tx_queue: 0,
+            vrf_table: None,
             port: None,
             port_state: None,
             vlan_filtering: None,
@@ -282,6 +285,13 @@ impl Link {
         }
         if let Some(data) = data {
             self.upper = Upper::read(&self.kind, data)?;
+        }
+        if let Some(data) = data.filter(|_| self.kind == "vrf") {
+            for attribute in wire::attributes(data, 0) {
+                if let (wire::IFLA_VRF_TABLE, value) = attribute? {
+                    self.vrf_table = Some(wire::number(value, 0)?);
+                }
+            }
         }
         if let Some(data) = data.filter(|_| self.kind == "bridge") {
             for attribute in wire::attributes(data, 0) {

@@ -222,6 +222,14 @@ impl<'a> Change<'a> {
         Change::new(request, move || format!("delete {} from table {}", listed.describe(), listed.table))
     }
 
+    /// Adds an entry again that was deleted, without its preferred source: an address of a member of a VRF cannot be one in other
+    /// tables than that of the VRF.
+    pub fn restore_route_without_source(listed: &'a ListedRoute) -> Change<'a> {
+        let (how, without) = (NlmF::CREATE.union(NlmF::APPEND), [RTA_NH_ID, libc::RTA_PREFSRC]);
+        let request = listed.message_without(&without, Rtm::Newroute, how, listed.table, listed.protocol);
+        Change::new(request, move || format!("restore {}", listed.describe()))
+    }
+
     /// Adds an entry again that was deleted.
     pub fn restore_route(listed: &'a ListedRoute) -> Change<'a> {
         let request = listed.message(Rtm::Newroute, NlmF::CREATE.union(NlmF::APPEND));

@@ -20,6 +20,7 @@ pub(super) const IFLA_BR_VLAN_PROTOCOL: u16 = 8;
 pub(super) const IFLA_BRPORT_STATE: u16 = 1;
 pub(super) const IFLA_BRPORT_MODE: u16 = 4;
 pub(super) const IFLA_BRPORT_ISOLATED: u16 = 33;
+pub(super) const IFLA_VRF_TABLE: u16 = 1;
 pub(super) const IFLA_TARGET_NETNSID: u16 = 46;
 pub(super) const IFLA_PROP_LIST: u16 = 52;
 pub(super) const IFLA_ALT_IFNAME: u16 = 53;

@@ -51,6 +51,11 @@ pub enum LinkKind<'a> {
     Upper(Upper),
     /// A pair of links, with both ends in their final places.
     Veth(VethPeer<'a>),
+    /// A link that stands for a routing table, which the packets of its members use (virtual routing and forwarding).
+    Vrf {
+        /// The table.
+        table: u32,
+    },
 }
 
 /// The other end of a veth pair to create, which is down as well: the kernel cannot create it up.
@@ -82,6 +87,7 @@ impl LinkKind<'_> {
             LinkKind::Ifb => "ifb",
             LinkKind::Upper(upper) => upper.kind(),
             LinkKind::Veth(_) => "veth",
+            LinkKind::Vrf { .. } => "vrf",
         }
     }
 
@@ -101,6 +107,7 @@ impl LinkKind<'_> {
                 });
             }),
             LinkKind::Upper(upper) => info.nest(IflaInfo::Data, |data| upper.add_data(data)),
+            LinkKind::Vrf { table } => info.nest(IflaInfo::Data, |data| data.number(wire::IFLA_VRF_TABLE, table)),
             LinkKind::Bridge { vlan_filtering: false } | LinkKind::Dummy | LinkKind::Ifb => {}
         }
     }
@@ -160,7 +167,7 @@ impl<'a> Change<'a> {
         match new.kind {
             LinkKind::Ifb => request.number(Ifla::Txqlen, 0),
             LinkKind::Veth(_) => one_queue(&mut request),
-            LinkKind::Bridge { .. } | LinkKind::Dummy | LinkKind::Upper(_) => {}
+            LinkKind::Bridge { .. } | LinkKind::Dummy | LinkKind::Upper(_) | LinkKind::Vrf { .. } => {}
         }
         for (attribute, link) in [(Ifla::Master, new.bridge), (Ifla::Link, new.lower)] {
             if let Some(link) = link {
@@ -217,6 +224,16 @@ impl<'a> Change<'a> {
         request.nest(wire::IFLA_PROP_LIST | wire::NESTED, |list| list.text(wire::IFLA_ALT_IFNAME, name));
         let verb = if kind == wire::RTM_NEWLINKPROP { "add" } else { "delete" };
         Change::new(request, move || format!("{verb} the alternative name {name:?} of link {link}"))
+    }
+
+    /// Makes a link a member of another one, such as a VRF, or of none. If it is up, the kernel sets it down and up again.
+    pub fn set_master(link: LinkIndex, master: Option<LinkIndex>) -> Change<'a> {
+        let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link.into()), Flags::default());
+        request.number(Ifla::Master, master.map_or(0, LinkIndex::number));
+        Change::new(request, move || match master {
+            Some(master) => format!("make link {link} a member of {master}"),
+            None => format!("make link {link} a member of none"),
+        })
     }
 
     /// Sets all settings of a link as a port of a bridge.

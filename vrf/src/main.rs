@@ -1,0 +1,4 @@
+//! The program `vrf`.
+#![no_main]
+
+cni::main!(vrf::Vrf);
