@@ -2,7 +2,9 @@
 
 use std::fmt::Display;
 
-use cni::{AddResult, Attachment, Call, Code, Context, Error, Guest, Interface, IpConfig, Namespaces, Result, Route};
+use cni::{
+    AddResult, Attachment, Call, Code, Context, Error, Guest, IfName, Interface, IpConfig, Namespaces, Result, Route,
+};
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{self, KernelRoute, Link, LinkKind, Netlink, VlanTag};
 
@@ -66,6 +68,14 @@ impl<'a> Checker<'a> {
                 None => same(&link.name, "properties", want.to_string(), None)?,
             }
         }
+        if let LinkKind::Tap { tap: want, .. } = kind {
+            let have = link.tap.unwrap_or_default();
+            same(&link.name, "multi-queue", want.multi_queue, have.multi_queue)?;
+            same(&link.name, "vnet_hdr", want.vnet_hdr, have.vnet_hdr)?;
+            for (what, want, have) in [("owner", want.owner, have.owner), ("group", want.group, have.group)] {
+                want.map_or(Ok(()), |want| same(&link.name, what, want, have))?;
+            }
+        }
         mtu.map_or(Ok(()), |mtu| same(&link.name, "MTU", mtu, link.mtu))
     }
 
@@ -88,6 +98,12 @@ impl<'a> Checker<'a> {
         }
         let what = format!("{:?} should be on top of {:?}, but is not", link.name, found.name);
         Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
+    }
+
+    /// Checks that the link is a port of the bridge of this name in the container.
+    pub fn bridge(&mut self, link: &Link, bridge: &IfName) -> Result<()> {
+        let master = link.master.map(|index| self.guest.netlink.link(index)).transpose()?.flatten();
+        same(&link.name, "bridge", bridge.to_string(), master.map(|master| master.name))
     }
 
     /// Checks the host veth, which is found as the peer of the container veth.

@@ -10,7 +10,9 @@ use cni::{
     Result, ValidAttachment,
 };
 use linux::ip::MacAddr;
-use linux::netlink::{Change, FrameRules, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, Upper, VlanTag};
+use linux::netlink::{
+    Change, FrameRules, Link, LinkChange, LinkIndex, LinkKind, Netlink, NewLink, TapDevice, Upper, VlanTag,
+};
 
 use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
@@ -39,11 +41,15 @@ pub trait LinkType: Debug + Sync {
     /// Returns the part of the configuration that all such plugins have.
     fn common(config: &Self::Config) -> &Common;
     /// Returns the kind of the link to create.
-    fn kind(config: &Self::Config) -> LinkKind<'static>;
+    fn kind(config: &Self::Config) -> LinkKind<'_>;
     /// Returns where its MAC address comes from.
     fn mac(config: &Self::Config) -> MacSource;
     /// Returns the link on top of which it is created, if its kind needs one.
     fn master(_: &Self::Config) -> Option<&Master> {
+        None
+    }
+    /// Returns the bridge in the container of which it becomes a port.
+    fn bridge(_: &Self::Config) -> Option<&IfName> {
         None
     }
     /// Returns how the link treats its frames.
@@ -159,6 +165,9 @@ pub fn check<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut checker = Checker::open(call, at)?;
     let link = checker.interface(T::kind(&config).name(), true)?;
     checker.link(&link, T::kind(&config), T::common(&config).mtu)?;
+    if let Some(bridge) = T::bridge(&config) {
+        checker.bridge(&link, bridge)?;
+    }
     if let Some(master) = T::master(&config) {
         checker.master(&link, master, T::shared_vlan(&config))?;
     }
@@ -240,8 +249,10 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
 fn can_create<T: LinkType>(call: &Call<'_>, config: &T::Config) -> Result<()> {
     let mut host = Netlink::open()?;
     for kind in [kind_on_master::<T>(config), T::kind(config)] {
-        if !host.can_create(kind)? {
-            return Err(no_such_kind(kind));
+        match kind {
+            LinkKind::Tap { .. } => TapDevice::check_available()?,
+            _ if host.can_create(kind)? => {}
+            _ => return Err(no_such_kind(kind)),
         }
     }
     match T::master(config).filter(|master| !master.in_container) {
@@ -268,7 +279,7 @@ fn refuse_down(master: &Link) -> Result<()> {
 }
 
 /// Returns the kind of the link on the master: that of the container, or a VLAN link that containers share.
-fn kind_on_master<T: LinkType>(config: &T::Config) -> LinkKind<'static> {
+fn kind_on_master<T: LinkType>(config: &T::Config) -> LinkKind<'_> {
     T::shared_vlan(config).map_or_else(|| T::kind(config), |tag| LinkKind::Upper(Upper::Vlan(tag)))
 }
 
@@ -334,7 +345,18 @@ fn attach<'a, T: LinkType>(
         }
     };
     drop(shared);
-    let mut interface = start(add, index, lower.as_ref())?;
+    let mut change = LinkChange { arp_notify: master.map(|_| true), ..LinkChange::default() };
+    if let LinkKind::Tap { .. } = new.kind {
+        (change.mac, change.mtu) = (new.mac, new.mtu);
+    }
+    // Nobody reads from a new TAP device yet.
+    let has_carrier = lower.as_ref().map_or(!matches!(new.kind, LinkKind::Tap { .. }), |lower| lower.running);
+    let mut interface = start(add, index, change, has_carrier)?;
+    if let Some(bridge) = T::bridge(config) {
+        let found = interface.guest.netlink.link(bridge.as_str())?.filter(|link| link.kind == "bridge");
+        let Some(link) = found else { return Err(no_bridge(add.at, bridge)) };
+        interface.set(&LinkChange { bridge: Some(link.index), ..LinkChange::default() })?;
+    }
     if let Some(rules) = T::frames(config) {
         interface.set(&LinkChange { frames: Some(rules), ..LinkChange::default() })?;
     }
@@ -382,6 +404,13 @@ fn explain(error: Error, kind: LinkKind<'_>, master: Option<&Link>) -> Error {
     }
 }
 
+/// Returns the error for a bridge that the container does not have.
+fn no_bridge(at: &Attachment, bridge: &IfName) -> Error {
+    // The text of the reference, by which users recognise the mistake.
+    let what = format!("in {:?}: failed to get bridge {bridge}: Link not found", at.sandbox());
+    Error::new(Code::INTERNAL, what).details("create the bridge in the container first, or correct \"bridge\"")
+}
+
 /// Adds the reason to the kernel's refusal to set the link up, if its MAC address is in use.
 fn explain_mac(error: Error, mac: Option<MacAddr>, master: Option<&Link>) -> Error {
     match (mac, master) {
@@ -416,9 +445,10 @@ fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<Lin
         let at = add.at;
         let namespaces = add.undo.context();
         let new = NewLink { index: Some(index), ..new };
-        let outcome = match in_container {
-            true => namespaces.open_guest(at)?.netlink.apply(&[Change::create_link(&new)]),
-            false => {
+        let outcome = match (new.kind, in_container) {
+            (LinkKind::Tap { tap, label }, _) => namespaces.in_guest(|| Ok(tap.create(index, label)))?,
+            (_, true) => namespaces.open_guest(at)?.netlink.apply(&[Change::create_link(&new)]),
+            (_, false) => {
                 let Namespaces { host, guest } = namespaces;
                 host.netlink.apply(&[Change::create_link(&NewLink { netns: Some(guest), ..new })])
             }
@@ -440,20 +470,20 @@ fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<Lin
 }
 
 /// Gives the link its name and the mark of its owner. If others are on its wire, the kernel will announce its addresses.
-fn start<'a>(add: &mut Add<'a>, index: LinkIndex, master: Option<&Link>) -> Result<ContainerInterface<'a>> {
+fn start<'a>(
+    add: &mut Add<'a>,
+    index: LinkIndex,
+    change: LinkChange<'_>,
+    has_carrier: bool,
+) -> Result<ContainerInterface<'a>> {
     let (at, alias) = (add.at, add.key.alias());
     let namespaces = add.undo.context();
     let guest = namespaces.open_guest(at)?;
     // Unlike the reference, without duplicate address detection, which would cost a second or two of each ADD, or of each
     // container's first packet.
-    let state = State::Down { has_carrier: master.is_none_or(|master| master.running) };
+    let state = State::Down { has_carrier };
     let mut interface = ContainerInterface { guest, index, mac: None, detects_duplicates: false, state };
-    let change = LinkChange {
-        name: Some(at.ifname.as_str()),
-        alias: Some(&alias),
-        arp_notify: master.map(|_| true),
-        ..LinkChange::default()
-    };
+    let change = LinkChange { name: Some(at.ifname.as_str()), alias: Some(&alias), ..change };
     match interface.set(&change) {
         Err(error) if error.errno() == Some(libc::EEXIST) => {
             namespaces.refuse_existing_interface(at)?;

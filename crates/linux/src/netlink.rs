@@ -37,7 +37,7 @@ pub use address::{Address, DuplicateDetection};
 pub use conntrack::{Conntrack, FlowFilter};
 pub use link::{
     FrameRules, IpvlanIsolation, IpvlanMode, Link, LinkChange, LinkIndex, LinkKind, LinkRef, MacvlanMode, NetnsId,
-    NewLink, OperState, Port, Upper, VethPeer, VlanProtocol, VlanTag,
+    NewLink, OperState, Port, TapDevice, Upper, VethPeer, VlanProtocol, VlanTag,
 };
 pub use neighbour::Neighbour;
 pub use route::{KernelRoute, ListedRoute, Route};

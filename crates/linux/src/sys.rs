@@ -238,6 +238,21 @@ fn interface_request(name: &str) -> io::Result<libc::ifreq> {
     Ok(request)
 }
 
+/// linux/if_tun.h
+const TUNSETIFF: u32 = 0x4004_54ca;
+const TUNSETIFINDEX: u32 = 0x4004_54da;
+
+/// The properties of a device that a number describes (linux/if_tun.h).
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum TunProperty {
+    /// TUNSETPERSIST
+    Persist = 0x4004_54cb,
+    /// TUNSETOWNER
+    Owner = 0x4004_54cc,
+    /// TUNSETGROUP
+    Group = 0x4004_54ce,
+}
+
 /// Calls an ioctl on a network interface.
 ///
 /// # Safety
@@ -247,6 +262,30 @@ unsafe fn interface_ioctl(socket: BorrowedFd<'_>, what: u16, request: &mut libc:
     // SAFETY: the socket is open, the `ifreq` outlives the call, and the caller guarantees the rest. The type of a
     // request is signed in one C library and unsigned in the other, and the value fits into both.
     let status = unsafe { libc::ioctl(socket.as_raw_fd(), what.into(), request) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Makes the descriptor of /dev/net/tun a device of this name, or one that the kernel completes.
+pub(crate) fn tun_set_device(tun: &File, name: &str, flags: u16) -> io::Result<()> {
+    let mut request = interface_request(name)?;
+    request.ifr_ifru.ifru_flags = flags.cast_signed();
+    // SAFETY: the descriptor is open, and the request is an `ifreq` without a pointer, as TUNSETIFF expects. The type of a
+    // request is signed in one C library and unsigned in the other.
+    let status = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF as _, &mut request) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Chooses the index of the device that [`tun_set_device`] will create.
+pub(crate) fn tun_set_index(tun: &File, mut index: u32) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and the kernel reads a number, which outlives the call.
+    let status = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFINDEX as _, &mut index) };
+    if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Sets a property of the device by a request that takes a number.
+pub(crate) fn tun_set(tun: &File, what: TunProperty, value: u32) -> io::Result<()> {
+    // SAFETY: the descriptor is open, and these requests take a number instead of a pointer.
+    let status = unsafe { libc::ioctl(tun.as_raw_fd(), what as _, libc::c_ulong::from(value)) };
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 

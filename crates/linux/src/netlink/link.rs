@@ -1,6 +1,7 @@
 //! Links: their properties, and queries for them.
 
 mod change;
+mod tap;
 mod upper;
 
 use std::fmt;
@@ -16,6 +17,7 @@ use crate::ip::MacAddr;
 use crate::netns::Netns;
 
 pub use change::{LinkChange, LinkKind, NewLink, VethPeer};
+pub use tap::TapDevice;
 pub use upper::{FrameRules, IpvlanIsolation, IpvlanMode, MacvlanMode, Upper, VlanProtocol, VlanTag};
 
 /// struct ifinfomsg
@@ -174,6 +176,8 @@ pub struct Link {
     pub lower_netns: Option<NetnsId>,
     /// What distinguishes the link from others on the same lower link.
     pub upper: Option<Upper>,
+    /// What distinguishes the link from others, if it is a TAP device.
+    pub tap: Option<TapDevice>,
     /// The alias, which `ip link` shows.
     pub alias: String,
     /// The names beside its own one.
@@ -219,6 +223,7 @@ impl Link {
             lower: None,
             lower_netns: None,
             upper: None,
+            tap: None,
             alias: String::new(),
             alternative_names: Vec::new(),
             hardware: String::new(),
@@ -286,6 +291,7 @@ impl Link {
         if let Some(data) = data {
             self.upper = Upper::read(&self.kind, data)?;
         }
+        self.tap = data.filter(|_| self.kind == "tun").map(TapDevice::read).transpose()?;
         if let Some(data) = data.filter(|_| self.kind == "vrf") {
             for attribute in wire::attributes(data, 0) {
                 if let (wire::IFLA_VRF_TABLE, value) = attribute? {

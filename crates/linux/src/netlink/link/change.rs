@@ -7,7 +7,7 @@ use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
 
 use super::super::Change;
 use super::super::wire::{self, CREATE, Request};
-use super::{Flags, FrameRules, LinkIndex, LinkRef, Port, Upper, about, by_name, ifinfomsg};
+use super::{Flags, FrameRules, LinkIndex, LinkRef, Port, TapDevice, Upper, about, by_name, ifinfomsg};
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
@@ -47,6 +47,13 @@ pub enum LinkKind<'a> {
     /// The kernel sends what is redirected to such a link back to where it came from, through its queueing discipline. Its
     /// queue length is 0: its queueing discipline decides how many packets wait.
     Ifb,
+    /// A TAP device, which [`TapDevice::create`] creates: the kernel refuses a message.
+    Tap {
+        /// What distinguishes it.
+        tap: TapDevice,
+        /// The SELinux label of its socket; `None` for the default.
+        label: Option<&'a str>,
+    },
     /// A link on top of another one, which `lower` names.
     Upper(Upper),
     /// A pair of links, with both ends in their final places.
@@ -85,6 +92,7 @@ impl LinkKind<'_> {
             LinkKind::Bridge { .. } => "bridge",
             LinkKind::Dummy => "dummy",
             LinkKind::Ifb => "ifb",
+            LinkKind::Tap { .. } => "tun",
             LinkKind::Upper(upper) => upper.kind(),
             LinkKind::Veth(_) => "veth",
             LinkKind::Vrf { .. } => "vrf",
@@ -108,7 +116,7 @@ impl LinkKind<'_> {
             }),
             LinkKind::Upper(upper) => info.nest(IflaInfo::Data, |data| upper.add_data(data)),
             LinkKind::Vrf { table } => info.nest(IflaInfo::Data, |data| data.number(wire::IFLA_VRF_TABLE, table)),
-            LinkKind::Bridge { vlan_filtering: false } | LinkKind::Dummy | LinkKind::Ifb => {}
+            LinkKind::Bridge { vlan_filtering: false } | LinkKind::Dummy | LinkKind::Ifb | LinkKind::Tap { .. } => {}
         }
     }
 }
@@ -167,7 +175,11 @@ impl<'a> Change<'a> {
         match new.kind {
             LinkKind::Ifb => request.number(Ifla::Txqlen, 0),
             LinkKind::Veth(_) => one_queue(&mut request),
-            LinkKind::Bridge { .. } | LinkKind::Dummy | LinkKind::Upper(_) | LinkKind::Vrf { .. } => {}
+            LinkKind::Bridge { .. }
+            | LinkKind::Dummy
+            | LinkKind::Tap { .. }
+            | LinkKind::Upper(_)
+            | LinkKind::Vrf { .. } => {}
         }
         for (attribute, link) in [(Ifla::Master, new.bridge), (Ifla::Link, new.lower)] {
             if let Some(link) = link {

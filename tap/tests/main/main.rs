@@ -1,0 +1,4 @@
+//! Tests of the `tap` plugin.
+
+mod commands;
+mod suite;
