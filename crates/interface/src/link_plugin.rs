@@ -388,9 +388,11 @@ fn attach<'a, T: LinkType>(
 
 /// Adds the reason to the kernel's refusal to create a link.
 fn explain(error: Error, kind: LinkKind<'_>, master: Option<&Link>) -> Error {
-    let name = master.map_or("", |master| master.name.as_str());
+    if error.errno() == Some(libc::EOPNOTSUPP) {
+        return no_such_kind(kind);
+    }
+    let Some(Link { name, .. }) = master else { return error };
     match error.errno() {
-        Some(libc::EOPNOTSUPP) => no_such_kind(kind),
         Some(libc::EBUSY) => error.details(format!(
             "{name:?} is the port of a bridge or bond, or has links of another kind: use another master"
         )),

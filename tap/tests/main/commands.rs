@@ -35,7 +35,7 @@ fn all_keys_reach_the_device() {
         let is_set = json!(number == 1);
         assert_eq!((&data["type"], &data["pi"], &data["persist"]), (&json!("tap"), &json!(false), &json!(true)));
         assert_eq!((&data["multi_queue"], &data["vnet_hdr"]), (&is_set, &is_set), "{link}");
-        let of_all = pod.sh("ip -n -d link show eth0");
+        let of_all = pod.sh("ip -N -d link show eth0");
         let has = |text| of_all.contains(text);
         assert_eq!((has("user 1234"), has("group 4321")), (number == 1, number == 1), "{of_all}");
         assert_eq!(link["mtu"], if number == 1 { 1400 } else { 1500 });
@@ -55,15 +55,19 @@ fn a_program_reads_frames() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     pod.add(&config(json!({})));
-    let program = "import fcntl, struct, subprocess\n\
-                   tun = open('/dev/net/tun', 'r+b', buffering=0)\n\
-                   fcntl.ioctl(tun, 0x400454ca, struct.pack('16sH22x', b'eth0', 0x1002))\n\
-                   ping = subprocess.Popen(['ping', '-c', '1', '-W', '1', '10.1.0.99'], stdout=subprocess.DEVNULL)\n\
-                   while True:\n    \
-                       frame = tun.read(2048)\n    \
-                       if frame[12:14] == b'\\x08\\x06' and frame[38:42] == bytes([10, 1, 0, 99]): break\n\
-                   ping.wait()\n";
-    pod.sh(&format!("timeout 60 python3 -c \"{program}\""));
+    // 0x0806 is ARP, whose target address starts at byte 38.
+    let program = r#"
+import fcntl, struct, subprocess
+tun = open("/dev/net/tun", "r+b", buffering=0)
+fcntl.ioctl(tun, 0x400454ca, struct.pack("16sH22x", b"eth0", 0x1002))
+ping = subprocess.Popen(["ping", "-c", "1", "-W", "1", "10.1.0.99"], stdout=subprocess.DEVNULL)
+while True:
+    frame = tun.read(2048)
+    if frame[12:14] == b"\x08\x06" and frame[38:42] == bytes([10, 1, 0, 99]):
+        break
+ping.wait()
+"#;
+    pod.sh(&format!("timeout 60 python3 - <<\\END\n{program}END\n"));
 }
 
 #[test]
@@ -120,7 +124,7 @@ fn bad_keys_change_nothing() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
     for (keys, code, text) in [
-        (json!({ "owner": -1 }), 6, "owner"),
+        (json!({ "owner": -1 }), 7, "owner"),
         (json!({ "group": 4_294_967_295_u32 }), 7, "group"),
         (json!({ "multiQueue": "yes" }), 6, "multiQueue"),
         (json!({ "bridge": "a/b" }), 7, "bridge"),
@@ -128,7 +132,7 @@ fn bad_keys_change_nothing() {
         (json!({ "mac": "zz" }), 7, "zz"),
         (json!({ "selinuxContext": "a\0b" }), 7, "selinuxContext"),
         // No test machine has SELinux.
-        (json!({ "selinuxContext": "system_u:system_r:container_t:s0" }), 999, "set the socket label"),
+        (json!({ "selinuxContext": "system_u:system_r:container_t:s0" }), 5, "set the socket label"),
     ] {
         let error = pod.call("ADD", &config(keys.clone())).run().error(code);
         assert!(error["msg"].as_str().unwrap().contains(text), "{keys}: {error}");
@@ -145,8 +149,9 @@ fn status_reports_a_host_without_devices() {
     lab.sh("mount -t tmpfs none /dev/net");
     let error = status().error(50);
     assert!(error["msg"].as_str().unwrap().contains("/dev/net/tun"), "{error}");
+    assert!(error["details"].as_str().unwrap().contains("load the module \"tun\""), "{error}");
     let pod = Pod::new(lab, "a");
-    let error = pod.call("ADD", &config(json!({}))).run().error(999);
+    let error = pod.call("ADD", &config(json!({}))).run().error(5);
     assert!(error["msg"].as_str().unwrap().contains("/dev/net/tun"), "{error}");
     assert_nothing_left(lab, &pod, &"ADD");
 }

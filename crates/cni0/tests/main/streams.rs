@@ -80,7 +80,7 @@ fn an_add_whose_result_is_lost_is_rolled_back() {
         let config = with(with(network.clone(), json!({ "type": plugin })), keys);
         // Plugins that create an interface create another one.
         let call = |command: &str| match plugin.as_str() {
-            "bridge" | "dummy" | "flannel" | "host-device" | "ipvlan" | "macvlan" | "ptp" | "vlan" => {
+            "bridge" | "dummy" | "flannel" | "host-device" | "ipvlan" | "macvlan" | "ptp" | "tap" | "vlan" => {
                 pod.interface("eth1", &["10.9.0.9/24"]).call(command, &config)
             }
             _ => pod.call(command, &config),

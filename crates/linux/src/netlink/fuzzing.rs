@@ -4,7 +4,8 @@ use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
 use super::nft::{BaseChain, Comparison, DataType, Element, Rule, Value, read_set_name};
 use super::{
-    Address, KernelRoute, Link, LinkIndex, ListedRoute, Neighbour, Qdisc, Rule, TokenBucket, route, tc, vlan, wire,
+    Address, KernelRoute, Link, LinkIndex, ListedRoute, Neighbour, Qdisc, Rule as RoutingRule, TokenBucket, route, tc,
+    vlan, wire,
 };
 use crate::error::Result;
 use crate::ip::Cidr;
@@ -40,7 +41,7 @@ pub fn reply(datagram: &[u8]) {
     }
     list(datagram, seq, libc::RTM_NEWROUTE, ListedRoute::read);
     list(datagram, seq, libc::RTM_NEWROUTE, route::read_outgoing_link);
-    for rule in list(datagram, seq, libc::RTM_NEWRULE, Rule::read) {
+    for rule in list(datagram, seq, libc::RTM_NEWRULE, RoutingRule::read) {
         assert!(rule.source.is_none_or(|source| source.table == rule.table));
     }
     list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));

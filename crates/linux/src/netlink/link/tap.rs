@@ -8,7 +8,7 @@ use nix::fcntl::OFlag;
 
 use super::super::wire;
 use super::LinkIndex;
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
 use crate::sys::{self, TunProperty};
 
 /// The file by which devices are created, in the network namespace of the thread.
@@ -51,7 +51,8 @@ impl TapDevice {
         let tun = match label {
             None => open()?,
             Some(label) => {
-                set_label(label).context(|| format!("set the socket label {label:?}"))?;
+                let refuse = |error: Error| error.details("the kernel has no SELinux, or not this label");
+                set_label(label).context(|| format!("set the socket label {label:?}")).map_err(refuse)?;
                 let tun = open();
                 set_label("").context(|| "reset the socket label")?;
                 tun?
@@ -94,7 +95,11 @@ impl TapDevice {
 }
 
 fn open() -> Result<File> {
-    sys::open(Path::new(TUN), OFlag::O_RDWR).context(|| format!("open {TUN:?}"))
+    let opened = sys::open(Path::new(TUN), OFlag::O_RDWR).context(|| format!("open {TUN:?}"));
+    opened.map_err(|error| match error.errno() {
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => error.details("load the module \"tun\""),
+        _ => error,
+    })
 }
 
 /// Sets the label of the sockets that this thread creates; an empty one for the default.
