@@ -11,8 +11,8 @@ use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkRef};
 
 use crate::config::Config;
 use crate::device::{Device, name_on_host, pci_address_of};
-use crate::give_back::{GiveBack, marks};
-use crate::record::Record;
+use crate::give_back::GiveBack;
+use crate::record::{Record, port_of};
 
 /// Moves the device into the container, configures it, and returns the result.
 pub(crate) fn attach<'a>(
@@ -86,18 +86,21 @@ fn take<'a>(
     // Another ADD, or a GC, that finds the same device waits.
     let lock = HostLock::acquire()?;
     let host = &mut add.undo.context().host.netlink;
-    let link = device.find(host, ifname)?;
-    if host.link(LinkRef::AlternativeName(&mark))?.is_some_and(|marked| marked.index != link.index) {
+    if host.link(LinkRef::AlternativeName(&mark))?.is_some() {
         // An earlier device of the attachment came back by itself.
         GiveBack::new(key).on_host(host, None)?;
+    }
+    let mut link = device.find(host, ifname)?;
+    // So did this one, if another attachment had it.
+    for former in Record::of(&link)? {
+        GiveBack { key: former.key(), record: Some(former.clone()), state: None }.on_host(host, None)?;
+        link = host.link(link.index)?.unwrap_or(link);
     }
     let state = LinkState::read(host, &link)?;
     let has_ports = link.kind == "bridge" && !host.links(Some(link.index))?.is_empty();
     refuse(&link, has_ports, state.has_default_route && !config.allow_default_route)?;
-    let former = marks(&link).find_map(Record::read_by_mark);
-    let name = former.as_ref().map_or_else(|| name_on_host(&link, ifname), |former| &former.name).to_owned();
-    let is_known = link.alias.is_empty() || name != link.name || link.alias == name;
-    let alias = if is_known { former.map(|former| former.alias).unwrap_or_default() } else { link.alias.clone() };
+    let name = name_on_host(&link, ifname).to_owned();
+    let alias = if link.alias == name { String::new() } else { link.alias.clone() };
     let pci_id = device.pci_address().map_or_else(|| pci_address_of(&link), |id| Ok(Some(id.to_owned())))?;
     let record = Record {
         network: key.network.to_owned(),
@@ -107,6 +110,7 @@ fn take<'a>(
         alias,
         kind: link.kind.clone(),
         hardware: link.hardware.clone(),
+        port: port_of(&link),
         mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),
         has_other_mac: mac.is_some(),
         restore: config.restore.then(|| state.clone()),
@@ -117,19 +121,11 @@ fn take<'a>(
     record.write()?;
     let namespaces = add.undo.context();
     let host = &mut namespaces.host.netlink;
-    // Those of attachments whose containers are gone.
-    for former in marks(&link).filter(|former| *former != key.mark()) {
-        Record::remove(former)?;
-    }
-    let own = |name: &&String| **name != mark && cni::key::mark_in_alternative_name(name).is_some();
-    let mut changes: Vec<_> =
-        link.alternative_names.iter().filter(own).map(|name| Change::delete_alternative_name(name)).collect();
-    if !link.alternative_names.contains(&mark) {
-        changes.push(Change::add_alternative_name(link.index, &mark));
-    }
-    if !changes.is_empty() {
-        host.apply(&changes)?;
-    }
+    // Marks without a record.
+    let is_mark = |name: &&String| cni::key::mark_in_alternative_name(name).is_some();
+    let stale = link.alternative_names.iter().filter(is_mark).map(|name| Change::delete_alternative_name(name));
+    let changes: Vec<_> = stale.chain([Change::add_alternative_name(link.index, &mark)]).collect();
+    host.apply(&changes)?;
     let change = LinkChange { name: Some(ifname), alias: Some(&name), ..LinkChange::default() };
     let moved = host.apply(&[Change::move_link(link.index, &namespaces.guest, &change)]);
     moved.map_err(|error| explain(error.into(), &link))?;

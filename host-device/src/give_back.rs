@@ -49,7 +49,13 @@ impl<'a> GiveBack<'a> {
         let can_be = self.record.as_ref().is_none_or(|record| record.is_of(link));
         let is_physical = self.record.as_ref().is_some_and(|record| !record.hardware.is_empty());
         let is_marked = link.alternative_names.contains(&self.key.alternative_name());
-        can_be && (is_marked || is_physical && marks(link).next().is_none()) && link.index != LinkIndex::LOOPBACK
+        can_be && (is_marked || is_physical && !self.is_of_another(link)) && link.index != LinkIndex::LOOPBACK
+    }
+
+    /// Returns whether another attachment has the device: its mark counts only with a record of the same hardware.
+    fn is_of_another(&self, link: &Link) -> bool {
+        let others = marks(link).filter_map(Record::read_by_mark);
+        others.into_iter().any(|other| other.key() != self.key && other.is_of(link))
     }
 
     /// Returns the name and the alias of the device on the host.
@@ -146,8 +152,9 @@ impl<'a> GiveBack<'a> {
             let theirs = Record { name: name_on_host(&link, ifname).to_owned(), ..Record::default() };
             return GiveBack { record: Some(theirs), ..self.clone() }.rename(host, &link).map(|()| true);
         }
-        // The kernel deletes a virtual device with its namespace. Others come back later.
-        if self.record.as_ref().is_some_and(|record| record.hardware.is_empty()) {
+        // The kernel deletes a virtual device with its namespace. Others come back later, if no other attachment has them.
+        let is_gone = |record: &Record| record.hardware.is_empty() || record.has_successor();
+        if self.record.as_ref().is_some_and(is_gone) {
             Record::remove(&self.key.mark())?;
         }
         Ok(false)
@@ -168,6 +175,10 @@ impl<'a> GiveBack<'a> {
 
     fn rename(&self, host: &mut Netlink, link: &Link) -> Result<()> {
         let (name, alias) = self.origin(link);
+        if link.up && ![&link.name, &link.alias].into_iter().any(|own| own == name) {
+            // The host has given it another name since, and uses it.
+            return self.finish(host, &link.name);
+        }
         // An alias that is not the name is that of the container, or, if the device has its name, one that a user set since.
         let alias = (link.alias == name || link.name != name).then_some(alias);
         if link.name != name {
@@ -181,7 +192,7 @@ impl<'a> GiveBack<'a> {
         self.finish(host, name)
     }
 
-    /// Restores what ADD was asked to restore, and removes the marks of the attachment.
+    /// Restores what ADD was asked to restore, and removes marks and record.
     fn finish(&self, host: &mut Netlink, name: &str) -> Result<()> {
         let record = self.record.as_ref();
         let Some(link) = host.link(name)? else { return Ok(()) };
@@ -194,10 +205,12 @@ impl<'a> GiveBack<'a> {
         {
             warn!("{:?} is not entirely as before: {error:?}", link.name);
         }
-        let name = self.key.alternative_name();
-        match host.apply(&[Change::delete_alternative_name(&name)]) {
-            Err(error) if error.errno() != Some(libc::ENODEV) => return Err(error.into()),
-            _ => {}
+        // Of whichever attachment: a container with two devices can have exchanged them.
+        let is_mark = |name: &&String| cni::key::mark_in_alternative_name(name).is_some();
+        let marks = link.alternative_names.iter().filter(is_mark);
+        let changes: Vec<_> = marks.map(|name| Change::delete_alternative_name(name)).collect();
+        if !changes.is_empty() {
+            host.apply(&changes)?;
         }
         Record::remove(&self.key.mark())
     }

@@ -10,6 +10,8 @@ use linux::log::debug;
 use linux::netlink::Link;
 use serde::{Deserialize, Serialize};
 
+use crate::give_back::marks;
+
 /// The directory of the records.
 pub(crate) const DIR: &str = "/run/cni0/host-device";
 /// The end of the name of a file. The mark of the attachment precedes it.
@@ -29,6 +31,8 @@ pub(crate) struct Record {
     pub(crate) kind: String,
     /// The name of the hardware on its bus; empty for a virtual device, which the kernel deletes with its namespace.
     pub(crate) hardware: String,
+    /// What distinguishes the device from others of the same hardware.
+    pub(crate) port: String,
     pub(crate) mac: String,
     /// Whether ADD changed the MAC address.
     pub(crate) has_other_mac: bool,
@@ -44,6 +48,26 @@ impl Record {
     /// Returns whether a link can be this device: no container can create a link with hardware.
     pub(crate) fn is_of(&self, link: &Link) -> bool {
         (self.kind.as_str(), self.hardware.as_str()) == (link.kind.as_str(), link.hardware.as_str())
+            && self.port == port_of(link)
+    }
+
+    /// Returns the records of a device: those of attachments that have, or had, it. Hardware identifies it, whatever a container
+    /// did to its marks.
+    pub(crate) fn of(link: &Link) -> Result<Vec<Record>> {
+        let mut records = if link.hardware.is_empty() {
+            marks(link).filter_map(Record::read_by_mark).collect()
+        } else {
+            Record::all()?
+        };
+        records.retain(|record| record.is_of(link));
+        Ok(records)
+    }
+
+    /// Returns whether another attachment has a record of the same hardware.
+    pub(crate) fn has_successor(&self) -> bool {
+        let records = Record::all().unwrap_or_default();
+        let is_same = |other: &Record| (&other.hardware, &other.port) == (&self.hardware, &self.port);
+        records.iter().any(|other| is_same(other) && other.key() != self.key())
     }
 
     /// Returns the record of an attachment. Without a valid one, the marks of the device have to do.
@@ -91,6 +115,12 @@ impl Record {
         let Some((dir, _)) = Dir::open_private(Path::new(DIR)).context(remove)? else { return Ok(()) };
         dir.remove(&format!("{mark}{SUFFIX}")).context(remove).map(drop)
     }
+}
+
+/// Returns what distinguishes a link from others of the same hardware: no container can change it.
+pub(crate) fn port_of(link: &Link) -> String {
+    let mac = link.permanent_mac.map(|mac| mac.to_string()).unwrap_or_default();
+    format!("{} {mac}", link.port_name).trim().to_owned()
 }
 
 impl fmt::Display for Record {

@@ -149,9 +149,11 @@ pub fn mark_in(comment: &str) -> Option<&str> {
     comment.get(..DIGEST + 1 + DIGEST).filter(|mark| mark.as_bytes().get(DIGEST) == Some(&b'-'))
 }
 
-/// Returns the mark of the attachment in an alternative name of a link; `None` if it is another name.
+/// Returns the mark of the attachment in an alternative name of a link; `None` if it is another name. A container can choose any
+/// name, so the mark is validated: it is also the name of a file.
 pub fn mark_in_alternative_name(name: &str) -> Option<&str> {
-    name.strip_prefix(ALIAS_WORD)?.strip_prefix('-').filter(|mark| mark_in(mark) == Some(mark))
+    let mark = name.strip_prefix(ALIAS_WORD)?.strip_prefix('-').filter(|mark| mark_in(mark) == Some(mark))?;
+    mark.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-').then_some(mark)
 }
 
 /// Combines both halves of an attachment's mark to 15 digits, which fit into the key of a set that `nft` shows as text.
@@ -236,7 +238,9 @@ mod tests {
         assert_eq!(KEY.chain_suffix(), "cid1-eth0");
         assert_eq!(KEY.alternative_name(), "cni-attachment-8e48f37d5de60467-0b65a318f52e521b");
         assert_eq!(mark_in_alternative_name(&KEY.alternative_name()), Some(KEY.mark().as_str()));
-        for other in ["", "enp3s0", "cni-attachment-", "cni-attachment-x", &KEY.mark(), &KEY.alias()] {
+        let path = "cni-attachment-../../../../tmp/-/0123456789abcde";
+        for other in ["", "enp3s0", "cni-attachment-", "cni-attachment-x", path, &KEY.mark(), &KEY.alias()] {
+            assert_eq!(path.len(), KEY.alternative_name().len());
             assert_eq!(mark_in_alternative_name(other), None, "{other}");
         }
     }

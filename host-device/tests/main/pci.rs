@@ -22,8 +22,8 @@ struct Machine<'a> {
 impl<'a> Machine<'a> {
     fn new(lab: &'a Lab, test: &str) -> Option<Machine<'a>> {
         static TURN: Mutex<()> = Mutex::new(());
-        let cards = cards(test, 2)?;
-        Some(Machine { lab, cards, _turn: TURN.lock().unwrap_or_else(PoisonError::into_inner) })
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(Machine { lab, cards: cards(test, 2)?, _turn: turn })
     }
 
     fn sh(&self, command: &str) -> String {
@@ -129,6 +129,7 @@ fn a_card_without_its_marks_is_given_back() {
     let lab = &Lab::new();
     let Some(machine) = Machine::new(lab, "a_card_without_its_marks_is_given_back") else { return };
     let [name, other] = [0, 1].map(|card| machine.cards[card].clone());
+    let address = machine.address(0);
     for round in 0..3 {
         let pod = Pod::new(lab, &format!("c{round}"));
         add(&pod, &config(json!({ "device": name })));
@@ -144,10 +145,52 @@ fn a_card_without_its_marks_is_given_back() {
         if round > 1 {
             // The next container needs no DEL of the first one.
             testing::wait_until("the kernel to give it back", || machine.sh("ip -br link").contains("wan "));
+            let next = Pod::new(lab, "next");
+            add(&next, &config(json!({ "pciBusID": address })));
+            del(&pod, &config(json!({ "device": name })));
+            assert!(next.sh("ip -o link").contains("eth0"), "DEL of another attachment");
+            del(&next, &config(json!({ "device": "nope" })));
         }
         del(&pod, &config(json!({ "device": name })));
         machine.assert_given_back(&format!("round {round}"));
         machine.sh(&format!("! ip link show evil 2>/dev/null; ip link set {name} address 52:54:00:12:34:56"));
+    }
+}
+
+/// A container with two cards exchanges their names, aliases and marks.
+#[test]
+fn exchanged_marks_mean_nothing() {
+    let lab = &Lab::new();
+    let Some(machine) = Machine::new(lab, "exchanged_marks_mean_nothing") else { return };
+    let configs: Vec<Value> = machine.cards.iter().map(|name| config(json!({ "device": name }))).collect();
+    let macs = || {
+        machine.cards.iter().map(|card| machine.sh(&format!("cat /sys/class/net/{card}/address"))).collect::<Vec<_>>()
+    };
+    let before = macs();
+    for killed in [false, true] {
+        let pod = Pod::new(lab, if killed { "killed" } else { "alive" });
+        let pods = ["net1", "net2"].map(|ifname| pod.interface(ifname, &[]));
+        for (pod, config) in pods.iter().zip(&configs) {
+            add(pod, config);
+        }
+        let mark = |ifname: &str| pod.ip(&format!("link show {ifname}"))[0]["altnames"][0].as_str().unwrap().to_owned();
+        let marks = [mark("net1"), mark("net2")];
+        let [first, second] = &machine.cards[..] else { panic!("{:?}", machine.cards) };
+        pod.sh(&format!(
+            "ip link property del dev net1 altname {0}; ip link property del dev net2 altname {1}
+             ip link property add dev net1 altname {1}; ip link property add dev net2 altname {0}
+             ip link set net1 down; ip link set net2 down; ip link set net1 name x alias {second}
+             ip link set net2 name net1 alias {first}; ip link set x name net2",
+            marks[0], marks[1]
+        ));
+        if killed {
+            kill(&pod);
+        }
+        for (pod, config) in pods.iter().zip(&configs) {
+            del(pod, config);
+        }
+        machine.assert_given_back(&format!("killed: {killed}"));
+        assert_eq!(macs(), before, "killed: {killed}");
     }
 }
 

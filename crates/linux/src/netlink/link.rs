@@ -184,6 +184,10 @@ pub struct Link {
     pub alternative_names: Vec<String>,
     /// The name of the hardware on its bus, such as `0000:3d:00.1` or `virtio3`. Empty for a virtual link, and before Linux 5.14.
     pub hardware: String,
+    /// The port of the hardware, such as `p0`, or `pf0vf1` for a link that represents a function of the card; may be empty.
+    pub port_name: String,
+    /// The MAC address that the hardware came with, which no user changes; `None` if it has none, and before Linux 5.6.
+    pub permanent_mac: Option<MacAddr>,
     /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
     pub promiscuous: bool,
     /// Whether the link was set to receive all multicast packets. A multicast router makes it receive them too, but only
@@ -227,6 +231,8 @@ impl Link {
             alias: String::new(),
             alternative_names: Vec::new(),
             hardware: String::new(),
+            port_name: String::new(),
+            permanent_mac: None,
             promiscuous: flags & libc::IFF_PROMISC.cast_unsigned() != 0,
             all_multicast: flags & libc::IFF_ALLMULTI.cast_unsigned() != 0,
             tx_queue: 0,
@@ -250,6 +256,8 @@ impl Link {
                 libc::IFLA_MASTER => link.master = LinkIndex::optional(wire::number(value, 0)?),
                 libc::IFLA_IFALIAS => link.alias = wire::text(value),
                 wire::IFLA_PARENT_DEV_NAME => link.hardware = wire::text(value),
+                wire::IFLA_PHYS_PORT_NAME => link.port_name = wire::text(value),
+                wire::IFLA_PERM_ADDRESS => link.permanent_mac = wire::mac(value),
                 wire::IFLA_PROP_LIST => {
                     for property in wire::attributes(value, 0) {
                         if let (wire::IFLA_ALT_IFNAME, name) = property? {
