@@ -388,7 +388,7 @@ node_is_installed() {
     for plugin in "${plugins[@]}"; do
         "/mnt/node/$plugin" 2>&1 </dev/null | grep -qF +cni0 || fail "$plugin is not installed"
     done
-    cmp /mnt/node/vrf before/vrf
+    cmp /mnt/node/calico before/calico
 }
 node_is_as_before() { (cd /mnt/node && find . -type f -print0 | sort -z | xargs -0 sha256sum) | diff /mnt/node.before -; }
 

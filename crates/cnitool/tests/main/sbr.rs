@@ -8,7 +8,7 @@ use crate::repair::states;
 
 #[test]
 fn missing_rules_are_reported_and_repaired() {
-    let host = host_with("10.203.0.0/24", &json!({ "type": "sbr" }));
+    let host = host_with("10.254.41.0/24", &json!({ "type": "sbr" }));
     attach(&host, "blue");
     let found = json(&host, "doctor --json").to_string();
     assert!(found.contains("leave by the interface of their source"), "{found}");
