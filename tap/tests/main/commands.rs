@@ -92,10 +92,14 @@ fn check_compares_the_device() {
 fn a_second_add_creates_no_device() {
     let lab = &Lab::new();
     let pod = Pod::new(lab, "a");
+    let links = || -> Vec<_> {
+        let list = pod.ip("link show");
+        list.as_array().unwrap().iter().map(|link| (link["ifname"].clone(), link["ifindex"].clone())).collect()
+    };
     pod.add(&config(json!({})));
-    let before = pod.sh("ip -o link");
+    let before = links();
     pod.call("ADD", &config(json!({}))).run().error(999);
-    assert_eq!(pod.sh("ip -o link"), before);
+    assert_eq!(links(), before);
 }
 
 #[test]
