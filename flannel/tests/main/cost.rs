@@ -17,7 +17,9 @@ fn beside_its_delegate_the_plugin_only_uses_files() {
         let own = cost::of(lab, pod.call(command, &config));
         let delegate = lab.plugin("bridge", command).attachment(&other.id, &other.ifname, &other.netns);
         let delegate = cost::of(lab, delegate.stdin(read_state("c0")));
-        assert_eq!((own.messages, own.children), (delegate.messages, delegate.children), "{command}");
+        assert_eq!(own.children, delegate.children, "{command}");
+        // A listing that the kernel interrupts, because a link goes meanwhile, is repeated.
+        assert!(own.messages.abs_diff(delegate.messages) <= 1, "{command}: {own:?}, the delegate alone {delegate:?}");
         let more = own.calls.saturating_sub(delegate.calls);
         assert!(more <= limit, "{command}: {own:?}, the delegate alone {delegate:?}");
     }
