@@ -154,7 +154,7 @@ impl Tables {
     fn new(own: &[Rule], others: &[Rule], routes: &[ListedRoute], link: LinkIndex) -> Tables {
         let mut foreign: BTreeSet<u32> = others.iter().map(|rule| rule.table).collect();
         foreign.extend([libc::RT_TABLE_DEFAULT, libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from));
-        // A table with routes of another interface belongs to somebody else by now.
+        // A table with routes of another interface has another owner by now.
         foreign.extend(routes.iter().filter(|listed| !is_by(listed, link)).map(|listed| listed.table));
         // Something may have deleted the rules.
         let copies = routes.iter().filter(|listed| is_copy(listed, link)).map(|listed| listed.table);

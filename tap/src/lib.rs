@@ -43,7 +43,7 @@ impl LinkType for Tap {
 
     fn parse(call: &Call<'_>) -> Result<Config> {
         let OwnKeys { multi_queue, vnet_hdr, owner, group, selinux_context, bridge } = call.parse()?;
-        // The kernel takes the largest number for "nobody".
+        // For the kernel, the largest number means no user and no group.
         for (key, id) in [("owner", owner), ("group", group)] {
             if id == Some(u32::MAX) {
                 return Err(invalid(key, format_args!("{} is no ID", u32::MAX), "write the number of a user or group"));

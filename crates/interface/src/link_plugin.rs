@@ -349,7 +349,7 @@ fn attach<'a, T: LinkType>(
     if let LinkKind::Tap { .. } = new.kind {
         (change.mac, change.mtu) = (new.mac, new.mtu);
     }
-    // Nobody reads from a new TAP device yet.
+    // No program has opened a new TAP device yet.
     let has_carrier = lower.as_ref().map_or(!matches!(new.kind, LinkKind::Tap { .. }), |lower| lower.running);
     let mut interface = start(add, index, change, has_carrier)?;
     if let Some(bridge) = T::bridge(config) {

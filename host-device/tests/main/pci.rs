@@ -108,7 +108,7 @@ fn cards_do_not_swap_their_names() {
         }
         pods.iter().for_each(kill);
         match round {
-            // Whoever is first.
+            // The namespaces can end in any order.
             0 => pods.iter().zip(&configs).for_each(|(pod, config)| del(pod, config)),
             1 => pods.iter().zip(&configs).rev().for_each(|(pod, config)| del(pod, config)),
             _ => {
