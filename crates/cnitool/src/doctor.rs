@@ -5,6 +5,7 @@
 mod calls;
 mod config;
 mod containers;
+mod duplicates;
 mod firewall;
 mod kernel;
 mod leases;
@@ -57,6 +58,7 @@ pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<b
     link::check(&scope, &mut report)?;
     leases::check(&scope, &mut report);
     containers::check(&scope, &live, &mut report);
+    duplicates::check(&scope, &live, &mut report);
     // Plugins are called last: one that hangs must not delay other findings.
     let of_cni0 = plugins::identify(&scope, &mut report);
     calls::check(&scope, &of_cni0, &mut report);

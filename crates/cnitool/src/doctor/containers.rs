@@ -1,6 +1,6 @@
 //! Checks live containers: their addresses and routes, inside their namespaces, and their leases.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use cni::inspect::{Command, CommandLine, Finding, Subject, shell_word};
 use cni::{AddResult, Result, Route};
 use linux::Netns;
 use linux::ip::Cidr;
-use linux::netlink::{KernelRoute, Link, LinkIndex, Netlink};
+use linux::netlink::{KernelRoute, LinkIndex, Netlink};
 
 use super::report::first_few;
 use super::{Report, Scope};
@@ -16,14 +16,14 @@ use crate::node::{Attachment, Network, Node, Place, State, place};
 use crate::table;
 
 /// The check of most findings.
-const CHECK: &str = "container";
+pub(super) const CHECK: &str = "container";
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
 
 /// A live attachment, with what its namespace has.
 pub(super) struct Live<'a> {
-    network: &'a Network,
-    at: Attachment,
+    pub(super) network: &'a Network,
+    pub(super) at: Attachment,
     /// The result of its ADD, if the runtime has recorded it.
     result: Option<AddResult>,
     interface: Interface,
@@ -41,14 +41,14 @@ enum Interface {
 }
 
 /// What the interface has.
-struct Inside {
+pub(super) struct Inside {
     index: LinkIndex,
     /// The host's end of its veth pair.
-    port: Option<LinkIndex>,
+    pub(super) port: Option<LinkIndex>,
     /// The host's link on top of which it is.
-    master: Option<LinkIndex>,
+    pub(super) master: Option<LinkIndex>,
     is_up: bool,
-    addresses: Vec<Cidr>,
+    pub(super) addresses: Vec<Cidr>,
     /// All routes of the namespace.
     routes: Vec<KernelRoute>,
 }
@@ -89,11 +89,17 @@ impl Inside {
 }
 
 impl Live<'_> {
-    fn inside(&self) -> Option<&Inside> {
+    /// Returns what the interface has, if it was found.
+    pub(super) fn inside(&self) -> Option<&Inside> {
         match &self.interface {
             Interface::Found(inside) => Some(inside),
             _ => None,
         }
+    }
+
+    /// Returns whether the interface has this address.
+    pub(super) fn has(&self, ip: IpAddr) -> bool {
+        self.inside().is_some_and(|inside| inside.addresses.iter().any(|cidr| cidr.ip() == ip))
     }
 
     /// Returns the attachment if plugins find its interface where the ADD put it, as far as that is known.
@@ -111,11 +117,11 @@ impl Live<'_> {
         }
     }
 
-    fn netns(&self) -> String {
+    pub(super) fn netns(&self) -> String {
         self.at.netns.as_deref().unwrap_or_else(|| Path::new("")).to_string_lossy().into_owned()
     }
 
-    fn ifname(&self) -> &str {
+    pub(super) fn ifname(&self) -> &str {
         self.at.ifname.as_deref().unwrap_or_default()
     }
 
@@ -196,7 +202,7 @@ fn arguments(route: &Route, ifname: &str) -> String {
     text
 }
 
-/// Compares the interfaces of live attachments with their leases and results, and reports addresses that several have.
+/// Compares the interfaces of live attachments with their leases and results.
 pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
     let node = &scope.node;
     for network in scope.networks() {
@@ -212,13 +218,6 @@ pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
         let findings = findings.into_iter().flatten();
         let lost = lost_addresses(node, &of_network).into_iter().chain(lost_routes(&of_network));
         findings.chain(lost).for_each(|finding| report.network(&network.name, finding));
-    }
-    for (networks, finding) in duplicates(node, live) {
-        match networks.iter().find(|name| scope.includes(name)) {
-            Some(network) => report.network(network, finding),
-            None if networks.is_empty() => report.host(finding),
-            None => {}
-        }
     }
 }
 
@@ -406,108 +405,6 @@ fn outside_ranges(network: &Network, live: &[&Live<'_>]) -> Option<Finding> {
     let remedy =
         "put the old subnet back, as a second range if need be, or detach the containers and attach them again";
     Some(Finding::warn("ranges", what).about(subjects).remedy(remedy))
-}
-
-/// An interface with an address.
-struct Holder<'a> {
-    subject: Subject,
-    /// `None` for a container that no network knows, and for a link of the host.
-    live: Option<&'a Live<'a>>,
-}
-
-/// The interfaces that can reach each other through a link of the host, by their addresses. With VLANs, networks on one bridge
-/// can use the same addresses.
-type Holders<'a> = BTreeMap<(IpAddr, Option<&'a str>), Vec<Holder<'a>>>;
-
-/// Reports addresses that two interfaces on the same bridge or master have. Returns each with the names of its networks.
-fn duplicates<'a>(node: &'a Node, live: &'a [Live<'a>]) -> Vec<(Vec<&'a str>, Finding)> {
-    let mut found = Vec::new();
-    for link in &node.links {
-        let holders = if link.kind == "bridge" { on_bridge(node, link, live) } else { on_master(node, link, live) };
-        for ((ip, _), mut holders) in holders {
-            if node.addresses(link.index).iter().any(|own| own.ip() == ip) {
-                holders.push(Holder { subject: Subject::link(&link.name), live: None });
-            }
-            if holders.len() > 1 {
-                found.push(duplicate(link, ip, &holders));
-            }
-        }
-    }
-    found
-}
-
-/// Returns the addresses behind the ports of a bridge.
-fn on_bridge<'a>(node: &'a Node, bridge: &Link, live: &'a [Live<'a>]) -> Holders<'a> {
-    let by_port: BTreeMap<LinkIndex, &Live<'_>> =
-        live.iter().filter_map(|live| Some((live.at.port.or_else(|| live.inside()?.port)?, live))).collect();
-    let mut holders = Holders::new();
-    for port in node.ports(bridge) {
-        let Some(guest) = node.guest(port.index) else { continue };
-        let live = by_port.get(&port.index).copied();
-        let subject = live.map_or_else(|| Subject::link(&port.name), |live| live.at.subject());
-        let part = live.map(|live| live.network.name.as_str()).filter(|_| bridge.vlan_filtering == Some(true));
-        for cidr in &guest.addresses {
-            holders.entry((cidr.ip(), part)).or_default().push(Holder { subject: subject.clone(), live });
-        }
-    }
-    holders
-}
-
-/// Returns the addresses of containers on top of a link, and of the host's own links there.
-fn on_master<'a>(node: &'a Node, master: &Link, live: &'a [Live<'a>]) -> Holders<'a> {
-    let mut holders = Holders::new();
-    for live in live {
-        let Some(inside) = live.inside().filter(|inside| inside.master == Some(master.index)) else { continue };
-        for cidr in &inside.addresses {
-            let holder = Holder { subject: live.at.subject(), live: Some(live) };
-            holders.entry((cidr.ip(), None)).or_default().push(holder);
-        }
-    }
-    let is_on = |link: &&Link| link.lower == Some(master.index) && link.lower_netns.is_none() && link.kind != "veth";
-    for link in node.links.iter().filter(is_on) {
-        for cidr in node.addresses(link.index) {
-            if let Some(holders) = holders.get_mut(&(cidr.ip(), None)) {
-                holders.push(Holder { subject: Subject::link(&link.name), live: None });
-            }
-        }
-    }
-    holders
-}
-
-/// Returns the finding about an address that several `holders` on a bridge or master have, and the networks of these holders.
-fn duplicate<'a>(link: &Link, ip: IpAddr, holders: &[Holder<'a>]) -> (Vec<&'a str>, Finding) {
-    let names: Vec<String> = holders.iter().map(|holder| table::shorten(&holder.subject.to_string(), 40)).collect();
-    let place = if link.kind == "bridge" { "of bridge" } else { "on top of" };
-    let what = format!("{ip} is on {} interfaces {place} {}: {}", holders.len(), link.name, first_few(&names));
-    let is_leased = |live: &Live<'_>| live.at.leases.iter().any(|lease| lease.ip == ip);
-    // The address belongs to a container by its lease, or to the bridge.
-    let is_owner = |holder: &Holder<'_>| holder.live.map_or(holder.subject.kind == "link", is_leased);
-    let has_owner = holders.iter().filter(|holder| is_owner(holder)).count() == 1;
-    // A container that has another address by its own lease does not need this one.
-    let command = |holder: &Holder<'_>| {
-        let live = holder.live.filter(|live| live.at.leases.iter().any(|lease| live.has(lease.ip)))?;
-        let cidr = live.inside()?.addresses.iter().find(|cidr| cidr.ip() == ip)?;
-        Some(Command::DeleteGuestAddress.line(&[&live.netns(), &cidr.to_string(), live.ifname()]))
-    };
-    let others = holders.iter().filter(|holder| has_owner && !is_owner(holder));
-    let commands: Vec<CommandLine> = others.map(command).collect::<Option<_>>().unwrap_or_default();
-    let subjects = holders.iter().map(|holder| holder.subject.clone()).chain([Subject::address(ip)]);
-    let finding = Finding::fail(CHECK, format!("{what}: packets reach only one of them")).about(subjects);
-    let finding = match commands.is_empty() {
-        true => finding.remedy("decide which one needs it, and remove it from the other, or attach that one again"),
-        false => finding.run(commands),
-    };
-    let mut networks: Vec<&str> =
-        holders.iter().filter_map(|holder| Some(holder.live?.network.name.as_str())).collect();
-    networks.dedup();
-    (networks, finding)
-}
-
-impl Live<'_> {
-    /// Returns whether the interface has this address.
-    fn has(&self, ip: IpAddr) -> bool {
-        self.inside().is_some_and(|inside| inside.addresses.iter().any(|cidr| cidr.ip() == ip))
-    }
 }
 
 #[cfg(test)]
