@@ -122,7 +122,7 @@ impl Device {
         let found = match self {
             Device::Name(name) => match host.link(name.as_str())? {
                 Some(link) => Some(link),
-                None => host.links(None)?.into_iter().find(|link| name_on_host(link, ifname) == name.as_str()),
+                None => host.links(None)?.into_iter().find(|link| was_called(link, name.as_str(), ifname)),
             },
             Device::Mac(mac) => {
                 let mut links = host.links(None)?;
@@ -196,6 +196,15 @@ impl fmt::Display for Device {
             Device::Mac(mac) => write!(f, "\"hwaddr\" \"{mac}\""),
             Device::Hardware { key, dir } => write!(f, "{key:?} {dir:?}"),
         }
+    }
+}
+
+/// Returns whether a link of the host that came back by itself had this name before. The records decide: the container can have
+/// changed the alias, even to the name of another device.
+fn was_called(link: &Link, name: &str, ifname: &str) -> bool {
+    match Record::of(link) {
+        Ok(records) if !records.is_empty() => !link.up && records.iter().any(|record| record.name == name),
+        _ => name_on_host(link, ifname) == name,
     }
 }
 

@@ -161,6 +161,31 @@ fn a_device_whose_namespace_is_gone_gets_its_name_again() {
     }
 }
 
+/// A container can change the alias of a device, even to the name of another one. The record of the attachment decides.
+#[test]
+fn an_alias_that_the_container_chose_is_not_the_name() {
+    let lab = &lab();
+    lab.sh("ip link add nic2 type veth peer name far2");
+    let devices = [json!({ "device": "nic" }), json!({ "device": "", "hwaddr": "02:00:00:00:00:01" })];
+    for (number, device) in devices.into_iter().enumerate() {
+        let [pod, other, next] = ["a", "b", "c"].map(|id| Pod::new(lab, &format!("{id}{number}")));
+        let second = config(json!({ "device": "nic2" }));
+        pod.add(&config(device.clone()));
+        pod.sh("ip link set eth0 alias nic2");
+        return_as(&pod, "eth0");
+        other.add(&second);
+        let error = next.call("ADD", &second).run().error(999);
+        assert!(error["details"].as_str().unwrap().contains(&format!("container \"b{number}\"")), "{error}");
+        other.del(&second);
+        next.add(&config(device.clone()));
+        assert_eq!(next.ip("link show eth0")[0]["address"], "02:00:00:00:00:01");
+        next.del(&config(device.clone()));
+        pod.del(&config(device));
+        assert_given_back(lab, "DEL");
+        assert!(has(lab, "nic2"));
+    }
+}
+
 #[test]
 fn a_name_that_is_taken_when_the_namespace_is_gone_is_named() {
     let lab = &lab();
