@@ -1,13 +1,13 @@
-//! Deletes the link of an attachment in the container, if it provably belongs to the attachment.
+//! Deletes the links of an attachment in the container that provably belong to the attachment.
 
 use cni::key::AliasOwner;
-use cni::{Attachment, AttachmentKey, Call, Context, Delegate, Guest, Namespaces, Ownership, Result};
+use cni::{Attachment, AttachmentKey, Call, Context, Delegate, ErrorCollector, Guest, Namespaces, Ownership, Result};
 use linux::log::warn;
-use linux::netlink::{Link, Upper};
+use linux::netlink::{Link, LinkIndex, Upper};
 
 use crate::name;
 
-/// Deletes the link of one of `kinds` that has the alias of the attachment, whatever its name is now. Only a link that the
+/// Deletes the links of one of `kinds` that have the alias of the attachment, whatever their names are now. Only a link that the
 /// reference created has no alias; that one is deleted by its name.
 pub fn delete_container_link(
     call: &Call<'_>,
@@ -25,23 +25,25 @@ pub fn delete_container_link(
     // An ADD that was killed may have left a link without an alias.
     let is_marked =
         |link: &&Link| aliases.contains(&link.alias) || link.alias.is_empty() && indexes.contains(&link.index);
-    let marked = links.iter().find(is_marked).map(|link| link.index);
-    let index = match marked {
-        Some(index) => index,
-        None => {
-            links.retain(|link| link.name == at.ifname.as_str() && AliasOwner::parse(&link.alias).is_none());
-            let Some(link) = links.first() else { return Ok(()) };
-            if !is_ours(call, at, &mut guest, link, ipam)? {
-                let name = &link.name;
-                warn!("keep {name:?} in {:?}: cannot prove that it belongs to this attachment", at.sandbox());
-                return Ok(());
-            }
-            link.index
+    // A repeated ADD creates another link if the container has renamed the first one.
+    let mut found: Vec<LinkIndex> = links.iter().filter(is_marked).map(|link| link.index).collect();
+    if found.is_empty() {
+        links.retain(|link| link.name == at.ifname.as_str() && AliasOwner::parse(&link.alias).is_none());
+        let Some(link) = links.first() else { return Ok(()) };
+        if !is_ours(call, at, &mut guest, link, ipam)? {
+            let name = &link.name;
+            warn!("keep {name:?} in {:?}: cannot prove that it belongs to this attachment", at.sandbox());
+            return Ok(());
         }
-    };
-    // The kernel waits for other processors before it answers, long after the link is gone.
-    let delete = || Ok(guest.netlink.delete_link_detached(index, None)?);
-    namespaces.in_guest(delete).context(|| format!("in {:?}", at.sandbox()))
+        found.push(link.index);
+    }
+    let mut failures = ErrorCollector::default();
+    for index in found {
+        // The kernel waits for other processors before it answers, long after the link is gone.
+        let delete = || Ok(guest.netlink.delete_link_detached(index, None)?);
+        failures.record(namespaces.in_guest(delete).context(|| format!("in {:?}", at.sandbox())));
+    }
+    failures.into_result()
 }
 
 /// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of ADD,

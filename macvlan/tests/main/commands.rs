@@ -294,4 +294,11 @@ fn a_renamed_link_is_deleted() {
     pod.del(&layer3(json!({})));
     assert!(!pod.sh("ip -o link").contains("other"));
     assert_eq!(lab.sh("find /var/lib/cni -name '10.*' -o -name 'fd*'"), "");
+    // Without leases, no ADD knows that it is repeated.
+    for name in ["first", "second"] {
+        pod.add(&layer2(json!({})));
+        pod.sh(&format!("ip link set eth0 down; ip link set eth0 name {name}"));
+    }
+    pod.del(&layer2(json!({})));
+    assert_eq!(pod.sh("ip -o link | grep -v LOOPBACK || true"), "");
 }
