@@ -96,7 +96,7 @@ has_target() {
 libcni_runtime() {
     local runtime log
     runtime=$(realpath -m "${CARGO_TARGET_DIR:-target}/libcni/runtime")
-    if [ ! -x "$runtime" ]; then
+    if [ ! "$runtime" -nt testdata/cache/peer.go ]; then
         say "building a runtime on libcni"
         log=$(testdata/cache/capture --runtime "$(dirname "$runtime")" 2>&1) || { echo "$log" >&2; return 1; }
     fi

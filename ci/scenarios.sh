@@ -44,7 +44,7 @@ gone() {
 }
 
 # list NAME [VERSION]: prints a list of ci/lists.json, with another version of CNI if it is given
-list() { jq --arg name "$1" --arg version "${2:-}" '.[$name] | if $version != "" then .cniVersion = $version else . end' ci/lists.json; }
+list() { jq --arg name "$1" --arg version "${2:-}" '(.pods + .second)[$name] | if $version != "" then .cniVersion = $version else . end' ci/lists.json; }
 # carries_traffic LIST NETNS: checks the traffic of a container whose port 80 is published as 8080, and its limits
 carries_traffic() {
     local limits=0 target=192.0.2.1
@@ -60,6 +60,19 @@ delete_bridges() { # the lists use the same bridge in different ways
     local bridge
     for bridge in $(ip -j link show type bridge | jq -r '.[].ifname // empty'); do ip link del "$bridge"; done
 }
+# check_and_detach LIST: calls CHECK, and DEL twice, for the namespace pod
+check_and_detach() {
+    local network
+    network=$(list "$1" | jq -r .name)
+    if [ "$(describe)" = cni0 ]; then # a CHECK of the reference 1.1.1 fails without IPv6: "could not check ipv6 dnat"
+        # libcni makes no CHECK for versions before 0.4.0.
+        [ "$(list "$1" | jq -r .cniVersion)" != 0.3.1 ] || list "$1" 0.4.0 >/mnt/net.d/list.conflist
+        /mnt/runtime check "$network" /run/netns/pod
+        list "$1" >/mnt/net.d/list.conflist
+    fi
+    /mnt/runtime del "$network" /run/netns/pod
+    /mnt/runtime del "$network" /run/netns/pod # runtimes repeat it
+}
 through_libcni() { # through_libcni LIST: attaches a namespace and detaches it
     local network
     network=$(list "$1" | jq -r .name)
@@ -70,17 +83,54 @@ through_libcni() { # through_libcni LIST: attaches a namespace and detaches it
     list "$1" >/mnt/net.d/list.conflist
     /mnt/runtime add "$network" /run/netns/pod
     carries_traffic "$1" pod
-    if [ "$(describe)" = cni0 ]; then # a CHECK of the reference 1.1.1 fails without IPv6: "could not check ipv6 dnat"
-        # libcni makes no CHECK for versions before 0.4.0.
-        [ "$(list "$1" | jq -r .cniVersion)" != 0.3.1 ] || list "$1" 0.4.0 >/mnt/net.d/list.conflist
-        /mnt/runtime check "$network" /run/netns/pod
-        list "$1" >/mnt/net.d/list.conflist
-    fi
-    /mnt/runtime del "$network" /run/netns/pod
-    /mnt/runtime del "$network" /run/netns/pod # runtimes repeat it
+    check_and_detach "$1"
     same "$(ip -n pod -o link show | grep -v ' lo:' || true)" '' "interfaces are left"
     ip netns del pod
     ! fetch 192.0.2.1:8080 || fail "the port is open still"
+    nothing_left
+}
+state_of_links() { # the links, IPv4 addresses, routes and rules of the host and of the namespace pod
+    local netns
+    for netns in /proc/self/ns/net /run/netns/pod; do
+        nsenter --net=$netns sh -ec 'ip -br link; ip -br -4 address; ip route; ip rule' | sed 's/@[^ ]*//'
+    done
+}
+# as_second LIST: attaches net1 to a namespace as Multus does, and detaches it. The links eth0 and eth1 of the host and net0
+# of the namespace lead to the outside host.
+as_second() {
+    local link before address lan=lan
+    ip netns add pod
+    ip -n outside link add lan up type bridge
+    for link in eth0 eth1 net0; do
+        ip link add $link type veth peer name to-$link netns outside
+        ip -n outside link set to-$link master lan up
+    done
+    ip link set net0 netns pod
+    ip link set eth0 up
+    ip -n pod link set net0 up
+    before=$(state_of_links)
+    export NETCONFPATH=/mnt/net.d CNI_PATH=/opt/cni/bin CNI_IFNAME=net1
+    export CNI_ARGS='IgnoreUnknown=true;K8S_POD_NAMESPACE=default;K8S_POD_NAME=a;K8S_POD_INFRA_CONTAINER_ID=0123;K8S_POD_UID=4567'
+    export CAP_ARGS='{"ips": ["10.1.1.7/24"], "mac": "02:00:00:00:01:07",
+        "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]}'
+    list "$1" >/mnt/net.d/list.conflist
+    address=$(/mnt/runtime add "$(list "$1" | jq -r .name)" /run/netns/pod | jq -r '.ips[0].address // empty')
+    ip -n pod link show net1
+    if [ -n "$address" ]; then # tap has no address
+        if [ "$1" = vlan ]; then
+            lan=lan.100
+            ip -n outside link add link lan name $lan up type vlan id 100
+        fi
+        ip -n outside address add "${address%.*}.1/24" dev $lan
+        ip netns exec pod busybox ping -c 1 -W 2 -I net1 "${address%.*}.1"
+    fi
+    check_and_detach "$1"
+    same "$(state_of_links)" "$before" "links, addresses, routes and rules"
+    ip link del eth0
+    ip link del eth1
+    ip -n pod link del net0
+    ip -n outside link del lan
+    ip netns del pod
     nothing_left
 }
 through_cri() { # through_cri LIST: runs a pod with a host port and annotations for its limits

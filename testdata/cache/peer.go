@@ -28,6 +28,9 @@ func run(command, network, netns string) error {
 	}
 	id := sha512.Sum512([]byte(netns))
 	at := &libcni.RuntimeConf{ContainerID: fmt.Sprintf("cnitool-%x", id[:10]), NetNS: netns, IfName: "eth0"}
+	if name := os.Getenv("CNI_IFNAME"); name != "" {
+		at.IfName = name
+	}
 	if given := os.Getenv("CAP_ARGS"); given != "" {
 		if err := json.Unmarshal([]byte(given), &at.CapabilityArgs); err != nil {
 			return err
