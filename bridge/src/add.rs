@@ -4,7 +4,7 @@ use cni::{AddResult, Attachment, Call, Delegate, Interface, Prepared, Result};
 use interface::attach::{Add, prepare_ipam};
 use interface::container::{ContainerInterface, prepare_ipv6};
 use interface::forwarding;
-use interface::plan::{Plan, Wanted};
+use interface::plan::{AddressPlan, Wanted};
 use linux::ip::Cidr;
 use linux::netlink::LinkChange;
 use linux::netlink::nft::Nftables;
@@ -50,7 +50,7 @@ struct BridgeAdd<'s, 'a> {
 /// The part of the result that needs an IPAM plugin.
 #[derive(Default)]
 struct Layer3 {
-    plan: Plan,
+    plan: AddressPlan,
     /// The interface with the gateway address of a VLAN.
     vlan_gateway: Option<Interface>,
 }
@@ -104,7 +104,7 @@ impl<'a> BridgeAdd<'_, 'a> {
         let leased = self
             .add
             .lease_addresses(ipam, move |namespaces| Ok(namespaces.host.netlink.delete_link(port.as_str())?))?;
-        let plan = Plan::new(leased, &self.wanted())?;
+        let plan = AddressPlan::new(leased, &self.wanted())?;
 
         // First the changes that do not need the RTNL lock, which the kernel holds while the port comes up.
         if self.config.gateway {
@@ -144,7 +144,12 @@ impl<'a> BridgeAdd<'_, 'a> {
 
     /// Adds the gateway addresses to the bridge or, for a VLAN, to the VLAN's own interface. Returns that interface,
     /// which is part of the result.
-    fn configure_gateway(&mut self, pair: &Pair<'_>, plan: &Plan, ipam: &Delegate<'_>) -> Result<Option<Interface>> {
+    fn configure_gateway(
+        &mut self,
+        pair: &Pair<'_>,
+        plan: &AddressPlan,
+        ipam: &Delegate<'_>,
+    ) -> Result<Option<Interface>> {
         let host = &mut self.add.undo.context().host;
         let vlan_gateway = match (self.config.vlan_gateway(), &self.config.vlans) {
             (Some(name), Some(vlans)) => {

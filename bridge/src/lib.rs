@@ -32,7 +32,7 @@ use std::net::IpAddr;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, ErrorCollector, Plugin, Prepared, Result};
 use interface::attach::explain_forbidden;
 use interface::config::ipam_to_clean_up;
-use interface::host_veth::Removal;
+use interface::host_veth::VethRemoval;
 use interface::{forwarding, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -65,7 +65,7 @@ impl Plugin for Bridge {
         let prev_result = call.prev_result_to_clean_up();
         let ips: Vec<IpAddr> = prev_result.ips.iter().map(|ip| ip.address.ip()).collect();
         let nft = Nftables::open();
-        let removal = Removal {
+        let removal = VethRemoval {
             call,
             key,
             at,

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use cni::key::network_mark_in;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, Result, Undo};
-use linux::iptables::{FAMILIES, ListedRule, Match, Plan, Step, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, ListedRule, Match, Step, TablePlan, Tools, View, change, change_legacy};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
@@ -145,7 +145,7 @@ impl<'a> Traffic<'a> {
             let is_in_plan = families.iter().any(|planned| planned.family == tools.family) && self.has_address(tools);
             if !is_in_plan || filter::accept_mark(&view.rules(CONTAINERS)?, tools, bit) {
                 let steps = filter::replace_mark_rule(&mut view, tools, bit)?;
-                edits.extend(Plan::<()> { steps, removed: vec![] }.edits(table));
+                edits.extend(TablePlan::<()> { steps, removed: vec![] }.edits(table));
             }
         }
         Ok(edits)
@@ -156,9 +156,9 @@ impl<'a> Traffic<'a> {
     fn replace_legacy_bits(&self) -> Result<()> {
         for tools in &FAMILIES {
             if tools.legacy_table_in_use(FILTER)?.is_some_and(|table| table.has_chain(CONTAINERS)) {
-                change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+                change_legacy(tools, FILTER, |view| -> Result<TablePlan<'_>> {
                     let steps = filter::replace_mark_rule(view, tools, self.config.accept_bit)?;
-                    Ok(Plan { steps, removed: vec![] })
+                    Ok(TablePlan { steps, removed: vec![] })
                 })?;
             }
         }
@@ -318,7 +318,7 @@ impl<'a> Traffic<'a> {
             Ok(())
         });
         let host = undo.context();
-        change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+        change_legacy(tools, FILTER, |view| -> Result<TablePlan<'_>> {
             let plan = self.plan(tools, view, host, is_marked)?;
             added.replace(plan.steps.clone());
             Ok(plan)
@@ -334,7 +334,7 @@ impl<'a> Traffic<'a> {
         view: &mut View<'_>,
         host: &mut Netlink,
         is_marked: bool,
-    ) -> Result<Plan<'_>> {
+    ) -> Result<TablePlan<'_>> {
         let ips = self.accepted_ips().iter().copied().filter(|ip| tools.includes(*ip)).collect();
         let is_concerned = self.concerns(tools)?;
         let forward = if is_concerned { view.rules(FORWARD)? } else { Vec::new() };
@@ -359,13 +359,13 @@ impl<'a> Traffic<'a> {
         let is_entry = |step: &Step<'_>| matches!(step, Step::Prepend(rule) if rule.chain == FORWARD);
         let entry_is_new = steps.iter().any(is_entry);
         steps.extend(policy::lead(&forward, policy.is_some(), entry_is_new));
-        Ok(Plan { steps, removed: vec![] })
+        Ok(TablePlan { steps, removed: vec![] })
     }
 }
 
 /// Returns the steps that remove the rules of addresses that the tools have added with `added`, which have no marks. Another ADD
 /// may rely on the others by now.
-fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<Plan<'a>> {
+fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<TablePlan<'a>> {
     let mut steps = Vec::new();
     for step in added {
         let Step::Append(rule) = step else { continue };
@@ -376,7 +376,7 @@ fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<
         let listed = view.rules(rule.chain)?.into_iter().find(is_added);
         steps.extend(listed.map(|listed| Step::Delete(rule.chain, listed)));
     }
-    Ok(Plan { steps, removed: vec![] })
+    Ok(TablePlan { steps, removed: vec![] })
 }
 
 /// Returns the addresses of a result, each once.

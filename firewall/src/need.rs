@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use cni::key::{AliasOwner, mark_in, network_mark};
 use cni::{AttachmentKey, Ownership, Result, Trace};
-use linux::iptables::{FAMILIES, Plan, Tools, change_legacy};
+use linux::iptables::{FAMILIES, TablePlan, Tools, change_legacy};
 use linux::netlink::nft::Nftables;
 use linux::netlink::{Link, Netlink};
 
@@ -53,9 +53,9 @@ impl Leaver<'_> {
             return Ok(());
         }
         let mut host = Netlink::open()?;
-        change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+        change_legacy(tools, FILTER, |view| -> Result<TablePlan<'_>> {
             let needed = &mut |host: &mut Netlink, bridge: &str| self.has_ports(host, bridge, &|_| true);
-            Ok(Plan { steps: policy::collect(view, &mut host, needed)?, removed: vec![] })
+            Ok(TablePlan { steps: policy::collect(view, &mut host, needed)?, removed: vec![] })
         })
         .map(drop)
     }

@@ -24,7 +24,9 @@
 use cni::key::network_mark;
 use cni::{AddResult, Attachment, Code, Error, IfName, Result};
 use linux::ip::MacAddr;
-use linux::iptables::{ConnectionState, FAMILIES, Links, ListedRule, Match, Plan, Rule, Step, Target, Tools, View};
+use linux::iptables::{
+    ConnectionState, FAMILIES, Links, ListedRule, Match, Rule, Step, TablePlan, Target, Tools, View,
+};
 use linux::netlink::nft::{Comparison, Edit, Nftables};
 use linux::netlink::{Link, Netlink};
 
@@ -365,7 +367,7 @@ pub(crate) fn delete(
 ) -> Result<Vec<Edit>> {
     let table = tools.table(FILTER);
     let steps = remove(&mut View::Nft(nft, table), network, needed)?;
-    Ok(Plan::<()> { steps, removed: vec![] }.edits(table))
+    Ok(TablePlan::<()> { steps, removed: vec![] }.edits(table))
 }
 
 /// Returns the steps that remove the policies, of any network, of bridges that are gone or not `needed`.

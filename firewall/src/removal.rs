@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use cni::key::mark_in;
 use cni::{AttachmentKey, Code, Error, ErrorCollector, Keep, KnownOwner, Ownership, Result, Trace};
-use linux::iptables::{FAMILIES, ListedRule, Plan, Step, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, ListedRule, Step, TablePlan, Tools, View, change, change_legacy};
 use linux::log::warn;
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Nftables};
@@ -118,14 +118,14 @@ fn remove_from_legacy(
     }
     let ips = unshared(nft, tools, owner, ips)?;
     let is_for_us = |rule: &ListedRule| ips.iter().any(|ip| filter::is_for(tools, rule, *ip));
-    change_legacy(tools, FILTER, |view| -> Result<Plan<'_>> {
+    change_legacy(tools, FILTER, |view| -> Result<TablePlan<'_>> {
         Ok(delete(view.rules(CONTAINERS)?.into_iter().filter(is_for_us)))
     })
     .map(drop)
 }
 
-fn delete(rules: impl IntoIterator<Item = ListedRule>) -> Plan<'static> {
-    Plan { steps: rules.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)).collect(), removed: vec![] }
+fn delete(rules: impl IntoIterator<Item = ListedRule>) -> TablePlan<'static> {
+    TablePlan { steps: rules.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)).collect(), removed: vec![] }
 }
 
 /// Returns the addresses of a family that no other attachment has.
@@ -203,12 +203,12 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     let mut host = Netlink::open()?;
     let families: Vec<&'static Tools> = FAMILIES.iter().collect();
     let mut has_removed = false;
-    let outcome = change(&mut nft, FILTER, &families, |_, view| -> Result<Plan<'_>> {
+    let outcome = change(&mut nft, FILTER, &families, |_, view| -> Result<TablePlan<'_>> {
         let stale = view.rules_with_mark(CONTAINERS, &|mark| keep.is_stale_comment(mark))?;
         let mut steps: Vec<Step<'_>> = stale.into_iter().map(|rule| Step::Delete(CONTAINERS, rule)).collect();
         steps.extend(policy::collect(view, &mut host, &mut |_, _| Ok(true))?);
         has_removed |= !steps.is_empty();
-        Ok(Plan { steps, removed: vec![] })
+        Ok(TablePlan { steps, removed: vec![] })
     });
     failures.record(outcome.map(drop));
     let is_stale = |comment: &str| keep.is_stale_comment(comment);

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use cni::{Code, Error, Result, try_edits};
-use linux::iptables::{FAMILIES, Plan, View};
+use linux::iptables::{FAMILIES, TablePlan, View};
 use linux::log::{debug, warn};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, BaseChain, Family, Nftables, Table};
@@ -55,7 +55,7 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
             outcome => return outcome.map_err(|error| error.details_if(nft::is_unavailable, FIX_HINT)),
         }
     }
-    tools.test(&Plan::<()>::default().script(FILTER)).map_err(|error| {
+    tools.test(&TablePlan::<()>::default().script(FILTER)).map_err(|error| {
         let error = Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}"));
         error.details("install iptables, or load the kernel modules nf_tables and nft_compat")
     })

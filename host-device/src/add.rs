@@ -5,7 +5,7 @@ use interface::attach::Add;
 use interface::container::{ContainerInterface, State};
 use interface::link_state::LinkState;
 use interface::lock::HostLock;
-use interface::plan::{Plan, Wanted};
+use interface::plan::{AddressPlan, Wanted};
 use linux::ip::MacAddr;
 use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkRef};
 
@@ -24,8 +24,8 @@ pub(crate) fn attach<'a>(
     let at = add.at;
     let has_hardware_id = add.call.version.has_mtu();
     if config.is_dpdk(device) {
-        let plan =
-            ipam.map_or_else(|| Ok(Plan::default()), |ipam| plan(config, add.lease_addresses(ipam, |_| Ok(()))?))?;
+        let plan = ipam
+            .map_or_else(|| Ok(AddressPlan::default()), |ipam| plan(config, add.lease_addresses(ipam, |_| Ok(()))?))?;
         let pci_id = device.pci_address().filter(|_| has_hardware_id).unwrap_or_default().to_owned();
         let listed = Interface { pci_id, ..Interface::new(at.ifname.as_str(), None, at.sandbox()) };
         return Ok(result(config, listed, plan));
@@ -44,7 +44,7 @@ pub(crate) fn attach<'a>(
     };
     let plan = match ipam {
         Some(ipam) => plan(config, add.lease_addresses(ipam, move |namespaces| give_back.undo(namespaces))?)?,
-        None => Plan::default(),
+        None => AddressPlan::default(),
     };
     // The kernel announces the addresses when the link comes up.
     interface.set(&LinkChange { mac, arp_notify: Some(true), ..LinkChange::default() })?;
@@ -57,13 +57,13 @@ pub(crate) fn attach<'a>(
     Ok(result(config, listed, plan))
 }
 
-fn plan(config: &Config, leased: AddResult) -> Result<Plan> {
+fn plan(config: &Config, leased: AddResult) -> Result<AddressPlan> {
     let ipam = config.ipam.as_deref().unwrap_or_default();
     let wanted = Wanted { ipam, interface: 0, gateway: false, default_gateway: false, mtu: None, has_layer2: true };
-    Plan::new(leased, &wanted)
+    AddressPlan::new(leased, &wanted)
 }
 
-fn result(config: &Config, listed: Interface, plan: Plan) -> AddResult {
+fn result(config: &Config, listed: Interface, plan: AddressPlan) -> AddResult {
     AddResult {
         interfaces: vec![listed],
         ips: plan.ips,

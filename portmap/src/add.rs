@@ -15,7 +15,7 @@ use crate::host::Host;
 use crate::inventory::Owned;
 use crate::iptables::Preparation;
 use crate::mapping::{Key, Mapping};
-use crate::publication::{Publication, Removal};
+use crate::publication::{PortRemoval, Publication};
 use crate::published::{PortOwner, PublishedPort};
 use crate::table::{ATTACHMENTS, Frame, INVENTORY};
 use crate::{flows, inventory, iptables, listener, localnet, other_forms, owner, reference, removal, table};
@@ -250,7 +250,7 @@ impl OtherForms {
                 let (ips, link) = ([other.mapping.target.ip()], other.port.as_deref());
                 // Only a lost link is known to be gone, not the other links of the container.
                 let ips = if link.is_some() { &ips[..] } else { &[] };
-                let removal = Removal { ips, link, ..Removal::of_container(network, container) };
+                let removal = PortRemoval { ips, link, ..PortRemoval::of_container(network, container) };
                 iptables::remove(&mut Nftables::open()?, &mut Host::default(), &removal)?;
             }
         }

@@ -36,7 +36,7 @@ use linux::netlink::nft::{self, Edit, Family, Nftables};
 use crate::config::{Backend, Config, Marking, Masquerade};
 use crate::host::Host;
 use crate::mapping::{self, HostAddress, Mapping, Port};
-use crate::publication::{Publication, Removal, difference};
+use crate::publication::{PortRemoval, Publication, difference};
 use crate::published::{Form, PortOwner, PublishedPort, Wanted};
 use found::Found;
 use names::{ContainerChain, ENTRIES};
@@ -46,7 +46,7 @@ use rules::Rules;
 pub(crate) const NAT: &str = "nat";
 
 /// The changes of a table, and the mappings that they remove.
-type Plan<'a> = linux::iptables::Plan<'a, Mapping>;
+type TablePlan<'a> = linux::iptables::TablePlan<'a, Mapping>;
 
 /// What an ADD does beside adding its rules.
 #[derive(Debug)]
@@ -85,7 +85,7 @@ pub(crate) fn add(
     let outcome = nft.apply_guarded(|nft| -> Result<Vec<Edit>> {
         let mut edits;
         Preparation { ips, edits } = prepare(nft, host.socket()?)?;
-        let removal = Removal { owner, ips: &ips, link, is_del: false };
+        let removal = PortRemoval { owner, ips: &ips, link, is_del: false };
         for tools in &FAMILIES {
             let table = tools.table(NAT);
             let mut view = View::Nft(nft, table);
@@ -107,7 +107,7 @@ pub(crate) fn add(
         }
         outcome => outcome.map(|()| None)?,
     };
-    let removal = Removal { owner, ips: &ips, link, is_del: false };
+    let removal = PortRemoval { owner, ips: &ips, link, is_del: false };
     for (tools, rules) in &legacy {
         let mut before = None;
         let outcome = change_legacy(tools, NAT, |view| {
@@ -188,7 +188,7 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
 
 /// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. Its addresses and
 /// its link matter only if the container has other attachments to the network. Returns the mappings.
-pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &Removal<'_>) -> Result<Vec<Mapping>> {
+pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &PortRemoval<'_>) -> Result<Vec<Mapping>> {
     let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
     let mut known = None;
     remove_chains(nft, NAT, &chains.each_ref().map(|chain| chain.name.as_str()), |view, delete_chain| {
@@ -196,7 +196,7 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &Removal<'_>)
             Some(removal) => removal,
             none => none.insert(removal.without_result_of_sibling(host)?),
         };
-        let mut plan = Plan::default();
+        let mut plan = TablePlan::default();
         for chain in &chains {
             let part = removal.plan(host, view, chain, delete_chain)?;
             plan.steps.extend(part.steps);
@@ -230,7 +230,7 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> R
     let mut failures = ErrorCollector::default();
     let mut removed = Vec::new();
     for container in &stale {
-        let removal = Removal::of_container(keep.network, container);
+        let removal = PortRemoval::of_container(keep.network, container);
         removed.extend(failures.keep(remove(nft, host, &removal)).into_iter().flatten());
     }
     failures.into_result()?;
@@ -319,7 +319,7 @@ pub(crate) fn status() -> Result<()> {
     let address = Cidr::host(Ipv4Addr::LOCALHOST.into());
     let mappings = mapping::mappings(&config.ports, address.ip());
     let rules = Rules::new(&chain, &config, address, &mappings, None)?;
-    let removal = Removal { owner, ips: &[], link: None, is_del: false };
+    let removal = PortRemoval { owner, ips: &[], link: None, is_del: false };
     let remedy = "install iptables, or set \"backend\" to \"nftables\"";
     try_iptables(NAT, remedy, |_, view| rules.plan(&mut Host::default(), view, &removal))
 }

@@ -43,7 +43,7 @@ use std::net::IpAddr;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Keep, Plugin, Result};
 
 use config::Config;
-use publication::{Publication, Removal};
+use publication::{PortRemoval, Publication};
 
 /// The `portmap` plugin.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ impl Plugin for Portmap {
         // Without a valid configuration, DEL depends on what the host has.
         let config = Config::parse(call).ok();
         let publication = config.as_ref().map(|config| Publication::new(call, at, config, &previous));
-        let removal = Removal { owner: AttachmentKey::new(call, at), ips: &ips, link, is_del: true };
+        let removal = PortRemoval { owner: AttachmentKey::new(call, at), ips: &ips, link, is_del: true };
         removal::remove(&removal, publication.as_ref())
     }
 

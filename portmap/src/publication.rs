@@ -94,8 +94,8 @@ impl<'a> Publication<'a> {
 
     /// Returns the removal of what was published, by an ADD that fails or replaces it. `ips` are the addresses of the
     /// attachment.
-    pub(crate) fn removal<'b>(&'b self, ips: &'b [IpAddr]) -> Removal<'b> {
-        Removal { owner: self.owner, ips, link: self.port, is_del: false }
+    pub(crate) fn removal<'b>(&'b self, ips: &'b [IpAddr]) -> PortRemoval<'b> {
+        PortRemoval { owner: self.owner, ips, link: self.port, is_del: false }
     }
 
     /// Returns the container's addresses to which ports lead.
@@ -106,7 +106,7 @@ impl<'a> Publication<'a> {
 
 /// The attachment whose published ports are removed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Removal<'a> {
+pub(crate) struct PortRemoval<'a> {
     pub(crate) owner: AttachmentKey<'a>,
     /// The addresses of the attachment; empty if unknown.
     pub(crate) ips: &'a [IpAddr],
@@ -116,11 +116,11 @@ pub(crate) struct Removal<'a> {
     pub(crate) is_del: bool,
 }
 
-impl<'a> Removal<'a> {
+impl<'a> PortRemoval<'a> {
     /// Returns the removal of all attachments of a container to a network.
-    pub(crate) fn of_container(network: &'a str, container: &'a str) -> Removal<'a> {
+    pub(crate) fn of_container(network: &'a str, container: &'a str) -> PortRemoval<'a> {
         let owner = AttachmentKey { network, container, ifname: "" };
-        Removal { owner, ips: &[], link: None, is_del: true }
+        PortRemoval { owner, ips: &[], link: None, is_del: true }
     }
 }
 

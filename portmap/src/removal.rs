@@ -12,7 +12,7 @@ use crate::entry::{self, Entry, Listing};
 use crate::host::Host;
 use crate::inventory::{Hints, Owned};
 use crate::mapping::Mapping;
-use crate::publication::{Publication, Removal};
+use crate::publication::{PortRemoval, Publication};
 use crate::published::Form;
 use crate::table::{ATTACHMENTS, MapName, Names, TABLE, VERSIONS};
 use crate::{flows, inventory, iptables, localnet, other_forms, owner, reference, table};
@@ -24,7 +24,7 @@ const ATTEMPTS: usize = 100;
 /// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
 /// ADD.
 /// `publication` is what the configuration says that the attachment publishes, if it says so.
-pub(crate) fn remove(removal: &Removal<'_>, publication: Option<&Publication<'_>>) -> Result<()> {
+pub(crate) fn remove(removal: &PortRemoval<'_>, publication: Option<&Publication<'_>>) -> Result<()> {
     let mut nft = Nftables::open()?;
     let (removed, outcome) = remove_with(&mut nft, &mut Host::default(), removal, publication);
     flows::forget(nft, &removed);
@@ -36,10 +36,10 @@ pub(crate) fn remove(removal: &Removal<'_>, publication: Option<&Publication<'_>
 pub(crate) fn remove_with(
     nft: &mut Nftables,
     host: &mut Host,
-    removal: &Removal<'_>,
+    removal: &PortRemoval<'_>,
     publication: Option<&Publication<'_>>,
 ) -> (Vec<Mapping>, Result<()>) {
-    let Removal { owner, ips, .. } = *removal;
+    let PortRemoval { owner, ips, .. } = *removal;
     let mut failures = ErrorCollector::default();
     let hints = || {
         let mut keys = publication.map(Publication::keys).unwrap_or_default();
@@ -50,7 +50,7 @@ pub(crate) fn remove_with(
     let has_entries = !removed.is_empty();
     if failures.keep(other_forms::may_exist(nft)).unwrap_or(true) {
         // An attachment with entries has nothing in chains of iptables, unless a rule leads to its address.
-        let removal = Removal { is_del: removal.is_del && !has_entries, ..*removal };
+        let removal = PortRemoval { is_del: removal.is_del && !has_entries, ..*removal };
         removed.extend(failures.keep(reference::remove(nft, owner, ips)).into_iter().flatten());
         removed.extend(failures.keep(iptables::remove(nft, host, &removal)).into_iter().flatten());
     }
@@ -128,7 +128,7 @@ fn collect_others(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> Resul
         removed.extend(match other.form {
             Form::Rules => reference::remove(nft, owner, &ips)?,
             Form::Maps | Form::Iptables => {
-                let removal = Removal { owner, ips: &ips, link: None, is_del: false };
+                let removal = PortRemoval { owner, ips: &ips, link: None, is_del: false };
                 iptables::remove(nft, host, &removal)?
             }
         });

@@ -6,7 +6,7 @@ use std::time::Duration;
 use cni::{AddResult, Code, Context, Delegate, Error, Interface, Namespaces, Result};
 use interface::attach::{Add, is_forbidden};
 use interface::container::{ContainerInterface, DETECTION_TIMEOUT, State, enable_ipv6, prepare_ipv6};
-use interface::plan::{Plan, Wanted};
+use interface::plan::{AddressPlan, Wanted};
 use interface::{forwarding, name};
 use linux::Deadline;
 use linux::ip::{Cidr, MacAddr};
@@ -43,11 +43,11 @@ pub(crate) fn attach<'a>(add: &mut Add<'a>, config: &'a Config, ipam: Option<&'a
             let port = pair.port;
             let leased =
                 add.lease_addresses(ipam, move |namespaces| Ok(namespaces.host.netlink.delete_link(port)?))?;
-            let mut plan = Plan::new(leased, &wanted(config))?;
+            let mut plan = AddressPlan::new(leased, &wanted(config))?;
             hops::choose(&mut plan, config.link_local_gateway);
             plan
         }
-        None => Plan::default(),
+        None => AddressPlan::default(),
     };
     if let Some(masquerade) = config.masquerade_with_ipam() {
         masquerade.add(add, &hops::masqueraded(&plan.ips, &plan.routes))?;
@@ -144,7 +144,7 @@ fn create(add: &mut Add<'_>, config: &Config) -> Result<Pair> {
 }
 
 /// Adds the addresses and routes of the host veth, and waits until its IPv6 addresses are ready.
-fn configure_host(host: &mut Netlink, pair: &Pair, plan: &Plan) -> Result<()> {
+fn configure_host(host: &mut Netlink, pair: &Pair, plan: &AddressPlan) -> Result<()> {
     if plan.ips.is_empty() {
         return Ok(());
     }
@@ -166,7 +166,7 @@ fn configure_host(host: &mut Netlink, pair: &Pair, plan: &Plan) -> Result<()> {
 
 /// Returns the error for a route of another link to one of the addresses, instead of the kernel's. Unlike the reference, which
 /// ignores it: the container would be unreachable.
-fn explain(host: &mut Netlink, plan: &Plan, port: LinkIndex, error: Error) -> Error {
+fn explain(host: &mut Netlink, plan: &AddressPlan, port: LinkIndex, error: Error) -> Error {
     if error.errno() != Some(libc::EEXIST) {
         return error;
     }

@@ -7,7 +7,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use cni::{IpConfig, Route};
-use interface::plan::Plan;
+use interface::plan::AddressPlan;
 use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{self, Change, DuplicateDetection, LinkChange, LinkIndex};
 
@@ -22,7 +22,7 @@ fn link_local(like: IpAddr) -> IpAddr {
 
 /// Gives each address a next hop: an address without a gateway gets the link-local one. With `always`, all addresses get it,
 /// and are host addresses, with a route to their network.
-pub(crate) fn choose(plan: &mut Plan, always: bool) {
+pub(crate) fn choose(plan: &mut AddressPlan, always: bool) {
     for ip in &mut plan.ips {
         let hop = link_local(ip.address.ip());
         if !always {
@@ -86,7 +86,7 @@ pub(crate) fn on_link(ip: IpAddr) -> netlink::Route {
 }
 
 /// Returns the changes that configure the host veth. A second container with the address would be unreachable, or the first.
-pub(crate) fn on_host(plan: &Plan, port: LinkIndex, mac: MacAddr) -> Vec<Change<'static>> {
+pub(crate) fn on_host(plan: &AddressPlan, port: LinkIndex, mac: MacAddr) -> Vec<Change<'static>> {
     let addresses = host_addresses(&plan.ips, mac).into_iter();
     let addresses = addresses.map(|address| Change::add_address(port, address, DuplicateDetection::Off));
     let routes = plan.ips.iter().map(|ip| Change::add_only_route(port, &on_link(ip.address.ip())));
@@ -94,7 +94,7 @@ pub(crate) fn on_host(plan: &Plan, port: LinkIndex, mac: MacAddr) -> Vec<Change<
 }
 
 /// Returns the changes that configure the container veth, and set it up. `mac` is the MAC address of the host veth.
-pub(crate) fn in_container(plan: &Plan, link: LinkIndex, mac: MacAddr) -> Vec<Change<'static>> {
+pub(crate) fn in_container(plan: &AddressPlan, link: LinkIndex, mac: MacAddr) -> Vec<Change<'static>> {
     let mut changes: Vec<_> = plan.ips.iter().map(|ip| Change::add_address_without_route(link, ip.address)).collect();
     changes.push(Change::set_link(link, &LinkChange { up: Some(true), ..LinkChange::default() }));
     changes.extend(neighbours(&plan.ips).map(|hop| Change::set_permanent_neighbour(link, hop, mac)));

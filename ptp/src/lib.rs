@@ -17,7 +17,7 @@ use std::net::IpAddr;
 use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Delegate, ErrorCollector, Keep, Plugin, Result};
 use interface::attach::{Add, explain_forbidden, prepare_ipam};
 use interface::config::ipam_to_clean_up;
-use interface::host_veth::{self, Removal};
+use interface::host_veth::{self, VethRemoval};
 use interface::{forwarding, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -47,7 +47,7 @@ impl Plugin for Ptp {
         let ipam = failures.keep(ipam_of(call)).flatten();
         let prev_result = call.prev_result_to_clean_up();
         let nft = Nftables::open();
-        let removal = Removal {
+        let removal = VethRemoval {
             call,
             key,
             at,

@@ -5,8 +5,8 @@ use interface::lock::lock_namespace;
 use linux::netlink::Netlink;
 
 use crate::config::Config;
-use crate::owner::{self, Owner};
-use crate::plan::{Plan, Present};
+use crate::owner::{self, RuleOwner};
+use crate::plan::{Present, RoutingPlan};
 
 /// What the kernel answers if an object that is deleted does not exist, or one that is restored exists already.
 const DONE: [i32; 4] = [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EEXIST];
@@ -15,7 +15,7 @@ const DONE: [i32; 4] = [libc::ENOENT, libc::ESRCH, libc::ENODEV, libc::EEXIST];
 #[derive(Debug)]
 pub(crate) struct Done {
     namespaces: Namespaces,
-    plan: Plan,
+    plan: RoutingPlan,
 }
 
 /// Changes the container. Repeated, it replaces what an earlier ADD left.
@@ -33,7 +33,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, result: &Ad
     let link = find_link(&mut guest)?;
     let Guest { mut netlink, .. } = guest;
     let present = Present { link, rules: netlink.rules()?, routes: netlink.listed_routes()? };
-    let plan = Plan::new(present, Owner::new(AttachmentKey::new(call, at)), config, &ips);
+    let plan = RoutingPlan::new(present, RuleOwner::new(AttachmentKey::new(call, at)), config, &ips);
     apply(netlink, &plan).context(|| format!("route the packets of {:?} in {:?}", at.ifname.as_str(), at.sandbox()))?;
     Ok(Done { namespaces, plan })
 }
@@ -49,7 +49,7 @@ pub(crate) fn find_link(guest: &mut Guest<'_>) -> Result<linux::netlink::LinkInd
 }
 
 /// Applies the plan with two messages: nothing is removed before everything is there that replaces it.
-fn apply(netlink: Netlink, plan: &Plan) -> Result<()> {
+fn apply(netlink: Netlink, plan: &RoutingPlan) -> Result<()> {
     let mut undo = Undo::new(netlink);
     undo.push("restore the routes and rules", |netlink: &mut Netlink| revert(netlink, plan));
     let netlink = undo.context();
@@ -77,7 +77,7 @@ fn explain(error: linux::Error) -> Error {
     }
 }
 
-fn revert(netlink: &mut Netlink, plan: &Plan) -> Result<()> {
+fn revert(netlink: &mut Netlink, plan: &RoutingPlan) -> Result<()> {
     Ok(netlink.apply_ignoring(&plan.reversal(), &DONE)?)
 }
 

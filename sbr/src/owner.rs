@@ -11,14 +11,14 @@ pub(crate) const PROTOCOL: u8 = 142;
 
 /// The rules of an attachment.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct RuleOwner {
     mark: u32,
 }
 
-impl Owner {
-    pub(crate) fn new(key: AttachmentKey<'_>) -> Owner {
+impl RuleOwner {
+    pub(crate) fn new(key: AttachmentKey<'_>) -> RuleOwner {
         let mark = u32::from_str_radix(&sha512(8, &key.mark()), 16).unwrap_or_default();
-        Owner { mark: mark.max(1) }
+        RuleOwner { mark: mark.max(1) }
     }
 
     /// Returns the rule by which packets from an address use a table.

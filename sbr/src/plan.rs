@@ -8,7 +8,7 @@ use linux::ip::Cidr;
 use linux::netlink::{Change, KernelRoute, LinkIndex, ListedRoute, Route, Rule, SourceRule};
 
 use crate::config::Config;
-use crate::owner::{Owner, PROTOCOL, source_of_reference};
+use crate::owner::{PROTOCOL, RuleOwner, source_of_reference};
 
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -28,7 +28,7 @@ pub(crate) struct Present {
 
 /// What ADD changes. What exists already, from an earlier ADD, is not included.
 #[derive(Debug)]
-pub(crate) struct Plan {
+pub(crate) struct RoutingPlan {
     link: LinkIndex,
     /// Routes, with the tables to which they are copied.
     copies: Vec<(ListedRoute, u32)>,
@@ -42,8 +42,8 @@ pub(crate) struct Plan {
     old_rules: Vec<Rule>,
 }
 
-impl Plan {
-    pub(crate) fn new(present: Present, owner: Owner, config: &Config, ips: &[&IpConfig]) -> Plan {
+impl RoutingPlan {
+    pub(crate) fn new(present: Present, owner: RuleOwner, config: &Config, ips: &[&IpConfig]) -> RoutingPlan {
         let Present { link, rules, routes } = present;
         let has_address = |ip: IpAddr| ips.iter().any(|own| own.address.ip() == ip);
         let (mut own, others) = owner.divide(rules);
@@ -51,7 +51,7 @@ impl Plan {
         let (of_reference, others): (Vec<Rule>, Vec<Rule>) = others.into_iter().partition(is_of_reference);
         own.extend(of_reference);
         let mut tables = Tables::new(&own, &others, &routes, link);
-        let mut plan = Plan {
+        let mut plan = RoutingPlan {
             link,
             copies: Vec::new(),
             defaults: Vec::new(),

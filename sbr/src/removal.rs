@@ -7,7 +7,7 @@ use interface::lock::lock_namespace;
 use linux::log::warn;
 use linux::netlink::{Change, Rule};
 
-use crate::owner::{self, Owner, source_of_reference};
+use crate::owner::{self, RuleOwner, source_of_reference};
 use crate::plan::is_copy;
 
 /// Removes what provably belongs to the attachment. Other routes vanish with the interface.
@@ -21,7 +21,7 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment) -> Result<()> {
         rules => rules?,
     };
     let key = AttachmentKey::new(call, at);
-    let (mut own, mut others) = Owner::new(key).divide(rules);
+    let (mut own, mut others) = RuleOwner::new(key).divide(rules);
     others.retain(|rule| source_of_reference(rule, &own).is_some());
     own.extend(of_reference(call, &mut guest, key, others)?);
     if own.is_empty() {

@@ -1,7 +1,7 @@
 //! Rules in tables of iptables, as several plugins add and remove them: in nf_tables, where `iptables-nft` has its tables, or in
 //! legacy tables if these are in use, or if the kernel has no nf_tables.
 
-use linux::iptables::{FAMILIES, LegacyTable, Plan, Tools, View, change, change_legacy};
+use linux::iptables::{FAMILIES, LegacyTable, TablePlan, Tools, View, change, change_legacy};
 use linux::log::debug;
 use linux::netlink::nft::{self, Nftables};
 
@@ -14,7 +14,7 @@ use crate::trial::try_edits;
 pub fn add_rules<'a>(
     table: &'static str,
     families: impl Iterator<Item = &'static Tools>,
-    mut plan: impl FnMut(&'static Tools, &mut View<'_>) -> Result<Plan<'a>>,
+    mut plan: impl FnMut(&'static Tools, &mut View<'_>) -> Result<TablePlan<'a>>,
 ) -> Result<()> {
     let (mut in_nft, mut legacy) = (Vec::new(), Vec::new());
     for tools in families {
@@ -46,7 +46,7 @@ pub fn remove_chains<'a, R>(
     nft: &mut Nftables,
     table: &'static str,
     chains: &[&str],
-    mut plan: impl FnMut(&mut View<'_>, bool) -> Result<Plan<'a, R>>,
+    mut plan: impl FnMut(&mut View<'_>, bool) -> Result<TablePlan<'a, R>>,
 ) -> Result<Vec<R>> {
     let mut failures = ErrorCollector::default();
     let (families, legacy) = find_tables(nft, table, chains, &mut failures);
@@ -102,7 +102,7 @@ fn delete_or_empty<T>(is_in_use: impl Fn(&Error) -> bool, mut remove: impl FnMut
 pub fn try_iptables<'a, R>(
     table: &'static str,
     remedy: &str,
-    plan: impl FnOnce(&'static Tools, &mut View<'_>) -> Result<Plan<'a, R>>,
+    plan: impl FnOnce(&'static Tools, &mut View<'_>) -> Result<TablePlan<'a, R>>,
 ) -> Result<()> {
     let [tools, _] = &FAMILIES;
     if tools.legacy_table_in_use(table)?.is_none() {
@@ -115,6 +115,6 @@ pub fn try_iptables<'a, R>(
         }
     }
     tools
-        .test(&Plan::<()>::default().script(table))
+        .test(&TablePlan::<()>::default().script(table))
         .map_err(|error| Error::new(Code::INTERNAL, format!("iptables cannot be used: {error}")).details(remedy))
 }

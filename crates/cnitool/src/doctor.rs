@@ -24,13 +24,13 @@ pub(crate) use firewall::fuzz;
 
 /// What is checked: this host with all its networks, or with one of them.
 #[derive(Debug)]
-struct Scope {
+struct Selection {
     /// Everything, because the other networks matter for conflicts with the chosen one.
     node: Node,
     network: Option<String>,
 }
 
-impl Scope {
+impl Selection {
     /// Returns the networks to check.
     fn networks(&self) -> impl Iterator<Item = &Network> {
         self.node.networks.iter().filter(|network| self.includes(&network.name))
@@ -46,7 +46,7 @@ impl Scope {
 pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<bool> {
     let node = Node::inspect()?;
     node.chosen(network)?;
-    let scope = Scope { node, network: network.map(str::to_owned) };
+    let scope = Selection { node, network: network.map(str::to_owned) };
     let output = if as_json { Output::Json } else { Output::text() };
     let mut report = Report::new(output, quiet);
     config::check(&scope, &mut report);

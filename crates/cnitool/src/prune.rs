@@ -27,7 +27,7 @@ const ATTEMPTS: u32 = 3;
 
 /// What to remove from one network, and what to keep.
 #[derive(Debug, Default)]
-struct Plan {
+struct PrunePlan {
     /// Attachments whose namespace is gone.
     dead: Vec<Attachment>,
     /// Leases without an owner.
@@ -38,7 +38,7 @@ struct Plan {
 }
 
 /// Something that is removed.
-struct Removal<'a> {
+struct PrunedItem<'a> {
     /// What it is, as a noun.
     kind: &'static str,
     what: String,
@@ -49,7 +49,7 @@ struct Removal<'a> {
     why: &'static str,
 }
 
-impl Removal<'_> {
+impl PrunedItem<'_> {
     fn container(&self) -> Option<&str> {
         self.owner.map(|at| at.container.as_str()).or(self.container)
     }
@@ -133,14 +133,14 @@ fn without_configuration(network: &Network) -> Error {
 }
 
 /// Inspects the node and returns what to remove from the network.
-fn plan_of(list: &NetworkList) -> Result<Plan> {
+fn plan_of(list: &NetworkList) -> Result<PrunePlan> {
     let node = Node::inspect()?;
     let network = node.chosen(Some(list.name.as_str()))?.into_iter().next();
-    Ok(network.map_or_else(Plan::default, |network| plan(&node, network)))
+    Ok(network.map_or_else(PrunePlan::default, |network| plan(&node, network)))
 }
 
 /// Returns what to remove from the network, and what to keep.
-fn plan(node: &Node, network: &Network) -> Plan {
+fn plan(node: &Node, network: &Network) -> PrunePlan {
     let attachments = node.attachments(network);
     let mut objects = node.left_objects(network, &attachments);
     let (dead, keep): (Vec<_>, Vec<_>) = attachments.into_iter().partition(|at| at.state == State::Gone);
@@ -150,16 +150,16 @@ fn plan(node: &Node, network: &Network) -> Plan {
     let is_left = |object: &&Object| matches!(&object.owner, Owner::Port(port) if network.creates(object.kind) && node.link(port).is_none());
     objects.extend(node.objects.iter().filter(is_left));
     let empty = network.leases.iter().filter(|lease| lease.owner == LeaseHolder::Garbled);
-    Plan { dead, empty: empty.cloned().collect(), objects: objects.into_iter().cloned().collect(), keep }
+    PrunePlan { dead, empty: empty.cloned().collect(), objects: objects.into_iter().cloned().collect(), keep }
 }
 
-impl Plan {
+impl PrunePlan {
     fn is_empty(&self) -> bool {
         self.dead.is_empty() && self.empty.is_empty() && self.objects.is_empty()
     }
 
     /// Returns the plan reduced to what `earlier` removes as well; keeps the rest.
-    fn confirmed_by(self, earlier: &Plan) -> Plan {
+    fn confirmed_by(self, earlier: &PrunePlan) -> PrunePlan {
         let was_dead = |at: &Attachment| {
             earlier.dead.iter().any(|other| (&other.container, &other.ifname) == (&at.container, &at.ifname))
         };
@@ -168,15 +168,15 @@ impl Plan {
         objects.retain(|object| earlier.objects.contains(object) && !new.iter().any(|at| at.owns(object)));
         let mut empty = self.empty;
         empty.retain(|lease| earlier.empty.contains(lease));
-        Plan { dead, empty, objects, keep: self.keep.into_iter().chain(new).collect() }
+        PrunePlan { dead, empty, objects, keep: self.keep.into_iter().chain(new).collect() }
     }
 
     /// Returns everything that is removed.
-    fn removals(&self) -> Vec<Removal<'_>> {
+    fn removals(&self) -> Vec<PrunedItem<'_>> {
         let mut removals = Vec::new();
         for at in &self.dead {
             let mut push =
-                |kind, what| removals.push(Removal { kind, what, owner: Some(at), container: None, why: at.why });
+                |kind, what| removals.push(PrunedItem { kind, what, owner: Some(at), container: None, why: at.why });
             at.leases.iter().for_each(|lease| push("lease", lease.ip.to_string()));
             if at.cached {
                 push("result", "in the cache".to_owned());
@@ -184,7 +184,7 @@ impl Plan {
         }
         for lease in &self.empty {
             let why = "it is empty or garbled";
-            removals.push(Removal { kind: "lease", what: lease.ip.to_string(), owner: None, container: None, why });
+            removals.push(PrunedItem { kind: "lease", what: lease.ip.to_string(), owner: None, container: None, why });
         }
         for object in &self.objects {
             let owner = self.dead.iter().find(|at| at.owns(object));
@@ -193,7 +193,7 @@ impl Plan {
                 Owner::Port(_) => (None, "its link is gone"),
                 Owner::Container(id) => (Some(id.as_str()), "its container is gone"),
             };
-            removals.push(Removal { kind: object.kind.noun, what: object.name.clone(), owner, container, why });
+            removals.push(PrunedItem { kind: object.kind.noun, what: object.name.clone(), owner, container, why });
         }
         removals
     }
@@ -220,13 +220,13 @@ pub(crate) fn collect(list: &NetworkList) -> Result<()> {
     let _lock = Lock::exclusive()?;
     let plan = plan_of(list)?;
     let (cached, dead): (Vec<_>, Vec<_>) = plan.dead.into_iter().partition(|at| at.cached);
-    let mut plan = Plan { dead, keep: plan.keep.into_iter().chain(cached).collect(), ..plan };
+    let mut plan = PrunePlan { dead, keep: plan.keep.into_iter().chain(cached).collect(), ..plan };
     plan.objects.retain(|object| !plan.keep.iter().any(|at| at.owns(object)));
     if plan.is_empty() { Ok(()) } else { execute(list, &plan) }
 }
 
 /// Removes everything in the plan whose attachment is still gone.
-fn execute(list: &NetworkList, plan: &Plan) -> Result<()> {
+fn execute(list: &NetworkList, plan: &PrunePlan) -> Result<()> {
     let network = list.name.as_str();
     let chain = Chain::find(list, &settings::plugins())?;
     // Stop if an entry cannot be read: it may be that of a live container.

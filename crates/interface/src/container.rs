@@ -9,7 +9,7 @@ use linux::netlink::{Address, Change, DuplicateDetection, Event, LinkChange, Lin
 use linux::sysctl::{self, Setting, set_best_effort};
 use linux::{Deadline, Kind};
 
-use crate::plan::Plan;
+use crate::plan::AddressPlan;
 
 /// How long duplicate address detection may take. It usually takes one to two seconds.
 pub const DETECTION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,7 +48,7 @@ impl ContainerInterface<'_> {
     }
 
     /// Adds the addresses and routes, and announces the addresses to the neighbours.
-    pub fn configure(&mut self, namespaces: &Namespaces, plan: &Plan) -> Result<()> {
+    pub fn configure(&mut self, namespaces: &Namespaces, plan: &AddressPlan) -> Result<()> {
         let (index, mac, state) = (self.index, self.mac, self.state);
         let detection = match self.detects_duplicates {
             true => DuplicateDetection::Default,
@@ -74,7 +74,7 @@ impl ContainerInterface<'_> {
     }
 
     /// Applies changes that add the addresses of the plan, and waits until the addresses are ready.
-    pub fn apply(&mut self, namespaces: &Namespaces, plan: &Plan, changes: &[Change<'_>]) -> Result<()> {
+    pub fn apply(&mut self, namespaces: &Namespaces, plan: &AddressPlan, changes: &[Change<'_>]) -> Result<()> {
         let ContainerInterface { guest: Guest { netlink, at }, index, detects_duplicates, state, .. } = self;
         let (index, ifname) = (*index, at.ifname.as_str());
         let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();

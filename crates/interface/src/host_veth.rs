@@ -13,7 +13,7 @@ use linux::netlink::{Link, Netlink};
 
 /// The removal of an attachment's veth pair, with the data that proves which pair it is.
 #[derive(Debug)]
-pub struct Removal<'a> {
+pub struct VethRemoval<'a> {
     /// The call.
     pub call: &'a Call<'a>,
     /// The attachment, as marks name it.
@@ -31,7 +31,7 @@ pub struct Removal<'a> {
     pub keep_open: Option<BorrowedFd<'a>>,
 }
 
-impl Removal<'_> {
+impl VethRemoval<'_> {
     /// Deletes the pair by its host veth, which the container cannot change and whose alias names the attachment. Only
     /// a pair that the reference created has no alias; that one is deleted by its container veth.
     pub fn run(&self, mut host: Home) -> Result<()> {

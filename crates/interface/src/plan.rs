@@ -26,7 +26,7 @@ pub struct Wanted<'a> {
 
 /// The addresses, routes and DNS settings of a container, and the gateway addresses that the host needs for them.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Plan {
+pub struct AddressPlan {
     /// The container's addresses.
     pub ips: Vec<IpConfig>,
     /// The container's routes as the result of ADD lists them.
@@ -37,9 +37,9 @@ pub struct Plan {
     pub dns: Dns,
 }
 
-impl Plan {
+impl AddressPlan {
     /// Derives the plan from the result of the IPAM plugin.
-    pub fn new(ipam_result: AddResult, wanted: &Wanted<'_>) -> Result<Plan> {
+    pub fn new(ipam_result: AddResult, wanted: &Wanted<'_>) -> Result<AddressPlan> {
         let AddResult { mut ips, mut routes, dns, .. } = ipam_result;
         if ips.is_empty() {
             let error = Error::new(Code::INTERNAL, format!("IPAM plugin {:?} returned no address", wanted.ipam));
@@ -78,7 +78,7 @@ impl Plan {
                 return Err(Error::new(Code::INTERNAL, what).details("correct \"routes\" of the IPAM configuration"));
             }
         }
-        Ok(Plan { ips, routes, gateways, dns })
+        Ok(AddressPlan { ips, routes, gateways, dns })
     }
 
     /// Returns the container's addresses.
@@ -135,7 +135,7 @@ mod tests {
     const WANTED: Wanted<'_> =
         Wanted { ipam: "host-local", interface: 2, gateway: true, default_gateway: false, mtu: None, has_layer2: true };
 
-    fn plan(ips: &[(&str, &str)], routes: &[(&str, &str)], default_gateway: bool) -> Result<Plan> {
+    fn plan(ips: &[(&str, &str)], routes: &[(&str, &str)], default_gateway: bool) -> Result<AddressPlan> {
         let ip = |text: &str| (!text.is_empty()).then(|| text.parse().unwrap());
         let ipam_result = AddResult {
             ips: ips
@@ -149,10 +149,10 @@ mod tests {
             routes: routes.iter().map(|(dst, gw)| Route::new(dst.parse().unwrap(), ip(gw))).collect(),
             ..AddResult::default()
         };
-        Plan::new(ipam_result, &Wanted { default_gateway, ..WANTED })
+        AddressPlan::new(ipam_result, &Wanted { default_gateway, ..WANTED })
     }
 
-    fn routes(plan: &Plan) -> Vec<String> {
+    fn routes(plan: &AddressPlan) -> Vec<String> {
         let show = |route: &Route| {
             let gw = route.gw.map_or_else(|| "-".to_owned(), |gw| gw.to_string());
             format!("{} {gw}", route.dst)
@@ -183,7 +183,7 @@ mod tests {
         let hops: Vec<_> = plan.kernel_routes().iter().map(|route| route.gw).collect();
         assert_eq!(hops, ["10.1.0.1".parse().ok(), None]);
         let link = Route { scope: Some(253), ..Route::new("10.9.0.0/16".parse().unwrap(), None) };
-        let plan = Plan { routes: vec![link], ..plan };
+        let plan = AddressPlan { routes: vec![link], ..plan };
         assert_eq!(plan.kernel_routes()[0].gw, None);
     }
 

@@ -3,7 +3,7 @@
 //! `iptables-nft` keeps its rules in nf_tables, where [`nft`] reads and deletes them without a process. The
 //! rules of `iptables-legacy` are only accessible through its tools, which run only if the kernel reports such a table.
 //!
-//! A [`Rule`] can be written in both ways. A [`Plan`] has the changes of a table, computed from a [`View`] of it, and
+//! A [`Rule`] can be written in both ways. A [`TablePlan`] has the changes of a table, computed from a [`View`] of it, and
 //! [`change`] and [`change_legacy`] apply it.
 
 mod plan;
@@ -17,7 +17,7 @@ use crate::error::Result;
 use crate::netlink::nft::{self, Table};
 use crate::{sysctl, tool};
 
-pub use plan::{ListedRule, Plan, Step, View, change, change_legacy, rules_in, words};
+pub use plan::{ListedRule, Step, TablePlan, View, change, change_legacy, rules_in, words};
 pub use rule::{ConnectionState, Links, MAX_COMMENT, MAX_PORTS, Match, Rule, Target};
 
 /// How long a tool may take.

@@ -5,23 +5,23 @@ use std::net::IpAddr;
 use cni::{Judgement, NamedLink, Ownership, Result, Trace};
 use linux::iptables::{Step, View};
 
-use super::Plan;
+use super::TablePlan;
 use super::found::{self, Found};
 use super::names::ContainerChain;
 use crate::host::Host;
 use crate::mapping::Mapping;
-use crate::publication::Removal;
+use crate::publication::PortRemoval;
 
-impl<'a> Removal<'a> {
+impl<'a> PortRemoval<'a> {
     /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its result.
-    pub(super) fn without_result_of_sibling(self, host: &mut Host) -> Result<Removal<'a>> {
-        let Removal { owner, ips, link, .. } = self;
+    pub(super) fn without_result_of_sibling(self, host: &mut Host) -> Result<PortRemoval<'a>> {
+        let PortRemoval { owner, ips, link, .. } = self;
         if ips.is_empty() {
             return Ok(self);
         }
         let (ownership, named) = (Ownership::new(owner), &NamedLink::find(host.socket()?, link.unwrap_or_default())?);
         let is_siblings = |ip: &IpAddr| ownership.judge(Trace::OnNetwork { ip: *ip, link: named }).is_others();
-        Ok(if ips.iter().any(is_siblings) { Removal { ips: &[], link: None, ..self } } else { self })
+        Ok(if ips.iter().any(is_siblings) { PortRemoval { ips: &[], link: None, ..self } } else { self })
     }
 
     /// Returns the steps that remove the attachment's rules of a chain, and the chain if no other rule leads to it and
@@ -35,16 +35,16 @@ impl<'a> Removal<'a> {
         view: &mut View<'_>,
         chain: &'c ContainerChain,
         delete_chain: bool,
-    ) -> Result<Plan<'c>> {
+    ) -> Result<TablePlan<'c>> {
         if !view.has_chain(&chain.name)? {
-            return Ok(Plan::default());
+            return Ok(TablePlan::default());
         }
         let present = ChainRules::read(view, chain)?;
         let translations = present.translations();
         let links = self.links(&present, &translations);
         let shares = self.divide(host, &present, translations, &links)?;
         let steps = present.removal_steps(chain, &shares, &links, delete_chain);
-        Ok(Plan { steps, removed: shares.removed.into_iter().map(|(_, mapping)| mapping).collect() })
+        Ok(TablePlan { steps, removed: shares.removed.into_iter().map(|(_, mapping)| mapping).collect() })
     }
 
     fn leads_to_us(&self, mapping: &Mapping) -> bool {
@@ -92,7 +92,7 @@ impl<'a> Removal<'a> {
     /// neither address nor link of the attachment `is_known` to the chain: the previous result is that of another ADD. But it
     /// does not if the alias of any link shows that the container has another attachment.
     fn is_ours(&self, host: &mut Host, ip: IpAddr, link: &str, links: &[&str], is_known: bool) -> Result<bool> {
-        let Removal { owner, ips, is_del, .. } = *self;
+        let PortRemoval { owner, ips, is_del, .. } = *self;
         if (owner.ifname.is_empty() && ips.is_empty()) || ips.contains(&ip) {
             return Ok(true);
         }

@@ -8,12 +8,12 @@ use linux::iptables::{MAX_PORTS, Match, Rule, Step, Target, View};
 use linux::netlink::nft::Hook;
 
 use super::names::{self, ContainerChain, ENTRIES, SET_MARK};
-use super::{Plan, found};
+use super::{TablePlan, found};
 use crate::condition::Condition;
 use crate::config::{Config, Marking, Masquerade};
 use crate::host::Host;
 use crate::mapping::{Key, Mapping, Port};
-use crate::publication::Removal;
+use crate::publication::PortRemoval;
 
 /// A rule that all containers share.
 #[derive(Debug)]
@@ -108,7 +108,12 @@ impl<'a> Rules<'a> {
     }
 
     /// Returns the steps that add the rules, after those that remove the rules of an earlier ADD.
-    pub(super) fn plan(&self, host: &mut Host, view: &mut View<'_>, removal: &Removal<'_>) -> Result<Plan<'a>> {
+    pub(super) fn plan(
+        &self,
+        host: &mut Host,
+        view: &mut View<'_>,
+        removal: &PortRemoval<'_>,
+    ) -> Result<TablePlan<'a>> {
         if let Some(external) = self.external
             && !view.has_chain(external)?
         {
@@ -123,7 +128,7 @@ impl<'a> Rules<'a> {
             steps.push(Step::CreateChain(&self.chain.name));
         }
         steps.extend(self.translations.iter().flatten().chain(&self.entries).cloned().map(Step::Append));
-        Ok(Plan { steps, removed: vec![] })
+        Ok(TablePlan { steps, removed: vec![] })
     }
 
     /// Returns the steps that create missing shared rules and their chains.

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use cni::inspect::{Finding, Fix, Level, Subject};
 use cni::{Code, Error, Result, Version};
 
-use super::{Report, Scope, leases, plugins};
+use super::{Report, Selection, leases, plugins};
 use crate::cache::{Cache, Entry};
 use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
@@ -23,7 +23,7 @@ const STATUS: &str = "status";
 const MOST: usize = 20;
 
 /// Calls CHECK for the attachments in the cache. `of_cni0` are the plugins that are known to be of cni0.
-pub(super) fn check(scope: &Scope, of_cni0: &[String], report: &mut Report) {
+pub(super) fn check(scope: &Selection, of_cni0: &[String], report: &mut Report) {
     let (entries, _) = match Cache::of_host().all() {
         Ok(found) => found,
         // Reported by the inspection of the node.
@@ -163,7 +163,7 @@ fn report_differences(network: &str, differences: BTreeMap<String, Difference>, 
 
 /// Calls STATUS of the plugins, except for networks with an earlier failure, which STATUS would only repeat. `of_cni0` are
 /// the plugins that are known to be of cni0.
-pub(super) fn status(scope: &Scope, of_cni0: &[String], report: &mut Report) {
+pub(super) fn status(scope: &Selection, of_cni0: &[String], report: &mut Report) {
     if require_capabilities().is_err() {
         report.unseen("the plugins' own STATUS, which needs root");
         return;

@@ -2,7 +2,7 @@
 
 use cni::inspect::{Finding, Subject};
 
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::conf::NetworkList;
 use crate::known;
 use crate::settings;
@@ -12,7 +12,7 @@ use crate::table;
 const CHECK: &str = "config";
 
 /// Reports broken and shadowed files, mistakes in networks, and which file runtimes use.
-pub(super) fn check(scope: &Scope, report: &mut Report) {
+pub(super) fn check(scope: &Selection, report: &mut Report) {
     for broken in &scope.node.broken {
         let remedy = "correct the file, or move it out of the directory";
         report.host(Finding::fail(CHECK, broken.to_string()).about([Subject::file(&broken.path)]).remedy(remedy));

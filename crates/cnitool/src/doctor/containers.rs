@@ -11,7 +11,7 @@ use linux::ip::Cidr;
 use linux::netlink::{KernelRoute, LinkIndex, Netlink};
 
 use super::report::first_few;
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::{Attachment, Network, Node, Place, State, place};
 use crate::table;
 
@@ -203,7 +203,7 @@ fn arguments(route: &Route, ifname: &str) -> String {
 }
 
 /// Compares the interfaces of live attachments with their leases and results.
-pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
+pub(super) fn check(scope: &Selection, live: &[Live<'_>], report: &mut Report) {
     let node = &scope.node;
     for network in scope.networks() {
         let of_network: Vec<&Live<'_>> = live.iter().filter(|live| live.network.name == network.name).collect();

@@ -8,7 +8,7 @@ use linux::netlink::{Link, LinkIndex};
 
 use super::containers::{CHECK, Live};
 use super::report::first_few;
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::Node;
 use crate::table;
 
@@ -24,7 +24,7 @@ struct Holder<'a> {
 type Holders<'a> = BTreeMap<(IpAddr, Option<&'a str>), Vec<Holder<'a>>>;
 
 /// Reports addresses that two interfaces on the same bridge or master have.
-pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
+pub(super) fn check(scope: &Selection, live: &[Live<'_>], report: &mut Report) {
     let node = &scope.node;
     for link in &node.links {
         let holders = if link.kind == "bridge" { on_bridge(node, link, live) } else { on_master(node, link, live) };

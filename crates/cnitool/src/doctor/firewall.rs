@@ -13,7 +13,7 @@ use linux::iptables::{FAMILIES, LegacyTable, Tools};
 use linux::netlink::nft::{BaseChain, Family, Nftables, Side, Table};
 use linux::{sysctl, tool};
 
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::{Network, Node, State};
 use path::{Chains, Effect, Last, Packets, Rule, follow};
 
@@ -38,7 +38,7 @@ struct Base {
     /// The name for a reader.
     title: String,
     family: Family,
-    place: Place,
+    place: PacketPath,
     /// Chains of a hook with a lower priority are earlier.
     priority: i32,
     /// Whether the policy is to drop packets.
@@ -60,7 +60,7 @@ enum Tool {
 
 /// Which packets pass a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Place {
+enum PacketPath {
     /// Those that are not addressed to this host.
     Forward,
     /// Those to this host.
@@ -120,7 +120,7 @@ impl<'a> Blocked<'a> {
     }
 }
 
-pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
+pub(super) fn check(scope: &Selection, report: &mut Report) -> Result<()> {
     let gateways: Vec<(&Network, &str)> = scope.networks().filter_map(gateway).collect();
     if gateways.is_empty() {
         return Ok(());
@@ -163,7 +163,7 @@ fn check_chains(node: &Node, gateways: &[(&Network, &str)], filtered: bool, repo
     for base in &bases {
         match base.blocked(node, gateways, &bases) {
             Ok(blocked) => {
-                is_blocked |= base.place == Place::Forward && !blocked.is_empty();
+                is_blocked |= base.place == PacketPath::Forward && !blocked.is_empty();
                 base.describe(&blocked, filtered).into_iter().for_each(|finding| report.host(finding));
             }
             Err(error) => {
@@ -195,10 +195,10 @@ fn in_nftables(node: &Node, families: &[Family]) -> Result<Vec<Base>> {
             continue;
         };
         let place = match (is_bridge, chain.place) {
-            (false, BaseChain::FORWARD) => Place::Forward,
-            (false, LOCAL_INPUT) => Place::Input,
-            (true, BaseChain::FORWARD) => Place::WithinBridge,
-            (true, _) => Place::BridgeToHost,
+            (false, BaseChain::FORWARD) => PacketPath::Forward,
+            (false, LOCAL_INPUT) => PacketPath::Input,
+            (true, BaseChain::FORWARD) => PacketPath::WithinBridge,
+            (true, _) => PacketPath::BridgeToHost,
             (false, _) => continue,
         };
         let table = Table { family, name: &chain.table };
@@ -225,7 +225,7 @@ fn in_legacy_table(table: &LegacyTable, family: Family, of: &'static str, priori
     let mut bases = Vec::new();
     let tool = table.save.trim_end_matches("-save");
     let title = if of == FILTER { String::new() } else { format!(" -t {of}") };
-    for (name, place) in [(FORWARD, Place::Forward), (INPUT, Place::Input)] {
+    for (name, place) in [(FORWARD, PacketPath::Forward), (INPUT, PacketPath::Input)] {
         let policy = table.lines.iter().find_map(|line| line.strip_prefix(&format!(":{name} ")));
         let Some(policy) = policy else { continue };
         bases.push(Base {
@@ -245,7 +245,7 @@ fn in_legacy_table(table: &LegacyTable, family: Family, of: &'static str, priori
 /// Returns the packets of a network that pass a chain, in each direction: from the bridge, and to it.
 fn packets(
     node: &Node,
-    place: Place,
+    place: PacketPath,
     network: &Network,
     bridge: &str,
     families: &[Family],
@@ -262,14 +262,14 @@ fn packets(
     let from = Packets { addresses: [subnets.clone(), None], families: families.clone(), ..Packets::default() };
     let to = Packets { addresses: [None, subnets], families, ..Packets::default() };
     let packets = match place {
-        Place::Forward => {
+        PacketPath::Forward => {
             vec![Packets { links: [of_bridge(), None], ..from }, Packets { links: [None, of_bridge()], ..to }]
         }
-        Place::Input => {
+        PacketPath::Input => {
             let [source, _] = from.addresses;
             vec![Packets { links: [of_bridge(), None], addresses: [source, gateways], ..to }]
         }
-        Place::WithinBridge | Place::BridgeToHost => vec![
+        PacketPath::WithinBridge | PacketPath::BridgeToHost => vec![
             Packets { links: [ports(), None], bridges: [of_bridge(), None], ..from },
             Packets { links: [None, ports()], bridges: [None, of_bridge()], ..to },
         ],
@@ -294,7 +294,7 @@ impl Base {
             Tool::Legacy(..) => return Ok(false),
             Tool::Nft(table) => ForwardChain::InTable(table),
         };
-        if self.place != Place::Forward || !network.accepts_in(chain)? {
+        if self.place != PacketPath::Forward || !network.accepts_in(chain)? {
             return Ok(false);
         }
         let is_other = |base: &&Base| base.family == self.family && base.place == self.place;
@@ -362,7 +362,7 @@ impl Base {
             Last::Rule(number) => number == 1,
             Last::Policy => self.chains.get(&self.name).is_none_or(Vec::is_empty),
         };
-        let level = if is_first && self.place != Place::Input { Level::Fail } else { Level::Warn };
+        let level = if is_first && self.place != PacketPath::Input { Level::Fail } else { Level::Warn };
         let what = match is_first {
             true => format!("chain {} drops everything: {}", self.title, self.consequence(filtered)),
             false => {
@@ -373,14 +373,14 @@ impl Base {
         bridges.dedup();
         let names = bridges.join(", ");
         let remedy = match (self.place, &self.tool) {
-            (Place::Forward, Tool::Iptables(_) | Tool::Legacy(_, FILTER)) => {
+            (PacketPath::Forward, Tool::Iptables(_) | Tool::Legacy(_, FILTER)) => {
                 "accept the packets there, or attach containers with the plugin \"firewall\", which does so".to_owned()
             }
-            (Place::Forward, Tool::Legacy(..) | Tool::Nft(_)) => {
+            (PacketPath::Forward, Tool::Legacy(..) | Tool::Nft(_)) => {
                 format!("accept packets from and to {names} in the configuration of the program that owns the chain")
             }
-            (Place::Input, _) => format!("accept the services that containers on {names} need"),
-            (Place::WithinBridge | Place::BridgeToHost, _) => format!("accept the frames of {names} there"),
+            (PacketPath::Input, _) => format!("accept the services that containers on {names} need"),
+            (PacketPath::WithinBridge | PacketPath::BridgeToHost, _) => format!("accept the frames of {names} there"),
         };
         let chain = Subject::new("chain", self.title.as_str());
         let finding = Finding::new(level, CHECK, what).about([chain]).about(bridges.into_iter().map(Subject::link));
@@ -391,7 +391,7 @@ impl Base {
     /// iptables, which all programs share. Other chains belong to a program, which services of this host containers need is
     /// not known, and a frame is not accepted without knowing its purpose.
     fn accept(&self, bridge: &str, side: Side, last: Last) -> Option<CommandLine> {
-        let (Tool::Iptables(tool) | Tool::Legacy(tool, FILTER), Place::Forward) = (&self.tool, self.place) else {
+        let (Tool::Iptables(tool) | Tool::Legacy(tool, FILTER), PacketPath::Forward) = (&self.tool, self.place) else {
             return None;
         };
         Some(match (last, side) {
@@ -405,22 +405,22 @@ impl Base {
     /// Returns what containers cannot do if the chain drops everything.
     fn consequence(&self, filtered: bool) -> &'static str {
         match self.place {
-            Place::Forward if filtered => "containers can reach neither each other nor other networks",
-            Place::Forward => "containers cannot reach other networks",
-            Place::Input => "containers cannot reach services of this host, such as DNS",
-            Place::WithinBridge => "containers on a bridge cannot reach each other",
-            Place::BridgeToHost => "containers cannot reach the gateway",
+            PacketPath::Forward if filtered => "containers can reach neither each other nor other networks",
+            PacketPath::Forward => "containers cannot reach other networks",
+            PacketPath::Input => "containers cannot reach services of this host, such as DNS",
+            PacketPath::WithinBridge => "containers on a bridge cannot reach each other",
+            PacketPath::BridgeToHost => "containers cannot reach the gateway",
         }
     }
 
     /// Returns which packets pass the chain.
     fn scope(&self, filtered: bool) -> &'static str {
         match self.place {
-            Place::Forward if filtered => "br_netfilter is on, so bridged packets pass it too",
-            Place::Forward => "packets within a bridge do not pass it",
-            Place::Input => "containers may need services of this host, such as DNS",
-            Place::WithinBridge => "packets between containers on a bridge pass it",
-            Place::BridgeToHost => "packets between containers and the gateway pass it",
+            PacketPath::Forward if filtered => "br_netfilter is on, so bridged packets pass it too",
+            PacketPath::Forward => "packets within a bridge do not pass it",
+            PacketPath::Input => "containers may need services of this host, such as DNS",
+            PacketPath::WithinBridge => "packets between containers on a bridge pass it",
+            PacketPath::BridgeToHost => "packets between containers and the gateway pass it",
         }
     }
 }

@@ -6,7 +6,7 @@ use linux::netlink::nft::Nftables;
 use linux::netlink::{Link, Netlink};
 use linux::{sysctl, tool};
 
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::Network;
 
 /// The checks.
@@ -15,7 +15,7 @@ const IPV6: &str = "ipv6";
 const RP_FILTER: &str = "rp_filter";
 const NF_TABLES: &str = "nf_tables";
 
-pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
+pub(super) fn check(scope: &Selection, report: &mut Report) -> Result<()> {
     forwarding(scope, report)?;
     forwarding_of_bridges(scope, report)?;
     ipv6(scope, report)?;
@@ -32,7 +32,7 @@ fn has_family(network: &Network, v4: bool) -> bool {
 }
 
 /// Returns whether a network has containers now.
-fn is_busy(scope: &Scope, network: &Network) -> bool {
+fn is_busy(scope: &Selection, network: &Network) -> bool {
     scope.node.bridges(network).iter().any(|bridge| scope.node.ports(bridge).next().is_some())
 }
 
@@ -47,7 +47,7 @@ fn setting(key: &[&str]) -> Subject {
 }
 
 /// Reports for each address family whether the host forwards packets, if a network needs that.
-fn forwarding(scope: &Scope, report: &mut Report) -> Result<()> {
+fn forwarding(scope: &Selection, report: &mut Report) -> Result<()> {
     for (family, v4, key) in [
         ("IPv4", true, ["net", "ipv4", "ip_forward"].as_slice()),
         ("IPv6", false, &["net", "ipv6", "conf", "all", "forwarding"]),
@@ -90,14 +90,14 @@ fn forwarding(scope: &Scope, report: &mut Report) -> Result<()> {
 }
 
 /// Returns the commands that turn forwarding of IPv6 on. The host must not lose its default route by it.
-fn forward_ipv6(scope: &Scope) -> Result<Vec<CommandLine>> {
+fn forward_ipv6(scope: &Selection) -> Result<Vec<CommandLine>> {
     let links = links_of_advertised_routes(scope)?;
     let accept = links.iter().map(|link| Command::AcceptAdvertisements.line(&[link]));
     Ok(accept.chain([Command::ForwardIpv6.line(&[])]).collect())
 }
 
 /// Reports bridges whose packets are not forwarded, although the host forwards others.
-fn forwarding_of_bridges(scope: &Scope, report: &mut Report) -> Result<()> {
+fn forwarding_of_bridges(scope: &Selection, report: &mut Report) -> Result<()> {
     if sysctl::read(&["net", "ipv4", "ip_forward"])?.is_none_or(|value| value == "0") {
         return Ok(());
     }
@@ -114,7 +114,7 @@ fn forwarding_of_bridges(scope: &Scope, report: &mut Report) -> Result<()> {
 }
 
 /// Reports whether IPv6 is enabled, if a network has IPv6 ranges.
-fn ipv6(scope: &Scope, report: &mut Report) -> Result<()> {
+fn ipv6(scope: &Selection, report: &mut Report) -> Result<()> {
     let names: Vec<&str> =
         scope.networks().filter(|network| has_family(network, false)).map(|network| network.name.as_str()).collect();
     if names.is_empty() {
@@ -138,7 +138,7 @@ fn ipv6(scope: &Scope, report: &mut Report) -> Result<()> {
 
 /// Warns if the host will lose its IPv6 default route: a host that forwards IPv6 ignores router advertisements, unless
 /// `accept_ra` is 2.
-fn router_advertisements(scope: &Scope, report: &mut Report) -> Result<()> {
+fn router_advertisements(scope: &Selection, report: &mut Report) -> Result<()> {
     let forwards = sysctl::read(&["net", "ipv6", "conf", "all", "forwarding"])?.is_some_and(|value| value != "0");
     for link in links_of_advertised_routes(scope)?.into_iter().filter(|_| forwards) {
         let what = format!(
@@ -153,7 +153,7 @@ fn router_advertisements(scope: &Scope, report: &mut Report) -> Result<()> {
 }
 
 /// Returns the links with an IPv6 default route from router advertisements, which they ignore if IPv6 is forwarded.
-fn links_of_advertised_routes(scope: &Scope) -> Result<Vec<&str>> {
+fn links_of_advertised_routes(scope: &Selection) -> Result<Vec<&str>> {
     let mut links = Vec::new();
     for route in Netlink::open()?.default_routes()? {
         let link = scope.node.links.iter().find(|link| Some(link.index) == route.link);
@@ -168,7 +168,7 @@ fn links_of_advertised_routes(scope: &Scope) -> Result<Vec<&str>> {
 }
 
 /// Checks `rp_filter`. A strict filter is only harmful if replies can arrive on another link than requests leave by.
-fn rp_filter(scope: &Scope, report: &mut Report) -> Result<()> {
+fn rp_filter(scope: &Selection, report: &mut Report) -> Result<()> {
     let defaults = Netlink::open()?.default_routes()?;
     let mut uplinks: Vec<_> =
         defaults.iter().filter(|route| route.route.dst.ip().is_ipv4()).filter_map(|route| route.link).collect();
@@ -202,7 +202,7 @@ fn rp_filter(scope: &Scope, report: &mut Report) -> Result<()> {
 }
 
 /// Reports whether the kernel has nf_tables, if a network uses it.
-fn nf_tables(scope: &Scope, report: &mut Report) -> Result<()> {
+fn nf_tables(scope: &Selection, report: &mut Report) -> Result<()> {
     let users: Vec<&Network> = scope.networks().filter(|network| network.nftables > Usage::No).collect();
     if users.is_empty() {
         return Ok(());

@@ -8,7 +8,7 @@ use std::time::Duration;
 use cni::inspect::{Finding, Fix, LeaseHolder, LeaseStore, LockHolder, Range, Subject};
 
 use super::report::first_few;
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::{Attachment, Network, State};
 use crate::privilege::require_capabilities;
 use crate::table;
@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(5);
 
 /// Checks the lease directory of each network: whether it is writable, its lock, and its leases. Reports unreadable cache
 /// entries.
-pub(super) fn check(scope: &Scope, report: &mut Report) {
+pub(super) fn check(scope: &Selection, report: &mut Report) {
     for network in scope.networks() {
         let Some((store, directory)) = &network.store else { continue };
         if network.list.is_some() {
@@ -40,7 +40,7 @@ pub(super) fn check(scope: &Scope, report: &mut Report) {
 }
 
 /// Reports how many addresses are free, and leases of containers that are gone or whose interface is missing.
-fn check_leases(scope: &Scope, network: &Network, directory: &Path, report: &mut Report) {
+fn check_leases(scope: &Selection, network: &Network, directory: &Path, report: &mut Report) {
     let attachments = scope.node.attachments(network);
     let of = |state| attachments.iter().filter(move |at| at.state == state).flat_map(|at| &at.leases);
     let gone: Vec<IpAddr> = of(State::Gone).map(|lease| lease.ip).collect();

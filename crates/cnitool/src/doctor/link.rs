@@ -9,7 +9,7 @@ use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
 
 use super::report::first_few;
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::{Attachment, Network, Node, State};
 use crate::table;
 
@@ -25,7 +25,7 @@ const DEFAULT_MTU: u32 = 1500;
 /// The smallest MTU of a link with IPv6 addresses (RFC 8200).
 const MIN_IPV6_MTU: u32 = 1280;
 
-pub(super) fn check(scope: &Scope, report: &mut Report) -> Result<()> {
+pub(super) fn check(scope: &Selection, report: &mut Report) -> Result<()> {
     for network in scope.networks() {
         let Some(bridge) = &network.bridge else { continue };
         let affected = containers(&scope.node, network);
@@ -266,7 +266,7 @@ fn conflicts<'a>(node: &'a Node, name: &str, gateway: &Cidr) -> Vec<(&'a str, Ci
 }
 
 /// Reports networks with overlapping subnets, which lease the same addresses independently of each other.
-fn overlaps(scope: &Scope, report: &mut Report) {
+fn overlaps(scope: &Selection, report: &mut Report) {
     let subnets: Vec<(&Network, Cidr)> = scope
         .node
         .networks
@@ -295,7 +295,7 @@ fn overlaps(scope: &Scope, report: &mut Report) {
 }
 
 /// Compares the MTUs of the bridge, its ports, the containers and the uplink.
-fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
+fn mtu(scope: &Selection, report: &mut Report) -> Result<()> {
     let node = &scope.node;
     let defaults = Netlink::open()?.default_routes()?;
     let uplink = defaults.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
@@ -331,7 +331,7 @@ fn mtu(scope: &Scope, report: &mut Report) -> Result<()> {
 
 /// Compares the MTU of the bridge with the configurations of its networks and with the network's ports. Packets larger than the
 /// bridge's MTU are not sent to containers, and packets larger than a port's MTU are dropped without an error.
-fn bridge_mtu(scope: &Scope, network: &Network, link: &Link) -> Option<Finding> {
+fn bridge_mtu(scope: &Selection, network: &Network, link: &Link) -> Option<Finding> {
     let node = &scope.node;
     // The kernel resets the MTU of a bridge without ports; the next add sets it again.
     node.ports(link).next()?;

@@ -5,13 +5,13 @@ use cni::inspect::{Finding, Fix, Kind, LiveAttachment, NetworkView, Object, Owne
 
 use super::containers::Live;
 use super::report::first_few;
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::{Attachment, Network, Node, Part, kinds};
 use crate::table;
 
 /// Reports what plugins find wrong with their objects, and objects of containers, links and networks that are gone. `live` are
 /// the live attachments of all networks.
-pub(super) fn check(scope: &Scope, live: &[Live<'_>], report: &mut Report) {
+pub(super) fn check(scope: &Selection, live: &[Live<'_>], report: &mut Report) {
     let node = &scope.node;
     for network in scope.networks() {
         let attachments = node.attachments(network);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cni::inspect::{Finding, Level, Subject};
 use cni::{Error, Program, Result, Version};
 
-use super::{Report, Scope};
+use super::{Report, Selection};
 use crate::node::{Network, inspect};
 use crate::settings;
 
@@ -15,7 +15,7 @@ const CHECK: &str = "plugins";
 const LOOPBACK: &str = "loopback";
 
 /// Reports plugins that are missing or not executable.
-pub(super) fn find(scope: &Scope, report: &mut Report) {
+pub(super) fn find(scope: &Selection, report: &mut Report) {
     let dirs = settings::plugins();
     for network in scope.networks() {
         for kind in kinds_of(network) {
@@ -101,7 +101,7 @@ fn build_of_cni0(about: &str) -> Option<String> {
 
 /// Asks the plugins of all networks which implementation they are and which versions they support. Returns the names of
 /// those of cni0.
-pub(super) fn identify(scope: &Scope, report: &mut Report) -> Vec<String> {
+pub(super) fn identify(scope: &Selection, report: &mut Report) -> Vec<String> {
     let dirs = settings::plugins();
     let mut known: BTreeMap<String, Result<Identity>> = BTreeMap::new();
     for network in scope.networks() {

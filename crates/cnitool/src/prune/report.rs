@@ -3,7 +3,7 @@
 use cni::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use super::{Plan, Removal};
+use super::{PrunePlan, PrunedItem};
 use crate::node::Node;
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
@@ -32,7 +32,7 @@ impl Report {
     }
 
     /// Adds what is about to be removed.
-    pub(super) fn plan(&mut self, plan: &Plan, dry_run: bool) -> Result<()> {
+    pub(super) fn plan(&mut self, plan: &PrunePlan, dry_run: bool) -> Result<()> {
         if let Report::Text(paint) = self {
             return out::print(page(plan, dry_run, *paint));
         }
@@ -41,7 +41,7 @@ impl Report {
     }
 
     /// Adds that so many containers are kept after all.
-    pub(super) fn spared(&mut self, plan: &Plan, count: usize) -> Result<()> {
+    pub(super) fn spared(&mut self, plan: &PrunePlan, count: usize) -> Result<()> {
         if let Report::Text(_) = self {
             let what = format!("kept after all: {}, alive or removed by now", table::count(count, "container"));
             return out::print(table::wrap(&what, 2));
@@ -85,7 +85,7 @@ impl Report {
         }))
     }
 
-    fn describe(&mut self, plan: &Plan) {
+    fn describe(&mut self, plan: &PrunePlan) {
         self.set("remove", plan.removals().iter().map(describe).collect());
         let kept: Map<String, Value> =
             plan.kept().into_iter().map(|(state, count)| (state.json().to_owned(), count.into())).collect();
@@ -102,14 +102,14 @@ impl Report {
     }
 }
 
-fn describe(removal: &Removal<'_>) -> Value {
+fn describe(removal: &PrunedItem<'_>) -> Value {
     json!({
         "kind": removal.kind, "what": removal.what, "container": removal.container(),
         "interface": removal.ifname(), "why": removal.why,
     })
 }
 
-fn page(plan: &Plan, dry_run: bool, paint: Paint) -> String {
+fn page(plan: &PrunePlan, dry_run: bool, paint: Paint) -> String {
     let mut rows = Table::new(&["REMOVE", "WHAT*", "CONTAINER**", "INTERFACE*", "WHY*"]);
     for removal in plan.removals() {
         let container = removal.container().unwrap_or("-").to_owned();

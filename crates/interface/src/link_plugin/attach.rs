@@ -8,7 +8,7 @@ use super::{LinkType, no_such_kind};
 use crate::attach::Add;
 use crate::config::{Common, MacSource};
 use crate::container::{self, ContainerInterface, State};
-use crate::plan::{Plan, Wanted};
+use crate::plan::{AddressPlan, Wanted};
 use crate::{name, shared_vlan};
 
 /// Creates the link, configures it, and returns the result.
@@ -76,10 +76,10 @@ pub(super) fn attach<'a, T: LinkType>(
     let plan = match (ipam, T::previous(config)) {
         (Some(ipam), _) => {
             let leased = add.lease_addresses(ipam, move |namespaces| delete(namespaces, index))?;
-            Plan::new(leased, &wanted(common))?
+            AddressPlan::new(leased, &wanted(common))?
         }
-        (None, Some(previous)) => Plan::new(previous.clone(), &wanted(common))?,
-        (None, None) => Plan::default(),
+        (None, Some(previous)) => AddressPlan::new(previous.clone(), &wanted(common))?,
+        (None, None) => AddressPlan::default(),
     };
     interface.configure(add.undo.context(), &plan).map_err(|error| explain_mac(error, mac, lower.as_ref()))?;
     if let (Some(access), Some(master)) = (T::host_access(config), &lower) {

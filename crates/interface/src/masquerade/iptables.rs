@@ -17,7 +17,7 @@ use cni::{
     remove_chains, try_iptables,
 };
 use linux::ip::Cidr;
-use linux::iptables::{FAMILIES, ListedRule, MAX_COMMENT, Match, Plan, Rule, Step, Target, Tools, View};
+use linux::iptables::{FAMILIES, ListedRule, MAX_COMMENT, Match, Rule, Step, TablePlan, Target, Tools, View};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{Comparison, Family, Hook, Nftables};
 
@@ -117,7 +117,7 @@ impl<'a> Rules<'a> {
     ///
     /// Unlike the reference, the rules for destinations inside of all the container's networks come before the masquerade rule:
     /// otherwise traffic to its second network would be masqueraded.
-    fn plan(&self, view: &mut View<'_>) -> Result<Plan<'a>> {
+    fn plan(&self, view: &mut View<'_>) -> Result<TablePlan<'a>> {
         let mut steps = Vec::new();
         if !view.has_chain(POSTROUTING)? {
             steps.push(Step::CreateBaseChain(POSTROUTING, Hook::SOURCE_NAT));
@@ -136,7 +136,7 @@ impl<'a> Rules<'a> {
         }
         let own = self.ips.iter().map(|ip| self.jump(*ip));
         steps.extend(own.filter(|rule| !self.exists(rule, &jumps)).map(Step::Append));
-        Ok(Plan { steps, removed: vec![] })
+        Ok(TablePlan { steps, removed: vec![] })
     }
 
     /// Returns whether a rule is among those that are listed, with any comment.
@@ -191,9 +191,9 @@ fn remove_jumps(
     mut select: impl FnMut(&[Option<IpAddr>]) -> Result<Vec<bool>>,
 ) -> Result<()> {
     let chain = ContainerChain::new(owner);
-    let removed = remove_chains(nft, NAT, &[&chain.name], |view, delete_chain| -> Result<Plan<'_>> {
+    let removed = remove_chains(nft, NAT, &[&chain.name], |view, delete_chain| -> Result<TablePlan<'_>> {
         if !view.has_chain(&chain.name)? {
-            return Ok(Plan::default());
+            return Ok(TablePlan::default());
         }
         let (foreign, own): (Vec<_>, Vec<_>) = chain.jumps(view)?.into_iter().partition(|jump| chain.is_foreign(jump));
         let selected = select(&own.iter().map(source).collect::<Vec<_>>())?;
@@ -204,7 +204,7 @@ fn remove_jumps(
             steps.push(Step::Flush(&chain.name));
             steps.extend(delete_chain.then_some(Step::DeleteChain(&chain.name)));
         }
-        Ok(Plan { steps, removed: vec![] })
+        Ok(TablePlan { steps, removed: vec![] })
     });
     removed.map(drop)
 }

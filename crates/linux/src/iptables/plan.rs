@@ -237,20 +237,20 @@ pub enum Step<'a> {
 
 /// The changes of one table, and what they remove.
 #[derive(Debug)]
-pub struct Plan<'a, R = ()> {
+pub struct TablePlan<'a, R = ()> {
     /// The changes, in order.
     pub steps: Vec<Step<'a>>,
     /// What the caller calls removed.
     pub removed: Vec<R>,
 }
 
-impl<R> Default for Plan<'_, R> {
+impl<R> Default for TablePlan<'_, R> {
     fn default() -> Self {
-        Plan { steps: Vec::new(), removed: Vec::new() }
+        TablePlan { steps: Vec::new(), removed: Vec::new() }
     }
 }
 
-impl<R> Plan<'_, R> {
+impl<R> TablePlan<'_, R> {
     /// Returns the changes of a table in nf_tables.
     pub fn edits(&self, table: Table<'static>) -> Vec<Edit> {
         let mut edits = Vec::new();
@@ -301,7 +301,7 @@ pub fn change<'a, R, E: From<Error>>(
     nft: &mut Nftables,
     table: &'static str,
     families: &[&'static Tools],
-    mut plan: impl FnMut(&'static Tools, &mut View<'_>) -> Result<Plan<'a, R>, E>,
+    mut plan: impl FnMut(&'static Tools, &mut View<'_>) -> Result<TablePlan<'a, R>, E>,
 ) -> Result<Vec<R>, E> {
     let mut removed = Vec::new();
     nft.apply_guarded(|nft| -> Result<Vec<Edit>, E> {
@@ -326,7 +326,7 @@ pub fn change<'a, R, E: From<Error>>(
 pub fn change_legacy<'a, R, E: From<Error>>(
     tools: &Tools,
     name: &str,
-    mut plan: impl FnMut(&mut View<'_>) -> Result<Plan<'a, R>, E>,
+    mut plan: impl FnMut(&mut View<'_>) -> Result<TablePlan<'a, R>, E>,
 ) -> Result<Vec<R>, E> {
     let mut table = tools.legacy_table(name)?;
     let mut attempt = 1;
@@ -444,7 +444,7 @@ mod tests {
             Step::Flush("C"),
             Step::DeleteChain("C"),
         ];
-        let plan: Plan<'_> = Plan { steps, removed: vec![] };
+        let plan: TablePlan<'_> = TablePlan { steps, removed: vec![] };
         let script = "*filter\n-N C\n-A C -j RETURN\n-I C -j RETURN\n-D C -j A\n-F C\n-X C\nCOMMIT\n";
         assert_eq!(plan.script("filter"), script);
     }
