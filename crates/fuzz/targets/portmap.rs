@@ -1,6 +1,0 @@
-//! Configurations of `portmap`, with a previous result.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: &[u8]| cni::fuzzing::call(input, "", portmap::fuzzing::config));

@@ -1,6 +1,0 @@
-//! Configurations of `sbr`.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: &[u8]| cni::fuzzing::call(input, "", sbr::fuzzing::config));

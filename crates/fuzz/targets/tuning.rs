@@ -1,6 +1,0 @@
-//! Configurations of `tuning`, with `CNI_ARGS`.
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
-
-fuzz_target!(|input: &[u8]| cni::fuzzing::call(input, "", tuning::fuzzing::config));
