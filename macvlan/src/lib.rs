@@ -1,14 +1,14 @@
 //! The `macvlan` plugin: gives a container an interface with its own MAC address on the wire of a link of the host.
 
-use cni::inspect::Shape;
+use cni::inspect::{NetworkView, Shape};
 use cni::json::invalid;
-use cni::{AttachmentKey, Call, Result, ValidAttachment};
+use cni::{AttachmentKey, Call, Keep, Result};
 use interface::LinkType;
 use interface::config::{AddressKeys, Common, Keys, MacSource};
 use interface::host_access::{self, HostAccess};
 use interface::master::{Master, MasterKeys};
 use linux::ip::MacAddr;
-use linux::netlink::{FrameRules, LinkKind, MacvlanMode, Upper};
+use linux::netlink::{FrameRules, Link, LinkKind, MacvlanMode, Netlink, Upper};
 use serde::Deserialize;
 
 /// The `macvlan` plugin.
@@ -121,8 +121,12 @@ impl LinkType for Macvlan {
         host_access::remove(&mut call.home()?.netlink, key)
     }
 
-    fn collect_on_host(call: &Call<'_>, valid: &[ValidAttachment]) -> Result<()> {
-        host_access::collect(&mut call.home()?.netlink, call.network.as_str(), valid)
+    fn collect_on_host(call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
+        host_access::collect(&mut call.home()?.netlink, keep)
+    }
+
+    fn unused_on_host(_: &Config, network: &NetworkView<'_>) -> Result<Vec<Link>> {
+        host_access::find_unused(&mut Netlink::open()?, network.call.network.as_str(), network.is_used)
     }
 
     fn shape() -> Shape {

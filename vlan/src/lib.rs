@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use cni::inspect::Shape;
+use cni::inspect::{NetworkView, Shape};
 use cni::json::invalid;
-use cni::{AttachmentKey, Call, Result, ValidAttachment};
+use cni::{AttachmentKey, Call, Keep, Result};
 use interface::LinkType;
 use interface::config::{AddressKeys, Common, Keys, MacSource};
 use interface::master::{Master, MasterKeys};
 use interface::shared_vlan;
-use linux::netlink::{FrameRules, LinkKind, MacvlanMode, Upper, VlanProtocol, VlanTag};
+use linux::netlink::{FrameRules, Link, LinkKind, MacvlanMode, Netlink, Upper, VlanProtocol, VlanTag};
 use serde::Deserialize;
 
 /// The `vlan` plugin.
@@ -129,8 +129,17 @@ impl LinkType for Vlan {
         shared_vlan::remove_unused(&mut call.home()?.netlink)
     }
 
-    fn collect_on_host(call: &Call<'_>, _: &[ValidAttachment]) -> Result<()> {
+    fn collect_on_host(call: &Call<'_>, _: &Keep<'_>) -> Result<()> {
         shared_vlan::remove_unused(&mut call.home()?.netlink)
+    }
+
+    fn unused_on_host(config: &Config, network: &NetworkView<'_>) -> Result<Vec<Link>> {
+        if !config.shared || !network.alive.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut host = Netlink::open()?;
+        let master = config.master.find_by(&mut host)?;
+        Ok(shared_vlan::find_unused(&mut host, &master, config.tag)?.into_iter().collect())
     }
 
     fn shape() -> Shape {

@@ -314,7 +314,7 @@ pub fn network_marks(network: &str) -> [String; 2] {
 }
 
 /// A network with its live attachments, for [`Inspect::findings`].
-#[derive(Debug)]
+#[derive(Clone, Copy)]
 pub struct NetworkView<'a> {
     /// The configuration of the plugin in this network.
     pub call: &'a Call<'a>,
@@ -322,6 +322,17 @@ pub struct NetworkView<'a> {
     pub alive: &'a [LiveAttachment],
     /// The objects of the network; `None` if those of the plugin could not be listed.
     pub objects: Option<&'a [&'a Object]>,
+    /// Returns whether any container of this host may have the address.
+    pub is_used: &'a dyn Fn(IpAddr) -> bool,
+}
+
+impl fmt::Debug for NetworkView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NetworkView")
+            .field("alive", &self.alive)
+            .field("objects", &self.objects)
+            .finish_non_exhaustive()
+    }
 }
 
 /// A live attachment.

@@ -1,5 +1,6 @@
 //! The attachments that a garbage collection keeps.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
 use std::time::SystemTime;
@@ -151,6 +152,17 @@ impl<'a> Keep<'a> {
             }
     }
 
+    /// Returns a function that decides whether what `value` derives from an attachment belongs to one that is not kept: for
+    /// objects that only have such a value.
+    pub fn stale_by<T: Ord>(&self, value: impl Fn(AttachmentKey<'_>) -> T) -> impl Fn(&T) -> bool {
+        let network = self.network;
+        let named = self.attachments.iter().map(|&(container, ifname)| AttachmentKey { network, container, ifname });
+        let named: BTreeMap<T, AttachmentKey<'_>> = named.map(|key| (value(key), key)).collect();
+        move |found| {
+            named.get(found).map_or(matches!(self.rule, Rule::KeepThese), |attachment| self.is_stale(*attachment))
+        }
+    }
+
     /// Returns whether a container has an attachment that is kept.
     pub fn has_container(&self, id: &str) -> bool {
         !self.decide(self.containers.contains(id), Suspect::Container(id))
@@ -224,6 +236,14 @@ mod tests {
             assert_eq!(keep.is_stale_comment(&key.comment()), stale, "{key:?}");
             assert_eq!(keep.is_stale_alias(&key.alias()), stale, "{key:?}");
         }
+        let is_stale = keep.stale_by(|key| format!("{}/{}", key.container, key.ifname));
+        assert!(
+            is_stale(&"a/eth0".to_owned())
+                && !["b/eth0", "a/eth1", "new/eth0"].iter().any(|at| is_stale(&at.to_string()))
+        );
+        let listed = Keep::new("net1", &gone);
+        let is_stale = listed.stale_by(|key| key.container.to_owned());
+        assert!(is_stale(&"new".to_owned()) && !is_stale(&"b".to_owned()));
         assert!(keep.is_stale(key("left", "eth0")) && keep.is_stale_comment(&key("left", "eth0").comment()));
         assert!(!keep.is_empty() && Keep::new("net1", &[]).is_empty());
         assert!(!keep.has_container("a") && keep.has_container("b") && keep.has_container("new"));

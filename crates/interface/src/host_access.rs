@@ -8,11 +8,11 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 
 use cni::json::invalid;
-use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, IpConfig, Result, ValidAttachment};
+use cni::{AttachmentKey, Code, Context, Error, ErrorCollector, IpConfig, Keep, Result};
 use linux::ip::{Cidr, parse_ip};
 use linux::log::debug;
 use linux::netlink::{
-    Change, DuplicateDetection, Link, LinkChange, LinkKind, MacvlanMode, Netlink, NewLink, Route, Upper,
+    Change, DuplicateDetection, KernelRoute, Link, LinkChange, LinkKind, MacvlanMode, Netlink, NewLink, Route, Upper,
 };
 use linux::sha2::sha512;
 use linux::sysctl::{self, Setting, set_best_effort};
@@ -180,11 +180,20 @@ pub fn remove(host: &mut Netlink, key: AttachmentKey<'_>) -> Result<()> {
 }
 
 /// GC: removes the routes to containers that are not attached any more.
-pub fn collect(host: &mut Netlink, network: &str, valid: &[ValidAttachment]) -> Result<()> {
-    let metric_of =
-        |at: &ValidAttachment| metric(AttachmentKey { network, container: &at.container, ifname: &at.ifname });
-    let valid: HashSet<_> = valid.iter().map(metric_of).collect();
-    remove_routes(host, network, |found| found >= METRIC && !valid.contains(&found))
+pub fn collect(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
+    let is_stale = keep.stale_by(metric);
+    remove_routes(host, keep.network, |found| found >= METRIC && is_stale(&found))
+}
+
+/// For tools: returns the links of a network by which the host reaches no container. `is_used` returns whether any has an address.
+pub fn find_unused(host: &mut Netlink, network: &str, is_used: &dyn Fn(IpAddr) -> bool) -> Result<Vec<Link>> {
+    let mut unused = Vec::new();
+    for link in links(host, network)? {
+        if !added_routes(host, &link)?.iter().any(|found| is_used(found.route.dst.ip())) {
+            unused.push(link);
+        }
+    }
+    Ok(unused)
 }
 
 /// Removes the routes whose metric is that of a container that is gone, and each link without routes.
@@ -203,23 +212,27 @@ fn remove_routes(host: &mut Netlink, network: &str, is_gone: impl Fn(u32) -> boo
 
 /// Removes the routes by one link, or the link if none is left.
 fn remove_from(host: &mut Netlink, link: &Link, is_gone: &dyn Fn(u32) -> bool) -> Result<()> {
-    let own = host.addresses(link.index)?;
-    let mut routes = host.routes(link.index)?;
-    // The kernel adds these itself.
-    routes.retain(|found| {
-        let dst = found.route.dst.ip();
-        let is_kernels = match dst {
-            IpAddr::V4(dst) => dst.is_multicast(),
-            IpAddr::V6(dst) => dst.is_unicast_link_local() || dst.is_multicast(),
-        };
-        !is_kernels && !own.iter().any(|own| own.cidr == found.route.dst)
-    });
-    let (gone, kept): (Vec<_>, Vec<_>) = routes.into_iter().partition(|found| is_gone(found.route.priority));
+    let routes = added_routes(host, link)?.into_iter();
+    let (gone, kept): (Vec<_>, Vec<_>) = routes.partition(|found| is_gone(found.route.priority));
     if kept.is_empty() {
         debug!("no container is left at {:?}", link.name);
         return Ok(host.delete_link(link.index)?);
     }
     gone.iter().try_for_each(|found| Ok(host.delete_route(link.index, &found.route)?))
+}
+
+/// Returns the routes by a link, without those that the kernel adds itself.
+fn added_routes(host: &mut Netlink, link: &Link) -> Result<Vec<KernelRoute>> {
+    let own = host.addresses(link.index)?;
+    let mut routes = host.routes(link.index)?;
+    routes.retain(|found| {
+        let is_kernels = match found.route.dst.ip() {
+            IpAddr::V4(dst) => dst.is_multicast(),
+            IpAddr::V6(dst) => dst.is_unicast_link_local() || dst.is_multicast(),
+        };
+        !is_kernels && !own.iter().any(|own| own.cidr == found.route.dst)
+    });
+    Ok(routes)
 }
 
 /// Returns the links of the host for a network.

@@ -6,8 +6,7 @@ use std::fmt::Debug;
 
 use cni::inspect::{self, Command, Finding, NetworkView, Settings, Shape, Subject};
 use cni::{
-    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Error, ErrorCollector, IfName, Namespaces, Result,
-    ValidAttachment,
+    AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Error, ErrorCollector, IfName, Keep, Namespaces, Result,
 };
 use linux::netlink::{FrameRules, Link, LinkKind, Netlink, TapDevice, Upper, VlanTag};
 
@@ -70,9 +69,13 @@ pub trait LinkType: Debug + Sync {
     fn remove_from_host(_: &Call<'_>, _: AttachmentKey<'_>) -> Result<()> {
         Ok(())
     }
-    /// GC: removes what the host has for attachments that are not in the list.
-    fn collect_on_host(_: &Call<'_>, _: &[ValidAttachment]) -> Result<()> {
+    /// GC: removes what the host has for attachments that are not kept.
+    fn collect_on_host(_: &Call<'_>, _: &Keep<'_>) -> Result<()> {
         Ok(())
+    }
+    /// For tools: returns the links that ADD created on the host and that no container needs any more.
+    fn unused_on_host(_: &Self::Config, _: &NetworkView<'_>) -> Result<Vec<Link>> {
+        Ok(Vec::new())
     }
     /// Returns the result of the previous plugin, if the addresses come from that.
     fn previous(_: &Self::Config) -> Option<&AddResult> {
@@ -119,6 +122,10 @@ macro_rules! link_plugin {
 
             fn settings(&self, call: &::cni::Call<'_>) -> ::cni::Result<::cni::inspect::Settings> {
                 $crate::link_plugin::settings::<$plugin>(call)
+            }
+
+            fn collect(&self, call: &::cni::Call<'_>, keep: &::cni::Keep<'_>) -> ::cni::Result<()> {
+                <$plugin as $crate::LinkType>::collect_on_host(call, keep)
             }
 
             fn findings(
@@ -184,7 +191,7 @@ pub fn gc<T: LinkType>(call: &Call<'_>) -> Result<()> {
     // An IPAM plugin may accept a call without the list.
     let valid = call.valid_attachments()?;
     let mut failures = ErrorCollector::default();
-    failures.record(T::collect_on_host(call, &valid));
+    failures.record(T::collect_on_host(call, &Keep::new(call.network.as_str(), &valid)));
     failures.record(ipam_of::<T>(call).and_then(|ipam| ipam.map_or(Ok(()), |ipam| ipam.gc())));
     failures.into_result()
 }
@@ -213,7 +220,7 @@ pub fn settings<T: LinkType>(call: &Call<'_>) -> Result<Settings> {
     Ok(Settings { master, ..Settings::default() })
 }
 
-/// Reports a master by which no packet passes.
+/// Reports a master by which no packet passes, and links of the host that no container needs any more.
 pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> {
     let config = T::parse(network.call)?;
     let Some(master) = T::master(&config).filter(|master| !master.in_container) else { return Ok(Vec::new()) };
@@ -225,7 +232,7 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
     let about = |finding: Finding| finding.about([Subject::link(&link.name)]);
     let name = &link.name;
     let is_port = link.port.is_some() && !matches!(kind_on_master::<T>(&config), LinkKind::Upper(Upper::Vlan(_)));
-    Ok(vec![match () {
+    let mut findings = vec![match () {
         () if is_port => {
             about(Finding::fail(MASTER, format!("{name} is a port of a bridge, which gets all its frames")))
                 .remedy("use the bridge as \"master\", or take the link off the bridge")
@@ -239,7 +246,12 @@ pub fn findings<T: LinkType>(network: &NetworkView<'_>) -> Result<Vec<Finding>> 
                 .remedy("check the cable, or the link at its other end")
         }
         () => about(Finding::ok(MASTER, format!("{name} is up"))),
-    }])
+    }];
+    for Link { name, .. } in T::unused_on_host(&config, network)? {
+        let finding = Finding::warn(MASTER, format!("{name} was created for containers, and none uses it"));
+        findings.push(finding.about([Subject::link(&name)]).run([Command::DeleteLink.line(&[&name])]));
+    }
+    Ok(findings)
 }
 
 /// Returns an error if the kernel lacks the kind of link, or the host the master.

@@ -136,14 +136,27 @@ fn start(host: &mut Netlink, link: Link, master: &Link) -> Result<Link> {
     }
 }
 
-/// Deletes a link unless it has something on top of it, or the administrator uses it for the host.
+/// For tools: returns the VLAN link on the master if ADD created it and nothing uses it. The interface of a container that is down
+/// counts as none: only [`remove_unused`], which asks the kernel for it by creating a link, knows better.
+pub fn find_unused(host: &mut Netlink, master: &Link, tag: VlanTag) -> Result<Option<Link>> {
+    let Some(link) = find(host, master, tag)? else { return Ok(None) };
+    let is_unused =
+        is_ours(host, &link)? && !is_used_by_host(host, &link)? && host.received_addresses(link.index)?.is_empty();
+    Ok(is_unused.then_some(link))
+}
+
+/// Returns whether a link of the host is on top of the link, or the administrator uses it for the host.
+fn is_used_by_host(host: &mut Netlink, link: &Link) -> Result<bool> {
+    let is_above = |other: &Link| other.lower == Some(link.index) && other.lower_netns.is_none();
+    Ok(link.master.is_some()
+        || host.links(None)?.iter().any(is_above)
+        || host.addresses(link.index)?.iter().any(|address| address.global))
+}
+
+/// Deletes a link unless something uses it.
 fn remove_if_unused(host: &mut Netlink, link: &Link) -> Result<()> {
     remove_probe(host, link.index)?;
-    let is_used = |other: &Link| other.lower == Some(link.index) && other.lower_netns.is_none();
-    if link.master.is_some()
-        || host.links(None)?.iter().any(is_used)
-        || host.addresses(link.index)?.iter().any(|address| address.global)
-    {
+    if is_used_by_host(host, link)? {
         return Ok(());
     }
     let kind = LinkKind::Upper(Upper::Macvlan { mode: MacvlanMode::Passthru, broadcast_queue: 0 });

@@ -73,7 +73,8 @@ fn of_plugin(node: &Node, network: &Network, alive: &[&Attachment], part: &Part)
         .collect();
     let objects = node.objects_of(&network.name);
     let objects = (!node.unlisted.contains(&part.plugin.name())).then_some(objects.as_slice());
-    part.with_call(|call| part.plugin.findings(&NetworkView { call, alive: &alive, objects }))
+    let is_used = |ip| !node.unseen.is_empty() || node.is_used(ip);
+    part.with_call(|call| part.plugin.findings(&NetworkView { call, alive: &alive, objects, is_used: &is_used }))
 }
 
 /// Groups objects by their kind. A kind without objects is left out.

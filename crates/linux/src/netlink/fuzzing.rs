@@ -4,8 +4,8 @@ use super::answer::{Answers, Listing};
 use super::conntrack::{self, Flow};
 use super::nft::{BaseChain, Comparison, DataType, Element, Rule, Value, read_set_name};
 use super::{
-    Address, KernelRoute, Link, LinkIndex, ListedRoute, Neighbour, Qdisc, Rule as RoutingRule, TokenBucket, route, tc,
-    vlan, wire,
+    Address, KernelRoute, Link, LinkIndex, ListedRoute, Neighbour, Qdisc, Rule as RoutingRule, TokenBucket, neighbour,
+    route, tc, vlan, wire,
 };
 use crate::error::Result;
 use crate::ip::Cidr;
@@ -45,6 +45,7 @@ pub fn reply(datagram: &[u8]) {
         assert!(rule.source.is_none_or(|source| source.table == rule.table));
     }
     list(datagram, seq, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link));
+    list(datagram, seq, libc::RTM_NEWNEIGH, |payload| neighbour::read_received(payload, link));
     for vlan in list(datagram, seq, wire::RTM_NEWVLAN, |payload| vlan::read(payload, link).map(Some)).concat() {
         assert!(vlan.range.first <= vlan.range.last);
     }

@@ -406,6 +406,7 @@ fn questions() {
     same(&route::get_route([10, 1, 0, 9].into()), &theirs);
     same(&route::get_route("fd00::9".parse().unwrap()), &captured("get_route6"));
     same(&neighbour::list_neighbours(vhost()), &captured("list_neighbours"));
+    same(&neighbour::list_forwarding(vhost()), &captured("list_forwarding"));
     // iproute2 lists the VLANs of all ports and filters; the kernel can filter. struct br_vlan_msg in
     // linux/if_bridge.h.
     let request = [&[24, 0, 0, 0, 114, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0][..], &[7, 0, 0, 0, 4, 0, 0, 0]].concat();

@@ -13,6 +13,8 @@ use crate::ip::MacAddr;
 
 /// struct ndmsg
 const HEADER: usize = 12;
+// linux/neighbour.h: the link itself has the address, and not the bridge of which it is a port.
+const NTF_SELF: u8 = 2;
 
 /// An entry of the neighbour table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +76,34 @@ impl Netlink {
             .list(&request, libc::RTM_NEWNEIGH, |payload| Neighbour::read(payload, link))
             .context(|| format!("list the neighbours on link {link}"))
     }
+
+    /// Returns the unicast MAC addresses, besides its own, to which a link receives frames: those of the macvlan links on top of
+    /// it that are up, in any namespace.
+    pub fn received_addresses(&mut self, link: LinkIndex) -> Result<Vec<MacAddr>> {
+        self.socket
+            .list(&list_forwarding(link), libc::RTM_NEWNEIGH, |payload| read_received(payload, link))
+            .context(|| format!("list the addresses to which link {link} receives frames"))
+    }
+}
+
+pub(super) fn list_forwarding(link: LinkIndex) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getneigh, NlmF::empty());
+    request.raw(&[u8::try_from(libc::AF_BRIDGE).unwrap_or_default(), 0, 0, 0]);
+    request.raw(&link.number().to_ne_bytes());
+    request.raw(&[0; 4]);
+    request.finish()
+}
+
+/// Reads an entry of the forwarding table of a link.
+pub(super) fn read_received(payload: &[u8], link: LinkIndex) -> Result<Option<MacAddr>> {
+    let (index, flags) = (wire::number(payload, 4)?, wire::byte(payload, 10)?);
+    let mut mac = None;
+    for attribute in wire::attributes(payload, HEADER) {
+        if let (libc::NDA_LLADDR, value) = attribute? {
+            mac = wire::mac(value);
+        }
+    }
+    Ok(mac.filter(|mac| index == link.number() && flags & NTF_SELF != 0 && mac.0[0] & 1 == 0))
 }
 
 pub(super) fn list_neighbours(link: LinkIndex) -> Vec<u8> {

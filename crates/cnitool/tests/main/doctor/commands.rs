@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testing::{Process, program_path, skip, write_script};
 
 use super::{OkPage, assert_healthy};
-use crate::master::with_master;
+use crate::master::{forget, on_master, with_master};
 use crate::node::{attach, host, host_with, json, lose_namespace, network, port, wait_for_ports};
 use crate::support::Host;
 
@@ -80,6 +80,8 @@ commands! {
         |_| "ip address del fd00:92::1/64 dev br-pods".to_owned(), "";
     a_link_of_the_reference: DeleteLink, chained("10.93.0.0/24", &json!({ "type": "bandwidth" })),
         |_| "ip link add bwp0123456789ab type ifb".to_owned(), "";
+    a_way_to_containers_that_are_gone: DeleteLink, on_master("10.69.0.0/24", json!({ "type": "macvlan", "hostAccess": ["10.69.0.200"] })),
+        |host| { attach(host, "lost"); forget(host, "lost"); String::new() }, "";
     /// The kernel removes routes and IPv6 addresses of a link that goes down.
     an_interface_that_is_down: SetGuestUp, dual("10.94.0.0/24", "fd00:94::/64"),
         |_| "ip -n blue link set eth0 down".to_owned(), "";

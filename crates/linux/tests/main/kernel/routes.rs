@@ -62,6 +62,21 @@ fn neighbours_are_set_and_deleted() {
     assert!(!seen.contains("10.1.0.2"), "{seen}");
 }
 
+/// Links on top of a link receive frames by it, in whatever namespace they are.
+#[test]
+fn a_link_receives_frames_for_those_on_top_of_it() {
+    let lab = Lab::without_plugins();
+    let (mut host, _, _, port, _) = attached(&lab);
+    lab.sh(
+        "ip link set veth0 nomaster; ip link set veth0 up; ip link add link veth0 name eth1 netns c1 address 02:00:00:00:00:0a type macvlan",
+    );
+    assert_eq!(host.received_addresses(port.index).unwrap(), []);
+    lab.sh("ip -n c1 link set eth1 up");
+    assert_eq!(host.received_addresses(port.index).unwrap(), [MacAddr([2, 0, 0, 0, 0, 10])]);
+    lab.sh("ip -n c1 link del eth1");
+    assert_eq!(host.received_addresses(port.index).unwrap(), []);
+}
+
 /// A container that reaches everything by a next hop that no interface has.
 #[test]
 fn an_address_without_a_route_and_a_permanent_neighbour() {
