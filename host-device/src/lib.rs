@@ -106,8 +106,11 @@ impl Plugin for HostDevice {
         let ipam = config.find_ipam(call).map_err(not_available)?;
         if let Some(device) = config.device_of_network()?.filter(|device| !config.is_dpdk(device))
             && device.holder().is_none()
+            && let Err(missing) = device.find(&mut Netlink::open()?, "")
+            // An ADD may have taken it meanwhile.
+            && device.holder().is_none()
         {
-            device.find(&mut Netlink::open()?, "").map_err(not_available)?;
+            return Err(not_available(missing));
         }
         ipam.map_or(Ok(()), |ipam| ipam.status())
     }

@@ -198,6 +198,28 @@ fn status_looks_for_the_device() {
     status(config(json!({ "device": "" }))).error(7);
 }
 
+/// A runtime takes a node whose STATUS fails for unusable.
+#[test]
+fn status_succeeds_while_the_device_moves() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    let status = || lab.plugin("host-device", "STATUS").stdin(config(json!({})).to_string());
+    for (is_attached, command) in [(false, "ADD"), (true, "DEL")] {
+        for call in ["getdents64", "socket", "sendto"] {
+            for number in 1.. {
+                if is_attached {
+                    pod.add(&config(json!({})));
+                }
+                let meanwhile = || drop(pod.call(command, &config(json!({}))).run());
+                let outcome = testing::parallel::stopped_after(lab, status(), call, number, meanwhile);
+                pod.del(&config(json!({})));
+                let Some(outcome) = outcome else { break };
+                assert_eq!(outcome.status, Some(0), "{command} after {call} {number}: {outcome:?}");
+            }
+        }
+    }
+}
+
 /// As Multus attaches it: fixed addresses, and settings of the interface by `tuning`.
 #[test]
 fn other_plugins_can_follow() {
