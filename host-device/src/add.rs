@@ -11,7 +11,7 @@ use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkRef};
 
 use crate::config::Config;
 use crate::device::{Device, name_on_host, pci_address_of};
-use crate::give_back::GiveBack;
+use crate::give_back::{GiveBack, other_names};
 use crate::record::{Record, port_of};
 
 /// Moves the device into the container, configures it, and returns the result.
@@ -108,6 +108,7 @@ fn take<'a>(
         ifname: ifname.to_owned(),
         name: name.clone(),
         alias,
+        alternative_names: Some(other_names(&link).map(str::to_owned).collect()),
         kind: link.kind.clone(),
         hardware: link.hardware.clone(),
         port: port_of(&link),

@@ -33,6 +33,12 @@ pub(crate) fn marks(link: &Link) -> impl Iterator<Item = &str> {
     link.alternative_names.iter().filter_map(|name| cni::key::mark_in_alternative_name(name))
 }
 
+/// Returns the alternative names that are not marks.
+pub(crate) fn other_names(link: &Link) -> impl Iterator<Item = &str> {
+    let is_other = |name: &&str| cni::key::mark_in_alternative_name(name).is_none();
+    link.alternative_names.iter().map(String::as_str).filter(is_other)
+}
+
 /// Returns whether a device has the mark of another attachment than the one with this alternative name.
 pub(crate) fn has_other_mark(link: &Link, own: &str) -> bool {
     !link.alternative_names.iter().any(|name| name == own) && marks(link).next().is_some()
@@ -121,6 +127,8 @@ impl<'a> GiveBack<'a> {
         if link.up {
             changes.push(Change::set_link(link.index, &down));
         }
+        // The kernel lets no device move that has a name of another link there.
+        changes.extend(self.added_names(link, &mut host.netlink)?.into_iter().map(Change::delete_alternative_name));
         let renames = link.name != name && guest.link_index(name)?.is_none();
         if renames {
             changes.push(Change::set_link(link.index, &LinkChange { name: Some(name), ..down }));
@@ -136,6 +144,23 @@ impl<'a> GiveBack<'a> {
             return Err(error).context(|| format!("give back {name:?}"));
         }
         self.finish(&mut host.netlink, name)
+    }
+
+    /// Returns the alternative names that the container has given to the device. Without a record of its own ones, these are the
+    /// names that links of the host have.
+    fn added_names<'b>(&self, link: &'b Link, host: &mut Netlink) -> Result<Vec<&'b str>> {
+        let own = self.record.as_ref().and_then(|record| record.alternative_names.as_ref());
+        let mut added = Vec::new();
+        for name in other_names(link) {
+            let is_added = match own {
+                Some(own) => !own.iter().any(|own| own == name),
+                None => host.link(LinkRef::AlternativeName(name))?.is_some(),
+            };
+            if is_added {
+                added.push(name);
+            }
+        }
+        Ok(added)
     }
 
     /// Gives the device its name again on the host. Returns `false` if the host does not have it. A device of the reference has no
@@ -205,12 +230,18 @@ impl<'a> GiveBack<'a> {
         {
             warn!("{:?} is not entirely as before: {error:?}", link.name);
         }
-        // Of whichever attachment: a container with two devices can have exchanged them.
-        let is_mark = |name: &&String| cni::key::mark_in_alternative_name(name).is_some();
-        let marks = link.alternative_names.iter().filter(is_mark);
-        let changes: Vec<_> = marks.map(|name| Change::delete_alternative_name(name)).collect();
+        let own = record.and_then(|record| record.alternative_names.as_deref());
+        let is_own = |name: &str| own.is_none_or(|own| own.iter().any(|own| own == name));
+        // Marks of whichever attachment: a container with two devices can have exchanged them.
+        let kept: Vec<&str> = other_names(&link).filter(|name| is_own(name)).collect();
+        let names = link.alternative_names.iter().map(String::as_str);
+        let obsolete = names.filter(|name| !kept.contains(name)).map(Change::delete_alternative_name);
+        let lost = own.unwrap_or_default().iter().map(String::as_str).filter(|name| !kept.contains(name));
+        let lost = lost.map(|name| Change::add_alternative_name(link.index, name));
+        let changes: Vec<_> = obsolete.chain(lost).collect();
         if !changes.is_empty() {
-            host.apply(&changes)?;
+            // Another link of the host may have one of the names by now.
+            host.apply_ignoring(&changes, &[libc::EEXIST])?;
         }
         Record::remove(&self.key.mark())
     }

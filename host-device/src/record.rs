@@ -28,6 +28,8 @@ pub(crate) struct Record {
     pub(crate) name: String,
     /// The alias that it had there.
     pub(crate) alias: String,
+    /// The alternative names that it had there, without marks. A record of an earlier version has none.
+    pub(crate) alternative_names: Option<Vec<String>>,
     pub(crate) kind: String,
     /// The name of the hardware on its bus; empty for a virtual device, which the kernel deletes with its namespace.
     pub(crate) hardware: String,

@@ -161,6 +161,31 @@ fn a_device_whose_namespace_is_gone_gets_its_name_again() {
     }
 }
 
+/// Another link of the host can have a name that the container has added, or get it later.
+#[test]
+fn the_device_has_its_own_alternative_names_again() {
+    let lab = &lab();
+    lab.sh("ip link property add dev nic altname own1 altname own2");
+    let pod = Pod::new(lab, "a");
+    let changed = "ip link property add dev eth0 altname far altname later; ip link property del dev eth0 altname own1";
+    let returned = format!("{changed}; ip link property del dev eth0 altname far");
+    for (back, record) in [(false, "true"), (true, "true"), (false, "rm -r /run/cni0")] {
+        pod.add(&config(json!({})));
+        pod.sh(if back { &returned } else { changed });
+        if back {
+            return_as(&pod, "eth0");
+        }
+        lab.sh(record);
+        pod.del(&config(json!({})));
+        let names = lab.ip("link show nic")[0]["altnames"].clone();
+        match record {
+            "true" => assert_eq!(names, json!(["own2", "own1"]), "{back}"),
+            // Without a record, the names count that other links do not have.
+            _ => assert_eq!(names, json!(["own2", "later"])),
+        }
+    }
+}
+
 /// A container can change the alias of a device, even to the name of another one. The record of the attachment decides.
 #[test]
 fn an_alias_that_the_container_chose_is_not_the_name() {
