@@ -8,6 +8,9 @@ use linux::netlink::{Change, Link, LinkIndex};
 
 use crate::{ALIAS, VRF, named};
 
+/// How many VRFs are deleted at most: a container can create any number with the alias, and the kernel waits for each.
+const MOST: usize = 8;
+
 /// Removes what provably belongs to the attachment. Succeeds if the namespace, the interface or the VRF is gone.
 pub(crate) fn run(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };
@@ -46,7 +49,7 @@ pub(crate) fn unused_vrfs(links: &[Link], released: Option<&Link>) -> Vec<LinkIn
             || vrf.alias.is_empty() && released.is_some_and(|released| released.master == Some(vrf.index));
         vrf.kind == VRF && may_delete && !links.iter().any(|link| is_member(link, vrf))
     };
-    links.iter().filter(is_unused).map(|vrf| vrf.index).collect()
+    links.iter().filter(is_unused).map(|vrf| vrf.index).take(MOST).collect()
 }
 
 /// Returns whether the interface provably belongs to the attachment: by now the path may lead to the namespace of another container,

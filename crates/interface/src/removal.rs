@@ -7,6 +7,9 @@ use linux::netlink::{Link, LinkIndex, Upper};
 
 use crate::name;
 
+/// How many links are deleted at most: a container can create any number with the alias, and the kernel waits for each.
+const MOST: usize = 8;
+
 /// Deletes the links of one of `kinds` that have the alias of the attachment, whatever their names are now. Only a link that the
 /// reference created has no alias; that one is deleted by its name.
 pub fn delete_container_link(
@@ -26,7 +29,7 @@ pub fn delete_container_link(
     let is_marked =
         |link: &&Link| aliases.contains(&link.alias) || link.alias.is_empty() && indexes.contains(&link.index);
     // A repeated ADD creates another link if the container has renamed the first one.
-    let mut found: Vec<LinkIndex> = links.iter().filter(is_marked).map(|link| link.index).collect();
+    let mut found: Vec<LinkIndex> = links.iter().filter(is_marked).map(|link| link.index).take(MOST).collect();
     if found.is_empty() {
         links.retain(|link| link.name == at.ifname.as_str() && AliasOwner::parse(&link.alias).is_none());
         let Some(link) = links.first() else { return Ok(()) };
