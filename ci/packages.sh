@@ -54,15 +54,16 @@ stage() {
     put cnitool.zsh usr/share/zsh/vendor-completions/_cnitool
     put cnitool.fish usr/share/fish/vendor_completions.d/cnitool.fish
 }
-stage_units() { # stage_units ROOT DIR
-    install -D -m 644 -t "$1/$2" deploy/packages/*.service deploy/packages/*.timer
+stage_units() { # stage_units ROOT DIR PLUGINS: the directory of the units, and that of the plugins
+    install -D -m 644 -t "$1/$2" deploy/packages/*.service deploy/packages/*.socket deploy/packages/*.timer
+    sed -i "s,/opt/cni/bin/,/$3/," "$1/$2/cni-dhcp.service"
 }
-# Prints a command that disables the timers, for the scripts that run before the files are removed: systemd would keep links
+# Prints a command that disables the units, for the scripts that run before the files are removed: systemd would keep links
 # to missing units. Where systemd is not running, it cannot stop them.
-disable_timers() {
+disable_units() {
     # shellcheck disable=SC2016  # expanded by the script of the package
     printf '! command -v systemctl >/dev/null || systemctl --quiet disable $([ ! -d /run/systemd/system ] || echo --now) %s || :\n' \
-        "$(basename -a deploy/packages/*.timer | xargs)"
+        "$(basename -a deploy/packages/*.timer deploy/packages/cni-dhcp.* | xargs)"
 }
 same_times() { find "$1" -exec touch -hd "@$SOURCE_DATE_EPOCH" {} +; }
 
@@ -96,7 +97,7 @@ warn_of_left_isolation
 warn_of_left_checks
 warn_of_left_guards
 END
-    disable_timers
+    disable_units
 }
 postrm() {
     script
@@ -118,7 +119,7 @@ package_deb() { # package_deb ARCH PROGRAMS
     file=$work/${package}_${version}_$arch.deb doc=$root/usr/share/doc/$package
     mkdir -p "$root/DEBIAN" "$root/usr/lib/cni"
     stage "$root" "$2"
-    stage_units "$root" usr/lib/systemd/system
+    stage_units "$root" usr/lib/systemd/system usr/lib/cni
     cp "${plugins[@]/#/$2/}" "$root/usr/lib/cni"
     cp deploy/packages/copyright "$doc/copyright"
     debian_changelog | gzip -9n >"$doc/changelog.gz"
@@ -168,7 +169,7 @@ stage_own_directory() { # stage_own_directory ROOT PROGRAMS
 package_rpm() { # package_rpm ARCH PROGRAMS
     local root=$work/rpm-$1 arch=${rpm_arch[$1]} spec=$work/$1.spec top=$work/rpmbuild-$1
     stage_own_directory "$root" "$2"
-    stage_units "$root" usr/lib/systemd/system
+    stage_units "$root" usr/lib/systemd/system usr/libexec/cni0
     same_times "$root"
     # Everything that depends on this machine is set or turned off: time, host, digests of the build, stripping.
     cat >"$spec" <<END
@@ -194,7 +195,7 @@ cni0-install install --prefix /usr/libexec/cni (or /opt/cni/bin).
 cp -a "$root/." "%{buildroot}"
 %preun
 if [ "\$1" = 0 ]; then
-    $(disable_timers)
+    $(disable_units)
     for dir in /usr/libexec/cni /opt/cni/bin; do
         [ ! -e "\$dir/.cni0" ] || echo "$package: the plugins stay in \$dir. To remove them: \$dir/.cni0/cni0-install uninstall --prefix \$dir" >&2
     done

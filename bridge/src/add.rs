@@ -4,6 +4,7 @@ use cni::{AddResult, Attachment, Call, Delegate, Interface, Prepared, Result};
 use interface::attach::{Add, prepare_ipam};
 use interface::container::{ContainerInterface, prepare_ipv6};
 use interface::forwarding;
+use interface::ipam::works_over_interface;
 use interface::plan::{AddressPlan, Wanted};
 use linux::ip::Cidr;
 use linux::netlink::LinkChange;
@@ -101,6 +102,9 @@ impl<'a> BridgeAdd<'_, 'a> {
         // Unlike the reference, set the veth up before the addresses are known, so that the port comes up meanwhile.
         let mut container = self.start_container(pair)?;
         let port = pair.port_name.clone();
+        if works_over_interface(ipam) {
+            pair.await_up(&mut self.add.undo.context().host.netlink)?;
+        }
         let leased = self
             .add
             .lease_addresses(ipam, move |namespaces| Ok(namespaces.host.netlink.delete_link(port.as_str())?))?;

@@ -1,6 +1,7 @@
 //! GC: removes everything of attachments of this network that the runtime does not list as valid.
 
 use cni::{Call, Delegate, ErrorCollector, Keep, Result};
+use interface::ipam::remove_and_release;
 use interface::{host_veth, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -13,11 +14,12 @@ pub(crate) fn run(call: &Call<'_>, ipam: Option<Delegate<'_>>, failures: &mut Er
     let keep = Keep::new(call.network.as_str(), &valid);
 
     let mut host = Netlink::open()?;
-    let removed = failures.keep(host_veth::collect(&mut host, &keep)).is_some();
-    // An address must not be leased again while the interface that has it may still exist.
-    if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
-        failures.record(ipam.gc());
-    }
+    remove_and_release(
+        failures,
+        ipam.as_ref(),
+        |ipam| ipam.gc(),
+        |failures| failures.keep(host_veth::collect(&mut host, &keep)).is_some(),
+    );
     failures.record(collect_rules(&mut host, &keep));
     if let Some(ipam) = &ipam {
         stale::after_gc(call, ipam);

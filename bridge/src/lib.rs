@@ -33,6 +33,7 @@ use cni::{AddResult, Attachment, AttachmentKey, Call, Code, ErrorCollector, Plug
 use interface::attach::explain_forbidden;
 use interface::config::ipam_to_clean_up;
 use interface::host_veth::VethRemoval;
+use interface::ipam::remove_and_release;
 use interface::{forwarding, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -74,11 +75,12 @@ impl Plugin for Bridge {
             bridge: config::bridge(call),
             keep_open: nft.as_ref().ok().and_then(Nftables::fd),
         };
-        let removed = failures.keep(call.home().and_then(|home| removal.run(home))).is_some();
-        // An address must not be leased again while the interface that has it may still exist.
-        if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
-            failures.record(ipam.del(at));
-        }
+        remove_and_release(
+            &mut failures,
+            ipam.as_ref(),
+            |ipam| ipam.del(at),
+            |failures| failures.keep(call.home().and_then(|home| removal.run(home))).is_some(),
+        );
         if let Some(mut nft) = failures.keep(nft) {
             failures.record(remove_rules(&mut nft, key, &ips));
         }

@@ -1,4 +1,4 @@
-//! The program `bridge`, which contains the IPAM plugins `host-local` and `static`.
+//! The program `bridge`, which contains the IPAM plugins `dhcp`, `host-local` and `static`.
 #![no_main]
 
-cni::main!(bridge::Bridge, host_local::HostLocal, static_ipam::Static);
+cni::main!(bridge::Bridge, dhcp::Dhcp, host_local::HostLocal, static_ipam::Static);

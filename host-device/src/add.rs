@@ -42,12 +42,12 @@ pub(crate) fn attach<'a>(
         detects_duplicates: false,
         state: State::Down { has_carrier },
     };
+    // The kernel announces the addresses when the link comes up. An IPAM plugin may set it up.
+    interface.set(&LinkChange { mac, arp_notify: Some(true), ..LinkChange::default() })?;
     let plan = match ipam {
         Some(ipam) => plan(config, add.lease_addresses(ipam, move |namespaces| give_back.undo(namespaces))?)?,
         None => AddressPlan::default(),
     };
-    // The kernel announces the addresses when the link comes up.
-    interface.set(&LinkChange { mac, arp_notify: Some(true), ..LinkChange::default() })?;
     interface.configure(add.undo.context(), &plan)?;
     let listed = Interface::new(at.ifname.as_str(), mac.or(moved.mac), at.sandbox());
     let listed = match has_hardware_id {

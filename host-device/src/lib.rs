@@ -17,6 +17,7 @@ use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, ErrorCollecto
 use interface::attach::{Add, explain_forbidden, prepare_ipam};
 use interface::check::{Checker, difference, same};
 use interface::config::ipam_to_clean_up;
+use interface::ipam::remove_and_release;
 use linux::netlink::Netlink;
 
 use config::Config;
@@ -47,16 +48,21 @@ impl Plugin for HostDevice {
         let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_to_clean_up(call, config.map(|config| config.ipam))).flatten();
         let give_back = GiveBack::new(AttachmentKey::new(call, at));
-        let found = failures.keep(give_back.take_from_container(call, at, device.as_ref(), ipam.as_ref()));
-        if found == Some(false) {
-            failures.record(Netlink::open().map_err(Error::from).and_then(|mut host| {
-                give_back.on_host(&mut host, Some((at.ifname.as_str(), device.as_ref()))).map(drop)
-            }));
-        }
-        // The container can still use the addresses of a device that it still has.
-        if let Some(ipam) = ipam.filter(|_| found.is_some()) {
-            failures.record(ipam.del(at));
-        }
+        remove_and_release(
+            &mut failures,
+            ipam.as_ref(),
+            |ipam| ipam.del(at),
+            |failures| {
+                let found = failures.keep(give_back.take_from_container(call, at, device.as_ref(), ipam.as_ref()));
+                if found == Some(false) {
+                    failures.record(Netlink::open().map_err(Error::from).and_then(|mut host| {
+                        give_back.on_host(&mut host, Some((at.ifname.as_str(), device.as_ref()))).map(drop)
+                    }));
+                }
+                // The container can still use the addresses of a device that it still has.
+                found.is_some()
+            },
+        );
         failures.into_result()
     }
 

@@ -1,4 +1,4 @@
-//! The program `host-device`, which contains the IPAM plugins `host-local` and `static`.
+//! The program `host-device`, which contains the IPAM plugins `dhcp`, `host-local` and `static`.
 #![no_main]
 
-cni::main!(host_device::HostDevice, host_local::HostLocal, static_ipam::Static);
+cni::main!(host_device::HostDevice, dhcp::Dhcp, host_local::HostLocal, static_ipam::Static);

@@ -1,4 +1,4 @@
-//! The program `ipvlan`, which contains the IPAM plugins `host-local` and `static`.
+//! The program `ipvlan`, which contains the IPAM plugins `dhcp`, `host-local` and `static`.
 #![no_main]
 
-cni::main!(ipvlan::Ipvlan, host_local::HostLocal, static_ipam::Static);
+cni::main!(ipvlan::Ipvlan, dhcp::Dhcp, host_local::HostLocal, static_ipam::Static);

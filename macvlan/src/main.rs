@@ -1,4 +1,4 @@
-//! The program `macvlan`, which contains the IPAM plugins `host-local` and `static`.
+//! The program `macvlan`, which contains the IPAM plugins `dhcp`, `host-local` and `static`.
 #![no_main]
 
-cni::main!(macvlan::Macvlan, host_local::HostLocal, static_ipam::Static);
+cni::main!(macvlan::Macvlan, dhcp::Dhcp, host_local::HostLocal, static_ipam::Static);

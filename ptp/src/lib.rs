@@ -18,6 +18,7 @@ use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Delegate, ErrorColle
 use interface::attach::{Add, explain_forbidden, prepare_ipam};
 use interface::config::ipam_to_clean_up;
 use interface::host_veth::{self, VethRemoval};
+use interface::ipam::remove_and_release;
 use interface::{forwarding, masquerade};
 use linux::netlink::Netlink;
 use linux::netlink::nft::Nftables;
@@ -56,11 +57,12 @@ impl Plugin for Ptp {
             bridge: None,
             keep_open: nft.as_ref().ok().and_then(Nftables::fd),
         };
-        let removed = failures.keep(call.home().and_then(|home| removal.run(home))).is_some();
-        // An address must not be leased again while the interface that has it may still exist.
-        if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
-            failures.record(ipam.del(at));
-        }
+        remove_and_release(
+            &mut failures,
+            ipam.as_ref(),
+            |ipam| ipam.del(at),
+            |failures| failures.keep(call.home().and_then(|home| removal.run(home))).is_some(),
+        );
         // The rules of both backends: the configuration may have changed since ADD.
         if let Some(mut nft) = failures.keep(nft)
             && let Some(mut host) = failures.keep(Netlink::open())
@@ -84,10 +86,13 @@ impl Plugin for Ptp {
         let keep = Keep::new(call.network.as_str(), &valid);
         let mut failures = ErrorCollector::default();
         let ipam = failures.keep(ipam_of(call)).flatten();
-        let removed = failures.keep(host_veth::collect(&mut Netlink::open()?, &keep)).is_some();
-        if let Some(ipam) = ipam.filter(|_| removed) {
-            failures.record(ipam.gc());
-        }
+        let mut host = Netlink::open()?;
+        remove_and_release(
+            &mut failures,
+            ipam.as_ref(),
+            |ipam| ipam.gc(),
+            |failures| failures.keep(host_veth::collect(&mut host, &keep)).is_some(),
+        );
         failures.record(collect_rules(&keep));
         failures.into_result()
     }

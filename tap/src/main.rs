@@ -1,4 +1,4 @@
-//! The program `tap`, which contains the IPAM plugins `host-local` and `static`.
+//! The program `tap`, which contains the IPAM plugins `dhcp`, `host-local` and `static`.
 #![no_main]
 
-cni::main!(tap::Tap, host_local::HostLocal, static_ipam::Static);
+cni::main!(tap::Tap, dhcp::Dhcp, host_local::HostLocal, static_ipam::Static);

@@ -55,6 +55,11 @@ impl<'a> Delegate<'a> {
         Ok(Delegate { call, program, builtin, prepared: None })
     }
 
+    /// Returns the plugin's `type`.
+    pub fn name(&self) -> &str {
+        self.program.name()
+    }
+
     /// Validates an ADD without side effects; [`Delegate::add`] then executes it for the same attachment. Does nothing
     /// for a plugin that has to be executed: CNI has no such command.
     pub fn prepare(&mut self, at: &Attachment) -> Result<()> {

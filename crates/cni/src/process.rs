@@ -27,11 +27,18 @@ const ABORTED: &[u8] = br#"{
 }"#;
 
 /// Defines the entry point of a program, in a file that begins with `#![no_main]`: `cni::main!(Loopback);`. Delegates follow the
-/// plugin, as in `cni::main!(Bridge, HostLocal);`: they can run in its process.
+/// plugin, as in `cni::main!(Bridge, HostLocal);`: they can run in its process. A plugin that is also another program names the
+/// first argument of that, and its function: `cni::main!(Dhcp, "daemon" => dhcp::daemon);`.
 #[macro_export]
 macro_rules! main {
+    ($plugin:expr, $word:literal => $other:expr $(,)?) => {
+        $crate::linux::main!(|mut arguments| match arguments.next() {
+            Some(word) if word == $word => $other(arguments),
+            argument => $crate::run(&$plugin, &[], argument),
+        });
+    };
     ($plugin:expr $(, $delegate:expr)* $(,)?) => {
-        $crate::linux::main!(|argument| $crate::run(&$plugin, &[$(&$delegate),*], argument));
+        $crate::linux::main!(|mut arguments| $crate::run(&$plugin, &[$(&$delegate),*], arguments.next()));
     };
 }
 

@@ -23,6 +23,7 @@ fn parser(plugin: &str) -> Parser {
     match plugin {
         "bandwidth" => bandwidth::fuzzing::config,
         "bridge" => bridge::fuzzing::config,
+        "dhcp" => dhcp::fuzzing::config,
         "dummy" => link::<dummy::Dummy>,
         "firewall" => firewall::fuzzing::config,
         "flannel" => flannel::fuzzing::config,

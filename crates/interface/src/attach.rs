@@ -2,6 +2,8 @@
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Delegate, Error, Namespaces, Result, Undo};
 
+use crate::ipam::works_over_interface;
+
 /// An ADD in progress.
 #[derive(Debug)]
 pub struct Add<'a> {
@@ -35,7 +37,7 @@ impl<'a> Add<'a> {
     }
 
     /// Calls ADD of the IPAM plugin, and returns its result. For a rollback, `delete` must delete the interface: an address
-    /// that is still in use must not be leased to another container.
+    /// that is still in use must not be leased to another container. As for DEL, `dhcp` gives it back before.
     pub fn lease_addresses(
         &mut self,
         ipam: &'a Delegate<'a>,
@@ -43,6 +45,10 @@ impl<'a> Add<'a> {
     ) -> Result<AddResult> {
         let at = self.at;
         self.undo.push("release the addresses", move |namespaces| {
+            if works_over_interface(ipam) {
+                let released = ipam.del(at);
+                return delete(namespaces).and(released);
+            }
             delete(namespaces)?;
             ipam.del(at)
         });

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `config` | reads the keys that several plugins have: `mtu`, `mac`, `dns`, `ipam` |
 //! | `attach` | runs an ADD with its rollback, and leases addresses |
+//! | `ipam` | the order of the interface and its addresses |
 //! | `plan` | derives addresses, routes and gateways from the result of an IPAM plugin |
 //! | `container` | configures the interface in the container |
 //! | `check` | compares the interface with the result of ADD |
@@ -28,6 +29,7 @@ pub mod differences;
 pub mod forwarding;
 pub mod host_access;
 pub mod host_veth;
+pub mod ipam;
 pub mod link_plugin;
 pub mod link_state;
 pub mod lock;

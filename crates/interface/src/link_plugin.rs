@@ -14,6 +14,7 @@ use crate::attach::{Add, explain_forbidden, prepare_ipam};
 use crate::check::Checker;
 use crate::config::{Common, MacSource, ipam_to_clean_up};
 use crate::host_access::HostAccess;
+use crate::ipam::remove_and_release;
 use crate::lock::HostLock;
 use crate::master::Master;
 use crate::{removal, shared_vlan};
@@ -150,12 +151,16 @@ pub fn add<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
 pub fn del<T: LinkType>(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let ipam = failures.keep(ipam_of::<T>(call)).flatten();
-    let removed = failures.keep(removal::delete_container_link(call, at, T::KINDS, ipam.as_ref())).is_some();
-    failures.record(T::remove_from_host(call, AttachmentKey::new(call, at)));
-    // An address must not be leased again while the interface that has it may still exist.
-    if let Some(ipam) = ipam.as_ref().filter(|_| removed) {
-        failures.record(ipam.del(at));
-    }
+    remove_and_release(
+        &mut failures,
+        ipam.as_ref(),
+        |ipam| ipam.del(at),
+        |failures| {
+            let removed = failures.keep(removal::delete_container_link(call, at, T::KINDS, ipam.as_ref())).is_some();
+            failures.record(T::remove_from_host(call, AttachmentKey::new(call, at)));
+            removed
+        },
+    );
     failures.into_result()
 }
 

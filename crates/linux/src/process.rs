@@ -11,16 +11,41 @@ use std::sync::atomic::Ordering;
 
 use nix::poll::PollFlags;
 
+use crate::error::{Context, Result};
 use crate::sys;
 use crate::wait::ready;
 
 pub use crate::sys::arena::Arena;
-pub use crate::sys::start;
+pub use crate::sys::{Arguments, start};
 
 /// Returns a variable of the environment.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the environment")]
 pub fn env(name: &str) -> Option<OsString> {
     std::env::var_os(name)
+}
+
+/// A permission that a process of root has, and can give up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capability {
+    /// CAP_NET_ADMIN
+    NetAdmin = 12,
+    /// CAP_NET_RAW
+    NetRaw = 13,
+    /// CAP_SYS_PTRACE
+    SysPtrace = 19,
+    /// CAP_SYS_ADMIN
+    SysAdmin = 21,
+}
+
+/// Gives up all capabilities but these, and those that programs could gain.
+pub fn keep_capabilities(these: &[Capability]) -> Result<()> {
+    let bits = these.iter().fold(0, |bits, capability| bits | 1 << *capability as u32);
+    sys::limit_capabilities(bits).context(|| "give up capabilities")
+}
+
+/// Allows this process as many open files as its hard limit permits.
+pub fn raise_file_limit() -> Result<()> {
+    sys::raise_file_limit().context(|| "raise the limit of open files")
 }
 
 /// Returns the width of the terminal at stdout in columns; `None` if stdout is not a terminal that knows its width.

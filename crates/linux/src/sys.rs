@@ -3,11 +3,15 @@
 #![expect(unsafe_code, reason = "each block has a SAFETY comment")]
 
 pub(crate) mod arena;
+mod capabilities;
+mod packet;
 mod start;
 #[cfg(all(panic = "abort", target_env = "musl"))]
 mod unwind;
 
-pub use start::start;
+pub(crate) use capabilities::limit_capabilities;
+pub(crate) use packet::{packet_bind, packet_filter, packet_receive, packet_send};
+pub use start::{Arguments, start};
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -292,6 +296,27 @@ pub(crate) fn tun_set(tun: &File, what: TunProperty, value: u32) -> io::Result<(
 /// Opens a file by `openat`, one system call; musl's `open` needs two. Not unsafe, but used by the same callers.
 pub(crate) fn open(path: &Path, access: OFlag) -> nix::Result<File> {
     openat(AT_FDCWD, path, access | OFlag::O_CLOEXEC, Mode::empty()).map(File::from)
+}
+
+/// Takes over the first descriptor that the service manager passed (sd_listen_fds(3)); `None` if it is not open.
+pub(crate) fn passed_descriptor() -> Option<OwnedFd> {
+    const FIRST: libc::c_int = 3;
+    // SAFETY: it takes integers. It fails if the descriptor is not open.
+    let status = unsafe { libc::fcntl(FIRST, libc::F_SETFD, libc::FD_CLOEXEC) };
+    // SAFETY: the descriptor is open, and the service manager passed it to this process, in which nothing else owns it.
+    (status == 0).then(|| unsafe { OwnedFd::from_raw_fd(FIRST) })
+}
+
+/// Allows this process as many open files as its hard limit permits.
+pub(crate) fn raise_file_limit() -> io::Result<()> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes an `rlimit`, which outlives the call.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    limit.rlim_cur = limit.rlim_max;
+    // SAFETY: the kernel reads an `rlimit`, which outlives the call.
+    if unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Returns the process's stdin without a buffer. std's buffer would touch two more pages.

@@ -1,5 +1,7 @@
 //! A server on this host, over a UNIX domain socket: a connection with a deadline for everything, or datagrams that are sent
-//! without waiting.
+//! without waiting. `server` is the other side of a connection.
+
+mod server;
 
 use std::fs::File;
 use std::io::{IoSlice, Write};
@@ -18,6 +20,8 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use crate::error::{Error, Kind, Result};
 use crate::wait::Deadline;
+
+pub use server::{Listener, Peer};
 
 /// The address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,6 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
+use testing::dhcp::{self, Wire};
 use testing::document::{self, Key, code, keys_under, rows, section, value_at};
 use testing::{Lab, Outcome, Process, plugins, reference};
 
@@ -39,6 +40,10 @@ fn around(plugin: &str, path: &str) -> Value {
     let mut config = json!({"cniVersion": "1.1.0", "name": "pods", "type": plugin, "ipam": {"type": "host-local"}});
     // Keys of a range need a range around them.
     let place = path.rsplit_once('.').map_or("", |(place, _)| place);
+    if plugin == "dhcp" {
+        let ipam = json!({"type": "dhcp", "request": [{"option": "6"}], "provide": [{"option": "host-name"}]});
+        return json!({"cniVersion": "1.1.0", "name": "lan", "type": "macvlan", "master": "eth1", "ipam": ipam});
+    }
     match place {
         _ if plugin == "static" => {
             config["ipam"] = json!({"type": "static", "addresses": [{"address": "10.22.0.5/16"}]});
@@ -177,20 +182,38 @@ const DEVICE: &str = "ip link add eth2 address 0a:58:0a:16:00:02 type veth peer 
     mount -t tmpfs sysfs /sys
     for dir in /sys/devices/pci0000:00/0000:00:1f.6 /sys/bus/pci/devices/0000:3d:00.1; do mkdir -p $dir/net/eth2; done";
 
-/// Creates what examples need: the master, a device, and the file that `flannel` reads.
-fn prepare_host(lab: &Lab) {
+/// Creates what examples need: the master, a device, and the file that `flannel` reads. Returns a DHCP server on the wire of the
+/// master, and the daemon that asks it.
+fn prepare_host(lab: &Lab) -> Dhcp {
     lab.sh(UPLINK);
     lab.sh(DEVICE);
     lab.sh("ip link add eth0 type veth peer name far0; ip link set eth0 up; ip link set far0 up");
     let lines = "FLANNEL_NETWORK=10.244.0.0/16\nFLANNEL_SUBNET=10.244.1.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n";
     lab.sh(&format!("mkdir -p /run/flannel; printf '{lines}' >/run/flannel/subnet.env"));
+    let mut leased = Vec::new();
+    let server = Wire::with_end(lab, "far1").server(move |request| {
+        // Each container has another address.
+        let known = leased.iter().position(|mac| *mac == request.mac);
+        let place = known.unwrap_or_else(|| {
+            leased.push(request.mac);
+            leased.len() - 1
+        });
+        dhcp::Reply::grant(request, [10, 66, 0, 100 + u8::try_from(place).unwrap()], [1800, 3000, 3600])
+    });
+    Dhcp { _daemon: dhcp::daemon(lab, &[]), _server: server }
+}
+
+/// The daemon of `dhcp`, and a server.
+struct Dhcp {
+    _daemon: dhcp::Service,
+    _server: dhcp::Server,
 }
 
 #[test]
 fn every_example_of_a_key_works() {
     let lab = Lab::new();
     lab.sh("mkdir -p /run/systemd/resolve; echo nameserver 10.0.0.1 >/run/systemd/resolve/resolv.conf");
-    prepare_host(&lab);
+    let _dhcp = prepare_host(&lab);
     for (count, (plugin, key)) in all_keys().into_iter().enumerate() {
         let config = with(&plugin, &key, key.example.clone());
         if key.path.starts_with("cni.dev/") {
@@ -233,7 +256,9 @@ fn the_reference_supports_the_keys_as_described() {
     let _lab = Lab::without_plugins();
     // Another project has the reference of `flannel`, of which there is no package.
     let is_packaged = |section: &Section| ![COMMON, "flannel"].contains(&section.heading.as_str());
-    for Section { heading, plugin } in sections().into_iter().filter(is_packaged) {
+    // The daemon of the reference reads the keys of `dhcp`, and not the plugin.
+    let is_read = |section: &Section| section.heading != "dhcp";
+    for Section { heading, plugin } in sections().into_iter().filter(is_packaged).filter(is_read) {
         let Some(program) = reference(&heading, test) else { return };
         for key in keys_under(&heading) {
             let mut config = with(&plugin, &key, wrong_value(&key));
@@ -276,7 +301,7 @@ fn every_network_in_the_documents_works() {
                 })
                 .collect();
             let lab = Lab::new();
-            prepare_host(&lab);
+            let _dhcp = prepare_host(&lab);
             survives_as_chain(&lab, "c1", &configs, "");
             count += configs.len();
         }

@@ -64,7 +64,7 @@ fn an_add_whose_result_is_lost_is_rolled_back() {
     let network = json!({ "cniVersion": "1.1.0", "name": "pods", "type": "bridge", "ipam": ipam, "ipMasq": true });
     let pod = Pod::attached(lab, "c1", &network);
     lab.sh("ip link add uplink type veth peer name far; ip link set uplink up; ip link set far up");
-    for plugin in plugins().into_iter().filter(|plugin| !["host-local", "static"].contains(&plugin.as_str())) {
+    for plugin in plugins().into_iter().filter(|plugin| !["dhcp", "host-local", "static"].contains(&plugin.as_str())) {
         let keys = match plugin.as_str() {
             "bandwidth" => json!({ "ingressRate": 8_000_000, "ingressBurst": 800_000 }),
             "portmap" => {

@@ -8,6 +8,7 @@ use super::{LinkType, no_such_kind};
 use crate::attach::Add;
 use crate::config::{Common, MacSource};
 use crate::container::{self, ContainerInterface, State};
+use crate::ipam::works_over_interface;
 use crate::plan::{AddressPlan, Wanted};
 use crate::{name, shared_vlan};
 
@@ -76,6 +77,10 @@ pub(super) fn attach<'a, T: LinkType>(
     let plan = match (ipam, T::previous(config)) {
         (Some(ipam), _) => {
             let leased = add.lease_addresses(ipam, move |namespaces| delete(namespaces, index))?;
+            if works_over_interface(ipam) {
+                // The kernel has nothing to announce when the link comes up: it is up already.
+                interface.mac = mac;
+            }
             AddressPlan::new(leased, &wanted(common))?
         }
         (None, Some(previous)) => AddressPlan::new(previous.clone(), &wanted(common))?,

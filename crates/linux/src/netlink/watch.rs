@@ -3,7 +3,7 @@
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use neli::consts::socket::NlFamily;
@@ -44,6 +44,12 @@ impl Watch {
             Event::Ipv6Address => libc::RTNLGRP_IPV6_IFADDR,
         };
         Ok(Watch { notifications: Notifications::route(group).context(|| "subscribe to notifications of the kernel")? })
+    }
+
+    /// Discards the notifications that have arrived, without waiting. A caller that waits for the watch itself queries the current
+    /// state afterwards.
+    pub fn discard(&mut self) -> Result<()> {
+        self.notifications.discard()
     }
 
     /// Waits until `look` returns a value. Calls it at once, and again after every notification.
@@ -128,6 +134,12 @@ impl Watch {
     }
 }
 
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        sys::borrow(&self.notifications.socket)
+    }
+}
+
 impl Netlink {
     /// Waits until `link`, which is called `name`, is up and [running](super::Link::running); `what` describes the wait in errors.
     ///
@@ -207,13 +219,17 @@ impl Notifications {
         if !deadline.readable(sys::borrow(&self.socket))? {
             return Ok(false);
         }
+        self.discard().map(|()| true)
+    }
+
+    fn discard(&mut self) -> Result<()> {
         loop {
             // All pending notifications count as one. Truncation of a large datagram does not matter here.
             match receive(&self.socket, &mut [0; 64]) {
                 Ok(_) => {}
                 // Notifications were lost because too many arrived at once. That counts as a notification too.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error.into()),
             }
         }

@@ -12,7 +12,7 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use super::program_head;
 use crate::process::elf::segments;
 
-/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the first argument, and returns
+/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the [`Arguments`], and returns
 /// whether it succeeded.
 ///
 /// The memory of the program comes from an [`Arena`](crate::process::Arena), which is a tenth faster for a short process.
@@ -41,7 +41,7 @@ macro_rules! main {
 /// # Safety
 ///
 /// `arguments` must be those of a C `main`, and no other code may run yet.
-pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Option<&OsStr>) -> bool) -> c_int {
+pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Arguments) -> bool) -> c_int {
     protect_addresses();
     if !keep_streams() {
         return 1;
@@ -52,13 +52,32 @@ pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Option<&Os
         // SAFETY: ignoring a signal runs no code of ours.
         let _ = unsafe { signal(of_write, SigHandler::SigIgn) };
     }
-    // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the process.
-    let argument = unsafe {
-        let has_name = !(*arguments).is_null();
-        let first = has_name.then(|| *arguments.add(1)).filter(|first| !first.is_null());
-        first.map(|first| OsStr::from_bytes(CStr::from_ptr(first).to_bytes()))
-    };
-    c_int::from(!run(argument))
+    let mut arguments = Arguments { next: arguments };
+    // The name of the program.
+    arguments.next();
+    c_int::from(!run(arguments))
+}
+
+/// The arguments of this process.
+#[derive(Debug)]
+pub struct Arguments {
+    next: *const *const c_char,
+}
+
+impl Iterator for Arguments {
+    type Item = &'static OsStr;
+
+    fn next(&mut self) -> Option<&'static OsStr> {
+        // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the process.
+        unsafe {
+            let argument = *self.next;
+            if argument.is_null() {
+                return None;
+            }
+            self.next = self.next.add(1);
+            Some(OsStr::from_bytes(CStr::from_ptr(argument).to_bytes()))
+        }
+    }
 }
 
 /// Makes the addresses read-only that the start of the program computed: the table of addresses, and those in constants (relro).

@@ -1,0 +1,114 @@
+//! The daemon: one process with one thread, which waits for requests, messages of servers and points in time in one loop. It enters a
+//! container's namespace only to open sockets there, and closes them after an exchange, so that no namespace outlives its container
+//! because of a lease.
+
+mod connection;
+mod flags;
+mod interface;
+mod log;
+mod serve;
+mod session;
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use ::linux::Deadline;
+use ::linux::dir::Dir;
+use ::linux::log::{info, warn};
+use ::linux::process::{self, Capability, keep_capabilities, raise_file_limit};
+use ::linux::sha2::sha512;
+use ::linux::unix::Listener;
+use cni::{Code, Context, Error, Result};
+
+use crate::lease::ROOT;
+use flags::{Flags, HELP, Invocation};
+use serve::Daemon;
+
+/// How long a daemon waits for the lock of one that is about to end.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// What the daemon needs: to change interfaces, to open packet sockets, to enter namespaces, and to open those that are only known
+/// by a process.
+const CAPABILITIES: [Capability; 4] =
+    [Capability::NetAdmin, Capability::NetRaw, Capability::SysAdmin, Capability::SysPtrace];
+
+/// Runs the daemon with these arguments, until a signal ends it. Returns whether it succeeded.
+pub fn run(arguments: impl Iterator<Item = &'static OsStr>) -> bool {
+    let outcome = flags::parse(arguments).and_then(|invocation| match invocation {
+        Invocation::Help => Ok(process::answer(HELP.as_bytes())?),
+        Invocation::Run(flags) => serve(&flags),
+    });
+    outcome.map_err(|error| writeln!(io::stderr(), "dhcp daemon: {error:?}")).is_ok()
+}
+
+fn serve(flags: &Flags) -> Result<()> {
+    log::start();
+    if let Err(error) = raise_file_limit() {
+        warn!("{error}");
+    }
+    let listener = listen(flags)?;
+    let socket = listener.path().unwrap_or_else(|| flags.socket.clone());
+    // Two daemons that follow the same leases would confuse the servers.
+    let _lock = lock(&socket)?;
+    let _pidfile = flags.pidfile.as_deref().map(PidFile::write).transpose()?;
+    keep_capabilities(&CAPABILITIES)?;
+    let mut daemon = Daemon::new(flags, listener, socket)?;
+    daemon.load()?;
+    info!("serving {:?}", daemon.socket());
+    daemon.run()?;
+    info!("ended: the leases stay, and the next daemon continues them");
+    Ok(())
+}
+
+/// Returns the socket that the service manager passed, or a new one.
+fn listen(flags: &Flags) -> Result<Listener> {
+    let number = |value: Option<OsString>| value.and_then(|value| value.to_str()?.parse::<u32>().ok());
+    let is_for_this = number(process::env("LISTEN_PID")) == Some(std::process::id());
+    let passed = number(process::env("LISTEN_FDS")).filter(|_| is_for_this);
+    match passed {
+        None | Some(0) => Ok(Listener::bind(&flags.prefixed(&flags.socket))?),
+        Some(1) => Ok(Listener::passed()?),
+        // The text of the reference.
+        Some(count) => {
+            let what = format!("Too many ({count}) FDs passed through socket activation");
+            Err(Error::new(Code::ENVIRONMENT, what).details("pass one socket"))
+        }
+    }
+}
+
+/// Takes the lock of the leases that a daemon with this socket follows, for as long as the file is open.
+fn lock(socket: &Path) -> Result<File> {
+    let what = || format!("lock the leases in {ROOT:?}");
+    let dir = Dir::create_private(Path::new(ROOT)).context(what)?;
+    let name = format!("lock.{}", sha512(16, &socket.to_string_lossy()));
+    dir.lock(&name, Deadline::after(LOCK_TIMEOUT)).context(what)?.ok_or_else(|| {
+        let what = format!("another DHCP daemon follows the leases of {socket:?}");
+        Error::new(Code::TRY_LATER, what).details("stop it, or use another -socketpath")
+    })
+}
+
+/// A file with the number of this process, which is removed at the end.
+struct PidFile<'a>(&'a Path);
+
+impl PidFile<'_> {
+    fn write(path: &Path) -> Result<PidFile<'_>> {
+        let what = || format!("write the file {path:?}");
+        if !path.is_absolute() {
+            // The text of the reference.
+            let error = Error::new(Code::CONFIG, "path not absolute");
+            return Err(error.details("use an absolute path for -pidfile")).context(what);
+        }
+        let mut file = File::options().write(true).create(true).truncate(true).mode(0o644).open(path).context(what)?;
+        write!(file, "{}", std::process::id()).context(what)?;
+        Ok(PidFile(path))
+    }
+}
+
+impl Drop for PidFile<'_> {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(self.0);
+    }
+}

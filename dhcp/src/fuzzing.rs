@@ -1,0 +1,39 @@
+//! Entry points for the fuzzer: they read arbitrary configurations, packets and files, and assert the properties that must hold.
+#![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
+
+use std::net::Ipv4Addr;
+
+use cni::Call;
+
+use crate::config::{self, Config};
+use crate::lease;
+use crate::message::{Message, unwrap, wrap_reply};
+use crate::settings::Settings;
+use crate::terms::Terms;
+
+/// Reads a configuration of this plugin.
+pub fn config(call: &Call<'_>) {
+    let Ok(config) = Config::read(call, None) else { return };
+    assert_eq!(config::socket(call), config.socket, "DEL asks the daemon of ADD");
+    assert!(config.settings.options.iter().all(|(_, value)| value.len() <= 255));
+}
+
+/// Reads a packet of a server, and a lease file.
+pub fn packet(bytes: &[u8]) {
+    let _ = lease::parse(bytes);
+    let (from, to) = (Ipv4Addr::new(10, 66, 0, 1), Ipv4Addr::BROADCAST);
+    let wrapped = wrap_reply(bytes, from, to);
+    if bytes.len() < 65_000 {
+        assert_eq!(unwrap(&wrapped), Some(bytes), "a packet that is written is read");
+    }
+    for message in [Some(bytes), unwrap(bytes)].into_iter().flatten().filter_map(Message::parse) {
+        assert_eq!(Message::parse(&message.write()), Some(message.clone()), "a message that is written is read");
+        let Ok(terms) = Terms::read(&message, &Settings { set_mtu: true, ..Settings::default() }) else { continue };
+        assert!(terms.cidr().not_of_an_interface().is_none(), "{terms:?}");
+        assert!(
+            terms.times.is_none_or(|times| 0 < times.renew && times.renew < times.rebind && times.rebind < times.end)
+        );
+        let names = terms.dns.search.iter().chain(&terms.dns.nameservers);
+        assert!(names.chain([&terms.dns.domain]).all(|name| !name.contains(char::is_whitespace)), "{:?}", terms.dns);
+    }
+}

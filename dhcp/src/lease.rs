@@ -1,0 +1,147 @@
+//! Lease files: one for each attachment, in a directory for each network. The daemon writes them; plugins and tools read them,
+//! also without the daemon.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use cni::{Attachment, AttachmentKey, Call, Context, Result, json};
+use linux::dir::Dir;
+use linux::log::debug;
+use serde::{Deserialize, Serialize};
+
+use crate::client::Grant;
+use crate::settings::Settings;
+
+/// The directory of the directories of networks. The kernel's memory has it: at a boot, all containers are gone.
+pub(crate) const ROOT: &str = "/run/cni0/dhcp";
+/// The end of the name of a lease file.
+const SUFFIX: &str = ".json";
+
+/// The attachment that a lease belongs to.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) struct Key {
+    pub(crate) network: String,
+    pub(crate) container: String,
+    pub(crate) ifname: String,
+}
+
+impl Key {
+    pub(crate) fn new(call: &Call<'_>, at: &Attachment) -> Key {
+        let text = str::to_owned;
+        Key {
+            network: text(call.network.as_str()),
+            container: text(at.container.as_str()),
+            ifname: text(at.ifname.as_str()),
+        }
+    }
+
+    pub(crate) fn attachment(&self) -> AttachmentKey<'_> {
+        AttachmentKey { network: &self.network, container: &self.container, ifname: &self.ifname }
+    }
+
+    fn file(&self) -> String {
+        format!("{}{SUFFIX}", self.attachment().digest())
+    }
+}
+
+/// The interface that a lease is for. A path can lead to another namespace later, and a name to another interface.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Place {
+    /// The path of the namespace, as the plugin got it.
+    pub(crate) netns: PathBuf,
+    /// The cookie of the namespace, or before Linux 5.14 its inode number.
+    pub(crate) namespace: u64,
+    /// The index of the link.
+    pub(crate) link: u32,
+    pub(crate) mac: [u8; 6],
+    /// Whether servers must answer by broadcast.
+    pub(crate) broadcast: bool,
+}
+
+/// The content of a lease file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Record {
+    pub(crate) key: Key,
+    /// The socket of the daemon that follows the lease.
+    pub(crate) socket: PathBuf,
+    pub(crate) place: Place,
+    pub(crate) settings: Settings,
+    /// The lease; `None` if it was lost, and the daemon looks for another one.
+    pub(crate) grant: Option<Grant>,
+}
+
+/// Returns the directory of a network.
+pub(crate) fn directory(network: &str) -> PathBuf {
+    Path::new(ROOT).join(network)
+}
+
+/// Writes the file of a lease atomically.
+pub(crate) fn write(record: &Record) -> Result<()> {
+    let path = directory(&record.key.network);
+    let what = || format!("write the lease of {} in {path:?}", record.key.attachment().alias());
+    let content = json::compact(record)?;
+    Dir::create_private(&path).and_then(|dir| dir.replace(&record.key.file(), &content)).context(what)
+}
+
+/// Removes the file of a lease, and the directory with the last one. Returns whether the file existed.
+pub(crate) fn remove(key: &Key) -> Result<bool> {
+    let path = directory(&key.network);
+    let what = || format!("remove the lease of {} in {path:?}", key.attachment().alias());
+    let Some(dir) = Dir::open(&path).context(what)? else { return Ok(false) };
+    let existed = dir.remove(&key.file()).context(what)?;
+    // Fails while other leases are there.
+    let _ = fs::remove_dir(&path);
+    Ok(existed)
+}
+
+/// Reads the lease of an attachment; `None` if it has none.
+pub(crate) fn read(key: &Key) -> Result<Option<Record>> {
+    let path = directory(&key.network);
+    let what = || format!("read the lease of {} in {path:?}", key.attachment().alias());
+    let Some(dir) = Dir::open(&path).context(what)? else { return Ok(None) };
+    let content = dir.read(&key.file()).context(what)?;
+    Ok(content.and_then(|content| parse(&content)).filter(|record| record.key == *key))
+}
+
+/// Returns the leases in a directory, with the time of their last change; `None` if there is no such directory.
+pub(crate) fn list(path: &Path) -> Result<Option<Vec<(Record, SystemTime)>>> {
+    let what = || format!("read the leases in {path:?}");
+    let Some(dir) = Dir::open(path).context(what)? else { return Ok(None) };
+    let mut found = Vec::new();
+    for name in dir.names().context(what)? {
+        let name = name.context(what)?;
+        if !name.ends_with(SUFFIX) {
+            continue;
+        }
+        let Some((content, since)) = dir.read_with_time(&name).context(what)? else { continue };
+        match parse(&content).filter(|record| record.key.file() == name) {
+            Some(record) => found.push((record, since)),
+            None => debug!("ignore {name:?} in {path:?}, which is not a lease"),
+        }
+    }
+    Ok(Some(found))
+}
+
+/// Returns the directories of networks.
+pub(crate) fn directories() -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(ROOT) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.context(|| format!("read the directory {ROOT:?}"))?,
+    };
+    Ok(entries.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
+}
+
+/// Parses a lease file.
+pub(crate) fn parse(content: &[u8]) -> Option<Record> {
+    json::parse(std::str::from_utf8(content).ok()?).ok()
+}
+
+impl Record {
+    /// Returns the address of the lease.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        self.grant.as_ref().map(|grant| grant.terms.address.into())
+    }
+}

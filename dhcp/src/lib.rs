@@ -1,0 +1,169 @@
+//! The `dhcp` plugin: addresses from a DHCP server. A daemon asks the server, renews the leases and gives them back; the plugin only
+//! tells it what to do.
+//!
+//! - `config` validates the keys, and `settings` is what the client of a lease needs of them.
+//! - `protocol` is what plugin and daemon say to each other, and `lease` the file of a lease.
+//! - `message` parses and writes messages, `terms` validates what a server grants, and `client` decides what to send: all three
+//!   without I/O.
+//! - [`daemon`] has the loop, the namespaces and the sockets.
+//! - `inspect` is for `cnitool`.
+
+mod client;
+mod config;
+pub mod daemon;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
+mod inspect;
+mod lease;
+mod message;
+mod protocol;
+mod settings;
+mod terms;
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use cni::{
+    AddResult, Attachment, Call, Code, Error, Ipam, Keep, Plugin, Prepared, Result, Rollback, ValidAttachment, report,
+};
+use linux::ip::Cidr;
+
+use config::Config;
+use lease::Key;
+use protocol::{Command, Request, ask};
+use terms::Terms;
+
+/// Timeout of an ADD: longer than the daemon tries, and less than a plugin waits for its delegate.
+const ADD_TIMEOUT: Duration = Duration::from_secs(235);
+/// Timeout of a CHECK, for which the daemon may ask the server whether a lease that it does not know is valid.
+const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
+/// Timeout of calls that the daemon answers at once.
+const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// The `dhcp` plugin.
+#[derive(Debug)]
+pub struct Dhcp;
+
+/// A validated ADD that has not changed anything yet.
+#[derive(Debug)]
+struct PreparedAdd<'a> {
+    call: &'a Call<'a>,
+    config: Config,
+}
+
+impl Prepared for PreparedAdd<'_> {
+    fn add(&self, at: &Attachment) -> Result<AddResult> {
+        let PreparedAdd { call, config } = self;
+        let request = Request {
+            netns: at.netns.clone(),
+            settings: config.settings.clone(),
+            ..Request::new(Command::Add, Key::new(call, at))
+        };
+        let terms = ask(&config.socket, &request, ADD_TIMEOUT)?;
+        terms.map(result).ok_or_else(|| Error::bug("the daemon answered ADD without an address"))
+    }
+}
+
+fn result(terms: Terms) -> AddResult {
+    let ips = vec![terms.ip()];
+    AddResult { ips, routes: terms.routes, dns: terms.dns, ..AddResult::default() }
+}
+
+impl Plugin for Dhcp {
+    fn name(&self) -> &'static str {
+        "dhcp"
+    }
+
+    fn prepare<'a>(&self, call: &'a Call<'a>, at: &Attachment) -> Result<Option<Box<dyn Prepared + 'a>>> {
+        Ok(Some(Box::new(PreparedAdd { call, config: Config::read(call, Some(at))? })))
+    }
+
+    fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult> {
+        PreparedAdd { call, config: Config::read(call, Some(at))? }.add(at)
+    }
+
+    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is in use.
+    /// The delegating plugin calls DEL if it gets no result.
+    fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
+        Ok((self.add(call, at)?, Box::new(|| Ok(()))))
+    }
+
+    /// Unlike the reference, succeeds without a daemon: a container must not wait for it. The server gets the address back when the
+    /// lease ends.
+    fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        release(&config::socket(call), Key::new(call, at))
+    }
+
+    fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
+        let config = Config::read(call, Some(at))?;
+        let reported = call.prev_result()?.unwrap_or_default();
+        let mut addresses = reported.ips.iter().filter_map(|ip| match ip.address.ip() {
+            IpAddr::V4(ip) => Some(ip),
+            IpAddr::V6(_) => None,
+        });
+        let request = Request {
+            netns: at.netns.clone(),
+            settings: config.settings,
+            address: addresses.next(),
+            ..Request::new(Command::Check, Key::new(call, at))
+        };
+        ask(&config.socket, &request, CHECK_TIMEOUT).map(drop)
+    }
+
+    fn gc(&self, call: &Call<'_>) -> Result<()> {
+        collect(call, &call.valid_attachments()?)
+    }
+
+    fn status(&self, call: &Call<'_>) -> Result<()> {
+        let config = Config::read(call, None)?;
+        let request = Request::of_network(Command::Status, call.network.as_str(), &[]);
+        ask(&config.socket, &request, TIMEOUT).map(drop).map_err(|error| error.with_code(Code::NOT_AVAILABLE))
+    }
+
+    fn ipam(&self) -> Option<&dyn Ipam> {
+        Some(self)
+    }
+}
+
+/// Tells the daemon to give a lease back. Without a daemon, forgets the lease.
+fn release(socket: &Path, key: Key) -> Result<()> {
+    match ask(socket, &Request::new(Command::Del, key.clone()), TIMEOUT) {
+        Err(error) if error.code() == Code::TRY_LATER => {
+            if lease::remove(&key)? {
+                report(&error.context("give the lease back to the server"));
+            }
+            Ok(())
+        }
+        outcome => outcome.map(drop),
+    }
+}
+
+/// Gives the leases of a network back whose attachments are not valid. Without a daemon, forgets them.
+fn collect(call: &Call<'_>, valid: &[ValidAttachment]) -> Result<()> {
+    let network = call.network.as_str();
+    match ask(&config::socket(call), &Request::of_network(Command::Gc, network, valid), TIMEOUT) {
+        Err(error) if error.code() == Code::TRY_LATER => {
+            let keep = Keep::new(network, valid);
+            for (record, _) in lease::list(&lease::directory(network))?.unwrap_or_default() {
+                if keep.is_stale(record.key.attachment()) {
+                    lease::remove(&record.key)?;
+                }
+            }
+            Ok(())
+        }
+        outcome => outcome.map(drop),
+    }
+}
+
+impl Ipam for Dhcp {
+    fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>> {
+        let record = lease::read(&Key::new(call, at))?;
+        Ok(record.and_then(|record| record.address()).into_iter().collect())
+    }
+
+    /// Returns true: other hosts have leases of the server, too.
+    fn uses_subnet(&self, _: &Call<'_>, _: Cidr) -> Result<bool> {
+        Ok(true)
+    }
+}

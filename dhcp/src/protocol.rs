@@ -1,0 +1,168 @@
+//! What plugin and daemon say to each other: one request and one answer on a connection, each a line of JSON.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cni::{Code, Context, Error, Result, ValidAttachment, json};
+use linux::Deadline;
+use linux::unix::{Address, Connection};
+use serde::{Deserialize, Serialize};
+
+use crate::lease::Key;
+use crate::settings::Settings;
+use crate::terms::Terms;
+
+/// The longest line.
+pub(crate) const MAX_LINE: usize = 16 << 20;
+/// How a server of HTTP begins its answer to a line that it does not understand: the daemon of the reference is one.
+const HTTP: &[u8] = b"HTTP/";
+/// What to do about a daemon that does not answer.
+const START_HINT: &str = "start it with `systemctl enable --now cni-dhcp.socket`, or `dhcp daemon`";
+
+/// What the plugin asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub(crate) enum Command {
+    Add,
+    Del,
+    Check,
+    Gc,
+    Status,
+}
+
+/// A request. Commands of a network have no attachment.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) command: Command,
+    pub(crate) key: Key,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) netns: Option<PathBuf>,
+    #[serde(default)]
+    pub(crate) settings: Settings,
+    /// CHECK: the address in the result of ADD, for a lease that the daemon does not know.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) address: Option<std::net::Ipv4Addr>,
+    /// GC: the container and the interface of each attachment that is valid.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) valid: Vec<(String, String)>,
+}
+
+impl Request {
+    /// Returns a request for an attachment.
+    pub(crate) fn new(command: Command, key: Key) -> Request {
+        Request { command, key, netns: None, settings: Settings::default(), address: None, valid: Vec::new() }
+    }
+
+    /// Returns a request for a network.
+    pub(crate) fn of_network(command: Command, network: &str, valid: &[ValidAttachment]) -> Request {
+        let key = Key { network: network.to_owned(), container: String::new(), ifname: String::new() };
+        let valid = valid.iter().map(|at| (at.container.clone(), at.ifname.clone())).collect();
+        Request { valid, ..Request::new(command, key) }
+    }
+}
+
+/// An answer.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    /// The failure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    error: Option<Failure>,
+    /// ADD: what the server has granted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    terms: Option<Terms>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Failure {
+    code: Code,
+    message: String,
+    #[serde(default)]
+    details: String,
+}
+
+impl From<Result<Option<Terms>>> for Answer {
+    fn from(outcome: Result<Option<Terms>>) -> Answer {
+        match outcome {
+            Ok(terms) => Answer { terms, error: None },
+            Err(error) => {
+                let (code, message, details) = (error.code(), error.to_string(), error.details_text().to_owned());
+                Answer { error: Some(Failure { code, message, details }), terms: None }
+            }
+        }
+    }
+}
+
+impl Answer {
+    fn outcome(self) -> Result<Option<Terms>> {
+        match self.error {
+            Some(Failure { code, message, details }) if details.is_empty() => Err(Error::new(code, message)),
+            Some(Failure { code, message, details }) => Err(Error::new(code, message).details(details)),
+            None => Ok(self.terms),
+        }
+    }
+}
+
+/// Returns the line for a request or an answer.
+pub(crate) fn line<T: Serialize>(value: &T) -> Result<Vec<u8>> {
+    let mut line = json::compact(value)?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// Asks the daemon. Fails if none answers in time.
+pub(crate) fn ask(socket: &Path, request: &Request, timeout: Duration) -> Result<Option<Terms>> {
+    let line = line(request)?;
+    let deadline = Deadline::after(timeout);
+    let address = Address::Path(socket.to_owned());
+    let mut connection = Connection::open(&address, deadline).map_err(|error| absent(socket, error.into()))?;
+    let answer = exchange(&mut connection, &line).context(|| format!("ask the DHCP daemon at {socket:?}"))?;
+    if answer.starts_with(HTTP) {
+        let what = format!("the DHCP daemon of the reference listens at {socket:?}");
+        return Err(Error::new(Code::TRY_LATER, what).details("stop it, and start `dhcp daemon` of cni0"));
+    }
+    let Some(answer) = answer.strip_suffix(b"\n") else {
+        let what = format!("the DHCP daemon at {socket:?} has closed the connection without an answer");
+        return Err(Error::new(Code::TRY_LATER, what).details("it may have been restarted: try again, and see its log"));
+    };
+    let answer: Answer = json::parse(&String::from_utf8_lossy(answer))
+        .context(|| format!("read the answer of the DHCP daemon at {socket:?}"))?;
+    answer.outcome()
+}
+
+fn absent(socket: &Path, error: Error) -> Error {
+    let what = format!("no DHCP daemon listens at {socket:?}: {error}");
+    Error::new(Code::TRY_LATER, what).details(START_HINT)
+}
+
+/// Sends a line, and receives what the daemon sends up to its end, or to the end of a line.
+fn exchange(connection: &mut Connection, line: &[u8]) -> linux::Result<Vec<u8>> {
+    connection.send(line)?;
+    let (mut answer, mut buffer) = (Vec::new(), [0; 4096]);
+    while answer.last() != Some(&b'\n') && answer.len() < MAX_LINE {
+        match connection.receive(&mut buffer)? {
+            0 => break,
+            count => answer.extend_from_slice(buffer.get(..count).unwrap_or_default()),
+        }
+        if answer.starts_with(HTTP) {
+            break;
+        }
+    }
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_read_as_it_was_written() {
+        let error = Error::new(Code::TRY_LATER, "no server has answered").details("see the log");
+        let text = line(&Answer::from(Err(error.clone()))).unwrap();
+        let answer: Answer = serde_json::from_slice(&text).unwrap();
+        let read = answer.outcome().unwrap_err();
+        assert_eq!((read.code(), read.to_string()), (error.code(), error.to_string()));
+        assert_eq!(read.details_text(), "see the log");
+        let answer: Answer = serde_json::from_slice(&line(&Answer::from(Ok(None))).unwrap()).unwrap();
+        assert_eq!(answer.outcome(), Ok(None));
+    }
+}
