@@ -87,7 +87,7 @@ impl<'a> GiveBack<'a> {
         let links = guest.netlink.links(None)?;
         let is_known = |link: &&Link| self.is_device(link) && (self.record.is_some() || !link.hardware.is_empty());
         if let Some(link) = links.iter().find(is_known) {
-            return self.move_home(&mut guest.netlink, &mut namespaces, link).map(|()| true);
+            return self.move_home(&mut guest.netlink, &mut namespaces, &links, link).map(|()| true);
         }
         // The reference writes no record, and sets no mark. A container can have created any other link.
         let is_named = |link: &&Link| link.name == at.ifname.as_str() && marks(link).next().is_none();
@@ -104,24 +104,32 @@ impl<'a> GiveBack<'a> {
         }
         let theirs = Record { name: link.alias.clone(), ..Record::default() };
         let theirs = GiveBack { record: Some(theirs), ..self.clone() };
-        theirs.move_home(&mut guest.netlink, &mut namespaces, link).map(|()| true)
+        theirs.move_home(&mut guest.netlink, &mut namespaces, &links, link).map(|()| true)
     }
 
     /// The rollback of an ADD. The device may be in the container, or still on the host.
     pub(crate) fn undo(&self, namespaces: &mut Namespaces) -> Result<()> {
         let mut guest = namespaces.in_guest(|| Ok(Netlink::open()?))?;
-        match guest.links(None)?.iter().find(|link| self.is_device(link)) {
-            Some(link) => self.move_home(&mut guest, namespaces, link),
+        let links = guest.links(None)?;
+        match links.iter().find(|link| self.is_device(link)) {
+            Some(link) => self.move_home(&mut guest, namespaces, &links, link),
             None => self.on_host(&mut namespaces.host.netlink, None).map(drop),
         }
     }
 
     /// Moves the device to the host. It gets its name in the container, so that no program of the host sees another one, unless
-    /// the container has a link with that name.
-    fn move_home(&self, guest: &mut Netlink, namespaces: &mut Namespaces, link: &Link) -> Result<()> {
+    /// the container has a link with that name. `links` are those of the container.
+    fn move_home(&self, guest: &mut Netlink, namespaces: &mut Namespaces, links: &[Link], link: &Link) -> Result<()> {
         let (name, alias) = self.origin(link);
         let host = &mut namespaces.host;
         refuse_taken(&mut host.netlink, name)?;
+        // Links on top of a device stay when it moves. By them, the container would still be on its wire.
+        let is_above = |other: &&Link| other.lower == Some(link.index) && other.lower_netns.is_none();
+        let above = links.iter().filter(is_above).filter(|other| other.kind != "veth");
+        let above: Vec<_> = above.map(|other| Change::delete_link(other.index)).collect();
+        if !above.is_empty() {
+            guest.apply_ignoring(&above, &[libc::ENODEV, libc::ENXIO])?;
+        }
         let down = LinkChange { up: Some(false), ..LinkChange::default() };
         let mut changes = Vec::new();
         if link.up {

@@ -161,6 +161,23 @@ fn a_device_whose_namespace_is_gone_gets_its_name_again() {
     }
 }
 
+/// The kernel keeps a link on top of a device that moves: a container that goes on running would see the frames of the next one.
+#[test]
+fn links_on_top_of_the_device_are_deleted() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&config(json!({})));
+    pod.sh("ip link add inner type veth peer name other; ip link set inner up
+        for number in 1 2; do ip link add link eth0 name above$number type macvlan; ip link set above$number up; done
+        ip link add link above1 name higher type macvlan; ip link add link inner name kept type macvlan");
+    pod.del(&config(json!({})));
+    assert_given_back(lab, "DEL");
+    let links = pod.ip("link show");
+    let mut links: Vec<_> = links.as_array().unwrap().iter().map(|link| link["ifname"].as_str().unwrap()).collect();
+    links.sort_unstable();
+    assert_eq!(links, ["inner", "kept", "lo", "other"]);
+}
+
 /// Another link of the host can have a name that the container has added, or get it later.
 #[test]
 fn the_device_has_its_own_alternative_names_again() {
