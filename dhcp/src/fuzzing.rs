@@ -20,7 +20,7 @@ pub fn config(call: &Call<'_>) {
 
 /// Reads a packet of a server, and a lease file.
 pub fn packet(bytes: &[u8]) {
-    let _ = lease::parse(bytes);
+    let _ = lease::parse::<lease::Record>(bytes);
     let (from, to) = (Ipv4Addr::new(10, 66, 0, 1), Ipv4Addr::BROADCAST);
     let wrapped = wrap_reply(bytes, from, to);
     if bytes.len() < 65_000 {

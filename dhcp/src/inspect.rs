@@ -7,6 +7,7 @@ use cni::inspect::{Finding, Inspect, Lease, LeaseHolder, LeaseStore, NetworkView
 use cni::{Call, Keep, Plugin, Result};
 
 use crate::config::{self, Config};
+use crate::lease::Summary;
 use crate::{Dhcp, lease, release};
 
 impl Inspect for Dhcp {
@@ -34,7 +35,7 @@ impl Inspect for Dhcp {
 
     fn collect(&self, call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
         let socket = config::socket(call);
-        for (record, since) in lease::list(&lease::directory(keep.network))?.unwrap_or_default() {
+        for (record, since) in lease::list::<Summary>(&lease::directory(keep.network))?.unwrap_or_default() {
             let may_be_stale = record.address().is_none_or(|ip| keep.may_be_stale(ip, since));
             if may_be_stale && keep.is_stale(record.key.attachment()) {
                 release(&socket, record.key)?;
@@ -54,8 +55,8 @@ impl LeaseStore for Dhcp {
     }
 
     fn leases(&self, directory: &Path) -> Result<Option<Vec<Lease>>> {
-        let Some(found) = lease::list(directory)? else { return Ok(None) };
-        let lease = |(record, since): (lease::Record, _)| {
+        let Some(found) = lease::list::<Summary>(directory)? else { return Ok(None) };
+        let lease = |(record, since): (Summary, _)| {
             let ip = record.address()?;
             let owner = LeaseHolder::Container(record.key.container, Some(record.key.ifname));
             Some(Lease { ip, owner, since })

@@ -3,13 +3,14 @@
 
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use cni::{Attachment, AttachmentKey, Call, Context, Result, json};
 use linux::dir::Dir;
 use linux::log::debug;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::client::Grant;
@@ -98,16 +99,16 @@ pub(crate) fn remove(key: &Key) -> Result<bool> {
 }
 
 /// Reads the lease of an attachment; `None` if it has none.
-pub(crate) fn read(key: &Key) -> Result<Option<Record>> {
+pub(crate) fn read(key: &Key) -> Result<Option<Summary>> {
     let path = directory(&key.network);
     let what = || format!("read the lease of {} in {path:?}", key.attachment().alias());
     let Some(dir) = Dir::open(&path).context(what)? else { return Ok(None) };
     let content = dir.read(&key.file()).context(what)?;
-    Ok(content.and_then(|content| parse(&content)).filter(|record| record.key == *key))
+    Ok(content.and_then(|content| parse::<Summary>(&content)).filter(|lease| lease.key == *key))
 }
 
 /// Returns the leases in a directory, with the time of their last change; `None` if there is no such directory.
-pub(crate) fn list(path: &Path) -> Result<Option<Vec<(Record, SystemTime)>>> {
+pub(crate) fn list<T: Content>(path: &Path) -> Result<Option<Vec<(T, SystemTime)>>> {
     let what = || format!("read the leases in {path:?}");
     let Some(dir) = Dir::open(path).context(what)? else { return Ok(None) };
     let mut found = Vec::new();
@@ -117,7 +118,7 @@ pub(crate) fn list(path: &Path) -> Result<Option<Vec<(Record, SystemTime)>>> {
             continue;
         }
         let Some((content, since)) = dir.read_with_time(&name).context(what)? else { continue };
-        match parse(&content).filter(|record| record.key.file() == name) {
+        match parse(&content).filter(|record: &T| record.key().file() == name) {
             Some(record) => found.push((record, since)),
             None => debug!("ignore {name:?} in {path:?}, which is not a lease"),
         }
@@ -135,12 +136,46 @@ pub(crate) fn directories() -> Result<Vec<PathBuf>> {
 }
 
 /// Parses a lease file.
-pub(crate) fn parse(content: &[u8]) -> Option<Record> {
+pub(crate) fn parse<T: Content>(content: &[u8]) -> Option<T> {
     json::parse(std::str::from_utf8(content).ok()?).ok()
 }
 
-impl Record {
-    /// Returns the address of the lease.
+/// What is read of a lease file.
+pub(crate) trait Content: DeserializeOwned {
+    fn key(&self) -> &Key;
+}
+
+impl Content for Record {
+    fn key(&self) -> &Key {
+        &self.key
+    }
+}
+
+/// The owner and the address of a lease, for those who do not follow it. The plugin is part of many programs.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Summary {
+    pub(crate) key: Key,
+    grant: Option<GrantSummary>,
+}
+
+#[derive(Debug, Deserialize)]
+struct GrantSummary {
+    terms: TermsSummary,
+}
+
+#[derive(Debug, Deserialize)]
+struct TermsSummary {
+    address: Ipv4Addr,
+}
+
+impl Content for Summary {
+    fn key(&self) -> &Key {
+        &self.key
+    }
+}
+
+impl Summary {
+    /// Returns the address of the lease; `None` if it was lost.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.grant.as_ref().map(|grant| grant.terms.address.into())
     }

@@ -30,9 +30,8 @@ use cni::{
 use linux::ip::Cidr;
 
 use config::Config;
-use lease::Key;
-use protocol::{Command, Request, ask};
-use terms::Terms;
+use lease::{Key, Summary};
+use protocol::{Command, Granted, Request, ask};
 
 /// Timeout of an ADD: longer than the daemon tries, and less than a plugin waits for its delegate.
 const ADD_TIMEOUT: Duration = Duration::from_secs(235);
@@ -60,14 +59,14 @@ impl Prepared for PreparedAdd<'_> {
             settings: config.settings.clone(),
             ..Request::new(Command::Add, Key::new(call, at))
         };
-        let terms = ask(&config.socket, &request, ADD_TIMEOUT)?;
-        terms.map(result).ok_or_else(|| Error::bug("the daemon answered ADD without an address"))
+        let granted = ask(&config.socket, &request, ADD_TIMEOUT)?;
+        granted.map(result).ok_or_else(|| Error::bug("the daemon answered ADD without an address"))
     }
 }
 
-fn result(terms: Terms) -> AddResult {
-    let ips = vec![terms.ip()];
-    AddResult { ips, routes: terms.routes, dns: terms.dns, ..AddResult::default() }
+fn result(granted: Granted) -> AddResult {
+    let Granted { ip, routes, dns } = granted;
+    AddResult { ips: vec![ip], routes, dns, ..AddResult::default() }
 }
 
 impl Plugin for Dhcp {
@@ -145,7 +144,7 @@ fn collect(call: &Call<'_>, valid: &[ValidAttachment]) -> Result<()> {
     match ask(&config::socket(call), &Request::of_network(Command::Gc, network, valid), TIMEOUT) {
         Err(error) if error.code() == Code::TRY_LATER => {
             let keep = Keep::new(network, valid);
-            for (record, _) in lease::list(&lease::directory(network))?.unwrap_or_default() {
+            for (record, _) in lease::list::<Summary>(&lease::directory(network))?.unwrap_or_default() {
                 if keep.is_stale(record.key.attachment()) {
                     lease::remove(&record.key)?;
                 }

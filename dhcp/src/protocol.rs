@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use cni::{Code, Context, Error, Result, ValidAttachment, json};
+use cni::{Code, Context, Dns, Error, IpConfig, Result, Route, ValidAttachment, json};
 use linux::Deadline;
 use linux::unix::{Address, Connection};
 use serde::{Deserialize, Serialize};
@@ -69,7 +69,17 @@ pub(crate) struct Answer {
     error: Option<Failure>,
     /// ADD: what the server has granted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    terms: Option<Terms>,
+    granted: Option<Granted>,
+}
+
+/// The part of the terms that a result has. The plugin reads nothing else: it is part of many programs.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Granted {
+    pub(crate) ip: IpConfig,
+    #[serde(default)]
+    pub(crate) routes: Vec<Route>,
+    #[serde(default)]
+    pub(crate) dns: Dns,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -83,21 +93,24 @@ struct Failure {
 impl From<Result<Option<Terms>>> for Answer {
     fn from(outcome: Result<Option<Terms>>) -> Answer {
         match outcome {
-            Ok(terms) => Answer { terms, error: None },
+            Ok(terms) => {
+                let granted = terms.map(|terms| Granted { ip: terms.ip(), routes: terms.routes, dns: terms.dns });
+                Answer { granted, error: None }
+            }
             Err(error) => {
                 let (code, message, details) = (error.code(), error.to_string(), error.details_text().to_owned());
-                Answer { error: Some(Failure { code, message, details }), terms: None }
+                Answer { error: Some(Failure { code, message, details }), granted: None }
             }
         }
     }
 }
 
 impl Answer {
-    fn outcome(self) -> Result<Option<Terms>> {
+    fn outcome(self) -> Result<Option<Granted>> {
         match self.error {
             Some(Failure { code, message, details }) if details.is_empty() => Err(Error::new(code, message)),
             Some(Failure { code, message, details }) => Err(Error::new(code, message).details(details)),
-            None => Ok(self.terms),
+            None => Ok(self.granted),
         }
     }
 }
@@ -110,7 +123,7 @@ pub(crate) fn line<T: Serialize>(value: &T) -> Result<Vec<u8>> {
 }
 
 /// Asks the daemon. Fails if none answers in time.
-pub(crate) fn ask(socket: &Path, request: &Request, timeout: Duration) -> Result<Option<Terms>> {
+pub(crate) fn ask(socket: &Path, request: &Request, timeout: Duration) -> Result<Option<Granted>> {
     let line = line(request)?;
     let deadline = Deadline::after(timeout);
     let address = Address::Path(socket.to_owned());

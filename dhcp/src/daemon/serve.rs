@@ -14,7 +14,7 @@ use super::connection::{Connection, Received};
 use super::flags::Flags;
 use super::session::{LINKS, PACKETS, Session, Shared, Verdict};
 use crate::client::Moment;
-use crate::lease::{self, Key};
+use crate::lease::{self, Key, Record};
 use crate::protocol::{Answer, Command, Request};
 use crate::terms::Terms;
 
@@ -73,7 +73,7 @@ impl Daemon {
     pub(super) fn load(&mut self) -> Result<()> {
         let mut records = Vec::new();
         for directory in lease::directories()? {
-            let found = lease::list(&directory)?.unwrap_or_default();
+            let found = lease::list::<Record>(&directory)?.unwrap_or_default();
             records.extend(found.into_iter().map(|(record, _)| record));
         }
         records.retain(|record| record.socket == self.shared.socket);
@@ -285,7 +285,7 @@ impl Daemon {
         let is_stale =
             |key: &Key| key.network == *network && !valid.contains(&(key.container.clone(), key.ifname.clone()));
         let stale: Vec<Key> = self.by_key.keys().filter(|key| is_stale(key)).cloned().collect();
-        let recorded = lease::list(&lease::directory(network))?.unwrap_or_default();
+        let recorded = lease::list::<Record>(&lease::directory(network))?.unwrap_or_default();
         let recorded = recorded.into_iter().map(|(record, _)| record).filter(|record| {
             record.socket == self.shared.socket && is_stale(&record.key) && !self.by_key.contains_key(&record.key)
         });

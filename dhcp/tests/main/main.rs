@@ -14,4 +14,5 @@ mod follow;
 mod hostile;
 mod reference;
 mod restart;
+mod servers;
 mod support;
