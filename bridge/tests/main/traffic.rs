@@ -56,7 +56,7 @@ fn a_port_is_up_when_add_returns() {
         if !lab.sh("chrt -f 50 true 2>&1 || true").is_empty() {
             return skip(name, "real-time priorities are not permitted");
         }
-        for round in 0..5 {
+        for round in 0..3 {
             let mut pod = Pod::with_ips(lab, &format!("p{round}"), &["10.1.0.2/24"]);
             pod.ifname = ifname.to_owned();
             let call = pod.call("ADD", &config).env("then", "ip -o link show master br0 >&2");
