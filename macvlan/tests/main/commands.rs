@@ -302,3 +302,17 @@ fn a_renamed_link_is_deleted() {
     pod.del(&layer2(json!({})));
     assert_eq!(pod.sh("ip -o link | grep -v LOOPBACK || true"), "");
 }
+
+/// A container can give the alias of its interface to any number of links, for each of which the kernel would let DEL wait.
+#[test]
+fn del_deletes_a_limited_number_of_links() {
+    let lab = &lab();
+    let pod = Pod::new(lab, "a");
+    pod.add(&layer2(json!({})));
+    pod.sh("ip link add v0 type veth peer name v1
+        alias=$(ip link show eth0 | sed -n 's/.*alias //p')
+        for n in $(seq 12); do ip link add link v0 name l$n type macvlan; ip link set l$n alias \"$alias\"; done");
+    pod.del(&layer2(json!({})));
+    assert_eq!(pod.sh("ip -o link show type macvlan | wc -l"), "5\n");
+    assert!(!pod.sh("ip -o link").contains("eth0"));
+}

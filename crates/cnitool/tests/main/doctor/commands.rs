@@ -80,7 +80,7 @@ commands! {
         |_| "ip address del fd00:92::1/64 dev br-pods".to_owned(), "";
     a_link_of_the_reference: DeleteLink, chained("10.93.0.0/24", &json!({ "type": "bandwidth" })),
         |_| "ip link add bwp0123456789ab type ifb".to_owned(), "";
-    a_way_to_containers_that_are_gone: DeleteLink, on_master("10.69.0.0/24", json!({ "type": "macvlan", "hostAccess": ["10.69.0.200"] })),
+    a_way_to_containers_that_are_gone: DeleteLink, on_master("10.98.0.0/24", json!({ "type": "macvlan", "hostAccess": ["10.98.0.200"] })),
         |host| { attach(host, "lost"); forget(host, "lost"); String::new() }, "";
     /// The kernel removes routes and IPv6 addresses of a link that goes down.
     an_interface_that_is_down: SetGuestUp, dual("10.94.0.0/24", "fd00:94::/64"),
