@@ -29,7 +29,10 @@ pub fn delete_container_link(
     let is_marked =
         |link: &&Link| aliases.contains(&link.alias) || link.alias.is_empty() && indexes.contains(&link.index);
     // A repeated ADD creates another link if the container has renamed the first one.
-    let mut found: Vec<LinkIndex> = links.iter().filter(is_marked).map(|link| link.index).take(MOST).collect();
+    let mut marked: Vec<&Link> = links.iter().filter(is_marked).collect();
+    // The one that ADD created is among the first, whatever else the container has created.
+    marked.sort_by_key(|link| link.name != at.ifname.as_str());
+    let mut found: Vec<LinkIndex> = marked.iter().map(|link| link.index).take(MOST).collect();
     if found.is_empty() {
         links.retain(|link| link.name == at.ifname.as_str() && AliasOwner::parse(&link.alias).is_none());
         let Some(link) = links.first() else { return Ok(()) };

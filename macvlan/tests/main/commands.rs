@@ -55,7 +55,7 @@ fn without_a_master_the_default_route_counts() {
     // DEL does not need it.
     lab.sh("ip route del default");
     pod.del(&config);
-    assert!(!pod.sh("ip -o link").contains("eth0"));
+    assert!(!pod.sh("ip -o link").contains(": eth0@"));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn the_master_can_be_in_the_container() {
     pod.check_result(&config, &result).ok();
     assert_eq!(pod.ip("link show eth0")[0]["link"], "net1");
     pod.del(&config);
-    assert!(!pod.sh("ip -o link").contains("eth0"));
+    assert!(!pod.sh("ip -o link").contains(": eth0@"));
     let error = pod.call("ADD", &layer2(json!({ "linkInContainer": true }))).run().error(999);
     assert_eq!(error["msg"], "in \"/run/netns/a\": find master \"uplink\": Link not found");
 }
@@ -89,7 +89,7 @@ fn the_last_interface_of_the_list_is_the_master() {
     assert_eq!(pod.ip("link show eth0")[0]["link"], "net2");
     pod.check_result(&config, &result).ok();
     pod.del(&with(config, json!({ "prevResult": result })));
-    assert!(!pod.sh("ip -o link").contains("eth0"));
+    assert!(!pod.sh("ip -o link").contains(": eth0@"));
 }
 
 /// In mode `source`, the container receives from the listed senders alone.
@@ -303,16 +303,15 @@ fn a_renamed_link_is_deleted() {
     assert_eq!(pod.sh("ip -o link | grep -v LOOPBACK || true"), "");
 }
 
-/// A container can give the alias of its interface to any number of links, for each of which the kernel would let DEL wait.
+/// A container can give the alias of its interface to any number of links, and the kernel would let DEL wait for each.
 #[test]
 fn del_deletes_a_limited_number_of_links() {
     let lab = &lab();
     let pod = Pod::new(lab, "a");
     pod.add(&layer2(json!({})));
-    pod.sh("ip link add v0 type veth peer name v1
-        alias=$(ip link show eth0 | sed -n 's/.*alias //p')
-        for n in $(seq 12); do ip link add link v0 name l$n type macvlan; ip link set l$n alias \"$alias\"; done");
+    pod.sh("ip link add v0 type veth peer name v1; alias=$(ip link show eth0 | sed -n \"s/.*alias //p\")
+         for n in $(seq 12); do ip link add link v0 name l$n type macvlan; ip link set l$n alias \"$alias\"; done");
     pod.del(&layer2(json!({})));
     assert_eq!(pod.sh("ip -o link show type macvlan | wc -l"), "5\n");
-    assert!(!pod.sh("ip -o link").contains("eth0"));
+    assert!(!pod.sh("ip -o link").contains(": eth0@"));
 }
