@@ -13,7 +13,7 @@ impl Log for Lines {
     }
 
     fn log(&self, record: &Record<'_>) {
-        // Nobody could be told that stderr is closed.
+        // If stderr is closed, the line is lost.
         let _ = writeln!(io::stderr(), "{}: {}", record.level().as_str().to_ascii_lowercase(), record.args());
     }
 

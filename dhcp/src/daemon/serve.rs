@@ -179,7 +179,7 @@ impl Daemon {
         }
     }
 
-    /// Closes a connection. A session for which nobody waits any more, and that has no address yet, is over.
+    /// Closes a connection. A session without an address, for which no plugin waits any more, is over.
     fn hang_up(&mut self, id: u64) {
         if let Some(connection) = self.connections.remove(&id)
             && let Some(until) = connection.until

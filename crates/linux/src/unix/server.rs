@@ -36,7 +36,7 @@ impl Listener {
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).context(what)?,
             Err(_) => {}
         }
-        // Nobody else may connect even before the mode could be changed.
+        // No other user may connect even before the mode could be changed.
         let before = umask(Mode::from_bits_truncate(0o177));
         let socket = UnixListener::bind(path);
         umask(before);
