@@ -55,8 +55,19 @@ const CLIENT_LENGTH: usize = 254;
 pub(crate) struct Config {
     /// Where the daemon listens.
     pub(crate) socket: PathBuf,
+    /// Whether the interface gets an IPv4 address.
+    pub(crate) ipv4: bool,
+    /// How it gets IPv6 addresses.
+    pub(crate) ipv6: Option<Ipv6>,
     /// What the client sends to the server, and what it does with the answer. The client identifier is that of the attachment.
     pub(crate) settings: Settings,
+}
+
+/// Where IPv6 addresses come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ipv6 {
+    /// The kernel makes them from router advertisements.
+    Slaac,
 }
 
 #[derive(Deserialize)]
@@ -76,6 +87,8 @@ struct Ipam {
     use_gateway: Option<bool>,
     use_dns: Option<bool>,
     use_mtu: Option<bool>,
+    ipv4: Option<bool>,
+    ipv6: String,
 }
 
 #[derive(Default, Deserialize)]
@@ -120,6 +133,11 @@ fn socket_or_default(path: String) -> PathBuf {
 }
 
 impl Config {
+    /// Returns whether the daemon leases an address.
+    pub(crate) fn needs_daemon(&self) -> bool {
+        self.ipv4
+    }
+
     /// Reads and validates the whole configuration, without side effects. `at` is the attachment for which the client sends an
     /// identifier.
     pub(crate) fn read(call: &Call<'_>, at: Option<&Attachment>) -> Result<Config> {
@@ -128,6 +146,11 @@ impl Config {
             let error = Error::new(Code::CONFIG, "the configuration has no key \"ipam\"");
             return Err(error.details("add \"ipam\" with \"type\": \"dhcp\""));
         };
+        let (ipv4, ipv6) = (ipam.ipv4.unwrap_or(true), ipv6(call, &ipam.ipv6)?);
+        if !ipv4 && ipv6.is_none() {
+            let fault = Fault::value("with false, no address is left to ask for").under("ipam.ipv4");
+            return Err(Error::from(fault).details("set \"ipam.ipv6\", or remove \"ipam.ipv4\""));
+        }
         let mut requests = Vec::new();
         if !ipam.request.iter().any(|requested| requested.skip_default) {
             requests.extend(REQUESTS);
@@ -154,6 +177,8 @@ impl Config {
         };
         Ok(Config {
             socket: socket_or_default(ipam.daemon_socket_path),
+            ipv4,
+            ipv6,
             settings: Settings {
                 client,
                 options,
@@ -167,6 +192,30 @@ impl Config {
             },
         })
     }
+}
+
+/// Reads where IPv6 addresses come from.
+fn ipv6(call: &Call<'_>, key: &str) -> Result<Option<Ipv6>> {
+    /// A key of `macvlan`, `ipvlan` and `vlan`.
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Advertisements {
+        accept_ra: Option<bool>,
+    }
+    let ipv6 = match key {
+        "" => return Ok(None),
+        "slaac" => Ipv6::Slaac,
+        other => {
+            let fault = Fault::value(format!("unknown source of addresses {other:?}")).under("ipam.ipv6");
+            return Err(Error::from(fault).details("use \"slaac\""));
+        }
+    };
+    let found: Advertisements = call.parse()?;
+    if found.accept_ra == Some(false) {
+        let fault = Fault::value("needs router advertisements, which \"acceptRa\": false ignores").under("ipam.ipv6");
+        return Err(Error::from(fault).details("remove \"acceptRa\", or \"ipam.ipv6\""));
+    }
+    Ok(Some(ipv6))
 }
 
 impl Provided {
@@ -304,6 +353,27 @@ mod tests {
             json!({"clientIdentifier": "{nonsense}"}),
         ] {
             assert_eq!(read(bad.clone()).unwrap_err().code(), Code::CONFIG, "{bad}");
+        }
+    }
+
+    #[test]
+    fn at_least_one_family_is_asked_for() {
+        let families = |ipam, more: serde_json::Value| {
+            let mut text = json!({"cniVersion": "1.1.0", "name": "lan", "ipam": ipam});
+            text.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let text = text.to_string();
+            Config::read(&Call::for_config(&text).unwrap(), None).map(|config| (config.ipv4, config.ipv6))
+        };
+        assert_eq!(families(json!({}), json!({})), Ok((true, None)));
+        assert_eq!(families(json!({"ipv6": "slaac"}), json!({"acceptRa": true})), Ok((true, Some(Ipv6::Slaac))));
+        assert_eq!(families(json!({"ipv4": false, "ipv6": "slaac"}), json!({})), Ok((false, Some(Ipv6::Slaac))));
+        for (ipam, more, why) in [
+            (json!({"ipv4": false}), json!({}), "no address is left"),
+            (json!({"ipv6": "SLAAC"}), json!({}), "unknown source of addresses \"SLAAC\""),
+            (json!({"ipv6": "slaac"}), json!({"acceptRa": false}), "needs router advertisements"),
+        ] {
+            let error = families(ipam, more).unwrap_err();
+            assert!(error.code() == Code::CONFIG && error.to_string().contains(why), "{error}");
         }
     }
 

@@ -22,6 +22,9 @@ impl Inspect for Dhcp {
     /// Reports a daemon that does not answer.
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
         const CHECK: &str = "dhcp";
+        if !Config::read(network.call, None)?.needs_daemon() {
+            return Ok(Vec::new());
+        }
         let socket = config::socket(network.call);
         Ok(vec![match self.status(network.call) {
             Ok(()) => Finding::ok(CHECK, format!("the daemon listens at {}", socket.display())),

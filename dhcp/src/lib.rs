@@ -5,9 +5,11 @@
 //! - `protocol` is what plugin and daemon say to each other, and `lease` the file of a lease.
 //! - `message` parses and writes messages, `terms` validates what a server grants, and `client` decides what to send: all three
 //!   without I/O.
+//! - `advertised` is IPv6 as routers advertise it. The kernel does that without the daemon.
 //! - [`daemon`] has the loop, the namespaces and the sockets.
 //! - `inspect` is for `cnitool`.
 
+mod advertised;
 mod client;
 mod config;
 pub mod daemon;
@@ -29,7 +31,8 @@ use cni::{
 };
 use linux::ip::Cidr;
 
-use config::Config;
+use advertised::Advertised;
+use config::{Config, Ipv6};
 use lease::{Key, Summary};
 use protocol::{Command, Granted, Request, ask};
 
@@ -54,19 +57,27 @@ struct PreparedAdd<'a> {
 impl Prepared for PreparedAdd<'_> {
     fn add(&self, at: &Attachment) -> Result<AddResult> {
         let PreparedAdd { call, config } = self;
-        let request = Request {
-            netns: at.netns.clone(),
-            settings: config.settings.clone(),
-            ..Request::new(Command::Add, Key::new(call, at))
-        };
-        let granted = ask(&config.socket, &request, ADD_TIMEOUT)?;
-        granted.map(result).ok_or_else(|| Error::bug("the daemon answered ADD without an address"))
+        // Before the daemon sets the interface up.
+        let advertised = config.ipv6.map(|Ipv6::Slaac| Advertised::start(call, at, &config.settings)).transpose()?;
+        let mut result = if config.ipv4 { lease(call, at, config)? } else { AddResult::default() };
+        if let Some(mut interface) = advertised {
+            result.ips.extend(interface.await_addresses()?);
+        }
+        Ok(result)
     }
 }
 
-fn result(granted: Granted) -> AddResult {
-    let Granted { ip, routes, dns } = granted;
-    AddResult { ips: vec![ip], routes, dns, ..AddResult::default() }
+/// Leases an IPv4 address.
+fn lease(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<AddResult> {
+    let request = Request {
+        netns: at.netns.clone(),
+        settings: config.settings.clone(),
+        ..Request::new(Command::Add, Key::new(call, at))
+    };
+    let granted = ask(&config.socket, &request, ADD_TIMEOUT)?;
+    let Granted { ip, routes, dns } =
+        granted.ok_or_else(|| Error::bug("the daemon answered ADD without an address"))?;
+    Ok(AddResult { ips: vec![ip], routes, dns, ..AddResult::default() })
 }
 
 impl Plugin for Dhcp {
@@ -96,6 +107,12 @@ impl Plugin for Dhcp {
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::read(call, Some(at))?;
+        if config.ipv6 == Some(Ipv6::Slaac) {
+            Advertised::open(call, at, &config.settings)?.check()?;
+        }
+        if !config.ipv4 {
+            return Ok(());
+        }
         let reported = call.prev_result()?.unwrap_or_default();
         let mut addresses = reported.ips.iter().filter_map(|ip| match ip.address.ip() {
             IpAddr::V4(ip) => Some(ip),
@@ -116,6 +133,9 @@ impl Plugin for Dhcp {
 
     fn status(&self, call: &Call<'_>) -> Result<()> {
         let config = Config::read(call, None)?;
+        if !config.needs_daemon() {
+            return Ok(());
+        }
         let request = Request::of_network(Command::Status, call.network.as_str(), &[]);
         ask(&config.socket, &request, TIMEOUT).map(drop).map_err(|error| error.with_code(Code::NOT_AVAILABLE))
     }

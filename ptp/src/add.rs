@@ -67,7 +67,7 @@ pub(crate) fn attach<'a>(add: &mut Add<'a>, config: &'a Config, ipam: Option<&'a
         detects_duplicates: false,
         state: State::Down { has_carrier: true },
     };
-    container.apply(namespaces, &plan, &hops::in_container(&plan, pair.peer, pair.port_mac))?;
+    container.apply(namespaces, &plan.addresses(), &hops::in_container(&plan, pair.peer, pair.port_mac))?;
     let Pair { name, port, .. } = &pair;
     namespaces.host.netlink.await_running(*port, name, TIMEOUT, || format!("host veth {name:?} to come up"))?;
     let mtu = config.mtu.filter(|_| add.call.version.has_mtu()).unwrap_or_default();

@@ -9,7 +9,7 @@ use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{self, KernelRoute, Link, LinkKind, Netlink, VlanTag};
 
 use crate::master::Master;
-use crate::shared_vlan;
+use crate::{config, ipam, shared_vlan};
 
 /// The main routing table.
 const MAIN: u32 = libc::RT_TABLE_MAIN as u32;
@@ -25,6 +25,8 @@ pub struct Checker<'a> {
     pub host: Netlink,
     /// A socket in the container's namespace.
     pub guest: Guest<'a>,
+    /// Whether the IPAM plugin has compared the IPv6 addresses itself: a router or a server may have replaced those of ADD.
+    is_advertised: bool,
 }
 
 impl<'a> Checker<'a> {
@@ -35,7 +37,8 @@ impl<'a> Checker<'a> {
         })?;
         let namespaces = Namespaces::open(call, at)?;
         let guest = namespaces.open_guest(at)?;
-        Ok(Checker { at, prev_result, host: namespaces.host.netlink, guest })
+        let is_advertised = config::ipam_name(call)?.as_deref() == Some(ipam::DHCP);
+        Ok(Checker { at, prev_result, host: namespaces.host.netlink, guest, is_advertised })
     }
 
     /// Checks the interface in the container, which must be a link of this kind. If `up`, it must be up.
@@ -136,8 +139,13 @@ impl<'a> Checker<'a> {
         let have = self.guest.netlink.addresses(link.index)?;
         let place = self.place();
         let is_ours = |ip: &&IpConfig| ip.interface.is_none_or(|index| usize::try_from(index).ok() == place);
-        let ips: Vec<_> = self.prev_result.ips.iter().filter(is_ours).cloned().collect();
-        for ip in &ips {
+        let mut ips: Vec<_> = self.prev_result.ips.iter().filter(is_ours).cloned().collect();
+        for ip in &mut ips {
+            if self.is_advertised && ip.address.ip().is_ipv6() {
+                // Nor has the host the address of the router.
+                ip.gateway = None;
+                continue;
+            }
             if !have.iter().any(|have| have.cidr == ip.address) {
                 let have: Vec<_> = have.iter().map(|have| have.cidr.to_string()).collect();
                 let what =

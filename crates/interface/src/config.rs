@@ -189,7 +189,7 @@ pub fn ipam_to_clean_up<'a>(call: &'a Call<'a>, name: Result<Option<String>>) ->
     let name = match name {
         Ok(name) => name,
         Err(mistake) => {
-            let name = only_ipam(call)?;
+            let name = ipam_name(call)?;
             cni::report(&mistake);
             name
         }
@@ -198,7 +198,7 @@ pub fn ipam_to_clean_up<'a>(call: &'a Call<'a>, name: Result<Option<String>>) ->
 }
 
 /// Reads the name of the IPAM plugin, and ignores all other keys.
-fn only_ipam(call: &Call<'_>) -> Result<Option<String>> {
+pub(crate) fn ipam_name(call: &Call<'_>) -> Result<Option<String>> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Only {

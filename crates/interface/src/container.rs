@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use cni::{Code, Context, Error, Guest, Namespaces, Result};
-use linux::ip::MacAddr;
+use linux::ip::{Cidr, MacAddr};
 use linux::netlink::{Address, Change, DuplicateDetection, Event, LinkChange, LinkIndex, Watch};
 use linux::sysctl::{self, Setting, set_best_effort};
 use linux::{Deadline, Kind};
@@ -54,9 +54,10 @@ impl ContainerInterface<'_> {
             true => DuplicateDetection::Default,
             false => DuplicateDetection::Off,
         };
+        let missing = self.missing_addresses(plan)?;
         let mut changes = Vec::new();
-        for ip in &plan.ips {
-            changes.push(Change::add_address(index, ip.address, detection));
+        for address in &missing {
+            changes.push(Change::add_address(index, *address, detection));
         }
         if state != State::Up {
             changes.push(Change::set_link(index, &LinkChange { up: Some(true), ..LinkChange::default() }));
@@ -70,14 +71,25 @@ impl ContainerInterface<'_> {
         if mac.is_some() {
             changes.push(Change::set_link(index, &LinkChange { mac, ..LinkChange::default() }));
         }
-        self.apply(namespaces, plan, &changes)
+        self.apply(namespaces, &missing, &changes)
     }
 
-    /// Applies changes that add the addresses of the plan, and waits until the addresses are ready.
-    pub fn apply(&mut self, namespaces: &Namespaces, plan: &AddressPlan, changes: &[Change<'_>]) -> Result<()> {
+    /// Returns the addresses of the plan that the interface lacks. One that the kernel made from a router advertisement keeps its
+    /// lifetime: it must go when the router says so.
+    fn missing_addresses(&mut self, plan: &AddressPlan) -> Result<Vec<Cidr>> {
+        let mut addresses = plan.addresses();
+        if plan.is_advertised && addresses.iter().any(|address| address.ip().is_ipv6()) {
+            let have = self.guest.netlink.ipv6_addresses(self.index)?;
+            addresses.retain(|address| !have.iter().any(|have| have.cidr == *address && !have.permanent));
+        }
+        Ok(addresses)
+    }
+
+    /// Applies changes that add addresses, and waits until the addresses are ready.
+    pub fn apply(&mut self, namespaces: &Namespaces, addresses: &[Cidr], changes: &[Change<'_>]) -> Result<()> {
         let ContainerInterface { guest: Guest { netlink, at }, index, detects_duplicates, state, .. } = self;
         let (index, ifname) = (*index, at.ifname.as_str());
-        let v6: Vec<_> = plan.ips.iter().map(|ip| ip.address.ip()).filter(IpAddr::is_ipv6).collect();
+        let v6: Vec<_> = addresses.iter().map(Cidr::ip).filter(IpAddr::is_ipv6).collect();
         let watch = match v6.as_slice() {
             [] => None,
             _ => Some(namespaces.in_guest(|| {

@@ -5,8 +5,8 @@
 
 use cni::{Delegate, ErrorCollector, Result};
 
-/// The IPAM plugin that needs the interface.
-const DHCP: &str = "dhcp";
+/// The IPAM plugin that needs the interface. Afterwards, the daemon or the kernel follows what a server or a router says.
+pub(crate) const DHCP: &str = "dhcp";
 
 /// Returns whether the IPAM plugin works over the container's interface, which must forward packets before ADD, and exist at DEL.
 pub fn works_over_interface(ipam: &Delegate<'_>) -> bool {

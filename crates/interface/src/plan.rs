@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use cni::{AddResult, Code, Dns, Error, IpConfig, Result, Route};
 use linux::ip::{self, Cidr};
 
-use crate::config;
+use crate::{config, ipam};
 
 /// What the configuration says about layer 3.
 #[derive(Clone, Copy, Debug)]
@@ -35,6 +35,8 @@ pub struct AddressPlan {
     pub gateways: Vec<Cidr>,
     /// The DNS settings of the IPAM plugin.
     pub dns: Dns,
+    /// Whether the kernel follows router advertisements for the IPv6 addresses, of which the interface may have some already.
+    pub is_advertised: bool,
 }
 
 impl AddressPlan {
@@ -54,11 +56,16 @@ impl AddressPlan {
             return Err(config::mtu_too_small(mtu, ip.address, "or only IPv4 addresses"));
         }
         let mut gateways = Vec::new();
+        let is_advertised = wanted.ipam == ipam::DHCP;
         for ip in &mut ips {
             ip.interface = Some(wanted.interface);
             if let Some(gateway) = ip.gateway.filter(|gateway| gateway.is_ipv4() != ip.address.ip().is_ipv4()) {
                 let what = format!("address {} has the gateway {gateway}: one is IPv4, the other IPv6", ip.address);
                 return Err(Error::new(Code::INTERNAL, what).details("correct the IPAM configuration"));
+            }
+            // The router is another host, and the kernel adds the routes to it.
+            if is_advertised && ip.address.ip().is_ipv6() {
+                continue;
             }
             if wanted.gateway {
                 let gateway = gateway(ip)?;
@@ -78,7 +85,7 @@ impl AddressPlan {
                 return Err(Error::new(Code::INTERNAL, what).details("correct \"routes\" of the IPAM configuration"));
             }
         }
-        Ok(AddressPlan { ips, routes, gateways, dns })
+        Ok(AddressPlan { ips, routes, gateways, dns, is_advertised })
     }
 
     /// Returns the container's addresses.
@@ -174,6 +181,21 @@ mod tests {
         assert_eq!(routes(&plan(&ips, &[], true).unwrap()), ["0.0.0.0/0 10.1.0.1", "::/0 fd01::1"]);
         let given = [("0.0.0.0/0", "10.1.0.7"), ("::/0", ""), ("10.9.0.0/16", "")];
         assert_eq!(routes(&plan(&ips, &given, true).unwrap()), ["0.0.0.0/0 10.1.0.7", "::/0 fd01::1", "10.9.0.0/16 -"]);
+    }
+
+    #[test]
+    fn what_a_router_advertises_needs_neither_gateway_nor_route() {
+        let ip = |address: &str, gateway: &str| IpConfig {
+            address: address.parse().unwrap(),
+            gateway: gateway.parse().ok(),
+            interface: None,
+        };
+        let ips = vec![ip("10.1.0.9/16", "10.1.0.1"), ip("fd01::9/64", "fe80::1")];
+        let wanted = Wanted { ipam: "dhcp", default_gateway: true, ..WANTED };
+        let plan = AddressPlan::new(AddResult { ips, ..AddResult::default() }, &wanted).unwrap();
+        assert_eq!(plan.gateways.iter().map(Cidr::to_string).collect::<Vec<_>>(), ["10.1.0.1/16"]);
+        assert_eq!(routes(&plan), ["0.0.0.0/0 10.1.0.1"]);
+        assert!(plan.is_advertised && plan.ips.len() == 2);
     }
 
     #[test]

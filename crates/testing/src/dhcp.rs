@@ -115,6 +115,8 @@ impl<'a> Wire<'a> {
         lab.sh("ip -n wire link set lo up
                 ip -n wire address add 10.66.0.1/24 dev w0
                 ip -n wire address add 10.66.0.2/24 dev w0
+                [ ! -e /proc/sys/net/ipv6 ] || ip -n wire address add fd66::1/64 dev w0 nodad
+                [ ! -e /proc/sys/net/ipv6 ] || ip -n wire address add fd67::1/64 dev w0 nodad
                 ip -n wire link set w0 up
                 ip -n wire route add default dev w0");
         Wire { lab, netns }
@@ -122,6 +124,16 @@ impl<'a> Wire<'a> {
 
     /// Starts dnsmasq with more options than a range of addresses; `None` without the program, which skips the test.
     pub fn dnsmasq(&self, test: &str, options: &[&str]) -> Option<Service> {
+        let range = ["--dhcp-range=10.66.0.50,10.66.0.150,255.255.255.0,1h"];
+        self.start(test, &[&range, options].concat(), "DHCP, sockets bound exclusively")
+    }
+
+    /// Starts dnsmasq with these ranges of IPv6 as the router fd66::1 and fd67::1; `None` without the program, which skips the test.
+    pub fn router(&self, test: &str, options: &[&str]) -> Option<Service> {
+        self.start(test, &[&["--enable-ra"], options].concat(), "IPv6 router advertisement enabled")
+    }
+
+    fn start(&self, test: &str, options: &[&str], started: &str) -> Option<Service> {
         if !Path::new("/usr/sbin/dnsmasq").exists() {
             skip(test, "dnsmasq-base is not installed");
             return None;
@@ -138,11 +150,10 @@ impl<'a> Wire<'a> {
             "--no-resolv",
             "--user=root",
             "--log-dhcp",
-            "--dhcp-range=10.66.0.50,10.66.0.150,255.255.255.0,1h",
             "--dhcp-leasefile=/run/leases",
         ]);
         let server = Service::start(self.lab, "dnsmasq", command.args(options));
-        server.await_log("DHCP, sockets bound exclusively");
+        server.await_log(started);
         Some(server)
     }
 

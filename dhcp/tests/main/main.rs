@@ -15,4 +15,5 @@ mod hostile;
 mod reference;
 mod restart;
 mod servers;
+mod slaac;
 mod support;

@@ -13,11 +13,17 @@ pub(crate) fn lan(ipam: Value) -> Value {
     json!({"cniVersion": "1.1.0", "name": "lan", "type": "macvlan", "master": "eth1", "ipam": ipam})
 }
 
+/// Returns the addresses in a result, without their prefixes.
+pub(crate) fn addresses_of(result: &Value) -> Vec<String> {
+    let address = |ip: &Value| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned();
+    result["ips"].as_array().unwrap().iter().map(address).collect()
+}
+
 /// Returns the only address in a result, without its prefix.
 #[track_caller]
 pub(crate) fn address(result: &Value) -> String {
-    let [ip] = &result["ips"].as_array().unwrap()[..] else { panic!("{result}") };
-    ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned()
+    let [address] = &addresses_of(result)[..] else { panic!("{result}") };
+    address.clone()
 }
 
 /// Returns the IPv4 addresses of a pod's interface.
