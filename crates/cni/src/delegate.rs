@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus};
 use std::time::Duration;
 
 use linux::Deadline;
@@ -33,6 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(240);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a tool waits for CHECK of a program: enough for a busy node, where the plugin waits for locks, too.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(20);
+const EXECUTABLE_HINT: &str = "install the plugin for this architecture; a script needs a first line such as #!/bin/sh";
 
 /// Another plugin, ready to be called with the configuration of a call: the current one, or one with a generated
 /// configuration ([`Call::with_config`]).
@@ -280,7 +281,7 @@ impl Program {
         let path = &self.path;
         let mut process = Command::new(path);
         process.env_remove("CNI_COMMAND");
-        let child = start(&mut process, path).context(|| format!("execute plugin {path:?}"))?;
+        let child = self.start(&mut process)?;
         let (stderr, outcome) = run_to_end(child, &[], Deadline::after(STATUS_TIMEOUT));
         outcome.context(|| format!("call plugin {path:?}"))?;
         Ok(String::from_utf8_lossy(&stderr).into_owned())
@@ -318,7 +319,7 @@ impl Program {
         let deadline = Deadline::after(timeout);
         let mut process = Command::new(path);
         process.env("CNI_COMMAND", command).envs(env.iter().map(|(name, value)| (name, value)));
-        let child = match start(&mut process, path).context(|| format!("execute plugin {path:?}")) {
+        let child = match self.start(&mut process) {
             Ok(child) => child,
             Err(error) => return (Vec::new(), Err(error)),
         };
@@ -328,6 +329,15 @@ impl Program {
             if status.success() { Ok(stdout) } else { Err(self.failure(status, &stdout, &stderr)) }
         });
         (stderr, answer)
+    }
+
+    fn start(&self, process: &mut Command) -> Result<Child> {
+        start(process, &self.path).context(|| format!("execute plugin {:?}", self.path)).map_err(|error| {
+            match error.errno() {
+                Some(libc::ENOEXEC) => error.details(EXECUTABLE_HINT),
+                _ => error,
+            }
+        })
     }
 
     /// Adds details to an unsupported version error: the plugin's file, and the versions that it supports. Other errors

@@ -24,7 +24,7 @@ pub use read::same_key;
 
 /// Parses one document.
 pub fn parse<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Fault> {
-    let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
+    let raw: &RawValue = serde_json::from_str(text).map_err(|error| Fault::syntax(text, &error))?;
     T::deserialize(Node(raw.get()))
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn parse_again<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T,
 
 /// Returns whether the object has this key, even with the value `null`.
 pub fn has_key(text: &str, key: &str) -> Result<bool, Fault> {
-    let raw: &RawValue = serde_json::from_str(text).map_err(Fault::syntax)?;
+    let raw: &RawValue = serde_json::from_str(text).map_err(|error| Fault::syntax(text, &error))?;
     Node(raw.get()).has_key(key)
 }
 
@@ -102,8 +102,10 @@ impl Fault {
         Fault::new(FaultKind::Shape, why)
     }
 
-    fn syntax(error: serde_json::Error) -> Fault {
-        Fault::new(FaultKind::Syntax, error)
+    #[cold]
+    fn syntax(text: &str, error: &serde_json::Error) -> Fault {
+        let why = syntax_mistake(text, error);
+        Fault::new(FaultKind::Syntax, format_args!("{why} at line {} column {}", error.line(), error.column()))
     }
 
     /// Prepends `key` to the position of the fault.
@@ -113,6 +115,25 @@ impl Fault {
         let dot = if path.is_empty() || path.starts_with('[') { "" } else { "." };
         *path = format!("{key}{dot}{path}");
         self
+    }
+}
+
+/// Describes why `text` is not JSON, without the position. Frequent mistakes are named.
+pub fn syntax_mistake(text: &str, error: &serde_json::Error) -> String {
+    let lines = text.split_inclusive('\n').take(error.line().saturating_sub(1));
+    let offset = lines.map(str::len).sum::<usize>() + error.column().saturating_sub(1);
+    let (before, after) = text.as_bytes().split_at(offset.min(text.len()));
+    match after {
+        [b'/', b'/' | b'*', ..] | [b'#', ..] => "JSON has no comments".to_owned(),
+        [b'\'', ..] => "a string needs double quotes, not single quotes".to_owned(),
+        // U+2018 to U+201F.
+        [0xe2, 0x80, 0x98..=0x9f, ..] => "a string needs plain double quotes, not typographic quotes".to_owned(),
+        [0xef, 0xbb, 0xbf, ..] => "the text starts with a byte order mark; save it as UTF-8 without one".to_owned(),
+        [b']' | b'}', ..] if before.trim_ascii_end().ends_with(b",") => "trailing comma".to_owned(),
+        _ => {
+            let why = error.to_string();
+            why.split_once(" at line ").map_or(why.as_str(), |(why, _)| why).to_owned()
+        }
     }
 }
 
@@ -179,6 +200,7 @@ fn mismatch(got: de::Unexpected<'_>, want: &dyn de::Expected) -> String {
         de::Unexpected::Signed(n) => n.to_string(),
         de::Unexpected::Unit => "null".to_owned(),
         de::Unexpected::Seq => "a list".to_owned(),
+        de::Unexpected::Map if want == "a list" => "an object (enclose it in brackets: [{…}])".to_owned(),
         de::Unexpected::Map => "an object".to_owned(),
         other => other.to_string(),
     };
@@ -348,6 +370,11 @@ mod tests {
             ),
             (r#"{"ranges": [null]}"#, 6, r#"key "ranges[0]": expected a list, got null"#),
             (r#"{"ranges": [[{}]]}"#, 7, r#"key "ranges[0][0].subnet": the key is missing"#),
+            (
+                r#"{"ranges": [{"subnet": "10.0.0.0/8"}]}"#,
+                6,
+                r#"key "ranges[0]": expected a list, got an object (enclose it in brackets: [{…}])"#,
+            ),
             (r#"{"caps": []}"#, 6, r#"key "caps": expected an object, got a list"#),
             ("[]", 6, "expected an object, got a list"),
             (r#"{"backend": 5}"#, 6, r#"key "backend": expected a string, got 5"#),
@@ -375,6 +402,25 @@ mod tests {
         ] {
             let (code, why) = fault(text);
             assert!(code == 6 && why.starts_with("invalid JSON: "), "{text:?}: {code} {why}");
+        }
+    }
+
+    #[test]
+    fn frequent_mistakes_of_syntax_are_named() {
+        for (text, want) in [
+            ("{\n\"a\": 1, // x\n\"b\": 2}", "JSON has no comments at line 2 column 9"),
+            ("{\"a\": /* x */ 1}", "JSON has no comments at line 1 column 7"),
+            ("# x\n{}", "JSON has no comments at line 1 column 1"),
+            ("{'a': 1}", "a string needs double quotes, not single quotes at line 1 column 2"),
+            ("{\"a\": ”b”}", "a string needs plain double quotes, not typographic quotes at line 1 column 7"),
+            ("\u{feff}{}", "the text starts with a byte order mark; save it as UTF-8 without one at line 1 column 1"),
+            ("{\"a\": [1,\n2,\n]}", "trailing comma at line 3 column 1"),
+            ("{\"a\": 1,\n }", "trailing comma at line 2 column 2"),
+            ("{\"a\": [,]}", "expected value at line 1 column 8"),
+            ("{\"é\": x}", "expected value at line 1 column 8"),
+            ("", "EOF while parsing a value at line 1 column 0"),
+        ] {
+            assert_eq!(fault(text), (6, format!("invalid JSON: {want}")), "{text}");
         }
     }
 

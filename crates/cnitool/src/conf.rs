@@ -180,7 +180,7 @@ pub(crate) fn find(dir: &Path, name: &str) -> Result<(NetworkList, Vec<Broken>)>
     names.dedup();
     let error = Error::new(Code::CONFIG, format!("there is no network {name:?} in {}", dir.display()));
     let error = hint::add(error, name, names.iter().map(String::as_str), || match names.is_empty() {
-        true => "the directory has no network".to_owned(),
+        true => why_empty(dir),
         false => format!("the networks are {}", names.join(", ")),
     });
     Err(broken.iter().fold(error, |error, broken| error.details(format!("broken: {broken}"))))
@@ -215,6 +215,15 @@ fn with_extension(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>> {
     }
     paths.sort_by(|a, b| a.as_os_str().cmp(b.as_os_str()));
     Ok(paths)
+}
+
+/// Explains why a directory has no configuration.
+pub(crate) fn why_empty(dir: &Path) -> String {
+    match with_extension(dir, &["yaml", "yml"]).unwrap_or_default().first() {
+        Some(path) => format!("{} is ignored: write it as JSON, into a file that ends in .conflist", path.display()),
+        None if !dir.exists() => "the directory does not exist: create it, or set NETCONFPATH".to_owned(),
+        None => "configurations end in .conflist, .conf or .json".to_owned(),
+    }
 }
 
 /// Reads one file.
@@ -307,8 +316,7 @@ impl<'a> Text<'a> {
             Broken { path: path.to_owned(), place, why: "it is not UTF-8".to_owned() }
         })?;
         serde_json::from_str::<IgnoredAny>(text).map_err(|error| {
-            let why = error.to_string();
-            let why = why.split(" at line ").next().unwrap_or_default();
+            let why = json::syntax_mistake(text, &error);
             // For an empty file, serde reports line 0.
             let place = Some((error.line().max(1), error.column().max(1)));
             Broken { path: path.to_owned(), place, why: format!("invalid JSON: {why}") }

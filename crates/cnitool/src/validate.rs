@@ -24,8 +24,11 @@ const STDIN_NAME: &str = "<stdin>";
 /// Checks the files, the files in directories, or stdin. Returns the exit code.
 pub(crate) fn run(arguments: &[PathBuf], strict: bool, as_json: bool) -> Result<u8> {
     let mut files = Files { checked: Vec::new(), is_complete: true };
-    let host = [settings::configurations()];
-    for argument in if arguments.is_empty() { &host } else { arguments } {
+    if arguments.is_empty() {
+        let outcome = files.check_directory(&settings::configurations());
+        files.note_failure(outcome);
+    }
+    for argument in arguments {
         let outcome = files.check_argument(argument);
         files.note_failure(outcome);
     }
@@ -55,13 +58,15 @@ impl Files {
             self.checked.push(check(Path::new(STDIN_NAME), &bytes));
             return Ok(());
         }
-        if !argument.is_dir() {
-            return self.check_file(argument, usize::MAX);
-        }
-        let paths = conf::files(argument)?;
+        if argument.is_dir() { self.check_directory(argument) } else { self.check_file(argument, usize::MAX) }
+    }
+
+    /// Checks all files in a directory.
+    fn check_directory(&mut self, dir: &Path) -> Result<()> {
+        let paths = conf::files(dir)?;
         if paths.is_empty() {
-            let what = format!("there is no network configuration in {}", argument.display());
-            return Err(Error::new(Code::CONFIG, what).details("configurations end in .conflist, .conf or .json"));
+            let what = format!("there is no network configuration in {}", dir.display());
+            return Err(Error::new(Code::CONFIG, what).details(conf::why_empty(dir)));
         }
         let first = self.checked.len();
         for path in paths {

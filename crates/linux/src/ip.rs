@@ -113,7 +113,11 @@ impl FromStr for Cidr {
     /// Stricter than ipnetwork, and as strict as the reference: the prefix is required and must be a plain number.
     fn from_str(text: &str) -> Result<Cidr, Invalid> {
         let invalid = || Invalid(format!("invalid CIDR address: {text:?}"));
-        let (ip, prefix) = text.split_once('/').ok_or_else(invalid)?;
+        let (ip, prefix) = text.split_once('/').ok_or_else(|| match text.parse() {
+            Ok(IpAddr::V4(_)) => Invalid(format!("{}: append the length of the prefix, such as /24", invalid())),
+            Ok(IpAddr::V6(_)) => Invalid(format!("{}: append the length of the prefix, such as /64", invalid())),
+            Err(_) => invalid(),
+        })?;
         if prefix.is_empty() || prefix.len() > 3 || !prefix.bytes().all(|b| b.is_ascii_digit()) {
             return Err(invalid());
         }

@@ -38,7 +38,7 @@ impl<'de> Node<'de> {
         {
             return Ok(Cow::Borrowed(inside));
         }
-        let Text(text) = serde_json::from_str(self.0).map_err(Fault::syntax)?;
+        let Text(text) = serde_json::from_str(self.0).map_err(|error| Fault::syntax(self.0, &error))?;
         Ok(text)
     }
 

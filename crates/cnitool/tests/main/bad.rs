@@ -26,9 +26,13 @@ fn unknown_network() {
     }
     host.lab.sh(&format!("rm {}/*", host.conf_dir().display()));
     let why = failure(&host.run("add nowhere /run/netns/blue"));
-    assert!(why.ends_with("(the directory has no network)"), "{why}");
+    assert!(why.ends_with("(configurations end in .conflist, .conf or .json)"), "{why}");
+    host.configure("net.yaml", "name: nowhere");
+    let why = failure(&host.run("add nowhere /run/netns/blue"));
+    assert!(why.ends_with("/net.yaml is ignored: write it as JSON, into a file that ends in .conflist)"), "{why}");
     let why = failure(&host.call("add nowhere /run/netns/blue").env("NETCONFPATH", "/missing").run());
-    assert_eq!(why, "there is no network \"nowhere\" in /missing (the directory has no network)");
+    let missing = "the directory does not exist: create it, or set NETCONFPATH";
+    assert_eq!(why, format!("there is no network \"nowhere\" in /missing ({missing})"));
     let why = failure(&host.call("add nowhere /run/netns/blue").env("NETCONFPATH", "/dev/null").run());
     assert!(why.starts_with("read the directory /dev/null: Not a directory"), "{why}");
 }
@@ -133,6 +137,16 @@ fn a_program_that_is_not_a_plugin() {
         assert!(why.contains(want), "{why}");
         assert_eq!(host.cached(), [""; 0]);
     }
+}
+
+#[test]
+fn a_program_of_another_architecture() {
+    let host = host();
+    host.configure("odd.conf", r#"{"cniVersion": "1.0.0", "name": "odd", "type": "odd"}"#);
+    // The start of a program for a processor that Linux does not know.
+    host.lab.sh(&format!("printf '\\177ELF\\2\\1' >{0} && chmod 755 {0}", host.lab.bin().join("odd").display()));
+    let why = failure(&host.run("add odd /run/netns/blue"));
+    assert!(why.contains("Exec format error") && why.contains("(install the plugin for this architecture; "), "{why}");
 }
 
 #[test]

@@ -183,6 +183,10 @@ fn a_file_that_is_not_a_network_is_invalid() {
     for (text, want) in [
         ("", ":1:1: error: invalid JSON: EOF while parsing a value"),
         ("{", ":1:1: error: invalid JSON: EOF while parsing an object"),
+        ("{\"a\": [1,\n]}", ":2:1: error: invalid JSON: trailing comma"),
+        ("{\"a\": 1 // b\n}", ":1:9: error: invalid JSON: JSON has no comments"),
+        ("{“a”: 1}", ":1:2: error: invalid JSON: a string needs plain double quotes, not typographic quotes"),
+        ("\u{feff}{}", ":1:1: error: invalid JSON: the text starts with a byte order mark"),
         ("[1, 2]", ":1:1: error: expected an object, got a list"),
         ("null", ":1:1: error: expected an object, got null"),
         ("{}", ":1:1: error: "),
