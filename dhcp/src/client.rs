@@ -1,7 +1,8 @@
 //! The client of a lease: the state machine of RFC 2131. Pure: it is called when a message arrives or its time has come, and returns
 //! what to do. It never reads a clock.
 
-use std::collections::BTreeMap;
+mod outgoing;
+
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -46,6 +47,10 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
+    fn new(terms: Terms, from: MacAddr, asked: Moment) -> Grant {
+        Grant { terms, via: from.0, since: u64::try_from(asked.as_millis()).unwrap_or(u64::MAX) }
+    }
+
     fn after(&self, seconds: u32) -> Moment {
         Duration::from_millis(self.since) + Duration::from_secs(seconds.into())
     }
@@ -59,6 +64,8 @@ impl Grant {
 /// What the daemon has to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
+    /// Record the offer that the client is about to ask for.
+    Chosen,
     /// Send a message.
     Send(Outgoing),
     /// Keep the lease, and make the interface follow it.
@@ -106,6 +113,8 @@ pub(crate) struct Client {
     timing: Timing,
     state: State,
     grant: Option<Grant>,
+    /// What the client has asked for, unless the server has refused it.
+    offer: Option<Grant>,
     /// The address that the client had before it lost its lease, which it would like to have again.
     former: Option<Ipv4Addr>,
     xid: u32,
@@ -133,6 +142,7 @@ impl Client {
             timing,
             state: State::Idle,
             grant: None,
+            offer: None,
             former: None,
             xid: 0,
             random: random | 1,
@@ -149,6 +159,11 @@ impl Client {
     /// Returns the lease.
     pub(crate) fn grant(&self) -> Option<&Grant> {
         self.grant.as_ref()
+    }
+
+    /// Returns the offer that the client has asked for, without a confirmation so far.
+    pub(crate) fn offer(&self) -> Option<&Grant> {
+        self.offer.as_ref()
     }
 
     /// Returns the terms of the lease that the interface can use.
@@ -198,26 +213,16 @@ impl Client {
         self.timer = Some(at);
     }
 
+    /// Continues after it asked for an offer, to give it back.
+    pub(crate) fn resume_asked(&mut self, offer: Grant) {
+        self.offer = Some(offer);
+    }
+
     /// Continues without a lease that it had: looks for servers, and never ends.
     pub(crate) fn resume_without(&mut self, at: Moment) {
         self.until = None;
         self.begin(State::Selecting, at);
         self.timer = Some(at);
-    }
-
-    /// Returns the message that gives the lease back.
-    pub(crate) fn release(&mut self, now: Moment) -> Option<Outgoing> {
-        let grant = self.grant.take()?;
-        self.begin(State::Idle, now);
-        let Terms { server, address, .. } = grant.terms;
-        let mut message = self.message(Kind::Release, now);
-        message.broadcast = false;
-        message.client = address;
-        message.options = BTreeMap::from([
-            (option::SERVER, server.octets().to_vec()),
-            (option::CLIENT, self.settings.identifier(self.mac)),
-        ]);
-        Some(Outgoing { message, from: address, to: server, mac: MacAddr(grant.via) })
     }
 
     /// Does what is due.
@@ -256,14 +261,14 @@ impl Client {
         let server = message.address(option::SERVER);
         let own = self.terms().map(|terms| terms.server);
         match (&self.state, message.kind) {
-            (State::Selecting, Kind::Offer) => self.on_offer(now, message),
+            (State::Selecting, Kind::Offer) => self.on_offer(message, from, now),
             (State::Requesting(by, ..), Kind::Ack | Kind::Nak) if server != Some(*by) => Vec::new(),
             (State::Renewing, Kind::Ack | Kind::Nak) if server.is_some() && server != own => Vec::new(),
             (State::Requesting(..) | State::Rebooting(_) | State::Renewing | State::Rebinding, Kind::Ack) => {
                 self.on_ack(message, from, now)
             }
             (State::Requesting(..), Kind::Nak) => {
-                self.last = refusal(message);
+                (self.last, self.offer) = (refusal(message), None);
                 // At once, the server would refuse again.
                 self.begin(State::Selecting, now);
                 self.pause(now);
@@ -280,7 +285,7 @@ impl Client {
         }
     }
 
-    fn on_offer(&mut self, now: Moment, message: &Message) -> Vec<Action> {
+    fn on_offer(&mut self, message: &Message, from: MacAddr, now: Moment) -> Vec<Action> {
         match Terms::read(message, &self.settings) {
             Ok(terms) => {
                 self.last = format!("server {} has offered {}", terms.server, terms.address);
@@ -289,7 +294,8 @@ impl Client {
                 self.begin(State::Requesting(terms.server, message.yours, until), now);
                 // The same exchange: the server compares its number.
                 self.xid = xid;
-                self.act(now)
+                self.offer = Some(Grant::new(terms, from, now));
+                [vec![Action::Chosen], self.act(now)].concat()
             }
             Err(why) => {
                 self.last = unusable("the offer", message, &why);
@@ -316,11 +322,10 @@ impl Client {
                 return Vec::new();
             }
         };
-        let since = u64::try_from(self.sent.as_millis()).unwrap_or(u64::MAX);
-        let grant = Grant { terms, via: from.0, since };
+        let grant = Grant::new(terms, from, self.sent);
         self.timer = grant.terms.times.map(|times| grant.after(times.renew));
         self.state = State::Bound;
-        self.until = None;
+        (self.until, self.offer) = (None, None);
         self.grant = Some(grant.clone());
         vec![Action::Bound(grant)]
     }
@@ -411,70 +416,6 @@ impl Client {
     fn fail(&mut self) -> Vec<Action> {
         (self.state, self.timer) = (State::Idle, None);
         vec![Action::Failed(self.last.clone())]
-    }
-
-    /// Returns the message of the state.
-    fn outgoing(&self, now: Moment) -> Option<Outgoing> {
-        let everybody = |message| Outgoing {
-            message,
-            from: Ipv4Addr::UNSPECIFIED,
-            to: Ipv4Addr::BROADCAST,
-            mac: MacAddr([0xff; 6]),
-        };
-        let asking = |address: Ipv4Addr| (option::REQUESTED_ADDRESS, address.octets().to_vec());
-        Some(match self.state {
-            State::Idle | State::Bound => return None,
-            State::Selecting => {
-                let mut message = self.message(Kind::Discover, now);
-                message.options.extend(self.former.map(asking));
-                everybody(message)
-            }
-            State::Requesting(server, address, _) => {
-                let mut message = self.message(Kind::Request, now);
-                message.options.extend([asking(address), (option::SERVER, server.octets().to_vec())]);
-                everybody(message)
-            }
-            State::Rebooting(address) => {
-                let mut message = self.message(Kind::Request, now);
-                message.options.extend([asking(address)]);
-                everybody(message)
-            }
-            State::Renewing | State::Rebinding => {
-                let grant = self.grant.as_ref()?;
-                let address = grant.terms.address;
-                let mut message = self.message(Kind::Request, now);
-                (message.client, message.broadcast) = (address, false);
-                match self.state {
-                    State::Renewing => {
-                        Outgoing { message, from: address, to: grant.terms.server, mac: MacAddr(grant.via) }
-                    }
-                    _ => Outgoing { from: address, ..everybody(message) },
-                }
-            }
-        })
-    }
-
-    /// Returns a message with the options that the configuration requests and provides.
-    fn message(&self, kind: Kind, now: Moment) -> Message {
-        let mut options = BTreeMap::from([
-            (option::CLIENT, self.settings.identifier(self.mac)),
-            (option::MAX_SIZE, MAX_SIZE.to_be_bytes().to_vec()),
-        ]);
-        if !self.settings.requests.is_empty() {
-            options.insert(option::REQUESTS, self.settings.requests.clone());
-        }
-        options.extend(self.settings.options.iter().cloned());
-        Message {
-            is_reply: false,
-            kind,
-            xid: self.xid,
-            seconds: u16::try_from(now.saturating_sub(self.began).as_secs()).unwrap_or(u16::MAX),
-            broadcast: self.broadcast,
-            client: Ipv4Addr::UNSPECIFIED,
-            yours: Ipv4Addr::UNSPECIFIED,
-            mac: self.mac,
-            options,
-        }
     }
 
     /// Returns a random number (xorshift64*). It only keeps clients apart: no secret depends on it.

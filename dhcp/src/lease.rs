@@ -46,6 +46,11 @@ impl Key {
     fn file(&self) -> String {
         format!("{}{SUFFIX}", self.attachment().digest())
     }
+
+    /// Returns the name of what becomes the file. A daemon that is killed meanwhile leaves it.
+    fn draft(&self) -> String {
+        self.file() + ".draft"
+    }
 }
 
 /// The interface that a lease is for. A path can lead to another namespace later, and a name to another interface.
@@ -72,6 +77,9 @@ pub(crate) struct Record {
     pub(crate) settings: Settings,
     /// The lease; `None` if it was lost, and the daemon looks for another one.
     pub(crate) grant: Option<Grant>,
+    /// What the client has asked for, for a plugin that waits for its first address. The server may have granted it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) offer: Option<Grant>,
 }
 
 /// Returns the directory of a network.
@@ -84,7 +92,8 @@ pub(crate) fn write(record: &Record) -> Result<()> {
     let path = directory(&record.key.network);
     let what = || format!("write the lease of {} in {path:?}", record.key.attachment().alias());
     let content = json::compact(record)?;
-    Dir::create_private(&path).and_then(|dir| dir.replace(&record.key.file(), &content)).context(what)
+    let (draft, file) = (record.key.draft(), record.key.file());
+    Dir::create_private(&path).and_then(|dir| dir.replace_through(&draft, &file, &content)).context(what)
 }
 
 /// Removes the file of a lease, and the directory with the last one. Returns whether the file existed.
@@ -93,6 +102,7 @@ pub(crate) fn remove(key: &Key) -> Result<bool> {
     let what = || format!("remove the lease of {} in {path:?}", key.attachment().alias());
     let Some(dir) = Dir::open(&path).context(what)? else { return Ok(false) };
     let existed = dir.remove(&key.file()).context(what)?;
+    dir.remove(&key.draft()).context(what)?;
     // Fails while other leases are there.
     let _ = fs::remove_dir(&path);
     Ok(existed)

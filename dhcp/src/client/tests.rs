@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use super::*;
 use crate::terms::Times;
 
@@ -27,11 +29,11 @@ fn answer(to: &Outgoing, kind: Kind, server: Ipv4Addr, address: Ipv4Addr) -> Mes
     Message { is_reply: true, kind, yours: address, options, ..to.message.clone() }
 }
 
-/// Returns the only message in a list of actions.
+/// Returns the only message in a list of actions. An offer is recorded before it is asked for.
 #[track_caller]
 fn sent(actions: &[Action]) -> Outgoing {
     match actions {
-        [Action::Send(outgoing)] => outgoing.clone(),
+        [Action::Send(outgoing)] | [Action::Chosen, Action::Send(outgoing)] => outgoing.clone(),
         other => panic!("{other:?}"),
     }
 }
@@ -308,6 +310,27 @@ fn a_lease_is_given_back_from_its_address() {
     let numbers: Vec<u8> = release.message.options.keys().copied().collect();
     assert_eq!(numbers, [option::SERVER, option::CLIENT]);
     assert_eq!((client.release(seconds(200)), client.timer()), (None, None));
+}
+
+#[test]
+fn an_offer_that_the_client_has_asked_for_is_given_back_unless_it_was_refused() {
+    for (kind, is_given_back) in [(Kind::Offer, true), (Kind::Nak, false)] {
+        let mut client = client();
+        let now = seconds(100);
+        assert_eq!(client.release(now), None);
+        let discover = sent(&client.acquire(now));
+        let actions = client.on_message(now, &answer(&discover, Kind::Offer, SERVER, ADDRESS), SERVER_MAC);
+        assert_eq!(actions[0], Action::Chosen, "recorded before it is asked for");
+        client.on_message(now, &answer(&sent(&actions), kind, SERVER, ADDRESS), SERVER_MAC);
+        let mut next = Client::new(MAC, Settings::default(), false, TIMING, 8);
+        if let Some(offer) = client.offer() {
+            next.resume_asked(offer.clone());
+        }
+        for mut client in [client, next] {
+            let release = client.release(now).map(|release| (release.from, release.to, release.mac));
+            assert_eq!(release, is_given_back.then_some((ADDRESS, SERVER, SERVER_MAC)));
+        }
+    }
 }
 
 #[test]

@@ -84,7 +84,12 @@ impl Daemon {
         for (count, record) in (0..).zip(records) {
             let id = self.number();
             let start = now + CONFIRM_PACE * count;
-            let session = Session::load(id, record, &self.shared, now, start)?;
+            let was_answered = record.offer.is_none();
+            let mut session = Session::load(id, record, &self.shared, now, start)?;
+            if !was_answered {
+                session.withdraw(now, &self.shared);
+                continue;
+            }
             self.insert(session);
             self.schedule(id);
         }
@@ -160,7 +165,7 @@ impl Daemon {
     fn on_connection(&mut self, id: u64, closed: bool, now: Moment) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         match connection.receive() {
-            Ok(Received::Part) if closed && connection.until.is_none() => self.hang_up(id),
+            Ok(Received::Part) if closed && connection.until.is_none() => self.hang_up(id, now),
             Ok(Received::Part) => {}
             Ok(Received::Whole(request)) => {
                 if let Some(until) = connection.until.take() {
@@ -171,16 +176,16 @@ impl Daemon {
                     Err(error) => self.answer(id, Err(error)),
                 }
             }
-            Ok(Received::End) => self.hang_up(id),
+            Ok(Received::End) => self.hang_up(id, now),
             Err(error) => {
                 debug!("read a request: {error}");
-                self.hang_up(id);
+                self.hang_up(id, now);
             }
         }
     }
 
     /// Closes a connection. A session without an address, for which no plugin waits any more, is over.
-    fn hang_up(&mut self, id: u64) {
+    fn hang_up(&mut self, id: u64, now: Moment) {
         if let Some(connection) = self.connections.remove(&id)
             && let Some(until) = connection.until
         {
@@ -192,6 +197,7 @@ impl Daemon {
         if session.waiters.is_empty() && session.terms().is_none() {
             let id = session.id;
             debug!("a plugin ended before its container had an address");
+            session.withdraw(now, &self.shared);
             self.remove(id);
         }
     }
@@ -308,7 +314,7 @@ impl Daemon {
                 let verdict = session.on_time(now, &self.shared);
                 self.settle(id, verdict);
             } else {
-                self.hang_up(id);
+                self.hang_up(id, now);
             }
         }
     }

@@ -101,10 +101,14 @@ impl Session {
 
     /// Returns a session for a recorded lease. It asks the server at `start`, or at once if the lease has ended.
     pub(super) fn load(id: u64, record: Record, shared: &Shared, now: Moment, start: Moment) -> Result<Session> {
-        let Record { key, place, settings, grant, .. } = record;
+        let Record { key, place, settings, grant, offer, .. } = record;
         let mut session = Session::new(id, key, place, settings, shared, Launch::Confirm(start))?;
         session.is_new = false;
         session.applied = grant.as_ref().map(|grant| grant.terms.clone());
+        if let Some(offer) = offer {
+            session.client.resume_asked(offer);
+            return Ok(session);
+        }
         match grant {
             Some(grant) => {
                 let has_ended = grant.end().is_some_and(|end| end <= now);
@@ -267,6 +271,13 @@ impl Session {
         lease::remove(&self.key).map(drop)
     }
 
+    /// Gives back what the client has asked for, for a plugin that does not get it.
+    pub(super) fn withdraw(&mut self, now: Moment, shared: &Shared) {
+        if let Err(error) = self.release(now, shared) {
+            warn!("{error}");
+        }
+    }
+
     /// Compares the interface with the lease.
     pub(super) fn check(&mut self, shared: &Shared) -> Result<()> {
         let Some(terms) = self.client.terms().cloned() else {
@@ -342,12 +353,20 @@ impl Session {
         let mut verdict = Verdict::default();
         for action in actions {
             match action {
+                // A daemon that is killed before the answer of the server leaves an address that nothing else knows.
+                Action::Chosen if self.is_new => {
+                    if let Err(error) = self.record(shared) {
+                        return Verdict::end(error);
+                    }
+                }
+                Action::Chosen => {}
                 Action::Send(outgoing) => self.send(&outgoing),
                 Action::Bound(grant) => verdict = self.bound(grant, now, shared),
                 Action::Lost(why) => self.lost(&why, shared),
                 Action::Failed(why) => {
                     let sent = self.client.sent_text();
                     let what = format!("{} gets no address by DHCP: {why}", self.name());
+                    self.withdraw(now, shared);
                     verdict = Verdict::end(Error::new(Code::TRY_LATER, what).details(sent));
                 }
             }
@@ -373,9 +392,7 @@ impl Session {
             info!("{}: leased {line}", self.name());
             let mtu = self.interface.as_mut().map(|interface| interface.set_mtu(&terms));
             if let Err(error) = mtu.unwrap_or(Ok(())).and_then(|()| self.record(shared)) {
-                if let Some(release) = self.client.release(now) {
-                    self.send(&release);
-                }
+                self.withdraw(now, shared);
                 return Verdict::end(error);
             }
         } else {
@@ -423,6 +440,7 @@ impl Session {
             place: self.place.clone(),
             settings: self.settings.clone(),
             grant: self.client.grant().cloned(),
+            offer: self.client.offer().filter(|_| self.is_new).cloned(),
         })
     }
 }

@@ -12,6 +12,7 @@ mod calls;
 mod daemon;
 mod follow;
 mod hostile;
+mod killed;
 mod reference;
 mod restart;
 mod servers;

@@ -47,8 +47,8 @@ pub(crate) fn await_address(pod: &Pod<'_>, address: Option<&str>) {
 /// Returns the recorded leases of the network.
 pub(crate) fn recorded() -> Vec<Value> {
     let entries = fs::read_dir("/run/cni0/dhcp/lan").into_iter().flatten().flatten();
-    let text = |path| fs::read_to_string(path).unwrap();
-    entries.map(|entry| serde_json::from_str(&text(entry.path())).unwrap()).collect()
+    let paths = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
+    paths.map(|path| serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()).collect()
 }
 
 /// Returns what a server does that gives each client an address of its own.
