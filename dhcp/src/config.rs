@@ -53,8 +53,6 @@ const CLIENT_LENGTH: usize = 254;
 /// The validated configuration.
 #[derive(Debug)]
 pub(crate) struct Config {
-    /// Where the daemon listens.
-    pub(crate) socket: PathBuf,
     /// Whether the interface gets an IPv4 address.
     pub(crate) ipv4: bool,
     /// How it gets IPv6 addresses.
@@ -79,6 +77,7 @@ struct Network {
 #[serde(rename_all = "camelCase", default)]
 struct Ipam {
     daemon_socket_path: String,
+    start_daemon: Option<bool>,
     request: Vec<Requested>,
     provide: Vec<Provided>,
     priority: u32,
@@ -112,8 +111,17 @@ pub(crate) fn shape() -> Shape {
     Shape::of::<Network>()
 }
 
-/// Returns where the daemon listens, whatever else the configuration says, for calls that remove or ask.
-pub(crate) fn socket(call: &Call<'_>) -> PathBuf {
+/// The daemon of a network.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoint<'a> {
+    /// Where it listens.
+    pub(crate) socket: PathBuf,
+    /// The directories that have its program, if the plugin starts it.
+    pub(crate) starts_from: Option<&'a [PathBuf]>,
+}
+
+/// Returns the daemon of a network, whatever else the configuration says, for calls that remove or ask.
+pub(crate) fn endpoint<'a>(call: &Call<'a>) -> Endpoint<'a> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Only {
@@ -123,13 +131,11 @@ pub(crate) fn socket(call: &Call<'_>) -> PathBuf {
     #[serde(rename_all = "camelCase", default)]
     struct OnlyIpam {
         daemon_socket_path: String,
+        start_daemon: Option<bool>,
     }
-    let path = call.parse().map_or_else(|_| String::new(), |only: Only| only.ipam.daemon_socket_path);
-    socket_or_default(path)
-}
-
-fn socket_or_default(path: String) -> PathBuf {
-    if path.is_empty() { PathBuf::from(SOCKET) } else { PathBuf::from(path) }
+    let OnlyIpam { daemon_socket_path: path, start_daemon } = call.parse().unwrap_or_else(|_| Only::default()).ipam;
+    let socket = if path.is_empty() { PathBuf::from(SOCKET) } else { PathBuf::from(path) };
+    Endpoint { socket, starts_from: start_daemon.unwrap_or(false).then_some(call.path) }
 }
 
 impl Config {
@@ -176,7 +182,6 @@ impl Config {
             None => None,
         };
         Ok(Config {
-            socket: socket_or_default(ipam.daemon_socket_path),
             ipv4,
             ipv6,
             settings: Settings {

@@ -12,20 +12,22 @@ mod session;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use ::linux::Deadline;
 use ::linux::dir::Dir;
-use ::linux::log::{info, warn};
-use ::linux::process::{self, Capability, keep_capabilities, raise_file_limit};
+use ::linux::log::{error, info, warn};
+use ::linux::process::{self, Capability, keep_capabilities, raise_file_limit, start_session};
 use ::linux::sha2::sha512;
 use ::linux::unix::Listener;
+use ::linux::{Deadline, DetachedChild};
 use cni::{Code, Context, Error, Result};
 
 use crate::lease::ROOT;
 use flags::{Flags, HELP, Invocation};
+use log::Sink;
 use serve::Daemon;
 
 /// How long a daemon waits for the lock of one that is about to end.
@@ -45,14 +47,45 @@ pub fn run(arguments: impl Iterator<Item = &'static OsStr>) -> bool {
 }
 
 fn serve(flags: &Flags) -> Result<()> {
-    log::start();
+    if let Some(listener) = passed()? {
+        log::start(Sink::Stderr);
+        let socket = listener.path().unwrap_or_else(|| flags.socket.clone());
+        let _lock = lock(&socket)?;
+        return follow(flags, listener, socket);
+    }
+    let socket = flags.prefixed(&flags.socket);
+    Listener::require_unused(&socket)?;
+    // Before the socket is replaced: another process may do the same. Two daemons that follow the same leases would confuse the
+    // servers.
+    let lock = lock(&socket)?;
+    let listener = Listener::bind(&socket)?;
+    if !flags.on_demand {
+        log::start(Sink::Stderr);
+        return follow(flags, listener, socket);
+    }
+    let work = || {
+        log::start(Sink::Syslog);
+        let outcome = start_session().map_err(Error::from).and_then(|()| {
+            let _lock = self::lock(&socket)?;
+            // The child has closed the first lock, and the parent is about to.
+            follow(flags, listener.inherited()?, socket.clone())
+        });
+        if let Err(error) = outcome {
+            error!("{error:?}");
+        }
+    };
+    let started = DetachedChild::start(Some(listener.as_fd()), work).context(|| "detach the daemon")?;
+    // The socket is the child's: a plugin can connect from now on.
+    std::mem::forget(listener);
+    drop((started, lock));
+    Ok(())
+}
+
+/// Follows leases until a signal ends the daemon, or until there are none if it was started on demand.
+fn follow(flags: &Flags, listener: Listener, socket: PathBuf) -> Result<()> {
     if let Err(error) = raise_file_limit() {
         warn!("{error}");
     }
-    let listener = listen(flags)?;
-    let socket = listener.path().unwrap_or_else(|| flags.socket.clone());
-    // Two daemons that follow the same leases would confuse the servers.
-    let _lock = lock(&socket)?;
     let _pidfile = flags.pidfile.as_deref().map(PidFile::write).transpose()?;
     keep_capabilities(&CAPABILITIES)?;
     let mut daemon = Daemon::new(flags, listener, socket)?;
@@ -63,14 +96,14 @@ fn serve(flags: &Flags) -> Result<()> {
     Ok(())
 }
 
-/// Returns the socket that the service manager passed, or a new one.
-fn listen(flags: &Flags) -> Result<Listener> {
+/// Returns the socket that the service manager passed, if it did.
+fn passed() -> Result<Option<Listener>> {
     let number = |value: Option<OsString>| value.and_then(|value| value.to_str()?.parse::<u32>().ok());
     let is_for_this = number(process::env("LISTEN_PID")) == Some(std::process::id());
     let passed = number(process::env("LISTEN_FDS")).filter(|_| is_for_this);
     match passed {
-        None | Some(0) => Ok(Listener::bind(&flags.prefixed(&flags.socket))?),
-        Some(1) => Ok(Listener::passed()?),
+        None | Some(0) => Ok(None),
+        Some(1) => Ok(Some(Listener::passed()?)),
         // The text of the reference.
         Some(count) => {
             let what = format!("Too many ({count}) FDs passed through socket activation");

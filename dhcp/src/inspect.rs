@@ -25,8 +25,12 @@ impl Inspect for Dhcp {
         if !Config::read(network.call, None)?.needs_daemon() {
             return Ok(Vec::new());
         }
-        let socket = config::socket(network.call);
+        let daemon = config::endpoint(network.call);
+        let socket = daemon.socket;
         Ok(vec![match self.status(network.call) {
+            Ok(()) if daemon.starts_from.is_some() => {
+                Finding::ok(CHECK, "the plugin starts the daemon if none listens")
+            }
             Ok(()) => Finding::ok(CHECK, format!("the daemon listens at {}", socket.display())),
             Err(error) => Finding::error(CHECK, &error).about([Subject::file(&socket)]),
         }])
@@ -37,11 +41,10 @@ impl Inspect for Dhcp {
     }
 
     fn collect(&self, call: &Call<'_>, keep: &Keep<'_>) -> Result<()> {
-        let socket = config::socket(call);
         for (record, since) in lease::list::<Summary>(&lease::directory(keep.network))?.unwrap_or_default() {
             let may_be_stale = record.address().is_none_or(|ip| keep.may_be_stale(ip, since));
             if may_be_stale && keep.is_stale(record.key.attachment()) {
-                release(&socket, record.key)?;
+                release(config::endpoint(call), record.key)?;
             }
         }
         Ok(())

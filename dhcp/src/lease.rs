@@ -10,7 +10,7 @@ use std::time::SystemTime;
 use cni::{Attachment, AttachmentKey, Call, Context, Result, json};
 use linux::dir::Dir;
 use linux::log::debug;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
 use crate::client::Grant;
@@ -176,6 +176,7 @@ struct GrantSummary {
 #[derive(Debug, Deserialize)]
 struct TermsSummary {
     address: Ipv4Addr,
+    times: Option<IgnoredAny>,
 }
 
 impl Content for Summary {
@@ -185,6 +186,11 @@ impl Content for Summary {
 }
 
 impl Summary {
+    /// Returns whether the server has granted the address for ever.
+    pub(crate) fn never_ends(&self) -> bool {
+        self.grant.as_ref().is_some_and(|grant| grant.terms.times.is_none())
+    }
+
     /// Returns the address of the lease; `None` if it was lost.
     pub(crate) fn address(&self) -> Option<IpAddr> {
         self.grant.as_ref().map(|grant| grant.terms.address.into())

@@ -23,7 +23,6 @@ mod settings;
 mod terms;
 
 use std::net::IpAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use cni::{
@@ -32,9 +31,9 @@ use cni::{
 use linux::ip::Cidr;
 
 use advertised::Advertised;
-use config::{Config, Ipv6};
+use config::{Config, Endpoint, Ipv6};
 use lease::{Key, Summary};
-use protocol::{Command, Granted, Request, ask};
+use protocol::{Command, Granted, Request, ask, is_ready};
 
 /// Timeout of an ADD: longer than the daemon tries, and less than a plugin waits for its delegate.
 const ADD_TIMEOUT: Duration = Duration::from_secs(235);
@@ -74,7 +73,7 @@ fn lease(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<AddResult>
         settings: config.settings.clone(),
         ..Request::new(Command::Add, Key::new(call, at))
     };
-    let granted = ask(&config.socket, &request, ADD_TIMEOUT)?;
+    let granted = ask(&config::endpoint(call), &request, ADD_TIMEOUT)?;
     let Granted { ip, routes, dns } =
         granted.ok_or_else(|| Error::bug("the daemon answered ADD without an address"))?;
     Ok(AddResult { ips: vec![ip], routes, dns, ..AddResult::default() })
@@ -102,7 +101,7 @@ impl Plugin for Dhcp {
     /// Unlike the reference, succeeds without a daemon: a container must not wait for it. The server gets the address back when the
     /// lease ends.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
-        release(&config::socket(call), Key::new(call, at))
+        release(config::endpoint(call), Key::new(call, at))
     }
 
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
@@ -124,7 +123,16 @@ impl Plugin for Dhcp {
             address: addresses.next(),
             ..Request::new(Command::Check, Key::new(call, at))
         };
-        ask(&config.socket, &request, CHECK_TIMEOUT).map(drop)
+        let mut daemon = config::endpoint(call);
+        if lease::read(&request.key)?.is_some_and(|lease| lease.never_ends()) {
+            // The lease needs no daemon. The interface is compared with the result by the plugin that has created it.
+            daemon.starts_from = None;
+            return match ask(&daemon, &request, CHECK_TIMEOUT) {
+                Err(error) if error.code() == Code::TRY_LATER => Ok(()),
+                outcome => outcome.map(drop),
+            };
+        }
+        ask(&daemon, &request, CHECK_TIMEOUT).map(drop)
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
@@ -136,8 +144,8 @@ impl Plugin for Dhcp {
         if !config.needs_daemon() {
             return Ok(());
         }
-        let request = Request::of_network(Command::Status, call.network.as_str(), &[]);
-        ask(&config.socket, &request, TIMEOUT).map(drop).map_err(|error| error.with_code(Code::NOT_AVAILABLE))
+        let ready = is_ready(&config::endpoint(call), call.network.as_str(), TIMEOUT);
+        ready.map_err(|error| error.with_code(Code::NOT_AVAILABLE))
     }
 
     fn ipam(&self) -> Option<&dyn Ipam> {
@@ -146,8 +154,12 @@ impl Plugin for Dhcp {
 }
 
 /// Tells the daemon to give a lease back. Without a daemon, forgets the lease.
-fn release(socket: &Path, key: Key) -> Result<()> {
-    match ask(socket, &Request::new(Command::Del, key.clone()), TIMEOUT) {
+fn release(mut daemon: Endpoint<'_>, key: Key) -> Result<()> {
+    if lease::read(&key).is_ok_and(|lease| lease.is_none()) {
+        // A daemon that does not run knows of no lease.
+        daemon.starts_from = None;
+    }
+    match ask(&daemon, &Request::new(Command::Del, key.clone()), TIMEOUT) {
         Err(error) if error.code() == Code::TRY_LATER => {
             if lease::remove(&key)? {
                 report(&error.context("give the lease back to the server"));
@@ -161,15 +173,18 @@ fn release(socket: &Path, key: Key) -> Result<()> {
 /// Gives the leases of a network back whose attachments are not valid. Without a daemon, forgets them.
 fn collect(call: &Call<'_>, valid: &[ValidAttachment]) -> Result<()> {
     let network = call.network.as_str();
-    match ask(&config::socket(call), &Request::of_network(Command::Gc, network, valid), TIMEOUT) {
+    let keep = Keep::new(network, valid);
+    let stale = || -> Result<Vec<Key>> {
+        let leases = lease::list::<Summary>(&lease::directory(network))?.unwrap_or_default();
+        Ok(leases.into_iter().map(|(lease, _)| lease.key).filter(|key| keep.is_stale(key.attachment())).collect())
+    };
+    let mut daemon = config::endpoint(call);
+    if daemon.starts_from.is_some() && stale()?.is_empty() {
+        daemon.starts_from = None;
+    }
+    match ask(&daemon, &Request::of_network(Command::Gc, network, valid), TIMEOUT) {
         Err(error) if error.code() == Code::TRY_LATER => {
-            let keep = Keep::new(network, valid);
-            for (record, _) in lease::list::<Summary>(&lease::directory(network))?.unwrap_or_default() {
-                if keep.is_stale(record.key.attachment()) {
-                    lease::remove(&record.key)?;
-                }
-            }
-            Ok(())
+            stale()?.iter().try_for_each(|key| lease::remove(key).map(drop))
         }
         outcome => outcome.map(drop),
     }

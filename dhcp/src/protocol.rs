@@ -1,21 +1,30 @@
 //! What plugin and daemon say to each other: one request and one answer on a connection, each a line of JSON.
 
 use std::path::{Path, PathBuf};
+use std::process::Command as Process;
 use std::time::Duration;
 
-use cni::{Code, Context, Dns, Error, IpConfig, Result, Route, ValidAttachment, json};
-use linux::Deadline;
+use cni::{Code, Context, Dns, Error, IpConfig, Program, Result, Route, ValidAttachment, json};
+use linux::child::{run_to_end, start};
 use linux::unix::{Address, Connection};
+use linux::{Deadline, process};
 use serde::{Deserialize, Serialize};
 
+use crate::config::Endpoint;
 use crate::lease::Key;
 use crate::settings::Settings;
 use crate::terms::Terms;
 
+/// The name of the program.
+const NAME: &str = "dhcp";
 /// The longest line.
 pub(crate) const MAX_LINE: usize = 16 << 20;
 /// How a server of HTTP begins its answer to a line that it does not understand: the daemon of the reference is one.
 const HTTP: &[u8] = b"HTTP/";
+/// How long a daemon may take to listen. It may wait for one that is about to end.
+const START_TIMEOUT: Duration = Duration::from_secs(8);
+/// How often a plugin starts a daemon: each time, it can connect to one that is about to end.
+const STARTS: usize = 3;
 /// What to do about a daemon that does not answer.
 const START_HINT: &str = "start it with `systemctl enable --now cni-dhcp.socket`, or `dhcp daemon`";
 
@@ -122,24 +131,76 @@ pub(crate) fn line<T: Serialize>(value: &T) -> Result<Vec<u8>> {
     Ok(line)
 }
 
-/// Asks the daemon. Fails if none answers in time.
-pub(crate) fn ask(socket: &Path, request: &Request, timeout: Duration) -> Result<Option<Granted>> {
+/// Asks the daemon. Fails if none answers in time. Starts it if the configuration says so.
+pub(crate) fn ask(daemon: &Endpoint<'_>, request: &Request, timeout: Duration) -> Result<Option<Granted>> {
+    let socket = &daemon.socket;
     let line = line(request)?;
+    let mut answer = attempt(socket, &line, timeout);
+    if let Some(dirs) = daemon.starts_from {
+        for _ in 0..STARTS {
+            if answer.is_ok() {
+                break;
+            }
+            let started = start_daemon(dirs, socket);
+            answer = attempt(socket, &line, timeout);
+            if let (Err(_), Err(error)) = (&answer, started) {
+                return Err(error.with_code(Code::TRY_LATER));
+            }
+        }
+    }
+    answer?
+}
+
+/// Returns whether the daemon answers, or can be started.
+pub(crate) fn is_ready(daemon: &Endpoint<'_>, network: &str, timeout: Duration) -> Result<()> {
+    let line = line(&Request::of_network(Command::Status, network, &[]))?;
+    match (attempt(&daemon.socket, &line, timeout), daemon.starts_from) {
+        (Err(_), Some(dirs)) => Program::find(dirs, NAME).map(drop),
+        (answer, _) => answer?.map(drop),
+    }
+}
+
+/// Asks once. The outer error means that no daemon has answered.
+fn attempt(socket: &Path, line: &[u8], timeout: Duration) -> Result<Result<Option<Granted>>> {
     let deadline = Deadline::after(timeout);
     let address = Address::Path(socket.to_owned());
     let mut connection = Connection::open(&address, deadline).map_err(|error| absent(socket, error.into()))?;
-    let answer = exchange(&mut connection, &line).context(|| format!("ask the DHCP daemon at {socket:?}"))?;
+    let answer = match exchange(&mut connection, line) {
+        Err(error) if [Some(libc::EPIPE), Some(libc::ECONNRESET)].contains(&error.errno()) => Vec::new(),
+        Err(error) => return Ok(Err(Error::from(error).context(format!("ask the DHCP daemon at {socket:?}")))),
+        Ok(answer) => answer,
+    };
     if answer.starts_with(HTTP) {
         let what = format!("the DHCP daemon of the reference listens at {socket:?}");
-        return Err(Error::new(Code::TRY_LATER, what).details("stop it, and start `dhcp daemon` of cni0"));
+        return Ok(Err(Error::new(Code::TRY_LATER, what).details("stop it, and start `dhcp daemon` of cni0")));
     }
     let Some(answer) = answer.strip_suffix(b"\n") else {
         let what = format!("the DHCP daemon at {socket:?} has closed the connection without an answer");
         return Err(Error::new(Code::TRY_LATER, what).details("it may have been restarted: try again, and see its log"));
     };
-    let answer: Answer = json::parse(&String::from_utf8_lossy(answer))
-        .context(|| format!("read the answer of the DHCP daemon at {socket:?}"))?;
-    answer.outcome()
+    let answer: Result<Answer> = json::parse(&String::from_utf8_lossy(answer))
+        .context(|| format!("read the answer of the DHCP daemon at {socket:?}"));
+    Ok(answer.and_then(Answer::outcome))
+}
+
+/// Starts a daemon. Its program ends once it listens.
+fn start_daemon(dirs: &[PathBuf], socket: &Path) -> Result<()> {
+    let what = || format!("start the DHCP daemon at {socket:?}");
+    let program = Program::find(dirs, NAME).context(what)?;
+    let mut process = Process::new(program.path());
+    process.args(["daemon", "-on-demand", "-socketpath"]).arg(socket).env_clear();
+    process.envs(process::env("CNI_LOG").map(|level| ("CNI_LOG", level)));
+    let child = start(&mut process, program.path()).context(what)?;
+    let (stderr, outcome) = run_to_end(child, b"", Deadline::after(START_TIMEOUT));
+    let (status, _) = outcome.context(what)?;
+    match status.success() {
+        true => Ok(()),
+        false => {
+            let text = String::from_utf8_lossy(&stderr);
+            let what = format!("start the DHCP daemon at {socket:?}: {}", text.trim_end());
+            Err(Error::new(Code::TRY_LATER, what).details("correct what the text says, or start the daemon"))
+        }
+    }
 }
 
 fn absent(socket: &Path, error: Error) -> Error {

@@ -48,6 +48,11 @@ pub fn raise_file_limit() -> Result<()> {
     sys::raise_file_limit().context(|| "raise the limit of open files")
 }
 
+/// Makes this process, which must be a child that leads no process group, independent of the terminal of its parent.
+pub fn start_session() -> Result<()> {
+    nix::unistd::setsid().context(|| "start a session").map(drop)
+}
+
 /// Returns the width of the terminal at stdout in columns; `None` if stdout is not a terminal that knows its width.
 pub fn terminal_width() -> Option<usize> {
     sys::terminal_width(io::stdout().as_fd()).map(usize::from)

@@ -20,6 +20,7 @@ Usage: dhcp daemon [FLAGS]
   -hostprefix DIR          directory that has the root of the host: precedes the socket and the paths of namespaces
   -pidfile PATH            write the number of the process to this file
   -broadcast               ask servers to answer by broadcast, unless a network says otherwise
+  -on-demand               detach, as a plugin does with \"startDaemon\": end when no lease needs to be renewed; log to /dev/log
   -timeout DURATION        longest wait for a server to confirm its offer (10s)
   -resendmax DURATION      longest pause before a message is repeated (62s)
   -resendtimeout DURATION  longest wait for an address, before an ADD fails (3m28s)
@@ -43,6 +44,7 @@ pub(crate) struct Flags {
     pub(crate) prefix: PathBuf,
     pub(crate) pidfile: Option<PathBuf>,
     pub(crate) broadcast: bool,
+    pub(crate) on_demand: bool,
     pub(crate) timing: Timing,
 }
 
@@ -60,8 +62,14 @@ impl Flags {
 pub(super) fn parse<'a>(mut arguments: impl Iterator<Item = &'a OsStr>) -> Result<Invocation> {
     let timing =
         Timing { answer: Duration::from_secs(10), pause: Duration::from_secs(62), total: Duration::from_secs(208) };
-    let mut flags =
-        Flags { socket: PathBuf::from(SOCKET), prefix: PathBuf::new(), pidfile: None, broadcast: false, timing };
+    let mut flags = Flags {
+        socket: PathBuf::from(SOCKET),
+        prefix: PathBuf::new(),
+        pidfile: None,
+        broadcast: false,
+        on_demand: false,
+        timing,
+    };
     while let Some(argument) = arguments.next() {
         let bytes = argument.as_bytes();
         let Some(bytes) = bytes.strip_prefix(b"--").or_else(|| bytes.strip_prefix(b"-")) else {
@@ -77,6 +85,7 @@ pub(super) fn parse<'a>(mut arguments: impl Iterator<Item = &'a OsStr>) -> Resul
         match name.as_str() {
             "h" | "help" => return Ok(Invocation::Help),
             "broadcast" => flags.broadcast = boolean(&name, inline)?,
+            "on-demand" => flags.on_demand = boolean(&name, inline)?,
             "socketpath" => flags.socket = value()?.into(),
             "hostprefix" => flags.prefix = value()?.into(),
             "pidfile" => flags.pidfile = Some(PathBuf::from(value()?)).filter(|path| !path.as_os_str().is_empty()),

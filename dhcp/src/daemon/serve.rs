@@ -22,6 +22,8 @@ use crate::terms::Terms;
 const LISTENER: u64 = 0;
 const ALARM: u64 = 1;
 const END: u64 = 2;
+/// A daemon that was started on demand waits for the plugin that has started it.
+const START: u64 = 3;
 /// The first number of a connection or a session.
 const FIRST: u64 = 16;
 /// How long a plugin may take to send its request.
@@ -44,6 +46,8 @@ pub(super) struct Daemon {
     /// When a connection or a session must do something.
     timers: BTreeSet<(Moment, u64)>,
     next: u64,
+    /// Until when a daemon that was started on demand waits for a plugin, even if it follows no lease.
+    start: Option<Moment>,
 }
 
 impl Daemon {
@@ -62,6 +66,7 @@ impl Daemon {
             by_key: BTreeMap::new(),
             timers: BTreeSet::new(),
             next: FIRST,
+            start: None,
         })
     }
 
@@ -96,9 +101,17 @@ impl Daemon {
         Ok(())
     }
 
-    /// Serves until a signal ends it.
+    /// Serves until a signal ends it, or until nothing is left to do if it was started on demand.
     pub(super) fn run(&mut self) -> Result<()> {
+        if self.shared.flags.on_demand {
+            let until = now()? + REQUEST_TIMEOUT;
+            self.start = Some(until);
+            self.timers.insert((until, START));
+        }
         loop {
+            if self.is_done()? {
+                return Ok(());
+            }
             self.alarm.set(self.timers.first().map(|(at, _)| *at))?;
             let ready = self.shared.events.wait()?;
             let now = now()?;
@@ -112,6 +125,18 @@ impl Daemon {
             }
             self.on_time(now);
         }
+    }
+
+    /// Returns whether a daemon that was started on demand ends. It is still needed if a lease has a time, if a plugin is connected,
+    /// or if one has connected meanwhile. Later ones start another daemon, which waits for the lock of this one.
+    fn is_done(&mut self) -> Result<bool> {
+        let is_idle = |daemon: &Daemon| daemon.timers.is_empty() && daemon.connections.is_empty();
+        if !self.shared.flags.on_demand || !is_idle(self) {
+            return Ok(false);
+        }
+        self.listener.unpublish();
+        self.accept(now()?);
+        Ok(is_idle(self))
     }
 
     fn number(&mut self) -> u64 {
@@ -128,6 +153,7 @@ impl Daemon {
         match self.listener.accept() {
             Ok(None) => {}
             Ok(Some(peer)) => {
+                self.start.take().map(|until| self.timers.remove(&(until, START)));
                 let (id, until) = (self.number(), now + REQUEST_TIMEOUT);
                 match self.shared.events.add(&peer, id << 2) {
                     Ok(()) => {

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::json;
 use testing::dhcp::{DISCOVER, REQUEST, Reply, Wire, daemon};
 use testing::{Lab, Pod, wait_until};
 
-use crate::support::{addresses, await_address, descriptors, lan, pool, recorded};
+use crate::support::{addresses, await_address, descriptors, lan, pool_for, recorded};
 
 const FIRST: [u8; 4] = [10, 66, 0, 60];
 const SECOND: [u8; 4] = [10, 66, 0, 61];
@@ -23,7 +25,7 @@ fn a_lease_is_renewed_with_its_server_and_no_namespace_stays_open() {
     let idle = descriptors(&daemon);
     let pod = Pod::new(lab, "c1");
     pod.add(&lan(json!({})));
-    wait_until("a moment between exchanges, without a descriptor", || descriptors(&daemon) == idle);
+    wait_until("a moment between exchanges, without a descriptor", || descriptors(&daemon) <= idle);
     wait_until("two renewals", || {
         server.requests().iter().filter(|request| !request.client.is_unspecified()).count() >= 2
     });
@@ -36,7 +38,7 @@ fn a_lease_is_renewed_with_its_server_and_no_namespace_stays_open() {
     // Once its container is gone, the lease is forgotten.
     lab.sh("ip netns del c1");
     wait_until("the lease to be forgotten", || recorded().is_empty());
-    wait_until("its descriptors to be closed", || descriptors(&daemon) == idle);
+    wait_until("its descriptors to be closed", || descriptors(&daemon) <= idle);
 }
 
 #[test]
@@ -119,7 +121,9 @@ fn many_leases_need_one_thread_and_little_memory() {
     let lab = &Lab::new();
     let wire = Wire::new(lab);
     let daemon = daemon(lab, &[]);
-    let server = wire.server(pool(SHORT));
+    let are_long = Arc::new(AtomicBool::new(false));
+    let long = Arc::clone(&are_long);
+    let server = wire.server(pool_for(move || if long.load(Ordering::Relaxed) { [1800, 3000, 3600] } else { SHORT }));
     let idle = descriptors(&daemon);
     let pods: Vec<Pod<'_>> = (0..20).map(|n| Pod::new(lab, &format!("c{n}"))).collect();
     for pod in &pods {
@@ -127,8 +131,8 @@ fn many_leases_need_one_thread_and_little_memory() {
     }
     wait_until("hundred renewals", || server.requests().len() > 140);
     // From now on, there are moments without a renewal, however slow the machine is.
-    server.behave(|request| Reply::grant(request, request.client.octets(), [1800, 3000, 3600]));
-    wait_until("a moment without an exchange", || descriptors(&daemon) == idle);
+    are_long.store(true, Ordering::Relaxed);
+    wait_until("a moment without an exchange", || descriptors(&daemon) <= idle);
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
     let number = |name: &str| -> u64 {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();

@@ -13,6 +13,7 @@ mod daemon;
 mod follow;
 mod hostile;
 mod killed;
+mod on_demand;
 mod reference;
 mod restart;
 mod servers;

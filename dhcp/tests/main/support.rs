@@ -53,17 +53,25 @@ pub(crate) fn recorded() -> Vec<Value> {
 
 /// Returns what a server does that gives each client an address of its own.
 pub(crate) fn pool(times: [u32; 3]) -> impl FnMut(&Request) -> Vec<Reply> + Send + 'static {
+    pool_for(move || times)
+}
+
+/// Returns such a server, whose leases have times that can change.
+pub(crate) fn pool_for(
+    mut times: impl FnMut() -> [u32; 3] + Send + 'static,
+) -> impl FnMut(&Request) -> Vec<Reply> + Send + 'static {
     let mut known: Vec<[u8; 16]> = Vec::new();
     move |request| {
         let place = known.iter().position(|mac| *mac == request.mac).unwrap_or_else(|| {
             known.push(request.mac);
             known.len() - 1
         });
-        Reply::grant(request, [10, 66, 0, 60 + u8::try_from(place).unwrap()], times)
+        Reply::grant(request, [10, 66, 0, 60 + u8::try_from(place).unwrap()], times())
     }
 }
 
-/// Returns the number of open descriptors of a process.
+/// Returns the number of open descriptors of a process. That of a daemon which has just begun to listen can include the connection
+/// by which the test has noticed it.
 pub(crate) fn descriptors(service: &Service) -> usize {
     fs::read_dir(format!("/proc/{}/fd", service.pid())).unwrap().count()
 }

@@ -31,10 +31,8 @@ impl Listener {
         if let Some(directory) = path.parent() {
             fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).context(what)?;
         }
-        match UnixStream::connect(path) {
-            Ok(_) => return Err(Error::new(Kind::Other, format!("another process listens at {path:?}"))),
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => fs::remove_file(path).context(what)?,
-            Err(_) => {}
+        if Listener::require_unused(path)? {
+            fs::remove_file(path).context(what)?;
         }
         // No other user may connect even before the mode could be changed.
         let before = umask(Mode::from_bits_truncate(0o177));
@@ -43,6 +41,21 @@ impl Listener {
         let listener = Listener { socket: socket.context(what)?, path: Some(path.to_owned()) };
         listener.socket.set_nonblocking(true).context(what)?;
         Ok(listener)
+    }
+
+    /// Fails if a process listens at the path. Returns whether a socket is left there.
+    pub fn require_unused(path: &Path) -> Result<bool> {
+        match UnixStream::connect(path) {
+            Ok(_) => Err(Error::new(Kind::Other, format!("another process listens at {path:?}"))),
+            Err(error) => Ok(error.kind() == ErrorKind::ConnectionRefused),
+        }
+    }
+
+    /// Removes the path, so that nobody connects any more, except those who have begun to.
+    pub fn unpublish(&mut self) {
+        if let Some(path) = self.path.take() {
+            let _ = fs::remove_file(path);
+        }
     }
 
     /// Takes over the socket that the service manager passed to this process as its first descriptor.
@@ -56,6 +69,12 @@ impl Listener {
         let socket = UnixListener::from(socket);
         socket.set_nonblocking(true).context(what)?;
         Ok(Listener { socket, path: None })
+    }
+
+    /// Returns the listener of the parent process, whose descriptor this child process has kept open.
+    pub fn inherited(&self) -> Result<Listener> {
+        let socket = self.socket.try_clone().context(|| "use the socket of the parent process")?;
+        Ok(Listener { socket, path: self.path.clone() })
     }
 
     /// Returns the path of the socket.
@@ -88,9 +107,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Some(path) = &self.path {
-            let _ = fs::remove_file(path);
-        }
+        self.unpublish();
     }
 }
 
