@@ -11,7 +11,7 @@ use linux::netlink::{Change, Link, LinkChange, LinkIndex, LinkRef};
 
 use crate::config::Config;
 use crate::device::{Device, name_on_host, pci_address_of};
-use crate::give_back::{GiveBack, other_names};
+use crate::give_back::{GiveBack, Namespace, other_names};
 use crate::record::{Record, port_of};
 
 /// Moves the device into the container, configures it, and returns the result.
@@ -88,12 +88,13 @@ fn take<'a>(
     let host = &mut add.undo.context().host.netlink;
     if host.link(LinkRef::AlternativeName(&mark))?.is_some() {
         // An earlier device of the attachment came back by itself.
-        GiveBack::new(key).on_host(host, None)?;
+        GiveBack::new(key).on_host(host, Namespace::Gone, None)?;
     }
     let mut link = device.find(host, ifname)?;
     // So did this one, if another attachment had it.
     for former in Record::of(&link)? {
-        GiveBack { key: former.key(), record: Some(former.clone()), state: None }.on_host(host, None)?;
+        let give_back = GiveBack { key: former.key(), record: Some(former.clone()), state: None };
+        give_back.on_host(host, Namespace::Gone, None)?;
         link = host.link(link.index)?.unwrap_or(link);
     }
     let state = LinkState::read(host, &link)?;
@@ -112,6 +113,7 @@ fn take<'a>(
         kind: link.kind.clone(),
         hardware: link.hardware.clone(),
         port: port_of(&link),
+        identity: identity_of(&link)?,
         mac: link.mac.map(|mac| mac.to_string()).unwrap_or_default(),
         has_other_mac: mac.is_some(),
         restore: config.restore.then(|| state.clone()),
@@ -132,6 +134,14 @@ fn take<'a>(
     moved.map_err(|error| explain(error.into(), &link))?;
     drop(lock);
     Ok((link.running, give_back, pci_id))
+}
+
+/// Returns what distinguishes a virtual device from those that a container can create.
+fn identity_of(link: &Link) -> Result<Option<u64>> {
+    match link.hardware.is_empty() {
+        true => GiveBack::open_sysfs()?.map_or(Ok(None), |sysfs| Ok(sysfs.identity(link)?)),
+        false => Ok(None),
+    }
 }
 
 /// Returns an error for a device that the host cannot do without. The reference gives away any.

@@ -11,7 +11,7 @@ use interface::lock::HostLock;
 use interface::removal;
 use linux::log::{debug, warn};
 use linux::netlink::{Change, Event, Link, LinkChange, LinkIndex, LinkRef, Netlink, Watch};
-use linux::{Deadline, Kind};
+use linux::{Deadline, Kind, Sysfs, tolerate};
 
 use crate::device::{Device, name_on_host};
 use crate::record::Record;
@@ -26,6 +26,13 @@ pub(crate) struct GiveBack<'a> {
     pub(crate) record: Option<Record>,
     /// For the rollback of ADD: what the device was.
     pub(crate) state: Option<LinkState>,
+}
+
+/// What became of the namespace of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Namespace {
+    Exists,
+    Gone,
 }
 
 /// Returns the marks of the attachments that have, or had, this device.
@@ -49,8 +56,26 @@ impl<'a> GiveBack<'a> {
         GiveBack { key, record: Record::read(key), state: None }
     }
 
-    /// Returns whether a link is the device. A container can change its name and alias, remove the mark, and give the mark to
-    /// another link, but it cannot change the kind of a link, or its hardware.
+    /// Opens sysfs for the namespace of this thread; `None` if the kernel does not permit it.
+    pub(crate) fn open_sysfs() -> Result<Option<Sysfs>> {
+        Ok(tolerate("a virtual device is recognised by its marks", Sysfs::open().map(Some))?)
+    }
+
+    /// Returns the device among the links of the container.
+    fn find<'b>(&self, namespaces: &Namespaces, links: &'b [Link]) -> Result<Option<&'b Link>> {
+        let identity = self.record.as_ref().and_then(|record| record.identity);
+        let sysfs = identity.map_or(Ok(None), |_| namespaces.in_guest(GiveBack::open_sysfs))?;
+        let Some(sysfs) = sysfs else { return Ok(links.iter().find(|link| self.is_device(link))) };
+        for link in links {
+            if sysfs.identity(link)? == identity {
+                return Ok(Some(link));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns whether a link can be the device, by all but its identity. A container can change its name and alias,
+    /// remove the mark, and give the mark to another link, but it cannot change the kind of a link, or its hardware.
     fn is_device(&self, link: &Link) -> bool {
         let can_be = self.record.as_ref().is_none_or(|record| record.is_of(link));
         let is_physical = self.record.as_ref().is_some_and(|record| !record.hardware.is_empty());
@@ -72,48 +97,49 @@ impl<'a> GiveBack<'a> {
         }
     }
 
-    /// DEL: moves the device from the container to the host. Returns `false` if the container does not have it.
+    /// DEL: moves the device from the container to the host. If the container does not have it, returns what became of its
+    /// namespace.
     pub(crate) fn take_from_container(
         &self,
         call: &Call<'_>,
         at: &Attachment,
         device: Option<&Device>,
         ipam: Option<&Delegate<'_>>,
-    ) -> Result<bool> {
+    ) -> Result<Option<Namespace>> {
         let Some(mut namespaces) = Namespaces::open_if_exists(call, at)? else {
-            return self.await_return().map(|()| false);
+            return self.await_return().map(|()| Some(Namespace::Gone));
         };
         let mut guest = namespaces.open_guest(at)?;
         let links = guest.netlink.links(None)?;
-        let is_known = |link: &&Link| self.is_device(link) && (self.record.is_some() || !link.hardware.is_empty());
-        if let Some(link) = links.iter().find(is_known) {
-            return self.move_home(&mut guest.netlink, &mut namespaces, &links, link).map(|()| true);
+        let is_known = |link: &&Link| self.record.is_some() || !link.hardware.is_empty();
+        if let Some(link) = self.find(&namespaces, &links)?.filter(is_known) {
+            return self.move_home(&mut guest.netlink, &mut namespaces, &links, link).map(|()| None);
         }
         // The reference writes no record, and sets no mark. A container can have created any other link.
         let is_named = |link: &&Link| link.name == at.ifname.as_str() && marks(link).next().is_none();
         let is_candidate = |link: &&Link| (self.is_device(link) || is_named(link)) && link.index != LinkIndex::LOOPBACK;
         let candidate = links.iter().find(is_candidate).filter(|link| IfName::from_config(&link.alias).is_ok());
-        let Some(link) = candidate.filter(|_| self.record.is_none()) else { return Ok(false) };
+        let Some(link) = candidate.filter(|_| self.record.is_none()) else { return Ok(Some(Namespace::Exists)) };
         let is_ours = device.is_some_and(|device| device.is_link(link, &link.alias))
             || removal::is_ours(call, at, &mut guest, link, ipam)?;
         // After a first DEL, the host has the device.
         let was_given_back = link.hardware.is_empty() && namespaces.host.netlink.link_index(&link.alias)?.is_some();
         if !is_ours || was_given_back {
             warn!("keep {:?} in {:?}: cannot prove that it belongs to this attachment", link.name, at.sandbox());
-            return Ok(false);
+            return Ok(Some(Namespace::Exists));
         }
         let theirs = Record { name: link.alias.clone(), ..Record::default() };
         let theirs = GiveBack { record: Some(theirs), ..self.clone() };
-        theirs.move_home(&mut guest.netlink, &mut namespaces, &links, link).map(|()| true)
+        theirs.move_home(&mut guest.netlink, &mut namespaces, &links, link).map(|()| None)
     }
 
     /// The rollback of an ADD. The device may be in the container, or still on the host.
     pub(crate) fn undo(&self, namespaces: &mut Namespaces) -> Result<()> {
         let mut guest = namespaces.in_guest(|| Ok(Netlink::open()?))?;
         let links = guest.links(None)?;
-        match links.iter().find(|link| self.is_device(link)) {
+        match self.find(namespaces, &links)? {
             Some(link) => self.move_home(&mut guest, namespaces, &links, link),
-            None => self.on_host(&mut namespaces.host.netlink, None).map(drop),
+            None => self.on_host(&mut namespaces.host.netlink, Namespace::Gone, None),
         }
     }
 
@@ -171,11 +197,16 @@ impl<'a> GiveBack<'a> {
         Ok(added)
     }
 
-    /// Gives the device its name again on the host. Returns `false` if the host does not have it. A device of the reference has no
-    /// mark: `described` are the name in the container, and what the configuration describes.
-    pub(crate) fn on_host(&self, host: &mut Netlink, described: Option<(&str, Option<&Device>)>) -> Result<bool> {
+    /// Gives the device its name again on the host, if the host has it. A device of the reference has no mark: `described`
+    /// are the name in the container, and what the configuration describes.
+    pub(crate) fn on_host(
+        &self,
+        host: &mut Netlink,
+        namespace: Namespace,
+        described: Option<(&str, Option<&Device>)>,
+    ) -> Result<()> {
         if let Some(link) = self.find_on_host(host)? {
-            return self.rename(host, &link).map(|()| true);
+            return self.rename(host, &link);
         }
         if let Some((ifname, Some(device))) = described
             && let Ok(link) = device.find(host, ifname)
@@ -183,14 +214,21 @@ impl<'a> GiveBack<'a> {
             && name_on_host(&link, ifname) != link.name
         {
             let theirs = Record { name: name_on_host(&link, ifname).to_owned(), ..Record::default() };
-            return GiveBack { record: Some(theirs), ..self.clone() }.rename(host, &link).map(|()| true);
+            return GiveBack { record: Some(theirs), ..self.clone() }.rename(host, &link);
         }
-        // The kernel deletes a virtual device with its namespace. Others come back later, if no other attachment has them.
-        let is_gone = |record: &Record| record.hardware.is_empty() || record.has_successor();
-        if self.record.as_ref().is_some_and(is_gone) {
-            Record::remove(&self.key.mark())?;
-        }
-        Ok(false)
+        let Some(record) = &self.record else { return Ok(()) };
+        let is_gone = match (record.hardware.is_empty(), namespace) {
+            // It comes back later, if no other attachment has it.
+            (false, _) => record.has_successor(),
+            // The kernel deletes a virtual device with its namespace.
+            (true, Namespace::Gone) => true,
+            // The record proves to a later DEL, too, that no other link in the namespace is the device.
+            (true, Namespace::Exists) => {
+                warn!("{:?} stays: the container has deleted it, or moved it to another namespace", record.name);
+                false
+            }
+        };
+        if is_gone { Record::remove(&self.key.mark()) } else { Ok(()) }
     }
 
     fn find_on_host(&self, host: &mut Netlink) -> Result<Option<Link>> {
@@ -277,7 +315,8 @@ pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     for record in Record::all()?.into_iter().filter(|record| keep.is_stale(record.key())) {
         let key = record.key();
-        failures.record(GiveBack { key, record: Some(record.clone()), state: None }.on_host(&mut host, None).map(drop));
+        let give_back = GiveBack { key, record: Some(record.clone()), state: None };
+        failures.record(give_back.on_host(&mut host, Namespace::Gone, None));
     }
     // Those without a record.
     for link in host.links(None)? {

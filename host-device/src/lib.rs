@@ -53,14 +53,14 @@ impl Plugin for HostDevice {
             ipam.as_ref(),
             |ipam| ipam.del(at),
             |failures| {
-                let found = failures.keep(give_back.take_from_container(call, at, device.as_ref(), ipam.as_ref()));
-                if found == Some(false) {
+                let outcome = failures.keep(give_back.take_from_container(call, at, device.as_ref(), ipam.as_ref()));
+                if let Some(Some(namespace)) = outcome {
                     failures.record(Netlink::open().map_err(Error::from).and_then(|mut host| {
-                        give_back.on_host(&mut host, Some((at.ifname.as_str(), device.as_ref()))).map(drop)
+                        give_back.on_host(&mut host, namespace, Some((at.ifname.as_str(), device.as_ref())))
                     }));
                 }
                 // The container can still use the addresses of a device that it still has.
-                found.is_some()
+                outcome.is_some()
             },
         );
         failures.into_result()

@@ -35,6 +35,9 @@ pub(crate) struct Record {
     pub(crate) hardware: String,
     /// What distinguishes the device from others of the same hardware.
     pub(crate) port: String,
+    /// What distinguishes a virtual device from all others; `None` if the kernel does not show it, and in a record of an
+    /// earlier version.
+    pub(crate) identity: Option<u64>,
     pub(crate) mac: String,
     /// Whether ADD changed the MAC address.
     pub(crate) has_other_mac: bool,
@@ -47,7 +50,8 @@ impl Record {
         AttachmentKey { network: &self.network, container: &self.container, ifname: &self.ifname }
     }
 
-    /// Returns whether a link can be this device: no container can create a link with hardware.
+    /// Returns whether a link can be this device: no container can create a link with hardware. For the others, the
+    /// identity decides if it is known.
     pub(crate) fn is_of(&self, link: &Link) -> bool {
         (self.kind.as_str(), self.hardware.as_str()) == (link.kind.as_str(), link.hardware.as_str())
             && self.port == port_of(link)

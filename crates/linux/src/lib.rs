@@ -2,7 +2,8 @@
 //!
 //! - [`netlink`] changes and queries links, addresses, routes and neighbours; [`netlink::nft`] the packet filter.
 //! - [`dir`] has directories of small files, with atomic operations.
-//! - [`Netns`] opens and enters network namespaces; [`sysctl`] reads and writes kernel settings.
+//! - [`Netns`] opens and enters network namespaces; [`sysctl`] reads and writes kernel settings. [`Sysfs`] identifies
+//!   links.
 //! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
 //!   continues work after this process has exited.
@@ -32,6 +33,7 @@ pub mod process;
 pub mod sha2;
 mod sys;
 pub mod sysctl;
+mod sysfs;
 pub mod tool;
 pub mod unix;
 mod wait;
@@ -40,4 +42,5 @@ pub use detached::DetachedChild;
 pub use error::{Context, Error, Kind, Result, tolerate};
 pub use netns::Netns;
 pub use sys::random;
+pub use sysfs::Sysfs;
 pub use wait::Deadline;

@@ -66,7 +66,28 @@ pub(crate) fn netns_cookie(socket: BorrowedFd<'_>) -> io::Result<u64> {
 /// Returns a descriptor that becomes readable when the child `pid` exits (since Linux 5.3).
 pub(crate) fn pidfd(pid: u32) -> io::Result<OwnedFd> {
     // SAFETY: pidfd_open takes two integers and does not access our memory.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+    descriptor(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// Mounts a file system of this kind at no path (since Linux 5.2). It is unmounted when the descriptor is closed.
+pub(crate) fn mount_nowhere(kind: &CStr) -> io::Result<OwnedFd> {
+    // linux/mount.h: the first flag of both calls closes the descriptor in programs that this process executes.
+    const CLOEXEC: libc::c_int = 1;
+    const FSCONFIG_CMD_CREATE: libc::c_int = 6;
+    let none: *const libc::c_char = std::ptr::null();
+    // SAFETY: the kernel reads a text that ends with a NUL.
+    let context = descriptor(unsafe { libc::syscall(libc::SYS_fsopen, kind.as_ptr(), CLOEXEC) })?;
+    // SAFETY: the descriptor is open, and this command takes neither a key nor a value.
+    let status = unsafe { libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), FSCONFIG_CMD_CREATE, none, none, 0) };
+    if status != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is open, and fsmount takes integers.
+    descriptor(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), CLOEXEC, 0) })
+}
+
+/// Takes over the descriptor that a system call has returned.
+fn descriptor(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0).ok_or_else(io::Error::last_os_error)?;
     // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -81,6 +81,44 @@ fn a_device_without_a_record_is_given_back() {
     }
 }
 
+/// A container can remove all marks of a virtual device, and give them to a link of the same kind that it has created.
+#[test]
+fn a_virtual_device_is_recognised_without_its_marks() {
+    let lab = &lab();
+    lab.sh("ip link add wire type veth peer name end; ip link add link wire name mac type macvlan");
+    // The kernel puts a macvlan on another one on the link of the host, too.
+    for (device, forged) in [("nic", "type veth peer name end"), ("mac", "link other type macvlan")] {
+        let config = config(with(ipam(), json!({ "device": device })));
+        let pod = Pod::new(lab, device);
+        let add_and_forge = || {
+            pod.add(&config);
+            let link = pod.ip("link show eth0")[0].clone();
+            let mark = link["altnames"][0].as_str().unwrap();
+            pod.sh(&format!(
+                "ip link property del dev eth0 altname {mark}
+                ip link set eth0 down; ip link set eth0 name other alias evil; ip link add eth0 {forged}
+                ip link property add dev eth0 altname {mark}; ip link set eth0 alias {device}"
+            ));
+            link["address"].clone()
+        };
+        let mac = add_and_forge();
+        pod.del(&config);
+        assert_eq!(lab.ip(&format!("link show {device}"))[0]["address"], mac, "{device}");
+        assert!(pod.sh("ip -o link").contains("eth0"), "{device}");
+        assert_eq!((leases(lab), lab.sh("ls -A /run/cni0/host-device")), Default::default());
+        pod.sh("ip link del eth0");
+        // There is nothing to give back, and neither the first DEL nor the next one takes the other link.
+        add_and_forge();
+        pod.sh("ip link del other");
+        for _ in 0..2 {
+            pod.del(&config);
+            assert!(!has(lab, device) && pod.sh("ip -o link").contains("eth0"), "{device}");
+        }
+        gc(lab, json!([]));
+        assert_eq!((leases(lab), lab.sh("ls -A /run/cni0/host-device")), Default::default());
+    }
+}
+
 /// A container must not get a link of its own onto the host.
 #[test]
 fn a_link_that_the_container_created_stays() {
@@ -93,7 +131,8 @@ fn a_link_that_the_container_created_stays() {
          ip link add eth0 type bridge; ip link property add dev eth0 altname {mark}; ip link set eth0 alias evil"
     ));
     pod.del(&config(json!({})));
-    assert!(!has(lab, "evil") && !has(lab, "nic") && pod.sh("ip -o link").contains("eth0"));
+    assert!(!has(lab, "evil") && pod.sh("ip -o link").contains("eth0"));
+    assert_eq!(lab.ip("link show nic")[0]["address"], "02:00:00:00:00:01", "the device itself is given back");
     // Nor one that it has prepared for the second DEL, which finds no record. That one must not fail, either.
     let prepared = Pod::new(lab, "prepared");
     lab.sh("ip link add nic3 type veth peer name far3");

@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use linux::Netns;
 use linux::ip::MacAddr;
 use linux::netlink::{Change, DuplicateDetection, LinkChange, LinkKind, LinkRef, Netlink, NewLink, Port, VethPeer};
+use linux::{Netns, Sysfs};
 use testing::{Lab, skip};
 
 use super::{MAC, attached, bridge, cidr, veth};
@@ -69,6 +69,28 @@ fn a_veth_pair_is_created_in_its_final_place() {
     assert!(!seen["flags"].as_array().unwrap().contains(&"UP".into()), "{seen}");
     let port = &lab.ip("link show dev veth0")[0]["linkinfo"]["info_slave_data"];
     assert_eq!((&port["hairpin"], &port["isolated"]), (&true.into(), &true.into()));
+}
+
+/// A link is the same after a new name and in another namespace, whatever is mounted at `/sys`. A name is not enough.
+#[test]
+fn a_link_keeps_its_identity() {
+    let lab = Lab::without_plugins();
+    let home = Netns::current().unwrap();
+    let guest = Netns::open(&lab.netns("c1")).unwrap();
+    let mut netlink = Netlink::open().unwrap();
+    lab.sh("mount -t tmpfs none /sys; ip link add one type veth peer name other");
+    let one = netlink.link("one").unwrap().unwrap();
+    let sysfs = Sysfs::open().unwrap();
+    let identity = sysfs.identity(&one).unwrap();
+    assert!(identity.is_some());
+    lab.sh("ip link set one netns c1; ip -n c1 link set one name two; ip link add one type veth peer name peer");
+    let two = guest.run(&home, || Netlink::open()?.link("two")).unwrap().unwrap();
+    let in_guest = guest.run(&home, Sysfs::open).unwrap();
+    assert_eq!(in_guest.identity(&two).unwrap(), identity);
+    let another = netlink.link("one").unwrap().unwrap();
+    assert_ne!(sysfs.identity(&another).unwrap(), identity);
+    assert_eq!(sysfs.identity(&one).unwrap(), None, "another link has the name");
+    assert_eq!(sysfs.identity(&two).unwrap(), None, "the namespace does not have the link");
 }
 
 #[test]
