@@ -1,6 +1,8 @@
 //! For tools: reads configurations, lists the devices that containers have, and reports devices that are missing.
 
-use cni::inspect::{Finding, Inspect, Kind, Master, NetworkView, Object, Owner, Property, Settings, Shape, Subject};
+use cni::inspect::{
+    ContainerLink, Finding, Inspect, Kind, Master, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
+};
 use cni::{Call, IfName, Keep, Result};
 use linux::netlink::Netlink;
 
@@ -25,8 +27,8 @@ impl Inspect for HostDevice {
             Device::Hardware { dir, .. } => dir.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         });
         let name = Some(name.unwrap_or_else(|| "each container's own".to_owned()));
-        let master = Master { name, in_container: false, what: "host-device".to_owned() };
-        Ok(Settings { master: Some(master), ..Settings::default() })
+        let link = ContainerLink { what: "host-device".to_owned(), master: Some(Master { name, in_container: false }) };
+        Ok(Settings { link: Some(link), ..Settings::default() })
     }
 
     fn kinds(&self) -> &'static [Kind] {

@@ -116,8 +116,8 @@ pub struct Generated {
 pub struct Settings {
     /// The bridge to which containers are attached.
     pub bridge: Option<Bridge>,
-    /// The link on top of which the plugin creates those of containers.
-    pub master: Option<Master>,
+    /// The link of a container, if the host has no other end of it.
+    pub link: Option<ContainerLink>,
     /// The ranges of each range set. Empty if only the runtime knows them.
     pub ranges: Vec<Vec<Range>>,
     /// Whether an ADD uses nf_tables.
@@ -162,6 +162,15 @@ pub struct Bridge {
     pub isolated: bool,
 }
 
+/// A link that a plugin gives to a container, and of which the host has no other end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerLink {
+    /// What it is, such as `macvlan, mode bridge`.
+    pub what: String,
+    /// The link on top of which it is, or that it is itself on the host; `None` if it needs no link of the host.
+    pub master: Option<Master>,
+}
+
 /// The link on top of which a plugin creates those of containers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Master {
@@ -169,17 +178,16 @@ pub struct Master {
     pub name: Option<String>,
     /// Whether it is in the containers, and not on the host.
     pub in_container: bool,
-    /// What is created there, such as `macvlan, mode bridge`.
-    pub what: String,
 }
 
-impl fmt::Display for Master {
+impl fmt::Display for ContainerLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Master { name, in_container, what } = self;
+        f.write_str(&self.what)?;
+        let Some(Master { name, in_container }) = &self.master else { return Ok(()) };
         let place = if *in_container { " in the container" } else { "" };
         match name {
-            Some(name) => write!(f, "{what} on {name}{place}"),
-            None => write!(f, "{what} on the link of the default route{place}"),
+            Some(name) => write!(f, " on {name}{place}"),
+            None => write!(f, " on the link of the default route{place}"),
         }
     }
 }

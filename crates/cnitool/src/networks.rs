@@ -34,8 +34,8 @@ fn page(node: &Node, network: &Network, list: &NetworkList, dirs: &[PathBuf], pa
     let mut text = paint.paint(Tone::Bold, &title) + "\n";
     text += &table::wrap(&list.path.display().to_string(), 2);
     let bridge = network.bridge.as_ref().map(|bridge| format!(", bridge {}", bridge.name)).unwrap_or_default();
-    let master = network.master.as_ref().map(|master| format!(", {master}")).unwrap_or_default();
-    text += &table::wrap(&format!("cniVersion {}{bridge}{master}", list.version), 2);
+    let link = network.link.as_ref().map(|link| format!(", {link}")).unwrap_or_default();
+    text += &table::wrap(&format!("cniVersion {}{bridge}{link}", list.version), 2);
     let counts: Vec<String> = states(node, network)
         .into_iter()
         .filter(|(_, count)| *count > 0)
@@ -89,15 +89,16 @@ fn describe(node: &Node, network: &Network, list: &NetworkList, dirs: &[PathBuf]
         states(node, network).into_iter().map(|(state, count)| (state.json().to_owned(), count.into())).collect();
     json!({
         "name": network.name, "file": list.path, "cniVersion": list.version.as_str(), "plugins": plugins,
-        "bridge": network.bridge.as_ref().map(|bridge| &bridge.name), "master": describe_master(network), "ranges": describe_ranges(network),
-        "attachments": attachments,
+        "bridge": network.bridge.as_ref().map(|bridge| &bridge.name), "link": describe_link(network),
+        "ranges": describe_ranges(network), "attachments": attachments,
     })
 }
 
-/// Returns the link on top of which a network creates those of containers, for `--json`.
-pub(crate) fn describe_master(network: &Network) -> Option<Value> {
-    let master = network.master.as_ref()?;
-    Some(json!({ "name": master.name, "inContainer": master.in_container, "creates": master.what }))
+/// Returns what a network gives to containers, if the host has no other end of it, for `--json`.
+pub(crate) fn describe_link(network: &Network) -> Option<Value> {
+    let link = network.link.as_ref()?;
+    let master = link.master.as_ref().map(|master| json!({ "name": master.name, "inContainer": master.in_container }));
+    Some(json!({ "what": link.what, "master": master }))
 }
 
 fn describe_all(node: &Node, networks: Vec<Value>) -> Value {

@@ -2,13 +2,15 @@
 
 mod json;
 
+use std::net::IpAddr;
+
 use cni::inspect::{Kind, LeaseHolder, Marks, Object, Owner};
 use cni::{AttachmentKey, Result};
 use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::Value;
 
 use crate::conf;
-use crate::node::{Attachment, Network, Node, State, kinds, owner};
+use crate::node::{Network, Node, State, kinds, owner};
 use crate::out;
 use crate::table::{self, Paint, Table, Tone};
 
@@ -357,11 +359,12 @@ fn file(network: &Network) -> String {
     file.unwrap_or_else(|| "no configuration".to_owned())
 }
 
-/// Formats a network without a bridge; `None` if plugins have created nothing for its attachments, and it has no master.
+/// Formats a network without a bridge; `None` if plugins have created nothing for its attachments, and give them no
+/// link.
 fn network_page(node: &Node, network: &Network, detached: &[PortView<'_>], paint: Paint) -> Option<String> {
     let mut text = detached_ports(node, detached, false, paint);
-    if network.master.is_some() {
-        text += &attachment_table(&node.attachments(network))
+    if network.link.is_some() {
+        text += &attachment_table(node, network)
             .map_or_else(|| "  no containers\n".to_owned(), |table| format!("\n{}", table.render(paint, 2)));
     }
     for kind in listed_kinds() {
@@ -372,16 +375,17 @@ fn network_page(node: &Node, network: &Network, detached: &[PortView<'_>], paint
         }
     }
     let title = paint.paint(Tone::Bold, &table::shorten(&format!("network {}", network.name), table::width()));
-    let what = network.master.as_ref().map_or_else(|| "no bridge".to_owned(), ToString::to_string);
+    let what = network.link.as_ref().map_or_else(|| "no bridge".to_owned(), ToString::to_string);
     let head = table::wrap(&format!("{what} ({})", file(network)), 2);
     (!text.is_empty()).then(|| format!("{title}\n{head}\n{text}"))
 }
 
 /// Returns a table with a row for each attachment whose link is only in the container; `None` without any.
-fn attachment_table(attachments: &[Attachment]) -> Option<Table> {
+fn attachment_table(node: &Node, network: &Network) -> Option<Table> {
+    let attachments = node.attachments(network);
     let mut rows = Table::new(&["CONTAINER**", "INTERFACE*", "STATE", "ADDRESSES"]);
-    for at in attachments {
-        let addresses: Vec<String> = at.leases.iter().map(|lease| lease.ip.to_string()).collect();
+    for at in &attachments {
+        let addresses: Vec<String> = node.addresses_of(network, at).iter().map(IpAddr::to_string).collect();
         rows.row(vec![
             (Tone::Plain, at.container.clone()),
             (Tone::Plain, at.ifname.as_deref().unwrap_or("-").to_owned()),

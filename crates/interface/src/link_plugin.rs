@@ -4,7 +4,7 @@
 
 use std::fmt::Debug;
 
-use cni::inspect::{self, Command, Finding, NetworkView, Settings, Shape, Subject};
+use cni::inspect::{self, Command, ContainerLink, Finding, NetworkView, Settings, Shape, Subject};
 use cni::{
     AddResult, Attachment, AttachmentKey, Call, Code, Delegate, Error, ErrorCollector, IfName, Keep, Namespaces, Result,
 };
@@ -213,16 +213,19 @@ pub fn status<T: LinkType>(call: &Call<'_>) -> Result<()> {
 /// Returns what the configuration requests, for tools.
 pub fn settings<T: LinkType>(call: &Call<'_>) -> Result<Settings> {
     let config = T::parse(call)?;
-    let what = match kind_on_master::<T>(&config) {
+    let mut what = match kind_on_master::<T>(&config) {
         LinkKind::Upper(upper) => format!("{}, {upper}", upper.kind()),
+        LinkKind::Tap { tap, .. } => tap.to_string(),
         kind => kind.name().to_owned(),
     };
+    if let Some(bridge) = T::bridge(&config) {
+        what += &format!(", port of {bridge} in the container");
+    }
     let master = T::master(&config).map(|master| inspect::Master {
         name: master.name.as_ref().map(IfName::to_string),
         in_container: master.in_container,
-        what,
     });
-    Ok(Settings { master, ..Settings::default() })
+    Ok(Settings { link: Some(ContainerLink { what, master }), ..Settings::default() })
 }
 
 /// Reports a master by which no packet passes, and links of the host that no container needs any more.

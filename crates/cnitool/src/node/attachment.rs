@@ -201,6 +201,14 @@ impl Node {
         AddResult::read_answer(&result.to_string(), Version::NEWEST).ok()
     }
 
+    /// Returns the leased addresses of an attachment. If its IPAM plugin keeps no leases, returns those of its ADD.
+    pub(crate) fn addresses_of(&self, network: &Network, at: &Attachment) -> Vec<IpAddr> {
+        match self.cached(network, at) {
+            Some(cached) if at.leases.is_empty() => cached.addresses.clone(),
+            _ => at.leases.iter().map(|lease| lease.ip).collect(),
+        }
+    }
+
     /// Returns the ADD of an attachment as the cache has it, for a plugin of the network.
     pub(crate) fn added(&self, network: &Network, part: &Part, at: &Attachment) -> Option<Added> {
         let cached = self.cached(network, at)?;

@@ -5,7 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni::inspect::{
-    Bridge, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Master, Range, Settings, Usage,
+    Bridge, ContainerLink, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings,
+    Usage,
 };
 use cni::{Call, Code, Error, Result};
 use cni0::PLUGINS;
@@ -29,8 +30,8 @@ pub(crate) struct Network {
     pub(crate) parts: Vec<Part>,
     /// Its bridge, if it has one.
     pub(crate) bridge: Option<Bridge>,
-    /// The link on top of which it creates those of containers, if it does.
-    pub(crate) master: Option<Master>,
+    /// What it gives to containers, if the host has no other end of it.
+    pub(crate) link: Option<ContainerLink>,
     /// Whether its plugins use nf_tables.
     pub(crate) nftables: Usage,
     /// Errors that its plugins would report.
@@ -114,9 +115,9 @@ impl Network {
             self.store = Some((store, directory));
         }
         match part.with_call(|call| part.plugin.settings(call)) {
-            Ok(Settings { bridge, master, ranges, nftables }) => {
+            Ok(Settings { bridge, link, ranges, nftables }) => {
                 self.bridge = bridge.or_else(|| self.bridge.take());
-                self.master = master.or_else(|| self.master.take());
+                self.link = link.or_else(|| self.link.take());
                 if !ranges.is_empty() {
                     self.ranges = ranges;
                 }

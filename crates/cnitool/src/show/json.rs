@@ -40,10 +40,11 @@ pub(super) fn bridge<'a>(node: &'a Node, view: &BridgeView<'a>) -> Value {
 pub(super) fn network(node: &Node, network: &Network, detached: &[PortView<'_>]) -> Value {
     let detached: Vec<Value> = detached.iter().map(|port| describe_port(node, port)).collect();
     let file = network.list.as_ref().map(|list| &list.path);
-    let attachments = network.master.as_ref().map(|_| node.attachments(network));
-    let attachments: Vec<Value> = attachments.iter().flatten().map(describe_attachment).collect();
+    let attachments = network.link.as_ref().map(|_| node.attachments(network));
+    let attachments: Vec<Value> =
+        attachments.iter().flatten().map(|at| describe_attachment(node, network, at)).collect();
     let value = json!({
-        "name": network.name, "file": file, "detachedPorts": detached, "master": networks::describe_master(network),
+        "name": network.name, "file": file, "detachedPorts": detached, "link": networks::describe_link(network),
         "attachments": attachments,
     });
     let describe = |owned: OwnedObject<'_>| {
@@ -55,8 +56,8 @@ pub(super) fn network(node: &Node, network: &Network, detached: &[PortView<'_>])
 }
 
 /// Returns an attachment whose link is only in the container.
-fn describe_attachment(at: &Attachment) -> Value {
-    let addresses: Vec<_> = at.leases.iter().map(|lease| lease.ip).collect();
+fn describe_attachment(node: &Node, network: &Network, at: &Attachment) -> Value {
+    let addresses = node.addresses_of(network, at);
     json!({ "container": at.container, "interface": at.ifname, "state": at.state.json(), "addresses": addresses })
 }
 

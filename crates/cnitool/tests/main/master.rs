@@ -34,12 +34,13 @@ fn the_master_and_its_containers_are_shown() {
     assert!(row.contains("eth0"), "{text}");
     let answer = json(&host, "show --json");
     let network = &answer["otherNetworks"][0];
-    assert_eq!(network["master"], json!({ "name": "uplink", "inContainer": false, "creates": "macvlan, mode bridge" }));
+    let master = json!({ "name": "uplink", "inContainer": false });
+    assert_eq!(network["link"], json!({ "what": "macvlan, mode bridge", "master": master }));
     let expected = json!({ "container": blue, "interface": "eth0", "state": "alive", "addresses": ["10.254.1.2"] });
     assert_eq!(network["attachments"], json!([expected]));
     let text = page(&host.run("networks"));
     assert!(text.contains("macvlan, mode bridge on uplink"), "{text}");
-    assert_eq!(json(&host, "networks --json")["networks"][0]["master"]["name"], "uplink");
+    assert_eq!(json(&host, "networks --json")["networks"][0]["link"]["master"]["name"], "uplink");
 }
 
 /// Returns the findings of the check of the master, each with its level and text.

@@ -23,7 +23,7 @@ fn a_network_is_listed_with_plugins_ranges_and_attachments() {
     });
     let pods = json!({
         "name": "pods", "file": conf.join("10-pods.conflist"), "cniVersion": "1.1.0", "plugins": plugins,
-        "bridge": "br-pods", "master": null, "ranges": [range], "attachments": { "alive": 1, "noPort": 0, "gone": 1, "unknown": 0 },
+        "bridge": "br-pods", "link": null, "ranges": [range], "attachments": { "alive": 1, "noPort": 0, "gone": 1, "unknown": 0 },
     });
     assert_eq!(answer["networks"][0], pods);
     let other = &answer["networks"][1];

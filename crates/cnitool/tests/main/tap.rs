@@ -1,10 +1,40 @@
 //! Networks whose containers have a TAP device: nothing of it is on the host, but leases are.
 
-use serde_json::json;
+use serde_json::{Value, json};
+use testing::config::with;
 
 use crate::doctor::problems;
-use crate::node::{attach, host, json};
+use crate::node::{attach, host, json, page};
 use crate::repair::states;
+
+/// Nothing of the devices is on the host, and nothing of the addresses of `static`.
+#[test]
+fn attachments_are_shown() {
+    let host = host("10.254.44.0/24");
+    let ipam = json!({ "type": "static", "addresses": [{ "address": "10.254.44.7/24" }] });
+    let keys = json!({ "type": "tap", "owner": 1000, "group": 107, "multiQueue": true, "vnetHdr": true, "ipam": ipam });
+    let list = |plugin: Value| json!({ "cniVersion": "1.1.0", "name": "pods", "plugins": [plugin] }).to_string();
+    host.configure("10-pods.conflist", &list(keys.clone()));
+    assert!(page(&host.run("show pods")).contains("no containers"));
+    let blue = attach(&host, "blue");
+    let text = page(&host.run("show"));
+    let row = text.lines().find(|line| line.contains("10.254.44.7")).unwrap_or_else(|| panic!("{text}"));
+    assert!(row.contains("eth0") && text.contains("tap, multi-queue, vnet_hdr, owner 1000, group 107"), "{text}");
+    let network = json(&host, "show --json")["otherNetworks"][0].clone();
+    let what = "tap, multi-queue, vnet_hdr, owner 1000, group 107";
+    assert_eq!(network["link"], json!({ "what": what, "master": null }));
+    let expected = json!({ "container": blue, "interface": "eth0", "state": "alive", "addresses": ["10.254.44.7"] });
+    assert_eq!(network["attachments"], json!([expected]));
+    host.lab.sh("ip netns del blue");
+    assert!(page(&host.run("show")).contains("gone"));
+    // What the configuration says of the container's side, and a plugin without properties.
+    let described = |plugin: Value| {
+        host.configure("10-pods.conflist", &list(plugin));
+        json(&host, "show --json")["otherNetworks"][0]["link"]["what"].clone()
+    };
+    assert_eq!(described(json!({ "type": "tap", "bridge": "br7" })), "tap, port of br7 in the container");
+    assert_eq!(described(with(keys, json!({ "type": "dummy" }))), "dummy");
+}
 
 #[test]
 fn attachments_are_checked_and_pruned() {

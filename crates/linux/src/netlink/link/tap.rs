@@ -1,5 +1,6 @@
 //! TAP devices: links whose frames a program reads and writes, such as that of a virtual machine.
 
+use std::fmt;
 use std::fs::File;
 use std::io;
 use std::path::Path;
@@ -40,6 +41,24 @@ pub struct TapDevice {
     pub owner: Option<u32>,
     /// The group that may open it.
     pub group: Option<u32>,
+}
+
+impl fmt::Display for TapDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let TapDevice { multi_queue, vnet_hdr, owner, group } = *self;
+        f.write_str("tap")?;
+        for (is_set, name) in [(multi_queue, "multi-queue"), (vnet_hdr, "vnet_hdr")] {
+            if is_set {
+                write!(f, ", {name}")?;
+            }
+        }
+        for (id, name) in [(owner, "owner"), (group, "group")] {
+            if let Some(id) = id {
+                write!(f, ", {name} {id}")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 impl TapDevice {
