@@ -17,8 +17,12 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment) -> Result<()> {
     lock_namespace(&namespaces.guest)?;
     let mut guest = namespaces.open_guest(at)?;
     let links = guest.netlink.links(None)?;
-    let member = named(&links, at.ifname.as_str()).filter(|link| vrf_of(&links, link).is_some());
-    let released = match member {
+    let is_member = |link: &&Link| vrf_of(&links, link).is_some();
+    let aliases = AttachmentKey::new(call, at).aliases();
+    // Another interface can have its name by now.
+    let marked = links.iter().filter(|link| aliases.contains(&link.alias)).filter(is_member);
+    let marked = marked.min_by_key(|link| link.name != at.ifname.as_str());
+    let released = match marked.or_else(|| named(&links, at.ifname.as_str()).filter(is_member)) {
         Some(link) if has_proof(call, at, &mut guest, link)? => Some(link),
         Some(link) => {
             let (name, sandbox) = (&link.name, at.sandbox());

@@ -40,6 +40,27 @@ fn the_interface_or_the_vrf_may_be_gone() {
     }
 }
 
+/// A program in the container can rename interfaces, and give a name to another one.
+#[test]
+fn a_renamed_interface_is_found_by_its_alias() {
+    let Some(lab) = &lab("a_renamed_interface_is_found_by_its_alias") else { return };
+    let one = pod(lab, "c1", &["10.1.0.2/24"]);
+    one.add(&config(json!({})));
+    one.sh("ip link set net1 down; ip link set net1 name other; ip link add net1 type bridge; ip link set net1 master blue");
+    one.del(&config(json!({})));
+    assert_eq!(one.vrfs()[0].2, ["net1"], "the bridge is not the interface");
+    one.sh("ip link del net1; ip link set other name net1");
+    one.add(&config(json!({})));
+    let two = another(&one, "net2", &["10.2.0.2/24"]);
+    two.add(&config(json!({})));
+    one.sh("for link in net1 net2; do ip link set $link down; done
+        ip link set net1 name third; ip link set net2 name net1; ip link set dev third name net2");
+    one.del(&config(json!({})));
+    assert_eq!(one.vrfs()[0].2, ["net1"]);
+    two.del(&config(json!({})));
+    assert_eq!(one.vrfs(), []);
+}
+
 #[test]
 fn what_belongs_to_others_stays() {
     let Some(lab) = &lab("what_belongs_to_others_stays") else { return };
