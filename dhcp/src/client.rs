@@ -1,17 +1,17 @@
-//! The client of a lease: the state machine of RFC 2131. Pure: it is called when a message arrives or its time has come, and returns
-//! what to do. It never reads a clock.
+//! The client of a lease: the state machine that RFC 2131 and RFC 8415 have in common. Pure: it is called when a message arrives or
+//! its time has come, and returns what to do. It never reads a clock. What the messages of a family look like, `v4` and `v6` know.
 
-mod outgoing;
-
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use linux::ip::MacAddr;
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Kind, Message, option};
+use crate::exchange::{Answer, Ask, Content, Exchange, Incoming, Outgoing};
+use crate::lease::Family;
 use crate::settings::Settings;
-use crate::terms::Terms;
+use crate::terms::{Server, Terms};
+use crate::{v4, v6};
 
 /// A point in time, since the boot.
 pub(crate) type Moment = Duration;
@@ -22,8 +22,6 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 /// How often the client asks whether it may keep an address that it had.
 const REBOOT_ATTEMPTS: u32 = 4;
-/// The largest message that the client accepts.
-const MAX_SIZE: u16 = 1500;
 
 /// How long the client waits, as the flags of the daemon say.
 #[derive(Clone, Copy, Debug)]
@@ -40,15 +38,13 @@ pub(crate) struct Timing {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Grant {
     pub(crate) terms: Terms,
-    /// Where the messages of the server come from: the server, or a router before it.
-    pub(crate) via: [u8; 6],
     /// When the client asked for it, in milliseconds since the boot. The times of the terms count from then.
     pub(crate) since: u64,
 }
 
 impl Grant {
-    fn new(terms: Terms, from: MacAddr, asked: Moment) -> Grant {
-        Grant { terms, via: from.0, since: u64::try_from(asked.as_millis()).unwrap_or(u64::MAX) }
+    fn new(terms: Terms, asked: Moment) -> Grant {
+        Grant { terms, since: u64::try_from(asked.as_millis()).unwrap_or(u64::MAX) }
     }
 
     fn after(&self, seconds: u32) -> Moment {
@@ -76,15 +72,6 @@ pub(crate) enum Action {
     Failed(String),
 }
 
-/// A message to a server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Outgoing {
-    pub(crate) message: Message,
-    pub(crate) from: Ipv4Addr,
-    pub(crate) to: Ipv4Addr,
-    pub(crate) mac: MacAddr,
-}
-
 /// What the client is doing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
@@ -93,9 +80,9 @@ enum State {
     /// It looks for servers.
     Selecting,
     /// It has chosen an offer, and waits for the confirmation up to a time.
-    Requesting(Ipv4Addr, Ipv4Addr, Moment),
+    Requesting(Box<Terms>, Moment),
     /// It asks whether it may keep an address.
-    Rebooting(Ipv4Addr),
+    Rebooting(IpAddr),
     /// It has a lease, and waits.
     Bound,
     /// It asks its server for more time.
@@ -107,6 +94,7 @@ enum State {
 /// The client of one interface.
 #[derive(Clone, Debug)]
 pub(crate) struct Client {
+    family: Family,
     mac: MacAddr,
     settings: Settings,
     broadcast: bool,
@@ -116,7 +104,7 @@ pub(crate) struct Client {
     /// What the client has asked for, unless the server has refused it.
     offer: Option<Grant>,
     /// The address that the client had before it lost its lease, which it would like to have again.
-    former: Option<Ipv4Addr>,
+    former: Option<IpAddr>,
     xid: u32,
     random: u64,
     /// When the exchange began, and the last message was sent.
@@ -134,8 +122,16 @@ pub(crate) struct Client {
 
 impl Client {
     /// Returns a client that does nothing yet. `random` is different for each client.
-    pub(crate) fn new(mac: MacAddr, settings: Settings, broadcast: bool, timing: Timing, random: u64) -> Client {
+    pub(crate) fn new(
+        family: Family,
+        mac: MacAddr,
+        settings: Settings,
+        broadcast: bool,
+        timing: Timing,
+        random: u64,
+    ) -> Client {
         Client {
+            family,
             mac,
             settings,
             broadcast,
@@ -200,7 +196,7 @@ impl Client {
     }
 
     /// Asks whether the client may keep an address. Without a lease, it fails if not.
-    pub(crate) fn reboot(&mut self, now: Moment, address: Ipv4Addr) -> Vec<Action> {
+    pub(crate) fn reboot(&mut self, now: Moment, address: IpAddr) -> Vec<Action> {
         self.until = None;
         self.begin(State::Rebooting(address), now);
         self.act(now)
@@ -225,6 +221,13 @@ impl Client {
         self.timer = Some(at);
     }
 
+    /// Returns the message that gives the lease back, or the address that the client has asked for: the server may have granted it.
+    pub(crate) fn release(&mut self, now: Moment) -> Option<Outgoing> {
+        let grant = self.grant.take().or_else(|| self.offer.take())?;
+        self.begin(State::Idle, now);
+        self.message(Ask::Release(&grant.terms), now)
+    }
+
     /// Does what is due.
     pub(crate) fn on_time(&mut self, now: Moment) -> Vec<Action> {
         if self.timer.is_none_or(|timer| timer > now) {
@@ -236,7 +239,7 @@ impl Client {
                 Vec::new()
             }
             State::Selecting if self.until.is_some_and(|until| until <= now) => self.fail(),
-            State::Requesting(.., until) if *until <= now => {
+            State::Requesting(_, until) if *until <= now => {
                 self.last = format!("{}, but did not confirm it", self.last);
                 self.discover(now)
             }
@@ -253,29 +256,39 @@ impl Client {
         }
     }
 
-    /// Handles a message that came from a MAC address.
-    pub(crate) fn on_message(&mut self, now: Moment, message: &Message, from: MacAddr) -> Vec<Action> {
-        if !message.is_reply || message.xid != self.xid || message.mac != self.mac {
-            return Vec::new();
-        }
-        let server = message.address(option::SERVER);
-        let own = self.terms().map(|terms| terms.server);
-        match (&self.state, message.kind) {
-            (State::Selecting, Kind::Offer) => self.on_offer(message, from, now),
-            (State::Requesting(by, ..), Kind::Ack | Kind::Nak) if server != Some(*by) => Vec::new(),
-            (State::Renewing, Kind::Ack | Kind::Nak) if server.is_some() && server != own => Vec::new(),
-            (State::Requesting(..) | State::Rebooting(_) | State::Renewing | State::Rebinding, Kind::Ack) => {
-                self.on_ack(message, from, now)
+    /// Handles a message.
+    pub(crate) fn on_message(&mut self, now: Moment, incoming: &Incoming) -> Vec<Action> {
+        let own = self.terms().map(|terms| &terms.server);
+        let exchange = self.exchange(now);
+        let answer = match incoming {
+            Incoming::V4(message, from) => {
+                v4::read(message, *from, own.filter(|_| self.state == State::Renewing), &exchange)
             }
-            (State::Requesting(..), Kind::Nak) => {
-                (self.last, self.offer) = (refusal(message), None);
+            Incoming::V6(message, from) => v6::read(message, *from, self.terms(), &exchange),
+        };
+        let Some(Answer { server, content }) = answer else { return Vec::new() };
+        let is_of = |wanted: &Server| server.as_ref().is_some_and(|server| server.is(wanted));
+        match (&self.state, content) {
+            (State::Selecting, Content::Offer(terms)) => self.on_offer(now, server.as_ref(), terms),
+            (State::Requesting(offer, _), _) if !is_of(&offer.server) => Vec::new(),
+            (State::Renewing, _) if server.is_some() && !own.is_some_and(is_of) => Vec::new(),
+            (
+                State::Requesting(..) | State::Rebooting(_) | State::Renewing | State::Rebinding,
+                Content::Grant(terms),
+            ) => self.on_grant(now, server.as_ref(), terms),
+            (State::Rebooting(_), Content::Confirmation) => {
+                self.state = State::Bound;
+                self.keep(now)
+            }
+            (State::Requesting(..), Content::Refusal(why)) => {
+                (self.last, self.offer) = (refusal(server.as_ref(), &why), None);
                 // At once, the server would refuse again.
                 self.begin(State::Selecting, now);
                 self.pause(now);
                 Vec::new()
             }
-            (State::Rebooting(_) | State::Renewing | State::Rebinding, Kind::Nak) => {
-                self.last = refusal(message);
+            (State::Rebooting(_) | State::Renewing | State::Rebinding, Content::Refusal(why)) => {
+                self.last = refusal(server.as_ref(), &why);
                 match self.grant {
                     Some(_) => self.lose(now, self.last.clone()),
                     None => self.fail(),
@@ -285,36 +298,30 @@ impl Client {
         }
     }
 
-    fn on_offer(&mut self, message: &Message, from: MacAddr, now: Moment) -> Vec<Action> {
-        match Terms::read(message, &self.settings) {
+    fn on_offer(&mut self, now: Moment, server: Option<&Server>, offer: Result<Terms, String>) -> Vec<Action> {
+        match offer {
             Ok(terms) => {
                 self.last = format!("server {} has offered {}", terms.server, terms.address);
                 let until = now + self.timing.answer;
                 let xid = self.xid;
-                self.begin(State::Requesting(terms.server, message.yours, until), now);
+                self.begin(State::Requesting(Box::new(terms.clone()), until), now);
                 // The same exchange: the server compares its number.
                 self.xid = xid;
-                self.offer = Some(Grant::new(terms, from, now));
+                self.offer = Some(Grant::new(terms, now));
                 [vec![Action::Chosen], self.act(now)].concat()
             }
             Err(why) => {
-                self.last = unusable("the offer", message, &why);
+                self.last = unusable("the offer", server, &why);
                 Vec::new()
             }
         }
     }
 
-    fn on_ack(&mut self, message: &Message, from: MacAddr, now: Moment) -> Vec<Action> {
-        let former = self.terms().filter(|_| self.state == State::Renewing).map(|terms| terms.server);
-        let mut message = message.clone();
-        if let Some(server) = former {
-            // A server may leave out what the client knows.
-            message.options.entry(option::SERVER).or_insert_with(|| server.octets().to_vec());
-        }
-        let terms = match Terms::read(&message, &self.settings) {
+    fn on_grant(&mut self, now: Moment, server: Option<&Server>, granted: Result<Terms, String>) -> Vec<Action> {
+        let terms = match granted {
             Ok(terms) => terms,
             Err(why) => {
-                self.last = unusable("the lease", &message, &why);
+                self.last = unusable("the lease", server, &why);
                 if let State::Requesting(..) = self.state {
                     self.begin(State::Selecting, now);
                     self.pause(now);
@@ -322,7 +329,7 @@ impl Client {
                 return Vec::new();
             }
         };
-        let grant = Grant::new(terms, from, self.sent);
+        let grant = Grant::new(terms, self.sent);
         self.timer = grant.terms.times.map(|times| grant.after(times.renew));
         self.state = State::Bound;
         (self.until, self.offer) = (None, None);
@@ -368,7 +375,7 @@ impl Client {
         let share = u32::try_from(self.draw() >> 56).unwrap_or_default();
         let next = now + doubled - eighth + eighth * 2 * share / 256;
         let limit = match self.state {
-            State::Requesting(.., until) => Some(until),
+            State::Requesting(_, until) => Some(until),
             _ => self.until,
         };
         self.timer = Some(limit.map_or(next, |limit| next.min(limit.max(now))));
@@ -384,7 +391,7 @@ impl Client {
         let (renew, rebind, end) = (grant.after(times.renew), grant.after(times.rebind), grant.after(times.end));
         let (state, limit) = match now {
             _ if now >= end => {
-                let server = grant.terms.server;
+                let server = grant.terms.server.clone();
                 return self.lose(now, format!("the lease has ended, and server {server} has not renewed it"));
             }
             _ if now >= rebind => (State::Rebinding, end),
@@ -418,6 +425,33 @@ impl Client {
         vec![Action::Failed(self.last.clone())]
     }
 
+    /// Returns the message of the state.
+    fn outgoing(&self, now: Moment) -> Option<Outgoing> {
+        let terms = || self.grant.as_ref().map(|grant| &grant.terms);
+        let ask = match &self.state {
+            State::Idle | State::Bound => return None,
+            State::Selecting => Ask::Search(self.former),
+            State::Requesting(terms, _) => Ask::Request(terms),
+            State::Rebooting(address) => Ask::Confirm(*address),
+            State::Renewing => Ask::Renew(terms()?),
+            State::Rebinding => Ask::Rebind(terms()?),
+        };
+        self.message(ask, now)
+    }
+
+    fn message(&self, ask: Ask<'_>, now: Moment) -> Option<Outgoing> {
+        let exchange = self.exchange(now);
+        match self.family {
+            Family::V4 => v4::outgoing(ask, &exchange, self.broadcast).map(Outgoing::V4),
+            Family::V6 => Some(Outgoing::V6(v6::message(ask, &exchange))),
+        }
+    }
+
+    fn exchange(&self, now: Moment) -> Exchange<'_> {
+        let elapsed = now.saturating_sub(self.began);
+        Exchange { xid: self.xid, elapsed, mac: self.mac, settings: &self.settings }
+    }
+
     /// Returns a random number (xorshift64*). It only keeps clients apart: no secret depends on it.
     fn draw(&mut self) -> u64 {
         self.random ^= self.random >> 12;
@@ -427,17 +461,20 @@ impl Client {
     }
 }
 
-fn refusal(message: &Message) -> String {
-    let server = message.address(option::SERVER).map_or_else(|| "a server".to_owned(), |ip| format!("server {ip}"));
-    match message.text(option::TEXT).as_str() {
+fn named(server: Option<&Server>) -> String {
+    server.map_or_else(|| "a server".to_owned(), |server| format!("server {server}"))
+}
+
+fn refusal(server: Option<&Server>, why: &str) -> String {
+    let server = named(server);
+    match why {
         "" => format!("{server} has refused the address"),
-        text => format!("{server} has refused the address: {text}"),
+        why => format!("{server} has refused the address: {why}"),
     }
 }
 
-fn unusable(what: &str, message: &Message, why: &str) -> String {
-    let server = message.address(option::SERVER).map_or_else(|| "a server".to_owned(), |ip| format!("server {ip}"));
-    format!("{what} of {server} cannot be used: {why}")
+fn unusable(what: &str, server: Option<&Server>, why: &str) -> String {
+    format!("{what} of {} cannot be used: {why}", named(server))
 }
 
 #[cfg(test)]

@@ -7,8 +7,8 @@ use cni::json::Fault;
 use cni::{Attachment, Call, Code, Error, Result};
 use serde::Deserialize;
 
-use crate::message::option;
 use crate::settings::Settings;
+use crate::v4::message::option;
 
 /// Where the daemon listens, as in the reference.
 pub(crate) const SOCKET: &str = "/run/cni/dhcp.sock";
@@ -66,6 +66,8 @@ pub(crate) struct Config {
 pub(crate) enum Ipv6 {
     /// The kernel makes them from router advertisements.
     Slaac,
+    /// A DHCPv6 server leases one.
+    Dhcp,
 }
 
 #[derive(Deserialize)]
@@ -141,7 +143,7 @@ pub(crate) fn endpoint<'a>(call: &Call<'a>) -> Endpoint<'a> {
 impl Config {
     /// Returns whether the daemon leases an address.
     pub(crate) fn needs_daemon(&self) -> bool {
-        self.ipv4
+        self.ipv4 || self.ipv6 == Some(Ipv6::Dhcp)
     }
 
     /// Reads and validates the whole configuration, without side effects. `at` is the attachment for which the client sends an
@@ -210,9 +212,10 @@ fn ipv6(call: &Call<'_>, key: &str) -> Result<Option<Ipv6>> {
     let ipv6 = match key {
         "" => return Ok(None),
         "slaac" => Ipv6::Slaac,
+        "dhcpv6" => Ipv6::Dhcp,
         other => {
             let fault = Fault::value(format!("unknown source of addresses {other:?}")).under("ipam.ipv6");
-            return Err(Error::from(fault).details("use \"slaac\""));
+            return Err(Error::from(fault).details("use \"slaac\" or \"dhcpv6\""));
         }
     };
     let found: Advertisements = call.parse()?;
@@ -371,7 +374,7 @@ mod tests {
         };
         assert_eq!(families(json!({}), json!({})), Ok((true, None)));
         assert_eq!(families(json!({"ipv6": "slaac"}), json!({"acceptRa": true})), Ok((true, Some(Ipv6::Slaac))));
-        assert_eq!(families(json!({"ipv4": false, "ipv6": "slaac"}), json!({})), Ok((false, Some(Ipv6::Slaac))));
+        assert_eq!(families(json!({"ipv4": false, "ipv6": "dhcpv6"}), json!({})), Ok((false, Some(Ipv6::Dhcp))));
         for (ipam, more, why) in [
             (json!({"ipv4": false}), json!({}), "no address is left"),
             (json!({"ipv6": "SLAAC"}), json!({}), "unknown source of addresses \"SLAAC\""),

@@ -32,10 +32,10 @@ use serve::Daemon;
 
 /// How long a daemon waits for the lock of one that is about to end.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the daemon needs: to change interfaces, to open packet sockets, to enter namespaces, and to open those that are only known
-/// by a process.
-const CAPABILITIES: [Capability; 4] =
-    [Capability::NetAdmin, Capability::NetRaw, Capability::SysAdmin, Capability::SysPtrace];
+/// What the daemon needs: to change interfaces, to open packet sockets and the port of DHCPv6 clients, to enter namespaces, and to
+/// open those that are only known by a process.
+const CAPABILITIES: [Capability; 5] =
+    [Capability::NetAdmin, Capability::NetRaw, Capability::NetBindService, Capability::SysAdmin, Capability::SysPtrace];
 
 /// Runs the daemon with these arguments, until a signal ends it. Returns whether it succeeded.
 pub fn run(arguments: impl Iterator<Item = &'static OsStr>) -> bool {

@@ -1,15 +1,19 @@
 //! Entry points for the fuzzer: they read arbitrary configurations, packets and files, and assert the properties that must hold.
 #![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
 
 use cni::Call;
+use linux::ip::MacAddr;
 
-use crate::config::{self, Config};
+use crate::config::Config;
+use crate::exchange::{Answer, Content, Exchange};
 use crate::lease;
-use crate::message::{Message, unwrap, wrap_reply};
 use crate::settings::Settings;
-use crate::terms::Terms;
+use crate::terms::{Server, Terms};
+use crate::v4::message::{Message, unwrap, wrap_reply};
+use crate::{v4, v6};
 
 /// Reads a configuration of this plugin.
 pub fn config(call: &Call<'_>) {
@@ -27,12 +31,28 @@ pub fn packet(bytes: &[u8]) {
     }
     for message in [Some(bytes), unwrap(bytes)].into_iter().flatten().filter_map(Message::parse) {
         assert_eq!(Message::parse(&message.write()), Some(message.clone()), "a message that is written is read");
-        let Ok(terms) = Terms::read(&message, &Settings { set_mtu: true, ..Settings::default() }) else { continue };
-        assert!(terms.cidr().not_of_an_interface().is_none(), "{terms:?}");
-        assert!(
-            terms.times.is_none_or(|times| 0 < times.renew && times.renew < times.rebind && times.rebind < times.end)
-        );
-        let names = terms.dns.search.iter().chain(&terms.dns.nameservers);
-        assert!(names.chain([&terms.dns.domain]).all(|name| !name.contains(char::is_whitespace)), "{:?}", terms.dns);
+        let server = Server { address: from.into(), id: vec![2; 6] };
+        if let Ok(terms) = v4::terms::read(&message, Some(server), &Settings { set_mtu: true, ..Settings::default() }) {
+            verify(&terms);
+        }
     }
+    let message = v6::message::Message::parse(bytes);
+    if let Some(message) = message {
+        assert_eq!(v6::message::Message::parse(&message.write()), Some(message.clone()), "what is written is read");
+        let settings = Settings::default();
+        let (mac, elapsed) = (MacAddr([2; 6]), Duration::ZERO);
+        let exchange = Exchange { xid: message.xid, elapsed, mac, settings: &settings };
+        let answer = v6::read(&message, Ipv6Addr::LOCALHOST, None, &exchange);
+        if let Some(Answer { content: Content::Offer(Ok(terms)) | Content::Grant(Ok(terms)), .. }) = answer {
+            verify(&terms);
+        }
+    }
+}
+
+/// Asserts what must hold for whatever a server grants.
+fn verify(terms: &Terms) {
+    assert!(terms.cidr().not_of_an_interface().is_none(), "{terms:?}");
+    assert!(terms.times.is_none_or(|times| 0 < times.renew && times.renew < times.rebind && times.rebind < times.end));
+    let names = terms.dns.search.iter().chain(&terms.dns.nameservers);
+    assert!(names.chain([&terms.dns.domain]).all(|name| !name.contains(char::is_whitespace)), "{:?}", terms.dns);
 }

@@ -1,9 +1,9 @@
-//! Lease files: one for each attachment, in a directory for each network. The daemon writes them; plugins and tools read them,
+//! Lease files: one for each attachment and family, in a directory for each network. The daemon writes them; plugins and tools read them,
 //! also without the daemon.
 
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -21,22 +21,44 @@ pub(crate) const ROOT: &str = "/run/cni0/dhcp";
 /// The end of the name of a lease file.
 const SUFFIX: &str = ".json";
 
-/// The attachment that a lease belongs to.
+/// The family of the address of a lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(crate) enum Family {
+    #[default]
+    V4,
+    V6,
+}
+
+/// The attachment that a lease belongs to. It can have one of each family.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) network: String,
     pub(crate) container: String,
     pub(crate) ifname: String,
+    #[serde(default)]
+    pub(crate) family: Family,
 }
 
 impl Key {
+    /// Returns the key of the IPv4 lease.
     pub(crate) fn new(call: &Call<'_>, at: &Attachment) -> Key {
         let text = str::to_owned;
         Key {
             network: text(call.network.as_str()),
             container: text(at.container.as_str()),
             ifname: text(at.ifname.as_str()),
+            family: Family::V4,
         }
+    }
+
+    /// Returns the key of the lease of this family.
+    pub(crate) fn of(&self, family: Family) -> Key {
+        Key { family, ..self.clone() }
+    }
+
+    /// Returns the keys of both families.
+    pub(crate) fn both(&self) -> [Key; 2] {
+        [self.of(Family::V4), self.of(Family::V6)]
     }
 
     pub(crate) fn attachment(&self) -> AttachmentKey<'_> {
@@ -44,7 +66,11 @@ impl Key {
     }
 
     fn file(&self) -> String {
-        format!("{}{SUFFIX}", self.attachment().digest())
+        let family = match self.family {
+            Family::V4 => "",
+            Family::V6 => ".v6",
+        };
+        format!("{}{family}{SUFFIX}", self.attachment().digest())
     }
 
     /// Returns the name of what becomes the file. A daemon that is killed meanwhile leaves it.
@@ -175,7 +201,7 @@ struct GrantSummary {
 
 #[derive(Debug, Deserialize)]
 struct TermsSummary {
-    address: Ipv4Addr,
+    address: IpAddr,
     times: Option<IgnoredAny>,
 }
 
@@ -193,6 +219,6 @@ impl Summary {
 
     /// Returns the address of the lease; `None` if it was lost.
     pub(crate) fn address(&self) -> Option<IpAddr> {
-        self.grant.as_ref().map(|grant| grant.terms.address.into())
+        self.grant.as_ref().map(|grant| grant.terms.address)
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! - `config` validates the keys, and `settings` is what the client of a lease needs of them.
 //! - `protocol` is what plugin and daemon say to each other, and `lease` the file of a lease.
-//! - `message` parses and writes messages, `terms` validates what a server grants, and `client` decides what to send: all three
-//!   without I/O.
+//! - `client` decides what to send, whatever the family, and `terms` is what a server grants. `v4` and `v6` parse and write the
+//!   messages, which `exchange` puts between them: all without I/O.
 //! - `advertised` is IPv6 as routers advertise it. The kernel does that without the daemon.
 //! - [`daemon`] has the loop, the namespaces and the sockets.
 //! - `inspect` is for `cnitool`.
@@ -13,17 +13,19 @@ mod advertised;
 mod client;
 mod config;
 pub mod daemon;
+mod exchange;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod inspect;
 mod lease;
-mod message;
 mod protocol;
 mod settings;
 mod terms;
+mod v4;
+mod v6;
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cni::{
     AddResult, Attachment, Call, Code, Error, Ipam, Keep, Plugin, Prepared, Result, Rollback, ValidAttachment, report,
@@ -32,7 +34,7 @@ use linux::ip::Cidr;
 
 use advertised::Advertised;
 use config::{Config, Endpoint, Ipv6};
-use lease::{Key, Summary};
+use lease::{Family, Key, Summary};
 use protocol::{Command, Granted, Request, ask, is_ready};
 
 /// Timeout of an ADD: longer than the daemon tries, and less than a plugin waits for its delegate.
@@ -56,27 +58,62 @@ struct PreparedAdd<'a> {
 impl Prepared for PreparedAdd<'_> {
     fn add(&self, at: &Attachment) -> Result<AddResult> {
         let PreparedAdd { call, config } = self;
+        let has_both = config.ipv4 && config.ipv6.is_some();
+        self.ask(at).map_err(|error| match has_both {
+            // One family may have an address already. A delegating plugin calls no DEL.
+            true => match release(config::endpoint(call), Key::new(call, at)) {
+                Ok(()) => error,
+                Err(stuck) => error.details(stuck.to_string()),
+            },
+            false => error,
+        })
+    }
+}
+
+impl PreparedAdd<'_> {
+    /// Asks for addresses: first of IPv4, while the kernel prepares the interface for IPv6.
+    fn ask(&self, at: &Attachment) -> Result<AddResult> {
+        let PreparedAdd { call, config } = self;
+        let (begun, daemon) = (Instant::now(), config::endpoint(call));
+        let lease = |family| {
+            let (netns, settings) = (at.netns.clone(), config.settings.clone());
+            let key = Key::new(call, at).of(family);
+            let request = Request { netns, settings, ..Request::new(Command::Add, key) };
+            let granted = ask(&daemon, &request, ADD_TIMEOUT.saturating_sub(begun.elapsed()))?;
+            granted.ok_or_else(|| Error::bug("the daemon answered ADD without an address"))
+        };
         // Before the daemon sets the interface up.
-        let advertised = config.ipv6.map(|Ipv6::Slaac| Advertised::start(call, at, &config.settings)).transpose()?;
-        let mut result = if config.ipv4 { lease(call, at, config)? } else { AddResult::default() };
-        if let Some(mut interface) = advertised {
-            result.ips.extend(interface.await_addresses()?);
+        let interface = config.ipv6.map(|_| Advertised::start(call, at, config)).transpose()?;
+        let mut result = AddResult::default();
+        if config.ipv4 {
+            include(&mut result, lease(Family::V4)?);
+        }
+        match (interface, config.ipv6) {
+            (Some(mut interface), Some(Ipv6::Dhcp)) => {
+                interface.await_link_local()?;
+                let mut granted = lease(Family::V6)?;
+                granted.ip.gateway = interface.await_gateway()?;
+                include(&mut result, granted);
+            }
+            (Some(mut interface), _) => result.ips.extend(interface.await_addresses()?),
+            (None, _) => {}
         }
         Ok(result)
     }
 }
 
-/// Leases an IPv4 address.
-fn lease(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<AddResult> {
-    let request = Request {
-        netns: at.netns.clone(),
-        settings: config.settings.clone(),
-        ..Request::new(Command::Add, Key::new(call, at))
-    };
-    let granted = ask(&config::endpoint(call), &request, ADD_TIMEOUT)?;
-    let Granted { ip, routes, dns } =
-        granted.ok_or_else(|| Error::bug("the daemon answered ADD without an address"))?;
-    Ok(AddResult { ips: vec![ip], routes, dns, ..AddResult::default() })
+/// Adds what a server has granted to a result.
+fn include(result: &mut AddResult, Granted { ip, routes, dns }: Granted) {
+    result.ips.push(ip);
+    result.routes.extend(routes);
+    let known = &mut result.dns;
+    for (names, more) in [(&mut known.nameservers, dns.nameservers), (&mut known.search, dns.search)] {
+        let new: Vec<String> = more.into_iter().filter(|name| !names.contains(name)).collect();
+        names.extend(new);
+    }
+    if known.domain.is_empty() {
+        known.domain = dns.domain;
+    }
 }
 
 impl Plugin for Dhcp {
@@ -107,7 +144,25 @@ impl Plugin for Dhcp {
     fn check(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::read(call, Some(at))?;
         if config.ipv6 == Some(Ipv6::Slaac) {
-            Advertised::open(call, at, &config.settings)?.check()?;
+            Advertised::open(call, at, &config)?.check()?;
+        }
+        let verify = |family, address| {
+            let (netns, settings) = (at.netns.clone(), config.settings.clone());
+            let key = Key::new(call, at).of(family);
+            let mut daemon = config::endpoint(call);
+            let needs_daemon = !lease::read(&key)?.is_some_and(|lease| lease.never_ends());
+            if !needs_daemon {
+                daemon.starts_from = None;
+            }
+            let request = Request { netns, settings, address, ..Request::new(Command::Check, key) };
+            match ask(&daemon, &request, CHECK_TIMEOUT) {
+                // The plugin that has created the interface compares an IPv4 address with the result.
+                Err(error) if error.code() == Code::TRY_LATER && !needs_daemon => Ok(()),
+                outcome => outcome.map(drop),
+            }
+        };
+        if config.ipv6 == Some(Ipv6::Dhcp) {
+            verify(Family::V6, None)?;
         }
         if !config.ipv4 {
             return Ok(());
@@ -117,22 +172,7 @@ impl Plugin for Dhcp {
             IpAddr::V4(ip) => Some(ip),
             IpAddr::V6(_) => None,
         });
-        let request = Request {
-            netns: at.netns.clone(),
-            settings: config.settings,
-            address: addresses.next(),
-            ..Request::new(Command::Check, Key::new(call, at))
-        };
-        let mut daemon = config::endpoint(call);
-        if lease::read(&request.key)?.is_some_and(|lease| lease.never_ends()) {
-            // The lease needs no daemon. The interface is compared with the result by the plugin that has created it.
-            daemon.starts_from = None;
-            return match ask(&daemon, &request, CHECK_TIMEOUT) {
-                Err(error) if error.code() == Code::TRY_LATER => Ok(()),
-                outcome => outcome.map(drop),
-            };
-        }
-        ask(&daemon, &request, CHECK_TIMEOUT).map(drop)
+        verify(Family::V4, addresses.next())
     }
 
     fn gc(&self, call: &Call<'_>) -> Result<()> {
@@ -153,15 +193,16 @@ impl Plugin for Dhcp {
     }
 }
 
-/// Tells the daemon to give a lease back. Without a daemon, forgets the lease.
+/// Tells the daemon to give the leases of an attachment back. Without a daemon, forgets them.
 fn release(mut daemon: Endpoint<'_>, key: Key) -> Result<()> {
-    if lease::read(&key).is_ok_and(|lease| lease.is_none()) {
+    if key.both().iter().all(|key| lease::read(key).is_ok_and(|lease| lease.is_none())) {
         // A daemon that does not run knows of no lease.
         daemon.starts_from = None;
     }
     match ask(&daemon, &Request::new(Command::Del, key.clone()), TIMEOUT) {
         Err(error) if error.code() == Code::TRY_LATER => {
-            if lease::remove(&key)? {
+            let [ipv4, ipv6] = key.both().map(|key| lease::remove(&key));
+            if ipv4? | ipv6? {
                 report(&error.context("give the lease back to the server"));
             }
             Ok(())
@@ -192,8 +233,11 @@ fn collect(call: &Call<'_>, valid: &[ValidAttachment]) -> Result<()> {
 
 impl Ipam for Dhcp {
     fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>> {
-        let record = lease::read(&Key::new(call, at))?;
-        Ok(record.and_then(|record| record.address()).into_iter().collect())
+        let mut leased = Vec::new();
+        for key in Key::new(call, at).both() {
+            leased.extend(lease::read(&key)?.and_then(|record| record.address()));
+        }
+        Ok(leased)
     }
 
     /// Returns true: other hosts have leases of the server, too.

@@ -11,7 +11,7 @@ use linux::{Deadline, process};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Endpoint;
-use crate::lease::Key;
+use crate::lease::{Family, Key};
 use crate::settings::Settings;
 use crate::terms::Terms;
 
@@ -64,7 +64,8 @@ impl Request {
 
     /// Returns a request for a network.
     pub(crate) fn of_network(command: Command, network: &str, valid: &[ValidAttachment]) -> Request {
-        let key = Key { network: network.to_owned(), container: String::new(), ifname: String::new() };
+        let network = network.to_owned();
+        let key = Key { network, container: String::new(), ifname: String::new(), family: Family::V4 };
         let valid = valid.iter().map(|at| (at.container.clone(), at.ifname.clone())).collect();
         Request { valid, ..Request::new(command, key) }
     }

@@ -3,7 +3,7 @@
 use linux::ip::MacAddr;
 use serde::{Deserialize, Serialize};
 
-use crate::message::option;
+use crate::v4::message::option;
 
 /// The settings of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

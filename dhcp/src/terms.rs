@@ -1,16 +1,12 @@
-//! What a server grants: the content of an OFFER or an ACK, validated. Pure functions.
+//! What a server grants, whatever the family, and the parts that both have. Pure functions.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::fmt;
+use std::net::IpAddr;
 
 use cni::{Dns, IpConfig, Route};
-use linux::ip::{Cidr, IPV6_MIN_MTU};
+use linux::ip::Cidr;
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Message, option};
-use crate::settings::Settings;
-
-/// The time of a lease whose server does not say one, in seconds, as in the reference.
-const DEFAULT_TIME: u32 = 3600;
 /// The least time of a lease, in seconds. A server that grants less would make the client renew without a pause.
 const LEAST_TIME: u32 = 8;
 /// The value of a time that does not end.
@@ -21,17 +17,54 @@ const MAX_LABELS: usize = 256;
 /// What a server grants.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
-    pub(crate) address: Ipv4Addr,
+    pub(crate) address: IpAddr,
     pub(crate) prefix: u8,
     /// The server that granted it.
-    pub(crate) server: Ipv4Addr,
-    pub(crate) gateway: Option<Ipv4Addr>,
+    pub(crate) server: Server,
+    pub(crate) gateway: Option<IpAddr>,
     pub(crate) routes: Vec<Route>,
     pub(crate) dns: Dns,
     /// The MTU of the network, if the interface gets it.
     pub(crate) mtu: Option<u32>,
     /// The times of the lease; `None` if it does not end.
     pub(crate) times: Option<Times>,
+}
+
+impl Terms {
+    /// Returns the address with its prefix.
+    pub(crate) fn cidr(&self) -> Cidr {
+        Cidr::new(self.address, self.prefix).unwrap_or_else(|| Cidr::host(self.address))
+    }
+
+    /// Returns the address for a result.
+    pub(crate) fn ip(&self) -> IpConfig {
+        IpConfig { address: self.cidr(), gateway: self.gateway, interface: None }
+    }
+}
+
+/// A server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Server {
+    /// Its address. That of a DHCPv6 server is where its messages come from: the server, or a relay before it.
+    pub(crate) address: IpAddr,
+    /// IPv4: the MAC address from which its messages come. IPv6: by what clients recognise it (DUID).
+    pub(crate) id: Vec<u8>,
+}
+
+impl Server {
+    /// Returns whether both are the same server, by what it says of itself.
+    pub(crate) fn is(&self, other: &Server) -> bool {
+        match self.address {
+            IpAddr::V4(_) => self.address == other.address,
+            IpAddr::V6(_) => self.id == other.id,
+        }
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.address.fmt(f)
+    }
 }
 
 /// After how many seconds something happens.
@@ -45,158 +78,23 @@ pub(crate) struct Times {
     pub(crate) end: u32,
 }
 
-impl Terms {
-    /// Reads an OFFER or an ACK. Returns why the client cannot use it.
-    pub(crate) fn read(message: &Message, settings: &Settings) -> Result<Terms, String> {
-        let server = message.address(option::SERVER).filter(|server| is_host(*server));
-        let server = server.ok_or_else(|| "it does not name its server".to_owned())?;
-        let missing = settings.required.iter().find(|required| !message.options.contains_key(required));
-        if let Some(missing) = missing {
-            return Err(format!("option {missing} is missing, which the configuration requires"));
+impl Times {
+    /// Returns the times of a lease that ends after `end`; `None` if it does not end. The others are seven eighths and a half of that,
+    /// unless the server says times in the right order.
+    pub(crate) fn new(end: u32, renew: u32, rebind: u32) -> Option<Times> {
+        if end == INFINITE {
+            return None;
         }
-        // The text of the reference, by which users recognise the mistake.
-        let mask = message.number(option::SUBNET_MASK).ok_or("DHCP option Subnet Mask not found in DHCPACK")?;
-        let prefix = prefix(mask).ok_or_else(|| format!("{} is not a subnet mask", Ipv4Addr::from(mask)))?;
-        let address = message.yours;
-        let cidr = Cidr::new(address.into(), prefix).filter(|cidr| cidr.not_of_an_interface().is_none());
-        if cidr.is_none() || !is_host(address) {
-            return Err(format!("an interface cannot have the address {address}/{prefix}"));
-        }
-        let gateway = message.address(option::ROUTERS).filter(|gateway| is_host(*gateway) && !settings.ignore_gateway);
-        let mut routes = routes(message, gateway, settings);
-        for route in &mut routes {
-            route.priority = settings.priority;
-        }
-        Ok(Terms {
-            address,
-            prefix,
-            server,
-            gateway,
-            routes,
-            dns: if settings.ignore_dns { Dns::default() } else { dns(message) },
-            mtu: mtu(message).filter(|_| settings.set_mtu),
-            times: times(message),
-        })
-    }
-
-    /// Returns the address with its prefix.
-    pub(crate) fn cidr(&self) -> Cidr {
-        Cidr::new(self.address.into(), self.prefix).unwrap_or_else(|| Cidr::host(self.address.into()))
-    }
-
-    /// Returns the address for a result.
-    pub(crate) fn ip(&self) -> IpConfig {
-        IpConfig { address: self.cidr(), gateway: self.gateway.map(IpAddr::from), interface: None }
+        let end = end.max(LEAST_TIME);
+        let rebind = Some(rebind).filter(|rebind| (2..end).contains(rebind));
+        let rebind = rebind.unwrap_or(end - end / 8);
+        let renew = Some(renew).filter(|renew| (1..rebind).contains(renew));
+        Some(Times { renew: renew.unwrap_or_else(|| (end / 2).min(rebind - 1)), rebind, end })
     }
 }
 
-/// Returns whether a host can have the address.
-pub(crate) fn is_host(ip: Ipv4Addr) -> bool {
-    !(ip.is_unspecified() || ip.is_multicast() || ip.is_broadcast() || ip.is_loopback()) && ip.octets()[0] != 0
-}
-
-fn prefix(mask: u32) -> Option<u8> {
-    let ones = mask.leading_ones();
-    (mask.checked_shl(ones).unwrap_or(0) == 0).then_some(u8::try_from(ones).ok()?)
-}
-
-fn times(message: &Message) -> Option<Times> {
-    let end = message.number(option::LEASE_TIME).unwrap_or(DEFAULT_TIME);
-    if end == INFINITE {
-        return None;
-    }
-    let end = end.max(LEAST_TIME);
-    let given = |option| message.number(option).unwrap_or(0);
-    // Seven eighths, and a half, unless the server says times in the right order.
-    let rebind = Some(given(option::REBINDING_TIME)).filter(|rebind| (2..end).contains(rebind));
-    let rebind = rebind.unwrap_or(end - end / 8);
-    let renew = Some(given(option::RENEWAL_TIME)).filter(|renew| (1..rebind).contains(renew));
-    Some(Times { renew: renew.unwrap_or_else(|| (end / 2).min(rebind - 1)), rebind, end })
-}
-
-/// Returns the MTU, unless IPv6 would not work with it.
-fn mtu(message: &Message) -> Option<u32> {
-    let value: [u8; 2] = message.options.get(&option::MTU)?.as_slice().try_into().ok()?;
-    Some(u32::from(u16::from_be_bytes(value))).filter(|mtu| *mtu >= IPV6_MIN_MTU)
-}
-
-/// Returns the routes. As RFC 3442 requires, classless routes replace all others.
-fn routes(message: &Message, gateway: Option<Ipv4Addr>, settings: &Settings) -> Vec<Route> {
-    let is_wanted = |route: &Route| !(settings.ignore_gateway && route.dst.is_default());
-    if let Some(value) = message.options.get(&option::CLASSLESS_ROUTES) {
-        return classless_routes(value).into_iter().filter(is_wanted).collect();
-    }
-    let value = message.options.get(&option::STATIC_ROUTES).map(Vec::as_slice).unwrap_or_default();
-    let mut routes: Vec<Route> = static_routes(value).into_iter().filter(is_wanted).collect();
-    let default = gateway.map(|gateway| Route::new(Cidr::default_route(gateway.into()), Some(gateway.into())));
-    routes.extend(default);
-    routes
-}
-
-/// Reads option 33: pairs of a network of a class and its router.
-fn static_routes(value: &[u8]) -> Vec<Route> {
-    let route = |pair: &[u8]| {
-        let [a, b, c, d, e, f, g, h] = *pair.first_chunk()?;
-        let (to, via) = (Ipv4Addr::new(a, b, c, d), Ipv4Addr::new(e, f, g, h));
-        let prefix = match a {
-            0..128 => 8,
-            128..192 => 16,
-            192..224 => 24,
-            _ => return None,
-        };
-        let dst = Cidr::new(to.into(), prefix)?.network();
-        (is_host(via) && !to.is_unspecified()).then(|| Route::new(dst, Some(via.into())))
-    };
-    value.chunks_exact(8).filter_map(route).collect()
-}
-
-/// Reads option 121: networks with as many bytes as their prefix needs, and their routers. Stops at a mistake.
-fn classless_routes(mut value: &[u8]) -> Vec<Route> {
-    let mut routes = Vec::new();
-    while let Some((route, rest)) = classless_route(value) {
-        // A second route to a network would be refused by the kernel.
-        if !routes.iter().any(|other: &Route| other.dst == route.dst) {
-            routes.push(route);
-        }
-        value = rest;
-    }
-    routes
-}
-
-fn classless_route(value: &[u8]) -> Option<(Route, &[u8])> {
-    let (&prefix, rest) = value.split_first()?;
-    let (network, rest) = rest.split_at_checked(usize::from(prefix).div_ceil(8))?;
-    let (via, rest) = rest.split_first_chunk::<4>()?;
-    let mut octets = [0; 4];
-    octets.get_mut(..network.len())?.copy_from_slice(network);
-    let dst = Cidr::new(Ipv4Addr::from(octets).into(), prefix)?.network();
-    let via = Ipv4Addr::from(*via);
-    if dst.ip().is_multicast() || !(via.is_unspecified() || is_host(via)) {
-        return None;
-    }
-    // As the reference, names a network on the link by a router of zero.
-    let scope = via.is_unspecified().then_some(libc::RT_SCOPE_LINK);
-    Some((Route { scope, ..Route::new(dst, Some(via.into())) }, rest))
-}
-
-fn dns(message: &Message) -> Dns {
-    let servers = message.addresses(option::NAME_SERVERS).filter(|server| is_host(*server));
-    let domain = message.options.get(&option::DOMAIN).and_then(|value| {
-        // Some servers end a text by a zero byte.
-        let text = std::str::from_utf8(value).ok()?.trim_end_matches('\0');
-        is_domain(text).then(|| text.to_owned())
-    });
-    let search = message.options.get(&option::SEARCH).map(|value| domains(value)).unwrap_or_default();
-    Dns {
-        nameservers: servers.map(|server| server.to_string()).collect(),
-        domain: domain.unwrap_or_default(),
-        search,
-        options: Vec::new(),
-    }
-}
-
-/// Reads option 119 (RFC 3397): names as DNS writes them. A name can end with a part of an earlier one.
-fn domains(value: &[u8]) -> Vec<String> {
+/// Reads names as DNS writes them (RFC 1035, RFC 3397). A name can end with a part of an earlier one.
+pub(crate) fn domains(value: &[u8]) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let (mut at, mut steps) = (0, 0);
     while at < value.len() {
@@ -237,125 +135,9 @@ fn domain_at(value: &[u8], mut at: usize, steps: &mut usize) -> Option<(String, 
 }
 
 /// Returns whether the text is a domain. Runtimes write it to a file that programs parse.
-fn is_domain(text: &str) -> bool {
+pub(crate) fn is_domain(text: &str) -> bool {
     let is_label = |label: &str| {
         (1..64).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
     (1..254).contains(&text.len()) && text.strip_suffix('.').unwrap_or(text).split('.').all(is_label)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use linux::ip::MacAddr;
-
-    use super::*;
-    use crate::message::Kind;
-
-    fn ack(options: &[(u8, &[u8])]) -> Message {
-        let mut all = BTreeMap::from([(1, vec![255, 255, 255, 0]), (54, vec![10, 66, 0, 1])]);
-        all.extend(options.iter().map(|(number, value)| (*number, value.to_vec())));
-        Message {
-            is_reply: true,
-            kind: Kind::Ack,
-            xid: 1,
-            seconds: 0,
-            broadcast: false,
-            client: Ipv4Addr::UNSPECIFIED,
-            yours: Ipv4Addr::new(10, 66, 0, 119),
-            mac: MacAddr::ZERO,
-            options: all,
-        }
-    }
-
-    fn read(options: &[(u8, &[u8])]) -> Terms {
-        Terms::read(&ack(options), &Settings::default()).unwrap()
-    }
-
-    fn shown(routes: &[Route]) -> Vec<String> {
-        routes.iter().map(|route| format!("{} {}", route.dst, route.gw.unwrap())).collect()
-    }
-
-    #[test]
-    fn classless_routes_replace_others() {
-        let classless: &[u8] = &[0, 10, 66, 0, 7, 16, 172, 20, 0, 0, 0, 0, 25, 10, 9, 9, 129, 10, 66, 0, 8];
-        let both: &[(u8, &[u8])] = &[(121, classless), (3, &[10, 66, 0, 1]), (33, &[10, 0, 0, 0, 10, 1, 2, 3])];
-        let terms = read(both);
-        assert_eq!(shown(&terms.routes), ["0.0.0.0/0 10.66.0.7", "172.20.0.0/16 0.0.0.0", "10.9.9.128/25 10.66.0.8"]);
-        assert_eq!(terms.routes.iter().map(|route| route.scope).collect::<Vec<_>>(), [None, Some(253), None]);
-        assert_eq!(terms.gateway, Some(Ipv4Addr::new(10, 66, 0, 1)), "the first router is still the gateway");
-        let cut = read(&[(121, &classless[..18])]);
-        assert_eq!(cut.routes.len(), 2, "a route that is cut does not count");
-        assert_eq!(read(&[(121, &[33, 1, 1, 1, 1, 1, 10, 0, 0, 1])]).routes, [], "a prefix that is too long");
-    }
-
-    /// The case of the reference's TestParseRoutes.
-    #[test]
-    fn static_routes_have_the_prefix_of_their_class() {
-        let value = [10, 0, 0, 0, 10, 1, 2, 3, 192, 168, 1, 0, 192, 168, 2, 3];
-        let terms = read(&[(33, &value), (3, &[10, 66, 0, 1, 10, 66, 0, 2])]);
-        let want = ["10.0.0.0/8 10.1.2.3", "192.168.1.0/24 192.168.2.3", "0.0.0.0/0 10.66.0.1"];
-        assert_eq!(shown(&terms.routes), want);
-    }
-
-    #[test]
-    fn the_configuration_can_leave_parts_out() {
-        let options: &[(u8, &[u8])] = &[(3, &[10, 66, 0, 1]), (6, &[10, 66, 0, 53]), (26, &[5, 120])];
-        let settings = Settings { ignore_gateway: true, ignore_dns: true, ..Settings::default() };
-        let terms = Terms::read(&ack(options), &settings).unwrap();
-        assert_eq!((terms.gateway, terms.routes.len(), terms.dns.is_empty(), terms.mtu), (None, 0, true, None));
-        let settings = Settings { priority: 77, set_mtu: true, required: vec![26], ..Settings::default() };
-        let terms = Terms::read(&ack(options), &settings).unwrap();
-        assert_eq!((terms.routes[0].priority, terms.mtu), (77, Some(1400)));
-        let why = Terms::read(&ack(&[]), &settings).unwrap_err();
-        assert!(why.contains("option 26"), "{why}");
-        assert_eq!(Terms::read(&ack(&[(26, &[4, 0])]), &settings).unwrap().mtu, None, "too small for IPv6");
-    }
-
-    #[test]
-    fn names_are_read_and_those_that_could_be_lines_of_a_file_are_not() {
-        let search = b"\x03eng\x05apple\x03com\x00\x09marketing\xc0\x04\x03bad\x04a\nb.\x00";
-        let dns = read(&[(6, &[10, 66, 0, 53, 0, 0, 0, 0]), (15, b"example.org\0"), (119, search)]).dns;
-        assert_eq!(dns.nameservers, ["10.66.0.53"]);
-        assert_eq!(dns.domain, "example.org");
-        assert_eq!(dns.search, ["eng.apple.com", "marketing.apple.com"]);
-        for hostile in [&b"a b"[..], b"a\nnameserver 1.2.3.4", b"", b"a..b", b"\xff"] {
-            assert_eq!(read(&[(15, hostile)]).dns.domain, "");
-        }
-        for endless in [&b"\xc0\x00"[..], b"\x01a\xc0\x00", b"\x05ab", b"\x40", b"\xc0"] {
-            assert_eq!(read(&[(119, endless)]).dns.search, Vec::<String>::new());
-        }
-    }
-
-    #[test]
-    fn times_are_in_their_order() {
-        let times = |end: u32, renew: u32, rebind: u32| {
-            let [end, renew, rebind] = [end, renew, rebind].map(u32::to_be_bytes);
-            let times = read(&[(51, &end), (58, &renew), (59, &rebind)]).times;
-            times.map(|times| [times.renew, times.rebind, times.end])
-        };
-        assert_eq!(times(7200, 0, 0), Some([3600, 6300, 7200]));
-        assert_eq!(times(7200, 1000, 2000), Some([1000, 2000, 7200]));
-        assert_eq!(times(7200, 3000, 2000), Some([1999, 2000, 7200]));
-        assert_eq!(times(7200, 8000, 9000), Some([3600, 6300, 7200]));
-        assert_eq!(times(0, 0, 0), Some([4, 7, 8]));
-        assert_eq!(times(u32::MAX, 5, 6), None);
-        assert_eq!(read(&[]).times.unwrap().end, 3600);
-    }
-
-    #[test]
-    fn impossible_addresses_are_refused() {
-        for yours in
-            [[0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1], [255, 255, 255, 255], [10, 66, 0, 0], [10, 66, 0, 255]]
-        {
-            let message = Message { yours: yours.into(), ..ack(&[]) };
-            assert!(Terms::read(&message, &Settings::default()).is_err(), "{yours:?}");
-        }
-        for (number, value) in [(1, &[255, 0, 255, 0][..]), (1, &[255]), (54, &[0, 0, 0, 0]), (54, &[])] {
-            assert!(Terms::read(&ack(&[(number, value)]), &Settings::default()).is_err(), "{number} {value:?}");
-        }
-        let host = Message { yours: [10, 66, 0, 255].into(), ..ack(&[(1, &[255; 4])]) };
-        assert_eq!(Terms::read(&host, &Settings::default()).unwrap().prefix, 32);
-    }
 }

@@ -27,6 +27,8 @@ pub fn env(name: &str) -> Option<OsString> {
 /// A permission that a process of root has, and can give up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capability {
+    /// CAP_NET_BIND_SERVICE
+    NetBindService = 10,
     /// CAP_NET_ADMIN
     NetAdmin = 12,
     /// CAP_NET_RAW

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::{self, File};
+use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
 
 use crate::packets::within;
-use crate::{Lab, PATH, skip, wait_until};
+use crate::{Lab, PATH, dhcp6, skip, wait_until};
 
 /// The socket of the daemon.
 pub const SOCKET: &str = "/run/cni/dhcp.sock";
@@ -112,7 +113,9 @@ impl<'a> Wire<'a> {
     pub fn with_end(lab: &'a Lab, link: &str) -> Wire<'a> {
         let netns = lab.netns("wire");
         lab.sh(&format!("ip link set {link} down; ip link set {link} name w0 netns wire"));
+        // The link-local address is ready at once: a router needs it.
         lab.sh("ip -n wire link set lo up
+                nsenter --net=/run/netns/wire sysctl -qw net.ipv6.conf.w0.accept_dad=0 || [ ! -e /proc/sys/net/ipv6 ]
                 ip -n wire address add 10.66.0.1/24 dev w0
                 ip -n wire address add 10.66.0.2/24 dev w0
                 [ ! -e /proc/sys/net/ipv6 ] || ip -n wire address add fd66::1/64 dev w0 nodad
@@ -164,9 +167,19 @@ impl<'a> Wire<'a> {
 
     /// Starts a server that does what `behaviour` says.
     pub fn server(&self, behaviour: impl FnMut(&Request) -> Vec<Reply> + Send + 'static) -> Server {
-        let bind = || UdpSocket::bind("0.0.0.0:67");
-        let socket = within(Some(&self.netns), bind).unwrap();
-        socket.set_broadcast(true).unwrap();
+        self.server_of(behaviour)
+    }
+
+    /// Starts a server of DHCPv6 that does what `behaviour` says.
+    pub fn server6(
+        &self,
+        behaviour: impl FnMut(&dhcp6::Request) -> Vec<dhcp6::Reply> + Send + 'static,
+    ) -> Server<dhcp6::Request> {
+        self.server_of(behaviour)
+    }
+
+    fn server_of<Q: Question>(&self, behaviour: impl FnMut(&Q) -> Vec<Q::Reply> + Send + 'static) -> Server<Q> {
+        let socket = within(Some(&self.netns), Q::open).unwrap();
         let shared = Arc::new(Shared { requests: Mutex::default(), behaviour: Mutex::new(Box::new(behaviour)) });
         let own = Arc::clone(&shared);
         let thread = thread::spawn(move || serve(&socket, &own));
@@ -174,14 +187,28 @@ impl<'a> Wire<'a> {
     }
 }
 
-type Behaviour = Box<dyn FnMut(&Request) -> Vec<Reply> + Send>;
-
-struct Shared {
-    requests: Mutex<Vec<Request>>,
-    behaviour: Mutex<Behaviour>,
+/// A message of a client, of either family.
+pub trait Question: Clone + Send + 'static {
+    /// What a server answers.
+    type Reply: Send;
+    /// The port of servers, at the loopback address.
+    const HERE: &'static str;
+    /// Opens the socket of a server, in its namespace.
+    fn open() -> io::Result<UdpSocket>;
+    /// Parses a message.
+    fn parse(bytes: &[u8], from: SocketAddr) -> Self;
+    /// Returns an answer, and where it goes.
+    fn answer(&self, reply: &Self::Reply) -> (Vec<u8>, SocketAddr);
 }
 
-impl fmt::Debug for Shared {
+type Behaviour<Q> = Box<dyn FnMut(&Q) -> Vec<<Q as Question>::Reply> + Send>;
+
+struct Shared<Q: Question> {
+    requests: Mutex<Vec<Q>>,
+    behaviour: Mutex<Behaviour<Q>>,
+}
+
+impl<Q: Question> fmt::Debug for Shared<Q> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Shared")
     }
@@ -189,15 +216,15 @@ impl fmt::Debug for Shared {
 
 /// A server that a test controls.
 #[derive(Debug)]
-pub struct Server {
-    shared: Arc<Shared>,
+pub struct Server<Q: Question = Request> {
+    shared: Arc<Shared<Q>>,
     thread: Option<JoinHandle<()>>,
     netns: PathBuf,
 }
 
-impl Server {
+impl<Q: Question> Server<Q> {
     /// Returns the messages that have arrived.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<Q> {
         self.shared.requests.lock().unwrap().clone()
     }
 
@@ -208,7 +235,7 @@ impl Server {
 
     /// Waits for a message. Returns the first one for which the condition is true.
     #[track_caller]
-    pub fn await_request(&self, what: &str, condition: impl Fn(&Request) -> bool) -> Request {
+    pub fn await_request(&self, what: &str, condition: impl Fn(&Q) -> bool) -> Q {
         let mut found = None;
         wait_until(what, || {
             found = self.requests().into_iter().find(&condition);
@@ -218,36 +245,34 @@ impl Server {
     }
 
     /// Changes what the server does.
-    pub fn behave(&self, behaviour: impl FnMut(&Request) -> Vec<Reply> + Send + 'static) {
+    pub fn behave(&self, behaviour: impl FnMut(&Q) -> Vec<Q::Reply> + Send + 'static) {
         *self.shared.behaviour.lock().unwrap() = Box::new(behaviour);
     }
 }
 
-impl Drop for Server {
+impl<Q: Question> Drop for Server<Q> {
     fn drop(&mut self) {
-        let end = within(Some(&self.netns), || UdpSocket::bind("127.0.0.1:0"));
-        let _ = end.and_then(|socket| socket.send_to(b"end", "127.0.0.1:67"));
+        let any = if Q::HERE.starts_with('[') { "[::1]:0" } else { "127.0.0.1:0" };
+        let end = within(Some(&self.netns), || UdpSocket::bind(any));
+        let _ = end.and_then(|socket| socket.send_to(b"end", Q::HERE));
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
 
-fn serve(socket: &UdpSocket, shared: &Shared) {
+fn serve<Q: Question>(socket: &UdpSocket, shared: &Shared<Q>) {
     let mut buffer = [0; 2048];
     loop {
         let (length, from) = socket.recv_from(&mut buffer).unwrap();
         if &buffer[..length] == b"end" {
             return;
         }
-        let request = Request::parse(&buffer[..length], from);
+        let request = Q::parse(&buffer[..length], from);
         let replies = (shared.behaviour.lock().unwrap())(&request);
         shared.requests.lock().unwrap().push(request.clone());
         for reply in replies {
-            let to = match request.client.is_unspecified() || reply.kind == NAK {
-                true => Ipv4Addr::BROADCAST,
-                false => request.client,
-            };
+            let (bytes, to) = request.answer(&reply);
             // The container may be gone.
-            let _ = socket.send_to(&reply.write(&request), (to, 68));
+            let _ = socket.send_to(&bytes, to);
         }
     }
 }
@@ -284,7 +309,24 @@ pub struct Request {
     pub from: SocketAddr,
 }
 
-impl Request {
+impl Question for Request {
+    type Reply = Reply;
+    const HERE: &'static str = "127.0.0.1:67";
+
+    fn open() -> io::Result<UdpSocket> {
+        let socket = UdpSocket::bind("0.0.0.0:67")?;
+        socket.set_broadcast(true)?;
+        Ok(socket)
+    }
+
+    fn answer(&self, reply: &Reply) -> (Vec<u8>, SocketAddr) {
+        let to = match self.client.is_unspecified() || reply.kind == NAK {
+            true => Ipv4Addr::BROADCAST,
+            false => self.client,
+        };
+        (reply.write(self), (to, 68).into())
+    }
+
     fn parse(bytes: &[u8], from: SocketAddr) -> Request {
         let mut options = BTreeMap::new();
         let mut rest = &bytes[240..];
@@ -310,7 +352,9 @@ impl Request {
             from,
         }
     }
+}
 
+impl Request {
     /// Returns the address that the client asks for.
     pub fn requested(&self) -> Option<Ipv4Addr> {
         Some(Ipv4Addr::from(<[u8; 4]>::try_from(self.options.get(&50)?.as_slice()).unwrap()))

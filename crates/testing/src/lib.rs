@@ -8,7 +8,8 @@
 //! A [`Pod`] is a container on that host, for which tests call plugins: ours, or the reference's. [`Scripted`] is a plugin that
 //! those delegate to, and [`suite`] has the tests of every plugin that creates an interface. [`fault`] makes system calls fail,
 //! [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves their effect in a [`network`].
-//! [`legacy`] and [`firewalld`] prepare hosts with other firewalls, [`dhcp`] a network with servers of DHCP.
+//! [`legacy`] and [`firewalld`] prepare hosts with other firewalls, [`dhcp`] and [`dhcp6`] a network with servers
+//! of DHCP.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,6 +23,7 @@
 pub mod config;
 pub mod cost;
 pub mod dhcp;
+pub mod dhcp6;
 pub mod document;
 pub mod fault;
 pub mod firewalld;

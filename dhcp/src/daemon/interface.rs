@@ -1,6 +1,8 @@
 //! The interface of a lease, in a container's namespace. Its sockets are open only for an exchange: they keep the namespace alive.
 
 use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use cni::{Code, Context, Error, Result};
@@ -10,9 +12,10 @@ use linux::netlink::{Change, DuplicateDetection, Event, Link, LinkChange, LinkIn
 use linux::packet::UdpPackets;
 use linux::{Kind, Netns};
 
-use crate::lease::Place;
-use crate::message::CLIENT_PORT;
+use crate::exchange::{Incoming, Outgoing};
+use crate::lease::{Family, Key, Place};
 use crate::terms::Terms;
+use crate::{v4, v6};
 
 /// What the kernel answers if a change has been made already, by the kernel itself or by another program.
 const DONE: [i32; 5] = [libc::EEXIST, libc::ESRCH, libc::ENOENT, libc::EADDRNOTAVAIL, libc::ENODEV];
@@ -23,8 +26,35 @@ pub(super) struct Interface {
     netlink: Netlink,
     /// Receives a notification when a link changes.
     pub(super) watch: Watch,
-    pub(super) packets: UdpPackets,
+    pub(super) messages: Messages,
     index: LinkIndex,
+}
+
+/// The socket for the messages of a family.
+#[derive(Debug)]
+pub(super) enum Messages {
+    /// Past the addresses of the kernel: the interface has none.
+    V4(UdpPackets),
+    /// Bound to the link-local address, from which RFC 8415 wants messages to come.
+    V6(UdpSocket),
+}
+
+impl AsFd for Messages {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Messages::V4(packets) => packets.as_fd(),
+            Messages::V6(socket) => socket.as_fd(),
+        }
+    }
+}
+
+/// What has arrived.
+#[derive(Debug)]
+pub(super) enum Received {
+    Message(Incoming),
+    /// Something that is not a message.
+    Other,
+    Nothing,
 }
 
 /// The namespace of an interface, as long as it is open.
@@ -48,7 +78,8 @@ fn enter(home: &Netns, path: &Path) -> Result<Option<(Netns, Inside)>> {
 
 impl Interface {
     /// Finds an interface by its name, and sets it up. Returns where it is, too.
-    pub(super) fn find(home: &Netns, path: &Path, ifname: &str) -> Result<(Place, Interface)> {
+    pub(super) fn find(home: &Netns, path: &Path, key: &Key) -> Result<(Place, Interface)> {
+        let ifname = key.ifname.as_str();
         let missing = || Error::new(Code::NETNS, format!("there is no network namespace at {path:?}"));
         let (netns, mut inside) = enter(home, path)?.ok_or_else(|| {
             missing().details("the daemon must see the mounts of the host, or have its root as -hostprefix")
@@ -73,26 +104,33 @@ impl Interface {
             let up = LinkChange { up: Some(true), ..LinkChange::default() };
             inside.netlink.apply(&[Change::set_link(link.index, &up)])?;
         }
-        Ok((place, Interface::open_in(home, &netns, inside, link.index)?))
+        Ok((place, Interface::open_in(home, &netns, inside, link.index, key.family)?))
     }
 
     /// Opens the interface at a place. `None` if it is gone: the path or the index leads to another one.
-    pub(super) fn open(home: &Netns, path: &Path, place: &Place, ifname: &str) -> Result<Option<Interface>> {
+    pub(super) fn open(home: &Netns, path: &Path, place: &Place, key: &Key) -> Result<Option<Interface>> {
         let Some((netns, mut inside)) = enter(home, path)? else { return Ok(None) };
         if inside.namespace != place.namespace {
             return Ok(None);
         }
         let Some(index) = LinkIndex::optional(place.link) else { return Ok(None) };
-        let same = |link: &Link| link.name == ifname && link.mac == Some(MacAddr(place.mac));
+        let same = |link: &Link| link.name == key.ifname && link.mac == Some(MacAddr(place.mac));
         match inside.netlink.link(index)?.filter(same) {
-            Some(_) => Interface::open_in(home, &netns, inside, index).map(Some),
+            Some(_) => Interface::open_in(home, &netns, inside, index, key.family).map(Some),
             None => Ok(None),
         }
     }
 
-    fn open_in(home: &Netns, netns: &Netns, inside: Inside, index: LinkIndex) -> Result<Interface> {
-        let packets = netns.run(home, || UdpPackets::open(index, CLIENT_PORT))?;
-        Ok(Interface { netlink: inside.netlink, watch: inside.watch, packets, index })
+    fn open_in(home: &Netns, netns: &Netns, inside: Inside, index: LinkIndex, family: Family) -> Result<Interface> {
+        let Inside { mut netlink, watch, .. } = inside;
+        let messages = match family {
+            Family::V4 => Messages::V4(netns.run(home, || UdpPackets::open(index, v4::message::CLIENT_PORT))?),
+            Family::V6 => {
+                let from = link_local(&mut netlink, index)?;
+                Messages::V6(netns.run(home, || bind(from, index))?)
+            }
+        };
+        Ok(Interface { netlink, watch, messages, index })
     }
 
     /// Returns whether the interface can send; an error if it is gone.
@@ -107,18 +145,44 @@ impl Interface {
         Ok(found.iter().any(|address| address.cidr.ip() == terms.address))
     }
 
-    /// Sends a packet. A link without a carrier loses it, as the wire can: the client repeats its messages.
-    pub(super) fn send(&self, packet: &[u8], to: MacAddr) {
-        if let Err(error) = self.packets.send(packet, to) {
+    /// Sends a message. A link without a carrier loses it, as the wire can: the client repeats its messages.
+    pub(super) fn send(&self, outgoing: &Outgoing) {
+        let sent = match (&self.messages, outgoing) {
+            (Messages::V4(packets), Outgoing::V4(v4::Outgoing { message, from, to, mac })) => {
+                packets.send(&v4::message::wrap(&message.write(), *from, *to), *mac)
+            }
+            (Messages::V6(socket), Outgoing::V6(message)) => {
+                let to = (v6::message::SERVERS, v6::message::SERVER_PORT);
+                socket.send_to(&message.write(), SocketAddrV6::new(to.0, to.1, 0, self.index.number())).map(drop)
+            }
+            _ => Ok(()),
+        };
+        if let Err(error) = sent {
             debug!("send a DHCP message: {error}");
         }
     }
 
-    /// Receives a packet, and the MAC address that it comes from; `None` if there is none.
-    pub(super) fn receive<'a>(&self, buffer: &'a mut [u8]) -> io::Result<Option<(&'a [u8], MacAddr)>> {
-        let Some((length, from)) = self.packets.receive(buffer)? else { return Ok(None) };
-        // A packet that did not fit is none of a server.
-        Ok(Some((buffer.get(..length).unwrap_or_default(), from)))
+    /// Receives a message without waiting.
+    pub(super) fn receive(&self) -> io::Result<Received> {
+        let mut buffer = [0; 2048];
+        // A message that does not fit is none of a server.
+        let message = match &self.messages {
+            Messages::V4(packets) => {
+                let Some((length, from)) = packets.receive(&mut buffer)? else { return Ok(Received::Nothing) };
+                let message = v4::message::unwrap(buffer.get(..length).unwrap_or_default());
+                message.and_then(v4::message::Message::parse).map(|message| Incoming::V4(message, from))
+            }
+            Messages::V6(socket) => match socket.recv_from(&mut buffer) {
+                Ok((length, SocketAddr::V6(from))) => {
+                    let message = v6::message::Message::parse(buffer.get(..length).unwrap_or_default());
+                    message.map(|message| Incoming::V6(message, *from.ip()))
+                }
+                Ok(_) => None,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Received::Nothing),
+                Err(error) => return Err(error),
+            },
+        };
+        Ok(message.map_or(Received::Other, Received::Message))
     }
 
     /// Sets the MTU that the server says, if it is less than that of the link.
@@ -172,6 +236,34 @@ impl Interface {
             debug!("announce the address: {error}");
         }
     }
+}
+
+/// Returns the link-local address of a link, which the kernel has made when the link came up.
+fn link_local(netlink: &mut Netlink, index: LinkIndex) -> Result<Ipv6Addr> {
+    let found = netlink.ipv6_addresses(index)?;
+    let mut ready = found.iter().filter(|address| !(address.global || address.tentative || address.duplicate));
+    let address = ready.find_map(|address| match address.cidr.ip() {
+        IpAddr::V6(ip) => Some(ip),
+        IpAddr::V4(_) => None,
+    });
+    address.ok_or_else(|| {
+        let what = format!("link {index} has no link-local address that is ready");
+        Error::from(linux::Error::new(Kind::Transient, what)).details("DHCPv6 needs one: enable IPv6 on the interface")
+    })
+}
+
+/// Opens the socket of a DHCPv6 client, in the namespace of this thread.
+fn bind(from: Ipv6Addr, index: LinkIndex) -> Result<UdpSocket> {
+    let open = || {
+        let port = v6::message::CLIENT_PORT;
+        let socket = UdpSocket::bind(SocketAddrV6::new(from, port, 0, index.number()))?;
+        socket.set_nonblocking(true)?;
+        Ok::<_, io::Error>(socket)
+    };
+    open().context(|| format!("open the port of DHCPv6 clients at {from}")).map_err(|error| {
+        let is_used = |error: &Error| error.errno() == Some(libc::EADDRINUSE);
+        error.details_if(is_used, "another DHCPv6 client runs in the container: stop it")
+    })
 }
 
 /// Returns whether an error means that the namespace cannot be entered now, but may exist.

@@ -1,6 +1,7 @@
 //! The loop of the daemon: connections, sessions, and the times at which they must do something.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -233,7 +234,10 @@ impl Daemon {
         let outcome = match request.command {
             Command::Status => Ok(Some(Ok(None))),
             Command::Gc => Ok(Some(self.collect(&request, now).map(|()| None))),
-            Command::Del => Ok(Some(self.delete(&request.key, now).map(|()| None))),
+            Command::Del => {
+                let [ipv4, ipv6] = request.key.both().map(|key| self.delete(&key, now));
+                Ok(Some(ipv4.and(ipv6).map(|()| None)))
+            }
             Command::Check => self.check(connection, request, now),
             Command::Add => self.add(connection, request, now),
         };
@@ -276,7 +280,7 @@ impl Daemon {
         if let Some(session) = self.by_key.get(&request.key).and_then(|id| self.sessions.get_mut(id)) {
             return Ok(Some(session.check(&self.shared).map(|()| None)));
         }
-        let Some(address) = request.address else {
+        let Some(address) = request.address.map(IpAddr::from) else {
             let what = format!("there is no DHCP lease of {}", request.key.attachment().alias());
             return Err(Error::new(Code::INTERNAL, what).details("attach the container again"));
         };
@@ -287,7 +291,7 @@ impl Daemon {
         &mut self,
         connection: u64,
         request: Request,
-        adopts: Option<std::net::Ipv4Addr>,
+        adopts: Option<IpAddr>,
         now: Moment,
     ) -> Result<Option<Result<Option<Terms>>>> {
         let id = self.number();

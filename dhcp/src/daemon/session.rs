@@ -1,6 +1,6 @@
 //! One lease: its client, and its interface while they exchange messages with a server.
 
-use std::net::Ipv4Addr;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use linux::event::Events;
 use linux::log::{debug, info, warn};
 
 use super::flags::Flags;
-use super::interface::{Interface, is_transient};
-use crate::client::{Action, Client, Grant, Moment, Outgoing};
-use crate::lease::{self, Key, Place, Record};
-use crate::message::{Message, unwrap, wrap};
+use super::interface::{Interface, Received, is_transient};
+use crate::client::{Action, Client, Grant, Moment};
+use crate::exchange::Outgoing;
+use crate::lease::{self, Family, Key, Place, Record};
 use crate::protocol::Request;
 use crate::settings::Settings;
 use crate::terms::Terms;
@@ -45,7 +45,7 @@ enum Launch {
     /// Asks for an address.
     Acquire,
     /// Asks whether the address that the interface has is leased to it.
-    Adopt(Ipv4Addr),
+    Adopt(IpAddr),
     /// Asks whether a recorded lease is still valid, not before a time.
     Confirm(Moment),
 }
@@ -91,7 +91,7 @@ pub(super) struct Session {
 
 impl Session {
     /// Returns a session for an ADD, or for a CHECK of a lease that the daemon does not know.
-    pub(super) fn open(id: u64, request: Request, shared: &Shared, adopts: Option<Ipv4Addr>) -> Result<Session> {
+    pub(super) fn open(id: u64, request: Request, shared: &Shared, adopts: Option<IpAddr>) -> Result<Session> {
         let (place, interface) = find(&request, shared)?;
         let launch = adopts.map_or(Launch::Acquire, Launch::Adopt);
         let mut session = Session::new(id, request.key, place, request.settings, shared, launch)?;
@@ -131,8 +131,8 @@ impl Session {
         let mac = linux::ip::MacAddr(place.mac);
         Ok(Session {
             id,
+            client: Client::new(key.family, mac, settings.clone(), broadcast, shared.flags.timing, random),
             key,
-            client: Client::new(mac, settings.clone(), broadcast, shared.flags.timing, random),
             place,
             settings,
             interface: None,
@@ -237,16 +237,15 @@ impl Session {
 
     /// Handles the packets that have arrived.
     pub(super) fn on_packets(&mut self, now: Moment, shared: &Shared) -> Verdict {
-        let mut buffer = [0; 2048];
         for _ in 0..BATCH {
             let Some(interface) = &self.interface else { return Verdict::default() };
-            let (packet, from) = match interface.receive(&mut buffer) {
-                Ok(Some(received)) => received,
-                // The link went down, or there are no more packets.
-                Ok(None) | Err(_) => return Verdict::default(),
+            let incoming = match interface.receive() {
+                Ok(Received::Message(incoming)) => incoming,
+                Ok(Received::Other) => continue,
+                // The link went down, or there are no more messages.
+                Ok(Received::Nothing) | Err(_) => return Verdict::default(),
             };
-            let Some(message) = unwrap(packet).and_then(Message::parse) else { continue };
-            let actions = self.client.on_message(now, &message, from);
+            let actions = self.client.on_message(now, &incoming);
             if !actions.is_empty() {
                 return self.perform(actions, now, shared);
             }
@@ -257,11 +256,12 @@ impl Session {
     /// Gives the lease back, as far as the interface still exists.
     pub(super) fn release(&mut self, now: Moment, shared: &Shared) -> Result<()> {
         let reached = self.reach(shared);
+        let terms = self.client.grant().or_else(|| self.client.offer()).map(|grant| grant.terms.clone());
         let release = self.client.release(now);
-        match (reached, release) {
-            (Ok(true), Some(release)) => {
+        match (reached, release.zip(terms)) {
+            (Ok(true), Some((release, terms))) => {
                 self.send(&release);
-                info!("{}: gave {} back to server {}", self.name(), release.from, release.to);
+                info!("{}: gave {} back to server {}", self.name(), terms.address, terms.server);
             }
             (Ok(true), None) => info!("{}: stopped looking for an address", self.name()),
             (Ok(false), _) => info!("{}: forgot the lease of an interface that is gone", self.name()),
@@ -302,7 +302,7 @@ impl Session {
     /// Closes the interface.
     pub(super) fn close(&mut self, shared: &Shared) {
         if let Some(interface) = self.interface.take() {
-            for outcome in [shared.events.remove(&interface.packets), shared.events.remove(&interface.watch)] {
+            for outcome in [shared.events.remove(&interface.messages), shared.events.remove(&interface.watch)] {
                 debug_assert!(outcome.is_ok(), "{outcome:?}");
             }
         }
@@ -316,8 +316,12 @@ impl Session {
     }
 
     fn name(&self) -> String {
-        let Key { network, container, ifname } = &self.key;
-        format!("network {network}, container {container}, interface {ifname}")
+        let Key { network, container, ifname, family } = &self.key;
+        let family = match family {
+            Family::V4 => "",
+            Family::V6 => ", IPv6",
+        };
+        format!("network {network}, container {container}, interface {ifname}{family}")
     }
 
     /// Opens the interface unless it is open. Returns `false` if it is gone.
@@ -326,14 +330,14 @@ impl Session {
             return Ok(true);
         }
         let path = shared.flags.prefixed(&self.place.netns);
-        match Interface::open(&shared.home, &path, &self.place, &self.key.ifname)? {
+        match Interface::open(&shared.home, &path, &self.place, &self.key)? {
             Some(interface) => self.register(interface, shared).map(|()| true),
             None => Ok(false),
         }
     }
 
     fn register(&mut self, interface: Interface, shared: &Shared) -> Result<()> {
-        shared.events.add(&interface.packets, self.id << 2 | PACKETS)?;
+        shared.events.add(&interface.messages, self.id << 2 | PACKETS)?;
         shared.events.add(&interface.watch, self.id << 2 | LINKS)?;
         self.interface = Some(interface);
         Ok(())
@@ -376,10 +380,14 @@ impl Session {
     }
 
     fn send(&self, outgoing: &Outgoing) {
-        let Outgoing { message, from, to, mac } = outgoing;
-        debug!("{}: send {:?} from {from} to {to}", self.name(), message.kind);
+        match outgoing {
+            Outgoing::V4(sent) => {
+                debug!("{}: send {:?} from {} to {}", self.name(), sent.message.kind, sent.from, sent.to)
+            }
+            Outgoing::V6(sent) => debug!("{}: send {:?}", self.name(), sent.kind),
+        }
         if let Some(interface) = &self.interface {
-            interface.send(&wrap(&message.write(), *from, *to), *mac);
+            interface.send(outgoing);
         }
     }
 
@@ -448,6 +456,6 @@ impl Session {
 /// Finds the interface that a request names.
 fn find(request: &Request, shared: &Shared) -> Result<(Place, Interface)> {
     let Some(netns) = &request.netns else { return Err(Error::bug("a request without a namespace")) };
-    let (place, interface) = Interface::find(&shared.home, &shared.flags.prefixed(netns), &request.key.ifname)?;
+    let (place, interface) = Interface::find(&shared.home, &shared.flags.prefixed(netns), &request.key)?;
     Ok((Place { netns: netns.clone(), ..place }, interface))
 }

@@ -19,9 +19,9 @@ fn the_socket_and_the_process_have_few_permissions() {
     assert_eq!(fs::metadata(SOCKET).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::read_to_string("/run/dhcp.pid").unwrap(), daemon.pid().to_string());
     let status = fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
-    let net_admin_net_raw_ptrace_admin = "0000000000283000";
+    let bind_service_net_admin_net_raw_ptrace_admin = "0000000000283400";
     for set in ["CapEff", "CapPrm"] {
-        assert!(status.contains(&format!("{set}:\t{net_admin_net_raw_ptrace_admin}\n")), "{status}");
+        assert!(status.contains(&format!("{set}:\t{bind_service_net_admin_net_raw_ptrace_admin}\n")), "{status}");
     }
     assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
     assert!(daemon.end());

@@ -12,6 +12,7 @@ mod calls;
 mod daemon;
 mod follow;
 mod hostile;
+mod ipv6;
 mod killed;
 mod on_demand;
 mod reference;

@@ -5,7 +5,7 @@ use testing::config::with;
 use testing::dhcp::{Wire, daemon};
 use testing::{Lab, Pod, wait_until};
 
-use crate::support::{addresses_of, lan};
+use crate::support::{addresses_of, global_ipv6, lan};
 
 const ONE: [&str; 1] = ["--dhcp-range=fd66::,ra-only,64,1h"];
 const TWO: [&str; 3] = ["--enable-ra", "--dhcp-range=fd66::,ra-only,64,1h", "--dhcp-range=fd67::,ra-only,64,infinite"];
@@ -13,15 +13,6 @@ const TWO: [&str; 3] = ["--enable-ra", "--dhcp-range=fd66::,ra-only,64,1h", "--d
 /// Returns a network without IPv4.
 fn only_ipv6(ipam: Value) -> Value {
     lan(with(json!({"ipv4": false, "ipv6": "slaac"}), ipam))
-}
-
-/// Returns the IPv6 addresses of a pod's interface that are valid beyond the link, as `ip` prints them.
-fn global(pod: &Pod<'_>) -> Vec<Value> {
-    let links = pod.ip("-6 address show dev eth0 scope global");
-    let links = links.as_array().cloned().unwrap_or_default();
-    let all = links.iter().flat_map(|link| link["addr_info"].as_array().cloned().unwrap_or_default());
-    // `ip` prints empty elements for what it leaves out.
-    all.filter(|address| address.get("local").is_some()).collect()
 }
 
 /// Neither ADD nor DEL needs a daemon.
@@ -40,7 +31,7 @@ fn the_address_stays_the_kernels() {
         let routes = pod.ip("-6 route show default");
         assert_eq!((&routes[0]["gateway"], &routes[0]["protocol"]), (&ip["gateway"], &json!("ra")), "{routes}");
         assert_eq!(routes.as_array().unwrap().len(), 1, "{routes}");
-        let found = global(&pod);
+        let found = global_ipv6(&pod);
         assert_eq!((found.len(), &found[0]["dynamic"]), (1, &json!(true)), "{found:?}");
         assert!(found[0]["valid_life_time"].as_u64().unwrap() <= 3600, "{found:?}");
         pod.ping("fd66::1");
@@ -73,7 +64,7 @@ fn a_bridge_gives_both_families() {
     let families: Vec<&str> = leased.iter().map(|address| &address[..4]).collect();
     assert_eq!(families, ["10.6", "fd66", "fd67"], "{result}");
     assert_eq!(result["routes"], json!([{"dst": "0.0.0.0/0", "gw": "10.66.0.1"}]));
-    assert!(global(&pod).iter().all(|address| address["dynamic"] == true), "{:?}", global(&pod));
+    assert!(global_ipv6(&pod).iter().all(|address| address["dynamic"] == true), "{:?}", global_ipv6(&pod));
     pod.ping("10.66.0.1");
     pod.ping("fd66::1");
     pod.check_result(&config, &result).ok();

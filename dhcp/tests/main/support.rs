@@ -75,3 +75,12 @@ pub(crate) fn pool_for(
 pub(crate) fn descriptors(service: &Service) -> usize {
     fs::read_dir(format!("/proc/{}/fd", service.pid())).unwrap().count()
 }
+
+/// Returns the IPv6 addresses of a pod's interface that are valid beyond the link, as `ip` prints them.
+pub(crate) fn global_ipv6(pod: &Pod<'_>) -> Vec<Value> {
+    let links = pod.ip("-6 address show dev eth0 scope global");
+    let links = links.as_array().cloned().unwrap_or_default();
+    let all = links.iter().flat_map(|link| link["addr_info"].as_array().cloned().unwrap_or_default());
+    // `ip` prints empty elements for what it leaves out.
+    all.filter(|address| address.get("local").is_some()).collect()
+}
