@@ -365,7 +365,7 @@ fn network_page(node: &Node, network: &Network, detached: &[PortView<'_>], paint
     let mut text = detached_ports(node, detached, false, paint);
     if network.link.is_some() {
         text += &attachment_table(node, network)
-            .map_or_else(|| "  no containers\n".to_owned(), |table| format!("\n{}", table.render(paint, 2)));
+            .map_or_else(|| "  no containers\n".to_owned(), |table| table.render(paint, 2));
     }
     for kind in listed_kinds() {
         let owned = owned_objects(node, network, kind);
