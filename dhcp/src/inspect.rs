@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use cni::inspect::{Finding, Inspect, Lease, LeaseHolder, LeaseStore, NetworkView, Settings, Shape, Subject};
+use cni::inspect::{Finding, Grant, Inspect, Lease, LeaseHolder, LeaseStore, NetworkView, Settings, Shape, Subject};
 use cni::{Call, Keep, Plugin, Result};
+use linux::event::now;
 
 use crate::config::{self, Config};
-use crate::lease::Summary;
+use crate::lease::{Record, Summary};
 use crate::{Dhcp, lease, release};
 
 impl Inspect for Dhcp {
@@ -19,7 +20,7 @@ impl Inspect for Dhcp {
         Config::read(call, None).map(|_| Settings::default())
     }
 
-    /// Reports a daemon that does not answer.
+    /// Reports a daemon that does not answer, and leases that nothing has renewed.
     fn findings(&self, network: &NetworkView<'_>) -> Result<Vec<Finding>> {
         const CHECK: &str = "dhcp";
         if !Config::read(network.call, None)?.needs_daemon() {
@@ -27,13 +28,26 @@ impl Inspect for Dhcp {
         }
         let daemon = config::endpoint(network.call);
         let socket = daemon.socket;
-        Ok(vec![match self.status(network.call) {
+        let mut findings = vec![match self.status(network.call) {
             Ok(()) if daemon.starts_from.is_some() => {
                 Finding::ok(CHECK, "the plugin starts the daemon if none listens")
             }
             Ok(()) => Finding::ok(CHECK, format!("the daemon listens at {}", socket.display())),
             Err(error) => Finding::error(CHECK, &error).about([Subject::file(&socket)]),
-        }])
+        }];
+        let now = now()?;
+        let recorded = lease::list::<Record>(&lease::directory(network.call.network.as_str()))?.unwrap_or_default();
+        let ended = recorded.iter().map(|(record, _)| record).filter(|record| record.has_ended(now));
+        let subjects: Vec<Subject> =
+            ended.map(|record| Subject::container(&record.key.container, Some(&record.key.ifname))).collect();
+        if !subjects.is_empty() {
+            let count = subjects.len();
+            let danger = "the containers still have their addresses, which the server can give to others";
+            let finding = Finding::warn(CHECK, format!("leases that have ended: {count}; {danger}")).about(subjects);
+            let remedy = "start the daemon, which asks the server for these addresses, or for others";
+            findings.push(finding.remedy(remedy));
+        }
+        Ok(findings)
     }
 
     fn lease_store(&self) -> Option<&dyn LeaseStore> {
@@ -61,11 +75,14 @@ impl LeaseStore for Dhcp {
     }
 
     fn leases(&self, directory: &Path) -> Result<Option<Vec<Lease>>> {
-        let Some(found) = lease::list::<Summary>(directory)? else { return Ok(None) };
-        let lease = |(record, since): (Summary, _)| {
-            let ip = record.address()?;
+        let Some(found) = lease::list::<Record>(directory)? else { return Ok(None) };
+        let now = now()?;
+        let lease = |(record, since): (Record, _)| {
+            let granted = record.grant?;
+            let left = granted.end().map(|end| end.saturating_sub(now));
+            let grant = Some(Grant { server: granted.terms.server.address, left });
             let owner = LeaseHolder::Container(record.key.container, Some(record.key.ifname));
-            Some(Lease { ip, owner, since })
+            Some(Lease { ip: granted.terms.address, owner, since, grant })
         };
         let mut leases: Vec<Lease> = found.into_iter().filter_map(lease).collect();
         leases.sort_by_key(|lease| lease.ip);

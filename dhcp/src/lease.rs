@@ -13,7 +13,7 @@ use linux::log::debug;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use crate::client::Grant;
+use crate::client::{Grant, Moment};
 use crate::settings::Settings;
 
 /// The directory of the directories of networks. The kernel's memory has it: at a boot, all containers are gone.
@@ -106,6 +106,13 @@ pub(crate) struct Record {
     /// What the client has asked for, for a plugin that waits for its first address. The server may have granted it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) offer: Option<Grant>,
+}
+
+impl Record {
+    /// Returns whether the time of the lease is over: no daemon has renewed it, or removed its address.
+    pub(crate) fn has_ended(&self, now: Moment) -> bool {
+        self.grant.as_ref().and_then(Grant::end).is_some_and(|end| end <= now)
+    }
 }
 
 /// Returns the directory of a network.

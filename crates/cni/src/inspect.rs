@@ -24,7 +24,7 @@ pub use crate::config::{FIX_HINT, common_shape};
 pub use crate::shape::Shape;
 pub use command::{Command, CommandLine, shell_word};
 pub use finding::{Finding, Fix, Level, Subject};
-pub use leases::{Lease, LeaseHolder, LeaseStore, LockHolder, collect_leases};
+pub use leases::{Grant, Lease, LeaseHolder, LeaseStore, LockHolder, collect_leases};
 
 /// A plugin that can be inspected. The defaults are for a plugin that leaves nothing on the host.
 pub trait Inspect: Plugin {

@@ -1,11 +1,11 @@
-//! `cnitool leases`: the addresses that host-local has leased, with their containers and the containers' states.
+//! `cnitool leases`: the addresses that plugins have leased, with their containers and the containers' states.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use cni::Result;
-use cni::inspect::{Lease, LeaseHolder, Range};
+use cni::inspect::{Grant, Lease, LeaseHolder, Range};
 use serde_json::{Value, json};
 
 use crate::conf;
@@ -43,17 +43,26 @@ fn page(node: &Node, network: &Network, paint: Paint) -> String {
     let title = table::shorten(&format!("network {}", network.name), table::width());
     let mut text = format!("{}\n{}", paint.paint(Tone::Bold, &title), table::wrap(&place, 2));
     text += &ranges(network, paint);
-    let mut rows = Table::new(&["ADDRESS", "CONTAINER**", "INTERFACE*", "AGE", "STATE"]);
+    let has_server = network.leases.iter().any(|lease| lease.grant.is_some());
+    let mut head = vec!["ADDRESS", "CONTAINER**", "INTERFACE*", "AGE"];
+    head.extend(["SERVER", "LEFT"].iter().filter(|_| has_server));
+    head.push("STATE");
+    let mut rows = Table::new(&head);
     for (lease, at) in owners(node, network) {
         let (container, ifname) = names(lease);
         let (state, _) = state(lease, at.as_ref());
-        rows.row(vec![
+        let mut row = vec![
             (Tone::Plain, lease.ip.to_string()),
             (Tone::Plain, container.unwrap_or("-").to_owned()),
             (Tone::Plain, ifname.unwrap_or("-").to_owned()),
             (Tone::Plain, age(lease)),
-            (tone(at.as_ref()), state.to_owned()),
-        ]);
+        ];
+        if has_server {
+            let server = lease.grant.map_or_else(|| "-".to_owned(), |grant| grant.server.to_string());
+            row.extend([(Tone::Plain, server), left(lease.grant.as_ref())]);
+        }
+        row.push((tone(at.as_ref()), state.to_owned()));
+        rows.row(row);
     }
     match rows.is_empty() {
         true => text + "  no leases\n",
@@ -149,11 +158,31 @@ fn elapsed(lease: &Lease) -> Duration {
     SystemTime::now().duration_since(lease.since).unwrap_or_default()
 }
 
+/// Formats the time that a server has granted and that is left.
+fn left(grant: Option<&Grant>) -> (Tone, String) {
+    match grant {
+        None => (Tone::Plain, "-".to_owned()),
+        Some(grant) if grant.has_ended() => (Tone::Bad, "ended".to_owned()),
+        Some(Grant { left, .. }) => (Tone::Plain, left.map_or_else(|| "no end".to_owned(), duration)),
+    }
+}
+
 /// Formats the age of a lease in one unit.
 fn age(lease: &Lease) -> String {
-    let seconds = elapsed(lease).as_secs();
+    match lease.owner {
+        LeaseHolder::Unknown => "-".to_owned(),
+        _ => duration(elapsed(lease)),
+    }
+}
+
+/// Returns the seconds that are left, rounded up: zero only after the end.
+fn seconds_left(left: Duration) -> u64 {
+    left.as_secs() + u64::from(left.subsec_nanos() > 0)
+}
+
+fn duration(time: Duration) -> String {
+    let seconds = time.as_secs();
     match seconds {
-        _ if lease.owner == LeaseHolder::Unknown => "-".to_owned(),
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),
         3600..86400 => format!("{} h", seconds / 3600),
@@ -193,6 +222,8 @@ fn describe(node: &Node, network: &Network) -> Value {
                 "address": lease.ip, "container": container, "interface": ifname, "since": since,
                 "age": elapsed(lease).as_secs(), "state": state, "why": why, "port": port.map(|port| &port.name),
                 "netns": at.and_then(|at| at.netns).or(beyond),
+                "server": lease.grant.map(|grant| grant.server),
+                "left": lease.grant.and_then(|grant| grant.left).map(seconds_left),
             })
         })
         .collect();

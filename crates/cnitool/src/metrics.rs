@@ -8,7 +8,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use cni::inspect::{Kind, LeaseHolder, Range};
+use cni::inspect::{Kind, Lease, LeaseHolder, Range};
 use cni::{Code, Context, Error, Result};
 
 use crate::node::{Network, Node, State, kinds_of};
@@ -78,6 +78,14 @@ fn text(node: &Node) -> String {
     let of_networks = |samples: &dyn Fn(&Network) -> Vec<Sample>| seen().flat_map(samples).collect::<Vec<_>>();
     let help = "Attachments by state. The namespace of those that are gone does not exist any more.";
     metric("cni_attachments", help, of_networks(&|network| attachments(node, network)));
+    let help = "Leases of a network, also those without a range.";
+    metric("cni_leases", help, of_networks(&|network| leases_of(network, |_| true)));
+    let help = "Leases of a server whose time is over, and that no daemon has renewed.";
+    metric(
+        "cni_ended_leases",
+        help,
+        of_networks(&|network| leases_of(network, |lease| lease.grant.is_some_and(|grant| grant.has_ended()))),
+    );
     let help = "Leases of attachments that are gone, and leases without an owner. cnitool prune removes both.";
     metric("cni_stale_leases", help, of_networks(&|network| vec![stale_leases(node, network)]));
     let help = "Objects that plugins have created for attachments, such as published ports, by kind.";
@@ -111,6 +119,13 @@ fn attachments(node: &Node, network: &Network) -> Vec<Sample> {
         Sample::new([("network", network.name.as_str()), ("state", &state.text().replace(' ', "_"))], count as u128)
     };
     networks::states(node, network).into_iter().map(sample).collect()
+}
+
+/// Counts the leases of a network that has any, or whose plugin keeps them.
+fn leases_of(network: &Network, is_counted: impl Fn(&Lease) -> bool) -> Vec<Sample> {
+    let count = network.leases.iter().filter(|lease| is_counted(lease)).count();
+    let sample = network.store.is_some().then(|| Sample::new([("network", network.name.as_str())], count as u128));
+    sample.into_iter().collect()
 }
 
 fn stale_leases(node: &Node, network: &Network) -> Sample {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use linux::dir::Dir;
 
@@ -86,6 +86,24 @@ pub struct Lease {
     pub owner: LeaseHolder,
     /// The time of the last change.
     pub since: SystemTime,
+    /// What a server has granted; `None` for an address that this host manages itself.
+    pub grant: Option<Grant>,
+}
+
+/// What a server has granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grant {
+    /// The server.
+    pub server: IpAddr,
+    /// How long the lease is still valid, zero after its end; `None` if it does not end.
+    pub left: Option<Duration>,
+}
+
+impl Grant {
+    /// Returns whether the time of the lease is over.
+    pub fn has_ended(&self) -> bool {
+        self.left == Some(Duration::ZERO)
+    }
 }
 
 /// The owner of an address according to its lease.
@@ -134,7 +152,7 @@ fn read_leases(directory: &Path) -> Result<Option<Vec<Lease>>> {
             Err(error) if error.errno() == Some(libc::EACCES) => (LeaseHolder::Unknown, SystemTime::now()),
             Err(error) => return Err(error),
         };
-        leases.push(Lease { ip, owner, since });
+        leases.push(Lease { ip, owner, since, grant: None });
     }
     leases.sort_by_key(|lease| lease.ip);
     Ok(Some(leases))

@@ -15,6 +15,7 @@ mod chain;
 mod command_line;
 mod configurations;
 mod demo;
+mod dhcp;
 mod doctor;
 mod firewall;
 mod flannel;
