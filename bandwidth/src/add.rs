@@ -31,8 +31,8 @@ struct Present {
 }
 
 impl Limits<'_> {
-    /// Sets the limits. Replaces those of an earlier ADD of the same attachment. Returns the ifb link, if what the container
-    /// sends is limited.
+    /// Sets the limits. Replaces those of an earlier ADD of the same attachment. Returns the ifb link, if what the
+    /// container sends is limited.
     pub(crate) fn set(&self, host: Netlink) -> Result<Option<Link>> {
         for limit in [self.config.ingress, self.config.egress].iter().flatten() {
             if limit.burst < self.veth.mtu.saturating_add(ETHERNET) {
@@ -69,7 +69,8 @@ impl Limits<'_> {
         Ok(ifb)
     }
 
-    /// Registers the rollback of [`Limits::veth_changes`]. Returns an error if another program limits what the veth sends.
+    /// Registers the rollback of [`Limits::veth_changes`]. Returns an error if another program limits what the veth
+    /// sends.
     fn prepare<'s>(&'s self, undo: &mut Undo<'s, Netlink>, present: &Present) -> Result<()> {
         let veth = self.veth.index;
         if self.config.ingress.is_some() {
@@ -131,8 +132,8 @@ impl Limits<'_> {
             .details("`ip -d link show type ifb` shows whose they are; delete stale ones"))
     }
 
-    /// Removes ifb links of the attachment that `ifb` replaces, and filters that lead to a link that is gone, which drop all
-    /// packets. A direction without a rate stays as it is: another `bandwidth` in the list may limit it.
+    /// Removes ifb links of the attachment that `ifb` replaces, and filters that lead to a link that is gone, which
+    /// drop all packets. A direction without a rate stays as it is: another `bandwidth` in the list may limit it.
     fn remove_obsolete(&self, host: &mut Netlink, present: &Present, ifb: Option<&Link>) -> Result<()> {
         let veth = self.veth.index;
         let is_replaced = |link: &&Link| ifb.is_some_and(|ifb| ifb.index != link.index);
@@ -149,8 +150,9 @@ impl Limits<'_> {
         let (veth, index) = (self.veth.index, ifb.index);
         let Some(limit) = self.config.egress else { return Ok(()) };
         let alias = self.owner.alias();
-        // By its index: the kernel does not stop at a change that fails, so with the creation of the link, by its name, this
-        // could be the link of another attachment. The reference sets no alias, and something may have set the link down.
+        // By its index: the kernel does not stop at a change that fails, so with the creation of the link, by its name,
+        // this could be the link of another attachment. The reference sets no alias, and something may have set the
+        // link down.
         let marked = LinkChange { alias: Some(&alias), ..LinkChange::default() };
         let up = LinkChange { up: Some(true), ..LinkChange::default() };
         let is_redirected = present.redirects.iter().any(|redirect| redirect.to == Some(index));

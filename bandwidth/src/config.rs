@@ -85,8 +85,8 @@ impl Rates {
     }
 }
 
-/// Validates a rate and a burst in bits; 0 means that there is none. The texts are those of the reference, by which users
-/// recognise the mistakes.
+/// Validates a rate and a burst in bits; 0 means that there is none. The texts are those of the reference, by which
+/// users recognise the mistakes.
 fn limit(
     [rate_key, burst_key]: [&str; 2],
     rate: Option<u64>,

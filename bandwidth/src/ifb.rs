@@ -8,14 +8,15 @@ use linux::netlink::{Link, LinkIndex, Netlink, Redirect};
 /// The kind of link.
 pub(crate) const IFB: &str = "ifb";
 
-/// Returns whether a link has the mark of an attachment: its alias, or its unique name if ADD was killed before it set the alias.
+/// Returns whether a link has the mark of an attachment: its alias, or its unique name if ADD was killed before it set
+/// the alias.
 pub(crate) fn is_marked(link: &Link, owner: AttachmentKey<'_>) -> bool {
     let [_, unique] = owner.ifb_names();
     Ownership::new(owner).judge(Trace::Alias(&link.alias)).is_ours() || (link.alias.is_empty() && link.name == unique)
 }
 
-/// Returns whether a link may be one that the reference created for an attachment. Other attachments have the same name: see
-/// [`AttachmentKey::ifb_names`].
+/// Returns whether a link may be one that the reference created for an attachment. Other attachments have the same
+/// name: see [`AttachmentKey::ifb_names`].
 pub(crate) fn may_be_of_reference(link: &Link, owner: AttachmentKey<'_>) -> bool {
     let [shared, _] = owner.ifb_names();
     link.name == shared && link.alias.is_empty()
@@ -28,8 +29,8 @@ pub(crate) struct Source {
     pub(crate) redirect: Redirect,
 }
 
-/// Returns the veths that redirect packets to one of these links. If the link called `hint` does so, or is gone, looks at no
-/// other: a host may have a thousand.
+/// Returns the veths that redirect packets to one of these links. If the link called `hint` does so, or is gone, looks
+/// at no other: a host may have a thousand.
 pub(crate) fn sources(host: &mut Netlink, hint: Option<&str>, targets: &[LinkIndex]) -> Result<Vec<Source>> {
     if let Some(name) = hint {
         let hinted = host.link(name)?;
@@ -75,8 +76,8 @@ impl<'a> Evidence<'a> {
         Ok(Evidence { owner: AttachmentKey::new(call, at), host_veth, netns: at.open_netns_if_exists()? })
     }
 
-    /// Returns whether an ifb link without an alias belongs to the attachment: no veth redirects packets to it any more, or
-    /// only the veth of the attachment does.
+    /// Returns whether an ifb link without an alias belongs to the attachment: no veth redirects packets to it any
+    /// more, or only the veth of the attachment does.
     pub(crate) fn proves(&self, host: &mut Netlink, ifb: &Link) -> Result<bool> {
         for source in sources(host, None, &[ifb.index])? {
             if !self.is_own(host, &source.veth)? {

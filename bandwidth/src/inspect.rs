@@ -146,7 +146,8 @@ fn unsupported_limits(call: &Call<'_>) -> Option<Finding> {
     Some(Finding::warn(KINDS[0].name, format!("a container with limits cannot be attached: {error}")).remedy(FIX_HINT))
 }
 
-/// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove them.
+/// Reports ifb links with names of the reference that no veth uses. They do not name their network, so GC cannot remove
+/// them.
 fn left_by_reference(host: &mut Netlink) -> Result<Option<Finding>> {
     let mut left = host.links_of_kind(IFB)?;
     left.retain(|link| link.alias.is_empty() && link.name.len() == 15 && link.name.starts_with("bwp"));

@@ -1,11 +1,11 @@
 //! The `bandwidth` plugin: limits the rate of what a container receives and sends.
 //!
-//! The kernel can only limit what a link sends. What the container receives, the host veth sends, so a token bucket filter
-//! there limits it. What the container sends, the host veth receives: a filter redirects it to an ifb link, which passes it
-//! on at a limited rate.
+//! The kernel can only limit what a link sends. What the container receives, the host veth sends, so a token bucket
+//! filter there limits it. What the container sends, the host veth receives: a filter redirects it to an ifb link,
+//! which passes it on at a limited rate.
 //!
-//! `config` validates the keys. `add` sets the limits of an attachment, `check` compares, `removal` removes for DEL and GC,
-//! and `status` tries everything in a namespace of its own.
+//! `config` validates the keys. `add` sets the limits of an attachment, `check` compares, `removal` removes for DEL and
+//! GC, and `status` tries everything in a namespace of its own.
 //!
 //! - `veth` finds the host veth of a container.
 //! - `ifb` finds the ifb links of an attachment, also those that the reference created.
@@ -48,8 +48,8 @@ impl Plugin for Bandwidth {
         Ok(result)
     }
 
-    /// Removes the ifb link of the attachment, whatever the configuration says now. The queueing disciplines of the host
-    /// veth vanish with it.
+    /// Removes the ifb link of the attachment, whatever the configuration says now. The queueing disciplines of the
+    /// host veth vanish with it.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         removal::remove(call, at)
     }

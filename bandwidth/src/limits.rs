@@ -16,8 +16,8 @@ pub(crate) struct Limits<'a> {
 }
 
 impl<'a> Limits<'a> {
-    /// Returns the limits of an attachment with this previous result, and a socket of the host; `None` if nothing is to be
-    /// limited.
+    /// Returns the limits of an attachment with this previous result, and a socket of the host; `None` if nothing is to
+    /// be limited.
     pub(crate) fn find(
         call: &'a Call<'_>,
         at: &'a Attachment,

@@ -8,8 +8,8 @@ use crate::config::Config;
 use crate::ifb::{self, Evidence, IFB, Source, sources};
 use crate::limits::Limits;
 
-/// DEL: removes the ifb links of an attachment, and first the filters that redirect packets to them: the kernel drops packets
-/// that are redirected to a link that is gone.
+/// DEL: removes the ifb links of an attachment, and first the filters that redirect packets to them: the kernel drops
+/// packets that are redirected to a link that is gone.
 pub(crate) fn remove(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let owner = AttachmentKey::new(call, at);
     let mut host = call.home()?.netlink;
@@ -59,7 +59,8 @@ pub(crate) fn remove_created(host: &mut Netlink, owner: AttachmentKey<'_>, name:
     Ok(())
 }
 
-/// Removes the limit of the host veth that an ADD has just set. Other programs may use what it has prepared for filters.
+/// Removes the limit of the host veth that an ADD has just set. Other programs may use what it has prepared for
+/// filters.
 pub(crate) fn remove_limit(call: &Call<'_>, at: &Attachment) -> Result<()> {
     let config = Config::parse(call)?;
     match Limits::find(call, at, &config, &call.chained_result()?)? {
@@ -88,8 +89,8 @@ pub(crate) fn delete_redirects(host: &mut Netlink, veth: LinkIndex, to: LinkInde
     Ok(())
 }
 
-/// Deletes the filters that redirect packets to these links. Best effort: a filter that stays drops the container's packets
-/// once the link is gone, but it vanishes with the veth, which the main plugin deletes next.
+/// Deletes the filters that redirect packets to these links. Best effort: a filter that stays drops the container's
+/// packets once the link is gone, but it vanishes with the veth, which the main plugin deletes next.
 fn delete_sources(host: &mut Netlink, hint: Option<&str>, targets: &[LinkIndex]) {
     let found = sources(host, hint, targets).unwrap_or_else(|error| {
         debug!("the redirections are unknown: {error}");

@@ -11,8 +11,8 @@ use crate::limits::Limits;
 /// The MTU of an imaginary veth.
 const MTU: u32 = 1500;
 
-/// Tries the limits of the network. A network without limits gets them from the runtime for some containers: if the kernel
-/// cannot set these, only a warning says so. After an error, runtimes evict all containers from the node.
+/// Tries the limits of the network. A network without limits gets them from the runtime for some containers: if the
+/// kernel cannot set these, only a warning says so. After an error, runtimes evict all containers from the node.
 pub(crate) fn run(call: &Call<'_>, config: &Config) -> Result<()> {
     if config.is_empty() {
         if let Err(error) = try_both(call) {
@@ -29,8 +29,8 @@ pub(crate) fn try_both(call: &Call<'_>) -> Result<()> {
     try_limits(call, &Config { ingress: limit, egress: limit })
 }
 
-/// Limits a link in a new network namespace, so that nothing on the host changes. Only an attempt shows what the kernel can:
-/// modules are loaded on demand, as in ADD.
+/// Limits a link in a new network namespace, so that nothing on the host changes. Only an attempt shows what the kernel
+/// can: modules are loaded on demand, as in ADD.
 fn try_limits(call: &Call<'_>, config: &Config) -> Result<()> {
     let home = call.home()?;
     Netns::run_in_new(&home.netns, || {

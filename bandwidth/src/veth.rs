@@ -3,8 +3,8 @@
 use cni::{AddResult, Attachment, Code, Error, Namespaces, Result, Version};
 use linux::netlink::Link;
 
-/// Returns the host veth of an attachment: the other end of the container's interface, if the previous result names it. Results
-/// before version 0.3.0 name no interfaces.
+/// Returns the host veth of an attachment: the other end of the container's interface, if the previous result names it.
+/// Results before version 0.3.0 name no interfaces.
 ///
 /// The beginnings of the texts are those of the reference.
 pub(crate) fn find(namespaces: &mut Namespaces, at: &Attachment, result: &AddResult, version: Version) -> Result<Link> {

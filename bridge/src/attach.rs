@@ -88,8 +88,8 @@ impl<'a> Pair<'a> {
     }
 }
 
-/// Creates the veth pair with its port on the bridge, and the bridge if it does not exist. `mac` is that of the container veth;
-/// `None` for a random one.
+/// Creates the veth pair with its port on the bridge, and the bridge if it does not exist. `mac` is that of the
+/// container veth; `None` for a random one.
 pub(crate) fn create<'a>(
     undo: &mut Undo<'_, Namespaces>,
     config: &Config,
@@ -143,8 +143,8 @@ pub(crate) fn create<'a>(
     Err(failure.unwrap_or_else(|| Error::new(Code::INTERNAL, "no attempt was made")))
 }
 
-/// Cleans up after the kernel has refused to create the veth pair whose deletion is the newest step of `undo`. Returns the
-/// kernel's error if another attempt may succeed, and fails otherwise.
+/// Cleans up after the kernel has refused to create the veth pair whose deletion is the newest step of `undo`. Returns
+/// the kernel's error if another attempt may succeed, and fails otherwise.
 fn prepare_retry(
     undo: &mut Undo<'_, Namespaces>,
     config: &Config,
@@ -154,8 +154,8 @@ fn prepare_retry(
 ) -> Result<Error> {
     match error.errno() {
         Some(libc::EEXIST) => {
-            // The existing link with one of the names is not ours to delete. If the interface does not exist, the name of
-            // the host veth is taken: the next attempt uses another one.
+            // The existing link with one of the names is not ours to delete. If the interface does not exist, the name
+            // of the host veth is taken: the next attempt uses another one.
             undo.pop();
             undo.context().refuse_existing_interface(at)?;
         }
@@ -261,7 +261,8 @@ fn prepare_bridge(name: &str) {
 }
 
 /// Changes the settings of the bridge where they differ from the configuration. `lost_mac` is the MAC address that it
-/// had before it took that of the new port, `mtu` the one that it shall have. Returns the bridge with its final MAC address.
+/// had before it took that of the new port, `mtu` the one that it shall have. Returns the bridge with its final MAC
+/// address.
 fn reconcile_bridge(
     host: &mut Netlink,
     config: &Config,

@@ -261,7 +261,8 @@ impl Keys {
 }
 
 impl Trunk {
-    /// Validates an element of `vlanTrunk`, which is at `key`. Returns the first and the last VLAN of each of its ranges.
+    /// Validates an element of `vlanTrunk`, which is at `key`. Returns the first and the last VLAN of each of its
+    /// ranges.
     fn ranges(&self, key: &str) -> Result<impl Iterator<Item = (u16, u16)>> {
         let id_at = |name: &str, id: i64| vlan_id(&format!("{key}.{name}"), id);
         let range = match (self.min, self.max) {

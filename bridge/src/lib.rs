@@ -1,9 +1,10 @@
 //! The `bridge` plugin: connects containers to a Linux bridge.
 //!
 //! `add` walks through the steps of an ADD, which sends few messages to the kernel: `attach` creates the bridge and a
-//! veth pair, `spoofcheck` lets only frames from its MAC address pass, the container veth is set up, an IPAM plugin leases
-//! addresses, forwarding is enabled, masquerade rules are added, the container gets its addresses and routes, and `gateway`
-//! and `layer3` add the addresses of the gateway. What other plugins do in the same way is in the crate `interface`.
+//! veth pair, `spoofcheck` lets only frames from its MAC address pass, the container veth is set up, an IPAM plugin
+//! leases addresses, forwarding is enabled, masquerade rules are added, the container gets its addresses and routes,
+//! and `gateway` and `layer3` add the addresses of the gateway. What other plugins do in the same way is in the crate
+//! `interface`.
 //!
 //! - `check` is CHECK, and `gc` is GC.
 //! - `stale` removes gateway addresses of subnets that are no longer configured.

@@ -14,9 +14,9 @@ const MAX: u32 = 65535;
 
 /// Returns the MTU that the bridge should get; `None` if it should keep its own. Runs before the port is created.
 ///
-/// Unlike the reference, which never changes it, the bridge gets the MTU of the network if all of its ports belong to the
-/// network. With a larger one, the port would drop the largest packets of the gateway. Other ports need the present one: so
-/// that the kernel does not lower it to that of the new port, it is [pinned](pin).
+/// Unlike the reference, which never changes it, the bridge gets the MTU of the network if all of its ports belong to
+/// the network. With a larger one, the port would drop the largest packets of the gateway. Other ports need the present
+/// one: so that the kernel does not lower it to that of the new port, it is [pinned](pin).
 pub(crate) fn prepare(host: &mut Netlink, config: &Config, network: &str, bridge: LinkIndex) -> Result<Option<u32>> {
     let Some(mtu) = config.mtu.filter(|mtu| host.mtu_of(config.bridge.as_str()).is_some_and(|own| own != *mtu)) else {
         return Ok(None);
@@ -41,8 +41,8 @@ pub(crate) fn prepare(host: &mut Netlink, config: &Config, network: &str, bridge
 
 /// Returns the changes that set the MTU of a bridge for good.
 ///
-/// The kernel keeps the MTU of a bridge equal to the smallest of its ports, until a message has changed it. An MTU that is
-/// given when the bridge is created, or that it already has, does not count. So the first change sets another one.
+/// The kernel keeps the MTU of a bridge equal to the smallest of its ports, until a message has changed it. An MTU that
+/// is given when the bridge is created, or that it already has, does not count. So the first change sets another one.
 pub(crate) fn pin<'a>(bridge: LinkIndex, mtu: u32) -> [Change<'a>; 2] {
     // Not a smaller one: below 1280, IPv6 would be removed.
     let other = if mtu < MAX { mtu + 1 } else { mtu - 1 };

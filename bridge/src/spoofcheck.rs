@@ -12,13 +12,13 @@
 //! }
 //! ```
 //!
-//! Unlike the reference, which adds a jump for each port, so that every frame passes the jumps of all ports: here a frame costs
-//! two lookups, with any number of containers.
+//! Unlike the reference, which adds a jump for each port, so that every frame passes the jumps of all ports: here a
+//! frame costs two lookups, with any number of containers.
 //!
-//! The key of the third set is derived from the attachment. By it, DEL and a repeated ADD find the port and the MAC address, and
-//! need not list the checks of all attachments. The three elements of a check have the same comment, mark (the port) and note (the
-//! MAC address). They come and go in one transaction, which fails if one of them does not exist any more: the name of a port is
-//! random, so a transaction that removes an old check does not hit a new one.
+//! The key of the third set is derived from the attachment. By it, DEL and a repeated ADD find the port and the MAC
+//! address, and need not list the checks of all attachments. The three elements of a check have the same comment, mark
+//! (the port) and note (the MAC address). They come and go in one transaction, which fails if one of them does not
+//! exist any more: the name of a port is random, so a transaction that removes an old check does not hit a new one.
 //!
 //! [`chains`] has the checks of the reference and of earlier versions.
 
@@ -149,8 +149,8 @@ fn is_complete(nft: &mut Nftables) -> Result<bool> {
     Ok(nft.rules(PREROUTING)?.iter().any(|found| found.is_same_as(&rule)))
 }
 
-/// Lets only frames from `mac` pass the port. Replaces an existing check of the attachment, and one that a lost DEL of another
-/// attachment left for a port of this name.
+/// Lets only frames from `mac` pass the port. Replaces an existing check of the attachment, and one that a lost DEL of
+/// another attachment left for a port of this name.
 pub(crate) fn add(owner: AttachmentKey<'_>, port: &str, mac: MacAddr) -> Result<()> {
     let check = SpoofCheck::new(owner, port, mac);
     let mut nft = Nftables::open()?;
@@ -185,8 +185,8 @@ fn replace(nft: &mut Nftables, owner: AttachmentKey<'_>, new: &SpoofCheck) -> Re
     Ok(edits)
 }
 
-/// Returns whether an ADD that has created the port `new` may remove the check of the port `old`: `false` if that belongs to
-/// another attachment. Fails if it belongs to this attachment, which is attached already.
+/// Returns whether an ADD that has created the port `new` may remove the check of the port `old`: `false` if that
+/// belongs to another attachment. Fails if it belongs to this attachment, which is attached already.
 fn may_replace(old: &str, new: &str, owner: AttachmentKey<'_>) -> Result<bool> {
     if old == new {
         return Ok(true);
@@ -221,7 +221,8 @@ pub(crate) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKe
     chains::remove(nft, owner, |port| Ok(belongs_to(host, port, owner)? != Some(false)))
 }
 
-/// Removes the check of a port that a failed ADD created. The same attachment may have an older port, whose check stays.
+/// Removes the check of a port that a failed ADD created. The same attachment may have an older port, whose check
+/// stays.
 pub(crate) fn roll_back(nft: &mut Nftables, owner: AttachmentKey<'_>, port: &str) -> Result<()> {
     remove_if(nft, owner, |checked| checked == port)
 }
@@ -236,8 +237,8 @@ fn remove_if(nft: &mut Nftables, owner: AttachmentKey<'_>, wanted: impl Fn(&str)
 
 /// GC: removes the checks of stale attachments, and those of ports that are gone, on any network.
 ///
-/// The checks are listed before the links. ADD creates a port before its check, so a port that is missing from the list of
-/// links is gone, even if other networks attach and detach containers meanwhile.
+/// The checks are listed before the links. ADD creates a port before its check, so a port that is missing from the list
+/// of links is gone, even if other networks attach and detach containers meanwhile.
 pub(crate) fn collect(nft: &mut Nftables, host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     let (checks, rules) = (list_own(nft)?, chains::rules(nft)?);
     let links = host.links(None)?;
@@ -309,7 +310,8 @@ fn receives_nothing(chain: Chain<'_>) -> Error {
     missing(format!("chain {chain} receives no frames"))
 }
 
-/// Returns the error for a MAC address that `tuning` has changed after this plugin. Frames with it are what the check is for.
+/// Returns the error for a MAC address that `tuning` has changed after this plugin. Frames with it are what the check
+/// is for.
 fn drops_all(mac: MacAddr, allowed: MacAddr) -> Error {
     let what = format!(
         "the spoof check drops all frames of the container: its MAC address is {mac}, but only {allowed} may pass"

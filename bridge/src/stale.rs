@@ -1,8 +1,8 @@
 //! Gateway addresses that a network no longer needs, because its subnets changed.
 //!
 //! An address is removed only under these conditions: its mark shows that ADD added it for this network, it is not a
-//! gateway of the current configuration, the IPAM plugin has no lease in its subnet, and all ports of the bridge belong to
-//! the network.
+//! gateway of the current configuration, the IPAM plugin has no lease in its subnet, and all ports of the bridge belong
+//! to the network.
 
 use cni::key;
 use cni::{AddResult, Call, Delegate, Result};
@@ -22,8 +22,8 @@ enum Configuration {
     MaybeOld,
 }
 
-/// ADD: removes the gateway addresses of subnets that are no longer configured. `have` are the addresses that the link had,
-/// `gateways` those that the container needs. If no other one was added for the network, this costs nothing.
+/// ADD: removes the gateway addresses of subnets that are no longer configured. `have` are the addresses that the link
+/// had, `gateways` those that the container needs. If no other one was added for the network, this costs nothing.
 pub(crate) fn after_add(call: &Call<'_>, ipam: &Delegate<'_>, have: &[Address], gateways: &[Cidr]) {
     let mark = Some(key::address_mark(call.network.as_str()));
     if have.iter().any(|address| address.mark == mark && !gateways.contains(&address.cidr)) {
@@ -31,8 +31,8 @@ pub(crate) fn after_add(call: &Call<'_>, ipam: &Delegate<'_>, have: &[Address], 
     }
 }
 
-/// DEL: removes the gateway addresses of subnets that are no longer configured, if the container had one of them, or the
-/// runtime did not pass the result of its ADD.
+/// DEL: removes the gateway addresses of subnets that are no longer configured, if the container had one of them, or
+/// the runtime did not pass the result of its ADD.
 pub(crate) fn after_del(call: &Call<'_>, ipam: &Delegate<'_>, previous: &AddResult) {
     let mut gateways = previous.ips.iter().filter_map(|ip| ip.gateway);
     let subnets = config::subnets(call);
@@ -48,8 +48,8 @@ pub(crate) fn after_gc(call: &Call<'_>, ipam: &Delegate<'_>) {
     remove(call, ipam, &config::subnets(call), Configuration::Current);
 }
 
-/// Removes outdated addresses. Only logs errors: the container is attached or detached already, and an extra address does
-/// little harm.
+/// Removes outdated addresses. Only logs errors: the container is attached or detached already, and an extra address
+/// does little harm.
 fn remove(call: &Call<'_>, ipam: &Delegate<'_>, subnets: &[Cidr], configuration: Configuration) {
     // Without subnets, the plugin cannot know which addresses the network needs.
     if subnets.is_empty() {

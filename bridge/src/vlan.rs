@@ -147,7 +147,8 @@ pub(crate) fn gateway_port(host: &mut Netlink, gateway: &Link) -> Result<Option<
     Ok(port.map(|port| host.link(port)).transpose()?.flatten())
 }
 
-/// Sets both ends up, and waits until they are. The port gets its VLAN first: without it, it would connect the gateway to another VLAN.
+/// Sets both ends up, and waits until they are. The port gets its VLAN first: without it, it would connect the gateway
+/// to another VLAN.
 fn complete_gateway(host: &mut Netlink, gateway: &Link, vlans: &Vlans) -> Result<()> {
     let port = gateway_port(host, gateway)?;
     if let Some(port) = port.as_ref().filter(|port| !port.up) {

@@ -20,7 +20,8 @@ fn main() {
     fs::write(Path::new(&dir).join("plugins.rs"), table).expect("write plugins.rs");
 }
 
-/// Returns the path of a plugin in Rust: `&host_local::HostLocal` for `host-local`. The name of a library must not be a keyword.
+/// Returns the path of a plugin in Rust: `&host_local::HostLocal` for `host-local`. The name of a library must not be a
+/// keyword.
 fn value(plugin: &str) -> String {
     let words = plugin.split('-').filter_map(|word| word.split_at_checked(1));
     let name: String = words.map(|(first, rest)| first.to_uppercase() + rest).collect();

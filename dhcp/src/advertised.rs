@@ -1,5 +1,5 @@
-//! IPv6 on the container's interface: the kernel follows router advertisements, adds the routes to routers, and makes addresses
-//! (SLAAC). The plugin only lets it do so, and waits for the outcome.
+//! IPv6 on the container's interface: the kernel follows router advertisements, adds the routes to routers, and makes
+//! addresses (SLAAC). The plugin only lets it do so, and waits for the outcome.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use linux::sysctl::{self, Setting};
 
 use crate::config::{Config, Ipv6};
 
-/// How long an address may take: the kernel looks for a duplicate of its link-local address first, for up to two seconds, and then
-/// solicits routers at once, after 4 and after 12 seconds.
+/// How long an address may take: the kernel looks for a duplicate of its link-local address first, for up to two
+/// seconds, and then solicits routers at once, after 4 and after 12 seconds.
 const TIMEOUT: Duration = Duration::from_secs(20);
-/// How long a router may take after a DHCPv6 server has answered. It has been solicited at the same time, and waits half a second
-/// at most.
+/// How long a router may take after a DHCPv6 server has answered. It has been solicited at the same time, and waits
+/// half a second at most.
 const ROUTER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The container's interface.
@@ -152,7 +152,8 @@ fn is_usable(address: &Address) -> bool {
     !address.tentative && !address.duplicate
 }
 
-/// Makes a setting of an interface one of these values, the first unless it has another one already. Returns whether it changed.
+/// Makes a setting of an interface one of these values, the first unless it has another one already. Returns whether it
+/// changed.
 fn require(ifname: &str, name: &str, values: &[&str]) -> Result<bool> {
     let key = ["net", "ipv6", "conf", ifname, name];
     let Some(&first) = values.first() else { return Ok(false) };

@@ -1,5 +1,6 @@
-//! The client of a lease: the state machine that RFC 2131 and RFC 8415 have in common. Pure: it is called when a message arrives or
-//! its time has come, and returns what to do. It never reads a clock. What the messages of a family look like, `v4` and `v6` know.
+//! The client of a lease: the state machine that RFC 2131 and RFC 8415 have in common. Pure: it is called when a
+//! message arrives or its time has come, and returns what to do. It never reads a clock. What the messages of a family
+//! look like, `v4` and `v6` know.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -221,7 +222,8 @@ impl Client {
         self.timer = Some(at);
     }
 
-    /// Returns the message that gives the lease back, or the address that the client has asked for: the server may have granted it.
+    /// Returns the message that gives the lease back, or the address that the client has asked for: the server may have
+    /// granted it.
     pub(crate) fn release(&mut self, now: Moment) -> Option<Outgoing> {
         let grant = self.grant.take().or_else(|| self.offer.take())?;
         self.begin(State::Idle, now);
@@ -366,8 +368,8 @@ impl Client {
         outgoing.map(Action::Send).into_iter().collect()
     }
 
-    /// Sets the timer for the repetition of a message, to a little more or less than the pause, so that clients that start
-    /// together do not stay together.
+    /// Sets the timer for the repetition of a message, to a little more or less than the pause, so that clients that
+    /// start together do not stay together.
     fn pause(&mut self, now: Moment) {
         let doubled = FIRST_PAUSE.saturating_mul(1 << self.count.min(16)).min(self.timing.pause);
         self.count = self.count.saturating_add(1);

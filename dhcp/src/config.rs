@@ -12,8 +12,8 @@ use crate::v4::message::option;
 
 /// Where the daemon listens, as in the reference.
 pub(crate) const SOCKET: &str = "/run/cni/dhcp.sock";
-/// The options that a client requests by default. A server sends them in this order, and may not have space for all. Those that
-/// replace others come first.
+/// The options that a client requests by default. A server sends them in this order, and may not have space for all.
+/// Those that replace others come first.
 const REQUESTS: [u8; 11] = [
     option::SUBNET_MASK,
     option::CLASSLESS_ROUTES,
@@ -57,7 +57,8 @@ pub(crate) struct Config {
     pub(crate) ipv4: bool,
     /// How it gets IPv6 addresses.
     pub(crate) ipv6: Option<Ipv6>,
-    /// What the client sends to the server, and what it does with the answer. The client identifier is that of the attachment.
+    /// What the client sends to the server, and what it does with the answer. The client identifier is that of the
+    /// attachment.
     pub(crate) settings: Settings,
 }
 
@@ -146,8 +147,8 @@ impl Config {
         self.ipv4 || self.ipv6 == Some(Ipv6::Dhcp)
     }
 
-    /// Reads and validates the whole configuration, without side effects. `at` is the attachment for which the client sends an
-    /// identifier.
+    /// Reads and validates the whole configuration, without side effects. `at` is the attachment for which the client
+    /// sends an identifier.
     pub(crate) fn read(call: &Call<'_>, at: Option<&Attachment>) -> Result<Config> {
         let network: Network = call.parse()?;
         let Some(ipam) = network.ipam else {
@@ -227,7 +228,8 @@ fn ipv6(call: &Call<'_>, key: &str) -> Result<Option<Ipv6>> {
 }
 
 impl Provided {
-    /// Returns the number and the value of the option. A variable in `CNI_ARGS` precedes the value in the configuration.
+    /// Returns the number and the value of the option. A variable in `CNI_ARGS` precedes the value in the
+    /// configuration.
     fn read(&self, args: &str, index: usize) -> Result<(u8, Vec<u8>)> {
         let key = format!("ipam.provide[{index}]");
         let number = number(&self.option, &format!("{key}.option"))?;
@@ -257,13 +259,14 @@ fn number(name: &str, key: &str) -> Result<u8> {
     })
 }
 
-/// Returns a variable in `CNI_ARGS`. As in the reference, any other variable there is ignored, also without `IgnoreUnknown`.
+/// Returns a variable in `CNI_ARGS`. As in the reference, any other variable there is ignored, also without
+/// `IgnoreUnknown`.
 fn argument<'a>(args: &'a str, name: &str) -> Option<&'a str> {
     args.split(';').filter_map(|pair| pair.split_once('=')).find(|(known, _)| *known == name).map(|(_, value)| value)
 }
 
-/// Returns the identifier of a client; `None` for its MAC address. That of the reference names the container, so a container that is created again gets another
-/// address.
+/// Returns the identifier of a client; `None` for its MAC address. That of the reference names the container, so a
+/// container that is created again gets another address.
 fn identifier(call: &Call<'_>, at: &Attachment, key: &str) -> Result<Option<Vec<u8>>> {
     let (network, container, ifname) = (call.network.as_str(), at.container.as_str(), at.ifname.as_str());
     let of_pod = |name| argument(call.args, name).filter(|value| !value.is_empty());

@@ -1,6 +1,6 @@
-//! The daemon: one process with one thread, which waits for requests, messages of servers and points in time in one loop. It enters a
-//! container's namespace only to open sockets there, and closes them after an exchange, so that no namespace outlives its container
-//! because of a lease.
+//! The daemon: one process with one thread, which waits for requests, messages of servers and points in time in one
+//! loop. It enters a container's namespace only to open sockets there, and closes them after an exchange, so that no
+//! namespace outlives its container because of a lease.
 
 mod connection;
 mod flags;
@@ -32,8 +32,8 @@ use serve::Daemon;
 
 /// How long a daemon waits for the lock of one that is about to end.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
-/// What the daemon needs: to change interfaces, to open packet sockets and the port of DHCPv6 clients, to enter namespaces, and to
-/// open those that are only known by a process.
+/// What the daemon needs: to change interfaces, to open packet sockets and the port of DHCPv6 clients, to enter
+/// namespaces, and to open those that are only known by a process.
 const CAPABILITIES: [Capability; 5] =
     [Capability::NetAdmin, Capability::NetRaw, Capability::NetBindService, Capability::SysAdmin, Capability::SysPtrace];
 
@@ -55,8 +55,8 @@ fn serve(flags: &Flags) -> Result<()> {
     }
     let socket = flags.prefixed(&flags.socket);
     Listener::require_unused(&socket)?;
-    // Before the socket is replaced: another process may do the same. Two daemons that follow the same leases would confuse the
-    // servers.
+    // Before the socket is replaced: another process may do the same. Two daemons that follow the same leases would
+    // confuse the servers.
     let lock = lock(&socket)?;
     let listener = Listener::bind(&socket)?;
     if !flags.on_demand {

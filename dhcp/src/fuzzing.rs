@@ -1,4 +1,5 @@
-//! Entry points for the fuzzer: they read arbitrary configurations, packets and files, and assert the properties that must hold.
+//! Entry points for the fuzzer: they read arbitrary configurations, packets and files, and assert the properties that
+//! must hold.
 #![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
 
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -1,5 +1,5 @@
-//! Lease files: one for each attachment and family, in a directory for each network. The daemon writes them; plugins and tools read them,
-//! also without the daemon.
+//! Lease files: one for each attachment and family, in a directory for each network. The daemon writes them; plugins
+//! and tools read them, also without the daemon.
 
 use std::fs;
 use std::io;

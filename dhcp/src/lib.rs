@@ -1,10 +1,10 @@
-//! The `dhcp` plugin: addresses from a DHCP server. A daemon asks the server, renews the leases and gives them back; the plugin only
-//! tells it what to do.
+//! The `dhcp` plugin: addresses from a DHCP server. A daemon asks the server, renews the leases and gives them back;
+//! the plugin only tells it what to do.
 //!
 //! - `config` validates the keys, and `settings` is what the client of a lease needs of them.
 //! - `protocol` is what plugin and daemon say to each other, and `lease` the file of a lease.
-//! - `client` decides what to send, whatever the family, and `terms` is what a server grants. `v4` and `v6` parse and write the
-//!   messages, which `exchange` puts between them: all without I/O.
+//! - `client` decides what to send, whatever the family, and `terms` is what a server grants. `v4` and `v6` parse and
+//!   write the messages, which `exchange` puts between them: all without I/O.
 //! - `advertised` is IPv6 as routers advertise it. The kernel does that without the daemon.
 //! - [`daemon`] has the loop, the namespaces and the sockets.
 //! - `inspect` is for `cnitool`.
@@ -129,14 +129,14 @@ impl Plugin for Dhcp {
         PreparedAdd { call, config: Config::read(call, Some(at))? }.add(at)
     }
 
-    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is in use.
-    /// The delegating plugin calls DEL if it gets no result.
+    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose
+    /// address is in use. The delegating plugin calls DEL if it gets no result.
     fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
         Ok((self.add(call, at)?, Box::new(|| Ok(()))))
     }
 
-    /// Unlike the reference, succeeds without a daemon: a container must not wait for it. The server gets the address back when the
-    /// lease ends.
+    /// Unlike the reference, succeeds without a daemon: a container must not wait for it. The server gets the address
+    /// back when the lease ends.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         release(config::endpoint(call), Key::new(call, at))
     }

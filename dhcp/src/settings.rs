@@ -1,4 +1,5 @@
-//! What the configuration of an attachment says about its client. The plugin sends it to the daemon, which keeps it with the lease.
+//! What the configuration of an attachment says about its client. The plugin sends it to the daemon, which keeps it
+//! with the lease.
 
 use linux::ip::MacAddr;
 use serde::{Deserialize, Serialize};

@@ -79,8 +79,8 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Returns the times of a lease that ends after `end`; `None` if it does not end. The others are seven eighths and a half of that,
-    /// unless the server says times in the right order.
+    /// Returns the times of a lease that ends after `end`; `None` if it does not end. The others are seven eighths and
+    /// a half of that, unless the server says times in the right order.
     pub(crate) fn new(end: u32, renew: u32, rebind: u32) -> Option<Times> {
         if end == INFINITE {
             return None;

@@ -25,8 +25,8 @@ pub(crate) struct Outgoing {
     pub(crate) mac: MacAddr,
 }
 
-/// Returns the message that asks for something; `None` if that is not about IPv4. With `broadcast`, the client can receive only
-/// broadcasts before it has an address.
+/// Returns the message that asks for something; `None` if that is not about IPv4. With `broadcast`, the client can
+/// receive only broadcasts before it has an address.
 pub(crate) fn outgoing(ask: Ask<'_>, exchange: &Exchange<'_>, broadcast: bool) -> Option<Outgoing> {
     let asking = |address: Ipv4Addr| (option::REQUESTED_ADDRESS, address.octets().to_vec());
     let message = |kind, own: Option<Ipv4Addr>| Message {
@@ -99,8 +99,8 @@ fn message(kind: Kind, exchange: &Exchange<'_>) -> Message {
     }
 }
 
-/// Reads the answer of a server, which came from this MAC address; `None` if it is not for the client. A server that the client has
-/// asked alone, `known`, may leave out what the client knows.
+/// Reads the answer of a server, which came from this MAC address; `None` if it is not for the client. A server that
+/// the client has asked alone, `known`, may leave out what the client knows.
 pub(crate) fn read(
     message: &Message,
     from: MacAddr,

@@ -20,8 +20,8 @@ fn client(exchange: &Exchange<'_>) -> Vec<u8> {
     [&[0, 3, 0, 1][..], &exchange.mac.0].concat()
 }
 
-/// Returns the number of the interface (IAID). Interfaces that share a MAC address differ in it, and one that is created again with
-/// the same client identifier has the same.
+/// Returns the number of the interface (IAID). Interfaces that share a MAC address differ in it, and one that is
+/// created again with the same client identifier has the same.
 fn number(exchange: &Exchange<'_>) -> u32 {
     let digits = sha512_of_bytes(8, &exchange.settings.identifier(exchange.mac));
     u32::from_str_radix(&digits, 16).unwrap_or_default()
@@ -58,8 +58,8 @@ pub(crate) fn message(ask: Ask<'_>, exchange: &Exchange<'_>) -> Message {
     Message { kind, xid: xid(exchange), options: Options(options) }
 }
 
-/// Reads the answer of a server, which came from this address; `None` if it is not for the client. `former` is the lease that the
-/// client has.
+/// Reads the answer of a server, which came from this address; `None` if it is not for the client. `former` is the
+/// lease that the client has.
 pub(crate) fn read(
     message: &Message,
     from: Ipv6Addr,

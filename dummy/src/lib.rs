@@ -1,4 +1,5 @@
-//! The `dummy` plugin: gives a container an interface that drops what it sends, for addresses that only the container uses.
+//! The `dummy` plugin: gives a container an interface that drops what it sends, for addresses that only the container
+//! uses.
 
 use cni::inspect::Shape;
 use cni::{Call, Code, Error, Result};

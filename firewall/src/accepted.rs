@@ -1,5 +1,5 @@
-//! Addresses whose traffic is accepted: sets in a table of this plugin. A packet looks them up once to three times, however many
-//! containers there are.
+//! Addresses whose traffic is accepted: sets in a table of this plugin. A packet looks them up once to three times,
+//! however many containers there are.
 //!
 //! ```text
 //! table inet cni_firewall {
@@ -16,20 +16,22 @@
 //!     set ipv4        { 10.9.0.2 comment "MARK, net: net1, if: eth0, id: c1" }
 //!     set ipv6        { fd00::2 comment "MARK, net: net1, if: eth0, id: c1" }
 //!     set waiting     { ::ffff:10.9.0.2 . "fedcba987654321" comment "MARK, net: net1, if: eth0, id: c0" }
-//!     set attachments { "0123456789abcde" comment "MARK, net: net1, …" }       the note is "3fa91c0b77e12ab 10.9.0.2 fd00::2"
+//!     set attachments { "0123456789abcde" comment "MARK, …" }        the note is "3fa91c0b77e12ab 10.9.0.2 fd00::2"
 //!     set versions    { "3fa91c0b77e12ab" comment "MARK" }
 //! }
 //! ```
 //!
-//! No verdict of this table could accept traffic for iptables, whose chain FORWARD runs between both base chains. A single rule
-//! there accepts packets with the mark: see [`filter`](crate::filter). No packet keeps the mark, so that other programs do not see it.
+//! No verdict of this table could accept traffic for iptables, whose chain FORWARD runs between both base chains. A
+//! single rule there accepts packets with the mark: see [`filter`](crate::filter). No packet keeps the mark, so that
+//! other programs do not see it.
 //!
-//! The comment of an address is that of the attachment that has it. The note of an attachment has its addresses and a random number,
-//! which is the key of an element in `versions`, and changes with everything that concerns the attachment. A transaction deletes the
-//! number that it has read, so it fails if it was planned from an older state, whatever else changes on the host.
+//! The comment of an address is that of the attachment that has it. The note of an attachment has its addresses and a
+//! random number, which is the key of an element in `versions`, and changes with everything that concerns the
+//! attachment. A transaction deletes the number that it has read, so it fails if it was planned from an older state,
+//! whatever else changes on the host.
 //!
-//! Two attachments can have the same address, such as a container and its successor. The last ADD has it then, and the others are in
-//! the set `waiting`: DEL gives the address to one of them.
+//! Two attachments can have the same address, such as a container and its successor. The last ADD has it then, and the
+//! others are in the set `waiting`: DEL gives the address to one of them.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -78,8 +80,8 @@ impl Member {
         Member::of(nft, mark, found)
     }
 
-    /// Returns the attachment with this mark, whose element in [`ATTACHMENTS`] was looked up. Without its number, another program has
-    /// changed the table: then the number is empty.
+    /// Returns the attachment with this mark, whose element in [`ATTACHMENTS`] was looked up. Without its number,
+    /// another program has changed the table: then the number is empty.
     fn of(nft: &mut Nftables, mark: &str, found: Option<Element>) -> Result<Option<Member>> {
         let read =
             |found: Option<Element>| found.map(Member::read).filter(|found| mark_in(&found.comment) == Some(mark));
@@ -221,8 +223,9 @@ pub(crate) fn accept(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr
     Ok(draft.edits)
 }
 
-/// Returns the edits that end the acceptance of the addresses of the attachment with this mark, which are probably `ips`, and whether
-/// they include the number of the attachment. Without it, they may be outdated when they are applied.
+/// Returns the edits that end the acceptance of the addresses of the attachment with this mark, which are probably
+/// `ips`, and whether they include the number of the attachment. Without it, they may be outdated when they are
+/// applied.
 pub(crate) fn release(nft: &mut Nftables, mark: &str, ips: &[IpAddr]) -> Result<(Vec<Edit>, bool)> {
     let (member, mut draft) = Draft::new(nft, mark, ips)?;
     let Some(member) = member else {

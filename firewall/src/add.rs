@@ -82,7 +82,8 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    /// Accepts the traffic by firewalld, if there is one, and by rules. Registers the rollback step of each change in `undo`.
+    /// Accepts the traffic by firewalld, if there is one, and by rules. Registers the rollback step of each change in
+    /// `undo`.
     fn accept_with<'s>(&'s self, firewalld: Option<Firewalld>, undo: &mut Undo<'s, Netlink>) -> Result<()> {
         let mut nft = Nftables::open()?;
         if let Some(mut firewalld) = firewalld {
@@ -151,8 +152,8 @@ impl<'a> Traffic<'a> {
         Ok(edits)
     }
 
-    /// Replaces rules of legacy tables that accept packets with another bit of the packet mark, also in a family in which the
-    /// container has no address: the chains that set and clear the bit are those of all containers.
+    /// Replaces rules of legacy tables that accept packets with another bit of the packet mark, also in a family in
+    /// which the container has no address: the chains that set and clear the bit are those of all containers.
     fn replace_legacy_bits(&self) -> Result<()> {
         for tools in &FAMILIES {
             if tools.legacy_table_in_use(FILTER)?.is_some_and(|table| table.has_chain(CONTAINERS)) {
@@ -170,7 +171,8 @@ impl<'a> Traffic<'a> {
         self.config.backend != Backend::Nftables && self.config.ingress != IngressPolicy::Isolated
     }
 
-    /// Records a binding, so that GC finds it. firewalld also works without nf_tables, where there is no place for a record.
+    /// Records a binding, so that GC finds it. firewalld also works without nf_tables, where there is no place for a
+    /// record.
     fn record(&self, nft: &mut Nftables, ip: IpAddr, is_new: bool) {
         if let Err(error) = bindings::record(nft, self.owner, &self.config.zone, ip, is_new) {
             warn!("GC will not find the binding of {ip}: {error:?}");
@@ -192,15 +194,15 @@ impl<'a> Traffic<'a> {
         self.ips.iter().any(|ip| tools.includes(*ip))
     }
 
-    /// Returns whether there are rules in a family: the container has an address, or a policy. A policy is in effect in both
-    /// families, because a container can give itself an address of any.
+    /// Returns whether there are rules in a family: the container has an address, or a policy. A policy is in effect in
+    /// both families, because a container can give itself an address of any.
     pub(crate) fn concerns(&self, tools: &Tools) -> Result<bool> {
         Ok(self.has_address(tools) || (self.policy.is_some() && tools.is_supported()?))
     }
 
     /// Returns the tables of a family to which rules are added: the legacy table if it is in use, and that in nf_tables
-    /// unless only the legacy one is in use. A packet must pass both. In a family that is not concerned, ADD only removes rules
-    /// with the mark of an earlier one, and legacy tables have no marks.
+    /// unless only the legacy one is in use. A packet must pass both. In a family that is not concerned, ADD only
+    /// removes rules with the mark of an earlier one, and legacy tables have no marks.
     pub(crate) fn places(&self, nft: &mut Nftables, tools: &Tools) -> Result<Vec<RuleTable>> {
         if !self.concerns(tools)?
             || self.config.backend == Backend::Nftables
@@ -217,9 +219,9 @@ impl<'a> Traffic<'a> {
         if self.uses_firewalld { &[] } else { &self.ips }
     }
 
-    /// Adds addresses and rules to the tables in nf_tables, in one transaction. Usually everything shared exists, and only addresses
-    /// are added: then the transaction fails if they have changed meanwhile. Otherwise it is repeated if any ruleset changes, so that
-    /// ADDs at the same time add the shared rules once.
+    /// Adds addresses and rules to the tables in nf_tables, in one transaction. Usually everything shared exists, and
+    /// only addresses are added: then the transaction fails if they have changed meanwhile. Otherwise it is repeated if
+    /// any ruleset changes, so that ADDs at the same time add the shared rules once.
     fn add_to_nft(&self, nft: &mut Nftables, host: &mut Netlink, families: &[&'static Tools]) -> Result<()> {
         let added = nft::retry(|| match self.independent_edits(nft, host, families)? {
             Some(edits) => Ok::<_, Error>(nft.apply(&edits).map(|()| true)?),
@@ -289,8 +291,8 @@ impl<'a> Traffic<'a> {
         Ok(if is_complete { Vec::new() } else { frame.create() })
     }
 
-    /// Returns the edits that isolate the port of the container if the policy requires it. Otherwise they end the isolation of
-    /// the network's containers: the policy of a network is that of the last ADD.
+    /// Returns the edits that isolate the port of the container if the policy requires it. Otherwise they end the
+    /// isolation of the network's containers: the policy of a network is that of the last ADD.
     pub(crate) fn isolation(&self, nft: &mut Nftables) -> Result<Vec<Edit>> {
         if self.config.ingress != IngressPolicy::Isolated {
             let is_of_network =
@@ -303,8 +305,8 @@ impl<'a> Traffic<'a> {
         }
     }
 
-    /// Adds rules with the tools of iptables: one for all packets that are marked, if the kernel has nf_tables, otherwise some for
-    /// each address.
+    /// Adds rules with the tools of iptables: one for all packets that are marked, if the kernel has nf_tables,
+    /// otherwise some for each address.
     fn add_to_legacy<'s>(&'s self, tools: &'static Tools, is_marked: bool, undo: &mut Undo<'s, Netlink>) -> Result<()> {
         let added = Rc::new(RefCell::new(Vec::new()));
         let steps = Rc::clone(&added);
@@ -326,8 +328,8 @@ impl<'a> Traffic<'a> {
         .map(drop)
     }
 
-    /// Returns the steps that add all rules of a family, and remove those of an earlier ADD. `is_marked` if the plugin's own table
-    /// marks the packets of accepted addresses.
+    /// Returns the steps that add all rules of a family, and remove those of an earlier ADD. `is_marked` if the
+    /// plugin's own table marks the packets of accepted addresses.
     pub(crate) fn plan(
         &self,
         tools: &'static Tools,
@@ -363,8 +365,8 @@ impl<'a> Traffic<'a> {
     }
 }
 
-/// Returns the steps that remove the rules of addresses that the tools have added with `added`, which have no marks. Another ADD
-/// may rely on the others by now.
+/// Returns the steps that remove the rules of addresses that the tools have added with `added`, which have no marks.
+/// Another ADD may rely on the others by now.
 fn revert<'a>(view: &mut View<'_>, tools: &Tools, added: &[Step<'a>]) -> Result<TablePlan<'a>> {
     let mut steps = Vec::new();
     for step in added {

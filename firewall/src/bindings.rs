@@ -6,10 +6,10 @@
 //! }
 //! ```
 //!
-//! firewalld does not know who bound an address. The comment of an element is that of the attachment, and its mark is the zone. ADD
-//! records an address before it binds it, and only if the address is not bound yet: GC and DEL find the bindings of this plugin by
-//! the records, and never those of another program. firewalld changes only tables of its own. The records of bindings that it has
-//! forgotten are harmless.
+//! firewalld does not know who bound an address. The comment of an element is that of the attachment, and its mark is
+//! the zone. ADD records an address before it binds it, and only if the address is not bound yet: GC and DEL find the
+//! bindings of this plugin by the records, and never those of another program. firewalld changes only tables of its
+//! own. The records of bindings that it has forgotten are harmless.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -42,8 +42,8 @@ pub(crate) fn list(nft: &mut Nftables, wanted: &dyn Fn(&str) -> bool) -> Result<
     Ok(elements.filter_map(binding).collect())
 }
 
-/// Records that an attachment has an address in a zone. Without `is_new`, another program may have bound the address; then the
-/// record changes its owner if there is one, and is not created.
+/// Records that an attachment has an address in a zone. Without `is_new`, another program may have bound the address;
+/// then the record changes its owner if there is one, and is not created.
 pub(crate) fn record(
     nft: &mut Nftables,
     owner: AttachmentKey<'_>,

@@ -46,7 +46,8 @@ fn check_zone(firewalld: &mut Firewalld, traffic: &Traffic<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Calls `check` for each table of these families with chains of the plugin. Returns an error if there is no such table.
+/// Calls `check` for each table of these families with chains of the plugin. Returns an error if there is no such
+/// table.
 fn for_each_table<'t>(
     nft: &mut Nftables,
     families: impl IntoIterator<Item = &'t Tools>,

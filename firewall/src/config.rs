@@ -12,8 +12,8 @@ use serde::Deserialize;
 const DEFAULT_ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// The zone for container addresses, unless the configuration names another.
 const DEFAULT_ZONE: &str = "trusted";
-/// The bit of the packet mark that accepted packets have, unless the configuration names another. `portmap` uses 13, kube-proxy
-/// 14 and 15, other programs the upper half or the lowest bits.
+/// The bit of the packet mark that accepted packets have, unless the configuration names another. `portmap` uses 13,
+/// kube-proxy 14 and 15, other programs the upper half or the lowest bits.
 const DEFAULT_MARK_BIT: u8 = 12;
 /// Chains that have another purpose.
 const RESERVED_CHAINS: [&str; 6] =
@@ -58,8 +58,8 @@ pub(crate) enum IngressPolicy {
     Isolated,
 }
 
-/// The name of a firewalld zone. It is not empty: firewalld would take its default zone. It has no NUL, which D-Bus does not
-/// allow.
+/// The name of a firewalld zone. It is not empty: firewalld would take its default zone. It has no NUL, which D-Bus
+/// does not allow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Zone(String);
 
@@ -94,7 +94,8 @@ impl Config {
 }
 
 impl Config {
-    /// Returns the configuration for DEL. Of an invalid one, the network may have any policy; the other values are the defaults.
+    /// Returns the configuration for DEL. Of an invalid one, the network may have any policy; the other values are the
+    /// defaults.
     pub(crate) fn parse_to_clean_up(call: &Call<'_>) -> Config {
         Config::parse(call).unwrap_or_else(|mistake| {
             debug!("ignore the configuration: {mistake:?}");

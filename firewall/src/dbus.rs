@@ -1,5 +1,5 @@
-//! A client of the system bus (D-Bus), as far as calls to firewalld need it: arguments are texts, and a reply is a text, a
-//! boolean or an error. All waits together end at one deadline. Signals and all other messages are ignored.
+//! A client of the system bus (D-Bus), as far as calls to firewalld need it: arguments are texts, and a reply is a
+//! text, a boolean or an error. All waits together end at one deadline. Signals and all other messages are ignored.
 //!
 //! The format is that of the [D-Bus specification](https://dbus.freedesktop.org/doc/dbus-specification.html).
 
@@ -86,8 +86,8 @@ impl Bus {
     /// Authenticates, and registers at the bus.
     fn start(connection: Connection) -> Result<Bus> {
         let mut bus = Bus { connection, input: Vec::new(), received: 0, serial: 0 };
-        // The identity is left empty: the bus takes that of the socket, which the kernel vouches for. The user ID as this
-        // process sees it may be another if the bus is outside of its user namespace.
+        // The identity is left empty: the bus takes that of the socket, which the kernel vouches for. The user ID as
+        // this process sees it may be another if the bus is outside of its user namespace.
         //
         // Everything is sent at once, without waiting for the single answers.
         let mut bytes = b"\0AUTH EXTERNAL\r\nDATA\r\nBEGIN\r\n".to_vec();

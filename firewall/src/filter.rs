@@ -9,7 +9,8 @@
 //! The last rule accepts what the plugin's own table has marked: see [`accepted`]. That table alone could not accept
 //! traffic: each base chain of a hook can drop a packet that another has accepted.
 //!
-//! The reference adds rules for each address instead, and so did earlier versions, which DEL, GC and a repeated ADD remove:
+//! The reference adds rules for each address instead, and so did earlier versions, which DEL, GC and a repeated ADD
+//! remove:
 //!
 //! ```text
 //! -A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT
@@ -17,8 +18,9 @@
 //! -A CNI-FORWARD -d 10.9.0.2/32 -m conntrack --ctstate DNAT -j ACCEPT
 //! ```
 //!
-//! In nf_tables, those of earlier versions have a mark, which the tools do not show: the comment of the attachment's other objects.
-//! Those of the reference, and all rules in legacy tables, have no owner. A kernel without nf_tables still needs them.
+//! In nf_tables, those of earlier versions have a mark, which the tools do not show: the comment of the attachment's
+//! other objects. Those of the reference, and all rules in legacy tables, have no owner. A kernel without nf_tables
+//! still needs them.
 
 use std::net::IpAddr;
 
@@ -74,12 +76,14 @@ pub(crate) fn is_of(mark: &str, rule: &ListedRule) -> bool {
     is_marked(rule.mark(), mark)
 }
 
-/// Returns whether the mark of a rule is that of the attachment whose mark `mark` begins with. A rule without one has no owner.
+/// Returns whether the mark of a rule is that of the attachment whose mark `mark` begins with. A rule without one has
+/// no owner.
 fn is_marked(found: &str, mark: &str) -> bool {
     mark_in(found).is_some_and(|found| mark.starts_with(found))
 }
 
-/// Returns whether the mark of a rule is that of the attachment whose mark `mark` begins with, or the rule has no owner.
+/// Returns whether the mark of a rule is that of the attachment whose mark `mark` begins with, or the rule has no
+/// owner.
 pub(crate) fn is_own_or_ownerless(found: &str, mark: &str) -> bool {
     found.is_empty() || is_marked(found, mark)
 }
@@ -116,8 +120,8 @@ pub(crate) fn has_other_owner(
     Ok(others.iter().any(|rule| rule.is_same_as(&from, tools.family)))
 }
 
-/// Returns the steps that add the rule which accepts packets with this bit of the packet mark: after the rules of administrators, and
-/// before rules for single addresses, of which there may be thousands.
+/// Returns the steps that add the rule which accepts packets with this bit of the packet mark: after the rules of
+/// administrators, and before rules for single addresses, of which there may be thousands.
 fn add_mark_rule(view: &mut View<'_>, tools: &Tools, bit: u32) -> Result<Vec<Step<'static>>> {
     let mut steps = replace_mark_rule(view, tools, bit)?;
     if steps.is_empty() {
@@ -131,7 +135,8 @@ fn add_mark_rule(view: &mut View<'_>, tools: &Tools, bit: u32) -> Result<Vec<Ste
     Ok(steps)
 }
 
-/// Returns the steps that replace a rule which accepts packets with another bit of the packet mark; none if there is no such rule.
+/// Returns the steps that replace a rule which accepts packets with another bit of the packet mark; none if there is no
+/// such rule.
 pub(crate) fn replace_mark_rule(view: &mut View<'_>, tools: &Tools, bit: u32) -> Result<Vec<Step<'static>>> {
     let accepts = |rule: &ListedRule, bit: u32| rule.has_effect_of(&mark_rule(bit), tools.family);
     // The comment is lost if `nft` saves and restores the table.
@@ -176,7 +181,8 @@ pub(crate) struct Acceptance<'a> {
     pub(crate) owner: AttachmentKey<'a>,
     /// The mark of rules that an earlier version added.
     pub(crate) mark: &'a str,
-    /// The bit of the packet mark that accepted packets have; `None` on a kernel without nf_tables, where each address needs rules.
+    /// The bit of the packet mark that accepted packets have; `None` on a kernel without nf_tables, where each address
+    /// needs rules.
     pub(crate) bit: Option<u32>,
     /// The addresses of the family; none if another backend accepts their traffic.
     pub(crate) ips: Vec<IpAddr>,
@@ -245,7 +251,8 @@ impl<'a> Acceptance<'a> {
     }
 }
 
-/// Returns the step that creates the chain [`FORWARD`] as `iptables` would, if it does not exist. `forward` are its rules.
+/// Returns the step that creates the chain [`FORWARD`] as `iptables` would, if it does not exist. `forward` are its
+/// rules.
 pub(crate) fn create_forward(view: &mut View<'_>, forward: &[ListedRule]) -> Result<Option<Step<'static>>> {
     let exists = !forward.is_empty() || view.has_chain(FORWARD)?;
     Ok((!exists).then_some(Step::CreateBaseChain(FORWARD, Hook::FORWARD)))

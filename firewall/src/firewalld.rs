@@ -1,7 +1,7 @@
 //! The firewalld backend: binds container addresses to a zone of firewalld.
 //!
-//! A binding belongs to the runtime configuration of firewalld: it is lost when firewalld reloads or stops. It has no owner,
-//! so that firewalld cannot say which attachment it belongs to: [`bindings`](crate::bindings) can.
+//! A binding belongs to the runtime configuration of firewalld: it is lost when firewalld reloads or stops. It has no
+//! owner, so that firewalld cannot say which attachment it belongs to: [`bindings`](crate::bindings) can.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -82,8 +82,8 @@ impl Firewalld {
         }
     }
 
-    /// Removes an address from `zone`, and with [`ZoneScope::AnyZone`] also from another zone: the configuration may have changed
-    /// since ADD. Succeeds if the address is not bound, and if firewalld has stopped meanwhile.
+    /// Removes an address from `zone`, and with [`ZoneScope::AnyZone`] also from another zone: the configuration may
+    /// have changed since ADD. Succeeds if the address is not bound, and if firewalld has stopped meanwhile.
     pub(crate) fn remove(&mut self, zone: &Zone, ip: IpAddr, scope: ZoneScope) -> Result<()> {
         let source = source(ip);
         match self.try_remove(zone, &source, scope) {
@@ -111,7 +111,8 @@ impl Firewalld {
         self.call("removeSource", &[&other, source]).map(drop)
     }
 
-    /// Removes an address from `zone`, unless the permanent configuration has it there. Otherwise as [`remove`](Self::remove).
+    /// Removes an address from `zone`, unless the permanent configuration has it there. Otherwise as
+    /// [`remove`](Self::remove).
     pub(crate) fn remove_runtime(&mut self, zone: &Zone, ip: IpAddr) -> Result<()> {
         let source = source(ip);
         match self.permanent_zone_of(&source) {

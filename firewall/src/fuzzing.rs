@@ -1,4 +1,5 @@
-//! Entry points for the fuzzer: they parse arbitrary configurations and messages, and assert the properties that must hold.
+//! Entry points for the fuzzer: they parse arbitrary configurations and messages, and assert the properties that must
+//! hold.
 
 use cni::Call;
 

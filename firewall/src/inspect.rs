@@ -27,7 +27,8 @@ static KINDS: [Kind; 2] = [
     Kind { name: "firewall", noun: "accepted address", flag: "accepted", json: "acceptedAddresses", is_listed: true },
     Kind { name: "policy", noun: "ingress policy", flag: "policy", json: "ingressPolicy", is_listed: false },
 ];
-/// What holds policies, and addresses that earlier versions accepted: even with the backend `nftables`, the tables of iptables.
+/// What holds policies, and addresses that earlier versions accepted: even with the backend `nftables`, the tables of
+/// iptables.
 const IPTABLES: &str = "iptables";
 /// What holds accepted addresses and isolated ports.
 const NFTABLES: &str = "nftables";
@@ -56,8 +57,8 @@ impl Inspect for Firewall {
         &KINDS
     }
 
-    /// Lists the accepted addresses, the bridges with a policy, and the isolated ports. Rules for single addresses without a mark,
-    /// which the reference adds, and addresses in a zone of firewalld have no known owner.
+    /// Lists the accepted addresses, the bridges with a policy, and the isolated ports. Rules for single addresses
+    /// without a mark, which the reference adds, and addresses in a zone of firewalld have no known owner.
     fn objects(&self) -> Result<Vec<Object>> {
         let mut nft = Nftables::open()?;
         let accepted = accepted::list(&mut nft)?.into_iter();
@@ -119,8 +120,8 @@ impl Inspect for Firewall {
 
     /// Accepts the traffic of an attachment again, and applies its policy again, if CHECK finds a difference.
     ///
-    /// The container must still have its interface with the addresses of the result of ADD, so that no traffic of another
-    /// container is accepted.
+    /// The container must still have its interface with the addresses of the result of ADD, so that no traffic of
+    /// another container is accepted.
     fn repair(&self, call: &Call<'_>, at: &Attachment) -> Result<Option<&'static str>> {
         let restored = restore(call, at).context(|| "accept the traffic again")?;
         Ok(restored.then_some("rules of the firewall"))

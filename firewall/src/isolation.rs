@@ -12,14 +12,14 @@
 //! }
 //! ```
 //!
-//! The first rule drops the frames between the ports of isolated containers: those that one container addresses to another,
-//! broadcasts and multicasts. Only one kind of frame passes: a frame addressed to the bridge, which is a frame to this host
-//! (`host`), and whose destination netfilter has replaced by a container since. With `bridge-nf-call-iptables` 1, this is how the
-//! kernel translates connections to the published port of a neighbour. So neighbours reach published ports with both values of
-//! this sysctl, whatever MAC addresses containers have.
+//! The first rule drops the frames between the ports of isolated containers: those that one container addresses to
+//! another, broadcasts and multicasts. Only one kind of frame passes: a frame addressed to the bridge, which is a frame
+//! to this host (`host`), and whose destination netfilter has replaced by a container since. With
+//! `bridge-nf-call-iptables` 1, this is how the kernel translates connections to the published port of a neighbour. So
+//! neighbours reach published ports with both values of this sysctl, whatever MAC addresses containers have.
 //!
-//! The second rule drops frames that are still addressed to the bridge, if the bridge filters VLANs. The kernel forwards such
-//! frames to all ports of a VLAN in which the bridge itself is not.
+//! The second rule drops frames that are still addressed to the bridge, if the bridge filters VLANs. The kernel
+//! forwards such frames to all ports of a VLAN in which the bridge itself is not.
 //!
 //! Port isolation of the kernel would also drop those frames, and it belongs to the key `portIsolation` of `bridge`.
 //!

@@ -1,10 +1,11 @@
 //! The `firewall` plugin: lets traffic from and to containers pass the host's firewall, and applies ingress policies.
 //!
-//! `config` validates the keys. `add` accepts the traffic of an attachment, `check` compares, `removal` removes for DEL and GC.
+//! `config` validates the keys. `add` accepts the traffic of an attachment, `check` compares, `removal` removes for DEL
+//! and GC.
 //!
-//! - `accepted` has the addresses of containers and marks their packets. `filter` has the rules in the table of iptables that accept
-//!   these packets, `policy` those that drop others, and `isolation` those that drop frames within a bridge. `need` finds out who
-//!   needs a policy.
+//! - `accepted` has the addresses of containers and marks their packets. `filter` has the rules in the table of
+//!   iptables that accept these packets, `policy` those that drop others, and `isolation` those that drop frames within
+//!   a bridge. `need` finds out who needs a policy.
 //! - `firewalld` is the backend for hosts with firewalld: it binds container addresses to a zone. `dbus` is the client
 //!   with which it calls firewalld, and `bindings` records what it has bound.
 //! - `inspect` is for `cnitool`.

@@ -1,5 +1,5 @@
-//! Who needs the ingress policy of a network. Its rules name the network and the bridge, but not the attachments: they go with
-//! the last attachment that needs them.
+//! Who needs the ingress policy of a network. Its rules name the network and the bridge, but not the attachments: they
+//! go with the last attachment that needs them.
 
 use std::cell::Cell;
 
@@ -27,8 +27,8 @@ pub(crate) struct Leaver<'a> {
 }
 
 impl Leaver<'_> {
-    /// Removes the policies of the network from nf_tables, as far as no attachment needs them. Those of other attachments that
-    /// start meanwhile stay: each ADD with a policy changes the ruleset, and then this starts again.
+    /// Removes the policies of the network from nf_tables, as far as no attachment needs them. Those of other
+    /// attachments that start meanwhile stay: each ADD with a policy changes the ruleset, and then this starts again.
     pub(crate) fn end_policies(&self, nft: &mut Nftables) -> Result<()> {
         // Usually there are none, or another attachment needs them: then nothing has to be guarded.
         if !policy::exists(nft, self.network)? || self.has_others(nft)? {
@@ -47,7 +47,8 @@ impl Leaver<'_> {
         })
     }
 
-    /// Removes the policies of bridges without other containers from a legacy table, whose rules do not name the network.
+    /// Removes the policies of bridges without other containers from a legacy table, whose rules do not name the
+    /// network.
     pub(crate) fn end_legacy_policies(&self, tools: &'static Tools) -> Result<()> {
         if !tools.legacy_table_in_use(FILTER)?.is_some_and(|table| table.has_chain(STAGE_1)) {
             return Ok(());
@@ -83,8 +84,8 @@ impl Leaver<'_> {
             || !bindings::list(nft, &is_other)?.is_empty())
     }
 
-    /// Returns whether a bridge has ports of other containers that may need a policy of the network: those of unknown networks,
-    /// because the reference attached them, and those of this network unless they had traces.
+    /// Returns whether a bridge has ports of other containers that may need a policy of the network: those of unknown
+    /// networks, because the reference attached them, and those of this network unless they had traces.
     fn has_neighbours(&self, host: &mut Netlink, bridge: &str) -> Result<bool> {
         self.has_ports(host, bridge, &|port| match AliasOwner::parse(&port.alias) {
             Some(found) => !self.is_traced && found.network == self.network,
@@ -92,8 +93,8 @@ impl Leaver<'_> {
         })
     }
 
-    /// Returns whether a bridge has veths of other attachments for which `wanted` returns true. Without a bridge, the policy is
-    /// that of the link of one container.
+    /// Returns whether a bridge has veths of other attachments for which `wanted` returns true. Without a bridge, the
+    /// policy is that of the link of one container.
     fn has_ports(&self, host: &mut Netlink, bridge: &str, wanted: &dyn Fn(&Link) -> bool) -> Result<bool> {
         let Some(bridge) = host.link(bridge)? else { return Ok(false) };
         let is_own = |port: &Link| {

@@ -10,16 +10,16 @@
 //! -A CNI-ISOLATION-STAGE-2 -m comment --comment "… (ingressPolicy: same-bridge|isolated)" -j RETURN
 //! ```
 //!
-//! Unlike the reference, the first rule lets connections to published ports pass, as it lets those from outside pass. Also
-//! unlike the reference, whose rules see the packets within a bridge only if `bridge-nf-call-iptables` is 1, `isolated` isolates
-//! the port of the container: see [`isolation`](crate::isolation).
+//! Unlike the reference, the first rule lets connections to published ports pass, as it lets those from outside pass.
+//! Also unlike the reference, whose rules see the packets within a bridge only if `bridge-nf-call-iptables` is 1,
+//! `isolated` isolates the port of the container: see [`isolation`](crate::isolation).
 //!
-//! The rules are in the tables of both families: a container can give itself an address of a family that its network does not
-//! have.
+//! The rules are in the tables of both families: a container can give itself an address of a family that its network
+//! does not have.
 //!
-//! The rules belong to a network, not to an attachment: other containers may be on the bridge. In nf_tables, the rules of a
-//! bridge have a mark that names both. An ADD with another policy replaces them; the DEL of the last attachment that needs them
-//! removes them, and so does GC, also when the bridge is gone.
+//! The rules belong to a network, not to an attachment: other containers may be on the bridge. In nf_tables, the rules
+//! of a bridge have a mark that names both. An ADD with another policy replaces them; the DEL of the last attachment
+//! that needs them removes them, and so does GC, also when the bridge is gone.
 
 use cni::key::network_mark;
 use cni::{AddResult, Attachment, Code, Error, IfName, Result};
@@ -150,8 +150,8 @@ impl Policy {
         Rule { mark: Some(&self.mark), ..Rule::new(chain, matches, target) }
     }
 
-    /// Returns the steps that add the policy, and that remove another one of the same network and bridge, and rules of bridges
-    /// that are gone. `forward` are the rules of [`FORWARD`].
+    /// Returns the steps that add the policy, and that remove another one of the same network and bridge, and rules of
+    /// bridges that are gone. `forward` are the rules of [`FORWARD`].
     pub(crate) fn plan(
         &self,
         view: &mut View<'_>,
@@ -262,7 +262,8 @@ impl Policy {
         self.link.is_some()
     }
 
-    /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a port.
+    /// Returns the port of the container if it must be isolated. The link of a container without a bridge is not a
+    /// port.
     pub(crate) fn isolated_port(&self) -> Option<IsolatedPort<'_>> {
         let link = self.link.as_ref().filter(|link| self.is_isolated && link.port.is_some())?;
         Some(IsolatedPort { name: &link.name, bridge_mac: self.bridge_mac })
@@ -283,8 +284,8 @@ enum Relation {
     Other,
 }
 
-/// Returns the steps that lead to [`STAGE_1`] before [`CONTAINERS`], where packets would be accepted. `is_wanted` if there is
-/// a policy; `entry_is_new` if an earlier step has made the rule that leads to [`CONTAINERS`] the first one.
+/// Returns the steps that lead to [`STAGE_1`] before [`CONTAINERS`], where packets would be accepted. `is_wanted` if
+/// there is a policy; `entry_is_new` if an earlier step has made the rule that leads to [`CONTAINERS`] the first one.
 pub(crate) fn lead(forward: &[ListedRule], is_wanted: bool, entry_is_new: bool) -> Vec<Step<'static>> {
     let entries: Vec<&ListedRule> = forward.iter().filter(|rule| rule.is_jump_to(STAGE_1)).collect();
     let is_right = match entries.is_empty() {

@@ -18,8 +18,8 @@ use crate::{accepted, bindings, isolation, policy};
 /// DEL: removes everything of an attachment, with every backend: the configuration, the implementation or the state of
 /// firewalld may have changed since ADD. `ips` are its addresses, if known.
 ///
-/// What has no owner is removed only if no other attachment has the address. The ingress policy stays as long as another
-/// attachment needs it. `port` is the attachment's link on this host, if known.
+/// What has no owner is removed only if no other attachment has the address. The ingress policy stays as long as
+/// another attachment needs it. `port` is the attachment's link on this host, if known.
 pub(crate) fn remove(owner: AttachmentKey<'_>, ips: &[IpAddr], port: Option<&str>, config: &Config) -> Result<()> {
     let Config { backend, zone, ingress, .. } = config;
     let mut failures = ErrorCollector::default();
@@ -54,8 +54,8 @@ pub(crate) fn remove_marked(owner: AttachmentKey<'_>, config: &Config) -> Result
     }
 }
 
-/// Removes the addresses and rules of an attachment from nf_tables, and ends its isolation, in one transaction. Returns whether there
-/// was anything.
+/// Removes the addresses and rules of an attachment from nf_tables, and ends its isolation, in one transaction. Returns
+/// whether there was anything.
 fn remove_from_nft(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<bool> {
     let mark = owner.mark();
     let release = |nft: &mut Nftables| isolation::release(nft, &|comment| mark_in(comment) == Some(&mark));
@@ -140,8 +140,8 @@ fn unshared(nft: &mut Nftables, tools: &Tools, owner: AttachmentKey<'_>, ips: &[
     Ok(unshared)
 }
 
-/// Removes the addresses of an attachment from the zones of firewalld, if it is running. Returns an error if it does not
-/// answer, if ADD may have used it.
+/// Removes the addresses of an attachment from the zones of firewalld, if it is running. Returns an error if it does
+/// not answer, if ADD may have used it.
 fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Zone, is_expected: bool) -> Result<()> {
     let mut firewalld = match Firewalld::connect() {
         Ok(Some(firewalld)) => firewalld,
@@ -166,8 +166,8 @@ fn unbind(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr], zone: &Z
     failures.into_result()
 }
 
-/// Removes the recorded bindings with comments for which `removed` returns true, and their records. An address that another
-/// attachment has by now stays bound.
+/// Removes the recorded bindings with comments for which `removed` returns true, and their records. An address that
+/// another attachment has by now stays bound.
 fn unbind_recorded(nft: &mut Nftables, firewalld: &mut Firewalld, removed: &dyn Fn(&str) -> bool) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let mut unbound = Vec::new();
@@ -183,7 +183,8 @@ fn unbind_recorded(nft: &mut Nftables, firewalld: &mut Firewalld, removed: &dyn 
     failures.into_result()
 }
 
-/// Removes the recorded bindings with comments for which `stale` returns true. Without firewalld, there are only records.
+/// Removes the recorded bindings with comments for which `stale` returns true. Without firewalld, there are only
+/// records.
 fn collect_bindings(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<()> {
     let recorded = bindings::list(nft, stale)?;
     if recorded.is_empty() {
@@ -195,8 +196,8 @@ fn collect_bindings(nft: &mut Nftables, stale: &dyn Fn(&str) -> bool) -> Result<
     }
 }
 
-/// GC: removes the addresses, rules and bindings of a network's attachments that are not in `keep`, the policies of bridges that are gone,
-/// and those of the network if no attachment is left.
+/// GC: removes the addresses, rules and bindings of a network's attachments that are not in `keep`, the policies of
+/// bridges that are gone, and those of the network if no attachment is left.
 pub(crate) fn collect(keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     let mut nft = Nftables::open()?;

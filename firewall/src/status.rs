@@ -61,7 +61,8 @@ fn try_rules(config: &Config, uses_firewalld: bool) -> Result<()> {
     })
 }
 
-/// Describes the chains of other programs that drop or reject forwarded packets, whatever the rules of this plugin accept.
+/// Describes the chains of other programs that drop or reject forwarded packets, whatever the rules of this plugin
+/// accept.
 ///
 /// Not the chain of iptables, where the rules of this plugin are, and not that of firewalld if it is the backend.
 pub(crate) fn refusing_chains(nft: &mut Nftables, uses_firewalld: bool) -> Result<Vec<String>> {

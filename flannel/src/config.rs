@@ -70,8 +70,8 @@ impl Config {
         Ok(config)
     }
 
-    /// Parses the configuration for DEL and GC. Mistakes are only reported, and the defaults apply instead: they matter to
-    /// the next ADD, and must not prevent the removal.
+    /// Parses the configuration for DEL and GC. Mistakes are only reported, and the defaults apply instead: they matter
+    /// to the next ADD, and must not prevent the removal.
     pub(crate) fn parse_to_clean_up(call: &Call<'_>) -> Result<Config> {
         Config::without_mistakes(call, &|mistake| cni::report(&mistake))
     }
@@ -135,7 +135,8 @@ impl Config {
     }
 }
 
-/// Returns whether flannel can delegate to a plugin: its name is that of a file, and not `flannel`, which would never end.
+/// Returns whether flannel can delegate to a plugin: its name is that of a file, and not `flannel`, which would never
+/// end.
 pub(crate) fn is_delegate(name: &str) -> bool {
     !matches!(name, "" | "." | ".." | "flannel") && !name.contains('/')
 }

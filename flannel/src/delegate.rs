@@ -68,8 +68,8 @@ impl DelegateConfig {
         Ok(delegate)
     }
 
-    /// Parses the configuration of an earlier ADD; `None` if it cannot be one of this network: each has an object `ipam`, the
-    /// name of a delegate, and a supported version.
+    /// Parses the configuration of an earlier ADD; `None` if it cannot be one of this network: each has an object
+    /// `ipam`, the name of a delegate, and a supported version.
     pub(crate) fn parse(text: &str, network: &str) -> Option<DelegateConfig> {
         let mut keys: Map<String, Value> = serde_json::from_str(text).ok()?;
         let Some(Value::Object(ipam)) = keys.remove("ipam") else { return None };
@@ -109,8 +109,8 @@ impl DelegateConfig {
         self.keys.get("mtu").and_then(Value::as_u64).and_then(|mtu| u32::try_from(mtu).ok()).filter(|mtu| *mtu > 0)
     }
 
-    /// Replaces the subnets of an earlier ADD. If the node has another subnet now, the delegate can then tell which of its
-    /// gateway addresses are outdated.
+    /// Replaces the subnets of an earlier ADD. If the node has another subnet now, the delegate can then tell which of
+    /// its gateway addresses are outdated.
     pub(crate) fn replace_subnets(&mut self, subnets: &[Cidr]) {
         // Before 2021, the reference wrote `subnet` into its state files.
         if !self.ipam.contains_key("ranges") {

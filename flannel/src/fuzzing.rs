@@ -1,4 +1,5 @@
-//! Entry points for the fuzzer: they parse arbitrary configurations and files, and assert the properties that must hold.
+//! Entry points for the fuzzer: they parse arbitrary configurations and files, and assert the properties that must
+//! hold.
 #![allow(clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
 
 use std::path::Path;

@@ -76,8 +76,8 @@ impl Inspect for Flannel {
     }
 }
 
-/// Reports a tunnel that does not carry the packets of containers. In dual stack, flanneld writes the MTU of the IPv4 tunnel,
-/// and the header of the IPv6 tunnel is larger.
+/// Reports a tunnel that does not carry the packets of containers. In dual stack, flanneld writes the MTU of the IPv4
+/// tunnel, and the header of the IPv6 tunnel is larger.
 fn too_narrow(links: &[Link], subnets: &[Cidr], mtu: Option<u32>) -> Option<Finding> {
     let is_used = |link: &&Link| {
         let is_v6 = TUNNELS_V6.iter().any(|start| link.name.starts_with(start));

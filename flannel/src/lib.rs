@@ -1,9 +1,9 @@
-//! The `flannel` plugin: generates the configuration of a delegate, usually `bridge`, from the subnet of this node, which
-//! flanneld writes to a file.
+//! The `flannel` plugin: generates the configuration of a delegate, usually `bridge`, from the subnet of this node,
+//! which flanneld writes to a file.
 //!
 //! `config` reads the keys, `subnet` the subnet file, and `delegate` generates the configuration. `state` keeps it in a
-//! file for DEL and CHECK, because the subnet or the configuration may change while the container runs. `inspect` is for
-//! `cnitool`.
+//! file for DEL and CHECK, because the subnet or the configuration may change while the container runs. `inspect` is
+//! for `cnitool`.
 
 mod config;
 mod delegate;
@@ -70,8 +70,8 @@ impl Plugin for Flannel {
         }
     }
 
-    /// Calls the delegate with the configuration of ADD, or with a generated one if the state file is missing or invalid.
-    /// Unlike the reference, keeps the state file until that succeeds.
+    /// Calls the delegate with the configuration of ADD, or with a generated one if the state file is missing or
+    /// invalid. Unlike the reference, keeps the state file until that succeeds.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let config = Config::parse_to_clean_up(call)?;
         let state = State::find(&config.data_dir, call.network.as_str(), at)?;

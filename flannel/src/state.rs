@@ -1,12 +1,13 @@
 //! State files: the configuration that the delegate got at ADD, for the DEL of the same attachment.
 //!
-//! A state file has the name and the place at which the reference looks for it: that of the container. So the reference can delete
-//! what this plugin added, and leaves nothing. The key [`IFNAME_KEY`], which delegates ignore, names the interface. An attachment
-//! has a name of its own, `CONTAINER:INTERFACE`, only if the other one is taken: by another interface of the container, which the
-//! reference would overwrite, or by a file of the reference, which does not say whose it is. Neither part can contain a colon.
+//! A state file has the name and the place at which the reference looks for it: that of the container. So the reference
+//! can delete what this plugin added, and leaves nothing. The key [`IFNAME_KEY`], which delegates ignore, names the
+//! interface. An attachment has a name of its own, `CONTAINER:INTERFACE`, only if the other one is taken: by another
+//! interface of the container, which the reference would overwrite, or by a file of the reference, which does not say
+//! whose it is. Neither part can contain a colon.
 //!
-//! Earlier versions wrote `CONTAINER:INTERFACE` for every attachment, without the key, and `CONTAINER` was a second hard link to
-//! the file of the container's first attachment.
+//! Earlier versions wrote `CONTAINER:INTERFACE` for every attachment, without the key, and `CONTAINER` was a second
+//! hard link to the file of the container's first attachment.
 
 use std::ffi::OsStr;
 use std::io;
@@ -35,8 +36,9 @@ struct Names {
     /// The name of the reference, which all attachments of the container share.
     shared: String,
     own: String,
-    /// The name while the file is written. Its second colon distinguishes it from all state files. If it would be too long, it is
-    /// a colon and a digest of the attachment. DEL finds what a killed ADD left, because each attachment has one such name.
+    /// The name while the file is written. Its second colon distinguishes it from all state files. If it would be too
+    /// long, it is a colon and a digest of the attachment. DEL finds what a killed ADD left, because each attachment
+    /// has one such name.
     temporary: String,
 }
 
@@ -90,9 +92,9 @@ impl Found {
         self.key(IFNAME_KEY)
     }
 
-    /// Returns whether the file is not one of another network. A container can have interfaces on several networks. The state of
-    /// another network is left to the DEL of that: a runtime also calls DEL after an ADD that failed because the other network
-    /// has an interface of the same name.
+    /// Returns whether the file is not one of another network. A container can have interfaces on several networks. The
+    /// state of another network is left to the DEL of that: a runtime also calls DEL after an ADD that failed because
+    /// the other network has an interface of the same name.
     fn may_be_of(&self, network: &str) -> bool {
         self.network().is_none_or(|found| found == network)
     }
@@ -114,8 +116,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Finds the state files of an attachment. A directory that cannot be read has none, so that it does not prevent DEL for
-    /// ever; only a lack of resources is an error.
+    /// Finds the state files of an attachment. A directory that cannot be read has none, so that it does not prevent
+    /// DEL for ever; only a lack of resources is an error.
     pub(crate) fn find(data_dir: &Path, network: &str, at: &Attachment) -> Result<State> {
         let tried = || format!("look for state files in {data_dir:?}");
         let without = format_args!("{data_dir:?} counts as a directory without state files");
@@ -152,13 +154,13 @@ impl State {
 
 /// Returns the files of an attachment; the first one has its state.
 ///
-/// The file with the shared name belongs to the attachment if it names the interface. One that names none is that of the
-/// attachment if nothing shows that it is another's:
+/// The file with the shared name belongs to the attachment if it names the interface. One that names none is that of
+/// the attachment if nothing shows that it is another's:
 ///
 /// - It is a second name of the own file, as an earlier version wrote it, and not that of another interface's file.
 /// - There is no own file.
-/// - The reference wrote it after the own one. Then the own one, which an earlier version wrote, is stale: the reference has
-///   removed the second name of it since, and nothing else.
+/// - The reference wrote it after the own one. Then the own one, which an earlier version wrote, is stale: the
+///   reference has removed the second name of it since, and nothing else.
 fn files(dir: &Dir, network: &str, at: &Attachment) -> linux::Result<Vec<Found>> {
     let names = Names::of(at);
     let read = |name: &str| Ok::<_, linux::Error>(Found::read(dir, name)?.filter(|found| found.may_be_of(network)));
@@ -265,8 +267,8 @@ fn is_stale(kind: &Name<'_>, found: &Found, keep: &Keep<'_>) -> bool {
         (Name::Shared(container), None) => keep.has_container(container) || found.stat.st_nlink > 1,
         (Name::Temporary, _) => false,
     };
-    // A crash of the host can leave an incomplete file, which no DEL needs. The name alone does not show that a file is ours,
-    // unless it has the colon.
+    // A crash of the host can leave an incomplete file, which no DEL needs. The name alone does not show that a file is
+    // ours, unless it has the colon.
     let is_left = || matches!(kind, Name::Own(..)) && found.content.is_none();
     !is_kept && (DelegateConfig::parse(&found.text, keep.network).is_some() || is_left())
 }

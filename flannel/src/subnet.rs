@@ -67,8 +67,8 @@ impl SubnetFile {
         }
     }
 
-    /// Parses the lines `KEY=VALUE`. Unlike the reference, accepts quotes, blanks and `export`, as a shell does. Unknown
-    /// keys are ignored, and of duplicate keys the last one counts.
+    /// Parses the lines `KEY=VALUE`. Unlike the reference, accepts quotes, blanks and `export`, as a shell does.
+    /// Unknown keys are ignored, and of duplicate keys the last one counts.
     pub(crate) fn parse(path: &Path, text: &str) -> Result<SubnetFile> {
         let mut lines = [const { None }; KEYS.len()];
         for (number, line) in (1..).zip(text.lines()) {

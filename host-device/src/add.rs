@@ -72,8 +72,8 @@ fn result(config: &Config, listed: Interface, plan: AddressPlan) -> AddResult {
     }
 }
 
-/// Moves the device, with the marks by which it is given back. Returns whether it had a carrier, what gives it back, and its PCI
-/// address. Unlike the reference, with one move, without another namespace in between.
+/// Moves the device, with the marks by which it is given back. Returns whether it had a carrier, what gives it back,
+/// and its PCI address. Unlike the reference, with one move, without another namespace in between.
 fn take<'a>(
     add: &mut Add<'a>,
     config: &Config,

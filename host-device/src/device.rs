@@ -117,7 +117,8 @@ impl Device {
         }
     }
 
-    /// Finds the device on the host. One that came back by itself can still have the name of its last container, or `ifname`.
+    /// Finds the device on the host. One that came back by itself can still have the name of its last container, or
+    /// `ifname`.
     pub(crate) fn find(&self, host: &mut Netlink, ifname: &str) -> Result<Link> {
         let found = match self {
             Device::Name(name) => match host.link(name.as_str())? {
@@ -199,8 +200,8 @@ impl fmt::Display for Device {
     }
 }
 
-/// Returns whether a link of the host that came back by itself had this name before. The records decide: the container can have
-/// changed the alias, even to the name of another device.
+/// Returns whether a link of the host that came back by itself had this name before. The records decide: the container
+/// can have changed the alias, even to the name of another device.
 fn was_called(link: &Link, name: &str, ifname: &str) -> bool {
     match Record::of(link) {
         Ok(records) if !records.is_empty() => !link.up && records.iter().any(|record| record.name == name),
@@ -208,8 +209,8 @@ fn was_called(link: &Link, name: &str, ifname: &str) -> bool {
     }
 }
 
-/// Returns the name that a link of the host should have. One whose container's namespace is gone has the name of that container,
-/// or one that the kernel chose, and its alias is its own name.
+/// Returns the name that a link of the host should have. One whose container's namespace is gone has the name of that
+/// container, or one that the kernel chose, and its alias is its own name.
 pub(crate) fn name_on_host<'a>(link: &'a Link, ifname: &str) -> &'a str {
     let is_name = IfName::from_config(&link.alias).is_ok();
     let is_marked = link.alternative_names.iter().any(|name| cni::key::mark_in_alternative_name(name).is_some());

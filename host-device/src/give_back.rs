@@ -1,5 +1,5 @@
-//! Gives a device back to the host: from the container, or, if the kernel has moved it out of a namespace that is gone, on the
-//! host itself, where it still has the name that it had in the container.
+//! Gives a device back to the host: from the container, or, if the kernel has moved it out of a namespace that is gone,
+//! on the host itself, where it still has the name that it had in the container.
 
 use std::time::Duration;
 
@@ -97,8 +97,8 @@ impl<'a> GiveBack<'a> {
         }
     }
 
-    /// DEL: moves the device from the container to the host. If the container does not have it, returns what became of its
-    /// namespace.
+    /// DEL: moves the device from the container to the host. If the container does not have it, returns what became of
+    /// its namespace.
     pub(crate) fn take_from_container(
         &self,
         call: &Call<'_>,
@@ -143,8 +143,8 @@ impl<'a> GiveBack<'a> {
         }
     }
 
-    /// Moves the device to the host. It gets its name in the container, so that no program of the host sees another one, unless
-    /// the container has a link with that name. `links` are those of the container.
+    /// Moves the device to the host. It gets its name in the container, so that no program of the host sees another
+    /// one, unless the container has a link with that name. `links` are those of the container.
     fn move_home(&self, guest: &mut Netlink, namespaces: &mut Namespaces, links: &[Link], link: &Link) -> Result<()> {
         let (name, alias) = self.origin(link);
         let host = &mut namespaces.host;
@@ -180,8 +180,8 @@ impl<'a> GiveBack<'a> {
         self.finish(&mut host.netlink, name)
     }
 
-    /// Returns the alternative names that the container has given to the device. Without a record of its own ones, these are the
-    /// names that links of the host have.
+    /// Returns the alternative names that the container has given to the device. Without a record of its own ones,
+    /// these are the names that links of the host have.
     fn added_names<'b>(&self, link: &'b Link, host: &mut Netlink) -> Result<Vec<&'b str>> {
         let own = self.record.as_ref().and_then(|record| record.alternative_names.as_ref());
         let mut added = Vec::new();
@@ -197,8 +197,8 @@ impl<'a> GiveBack<'a> {
         Ok(added)
     }
 
-    /// Gives the device its name again on the host, if the host has it. A device of the reference has no mark: `described`
-    /// are the name in the container, and what the configuration describes.
+    /// Gives the device its name again on the host, if the host has it. A device of the reference has no mark:
+    /// `described` are the name in the container, and what the configuration describes.
     pub(crate) fn on_host(
         &self,
         host: &mut Netlink,
@@ -250,7 +250,8 @@ impl<'a> GiveBack<'a> {
             // The host has given it another name since, and uses it.
             return self.finish(host, &link.name);
         }
-        // An alias that is not the name is that of the container, or, if the device has its name, one that a user set since.
+        // An alias that is not the name is that of the container, or, if the device has its name, one that a user set
+        // since.
         let alias = (link.alias == name || link.name != name).then_some(alias);
         if link.name != name {
             refuse_taken(host, name)?;

@@ -1,8 +1,8 @@
 //! The `host-device` plugin: gives a container a device of the host, and takes it back under its name.
 //!
-//! `config` validates the keys, and `device` finds the device that they describe. `add` moves it into the container. `record` is
-//! the file that has what the device was before, and `give_back` finds the device by it, by its alternative name or by its alias,
-//! and moves it back for DEL, GC and the rollback of ADD. `inspect` is for `cnitool`.
+//! `config` validates the keys, and `device` finds the device that they describe. `add` moves it into the container.
+//! `record` is the file that has what the device was before, and `give_back` finds the device by it, by its alternative
+//! name or by its alias, and moves it back for DEL, GC and the rollback of ADD. `inspect` is for `cnitool`.
 
 mod add;
 mod config;

@@ -1,4 +1,5 @@
-//! The record of an attachment: what its device was before ADD, in a file that the next boot removes, as it does the marks.
+//! The record of an attachment: what its device was before ADD, in a file that the next boot removes, as it does the
+//! marks.
 
 use std::fmt;
 use std::path::Path;
@@ -35,8 +36,8 @@ pub(crate) struct Record {
     pub(crate) hardware: String,
     /// What distinguishes the device from others of the same hardware.
     pub(crate) port: String,
-    /// What distinguishes a virtual device from all others; `None` if the kernel does not show it, and in a record of an
-    /// earlier version.
+    /// What distinguishes a virtual device from all others; `None` if the kernel does not show it, and in a record of
+    /// an earlier version.
     pub(crate) identity: Option<u64>,
     pub(crate) mac: String,
     /// Whether ADD changed the MAC address.
@@ -57,8 +58,8 @@ impl Record {
             && self.port == port_of(link)
     }
 
-    /// Returns the records of a device: those of attachments that have, or had, it. Hardware identifies it, whatever a container
-    /// did to its marks.
+    /// Returns the records of a device: those of attachments that have, or had, it. Hardware identifies it, whatever a
+    /// container did to its marks.
     pub(crate) fn of(link: &Link) -> Result<Vec<Record>> {
         let mut records = if link.hardware.is_empty() {
             marks(link).filter_map(Record::read_by_mark).collect()

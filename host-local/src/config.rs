@@ -112,8 +112,8 @@ impl Config {
     }
 }
 
-/// Returns the lease directory, which is all that DEL and GC need. Unlike the reference, which refuses to release leases if
-/// the configuration has become invalid.
+/// Returns the lease directory, which is all that DEL and GC need. Unlike the reference, which refuses to release
+/// leases if the configuration has become invalid.
 pub(crate) fn directory(call: &Call<'_>) -> Result<PathBuf> {
     lease::directory(call, &lease::data_dir(call)?)
 }
@@ -203,8 +203,8 @@ fn parse_requested_ip(text: &str) -> Result<IpAddr, Fault> {
     ip.map_err(Fault::value)
 }
 
-/// Assigns to each range set the first requested address that it contains. Unlike the reference, reports requests without a
-/// range set before it leases anything, and the choice among several requests does not depend on chance.
+/// Assigns to each range set the first requested address that it contains. Unlike the reference, reports requests
+/// without a range set before it leases anything, and the choice among several requests does not depend on chance.
 fn assign_requests(requested_ips: &[IpAddr], sets: &[RangeSet]) -> Result<Vec<Option<IpAddr>>> {
     let mut left = requested_ips.to_vec();
     let mut requested = Vec::new();

@@ -1,7 +1,7 @@
 //! The `host-local` plugin: leases addresses from configured ranges and records each lease in a file on this host.
 //!
-//! `config` validates the configuration: ranges and requested addresses. `add` chooses addresses, and leases them in the
-//! locked lease directory ([`cni::lease`]).
+//! `config` validates the configuration: ranges and requested addresses. `add` chooses addresses, and leases them in
+//! the locked lease directory ([`cni::lease`]).
 
 mod add;
 mod config;
@@ -75,8 +75,8 @@ impl Plugin for HostLocal {
         lease::release(&config::directory(call)?, LeaseOwner::of(at))
     }
 
-    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose address is
-    /// in use. The delegating plugin calls DEL if it gets no result, once the interface is gone.
+    /// The rollback does nothing: ADD may have returned the lease of an earlier ADD of the same attachment, whose
+    /// address is in use. The delegating plugin calls DEL if it gets no result, once the interface is gone.
     fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
         Ok((self.add(call, at)?, Box::new(|| Ok(()))))
     }

@@ -14,8 +14,8 @@ use crate::range::RangeSet;
 use crate::resolv;
 use linux::dir::Dir;
 
-/// Fails if an ADD could not read a file that the configuration names, or not write leases. Does not take the lock, so it
-/// never waits.
+/// Fails if an ADD could not read a file that the configuration names, or not write leases. Does not take the lock, so
+/// it never waits.
 pub(crate) fn status(config: &Config, network: &str) -> Result<()> {
     match usable_directory(config) {
         Ok(dir) => {

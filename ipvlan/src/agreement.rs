@@ -1,8 +1,8 @@
-//! The kernel gives all ipvlan links on a master the mode and the flag of the last one. So an ADD must not have others than the
-//! links of the containers that are there: it would change them.
+//! The kernel gives all ipvlan links on a master the mode and the flag of the last one. So an ADD must not have others
+//! than the links of the containers that are there: it would change them.
 //!
-//! The host does not see links in containers. A file has the mode and the flag of the last ADD on each master. Whether links that
-//! it speaks of still exist, the kernel knows: it creates no macvlan link beside ipvlan links.
+//! The host does not see links in containers. A file has the mode and the flag of the last ADD on each master. Whether
+//! links that it speaks of still exist, the kernel knows: it creates no macvlan link beside ipvlan links.
 
 use std::path::Path;
 
@@ -16,8 +16,8 @@ use linux::netlink::{Change, IpvlanIsolation, IpvlanMode, Link, LinkKind, Macvla
 /// The directory of the files.
 const HOME: &str = "/run/cni0/ipvlan";
 
-/// Returns an error if containers on the master have another mode or flag, and records these. Until the lock is released, no
-/// other ADD changes them.
+/// Returns an error if containers on the master have another mode or flag, and records these. Until the lock is
+/// released, no other ADD changes them.
 pub(crate) fn keep(host: &mut Home, master: &Link, mode: IpvlanMode, flag: IpvlanIsolation) -> Result<HostLock> {
     let lock = HostLock::acquire()?;
     // Indexes are those of one namespace, and this process may not be in that of the host.
@@ -43,8 +43,8 @@ pub(crate) fn keep(host: &mut Home, master: &Link, mode: IpvlanMode, flag: Ipvla
     Ok(lock)
 }
 
-/// Returns whether the master has ipvlan links in any namespace. One message creates a link, and the next one in the same
-/// datagram deletes it: a killed call leaves nothing.
+/// Returns whether the master has ipvlan links in any namespace. One message creates a link, and the next one in the
+/// same datagram deletes it: a killed call leaves nothing.
 fn has_ipvlan(host: &mut Home, master: &Link) -> Result<bool> {
     let kind = LinkKind::Upper(Upper::Macvlan { mode: MacvlanMode::Private, broadcast_queue: 0 });
     let index = random_index()?;

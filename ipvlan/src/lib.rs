@@ -1,4 +1,5 @@
-//! The `ipvlan` plugin: gives a container its own IP addresses on the wire of a link of the host, with the MAC address of that link.
+//! The `ipvlan` plugin: gives a container its own IP addresses on the wire of a link of the host, with the MAC address
+//! of that link.
 
 mod agreement;
 
@@ -98,7 +99,8 @@ impl LinkType for Ipvlan {
     }
 }
 
-/// Returns the interface of a previous result that becomes the master; `None` if the result is that of this plugin, for CHECK.
+/// Returns the interface of a previous result that becomes the master; `None` if the result is that of this plugin, for
+/// CHECK.
 fn only_interface(previous: &AddResult) -> Result<Option<IfName>> {
     let refuse = || {
         // The text of the reference, by which users recognise the mistake.

@@ -39,8 +39,8 @@ impl Plugin for Loopback {
         Ok(previous.unwrap_or_else(|| describe(&lo, &addresses, at)))
     }
 
-    /// Unlike the reference, sets `lo` down only if its alias shows that this attachment set it up: by now the path may lead
-    /// to the namespace of another container.
+    /// Unlike the reference, sets `lo` down only if its alias shows that this attachment set it up: by now the path may
+    /// lead to the namespace of another container.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()> {
         let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(()) };
         let mut netlink = open(&namespaces)?;

@@ -82,8 +82,8 @@ impl Publication<'_> {
 
     /// Adds the chains of iptables, and the rules of loopback addresses, if the kernel has nf_tables.
     ///
-    /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since the
-    /// owners of the ports were listed.
+    /// Nothing excludes two rules for the same port. So the transaction is repeated if any ruleset has changed since
+    /// the owners of the ports were listed.
     fn add_chains(&self, nft: &mut Nftables, host: &mut Host, has_legacy_rules: &mut bool) -> Result<()> {
         let entries = self.entries(&self.scopes());
         let ips = iptables::add(nft, self, has_legacy_rules, host, &mut |nft, host| {
@@ -99,12 +99,13 @@ impl Publication<'_> {
         }
     }
 
-    /// Adds the entries in one transaction, and replaces those of an earlier ADD that differ. Returns the mappings that were
-    /// replaced. Loopback addresses reach the ports through `link`, if any.
+    /// Adds the entries in one transaction, and replaces those of an earlier ADD that differ. Returns the mappings that
+    /// were replaced. Loopback addresses reach the ports through `link`, if any.
     ///
-    /// The transaction fails as a whole if a key of an entry exists, or if what it replaces has changed meanwhile. Then it is
-    /// planned again. If ports may be published in other forms, which have no keys, it is repeated if any ruleset changes
-    /// after they were read. Only the first ADD with iptables on a host, which creates the table `nat`, may go unnoticed.
+    /// The transaction fails as a whole if a key of an entry exists, or if what it replaces has changed meanwhile. Then
+    /// it is planned again. If ports may be published in other forms, which have no keys, it is repeated if any ruleset
+    /// changes after they were read. Only the first ADD with iptables on a host, which creates the table `nat`, may go
+    /// unnoticed.
     fn add_entries(&self, nft: &mut Nftables, host: &mut Host, link: Option<LinkIndex>) -> Result<Vec<Mapping>> {
         let scopes = self.scopes();
         let frame = Frame::new(&scopes, self.loopback_target().is_some(), link);
@@ -156,8 +157,8 @@ impl Publication<'_> {
         Ok(removed)
     }
 
-    /// Returns the edits that replace what `clashes` have by `entries`, and the mappings that are replaced. Entries that exist
-    /// stay as they are. Without a difference, there is nothing to do.
+    /// Returns the edits that replace what `clashes` have by `entries`, and the mappings that are replaced. Entries
+    /// that exist stay as they are. Without a difference, there is nothing to do.
     fn plan(
         &self,
         nft: &mut Nftables,
@@ -192,7 +193,8 @@ impl Publication<'_> {
         Ok((edits, obsolete.into_iter().filter_map(Entry::read_mapping).collect()))
     }
 
-    /// Compares the ports with those in forms other than the maps. Returns an error if another live container has one of them.
+    /// Compares the ports with those in forms other than the maps. Returns an error if another live container has one
+    /// of them.
     fn compare_other_forms(&self, nft: &mut Nftables, host: &mut Netlink) -> Result<OtherForms> {
         let wanted = self.mappings();
         let ports: SortedSet<_> = wanted.iter().map(|mapping| (mapping.key.protocol, mapping.key.port)).collect();
@@ -240,8 +242,8 @@ struct OtherForms {
 }
 
 impl OtherForms {
-    /// Removes the published ports of attachments that are gone. That is not a change of this attachment, so it uses a socket
-    /// of its own.
+    /// Removes the published ports of attachments that are gone. That is not a change of this attachment, so it uses a
+    /// socket of its own.
     fn remove_gone(&self) -> Result<()> {
         for other in &self.gone {
             // Only these rules name the network, so that their owner can be known to be gone.

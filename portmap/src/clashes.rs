@@ -1,13 +1,14 @@
-//! What excludes the ports of an ADD: an earlier ADD of the same attachment, attachments that are gone, and other containers.
+//! What excludes the ports of an ADD: an earlier ADD of the same attachment, attachments that are gone, and other
+//! containers.
 //!
-//! Two entries with the same key exclude each other: the kernel refuses the second one. A port of all addresses and the same
-//! port of one address have different keys, in different maps, and must not belong to different containers either:
+//! Two entries with the same key exclude each other: the kernel refuses the second one. A port of all addresses and the
+//! same port of one address have different keys, in different maps, and must not belong to different containers either:
 //!
-//! - A transaction that adds ports of single addresses creates the keys of all addresses, and deletes them again. The kernel
-//!   refuses it if one exists.
-//! - Such a transaction also replaces the number in map `versions` by another random one. A transaction that adds ports of all
-//!   addresses adds this number as it was before the ports of single addresses were listed. The kernel refuses it if the number
-//!   is another one.
+//! - A transaction that adds ports of single addresses creates the keys of all addresses, and deletes them again. The
+//!   kernel refuses it if one exists.
+//! - Such a transaction also replaces the number in map `versions` by another random one. A transaction that adds ports
+//!   of all addresses adds this number as it was before the ports of single addresses were listed. The kernel refuses
+//!   it if the number is another one.
 
 use cni::key::mark_in;
 use cni::{AttachmentKey, Context, Result, SortedSet};
@@ -39,8 +40,8 @@ pub(crate) struct Clashes {
 }
 
 impl Clashes {
-    /// Finds what excludes `new` entries of an attachment. Returns an error if another live container has one of the ports. The
-    /// same container may have it, through another network.
+    /// Finds what excludes `new` entries of an attachment. Returns an error if another live container has one of the
+    /// ports. The same container may have it, through another network.
     ///
     /// Usually all keys are free, or those of the attachment itself. With `is_first`, the kernel finds that out.
     pub(crate) fn find(
@@ -92,8 +93,9 @@ impl Clashes {
         self.taken.is_empty() || !self.taken.contains(&entry.key())
     }
 
-    /// Returns the edits by which the kernel refuses ports of single addresses that another container has for all addresses, and
-    /// the other way round, for a transaction that creates those of the `new` entries that are `missing`.
+    /// Returns the edits by which the kernel refuses ports of single addresses that another container has for all
+    /// addresses, and the other way round, for a transaction that creates those of the `new` entries that are
+    /// `missing`.
     pub(crate) fn exclude_overlaps(&self, new: &[Entry], missing: &[Entry]) -> Result<Vec<Edit>> {
         let of_all: SortedSet<EntryKey> = missing.iter().filter_map(of_all_addresses).collect();
         if of_all.is_empty() {
@@ -115,8 +117,8 @@ impl Clashes {
     }
 }
 
-/// Returns whether an ADD replaces an entry, because its attachment is the same or gone. Adds what such an attachment has to
-/// `replaced`. `known` are the marks about which that is known.
+/// Returns whether an ADD replaces an entry, because its attachment is the same or gone. Adds what such an attachment
+/// has to `replaced`. `known` are the marks about which that is known.
 fn is_replaced(
     nft: &mut Nftables,
     host: &mut Netlink,
@@ -164,7 +166,8 @@ fn list_addresses(nft: &mut Nftables, new: &[Entry]) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// Returns the entries of single addresses that have the same port as a new entry for all addresses, each with that one.
+/// Returns the entries of single addresses that have the same port as a new entry for all addresses, each with that
+/// one.
 fn overlaps(new: &[Entry], addresses: Vec<Entry>) -> Vec<(&Entry, Entry)> {
     if addresses.is_empty() {
         return Vec::new();

@@ -74,8 +74,8 @@ impl Condition {
         Ok(conditions)
     }
 
-    /// Returns the combinations of single values of which a packet must match one. Each is a list of conditions with one
-    /// value, or with several if negated.
+    /// Returns the combinations of single values of which a packet must match one. Each is a list of conditions with
+    /// one value, or with several if negated.
     pub(crate) fn alternatives(conditions: &[Condition]) -> Vec<Vec<Condition>> {
         let mut all = vec![Vec::new()];
         for condition in conditions {

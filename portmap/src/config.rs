@@ -214,7 +214,8 @@ impl Keys {
     }
 }
 
-/// Returns the places of two ports that no packet could distinguish. There may be thousands of ports, so they are sorted.
+/// Returns the places of two ports that no packet could distinguish. There may be thousands of ports, so they are
+/// sorted.
 fn find_repetition(ports: &[Port]) -> Option<(usize, usize)> {
     let mut keys = Vec::with_capacity(ports.len());
     for (place, port) in ports.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! The entries of the [table](crate::table): elements of its maps and sets. Every entry has the comment of its attachment, by
-//! which DEL and GC find it.
+//! The entries of the [table](crate::table): elements of its maps and sets. Every entry has the comment of its
+//! attachment, by which DEL and GC find it.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -96,8 +96,8 @@ impl Entry {
         [Family::Ipv4, Family::Ipv6].into_iter().find(|family| self.set.starts_with(prefix(*family))).map(address_type)
     }
 
-    /// Returns the key by which this entry is found, or one that excludes it: with the same key, or a range that overlaps. All
-    /// ranges for a container's address include the address itself, or are those of loopback addresses.
+    /// Returns the key by which this entry is found, or one that excludes it: with the same key, or a range that
+    /// overlaps. All ranges for a container's address include the address itself, or are those of loopback addresses.
     pub(crate) fn key(&self) -> EntryKey {
         let Element { key, key_end, .. } = &self.element;
         let half = key.len() / 2;
@@ -109,8 +109,8 @@ impl Entry {
         EntryKey { set: self.set.clone(), key }
     }
 
-    /// Returns everything by which two entries are compared, without the note. The key comes first: entries of one attachment
-    /// have the same set and comment, and a comparison ends at the first difference.
+    /// Returns everything by which two entries are compared, without the note. The key comes first: entries of one
+    /// attachment have the same set and comment, and a comparison ends at the first difference.
     pub(crate) fn identity(&self) -> ([Option<&[u8]>; 3], [&str; 2]) {
         let Element { key, key_end, data, .. } = &self.element;
         let value = match data {
@@ -161,7 +161,8 @@ fn values(Key { host_ip, protocol, port }: &Key) -> Vec<Value> {
     values
 }
 
-/// Returns the element of an attachment in the set `attachments`, without what it records. The comment may be only the mark.
+/// Returns the element of an attachment in the set `attachments`, without what it records. The comment may be only the
+/// mark.
 pub(crate) fn head(comment: &str) -> Element {
     // A key of this type is text that `nft` shows, of at most 15 bytes.
     let key = Value::LinkName(key::mark_in(comment).map(key::short_mark).unwrap_or_default());

@@ -1,5 +1,5 @@
-//! Connection tracking: flows of UDP and SCTP that began before a mapping changed would keep their old destination as long
-//! as the client sends.
+//! Connection tracking: flows of UDP and SCTP that began before a mapping changed would keep their old destination as
+//! long as the client sends.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,8 +10,8 @@ use linux::netlink::{Conntrack, FlowFilter, Netlink};
 
 use crate::mapping::{Mapping, outlives_its_mapping};
 
-/// Deletes the flows to this host's addresses that began before ports were published, and those through mappings that were
-/// `replaced`. Best effort: an error is logged.
+/// Deletes the flows to this host's addresses that began before ports were published, and those through mappings that
+/// were `replaced`. Best effort: an error is logged.
 ///
 /// Unlike the reference, which also deletes flows to the same port of other hosts.
 pub(crate) fn redirect(host: &mut Netlink, published: &[Mapping], replaced: &[Mapping]) {

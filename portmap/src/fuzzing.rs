@@ -1,4 +1,5 @@
-//! Entry points for the fuzzer: they read arbitrary configurations, elements and listings, and assert the properties that must hold.
+//! Entry points for the fuzzer: they read arbitrary configurations, elements and listings, and assert the properties
+//! that must hold.
 #![allow(clippy::panic, clippy::expect_used, reason = "the fuzzer detects a failure by a panic")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -69,8 +70,8 @@ fn conditions(conditions: &[Condition], family: Family) {
     }
 }
 
-/// Reads an arbitrary element of an arbitrary set: the name of the set and the comment, each followed by a NUL, the length of
-/// the key, the key, and the value.
+/// Reads an arbitrary element of an arbitrary set: the name of the set and the comment, each followed by a NUL, the
+/// length of the key, the key, and the value.
 pub fn element(input: &[u8]) {
     let mut parts = input.splitn(3, |byte| *byte == 0);
     let (Some(set), Some(comment), Some([len, bytes @ ..])) = (parts.next(), parts.next(), parts.next()) else {

@@ -172,8 +172,8 @@ fn comment(owner: &PortOwner) -> String {
     }
 }
 
-/// Returns the owner as tools compare it. The mark of iptables is that of the other plugins, without the first word of the
-/// comment.
+/// Returns the owner as tools compare it. The mark of iptables is that of the other plugins, without the first word of
+/// the comment.
 fn mark(owner: PortOwner) -> Owner {
     match owner {
         PortOwner::Attachment(comment) => Owner::Marked(mark_in(&comment).unwrap_or(&comment).to_owned()),
@@ -330,7 +330,8 @@ impl Checker<'_> {
         Ok(None)
     }
 
-    /// Reports links to containers from which the loopback services of this host can be reached, whatever has enabled that.
+    /// Reports links to containers from which the loopback services of this host can be reached, whatever has enabled
+    /// that.
     fn find_exposure(&mut self, links: &[LinkIndex]) -> Result<Option<Finding>> {
         let mut names: Vec<String> = Vec::new();
         for link in links {

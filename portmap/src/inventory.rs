@@ -1,13 +1,14 @@
-//! The inventory: what each attachment has in the [table](crate::table), recorded in the table itself, so that DEL and a
-//! repeated ADD look up the entries of their attachment, and need not list those of all.
+//! The inventory: what each attachment has in the [table](crate::table), recorded in the table itself, so that DEL and
+//! a repeated ADD look up the entries of their attachment, and need not list those of all.
 //!
 //! ```text
-//! set attachments { "0123456789abcde" comment "MARK, net: net1, if: eth0, id: c1" }     the note is "3fa91c0b77e 1"
-//! map inventory   { "3fa91c0b77e0000" comment "MARK" : goto attached }                  the note is a page, see [`write`]
+//! set attachments { "0123456789abcde" comment "MARK, net: net1, if: eth0, id: c1" }  the note is "3fa91c0b77e 1"
+//! map inventory   { "3fa91c0b77e0000" comment "MARK" : goto attached }               the note is a page, see [`write`]
 //! ```
 //!
-//! The keys of the pages begin with a random number, which is new with every ADD. A transaction that deletes pages fails if the
-//! attachment has others meanwhile, whatever else changed on the host. It can only delete what belongs to the pages it read.
+//! The keys of the pages begin with a random number, which is new with every ADD. A transaction that deletes pages
+//! fails if the attachment has others meanwhile, whatever else changed on the host. It can only delete what belongs to
+//! the pages it read.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -26,8 +27,8 @@ const PAGE: usize = 200;
 /// The digits of the random number in the keys of pages. Four digits follow, and a key has 15.
 const DIGITS: usize = 11;
 
-/// Returns the entry of an attachment and its inventory, which lists `entries` and leads to `chains`. `port` is the link of the
-/// attachment on this host, if known: without the link it is gone.
+/// Returns the entry of an attachment and its inventory, which lists `entries` and leads to `chains`. `port` is the
+/// link of the attachment on this host, if known: without the link it is gone.
 pub(crate) fn create(comment: &str, port: Option<&str>, entries: &[Entry], chains: &[String]) -> Result<Vec<Entry>> {
     let number = u64::from_ne_bytes(linux::random().context(|| "generate a random number")?) >> (64 - 4 * DIGITS);
     let texts = write(entries);
@@ -61,9 +62,9 @@ pub(crate) struct Owned {
 }
 
 impl Owned {
-    /// Finds what the attachment with this mark has. Lists the entries of all attachments only if it has no complete inventory,
-    /// but something else: an earlier version added it, or another program has deleted a part. Without an entry of its own, it has
-    /// something if one of `hints` is its.
+    /// Finds what the attachment with this mark has. Lists the entries of all attachments only if it has no complete
+    /// inventory, but something else: an earlier version added it, or another program has deleted a part. Without an
+    /// entry of its own, it has something if one of `hints` is its.
     pub(crate) fn find(nft: &mut Nftables, mark: &str, hints: Hints<'_>) -> Result<Owned> {
         let head = entry::look_up(nft, &[EntryKey::of_attachment(mark)])?.pop().flatten();
         Owned::of_head(nft, mark, head, hints)
@@ -153,7 +154,8 @@ impl<'a> Run<'a> {
         Some(Run { set, ip: host_ip, protocol: Some(protocol), first: port, last: port })
     }
 
-    /// Returns the words for this run on a page, without those that it has in common with the run `before` on the same page.
+    /// Returns the words for this run on a page, without those that it has in common with the run `before` on the same
+    /// page.
     fn words(&self, before: Option<&Run<'_>>) -> String {
         let Run { set, ip, protocol, first, last } = self;
         let before = before.filter(|before| before.set == *set);
@@ -172,8 +174,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Writes the keys of entries as pages of words: the name of a set, then, as far as its keys have them, an address, a protocol
-/// and ports, each for all ports that follow on the page:
+/// Writes the keys of entries as pages of words: the name of a set, then, as far as its keys have them, an address, a
+/// protocol and ports, each for all ports that follow on the page:
 ///
 /// ```text
 /// ipv4_address_ports 10.0.0.1 tcp 80 443 udp 53 ipv4_masquerade 10.1.0.2 ipv4_ports tcp 8000-8100

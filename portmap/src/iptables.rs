@@ -1,10 +1,10 @@
-//! Published ports in the form of the reference with iptables: rules in the nat tables of `iptables`, which it lists, and
-//! which the reference's CHECK and DEL accept.
+//! Published ports in the form of the reference with iptables: rules in the nat tables of `iptables`, which it lists,
+//! and which the reference's CHECK and DEL accept.
 //!
 //! ```text
 //! -A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
 //! -A OUTPUT -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
-//! -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: \"net1\" id: \"id1\"" -m multiport --dports 8080 -j CNI-DN-1
+//! -A CNI-HOSTPORT-DNAT -p tcp -m comment --comment "dnat name: …" -m multiport --dports 8080 -j CNI-DN-1
 //! -A CNI-DN-1 -s 10.9.0.0/24 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
 //! -A CNI-DN-1 -s 127.0.0.1/32 -p tcp -m tcp --dport 8080 -j CNI-HOSTPORT-SETMARK
 //! -A CNI-DN-1 -p tcp -m tcp --dport 8080 -j DNAT --to-destination 10.9.0.2:80
@@ -59,10 +59,10 @@ pub(crate) struct Preparation {
 
 /// Adds the chains and rules of an attachment. Replaces those of an earlier ADD.
 ///
-/// The tables in nf_tables change in one transaction, together with the edits of `prepare`, which returns an error if a port
-/// is taken. It is called again if any ruleset changes meanwhile, so that ADDs at the same time neither publish the same port
-/// nor add the shared rules twice. Sets `has_legacy_rules` if a legacy table changed, or may have. Returns the addresses of the
-/// attachment.
+/// The tables in nf_tables change in one transaction, together with the edits of `prepare`, which returns an error if a
+/// port is taken. It is called again if any ruleset changes meanwhile, so that ADDs at the same time neither publish
+/// the same port nor add the shared rules twice. Sets `has_legacy_rules` if a legacy table changed, or may have.
+/// Returns the addresses of the attachment.
 pub(crate) fn add(
     nft: &mut Nftables,
     publication: &Publication<'_>,
@@ -125,7 +125,8 @@ pub(crate) fn add(
     Ok(ips)
 }
 
-/// Returns whether a legacy table may have other rules than in the lines `before`. A tool that was killed may have changed it.
+/// Returns whether a legacy table may have other rules than in the lines `before`. A tool that was killed may have
+/// changed it.
 fn may_differ(tools: &Tools, before: &[String]) -> bool {
     let now = tools.legacy_table(NAT);
     now.map_or(true, |table| rules_in(&table.map(|table| table.lines).unwrap_or_default()).ne(rules_in(before)))
@@ -144,8 +145,8 @@ fn rules_of<'a>(
     Rules::new(chain, config, address, mappings, *port).map(Some)
 }
 
-/// Lists the published ports of all networks, by either implementation, at least those for which `wanted` returns true. Also
-/// returns whether any rule leads to a chain of a container.
+/// Lists the published ports of all networks, by either implementation, at least those for which `wanted` returns true.
+/// Also returns whether any rule leads to a chain of a container.
 pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<PublishedPort>)> {
     let (mut has_entries, mut found) = (false, Vec::new());
     let mut list_in = |view: &mut View<'_>| -> Result<()> {
@@ -163,8 +164,8 @@ pub(crate) fn list(nft: &mut Nftables, wanted: Wanted<'_>) -> Result<(bool, Vec<
     Ok((has_entries, found))
 }
 
-/// Lists the published ports in a table to which `entries` lead, in the order in which packets meet them. Skips those for
-/// which `wanted` returns false.
+/// Lists the published ports in a table to which `entries` lead, in the order in which packets meet them. Skips those
+/// for which `wanted` returns false.
 fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Result<Vec<PublishedPort>> {
     let mut chains: Vec<(&str, Vec<Found>)> = Vec::new();
     let mut found = Vec::new();
@@ -186,8 +187,8 @@ fn published(view: &mut View<'_>, entries: &[Found], wanted: Wanted<'_>) -> Resu
     Ok(found)
 }
 
-/// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. Its addresses and
-/// its link matter only if the container has other attachments to the network. Returns the mappings.
+/// Removes the rules of an attachment, by either implementation, and chains that no other rule leads to. Its addresses
+/// and its link matter only if the container has other attachments to the network. Returns the mappings.
 pub(crate) fn remove(nft: &mut Nftables, host: &mut Host, removal: &PortRemoval<'_>) -> Result<Vec<Mapping>> {
     let chains = [ContainerChain::new(removal.owner), ContainerChain::old(removal.owner)];
     let mut known = None;
@@ -237,8 +238,8 @@ pub(crate) fn collect(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> R
     Ok(removed)
 }
 
-/// CHECK: returns an error if a port is not published as it should be. Returns whether cni0 published the ports: the rules of the
-/// reference have no mark.
+/// CHECK: returns an error if a port is not published as it should be. Returns whether cni0 published the ports: the
+/// rules of the reference have no mark.
 pub(crate) fn check(nft: &mut Nftables, publication: &Publication<'_>) -> Result<bool> {
     let chain = ContainerChain::new(publication.owner);
     let mut is_marked = false;
@@ -302,8 +303,8 @@ fn check_mappings(view: &mut View<'_>, rules: &Rules<'_>, entries: &[Found], fam
     Ok(())
 }
 
-/// STATUS: returns an error if the kernel does not accept the rules of an imaginary container, or the tools that would be needed
-/// do not work.
+/// STATUS: returns an error if the kernel does not accept the rules of an imaginary container, or the tools that would
+/// be needed do not work.
 pub(crate) fn status() -> Result<()> {
     let owner = AttachmentKey { network: "", container: "", ifname: "" };
     let chain = ContainerChain::new(owner);
@@ -324,7 +325,8 @@ pub(crate) fn status() -> Result<()> {
     try_iptables(NAT, remedy, |_, view| rules.plan(&mut Host::default(), view, &removal))
 }
 
-/// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that publishes it.
+/// Reads the ports that the lines of a save tool publish, and asserts that each is read again from the rule that
+/// publishes it.
 #[cfg(feature = "fuzzing")]
 pub(crate) fn fuzz(lines: &[String]) {
     let mut view = View::Legacy(lines);

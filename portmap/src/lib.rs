@@ -1,16 +1,17 @@
 //! The `portmap` plugin: publishes ports of containers on addresses of this host.
 //!
-//! `config` validates the keys, `mapping` derives the mappings of each container address from them and from the previous
-//! result, and `condition` has the conditions of a network. `publication` is what an attachment publishes.
+//! `config` validates the keys, `mapping` derives the mappings of each container address from them and from the
+//! previous result, and `condition` has the conditions of a network. `publication` is what an attachment publishes.
 //!
-//! - `table` is the form in which ports are published: rules and maps in a table of this plugin, and `entry` is what the
-//!   maps have for each attachment. `inventory` records in the table what each attachment has. `add` fills the maps in one
-//!   transaction, `clashes` finds what excludes its entries, `check` compares them, `removal` removes them for DEL and GC.
+//! - `table` is the form in which ports are published: rules and maps in a table of this plugin, and `entry` is what
+//!   the maps have for each attachment. `inventory` records in the table what each attachment has. `add` fills the maps
+//!   in one transaction, `clashes` finds what excludes its entries, `check` compares them, `removal` removes them for
+//!   DEL and GC.
 //! - `iptables` is the form of the reference with iptables; `reference` has its form with nftables, which is only read
 //!   and removed. `other_forms` looks for both, `published` is a port in any form, and `owner` finds out whether its
 //!   owner still exists.
-//! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener` warns
-//!   of processes on the same port.
+//! - `localnet` makes ports reachable from loopback addresses, `flows` corrects connection tracking, and `listener`
+//!   warns of processes on the same port.
 //! - `host` is a socket that is opened when it is needed, and `inspect` is for `cnitool`.
 
 mod add;

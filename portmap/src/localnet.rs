@@ -1,11 +1,12 @@
 //! Access to published ports from this host's loopback addresses, which the kernel otherwise never routes.
 //!
-//! The setting `route_localnet` of the link that leads to a container also lets the container send packets to services on
-//! loopback addresses. A filter of traffic control, the guard, drops these packets where they arrive. It exists before the setting
-//! is enabled, and it stays until the link is deleted: unlike the rules of nf_tables that do the same for all links, no reload of
-//! a firewall removes it.
+//! The setting `route_localnet` of the link that leads to a container also lets the container send packets to services
+//! on loopback addresses. A filter of traffic control, the guard, drops these packets where they arrive. It exists
+//! before the setting is enabled, and it stays until the link is deleted: unlike the rules of nf_tables that do the
+//! same for all links, no reload of a firewall removes it.
 //!
-//! The setting is disabled with the last port that needs it, if this plugin has enabled it: then the guard has another handle.
+//! The setting is disabled with the last port that needs it, if this plugin has enabled it: then the guard has another
+//! handle.
 
 use std::net::IpAddr;
 
@@ -26,9 +27,9 @@ const GUARD: u32 = 0x636e_6930;
 /// The handle of a guard on a link where this plugin enabled it.
 const OWN: u32 = 0x636e_6931;
 
-/// Returns the link by which this host reaches a container; `None` without a route, for IPv6, which has no such setting, or if the
-/// route leads elsewhere: the setting would open the loopback services of this host to the network outside. The previous result
-/// names the link, or the address of the container's gateway, which the link has.
+/// Returns the link by which this host reaches a container; `None` without a route, for IPv6, which has no such
+/// setting, or if the route leads elsewhere: the setting would open the loopback services of this host to the network
+/// outside. The previous result names the link, or the address of the container's gateway, which the link has.
 pub(crate) fn link_to(host: &mut Netlink, result: &AddResult, container: IpAddr) -> Result<Option<LinkIndex>> {
     let Some(index) = host.route_to(container)?.filter(|_| container.is_ipv4()) else { return Ok(None) };
     let Some(link) = host.link_name(index)? else { return Ok(None) };
@@ -46,8 +47,8 @@ pub(crate) fn links_to(host: &mut Netlink, result: &AddResult, at: &Attachment) 
     Ok(links)
 }
 
-/// Enables `route_localnet` on a link that leads to a container, after its guard was added. Without a guard, the setting stays as
-/// it is, and the log has a warning.
+/// Enables `route_localnet` on a link that leads to a container, after its guard was added. Without a guard, the
+/// setting stays as it is, and the log has a warning.
 pub(crate) fn enable(host: &mut Netlink, link: LinkIndex) -> Result<()> {
     let Some(name) = host.link_name(link)? else { return Ok(()) };
     let what = || "enable connections from loopback addresses";
@@ -85,8 +86,8 @@ fn read_only(link: &str) -> Error {
         .details("/proc/sys is read-only: mount it writable, or set the sysctl before")
 }
 
-/// Adds the guard of a link unless it has one: with this handle, or any if it is [`GUARD`]. Returns `false` if the kernel does not
-/// support such filters, or another program uses their place.
+/// Adds the guard of a link unless it has one: with this handle, or any if it is [`GUARD`]. Returns `false` if the
+/// kernel does not support such filters, or another program uses their place.
 fn add_guard(host: &mut Netlink, link: LinkIndex, handle: u32) -> Result<bool> {
     let is_guarded = |handles: Vec<u32>| handles.contains(&handle) || (handle == GUARD && !handles.is_empty());
     if is_guarded(host.loopback_filters(link)?) {
@@ -181,8 +182,8 @@ impl ContainerLink {
         add_guard(host, self.index, GUARD)
     }
 
-    /// CHECK: returns an error if ports that `are_ours` are not reachable from loopback addresses, or if the link is exposed. The
-    /// reference always exposes it.
+    /// CHECK: returns an error if ports that `are_ours` are not reachable from loopback addresses, or if the link is
+    /// exposed. The reference always exposes it.
     pub(crate) fn check(&self, are_ours: bool) -> Result<()> {
         let ContainerLink { name, value, is_guarded, lacks_rules, .. } = self;
         if are_ours && self.is_exposed() {

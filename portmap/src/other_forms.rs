@@ -7,8 +7,8 @@ use linux::netlink::nft::{Family, Nftables};
 use crate::published::{PublishedPort, Wanted};
 use crate::{iptables, reference};
 
-/// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that there
-/// are none.
+/// Lists the ports of all networks that are published in the forms of the reference. Usually one message shows that
+/// there are none.
 pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<PublishedPort>> {
     if may_exist(nft)? { Ok(list_some(nft, &|_, _| true)?.1) } else { Ok(Vec::new()) }
 }

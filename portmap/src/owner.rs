@@ -8,8 +8,8 @@ use linux::netlink::Netlink;
 
 use crate::published::{PortOwner, PublishedPort};
 
-/// Returns whether the owner of a published port is provably gone: it has no link on this host and no lease. `port` is the
-/// name of its link when the port was published, if known. Without it, only the leases of the network prove that.
+/// Returns whether the owner of a published port is provably gone: it has no link on this host and no lease. `port` is
+/// the name of its link when the port was published, if known. Without it, only the leases of the network prove that.
 pub(crate) fn is_gone(host: &mut Netlink, owner: &PortOwner, port: Option<&str>) -> Result<bool> {
     let ownership = Ownership::new(owner.as_owner());
     match (port, ownership.has_lease()) {
@@ -19,8 +19,8 @@ pub(crate) fn is_gone(host: &mut Netlink, owner: &PortOwner, port: Option<&str>)
     }
 }
 
-/// Returns whether the link that the owner had does not exist, also not with another name: a link that is renamed keeps its
-/// alias.
+/// Returns whether the link that the owner had does not exist, also not with another name: a link that is renamed keeps
+/// its alias.
 fn has_lost_link(host: &mut Netlink, owner: &Ownership<'_>, port: &str) -> Result<bool> {
     let is_lost = match host.link(port)? {
         None => true,
@@ -47,8 +47,8 @@ pub(crate) fn describe(host: &mut Netlink, published: &PublishedPort) -> Result<
     Ok(published.owner.to_string())
 }
 
-/// Returns the interface of the attachment to a network that owns a published port, and the container, as far as a lease or
-/// the alias of its link prove them. `leases` are those of the network.
+/// Returns the interface of the attachment to a network that owns a published port, and the container, as far as a
+/// lease or the alias of its link prove them. `leases` are those of the network.
 pub(crate) fn interface_of(
     host: &mut Netlink,
     published: &PublishedPort,

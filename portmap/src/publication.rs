@@ -70,8 +70,8 @@ impl<'a> Publication<'a> {
         self.addresses.iter().map(|(ip, _)| Scope::new(ip.ip(), self.config.conditions(ip.ip()))).collect()
     }
 
-    /// Returns the chains that the entries need beside those of all attachments: one that counts the attachments of the link
-    /// through which loopback addresses reach the ports, and those of scopes with conditions.
+    /// Returns the chains that the entries need beside those of all attachments: one that counts the attachments of the
+    /// link through which loopback addresses reach the ports, and those of scopes with conditions.
     pub(crate) fn chains(scopes: &[Scope], link: Option<LinkIndex>) -> Vec<String> {
         [table::attached(link)].into_iter().chain(scopes.iter().filter_map(Scope::chain).map(str::to_owned)).collect()
     }

@@ -30,7 +30,8 @@ impl PublishedPort {
             if network == attachment.network && container == attachment.container)
     }
 
-    /// Returns whether the port belongs to an attachment with these addresses. `port` is its link on this host, if known.
+    /// Returns whether the port belongs to an attachment with these addresses. `port` is its link on this host, if
+    /// known.
     pub(crate) fn is_of(
         &self,
         host: &mut Netlink,

@@ -41,8 +41,8 @@ pub(crate) fn list(nft: &mut Nftables) -> Result<Vec<PublishedPort>> {
     Ok(found)
 }
 
-/// Returns whether the ports of an attachment are published completely: by one rule for each, those for masquerade, and those
-/// that lead to them.
+/// Returns whether the ports of an attachment are published completely: by one rule for each, those for masquerade, and
+/// those that lead to them.
 pub(crate) fn publishes(nft: &mut Nftables, publication: &Publication<'_>) -> Result<bool> {
     for (address, mappings) in &publication.addresses {
         let ip = address.ip();
@@ -67,8 +67,8 @@ pub(crate) fn publishes(nft: &mut Nftables, publication: &Publication<'_>) -> Re
     Ok(true)
 }
 
-/// Removes the rules of an attachment. `ips` are its addresses, if known. Leases come first: a runtime may pass the result of
-/// another interface. Returns the mappings.
+/// Removes the rules of an attachment. `ips` are its addresses, if known. Leases come first: a runtime may pass the
+/// result of another interface. Returns the mappings.
 ///
 /// Unlike the reference, which removes the rules of all networks of the container.
 pub(crate) fn remove(nft: &mut Nftables, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<Vec<Mapping>> {

@@ -17,13 +17,12 @@ use crate::published::Form;
 use crate::table::{ATTACHMENTS, MapName, Names, TABLE, VERSIONS};
 use crate::{flows, inventory, iptables, localnet, other_forms, owner, reference, table};
 
-/// Attempts to apply edits that depend on what was looked up. Only calls for the same attachment or the same ports make an
-/// attempt fail, and then one of them has succeeded.
+/// Attempts to apply edits that depend on what was looked up. Only calls for the same attachment or the same ports make
+/// an attempt fail, and then one of them has succeeded.
 const ATTEMPTS: usize = 100;
 
-/// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed since
-/// ADD.
-/// `publication` is what the configuration says that the attachment publishes, if it says so.
+/// DEL: removes everything of an attachment, in all forms: the configuration, or the implementation, may have changed
+/// since ADD. `publication` is what the configuration says that the attachment publishes, if it says so.
 pub(crate) fn remove(removal: &PortRemoval<'_>, publication: Option<&Publication<'_>>) -> Result<()> {
     let mut nft = Nftables::open()?;
     let (removed, outcome) = remove_with(&mut nft, &mut Host::default(), removal, publication);
@@ -31,8 +30,8 @@ pub(crate) fn remove(removal: &PortRemoval<'_>, publication: Option<&Publication
     outcome
 }
 
-/// Removes everything of an attachment with these sockets, so that no other descriptor is needed for entries. Returns the
-/// mappings, and the errors.
+/// Removes everything of an attachment with these sockets, so that no other descriptor is needed for entries. Returns
+/// the mappings, and the errors.
 pub(crate) fn remove_with(
     nft: &mut Nftables,
     host: &mut Host,
@@ -136,8 +135,8 @@ fn collect_others(nft: &mut Nftables, host: &mut Host, keep: &Keep<'_>) -> Resul
     Ok(removed)
 }
 
-/// Removes the entries of the attachment with this mark, and what is no longer used without them. Returns the mappings. `hints`
-/// returns keys of entries that it may have.
+/// Removes the entries of the attachment with this mark, and what is no longer used without them. Returns the mappings.
+/// `hints` returns keys of entries that it may have.
 fn remove_entries(nft: &mut Nftables, host: &mut Host, mark: &str, hints: Hints<'_>) -> Result<Vec<Mapping>> {
     let (mut removed, mut link) = (Vec::new(), None);
     apply(nft, &mut |nft, deletes_unused| {
@@ -154,9 +153,10 @@ fn remove_entries(nft: &mut Nftables, host: &mut Host, mark: &str, hints: Hints<
     Ok(removed)
 }
 
-/// Repeats an `attempt` to change entries, if the kernel refuses its transaction because entries were added or removed after it
-/// had looked them up. The inner result is that of the transaction; any other error is final. The argument is whether to
-/// delete unused chains and scopes: the kernel refuses that if an attachment or a rule of another program uses one meanwhile.
+/// Repeats an `attempt` to change entries, if the kernel refuses its transaction because entries were added or removed
+/// after it had looked them up. The inner result is that of the transaction; any other error is final. The argument is
+/// whether to delete unused chains and scopes: the kernel refuses that if an attachment or a rule of another program
+/// uses one meanwhile.
 pub(crate) fn apply(
     nft: &mut Nftables,
     attempt: &mut dyn FnMut(&mut Nftables, bool) -> Result<Result<()>>,
@@ -174,8 +174,9 @@ pub(crate) fn apply(
     outcome
 }
 
-/// Returns the edits that remove the entries of attachments, except those that are `kept`, and what nothing needs without
-/// them: chains and scopes only if `deletes_unused`, and not those with one of the `chains` that are still needed.
+/// Returns the edits that remove the entries of attachments, except those that are `kept`, and what nothing needs
+/// without them: chains and scopes only if `deletes_unused`, and not those with one of the `chains` that are still
+/// needed.
 pub(crate) fn edits(
     nft: &mut Nftables,
     removed: &[Owned],
@@ -225,8 +226,8 @@ fn scopes(nft: &mut Nftables, owned: &[Owned]) -> Result<Vec<Names>> {
     Ok(scopes.into_iter().map(|(family, suffix)| Names::new(family, suffix)).collect())
 }
 
-/// Returns the edits that delete what no attachment owns, such as the addresses of this host that were reached, if nothing is
-/// published without this attachment.
+/// Returns the edits that delete what no attachment owns, such as the addresses of this host that were reached, if
+/// nothing is published without this attachment.
 fn forget_shared(nft: &mut Nftables, removed: &Owned) -> Result<Vec<Edit>> {
     let chain = table::attached(removed.link());
     if table::others_attached(nft, &chain, removed.users_of(&chain))?.is_some_and(|others| others > 0) {

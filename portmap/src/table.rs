@@ -13,18 +13,18 @@
 //!     chain postrouting  { type nat hook postrouting priority 100
 //!         ct status dnat ct original ip daddr @ipv4_reached ip saddr . ip daddr @ipv4_masquerade masquerade }
 //!     chain guard        { type filter hook prerouting priority -300   drops 127.0.0.0/8 from other links than lo }
-//!     chain replies      { type filter hook prerouting priority -90    marks replies to 127.0.0.0/8 for the guard of a link }
+//!     chain replies      { type filter hook prerouting priority -90    marks replies to 127.0.0.0/8, for the guard }
 //!     set attachments    one element for each attachment, so that a repeated ADD is noticed
-//!     map inventory      what each attachment has in the table; every element leads to a chain that the attachment needs
+//!     map inventory      what each attachment has in the table; every element leads to a chain that it needs
 //!     map versions       a number that changes with every ADD of a port at one address
 //!     chain attached     counts attachments: the kernel counts the elements that lead to it
 //!     chain attached_7   counts those whose ports loopback addresses reach through the link with this index
 //! }
 //! ```
 //!
-//! The same objects exist for `ipv6`. A network with conditions has a [`Scope`] of its own. All objects are created when
-//! the first ADD needs them. This module has all that does not belong to a single attachment: chains, rules, and the
-//! definitions of maps and sets. Their elements are in [`entry`](crate::entry).
+//! The same objects exist for `ipv6`. A network with conditions has a [`Scope`] of its own. All objects are created
+//! when the first ADD needs them. This module has all that does not belong to a single attachment: chains, rules, and
+//! the definitions of maps and sets. Their elements are in [`entry`](crate::entry).
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -137,8 +137,8 @@ impl Scope {
         &self.names.masquerade
     }
 
-    /// Returns the chain that must not be deleted while an attachment uses the scope; `None` for the scope without conditions,
-    /// which is never deleted.
+    /// Returns the chain that must not be deleted while an attachment uses the scope; `None` for the scope without
+    /// conditions, which is never deleted.
     pub(crate) fn chain(&self) -> Option<&str> {
         (!self.conditions.is_empty()).then_some(&*self.names.translate)
     }
@@ -193,9 +193,9 @@ impl Scope {
         rules.push(FixedRule::new(chain, "ports of all addresses", RulePlace::Last, move |rule| {
             rule.translate_destination_by(family, &[Field::PROTOCOL, Field::DESTINATION_PORT], ports)
         }));
-        // Connections to addresses of other hosts that are translated to a container, such as those of services, must keep
-        // their source. So the first packets to published ports record which addresses of this host they reach. Loopback
-        // addresses are too many to record, and only this host can be their source.
+        // Connections to addresses of other hosts that are translated to a container, such as those of services, must
+        // keep their source. So the first packets to published ports record which addresses of this host they reach.
+        // Loopback addresses are too many to record, and only this host can be their source.
         let loopback = loopback().filter(|_| family == Family::Ipv4);
         let record = move |rule: RuleSpec<'a>| {
             loopback.into_iter().fold(rule, RuleSpec::destination_outside).add_to_set(&[destination], reached)
@@ -270,7 +270,8 @@ pub(crate) struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// Returns the frame for these scopes. With `guard`, loopback addresses reach the ports, through `link` if it is known.
+    /// Returns the frame for these scopes. With `guard`, loopback addresses reach the ports, through `link` if it is
+    /// known.
     pub(crate) fn new(scopes: &'a [Scope], guard: bool, link: Option<LinkIndex>) -> Frame<'a> {
         Frame { scopes: scopes.iter().collect(), attached: attached(link), guard }
     }
@@ -282,7 +283,8 @@ impl<'a> Frame<'a> {
                 rule.destination_is_local().jump(PUBLISHED.name)
             })
         };
-        // IPv6 has no `route_localnet`: a translated packet from ::1 would be lost. So the client gets an error at once.
+        // IPv6 has no `route_localnet`: a translated packet from ::1 would be lost. So the client gets an error at
+        // once.
         let localhost = Cidr::host(IpAddr::from([0, 0, 0, 0, 0, 0, 0, 1_u16]));
         let mut rules = vec![
             jump(PREROUTING),
@@ -298,8 +300,8 @@ impl<'a> Frame<'a> {
         rules
     }
 
-    /// Returns all rules: also those that attachments of earlier versions do not need, and those that only make the chains which
-    /// count attachments visible in a list of rules.
+    /// Returns all rules: also those that attachments of earlier versions do not need, and those that only make the
+    /// chains which count attachments visible in a list of rules.
     fn all_rules(&self) -> Vec<FixedRule<'_>> {
         let mut rules = self.rules();
         rules.extend(reply_rule().filter(|_| self.guard));
@@ -370,13 +372,14 @@ impl<'a> Frame<'a> {
     }
 }
 
-/// Returns the name of the chain that counts the attachments whose ports loopback addresses reach through a link, or all others.
+/// Returns the name of the chain that counts the attachments whose ports loopback addresses reach through a link, or
+/// all others.
 pub(crate) fn attached(link: Option<LinkIndex>) -> String {
     link.map_or_else(|| ATTACHED.name.to_owned(), |link| format!("{}_{}", ATTACHED.name, link.number()))
 }
 
-/// Returns the number of attachments that lead to such a chain beside those with this number of elements; `None` if the chain
-/// does not exist. The chain has one rule.
+/// Returns the number of attachments that lead to such a chain beside those with this number of elements; `None` if the
+/// chain does not exist. The chain has one rule.
 pub(crate) fn others_attached(nft: &mut Nftables, chain: &str, users: usize) -> Result<Option<usize>> {
     let uses = nft.uses_of(TABLE.chain(chain))?;
     Ok(uses.map(|uses| usize::try_from(uses).unwrap_or(usize::MAX).saturating_sub(1 + users)))
@@ -389,8 +392,8 @@ pub(crate) fn read_attached(chain: &str) -> Option<Option<LinkIndex>> {
     (link.is_some() || rest.is_empty()).then_some(link)
 }
 
-/// Returns whether rules protect the loopback services of this host, and whether replies to loopback addresses are marked for the
-/// guard of a link.
+/// Returns whether rules protect the loopback services of this host, and whether replies to loopback addresses are
+/// marked for the guard of a link.
 pub(crate) fn has_guard(nft: &mut Nftables) -> Result<(bool, bool)> {
     let have = nft.rule_comments(TABLE)?;
     let is_there = |rule: &FixedRule<'_>| rule.is_among(&have);
@@ -416,8 +419,8 @@ pub(crate) fn add_guard(nft: &mut Nftables) -> Result<()> {
     })
 }
 
-/// Returns the rules that protect the host's loopback services, and ports that are published only at loopback addresses. With
-/// them, packets that arrive on other links are not even translated.
+/// Returns the rules that protect the host's loopback services, and ports that are published only at loopback
+/// addresses. With them, packets that arrive on other links are not even translated.
 fn guard_rules<'a>() -> Vec<FixedRule<'a>> {
     let Some(loopback) = loopback() else { return Vec::new() };
     let foreign = |rule: RuleSpec<'a>| rule.input_link_not("lo");
@@ -441,8 +444,8 @@ fn reply_rule<'a>() -> Option<FixedRule<'a>> {
     }))
 }
 
-/// Returns the edits that delete a scope, if nothing uses it any more once `users` elements of the inventory and the elements
-/// for which `removed` returns true are deleted. Another program may have deleted a part of it, or may use it.
+/// Returns the edits that delete a scope, if nothing uses it any more once `users` elements of the inventory and the
+/// elements for which `removed` returns true are deleted. Another program may have deleted a part of it, or may use it.
 pub(crate) fn delete_scope(
     nft: &mut Nftables,
     names: &Names,

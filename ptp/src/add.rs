@@ -36,7 +36,8 @@ struct Pair {
 
 /// Creates everything that an ADD creates, and returns the result.
 pub(crate) fn attach<'a>(add: &mut Add<'a>, config: &'a Config, ipam: Option<&'a Delegate<'a>>) -> Result<AddResult> {
-    // Before the addresses are leased: a second ADD of the attachment fails here, and must not release those of the first.
+    // Before the addresses are leased: a second ADD of the attachment fails here, and must not release those of the
+    // first.
     let pair = create(add, config)?;
     let plan = match ipam {
         Some(ipam) => {
@@ -95,8 +96,8 @@ fn wanted(config: &Config) -> Wanted<'_> {
     }
 }
 
-/// Creates the veth pair, with both ends in their places, and sets the host veth up. The indexes are chosen here, so that the
-/// ends can be configured without looking for them.
+/// Creates the veth pair, with both ends in their places, and sets the host veth up. The indexes are chosen here, so
+/// that the ends can be configured without looking for them.
 fn create(add: &mut Add<'_>, config: &Config) -> Result<Pair> {
     let (at, alias, requested) = (add.at, add.key.alias(), config.mac.address(add.call, add.at)?);
     let mut failure = None;
@@ -164,8 +165,8 @@ fn configure_host(host: &mut Netlink, pair: &Pair, plan: &AddressPlan) -> Result
     watch.map_or(Ok(()), |mut watch| Ok(watch.await_addresses(*port, v6, Deadline::after(DETECTION_TIMEOUT))?))
 }
 
-/// Returns the error for a route of another link to one of the addresses, instead of the kernel's. Unlike the reference, which
-/// ignores it: the container would be unreachable.
+/// Returns the error for a route of another link to one of the addresses, instead of the kernel's. Unlike the
+/// reference, which ignores it: the container would be unreachable.
 fn explain(host: &mut Netlink, plan: &AddressPlan, port: LinkIndex, error: Error) -> Error {
     if error.errno() != Some(libc::EEXIST) {
         return error;

@@ -32,7 +32,8 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config) -> Result<(
     }
 }
 
-/// Returns the masqueraded addresses of an attachment whose container veth is as ADD configured it. Does not check the host.
+/// Returns the masqueraded addresses of an attachment whose container veth is as ADD configured it. Does not check the
+/// host.
 pub(crate) fn masqueraded(call: &Call<'_>, at: &Attachment) -> Result<Vec<Cidr>> {
     let mut checker = Checker::open(call, at)?;
     let container = checker.interface("veth", true)?;

@@ -1,8 +1,9 @@
-//! The next hops of a container, and the addresses and routes of both ends that lead there and back. Pure functions, without
-//! I/O.
+//! The next hops of a container, and the addresses and routes of both ends that lead there and back. Pure functions,
+//! without I/O.
 //!
 //! A next hop is a gateway address that the host veth has, or a link-local address that no interface has: the container
-//! knows its MAC address, that of the host veth. Everything leaves by the next hop, packets to neighbours in the subnet, too.
+//! knows its MAC address, that of the host veth. Everything leaves by the next hop, packets to neighbours in the
+//! subnet, too.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,8 +21,8 @@ fn link_local(like: IpAddr) -> IpAddr {
     if like.is_ipv4() { LINK_LOCAL_4.into() } else { LINK_LOCAL_6.into() }
 }
 
-/// Gives each address a next hop: an address without a gateway gets the link-local one. With `always`, all addresses get it,
-/// and are host addresses, with a route to their network.
+/// Gives each address a next hop: an address without a gateway gets the link-local one. With `always`, all addresses
+/// get it, and are host addresses, with a route to their network.
 pub(crate) fn choose(plan: &mut AddressPlan, always: bool) {
     for ip in &mut plan.ips {
         let hop = link_local(ip.address.ip());
@@ -41,8 +42,8 @@ pub(crate) fn choose(plan: &mut AddressPlan, always: bool) {
     }
 }
 
-/// Returns the addresses with the prefixes of their networks, outside of which packets are masqueraded. The network of a host
-/// address with a link-local next hop is the smallest one with a route that contains it.
+/// Returns the addresses with the prefixes of their networks, outside of which packets are masqueraded. The network of
+/// a host address with a link-local next hop is the smallest one with a route that contains it.
 pub(crate) fn masqueraded(ips: &[IpConfig], routes: &[Route]) -> Vec<Cidr> {
     let network_of = |ip: &IpConfig| {
         let address = ip.address.ip();
@@ -54,8 +55,8 @@ pub(crate) fn masqueraded(ips: &[IpConfig], routes: &[Route]) -> Vec<Cidr> {
     ips.iter().map(network_of).collect()
 }
 
-/// Returns the addresses that the host veth needs: the gateways, and with IPv6 the link-local address, from which the host looks
-/// for the container. The kernel's own one would be tentative for a second.
+/// Returns the addresses that the host veth needs: the gateways, and with IPv6 the link-local address, from which the
+/// host looks for the container. The kernel's own one would be tentative for a second.
 pub(crate) fn host_addresses(ips: &[IpConfig], mac: MacAddr) -> Vec<Cidr> {
     let mut addresses: Vec<Cidr> = Vec::new();
     for gateway in gateways(ips).map(Cidr::host) {
@@ -85,7 +86,8 @@ pub(crate) fn on_link(ip: IpAddr) -> netlink::Route {
     netlink::Route { scope, ..netlink::Route::new(Cidr::host(ip), None) }
 }
 
-/// Returns the changes that configure the host veth. A second container with the address would be unreachable, or the first.
+/// Returns the changes that configure the host veth. A second container with the address would be unreachable, or the
+/// first.
 pub(crate) fn on_host(plan: &AddressPlan, port: LinkIndex, mac: MacAddr) -> Vec<Change<'static>> {
     let addresses = host_addresses(&plan.ips, mac).into_iter();
     let addresses = addresses.map(|address| Change::add_address(port, address, DuplicateDetection::Off));

@@ -1,8 +1,8 @@
 //! The `ptp` plugin: connects each container to the host by a veth pair of its own, and routes its packets.
 //!
-//! `add` walks through the steps of an ADD: it creates the veth pair, leases addresses, and configures both ends as `hops`
-//! describes. `check` is CHECK, and `inspect` is for `cnitool`. What other plugins do in the same way is in the crate
-//! `interface`.
+//! `add` walks through the steps of an ADD: it creates the veth pair, leases addresses, and configures both ends as
+//! `hops` describes. `check` is CHECK, and `inspect` is for `cnitool`. What other plugins do in the same way is in the
+//! crate `interface`.
 
 mod add;
 mod check;

@@ -7,8 +7,8 @@ use crate::config::Config;
 use crate::owner;
 use crate::plan::{is_by, unicast};
 
-/// Returns an error unless packets from each address use a table, which has a default route if the address has a gateway. The rules
-/// may be those of the reference.
+/// Returns an error unless packets from each address use a table, which has a default route if the address has a
+/// gateway. The rules may be those of the reference.
 pub(crate) fn run(call: &Call<'_>, at: &Attachment, config: &Config, result: &AddResult) -> Result<()> {
     let missing = |what: String| {
         Err(Error::new(Code::INTERNAL, what).details("another program removed it; attach the container again"))

@@ -1,10 +1,11 @@
-//! The `sbr` plugin: packets from an address of the interface leave by that interface, whatever the main routing table says. So
-//! a container can have several interfaces with a default gateway each.
+//! The `sbr` plugin: packets from an address of the interface leave by that interface, whatever the main routing table
+//! says. So a container can have several interfaces with a default gateway each.
 //!
-//! Each address gets a rule that selects a routing table of its own, to which the routes of the interface are moved. All rules
-//! and routes are in the container; the host has nothing.
+//! Each address gets a rule that selects a routing table of its own, to which the routes of the interface are moved.
+//! All rules and routes are in the container; the host has nothing.
 //!
-//! `config` validates the keys. `plan` decides what to change, `add` changes it, `check` compares, and `removal` removes for DEL.
+//! `config` validates the keys. `plan` decides what to change, `add` changes it, `check` compares, and `removal`
+//! removes for DEL.
 //!
 //! - `owner` recognises the rules of an attachment, also those that the reference added.
 //! - `inspect` is for `cnitool`.

@@ -33,15 +33,15 @@ impl RuleOwner {
     }
 }
 
-/// Returns the source of a rule that the reference may have added: only the address says whose it is. If ADD has added a rule for
-/// the address, it has replaced that of the reference.
+/// Returns the source of a rule that the reference may have added: only the address says whose it is. If ADD has added
+/// a rule for the address, it has replaced that of the reference.
 pub(crate) fn source_of_reference(rule: &Rule, own: &[Rule]) -> Option<IpAddr> {
     let source = rule.source.filter(|source| (source.protocol, source.mark) == (0, 0))?.src;
     (!own.iter().filter_map(|own| own.source).any(|own| own.src == source)).then_some(source)
 }
 
-/// Returns the addresses that a result has for an interface. One that names no interface, or one that the result does not have,
-/// counts as well, as in the reference.
+/// Returns the addresses that a result has for an interface. One that names no interface, or one that the result does
+/// not have, counts as well, as in the reference.
 pub(crate) fn addresses<'a>(result: &'a AddResult, ifname: &str) -> Vec<&'a IpConfig> {
     let interface = |ip: &IpConfig| result.interfaces.get(usize::try_from(ip.interface?).ok()?);
     result.ips.iter().filter(|ip| interface(ip).is_none_or(|interface| interface.name == ifname)).collect()

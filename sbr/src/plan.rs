@@ -87,8 +87,9 @@ impl RoutingPlan {
         plan
     }
 
-    /// Plans the routes of a table for the packets from an address: those of the main table, and a default route. A gateway of the
-    /// configuration takes precedence over a default route of the main table, and that over the gateway of the address.
+    /// Plans the routes of a table for the packets from an address: those of the main table, and a default route. A
+    /// gateway of the configuration takes precedence over a default route of the main table, and that over the gateway
+    /// of the address.
     fn fill(&mut self, table: u32, ip: &IpConfig, ips: &[&IpConfig], config: &Config, routes: &[ListedRoute]) {
         let link = self.link;
         let of = |table| routes.iter().filter(move |listed| listed.table == table && is_by(listed, link));
@@ -114,8 +115,8 @@ impl RoutingPlan {
         }
     }
 
-    /// Returns the changes that make packets from the addresses use their tables. The rules come last: until then, the tables
-    /// have no effect.
+    /// Returns the changes that make packets from the addresses use their tables. The rules come last: until then, the
+    /// tables have no effect.
     pub(crate) fn additions(&self) -> Vec<Change<'_>> {
         let copies = self.copies.iter().map(|(listed, table)| Change::copy_route(listed, *table, PROTOCOL));
         let defaults = self.defaults.iter().map(|route| Change::add_route_of(PROTOCOL, self.link, route));
@@ -149,8 +150,8 @@ struct Tables {
 }
 
 impl Tables {
-    /// Unlike the reference, looks at the entries of all tables, and not only of the main one: a table may have routes before a
-    /// rule selects it.
+    /// Unlike the reference, looks at the entries of all tables, and not only of the main one: a table may have routes
+    /// before a rule selects it.
     fn new(own: &[Rule], others: &[Rule], routes: &[ListedRoute], link: LinkIndex) -> Tables {
         let mut foreign: BTreeSet<u32> = others.iter().map(|rule| rule.table).collect();
         foreign.extend([libc::RT_TABLE_DEFAULT, libc::RT_TABLE_MAIN, libc::RT_TABLE_LOCAL].map(u32::from));
@@ -198,8 +199,9 @@ pub(crate) fn is_copy(listed: &ListedRoute, link: LinkIndex) -> bool {
     listed.protocol == PROTOCOL && is_by(listed, link)
 }
 
-/// Returns whether packets from an address need the route: its source or its next hop is in the network of the address, or in that
-/// of no address. Unlike the reference, which also takes the routes of the other family, and loses those by a next hop elsewhere.
+/// Returns whether packets from an address need the route: its source or its next hop is in the network of the address,
+/// or in that of no address. Unlike the reference, which also takes the routes of the other family, and loses those by
+/// a next hop elsewhere.
 fn is_for(listed: &ListedRoute, ip: &IpConfig, ips: &[&IpConfig]) -> bool {
     let Some(route) = unicast(listed) else { return false };
     let is_near = |ip: &IpConfig| [route.src, route.gw].into_iter().flatten().any(|near| ip.address.contains(near));
@@ -209,8 +211,8 @@ fn is_for(listed: &ListedRoute, ip: &IpConfig, ips: &[&IpConfig]) -> bool {
 /// Returns whether a route is removed from the main table: the tables of the addresses have a copy.
 fn leaves_main(listed: &ListedRoute, link: LinkIndex, config: &Config, ips: &[&IpConfig]) -> bool {
     let Some(route) = unicast(listed).filter(|_| listed.table == MAIN && is_by(listed, link)) else { return false };
-    // Unlike the reference: without this route, no address of the link can be reached that is only valid there, such as that of
-    // a neighbour.
+    // Unlike the reference: without this route, no address of the link can be reached that is only valid there, such as
+    // that of a neighbour.
     let is_link_local = matches!(route.dst.ip(), IpAddr::V6(ip) if ip.is_unicast_link_local());
     let is_kept = config.keeps_subnets && route.gw.is_none();
     !is_link_local && !is_kept && ips.iter().any(|ip| ip.address.ip().is_ipv4() == route.dst.ip().is_ipv4())

@@ -42,8 +42,9 @@ pub(crate) fn run(call: &Call<'_>, at: &Attachment) -> Result<()> {
     removed.context(|| format!("in {:?}", at.sandbox()))
 }
 
-/// Returns those of the rules that the reference added for the attachment: those from its addresses. By now the path may lead to the
-/// namespace of another container, so the addresses of the interface count only if its alias names the attachment.
+/// Returns those of the rules that the reference added for the attachment: those from its addresses. By now the path
+/// may lead to the namespace of another container, so the addresses of the interface count only if its alias names the
+/// attachment.
 fn of_reference(
     call: &Call<'_>,
     guest: &mut Guest<'_>,

@@ -1,5 +1,5 @@
-//! Reads and validates the configuration of `static`, and chooses the addresses among those of the configuration and of the
-//! runtime.
+//! Reads and validates the configuration of `static`, and chooses the addresses among those of the configuration and of
+//! the runtime.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -192,8 +192,9 @@ impl<'a> Candidate<'a> {
     }
 }
 
-/// Returns the addresses of the attachment. As in the reference, those of `runtimeConfig` replace all others, those of `args`
-/// replace those of `ipam`, and those of `CNI_ARGS` are added to them. Addresses that are replaced are not validated.
+/// Returns the addresses of the attachment. As in the reference, those of `runtimeConfig` replace all others, those of
+/// `args` replace those of `ipam`, and those of `CNI_ARGS` are added to them. Addresses that are replaced are not
+/// validated.
 fn choose(call: &Call<'_>, ipam: &Ipam, args: &[String], runtime: &[String]) -> Result<Vec<IpConfig>> {
     let [ip, gateway] = Args::parse(call.args, ["IP", "GATEWAY"])?.values();
     let of_variable: Vec<Candidate<'_>> =

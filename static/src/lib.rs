@@ -1,5 +1,5 @@
-//! The `static` plugin: assigns the addresses that the configuration or the runtime names. A network can have a lease for each
-//! address in use, so that no two of its attachments get the same one.
+//! The `static` plugin: assigns the addresses that the configuration or the runtime names. A network can have a lease
+//! for each address in use, so that no two of its attachments get the same one.
 
 mod config;
 #[cfg(feature = "fuzzing")]
@@ -25,8 +25,8 @@ pub struct Static;
 struct PreparedAdd(Config);
 
 impl PreparedAdd {
-    /// Unlike the reference, refuses an ADD without addresses, of which the delegating plugin would only report that they are
-    /// missing.
+    /// Unlike the reference, refuses an ADD without addresses, of which the delegating plugin would only report that
+    /// they are missing.
     fn read(call: &Call<'_>) -> Result<PreparedAdd> {
         let config = Config::read(call)?;
         if config.ips.is_empty() {
@@ -73,8 +73,8 @@ impl Plugin for Static {
         dir.filter(lease::release(&dir.path, LeaseOwner::of(at)))
     }
 
-    /// The rollback does nothing: ADD may have renewed the leases of an earlier ADD of the same attachment, whose addresses
-    /// are in use. The delegating plugin calls DEL if it gets no result, once the interface is gone.
+    /// The rollback does nothing: ADD may have renewed the leases of an earlier ADD of the same attachment, whose
+    /// addresses are in use. The delegating plugin calls DEL if it gets no result, once the interface is gone.
     fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
         Ok((self.add(call, at)?, Box::new(|| Ok(()))))
     }
@@ -87,7 +87,8 @@ impl Plugin for Static {
         };
         for ip in &config.ips {
             let reported = result.ips.iter().find(|reported| reported.address.ip() == ip.address.ip());
-            // Unlike the reference, which does not notice that an address is missing. Another plugin may have added a gateway.
+            // Unlike the reference, which does not notice that an address is missing. Another plugin may have added a
+            // gateway.
             if reported.is_none_or(|found| ip.gateway.is_some() && found.gateway != ip.gateway) {
                 let (address, ifname) = (ip.address.ip(), at.ifname.as_str());
                 let what = format!("static: Failed to match addr {address} on interface {ifname}");
@@ -138,8 +139,8 @@ impl Ipam for Static {
         ))
     }
 
-    /// Checks the leases of all networks in the data directory, because several networks can share a bridge. Without leases,
-    /// the addresses of other attachments are not known.
+    /// Checks the leases of all networks in the data directory, because several networks can share a bridge. Without
+    /// leases, the addresses of other attachments are not known.
     fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<bool> {
         match Directory::of(call)?.used().as_deref().and_then(Path::parent) {
             Some(all) => lease::has_lease_in(all, subnet),

@@ -1,4 +1,5 @@
-//! The `tap` plugin: gives a container a device whose frames a program reads and writes, such as that of a virtual machine.
+//! The `tap` plugin: gives a container a device whose frames a program reads and writes, such as that of a virtual
+//! machine.
 
 use cni::inspect::Shape;
 use cni::json::invalid;

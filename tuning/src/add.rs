@@ -16,7 +16,8 @@ use crate::config::Config;
 use crate::interface::{Interface, set_mtu};
 use crate::sysctl::Sysctl;
 
-/// Tunes the container. Returns the previous result with what has changed, and the sysctls, which know their former values.
+/// Tunes the container. Returns the previous result with what has changed, and the sysctls, which know their former
+/// values.
 pub(crate) fn run(
     call: &Call<'_>,
     at: &Attachment,
@@ -93,8 +94,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Changes the attributes. The MTU of the host veth is raised if it would drop packets of the interface, but never lowered:
-    /// a bridge may have the MTU of its smallest port.
+    /// Changes the attributes. The MTU of the host veth is raised if it would drop packets of the interface, but never
+    /// lowered: a bridge may have the MTU of its smallest port.
     fn set(&mut self, wanted: Attributes) -> Result<()> {
         if let (Some(mtu), Some(port)) = (wanted.mtu, &self.raised) {
             set_mtu(self.host, port, mtu)?;
@@ -228,8 +229,8 @@ fn explain_value(sysctl: &Sysctl, now: Option<&str>, error: io::Error) -> Error 
     }
 }
 
-/// Sets what has changed in the result: MAC address and MTU of the interface, and the MTU of the host veth if it was raised and
-/// the result has it.
+/// Sets what has changed in the result: MAC address and MTU of the interface, and the MTU of the host veth if it was
+/// raised and the result has it.
 fn describe(result: &mut AddResult, at: &Attachment, tuned: Attributes, raised: Option<&str>) {
     let ifname = at.ifname.as_str();
     let is_in_container = |found: &cni::Interface| found.name == ifname && !found.sandbox.is_empty();

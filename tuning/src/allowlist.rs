@@ -22,8 +22,8 @@ const SYNTAX_HINT: &str = "write one regular expression of Go per line, with lit
 #[derive(Debug)]
 struct AllowList(Vec<Pattern>);
 
-/// Returns an error unless the list allows all `sysctls`. Without any, the list is not read, as in the reference. `ifname` is
-/// `None` if it is not known.
+/// Returns an error unless the list allows all `sysctls`. Without any, the list is not read, as in the reference.
+/// `ifname` is `None` if it is not known.
 pub(crate) fn require(sysctls: &[Sysctl], ifname: Option<&str>) -> Result<()> {
     if sysctls.is_empty() {
         return Ok(());
@@ -77,8 +77,8 @@ impl AllowList {
     }
 }
 
-/// Returns an error if the path of the file leads through a symbolic link to nothing, such as a file system that is not mounted.
-/// Then there is a list, and what it allows is not known.
+/// Returns an error if the path of the file leads through a symbolic link to nothing, such as a file system that is not
+/// mounted. Then there is a list, and what it allows is not known.
 fn refuse_dangling_link() -> Result<()> {
     let entry = Path::new(ALLOW_LIST).ancestors().find(|path| fs::symlink_metadata(path).is_ok());
     match entry.filter(|entry| fs::metadata(entry).is_err()) {

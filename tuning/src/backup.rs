@@ -1,8 +1,8 @@
 //! The backup file of an attachment: the attributes of its interface before ADD.
 //!
-//! Name and content are those of the reference, so that either implementation can restore what the other changed. In addition,
-//! the key `attachment`, which the reference ignores, says whose file it is: the name is ambiguous, and container IDs and
-//! interface names are used again.
+//! Name and content are those of the reference, so that either implementation can restore what the other changed. In
+//! addition, the key `attachment`, which the reference ignores, says whose file it is: the name is ambiguous, and
+//! container IDs and interface names are used again.
 
 use std::io;
 use std::path::Path;
@@ -151,9 +151,10 @@ impl BackupOwner {
 
 /// Returns the names that an attachment's file can have, the preferred one first.
 ///
-/// The first is that of the reference, unless it is longer than file systems allow, so that the reference fails. It is ambiguous
-/// if a part of it has an underscore: `a` with `b_c`, and `a_b` with `c`, have the same. The last one is then for an attachment
-/// that finds the file of the other. It has no underscore, so that it differs from all names of the reference.
+/// The first is that of the reference, unless it is longer than file systems allow, so that the reference fails. It is
+/// ambiguous if a part of it has an underscore: `a` with `b_c`, and `a_b` with `c`, have the same. The last one is then
+/// for an attachment that finds the file of the other. It has no underscore, so that it differs from all names of the
+/// reference.
 pub(crate) fn file_names(key: AttachmentKey<'_>) -> Vec<String> {
     let AttachmentKey { container, ifname, .. } = key;
     let shared = shared_name(key);
@@ -190,9 +191,10 @@ pub(crate) struct BackupFile {
 }
 
 impl BackupFile {
-    /// Opens the file, which need not exist. An existing file counts only if it belongs to this attachment and this interface,
-    /// so that an earlier plugin of the same chain wrote it. A file of the reference does not say that. It counts if the
-    /// interface already has the `wanted` attributes that the file has: then an earlier ADD of the reference set them.
+    /// Opens the file, which need not exist. An existing file counts only if it belongs to this attachment and this
+    /// interface, so that an earlier plugin of the same chain wrote it. A file of the reference does not say that. It
+    /// counts if the interface already has the `wanted` attributes that the file has: then an earlier ADD of the
+    /// reference set them.
     pub(crate) fn open(
         data_dir: &Path,
         key: AttachmentKey<'_>,

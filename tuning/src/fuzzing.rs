@@ -1,4 +1,5 @@
-//! Entry points for the fuzzer: they parse arbitrary configurations, lists and files, and assert the properties that must hold.
+//! Entry points for the fuzzer: they parse arbitrary configurations, lists and files, and assert the properties that
+//! must hold.
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, reason = "the fuzzer detects a failure by a panic")]
 
 use cni::{Attachment, Call, ContainerId, IfName};

@@ -132,8 +132,8 @@ pub(crate) fn set_mtu(host: &mut Netlink, link: &Link, mtu: u32) -> Result<()> {
     host.apply(&[Change::set_link(link.index, &change)]).context(|| format!("set the MTU of host veth {:?}", link.name))
 }
 
-/// Makes the kernel announce the addresses of a link when its MAC address changes. Neighbours would otherwise send to the
-/// former address until their entries expire. The settings are restored at the end.
+/// Makes the kernel announce the addresses of a link when its MAC address changes. Neighbours would otherwise send to
+/// the former address until their entries expire. The settings are restored at the end.
 struct Announcement(Vec<Sysctl>);
 
 impl Announcement {

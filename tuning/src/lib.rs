@@ -2,9 +2,10 @@
 //!
 //! `config` validates the keys. `add` applies them, `check` compares, `removal` restores for DEL and removes for GC.
 //!
-//! - `sysctl` reads the names of sysctls, `allowlist` restricts them, and `pattern` has the regular expressions of that list.
-//! - `interface` is the interface in the container, `attributes` are what can be tuned of it, and `backup` is the file that has
-//!   them as they were before ADD.
+//! - `sysctl` reads the names of sysctls, `allowlist` restricts them, and `pattern` has the regular expressions of that
+//!   list.
+//! - `interface` is the interface in the container, `attributes` are what can be tuned of it, and `backup` is the file
+//!   that has them as they were before ADD.
 //! - `inspect` is for `cnitool`.
 
 mod add;
@@ -35,7 +36,8 @@ impl Plugin for Tuning {
         "tuning"
     }
 
-    /// Without keys, as in podman's default list, no namespace is opened. Otherwise ADD and DEL exclude the plugin's own one.
+    /// Without keys, as in podman's default list, no namespace is opened. Otherwise ADD and DEL exclude the plugin's
+    /// own one.
     fn uses_netns(&self) -> bool {
         false
     }

@@ -12,7 +12,8 @@ use regex_lite::{Regex, RegexBuilder};
 
 /// The greatest length of a pattern in characters.
 const MAX_LENGTH: usize = 1000;
-/// The greatest number of groups. The memory for a search is the number of groups times the size of the compiled pattern.
+/// The greatest number of groups. The memory for a search is the number of groups times the size of the compiled
+/// pattern.
 const MAX_GROUPS: usize = 100;
 /// The greatest size of a compiled pattern in bytes. `(a{10}b{100}){10}` is a short text for a large one.
 const MAX_SIZE: usize = 256 << 10;
@@ -149,7 +150,8 @@ impl<'a> Scanner<'a> {
     /// Reads an escape after its backslash.
     fn escape(&mut self) -> Result<(), String> {
         match self.rest.next() {
-            // The beginning and the end of a word in `regex-lite`, characters in Go; numbers of characters, unknown to Go.
+            // The beginning and the end of a word in `regex-lite`, characters in Go; numbers of characters, unknown to
+            // Go.
             Some(c @ ('<' | '>' | 'u' | 'U')) => {
                 return flaw(format!("the escape {:?} is not supported", format!("\\{c}")));
             }

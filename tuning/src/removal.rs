@@ -47,10 +47,11 @@ pub(crate) fn restore(call: &Call<'_>, at: &Attachment, key: AttachmentKey<'_>) 
     Ok(())
 }
 
-/// Restores the interface. A failure is only logged, as in the reference: the interface usually disappears with the container.
-/// Only a lack of resources is an error, so that the runtime tries again.
+/// Restores the interface. A failure is only logged, as in the reference: the interface usually disappears with the
+/// container. Only a lack of resources is an error, so that the runtime tries again.
 fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Result<()> {
-    // With an owner, the file identifies the interface, also in the plugin's own namespace (`CNI_NETNS_OVERRIDE` at ADD).
+    // With an owner, the file identifies the interface, also in the plugin's own namespace (`CNI_NETNS_OVERRIDE` at
+    // ADD).
     let open = match backup.owner {
         Some(_) => Namespaces::open_if_exists,
         None => Namespaces::open_excluding_own_if_exists,
@@ -83,8 +84,8 @@ fn restore_interface(call: &Call<'_>, at: &Attachment, backup: &Backup) -> Resul
 
 /// Returns whether a backup provably is that of this interface.
 ///
-/// A file of the reference does not say whose it is. The interface must have what the configuration requests for each attribute
-/// in the file, and no other, and must be that of the attachment: so ADD wrote the file for this interface.
+/// A file of the reference does not say whose it is. The interface must have what the configuration requests for each
+/// attribute in the file, and no other, and must be that of the attachment: so ADD wrote the file for this interface.
 fn is_same(
     call: &Call<'_>,
     at: &Attachment,
@@ -129,7 +130,8 @@ fn is_in_result(result: &AddResult, at: &Attachment, link: &Link) -> bool {
     result.interfaces.iter().any(is_its)
 }
 
-/// Removes the backup files of attachments to the network that are not kept. Files of the reference do not name a network.
+/// Removes the backup files of attachments to the network that are not kept. Files of the reference do not name a
+/// network.
 pub(crate) fn collect(data_dir: &Path, keep: &Keep<'_>) -> Result<()> {
     let mut failures = ErrorCollector::default();
     for_each_backup(data_dir, |dir, name, backup| {

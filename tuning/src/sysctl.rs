@@ -35,8 +35,9 @@ impl Sysctl {
 }
 
 impl Key {
-    /// Validates a name as sysctl(8) reads it: the first separator decides. After a dot, all dots are separators, and a slash
-    /// stands for a dot. After a slash, all slashes are separators, and dots are literal: names of interfaces may have some.
+    /// Validates a name as sysctl(8) reads it: the first separator decides. After a dot, all dots are separators, and a
+    /// slash stands for a dot. After a slash, all slashes are separators, and dots are literal: names of interfaces may
+    /// have some.
     ///
     /// Unlike the reference, for which every dot is a separator.
     fn parse(text: &str) -> Result<Key, (&'static str, &'static str)> {
@@ -71,8 +72,8 @@ impl Key {
         parts
     }
 
-    /// Returns all names of the sysctl, as an allow-list may spell them: with dots and with slashes, with the name of the
-    /// interface and with the word that stands for it. `ifname` is `None` if it is not known.
+    /// Returns all names of the sysctl, as an allow-list may spell them: with dots and with slashes, with the name of
+    /// the interface and with the word that stands for it. `ifname` is `None` if it is not known.
     pub(crate) fn spellings(&self, ifname: Option<&str>) -> Vec<String> {
         let mut paths = vec![self.0.clone()];
         if let Some(ifname) = ifname {
@@ -108,8 +109,8 @@ fn dotted(parts: &[String]) -> String {
     parts.iter().map(|part| part.replace('.', "/")).collect::<Vec<_>>().join(".")
 }
 
-/// Returns whether the kernel shows `now` if `wanted` was written: numbers count by value, and white space only separates. The
-/// kernel ignores further numbers after those that the sysctl has.
+/// Returns whether the kernel shows `now` if `wanted` was written: numbers count by value, and white space only
+/// separates. The kernel ignores further numbers after those that the sysctl has.
 pub(crate) fn same_value(now: &str, wanted: &str) -> bool {
     let (mut now, mut wanted) = (now.split_ascii_whitespace(), wanted.split_ascii_whitespace());
     let mut ends_with_number = false;

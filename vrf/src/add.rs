@@ -1,5 +1,5 @@
-//! ADD: creates the VRF unless it exists, and makes the interface a member with its addresses and routes. If that fails, everything
-//! is as before.
+//! ADD: creates the VRF unless it exists, and makes the interface a member with its addresses and routes. If that
+//! fails, everything is as before.
 
 use std::collections::HashSet;
 use std::rc::Rc;
@@ -175,7 +175,8 @@ fn create(undo: &mut Undo<'_, Netlink>, name: &str, table: u32) -> Result<LinkIn
     }
 }
 
-/// Returns the first table, from 1 as in the reference, that nothing uses. Unlike the reference, which looks only at other VRFs.
+/// Returns the first table, from 1 as in the reference, that nothing uses. Unlike the reference, which looks only at
+/// other VRFs.
 fn free_table(links: &[Link], routes: &[ListedRoute], netlink: &mut Netlink) -> Result<u32> {
     let mut used: HashSet<u32> = links.iter().filter_map(|link| link.vrf_table).collect();
     used.extend(routes.iter().map(|listed| listed.table));

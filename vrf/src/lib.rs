@@ -1,10 +1,10 @@
-//! The `vrf` plugin: makes the interface of a container a member of a VRF, a link that stands for a routing table of its own. So
-//! interfaces can have the same addresses and routes.
+//! The `vrf` plugin: makes the interface of a container a member of a VRF, a link that stands for a routing table of
+//! its own. So interfaces can have the same addresses and routes.
 //!
 //! The VRF is in the container, created with its first member and deleted with the last one. The host has nothing.
 //!
-//! `config` validates the keys. `add` changes the container, `check` compares, and `removal` removes for DEL. `inspect` is for
-//! `cnitool`.
+//! `config` validates the keys. `add` changes the container, `check` compares, and `removal` removes for DEL. `inspect`
+//! is for `cnitool`.
 
 mod add;
 mod check;

@@ -42,8 +42,8 @@ pub(crate) fn vrf_of<'a>(links: &'a [Link], member: &Link) -> Option<&'a Link> {
     links.iter().find(|link| Some(link.index) == member.master && link.kind == VRF)
 }
 
-/// Returns the VRFs without members, if `released` is none any more: those that ADD has created, and that of `released`, which the
-/// reference may have created. Others belong to the programs of the container.
+/// Returns the VRFs without members, if `released` is none any more: those that ADD has created, and that of
+/// `released`, which the reference may have created. Others belong to the programs of the container.
 pub(crate) fn unused_vrfs(links: &[Link], released: Option<&Link>) -> Vec<LinkIndex> {
     let is_member = |link: &Link, vrf: &Link| {
         link.master == Some(vrf.index) && released.is_none_or(|released| released.index != link.index)
@@ -56,8 +56,8 @@ pub(crate) fn unused_vrfs(links: &[Link], released: Option<&Link>) -> Vec<LinkIn
     links.iter().filter(is_unused).map(|vrf| vrf.index).take(MOST).collect()
 }
 
-/// Returns whether the interface provably belongs to the attachment: by now the path may lead to the namespace of another container,
-/// whose interface has the same name.
+/// Returns whether the interface provably belongs to the attachment: by now the path may lead to the namespace of
+/// another container, whose interface has the same name.
 fn has_proof(call: &Call<'_>, at: &Attachment, guest: &mut Guest<'_>, link: &Link) -> Result<bool> {
     match Ownership::new(AttachmentKey::new(call, at)).judge(Trace::Alias(&link.alias)) {
         Judgement::Ours(_) => Ok(true),

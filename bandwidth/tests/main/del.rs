@@ -38,8 +38,8 @@ fn del_after_the_veth_and_the_namespace_are_gone() {
     assert_eq!(ifbs(lab), [""; 0]);
 }
 
-/// The runtime passes the result of another container, which names another veth. The container loses its limits, and not its
-/// packets.
+/// The runtime passes the result of another container, which names another veth. The container loses its limits, and
+/// not its packets.
 #[test]
 fn the_filter_is_removed_whatever_veth_the_result_names() {
     let lab = &Lab::new();

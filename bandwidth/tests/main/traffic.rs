@@ -1,5 +1,6 @@
-//! Proof by traffic. A limit guarantees that no more than the burst and the rate times the time arrives, on the busiest machine
-//! too: time passes before the first byte is sent and after the last one was received. Nothing else is compared with the time.
+//! Proof by traffic. A limit guarantees that no more than the burst and the rate times the time arrives, on the busiest
+//! machine too: time passes before the first byte is sent and after the last one was received. Nothing else is compared
+//! with the time.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};

@@ -1,5 +1,5 @@
-//! The spoof checks of the reference and of earlier versions: two chains for each attachment, and a jump to the first one in a
-//! chain that all share. ADD adds none, but their containers stay attached when a node is upgraded.
+//! The spoof checks of the reference and of earlier versions: two chains for each attachment, and a jump to the first
+//! one in a chain that all share. ADD adds none, but their containers stay attached when a node is upgraded.
 //!
 //! The names of the chains do not contain the network: attachments of other networks can have the same ones.
 
@@ -45,8 +45,8 @@ pub(super) fn exist(nft: &mut Nftables, owner: AttachmentKey<'_>) -> Result<bool
     Ok(nft.has_chain(TABLE.chain(&Names::of(owner).port))?)
 }
 
-/// Removes the check whose chains are named after `owner`, if `is_ours` returns `true` for its port. Both chains are created in one
-/// transaction, and deleted in one.
+/// Removes the check whose chains are named after `owner`, if `is_ours` returns `true` for its port. Both chains are
+/// created in one transaction, and deleted in one.
 pub(super) fn remove(
     nft: &mut Nftables,
     owner: AttachmentKey<'_>,

@@ -58,8 +58,8 @@ finds! {
     finds_a_flushed_spoof_check: {"macspoofchk": true}, "nft flush ruleset", "" => ["chain bridge cni_spoofcheck prerouting receives no frames"];
 }
 
-/// The spoof check drops all frames of a container whose MAC address `tuning` changes after `bridge`. If `bridge` sets the same
-/// address, they pass.
+/// The spoof check drops all frames of a container whose MAC address `tuning` changes after `bridge`. If `bridge` sets
+/// the same address, they pass.
 #[test]
 fn finds_a_spoof_check_that_drops_all_frames() {
     const MAC: &str = "02:00:00:00:00:0a";

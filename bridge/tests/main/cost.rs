@@ -24,7 +24,8 @@ fn an_add_with_masquerade_takes_five_messages_and_no_process() {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
     let mut version = release.split('.').map(|part| part.parse().unwrap_or(0));
     let old = (version.next(), version.next()) < (Some(6), Some(8));
-    // On a busy machine an ADD may have to wait for its port, which takes further calls. The cheapest of several counts.
+    // On a busy machine an ADD may have to wait for its port, which takes further calls. The cheapest of several
+    // counts.
     let costs = (0..8).map(|n| {
         let pod = Pod::new(lab, &format!("traced{n}"));
         let cost = cost::of(lab, pod.call("ADD", &config));

@@ -107,8 +107,8 @@ fn attachments_of_one_container_do_not_disturb_each_other() {
     }
 }
 
-/// A runtime may pass no result, or that of the other interface. With iptables, the interfaces of a container share a chain, and
-/// the pairs of the reference have no alias.
+/// A runtime may pass no result, or that of the other interface. With iptables, the interfaces of a container share a
+/// chain, and the pairs of the reference have no alias.
 #[test]
 fn leases_tell_the_masquerade_of_interfaces_apart() {
     let lab = &Lab::new();

@@ -141,7 +141,8 @@ fn the_masquerade_of_a_stale_interface_is_collected_while_another_one_is_valid()
     }
 }
 
-/// Without a lease of the valid interface in the family of a rule, as with another IPAM plugin, nothing shows whose rule it is.
+/// Without a lease of the valid interface in the family of a rule, as with another IPAM plugin, nothing shows whose
+/// rule it is.
 #[test]
 fn masquerade_that_may_belong_to_a_valid_interface_stays() {
     let lab = &Lab::new();

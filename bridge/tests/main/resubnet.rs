@@ -1,5 +1,5 @@
-//! A node gets another subnet, as from flannel: the network and its bridge stay the same. New containers work at once, old
-//! ones keep working, and the old gateway goes with the last container that needs it.
+//! A node gets another subnet, as from flannel: the network and its bridge stay the same. New containers work at once,
+//! old ones keep working, and the old gateway goes with the last container that needs it.
 
 use serde_json::{Value, json};
 use testing::config::with;
@@ -70,7 +70,8 @@ fn with_result(config: &Value, result: &Value) -> Value {
     config
 }
 
-/// Attaches container a with the old subnets, then b with the new ones. Returns them with their configurations and results.
+/// Attaches container a with the old subnets, then b with the new ones. Returns them with their configurations and
+/// results.
 fn attach_both(lab: &Lab, families: Families) -> [(Pod<'_>, Value, Value); 2] {
     lab.sh("ip link set lo up");
     [("a", 1), ("b", 2)].map(|(id, n)| {
@@ -105,8 +106,8 @@ fn the_last_old_container_takes_the_old_gateway_along() {
     }
 }
 
-/// Before CNI 0.4.0, runtimes do not pass the result of ADD, and a plugin that generates the configuration may pass the one
-/// of the ADD.
+/// Before CNI 0.4.0, runtimes do not pass the result of ADD, and a plugin that generates the configuration may pass the
+/// one of the ADD.
 #[test]
 fn the_old_gateway_goes_without_a_previous_result() {
     for families in [V4, V6, Both] {
@@ -124,7 +125,8 @@ fn the_old_gateway_goes_without_a_previous_result() {
     }
 }
 
-/// With the result and the configuration of the ADD, nothing tells the DEL that the subnet changed. The next ADD notices.
+/// With the result and the configuration of the ADD, nothing tells the DEL that the subnet changed. The next ADD
+/// notices.
 #[test]
 fn the_next_add_removes_the_old_gateway() {
     for families in [V4, V6, Both] {

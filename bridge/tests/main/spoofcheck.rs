@@ -1,4 +1,5 @@
-//! The elements of the spoof check: who replaces and removes them. `traffic` has their effect, `upgrade` the chains of others.
+//! The elements of the spoof check: who replaces and removes them. `traffic` has their effect, `upgrade` the chains of
+//! others.
 
 use serde_json::{Value, json};
 use testing::config::with;
@@ -115,7 +116,8 @@ fn the_next_add_restores_a_rule_that_was_flushed() {
     first.check_result(&config(), &result).ok();
 }
 
-/// GC of one network removes what is left of another one if the port is gone, and keeps what belongs to live containers.
+/// GC of one network removes what is left of another one if the port is gone, and keeps what belongs to live
+/// containers.
 #[test]
 fn gc_of_another_network_keeps_the_checks_of_live_containers() {
     let lab = &Lab::new();

@@ -33,8 +33,8 @@ fn pods_reach_each_other_and_their_gateway() {
     });
 }
 
-/// Runs a call, then the command `$then`, with a priority above that of the kernel's workers, and keeps all processors busy
-/// meanwhile. So the workers run only while the call waits.
+/// Runs a call, then the command `$then`, with a priority above that of the kernel's workers, and keeps all processors
+/// busy meanwhile. So the workers run only while the call waits.
 const AHEAD_OF_WORKERS: &str = "
     cpus=$(for cpu in $(seq 0 $(($(nproc --all) - 1))); do ! taskset -c $cpu true 2>/dev/null || echo $cpu; done)
     own=${cpus%%[!0-9]*}
@@ -47,7 +47,8 @@ const AHEAD_OF_WORKERS: &str = "
     \"$0\"
     eval \"$then\"";
 
-/// A port without a queue drops frames. It gets one from a worker of the kernel, which a busy processor can delay for long.
+/// A port without a queue drops frames. It gets one from a worker of the kernel, which a busy processor can delay for
+/// long.
 #[test]
 fn a_port_is_up_when_add_returns() {
     let name = "a_port_is_up_when_add_returns";

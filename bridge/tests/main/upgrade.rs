@@ -90,8 +90,8 @@ fn cni0_takes_over_with_leases_in_another_directory() {
     });
 }
 
-/// A runtime may pass the previous result of another attachment. The lease shows which pair belongs to this one, so that DEL does
-/// not release the address of an interface that it keeps.
+/// A runtime may pass the previous result of another attachment. The lease shows which pair belongs to this one, so
+/// that DEL does not release the address of an interface that it keeps.
 #[test]
 fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
     if reference("bridge", "del_with_the_result_of_another_attachment_removes_its_own_pair").is_none() {
@@ -115,7 +115,8 @@ fn del_with_the_result_of_another_attachment_removes_its_own_pair() {
     });
 }
 
-/// Attaches a container as an earlier version did, whose aliases started with another word, and whose spoof check had chains.
+/// Attaches a container as an earlier version did, whose aliases started with another word, and whose spoof check had
+/// chains.
 fn add_with_old_alias(pod: &Pod<'_>, config: &Value) -> Value {
     let result = pod.add(config);
     let (port, network) = (host_veth(&result), config["name"].as_str().unwrap());
@@ -203,8 +204,8 @@ fn gc_removes_attachments_of_an_earlier_version() {
     pods[2].check_result(&other, &foreign).ok();
 }
 
-/// The DEL of an attachment of an earlier version was lost. Its chains go with the next ADD, unless their port is that of a live
-/// container: their names do not contain the network.
+/// The DEL of an attachment of an earlier version was lost. Its chains go with the next ADD, unless their port is that
+/// of a live container: their names do not contain the network.
 #[test]
 fn an_add_replaces_the_chains_of_an_earlier_version() {
     let lab = &Lab::new();

@@ -1,5 +1,5 @@
-//! Calls another plugin. It is looked up in `CNI_PATH`; one that this program contains runs inside this process if its file
-//! was built together with this program; any other file is executed.
+//! Calls another plugin. It is looked up in `CNI_PATH`; one that this program contains runs inside this process if its
+//! file was built together with this program; any other file is executed.
 //!
 //! Both ways give the same result and the same errors. Other builds, files of the reference and wrapper scripts are
 //! always executed, so that a replacement is never bypassed. A runtime uses [`Program`], which always executes.
@@ -249,8 +249,8 @@ impl Program {
         self.explain(answer, || self.supported_versions()).map(drop)
     }
 
-    /// Calls DEL after an ADD that failed with the message `reported`. Does not pass on what repeats it on stderr: DEL warns
-    /// of the same mistake in the configuration.
+    /// Calls DEL after an ADD that failed with the message `reported`. Does not pass on what repeats it on stderr: DEL
+    /// warns of the same mistake in the configuration.
     pub fn roll_back(&self, env: &[(&str, OsString)], config: &[u8], reported: &str) -> Result<()> {
         let (stderr, answer) = self.call("DEL", env, config, TIMEOUT);
         for line in

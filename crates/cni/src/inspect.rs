@@ -1,5 +1,5 @@
-//! What a plugin reports to a tool such as `cnitool` about this host: what a configuration requests, what exists, what is
-//! wrong, and what can be repaired. A tool iterates over all plugins, without knowing them by name.
+//! What a plugin reports to a tool such as `cnitool` about this host: what a configuration requests, what exists, what
+//! is wrong, and what can be repaired. A tool iterates over all plugins, without knowing them by name.
 //!
 //! The traits are separate from [`Plugin`], so that the plugin programs do not contain this code.
 
@@ -61,8 +61,8 @@ pub trait Inspect: Plugin {
     fn objects(&self) -> Result<Vec<Object>> {
         Ok(Vec::new())
     }
-    /// Removes the objects and leases of attachments that are not in `keep`, as GC does, but not those of delegates, and no
-    /// links of attachments: those that have one are alive.
+    /// Removes the objects and leases of attachments that are not in `keep`, as GC does, but not those of delegates,
+    /// and no links of attachments: those that have one are alive.
     fn collect(&self, _: &Call<'_>, _keep: &Keep<'_>) -> Result<()> {
         Ok(())
     }
@@ -71,7 +71,8 @@ pub trait Inspect: Plugin {
     fn findings(&self, _: &NetworkView<'_>) -> Result<Vec<Finding>> {
         Ok(Vec::new())
     }
-    /// Returns the error of an ADD if the addresses `have` of the gateway's link conflict with the addresses `gateways`.
+    /// Returns the error of an ADD if the addresses `have` of the gateway's link conflict with the addresses
+    /// `gateways`.
     fn check_gateway_conflict(&self, _: &Call<'_>, _have: &[Address], _gateways: &[Cidr]) -> Result<()> {
         Ok(())
     }
@@ -294,7 +295,8 @@ impl Object {
 /// What objects of an attachment are recognised by.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Marks {
-    /// The mark in comments of nftables, and that of iptables, which all attachments of a container to the network share.
+    /// The mark in comments of nftables, and that of iptables, which all attachments of a container to the network
+    /// share.
     marks: [String; 2],
     container: String,
 }
@@ -305,8 +307,8 @@ impl Marks {
         Marks { marks: [attachment.mark(), attachment.iptables_comment()], container: attachment.container.to_owned() }
     }
 
-    /// Returns whether the object belongs to the attachment, as far as its owner is known: an object that names only the
-    /// container may belong to any of its attachments.
+    /// Returns whether the object belongs to the attachment, as far as its owner is known: an object that names only
+    /// the container may belong to any of its attachments.
     pub fn match_object(&self, object: &Object) -> bool {
         match &object.owner {
             Owner::Marked(mark) => self.marks.contains(mark),
@@ -352,14 +354,15 @@ pub struct LiveAttachment {
     pub marks: Marks,
     /// Whether the host veth has its alias.
     pub has_port: bool,
-    /// Its addresses: those of its ADD if the runtime has recorded it, otherwise the leased ones. Empty if they are unknown.
+    /// Its addresses: those of its ADD if the runtime has recorded it, otherwise the leased ones. Empty if they are
+    /// unknown.
     pub addresses: Vec<IpAddr>,
     /// Its ADD; `None` if the runtime has not recorded it.
     pub added: Option<Added>,
 }
 
-/// Returns findings about live attachments that lack something, which `describe` describes: those whose ADD the runtime has
-/// recorded, for which [`Inspect::repair`] restores it, as `hint` says, and the others.
+/// Returns findings about live attachments that lack something, which `describe` describes: those whose ADD the runtime
+/// has recorded, for which [`Inspect::repair`] restores it, as `hint` says, and the others.
 pub fn lacking(
     affected: &[&LiveAttachment],
     hint: &str,
@@ -392,8 +395,8 @@ impl Added {
     }
 }
 
-/// Returns an error unless the interface of an attachment has these addresses, and `link` is its link on this host. A link
-/// that was renamed keeps its alias. Without an alias, the name decides.
+/// Returns an error unless the interface of an attachment has these addresses, and `link` is its link on this host. A
+/// link that was renamed keeps its alias. Without an alias, the name decides.
 pub fn require_attached(call: &Call<'_>, at: &Attachment, ips: &[IpAddr], link: Option<&str>) -> Result<()> {
     let fail = |what: String| Err(Error::new(Code::INTERNAL, what).details("attach the container again"));
     let mut namespaces = Namespaces::open(call, at)?;

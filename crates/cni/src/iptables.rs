@@ -1,5 +1,5 @@
-//! Rules in tables of iptables, as several plugins add and remove them: in nf_tables, where `iptables-nft` has its tables, or in
-//! legacy tables if these are in use, or if the kernel has no nf_tables.
+//! Rules in tables of iptables, as several plugins add and remove them: in nf_tables, where `iptables-nft` has its
+//! tables, or in legacy tables if these are in use, or if the kernel has no nf_tables.
 
 use linux::iptables::{FAMILIES, LegacyTable, TablePlan, Tools, View, change, change_legacy};
 use linux::log::debug;
@@ -9,8 +9,8 @@ use crate::collector::ErrorCollector;
 use crate::error::{Code, Error, Result};
 use crate::trial::try_edits;
 
-/// Adds the rules that `plan` computes for each family: to the legacy table of this name if it is in use, or if the kernel has no
-/// nf_tables, otherwise to the table in nf_tables, without a process.
+/// Adds the rules that `plan` computes for each family: to the legacy table of this name if it is in use, or if the
+/// kernel has no nf_tables, otherwise to the table in nf_tables, without a process.
 pub fn add_rules<'a>(
     table: &'static str,
     families: impl Iterator<Item = &'static Tools>,
@@ -40,8 +40,8 @@ pub fn add_rules<'a>(
 
 /// Removes what `plan` computes from all tables of this name that have one of `chains`. Returns what was removed.
 ///
-/// If the second argument of `plan` is `true`, it deletes chains with their rules. It is called again with `false` if a rule of
-/// another program leads to a chain: then the chain stays, without rules.
+/// If the second argument of `plan` is `true`, it deletes chains with their rules. It is called again with `false` if a
+/// rule of another program leads to a chain: then the chain stays, without rules.
 pub fn remove_chains<'a, R>(
     nft: &mut Nftables,
     table: &'static str,
@@ -88,8 +88,8 @@ fn find_tables(
     (families, legacy)
 }
 
-/// Calls `remove` with `true`, to delete chains. If a chain is in use, as `is_in_use` decides by the error, calls it again with
-/// `false`.
+/// Calls `remove` with `true`, to delete chains. If a chain is in use, as `is_in_use` decides by the error, calls it
+/// again with `false`.
 fn delete_or_empty<T>(is_in_use: impl Fn(&Error) -> bool, mut remove: impl FnMut(bool) -> Result<T>) -> Result<T> {
     match remove(true) {
         Err(error) if is_in_use(&error) => remove(false),
@@ -97,8 +97,8 @@ fn delete_or_empty<T>(is_in_use: impl Fn(&Error) -> bool, mut remove: impl FnMut
     }
 }
 
-/// STATUS: returns an error if the kernel does not accept the rules that `plan` adds to the table for IPv4, or if the tools that
-/// would be needed do not work. Changes nothing. `remedy` says what to do then.
+/// STATUS: returns an error if the kernel does not accept the rules that `plan` adds to the table for IPv4, or if the
+/// tools that would be needed do not work. Changes nothing. `remedy` says what to do then.
 pub fn try_iptables<'a, R>(
     table: &'static str,
     remedy: &str,

@@ -1,8 +1,8 @@
 //! Reads JSON as leniently as the reference does, and prints it as the reference does.
 //!
 //! Reading follows the reference's decoder: keys match in any letter case, a later duplicate wins, `null` keeps the
-//! default, unknown keys are ignored, and data after the document is an error. serde's derive does the rest. A [`Fault`]
-//! names the key and its value.
+//! default, unknown keys are ignored, and data after the document is an error. serde's derive does the rest. A
+//! [`Fault`] names the key and its value.
 //!
 //! serde_json validates the whole text first, so the reader in `read` only finds where values begin and end. No tree is
 //! built: a value stays a slice of the text until it is read, so that a large document needs no extra memory.

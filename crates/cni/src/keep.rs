@@ -11,8 +11,8 @@ use crate::sorted::SortedSet;
 
 /// Decides which attachments of a network a garbage collection keeps. The objects of all others are stale.
 ///
-/// GC keeps the attachments that the runtime lists, and nothing else. A tool cannot know what other runtimes attach meanwhile:
-/// it removes the attachments that are gone, and keeps everything else.
+/// GC keeps the attachments that the runtime lists, and nothing else. A tool cannot know what other runtimes attach
+/// meanwhile: it removes the attachments that are gone, and keeps everything else.
 ///
 /// A node may list 100,000 attachments, so each mark is computed once, and marks found on the host are looked up.
 #[derive(Debug)]
@@ -51,8 +51,8 @@ pub struct Gone<'a> {
     pub kept: &'a [ValidAttachment],
     /// The leases of those that are gone, and leases without an owner, each with the time of its last change.
     pub leases: &'a [(IpAddr, SystemTime)],
-    /// Returns whether an attachment exists. It is called at the moment of each removal, under the lock of the object, because
-    /// a runtime can attach the same container again.
+    /// Returns whether an attachment exists. It is called at the moment of each removal, under the lock of the object,
+    /// because a runtime can attach the same container again.
     pub is_alive: &'a dyn Fn(Suspect<'_>) -> bool,
 }
 
@@ -152,8 +152,8 @@ impl<'a> Keep<'a> {
             }
     }
 
-    /// Returns a function that decides whether what `value` derives from an attachment belongs to one that is not kept: for
-    /// objects that only have such a value.
+    /// Returns a function that decides whether what `value` derives from an attachment belongs to one that is not kept:
+    /// for objects that only have such a value.
     pub fn stale_by<T: Ord>(&self, value: impl Fn(AttachmentKey<'_>) -> T) -> impl Fn(&T) -> bool {
         let network = self.network;
         let named = self.attachments.iter().map(|&(container, ifname)| AttachmentKey { network, container, ifname });
@@ -168,7 +168,8 @@ impl<'a> Keep<'a> {
         !self.decide(self.containers.contains(id), Suspect::Container(id))
     }
 
-    /// Returns whether a lease that was last changed at `since` can be stale: one that is newer belongs to a later attachment.
+    /// Returns whether a lease that was last changed at `since` can be stale: one that is newer belongs to a later
+    /// attachment.
     pub fn may_be_stale(&self, ip: IpAddr, since: SystemTime) -> bool {
         match &self.rule {
             Rule::KeepThese => true,

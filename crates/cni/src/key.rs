@@ -74,8 +74,8 @@ impl<'a> AttachmentKey<'a> {
         format!("{} {digest}", cut(alias, ALIAS - 1 - digest.len()))
     }
 
-    /// Returns the alternative name that ADD gives to a device of the host while the container has it. The alias of such a
-    /// device is its name on the host, as the reference sets it.
+    /// Returns the alternative name that ADD gives to a device of the host while the container has it. The alias of
+    /// such a device is its name on the host, as the reference sets it.
     pub fn alternative_name(&self) -> String {
         format!("{ALIAS_WORD}-{}", self.mark())
     }
@@ -101,15 +101,15 @@ impl<'a> AttachmentKey<'a> {
         format!("CNI-{}", sha512(24, &format!("{}{}", self.network, self.container)))
     }
 
-    /// Returns the name of the iptables chain with the published ports, which all attachments of a container to a network
-    /// share.
+    /// Returns the name of the iptables chain with the published ports, which all attachments of a container to a
+    /// network share.
     pub fn port_chain(&self) -> String {
         format!("CNI-DN-{}", sha512(21, &format!("{}{}", self.network, self.container)))
     }
 
     /// Returns the names of an ifb link. The first is that of the reference, which all attachments of a container to a
-    /// network share, and those of other networks and containers whose names are the same if one is appended to the other.
-    /// The second, for use if another attachment has the first, is unique.
+    /// network share, and those of other networks and containers whose names are the same if one is appended to the
+    /// other. The second, for use if another attachment has the first, is unique.
     pub fn ifb_names(&self) -> [String; 2] {
         let AttachmentKey { network, container, ifname } = self;
         [format!("{network}{container}"), format!("{network} {container} {ifname}")]
@@ -149,8 +149,8 @@ pub fn mark_in(comment: &str) -> Option<&str> {
     comment.get(..DIGEST + 1 + DIGEST).filter(|mark| mark.as_bytes().get(DIGEST) == Some(&b'-'))
 }
 
-/// Returns the mark of the attachment in an alternative name of a link; `None` if it is another name. A container can choose any
-/// name, so the mark is validated: it is also the name of a file.
+/// Returns the mark of the attachment in an alternative name of a link; `None` if it is another name. A container can
+/// choose any name, so the mark is validated: it is also the name of a file.
 pub fn mark_in_alternative_name(name: &str) -> Option<&str> {
     let mark = name.strip_prefix(ALIAS_WORD)?.strip_prefix('-').filter(|mark| mark_in(mark) == Some(mark))?;
     mark.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-').then_some(mark)

@@ -1,8 +1,8 @@
-//! Leases: the format of their files, where they are, and how IPAM plugins manage them. Other plugins only read them, as
-//! evidence of [`Ownership`](crate::Ownership).
+//! Leases: the format of their files, where they are, and how IPAM plugins manage them. Other plugins only read them,
+//! as evidence of [`Ownership`](crate::Ownership).
 //!
-//! `store` is a locked lease directory, with one file per lease that names its owner. `index` finds leases and free addresses
-//! without reading all files. `earlier` knows the leases of earlier boots.
+//! `store` is a locked lease directory, with one file per lease that names its owner. `index` finds leases and free
+//! addresses without reading all files. `earlier` knows the leases of earlier boots.
 
 mod bitmap;
 mod boot;
@@ -119,8 +119,8 @@ pub fn address(name: &str) -> Option<IpAddr> {
     (ip.to_string() == name).then_some(ip)
 }
 
-/// Reads one lease file, and its time only if `dated`, because that costs a system call. Returns `None` if the file does
-/// not exist. Never waits, whatever has the name.
+/// Reads one lease file, and its time only if `dated`, because that costs a system call. Returns `None` if the file
+/// does not exist. Never waits, whatever has the name.
 pub fn read(dir: &Dir, name: &str, dated: bool) -> Result<Option<(Holder, SystemTime)>> {
     let read = if dated {
         dir.read_with_time(name)
@@ -139,7 +139,8 @@ pub fn read(dir: &Dir, name: &str, dated: bool) -> Result<Option<(Holder, System
     }
 }
 
-/// Returns `ipam.dataDir` of a configuration, without validating other keys; empty if the configuration does not have it.
+/// Returns `ipam.dataDir` of a configuration, without validating other keys; empty if the configuration does not have
+/// it.
 pub fn data_dir(call: &Call<'_>) -> Result<String> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
@@ -160,8 +161,8 @@ pub fn data_dir(call: &Call<'_>) -> Result<String> {
     Ok(ipam.data_dir)
 }
 
-/// Returns the lease directory of the network below `data_dir`, the value of `ipam.dataDir`, or below the default if that is
-/// empty.
+/// Returns the lease directory of the network below `data_dir`, the value of `ipam.dataDir`, or below the default if
+/// that is empty.
 pub fn directory(call: &Call<'_>, data_dir: &str) -> Result<PathBuf> {
     let data_dir = path("ipam.dataDir", data_dir)?;
     Ok(data_dir.as_deref().unwrap_or_else(|| Path::new(DATA_DIR)).join(call.network.as_str()))
@@ -176,8 +177,9 @@ pub fn path(key: &str, text: &str) -> Result<Option<PathBuf>> {
     Ok(Some(text).filter(|text| !text.is_empty()).map(PathBuf::from))
 }
 
-/// Returns the lease directories of this host that are known: those in [`DATA_DIR`], and those with an index, which are in any
-/// `dataDir`. The name of each is that of its network. A chained plugin does not get the `dataDir` of its network.
+/// Returns the lease directories of this host that are known: those in [`DATA_DIR`], and those with an index, which are
+/// in any `dataDir`. The name of each is that of its network. A chained plugin does not get the `dataDir` of its
+/// network.
 pub fn directories() -> Vec<PathBuf> {
     let mut known = Vec::new();
     for found in [add_default(&mut known), add_indexed(&mut known)] {
@@ -286,8 +288,8 @@ fn open(path: &Path) -> Option<Option<Dir>> {
     Dir::open(path).map_err(|error| debug!("the leases in {path:?} are not known: {error}")).ok()
 }
 
-/// Reads a lease. Returns `Some(None)` if the file does not exist or is not a lease: an address with an empty file, or with
-/// another entry than a file, is not leased. Returns `None` if it cannot be read.
+/// Reads a lease. Returns `Some(None)` if the file does not exist or is not a lease: an address with an empty file, or
+/// with another entry than a file, is not leased. Returns `None` if it cannot be read.
 fn read_known(dir: &Dir, ip: IpAddr) -> Option<Option<NetworkLease>> {
     match read(dir, &ip.to_string(), false).map_err(|error| debug!("the lease is not known: {error}")).ok()? {
         Some((Holder::Owner(LeaseOwner { container, ifname }), _)) => {

@@ -3,8 +3,9 @@
 //! How one call is handled, from top to bottom:
 //!
 //! 1. [`main!`] defines the program's entry point, with a [`Plugin`] and the delegates that can run in its process.
-//! 2. `request` validates the environment, and `config` the common keys on stdin. `process` combines them into a [`Call`],
-//!    and for ADD, DEL and CHECK also an [`Attachment`]. Later code does not have to check names, versions or paths again.
+//! 2. `request` validates the environment, and `config` the common keys on stdin. `process` combines them into a
+//!    [`Call`], and for ADD, DEL and CHECK also an [`Attachment`]. Later code does not have to check names, versions or
+//!    paths again.
 //! 3. The plugin parses its own keys with [`Call::parse`]. A chained plugin gets the previous result from
 //!    [`Call::chained_result`].
 //! 4. It opens the [`Namespaces`] of host and container, with a netlink socket on each side, and registers a

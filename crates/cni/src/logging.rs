@@ -1,9 +1,9 @@
 //! The log. Off by default, never written to stdout, and a logging failure never fails a call.
 //!
-//! Enabled by `CNI_LOG`, or `"logLevel"` and `"logFile"` in the configuration. At level `info`, each call has one line, its
-//! outcome; at `debug`, each change to the kernel or the disk has one. In a file and on stderr, a line has the time, the
-//! process ID, the microseconds since the log started, plugin, command, network and attachment. A log daemon of the host
-//! adds the time and the process ID itself.
+//! Enabled by `CNI_LOG`, or `"logLevel"` and `"logFile"` in the configuration. At level `info`, each call has one line,
+//! its outcome; at `debug`, each change to the kernel or the disk has one. In a file and on stderr, a line has the
+//! time, the process ID, the microseconds since the log started, plugin, command, network and attachment. A log daemon
+//! of the host adds the time and the process ID itself.
 
 mod daemon;
 mod subject;
@@ -131,8 +131,8 @@ impl LogSettings {
                 writeln!(out, "{now} [{process}] {since:>6}us {level:<5} {plugin} {subject}: {message}")
             }
         };
-        // Writes each record at once, so that lines of different processes do not mix. A record that cannot be written is
-        // lost. Fails if an earlier call in the same process has started a log, which continues.
+        // Writes each record at once, so that lines of different processes do not mix. A record that cannot be written
+        // is lost. Fails if an earlier call in the same process has started a log, which continues.
         let _ = Builder::new().filter_level(self.level).target(target).format(format).try_init();
         for warning in &self.warnings {
             warn!("{warning}");

@@ -4,8 +4,8 @@ use linux::ip::MacAddr;
 
 use crate::error::{Code, Error, Result};
 
-/// Returns the requested MAC address. Each source has a name, the code of an error, and a text, which may be empty. Only the
-/// first source that has a text is validated and used.
+/// Returns the requested MAC address. Each source has a name, the code of an error, and a text, which may be empty.
+/// Only the first source that has a text is validated and used.
 pub fn requested_mac(sources: &[(&str, Code, &str)]) -> Result<Option<MacAddr>> {
     let Some((source, code, text)) = sources.iter().find(|(.., text)| !text.is_empty()) else {
         return Ok(None);

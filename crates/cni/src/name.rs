@@ -112,7 +112,8 @@ impl IfName {
         if text.as_bytes().contains(&0xa0) {
             return Err("an interface name must not contain the byte 0xA0: the kernel treats it as white space");
         }
-        // Unlike the reference, which creates the interface, finds it under another name than requested, and then fails.
+        // Unlike the reference, which creates the interface, finds it under another name than requested, and then
+        // fails.
         if text.contains('%') {
             return Err("an interface name must not contain '%': the kernel replaces it by a number");
         }

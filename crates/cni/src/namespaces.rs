@@ -29,8 +29,8 @@ impl Namespaces {
         Ok(Some(Namespaces { host: call.home()?, guest }))
     }
 
-    /// As [`Namespaces::open`], for the ADD of a plugin whose [`uses_netns`](crate::Plugin::uses_netns) returns `false`. Returns
-    /// an error if both are the same namespace, unless `CNI_NETNS_OVERRIDE` permits it.
+    /// As [`Namespaces::open`], for the ADD of a plugin whose [`uses_netns`](crate::Plugin::uses_netns) returns
+    /// `false`. Returns an error if both are the same namespace, unless `CNI_NETNS_OVERRIDE` permits it.
     pub fn open_excluding_own(call: &Call<'_>, at: &Attachment) -> Result<Namespaces> {
         let namespaces = Namespaces::open(call, at)?;
         match !call.any_netns && namespaces.are_the_same()? {
@@ -39,8 +39,8 @@ impl Namespaces {
         }
     }
 
-    /// As [`Namespaces::open_if_exists`], for the DEL of such a plugin: if both are the same namespace, that of the container is
-    /// gone.
+    /// As [`Namespaces::open_if_exists`], for the DEL of such a plugin: if both are the same namespace, that of the
+    /// container is gone.
     pub fn open_excluding_own_if_exists(call: &Call<'_>, at: &Attachment) -> Result<Option<Namespaces>> {
         let Some(namespaces) = Namespaces::open_if_exists(call, at)? else { return Ok(None) };
         if namespaces.are_the_same()? {

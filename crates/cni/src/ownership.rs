@@ -1,5 +1,5 @@
-//! Whose an object on this host is. Objects of the reference, and those that are shared, do not say so themselves: leases, the
-//! aliases of links and the previous result prove it.
+//! Whose an object on this host is. Objects of the reference, and those that are shared, do not say so themselves:
+//! leases, the aliases of links and the previous result prove it.
 
 use std::cell::OnceCell;
 use std::net::IpAddr;
@@ -12,8 +12,8 @@ use crate::key::{AliasOwner, AttachmentKey, network_mark};
 use crate::lease::{self, NetworkLease};
 use crate::plugin::Call;
 
-/// Decides whether objects belong to an owner. The first row with an entry for the kind of trace decides; without any, the
-/// owner is unknown.
+/// Decides whether objects belong to an owner. The first row with an entry for the kind of trace decides; without any,
+/// the owner is unknown.
 ///
 /// | evidence | [`Alias`] | [`Address`] | [`OnNetwork`] | [`OfContainer`] |
 /// |---|---|---|---|---|
@@ -264,8 +264,8 @@ impl<'a> Ownership<'a> {
         }
     }
 
-    /// Returns the addresses that are leased to the owner, an attachment of this call, which may have the `dataDir` of its
-    /// network.
+    /// Returns the addresses that are leased to the owner, an attachment of this call, which may have the `dataDir` of
+    /// its network.
     pub fn leased_addresses(&self, call: &Call<'_>) -> Vec<IpAddr> {
         let leases = lease::of_call(call);
         leases.iter().filter(|lease| self.owner.has(lease)).map(|lease| lease.ip).collect()
@@ -315,8 +315,8 @@ mod tests {
         let long = "c".repeat(300);
         let long = AttachmentKey { container: &long, ..KEY };
         let (mark, long_mark) = (KEY.mark(), long.mark());
-        // For the alias of the same attachment, another interface, another container, another network, a cut one of this
-        // network, and a cut one of another network.
+        // For the alias of the same attachment, another interface, another container, another network, a cut one of
+        // this network, and a cut one of another network.
         for (owner, want) in [
             (KEY.into(), [Ours(alias), Others(alias), Others(alias), Others(alias), Others(cut), Others(cut)]),
             (long.into(), [Others(alias), Others(alias), Others(alias), Others(alias), Ours(cut), Others(cut)]),

@@ -34,8 +34,9 @@ pub trait Plugin: Sync {
     /// Returns whether the plugin, or one that it delegates to, works in the container namespace. A plugin that does
     /// not, such as an IPAM plugin, ignores `CNI_NETNS`: the path may no longer exist, or lead to another namespace.
     ///
-    /// If it returns `true`, the plugin's own namespace is excluded before the call. A plugin that often does not need the
-    /// namespace returns `false`, and opens it with [`Namespaces::open_excluding_own`](crate::Namespaces::open_excluding_own).
+    /// If it returns `true`, the plugin's own namespace is excluded before the call. A plugin that often does not need
+    /// the namespace returns `false`, and opens it with
+    /// [`Namespaces::open_excluding_own`](crate::Namespaces::open_excluding_own).
     fn uses_netns(&self) -> bool {
         true
     }
@@ -43,8 +44,8 @@ pub trait Plugin: Sync {
     fn add(&self, call: &Call<'_>, at: &Attachment) -> Result<AddResult>;
     /// Reverts an ADD, even an incomplete one; succeeds if nothing is left.
     fn del(&self, call: &Call<'_>, at: &Attachment) -> Result<()>;
-    /// Attaches as [`Plugin::add`] does, and returns the rollback for a result that cannot be written to stdout: no runtime
-    /// knows of it. The default is DEL. A plugin whose DEL does less, or more, than its ADD implements it.
+    /// Attaches as [`Plugin::add`] does, and returns the rollback for a result that cannot be written to stdout: no
+    /// runtime knows of it. The default is DEL. A plugin whose DEL does less, or more, than its ADD implements it.
     fn add_with_rollback<'a>(&'a self, call: &'a Call<'_>, at: &'a Attachment) -> Result<(AddResult, Rollback<'a>)> {
         Ok((self.add(call, at)?, Box::new(|| self.del(call, at))))
     }
@@ -65,8 +66,8 @@ pub trait Ipam: Plugin {
     /// Returns the addresses that are leased to an attachment, so that a delegating plugin can find the owner of an
     /// interface.
     fn leased_to(&self, call: &Call<'_>, at: &Attachment) -> Result<Vec<IpAddr>>;
-    /// Returns whether an attachment of any network may hold an address of `subnet`. A delegating plugin calls it before
-    /// it removes a gateway address.
+    /// Returns whether an attachment of any network may hold an address of `subnet`. A delegating plugin calls it
+    /// before it removes a gateway address.
     fn uses_subnet(&self, call: &Call<'_>, subnet: Cidr) -> Result<bool>;
 }
 
@@ -111,8 +112,8 @@ impl Attachment {
         }
     }
 
-    /// Opens the container's network namespace for DEL; `None` if it is gone: no path, no file at the path, a file that is
-    /// not a namespace (any more), or one that cannot be opened.
+    /// Opens the container's network namespace for DEL; `None` if it is gone: no path, no file at the path, a file that
+    /// is not a namespace (any more), or one that cannot be opened.
     pub fn open_netns_if_exists(&self) -> Result<Option<Netns>> {
         self.netns.as_deref().map_or(Ok(None), |path| Ok(Netns::open_to_clean_up(path)?))
     }

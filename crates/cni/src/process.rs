@@ -26,9 +26,9 @@ const ABORTED: &[u8] = br#"{
     "details": "out of memory, or a bug in cni0: see stderr; DEL reverts the changes"
 }"#;
 
-/// Defines the entry point of a program, in a file that begins with `#![no_main]`: `cni::main!(Loopback);`. Delegates follow the
-/// plugin, as in `cni::main!(Bridge, HostLocal);`: they can run in its process. A plugin that is also another program names the
-/// first argument of that, and its function: `cni::main!(Dhcp, "daemon" => dhcp::daemon);`.
+/// Defines the entry point of a program, in a file that begins with `#![no_main]`: `cni::main!(Loopback);`. Delegates
+/// follow the plugin, as in `cni::main!(Bridge, HostLocal);`: they can run in its process. A plugin that is also
+/// another program names the first argument of that, and its function: `cni::main!(Dhcp, "daemon" => dhcp::daemon);`.
 #[macro_export]
 macro_rules! main {
     ($plugin:expr, $word:literal => $other:expr $(,)?) => {

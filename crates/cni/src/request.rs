@@ -145,8 +145,8 @@ impl Request {
         Ok(bytes)
     }
 
-    /// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike the reference, which checks
-    /// afterwards. Returns the namespace and socket that were opened for the comparison.
+    /// Prevents ADD and DEL in the plugin's own namespace before anything is changed. Unlike the reference, which
+    /// checks afterwards. Returns the namespace and socket that were opened for the comparison.
     ///
     /// ADD fails. For DEL, the container's namespace is gone: a path such as `/proc/PID/ns/net` leads to the host once
     /// the process ID is reused. So DEL continues without a namespace.

@@ -156,8 +156,8 @@ impl AddResult {
         self.host_interface(at).map(|found| found.name.as_str())
     }
 
-    /// Returns the attachment's link on this host, as far as the result names it: the last one without a namespace before the
-    /// container's own interface, or else the first.
+    /// Returns the attachment's link on this host, as far as the result names it: the last one without a namespace
+    /// before the container's own interface, or else the first.
     pub fn host_interface(&self, at: &Attachment) -> Option<&Interface> {
         let guest =
             self.interfaces.iter().position(|found| found.name == at.ifname.as_str() && !found.sandbox.is_empty());

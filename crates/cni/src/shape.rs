@@ -1,5 +1,5 @@
-//! The keys that a plugin reads, with the types of their values. They come from the types that the plugin deserializes, so
-//! there is no second list to maintain.
+//! The keys that a plugin reads, with the types of their values. They come from the types that the plugin deserializes,
+//! so there is no second list to maintain.
 //!
 //! A derived `Deserialize` passes the names of all fields to its deserializer before it reads one. So a deserializer
 //! without a document can follow one path after the other, and record what is requested at its end. Each walk ends with

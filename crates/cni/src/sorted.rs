@@ -5,8 +5,8 @@ use std::collections::BinaryHeap;
 
 /// The distinct values of a list, in order.
 ///
-/// The sorts and trees of the standard library are made for millions of values, and each type of value adds five kilobytes
-/// of code to the file that all plugins share. A heap sorts with a tenth of that.
+/// The sorts and trees of the standard library are made for millions of values, and each type of value adds five
+/// kilobytes of code to the file that all plugins share. A heap sorts with a tenth of that.
 #[derive(Debug)]
 pub struct SortedSet<T>(Vec<T>);
 

@@ -1,8 +1,8 @@
 //! Installs the plugins of cni0 into the directory of a container runtime, and restores what was there before.
 //!
 //! The only way in which plugins get into a directory that other programs share: `ci/install` runs it on a machine, the
-//! container image on the nodes of a cluster. A process that is killed at any moment leaves complete files only, and the
-//! next call completes or reverts its work.
+//! container image on the nodes of a cluster. A process that is killed at any moment leaves complete files only, and
+//! the next call completes or reverts its work.
 
 mod cli;
 mod disk;

@@ -8,8 +8,8 @@
 //! | `new/` | files that are not in their places yet |
 //! | `cni0-install` | this program, for the uninstallation |
 //!
-//! `files` is written before the first file is replaced, and has the old and the new files until all are. The removal of
-//! the record is the last step of an uninstallation, and atomic: the directory gets another name first.
+//! `files` is written before the first file is replaced, and has the old and the new files until all are. The removal
+//! of the record is the last step of an uninstallation, and atomic: the directory gets another name first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -161,8 +161,8 @@ impl Record {
         disk::replace(&self.home.join(FILES), &self.staged(FILES), text.as_bytes(), 0o644)
     }
 
-    /// Removes what a failed installation left before it replaced the first file: the staged files, and the whole record
-    /// if there was none.
+    /// Removes what a failed installation left before it replaced the first file: the staged files, and the whole
+    /// record if there was none.
     pub(crate) fn abandon(self) -> Result<()> {
         disk::remove_tree(&self.home.join(NEW))?;
         if disk::exists(&self.home.join(FILES))? {

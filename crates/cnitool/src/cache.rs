@@ -1,8 +1,8 @@
 //! The cache of results: one entry per attachment, with its configuration and the result of ADD.
 //!
-//! Location and format are those of the reference's library, which podman, containerd and others use as well. So each of
-//! them can remove what another one added. Unlike the reference, entries are written atomically, and an entry of another
-//! attachment is never used. File names are ambiguous, because they join with '-' names that may contain '-'.
+//! Location and format are those of the reference's library, which podman, containerd and others use as well. So each
+//! of them can remove what another one added. Unlike the reference, entries are written atomically, and an entry of
+//! another attachment is never used. File names are ambiguous, because they join with '-' names that may contain '-'.
 
 mod base64;
 
@@ -245,8 +245,8 @@ impl Cache {
         Ok(names)
     }
 
-    /// Returns all attachments to a network, sorted by file name. Fails if an entry that may be of this network cannot be
-    /// read, because callers treat attachments that are not listed as stale.
+    /// Returns all attachments to a network, sorted by file name. Fails if an entry that may be of this network cannot
+    /// be read, because callers treat attachments that are not listed as stale.
     pub(crate) fn of_network(&self, network: &str) -> Result<Vec<Entry>> {
         let is_of = |name: &String| name.strip_prefix(network).is_some_and(|rest| rest.starts_with('-'));
         let mut entries = Vec::new();

@@ -171,8 +171,8 @@ impl<'a> Chain<'a> {
         failures.into_iter().fold(error, |error, why| error.details(format!("not undone: {why}")))
     }
 
-    /// Calls DEL of all plugins in reverse order. Stops at the first error and keeps the cache entry, so that the DEL can
-    /// be repeated.
+    /// Calls DEL of all plugins in reverse order. Stops at the first error and keeps the cache entry, so that the DEL
+    /// can be repeated.
     pub(crate) fn del(&self, at: &Endpoint) -> Result<()> {
         let previous = if self.list.version >= Version::V0_4_0 { self.previous(at)? } else { Vec::new() };
         for link in self.links.iter().rev() {
@@ -181,8 +181,8 @@ impl<'a> Chain<'a> {
         self.remove_from_cache(at)
     }
 
-    /// Calls DEL of the plugins that create objects of this kind, for an object that names only its container. The previous
-    /// result has nothing but the object's address, by which a plugin recognises the object.
+    /// Calls DEL of the plugins that create objects of this kind, for an object that names only its container. The
+    /// previous result has nothing but the object's address, by which a plugin recognises the object.
     pub(crate) fn del_object(&self, object: &Object) -> Result<()> {
         let (Owner::Container(container), Some(ip)) = (&object.owner, object.address) else { return Ok(()) };
         let at = Endpoint {
@@ -206,8 +206,8 @@ impl<'a> Chain<'a> {
         self.check_each(at, |link, previous| self.run("CHECK", link, Some(at), previous)).map_err(|(_, error)| error)
     }
 
-    /// Calls CHECK of the plugins that `is_asked` selects, with a shorter deadline for each: a report on many attachments cannot
-    /// wait for long. Returns the plugin that failed with its error.
+    /// Calls CHECK of the plugins that `is_asked` selects, with a shorter deadline for each: a report on many
+    /// attachments cannot wait for long. Returns the plugin that failed with its error.
     pub(crate) fn check_soon(
         &self,
         at: &Endpoint,
@@ -223,8 +223,8 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Calls `check` for each plugin with the previous result, unless the version has no CHECK or the network disables it.
-    /// Returns the plugin that failed with its error.
+    /// Calls `check` for each plugin with the previous result, unless the version has no CHECK or the network disables
+    /// it. Returns the plugin that failed with its error.
     fn check_each(
         &self,
         at: &Endpoint,
@@ -292,9 +292,9 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    /// Removes what is left of attachments that are gone, and continues after errors. The plugins of cni0 remove what `keep`
-    /// does not keep, whichever implementation created it. Other plugins get a DEL for each of the attachments `gone`, unless
-    /// `is_alive` returns true for it now.
+    /// Removes what is left of attachments that are gone, and continues after errors. The plugins of cni0 remove what
+    /// `keep` does not keep, whichever implementation created it. Other plugins get a DEL for each of the attachments
+    /// `gone`, unless `is_alive` returns true for it now.
     pub(crate) fn collect(
         &self,
         keep: &Keep<'_>,
@@ -337,8 +337,8 @@ impl<'a> Chain<'a> {
         self.run("DEL", &Link { plugin: link.plugin, program }, Some(at), &previous)
     }
 
-    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS. Fails in any
-    /// version if every ADD fails because of the order of the list.
+    /// Calls STATUS of all plugins. Returns false if the version is before 1.1.0, which does not have STATUS. Fails in
+    /// any version if every ADD fails because of the order of the list.
     pub(crate) fn status(&self) -> Result<bool> {
         if let Some((first, error)) = misplaced(self.list) {
             return Err(with_code(error)).context(|| format!("plugin {:?}", first.kind));
@@ -349,8 +349,8 @@ impl<'a> Chain<'a> {
         self.links.iter().try_for_each(|link| self.run("STATUS", link, None, &[])).map(|()| true)
     }
 
-    /// Calls STATUS of the plugins that `is_asked` selects as if the network had version 1.1.0, for a network of an earlier
-    /// version, which does not have STATUS.
+    /// Calls STATUS of the plugins that `is_asked` selects as if the network had version 1.1.0, for a network of an
+    /// earlier version, which does not have STATUS.
     pub(crate) fn status_in_newer_version(&self, is_asked: impl Fn(&str) -> bool) -> Result<()> {
         let version = [newer_version()];
         let mut asked = self.links.iter().filter(|link| is_asked(&link.plugin.kind));

@@ -1,8 +1,8 @@
 //! Finds, reads and validates network configurations.
 //!
-//! Files are read in the order of the reference: all `.conflist` files by name, then `.conf` and `.json` files together.
-//! Each of the latter has one plugin and becomes a list of one. The first file that defines a name wins. Unlike
-//! upstream, a broken file does not affect other files.
+//! Files are read in the order of the reference: all `.conflist` files by name, then `.conf` and `.json` files
+//! together. Each of the latter has one plugin and becomes a list of one. The first file that defines a name wins.
+//! Unlike upstream, a broken file does not affect other files.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;

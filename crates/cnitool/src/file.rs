@@ -33,11 +33,12 @@ fn read_limited(reader: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces the file at `path` atomically, so that a reader sees the old content or the new one, also after a power failure.
-/// `draft` is a path on the same file system for the new content.
+/// Replaces the file at `path` atomically, so that a reader sees the old content or the new one, also after a power
+/// failure. `draft` is a path on the same file system for the new content.
 pub(crate) fn replace(path: &Path, draft: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     let outcome = (|| {
-        // An interrupted call of a process with the same id may have left a draft. A new file is never a link to another.
+        // An interrupted call of a process with the same id may have left a draft. A new file is never a link to
+        // another.
         match fs::remove_file(draft) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -35,8 +35,8 @@ impl Remark {
     }
 }
 
-/// The keys of each plugin with each IPAM plugin, as [`shape`] and [`Shape::keys`] return them. A list may have the same
-/// plugin often.
+/// The keys of each plugin with each IPAM plugin, as [`shape`] and [`Shape::keys`] return them. A list may have the
+/// same plugin often.
 type Shapes = BTreeMap<(String, Option<String>), (Shape, BTreeMap<String, &'static str>)>;
 
 /// Returns the keys of a network that nothing reads, and those that occur twice in different letter case.

@@ -45,8 +45,8 @@ const DONE: u8 = 0;
 const FAILED: u8 = 1;
 /// Exit code of an invalid command line.
 const USAGE: u8 = 2;
-/// Exit code of `doctor` if it found a failure, of `repair` if an attachment is still wrong, and of `validate` if a file is
-/// invalid.
+/// Exit code of `doctor` if it found a failure, of `repair` if an attachment is still wrong, and of `validate` if a
+/// file is invalid.
 const UNHEALTHY: u8 = 3;
 
 /// Runs the command in the arguments of this process.

@@ -1,5 +1,5 @@
-//! `cnitool metrics`: numbers about this node in the text format of Prometheus, as the textfile collector of node_exporter
-//! reads it.
+//! `cnitool metrics`: numbers about this node in the text format of Prometheus, as the textfile collector of
+//! node_exporter reads it.
 //!
 //! Only what can be counted now. Failed calls leave no trace that could be counted: the log has them.
 

@@ -21,8 +21,8 @@ pub(crate) fn names() -> Vec<String> {
     names
 }
 
-/// Returns the path of a namespace in the form of the reference, from which the container id is derived: absolute, with `.`
-/// and `..` removed lexically. Unlike the reference, a word without a slash is a name in `/run/netns`.
+/// Returns the path of a namespace in the form of the reference, from which the container id is derived: absolute, with
+/// `.` and `..` removed lexically. Unlike the reference, a word without a slash is a name in `/run/netns`.
 pub(crate) fn path(given: &Path) -> Result<PathBuf> {
     if is_name(given) {
         return Ok(Path::new(NAMED).join(given));

@@ -1,7 +1,7 @@
 //! The state of this host: networks with their leases, bridges with their ports, rules, namespaces. Read-only.
 //!
-//! What this process may not inspect is missing here and listed in [`Node::unseen`]. Code that uses this module must not
-//! treat something as gone because it could not be inspected.
+//! What this process may not inspect is missing here and listed in [`Node::unseen`]. Code that uses this module must
+//! not treat something as gone because it could not be inspected.
 
 mod attachment;
 mod evidence;
@@ -163,8 +163,8 @@ impl Node {
         Ok(())
     }
 
-    /// Finds namespaces by their paths. Returns the paths of those that ports lead to, and collects the addresses in all
-    /// others.
+    /// Finds namespaces by their paths. Returns the paths of those that ports lead to, and collects the addresses in
+    /// all others.
     fn inspect_paths(
         &mut self,
         host: &mut Netlink,
@@ -293,8 +293,8 @@ impl Node {
         self.links.iter().filter(|link| link.master == Some(bridge.index))
     }
 
-    /// Returns the ports that lead to containers of a network, on any bridge. Ports of the reference have no alias; they
-    /// are recognised by the address of the container veth.
+    /// Returns the ports that lead to containers of a network, on any bridge. Ports of the reference have no alias;
+    /// they are recognised by the address of the container veth.
     pub(crate) fn ports_of(&self, network: &Network) -> Vec<&Link> {
         let leases: BTreeSet<IpAddr> = network.leases.iter().map(|lease| lease.ip).collect();
         let is_its = |link: &&Link| match owner(link) {
@@ -361,8 +361,8 @@ pub(crate) fn kinds_of(wanted: impl Fn(&str) -> bool) -> Vec<&'static Kind> {
     kinds
 }
 
-/// Returns the attachment that a port belongs to, according to its alias. The ifb link of an attachment has the same alias, but
-/// does not prove that the container exists.
+/// Returns the attachment that a port belongs to, according to its alias. The ifb link of an attachment has the same
+/// alias, but does not prove that the container exists.
 pub(crate) fn owner(link: &Link) -> Option<AliasOwner> {
     AliasOwner::parse(&link.alias).filter(|_| link.kind != "ifb")
 }

@@ -1,8 +1,8 @@
 //! `cnitool prune` and `cnitool gc`: remove what attachments that are gone have left.
 //!
-//! The command GC removes everything that is not in its list of valid attachments. Other runtimes attach containers at any
-//! time, so no list is complete. Therefore this removes what belongs to attachments that are proved to be gone, by name, and
-//! looks at each of them again at the moment of the removal.
+//! The command GC removes everything that is not in its list of valid attachments. Other runtimes attach containers at
+//! any time, so no list is complete. Therefore this removes what belongs to attachments that are proved to be gone, by
+//! name, and looks at each of them again at the moment of the removal.
 
 mod liveness;
 mod report;
@@ -21,8 +21,8 @@ use crate::table::Paint;
 use liveness::Liveness;
 use report::Report;
 
-/// Attempts to remove everything. A runtime that attaches and detaches a container meanwhile can leave it half removed for a
-/// moment.
+/// Attempts to remove everything. A runtime that attaches and detaches a container meanwhile can leave it half removed
+/// for a moment.
 const ATTEMPTS: u32 = 3;
 
 /// What to remove from one network, and what to keep.
@@ -104,7 +104,8 @@ fn prune(network: &Network, dry_run: bool, report: &mut Report) -> Result<Option
     // The lock is taken after the output, so that a slow reader of the output does not delay an add.
     let _lock = Lock::exclusive()?;
     let announced = plan.dead.len();
-    // Other runtimes do not use the lock. What the first inspection found had its port before the second one looked for it.
+    // Other runtimes do not use the lock. What the first inspection found had its port before the second one looked for
+    // it.
     let plan = plan_of(list)?.confirmed_by(&plan);
     if plan.dead.len() < announced {
         report.spared(&plan, announced - plan.dead.len())?;

@@ -1,7 +1,7 @@
 //! `cnitool schema`: JSON Schemas of configurations, for editors and validators.
 //!
-//! The keys and their types are those that the plugins read ([`Inspect::shape`]). Descriptions, defaults and examples are
-//! read from `docs/configuration.md`. So a schema follows the plugins without a change here.
+//! The keys and their types are those that the plugins read ([`Inspect::shape`]). Descriptions, defaults and examples
+//! are read from `docs/configuration.md`. So a schema follows the plugins without a change here.
 //!
 //! The schemas are of draft 7, because Visual Studio Code and others support it completely. Unlike the plugins, which
 //! accept keys in any letter case, a schema has only the documented spelling, and no unknown keys.

@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 
 /// The default of `NETCONFPATH`.
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
-/// The default of `CNI_PATH`: where runtimes look for plugins, where Debian installs them, and where Fedora and Alpine do.
+/// The default of `CNI_PATH`: where runtimes look for plugins, where Debian installs them, and where Fedora and Alpine
+/// do.
 const PLUGINS: &str = "/opt/cni/bin:/usr/lib/cni:/usr/libexec/cni";
 
 /// Returns the value of a variable that is set and not empty.

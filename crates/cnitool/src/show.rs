@@ -51,8 +51,8 @@ struct OwnedObject<'a> {
     is_live: bool,
 }
 
-/// Prints the bridges of a network, or all bridges of configurations and of ports. Then prints the networks without a bridge
-/// for whose attachments plugins have created something.
+/// Prints the bridges of a network, or all bridges of configurations and of ports. Then prints the networks without a
+/// bridge for whose attachments plugins have created something.
 pub(crate) fn run(network: Option<&str>, as_json: bool) -> Result<()> {
     let node = Node::inspect()?;
     let chosen = node.chosen(network)?;
@@ -134,8 +134,8 @@ fn detached<'a>(node: &'a Node, netlink: &mut Netlink, network: &Network) -> Res
     links.into_iter().map(|link| port(node, netlink, None, link)).collect()
 }
 
-/// Returns whether no plugin has created a port whose attachment is unknown. Plugins create veth pairs that lead to another
-/// namespace, named `veth` and eight hexadecimal digits.
+/// Returns whether no plugin has created a port whose attachment is unknown. Plugins create veth pairs that lead to
+/// another namespace, named `veth` and eight hexadecimal digits.
 fn is_foreign(link: &Link) -> bool {
     let digits = link.name.strip_prefix("veth").unwrap_or_default();
     let is_named = digits.len() == 8 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -312,7 +312,8 @@ fn detached_ports(node: &Node, ports: &[PortView<'_>], with_network: bool, paint
     format!("\n  {title}\n{}", port_table(node, ports, with_network).render(paint, 2))
 }
 
-/// Returns a table with a row for each port, and below it the addresses, the namespace and the objects of its container.
+/// Returns a table with a row for each port, and below it the addresses, the namespace and the objects of its
+/// container.
 fn port_table(node: &Node, ports: &[PortView<'_>], with_network: bool) -> Table {
     let mut rows = Table::new(&["PORT", "CONTAINER**", "INTERFACE*", "ITS MAC", "FLAGS"]);
     for port in ports {
@@ -402,7 +403,8 @@ fn line(object: &Object) -> String {
     table::wrap(&format!("{what}: {}", object.about), 4)
 }
 
-/// Formats the number of objects of a kind, and those that are not live. `words` say what live ones belong to, and others.
+/// Formats the number of objects of a kind, and those that are not live. `words` say what live ones belong to, and
+/// others.
 fn objects(owned: &[OwnedObject<'_>], kind: &Kind, paint: Paint, words: (&str, &str)) -> String {
     let mut by_backend: Vec<(&str, usize)> = Vec::new();
     for OwnedObject { object, .. } in owned {

@@ -94,7 +94,8 @@ enum Row {
 }
 
 impl Table {
-    /// Creates a table with these heads. Cells of a column whose head ends in `*` may be shortened; those of `**` first.
+    /// Creates a table with these heads. Cells of a column whose head ends in `*` may be shortened; those of `**`
+    /// first.
     pub(crate) fn new(heads: &[&'static str]) -> Table {
         let column = |head: &&'static str| {
             let name = head.trim_end_matches('*');
@@ -218,8 +219,8 @@ pub(crate) fn wrap(text: &str, indent: usize) -> String {
     lines.iter().map(|line| format!("{}{line}\n", " ".repeat(indent))).collect()
 }
 
-/// Returns a bar of `width` characters that shows `used` of `all`. It is empty only if nothing is used, and full only if
-/// everything is.
+/// Returns a bar of `width` characters that shows `used` of `all`. It is empty only if nothing is used, and full only
+/// if everything is.
 pub(crate) fn bar(used: u128, all: u128, width: usize) -> String {
     let share = u128::try_from(width).unwrap_or_default();
     let filled = match all {

@@ -1,5 +1,5 @@
-//! `cnitool validate`: reports the mistakes in configurations, as the plugins themselves would report them, and keys that
-//! nothing reads. Needs neither root nor installed plugins, and changes nothing.
+//! `cnitool validate`: reports the mistakes in configurations, as the plugins themselves would report them, and keys
+//! that nothing reads. Needs neither root nor installed plugins, and changes nothing.
 
 mod mistakes;
 mod report;

@@ -1,7 +1,7 @@
 //! `cnitool leases --watch`: prints leases as they are added and removed.
 //!
-//! inotify reports that something has changed; what has changed follows from a comparison of the leases before and after.
-//! So nothing is missed if the kernel's queue overflows, or if a directory is replaced.
+//! inotify reports that something has changed; what has changed follows from a comparison of the leases before and
+//! after. So nothing is missed if the kernel's queue overflows, or if a directory is replaced.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;

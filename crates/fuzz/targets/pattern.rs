@@ -1,4 +1,5 @@
-//! Patterns in the list of allowed sysctls of `tuning`, and names to match, compared with Go: `ci/fuzz` builds `regexp.go`.
+//! Patterns in the list of allowed sysctls of `tuning`, and names to match, compared with Go: `ci/fuzz` builds
+//! `regexp.go`.
 #![no_main]
 
 use std::io::{Read, Write};

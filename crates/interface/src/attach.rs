@@ -1,4 +1,5 @@
-//! The frame of an ADD: each rollback step is registered before the step that it reverts, and all of them run if one fails.
+//! The frame of an ADD: each rollback step is registered before the step that it reverts, and all of them run if one
+//! fails.
 
 use cni::{AddResult, Attachment, AttachmentKey, Call, Delegate, Error, Namespaces, Result, Undo};
 
@@ -18,8 +19,8 @@ pub struct Add<'a> {
 }
 
 impl<'a> Add<'a> {
-    /// Runs an ADD. If `attach` fails, or returns a result that the version of the configuration cannot express, reverts its
-    /// steps.
+    /// Runs an ADD. If `attach` fails, or returns a result that the version of the configuration cannot express,
+    /// reverts its steps.
     pub fn run(
         call: &'a Call<'a>,
         at: &'a Attachment,
@@ -36,8 +37,8 @@ impl<'a> Add<'a> {
         }
     }
 
-    /// Calls ADD of the IPAM plugin, and returns its result. For a rollback, `delete` must delete the interface: an address
-    /// that is still in use must not be leased to another container. As for DEL, `dhcp` gives it back before.
+    /// Calls ADD of the IPAM plugin, and returns its result. For a rollback, `delete` must delete the interface: an
+    /// address that is still in use must not be leased to another container. As for DEL, `dhcp` gives it back before.
     pub fn lease_addresses(
         &mut self,
         ipam: &'a Delegate<'a>,
@@ -67,8 +68,8 @@ impl<'a> Add<'a> {
     }
 }
 
-/// Validates the ADD of the IPAM plugin. Without one, returns an error if the version of the configuration cannot express a
-/// container without addresses.
+/// Validates the ADD of the IPAM plugin. Without one, returns an error if the version of the configuration cannot
+/// express a container without addresses.
 pub fn prepare_ipam(call: &Call<'_>, at: &Attachment, ipam: Option<&mut Delegate<'_>>) -> Result<()> {
     match ipam {
         Some(ipam) => ipam.prepare(at),

@@ -25,7 +25,8 @@ pub struct Checker<'a> {
     pub host: Netlink,
     /// A socket in the container's namespace.
     pub guest: Guest<'a>,
-    /// Whether the IPAM plugin has compared the IPv6 addresses itself: a router or a server may have replaced those of ADD.
+    /// Whether the IPAM plugin has compared the IPv6 addresses itself: a router or a server may have replaced those of
+    /// ADD.
     is_advertised: bool,
 }
 
@@ -82,8 +83,8 @@ impl<'a> Checker<'a> {
         mtu.map_or(Ok(()), |mtu| same(&link.name, "MTU", mtu, link.mtu))
     }
 
-    /// Checks that the link is on top of its master, or of the link that the master has for a shared VLAN. Without a name in the
-    /// configuration, it may be on top of any: the default route may have changed.
+    /// Checks that the link is on top of its master, or of the link that the master has for a shared VLAN. Without a
+    /// name in the configuration, it may be on top of any: the default route may have changed.
     pub fn master(&mut self, link: &Link, master: &Master, vlan: Option<VlanTag>) -> Result<()> {
         if master.name.is_none() {
             return Ok(());
@@ -177,8 +178,8 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Returns the addresses of an attachment whose interface in the container, a link of this kind, is as ADD configured it. Does
-/// not check the host.
+/// Returns the addresses of an attachment whose interface in the container, a link of this kind, is as ADD configured
+/// it. Does not check the host.
 pub fn addresses(call: &Call<'_>, at: &Attachment, kind: &str, up: bool) -> Result<Vec<Cidr>> {
     let mut checker = Checker::open(call, at)?;
     let link = checker.interface(kind, up)?;

@@ -91,8 +91,8 @@ impl MacSource {
     }
 }
 
-/// Returns the MAC address of a container that keeps it when it is created again. A runtime that passes no name of a pod or
-/// container identifies it by the container ID alone.
+/// Returns the MAC address of a container that keeps it when it is created again. A runtime that passes no name of a
+/// pod or container identifies it by the container ID alone.
 fn stable_mac(call: &Call<'_>, at: &Attachment) -> Result<MacAddr> {
     let [namespace, pod, _] = Args::parse(call.args, ["K8S_POD_NAMESPACE", "K8S_POD_NAME", "MAC"])?.values();
     let pod = pod.filter(|pod| !pod.is_empty());

@@ -66,16 +66,17 @@ impl ContainerInterface<'_> {
             changes.push(Change::add_route(index, &(&route).into()));
         }
         // Setting the MAC address again makes the kernel announce all addresses of the link (arp_notify, ndisc_notify).
-        // Its announcements when the link came up were lost, because the link had no addresses or its port did not forward
-        // yet. A neighbour that remembers the former owner of an address would send to that one until its entry expires.
+        // Its announcements when the link came up were lost, because the link had no addresses or its port did not
+        // forward yet. A neighbour that remembers the former owner of an address would send to that one until its entry
+        // expires.
         if mac.is_some() {
             changes.push(Change::set_link(index, &LinkChange { mac, ..LinkChange::default() }));
         }
         self.apply(namespaces, &missing, &changes)
     }
 
-    /// Returns the addresses of the plan that the interface lacks. One that the kernel made from a router advertisement keeps its
-    /// lifetime: it must go when the router says so.
+    /// Returns the addresses of the plan that the interface lacks. One that the kernel made from a router advertisement
+    /// keeps its lifetime: it must go when the router says so.
     fn missing_addresses(&mut self, plan: &AddressPlan) -> Result<Vec<Cidr>> {
         let mut addresses = plan.addresses();
         if plan.is_advertised && addresses.iter().any(|address| address.ip().is_ipv6()) {
@@ -108,7 +109,8 @@ impl ContainerInterface<'_> {
         netlink.apply(changes).context(configured)?;
         let deadline = Deadline::after(DETECTION_TIMEOUT);
         watch.await_addresses(index, v6, deadline)?;
-        // The kernel may still look for a duplicate of the link-local address, which no packet of the container waits for.
+        // The kernel may still look for a duplicate of the link-local address, which no packet of the container waits
+        // for.
         if !*detects_duplicates {
             return Ok(());
         }
@@ -141,8 +143,8 @@ pub fn enable_ipv6(link: &str) -> Result<()> {
     }
 }
 
-/// Makes the container follow router advertisements, also if it forwards packets, or ignore them. Runs in the namespace of a link
-/// that is still down.
+/// Makes the container follow router advertisements, also if it forwards packets, or ignore them. Runs in the namespace
+/// of a link that is still down.
 pub fn accept_ra(link: &str, accept: bool) -> Result<()> {
     let setting = sysctl::set(&["net", "ipv6", "conf", link, "accept_ra"], if accept { "2" } else { "0" })?;
     match setting {

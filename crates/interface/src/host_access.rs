@@ -1,8 +1,10 @@
-//! A way between the host and the containers on one of its links: the kernel does not deliver frames between a link and the
-//! macvlan links on top of it, so the host gets a macvlan link of its own there, with addresses, and a route to each container.
+//! A way between the host and the containers on one of its links: the kernel does not deliver frames between a link and
+//! the macvlan links on top of it, so the host gets a macvlan link of its own there, with addresses, and a route to
+//! each container.
 //!
-//! The metric of a route is derived from the attachment. So DEL and GC find the routes of an attachment without its addresses,
-//! and routes to the same address of several attachments are distinct. The link is removed with the last route.
+//! The metric of a route is derived from the attachment. So DEL and GC find the routes of an attachment without its
+//! addresses, and routes to the same address of several attachments are distinct. The link is removed with the last
+//! route.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -143,8 +145,8 @@ impl HostAccess {
         Ok(())
     }
 
-    /// Adds what is missing of the addresses, and the routes. An address that another configuration of the network had stays:
-    /// containers may use it.
+    /// Adds what is missing of the addresses, and the routes. An address that another configuration of the network had
+    /// stays: containers may use it.
     fn configure(&self, host: &mut Netlink, link: &Link, routes: &[Route]) -> Result<()> {
         if self.addresses.iter().any(IpAddr::is_ipv6) {
             let disable = ["net", "ipv6", "conf", &link.name, "disable_ipv6"];
@@ -185,7 +187,8 @@ pub fn collect(host: &mut Netlink, keep: &Keep<'_>) -> Result<()> {
     remove_routes(host, keep.network, |found| found >= METRIC && is_stale(&found))
 }
 
-/// For tools: returns the links of a network by which the host reaches no container. `is_used` returns whether any has an address.
+/// For tools: returns the links of a network by which the host reaches no container. `is_used` returns whether any has
+/// an address.
 pub fn find_unused(host: &mut Netlink, network: &str, is_used: &dyn Fn(IpAddr) -> bool) -> Result<Vec<Link>> {
     let mut unused = Vec::new();
     for link in links(host, network)? {

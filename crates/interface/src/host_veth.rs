@@ -1,5 +1,5 @@
-//! Deletes veth pairs by the end on the host: that of an attachment, if it provably belongs to the attachment, and those of
-//! stale attachments.
+//! Deletes veth pairs by the end on the host: that of an attachment, if it provably belongs to the attachment, and
+//! those of stale attachments.
 
 use std::os::fd::BorrowedFd;
 
@@ -85,11 +85,11 @@ impl VethRemoval<'_> {
 
     /// Returns whether the container veth `link` provably belongs to this attachment.
     ///
-    /// A result of ADD that a runtime kept proves it by listing the host veth. Without such a result, or if it lists another
-    /// host veth, because it is that of another attachment or of an earlier ADD, the pair must have the addresses that are
-    /// leased to this attachment now and no others, and must not be on another bridge than the network's. Otherwise DEL would
-    /// release the addresses of an interface that it keeps. (The addresses in the result prove nothing: after a first DEL they
-    /// may have been leased again.)
+    /// A result of ADD that a runtime kept proves it by listing the host veth. Without such a result, or if it lists
+    /// another host veth, because it is that of another attachment or of an earlier ADD, the pair must have the
+    /// addresses that are leased to this attachment now and no others, and must not be on another bridge than the
+    /// network's. Otherwise DEL would release the addresses of an interface that it keeps. (The addresses in the result
+    /// prove nothing: after a first DEL they may have been leased again.)
     fn is_ours(&self, host: &mut Home, guest: &mut Guest<'_>, link: &Link) -> Result<bool> {
         // An index counts only in its own namespace.
         if link.lower_netns.is_none() || link.lower_netns != guest.netlink.netns_id(&host.netns)? {
@@ -105,7 +105,8 @@ impl VethRemoval<'_> {
             return Ok(true);
         }
         let leased = self.ipam.map(|ipam| ipam.leased_to(self.at)).transpose()?.flatten();
-        // An executed IPAM plugin cannot be queried, but may be host-local. A configuration that was edited may lack it.
+        // An executed IPAM plugin cannot be queried, but may be host-local. A configuration that was edited may lack
+        // it.
         let leased = leased.unwrap_or_else(|| Ownership::new(self.key).leased_addresses(self.call));
         let bridge = self.bridge.as_deref().and_then(|name| host.link_index(name).transpose()).transpose()?;
         if leased.is_empty() || port.master.is_some_and(|master| Some(master) != bridge) {

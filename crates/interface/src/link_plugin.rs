@@ -1,6 +1,6 @@
-//! A whole plugin, for those that create a link in the container: the kernel deletes it with the container's namespace. What some
-//! of them also have on the host, such as a link that containers share, DEL and GC remove by hooks. The plugin implements
-//! [`LinkType`], and calls the macro `link_plugin`.
+//! A whole plugin, for those that create a link in the container: the kernel deletes it with the container's namespace.
+//! What some of them also have on the host, such as a link that containers share, DEL and GC remove by hooks. The
+//! plugin implements [`LinkType`], and calls the macro `link_plugin`.
 
 use std::fmt::Debug;
 
@@ -53,8 +53,8 @@ pub trait LinkType: Debug + Sync {
     fn frames(_: &Self::Config) -> Option<FrameRules<'_>> {
         None
     }
-    /// ADD: returns an error if the link on the master would change those of other containers there. The lock is held until
-    /// the link is created.
+    /// ADD: returns an error if the link on the master would change those of other containers there. The lock is held
+    /// until the link is created.
     fn agree(_: &Self::Config, _: &mut Namespaces, _master: &Link) -> Result<Option<HostLock>> {
         Ok(None)
     }

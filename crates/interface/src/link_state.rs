@@ -41,8 +41,8 @@ impl LinkState {
         })
     }
 
-    /// Restores the state of a link that has come back. The kernel tries each change, even if another one fails: an address
-    /// may be in use by now, or a bridge may be gone. The first error is returned.
+    /// Restores the state of a link that has come back. The kernel tries each change, even if another one fails: an
+    /// address may be in use by now, or a bridge may be gone. The first error is returned.
     pub fn restore(&self, netlink: &mut Netlink, link: &Link) -> Result<()> {
         let LinkState { mtu, mac, up, bridge, addresses, routes, .. } = self;
         let index = link.index;

@@ -1,5 +1,5 @@
-//! Locks: that of the links of the host that several containers share, so that an ADD that uses such a link does not lose it to a
-//! DEL, and that of a container, for plugins that choose numbers or share objects there.
+//! Locks: that of the links of the host that several containers share, so that an ADD that uses such a link does not
+//! lose it to a DEL, and that of a container, for plugins that choose numbers or share objects there.
 
 use std::fs::File;
 use std::path::Path;
@@ -37,8 +37,8 @@ impl HostLock {
     }
 }
 
-/// Waits for the lock of a container's namespace, which is released when the namespace is closed. The namespace itself is locked,
-/// so that no file has to exist or could be left.
+/// Waits for the lock of a container's namespace, which is released when the namespace is closed. The namespace itself
+/// is locked, so that no file has to exist or could be left.
 pub fn lock_namespace(guest: &Netns) -> Result<()> {
     match guest.lock(Deadline::after(TIMEOUT))? {
         true => Ok(()),

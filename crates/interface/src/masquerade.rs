@@ -3,8 +3,8 @@
 //! Names and comments are the reference's, so that each implementation can remove the rules of the other. Removal
 //! always covers both backends, because the configuration may have changed since ADD.
 //!
-//! This file has what plugins call, and the rules of nftables. `iptables` has those of iptables, `rule` is a rule that both
-//! list, and `inspect` is for `cnitool`.
+//! This file has what plugins call, and the rules of nftables. `iptables` has those of iptables, `rule` is a rule that
+//! both list, and `inspect` is for `cnitool`.
 
 pub mod inspect;
 mod iptables;
@@ -89,9 +89,9 @@ impl Masquerade {
         }
     }
 
-    /// Adds the rules of an attachment again if [`check`](Self::check) finds them incomplete; `false` if they are complete.
-    /// `addresses` returns the addresses of the attachment, and fails if its interface no longer has them: an address that now
-    /// belongs to another container gets no rule.
+    /// Adds the rules of an attachment again if [`check`](Self::check) finds them incomplete; `false` if they are
+    /// complete. `addresses` returns the addresses of the attachment, and fails if its interface no longer has them: an
+    /// address that now belongs to another container gets no rule.
     pub fn repair(&self, owner: AttachmentKey<'_>, addresses: impl Fn() -> Result<Vec<Cidr>>) -> Result<bool> {
         let ips = addresses()?;
         if self.check(owner, &ips).is_ok() {

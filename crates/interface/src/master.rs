@@ -24,7 +24,8 @@ pub struct Master {
     pub in_container: bool,
     /// Whether the container follows the router advertisements on the wire; `None` for its kernel's default.
     pub accept_ra: Option<bool>,
-    /// The interfaces that earlier plugins of the list created in the container: without a name, the last one is the link.
+    /// The interfaces that earlier plugins of the list created in the container: without a name, the last one is the
+    /// link.
     earlier: Vec<String>,
     mtu: i64,
 }

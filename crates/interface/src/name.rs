@@ -35,16 +35,17 @@ fn digest(names: &[&str]) -> [u8; 8] {
     u64::from_str_radix(&sha512(16, &names.join("/")), 16).unwrap_or_default().to_be_bytes()
 }
 
-/// Returns the indexes for the link of an attachment in the container, far above those that the kernel chooses: the second is
-/// for use if another link has the first. They show whose a link is that ADD created, but could not mark any more.
+/// Returns the indexes for the link of an attachment in the container, far above those that the kernel chooses: the
+/// second is for use if another link has the first. They show whose a link is that ADD created, but could not mark any
+/// more.
 pub fn indexes(key: AttachmentKey<'_>) -> [LinkIndex; 2] {
     let [_, _, _, a, b, c, d, _] = digest(&[key.network, key.container, key.ifname]);
     let number = u32::from_be_bytes([a, b, c, d]) & 0x3fff_fffe | 0x4000_0000;
     [number, number | 1].map(|number| LinkIndex::optional(number).unwrap_or(LinkIndex::LOOPBACK))
 }
 
-/// Returns the index for a link of the host that belongs to no single attachment, far above those that the kernel chooses. It
-/// shows that ADD created the link, but could not mark it any more.
+/// Returns the index for a link of the host that belongs to no single attachment, far above those that the kernel
+/// chooses. It shows that ADD created the link, but could not mark it any more.
 pub fn index_of(names: &[&str]) -> LinkIndex {
     let [a, b, c, d, ..] = digest(names);
     let number = u32::from_be_bytes([a, b, c, d]) & 0x3fff_ffff | 0x4000_0000;

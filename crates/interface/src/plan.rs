@@ -35,7 +35,8 @@ pub struct AddressPlan {
     pub gateways: Vec<Cidr>,
     /// The DNS settings of the IPAM plugin.
     pub dns: Dns,
-    /// Whether the kernel follows router advertisements for the IPv6 addresses, of which the interface may have some already.
+    /// Whether the kernel follows router advertisements for the IPv6 addresses, of which the interface may have some
+    /// already.
     pub is_advertised: bool,
 }
 
@@ -122,8 +123,8 @@ fn gateway(ip: &mut IpConfig) -> Result<IpAddr> {
     Ok(first)
 }
 
-/// Adds a default route via `gateway` unless one of its family exists. Unlike the reference, a default route without a next
-/// hop counts: it gets `gateway` as its next hop, because the kernel would reject a second default route.
+/// Adds a default route via `gateway` unless one of its family exists. Unlike the reference, a default route without a
+/// next hop counts: it gets `gateway` as its next hop, because the kernel would reject a second default route.
 fn ensure_default_route(routes: &mut Vec<Route>, gateway: IpAddr) {
     let dst = Cidr::default_route(gateway);
     let existing = routes.iter_mut().find(|route| route.dst.is_default() && route.dst == dst && route.table.is_none());

@@ -10,8 +10,8 @@ use crate::name;
 /// How many links are deleted at most: a container can create any number with the alias, and the kernel waits for each.
 const MOST: usize = 8;
 
-/// Deletes the links of one of `kinds` that have the alias of the attachment, whatever their names are now. Only a link that the
-/// reference created has no alias; that one is deleted by its name.
+/// Deletes the links of one of `kinds` that have the alias of the attachment, whatever their names are now. Only a link
+/// that the reference created has no alias; that one is deleted by its name.
 pub fn delete_container_link(
     call: &Call<'_>,
     at: &Attachment,
@@ -52,9 +52,9 @@ pub fn delete_container_link(
     failures.into_result()
 }
 
-/// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of ADD,
-/// if that was chosen at random and is not that of a master, or only addresses that are leased to the attachment. By now the
-/// path may lead to the namespace of another container, whose interface has the same name.
+/// Returns whether a link without an alias provably belongs to the attachment: it has the MAC address of the result of
+/// ADD, if that was chosen at random and is not that of a master, or only addresses that are leased to the attachment.
+/// By now the path may lead to the namespace of another container, whose interface has the same name.
 pub fn is_ours(
     call: &Call<'_>,
     at: &Attachment,

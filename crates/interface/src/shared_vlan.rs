@@ -1,8 +1,8 @@
-//! A VLAN link of the host that several containers share: each has a macvlan link on top of it. A link that the administrator
-//! created is used as it is. Otherwise the first container creates one, and the last one removes it.
+//! A VLAN link of the host that several containers share: each has a macvlan link on top of it. A link that the
+//! administrator created is used as it is. Otherwise the first container creates one, and the last one removes it.
 //!
-//! The links of containers are in other namespaces, so that the host does not see them. The kernel knows whether there are any:
-//! it creates a macvlan link in mode `passthru` only if there is no other one.
+//! The links of containers are in other namespaces, so that the host does not see them. The kernel knows whether there
+//! are any: it creates a macvlan link in mode `passthru` only if there is no other one.
 
 use cni::{Context, Error, ErrorCollector, Result};
 use linux::log::debug;
@@ -20,8 +20,8 @@ const PROBE: &str = "cni-probe";
 /// The longest name of a link (IFNAMSIZ less the final NUL).
 const NAME_LENGTH: usize = 15;
 
-/// Returns the VLAN link on the master, which is created if there is none. It is not deleted while the lock is held. Before,
-/// the caller must register [`remove_unused`] for the rollback.
+/// Returns the VLAN link on the master, which is created if there is none. It is not deleted while the lock is held.
+/// Before, the caller must register [`remove_unused`] for the rollback.
 pub fn join(host: &mut Netlink, master: &Link, tag: VlanTag) -> Result<(Link, HostLock)> {
     let lock = HostLock::acquire()?;
     let link = match find(host, master, tag)? {
@@ -136,8 +136,8 @@ fn start(host: &mut Netlink, link: Link, master: &Link) -> Result<Link> {
     }
 }
 
-/// For tools: returns the VLAN link on the master if ADD created it and nothing uses it. The interface of a container that is down
-/// counts as none: only [`remove_unused`], which asks the kernel for it by creating a link, knows better.
+/// For tools: returns the VLAN link on the master if ADD created it and nothing uses it. The interface of a container
+/// that is down counts as none: only [`remove_unused`], which asks the kernel for it by creating a link, knows better.
 pub fn find_unused(host: &mut Netlink, master: &Link, tag: VlanTag) -> Result<Option<Link>> {
     let Some(link) = find(host, master, tag)? else { return Ok(None) };
     let is_unused =

@@ -37,7 +37,8 @@ pub struct Dir {
     path: PathBuf,
 }
 
-/// Magic numbers of file systems that hosts never share: ext2 to ext4, XFS, Btrfs, tmpfs, overlayfs, F2FS, ZFS, bcachefs.
+/// Magic numbers of file systems that hosts never share: ext2 to ext4, XFS, Btrfs, tmpfs, overlayfs, F2FS, ZFS,
+/// bcachefs.
 const LOCAL_FILE_SYSTEMS: [i64; 8] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0x0102_1994, 0x794c_7630, 0xf2f5_2010, 0x2fc1_2fc1, 0xca45_1a4e];
 
@@ -123,8 +124,8 @@ impl Dir {
         }
     }
 
-    /// Waits for the lock of a file, which is created if necessary; `None` at the deadline. The kernel releases the lock when the
-    /// file is closed. Uses SIGALRM, so the caller must run on the main thread.
+    /// Waits for the lock of a file, which is created if necessary; `None` at the deadline. The kernel releases the
+    /// lock when the file is closed. Uses SIGALRM, so the caller must run on the main thread.
     pub fn lock(&self, name: &str, deadline: Deadline) -> io::Result<Option<File>> {
         loop {
             let file = self.file(name, OFlag::O_RDWR | OFlag::O_CREAT, 0o600)?.ok_or(Errno::ENOENT)?;
@@ -149,7 +150,8 @@ impl Dir {
         self.file(name, OFlag::O_RDONLY, 0)?.map(|file| content(&file)).transpose()
     }
 
-    /// Reads a file like [`Dir::read`]. Fails unless it is a regular file that only root and the user of this process can change.
+    /// Reads a file like [`Dir::read`]. Fails unless it is a regular file that only root and the user of this process
+    /// can change.
     pub fn read_private(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         let Some(file) = self.file(name, OFlag::O_RDONLY, 0)? else { return Ok(None) };
         let stat = fstat(&file)?;
@@ -231,8 +233,8 @@ impl Dir {
     pub fn create_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         match self.create_by_link(name, content) {
             Err(Errno::EEXIST) => Ok(false),
-            // Unnamed files are not supported by the file system (EOPNOTSUPP) or the kernel (EISDIR), or /proc is missing
-            // (ENOENT).
+            // Unnamed files are not supported by the file system (EOPNOTSUPP) or the kernel (EISDIR), or /proc is
+            // missing (ENOENT).
             Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::ENOENT) => self.create_by_temp_file(name, content),
             outcome => Ok(outcome.map(|()| true)?),
         }
@@ -261,16 +263,16 @@ impl Dir {
         }
     }
 
-    /// Writes a temporary file, then links it to its name, for file systems without unnamed files. The temporary file is
-    /// next to the directory instead of in it, because other programs would treat it as one of the directory's files. It
-    /// has a fixed name, so that the next call replaces what a killed call left.
+    /// Writes a temporary file, then links it to its name, for file systems without unnamed files. The temporary file
+    /// is next to the directory instead of in it, because other programs would treat it as one of the directory's
+    /// files. It has a fixed name, so that the next call replaces what a killed call left.
     fn create_by_temp_file(&self, name: &str, content: &[u8]) -> io::Result<bool> {
         let own = self.path.file_name().unwrap_or_default().to_string_lossy();
         self.create_through(&format!("../.{own}.draft"), name, content)
     }
 
-    /// Creates a file with its content atomically: writes the temporary file `temp`, and links it to its name. Returns false if
-    /// the name already exists.
+    /// Creates a file with its content atomically: writes the temporary file `temp`, and links it to its name. Returns
+    /// false if the name already exists.
     pub fn create_through(&self, temp: &str, name: &str, content: &[u8]) -> io::Result<bool> {
         let linked = self.write_temp(temp, content).and_then(|()| {
             match linkat(&self.fd, temp, &self.fd, name, AtFlags::empty()) {
@@ -390,8 +392,8 @@ pub fn write_over(file: &File, old: u64, content: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads a whole file. Most files fit into a buffer on the stack, and a read that does not fill it is the last. The kernel
-/// refuses to read a pipe at a position.
+/// Reads a whole file. Most files fit into a buffer on the stack, and a read that does not fill it is the last. The
+/// kernel refuses to read a pipe at a position.
 fn content(file: &File) -> io::Result<Vec<u8>> {
     let mut buffer = [0; 1536];
     let length = file.read_at(&mut buffer, 0)?;

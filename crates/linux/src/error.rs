@@ -105,8 +105,8 @@ impl Error {
         self.0.errno
     }
 
-    /// Returns whether the kernel refused the request. That is a definite answer, unlike the failure of a system call, which
-    /// can hide what the kernel did.
+    /// Returns whether the kernel refused the request. That is a definite answer, unlike the failure of a system call,
+    /// which can hide what the kernel did.
     pub fn is_refusal(&self) -> bool {
         self.kind() == Kind::Kernel && self.errno().is_some()
     }
@@ -168,8 +168,8 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
     }
 }
 
-/// Replaces an error by the default value, for a command that removes something and can do without the value. Logs the error
-/// and the consequence. Only a lack of resources stays an error: the next attempt may succeed.
+/// Replaces an error by the default value, for a command that removes something and can do without the value. Logs the
+/// error and the consequence. Only a lack of resources stays an error: the next attempt may succeed.
 pub fn tolerate<T: Default>(consequence: impl fmt::Display, outcome: Result<T, impl Into<Error>>) -> Result<T> {
     match outcome.map_err(Into::into) {
         Err(error) if !matches!(error.errno(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::EINTR)) => {

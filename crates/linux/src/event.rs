@@ -1,5 +1,5 @@
-//! What a daemon waits for: descriptors, points in time, and signals that ask it to end. It handles all of them in one loop,
-//! without threads.
+//! What a daemon waits for: descriptors, points in time, and signals that ask it to end. It handles all of them in one
+//! loop, without threads.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -37,7 +37,8 @@ impl Events {
         Ok(Events { epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)? })
     }
 
-    /// Waits for a descriptor to become readable, or for the other side to close it. A descriptor that is closed is removed.
+    /// Waits for a descriptor to become readable, or for the other side to close it. A descriptor that is closed is
+    /// removed.
     pub fn add(&self, fd: impl AsFd, id: u64) -> io::Result<()> {
         Ok(self.epoll.add(fd, EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLRDHUP, id))?)
     }
@@ -83,7 +84,8 @@ impl Alarm {
         Ok(Alarm { timer: TimerFd::new(ClockId::CLOCK_BOOTTIME, flags)? })
     }
 
-    /// Sets the alarm to a time since the boot, as [`now`] returns it. It is no longer readable, unless the time has passed.
+    /// Sets the alarm to a time since the boot, as [`now`] returns it. It is no longer readable, unless the time has
+    /// passed.
     pub fn set(&self, at: Option<Duration>) -> io::Result<()> {
         let Some(at) = at else { return Ok(self.timer.unset()?) };
         // Zero would turn it off.

@@ -8,7 +8,8 @@ use ipnetwork::IpNetwork;
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde::{Serialize, Serializer};
 
-/// The least MTU of IPv6. If the MTU of a link falls below it, the kernel removes all IPv6 addresses and routes of the link.
+/// The least MTU of IPv6. If the MTU of a link falls below it, the kernel removes all IPv6 addresses and routes of the
+/// link.
 pub const IPV6_MIN_MTU: u32 = 1280;
 
 /// An address and its prefix length, such as `10.1.0.2/24`. Host bits are kept.

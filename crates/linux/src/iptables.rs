@@ -3,8 +3,8 @@
 //! `iptables-nft` keeps its rules in nf_tables, where [`nft`] reads and deletes them without a process. The
 //! rules of `iptables-legacy` are only accessible through its tools, which run only if the kernel reports such a table.
 //!
-//! A [`Rule`] can be written in both ways. A [`TablePlan`] has the changes of a table, computed from a [`View`] of it, and
-//! [`change`] and [`change_legacy`] apply it.
+//! A [`Rule`] can be written in both ways. A [`TablePlan`] has the changes of a table, computed from a [`View`] of it,
+//! and [`change`] and [`change_legacy`] apply it.
 
 mod plan;
 mod rule;
@@ -91,8 +91,8 @@ impl Tools {
         Ok(Some(LegacyTable { lines: listing.lines().map(str::to_owned).collect(), save, restore }))
     }
 
-    /// Returns the legacy table with this name if something uses it: it has rules, chains of its own, or a policy other than
-    /// ACCEPT. An empty one may be left from a program that listed it.
+    /// Returns the legacy table with this name if something uses it: it has rules, chains of its own, or a policy other
+    /// than ACCEPT. An empty one may be left from a program that listed it.
     pub fn legacy_table_in_use(&self, name: &str) -> Result<Option<LegacyTable>> {
         let is_used = |line: &String| line.starts_with("-A ") || (line.starts_with(':') && !line.contains(" ACCEPT ["));
         Ok(self.legacy_table(name)?.filter(|table| table.lines.iter().any(is_used)))

@@ -7,9 +7,10 @@
 //! - [`iptables`] has the tables and tools of iptables.
 //! - [`child`] runs another program until it exits, [`tool`] finds and runs a tool of the host, and [`DetachedChild`]
 //!   continues work after this process has exited.
-//! - [`unix`] connects to a server on this host, or is one. [`event`] has what a daemon waits for, and [`packet`] the packets of
-//!   a link.
-//! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and build ID.
+//! - [`unix`] connects to a server on this host, or is one. [`event`] has what a daemon waits for, and [`packet`] the
+//!   packets of a link.
+//! - [`Deadline`] limits every wait. [`process`] is this process: its entry point, environment, streams, memory and
+//!   build ID.
 //! - [`log`] has the macros for messages of the log.
 //! - [`ip`] has addresses and address arithmetic, [`sha2`] the hashes of names and files.
 //!

@@ -1,8 +1,8 @@
 //! The messages of all crates for the log. The crate `log` passes them to the logger of the program.
 //!
-//! The macros of that crate record where each message comes from, in constants with four addresses. A position-independent
-//! program computes all of them when it starts, whether or not it logs: two memory pages of every process. The messages of
-//! this project are recognised by their text, so these macros omit their origin.
+//! The macros of that crate record where each message comes from, in constants with four addresses. A
+//! position-independent program computes all of them when it starts, whether or not it logs: two memory pages of every
+//! process. The messages of this project are recognised by their text, so these macros omit their origin.
 
 use std::fmt::Arguments;
 

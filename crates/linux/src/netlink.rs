@@ -125,8 +125,8 @@ impl Netlink {
         Ok((netlink, netns))
     }
 
-    /// Returns the cookie of the socket's namespace, which no other namespace gets until the next boot, unlike the inode
-    /// number; `None` before Linux 5.14.
+    /// Returns the cookie of the socket's namespace, which no other namespace gets until the next boot, unlike the
+    /// inode number; `None` before Linux 5.14.
     pub fn netns_cookie(&self) -> Result<Option<u64>> {
         match sys::netns_cookie(self.socket.fd()) {
             Ok(cookie) => Ok(Some(cookie)),

@@ -112,8 +112,9 @@ impl Netns {
         Ok(self.identity()?.1)
     }
 
-    /// Waits until no other process holds the lock of the namespace, by whatever path it was opened; `false` at the deadline. The
-    /// lock is released when this value is dropped. Uses SIGALRM, so the caller must run on the main thread.
+    /// Waits until no other process holds the lock of the namespace, by whatever path it was opened; `false` at the
+    /// deadline. The lock is released when this value is dropped. Uses SIGALRM, so the caller must run on the main
+    /// thread.
     pub fn lock(&self, deadline: Deadline) -> Result<bool> {
         let locked = match self.file.try_lock() {
             Ok(()) => Ok(true),
@@ -145,8 +146,8 @@ impl Netns {
         outcome
     }
 
-    /// Runs `work` with this thread inside a new namespace, then returns to `home`. The kernel removes the namespace when
-    /// the sockets that `work` has opened are closed.
+    /// Runs `work` with this thread inside a new namespace, then returns to `home`. The kernel removes the namespace
+    /// when the sockets that `work` has opened are closed.
     pub fn run_in_new<T, E: From<Error>>(home: &Netns, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let made = unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| with_namespace_kind(errno.into()));
         made.context(|| "create a network namespace")?;

@@ -1,7 +1,7 @@
 //! IPv4 packets on one link, without addresses of the kernel and past its packet filter.
 //!
-//! A socket stays in the namespace in which it was opened, and keeps that namespace alive. So a program that follows many
-//! namespaces opens one only for an exchange.
+//! A socket stays in the namespace in which it was opened, and keeps that namespace alive. So a program that follows
+//! many namespaces opens one only for an exchange.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -21,7 +21,8 @@ pub struct UdpPackets {
 }
 
 impl UdpPackets {
-    /// Opens a socket in the namespace of the calling thread. It receives what arrives for `port`, whatever the address.
+    /// Opens a socket in the namespace of the calling thread. It receives what arrives for `port`, whatever the
+    /// address.
     pub fn open(link: LinkIndex, port: u16) -> Result<UdpPackets> {
         let what = || format!("open a packet socket on link {link}");
         // Without a protocol, the socket receives nothing before it has its filter.
@@ -37,8 +38,8 @@ impl UdpPackets {
         sys::packet_send(self.socket.as_fd(), self.link.number(), to.0, packet)
     }
 
-    /// Receives a packet without waiting. Returns its length, which is more than that of the buffer if the packet did not fit,
-    /// and the MAC address that it comes from; `None` if there is none.
+    /// Receives a packet without waiting. Returns its length, which is more than that of the buffer if the packet did
+    /// not fit, and the MAC address that it comes from; `None` if there is none.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<(usize, MacAddr)>> {
         match sys::packet_receive(self.socket.as_fd(), buffer) {
             Ok((len, from)) => Ok(Some((len, MacAddr(from)))),
@@ -63,8 +64,8 @@ impl AsFd for UdpPackets {
     }
 }
 
-/// Returns the program by which the kernel keeps only unfragmented UDP datagrams for `port`: pairs of an instruction with its two
-/// jumps, and its operand (linux/filter.h).
+/// Returns the program by which the kernel keeps only unfragmented UDP datagrams for `port`: pairs of an instruction
+/// with its two jumps, and its operand (linux/filter.h).
 fn filter(port: u16) -> [(u16, u8, u8, u32); 9] {
     const LOAD_BYTE: u16 = 0x30;
     const LOAD_HALF: u16 = 0x28;

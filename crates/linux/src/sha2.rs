@@ -1,7 +1,7 @@
 //! SHA-256 and SHA-512 (FIPS 180-4), for names and checksums. Not for secrets.
 //!
-//! They differ in the size of their words, in the number of rounds, and in the bits by which words are rotated. The constants of
-//! SHA-256 are the first halves of those of SHA-512.
+//! They differ in the size of their words, in the number of rounds, and in the bits by which words are rotated. The
+//! constants of SHA-256 are the first halves of those of SHA-512.
 
 /// Fractional parts of the square roots of the first eight primes.
 #[rustfmt::skip]
@@ -64,8 +64,8 @@ fn hex(digits: usize, bytes: &[u8]) -> String {
     hex
 }
 
-/// Defines a function that computes a digest: its words, the number of its rounds, and the bits by which words are rotated.
-/// The last number of `early` and `late` is that of a shift.
+/// Defines a function that computes a digest: its words, the number of its rounds, and the bits by which words are
+/// rotated. The last number of `early` and `late` is that of a shift.
 macro_rules! digest {
     ($function:ident: $word:ident, $length:ident, $rounds:literal,
      early $early_1:literal $early_2:literal $early_3:literal, late $late_1:literal $late_2:literal $late_3:literal,

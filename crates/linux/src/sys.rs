@@ -124,8 +124,9 @@ pub(crate) fn close_range(first: u32, last: u32) -> io::Result<()> {
     if status == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Waits for an RCU grace period: until no processor uses what was deleted before. Takes no lock of the kernel meanwhile. Fails
-/// on a kernel without membarrier(2), and on one with processors that are never interrupted (`nohz_full`).
+/// Waits for an RCU grace period: until no processor uses what was deleted before. Takes no lock of the kernel
+/// meanwhile. Fails on a kernel without membarrier(2), and on one with processors that are never interrupted
+/// (`nohz_full`).
 pub(crate) fn await_grace_period() -> io::Result<()> {
     // linux/membarrier.h
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
@@ -213,8 +214,8 @@ pub(crate) fn link_mtu(socket: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     Ok(unsafe { request.ifr_ifru.ifru_mtu }.cast_unsigned())
 }
 
-/// Returns whether the link called `name` is up and has a carrier. Since Linux 6.8, the kernel first finishes carrier changes
-/// that are pending in a worker. See [`link_index`] for the socket.
+/// Returns whether the link called `name` is up and has a carrier. Since Linux 6.8, the kernel first finishes carrier
+/// changes that are pending in a worker. See [`link_index`] for the socket.
 pub(crate) fn link_has_carrier(socket: BorrowedFd<'_>, name: &str) -> io::Result<bool> {
     // linux/ethtool.h: a command, and space for its result
     const ETHTOOL_GLINK: u32 = 0x0a;
@@ -294,8 +295,8 @@ unsafe fn interface_ioctl(socket: BorrowedFd<'_>, what: u16, request: &mut libc:
 pub(crate) fn tun_set_device(tun: &File, name: &str, flags: u16) -> io::Result<()> {
     let mut request = interface_request(name)?;
     request.ifr_ifru.ifru_flags = flags.cast_signed();
-    // SAFETY: the descriptor is open, and the request is an `ifreq` without a pointer, as TUNSETIFF expects. The type of a
-    // request is signed in one C library and unsigned in the other.
+    // SAFETY: the descriptor is open, and the request is an `ifreq` without a pointer, as TUNSETIFF expects. The type
+    // of a request is signed in one C library and unsigned in the other.
     let status = unsafe { libc::ioctl(tun.as_raw_fd(), TUNSETIFF as _, &mut request) };
     if status < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -20,16 +20,16 @@ pub struct Sysfs {
 }
 
 impl Sysfs {
-    /// Opens it for the network namespace of the calling thread. What is mounted at `/sys` does not matter: that may show
-    /// the links of another namespace. Needs CAP_SYS_ADMIN, and Linux 5.2.
+    /// Opens it for the network namespace of the calling thread. What is mounted at `/sys` does not matter: that may
+    /// show the links of another namespace. Needs CAP_SYS_ADMIN, and Linux 5.2.
     pub fn open() -> Result<Sysfs> {
         let root = sys::mount_nowhere(c"sysfs").context(|| "open the links of the network namespace in sysfs")?;
         Ok(Sysfs { root })
     }
 
     /// Returns the number by which the kernel knows a link from its creation to its deletion: no new name and no other
-    /// namespace changes it, no program can choose it, and no other link gets it before the next boot. `None` if the link
-    /// is gone or was renamed.
+    /// namespace changes it, no program can choose it, and no other link gets it before the next boot. `None` if the
+    /// link is gone or was renamed.
     pub fn identity(&self, link: &Link) -> Result<Option<u64>> {
         let what = || format!("identify {:?} in sysfs", link.name);
         let open = |dir: &OwnedFd, path: &Path, flags| match openat(dir, path, flags | OFlag::O_CLOEXEC, Mode::empty())

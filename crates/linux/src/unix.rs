@@ -1,5 +1,5 @@
-//! A server on this host, over a UNIX domain socket: a connection with a deadline for everything, or datagrams that are sent
-//! without waiting. `server` is the other side of a connection.
+//! A server on this host, over a UNIX domain socket: a connection with a deadline for everything, or datagrams that are
+//! sent without waiting. `server` is the other side of a connection.
 
 mod server;
 
@@ -78,8 +78,8 @@ impl Connection {
     /// Receives what has arrived, at least one byte and at most the length of `buffer`; 0 if the server has closed the
     /// connection.
     ///
-    /// The deadline ends only waits: bytes that have arrived are received even later. A caller that reads in a loop must
-    /// limit the number of bytes.
+    /// The deadline ends only waits: bytes that have arrived are received even later. A caller that reads in a loop
+    /// must limit the number of bytes.
     pub fn receive(&mut self, buffer: &mut [u8]) -> Result<usize> {
         loop {
             match recv(self.socket.as_raw_fd(), buffer, MsgFlags::MSG_DONTWAIT) {
@@ -113,7 +113,8 @@ impl Datagrams {
         Ok(Datagrams { socket })
     }
 
-    /// Sends one datagram. Fails with EAGAIN if the server's queue is full, and with EMSGSIZE if the datagram is too large.
+    /// Sends one datagram. Fails with EAGAIN if the server's queue is full, and with EMSGSIZE if the datagram is too
+    /// large.
     pub fn send(&self, bytes: &[u8]) -> Result<()> {
         self.send_with(bytes, &[])
     }

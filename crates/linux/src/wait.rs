@@ -53,8 +53,8 @@ impl Deadline {
         self.poll(&mut [PollFd::new(fd, PollFlags::POLLIN)])
     }
 
-    /// Calls `attempt` until it returns a value, again whenever a file appears or changes in `directory`. Returns `None` at
-    /// the deadline, and at once if there is no such directory.
+    /// Calls `attempt` until it returns a value, again whenever a file appears or changes in `directory`. Returns
+    /// `None` at the deadline, and at once if there is no such directory.
     pub fn retry_on_change_in<T>(
         &self,
         directory: &Path,

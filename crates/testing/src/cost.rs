@@ -7,8 +7,8 @@ use crate::{Lab, Process};
 pub struct Cost {
     /// Netlink messages.
     pub messages: usize,
-    /// System calls after the configuration was read. The programs under test may use glibc, which makes more system calls
-    /// at the start than the released program.
+    /// System calls after the configuration was read. The programs under test may use glibc, which makes more system
+    /// calls at the start than the released program.
     pub calls: usize,
     /// Child processes. They execute no other program.
     pub children: usize,

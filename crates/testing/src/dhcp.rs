@@ -131,7 +131,8 @@ impl<'a> Wire<'a> {
         self.start(test, &[&range, options].concat(), "DHCP, sockets bound exclusively")
     }
 
-    /// Starts dnsmasq with these ranges of IPv6 as the router fd66::1 and fd67::1; `None` without the program, which skips the test.
+    /// Starts dnsmasq with these ranges of IPv6 as the router fd66::1 and fd67::1; `None` without the program, which
+    /// skips the test.
     pub fn router(&self, test: &str, options: &[&str]) -> Option<Service> {
         self.start(test, &[&["--enable-ra"], options].concat(), "IPv6 router advertisement enabled")
     }
@@ -373,7 +374,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Returns what a server with one address answers: an offer, or a lease with these times of T1, T2 and its end in seconds.
+    /// Returns what a server with one address answers: an offer, or a lease with these times of T1, T2 and its end in
+    /// seconds.
     pub fn grant(request: &Request, address: [u8; 4], times: [u32; 3]) -> Vec<Reply> {
         let kind = match request.kind {
             DISCOVER => OFFER,

@@ -60,7 +60,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Returns what a server with one address answers, with these times of T1, T2 and the end in seconds. It confirms any address.
+    /// Returns what a server with one address answers, with these times of T1, T2 and the end in seconds. It confirms
+    /// any address.
     pub fn grant(request: &Request, address: &str, times: [u32; 3]) -> Vec<Reply> {
         let kind = match request.kind {
             SOLICIT => ADVERTISE,

@@ -49,8 +49,8 @@ pub fn describes(heading: &str, code: &BTreeMap<String, &'static str>) {
     assert!(unknown.is_empty(), "docs/configuration.md describes unknown keys: {unknown:?}");
 }
 
-/// Returns the value at `path`, for a test to change. Creates missing objects and lists. Of a list, it uses the first element
-/// that has the next key, or else the first.
+/// Returns the value at `path`, for a test to change. Creates missing objects and lists. Of a list, it uses the first
+/// element that has the next key, or else the first.
 pub fn value_at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
     place(config, path).unwrap_or_else(|| panic!("no place for {path}"))
 }

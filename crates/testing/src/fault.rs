@@ -15,8 +15,8 @@ pub enum Effect {
     NotReached,
 }
 
-/// Makes the `n`th system call `name` of a call fail, or kills the plugin there. `how` is in the words of strace, such as
-/// `error=EIO` or `signal=KILL`.
+/// Makes the `n`th system call `name` of a call fail, or kills the plugin there. `how` is in the words of strace, such
+/// as `error=EIO` or `signal=KILL`.
 #[track_caller]
 pub fn inject(lab: &Lab, call: Process, name: &str, n: usize, how: &str) -> Effect {
     let (traced, inject) = (format!("trace={name}"), format!("inject={name}:{how}:when={n}"));
@@ -62,9 +62,9 @@ fn inject_with(lab: &Lab, call: Process, options: &[&str]) -> Outcome {
     outcome
 }
 
-/// Makes each system call of `faults`, which are pairs of a name and an errno, fail in turn: one fault for each call that
-/// `prepare` returns. Then `verify` gets the effect and the place of the fault, such as `sendto 3`. Returns how many calls
-/// failed.
+/// Makes each system call of `faults`, which are pairs of a name and an errno, fail in turn: one fault for each call
+/// that `prepare` returns. Then `verify` gets the effect and the place of the fault, such as `sendto 3`. Returns how
+/// many calls failed.
 #[track_caller]
 pub fn inject_everywhere(
     lab: &Lab,
@@ -88,8 +88,8 @@ pub fn inject_everywhere(
     failures
 }
 
-/// Kills each call that `prepare` returns at one of the system calls `names` in turn. Then `verify` gets the place, such as
-/// `sendto 3`; after the last one of a name, the call has succeeded. Returns how many calls were killed.
+/// Kills each call that `prepare` returns at one of the system calls `names` in turn. Then `verify` gets the place,
+/// such as `sendto 3`; after the last one of a name, the call has succeeded. Returns how many calls were killed.
 #[track_caller]
 pub fn kill_everywhere(
     lab: &Lab,

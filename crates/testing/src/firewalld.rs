@@ -97,7 +97,8 @@ impl<'a> Firewalld<'a> {
         self.firewalld.as_ref().unwrap().0.id()
     }
 
-    /// Returns whether firewalld is on the bus. Unlike `firewall-cmd --state`, the question does not make the bus start it.
+    /// Returns whether firewalld is on the bus. Unlike `firewall-cmd --state`, the question does not make the bus start
+    /// it.
     fn is_registered(&self) -> bool {
         let question = format!(
             "dbus-send --bus={ADDRESS} --print-reply=literal --dest=org.freedesktop.DBus /org/freedesktop/DBus \

@@ -15,8 +15,8 @@ pub fn host(table: &str, test: &str) -> Option<Lab> {
     Some(lab)
 }
 
-/// Adds a rule of the administrator to the legacy tables of this name, which shows that they are in use. Returns whether
-/// the kernel has such tables.
+/// Adds a rule of the administrator to the legacy tables of this name, which shows that they are in use. Returns
+/// whether the kernel has such tables.
 pub fn use_tables(lab: &Lab, table: &str) -> bool {
     let script = format!(
         "for tool in iptables-legacy ip6tables-legacy; do

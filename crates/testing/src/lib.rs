@@ -5,11 +5,11 @@
 //! `$CNI0_TEST_BIN`, or from the directory where cargo builds them. A test of several hosts creates the others with
 //! [`Lab::another`], and moves its thread there with [`Lab::within`].
 //!
-//! A [`Pod`] is a container on that host, for which tests call plugins: ours, or the reference's. [`Scripted`] is a plugin that
-//! those delegate to, and [`suite`] has the tests of every plugin that creates an interface. [`fault`] makes system calls fail,
-//! [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves their effect in a [`network`].
-//! [`legacy`] and [`firewalld`] prepare hosts with other firewalls, [`dhcp`] and [`dhcp6`] a network with servers
-//! of DHCP.
+//! A [`Pod`] is a container on that host, for which tests call plugins: ours, or the reference's. [`Scripted`] is a
+//! plugin that those delegate to, and [`suite`] has the tests of every plugin that creates an interface. [`fault`]
+//! makes system calls fail, [`cost`] counts them, [`parallel`] runs many calls at the same time, and [`packets`] proves
+//! their effect in a [`network`]. [`legacy`] and [`firewalld`] prepare hosts with other firewalls, [`dhcp`] and
+//! [`dhcp6`] a network with servers of DHCP.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -56,8 +56,8 @@ pub use pod::Pod;
 pub use process::{Outcome, Process};
 pub use scripted::Scripted;
 
-/// Returns the names of all plugins, from the list in `crates/cni0/Cargo.toml`. Reads its text, because this crate cannot depend
-/// on plugins, whose tests depend on it.
+/// Returns the names of all plugins, from the list in `crates/cni0/Cargo.toml`. Reads its text, because this crate
+/// cannot depend on plugins, whose tests depend on it.
 pub fn plugins() -> Vec<String> {
     let list = include_str!("../../cni0/Cargo.toml").lines();
     list.filter_map(|line| Some(line.split_once(".path = ")?.0.to_owned())).collect()
@@ -173,8 +173,8 @@ impl Lab {
         other
     }
 
-    /// Moves this thread to this host while `work` runs, for tests of several hosts. Child processes, paths in `/run` and
-    /// new sockets are then those of this host.
+    /// Moves this thread to this host while `work` runs, for tests of several hosts. Child processes, paths in `/run`
+    /// and new sockets are then those of this host.
     pub fn within<T>(&self, work: impl FnOnce() -> T) -> T {
         let home = Namespaces::current();
         self.namespaces.enter();
@@ -183,7 +183,8 @@ impl Lab {
         outcome
     }
 
-    /// Returns the path of this host's network namespace, for example for `ip link set eth0 netns PATH` on another host.
+    /// Returns the path of this host's network namespace, for example for `ip link set eth0 netns PATH` on another
+    /// host.
     pub fn network(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.namespaces.network.as_raw_fd()))
     }
@@ -220,8 +221,8 @@ impl Lab {
         path
     }
 
-    /// Creates a namespace outside of the host, with 192.0.2.2 and 2001:db8::2 and without routes to containers. The host
-    /// has 192.0.2.1, 192.0.2.9, 2001:db8::1 and 2001:db8::9 there.
+    /// Creates a namespace outside of the host, with 192.0.2.2 and 2001:db8::2 and without routes to containers. The
+    /// host has 192.0.2.1, 192.0.2.9, 2001:db8::1 and 2001:db8::9 there.
     pub fn outside(&self) -> PathBuf {
         let path = self.netns("outside");
         self.sh("ip link set lo up
@@ -253,8 +254,8 @@ impl Lab {
         self.plugin(name, command).attachment("c1", "eth0", netns)
     }
 
-    /// Waits until the kernel's clock has advanced by some ticks, of at most 10 ms each. The kernel records in ticks when an
-    /// address is added, and a subnet does not change faster.
+    /// Waits until the kernel's clock has advanced by some ticks, of at most 10 ms each. The kernel records in ticks
+    /// when an address is added, and a subnet does not change faster.
     pub fn pass_ticks(&self) {
         let seconds = || fs::read_to_string("/proc/uptime").unwrap().split(' ').next().map(str::to_owned);
         for _ in 0..3 {
@@ -314,8 +315,8 @@ pub fn copy_program(from: &Path, to: &Path) {
     assert_eq!(outcome.status, Some(0), "copy {from:?} to {to:?}: {}", outcome.stderr);
 }
 
-/// Copies a program and assigns the copy to a set, in a child process like [`write_script`]. A script, which starts the program
-/// under an emulator, has no set.
+/// Copies a program and assigns the copy to a set, in a child process like [`write_script`]. A script, which starts the
+/// program under an emulator, has no set.
 pub fn copy_to_set(from: &Path, to: &Path, set: Set) {
     let mut head = Vec::new();
     File::open(from).unwrap().take(4096).read_to_end(&mut head).unwrap();
@@ -346,8 +347,8 @@ pub fn needs_link(test: &str, arguments: &str) -> bool {
     can
 }
 
-/// Returns the names of the network cards that tests may take away from the machine, in its initial network namespace; skips `test`
-/// if there are fewer than `wanted`. Only the guest of `ci/vm --cards` has such cards.
+/// Returns the names of the network cards that tests may take away from the machine, in its initial network namespace;
+/// skips `test` if there are fewer than `wanted`. Only the guest of `ci/vm --cards` has such cards.
 pub fn cards(test: &str, wanted: usize) -> Option<Vec<String>> {
     let number = std::env::var("CNI0_TEST_CARDS").ok().and_then(|number| number.parse().ok()).unwrap_or(0);
     if number < wanted {

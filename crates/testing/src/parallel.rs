@@ -59,8 +59,8 @@ pub fn beside(lab: &Lab, command: &str, test: impl FnOnce()) {
     outcome.unwrap_or_else(|error| panic!("wait for the end of the other program: {error:?}"));
 }
 
-/// Runs a call that stops after its `n`th system call `name`, and continues when `meanwhile` has ended. Returns `None` if the
-/// call makes fewer such system calls.
+/// Runs a call that stops after its `n`th system call `name`, and continues when `meanwhile` has ended. Returns `None`
+/// if the call makes fewer such system calls.
 pub fn stopped_after(lab: &Lab, call: Process, name: &str, n: usize, meanwhile: impl FnOnce()) -> Option<Outcome> {
     let (traced, inject) = (format!("trace={name}"), format!("inject={name}:signal=STOP:when={n}"));
     let mut meanwhile = Some(meanwhile);
@@ -73,8 +73,8 @@ pub fn stopped_after(lab: &Lab, call: Process, name: &str, n: usize, meanwhile: 
     meanwhile.is_none().then_some(outcome)
 }
 
-/// Runs a call under `strace -f OPTIONS`, which stop its processes (`inject=…:signal=STOP`). At each stop, `at_stop` gets the log
-/// so far; then the process continues. Returns the outcome and the whole log.
+/// Runs a call under `strace -f OPTIONS`, which stop its processes (`inject=…:signal=STOP`). At each stop, `at_stop`
+/// gets the log so far; then the process continues. Returns the outcome and the whole log.
 pub fn at_each_stop(lab: &Lab, call: Process, options: &[&str], mut at_stop: impl FnMut(&str)) -> (Outcome, String) {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let path = lab.dir().join(format!("stops.{}", COUNT.fetch_add(1, Ordering::Relaxed)));

@@ -88,8 +88,8 @@ impl<'a> Pod<'a> {
         Pod { bridge: name(0), port: name(1), ips, attached: Some(result), ..pod }
     }
 
-    /// Creates a pod on a bridge of this host without any plugin. The bridge has the first address of each subnet, to which
-    /// the pod's default routes lead.
+    /// Creates a pod on a bridge of this host without any plugin. The bridge has the first address of each subnet, to
+    /// which the pod's default routes lead.
     pub fn on_bridge(lab: &'a Lab, bridge: &str, id: &str, ips: &[&str]) -> Pod<'a> {
         let pod = Pod { bridge: bridge.to_owned(), ..Pod::absent(lab, id, ips) };
         lab.netns(id);

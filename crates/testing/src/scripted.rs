@@ -1,4 +1,5 @@
-//! A scripted plugin that other plugins delegate to, such as an IPAM plugin: it records its calls, and answers as the test wants.
+//! A scripted plugin that other plugins delegate to, such as an IPAM plugin: it records its calls, and answers as the
+//! test wants.
 
 use std::fs;
 use std::path::{Path, PathBuf};

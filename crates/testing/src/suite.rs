@@ -13,8 +13,9 @@
 //! }
 //! ```
 //!
-//! The tests assume nothing about the kind of the link, or that the host has a part of it. On their host, a neighbour is attached to
-//! the same network, and the host has its own interface of the same name and kind. No call may change either.
+//! The tests assume nothing about the kind of the link, or that the host has a part of it. On their host, a neighbour
+//! is attached to the same network, and the host has its own interface of the same name and kind. No call may change
+//! either.
 
 mod host;
 
@@ -33,11 +34,13 @@ pub struct Interface {
     pub plugin: &'static str,
     /// A shell command that creates what the plugin needs on the host, such as the parent of its links; or nothing.
     pub prepare: &'static str,
-    /// The arguments of `ip link add NAME` that create a link of the same kind. If the kernel cannot, the tests are skipped.
+    /// The arguments of `ip link add NAME` that create a link of the same kind. If the kernel cannot, the tests are
+    /// skipped.
     pub link: &'static str,
     /// Returns the plugin's own keys for container `n`. They differ only if containers cannot share all of them.
     pub keys: fn(n: u8) -> Value,
-    /// Returns the same for a network whose containers the reference adds and deletes too, without what only one of both removes.
+    /// Returns the same for a network whose containers the reference adds and deletes too, without what only one of
+    /// both removes.
     pub reference_keys: fn(n: u8) -> Value,
     /// Whether ADD fails without IPAM.
     pub needs_ipam: bool,
@@ -209,8 +212,8 @@ pub fn del_of_an_unknown_attachment_changes_nothing(plugin: &Interface, name: &s
     assert_eq!(host::state(lab), before);
 }
 
-/// The path of the namespace may be unknown, or lead elsewhere by now. DEL succeeds, releases the addresses, removes what it finds
-/// from the host, and nothing that belongs to another container or to the host.
+/// The path of the namespace may be unknown, or lead elsewhere by now. DEL succeeds, releases the addresses, removes
+/// what it finds from the host, and nothing that belongs to another container or to the host.
 pub fn del_does_not_depend_on_the_namespace(plugin: &Interface, name: &str) {
     on_host(plugin, name, |host, pod, config| {
         host.lab.sh("touch /run/netns/file");
@@ -272,7 +275,8 @@ pub fn add_rejects_a_name_that_is_taken(plugin: &Interface, name: &str) {
     });
 }
 
-/// CHECK succeeds after ADD, and after each damage fails with an error that names the object. DEL works in spite of the damage.
+/// CHECK succeeds after ADD, and after each damage fails with an error that names the object. DEL works in spite of the
+/// damage.
 pub fn check_reports_damage(plugin: &Interface, name: &str) {
     on_host(plugin, name, |host, pod, config| {
         for damage in plugin.damages {
@@ -398,7 +402,8 @@ fn assert_layout(version: &str, pod: &Pod<'_>, result: &Value) {
     }
 }
 
-/// IPAM succeeded, but its result has no address, or one that is not usable, or cannot be expressed in the version of the network.
+/// IPAM succeeded, but its result has no address, or one that is not usable, or cannot be expressed in the version of
+/// the network.
 pub fn an_unusable_ipam_result_is_rolled_back(plugin: &Interface, name: &str) {
     on_host(plugin, name, |host, pod, config| {
         for (version, answer) in [
@@ -419,7 +424,8 @@ pub fn an_unusable_ipam_result_is_rolled_back(plugin: &Interface, name: &str) {
     });
 }
 
-/// IPAM may have leased an address before it failed, so its DEL is called, after the interface is gone. Its error is returned.
+/// IPAM may have leased an address before it failed, so its DEL is called, after the interface is gone. Its error is
+/// returned.
 pub fn a_failed_ipam_plugin_is_rolled_back(plugin: &Interface, name: &str) {
     on_host(plugin, name, |host, pod, config| {
         let ipam = Scripted::of(host.lab);
@@ -518,8 +524,8 @@ pub fn a_killed_call_leaves_nothing_to_the_next_del(plugin: &Interface, name: &s
     });
 }
 
-/// Runs `test` with the configuration of both implementations, if the reference has the plugin. Before, each has attached and
-/// detached a container, so that what stays on the host exists.
+/// Runs `test` with the configuration of both implementations, if the reference has the plugin. Before, each has
+/// attached and detached a container, so that what stays on the host exists.
 fn beside_reference(plugin: &Interface, name: &str, test: impl Fn(&Host<'_>, &Pod<'_>, &Value)) {
     if reference(plugin.plugin, name).is_none() {
         return;
@@ -536,7 +542,8 @@ fn beside_reference(plugin: &Interface, name: &str, test: impl Fn(&Host<'_>, &Po
     });
 }
 
-/// With the result of ADD, as newer runtimes pass it, and without: then the lease proves to which attachment the link belongs.
+/// With the result of ADD, as newer runtimes pass it, and without: then the lease proves to which attachment the link
+/// belongs.
 pub fn attachments_of_the_reference_are_taken_over(plugin: &Interface, name: &str) {
     beside_reference(plugin, name, |host, pod, config| {
         for has_result in [true, false] {

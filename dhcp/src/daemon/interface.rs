@@ -1,4 +1,5 @@
-//! The interface of a lease, in a container's namespace. Its sockets are open only for an exchange: they keep the namespace alive.
+//! The interface of a lease, in a container's namespace. Its sockets are open only for an exchange: they keep the
+//! namespace alive.
 
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
@@ -227,7 +228,8 @@ impl Interface {
         Ok(())
     }
 
-    /// Makes the kernel announce the new address to the neighbours, if the link has a MAC address of its own: setting it again does.
+    /// Makes the kernel announce the new address to the neighbours, if the link has a MAC address of its own: setting
+    /// it again does.
     fn announce(&mut self) {
         let link = self.netlink.link(self.index).ok().flatten();
         let change = |link: &Link| LinkChange { mac: link.mac, arp_notify: Some(true), ..LinkChange::default() };

@@ -1,5 +1,5 @@
-//! The log of the daemon: lines on stderr, which the service manager records with the time. A daemon that a plugin has started has
-//! no stderr, and sends them to the log daemon of the host.
+//! The log of the daemon: lines on stderr, which the service manager records with the time. A daemon that a plugin has
+//! started has no stderr, and sends them to the log daemon of the host.
 
 use std::io::{self, Write};
 use std::path::Path;

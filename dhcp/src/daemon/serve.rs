@@ -128,8 +128,9 @@ impl Daemon {
         }
     }
 
-    /// Returns whether a daemon that was started on demand ends. It is still needed if a lease has a time, if a plugin is connected,
-    /// or if one has connected meanwhile. Later ones start another daemon, which waits for the lock of this one.
+    /// Returns whether a daemon that was started on demand ends. It is still needed if a lease has a time, if a plugin
+    /// is connected, or if one has connected meanwhile. Later ones start another daemon, which waits for the lock of
+    /// this one.
     fn is_done(&mut self) -> Result<bool> {
         let is_idle = |daemon: &Daemon| daemon.timers.is_empty() && daemon.connections.is_empty();
         if !self.shared.flags.on_demand || !is_idle(self) {

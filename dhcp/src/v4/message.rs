@@ -227,8 +227,8 @@ fn packet(message: &[u8], (from, source): (Ipv4Addr, u16), (to, destination): (I
     header
 }
 
-/// Returns the message in a packet to a client. The checksum of UDP is not compared: on a virtual link, the kernel leaves it to
-/// hardware that does not exist.
+/// Returns the message in a packet to a client. The checksum of UDP is not compared: on a virtual link, the kernel
+/// leaves it to hardware that does not exist.
 pub(crate) fn unwrap(packet: &[u8]) -> Option<&[u8]> {
     let [version, _, high, low] = *packet.first_chunk()?;
     let (length, all) = (usize::from(version & 15) * 4, usize::from(u16::from_be_bytes([high, low])));

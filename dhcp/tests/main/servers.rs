@@ -1,4 +1,5 @@
-//! Real servers, each with one address: a second container gets it only if the server has accepted the release of the first.
+//! Real servers, each with one address: a second container gets it only if the server has accepted the release of the
+//! first.
 
 use std::fs;
 use std::path::Path;
@@ -141,8 +142,8 @@ fn two(lab: &Lab) -> (Wire<'_>, std::path::PathBuf) {
     (Wire::with_end(lab, "e1"), second)
 }
 
-/// The server whose offer came first keeps the container, until it is gone. Then the other one refuses the address, and gives
-/// its own.
+/// The server whose offer came first keeps the container, until it is gone. Then the other one refuses the address, and
+/// gives its own.
 #[test]
 fn two_servers_on_one_wire() {
     let test = "servers::two_servers_on_one_wire";

@@ -70,8 +70,8 @@ pub(crate) fn pool_for(
     }
 }
 
-/// Returns the number of open descriptors of a process. That of a daemon which has just begun to listen can include the connection
-/// by which the test has noticed it.
+/// Returns the number of open descriptors of a process. That of a daemon which has just begun to listen can include the
+/// connection by which the test has noticed it.
 pub(crate) fn descriptors(service: &Service) -> usize {
     fs::read_dir(format!("/proc/{}/fd", service.pid())).unwrap().count()
 }

@@ -52,8 +52,8 @@ pub(crate) struct RemoteError {
 }
 
 impl RemoteError {
-    /// Returns the line of the text that describes the failure. The other lines are a stack trace of Python, which ends with
-    /// that line.
+    /// Returns the line of the text that describes the failure. The other lines are a stack trace of Python, which ends
+    /// with that line.
     pub(crate) fn summary(&self) -> String {
         let line = self.text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or(&self.name);
         line.chars().take(300).collect()

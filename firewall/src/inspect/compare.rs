@@ -193,8 +193,8 @@ impl<'a> Checker<'a> {
         Ok(Level::Warn)
     }
 
-    /// Reports rules of the ingress policy that are missing, and ports that should be isolated. The policies of bridges that
-    /// are gone are objects.
+    /// Reports rules of the ingress policy that are missing, and ports that should be isolated. The policies of bridges
+    /// that are gone are objects.
     fn policy_findings(&mut self) -> Result<Vec<Finding>> {
         if self.config.ingress == IngressPolicy::Open {
             return Ok(Vec::new());

@@ -40,8 +40,8 @@ fn a_failing_system_call_leaves_no_rules() {
                 let expected = if has_chains { accepted(&["10.9.0.3", "fd00::3"]) } else { vec![] };
                 assert_eq!(containers(lab), expected, "{place}");
                 assert_eq!((ports(lab), isolated(lab)), (settings, vec![]), "{place}");
-                // Chains and rules are added by one transaction. What all containers of a bridge share stays only if the answer
-                // of the kernel is lost: another ADD may rely on it by then.
+                // Chains and rules are added by one transaction. What all containers of a bridge share stays only if
+                // the answer of the kernel is lost: another ADD may rely on it by then.
                 assert!(ruleset(lab) == rules || place.starts_with("recvfrom"), "{place}");
             } else {
                 pod.check(&config).ok();
@@ -52,8 +52,8 @@ fn a_failing_system_call_leaves_no_rules() {
     }
 }
 
-/// The container uses the rules of the first ADD. The second ADD removes them only if it fails after its transaction, or cannot
-/// know whether the kernel applied it.
+/// The container uses the rules of the first ADD. The second ADD removes them only if it fails after its transaction,
+/// or cannot know whether the kernel applied it.
 #[test]
 fn a_repeated_add_that_fails_keeps_or_removes_everything() {
     let lab = &Lab::new();

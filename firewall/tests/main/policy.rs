@@ -29,8 +29,8 @@ fn attached<'a>(lab: &'a Lab, network: &str, bridge: &str, id: &str) -> Pod<'a> 
     Pod::attached(lab, id, &network)
 }
 
-/// A container that gives itself an address of the family that its network does not have reaches no container of another network
-/// with a policy.
+/// A container that gives itself an address of the family that its network does not have reaches no container of
+/// another network with a policy.
 #[test]
 fn an_address_of_the_other_family_does_not_evade_the_policy() {
     for (own, hostile, source, target) in [

@@ -1,5 +1,5 @@
-//! The reference beside this plugin: the same chains and policies. This plugin checks and removes the rules of the reference, whose DEL
-//! succeeds for what this plugin added.
+//! The reference beside this plugin: the same chains and policies. This plugin checks and removes the rules of the
+//! reference, whose DEL succeeds for what this plugin added.
 
 use serde_json::{Value, json};
 use testing::config::with;
@@ -16,8 +16,8 @@ fn common(keys: Value) -> Value {
     with(config(json!({ "cniVersion": "1.0.0", "backend": "iptables" })), keys)
 }
 
-/// Returns the rules of both families without those of addresses, chain by chain: the reference creates chains in another order.
-/// Comments of policies differ between its versions.
+/// Returns the rules of both families without those of addresses, chain by chain: the reference creates chains in
+/// another order. Comments of policies differ between its versions.
 fn listing(lab: &Lab) -> Vec<String> {
     let text = lab.sh("iptables -S 2>/dev/null; echo; ip6tables -S 2>/dev/null");
     let is_shared = |line: &&str| !line.starts_with("-A CNI-FORWARD") || line.contains("-j CNI-");
@@ -98,8 +98,8 @@ fn the_reference_detaches_our_containers() {
     assert_eq!(containers(lab), accepted(&["10.9.0.3", "fd00::3"]));
 }
 
-/// The reference leaves the address of the container that is gone. The DEL of the next container with the address, which the
-/// reference has attached, cannot know that. GC removes both.
+/// The reference leaves the address of the container that is gone. The DEL of the next container with the address,
+/// which the reference has attached, cannot know that. GC removes both.
 #[test]
 fn an_address_that_the_reference_left_goes_with_gc() {
     if reference("firewall", "an_address_that_the_reference_left_goes_with_gc").is_none() {

@@ -31,7 +31,8 @@ fn status_succeeds_and_changes_nothing() {
     assert_eq!(ruleset(lab), before);
 }
 
-/// A trial is expensive: the kernel waits until no processor uses the old rules. A runtime may call STATUS every few seconds.
+/// A trial is expensive: the kernel waits until no processor uses the old rules. A runtime may call STATUS every few
+/// seconds.
 #[test]
 fn rules_are_tried_once() {
     let lab = &Lab::new();

@@ -32,8 +32,8 @@ pub(crate) const ENTRY: &str = "-m comment --comment \"CNI firewall plugin rules
 pub(crate) const MARKED: &str =
     "-m comment --comment \"accepted by table inet cni_firewall\" -m mark --mark 0x1000/0x1000 -j ACCEPT";
 
-/// Returns the rules of an address, as the reference and earlier versions added them, and the tools list them. The reference does
-/// not add the last one.
+/// Returns the rules of an address, as the reference and earlier versions added them, and the tools list them. The
+/// reference does not add the last one.
 pub(crate) fn address_rules(ip: &str) -> Vec<String> {
     let ip = if ip.contains(':') { format!("{ip}/128") } else { format!("{ip}/32") };
     vec![
@@ -43,8 +43,8 @@ pub(crate) fn address_rules(ip: &str) -> Vec<String> {
     ]
 }
 
-/// Adds the rules of an address as earlier versions did: with the comment of the attachment as their mark, which the tools do not
-/// show and lose when they save and restore; or without. ADD must have created the chains.
+/// Adds the rules of an address as earlier versions did: with the comment of the attachment as their mark, which the
+/// tools do not show and lose when they save and restore; or without. ADD must have created the chains.
 pub(crate) fn add_address_rules(ip: &str, owner: Option<&str>) {
     let comment = owner.map(|id| AttachmentKey { network: "net1", container: id, ifname: "eth0" }.comment());
     let ip: IpAddr = ip.parse().unwrap();
@@ -60,8 +60,8 @@ pub(crate) fn add_address_rules(ip: &str, owner: Option<&str>) {
     Nftables::open().unwrap().apply(&edits).unwrap();
 }
 
-/// Returns the accepted addresses, those of IPv4 first, and after them all rules for single addresses. Asserts that nothing else is
-/// left without an address.
+/// Returns the accepted addresses, those of IPv4 first, and after them all rules for single addresses. Asserts that
+/// nothing else is left without an address.
 pub(crate) fn containers(lab: &Lab) -> Vec<String> {
     let members = |set: &str| elements(lab, &format!("inet cni_firewall {set}"));
     let mut ips: Vec<IpAddr> = ["ipv4", "ipv6"].map(members).concat().iter().map(|ip| ip.parse().unwrap()).collect();

@@ -32,7 +32,8 @@ fn call(network: &Network<'_>, command: &str, keys: &Value) {
     network.a.call(command, &ports).run().ok();
 }
 
-/// Runs `test` for each of these policies of FORWARD, with bridged frames in netfilter and without, and for each family.
+/// Runs `test` for each of these policies of FORWARD, with bridged frames in netfilter and without, and for each
+/// family.
 fn for_each_condition(lab: &Lab, policies: &[&str], test: impl Fn(&Condition)) {
     for bridged in [false, true].into_iter().filter(|bridged| filter_bridged_frames(lab, *bridged)) {
         for policy in policies {
@@ -118,8 +119,8 @@ fn expect_policy(network: &Network<'_>, ingress: &str, condition: &Condition) {
     }
 }
 
-/// The chains of Docker 28, of which no rule is about the bridges of the test. The daemon inserts both jumps as the first rules
-/// when it starts, and again after each reload of the host's firewall.
+/// The chains of Docker 28, of which no rule is about the bridges of the test. The daemon inserts both jumps as the
+/// first rules when it starts, and again after each reload of the host's firewall.
 const DOCKER: &str = "
     for tool in iptables ip6tables; do
         if $tool -N DOCKER-USER; then
@@ -182,8 +183,8 @@ fn another_mac_address_changes_nothing_for_isolated_containers() {
     call(&network, "CHECK", &keys);
 }
 
-/// The kernel forwards frames that are addressed to the bridge to all ports of a VLAN in which the bridge itself is not. So a
-/// container could take the address of the bridge.
+/// The kernel forwards frames that are addressed to the bridge to all ports of a VLAN in which the bridge itself is
+/// not. So a container could take the address of the bridge.
 #[test]
 fn isolated_containers_do_not_reach_each_other_by_the_address_of_the_bridge() {
     let test = "isolated_containers_do_not_reach_each_other_by_the_address_of_the_bridge";

@@ -43,8 +43,8 @@ fn old_and_new_pods_work_after_a_change_of_the_subnet() {
     }
 }
 
-/// If another node got the old subnet, packets to it would stay on this node. An executed IPAM plugin cannot report its leases,
-/// so separate plugins keep the gateway.
+/// If another node got the old subnet, packets to it would stay on this node. An executed IPAM plugin cannot report its
+/// leases, so separate plugins keep the gateway.
 #[test]
 fn the_last_pod_of_an_old_subnet_takes_its_gateway_along() {
     for lines in [V4.to_owned(), V6.to_owned(), format!("{V4}{V6}")] {

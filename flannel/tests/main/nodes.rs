@@ -1,5 +1,5 @@
-//! Containers on several nodes, connected as flanneld connects them, and attached with the list of kube-flannel. Packets
-//! prove that they reach each other, and which addresses they see.
+//! Containers on several nodes, connected as flanneld connects them, and attached with the list of kube-flannel.
+//! Packets prove that they reach each other, and which addresses they see.
 
 mod cluster;
 mod flanneld;
@@ -208,8 +208,8 @@ impl<'a> Move<'a> {
         flanneld::connect(&[self.one, self.two, &self.three]);
     }
 
-    /// Asserts that a container of node 1 reaches the others, and that the node does not have the old gateway addresses,
-    /// which would make it take the subnet for its own.
+    /// Asserts that a container of node 1 reaches the others, and that the node does not have the old gateway
+    /// addresses, which would make it take the subnet for its own.
     #[track_caller]
     fn assert_done(&self, new: &Pod<'_>) {
         let cluster = self.one.cluster;
@@ -227,7 +227,8 @@ impl<'a> Move<'a> {
     }
 }
 
-/// Only with shared plugins: CNI has no command with which bridge could ask another program for leases in the old subnet.
+/// Only with shared plugins: CNI has no command with which bridge could ask another program for leases in the old
+/// subnet.
 #[test]
 fn another_node_can_get_the_old_subnet_after_the_last_container_is_gone() {
     let lab = &Lab::new();
@@ -243,8 +244,8 @@ fn another_node_can_get_the_old_subnet_after_the_last_container_is_gone() {
     }
 }
 
-/// Without IPv6 tunnels: the kernel refuses a route through one as long as the old gateway exists, because the next hop, the
-/// zero address of the subnet, is then an address of the node itself. flanneld can add that route only later.
+/// Without IPv6 tunnels: the kernel refuses a route through one as long as the old gateway exists, because the next
+/// hop, the zero address of the subnet, is then an address of the node itself. flanneld can add that route only later.
 #[test]
 fn another_node_can_get_the_old_subnet_before_the_last_container_is_gone() {
     let lab = &Lab::new();

@@ -1,5 +1,5 @@
-//! Together with the reference, which writes one state file per container. The init container of kube-flannel copies it over
-//! ours. A script stands in for it, because no Linux distribution packages it.
+//! Together with the reference, which writes one state file per container. The init container of kube-flannel copies it
+//! over ours. A script stands in for it, because no Linux distribution packages it.
 
 use std::fs;
 

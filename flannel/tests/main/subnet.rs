@@ -29,7 +29,8 @@ fn a_missing_file_is_a_transient_failure() {
     });
 }
 
-/// flanneld renames the file into place while the plugin waits for it. strace stops the plugin at each of these system calls.
+/// flanneld renames the file into place while the plugin waits for it. strace stops the plugin at each of these system
+/// calls.
 #[test]
 fn a_file_that_appears_meanwhile_is_read() {
     let lab = &Lab::new();

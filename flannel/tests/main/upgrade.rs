@@ -1,4 +1,5 @@
-//! State files of earlier versions: `CONTAINER:INTERFACE` for each attachment, and `CONTAINER` as a second name of the first one's.
+//! State files of earlier versions: `CONTAINER:INTERFACE` for each attachment, and `CONTAINER` as a second name of the
+//! first one's.
 
 use std::fs;
 use std::path::Path;

@@ -200,7 +200,8 @@ fn a_device_whose_namespace_is_gone_gets_its_name_again() {
     }
 }
 
-/// The kernel keeps a link on top of a device that moves: a container that goes on running would see the frames of the next one.
+/// The kernel keeps a link on top of a device that moves: a container that goes on running would see the frames of the
+/// next one.
 #[test]
 fn links_on_top_of_the_device_are_deleted() {
     let lab = &lab();

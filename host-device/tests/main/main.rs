@@ -1,5 +1,5 @@
-//! Tests of the `host-device` plugin. A device is a veth here, which the kernel deletes with its namespace; `pci` has tests with
-//! network cards.
+//! Tests of the `host-device` plugin. A device is a veth here, which the kernel deletes with its namespace; `pci` has
+//! tests with network cards.
 #![allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "these are tests")]
 
 mod add;

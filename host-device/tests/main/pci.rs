@@ -1,5 +1,5 @@
-//! Network cards on the PCI bus. When the namespace of a container is gone, the kernel moves them to the machine's initial
-//! namespace, under the name that they had in the container.
+//! Network cards on the PCI bus. When the namespace of a container is gone, the kernel moves them to the machine's
+//! initial namespace, under the name that they had in the container.
 
 use std::fs;
 use std::path::Path;

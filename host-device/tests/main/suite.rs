@@ -1,4 +1,5 @@
-//! What every plugin that creates an interface must do. A device is a veth here: the kernel deletes it with its namespace.
+//! What every plugin that creates an interface must do. A device is a veth here: the kernel deletes it with its
+//! namespace.
 
 use serde_json::json;
 use testing::suite::Damage;

@@ -65,8 +65,8 @@ fn cni0_gives_back_what_the_reference_attached() {
     assert!(pod.sh("ip -o link").contains("eth0"), "DEL without a proof");
 }
 
-/// Its DEL cannot give back a device whose namespace is gone. An ADD of cni0 does not take the name in the container for the name
-/// on the host.
+/// Its DEL cannot give back a device whose namespace is gone. An ADD of cni0 does not take the name in the container
+/// for the name on the host.
 #[test]
 fn devices_that_the_reference_lost_get_their_name_again() {
     let Some(lab) = &with_reference("devices_that_the_reference_lost_get_their_name_again") else { return };

@@ -28,8 +28,8 @@ fn holder(net: &Net<'_>) -> Child {
     child
 }
 
-/// Takes the lock of `net`, lets `call` wait for it, runs `meanwhile`, and releases the lock by closing the file, as the
-/// kernel does for a killed process.
+/// Takes the lock of `net`, lets `call` wait for it, runs `meanwhile`, and releases the lock by closing the file, as
+/// the kernel does for a killed process.
 fn while_waiting<T: Send>(net: &Net<'_>, call: impl FnOnce() -> T + Send, meanwhile: impl FnOnce()) -> T {
     let lock = fs::File::open(net.dir().join("lock")).unwrap();
     fs2::FileExt::lock_exclusive(&lock).unwrap();

@@ -261,8 +261,8 @@ fn calls_at_the_same_time_keep_what_others_need() {
     assert_eq!(traces(lab), before);
 }
 
-/// A call that fails at any message leaves nothing, and one that is killed there nothing that DEL does not remove. The neighbour
-/// keeps what it has.
+/// A call that fails at any message leaves nothing, and one that is killed there nothing that DEL does not remove. The
+/// neighbour keeps what it has.
 #[test]
 fn an_add_that_is_interrupted_leaves_nothing() {
     for (how, has_neighbour) in [("signal=KILL", false), ("error=EIO", true)] {

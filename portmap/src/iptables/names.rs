@@ -21,8 +21,8 @@ pub(super) struct ContainerChain {
     /// The chain with the rules that lead to this one.
     pub(super) entries: &'static str,
     pub(super) name: String,
-    /// The comment of the rules that lead to this chain. Two chains can have the same name, because nothing separates the
-    /// parts of which it is the hash.
+    /// The comment of the rules that lead to this chain. Two chains can have the same name, because nothing separates
+    /// the parts of which it is the hash.
     pub(super) comment: String,
 }
 

@@ -13,7 +13,8 @@ use crate::mapping::Mapping;
 use crate::publication::PortRemoval;
 
 impl<'a> PortRemoval<'a> {
-    /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its result.
+    /// Forgets addresses and link if they are those of another interface of the container: a runtime may pass its
+    /// result.
     pub(super) fn without_result_of_sibling(self, host: &mut Host) -> Result<PortRemoval<'a>> {
         let PortRemoval { owner, ips, link, .. } = self;
         if ips.is_empty() {
@@ -51,7 +52,8 @@ impl<'a> PortRemoval<'a> {
         self.ips.contains(&mapping.target.ip())
     }
 
-    /// Returns the links of the attachment on this host: the one that is known, and those that rules for its addresses name.
+    /// Returns the links of the attachment on this host: the one that is known, and those that rules for its addresses
+    /// name.
     fn links<'f>(&'f self, present: &'f ChainRules, translations: &[(&Found, Mapping)]) -> Vec<&'f str> {
         let own = translations.iter().map(|(_, mapping)| mapping).filter(|mapping| self.leads_to_us(mapping));
         let mut links: Vec<&str> = own.filter_map(|mapping| present.link_of(mapping)).collect();
@@ -88,9 +90,9 @@ impl<'a> PortRemoval<'a> {
     /// container to the same network. `link` is the link on this host that the rule names, `links` are those of the
     /// attachment.
     ///
-    /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then. It also does if
-    /// neither address nor link of the attachment `is_known` to the chain: the previous result is that of another ADD. But it
-    /// does not if the alias of any link shows that the container has another attachment.
+    /// Without evidence it does if the addresses of the attachment are unknown: the container is gone then. It also
+    /// does if neither address nor link of the attachment `is_known` to the chain: the previous result is that of
+    /// another ADD. But it does not if the alias of any link shows that the container has another attachment.
     fn is_ours(&self, host: &mut Host, ip: IpAddr, link: &str, links: &[&str], is_known: bool) -> Result<bool> {
         let PortRemoval { owner, ips, is_del, .. } = *self;
         if (owner.ifname.is_empty() && ips.is_empty()) || ips.contains(&ip) {
@@ -146,8 +148,8 @@ impl ChainRules {
         self.rules.iter().filter_map(|rule| Some((rule, rule.mapping()?))).collect()
     }
 
-    /// Returns the link that the entry rules of a port name; `None` without such a rule. Empty if they differ: two attachments
-    /// may publish the same port, at different addresses of this host.
+    /// Returns the link that the entry rules of a port name; `None` without such a rule. Empty if they differ: two
+    /// attachments may publish the same port, at different addresses of this host.
     fn link_of(&self, mapping: &Mapping) -> Option<&str> {
         let mut links = self.entries.iter().filter(|entry| covers(entry, mapping)).map(|entry| &*entry.link);
         links.next().map(|link| if links.all(|other| other == link) { link } else { "" })
@@ -157,8 +159,8 @@ impl ChainRules {
         self.other_entries.iter().any(|entry| covers(entry, mapping))
     }
 
-    /// Returns the steps that remove the share of an attachment, whose links are `links`, and the chain if nothing else needs
-    /// it and `delete_chain`.
+    /// Returns the steps that remove the share of an attachment, whose links are `links`, and the chain if nothing else
+    /// needs it and `delete_chain`.
     fn removal_steps<'c>(
         &self,
         chain: &'c ContainerChain,
@@ -184,8 +186,8 @@ impl ChainRules {
         steps
     }
 
-    /// Returns whether an entry rule of the container leads to ports of other attachments. One without translations may: the
-    /// reference lists the ports of the other family, too.
+    /// Returns whether an entry rule of the container leads to ports of other attachments. One without translations
+    /// may: the reference lists the ports of the other family, too.
     fn is_entry_kept(&self, entry: &Found, shares: &Shares<'_>, links: &[&str]) -> bool {
         let has_own_link = |entry: &Found| links.contains(&&*entry.link);
         let is_covered_elsewhere =

@@ -188,10 +188,11 @@ fn sources(address: Cidr, masquerade: Masquerade) -> Vec<Cidr> {
     }
 }
 
-/// Returns the rules that lead to the chain of a container: one for each protocol, 15 ports, and combination of conditions.
+/// Returns the rules that lead to the chain of a container: one for each protocol, 15 ports, and combination of
+/// conditions.
 ///
-/// As those of the reference, they also list ports that are published only at addresses of the other family. The chain does not
-/// translate these.
+/// As those of the reference, they also list ports that are published only at addresses of the other family. The chain
+/// does not translate these.
 fn entries<'a>(
     chain: &'a ContainerChain,
     ports: &[Port],

@@ -56,8 +56,8 @@ fn a_port_of_a_live_attachment_is_refused() {
     b.add(&config(&["8080:80/tcp"]));
 }
 
-/// A port of all addresses and the same port of one address, of different containers, whichever comes first and whatever forms
-/// they have.
+/// A port of all addresses and the same port of one address, of different containers, whichever comes first and
+/// whatever forms they have.
 #[test]
 fn a_port_of_one_address_and_of_all_addresses_exclude_each_other() {
     let lab = &Lab::new();
@@ -266,7 +266,8 @@ fn an_attachment_whose_link_belongs_to_another_is_gone() {
     assert_eq!(published(lab), [port("tcp 8080 to 10.1.0.3 80", "b")]);
 }
 
-/// Without the link that the previous result named, the alias of another link or a lease shows that the container lives.
+/// Without the link that the previous result named, the alias of another link or a lease shows that the container
+/// lives.
 #[test]
 fn an_attachment_with_a_renamed_link_keeps_its_port() {
     for backend in ["nftables", "iptables"] {

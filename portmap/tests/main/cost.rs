@@ -13,8 +13,8 @@ fn cost(pod: &Pod<'_>, command: &str, config: &Value) -> Cost {
     cost
 }
 
-/// Returns a configuration with this number of ports. Those of two numbers differ: the kernel may still have a port, for a moment
-/// after its DEL, and an ADD then looks for its owner.
+/// Returns a configuration with this number of ports. Those of two numbers differ: the kernel may still have a port,
+/// for a moment after its DEL, and an ADD then looks for its owner.
 fn ports(count: usize, protocol: &str) -> Value {
     let ports: Vec<String> = (0..count).map(|n| format!("{}:80/{protocol}", 8000 + 10 * count + n)).collect();
     config(&ports.iter().map(String::as_str).collect::<Vec<_>>())
@@ -77,8 +77,8 @@ fn the_flows_of_udp_take_the_same_number_of_messages_for_any_number_of_ports() {
     assert_eq!(many, [some[0], some[1] + 6], "202 entries are looked up with 7 messages, 22 with one");
 }
 
-/// When the kernel rejects a transaction or recreates a base chain, it waits until no processor uses the old rules. That
-/// takes as long as ten ADDs.
+/// When the kernel rejects a transaction or recreates a base chain, it waits until no processor uses the old rules.
+/// That takes as long as ten ADDs.
 #[test]
 fn add_neither_recreates_a_chain_nor_sends_a_rejected_transaction() {
     let lab = &Lab::new();

@@ -55,8 +55,8 @@ pub(crate) fn theirs(pod: &Pod<'_>, command: &str, config: &Value) -> Outcome {
     pod.call_reference(command, config).run()
 }
 
-/// Calls the reference's CHECK for each address of a pod. Version 1.1.1 looks for all rules in both families, unless the
-/// tools of one do not work.
+/// Calls the reference's CHECK for each address of a pod. Version 1.1.1 looks for all rules in both families, unless
+/// the tools of one do not work.
 #[track_caller]
 pub(crate) fn check_theirs(pod: &Pod<'_>, config: &Value) {
     for ip in &pod.ips {

@@ -49,8 +49,8 @@ fn a_failing_system_call_leaves_no_ports() {
     }
 }
 
-/// What the first ADD published is in use. The second ADD removes it only if it fails after its transaction, or cannot know
-/// whether the kernel applied it.
+/// What the first ADD published is in use. The second ADD removes it only if it fails after its transaction, or cannot
+/// know whether the kernel applied it.
 #[test]
 fn a_repeated_add_that_fails_keeps_or_removes_everything() {
     let lab = &Lab::new();

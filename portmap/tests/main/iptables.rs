@@ -94,8 +94,8 @@ fn first_adds_at_the_same_time_add_the_shared_rules_once() {
     assert!(!nat(lab).contains("CNI-DN"), "{}", nat(lab));
 }
 
-/// The reference may add the shared rules once more for each of its own calls: it looks for them and adds them in separate
-/// steps.
+/// The reference may add the shared rules once more for each of its own calls: it looks for them and adds them in
+/// separate steps.
 #[test]
 fn first_adds_of_both_implementations_at_the_same_time_publish_all_ports() {
     if reference("portmap", "first_adds_of_both_implementations_at_the_same_time_publish_all_ports").is_none() {

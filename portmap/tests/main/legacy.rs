@@ -113,8 +113,8 @@ fn legacy_rules_of_either_implementation_are_removed_by_the_other() {
     assert!(!nat_tables(lab).contains("CNI-DN"), "{}", nat_tables(lab));
 }
 
-/// The first tool to fail has changed nothing, unless it was killed. If the second one fails, the first has replaced what was
-/// published.
+/// The first tool to fail has changed nothing, unless it was killed. If the second one fails, the first has replaced
+/// what was published.
 #[test]
 fn a_repeated_add_whose_tool_fails_keeps_or_removes_everything() {
     let Some(lab) = &legacy_host("a_repeated_add_whose_tool_fails_keeps_or_removes_everything") else { return };

@@ -41,7 +41,8 @@ fn expect_attacks(pod: &Pod<'_>, is_open: bool) {
     assert_eq!(sender.ip().is_loopback(), is_open);
 }
 
-/// Returns the handles of the guard of a link. Those of a link where the plugin has enabled `route_localnet` end with 31.
+/// Returns the handles of the guard of a link. Those of a link where the plugin has enabled `route_localnet` end with
+/// 31.
 fn guards(lab: &Lab, link: &str) -> Vec<String> {
     let listing = lab.sh(&format!("tc filter show dev {link} ingress"));
     let handles = listing.lines().filter_map(|line| line.split_once(" handle ")?.1.split(' ').next());

@@ -179,8 +179,8 @@ fn repeated_calls_for_one_attachment_race() {
     assert_clean(lab);
 }
 
-/// While a late DEL runs, another container takes over the port of its container, which is gone. That must stay, whenever it
-/// happens.
+/// While a late DEL runs, another container takes over the port of its container, which is gone. That must stay,
+/// whenever it happens.
 #[test]
 fn a_port_that_another_container_gets_meanwhile_stays() {
     let lab = &Lab::new();

@@ -1,5 +1,5 @@
-//! Several interfaces of one container on one network, whose rules of iptables do not name them: DEL, GC and ADD of one keep the
-//! ports of the others.
+//! Several interfaces of one container on one network, whose rules of iptables do not name them: DEL, GC and ADD of one
+//! keep the ports of the others.
 
 use std::fs;
 

@@ -31,7 +31,8 @@ fn status_succeeds_and_changes_nothing() {
     assert_eq!(lab.sh("nft list ruleset"), "");
 }
 
-/// A trial is expensive: the kernel waits until no processor uses the old rules. A runtime may call STATUS every few seconds.
+/// A trial is expensive: the kernel waits until no processor uses the old rules. A runtime may call STATUS every few
+/// seconds.
 #[test]
 fn rules_are_tried_only_once_and_if_they_are_not_in_use() {
     let lab = &Lab::new();

@@ -6,7 +6,8 @@ use linux::netlink::nft::{Edit, Family, Nftables, Table};
 use serde_json::{Value, json};
 use testing::Lab;
 
-/// Returns a configuration that publishes `ports`, each as `HOST:CONTAINER/PROTOCOL`, or `HOSTIP HOST:CONTAINER/PROTOCOL`.
+/// Returns a configuration that publishes `ports`, each as `HOST:CONTAINER/PROTOCOL`, or `HOSTIP
+/// HOST:CONTAINER/PROTOCOL`.
 pub(crate) fn config(ports: &[&str]) -> Value {
     json!({
         "cniVersion": "1.1.0", "name": "net1", "type": "portmap", "capabilities": { "portMappings": true },
@@ -69,8 +70,8 @@ pub(crate) fn entries(lab: &Lab) -> Vec<String> {
     listing.lines().filter(|line| line.contains(" comment \"")).filter(is_of_attachment).map(str::to_owned).collect()
 }
 
-/// Returns the published ports, sorted, such as `tcp 8080 to 10.1.0.2 80 (net: net1, if: eth0, id: a)`. The host address
-/// comes first if there is one.
+/// Returns the published ports, sorted, such as `tcp 8080 to 10.1.0.2 80 (net: net1, if: eth0, id: a)`. The host
+/// address comes first if there is one.
 pub(crate) fn published(lab: &Lab) -> Vec<String> {
     let listing = lab.sh("nft -j list table inet cni_hostport 2>/dev/null || true");
     let listing: Value = serde_json::from_str(&listing).unwrap_or_default();

@@ -115,7 +115,8 @@ fn routes_by_a_next_hop_outside_of_the_networks_are_kept() {
 fn tables_of_others_are_not_used() {
     let lab = &Lab::new();
     let pod = pod(lab, "c1", &[V4, V6]);
-    // A table of routes without a rule, one without a route to a next hop, one of a rule without routes, one of IPv6, and one by the interface itself.
+    // A table of routes without a rule, one without a route to a next hop, one of a rule without routes, one of IPv6,
+    // and one by the interface itself.
     pod.sh("ip route add 10.77.0.0/16 via 10.9.0.1 table 100; ip route add blackhole 10.78.0.0/16 table 101
         ip rule add from 10.79.0.1 table 102; ip -6 route add unreachable fd99::/64 table 103; ip rule add iif eth0 goto 32766
         ip route add 10.76.0.0/16 dev net1 table 104");

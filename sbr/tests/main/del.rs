@@ -113,7 +113,8 @@ fn a_call_waits_for_another_one() {
     let pod = pod(lab, "c1", &[V4]);
     let config = chained(&pod, json!({}), &[V4]);
     let before = lab.sh("ls /run /run/netns");
-    // The lock is held until the other end of the pipe is closed. The call has asked for the lock when the kernel lists it.
+    // The lock is held until the other end of the pipe is closed. The call has asked for the lock when the kernel lists
+    // it.
     let (held, ends) = std::io::pipe().unwrap();
     let mut holder =
         Command::new("flock").arg(&pod.netns).arg("cat").stdin(held).stdout(Stdio::piped()).spawn().unwrap();

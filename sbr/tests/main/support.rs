@@ -1,4 +1,5 @@
-//! Helpers for all tests: containers with an interface `eth0` for the default route, and `net1`, whose packets sbr routes.
+//! Helpers for all tests: containers with an interface `eth0` for the default route, and `net1`, whose packets sbr
+//! routes.
 
 use serde_json::{Value, json};
 use testing::config::with;
@@ -15,7 +16,8 @@ pub(crate) fn config(keys: Value) -> Value {
     with(json!({ "cniVersion": "1.1.0", "name": "net1", "type": "sbr" }), keys)
 }
 
-/// Returns the result of an earlier plugin for an interface with these addresses and gateways. An empty text is no gateway.
+/// Returns the result of an earlier plugin for an interface with these addresses and gateways. An empty text is no
+/// gateway.
 pub(crate) fn previous(version: &str, ifname: &str, id: &str, ips: &[(&str, &str)]) -> Value {
     let mut result = json!({ "cniVersion": version });
     let family = |ip: &str| if ip.contains(':') { "6" } else { "4" };
@@ -51,7 +53,8 @@ pub(crate) fn previous(version: &str, ifname: &str, id: &str, ips: &[(&str, &str
     result
 }
 
-/// Returns a container whose interfaces have these addresses. The other ends of both are on the host, which has the gateways.
+/// Returns a container whose interfaces have these addresses. The other ends of both are on the host, which has the
+/// gateways.
 pub(crate) fn pod<'a>(lab: &'a Lab, id: &str, ips: &[(&str, &str)]) -> Pod<'a> {
     lab.netns(id);
     let pod = Pod { ifname: "net1".to_owned(), ..Pod::absent(lab, id, &[]) };

@@ -75,8 +75,8 @@ fn a_mistake_is_found_before_anything_changes() {
     }
 }
 
-/// A pair that the reference created has no alias. The addresses that `static` assigns prove whose it is; without leases, an
-/// executed plugin cannot say which they are.
+/// A pair that the reference created has no alias. The addresses that `static` assigns prove whose it is; without
+/// leases, an executed plugin cannot say which they are.
 #[test]
 fn del_finds_the_pair_of_another_implementation() {
     for (set, leases) in [(Set::One, false), (Set::One, true), (Set::None, true)] {

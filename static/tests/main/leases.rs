@@ -145,8 +145,8 @@ fn a_lease_of_an_earlier_boot_gives_way() {
     let lab = Lab::new();
     let net = leased(&lab);
     net.add("c1");
-    // Simulates a reboot: `/proc` and `/sys` are mounted at least a second after the lease was written, because the time of the
-    // boot is in seconds.
+    // Simulates a reboot: `/proc` and `/sys` are mounted at least a second after the lease was written, because the
+    // time of the boot is in seconds.
     let written = fs::metadata(Path::new(DATA).join("net/10.1.0.5")).unwrap().ctime();
     testing::wait_until("the next second", || {
         lab.sh("rm -rf /run/cni0 /run/boot; mkdir -p /run/boot/sys /run/boot/proc; echo 'btime 4102444800' >/run/boot/proc/stat");

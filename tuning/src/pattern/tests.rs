@@ -100,7 +100,8 @@ fn escapes_and_boundaries() {
     check("a]}", &["a]}"], &[]);
 }
 
-/// Verifies that the message names the construct. Go rejects most of these patterns, and gives the others another meaning.
+/// Verifies that the message names the construct. Go rejects most of these patterns, and gives the others another
+/// meaning.
 #[test]
 fn what_is_not_supported_is_refused() {
     for (pattern, part) in [

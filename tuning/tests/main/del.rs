@@ -71,7 +71,8 @@ fn the_host_is_not_touched() {
     assert_eq!(pod.backed_up(), Value::Null);
 }
 
-/// The first container is gone without a DEL, and another one gets its ID, its namespace's path and its interface's name.
+/// The first container is gone without a DEL, and another one gets its ID, its namespace's path and its interface's
+/// name.
 #[test]
 fn a_reused_id_does_not_get_the_values_of_the_dead_container() {
     let lab = &lab();

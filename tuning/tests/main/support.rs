@@ -21,8 +21,8 @@ pub(crate) fn config(keys: Value) -> Value {
 /// Returns an isolated host whose files in /etc are its own, without a list of allowed sysctls.
 pub(crate) fn lab() -> Lab {
     let lab = Lab::new();
-    // A test that has several hosts, one after the other, would stack the file systems. An ordinary user owns a new /etc/cni
-    // only.
+    // A test that has several hosts, one after the other, would stack the file systems. An ordinary user owns a new
+    // /etc/cni only.
     lab.sh("! grep -q '^cni0-test /etc ' /proc/mounts || umount -R /etc
          mkdir -p /run/etc/upper /run/etc/work
          mount -t overlay cni0-test -o lowerdir=/etc,upperdir=/run/etc/upper,workdir=/run/etc/work /etc
@@ -61,7 +61,8 @@ pub(crate) trait Tuned {
     fn refused(&self, config: &Value, code: u32) -> Value;
     /// Returns the interface as `ip` lists it.
     fn link(&self) -> Value;
-    /// Returns MAC address, MTU, queue length, and the modes that were set, of the interface, and the MTU of the host veth.
+    /// Returns MAC address, MTU, queue length, and the modes that were set, of the interface, and the MTU of the host
+    /// veth.
     fn attributes(&self) -> (String, u64, u64, bool, bool, u64);
     /// Returns a sysctl of the pod, whose name is a path.
     fn sysctl(&self, path: &str) -> String;

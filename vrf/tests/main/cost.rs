@@ -17,7 +17,8 @@ fn few_messages_are_sent() {
     }
 }
 
-/// The dynamic linker makes a third of the system calls of a program of cargo. Those of `ci/build` make a tenth of the reference's.
+/// The dynamic linker makes a third of the system calls of a program of cargo. Those of `ci/build` make a tenth of the
+/// reference's.
 #[test]
 fn far_fewer_system_calls_than_the_reference() {
     let test = "far_fewer_system_calls_than_the_reference";

@@ -86,7 +86,8 @@ fn what_belongs_to_others_stays() {
     assert_eq!(other.vrfs().len(), 2);
 }
 
-/// An interface of another main plugin has no alias. The MAC address of the previous result, or leases, prove whose it is.
+/// An interface of another main plugin has no alias. The MAC address of the previous result, or leases, prove whose it
+/// is.
 #[test]
 fn an_alias_of_another_program_is_kept() {
     let Some(lab) = &lab("an_alias_of_another_program_is_kept") else { return };

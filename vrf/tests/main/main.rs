@@ -1,4 +1,5 @@
-//! Black-box tests of the vrf plugin: real programs, real kernel. Most need a kernel with VRFs: `ci/test` runs them in a guest.
+//! Black-box tests of the vrf plugin: real programs, real kernel. Most need a kernel with VRFs: `ci/test` runs them in
+//! a guest.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

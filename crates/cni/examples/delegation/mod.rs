@@ -1,12 +1,13 @@
-//! Three small plugins, each with its own program. They show how to write a plugin that delegates, and the tests of delegation
-//! use them.
+//! Three small plugins, each with its own program. They show how to write a plugin that delegates, and the tests of
+//! delegation use them.
 //!
 //! - `stock` is a delegate, as `host-local` is. It returns what its configuration contains; its lease is a file.
-//! - `relay` delegates to the plugin that `ipam.type` names, as `bridge` does, and returns an interface for the addresses.
+//! - `relay` delegates to the plugin that `ipam.type` names, as `bridge` does, and returns an interface for the
+//!   addresses.
 //! - `preset` delegates with a generated configuration, as `flannel` does, and keeps that in a file until DEL.
 //!
-//! `preset` contains the other two, and `relay` contains `stock`. In one set they run in one process; a program of another set is
-//! executed.
+//! `preset` contains the other two, and `relay` contains `stock`. In one set they run in one process; a program of
+//! another set is executed.
 #![allow(dead_code, reason = "`stock` delegates to nothing, and `relay` not to `preset`")]
 
 use std::fs::{self, File};

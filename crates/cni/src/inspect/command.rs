@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-/// Defines the commands of a shell, each with its text. Names in braces stand for values; one with an asterisk stands for
-/// several words.
+/// Defines the commands of a shell, each with its text. Names in braces stand for values; one with an asterisk stands
+/// for several words.
 macro_rules! commands {
     ($($(#[$doc:meta])+ $name:ident = $text:literal,)+) => {
         /// A command of a shell that a finding recommends. All of them are listed here, and a test runs each of them.
         ///
-        /// It removes the finding, and changes nothing of another program. Otherwise a finding has only a remedy in words: it
-        /// says what to decide.
+        /// It removes the finding, and changes nothing of another program. Otherwise a finding has only a remedy in
+        /// words: it says what to decide.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Command {
             $($(#[$doc])+ $name,)+
@@ -91,8 +91,8 @@ commands! {
 }
 
 impl Command {
-    /// Returns the command with these values, each quoted for a shell. Those of a name with an asterisk are several words, and
-    /// quoted already.
+    /// Returns the command with these values, each quoted for a shell. Those of a name with an asterisk are several
+    /// words, and quoted already.
     pub fn line(self, values: &[&str]) -> CommandLine {
         let mut values = values.iter();
         let fill = |word: &str| {

@@ -1,4 +1,5 @@
-//! Read-only access to leases, for tools. Takes no lock, writes no index, and needs only the permission to read the files.
+//! Read-only access to leases, for tools. Takes no lock, writes no index, and needs only the permission to read the
+//! files.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -16,11 +17,11 @@ use crate::plugin::Call;
 
 /// The leases of an IPAM plugin. All lease directories have the same format.
 pub trait LeaseStore: Sync {
-    /// Returns the lease directory of a network, even if the rest of its configuration is invalid. Returns `None` if the plugin
-    /// keeps no leases for the network.
+    /// Returns the lease directory of a network, even if the rest of its configuration is invalid. Returns `None` if
+    /// the plugin keeps no leases for the network.
     fn lease_dir(&self, call: &Call<'_>) -> Result<Option<PathBuf>>;
-    /// Returns the lease directories of all networks without a `dataDir` of their own. Each is named after its network. Only
-    /// one plugin lists them.
+    /// Returns the lease directories of all networks without a `dataDir` of their own. Each is named after its network.
+    /// Only one plugin lists them.
     fn default_lease_dirs(&self) -> Vec<PathBuf> {
         Vec::new()
     }
@@ -28,8 +29,8 @@ pub trait LeaseStore: Sync {
     fn leases(&self, directory: &Path) -> Result<Option<Vec<Lease>>> {
         read_leases(directory)
     }
-    /// Returns the addresses whose leases are from an earlier boot, so that their containers are gone: those in the record, or
-    /// if there is none, those that the next call would record.
+    /// Returns the addresses whose leases are from an earlier boot, so that their containers are gone: those in the
+    /// record, or if there is none, those that the next call would record.
     fn leases_of_earlier_boots(&self, directory: &Path) -> Result<Vec<IpAddr>> {
         let Some(dir) = open(directory)? else { return Ok(Vec::new()) };
         let earlier = match EarlierLeases::read(&dir)? {
@@ -46,8 +47,8 @@ pub trait LeaseStore: Sync {
     fn lock_holder(&self, directory: &Path) -> Option<LockHolder> {
         lease::lock_holder(directory)
     }
-    /// Returns the command that writes the missing lease of an attachment, unless the address is leased. It writes the lease as
-    /// ADD does: under the lock, and only if the file does not exist.
+    /// Returns the command that writes the missing lease of an attachment, unless the address is leased. It writes the
+    /// lease as ADD does: under the lock, and only if the file does not exist.
     fn restore_command(&self, directory: &Path, ip: IpAddr, container: &str, ifname: &str) -> CommandLine {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let script = format!(

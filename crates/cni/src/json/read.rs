@@ -293,7 +293,8 @@ fn string_length(text: &[u8]) -> usize {
     text.iter().skip(1).position(ends).map_or(text.len(), |inside| inside + 2)
 }
 
-/// Returns the length of an object or a list with its brackets. Most of its bytes are in strings, which are skipped fast.
+/// Returns the length of an object or a list with its brackets. Most of its bytes are in strings, which are skipped
+/// fast.
 fn collection_length(text: &[u8]) -> usize {
     let (mut depth, mut at) = (0_usize, 0);
     while let Some(byte) = text.get(at) {

@@ -36,8 +36,8 @@ pub fn lease(undo: &mut Undo<'_, Store>, ip: IpAddr, owner: &LeaseOwner) -> Resu
     Ok(holder)
 }
 
-/// Leases all of `ips` in the lease directory `dir` to `owner`, or none of them. Renews those that `owner` has. If one is leased
-/// to another owner, first releases the leases of earlier boots.
+/// Leases all of `ips` in the lease directory `dir` to `owner`, or none of them. Renews those that `owner` has. If one
+/// is leased to another owner, first releases the leases of earlier boots.
 pub fn reserve_all(dir: &Path, ips: impl IntoIterator<Item = IpAddr>, owner: &LeaseOwner) -> Result<()> {
     let store = Store::create(dir).map_err(|error| with_hint(error, dir))?;
     let mut undo = Undo::new(store);

@@ -7,10 +7,10 @@
 //! lease directories.
 //!
 //! How a call detects that the index is current: the kernel sets the mtime of a directory when a name is added or
-//! removed, but only with the resolution of its clock tick. Therefore a call that has updated the index sets the mtime of
-//! the lease directory itself, to a time in the past that the kernel will not use again. It then sets the mtime of the
-//! index directory to that time minus [`MTIME_OFFSET`]. If the two mtimes still have this distance, no program has added or
-//! removed a lease or a page since.
+//! removed, but only with the resolution of its clock tick. Therefore a call that has updated the index sets the mtime
+//! of the lease directory itself, to a time in the past that the kernel will not use again. It then sets the mtime of
+//! the index directory to that time minus [`MTIME_OFFSET`]. If the two mtimes still have this distance, no program has
+//! added or removed a lease or a page since.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -323,7 +323,8 @@ fn is_gone(leases: &Path, name: &str) -> bool {
     !exists && nearest.is_some_and(|stat| name.starts_with(&dir::key_prefix(stat.dev())))
 }
 
-/// Returns the time `by` seconds earlier. Fails on underflow: any program can set the mtime of a directory to any value.
+/// Returns the time `by` seconds earlier. Fails on underflow: any program can set the mtime of a directory to any
+/// value.
 fn before((seconds, nanoseconds): Timestamp, by: i64) -> io::Result<Timestamp> {
     let seconds = seconds.checked_sub(by).ok_or_else(|| io::Error::other("the directory's mtime is too early"))?;
     Ok((seconds, nanoseconds))

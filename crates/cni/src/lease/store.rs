@@ -67,8 +67,8 @@ impl Store {
         store.ok_or_else(|| Error::new(Code::INTERNAL, format!("{path:?} was deleted as soon as it was created")))
     }
 
-    /// Opens and locks the lease directory `path`. Returns `None` if it does not exist, or cannot exist: an ancestor is not a
-    /// directory, the path is too long, or a symbolic link leads to itself. Then there can be no leases.
+    /// Opens and locks the lease directory `path`. Returns `None` if it does not exist, or cannot exist: an ancestor is
+    /// not a directory, the path is too long, or a symbolic link leads to itself. Then there can be no leases.
     pub fn open(path: &Path) -> Result<Option<Store>> {
         Store::lock(path, || match Dir::open(path) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOTDIR | libc::ENAMETOOLONG | libc::ELOOP)) => {

@@ -1,4 +1,5 @@
-//! A process that is killed at any of its changes leaves complete files, and a later call completes or reverts its work.
+//! A process that is killed at any of its changes leaves complete files, and a later call completes or reverts its
+//! work.
 
 use testing::Process;
 
@@ -7,8 +8,8 @@ use crate::support::{Host, NAMES};
 /// The system calls that change something, as patterns of strace: their names depend on the architecture.
 const CHANGES: [&str; 7] = ["/^rename", "/^link", "/^unlink", "/^mkdir", "/^rmdir", "fsync", "write"];
 
-/// Kills the process that `call` returns at each of its changes in turn. Then `verify` gets the place. Returns the number
-/// of places.
+/// Kills the process that `call` returns at each of its changes in turn. Then `verify` gets the place. Returns the
+/// number of places.
 fn kill_everywhere(host: &Host, call: impl Fn() -> Process, verify: impl Fn(&str)) -> usize {
     let mut places = 0;
     for change in CHANGES {

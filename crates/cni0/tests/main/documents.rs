@@ -138,8 +138,8 @@ fn survives_add_check_del(lab: &Lab, name: &str, config: &Value, args: &str) {
     survives_as_chain(lab, name, std::slice::from_ref(config), args);
 }
 
-/// Runs ADD of all plugins of a list, each with the result of the one before, CHECK with the last result, and DEL in the
-/// opposite order.
+/// Runs ADD of all plugins of a list, each with the result of the one before, CHECK with the last result, and DEL in
+/// the opposite order.
 #[track_caller]
 fn survives_as_chain(lab: &Lab, name: &str, configs: &[Value], args: &str) {
     let netns = lab.netns(name);
@@ -182,8 +182,8 @@ const DEVICE: &str = "ip link add eth2 address 0a:58:0a:16:00:02 type veth peer 
     mount -t tmpfs sysfs /sys
     for dir in /sys/devices/pci0000:00/0000:00:1f.6 /sys/bus/pci/devices/0000:3d:00.1; do mkdir -p $dir/net/eth2; done";
 
-/// Creates what examples need: the master, a device, and the file that `flannel` reads. Returns a DHCP server on the wire of the
-/// master, and the daemon that asks it.
+/// Creates what examples need: the master, a device, and the file that `flannel` reads. Returns a DHCP server on the
+/// wire of the master, and the daemon that asks it.
 fn prepare_host(lab: &Lab) -> Dhcp {
     lab.sh(UPLINK);
     lab.sh(DEVICE);

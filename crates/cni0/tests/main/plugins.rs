@@ -1,5 +1,5 @@
-//! One list of plugins: everything that has a list of them derives it from `Cargo.toml` of this crate, or has an entry for
-//! each.
+//! One list of plugins: everything that has a list of them derives it from `Cargo.toml` of this crate, or has an entry
+//! for each.
 
 use std::collections::BTreeSet;
 use std::fs;

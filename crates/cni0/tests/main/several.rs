@@ -29,7 +29,8 @@ fn orders(count: usize) -> Vec<Vec<usize>> {
     all
 }
 
-/// The attachments are independent: in any order each ADD adds its interface, each DEL removes it, and in the end nothing is left.
+/// The attachments are independent: in any order each ADD adds its interface, each DEL removes it, and in the end
+/// nothing is left.
 #[test]
 fn interfaces_come_and_go_in_every_order() {
     let lab = &Lab::new();

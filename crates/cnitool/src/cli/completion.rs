@@ -1,4 +1,5 @@
-//! Completion in shells. The scripts pass the words of the command line to cnitool, which knows how to complete the last.
+//! Completion in shells. The scripts pass the words of the command line to cnitool, which knows how to complete the
+//! last.
 
 use std::ffi::OsString;
 

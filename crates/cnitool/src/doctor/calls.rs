@@ -80,8 +80,8 @@ struct Difference {
     subjects: Vec<Subject>,
 }
 
-/// Calls CHECK of the plugins that `is_asked` selects for these attachments. Leaves out containers that another finding names
-/// already: CHECK stops at its first difference, which is most likely the same.
+/// Calls CHECK of the plugins that `is_asked` selects for these attachments. Leaves out containers that another finding
+/// names already: CHECK stops at its first difference, which is most likely the same.
 fn check_attachments(list: &NetworkList, live: &[&Entry], is_asked: &dyn Fn(&str) -> bool, report: &mut Report) {
     let name = list.name.as_str();
     // A missing plugin has been reported.
@@ -161,8 +161,8 @@ fn report_differences(network: &str, differences: BTreeMap<String, Difference>, 
     }
 }
 
-/// Calls STATUS of the plugins, except for networks with an earlier failure, which STATUS would only repeat. `of_cni0` are
-/// the plugins that are known to be of cni0.
+/// Calls STATUS of the plugins, except for networks with an earlier failure, which STATUS would only repeat. `of_cni0`
+/// are the plugins that are known to be of cni0.
 pub(super) fn status(scope: &Selection, of_cni0: &[String], report: &mut Report) {
     if require_capabilities().is_err() {
         report.unseen("the plugins' own STATUS, which needs root");

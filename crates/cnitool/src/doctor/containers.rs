@@ -156,8 +156,8 @@ impl Live<'_> {
         lost.iter().map(restore).collect()
     }
 
-    /// Returns the commands that restore routes; `None` if the container has another route in place of one of them, which its
-    /// own programs may need.
+    /// Returns the commands that restore routes; `None` if the container has another route in place of one of them,
+    /// which its own programs may need.
     fn restore_routes(&self, lost: &[&Route]) -> Option<Vec<CommandLine>> {
         let is_replaced = |route: &Route| {
             let table = route.table.filter(|table| *table != 0).unwrap_or(MAIN);
@@ -177,8 +177,8 @@ fn is_of(interface: &cni::Interface, at: &Attachment) -> bool {
     Some(&interface.name) == at.ifname.as_ref() && !interface.sandbox.is_empty()
 }
 
-/// Returns whether a route of the kernel is the route `want`. What `want` leaves out is not compared: a chained plugin, such as
-/// `sbr`, may have moved the route to another table.
+/// Returns whether a route of the kernel is the route `want`. What `want` leaves out is not compared: a chained plugin,
+/// such as `sbr`, may have moved the route to another table.
 fn is_same(want: &Route, have: &KernelRoute) -> bool {
     let gw = want.gw.filter(|gw| !gw.is_unspecified());
     let table = want.table.filter(|table| *table != 0);
@@ -249,8 +249,8 @@ fn renamed(live: &[&Live<'_>]) -> Option<Finding> {
     Some(Finding::fail(CHECK, what).about(affected.iter().map(|(live, _)| live.at.subject())).remedy(remedy))
 }
 
-/// Reports containers whose namespace is not where the ADD found it, although a process still uses it. Otherwise the container
-/// is just ending.
+/// Reports containers whose namespace is not where the ADD found it, although a process still uses it. Otherwise the
+/// container is just ending.
 fn without_namespace(node: &Node, live: &[&Live<'_>]) -> Option<Finding> {
     let is_used = |live: &Live<'_>| live.at.port.and_then(|port| node.guest(port)?.netns.as_ref()).is_some();
     let is_lost = |live: &&&Live<'_>| matches!(live.interface, Interface::NoNamespace) && is_used(live);

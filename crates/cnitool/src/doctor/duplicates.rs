@@ -19,8 +19,8 @@ struct Holder<'a> {
     live: Option<&'a Live<'a>>,
 }
 
-/// The interfaces that can reach each other through a link of the host, by their addresses. With VLANs, networks on one bridge
-/// can use the same addresses.
+/// The interfaces that can reach each other through a link of the host, by their addresses. With VLANs, networks on one
+/// bridge can use the same addresses.
 type Holders<'a> = BTreeMap<(IpAddr, Option<&'a str>), Vec<Holder<'a>>>;
 
 /// Reports addresses that two interfaces on the same bridge or master have.

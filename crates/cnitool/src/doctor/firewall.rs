@@ -1,7 +1,8 @@
 //! Checks whether the host's firewall lets packets of containers pass.
 //!
-//! A packet must pass every base chain of a hook, in nf_tables and in legacy tables. In each of them, the first rule that
-//! matches decides. A plugin can accept packets in a chain of its own choice, but not in the chains of other programs.
+//! A packet must pass every base chain of a hook, in nf_tables and in legacy tables. In each of them, the first rule
+//! that matches decides. A plugin can accept packets in a chain of its own choice, but not in the chains of other
+//! programs.
 
 mod path;
 mod read;
@@ -285,8 +286,8 @@ impl Base {
 
     /// Returns whether a plugin of the network accepts its packets in this chain. `bases` are all chains.
     ///
-    /// An ADD makes the chain lead to the plugin's rules. If no chain leads there any more, the plugin reports it. But if one
-    /// does and this one does not, it came into use later.
+    /// An ADD makes the chain lead to the plugin's rules. If no chain leads there any more, the plugin reports it. But
+    /// if one does and this one does not, it came into use later.
     fn is_accepted(&self, node: &Node, network: &Network, bases: &[Base]) -> Result<bool> {
         let chain = match &self.tool {
             Tool::Iptables(_) => ForwardChain::Iptables,
@@ -387,9 +388,9 @@ impl Base {
         finding.remedy(remedy).run(unaccepted.iter().filter_map(|(bridge, side)| self.accept(bridge, *side, last)))
     }
 
-    /// Returns the command that accepts forwarded packets on a bridge if no rule has decided about them: in the chain of
-    /// iptables, which all programs share. Other chains belong to a program, which services of this host containers need is
-    /// not known, and a frame is not accepted without knowing its purpose.
+    /// Returns the command that accepts forwarded packets on a bridge if no rule has decided about them: in the chain
+    /// of iptables, which all programs share. Other chains belong to a program, which services of this host containers
+    /// need is not known, and a frame is not accepted without knowing its purpose.
     fn accept(&self, bridge: &str, side: Side, last: Last) -> Option<CommandLine> {
         let (Tool::Iptables(tool) | Tool::Legacy(tool, FILTER), PacketPath::Forward) = (&self.tool, self.place) else {
             return None;

@@ -18,8 +18,8 @@ const CHECK: &str = "leases";
 /// The age of a process that should have released the lock by now: a call needs it for milliseconds.
 const LONG: Duration = Duration::from_secs(5);
 
-/// Checks the lease directory of each network: whether it is writable, its lock, and its leases. Reports unreadable cache
-/// entries.
+/// Checks the lease directory of each network: whether it is writable, its lock, and its leases. Reports unreadable
+/// cache entries.
 pub(super) fn check(scope: &Selection, report: &mut Report) {
     for network in scope.networks() {
         let Some((store, directory)) = &network.store else { continue };
@@ -125,7 +125,8 @@ fn age(pid: u32) -> Option<Duration> {
 fn age_from(stat: &str, uptime: &str) -> Option<Duration> {
     /// The kernel reports times in ticks of 10 ms on every architecture (USER_HZ).
     const TICKS_PER_SECOND: u64 = 100;
-    // The name of the program, in parentheses, can contain anything. The time of the start is field 22, the 20th after it.
+    // The name of the program, in parentheses, can contain anything. The time of the start is field 22, the 20th after
+    // it.
     let start: u64 = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()?;
     let uptime: f64 = uptime.split(' ').next()?.parse().ok()?;
     Duration::try_from_secs_f64(uptime).ok()?.checked_sub(Duration::from_secs(start / TICKS_PER_SECOND))
@@ -149,8 +150,8 @@ fn without_port(attachments: &[Attachment]) -> Option<Finding> {
     Some(Finding::warn(CHECK, what).about(affected.iter().map(|at| at.subject())).remedy(remedy))
 }
 
-/// Checks a range set for free addresses. A single full set makes an add fail, because each set must provide an address.
-/// `gone` are the leased addresses of containers that are gone.
+/// Checks a range set for free addresses. A single full set makes an add fail, because each set must provide an
+/// address. `gone` are the leased addresses of containers that are gone.
 fn free_addresses(network: &Network, set: &[Range], gone: &[IpAddr]) -> Finding {
     const RANGES: &str = "ranges";
     let size = set.iter().map(|range| range.size).fold(0, u128::saturating_add);

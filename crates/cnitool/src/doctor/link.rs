@@ -142,8 +142,8 @@ fn ports(node: &Node, network: &Network, bridge: &Bridge, report: &mut Report) {
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
 }
 
-/// Checks that no other link has the gateway's address or subnet, that the bridge has no conflicting address, and that packets
-/// to containers leave by it.
+/// Checks that no other link has the gateway's address or subnet, that the bridge has no conflicting address, and that
+/// packets to containers leave by it.
 fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut Report) -> Result<()> {
     let Some(name) = network.bridge.as_ref().and_then(|bridge| bridge.gateway.as_ref()) else { return Ok(()) };
     let wanted: Vec<Cidr> =
@@ -196,8 +196,8 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
     Ok(())
 }
 
-/// Reports live containers to which packets of this host leave by another link than that of the gateway. A gateway in a VRF has
-/// routes of its own.
+/// Reports live containers to which packets of this host leave by another link than that of the gateway. A gateway in a
+/// VRF has routes of its own.
 fn detour(node: &Node, network: &Network, gateway: &Link) -> Result<Option<Finding>> {
     if !gateway.up || gateway.master.is_some() {
         return Ok(None);
@@ -253,8 +253,8 @@ fn lost_gateways(node: &Node, network: &Network, link: &Link, affected: &[Subjec
     findings
 }
 
-/// Returns the addresses of other links whose subnets overlap that of the gateway. An address of host length, such as the
-/// one of a tunnel, has no subnet: no packet takes another way because of it.
+/// Returns the addresses of other links whose subnets overlap that of the gateway. An address of host length, such as
+/// the one of a tunnel, has no subnet: no packet takes another way because of it.
 fn conflicts<'a>(node: &'a Node, name: &str, gateway: &Cidr) -> Vec<(&'a str, Cidr)> {
     let mut found = Vec::new();
     for link in node.links.iter().filter(|link| link.name != *name) {
@@ -329,8 +329,8 @@ fn mtu(scope: &Selection, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Compares the MTU of the bridge with the configurations of its networks and with the network's ports. Packets larger than the
-/// bridge's MTU are not sent to containers, and packets larger than a port's MTU are dropped without an error.
+/// Compares the MTU of the bridge with the configurations of its networks and with the network's ports. Packets larger
+/// than the bridge's MTU are not sent to containers, and packets larger than a port's MTU are dropped without an error.
 fn bridge_mtu(scope: &Selection, network: &Network, link: &Link) -> Option<Finding> {
     let node = &scope.node;
     // The kernel resets the MTU of a bridge without ports; the next add sets it again.
@@ -370,8 +370,8 @@ fn bridge_mtu(scope: &Selection, network: &Network, link: &Link) -> Option<Findi
     })
 }
 
-/// Returns whether a bridge can have an MTU without harm: all its ports lead to containers and have it, and its IPv6 addresses
-/// do not need a larger one.
+/// Returns whether a bridge can have an MTU without harm: all its ports lead to containers and have it, and its IPv6
+/// addresses do not need a larger one.
 fn suits_all(node: &Node, bridge: &Link, mtu: u32) -> bool {
     let of_containers: Vec<&Link> = node.networks.iter().flat_map(|network| node.ports_of(network)).collect();
     let is_known = |port: &Link| of_containers.iter().any(|known| known.index == port.index);
@@ -379,8 +379,8 @@ fn suits_all(node: &Node, bridge: &Link, mtu: u32) -> bool {
     node.ports(bridge).all(|port| port.mtu == mtu && is_known(port)) && (mtu >= MIN_IPV6_MTU || !has_ipv6)
 }
 
-/// Reports containers that send packets larger than their port, and so the bridge, accepts: the kernel drops them without
-/// an error. If the port has another MTU than the bridge, that is the mistake.
+/// Reports containers that send packets larger than their port, and so the bridge, accepts: the kernel drops them
+/// without an error. If the port has another MTU than the bridge, that is the mistake.
 fn larger_than_port(node: &Node, network: &Network, bridge: Option<&Link>, ports: &[&Link]) -> Option<Finding> {
     let attachments = node.attachments(network);
     let (mut subjects, mut commands, mut text) = (Vec::new(), Vec::new(), None);

@@ -9,8 +9,8 @@ use super::{Report, Selection};
 use crate::node::{Attachment, Network, Node, Part, kinds};
 use crate::table;
 
-/// Reports what plugins find wrong with their objects, and objects of containers, links and networks that are gone. `live` are
-/// the live attachments of all networks.
+/// Reports what plugins find wrong with their objects, and objects of containers, links and networks that are gone.
+/// `live` are the live attachments of all networks.
 pub(super) fn check(scope: &Selection, live: &[Live<'_>], report: &mut Report) {
     let node = &scope.node;
     for network in scope.networks() {

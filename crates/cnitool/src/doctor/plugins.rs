@@ -160,8 +160,8 @@ fn unsupported_version(network: &Network, used: &[&Identity]) -> Option<Finding>
     Some(Finding::fail(CHECK, what).about(lacking.iter().map(|plugin| plugin.subject())).remedy(remedy))
 }
 
-/// Reports a list with plugins of two implementations, or of two builds of cni0. A plugin that cni0 does not have cannot be
-/// of the same implementation.
+/// Reports a list with plugins of two implementations, or of two builds of cni0. A plugin that cni0 does not have
+/// cannot be of the same implementation.
 fn mixed(used: &[&Identity]) -> Option<Finding> {
     let ours: Vec<&&Identity> = used.iter().filter(|plugin| inspect(plugin.program.name()).is_some()).collect();
     let first = ours.iter().find(|plugin| plugin.is_of_cni0())?;

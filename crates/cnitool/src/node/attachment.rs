@@ -174,8 +174,8 @@ impl Node {
         }
     }
 
-    /// Returns the attachment of a port among `attachments`. A port of the reference has no alias; it is recognised by the
-    /// address of the container veth.
+    /// Returns the attachment of a port among `attachments`. A port of the reference has no alias; it is recognised by
+    /// the address of the container veth.
     pub(crate) fn attachment_of<'a>(&self, port: &Link, attachments: &'a [Attachment]) -> Option<&'a Attachment> {
         let guest = self.guest(port.index);
         let has_address = |at: &&Attachment| {
@@ -221,8 +221,8 @@ impl Node {
         Some(Added { attachment, config })
     }
 
-    /// Returns the objects of a network that belong only to attachments that are gone, or to none. `attachments` are all of
-    /// the network.
+    /// Returns the objects of a network that belong only to attachments that are gone, or to none. `attachments` are
+    /// all of the network.
     pub(crate) fn left_objects(&self, network: &Network, attachments: &[Attachment]) -> Vec<&Object> {
         let mut left = self.objects_of(&network.name);
         left.retain(|object| !attachments.iter().any(|at| at.state != State::Gone && at.owns(object)));
@@ -241,8 +241,8 @@ impl Node {
         left
     }
 
-    /// Removes from `left` the objects that name only a container, unless the container is gone from all networks and its
-    /// address is not in use.
+    /// Removes from `left` the objects that name only a container, unless the container is gone from all networks and
+    /// its address is not in use.
     fn retain_without_container(&self, left: &mut Vec<&Object>) {
         if !left.iter().any(|object| matches!(object.owner, Owner::Container(_))) {
             return;

@@ -62,8 +62,8 @@ impl Part {
         function(&Call::for_config(&self.config)?)
     }
 
-    /// Returns the configuration for CHECK of an attachment with these arguments and this result; `None` if the result is
-    /// invalid.
+    /// Returns the configuration for CHECK of an attachment with these arguments and this result; `None` if the result
+    /// is invalid.
     pub(super) fn check_config(
         &self,
         list: &NetworkList,
@@ -197,8 +197,8 @@ pub(crate) fn lease_store(list: &NetworkList) -> Option<(&'static dyn LeaseStore
     Network::read(list.clone()).store
 }
 
-/// Returns the first plugin with the error of every ADD, if it needs the result of an earlier plugin. It learns of its place
-/// in the list only by an ADD.
+/// Returns the first plugin with the error of every ADD, if it needs the result of an earlier plugin. It learns of its
+/// place in the list only by an ADD.
 pub(crate) fn misplaced(list: &NetworkList) -> Option<(&conf::Plugin, Error)> {
     let first = list.plugins.first()?;
     inspect(&first.kind).filter(|plugin| plugin.is_chained())?;
@@ -206,7 +206,8 @@ pub(crate) fn misplaced(list: &NetworkList) -> Option<(&conf::Plugin, Error)> {
     Some((first, error.details("list it after a plugin that creates an interface, such as bridge")))
 }
 
-/// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then itself.
+/// Returns the plugins that take part in a call of the plugin `kind`, each with its configuration: its delegates, then
+/// itself.
 pub(crate) fn called_plugins(kind: &str, config: String) -> Result<Vec<Generated>> {
     let listed = Generated { kind: kind.to_owned(), config, is_complete: true };
     let call = Call::for_config(&listed.config)?;

@@ -15,7 +15,8 @@ pub(super) struct Liveness<'a> {
 }
 
 impl Liveness<'_> {
-    /// Returns whether a link of the host, or the cache, shows that the attachment exists, or that cannot be determined.
+    /// Returns whether a link of the host, or the cache, shows that the attachment exists, or that cannot be
+    /// determined.
     pub(super) fn is_alive(&self, suspect: Suspect<'_>) -> bool {
         self.look(suspect).unwrap_or(true)
     }

@@ -83,8 +83,8 @@ impl Search<'_> {
         Outcome { kinds: called.into_iter().map(|called| called.kind).collect(), errors }
     }
 
-    /// Returns the configuration without the innermost key that causes the error; `None` if it is not found. `path` leads
-    /// from the configuration to the value in which the key is searched for.
+    /// Returns the configuration without the innermost key that causes the error; `None` if it is not found. `path`
+    /// leads from the configuration to the value in which the key is searched for.
     fn without(&mut self, config: &Value, path: &[Step], cause: Cause<'_>) -> Option<Value> {
         let steps: Vec<Step> = match at(config, path)? {
             Value::Object(members) => members.keys().map(|key| Step::Key(key.clone())).collect(),

@@ -12,8 +12,8 @@ use crate::support::{Host, failure};
 /// The values by name and labels, as they are written.
 type Metrics = BTreeMap<String, f64>;
 
-/// Parses the text format of Prometheus strictly: each metric has HELP and TYPE before its samples and is not interrupted by
-/// another, names and labels are valid, and no sample appears twice.
+/// Parses the text format of Prometheus strictly: each metric has HELP and TYPE before its samples and is not
+/// interrupted by another, names and labels are valid, and no sample appears twice.
 #[track_caller]
 fn parse(text: &str) -> Metrics {
     assert!(text.ends_with('\n'), "the last line must end");

@@ -31,8 +31,8 @@ pub(crate) fn network(name: &str, subnet: &str, more: &Value) -> Value {
     json!({ "cniVersion": "1.1.0", "name": name, "plugins": [plugin] })
 }
 
-/// A host with the network `pods`. Each test needs its own subnet, because cnitool finds the namespaces of concurrent tests
-/// through `/proc`.
+/// A host with the network `pods`. Each test needs its own subnet, because cnitool finds the namespaces of concurrent
+/// tests through `/proc`.
 pub(crate) fn host(subnet: &str) -> Host {
     static USERS: Mutex<BTreeMap<String, ThreadId>> = Mutex::new(BTreeMap::new());
     let this = thread::current().id();
@@ -53,8 +53,8 @@ pub(crate) fn host_with(subnet: &str, plugin: &Value) -> Host {
     host
 }
 
-/// Attaches the containers `blue` and `lost`. `doctor` finds no problem, and neither it nor `show` changes anything. Returns the
-/// ids, and the bridge as `show` describes it.
+/// Attaches the containers `blue` and `lost`. `doctor` finds no problem, and neither it nor `show` changes anything.
+/// Returns the ids, and the bridge as `show` describes it.
 #[track_caller]
 pub(crate) fn attach_and_show(host: &Host) -> (String, String, Value) {
     let (blue, lost) = (attach(host, "blue"), attach(host, "lost"));

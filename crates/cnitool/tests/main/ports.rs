@@ -195,7 +195,8 @@ fn ports_without_any_other_trace_are_pruned() {
     assert_eq!(problems(&json(&host, "doctor --json")), [""; 0]);
 }
 
-/// Publishes the ports 8080 and 8081, and loses everything that names the container of the second, which has this address.
+/// Publishes the ports 8080 and 8081, and loses everything that names the container of the second, which has this
+/// address.
 fn publish_and_lose(host: &Host, ip: &str) {
     publish(host, "blue", 8080);
     let lost = publish(host, "lost", 8081);

@@ -235,8 +235,9 @@ fn objects_that_are_all_that_is_left_are_removed() {
     }
 }
 
-/// A host with a container `lost` that is gone. The first and the last plugin of the list are slow: during their DEL, which
-/// `command` calls, another runtime attaches the containers `names` directly. Returns the configuration of its bridge.
+/// A host with a container `lost` that is gone. The first and the last plugin of the list are slow: during their DEL,
+/// which `command` calls, another runtime attaches the containers `names` directly. Returns the configuration of its
+/// bridge.
 fn attach_meanwhile(subnet: &str, command: &str, names: &[&str]) -> (Host, Value) {
     let host = host(&format!("{subnet}.0/24"));
     let mut config = network("pods", &format!("{subnet}.0/24"), &json!({}));

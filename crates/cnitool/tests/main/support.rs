@@ -27,8 +27,8 @@ pub(crate) const COMMANDS: [&str; 17] = [
     "completion",
 ];
 
-/// Writes each call to `../log` and its configuration to `../NAME.COMMAND`. Prints its `prevResult`, or a result with one
-/// address. Fails if the file `../fail.NAME.COMMAND` exists. Answers VERSION, and prints nothing without a command.
+/// Writes each call to `../log` and its configuration to `../NAME.COMMAND`. Prints its `prevResult`, or a result with
+/// one address. Fails if the file `../fail.NAME.COMMAND` exists. Answers VERSION, and prints nothing without a command.
 const RECORDER: &str = r#"case $CNI_COMMAND in
 "") exit ;;
 VERSION) echo '{"cniVersion": "1.1.0", "supportedVersions": ["0.3.1", "0.4.0", "1.0.0", "1.1.0"]}'; exit ;;

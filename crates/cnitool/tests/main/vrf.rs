@@ -1,4 +1,5 @@
-//! Routing tables of their own: a network of bridge and vrf, checked and repaired. Needs a kernel with VRFs, such as that of `ci/vm`.
+//! Routing tables of their own: a network of bridge and vrf, checked and repaired. Needs a kernel with VRFs, such as
+//! that of `ci/vm`.
 
 use serde_json::json;
 use testing::needs_link;

@@ -150,14 +150,15 @@ fn wanted(common: &Common) -> Wanted<'_> {
     }
 }
 
-/// Creates the link in the container, without a name: older kernels refuse one that a link on the host has. The index is
-/// chosen here, so that the link can be changed and deleted without looking for it.
+/// Creates the link in the container, without a name: older kernels refuse one that a link on the host has. The index
+/// is chosen here, so that the link can be changed and deleted without looking for it.
 ///
 /// The socket is in the namespace of the master.
 fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<LinkIndex> {
     let mut failure = None;
     for index in name::indexes(add.key) {
-        // The answer may be lost. Until it arrives, the index can be that of a link that an earlier ADD created and marked.
+        // The answer may be lost. Until it arrives, the index can be that of a link that an earlier ADD created and
+        // marked.
         add.undo.push(format!("delete link {index}"), move |namespaces| delete_unmarked(namespaces, index));
         let at = add.at;
         let namespaces = add.undo.context();
@@ -186,7 +187,8 @@ fn create(add: &mut Add<'_>, new: NewLink<'_>, in_container: bool) -> Result<Lin
     Err(failure.unwrap_or_else(|| Error::bug("no attempt was made")))
 }
 
-/// Gives the link its name and the mark of its owner. If others are on its wire, the kernel will announce its addresses.
+/// Gives the link its name and the mark of its owner. If others are on its wire, the kernel will announce its
+/// addresses.
 fn start<'a>(
     add: &mut Add<'a>,
     index: LinkIndex,
@@ -196,8 +198,8 @@ fn start<'a>(
     let (at, alias) = (add.at, add.key.alias());
     let namespaces = add.undo.context();
     let guest = namespaces.open_guest(at)?;
-    // Unlike the reference, without duplicate address detection, which would cost a second or two of each ADD, or of each
-    // container's first packet.
+    // Unlike the reference, without duplicate address detection, which would cost a second or two of each ADD, or of
+    // each container's first packet.
     let state = State::Down { has_carrier };
     let mut interface = ContainerInterface { guest, index, mac: None, detects_duplicates: false, state };
     let change = LinkChange { name: Some(at.ifname.as_str()), alias: Some(&alias), ..change };

@@ -48,8 +48,9 @@ fn object(rule: ListedMasquerade) -> Object {
     }
 }
 
-/// Checks that live attachments have their masquerade rules, and that packets reach them. A flush of the host's firewall
-/// removes them until [`Masquerade::repair`](super::Masquerade::repair) restores them; the next ADD restores only the chains.
+/// Checks that live attachments have their masquerade rules, and that packets reach them. A flush of the host's
+/// firewall removes them until [`Masquerade::repair`](super::Masquerade::repair) restores them; the next ADD restores
+/// only the chains.
 pub fn findings(network: &NetworkView<'_>, objects: &[&Object]) -> Result<Vec<Finding>> {
     let rules_of = |at: &LiveAttachment| {
         let rules = objects.iter().filter(|object| *object.kind == KIND && at.marks.match_object(object));

@@ -1,5 +1,5 @@
-//! Masquerade by rules in the nat tables of iptables, if the configuration requests it. The chains and rules are those of the
-//! reference.
+//! Masquerade by rules in the nat tables of iptables, if the configuration requests it. The chains and rules are those
+//! of the reference.
 //!
 //! ```text
 //! -A POSTROUTING -s 10.1.0.2/32 -m comment --comment "name: \"net1\" id: \"id1\"" -j CNI-1
@@ -33,8 +33,8 @@ const COMMENT: &str = "name: \"";
 /// The chain of a container on a network.
 struct ContainerChain {
     name: String,
-    /// The comment of all rules. Two containers can have chains of the same name, because nothing separates the parts of which
-    /// it is the hash.
+    /// The comment of all rules. Two containers can have chains of the same name, because nothing separates the parts
+    /// of which it is the hash.
     comment: String,
 }
 
@@ -112,11 +112,11 @@ impl<'a> Rules<'a> {
         Rule::new(chain, first.into_iter().chain([Match::Comment(&self.chain.comment)]).collect(), target)
     }
 
-    /// Returns the steps that add the rules, except those that exist. Another attachment of the container may have added them, or
-    /// an ADD whose DEL was lost.
+    /// Returns the steps that add the rules, except those that exist. Another attachment of the container may have
+    /// added them, or an ADD whose DEL was lost.
     ///
-    /// Unlike the reference, the rules for destinations inside of all the container's networks come before the masquerade rule:
-    /// otherwise traffic to its second network would be masqueraded.
+    /// Unlike the reference, the rules for destinations inside of all the container's networks come before the
+    /// masquerade rule: otherwise traffic to its second network would be masqueraded.
     fn plan(&self, view: &mut View<'_>) -> Result<TablePlan<'a>> {
         let mut steps = Vec::new();
         if !view.has_chain(POSTROUTING)? {
@@ -144,9 +144,9 @@ impl<'a> Rules<'a> {
         listed.iter().any(|found| found.has_effect_of(rule, self.family))
     }
 
-    /// Returns an error if no rule leads to the chain for one of the addresses, if the chain does not masquerade, or if it does
-    /// not accept packets to the network of an address or to an excluded one. More may be accepted, because other attachments
-    /// of the container share the chain.
+    /// Returns an error if no rule leads to the chain for one of the addresses, if the chain does not masquerade, or if
+    /// it does not accept packets to the network of an address or to an excluded one. More may be accepted, because
+    /// other attachments of the container share the chain.
     fn check(&self, view: &mut View<'_>) -> Result<()> {
         let chain = &self.chain.name;
         let jumps = self.chain.jumps(view)?;
@@ -177,14 +177,15 @@ pub(super) fn add(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()> 
     add_rules(NAT, families(traffic), |tools, view| Rules::new(tools, &chain, traffic).plan(view))
 }
 
-/// Removes the rules of an attachment, by either implementation, and the chain if no other attachment uses it. `ips` are the
-/// addresses of the attachment, if known. They matter only if the container may have other attachments to the network.
+/// Removes the rules of an attachment, by either implementation, and the chain if no other attachment uses it. `ips`
+/// are the addresses of the attachment, if known. They matter only if the container may have other attachments to the
+/// network.
 pub(super) fn remove(nft: &mut Nftables, host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr]) -> Result<()> {
     remove_jumps(nft, owner, |sources| owns(host, owner, ips, sources))
 }
 
-/// Removes those rules that lead to the chain of a container which `select` returns by their source addresses, and the chain if
-/// no other is left.
+/// Removes those rules that lead to the chain of a container which `select` returns by their source addresses, and the
+/// chain if no other is left.
 fn remove_jumps(
     nft: &mut Nftables,
     owner: AttachmentKey<'_>,
@@ -209,9 +210,9 @@ fn remove_jumps(
     removed.map(drop)
 }
 
-/// Returns which of the rules with these source addresses belong to an attachment, and not to another one of the same container
-/// to the same network. Leases decide: the runtime may have passed no result, or that of the other attachment. They are not
-/// read for the usual DEL, because there may be many.
+/// Returns which of the rules with these source addresses belong to an attachment, and not to another one of the same
+/// container to the same network. Leases decide: the runtime may have passed no result, or that of the other
+/// attachment. They are not read for the usual DEL, because there may be many.
 fn owns(host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr], sources: &[Option<IpAddr>]) -> Result<Vec<bool>> {
     let is_only = host.find_veths_by_alias(&|alias| owner.is_sibling_alias(alias))?.is_empty();
     let is_known = |ip: &Option<IpAddr>| ip.is_some_and(|ip| ips.contains(&ip));
@@ -228,7 +229,8 @@ fn owns(host: &mut Netlink, owner: AttachmentKey<'_>, ips: &[IpAddr], sources: &
     Ok(sources.iter().map(is_ours).collect())
 }
 
-/// GC: removes the chains of a network's containers that are not in `keep`, and the rules of single interfaces that are not.
+/// GC: removes the chains of a network's containers that are not in `keep`, and the rules of single interfaces that are
+/// not.
 pub(super) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
     let network = keep.network;
     // Of rules in all chains: a DEL that was killed may have left a chain without a rule that leads to it.
@@ -242,8 +244,8 @@ pub(super) fn collect(nft: &mut Nftables, keep: &Keep<'_>) -> Result<()> {
     }
     if found.iter().any(|id| keep.has_container(id)) {
         let leases = lease::in_network(network);
-        // The interfaces of a container share a chain. A rule is stale if the container has no lease of its address, although
-        // each valid interface has one in its family.
+        // The interfaces of a container share a chain. A rule is stale if the container has no lease of its address,
+        // although each valid interface has one in its family.
         let is_stale = |id: &str, ip: IpAddr| {
             let own: Vec<_> =
                 leases.iter().filter(|lease| lease.container == id && lease.ip.is_ipv4() == ip.is_ipv4()).collect();
@@ -303,8 +305,8 @@ pub(super) fn check(owner: AttachmentKey<'_>, traffic: Traffic<'_>) -> Result<()
     Ok(())
 }
 
-/// STATUS: returns an error if the kernel does not accept the rules of an imaginary container, or the tools that would be needed
-/// do not work.
+/// STATUS: returns an error if the kernel does not accept the rules of an imaginary container, or the tools that would
+/// be needed do not work.
 pub(super) fn status() -> Result<()> {
     let chain = ContainerChain::new(AttachmentKey { network: "", container: "", ifname: "" });
     let traffic = Traffic { ips: &[Cidr::host(Ipv4Addr::LOCALHOST.into())], exclude: &[] };

@@ -45,7 +45,8 @@ impl View<'_> {
         })
     }
 
-    /// Returns the rules of a chain whose marks are `wanted`. Other rules are not parsed. Legacy rules have an empty mark.
+    /// Returns the rules of a chain whose marks are `wanted`. Other rules are not parsed. Legacy rules have an empty
+    /// mark.
     pub fn rules_with_mark(&mut self, chain: &str, wanted: &dyn Fn(&str) -> bool) -> Result<Vec<ListedRule>> {
         match self {
             View::Nft(nft, table) => {
@@ -274,8 +275,8 @@ impl<R> TablePlan<'_, R> {
         edits
     }
 
-    /// Returns the changes as input for a restore tool. It creates a chain by a command, which fails if the chain exists; a
-    /// declaration would flush the chain, and with it the rules that another process has added meanwhile.
+    /// Returns the changes as input for a restore tool. It creates a chain by a command, which fails if the chain
+    /// exists; a declaration would flush the chain, and with it the rules that another process has added meanwhile.
     pub fn script(&self, table: &str) -> String {
         let mut text = format!("*{table}\n");
         for step in &self.steps {
@@ -295,8 +296,8 @@ impl<R> TablePlan<'_, R> {
     }
 }
 
-/// Applies what `plan` computes for each family to the tables in nf_tables with this name, in one transaction. It is repeated
-/// if any ruleset changes meanwhile. Returns what was removed.
+/// Applies what `plan` computes for each family to the tables in nf_tables with this name, in one transaction. It is
+/// repeated if any ruleset changes meanwhile. Returns what was removed.
 pub fn change<'a, R, E: From<Error>>(
     nft: &mut Nftables,
     table: &'static str,

@@ -1,5 +1,5 @@
-//! Rules of iptables. The same rule can be written in two ways: through nf_tables, as `iptables-nft` encodes it, and as text
-//! for the restore tools.
+//! Rules of iptables. The same rule can be written in two ways: through nf_tables, as `iptables-nft` encodes it, and as
+//! text for the restore tools.
 
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};

@@ -43,8 +43,8 @@ pub enum DuplicateDetection {
 }
 
 impl Address {
-    /// Returns whether the address was added after another one, in less than 248 days. Within a tick of the kernel, of at most
-    /// 10 ms, neither of two addresses is newer.
+    /// Returns whether the address was added after another one, in less than 248 days. Within a tick of the kernel, of
+    /// at most 10 ms, neither of two addresses is newer.
     pub fn is_newer_than(&self, other: &Address) -> bool {
         (1..1 << 31).contains(&self.created.wrapping_sub(other.created))
     }

@@ -1,7 +1,7 @@
 //! Connection tracking over netlink: deletes the entries of flows, so that their next packet is a new one for NAT.
 //!
-//! Linux 6.10 and later delete by a filter, in one message. On older kernels, for filters that the kernel gets wrong, and
-//! for many filters, the entries are listed and deleted one by one.
+//! Linux 6.10 and later delete by a filter, in one message. On older kernels, for filters that the kernel gets wrong,
+//! and for many filters, the entries are listed and deleted one by one.
 
 use std::collections::BinaryHeap;
 use std::fmt;
@@ -81,8 +81,8 @@ impl FlowFilter {
             && self.reply_source.is_none_or(|source| reply.source == Some(source))
     }
 
-    /// Returns whether a kernel that deletes by a filter gets this one right. It compares the ports of TCP and UDP only,
-    /// and takes an IPv6 address for every address except that one.
+    /// Returns whether a kernel that deletes by a filter gets this one right. It compares the ports of TCP and UDP
+    /// only, and takes an IPv6 address for every address except that one.
     fn suits_kernel(&self) -> bool {
         let ports = self.port().is_none() || matches!(self.protocol, TCP | UDP);
         ports && self.address().into_iter().chain(self.reply_source).all(|ip| ip.is_ipv4())
@@ -151,7 +151,8 @@ impl<'a> Flow<'a> {
                     flow.key.push((NESTED | ORIGINAL, value));
                 }
                 (REPLY, value) => flow.reply = Tuple::read(value)?,
-                // The kernel may have replaced the entry by one with another ID. Entries of a zone are found only there.
+                // The kernel may have replaced the entry by one with another ID. Entries of a zone are found only
+                // there.
                 (kind @ (ID | ZONE), value) => flow.key.push((kind, value)),
                 _ => {}
             }
@@ -200,7 +201,8 @@ impl Conntrack {
         }
     }
 
-    /// Deletes the entries that match any of `filters`, and no others. Succeeds if the kernel has no connection tracking.
+    /// Deletes the entries that match any of `filters`, and no others. Succeeds if the kernel has no connection
+    /// tracking.
     pub fn delete(&mut self, filters: &[FlowFilter]) -> Result<()> {
         let Some(socket) = &mut self.socket else { return Ok(()) };
         for filter in filters {
@@ -294,8 +296,8 @@ impl<'a> ByPort<'a> {
 
 /// Encodes the deletion of everything that a filter matches.
 ///
-/// Kernels that delete by a filter understand the attribute FILTER. All others take the original tuple for the key of one
-/// entry and reject it with EINVAL, because it has no source. Without a tuple they would delete every entry.
+/// Kernels that delete by a filter understand the attribute FILTER. All others take the original tuple for the key of
+/// one entry and reject it with EINVAL, because it has no source. Without a tuple they would delete every entry.
 pub(super) fn filtered_deletion(filter: &FlowFilter) -> Vec<u8> {
     let mut request = about(DELETE, wire::family(filter.destination.ip()));
     let (mut original, mut reply) = (BY_PROTOCOL, 0);

@@ -26,8 +26,8 @@ fn assert_valid(cidr: Cidr) {
     assert!(cidr.prefix() <= if cidr.ip().is_ipv4() { 32 } else { 128 } && cidr.contains(cidr.network().ip()));
 }
 
-/// Reads an answer about links, addresses, routes, neighbours, VLANs, traffic control and connection tracking, to a query
-/// and to changes.
+/// Reads an answer about links, addresses, routes, neighbours, VLANs, traffic control and connection tracking, to a
+/// query and to changes.
 pub fn reply(datagram: &[u8]) {
     let Ok((seq, link)) = first(datagram) else { return };
     for link in list(datagram, seq, libc::RTM_NEWLINK, |payload| Link::read(payload).map(Some)) {

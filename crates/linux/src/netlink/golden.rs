@@ -174,7 +174,8 @@ fn arp_notify() {
     same(&change.message, &expected);
 }
 
-/// The layout is from linux/if_link.h: the iproute2 of the captures knows no cutoff, and other tests pass the rest to the kernel.
+/// The layout is from linux/if_link.h: the iproute2 of the captures knows no cutoff, and other tests pass the rest to
+/// the kernel.
 #[test]
 fn rules_for_frames() {
     let message = |rules| {
@@ -365,8 +366,8 @@ fn connection_tracking() {
     assert!(conntrack::Flow::read(&[2, 0, 0, 0, 8, 0, 12, 0, 1, 2, 3, 4]).unwrap().deletion().is_none());
 }
 
-/// conntrack 1.4 filters what it lists instead. The layout is from linux/netfilter/nfnetlink_conntrack.h, and other tests
-/// pass it to the kernel.
+/// conntrack 1.4 filters what it lists instead. The layout is from linux/netfilter/nfnetlink_conntrack.h, and other
+/// tests pass it to the kernel.
 #[test]
 fn filtered_deletions() {
     let destination = "10.1.0.1:53".parse().unwrap();

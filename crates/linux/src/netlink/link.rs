@@ -1,11 +1,11 @@
 //! Links: their properties, and queries for them.
 
 mod change;
+mod identity;
 mod tap;
 mod upper;
 
 use std::fmt;
-use std::num::NonZeroU32;
 
 use neli::consts::nl::NlmF;
 use neli::consts::rtnl::{Iff, Ifla, IflaInfo, Rtm};
@@ -17,6 +17,7 @@ use crate::ip::MacAddr;
 use crate::netns::Netns;
 
 pub use change::{LinkChange, LinkKind, NewLink, VethPeer};
+pub use identity::{LinkIndex, LinkRef, NetnsId};
 pub use tap::TapDevice;
 pub use upper::{FrameRules, IpvlanIsolation, IpvlanMode, MacvlanMode, Upper, VlanProtocol, VlanTag};
 
@@ -32,83 +33,6 @@ const MULTICAST: MacAddr = MacAddr([1, 0, 0, 0, 0, 0]);
 const NOWHERE: u32 = 0x7fff_ffff;
 /// struct rtgenmsg, padded
 const RTGENMSG: usize = 4;
-
-/// The kernel's index of a link, unique in its namespace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct LinkIndex(NonZeroU32);
-
-impl LinkIndex {
-    /// The loopback interface in every network namespace (LOOPBACK_IFINDEX).
-    pub const LOOPBACK: LinkIndex = LinkIndex(NonZeroU32::MIN);
-
-    pub(super) fn read(index: u32) -> Result<LinkIndex> {
-        NonZeroU32::new(index).map(LinkIndex).ok_or_else(|| wire::malformed("a link without an index"))
-    }
-
-    /// Returns the index with this number; `None` for zero.
-    pub fn optional(index: u32) -> Option<LinkIndex> {
-        NonZeroU32::new(index).map(LinkIndex)
-    }
-
-    /// Returns the number, as messages and records have it.
-    pub fn number(self) -> u32 {
-        self.0.get()
-    }
-}
-
-impl fmt::Display for LinkIndex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "#{}", self.0)
-    }
-}
-
-/// The kernel's ID of another namespace, as seen from the namespace of the socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NetnsId(u32);
-
-impl NetnsId {
-    /// Returns `None` for a negative number.
-    fn optional(id: u32) -> Option<NetnsId> {
-        (id.cast_signed() >= 0).then_some(NetnsId(id))
-    }
-
-    /// Returns the number for a message.
-    pub(super) fn number(self) -> u32 {
-        self.0
-    }
-}
-
-/// A link, identified by its index, or by its name where the index is not known yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkRef<'a> {
-    /// By index.
-    Index(LinkIndex),
-    /// By name.
-    Name(&'a str),
-    /// By a name beside its own one, which can be longer (Linux 5.5).
-    AlternativeName(&'a str),
-}
-
-impl From<LinkIndex> for LinkRef<'_> {
-    fn from(index: LinkIndex) -> Self {
-        LinkRef::Index(index)
-    }
-}
-
-impl<'a> From<&'a str> for LinkRef<'a> {
-    fn from(name: &'a str) -> Self {
-        LinkRef::Name(name)
-    }
-}
-
-impl fmt::Display for LinkRef<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            LinkRef::Index(index) => write!(f, "{index}"),
-            LinkRef::Name(name) | LinkRef::AlternativeName(name) => write!(f, "{name:?}"),
-        }
-    }
-}
 
 /// Whether a link can carry traffic (RFC 2863).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,13 +88,14 @@ pub struct Link {
     pub up: bool,
     /// Whether the link can carry traffic.
     pub state: OperState,
-    /// Whether the link is up, has a carrier, and sends packets. `state` may be unknown then, because the kernel updates it
-    /// only when the carrier changes. A new link has no queue and drops all packets until a worker of the kernel has
-    /// noticed its carrier.
+    /// Whether the link is up, has a carrier, and sends packets. `state` may be unknown then, because the kernel
+    /// updates it only when the carrier changes. A new link has no queue and drops all packets until a worker of the
+    /// kernel has noticed its carrier.
     pub running: bool,
     /// The bridge of which the link is a port, or the VRF of which it is a member.
     pub master: Option<LinkIndex>,
-    /// The link by which it sends and receives: the other end of a veth, the parent of a macvlan, ipvlan or VLAN interface.
+    /// The link by which it sends and receives: the other end of a veth, the parent of a macvlan, ipvlan or VLAN
+    /// interface.
     pub lower: Option<LinkIndex>,
     /// The namespace of that link, if it is a different one.
     pub lower_netns: Option<NetnsId>,
@@ -182,16 +107,18 @@ pub struct Link {
     pub alias: String,
     /// The names beside its own one.
     pub alternative_names: Vec<String>,
-    /// The name of the hardware on its bus, such as `0000:3d:00.1` or `virtio3`. Empty for a virtual link, and before Linux 5.14.
+    /// The name of the hardware on its bus, such as `0000:3d:00.1` or `virtio3`. Empty for a virtual link, and before
+    /// Linux 5.14.
     pub hardware: String,
-    /// The port of the hardware, such as `p0`, or `pf0vf1` for a link that represents a function of the card; may be empty.
+    /// The port of the hardware, such as `p0`, or `pf0vf1` for a link that represents a function of the card; may be
+    /// empty.
     pub port_name: String,
     /// The MAC address that the hardware came with, which no user changes; `None` if it has none, and before Linux 5.6.
     pub permanent_mac: Option<MacAddr>,
     /// Whether the link was set promiscuous. Packet captures make it promiscuous too, but only while they run.
     pub promiscuous: bool,
-    /// Whether the link was set to receive all multicast packets. A multicast router makes it receive them too, but only
-    /// while it runs.
+    /// Whether the link was set to receive all multicast packets. A multicast router makes it receive them too, but
+    /// only while it runs.
     pub all_multicast: bool,
     /// The length of the transmit queue.
     pub tx_queue: u32,
@@ -420,8 +347,8 @@ impl Netlink {
             .context(|| format!("list links of kind {kind:?}"))
     }
 
-    /// Returns whether the kernel can create links of a kind. Nothing is created: the drivers of Ethernet links refuse a
-    /// multicast address as the MAC address, and those of links on top of another one a link that does not exist.
+    /// Returns whether the kernel can create links of a kind. Nothing is created: the drivers of Ethernet links refuse
+    /// a multicast address as the MAC address, and those of links on top of another one a link that does not exist.
     pub fn can_create(&mut self, kind: LinkKind<'_>) -> Result<bool> {
         let lower = match kind {
             LinkKind::Upper(_) => LinkIndex::optional(NOWHERE),

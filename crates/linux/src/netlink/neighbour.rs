@@ -77,8 +77,8 @@ impl Netlink {
             .context(|| format!("list the neighbours on link {link}"))
     }
 
-    /// Returns the unicast MAC addresses, besides its own, to which a link receives frames: those of the macvlan links on top of
-    /// it that are up, in any namespace.
+    /// Returns the unicast MAC addresses, besides its own, to which a link receives frames: those of the macvlan links
+    /// on top of it that are up, in any namespace.
     pub fn received_addresses(&mut self, link: LinkIndex) -> Result<Vec<MacAddr>> {
         self.socket
             .list(&list_forwarding(link), libc::RTM_NEWNEIGH, |payload| read_received(payload, link))

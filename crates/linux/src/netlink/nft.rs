@@ -51,8 +51,8 @@ const ATTEMPTS: u32 = 10;
 /// makes an attempt fail, at little cost, and many may happen at the same time.
 const GUARDED_ATTEMPTS: u32 = 500;
 
-/// Repeats `work` while it fails because another program has deleted what `work` had just listed, or created what `work` had just
-/// not found.
+/// Repeats `work` while it fails because another program has deleted what `work` had just listed, or created what
+/// `work` had just not found.
 pub fn retry<T, E: AsRef<Error>>(mut work: impl FnMut() -> Result<T, E>) -> Result<T, E> {
     let mut outcome = work();
     for _ in 1..ATTEMPTS {
@@ -75,9 +75,9 @@ pub struct Nftables {
 /// How long a process waits for rules that keep changing.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Waits until no rule has changed for two grace periods: then the kernel has freed what was deleted, because its own wait
-/// starts at most one grace period after a deletion. Of many processes that delete rules, each would otherwise wait for the
-/// deletions of the others when it closes its socket, one process after the other.
+/// Waits until no rule has changed for two grace periods: then the kernel has freed what was deleted, because its own
+/// wait starts at most one grace period after a deletion. Of many processes that delete rules, each would otherwise
+/// wait for the deletions of the others when it closes its socket, one process after the other.
 pub(super) fn settle() {
     let settled = || -> Result<()> {
         let mut nft = Nftables::open()?;
@@ -125,8 +125,8 @@ impl Nftables {
         self.socket
     }
 
-    /// Returns whether a transaction on this socket changed rules, or may have: the kernel's answer was lost. A transaction that
-    /// the kernel refused changed nothing.
+    /// Returns whether a transaction on this socket changed rules, or may have: the kernel's answer was lost. A
+    /// transaction that the kernel refused changed nothing.
     pub fn may_have_changed(&self) -> bool {
         self.may_have_changed
     }
@@ -146,8 +146,8 @@ impl Nftables {
     ///
     /// Elements need it: they have no handle, so that a deletion could hit a new element with the same key.
     ///
-    /// The kernel increments the generation shortly before it shows all elements of a transaction to other processors. So
-    /// `plan` is also called again, a few times, if the kernel reports that an object exists already, or not at all.
+    /// The kernel increments the generation shortly before it shows all elements of a transaction to other processors.
+    /// So `plan` is also called again, a few times, if the kernel reports that an object exists already, or not at all.
     pub fn apply_guarded<E: From<Error>>(
         &mut self,
         mut plan: impl FnMut(&mut Nftables) -> Result<Vec<Edit>, E>,
@@ -170,8 +170,8 @@ impl Nftables {
         Err(always_changed().into())
     }
 
-    /// Applies `edits`, unless another program has changed any ruleset since the start of `check`. In that case, calls `check`
-    /// again. The edits stay the same, so that others may change rulesets while they are computed.
+    /// Applies `edits`, unless another program has changed any ruleset since the start of `check`. In that case, calls
+    /// `check` again. The edits stay the same, so that others may change rulesets while they are computed.
     pub fn apply_checked<E: From<Error>>(
         &mut self,
         edits: &[Edit],
@@ -376,8 +376,8 @@ impl Nftables {
     ///
     /// - The kernel enlarges its hash table in the background and does not report that to a listing in progress. Such a
     ///   listing has the right number of elements, but some of them twice instead of others. So it is repeated.
-    /// - Any transaction in any table interrupts a listing. It is right all the same if the set itself has not changed: then
-    ///   the next one has the same elements.
+    /// - Any transaction in any table interrupts a listing. It is right all the same if the set itself has not changed:
+    ///   then the next one has the same elements.
     pub fn elements(&mut self, set: Set<'_>) -> Result<Vec<Element>> {
         let Some(socket) = &mut self.socket else { return Ok(Vec::new()) };
         let request = set::about_set(set::GETSETELEM, NlmF::empty(), set).finish();
@@ -413,8 +413,8 @@ impl Nftables {
         Ok(self.find_elements([(set, &*Value::concatenate(key))])?.pop().flatten())
     }
 
-    /// Returns the elements with these keys, in the same order; `None` for those that do not exist. In a set of ranges, the
-    /// element whose range includes the key. Sends few messages, and does not list the sets.
+    /// Returns the elements with these keys, in the same order; `None` for those that do not exist. In a set of ranges,
+    /// the element whose range includes the key. Sends few messages, and does not list the sets.
     pub fn find_elements<'a>(
         &mut self,
         keys: impl IntoIterator<Item = (Set<'a>, &'a [u8])>,
@@ -437,8 +437,8 @@ impl Nftables {
         Ok(self.chain(chain)?.flatten().is_some_and(|base| base.place == hook.place))
     }
 
-    /// Returns how often a chain is used: the number of its rules, of the rules that lead to it, and of the elements that do,
-    /// also those of a transaction in progress; `None` if the chain does not exist.
+    /// Returns how often a chain is used: the number of its rules, of the rules that lead to it, and of the elements
+    /// that do, also those of a transaction in progress; `None` if the chain does not exist.
     pub fn uses_of(&mut self, chain: Chain<'_>) -> Result<Option<u32>> {
         let Some(socket) = &mut self.socket else { return Ok(None) };
         let request = about_chain(GETCHAIN, NlmF::empty(), chain).finish();

@@ -114,8 +114,8 @@ impl KernelRoute {
     }
 }
 
-/// An entry of the routing tables as the kernel lists it. It can be deleted, added again, and copied to another table with all
-/// its properties.
+/// An entry of the routing tables as the kernel lists it. It can be deleted, added again, and copied to another table
+/// with all its properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListedRoute {
     /// The table.
@@ -157,8 +157,8 @@ impl ListedRoute {
         self.message_without(objects, kind, how, self.table, self.protocol)
     }
 
-    /// Returns a message about a copy, in another table and of another program. It has the next hops of a nexthop object, but not
-    /// the object.
+    /// Returns a message about a copy, in another table and of another program. It has the next hops of a nexthop
+    /// object, but not the object.
     fn copy_message(&self, kind: Rtm, how: NlmF, table: u32, protocol: u8) -> Request {
         self.message_without(&[RTA_NH_ID], kind, how, table, protocol)
     }
@@ -167,8 +167,8 @@ impl ListedRoute {
         wire::attributes(&self.message, HEADER).any(|attribute| matches!(attribute, Ok((RTA_NH_ID, _))))
     }
 
-    /// Returns a message about the entry with other attributes. The kernel lists the next hops of a nexthop object beside the
-    /// object, and does not accept both.
+    /// Returns a message about the entry with other attributes. The kernel lists the next hops of a nexthop object
+    /// beside the object, and does not accept both.
     fn message_without(&self, without: &[u16], kind: Rtm, how: NlmF, table: u32, protocol: u8) -> Request {
         let mut request = Request::new(kind, how);
         let byte = |place: usize| self.message.get(place).copied().unwrap_or_default();
@@ -203,8 +203,8 @@ impl ListedRoute {
 }
 
 impl<'a> Change<'a> {
-    /// Adds an entry to another table, for another program, after those to the same destination with the same metric. The kernel
-    /// rejects an identical one with EEXIST.
+    /// Adds an entry to another table, for another program, after those to the same destination with the same metric.
+    /// The kernel rejects an identical one with EEXIST.
     pub fn copy_route(listed: &'a ListedRoute, table: u32, protocol: u8) -> Change<'a> {
         let request = listed.copy_message(Rtm::Newroute, NlmF::CREATE.union(NlmF::APPEND), table, protocol);
         Change::new(request, move || format!("copy {} to table {table}", listed.describe()))
@@ -222,8 +222,8 @@ impl<'a> Change<'a> {
         Change::new(request, move || format!("delete {} from table {}", listed.describe(), listed.table))
     }
 
-    /// Adds an entry again that was deleted, without its preferred source: an address of a member of a VRF cannot be one in other
-    /// tables than that of the VRF.
+    /// Adds an entry again that was deleted, without its preferred source: an address of a member of a VRF cannot be
+    /// one in other tables than that of the VRF.
     pub fn restore_route_without_source(listed: &'a ListedRoute) -> Change<'a> {
         let (how, without) = (NlmF::CREATE.union(NlmF::APPEND), [RTA_NH_ID, libc::RTA_PREFSRC]);
         let request = listed.message_without(&without, Rtm::Newroute, how, listed.table, listed.protocol);
@@ -249,7 +249,8 @@ impl Change<'_> {
         Change::new_route(link, route, NlmF::CREATE, protocol)
     }
 
-    /// As [`add_route`](Self::add_route), but the kernel rejects any second route to the same destination with the same metric.
+    /// As [`add_route`](Self::add_route), but the kernel rejects any second route to the same destination with the same
+    /// metric.
     pub fn add_only_route(link: LinkIndex, route: &Route) -> Self {
         Change::new_route(link, route, wire::CREATE, Rtprot::Boot.into())
     }
@@ -296,8 +297,8 @@ impl Change<'_> {
         })
     }
 
-    /// Deletes a route to the same destination, with the same table, metric and outgoing link, and the same next hop if `route` has
-    /// one.
+    /// Deletes a route to the same destination, with the same table, metric and outgoing link, and the same next hop if
+    /// `route` has one.
     pub fn delete_route(link: LinkIndex, route: &Route) -> Self {
         let Route { dst, gw, priority, table, .. } = *route;
         let table = table.unwrap_or(MAIN);

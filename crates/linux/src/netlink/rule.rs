@@ -25,8 +25,8 @@ const FRA_PROTOCOL: u16 = 21;
 /// The value of `FRA_SUPPRESS_PREFIXLEN` that means "none".
 const NO_LENGTH: u32 = u32::MAX;
 
-/// A rule that selects the table of the packets from an address. The kernel chooses its priority: before all other rules but the
-/// first, which selects the local table.
+/// A rule that selects the table of the packets from an address. The kernel chooses its priority: before all other
+/// rules but the first, which selects the local table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceRule {
     /// The address.
@@ -35,8 +35,8 @@ pub struct SourceRule {
     pub table: u32,
     /// The program that added the rule, as a number. Kernels before 4.17 ignore it.
     pub protocol: u8,
-    /// A number that says whose the rule is; 0 for none. It is stored as the packet mark to compare with, of which no bit is
-    /// compared: a rule has no other place for it.
+    /// A number that says whose the rule is; 0 for none. It is stored as the packet mark to compare with, of which no
+    /// bit is compared: a rule has no other place for it.
     pub mark: u32,
 }
 

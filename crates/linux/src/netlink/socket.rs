@@ -105,8 +105,8 @@ impl Socket {
         self.batch(messages, NlmF::DUMP, &[], each)
     }
 
-    /// Queries several objects with few datagrams, each returned as a message of type `kind`; `None` for those for which the
-    /// kernel answers with one of the errors in `absent`.
+    /// Queries several objects with few datagrams, each returned as a message of type `kind`; `None` for those for
+    /// which the kernel answers with one of the errors in `absent`.
     ///
     /// The kernel answers before `send` returns, each question with a datagram, and fails if too many are not received
     /// yet: see [`QUESTIONS`].
@@ -138,8 +138,8 @@ impl Socket {
         Ok(found)
     }
 
-    /// Sends `messages` in one datagram; the last one gets `flags` that make the kernel answer it. The errors in `absent`
-    /// do not count.
+    /// Sends `messages` in one datagram; the last one gets `flags` that make the kernel answer it. The errors in
+    /// `absent` do not count.
     fn batch(
         &mut self,
         messages: &[&[u8]],
@@ -215,13 +215,13 @@ impl Socket {
         sys::borrow(&self.socket)
     }
 
-    /// Closes the socket without waiting. When a netfilter socket is closed after a deletion, the kernel first waits until
-    /// no processor uses what was deleted. A detached child process keeps the socket open until this process has closed it,
-    /// and then waits instead. If no child can be started, this process waits.
+    /// Closes the socket without waiting. When a netfilter socket is closed after a deletion, the kernel first waits
+    /// until no processor uses what was deleted. A detached child process keeps the socket open until this process has
+    /// closed it, and then waits instead. If no child can be started, this process waits.
     ///
-    /// While a close waits, the kernel holds the lock that every change of rules needs, and every deletion of a link: the
-    /// next plugin of a list would wait, too. So the child calls `settle` before it closes the socket, which waits without a
-    /// lock.
+    /// While a close waits, the kernel holds the lock that every change of rules needs, and every deletion of a link:
+    /// the next plugin of a list would wait, too. So the child calls `settle` before it closes the socket, which waits
+    /// without a lock.
     pub(super) fn close_detached(self, settle: impl FnOnce()) {
         let parent = std::process::id();
         let wait = || {
@@ -261,8 +261,8 @@ impl Socket {
         sys::link_mtu(self.fd(), name).ok()
     }
 
-    /// Returns whether the link called `name` is up and has a carrier, by an ioctl; `false` if there is none. Since Linux 6.8,
-    /// the kernel processes pending changes of the carrier first.
+    /// Returns whether the link called `name` is up and has a carrier, by an ioctl; `false` if there is none. Since
+    /// Linux 6.8, the kernel processes pending changes of the carrier first.
     pub(super) fn has_carrier(&self, name: &str) -> bool {
         sys::link_has_carrier(self.fd(), name).unwrap_or(false)
     }
@@ -332,7 +332,8 @@ impl Socket {
         Ok(self.list_until(question, kind, read, enough)?.unwrap_or_default())
     }
 
-    /// Requests a list until its items, and whether it changed while it was read, are `good`; `None` if they never were.
+    /// Requests a list until its items, and whether it changed while it was read, are `good`; `None` if they never
+    /// were.
     pub(super) fn list_until<T>(
         &mut self,
         question: &[u8],
@@ -406,8 +407,8 @@ impl Socket {
         }
     }
 
-    /// Enlarges a buffer of the socket. Root of a user namespace may not force the size; without force, the kernel silently
-    /// limits it to the sysctl `net.core.rmem_max` or `net.core.wmem_max`.
+    /// Enlarges a buffer of the socket. Root of a user namespace may not force the size; without force, the kernel
+    /// silently limits it to the sysctl `net.core.rmem_max` or `net.core.wmem_max`.
     fn enlarge<F, L>(&self, forced: F, limited: L, size: usize) -> nix::Result<()>
     where
         F: SetSockOpt<Val = usize>,

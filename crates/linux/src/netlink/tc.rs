@@ -1,7 +1,8 @@
-//! Traffic control: queueing disciplines that limit what a link sends, and filters that redirect or drop what it receives.
+//! Traffic control: queueing disciplines that limit what a link sends, and filters that redirect or drop what it
+//! receives.
 //!
-//! The kernel can only limit what a link sends. To limit what it receives, a filter redirects the packets to an ifb link,
-//! which sends them back to where they came from.
+//! The kernel can only limit what a link sends. To limit what it receives, a filter redirects the packets to an ifb
+//! link, which sends them back to where they came from.
 
 pub(super) mod loopback;
 pub(super) mod redirect;
@@ -101,8 +102,8 @@ impl TokenBucket {
         (u64::from(self.burst) * 1_000_000_000 / TICK).checked_div(self.rate).unwrap_or(u64::MAX)
     }
 
-    /// Returns that time rounded to microseconds, as the reference does, which compares it exactly; `None` if it has more
-    /// than 32 bits, or rounding would change it noticeably.
+    /// Returns that time rounded to microseconds, as the reference does, which compares it exactly; `None` if it has
+    /// more than 32 bits, or rounding would change it noticeably.
     fn rounded_ticks(&self) -> Option<u32> {
         let microseconds = (u64::from(self.burst) * 1_000_000).checked_div(self.rate)?;
         u32::try_from(microseconds * 1_000 / TICK).ok().filter(|_| microseconds >= ROUNDED)
@@ -129,9 +130,9 @@ struct FairQueue {
 impl FairQueue {
     /// Returns parameters for the queue of a token bucket filter.
     ///
-    /// While the largest packet is sent, all others wait. With a shorter target, the kernel would drop packets of flows that
-    /// have a single one: up to 42 % of the packets of a ping at 8 Mbit/s, where the default is 5 ms and a packet of 64 KiB
-    /// takes 66 ms.
+    /// While the largest packet is sent, all others wait. With a shorter target, the kernel would drop packets of flows
+    /// that have a single one: up to 42 % of the packets of a ping at 8 Mbit/s, where the default is 5 ms and a packet
+    /// of 64 KiB takes 66 ms.
     fn below(bucket: TokenBucket) -> FairQueue {
         let largest = u64::from(bucket.burst.min(LARGEST_PACKET));
         let target = (2 * largest * 1_000_000).checked_div(bucket.rate).unwrap_or(u64::MAX);
@@ -239,8 +240,8 @@ impl Change<'_> {
         Change::new(request, move || format!("limit link {link}: {bucket}"))
     }
 
-    /// Divides the queue of a token bucket filter into a fair one for each flow (`fq_codel`). A kernel without it returns
-    /// ENOENT.
+    /// Divides the queue of a token bucket filter into a fair one for each flow (`fq_codel`). A kernel without it
+    /// returns ENOENT.
     pub fn add_fair_queue(link: LinkIndex, bucket: TokenBucket) -> Self {
         let mut request = about(Rtm::Newqdisc, NlmF::CREATE | NlmF::REPLACE, link, 0, INNER, 0);
         request.text(libc::TCA_KIND, "fq_codel");
@@ -253,7 +254,8 @@ impl Change<'_> {
         Change::new(request, move || format!("divide the queue of link {link} fairly"))
     }
 
-    /// Prepares a link for filters of what it receives, with `ingress`. EINVAL if it has `clsact`, which serves as well.
+    /// Prepares a link for filters of what it receives, with `ingress`. EINVAL if it has `clsact`, which serves as
+    /// well.
     pub fn add_ingress(link: LinkIndex) -> Self {
         Change::add_ingress_kind(link, "ingress")
     }
@@ -270,7 +272,8 @@ impl Change<'_> {
         Change::new(request, move || format!("add {kind} to link {link}"))
     }
 
-    /// Deletes a queueing discipline and its filters. The kernel returns ENOENT if there is none, or only a default one.
+    /// Deletes a queueing discipline and its filters. The kernel returns ENOENT if there is none, or only a default
+    /// one.
     pub fn delete_qdisc(link: LinkIndex, place: QdiscPlace) -> Self {
         let request = about(Rtm::Delqdisc, NlmF::empty(), link, 0, place.number(), 0);
         Change::new(request, move || format!("delete the queueing discipline of link {link} at {place}"))

@@ -49,8 +49,8 @@ impl Watch {
         Ok(Watch { notifications: Notifications::route(group).context(|| "subscribe to notifications of the kernel")? })
     }
 
-    /// Discards the notifications that have arrived, without waiting. A caller that waits for the watch itself queries the current
-    /// state afterwards.
+    /// Discards the notifications that have arrived, without waiting. A caller that waits for the watch itself queries
+    /// the current state afterwards.
     pub fn discard(&mut self) -> Result<()> {
         self.notifications.discard()
     }
@@ -144,7 +144,8 @@ impl AsFd for Watch {
 }
 
 impl Netlink {
-    /// Waits until `link`, which is called `name`, is up and [running](super::Link::running); `what` describes the wait in errors.
+    /// Waits until `link`, which is called `name`, is up and [running](super::Link::running); `what` describes the wait
+    /// in errors.
     ///
     /// Since Linux 6.8, a query makes the kernel do the work of its worker at once. Otherwise this subscribes to
     /// notifications, and receives those of all links.

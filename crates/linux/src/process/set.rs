@@ -1,5 +1,5 @@
-//! The set of programs that were built together. Each program has the ID of its set in a note, and recognises the others by
-//! it.
+//! The set of programs that were built together. Each program has the ID of its set in a note, and recognises the
+//! others by it.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -19,8 +19,8 @@ const KIND: u32 = 1;
 /// Size of a note header: the lengths of name and value, and the type.
 const NOTE_HEADER: usize = 12;
 
-/// The note of a program, as ELF defines it. The compiler leaves the ID empty, which stands for no set: a program cannot contain
-/// a hash of itself. `ci/build` writes a hash of all programs into each of them.
+/// The note of a program, as ELF defines it. The compiler leaves the ID empty, which stands for no set: a program
+/// cannot contain a hash of itself. `ci/build` writes a hash of all programs into each of them.
 #[derive(Debug)]
 #[repr(C)]
 pub struct Note {

@@ -11,8 +11,8 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::{AcqRel, Acquire};
 
-/// More than most calls need, on hosts with hundreds of links or for a container with hundreds of ports. The kernel does
-/// not allocate pages that are never touched.
+/// More than most calls need, on hosts with hundreds of links or for a container with hundreds of ports. The kernel
+/// does not allocate pages that are never touched.
 const SIZE: usize = 1 << 20;
 
 /// The part at the end that is used only when there is no other memory: more than an ADD needs after its first change.

@@ -20,8 +20,8 @@ struct Sets {
     inheritable: u32,
 }
 
-/// Keeps those of the permitted capabilities whose bits are set, all of them below 32. Programs that this process executes gain no
-/// others.
+/// Keeps those of the permitted capabilities whose bits are set, all of them below 32. Programs that this process
+/// executes gain no others.
 pub(crate) fn limit_capabilities(bits: u32) -> io::Result<()> {
     let mut header = Header { version: VERSION, pid: 0 };
     let mut sets = [Sets::default(); 2];

@@ -12,10 +12,11 @@ use nix::sys::signal::{SigHandler, Signal, signal};
 use super::program_head;
 use crate::process::elf::segments;
 
-/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the [`Arguments`], and returns
-/// whether it succeeded.
+/// Defines the entry point of a program, in a file that begins with `#![no_main]`. `run` gets the [`Arguments`], and
+/// returns whether it succeeded.
 ///
-/// The memory of the program comes from an [`Arena`](crate::process::Arena), which is a tenth faster for a short process.
+/// The memory of the program comes from an [`Arena`](crate::process::Arena), which is a tenth faster for a short
+/// process.
 #[macro_export]
 macro_rules! main {
     ($run:expr) => {
@@ -46,8 +47,8 @@ pub unsafe fn start(arguments: *const *const c_char, run: impl FnOnce(Arguments)
     if !keep_streams() {
         return 1;
     }
-    // Neither a caller that does not read the answer nor a limit for the size of files (RLIMIT_FSIZE) may end a command by a
-    // signal: the write fails instead, and the command reports it.
+    // Neither a caller that does not read the answer nor a limit for the size of files (RLIMIT_FSIZE) may end a command
+    // by a signal: the write fails instead, and the command reports it.
     for of_write in [Signal::SIGPIPE, Signal::SIGXFSZ] {
         // SAFETY: ignoring a signal runs no code of ours.
         let _ = unsafe { signal(of_write, SigHandler::SigIgn) };
@@ -68,7 +69,8 @@ impl Iterator for Arguments {
     type Item = &'static OsStr;
 
     fn next(&mut self) -> Option<&'static OsStr> {
-        // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the process.
+        // SAFETY: the list ends with a null pointer, behind which nothing is read. Its texts exist as long as the
+        // process.
         unsafe {
             let argument = *self.next;
             if argument.is_null() {
@@ -80,8 +82,8 @@ impl Iterator for Arguments {
     }
 }
 
-/// Makes the addresses read-only that the start of the program computed: the table of addresses, and those in constants (relro).
-/// A dynamic linker does so, and a static program has none.
+/// Makes the addresses read-only that the start of the program computed: the table of addresses, and those in constants
+/// (relro). A dynamic linker does so, and a static program has none.
 fn protect_addresses() {
     let head = program_head();
     let find = |kind| segments(head).find(|segment| segment.kind == kind);
@@ -91,16 +93,16 @@ fn protect_addresses() {
     let program = head.as_ptr().addr().wrapping_sub(first.address);
     let start = program.wrapping_add(constants.address);
     let (start, end) = (start / page * page, (start + constants.memory) / page * page);
-    // SAFETY: the linker put into these pages only what nothing writes to after the start. If the kernel refuses, they stay
-    // writable, and the program works all the same.
+    // SAFETY: the linker put into these pages only what nothing writes to after the start. If the kernel refuses, they
+    // stay writable, and the program works all the same.
     unsafe { libc::mprotect(std::ptr::without_provenance_mut(start), end.saturating_sub(start), libc::PROT_READ) };
 }
 
 /// Opens /dev/null for each of stdin, stdout and stderr that is closed. Otherwise the next file to be opened would take
 /// its place, and the answer would be written into it. Returns `false` on failure.
 ///
-/// stdout is opened for reading only. A write to it fails, as it would if the descriptor was still closed, so that an ADD whose
-/// result is lost is rolled back.
+/// stdout is opened for reading only. A write to it fails, as it would if the descriptor was still closed, so that an
+/// ADD whose result is lost is rolled back.
 fn keep_streams() -> bool {
     let mut streams = [0, 1, 2].map(|fd| libc::pollfd { fd, events: 0, revents: 0 });
     // SAFETY: the array has the given length. `poll` accepts closed descriptors and does not wait.

@@ -1,7 +1,7 @@
 //! Stands in for the unwinder, which a program that aborts on a panic never needs: it is 45 KB of every plugin.
 //!
-//! std calls it only to print a backtrace, if `RUST_BACKTRACE` requests one. The released programs have no symbols, so that
-//! such a backtrace says nothing. Here it has no frames.
+//! std calls it only to print a backtrace, if `RUST_BACKTRACE` requests one. The released programs have no symbols, so
+//! that such a backtrace says nothing. Here it has no frames.
 
 use std::ffi::{c_int, c_void};
 

@@ -24,8 +24,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Creates a socket in the file system, which only its owner may connect to. Replaces one at which no process listens any
-    /// more, such as one that was killed.
+    /// Creates a socket in the file system, which only its owner may connect to. Replaces one at which no process
+    /// listens any more, such as one that was killed.
     pub fn bind(path: &Path) -> Result<Listener> {
         let what = || format!("listen at {path:?}");
         if let Some(directory) = path.parent() {

@@ -49,8 +49,8 @@ impl<'a> Host<'a> {
     }
 }
 
-/// Creates what the plugin needs, and an interface of the host with the name and the kind of those of containers. Skips `test` if
-/// the kernel does not have such links.
+/// Creates what the plugin needs, and an interface of the host with the name and the kind of those of containers. Skips
+/// `test` if the kernel does not have such links.
 pub(super) fn prepare(plugin: &Interface, lab: &Lab, test: &str) -> Option<()> {
     lab.sh(&format!("ip link set lo up; {}", plugin.prepare));
     needs_link(test, plugin.link).then(|| {
@@ -58,8 +58,8 @@ pub(super) fn prepare(plugin: &Interface, lab: &Lab, test: &str) -> Option<()> {
     })
 }
 
-/// Describes the host: links, addresses, routes, rules, and files of state. Not what the kernel changes on its own or by chance:
-/// indexes, flags, MAC addresses and link-local addresses.
+/// Describes the host: links, addresses, routes, rules, and files of state. Not what the kernel changes on its own or
+/// by chance: indexes, flags, MAC addresses and link-local addresses.
 pub(super) fn state(lab: &Lab) -> String {
     // The index of host-local is a hint, and its last address is kept for the next lease.
     let files =

@@ -1,7 +1,7 @@
 //! A cluster: nodes on a local network, and an outside host there that does not know the cluster's subnets.
 //!
-//! Every node is a [`Lab`] of its own. A cable leads from its `eth0` to the switch `lan`, which is a bridge on the outside
-//! host.
+//! Every node is a [`Lab`] of its own. A cable leads from its `eth0` to the switch `lan`, which is a bridge on the
+//! outside host.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -147,8 +147,8 @@ impl<'a> Cluster<'a> {
         Node::new(self, host, number)
     }
 
-    /// Brings `link` up and gives it the addresses of host `number`. Without the setting, the kernel would not look for IPv6
-    /// neighbours until it has made sure that the link's own address is unique.
+    /// Brings `link` up and gives it the addresses of host `number`. Without the setting, the kernel would not look for
+    /// IPv6 neighbours until it has made sure that the link's own address is unique.
     fn set_addresses(&self, host: &Lab, number: u8, link: &str) {
         let address = |family: Family| {
             let nodad = if family == Family::Ipv6 { "nodad" } else { "" };

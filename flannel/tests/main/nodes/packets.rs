@@ -38,8 +38,8 @@ pub(crate) fn answers(from: &Netns, ip: IpAddr, size: u32) -> bool {
     outcome.status == Some(0)
 }
 
-/// Sends a datagram to `ip` and `port`, and the reply. Returns the source address that the server at `server_port` sees.
-/// Nothing is repeated: the first packet must arrive.
+/// Sends a datagram to `ip` and `port`, and the reply. Returns the source address that the server at `server_port`
+/// sees. Nothing is repeated: the first packet must arrive.
 #[track_caller]
 pub(crate) fn source_seen(from: &Netns, (ip, port): (IpAddr, u16), server: &Netns, server_port: u16) -> IpAddr {
     let server = listen(server, ip, server_port, UdpSocket::bind);

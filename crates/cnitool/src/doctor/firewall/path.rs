@@ -1,4 +1,5 @@
-//! Follows packets of containers through the rules of a chain and of the chains that it leads to. Pure logic without I/O.
+//! Follows packets of containers through the rules of a chain and of the chains that it leads to. Pure logic without
+//! I/O.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +8,8 @@ use linux::netlink::nft::{Condition, Family, LinkPattern, Property, Side};
 
 /// The prefixes of chains that plugins create, here and in the reference.
 const OF_PLUGINS: [&str; 2] = ["CNI-", "cni-"];
-/// The chain in which the plugin `firewall` accepts the packets of its containers, after the rules of the administrator.
+/// The chain in which the plugin `firewall` accepts the packets of its containers, after the rules of the
+/// administrator.
 const ACCEPTING: &str = "CNI-FORWARD";
 const ADMIN: &str = "CNI-ADMIN";
 
@@ -199,8 +201,8 @@ pub(super) enum Last {
     Policy,
 }
 
-/// Follows packets through a base chain: the first rule that matches decides. `is_accepted` means that a plugin accepts them
-/// in a chain of its own, or would do so if the base chain led there, which the plugin reports itself.
+/// Follows packets through a base chain: the first rule that matches decides. `is_accepted` means that a plugin accepts
+/// them in a chain of its own, or would do so if the base chain led there, which the plugin reports itself.
 pub(super) fn follow<'a>(chains: &'a Chains, base: &str, drops: bool, of: &Packets, is_accepted: bool) -> Effect<'a> {
     let mut walk = Walk { chains, packets: of, is_accepted, partial: Vec::new(), ends: BTreeMap::new() };
     let end = walk.chain(base, true);
@@ -247,8 +249,8 @@ impl<'a> Walk<'a, '_> {
         end
     }
 
-    /// Follows the packets through a chain until a rule decides about all of them. A rule that refuses only some of them
-    /// becomes a part of `partial`.
+    /// Follows the packets through a chain until a rule decides about all of them. A rule that refuses only some of
+    /// them becomes a part of `partial`.
     fn chain(&mut self, name: &str, is_base: bool) -> End<'a> {
         // Some packets may have left the chain by an earlier rule.
         let mut may_leave = false;

@@ -11,8 +11,8 @@ use crate::master::{forget, on_master, with_master};
 use crate::node::{attach, host, host_with, json, lose_namespace, network, port, wait_for_ports};
 use crate::support::Host;
 
-/// Defines a test for each problem: a healthy host, what damages it, and what undoes the rest of the damage after the commands.
-/// Both are scripts.
+/// Defines a test for each problem: a healthy host, what damages it, and what undoes the rest of the damage after the
+/// commands. Both are scripts.
 macro_rules! commands {
     ($($(#[$doc:meta])* $name:ident: $command:ident, $host:expr, $damage:expr, $undo:expr;)+) => {
         const TESTED: &[Command] = &[$(Command::$command,)+];
@@ -222,8 +222,8 @@ fn only_port() -> String {
     port("")
 }
 
-/// Damages a healthy host, runs the commands that `doctor` prints, and asserts that one is `command`, that the host is healthy
-/// again, and that it is then as it was before.
+/// Damages a healthy host, runs the commands that `doctor` prints, and asserts that one is `command`, that the host is
+/// healthy again, and that it is then as it was before.
 #[track_caller]
 fn run(test: &str, host: &Host, command: Command, damage: fn(&Host) -> String, undo: &str) {
     let is_legacy = undo.contains("-legacy");
@@ -287,8 +287,8 @@ fn matches(command: Command, line: &str) -> bool {
     words.next().is_none()
 }
 
-/// Returns everything that a command might change on the host and in its containers, one fact in a line, without what changes
-/// by itself.
+/// Returns everything that a command might change on the host and in its containers, one fact in a line, without what
+/// changes by itself.
 fn state(host: &Host) -> String {
     let of_namespace = "
         ip -j -d link | jq -c '.[] | [.ifname, .address, .mtu, .txqlen, .master, .ifalias, .linkinfo.info_kind,

@@ -79,8 +79,8 @@ fn a_kernel_without_nf_tables() {
     let config = network("pods", "10.150.0.0/24", &json!({ "ipMasqBackend": "nftables" }));
     host.configure("10-pods.conflist", &config.to_string());
     host.lab.sh("echo 1 >/proc/sys/net/ipv4/ip_forward");
-    // strace simulates such a kernel: it refuses the netfilter socket. The test uses a new pid namespace, because cnitool
-    // opens a socket for each network namespace that it finds through processes.
+    // strace simulates such a kernel: it refuses the netfilter socket. The test uses a new pid namespace, because
+    // cnitool opens a socket for each network namespace that it finds through processes.
     let doctor = |inject: &str| {
         host.lab.sh(&format!(
             "CNI_PATH={} NETCONFPATH={} unshare --pid --fork --mount-proc \

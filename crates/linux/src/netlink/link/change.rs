@@ -11,12 +11,12 @@ use super::{Flags, FrameRules, LinkIndex, LinkRef, Port, TapDevice, Upper, about
 use crate::ip::MacAddr;
 use crate::netns::Netns;
 
-/// A link to create. It is created down: changes to a link that is down cost less because no notifications are sent, and
-/// settings such as `accept_ra` must be written before it is set up.
+/// A link to create. It is created down: changes to a link that is down cost less because no notifications are sent,
+/// and settings such as `accept_ra` must be written before it is set up.
 #[derive(Clone, Copy, Debug)]
 pub struct NewLink<'a> {
-    /// The name; `None` for the kernel's choice. Older kernels, such as 6.12, refuse a name that a link in the namespace of the
-    /// socket has, even if the new link is created in another one.
+    /// The name; `None` for the kernel's choice. Older kernels, such as 6.12, refuse a name that a link in the
+    /// namespace of the socket has, even if the new link is created in another one.
     pub name: Option<&'a str>,
     /// The MAC address; `None` for the kernel's choice. That of a bridge then follows its ports.
     pub mac: Option<MacAddr>,
@@ -44,8 +44,8 @@ pub enum LinkKind<'a> {
     },
     /// A link that drops what it sends.
     Dummy,
-    /// The kernel sends what is redirected to such a link back to where it came from, through its queueing discipline. Its
-    /// queue length is 0: its queueing discipline decides how many packets wait.
+    /// The kernel sends what is redirected to such a link back to where it came from, through its queueing discipline.
+    /// Its queue length is 0: its queueing discipline decides how many packets wait.
     Ifb,
     /// A TAP device, which [`TapDevice::create`] creates: the kernel refuses a message.
     Tap {
@@ -208,8 +208,9 @@ impl<'a> Change<'a> {
         change.of(link.into())
     }
 
-    /// Moves a link to another namespace, and changes it there. The kernel sets the link down, and it loses its addresses, its
-    /// routes and its bridge. If it cannot have the name of `change` there, it is there with its former name, and down.
+    /// Moves a link to another namespace, and changes it there. The kernel sets the link down, and it loses its
+    /// addresses, its routes and its bridge. If it cannot have the name of `change` there, it is there with its former
+    /// name, and down.
     pub fn move_link(link: impl Into<LinkRef<'a>>, netns: &'a Netns, change: &LinkChange<'a>) -> Change<'a> {
         let (link, change) = (link.into(), *change);
         let mut request = change.request(link);
@@ -238,7 +239,8 @@ impl<'a> Change<'a> {
         Change::new(request, move || format!("{verb} the alternative name {name:?} of link {link}"))
     }
 
-    /// Makes a link a member of another one, such as a VRF, or of none. If it is up, the kernel sets it down and up again.
+    /// Makes a link a member of another one, such as a VRF, or of none. If it is up, the kernel sets it down and up
+    /// again.
     pub fn set_master(link: LinkIndex, master: Option<LinkIndex>) -> Change<'a> {
         let mut request = about(Rtm::Newlink, NlmF::empty(), Some(link.into()), Flags::default());
         request.number(Ifla::Master, master.map_or(0, LinkIndex::number));
@@ -387,8 +389,8 @@ impl fmt::Display for LinkChange<'_> {
     }
 }
 
-/// Unlike the reference: a veth has one queue of each kind. By default the kernel allocates one for each processor, waits
-/// until all processors have noticed that the others are unused (a tenth of an ADD), and keeps their memory.
+/// Unlike the reference: a veth has one queue of each kind. By default the kernel allocates one for each processor,
+/// waits until all processors have noticed that the others are unused (a tenth of an ADD), and keeps their memory.
 fn one_queue(request: &mut Request) {
     request.number(Ifla::NumTxQueues, 1);
     request.number(Ifla::NumRxQueues, 1);

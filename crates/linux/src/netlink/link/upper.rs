@@ -34,7 +34,8 @@ pub enum Upper {
         /// How many broadcast frames may wait; 0 for the kernel's default.
         broadcast_queue: u32,
     },
-    /// An ipvlan interface: it shares the MAC address, and has its own IP addresses. All on one link have the same properties.
+    /// An ipvlan interface: it shares the MAC address, and has its own IP addresses. All on one link have the same
+    /// properties.
     Ipvlan {
         /// How it exchanges packets with the others.
         mode: IpvlanMode,

@@ -1,8 +1,8 @@
 //! The expressions of a rule, encoded as `nft` and `iptables-nft` encode them.
 //!
 //! A packet passes the expressions of a rule in order. Some load a [`Field`] of the packet into a [`Register`], others
-//! compare a register and end the rule if the comparison fails, others act. [`RuleSpec::expression`](super::RuleSpec::expression) adds any
-//! expression that has no method of its own.
+//! compare a register and end the rule if the comparison fails, others act.
+//! [`RuleSpec::expression`](super::RuleSpec::expression) adds any expression that has no method of its own.
 
 use std::net::IpAddr;
 
@@ -119,8 +119,8 @@ impl Field {
     pub const TCP: u8 = 6;
     /// [`PACKET_TYPE`](Self::PACKET_TYPE) of a frame to this host.
     pub const TO_HOST: u8 = 0;
-    /// Bits of [`CONNECTION_STATE`](Self::CONNECTION_STATE): packets were seen in both directions, or the connection belongs to
-    /// such a connection.
+    /// Bits of [`CONNECTION_STATE`](Self::CONNECTION_STATE): packets were seen in both directions, or the connection
+    /// belongs to such a connection.
     pub const ESTABLISHED: u32 = 1 << 1 | 1 << 2;
     /// Bit of [`CONNECTION_STATUS`](Self::CONNECTION_STATUS): the destination was translated.
     pub const TRANSLATED: u32 = 1 << 5;

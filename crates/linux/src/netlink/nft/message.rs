@@ -55,8 +55,8 @@ pub(super) fn bound(kind: u16) -> Request {
     request
 }
 
-/// Encodes the message that begins a transaction. With a generation, the kernel rejects the transaction with ERESTART if
-/// the rulesets have another one.
+/// Encodes the message that begins a transaction. With a generation, the kernel rejects the transaction with ERESTART
+/// if the rulesets have another one.
 pub(super) fn begin_batch(generation: Option<u32>) -> Vec<u8> {
     let mut request = bound(BATCH_BEGIN);
     if let Some(generation) = generation {

@@ -26,7 +26,8 @@ pub struct Rule {
     pub mark: String,
     /// The chain that has the rule.
     pub chain: String,
-    /// What the rule decides about packets that it matches; `None` if it only acts, as a rule with a target of iptables.
+    /// What the rule decides about packets that it matches; `None` if it only acts, as a rule with a target of
+    /// iptables.
     pub verdict: Option<Verdict>,
     /// Whether the rule masquerades.
     pub masquerades: bool,
@@ -59,8 +60,8 @@ impl FieldComparison {
         [Field::INPUT_LINK, Field::OUTPUT_LINK].map(|field| Some(field.origin)).contains(&self.origin)
     }
 
-    /// Compares the names of links up to the first NUL: `iptables` compares one NUL, `nft` all of them. Compares networks,
-    /// whose addresses older versions of `iptables` always mask.
+    /// Compares the names of links up to the first NUL: `iptables` compares one NUL, `nft` all of them. Compares
+    /// networks, whose addresses older versions of `iptables` always mask.
     fn is_same_as(&self, other: &FieldComparison) -> bool {
         let network = |own: &FieldComparison| own.source().or_else(|| own.destination());
         if let (Some(own), Some(other_net)) = (network(self), network(other)) {
@@ -83,8 +84,8 @@ impl FieldComparison {
         self.network([Field::DESTINATION_V4, Field::DESTINATION_V6])
     }
 
-    /// Returns the network with which the comparison compares one of these addresses, the first of IPv4 and the second of
-    /// IPv6; `None` if it compares something else.
+    /// Returns the network with which the comparison compares one of these addresses, the first of IPv4 and the second
+    /// of IPv6; `None` if it compares something else.
     fn network(&self, [v4, v6]: [Field; 2]) -> Option<Cidr> {
         let prefix = match self.mask.as_slice() {
             [] => u32::try_from(self.value.len()).ok()? * 8,
@@ -154,13 +155,15 @@ impl Rule {
         self.comparisons.iter().filter(move |comparison| comparison.how == how)
     }
 
-    /// Returns the names of the links that packets must, or must not, arrive or leave on. Prefixes of names are not included.
+    /// Returns the names of the links that packets must, or must not, arrive or leave on. Prefixes of names are not
+    /// included.
     pub fn links(&self) -> Vec<String> {
         let links = self.comparisons.iter().filter(|comparison| comparison.is_link() && comparison.value.contains(&0));
         links.map(|comparison| wire::text(&comparison.value)).collect()
     }
 
-    /// Returns whether the rule has the conditions, the comment and the effect of `spec`, with any mark and in any chain.
+    /// Returns whether the rule has the conditions, the comment and the effect of `spec`, with any mark and in any
+    /// chain.
     pub fn is_same_as(&self, spec: &RuleSpec<'_>) -> bool {
         let Ok(other) = Rule::of_spec(spec) else { return false };
         // A comment is either an extension or user data.

@@ -45,8 +45,8 @@ const FLAG_DYNAMIC: u32 = 1 << 5;
 const FLAG_CONCAT: u32 = 1 << 7;
 const TYPE_VERDICT: u32 = 0xffff_ff00;
 
-/// The largest element, with a key range, a chain name and user data, has less than 700 bytes. An attribute, such as the
-/// list of elements, has less than 64 KiB.
+/// The largest element, with a key range, a chain name and user data, has less than 700 bytes. An attribute, such as
+/// the list of elements, has less than 64 KiB.
 const ELEMENTS_PER_MESSAGE: usize = 90;
 
 /// A set or map of a table.

@@ -121,8 +121,8 @@ impl Hook {
     /// The hook for destination NAT of packets that this host sends, after the chains of other programs at
     /// [`LOCAL_DESTINATION_NAT`](Hook::LOCAL_DESTINATION_NAT).
     pub const LATE_LOCAL_DESTINATION_NAT: Hook = Hook { priority: -99, ..Hook::LOCAL_DESTINATION_NAT };
-    /// The hook that filters packets that arrive, before connection tracking (-200) and NAT change them, where `iptables`
-    /// has the chain PREROUTING of its table `raw`. The rules see the destination that the sender used.
+    /// The hook that filters packets that arrive, before connection tracking (-200) and NAT change them, where
+    /// `iptables` has the chain PREROUTING of its table `raw`. The rules see the destination that the sender used.
     pub const RAW_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -300 };
     /// The hook that filters packets that arrive, after connection tracking and NAT have translated them.
     pub const TRANSLATED_INPUT: Hook = Hook { kind: "filter", place: 0, priority: -90 };

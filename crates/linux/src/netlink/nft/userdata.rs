@@ -9,13 +9,14 @@ const MARK: u8 = 200;
 /// The type of a note, which earlier versions ignore.
 const NOTE: u8 = 201;
 
-/// A comment, a mark and a note. The kernel accepts at most 256 bytes, and 254 for an element, of which each text needs three
-/// more than its length.
+/// A comment, a mark and a note. The kernel accepts at most 256 bytes, and 254 for an element, of which each text needs
+/// three more than its length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserData {
     /// The comment, which `nft` and `iptables` show.
     pub comment: String,
-    /// A text that the tools do not show, for the program that created the object: whose it is, or what it was made for.
+    /// A text that the tools do not show, for the program that created the object: whose it is, or what it was made
+    /// for.
     pub mark: String,
     /// Another text that the tools do not show.
     pub note: String,

@@ -49,8 +49,8 @@ impl DataType {
     }
 }
 
-/// Returns the number that `nft` gives to the byte order of a key or value: names and packet marks are in the order of the
-/// host, other numbers are in network order, and the parts of a concatenation have their own.
+/// Returns the number that `nft` gives to the byte order of a key or value: names and packet marks are in the order of
+/// the host, other numbers are in network order, and the parts of a concatenation have their own.
 pub(super) fn byte_order(types: &[DataType]) -> u32 {
     match types {
         [DataType::LinkName | DataType::PacketMark] => 1,

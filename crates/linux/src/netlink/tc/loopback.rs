@@ -1,8 +1,8 @@
 //! Filters that drop what a link receives to or from loopback addresses.
 //!
-//! With `bridge-nf-call-iptables`, netfilter sees what a bridge receives before the filters of the bridge do, and has translated the
-//! replies to connections from loopback addresses by then. So the filters let packets to loopback addresses pass that have a
-//! packet mark: rules of nf_tables must set it for such replies.
+//! With `bridge-nf-call-iptables`, netfilter sees what a bridge receives before the filters of the bridge do, and has
+//! translated the replies to connections from loopback addresses by then. So the filters let packets to loopback
+//! addresses pass that have a packet mark: rules of nf_tables must set it for such replies.
 
 use neli::consts::rtnl::Rtm;
 
@@ -66,8 +66,9 @@ fn program() -> Vec<u8> {
 }
 
 impl Change<'_> {
-    /// Drops IPv4 packets to and from loopback addresses that a link receives, by a filter with this handle. Packets to loopback
-    /// addresses pass with the packet mark [`LOOPBACK_REPLY`]. Needs `ingress` or `clsact`. A kernel without the classifier `bpf` returns ENOENT.
+    /// Drops IPv4 packets to and from loopback addresses that a link receives, by a filter with this handle. Packets to
+    /// loopback addresses pass with the packet mark [`LOOPBACK_REPLY`]. Needs `ingress` or `clsact`. A kernel without
+    /// the classifier `bpf` returns ENOENT.
     pub fn drop_loopback(link: LinkIndex, handle: u32) -> Self {
         let mut request = about(Rtm::Newtfilter, CREATE, link, handle, INGRESS_FILTERS, PRIORITY | EVERY_PROTOCOL);
         request.text(libc::TCA_KIND, "bpf");

@@ -135,7 +135,8 @@ pub(in crate::netlink) fn read_redirect(payload: &[u8]) -> Result<Option<Redirec
     Ok(None)
 }
 
-/// Returns the link to which an action redirects packets, if it is such an action. The inner `None` is a link that is gone.
+/// Returns the link to which an action redirects packets, if it is such an action. The inner `None` is a link that is
+/// gone.
 fn redirect_target(action: &[u8]) -> Result<Option<Option<LinkIndex>>> {
     let (mut kind, mut target) = (String::new(), None);
     for attribute in wire::attributes(action, 0) {

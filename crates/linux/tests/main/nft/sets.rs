@@ -86,8 +86,8 @@ fn a_range_is_looked_up_by_a_key_in_it() {
     assert_eq!(nft.elements(pairs.set).unwrap(), []);
 }
 
-/// An element whose key exists with the same value changes nothing, and another value is refused: a comparison that is part
-/// of the transaction.
+/// An element whose key exists with the same value changes nothing, and another value is refused: a comparison that is
+/// part of the transaction.
 #[test]
 fn an_element_is_compared_in_a_transaction() {
     let (lab, mut nft) = prepared();
