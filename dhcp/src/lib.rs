@@ -28,7 +28,8 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use cni::{
-    AddResult, Attachment, Call, Code, Error, Ipam, Keep, Plugin, Prepared, Result, Rollback, ValidAttachment, report,
+    AddResult, Attachment, Call, Code, Error, Ipam, Keep, Namespaces, Plugin, Prepared, Result, Rollback,
+    ValidAttachment, report,
 };
 use linux::ip::Cidr;
 
@@ -150,15 +151,15 @@ impl Plugin for Dhcp {
             let (netns, settings) = (at.netns.clone(), config.settings.clone());
             let key = Key::new(call, at).of(family);
             let mut daemon = config::endpoint(call);
-            let needs_daemon = !lease::read(&key)?.is_some_and(|lease| lease.never_ends());
-            if !needs_daemon {
+            let endless = lease::read(&key)?.filter(Summary::never_ends);
+            if endless.is_some() {
                 daemon.starts_from = None;
             }
             let request = Request { netns, settings, address, ..Request::new(Command::Check, key) };
-            match ask(&daemon, &request, CHECK_TIMEOUT) {
-                // The plugin that has created the interface compares an IPv4 address with the result.
-                Err(error) if error.code() == Code::TRY_LATER && !needs_daemon => Ok(()),
-                outcome => outcome.map(drop),
+            match (ask(&daemon, &request, CHECK_TIMEOUT), endless) {
+                // No daemon is needed.
+                (Err(error), Some(lease)) if error.code() == Code::TRY_LATER => compare(call, at, &lease),
+                (outcome, _) => outcome.map(drop),
             }
         };
         if config.ipv6 == Some(Ipv6::Dhcp) {
@@ -191,6 +192,19 @@ impl Plugin for Dhcp {
     fn ipam(&self) -> Option<&dyn Ipam> {
         Some(self)
     }
+}
+
+/// Checks that the interface has the address of a lease.
+fn compare(call: &Call<'_>, at: &Attachment, lease: &Summary) -> Result<()> {
+    let mut guest = Namespaces::open(call, at)?.open_guest(at)?;
+    let link = guest.interface()?;
+    let leased = lease.address();
+    if guest.netlink.addresses(link.index)?.iter().any(|have| Some(have.cidr.ip()) == leased) {
+        return Ok(());
+    }
+    let leased = leased.map_or_else(String::new, |ip| ip.to_string());
+    let what = format!("{:?} in {:?} does not have the address {leased} of its DHCP lease", link.name, at.sandbox());
+    Err(Error::new(Code::INTERNAL, what).details("attach the container again"))
 }
 
 /// Tells the daemon to give the leases of an attachment back. Without a daemon, forgets them.

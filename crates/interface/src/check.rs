@@ -25,9 +25,8 @@ pub struct Checker<'a> {
     pub host: Netlink,
     /// A socket in the container's namespace.
     pub guest: Guest<'a>,
-    /// Whether the IPAM plugin has compared the IPv6 addresses itself: a router or a server may have replaced those of
-    /// ADD.
-    is_advertised: bool,
+    /// Whether the IPAM plugin compares the addresses: a server or a router may have replaced those of ADD.
+    ipam_compares: bool,
 }
 
 impl<'a> Checker<'a> {
@@ -38,8 +37,8 @@ impl<'a> Checker<'a> {
         })?;
         let namespaces = Namespaces::open(call, at)?;
         let guest = namespaces.open_guest(at)?;
-        let is_advertised = config::ipam_name(call)?.as_deref() == Some(ipam::DHCP);
-        Ok(Checker { at, prev_result, host: namespaces.host.netlink, guest, is_advertised })
+        let ipam_compares = config::ipam_name(call)?.as_deref() == Some(ipam::DHCP);
+        Ok(Checker { at, prev_result, host: namespaces.host.netlink, guest, ipam_compares })
     }
 
     /// Checks the interface in the container, which must be a link of this kind. If `up`, it must be up.
@@ -135,16 +134,17 @@ impl<'a> Checker<'a> {
         self.prev_result.interfaces.iter().rposition(|listed| listed.name == name && listed.sandbox == sandbox)
     }
 
-    /// Checks that the interface has all addresses of the result, and returns them.
+    /// Checks that the interface has all addresses of the result, unless the IPAM plugin does so, and returns them.
     pub fn addresses(&mut self, link: &Link) -> Result<Vec<IpConfig>> {
         let have = self.guest.netlink.addresses(link.index)?;
         let place = self.place();
         let is_ours = |ip: &&IpConfig| ip.interface.is_none_or(|index| usize::try_from(index).ok() == place);
         let mut ips: Vec<_> = self.prev_result.ips.iter().filter(is_ours).cloned().collect();
         for ip in &mut ips {
-            if self.is_advertised && ip.address.ip().is_ipv6() {
-                // Nor has the host the address of the router.
-                ip.gateway = None;
+            if self.ipam_compares {
+                if ip.address.ip().is_ipv6() {
+                    ip.gateway = None; // the router's, which the host does not have
+                }
                 continue;
             }
             if !have.iter().any(|have| have.cidr == ip.address) {

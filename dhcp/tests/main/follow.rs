@@ -89,6 +89,10 @@ fn after_a_refusal_the_address_goes_and_another_one_comes() {
     server.behave(|request| Reply::grant(request, SECOND, SHORT));
     await_address(&pod, Some("10.66.0.61"));
     assert!(pod.sh("ip route").contains("default via 10.66.0.1"));
+    pod.check_result(&config, &result).ok();
+    pod.sh("ip address add 10.66.0.99/24 dev eth0; ip address del 10.66.0.61/24 dev eth0");
+    let error = pod.check_result(&config, &result).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("does not have the address 10.66.0.61"), "{error}");
     pod.del(&config);
 }
 

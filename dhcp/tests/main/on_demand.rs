@@ -152,8 +152,9 @@ fn a_lease_that_never_ends_needs_no_daemon() {
     let result = other.add(&lan(json!({})));
     assert!(service.end());
     other.check_result(&lan(json!({})), &result).ok();
-    other.sh("ip address flush dev eth0");
-    other.check_result(&lan(json!({})), &result).error(999);
+    other.sh("ip address add 10.66.0.99/24 dev eth0; ip address del 10.66.0.61/24 dev eth0");
+    let error = other.check_result(&lan(json!({})), &result).error(999);
+    assert!(error["msg"].as_str().unwrap().contains("of its DHCP lease"), "{error}");
 }
 
 #[test]
