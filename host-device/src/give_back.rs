@@ -1,6 +1,7 @@
 //! Gives a device back to the host: from the container, or, if the kernel has moved it out of a namespace that is gone,
 //! on the host itself, where it still has the name that it had in the container.
 
+use std::slice;
 use std::time::Duration;
 
 use cni::{
@@ -72,6 +73,11 @@ impl<'a> GiveBack<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Returns whether a link of the container is the device, unless there is no record of it.
+    pub(crate) fn may_be_of(&self, namespaces: &Namespaces, link: &Link) -> Result<bool> {
+        Ok(self.record.is_none() || self.find(namespaces, slice::from_ref(link))?.is_some())
     }
 
     /// Returns whether a link can be the device, by all but its identity. A container can change its name and alias,

@@ -13,7 +13,7 @@ mod give_back;
 mod inspect;
 mod record;
 
-use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, ErrorCollector, Keep, Plugin, Result};
+use cni::{AddResult, Attachment, AttachmentKey, Call, Code, Error, ErrorCollector, Keep, Namespaces, Plugin, Result};
 use interface::attach::{Add, explain_forbidden, prepare_ipam};
 use interface::check::{Checker, difference, same};
 use interface::config::ipam_to_clean_up;
@@ -22,7 +22,6 @@ use linux::netlink::Netlink;
 
 use config::Config;
 use give_back::GiveBack;
-use record::Record;
 
 /// The `host-device` plugin.
 #[derive(Debug)]
@@ -84,7 +83,7 @@ impl Plugin for HostDevice {
         }
         // The reference does not mark devices.
         let key = AttachmentKey::new(call, at);
-        if Record::read(key).is_some_and(|record| !record.is_of(&link))
+        if !GiveBack::new(key).may_be_of(&Namespaces::open(call, at)?, &link)?
             || give_back::has_other_mark(&link, &key.alternative_name())
         {
             return Err(difference(&link.name, "device", &"that of this attachment", &"another one"));

@@ -91,7 +91,7 @@ fn a_virtual_device_is_recognised_without_its_marks() {
         let config = config(with(ipam(), json!({ "device": device })));
         let pod = Pod::new(lab, device);
         let add_and_forge = || {
-            pod.add(&config);
+            let result = pod.add(&config);
             let link = pod.ip("link show eth0")[0].clone();
             let mark = link["altnames"][0].as_str().unwrap();
             pod.sh(&format!(
@@ -99,7 +99,11 @@ fn a_virtual_device_is_recognised_without_its_marks() {
                 ip link set eth0 down; ip link set eth0 name other alias evil; ip link add eth0 {forged}
                 ip link property add dev eth0 altname {mark}; ip link set eth0 alias {device}"
             ));
-            link["address"].clone()
+            let mac = link["address"].as_str().unwrap().to_owned();
+            pod.sh(&format!("ip link set eth0 address {mac}; ip link set eth0 up"));
+            let error = pod.check_result(&config, &result).error(999);
+            assert!(error["msg"].as_str().unwrap().contains("got another one"), "{error}");
+            mac
         };
         let mac = add_and_forge();
         pod.del(&config);
