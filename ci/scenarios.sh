@@ -16,7 +16,7 @@ nothing_left() {
     local child
     # A DEL leaves the last wait for the kernel to a detached child, which the init process must reap.
     for child in $(pgrep -x "$(IFS='|' && echo "${plugins[*]}")"); do
-        timeout 5 tail -s 0.02 --pid "$child" -f /dev/null || fail "$(ps -o pid,ppid,stat,comm "$child") is left"
+        timeout 60 tail -s 0.02 --pid "$child" -f /dev/null || fail "$(ps -o pid,ppid,stat,comm "$child") is left"
     done
     same "$(ip -o link show type veth | grep -v ' out0@' || true)" '' "pairs are left"
     same "$(ip -o link show type ifb; tc qdisc show | grep -w tbf || true)" '' "limits are left"
@@ -90,9 +90,9 @@ through_libcni() { # through_libcni LIST: attaches a namespace and detaches it
     nothing_left
 }
 state_of_links() { # the links, IPv4 addresses, routes and rules of the host and of the namespace pod
-    local netns
+    local netns carrier='s/ (UP|DOWN|UNKNOWN) / /; s/NO-CARRIER,//; s/,LOWER_UP//; s/ linkdown//' # reported later
     for netns in /proc/self/ns/net /run/netns/pod; do
-        nsenter --net=$netns sh -ec 'ip -br link; ip -br -4 address; ip route; ip rule' | sed 's/@[^ ]*//'
+        nsenter --net=$netns sh -ec 'ip -br link; ip -br -4 address; ip route; ip rule' | sed -E "s/@[^ ]*//; $carrier"
     done
 }
 # as_second LIST: attaches net1 to a namespace as Multus does, and detaches it. The links eth0 and eth1 of the host and net0
@@ -453,6 +453,8 @@ scenario_image_installs_with_podman() {
     node_is_as_before
     # The main container of the pod needs no user and no file, and stops at once.
     podman run -d --name waiting "${options[@]}" --user 65534 "$cni0_image" wait
+    # Before that, the kernel drops the signal: this is process 1.
+    grep -qm 1 'waiting for SIGTERM' <(podman logs -f waiting 2>&1)
     podman stop -t 30 waiting
     same "$(podman inspect waiting | jq '.[0].State.ExitCode')" 0 "the exit code of wait"
     podman rm waiting
