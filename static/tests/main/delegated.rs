@@ -66,12 +66,12 @@ fn addresses_of_the_runtime_get_a_default_route() {
 fn a_mistake_is_found_before_anything_changes() {
     let lab = Lab::new();
     let pod = Pod::new(&lab, "a");
-    let before = lab.sh("ip -o link");
+    let before = lab.sh("ip -o link | cut -d: -f1,2");
     for ipam in
         [json!({}), json!({"addresses": [{"address": "10.1.0.5"}]}), json!({"addresses": [{"address": "10.1.0.0/24"}]})]
     {
         pod.call("ADD", &config(ipam)).run().error(7);
-        assert_eq!(lab.sh("ip -o link"), before);
+        assert_eq!(lab.sh("ip -o link | cut -d: -f1,2"), before);
     }
 }
 
