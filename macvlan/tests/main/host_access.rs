@@ -34,7 +34,9 @@ fn lab() -> Lab {
 /// Returns what `hostAccess` created on the host: links, addresses and routes.
 fn traces(lab: &Lab) -> String {
     lab.sh(
-        "ip -o link show type macvlan | sed 's/ state [A-Z]*//'; ip -o address | grep 250 || true; ip route; ip -6 route | grep -v fe80 || true",
+        // The kernel reports the carrier of a new link later.
+        "{ ip -o link show type macvlan; ip -o address | grep 250 || true; ip route; ip -6 route | grep -v fe80 || true; } |
+            sed 's/ state [A-Z]*//; s/NO-CARRIER,//; s/,LOWER_UP//; s/ linkdown//'",
     )
 }
 
