@@ -51,7 +51,7 @@ impl Listener {
         }
     }
 
-    /// Removes the path, so that nobody connects any more, except those who have begun to.
+    /// Removes the path: no process can connect any more, except those that have begun to.
     pub fn unpublish(&mut self) {
         if let Some(path) = self.path.take() {
             let _ = fs::remove_file(path);
