@@ -246,6 +246,12 @@ impl<'a> GiveBack<'a> {
             Some(record) if !record.hardware.is_empty() => {
                 Ok(host.links(None)?.into_iter().find(|link| self.is_device(link)))
             }
+            // An ADD that was killed may have written the record, but not set the mark.
+            Some(Record { name, identity: Some(identity), .. }) => {
+                let sysfs = GiveBack::open_sysfs()?;
+                let Some((sysfs, link)) = sysfs.zip(host.link(name.as_str())?) else { return Ok(None) };
+                Ok((sysfs.identity(&link)? == Some(*identity)).then_some(link))
+            }
             _ => Ok(None),
         }
     }

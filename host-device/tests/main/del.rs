@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use testing::config::with;
+use testing::fault::kill_everywhere;
 use testing::{Lab, Pod};
 
 use crate::{assert_given_back, config, has, ipam, lab, return_as};
@@ -298,4 +299,17 @@ fn a_virtual_device_goes_with_its_namespace() {
     pod.del(&config(ipam()));
     assert_eq!(leases(lab), "");
     assert_eq!(lab.sh("ls -A /run/cni0/host-device"), "");
+}
+
+/// The record, which ADD writes before it sets the mark.
+#[test]
+fn a_killed_add_leaves_no_record_to_the_next_del() {
+    let lab = lab();
+    let (pod, config) = (Pod::new(&lab, "a"), config(json!({})));
+    let add = || pod.call("ADD", &config);
+    let killed = kill_everywhere(&lab, &["sendto"], add, |place| {
+        pod.del(&config);
+        assert_given_back(&lab, place);
+    });
+    assert!(killed >= 2, "ADD was killed only {killed} times");
 }
