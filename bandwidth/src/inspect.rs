@@ -1,7 +1,7 @@
 //! For tools: lists limits, reports those that are missing or left over, and restores them.
 
 use cni::inspect::{
-    Command, Finding, Fix, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
+    Command, Finding, Fix, Inspect, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject,
 };
 use cni::key::AliasOwner;
 use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
@@ -15,8 +15,13 @@ use crate::limits::Limits;
 use crate::{Bandwidth, check, removal, status};
 
 /// The kind of objects that the plugin creates.
-static KINDS: [Kind; 1] =
-    [Kind { name: "bandwidth", noun: "bandwidth limit", flag: "limited", json: "bandwidthLimits", is_listed: true }];
+static KINDS: [ObjectKind; 1] = [ObjectKind {
+    name: "bandwidth",
+    noun: "bandwidth limit",
+    flag: "limited",
+    json: "bandwidthLimits",
+    is_listed: true,
+}];
 
 impl Inspect for Bandwidth {
     fn shape(&self) -> Shape {
@@ -40,7 +45,7 @@ impl Inspect for Bandwidth {
         Config::parse(call).map(|_| Settings::default())
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

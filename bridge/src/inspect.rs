@@ -1,6 +1,6 @@
 //! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
-use cni::inspect::{self, Finding, Inspect, Kind, NetworkView, Object, Owner, Settings, Shape, Subject, Usage};
+use cni::inspect::{self, Finding, Inspect, NetworkView, Object, ObjectKind, Owner, Settings, Shape, Subject, Usage};
 use cni::{Attachment, AttachmentKey, Call, Code, Context, Keep, Result};
 use interface::masquerade::inspect::RESTORED;
 use interface::{check, masquerade};
@@ -13,9 +13,9 @@ use crate::config::{self, Config};
 use crate::{gateway, gc, spoofcheck, vlan};
 
 /// The kinds of objects that the plugin creates.
-static KINDS: [Kind; 2] = [
+static KINDS: [ObjectKind; 2] = [
     masquerade::inspect::KIND,
-    Kind { name: "spoofcheck", noun: "spoof check", flag: "spoofchk", json: "spoofCheck", is_listed: false },
+    ObjectKind { name: "spoofcheck", noun: "spoof check", flag: "spoofchk", json: "spoofCheck", is_listed: false },
 ];
 
 impl Inspect for Bridge {
@@ -45,7 +45,7 @@ impl Inspect for Bridge {
         })
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 
@@ -103,7 +103,7 @@ impl Inspect for Bridge {
     }
 }
 
-fn spoof_check_object(kind: &'static Kind, port: String, comment: String) -> Object {
+fn spoof_check_object(kind: &'static ObjectKind, port: String, comment: String) -> Object {
     Object {
         kind,
         name: port.clone(),

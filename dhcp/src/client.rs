@@ -8,7 +8,7 @@ use std::time::Duration;
 use linux::ip::MacAddr;
 use serde::{Deserialize, Serialize};
 
-use crate::exchange::{Answer, Ask, Content, Exchange, Incoming, Outgoing};
+use crate::exchange::{Ask, Content, Exchange, Incoming, Outgoing, Received};
 use crate::lease::Family;
 use crate::settings::Settings;
 use crate::terms::{Server, Terms};
@@ -268,7 +268,7 @@ impl Client {
             }
             Incoming::V6(message, from) => v6::read(message, *from, self.terms(), &exchange),
         };
-        let Some(Answer { server, content }) = answer else { return Vec::new() };
+        let Some(Received { server, content }) = answer else { return Vec::new() };
         let is_of = |wanted: &Server| server.as_ref().is_some_and(|server| server.is(wanted));
         match (&self.state, content) {
             (State::Selecting, Content::Offer(terms)) => self.on_offer(now, server.as_ref(), terms),

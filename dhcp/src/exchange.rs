@@ -52,7 +52,7 @@ pub(crate) struct Exchange<'a> {
 
 /// What a server says.
 #[derive(Clone, Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Received {
     /// The server, if it names itself.
     pub(crate) server: Option<Server>,
     pub(crate) content: Content,

@@ -9,7 +9,7 @@ use cni::Call;
 use linux::ip::MacAddr;
 
 use crate::config::Config;
-use crate::exchange::{Answer, Content, Exchange};
+use crate::exchange::{Content, Exchange, Received};
 use crate::lease;
 use crate::settings::Settings;
 use crate::terms::{Server, Terms};
@@ -44,7 +44,7 @@ pub fn packet(bytes: &[u8]) {
         let (mac, elapsed) = (MacAddr([2; 6]), Duration::ZERO);
         let exchange = Exchange { xid: message.xid, elapsed, mac, settings: &settings };
         let answer = v6::read(&message, Ipv6Addr::LOCALHOST, None, &exchange);
-        if let Some(Answer { content: Content::Offer(Ok(terms)) | Content::Grant(Ok(terms)), .. }) = answer {
+        if let Some(Received { content: Content::Offer(Ok(terms)) | Content::Grant(Ok(terms)), .. }) = answer {
             verify(&terms);
         }
     }

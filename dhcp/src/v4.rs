@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use linux::ip::MacAddr;
 
-use crate::exchange::{Answer, Ask, Content, Exchange};
+use crate::exchange::{Ask, Content, Exchange, Received};
 use crate::terms::Server;
 use message::{Kind, Message, option};
 use terms::is_host;
@@ -106,7 +106,7 @@ pub(crate) fn read(
     from: MacAddr,
     known: Option<&Server>,
     exchange: &Exchange<'_>,
-) -> Option<Answer> {
+) -> Option<Received> {
     if !message.is_reply || message.xid != exchange.xid || message.mac != exchange.mac {
         return None;
     }
@@ -121,7 +121,7 @@ pub(crate) fn read(
         Kind::Nak => Content::Refusal(message.text(option::TEXT)),
         _ => return None,
     };
-    Some(Answer { server, content })
+    Some(Received { server, content })
 }
 
 fn v4(ip: IpAddr) -> Option<Ipv4Addr> {

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 
 use linux::sha2::sha512_of_bytes;
 
-use crate::exchange::{Answer, Ask, Content, Exchange};
+use crate::exchange::{Ask, Content, Exchange, Received};
 use crate::terms::{Server, Terms};
 use message::{Association, Kind, Message, Options, option};
 use terms::Refusal;
@@ -65,7 +65,7 @@ pub(crate) fn read(
     from: Ipv6Addr,
     former: Option<&Terms>,
     exchange: &Exchange<'_>,
-) -> Option<Answer> {
+) -> Option<Received> {
     let options = &message.options;
     if message.xid != xid(exchange) || options.get(option::CLIENT) != Some(&client(exchange)) {
         return None;
@@ -88,7 +88,7 @@ pub(crate) fn read(
         (Kind::Reply, Ok(terms)) => Content::Grant(Ok(terms)),
         _ => return None,
     };
-    Some(Answer { server: Some(server), content })
+    Some(Received { server: Some(server), content })
 }
 
 #[cfg(test)]

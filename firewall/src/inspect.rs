@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use cni::inspect::{
-    Finding, ForwardChain, Inspect, Kind, NetworkView, Object, Owner, Property, Settings, Shape, Usage,
+    Finding, ForwardChain, Inspect, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Usage,
     require_attached,
 };
 use cni::key::mark_in;
@@ -23,9 +23,15 @@ use crate::status::FIREWALLD;
 use crate::{Firewall, accepted, check, isolation, removal};
 
 /// The kinds of objects that the plugin creates.
-static KINDS: [Kind; 2] = [
-    Kind { name: "firewall", noun: "accepted address", flag: "accepted", json: "acceptedAddresses", is_listed: true },
-    Kind { name: "policy", noun: "ingress policy", flag: "policy", json: "ingressPolicy", is_listed: false },
+static KINDS: [ObjectKind; 2] = [
+    ObjectKind {
+        name: "firewall",
+        noun: "accepted address",
+        flag: "accepted",
+        json: "acceptedAddresses",
+        is_listed: true,
+    },
+    ObjectKind { name: "policy", noun: "ingress policy", flag: "policy", json: "ingressPolicy", is_listed: false },
 ];
 /// What holds policies, and addresses that earlier versions accepted: even with the backend `nftables`, the tables of
 /// iptables.
@@ -53,7 +59,7 @@ impl Inspect for Firewall {
         Ok(Settings { nftables, ..Settings::default() })
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use cni::inspect::{Finding, Generated, Inspect, Kind, NetworkView, Object, Owner, Settings, Shape, Subject};
+use cni::inspect::{Finding, Generated, Inspect, NetworkView, Object, ObjectKind, Owner, Settings, Shape, Subject};
 use cni::{AttachmentKey, Call, Keep, Result};
 use linux::ip::Cidr;
 use linux::netlink::{Link, Netlink};
@@ -14,8 +14,8 @@ use crate::subnet::SubnetFile;
 use crate::{Flannel, generate_to_clean_up, read_if_exists};
 
 /// The kind of objects that the plugin creates.
-static KINDS: [Kind; 1] =
-    [Kind { name: "state", noun: "state file", flag: "state", json: "stateFile", is_listed: false }];
+static KINDS: [ObjectKind; 1] =
+    [ObjectKind { name: "state", noun: "state file", flag: "state", json: "stateFile", is_listed: false }];
 
 /// The checks of the subnet file and of the MTU.
 const CHECK: &str = "flannel";
@@ -42,7 +42,7 @@ impl Inspect for Flannel {
         Ok(Some(Generated { kind, config, is_complete: file.is_some() }))
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

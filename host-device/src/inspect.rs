@@ -1,7 +1,7 @@
 //! For tools: reads configurations, lists the devices that containers have, and reports devices that are missing.
 
 use cni::inspect::{
-    ContainerLink, Finding, Inspect, Kind, Master, NetworkView, Object, Owner, Property, Settings, Shape, Subject,
+    ContainerLink, Finding, Inspect, Master, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject,
 };
 use cni::{Call, IfName, Keep, Result};
 use linux::netlink::Netlink;
@@ -12,7 +12,8 @@ use crate::record::Record;
 use crate::{HostDevice, give_back};
 
 /// The kind of objects that the plugin creates.
-static KINDS: [Kind; 1] = [Kind { name: "device", noun: "device", flag: "device", json: "devices", is_listed: true }];
+static KINDS: [ObjectKind; 1] =
+    [ObjectKind { name: "device", noun: "device", flag: "device", json: "devices", is_listed: true }];
 
 impl Inspect for HostDevice {
     fn shape(&self) -> Shape {
@@ -31,7 +32,7 @@ impl Inspect for HostDevice {
         Ok(Settings { link: Some(link), ..Settings::default() })
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

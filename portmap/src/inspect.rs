@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use cni::inspect::{
-    Finding, Fix, Inspect, Kind, Level, NetworkView, Object, Owner, Property, Settings, Shape, Subject, Usage,
+    Finding, Fix, Inspect, Level, NetworkView, Object, ObjectKind, Owner, Property, Settings, Shape, Subject, Usage,
     require_attached,
 };
 use cni::key::mark_in;
@@ -24,8 +24,8 @@ use crate::table::{Frame, Scope};
 use crate::{Portmap, check, localnet, other_forms, removal};
 
 /// The kinds of objects that the plugin creates.
-static KINDS: [Kind; 1] =
-    [Kind { name: "portmap", noun: "published port", flag: "published", json: "portMappings", is_listed: true }];
+static KINDS: [ObjectKind; 1] =
+    [ObjectKind { name: "portmap", noun: "published port", flag: "published", json: "portMappings", is_listed: true }];
 
 /// The chain and the target of the rule that leads packets to the chains of iptables.
 const PREROUTING: &str = "PREROUTING";
@@ -49,7 +49,7 @@ impl Inspect for Portmap {
         Ok(Settings { nftables, ..Settings::default() })
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

@@ -1,6 +1,6 @@
 //! For tools: reads configurations, lists the rules on a host, reports problems, and repairs rules.
 
-use cni::inspect::{Finding, Inspect, Kind, NetworkView, Object, Settings, Shape};
+use cni::inspect::{Finding, Inspect, NetworkView, Object, ObjectKind, Settings, Shape};
 use cni::{Attachment, AttachmentKey, Call, Context, Keep, Result};
 use interface::masquerade::inspect::{KIND, RESTORED, findings, objects};
 use linux::netlink::nft::Nftables;
@@ -9,7 +9,7 @@ use crate::config::{self, Config};
 use crate::{Ptp, check};
 
 /// The kinds of objects that the plugin creates.
-static KINDS: [Kind; 1] = [KIND];
+static KINDS: [ObjectKind; 1] = [KIND];
 
 impl Inspect for Ptp {
     fn shape(&self) -> Shape {
@@ -24,7 +24,7 @@ impl Inspect for Ptp {
         })
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

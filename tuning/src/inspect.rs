@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use cni::inspect::{
-    Command, CommandLine, Finding, Inspect, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Settings, Shape,
+    Command, CommandLine, Finding, Inspect, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Property, Settings,
+    Shape,
 };
 use cni::{Attachment, Call, Error, Guest, Keep, Namespaces, Result};
 use linux::log::debug;
@@ -14,8 +15,8 @@ use crate::sysctl::{Sysctl, same_value};
 use crate::{Tuning, check, removal, status};
 
 /// The kind of objects that the plugin creates.
-static KINDS: [Kind; 1] =
-    [Kind { name: "tuning", noun: "tuning backup", flag: "tuned", json: "tunedAttributes", is_listed: true }];
+static KINDS: [ObjectKind; 1] =
+    [ObjectKind { name: "tuning", noun: "tuning backup", flag: "tuned", json: "tunedAttributes", is_listed: true }];
 
 impl Inspect for Tuning {
     fn shape(&self) -> Shape {
@@ -30,7 +31,7 @@ impl Inspect for Tuning {
         Config::parse(call, None).map(|_| Settings::default())
     }
 
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &KINDS
     }
 

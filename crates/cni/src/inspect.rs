@@ -54,7 +54,7 @@ pub trait Inspect: Plugin {
         None
     }
     /// Returns the kinds of [`Object`] that the plugin creates.
-    fn kinds(&self) -> &'static [Kind] {
+    fn kinds(&self) -> &'static [ObjectKind] {
         &[]
     }
     /// Lists the objects of all networks on this host.
@@ -226,7 +226,7 @@ impl fmt::Display for Range {
 
 /// A kind of objects.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Kind {
+pub struct ObjectKind {
     /// The name of the kind, and of the check of `doctor`.
     pub name: &'static str,
     /// What one object is called in a sentence.
@@ -243,7 +243,7 @@ pub struct Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// What it is.
-    pub kind: &'static Kind,
+    pub kind: &'static ObjectKind,
     /// What it belongs to.
     pub owner: Owner,
     /// What holds it, such as `nftables`.

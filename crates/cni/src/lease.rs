@@ -38,7 +38,7 @@ pub(crate) use earlier::EarlierLeases;
 pub use index::{Broken, Index};
 pub(crate) use lock::{NAME as LOCK, holder_in as lock_holder};
 pub use span::{Span, bits, like};
-pub use store::{Held, Lease, Store};
+pub use store::{Held, LeaseFile, Store};
 
 /// The default of `ipam.dataDir`, the parent of the lease directories.
 pub const DATA_DIR: &str = "/var/lib/cni/networks";

@@ -8,7 +8,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-use cni::inspect::{Kind, Lease, LeaseHolder, Range};
+use cni::inspect::{Lease, LeaseHolder, ObjectKind, Range};
 use cni::{Code, Context, Error, Result};
 
 use crate::node::{Network, Node, State, kinds_of};
@@ -139,7 +139,7 @@ fn stale_leases(node: &Node, network: &Network) -> Sample {
 fn objects(node: &Node, network: &Network) -> Vec<Sample> {
     let objects = node.objects_of(&network.name);
     let kinds = kinds_of(|plugin| !node.unlisted.contains(&plugin)).into_iter().filter(|kind| kind.is_listed);
-    let sample = |kind: &'static Kind| {
+    let sample = |kind: &'static ObjectKind| {
         let count = objects.iter().filter(|object| object.kind == kind).count();
         let sample = Sample::new([("network", network.name.as_str()), ("kind", kind.name)], count as u128);
         (count > 0 || network.creates(kind)).then_some(sample)

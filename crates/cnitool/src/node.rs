@@ -13,7 +13,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-use cni::inspect::{Kind, LeaseHolder, Object, Owner, network_marks};
+use cni::inspect::{LeaseHolder, Object, ObjectKind, Owner, network_marks};
 use cni::key::AliasOwner;
 use cni::{Error, Result};
 use cni0::PLUGINS;
@@ -90,7 +90,7 @@ impl Node {
         let cached = cached(&mut unseen, &mut corrupt);
         let (networks, shadowed) = network::configured(lists, &mut unseen);
         let (mut objects, mut unlisted) = (Vec::<Object>::new(), Vec::new());
-        let mut listed: Vec<&Kind> = Vec::new();
+        let mut listed: Vec<&ObjectKind> = Vec::new();
         for plugin in PLUGINS {
             match value_or_unseen(&mut unseen, plugin.objects()) {
                 // Several plugins can create objects of one kind, and each lists those of all networks.
@@ -346,13 +346,13 @@ impl Node {
 }
 
 /// Returns the kinds of all plugins.
-pub(crate) fn kinds() -> impl Iterator<Item = &'static Kind> {
+pub(crate) fn kinds() -> impl Iterator<Item = &'static ObjectKind> {
     kinds_of(|_| true).into_iter()
 }
 
 /// Returns the kinds of the plugins that are `wanted`. Several plugins can have the same kind.
-pub(crate) fn kinds_of(wanted: impl Fn(&str) -> bool) -> Vec<&'static Kind> {
-    let mut kinds: Vec<&'static Kind> = Vec::new();
+pub(crate) fn kinds_of(wanted: impl Fn(&str) -> bool) -> Vec<&'static ObjectKind> {
+    let mut kinds: Vec<&'static ObjectKind> = Vec::new();
     for kind in PLUGINS.iter().filter(|plugin| wanted(plugin.name())).flat_map(|plugin| plugin.kinds()) {
         if !kinds.contains(&kind) {
             kinds.push(kind);

@@ -4,7 +4,7 @@ mod json;
 
 use std::net::IpAddr;
 
-use cni::inspect::{Kind, LeaseHolder, Marks, Object, Owner};
+use cni::inspect::{LeaseHolder, Marks, Object, ObjectKind, Owner};
 use cni::{AttachmentKey, Result};
 use linux::netlink::{Link, Netlink, Vlan};
 use serde_json::Value;
@@ -208,7 +208,7 @@ impl PortView<'_> {
     }
 
     /// Returns whether it has an object of this kind.
-    fn has(&self, kind: &Kind) -> bool {
+    fn has(&self, kind: &ObjectKind) -> bool {
         self.objects.iter().any(|object| object.kind == kind)
     }
 
@@ -221,7 +221,7 @@ impl PortView<'_> {
 
 impl<'a> BridgeView<'a> {
     /// Returns the objects of a kind. Those of none of the shown ports are not live.
-    fn objects(&self, node: &'a Node, kind: &Kind) -> Vec<OwnedObject<'a>> {
+    fn objects(&self, node: &'a Node, kind: &ObjectKind) -> Vec<OwnedObject<'a>> {
         let find = |object: &Object| {
             self.ports
                 .iter()
@@ -244,7 +244,7 @@ impl<'a> BridgeView<'a> {
 }
 
 /// Returns the objects of a kind that belong to a network.
-fn owned_objects<'a>(node: &'a Node, network: &Network, kind: &Kind) -> Vec<OwnedObject<'a>> {
+fn owned_objects<'a>(node: &'a Node, network: &Network, kind: &ObjectKind) -> Vec<OwnedObject<'a>> {
     let objects = node.objects_of(&network.name).into_iter().filter(|object| object.kind == kind);
     let attachments = node.attachments(network);
     let owned = |object: &'a Object| {
@@ -264,7 +264,7 @@ fn owned_objects<'a>(node: &'a Node, network: &Network, kind: &Kind) -> Vec<Owne
 }
 
 /// Returns the kinds whose objects are listed.
-fn listed_kinds() -> impl Iterator<Item = &'static Kind> {
+fn listed_kinds() -> impl Iterator<Item = &'static ObjectKind> {
     kinds().filter(|kind| kind.is_listed)
 }
 
@@ -405,7 +405,7 @@ fn line(object: &Object) -> String {
 
 /// Formats the number of objects of a kind, and those that are not live. `words` say what live ones belong to, and
 /// others.
-fn objects(owned: &[OwnedObject<'_>], kind: &Kind, paint: Paint, words: (&str, &str)) -> String {
+fn objects(owned: &[OwnedObject<'_>], kind: &ObjectKind, paint: Paint, words: (&str, &str)) -> String {
     let mut by_backend: Vec<(&str, usize)> = Vec::new();
     for OwnedObject { object, .. } in owned {
         match by_backend.iter_mut().find(|(backend, _)| *backend == object.backend) {

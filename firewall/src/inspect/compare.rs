@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use cni::inspect::{self, Finding, Fix, Kind, Level, LiveAttachment, NetworkView, Subject};
+use cni::inspect::{self, Finding, Fix, Level, LiveAttachment, NetworkView, ObjectKind, Subject};
 use cni::{Code, Result};
 use linux::iptables::FAMILIES;
 use linux::log::debug;
@@ -298,6 +298,6 @@ fn consequence(level: Level) -> &'static str {
     }
 }
 
-fn finding(kind: &Kind, level: Level, what: String) -> Finding {
+fn finding(kind: &ObjectKind, level: Level, what: String) -> Finding {
     Finding::new(level, kind.name, what).remedy(REPAIR_HINT).fix(Fix::Repair)
 }

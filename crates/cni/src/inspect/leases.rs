@@ -120,7 +120,7 @@ pub enum LeaseHolder {
 
 /// Removes the leases in a lease directory whose attachments are not in `keep`.
 pub fn collect_leases(directory: &Path, keep: &Keep<'_>) -> Result<()> {
-    let is_stale = |lease: &lease::Lease| match &lease.holder {
+    let is_stale = |lease: &lease::LeaseFile| match &lease.holder {
         _ if !keep.may_be_stale(lease.ip, lease.since) => false,
         Holder::Owner(LeaseOwner { container, ifname: Some(ifname) }) => {
             keep.is_stale(AttachmentKey { network: keep.network, container, ifname })

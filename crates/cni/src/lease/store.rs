@@ -34,7 +34,7 @@ pub struct Store {
 
 /// A lease file.
 #[derive(Debug)]
-pub struct Lease {
+pub struct LeaseFile {
     /// The address.
     pub ip: IpAddr,
     /// The content of the file.
@@ -176,7 +176,7 @@ impl Store {
 
     /// Removes the leases for which `stale` returns true, and continues after errors. Returns the number of removed
     /// leases, or the errors.
-    pub fn remove_if(&mut self, stale: impl Fn(&Lease) -> bool) -> Result<usize> {
+    pub fn remove_if(&mut self, stale: impl Fn(&LeaseFile) -> bool) -> Result<usize> {
         let mut stale_ips = Vec::new();
         self.for_each(|lease| {
             if stale(&lease) {
@@ -213,7 +213,7 @@ impl Store {
     }
 
     /// Reads all lease files and calls `visit` for each. Does not collect them, because there can be many.
-    pub fn for_each(&self, visit: impl FnMut(Lease)) -> Result<()> {
+    pub fn for_each(&self, visit: impl FnMut(LeaseFile)) -> Result<()> {
         for_each_lease(&self.dir, visit)
     }
 
@@ -291,13 +291,13 @@ impl Drop for Store {
 }
 
 /// Reads all lease files of a directory and calls `visit` for each. Does not need the lock.
-fn for_each_lease(dir: &Dir, mut visit: impl FnMut(Lease)) -> Result<()> {
+fn for_each_lease(dir: &Dir, mut visit: impl FnMut(LeaseFile)) -> Result<()> {
     let what = || format!("read the directory {:?}", dir.path());
     for name in dir.names().context(what)? {
         let name = name.context(what)?;
         let Some(ip) = address(&name) else { continue };
         if let Some((holder, since)) = read(dir, &name, true)? {
-            visit(Lease { ip, holder, since });
+            visit(LeaseFile { ip, holder, since });
         }
     }
     Ok(())
@@ -323,7 +323,7 @@ impl LiveOwners {
         LiveOwners(owners.flat_map(|owner| [owner_digest(&owner), container_digest(&owner)]).collect())
     }
 
-    pub(super) fn contains(&self, lease: &Lease) -> bool {
+    pub(super) fn contains(&self, lease: &LeaseFile) -> bool {
         match &lease.holder {
             Holder::Owner(owner) => self.0.contains(&owner_digest(owner)),
             Holder::Garbled => false,

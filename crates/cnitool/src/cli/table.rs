@@ -154,11 +154,12 @@ Changes nothing.",
         build: |args| {
             Ok(Command::Leases { json: args.has("--json"), watch: args.has("--watch"), network: args.optional_text() })
         },
-        summary: "list the addresses that host-local has leased",
+        summary: "list the leased addresses",
         options: &[JSON, flag("--watch", "print changes as they happen")],
         text: "\
 Shows the usage of the ranges, and each lease with its container, its age and
-the state of the container:
+the state of the container. If dhcp has leased some, SERVER has granted them,
+and LEFT is the time until their end. The states:
 
   alive    its port is on the bridge, or its namespace exists
   no port  its namespace exists, but its interface does not

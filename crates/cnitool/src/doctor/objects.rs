@@ -1,7 +1,7 @@
 //! Checks what plugins have created for attachments, such as firewall rules.
 
 use cni::Result;
-use cni::inspect::{Finding, Fix, Kind, LiveAttachment, NetworkView, Object, Owner, Subject};
+use cni::inspect::{Finding, Fix, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Subject};
 
 use super::containers::Live;
 use super::report::first_few;
@@ -78,12 +78,12 @@ fn of_plugin(node: &Node, network: &Network, alive: &[&Attachment], part: &Part)
 }
 
 /// Groups objects by their kind. A kind without objects is left out.
-fn by_kind<'a>(objects: &[&'a Object]) -> impl Iterator<Item = (&'static Kind, Vec<&'a Object>)> {
+fn by_kind<'a>(objects: &[&'a Object]) -> impl Iterator<Item = (&'static ObjectKind, Vec<&'a Object>)> {
     let of_kind = |kind| -> Vec<&'a Object> { objects.iter().filter(|object| object.kind == kind).copied().collect() };
     kinds().map(move |kind| (kind, of_kind(kind))).filter(|(_, objects)| !objects.is_empty())
 }
 
 /// Reports objects that nothing uses any more.
-fn left_objects(kind: &'static Kind, objects: &[&Object], what: String) -> Finding {
+fn left_objects(kind: &'static ObjectKind, objects: &[&Object], what: String) -> Finding {
     Finding::warn(kind.name, what).about(objects.iter().map(|object| Subject::new(kind.noun, object.name.as_str())))
 }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use cni::inspect::{
-    Bridge, ContainerLink, ForwardChain, Generated, Inspect, Kind, Lease, LeaseHolder, LeaseStore, Range, Settings,
-    Usage,
+    Bridge, ContainerLink, ForwardChain, Generated, Inspect, Lease, LeaseHolder, LeaseStore, ObjectKind, Range,
+    Settings, Usage,
 };
 use cni::{Call, Code, Error, Result};
 use cni0::PLUGINS;
@@ -137,7 +137,7 @@ impl Network {
     }
 
     /// Returns whether a plugin of the network creates objects of this kind.
-    pub(crate) fn creates(&self, kind: &Kind) -> bool {
+    pub(crate) fn creates(&self, kind: &ObjectKind) -> bool {
         self.parts.iter().any(|part| part.plugin.kinds().contains(kind))
     }
 

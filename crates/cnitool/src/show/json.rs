@@ -1,6 +1,6 @@
 //! What `show --json` prints.
 
-use cni::inspect::{Kind, Property};
+use cni::inspect::{ObjectKind, Property};
 use serde_json::{Value, json};
 
 use super::{BridgeView, OwnedObject, PortView, listed_kinds, owned_objects};
@@ -51,7 +51,7 @@ pub(super) fn network(node: &Node, network: &Network, detached: &[PortView<'_>])
         let is_live = owned.is_live;
         with_members(describe_object(owned), [("ofLiveContainer", is_live.into())].into_iter())
     };
-    let objects = |kind: &Kind| owned_objects(node, network, kind).into_iter().map(describe).collect();
+    let objects = |kind: &ObjectKind| owned_objects(node, network, kind).into_iter().map(describe).collect();
     with_members(value, listed_kinds().map(|kind| (kind.json, objects(kind))))
 }
 

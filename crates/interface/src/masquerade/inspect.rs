@@ -1,15 +1,16 @@
 //! For tools: lists the masquerade rules on a host, and reports what is wrong with those of a network.
 
 use cni::Result;
-use cni::inspect::{Finding, Fix, Kind, LiveAttachment, NetworkView, Object, Owner, Property, Usage, lacking};
+use cni::inspect::{Finding, Fix, LiveAttachment, NetworkView, Object, ObjectKind, Owner, Property, Usage, lacking};
 use linux::netlink::nft::Nftables;
 
 use super::rule::{ListedMasquerade, REPAIR_HINT};
 use super::{Backend, Masquerade, iptables};
 
 /// The kind of objects that masquerade consists of.
-pub const KIND: Kind = Kind { name: "masquerade", noun: "rule", flag: "masq", json: "masquerade", is_listed: true };
-static MASQUERADE: Kind = KIND;
+pub const KIND: ObjectKind =
+    ObjectKind { name: "masquerade", noun: "rule", flag: "masq", json: "masquerade", is_listed: true };
+static MASQUERADE: ObjectKind = KIND;
 
 /// The name of the backend `iptables` in objects.
 const IPTABLES: &str = "iptables";
