@@ -26,6 +26,10 @@ NETWORKS = "/var/lib/cni/networks"
 BACKUPS = "/run/cni/tuning"  # of tuning
 STATES = "/var/lib/cni/flannel"  # of flannel
 SUBNET_FILE = "/run/flannel/subnet.env"  # for flannel
+DHCP_LEASES = "/run/cni0/dhcp"  # of our DHCP daemon
+DAEMON_LOG = "/run/dhcp-daemon.log"
+LAN, SERVER = "lan", "server"  # the link of the host to the DHCP server, and the server's namespace
+SERVER_LEASES, SERVER_LOG = "/run/dnsmasq.leases", "/run/dnsmasq.log"
 BIN = "/run/bin"
 WAYS = ("in-process", "executed")  # in which plugins run their delegates: directories in BIN
 INSIDE = "CNI0_LAB_INSIDE"
@@ -222,6 +226,70 @@ def peak_memory(path, config, container, netns):
     if held.process.wait() != 0:
         raise RuntimeError("the measured ADD failed")
     return int(status.split("VmHWM:")[1].split()[0])
+
+
+# DHCP. The processes end with the namespaces in which everything runs.
+
+def start_dhcp_server(*options):
+    """Starts dnsmasq in a namespace of its own, which the link LAN of the host leads to. Returns the process."""
+    make_netns([SERVER])
+    inside = ["ip", "-n", SERVER]
+    run("ip", "link", "add", LAN, "up", "type", "veth", "peer", "name", LAN, "netns", SERVER)
+    run(*inside, "address", "add", "10.21.0.1/24", "dev", LAN)
+    run(*inside, "link", "set", LAN, "up")
+    command = ["nsenter", f"--net=/run/netns/{SERVER}", "dnsmasq", "--no-daemon", "--no-ping", "--port=0", f"--interface={LAN}",
+               "--bind-dynamic", "--conf-file=/dev/null", "--no-resolv", "--user=root", "--dhcp-authoritative",
+               f"--dhcp-leasefile={SERVER_LEASES}", *options]
+    return start_service(command, SERVER_LOG, "sockets bound exclusively")
+
+
+def start_dhcp_daemon(*prefix):
+    """Starts our DHCP daemon, after the words `prefix` of a command. Returns the process.
+
+    It wants answers by broadcast: others need an entry in the server's table of neighbours, which the kernel limits for all
+    namespaces together, so that other work on the machine can fill it.
+    """
+    return start_service([*prefix, f"{BIN}/in-process/dhcp", "daemon", "-broadcast", "-resendtimeout", "20s"], DAEMON_LOG, "serving")
+
+
+def start_service(command, log, started):
+    """Starts a process that appends to a log, and waits until it logs the text `started`."""
+    with open(log, "a") as file:
+        before = file.tell()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+    deadline = time.monotonic() + 30
+    while started not in tail(log, before):
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"{command} does not start: {tail(log, before)}")
+        time.sleep(0.002)
+    return process
+
+
+def tail(path, start):
+    """Returns what a text file contains from the byte `start` on."""
+    with open(path, errors="replace") as file:
+        file.seek(start)
+        return file.read()
+
+
+def daemon_leases():
+    """Yields the leases of our DHCP daemon: network, container, and address, which is None if there is none so far."""
+    for path, content in files(DHCP_LEASES).items():
+        if path.endswith(".json"):
+            record = json.loads(content)
+            address = record["grant"]["terms"]["address"] if record["grant"] else None
+            yield record["key"]["network"], record["key"]["container"], address
+
+
+def server_leases():
+    """Returns the leases of the DHCP server: for each address the container, which the client identifier begins with."""
+    found = {}
+    with open(SERVER_LEASES) as file:
+        for line in file:
+            fields = line.split()
+            if len(fields) == 5:
+                found[fields[2]] = bytes.fromhex(fields[4].replace(":", "")).strip(b"\0").decode().split("/")[0]
+    return found
 
 
 def addresses(answer):
