@@ -345,7 +345,11 @@ impl Daemon {
                 let verdict = session.on_time(now, &self.shared);
                 self.settle(id, verdict);
             } else {
-                self.hang_up(id, now);
+                // The daemon may have been delayed, and have had more to read than it reads at once.
+                self.on_connection(id, false, now);
+                if self.connections.get(&id).is_some_and(|connection| connection.until.is_some()) {
+                    self.hang_up(id, now);
+                }
             }
         }
     }
@@ -385,5 +389,40 @@ impl Daemon {
         for waiter in session.waiters {
             self.answer(waiter, Err(Error::new(Code::TRY_LATER, what.clone()).details("attach the container again")));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+    use std::{env, fs, iter, process};
+
+    use super::super::flags::{self, Invocation};
+    use super::*;
+    use crate::protocol::line;
+
+    /// The daemon reads a limited number of messages before it looks at the time.
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no sockets in the file system")]
+    fn a_request_that_arrived_in_time_is_answered_even_if_it_is_read_later() {
+        let directory = env::temp_dir().join(format!("cni0-daemon-{}", process::id()));
+        let path = directory.join("socket");
+        let Invocation::Run(flags) = flags::parse(iter::empty()).unwrap() else { panic!("help") };
+        let mut daemon = Daemon::new(&flags, Listener::bind(&path).unwrap(), path.clone()).unwrap();
+        let begun = now().unwrap();
+        let mut answer_after_timeout = |request: &[u8]| {
+            let mut plugin = UnixStream::connect(&path).unwrap();
+            plugin.write_all(request).unwrap();
+            daemon.accept(begun);
+            daemon.on_time(begun + REQUEST_TIMEOUT);
+            let mut answer = String::new();
+            plugin.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let request = line(&Request::of_network(Command::Status, "lan", &[])).unwrap();
+        assert_eq!(answer_after_timeout(&request), "{}\n");
+        assert_eq!(answer_after_timeout(&request[..9]), "", "of a request that is not complete");
+        fs::remove_dir_all(directory).unwrap();
     }
 }

@@ -48,7 +48,9 @@ pub(crate) fn await_address(pod: &Pod<'_>, address: Option<&str>) {
 pub(crate) fn recorded() -> Vec<Value> {
     let entries = fs::read_dir("/run/cni0/dhcp/lan").into_iter().flatten().flatten();
     let paths = entries.map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "json"));
-    paths.map(|path| serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()).collect()
+    // The daemon may remove a file meanwhile.
+    let found = paths.filter_map(|path| fs::read_to_string(path).ok());
+    found.map(|text| serde_json::from_str(&text).unwrap()).collect()
 }
 
 /// Returns what a server does that gives each client an address of its own.
