@@ -77,8 +77,8 @@ def all_targets(results):
             ("bridge, 50 at once, all 100 ADD", 7), ("host-local, 10 leases ADD", 6), ("host-local, 10 leases DEL", 6),
             ("host-local, 10000 leases ADD", 100), ("host-local, 10000 leases DEL", 100), ("portmap, 1 port ADD", 25),
             ("firewall ADD", 15), ("tuning {} ADD", 10), ("tuning sysctl and MAC ADD", 6), ("bandwidth ADD", 5), ("sbr ADD", 6), ("flannel ADD", 6),
-            ("macvlan ADD", 6), ("macvlan DEL", 8), ("ptp ADD", 6), ("ptp DEL", 8), ("ptp IPv6 ADD", 100),
-            ("ptp masquerade ADD", 12), ("ptp masquerade DEL", 20))),
+            ("macvlan ADD", 6), ("macvlan DEL", 8), ("macvlan with dhcp ADD", 3), ("ptp ADD", 6), ("ptp DEL", 8),
+            ("ptp IPv6 ADD", 100), ("ptp masquerade ADD", 12), ("ptp masquerade DEL", 20))),
         ("bridge plain ADD, processor time, reference to ours", ratio("bridge plain ADD", THEIRS, OURS, "cpu"), ">=", 8),
         *((f"{above} to {below}", ratio(above, OURS, OURS, other=below), "<=", limit) for above, below, limit in (
             ("host-local flat, 60000 leases ADD", "host-local flat, 10 leases ADD", 1.3),
