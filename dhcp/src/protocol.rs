@@ -26,7 +26,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(8);
 /// How often a plugin starts a daemon: each time, it can connect to one that is about to end.
 const STARTS: usize = 3;
 /// What to do about a daemon that does not answer.
-const START_HINT: &str = "start it with `systemctl enable --now cni-dhcp.socket` or `dhcp daemon`, or set \"startDaemon\": true in \"ipam\"";
+const START_HINT: &str =
+    "start it with `systemctl enable --now cni-dhcp.socket` or `dhcp daemon`, or set \"startDaemon\": true in \"ipam\"";
 
 /// What the plugin asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -199,7 +200,8 @@ fn start_daemon(dirs: &[PathBuf], socket: &Path) -> Result<()> {
         false => {
             let text = String::from_utf8_lossy(&stderr);
             let what = format!("start the DHCP daemon at {socket:?}: {}", text.trim_end());
-            Err(Error::new(Code::TRY_LATER, what).details("correct what the text says, or start `dhcp daemon` in another way"))
+            Err(Error::new(Code::TRY_LATER, what)
+                .details("correct what the text says, or start `dhcp daemon` in another way"))
         }
     }
 }
