@@ -134,10 +134,9 @@ impl Interface {
         Ok(Interface { netlink, watch, messages, index })
     }
 
-    /// Returns whether the interface can send; an error if it is gone.
-    pub(super) fn has_carrier(&mut self) -> Result<bool> {
-        let gone = || Error::new(Code::INTERNAL, "the interface was deleted while the server was asked");
-        Ok(self.netlink.link(self.index)?.ok_or_else(gone)?.running)
+    /// Returns whether the interface can send; `None` if it is gone.
+    pub(super) fn has_carrier(&mut self) -> Result<Option<bool>> {
+        Ok(self.netlink.link(self.index)?.map(|link| link.running))
     }
 
     /// Returns whether the interface has the address.

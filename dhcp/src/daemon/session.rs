@@ -189,12 +189,7 @@ impl Session {
         match self.reach(shared) {
             Ok(true) => {}
             Ok(false) => return self.vanish(),
-            Err(error) if is_transient(&error) || !self.is_new => {
-                warn!("{}: {error}", self.name());
-                self.retry = Some(now + if is_transient(&error) { RETRY } else { LATER });
-                return Verdict::default();
-            }
-            Err(error) => return Verdict::end(error),
+            Err(error) => return self.postpone(error, now),
         }
         if self.launch.is_some() {
             return self.try_launch(now, shared);
@@ -208,13 +203,13 @@ impl Session {
         let (Some(launch), Some(interface)) = (self.launch, &mut self.interface) else { return Verdict::default() };
         let is_late = self.carrier.is_some_and(|until| until <= now);
         match interface.has_carrier() {
-            Ok(false) if !is_late => {
+            Ok(Some(false)) if !is_late => {
                 self.carrier.get_or_insert(now + CARRIER_TIMEOUT);
                 return Verdict::default();
             }
-            Ok(_) => {}
-            Err(error) if self.is_new => return Verdict::end(error),
-            Err(_) => return self.vanish(),
+            Ok(Some(_)) => {}
+            Ok(None) => return self.vanish(),
+            Err(error) => return self.postpone(error, now),
         }
         (self.launch, self.carrier) = (None, None);
         let actions = match (launch, self.client.terms().map(|terms| terms.address)) {
@@ -223,6 +218,16 @@ impl Session {
             (Launch::Confirm(_), None) => self.client.on_time(now),
         };
         self.perform(actions, now, shared)
+    }
+
+    /// Tries a step again later, unless it failed for a plugin that waits for its first address.
+    fn postpone(&mut self, error: Error, now: Moment) -> Verdict {
+        if self.is_new && !is_transient(&error) {
+            return Verdict::end(error);
+        }
+        warn!("{}: {error}", self.name());
+        self.retry = Some(now + if is_transient(&error) { RETRY } else { LATER });
+        Verdict::default()
     }
 
     /// Looks at a change of a link in the namespace.

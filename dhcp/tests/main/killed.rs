@@ -1,4 +1,5 @@
-//! The daemon is killed before each system call that another process or a server can notice.
+//! The daemon is killed before each system call that another process or a server can notice, or gets an error from those
+//! by which it asks the kernel.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -26,13 +27,15 @@ const NOTICED: [&str; 12] = [
     "unlinkat",
     "write",
 ];
+const KILL: &str = "signal=KILL";
 const PIDFILE: &str = "/run/dhcp.pid";
 
-/// Starts a daemon that is killed at the `n`th system call of a name, and waits until it listens, or was killed.
-fn doomed(lab: &Lab, name: &str, n: usize) -> Service {
+/// Starts a daemon that gets a fault, as strace injects it, at the `n`th system call of a name. Waits until it listens, or
+/// was killed.
+fn struck(lab: &Lab, fault: &str, name: &str, n: usize) -> Service {
     let log = lab.dir().join("strace.log");
     [log.as_path(), Path::new(PIDFILE)].iter().for_each(|path| drop(fs::remove_file(path)));
-    let (traced, inject) = (format!("trace={name}"), format!("inject={name}:signal=KILL:when={n}"));
+    let (traced, inject) = (format!("trace={name}"), format!("inject={name}:{fault}:when={n}"));
     let program = lab.bin().join("dhcp");
     let daemon = dhcp::start(
         lab,
@@ -54,19 +57,20 @@ fn doomed(lab: &Lab, name: &str, n: usize) -> Service {
         ]
         .concat(),
     );
-    wait_until("the daemon to listen", || UnixStream::connect(SOCKET).is_ok() || was_killed(lab));
+    wait_until("the daemon to listen", || UnixStream::connect(SOCKET).is_ok() || was_struck(lab));
     daemon
 }
 
-/// Ends a daemon, and waits for strace. Returns whether the daemon was killed.
+/// Ends a daemon, and waits for strace. Returns whether the daemon got its fault.
 fn end(lab: &Lab, strace: Service) -> bool {
     lab.sh(&format!("kill $(cat {PIDFILE}) 2>/dev/null || true"));
     strace.wait();
-    was_killed(lab)
+    was_struck(lab)
 }
 
-fn was_killed(lab: &Lab) -> bool {
-    fs::read_to_string(lab.dir().join("strace.log")).is_ok_and(|log| log.contains("killed by SIGKILL"))
+fn was_struck(lab: &Lab) -> bool {
+    let shows = |log: String| log.contains("killed by SIGKILL") || log.contains("(INJECTED)");
+    fs::read_to_string(lab.dir().join("strace.log")).is_ok_and(shows)
 }
 
 /// Runs `round` for each point at which a daemon is killed. It returns whether the daemon was.
@@ -89,7 +93,7 @@ fn no_add_loses_an_address() {
     let pod = Pod::new(lab, "c1");
     lab.sh("ip link add link eth1 name eth0 netns c1 type macvlan mode bridge; ip -n c1 link set eth0 up");
     everywhere(|name, n| {
-        let first = doomed(lab, name, n);
+        let first = struck(lab, KILL, name, n);
         let added = pod.call("ADD", &config).run();
         let killed = end(lab, first);
         assert!(killed || added.status == Some(0), "{name} {n}: {added:?}");
@@ -120,8 +124,8 @@ fn no_restart_loses_a_lease() {
     everywhere(|name, n| {
         let since = || recorded()[0]["grant"]["since"].clone();
         let before = since();
-        let second = doomed(lab, name, n);
-        wait_until("the server to confirm the lease", || was_killed(lab) || since() != before);
+        let second = struck(lab, KILL, name, n);
+        wait_until("the server to confirm the lease", || was_struck(lab) || since() != before);
         let killed = end(lab, second);
         let third = daemon(lab, &[]);
         pod.check_result(&config, &result).ok();
@@ -133,4 +137,27 @@ fn no_restart_loses_a_lease() {
     let _last = daemon(lab, &[]);
     pod.del(&config);
     wait_until("the server to take the address back", || wire.leases().is_empty());
+}
+
+/// An error does not mean that the interface is gone.
+#[test]
+fn no_error_loses_a_lease() {
+    let lab = &Lab::new();
+    let wire = Wire::new(lab);
+    let Some(_server) = wire.dnsmasq("killed::no_error_loses_a_lease", &[]) else { return };
+    let first = daemon(lab, &[]);
+    Pod::new(lab, "c1").add(&lan(json!({})));
+    drop(first);
+    let since = || recorded().first().map(|lease| lease["grant"]["since"].clone());
+    for name in ["recvfrom", "sendto"] {
+        let count = (1..).take_while(|n| {
+            let before = since();
+            let second = struck(lab, "error=ENOBUFS", name, *n);
+            wait_until("the server to confirm the lease", || was_struck(lab) || since() != before);
+            let failed = end(lab, second);
+            assert_eq!(recorded().len(), 1, "{name} {n}");
+            failed
+        });
+        assert!(count.count() > 1, "{name}");
+    }
 }
