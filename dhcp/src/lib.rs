@@ -58,15 +58,15 @@ struct PreparedAdd<'a> {
 
 impl Prepared for PreparedAdd<'_> {
     fn add(&self, at: &Attachment) -> Result<AddResult> {
-        let PreparedAdd { call, config } = self;
-        let has_both = config.ipv4 && config.ipv6.is_some();
-        self.ask(at).map_err(|error| match has_both {
-            // One family may have an address already. A delegating plugin calls no DEL.
-            true => match release(config::endpoint(call), Key::new(call, at)) {
-                Ok(()) => error,
-                Err(stuck) => error.details(stuck.to_string()),
-            },
-            false => error,
+        let PreparedAdd { call, .. } = self;
+        self.ask(at).map_err(|error| {
+            // The daemon may have leased an address already: of one family, or without an answer that the plugin could
+            // read. A delegating plugin calls no DEL. If the daemon was killed, the next one gives the address back.
+            let daemon = Endpoint { starts_from: None, ..config::endpoint(call) };
+            match ask(&daemon, &Request::new(Command::Del, Key::new(call, at)), TIMEOUT) {
+                Err(stuck) if stuck.code() != Code::TRY_LATER => error.details(stuck.to_string()),
+                _ => error,
+            }
         })
     }
 }

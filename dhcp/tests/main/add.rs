@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use testing::config::with;
 use testing::dhcp::{Reply, Wire, daemon};
+use testing::fault::{Effect, inject_everywhere};
 use testing::{Lab, Pod, wait_until};
 
 use crate::support::{address, addresses, lan, recorded};
@@ -164,4 +165,23 @@ fn an_interface_without_a_carrier_is_waited_for() {
         lab.sh("ip -n wire link set w0 up; ip -n wire route add default dev w0");
         assert_eq!(address(&added.join().unwrap().ok()), "10.66.0.60");
     });
+}
+
+/// The daemon has leased the address when the plugin fails to read the answer.
+#[test]
+fn a_failed_add_leaves_no_lease() {
+    let lab = &Lab::new();
+    let wire = Wire::new(lab);
+    let Some(_server) = wire.dnsmasq("add::a_failed_add_leaves_no_lease", &[]) else { return };
+    let _daemon = daemon(lab, &[]);
+    let pod = Pod::new(lab, "c1");
+    let config = lan(json!({}));
+    let add = || pod.call("ADD", &config);
+    let failures = inject_everywhere(lab, &[("recvfrom", "ENOBUFS")], add, |effect, place| {
+        if effect != Effect::Failed {
+            pod.del(&config);
+        }
+        assert!(recorded().is_empty(), "{place}");
+    });
+    assert!(failures > 3, "only {failures} failures");
 }
