@@ -1,5 +1,5 @@
-//! The daemon is killed before each system call that another process or a server can notice, or gets an error from those
-//! by which it asks the kernel.
+//! The daemon is killed before each system call that another process or a server can notice, or gets an error from
+//! those by which it asks the kernel.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -30,8 +30,8 @@ const NOTICED: [&str; 12] = [
 const KILL: &str = "signal=KILL";
 const PIDFILE: &str = "/run/dhcp.pid";
 
-/// Starts a daemon that gets a fault, as strace injects it, at the `n`th system call of a name. Waits until it listens, or
-/// was killed.
+/// Starts a daemon that gets a fault, as strace injects it, at the `n`th system call of a name. Waits until it listens,
+/// or was killed.
 fn struck(lab: &Lab, fault: &str, name: &str, n: usize) -> Service {
     let log = lab.dir().join("strace.log");
     [log.as_path(), Path::new(PIDFILE)].iter().for_each(|path| drop(fs::remove_file(path)));
