@@ -90,9 +90,10 @@ through_libcni() { # through_libcni LIST: attaches a namespace and detaches it
     nothing_left
 }
 state_of_links() { # the links, IPv4 addresses, routes and rules of the host and of the namespace pod
+    # The kernel adds the rule l3mdev-table itself, for the first VRF of a namespace, and keeps it.
     local netns carrier='s/ (UP|DOWN|UNKNOWN) / /; s/NO-CARRIER,//; s/,LOWER_UP//; s/ linkdown//' # reported later
     for netns in /proc/self/ns/net /run/netns/pod; do
-        nsenter --net=$netns sh -ec 'ip -br link; ip -br -4 address; ip route; ip rule' | sed -E "s/@[^ ]*//; $carrier"
+        nsenter --net=$netns sh -ec 'ip -br link; ip -br -4 address; ip route; ip rule' | sed -E "/l3mdev-table/d; s/@[^ ]*//; $carrier"
     done
 }
 # as_second LIST: attaches net1 to a namespace as Multus does, and detaches it. The links eth0 and eth1 of the host and net0
