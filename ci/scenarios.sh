@@ -225,6 +225,18 @@ scenario_podman_default_network() {
     nothing_left
 }
 
+# The network of "cnitool init" and "ci/install --conf". This libcni does not know the key cniVersions.
+scenario_podman_first_network() {
+    cp docs/example.conflist /etc/cni/net.d/10-cni0.conflist
+    run web --network pods -p 8080:80
+    serve web
+    same "$(fetch 192.0.2.1:8080)" hello "from outside"
+    podman rm -f -t 0 web
+    rm /etc/cni/net.d/10-cni0.conflist
+    ip link del cni0
+    nothing_left
+}
+
 scenario_podman_static_address() {
     network --subnet 10.9.0.0/24 pods
     run a --network pods --ip 10.9.0.77 --mac-address 02:00:00:00:00:77

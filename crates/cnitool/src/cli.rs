@@ -42,6 +42,10 @@ pub(crate) enum Command {
     Status {
         network: String,
     },
+    Init {
+        network: String,
+        subnets: Vec<String>,
+    },
     Demo,
     Networks {
         json: bool,
@@ -140,6 +144,8 @@ enum Value {
     Shell,
     File,
     Plugin,
+    Name,
+    Subnet,
 }
 
 impl Value {
@@ -152,6 +158,8 @@ impl Value {
             Value::Shell => "bash|zsh|fish",
             Value::File => "<file>",
             Value::Plugin => "<plugin>",
+            Value::Name => "<name>",
+            Value::Subnet => "<subnet>",
         }
     }
 }
@@ -182,6 +190,12 @@ impl Arguments {
     /// Returns the value of an option; the last one, if it is given several times.
     fn value(&self, name: &str) -> Option<PathBuf> {
         self.options.iter().rev().find(|option| option.name == name)?.value.as_ref().map(PathBuf::from)
+    }
+
+    /// Returns all values of an option.
+    fn values(&self, name: &str) -> Vec<String> {
+        let given = self.options.iter().filter(|option| option.name == name);
+        given.filter_map(|option| Some(option.value.as_ref()?.to_string_lossy().into_owned())).collect()
     }
 
     /// Returns the next operand.

@@ -36,6 +36,22 @@ fn read_limited(reader: impl Read) -> io::Result<Vec<u8>> {
 /// Replaces the file at `path` atomically, so that a reader sees the old content or the new one, also after a power
 /// failure. `draft` is a path on the same file system for the new content.
 pub(crate) fn replace(path: &Path, draft: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    write(path, draft, content, mode, || fs::rename(draft, path))
+}
+
+/// Creates the file at `path` atomically. Fails if the path exists.
+pub(crate) fn create(path: &Path, draft: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    write(path, draft, content, mode, || fs::hard_link(draft, path).and_then(|()| fs::remove_file(draft)))
+}
+
+/// Writes `content` to `draft`, and calls `publish` to move it to `path`.
+fn write(
+    path: &Path,
+    draft: &Path,
+    content: &[u8],
+    mode: u32,
+    publish: impl FnOnce() -> io::Result<()>,
+) -> io::Result<()> {
     let outcome = (|| {
         // An interrupted call of a process with the same id may have left a draft. A new file is never a link to
         // another.
@@ -48,7 +64,7 @@ pub(crate) fn replace(path: &Path, draft: &Path, content: &[u8], mode: u32) -> i
         file.set_permissions(Permissions::from_mode(mode))?;
         file.write_all(content)?;
         file.sync_all()?;
-        fs::rename(draft, path)?;
+        publish()?;
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
         File::open(directory)?.sync_all()
     })();

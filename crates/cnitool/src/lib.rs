@@ -11,6 +11,7 @@ mod file;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod hint;
+mod init;
 mod known;
 mod leases;
 mod lock;
@@ -82,6 +83,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Status { network } => commands::status(&network),
         Command::Validate { paths, strict, json } => return validate::run(&paths, strict, json),
         Command::Schema { plugin, single } => schema::run(plugin.as_deref(), single),
+        Command::Init { network, subnets } => init::run(&network, &subnets),
         Command::Demo => demo::run(&settings::plugins()),
         Command::Networks { json } => networks::run(json),
         Command::Leases { network, json, watch: true } => watch::run(network.as_deref(), json),

@@ -120,6 +120,28 @@ STATUS; then only the existence of the plugins is checked.",
         unhealthy: None,
     },
     Spec {
+        name: "init",
+        operands: &[Operand { value: Value::Name, occurs: Occurs::Once }],
+        build: |args| Ok(Command::Init { subnets: args.values("--subnet"), network: args.text() }),
+        summary: "write the configuration of a new network",
+        options: &[Opt {
+            name: "--subnet",
+            value: Some(Value::Subnet),
+            meaning: "its addresses, such as 10.22.0.0/16; once per family",
+        }],
+        text: "\
+Writes a network of bridge, portmap and firewall to NETCONFPATH, with a bridge
+of its own: cni0, or the first cniN that does not exist. Without --subnet, it
+takes a private IPv4 subnet that no route, no address of this host and no other
+network has. A second --subnet can add IPv6.
+
+Never replaces a file, and refuses a name or a subnet that is in use. The file
+does not become the first of several in the directory: that one is the network
+of containerd and CRI-O. Changes nothing else.",
+        environment: OF_NETWORK,
+        unhealthy: None,
+    },
+    Spec {
         name: "demo",
         operands: &[],
         build: |_| Ok(Command::Demo),

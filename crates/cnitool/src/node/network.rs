@@ -84,7 +84,7 @@ impl Network {
     }
 
     /// Reads the configuration as the plugins would.
-    fn read(list: NetworkList) -> Network {
+    pub(crate) fn read(list: NetworkList) -> Network {
         let mut network = Network::named(list.name.to_string());
         for plugin in &list.plugins {
             if let Err(error) = network.read_plugin(&list, plugin) {

@@ -21,6 +21,7 @@ mod firewall;
 mod flannel;
 mod gc;
 mod host_device;
+mod init;
 mod leases;
 mod manual;
 mod master;

@@ -7,12 +7,13 @@ use serde_json::Value;
 use testing::{Lab, Outcome, Process, REFERENCE, program_path};
 
 /// All commands, in the order of the help.
-pub(crate) const COMMANDS: [&str; 17] = [
+pub(crate) const COMMANDS: [&str; 18] = [
     "add",
     "del",
     "check",
     "gc",
     "status",
+    "init",
     "demo",
     "networks",
     "leases",

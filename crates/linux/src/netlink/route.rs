@@ -189,6 +189,20 @@ impl ListedRoute {
         request
     }
 
+    /// Returns the destination, also of an entry that is not a route to a next hop.
+    pub fn destination(&self) -> Result<Cidr> {
+        let mut dst = match i32::from(wire::byte(&self.message, 0)?) {
+            libc::AF_INET => IpAddr::from(Ipv4Addr::UNSPECIFIED),
+            _ => IpAddr::from(Ipv6Addr::UNSPECIFIED),
+        };
+        for attribute in wire::attributes(&self.message, HEADER) {
+            if let (libc::RTA_DST, value) = attribute? {
+                dst = wire::ip(value)?;
+            }
+        }
+        wire::cidr(dst, wire::byte(&self.message, 1)?)
+    }
+
     /// Returns whether both are the same route, perhaps in different tables or by different programs.
     pub fn is_copy_of(&self, other: &ListedRoute) -> bool {
         let bytes = |listed: &ListedRoute| listed.copy_message(Rtm::Newroute, NlmF::empty(), 0, 0).finish();
