@@ -10,9 +10,11 @@ mod firewall;
 mod kernel;
 mod leases;
 mod link;
+mod neighbours;
 mod objects;
 mod plugins;
 mod report;
+mod routes;
 
 use cni::Result;
 
@@ -56,6 +58,8 @@ pub(crate) fn run(network: Option<&str>, quiet: bool, as_json: bool) -> Result<b
     let live = containers::live(&scope.node)?;
     objects::check(&scope, &live, &mut report);
     link::check(&scope, &mut report)?;
+    routes::check(&scope, &live, &mut report)?;
+    neighbours::check(&scope, &live, &mut report)?;
     leases::check(&scope, &mut report);
     containers::check(&scope, &live, &mut report);
     duplicates::check(&scope, &live, &mut report);

@@ -68,6 +68,8 @@ pub(crate) struct Guest {
     pub(crate) name: String,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) mtu: u32,
+    /// Whether it asks for the MAC addresses of neighbours.
+    pub(crate) arp: bool,
     pub(crate) addresses: Vec<Cidr>,
     /// A path at which its namespace can be opened.
     pub(crate) netns: Option<PathBuf>,
@@ -152,8 +154,8 @@ impl Node {
             let addresses = addresses.iter().filter(|(owner, address)| *owner == peer && address.global);
             let addresses = addresses.map(|(_, address)| address.cidr).collect();
             let netns = paths.get(&netns).cloned();
-            self.guests
-                .insert(link.index, Guest { name: guest.name, mac: guest.mac, mtu: guest.mtu, addresses, netns });
+            let Link { name, mac, mtu, arp, .. } = guest;
+            self.guests.insert(link.index, Guest { name, mac, mtu, arp, addresses, netns });
         }
         let all = by_id.into_values().flatten().flatten();
         self.guest_addresses.extend(all.map(|(_, address)| address.cidr.ip()));

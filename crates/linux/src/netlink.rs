@@ -40,7 +40,7 @@ pub use link::{
     NewLink, OperState, Port, TapDevice, Upper, VethPeer, VlanProtocol, VlanTag,
 };
 pub use neighbour::Neighbour;
-pub use route::{KernelRoute, ListedRoute, Route};
+pub use route::{KernelRoute, ListedRoute, Rejection, Route};
 pub use rule::{Rule, SourceRule};
 pub use tc::{Classifier, LOOPBACK_REPLY, Qdisc, QdiscPlace, Redirect, TokenBucket};
 pub use vlan::{Vlan, VlanRange};

@@ -8,9 +8,10 @@ use cni::inspect::{Command, CommandLine, Finding, Subject, shell_word};
 use cni::{AddResult, Result, Route};
 use linux::Netns;
 use linux::ip::Cidr;
-use linux::netlink::{KernelRoute, LinkIndex, Netlink};
+use linux::netlink::{KernelRoute, LinkIndex, Neighbour, Netlink};
 
 use super::report::first_few;
+use super::routes::{self, Rejected, Rejections};
 use super::{Report, Selection};
 use crate::node::{Attachment, Network, Node, Place, State, place};
 use crate::table;
@@ -51,18 +52,22 @@ pub(super) struct Inside {
     pub(super) addresses: Vec<Cidr>,
     /// All routes of the namespace.
     routes: Vec<KernelRoute>,
+    /// The neighbours whose MAC addresses were set by hand.
+    pub(super) static_neighbours: Vec<Neighbour>,
+    /// What the namespace does not let pass of the packets to the addresses that it was asked for.
+    pub(super) rejected: Vec<Rejected>,
 }
 
 impl Interface {
     /// Inspects the interface of an attachment.
-    fn read(node: &Node, at: &Attachment, home: &Netns) -> Interface {
+    fn read(node: &Node, at: &Attachment, targets: &[IpAddr], home: &Netns) -> Interface {
         let (Some(ifname), Some(path)) = (at.ifname.as_deref(), at.netns.as_deref()) else { return Interface::Unknown };
         let netns = match (place(path), Netns::open_if_exists(path)) {
             (Place::Absent, _) => return Interface::NoNamespace,
             (Place::Exists, Ok(Some(netns))) => netns,
             _ => return Interface::Unknown,
         };
-        match netns.run(home, || Inside::read(ifname)) {
+        match netns.run(home, || Inside::read(ifname, targets)) {
             Ok(Some(inside)) => Interface::Found(inside),
             Ok(None) => {
                 let now = at.port.and_then(|port| node.guest(port)).map(|guest| guest.name.clone());
@@ -74,17 +79,23 @@ impl Interface {
 }
 
 impl Inside {
-    /// Inspects the interface of this name in the current namespace.
-    fn read(ifname: &str) -> linux::Result<Option<Inside>> {
+    /// Inspects the interface of this name in the current namespace, and the routes from there to `targets`.
+    fn read(ifname: &str, targets: &[IpAddr]) -> linux::Result<Option<Inside>> {
         let mut netlink = Netlink::open()?;
         let Some(link) = netlink.link(ifname)? else { return Ok(None) };
         let addresses = netlink.addresses(link.index)?.into_iter().map(|address| address.cidr).collect();
-        let routes = netlink.all_routes()?;
+        let listed = netlink.listed_routes()?;
+        let rejections = Rejections::new(&listed, &netlink.rules()?);
+        let rejected = rejections.of_own_packets(&mut netlink, targets)?;
+        let routes = listed.into_iter().filter_map(|listed| listed.unicast).collect();
+        let mut static_neighbours = netlink.neighbours(link.index)?;
+        static_neighbours.retain(|neighbour| neighbour.permanent);
         let (port, master) = match link.kind.as_str() {
             "veth" => (link.lower, None),
             _ => (None, link.lower.filter(|_| link.lower_netns.is_some())),
         };
-        Ok(Some(Inside { index: link.index, port, master, is_up: link.up, addresses, routes }))
+        let (index, is_up) = (link.index, link.up);
+        Ok(Some(Inside { index, port, master, is_up, addresses, routes, static_neighbours, rejected }))
     }
 }
 
@@ -109,7 +120,7 @@ impl Live<'_> {
     }
 
     /// Returns the addresses that the ADD assigned. Without a record of it, they are those of the interface.
-    fn addresses(&self, node: &Node) -> Vec<IpAddr> {
+    pub(super) fn addresses(&self, node: &Node) -> Vec<IpAddr> {
         match (&self.result, self.at.port.and_then(|port| node.guest(port))) {
             (Some(result), _) => result.ips.iter().map(|ip| ip.address.ip()).collect(),
             (None, Some(guest)) => guest.addresses.iter().map(Cidr::ip).collect(),
@@ -226,9 +237,12 @@ pub(super) fn live(node: &Node) -> Result<Vec<Live<'_>>> {
     let home = Netns::current()?;
     let mut all = Vec::new();
     for network in &node.networks {
-        for at in node.attachments(network).into_iter().filter(|at| at.state == State::Alive) {
+        let mut attachments = node.attachments(network);
+        attachments.retain(|at| at.state == State::Alive);
+        let targets = routes::targets(network, &attachments);
+        for at in attachments {
             let result = node.result(network, &at);
-            let interface = Interface::read(node, &at, &home);
+            let interface = Interface::read(node, &at, &targets, &home);
             all.push(Live { network, at, result, interface });
         }
     }

@@ -1,9 +1,11 @@
 //! Checks settings of the kernel that affect packets from and to containers.
 
+use std::collections::BTreeSet;
+
 use cni::Result;
 use cni::inspect::{Command, CommandLine, Finding, Subject, Usage};
 use linux::netlink::nft::Nftables;
-use linux::netlink::{Link, Netlink};
+use linux::netlink::{KernelRoute, Link, Netlink};
 use linux::{sysctl, tool};
 
 use super::{Report, Selection};
@@ -14,10 +16,12 @@ const FORWARDING: &str = "forwarding";
 const IPV6: &str = "ipv6";
 const RP_FILTER: &str = "rp_filter";
 const NF_TABLES: &str = "nf_tables";
+const UPLINK: &str = "uplink";
 
 pub(super) fn check(scope: &Selection, report: &mut Report) -> Result<()> {
     forwarding(scope, report)?;
-    forwarding_of_bridges(scope, report)?;
+    forwarding_of_links(scope, report)?;
+    uplink(scope, report)?;
     ipv6(scope, report)?;
     rp_filter(scope, report)?;
     nf_tables(scope, report)
@@ -96,20 +100,72 @@ fn forward_ipv6(scope: &Selection) -> Result<Vec<CommandLine>> {
     Ok(accept.chain([Command::ForwardIpv6.line(&[])]).collect())
 }
 
-/// Reports bridges whose packets are not forwarded, although the host forwards others.
-fn forwarding_of_bridges(scope: &Selection, report: &mut Report) -> Result<()> {
+/// Reports bridges and uplinks whose packets are not forwarded, although the host forwards others. Of several uplinks,
+/// only the preferred one counts.
+fn forwarding_of_links(scope: &Selection, report: &mut Report) -> Result<()> {
     if sysctl::read(&["net", "ipv4", "ip_forward"])?.is_none_or(|value| value == "0") {
         return Ok(());
     }
-    let gateways = scope.networks().filter_map(|network| network.bridge.as_ref()?.gateway.as_deref());
-    for bridge in gateways.filter(|name| scope.node.link(name).is_some()) {
-        let key = ["net", "ipv4", "conf", bridge, "forwarding"];
+    let gateways: Vec<&str> =
+        scope.networks().filter_map(|network| network.bridge.as_ref()?.gateway.as_deref()).collect();
+    let uplink = uplinks(scope)?.into_iter().find(|(_, is_ipv4)| *is_ipv4 && !gateways.is_empty());
+    let bridges = gateways.iter().copied().filter(|name| scope.node.link(name).is_some());
+    let links: BTreeSet<&str> = bridges.chain(uplink.map(|(link, _)| link.name.as_str())).collect();
+    for link in links {
+        let key = ["net", "ipv4", "conf", link, "forwarding"];
         if sysctl::read(&key)?.as_deref() == Some("0") {
-            let what = format!("packets from {bridge} are not forwarded, although forwarding is on");
-            let finding = Finding::fail(FORWARDING, what).about([Subject::link(bridge), setting(&key)]);
-            report.host(finding.run([Command::ForwardFrom.line(&[bridge])]));
+            let what = format!("packets from {link} are not forwarded, although forwarding is on");
+            let finding = Finding::fail(FORWARDING, what).about([Subject::link(link), setting(&key)]);
+            report.host(finding.run([Command::ForwardFrom.line(&[link])]));
         }
     }
+    Ok(())
+}
+
+/// Returns the links of the default routes, and whether each is of IPv4; the preferred one of a family comes first.
+fn uplinks(scope: &Selection) -> Result<Vec<(&Link, bool)>> {
+    let routes = Netlink::open()?.default_routes()?;
+    let link = |route: &KernelRoute| scope.node.links.iter().find(|link| Some(link.index) == route.link);
+    Ok(routes.iter().filter_map(|route| Some((link(route)?, route.route.dst.ip().is_ipv4()))).collect())
+}
+
+/// Reports an uplink without a carrier. The kernel removes the routes of a link that is set down: then the host has no
+/// default route, and a link that is down still has the address.
+fn uplink(scope: &Selection, report: &mut Report) -> Result<()> {
+    if !scope.networks().any(|network| network.bridge.as_ref().is_some_and(|bridge| bridge.gateway.is_some())) {
+        return Ok(());
+    }
+    let uplinks = uplinks(scope)?;
+    let is_of_network = |link: &Link| {
+        let bridges = scope.node.networks.iter().filter_map(|network| network.bridge.as_ref());
+        bridges
+            .flat_map(|bridge| [Some(&bridge.name), bridge.gateway.as_ref()])
+            .flatten()
+            .any(|name| *name == link.name)
+    };
+    let (what, link, remedy) = match uplinks.first() {
+        Some((link, _)) if !link.running => {
+            let what = format!("{}, by which packets to other networks leave, has no carrier", link.name);
+            (what, *link, "check the cable, or the network of the virtual machine")
+        }
+        Some(_) => return Ok(()),
+        None => {
+            let has_address = |link: &&Link| scope.node.addresses(link.index).iter().any(|cidr| cidr.ip().is_ipv4());
+            // Not one of tunnels and bridges, of which a program may have left some.
+            let is_possible = |link: &&Link| ["", "veth", "vlan", "bond", "team", "macvlan"].contains(&&*link.kind);
+            let links = scope.node.links.iter().filter(|link| !link.up && link.master.is_none());
+            let mut down = links.filter(is_possible).filter(has_address);
+            let Some(link) = down.find(|link| !is_of_network(link)) else { return Ok(()) };
+            let what = format!("{}, which has an address, is down, and this host has no default route", link.name);
+            (
+                what,
+                link,
+                "if it is the uplink, set it up with the program that configures it, which adds the route again",
+            )
+        }
+    };
+    let what = format!("{what}: containers reach no other network");
+    report.host(Finding::warn(UPLINK, what).about([Subject::link(&link.name)]).remedy(remedy));
     Ok(())
 }
 

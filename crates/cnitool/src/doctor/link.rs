@@ -139,6 +139,12 @@ fn ports(node: &Node, network: &Network, bridge: &Bridge, report: &mut Report) {
     let open = affected(&|port| is_on_bridge(port) && bridge.isolated && port.port.is_some_and(|now| !now.isolated));
     let finding = found(Level::Warn, &open, "not isolated, as \"portIsolation\" requires");
     findings.extend(finding.map(|finding| finding.run(each(&open, &isolate))));
+    // A single isolated port reaches all others.
+    let closed = affected(&|port| is_on_bridge(port) && !bridge.isolated && port.port.is_some_and(|now| now.isolated));
+    let closed = if closed.len() > 1 { closed } else { Vec::new() };
+    let finding = found(Level::Warn, &closed, "isolated from each other, without \"portIsolation\"");
+    let remedy = "decide whether these containers may reach each other; if so, `ip link set PORT type bridge_slave isolated off`";
+    findings.extend(finding.map(|finding| finding.remedy(remedy)));
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
 }
 
@@ -171,10 +177,7 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
     if let Some(link) = node.link(name) {
         let have = node.raw_addresses(link.index);
         match network.check_gateway_conflict(&have, &wanted) {
-            Ok(()) if findings.is_empty() => {
-                findings.extend(lost_gateways(node, network, link, affected));
-                findings.extend(detour(node, network, link)?);
-            }
+            Ok(()) if findings.is_empty() => findings.extend(lost_gateways(node, network, link, affected)),
             Ok(()) => {}
             Err(error) => {
                 let is_conflicting = |ip: &IpAddr| wanted.iter().any(|gateway| gateway.contains(*ip));
@@ -194,30 +197,6 @@ fn gateways(node: &Node, network: &Network, affected: &[Subject], report: &mut R
     }
     findings.into_iter().for_each(|finding| report.network(&network.name, finding));
     Ok(())
-}
-
-/// Reports live containers to which packets of this host leave by another link than that of the gateway. A gateway in a
-/// VRF has routes of its own.
-fn detour(node: &Node, network: &Network, gateway: &Link) -> Result<Option<Finding>> {
-    if !gateway.up || gateway.master.is_some() {
-        return Ok(None);
-    }
-    let mut host = Netlink::open()?;
-    let subnets = node.addresses(gateway.index);
-    let (mut subjects, mut first) = (Vec::new(), None);
-    for at in node.attachments(network).iter().filter(|at| at.state == State::Alive) {
-        for ip in at.leases.iter().map(|lease| lease.ip).filter(|ip| subnets.iter().any(|subnet| subnet.contains(*ip)))
-        {
-            let Some(index) = host.route_to(ip)?.filter(|index| *index != gateway.index) else { continue };
-            let other = node.links.iter().find(|link| link.index == index).map_or("another link", |link| &link.name);
-            subjects.extend([at.subject(), Subject::address(ip), Subject::link(other)]);
-            first.get_or_insert((ip, other));
-        }
-    }
-    let Some((ip, other)) = first else { return Ok(None) };
-    let what = format!("packets of this host to {ip} leave by {other}, not by {}: they do not reach it", gateway.name);
-    let remedy = format!("decide whether the route to {ip} by {other} is needed; if not, remove it");
-    Ok(Some(Finding::fail(GATEWAY, what).about(subjects).remedy(remedy)))
 }
 
 /// Returns the other network whose gateway has this address on this link, and whose containers need the address.

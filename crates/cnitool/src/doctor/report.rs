@@ -78,6 +78,12 @@ impl Report {
         about.map(|(_, finding)| finding.level).max().unwrap_or(Level::Ok)
     }
 
+    /// Returns whether a check of the network has failed.
+    pub(super) fn has_failed(&self, network: &str, check: &str) -> bool {
+        let is_it = |finding: &Finding| finding.check == check && finding.level == Level::Fail;
+        self.findings.iter().any(|(about, finding)| about.as_deref() == Some(network) && is_it(finding))
+    }
+
     /// Returns whether a problem of the network names this subject.
     pub(super) fn is_problem(&self, network: &str, subject: &Subject) -> bool {
         self.findings.iter().any(|(about, finding)| {

@@ -10,6 +10,7 @@ mod leases;
 mod link;
 mod objects;
 mod plugins;
+pub(crate) mod routes;
 mod unprivileged;
 
 use serde_json::{Value, json};

@@ -406,6 +406,8 @@ fn questions() {
     let theirs = differing(captured("get_route"), &[0, 0x10, 0, 0, 8, 0, 1, 0], &[0, 0, 0, 0, 8, 0, 1, 0]);
     same(&route::get_route([10, 1, 0, 9].into()), &theirs);
     same(&route::get_route("fd00::9".parse().unwrap()), &captured("get_route6"));
+    let theirs = differing(captured("get_forwarding_route"), &[0, 0x10, 0, 0, 8, 0, 1, 0], &[0, 0, 0, 0, 8, 0, 1, 0]);
+    same(&route::get_forwarding_route([10, 1, 0, 2].into(), vhost(), [10, 1, 0, 9].into()), &theirs);
     same(&neighbour::list_neighbours(vhost()), &captured("list_neighbours"));
     same(&neighbour::list_forwarding(vhost()), &captured("list_forwarding"));
     // iproute2 lists the VLANs of all ports and filters; the kernel can filter. struct br_vlan_msg in

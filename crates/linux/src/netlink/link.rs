@@ -86,6 +86,9 @@ pub struct Link {
     pub max_mtu: u32,
     /// Whether the link is administratively up.
     pub up: bool,
+    /// Whether the link asks for the MAC addresses of neighbours, and answers such questions: by ARP, and by the
+    /// neighbour discovery of IPv6.
+    pub arp: bool,
     /// Whether the link can carry traffic.
     pub state: OperState,
     /// Whether the link is up, has a carrier, and sends packets. `state` may be unknown then, because the kernel
@@ -148,6 +151,7 @@ impl Link {
             min_mtu: 0,
             max_mtu: 0,
             up: flags & libc::IFF_UP.cast_unsigned() != 0,
+            arp: flags & libc::IFF_NOARP.cast_unsigned() == 0,
             state: OperState::Unknown,
             running: flags & RUNNING == RUNNING,
             master: None,

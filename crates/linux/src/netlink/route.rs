@@ -124,7 +124,28 @@ pub struct ListedRoute {
     pub protocol: u8,
     /// The route, if the entry is one to a single next hop.
     pub unicast: Option<KernelRoute>,
+    /// What happens to packets to a destination if the entry lets none pass.
+    pub rejection: Option<Rejection>,
     message: Vec<u8>,
+}
+
+/// What a route or a rule does to packets that it lets not pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// `blackhole`, `unreachable` or `prohibit`, as `ip` calls it.
+    pub kind: &'static str,
+    /// The network of the source; `None` for any.
+    pub source: Option<Cidr>,
+    /// The network of the destination; `None` for any.
+    pub destination: Option<Cidr>,
+}
+
+impl Rejection {
+    /// Returns whether packets between these addresses are meant.
+    pub fn includes(&self, from: Option<IpAddr>, to: IpAddr) -> bool {
+        self.destination.is_none_or(|net| net.contains(to))
+            && self.source.is_none_or(|net| from.is_some_and(|from| net.contains(from)))
+    }
 }
 
 impl ListedRoute {
@@ -136,16 +157,27 @@ impl ListedRoute {
             return Ok(None);
         }
         let mut table = u32::from(wire::byte(payload, 4)?);
-        let mut has_several_hops = false;
+        let (mut has_several_hops, mut dst) = (false, None);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
                 (libc::RTA_TABLE, value) => table = wire::number(value, 0)?,
                 (libc::RTA_MULTIPATH, _) => has_several_hops = true,
+                (libc::RTA_DST, value) => dst = Some(wire::ip(value)?),
                 _ => {}
             }
         }
         let unicast = if has_several_hops { None } else { KernelRoute::read(payload)? };
-        Ok(Some(ListedRoute { table, protocol: wire::byte(payload, 5)?, unicast, message: payload.to_vec() }))
+        let kind = match wire::byte(payload, 7)? {
+            libc::RTN_BLACKHOLE => Some("blackhole"),
+            libc::RTN_UNREACHABLE => Some("unreachable"),
+            libc::RTN_PROHIBIT => Some("prohibit"),
+            _ => None,
+        };
+        let any = if family == libc::AF_INET { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let destination = Some(wire::cidr(dst.unwrap_or(any), wire::byte(payload, 1)?)?);
+        let rejection = kind.map(|kind| Rejection { kind, source: None, destination });
+        let protocol = wire::byte(payload, 5)?;
+        Ok(Some(ListedRoute { table, protocol, unicast, rejection, message: payload.to_vec() }))
     }
 
     /// Returns a message about the entry itself.
@@ -369,6 +401,15 @@ impl Netlink {
         Ok(found.context(|| format!("look for the route to {ip}"))?.flatten())
     }
 
+    /// Returns the link by which packets from another host, or from a container, leave that arrive on the link `on`;
+    /// `None` as for [`route_to`](Self::route_to), and if the kernel does not forward them.
+    pub fn forwarding_route(&mut self, from: IpAddr, on: LinkIndex, to: IpAddr) -> Result<Option<LinkIndex>> {
+        let rejected = [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EACCES, libc::EINVAL, libc::EXDEV];
+        let request = get_forwarding_route(from, on, to);
+        let found = self.socket.get(&request, libc::RTM_NEWROUTE, &rejected, read_outgoing_link);
+        Ok(found.context(|| format!("look for the route from {from} to {to}"))?.flatten())
+    }
+
     /// Returns all unicast routes, from all tables.
     pub fn all_routes(&mut self) -> Result<Vec<KernelRoute>> {
         let listed = self.socket.list(&list_routes(None), libc::RTM_NEWROUTE, KernelRoute::read);
@@ -410,6 +451,18 @@ pub(super) fn get_route(ip: IpAddr) -> Vec<u8> {
     request.raw(&[wire::family(ip), if ip.is_ipv4() { 32 } else { 128 }]);
     request.raw(&[0; HEADER - 2]);
     request.ip(Rta::Dst, ip);
+    request.finish()
+}
+
+pub(super) fn get_forwarding_route(from: IpAddr, on: LinkIndex, to: IpAddr) -> Vec<u8> {
+    let mut request = Request::new(Rtm::Getroute, NlmF::empty());
+    let bits = Cidr::host(to).prefix();
+    // struct rtmsg: family, prefix lengths of the destination and of the source, nothing else
+    request.raw(&[wire::family(to), bits, bits]);
+    request.raw(&[0; HEADER - 3]);
+    request.ip(Rta::Dst, to);
+    request.ip(Rta::Src, from);
+    request.number(Rta::Iif, on.number());
     request.finish()
 }
 

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use neli::consts::nl::NlmF;
 
+use super::route::Rejection;
 use super::wire::{self, Request};
 use super::{Change, Netlink};
 use crate::error::{Context, Result};
@@ -14,6 +15,11 @@ const HEADER: usize = 12;
 
 // linux/fib_rules.h
 const FR_ACT_TO_TBL: u8 = 1;
+const FR_ACT_BLACKHOLE: u8 = 6;
+const FR_ACT_UNREACHABLE: u8 = 7;
+const FR_ACT_PROHIBIT: u8 = 8;
+const FIB_RULE_INVERT: u32 = 2;
+const FRA_DST: u16 = 1;
 const FRA_SRC: u16 = 2;
 const FRA_PRIORITY: u16 = 6;
 const FRA_FWMARK: u16 = 10;
@@ -47,6 +53,8 @@ pub struct Rule {
     pub table: u32,
     /// The rule, if it selects packets by an address as their source alone.
     pub source: Option<SourceRule>,
+    /// What happens to the packets if the rule lets none pass. They may have to meet other conditions too.
+    pub rejection: Option<Rejection>,
     message: Vec<u8>,
 }
 
@@ -66,7 +74,7 @@ impl Rule {
             && wire::byte(payload, 3)? == 0
             && wire::byte(payload, 7)? == FR_ACT_TO_TBL
             && wire::number(payload, 8)? == 0;
-        let (mut src, mut protocol, mut mark, mut mask) = (None, 0, 0, 0);
+        let (mut src, mut dst, mut protocol, mut mark, mut mask) = (None, None, 0, 0, 0);
         for attribute in wire::attributes(payload, HEADER) {
             match attribute? {
                 (FRA_SRC, value) => src = Some(wire::ip(value)?),
@@ -75,6 +83,7 @@ impl Rule {
                 (FRA_FWMARK, value) => mark = wire::number(value, 0)?,
                 (FRA_FWMASK, value) => mask = wire::number(value, 0)?,
                 (FRA_PRIORITY | FRA_PAD, _) => {}
+                (FRA_DST, value) => dst = Some(wire::ip(value)?),
                 (FRA_SUPPRESS_PREFIXLEN, value) => is_plain &= wire::number(value, 0)? == NO_LENGTH,
                 _ => is_plain = false,
             }
@@ -82,7 +91,18 @@ impl Rule {
         let source = src
             .filter(|src| is_plain && mask == 0 && wire::cidr(*src, src_bits).is_ok())
             .map(|src| SourceRule { src, table, protocol, mark });
-        Ok(Some(Rule { table, source, message: payload.to_vec() }))
+        let kind = match wire::byte(payload, 7)? {
+            FR_ACT_BLACKHOLE => Some("blackhole"),
+            FR_ACT_UNREACHABLE => Some("unreachable"),
+            FR_ACT_PROHIBIT => Some("prohibit"),
+            _ => None,
+        };
+        // A flag inverts the rule.
+        let kind = kind.filter(|_| wire::number(payload, 8).is_ok_and(|flags| flags & FIB_RULE_INVERT == 0));
+        let net = |ip: Option<IpAddr>, bits| ip.map(|ip| wire::cidr(ip, bits)).transpose();
+        let (source_net, destination) = (net(src, src_bits)?, net(dst, wire::byte(payload, 1)?)?);
+        let rejection = kind.map(|kind| Rejection { kind, source: source_net, destination });
+        Ok(Some(Rule { table, source, rejection, message: payload.to_vec() }))
     }
 }
 

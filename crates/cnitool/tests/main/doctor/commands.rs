@@ -189,7 +189,7 @@ fn two_uplinks(subnet: &str) -> Host {
     host.lab.sh("sysctl -qw net.ipv4.conf.all.rp_filter=1
          for n in 1 2; do
              ip link add up$n type veth peer name eth$n netns outside; ip address add 192.0.$n.1/24 dev up$n
-             ip link set up$n up; ip route add default via 192.0.$n.2 metric $n
+             ip link set up$n up; ip -n outside link set eth$n up; ip route add default via 192.0.$n.2 metric $n
          done
          for link in br-pods up1 up2; do sysctl -qw net.ipv4.conf.$link.rp_filter=2; done");
     host

@@ -51,7 +51,7 @@ fn a_strict_rp_filter_matters_with_two_default_routes() {
     let way = |n: u32| {
         host.lab.sh(&format!(
             "ip link add up{n} type veth peer name eth{n} netns outside; ip address add 192.0.{n}.1/24 dev up{n}
-             ip link set up{n} up; ip route add default via 192.0.{n}.2 metric {n}"
+             ip link set up{n} up; ip -n outside link set eth{n} up; ip route add default via 192.0.{n}.2 metric {n}"
         ));
     };
     way(2);

@@ -11,7 +11,8 @@ fn addresses_that_conflict_with_the_gateway() {
     attach(&host, "blue");
     host.lab.netns("outside");
     // The address belongs to another program, so no command removes it.
-    host.lab.sh("ip link add docker0 type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev docker0");
+    host.lab
+        .sh("ip link add docker0 up type veth peer name eth0 netns outside; ip address add 10.143.0.1/16 dev docker0");
     let what = only_problem(&host, "gateway", "fail");
     assert!(what.contains("docker0 has the gateway's address too (10.143.0.1/16)"), "{what}");
     assert!(what.contains("change the address of docker0") && what.contains("\"command\":null"), "{what}");
@@ -136,7 +137,7 @@ fn packets_that_are_too_large() {
     attach(&host, "blue");
     host.lab.netns("outside");
     host.lab.sh("ip link add uplink mtu 1400 type veth peer name eth0 netns outside
-         ip address add 192.0.2.1/24 dev uplink; ip link set uplink up; ip route add default via 192.0.2.2");
+         ip address add 192.0.2.1/24 dev uplink; ip link set uplink up; ip -n outside link set eth0 up; ip route add default via 192.0.2.2");
     assert!(only_problem(&host, "mtu", "warn").contains("set \\\"mtu\\\": 1400"));
     host.configure("10-pods.conflist", &network("pods", "10.145.0.0/24", &json!({ "mtu": 1300 })).to_string());
     let what = only_problem(&host, "mtu", "warn");
