@@ -1,62 +1,60 @@
 //! `cnitool demo`: shows on two containers how CNI works, with real plugins, without changing the host.
 
+mod faults;
 mod ping;
+mod port;
+mod print;
 mod stage;
 
 use std::ffi::OsStr;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cni::{AddResult, Code, ContainerId, Context, Error, IfName, Program, Result, Version};
 use linux::netlink::Netlink;
 use linux::netlink::nft::{self, Edit, Hook, Nftables, RuleSpec};
 use linux::{Netns, tool};
-use serde_json::Map;
+use serde_json::{Map, json};
 
 use crate::chain::{Chain, Endpoint};
 use crate::conf::{self, NetworkList};
-use crate::out;
 use crate::table::{Paint, Tone, WIDTH};
+use crate::{init, out};
+use print::{commands, files, lines, show, timed, wrapped};
 
 /// The directory of configurations, in place of /etc/cni/net.d.
 const CONFIGURATIONS: &str = "/run/net.d";
 const CONTAINERS: [&str; 2] = ["blue", "green"];
+/// How long a program may take that shows something.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 22, 0, 1);
 
 const LOOPBACK: &str = r#"{"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}
 "#;
-const PODS: &str = r#"{
-    "cniVersion": "1.0.0", "name": "pods",
-    "plugins": [{
-        "type": "bridge", "bridge": "cni0",
-        "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
-        "ipam": {
-            "type": "host-local", "ranges": [[{"subnet": "10.22.0.0/16"}]]
-        }
-    }]
-}
-"#;
+/// The port of the host that leads to the port of the first container.
+const HOST_PORT: u16 = 8080;
+const CONTAINER_PORT: u16 = 80;
 
 /// Runs `cnitool demo` with the plugins in `dirs`.
 pub(crate) fn run(dirs: &[PathBuf]) -> Result<()> {
     let dirs: Vec<PathBuf> = dirs.iter().map(|dir| std::path::absolute(dir).unwrap_or_else(|_| dir.clone())).collect();
-    for plugin in ["bridge", "host-local", "loopback"] {
+    for plugin in ["bridge", "firewall", "host-local", "loopback", "portmap"] {
         Program::find(&dirs, plugin)?;
     }
     stage::enter(&dirs)?;
-    Demo { dirs, step: 0 }.run()
+    let has_nftables = has_nftables()?;
+    Demo { dirs, has_nftables, step: 0 }.run()
 }
 
 struct Demo {
     dirs: Vec<PathBuf>,
+    /// Whether the kernel can masquerade and publish ports.
+    has_nftables: bool,
     /// The number of the last step.
     step: usize,
 }
-
-/// The result of a step, and the time it took.
-type Timed<T> = Result<(T, Duration)>;
 
 impl Demo {
     fn run(&mut self) -> Result<()> {
@@ -74,14 +72,18 @@ impl Demo {
         self.kernel()?;
         self.pings(address(&second)?)?;
         self.files()?;
-        self.masquerade()?;
+        if self.has_nftables {
+            self.masquerade()?;
+            self.published_port()?;
+        }
+        if self.has_nftables {
+            self.repair()?;
+        }
         self.check(&pods, &first)?;
+        self.garbage()?;
         self.removal(&lo, &pods)?;
         self.error_example(&pods)?;
-        out::print(format!(
-            "\nThe containers are deleted when this program ends. The plugins are in\n{}\n",
-            self.path()
-        ))
+        self.next()
     }
 
     /// Prints the title of a step and the time it took.
@@ -105,11 +107,7 @@ impl Demo {
     /// Writes and reads the configurations of the networks `lo` and `pods`.
     fn networks(&mut self) -> Result<(NetworkList, NetworkList)> {
         let dir = Path::new(CONFIGURATIONS);
-        let mut pods = PODS.to_owned();
-        let masquerades = can_masquerade()?;
-        if !masquerades {
-            pods = pods.replace("\"ipMasq\": true, ", "");
-        }
+        let pods = if self.has_nftables { init::EXAMPLE.to_owned() } else { without_firewall(init::EXAMPLE) };
         fs::create_dir(dir).context(|| format!("create {dir:?}"))?;
         for (name, text) in [("10-pods.conflist", pods.as_str()), ("99-lo.conflist", LOOPBACK)] {
             fs::write(dir.join(name), text).context(|| format!("write {name:?}"))?;
@@ -119,8 +117,9 @@ impl Demo {
         out::print("    Its plugins run one after the other. A \"type\" is the name of a program, and\n")?;
         out::print("    a plugin may call others: bridge calls host-local to lease an address.\n")?;
         lines(&pods)?;
-        if !masquerades {
-            out::print("    (This kernel has no nf_tables, so \"ipMasq\" is not used here.)\n")?;
+        if !self.has_nftables {
+            out::print("    (This kernel has no nf_tables: masquerade, published ports, the plugin\n")?;
+            out::print("    firewall and repairs are not shown.)\n")?;
         }
         Ok((lo, pods_list))
     }
@@ -141,9 +140,10 @@ impl Demo {
     /// Calls ADD for eth0, and shows the equivalent commands.
     fn attach(&mut self, pods: &NetworkList, container: &str, is_first: bool) -> Result<AddResult> {
         let chain = Chain::find(pods, &self.dirs)?;
-        let at = endpoint(container, "eth0")?;
+        let at = self.endpoint_of(container)?;
         let (result, time) = timed(|| chain.add(&at))?;
-        self.title(&format!("ADD eth0 of {container}: bridge, which calls host-local"), Some(time))?;
+        let plugins = if self.has_nftables { "bridge, portmap, firewall" } else { "bridge" };
+        self.title(&format!("ADD eth0 of {container}: {plugins}"), Some(time))?;
         let ours = address(&result)?;
         let port = result.interfaces.get(1).map(|link| link.name.clone()).unwrap_or_default();
         let mut typed = Vec::new();
@@ -163,9 +163,9 @@ impl Demo {
         commands(typed)?;
         if is_first {
             out::print("    Leases and firewall rules are shown below.\n")?;
-            out::print("    The plugin prints a result. The next plugin in a list would get it as\n")?;
+            out::print("    The plugin prints a result. The next plugin in the list gets it as\n")?;
             out::print("    \"prevResult\"; the runtime stores it for CHECK and DEL.\n")?;
-            lines(&String::from_utf8_lossy(&result.print(Version::V1_0_0)?))?;
+            lines(&String::from_utf8_lossy(&result.print(Version::NEWEST)?))?;
         }
         Ok(result)
     }
@@ -211,50 +211,27 @@ impl Demo {
     }
 
     fn masquerade(&mut self) -> Result<()> {
-        if !can_masquerade()? {
-            return Ok(());
-        }
         self.title("Masquerade: packets that leave the network get the host's address", None)?;
         let arguments = ["list", "chain", "inet", "cni_plugins_masquerade", "masq_checks"];
         commands([format!("nft {}", arguments.join(" "))])?;
         if tool::find("nft").is_none() {
             return lines("(this host has no nft program to show it)\n");
         }
-        let Ok(chain) = tool::run("nft", &arguments, "", Duration::from_secs(10)) else {
+        let Ok(chain) = tool::run("nft", &arguments, "", TIMEOUT) else {
             return lines("(these plugins do not use nftables: see iptables-save)\n");
         };
         chain.lines().filter(|line| line.contains(" masquerade ")).try_for_each(wrapped)
     }
 
-    fn check(&mut self, pods: &NetworkList, first: &AddResult) -> Result<()> {
-        let chain = Chain::find(pods, &self.dirs)?;
-        let [blue, _] = CONTAINERS;
-        let at = endpoint(blue, "eth0")?;
-        let (_, time) = timed(|| chain.check(&at))?;
-        self.title("CHECK: is everything still as ADD created it?", Some(time))?;
-        let home = Netns::current()?;
-        let mut inside = Netns::open(&netns(blue))?.run(&home, Netlink::open)?;
-        let eth0 = inside.link("eth0")?.ok_or_else(|| Error::new(Code::INTERNAL, "eth0 is gone"))?;
-        inside.apply(&[linux::netlink::Change::delete_address(eth0.index, first_cidr(first)?)])?;
-        let complaint = match chain.check(&at) {
-            Err(error) => error,
-            Ok(()) => return Err(Error::new(Code::INTERNAL, "CHECK did not report the missing address")),
-        };
-        lines("Yes. CHECK after the address is deleted:\n")?;
-        commands([format!("ip -n {blue} address del {} dev eth0", first_cidr(first)?)])?;
-        wrapped(&out::one_line(&complaint))
-    }
-
     fn removal(&mut self, lo: &NetworkList, pods: &NetworkList) -> Result<()> {
         let (lo, pods) = (Chain::find(lo, &self.dirs)?, Chain::find(pods, &self.dirs)?);
+        let [blue, _] = CONTAINERS;
         let (_, time) = timed(|| {
-            CONTAINERS.iter().try_for_each(|name| {
-                pods.del(&endpoint(name, "eth0")?)?;
-                lo.del(&endpoint(name, "lo")?)
-            })
+            pods.del(&self.endpoint_of(blue)?)?;
+            lo.del(&endpoint(blue, "lo")?)
         })?;
         self.title("DEL: the same calls, in reverse order, remove everything", Some(time))?;
-        commands(CONTAINERS.map(|name| format!("ip -n {name} link del eth0; ip -n {name} link set lo down")))?;
+        commands([format!("ip -n {blue} link del eth0; ip -n {blue} link set lo down")])?;
         out::print("    The plugins also delete the leases and the firewall rules.\n")?;
         let mut host = Netlink::open()?;
         let bridge = host.link("cni0")?.ok_or_else(|| Error::new(Code::INTERNAL, "the bridge is gone"))?;
@@ -270,21 +247,32 @@ impl Demo {
         Ok(())
     }
 
-    fn error_example(&mut self, pods: &NetworkList) -> Result<()> {
-        let mut broken = pods.clone();
-        for plugin in &mut broken.plugins {
-            let text = serde_json::to_string(&plugin.config).unwrap_or_default().replace("10.22.0.0", "10.22.0.1");
-            plugin.config = serde_json::from_str(&text).unwrap_or_default();
-        }
+    /// Returns the endpoint for eth0. A port of the host leads to the first container.
+    fn endpoint_of(&self, container: &str) -> Result<Endpoint> {
         let [blue, _] = CONTAINERS;
-        let at = endpoint(blue, "eth0")?;
-        let chain = Chain::find(&broken, &self.dirs)?;
-        let began = Instant::now();
-        let Err(error) = chain.add(&at) else {
-            return Err(Error::new(Code::INTERNAL, "ADD accepted an invalid subnet"));
-        };
-        self.title("An invalid subnet, here 10.22.0.1/16: ADD fails, DEL follows", Some(began.elapsed()))?;
-        wrapped(&out::one_line(&error))
+        let mut at = endpoint(container, "eth0")?;
+        if container == blue && self.has_nftables {
+            let port = json!({ "hostPort": HOST_PORT, "containerPort": CONTAINER_PORT, "protocol": "tcp" });
+            at.capabilities.insert("portMappings".to_owned(), json!([port]));
+        }
+        Ok(at)
+    }
+
+    /// Says what comes after the demonstration.
+    fn next(&self) -> Result<()> {
+        out::print(format!(
+            "\nThe containers are deleted when this program ends. The plugins are in\n{}\n",
+            self.path()
+        ))?;
+        out::print(format!(
+            "\n{}\n  \
+               cnitool init pods        # writes this network to /etc/cni/net.d\n  \
+               ip netns add blue\n  \
+               cnitool add pods blue    # attaches it\n  \
+               cnitool doctor           # checks the host\n  \
+               cnitool --help           # lists all commands\n",
+            Paint::of_stdout().paint(Tone::Bold, "What you can do next, as root, with installed plugins:")
+        ))
     }
 
     fn path(&self) -> String {
@@ -318,7 +306,15 @@ fn address(result: &AddResult) -> Result<Ipv4Addr> {
     }
 }
 
-fn can_masquerade() -> Result<bool> {
+/// Returns the network without the plugins and keys that need nf_tables.
+fn without_firewall(network: &str) -> String {
+    let lines = network.lines().filter(|line| !["portmap", "firewall"].iter().any(|plugin| line.contains(plugin)));
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
+    text.replace("\"ipMasq\": true, ", "").replace(" } },\n", " } }\n")
+}
+
+/// Returns whether the kernel has nf_tables with NAT.
+fn has_nftables() -> Result<bool> {
     let table = nft::Table { family: nft::Family::Inet, name: "try" };
     let chain = table.chain("try");
     let rule = Edit::add_rule(&RuleSpec::new(chain).masquerade());
@@ -328,52 +324,14 @@ fn can_masquerade() -> Result<bool> {
     }
 }
 
-fn timed<T>(work: impl FnOnce() -> Result<T>) -> Timed<T> {
-    let began = Instant::now();
-    let done = work()?;
-    Ok((done, began.elapsed()))
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn show(time: Duration) -> String {
-    let milliseconds = time.as_secs_f64() * 1000.0;
-    if milliseconds < 1.0 { format!("{milliseconds:.2} ms") } else { format!("{milliseconds:.1} ms") }
-}
-
-/// Returns the files of a directory with their contents, sorted by name.
-fn files(dir: &str) -> Result<Vec<(PathBuf, String)>> {
-    let what = || format!("read {dir}");
-    let mut found = Vec::new();
-    for entry in fs::read_dir(dir).context(what)? {
-        let path = entry.context(what)?.path();
-        let text = fs::read(&path).context(what)?;
-        found.push((path, String::from_utf8_lossy(&text).into_owned()));
+    #[test]
+    fn the_network_without_a_firewall_is_valid() {
+        let list = conf::parse(Path::new("/x/pods.conflist"), without_firewall(init::EXAMPLE).as_bytes()).unwrap();
+        let [bridge] = list.plugins.as_slice() else { panic!("{:?}", list.plugins) };
+        assert!(bridge.kind == "bridge" && !bridge.config.contains_key("ipMasq"), "{bridge:?}");
     }
-    found.sort();
-    Ok(found)
-}
-
-/// Prints commands.
-fn commands(typed: impl IntoIterator<Item = impl AsRef<str>>) -> Result<()> {
-    typed.into_iter().try_for_each(|line| out::print(format!("    $ {}\n", line.as_ref())))
-}
-
-/// Prints indented lines.
-fn lines(text: &str) -> Result<()> {
-    text.lines().try_for_each(|line| out::print(format!("      {line}\n")))
-}
-
-/// Prints a long line, wrapped between words.
-fn wrapped(text: &str) -> Result<()> {
-    let mut line = String::new();
-    for word in text.split_whitespace() {
-        if 6 + line.len() + 1 + word.len() > WIDTH {
-            lines(&line)?;
-            line.clear();
-        }
-        if !line.is_empty() {
-            line.push(' ');
-        }
-        line.push_str(word);
-    }
-    lines(&line)
 }

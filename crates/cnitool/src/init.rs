@@ -20,7 +20,7 @@ use crate::node::Network;
 use crate::{file, out, settings};
 
 /// The network that `cni0-install --conf` writes, too.
-const EXAMPLE: &str = include_str!("../../../docs/example.conflist");
+pub(crate) const EXAMPLE: &str = include_str!("../../../docs/example.conflist");
 /// What a network has in place of these parts of the example.
 const NAME: &str = r#""name": "pods""#;
 const BRIDGE: &str = r#""bridge": "cni0""#;
@@ -236,10 +236,10 @@ fn report(list: &NetworkList, path: &Path, bridge: &str, subnets: &[Cidr], first
     out::print(format!(
         "\nWhat you can do next, as root:\n  \
            ip netns add blue\n  \
-           cnitool add {name} blue    # attaches a namespace\n  \
-           cnitool show {name}        # shows the bridge and its containers\n  \
-           cnitool del {name} blue    # detaches it\n  \
-           cnitool doctor            # checks this node\n"
+           cnitool add {name} blue   # attaches a namespace\n  \
+           cnitool show {name}       # shows the bridge and its containers\n  \
+           cnitool del {name} blue   # detaches the namespace\n  \
+           cnitool doctor {name}     # checks this host\n"
     ))
 }
 

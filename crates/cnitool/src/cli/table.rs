@@ -149,9 +149,11 @@ of containerd and CRI-O. Changes nothing else.",
         options: &[],
         text: "\
 Creates two containers in separate namespaces, attaches them as kubelet would,
-pings between them, and removes everything. Each step is shown with its time
-and the ip command that does the same by hand. Needs the plugins bridge,
-host-local and loopback in CNI_PATH, and root or user namespaces.",
+sends packets between them, to a published port too, lets doctor and repair
+find and restore flushed rules, collects garbage, and removes everything. Each
+step is shown with its time and the command that does the same by hand. Needs
+the plugins bridge, firewall, host-local, loopback and portmap in CNI_PATH, and
+root or user namespaces. Without nf_tables in the kernel, it omits what needs it.",
         environment: &[CNI_PATH, NO_COLOR],
         unhealthy: None,
     },

@@ -24,10 +24,16 @@ fn it_shows_everything_and_changes_nothing() {
         "/var/lib/cni/networks/pods/10.22.0.3  green eth0\n",
         "/var/lib/cni/results/pods-blue-eth0\n",
         " masquerade comment",
+        "      hello from blue\n",
+        "fail  masquerade: network pods: 2 of 2 live containers lack a masquerade\n",
+        "repaired  pods     green      eth0\n",
+        "(nothing: all is well again)\n",
+        "Its lease and its rules are removed. blue stays attached.\n",
         "\"eth0\" should have the address 10.22.0.2/16",
         "Left: 0 ports, 0 leases, 0 results.",
         "code 7)",
         " ms\n",
+        "cnitool init pods ",
     ] {
         assert!(shown.contains(piece), "{piece:?} in\n{shown}");
     }
