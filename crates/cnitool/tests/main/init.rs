@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
-use testing::{Outcome, Process, copy_program, parallel, program_path};
+use testing::{Outcome, Process, copy_program, document, parallel, program_path};
 
 use crate::support::{Host, failure, messages};
 
@@ -183,4 +183,9 @@ fn missing_plugins_are_reported() {
     let outcome = host.run("init pods");
     assert_eq!(outcome.status, Some(0));
     assert!(outcome.stderr.starts_with("cnitool: failed to find plugin \"portmap\""), "{outcome:?}");
+}
+
+#[test]
+fn the_readme_shows_the_network() {
+    assert!(document::read("README.md").contains(&document::read("docs/example.conflist")));
 }
