@@ -9,6 +9,7 @@ mod daemon;
 mod subject;
 mod summary;
 mod time;
+mod trace;
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -30,6 +31,7 @@ use daemon::{Daemon, Sender};
 pub(crate) use subject::LoggedCall;
 pub(crate) use summary::Summary;
 pub use time::utc;
+pub(crate) use trace::Trace;
 
 /// Whether log warnings go to stderr.
 static ON_STDERR: AtomicBool = AtomicBool::new(false);

@@ -11,7 +11,7 @@ use linux::process::{self as host, Stdin};
 use crate::config::{self, Head};
 use crate::error::{Code, Context, Error, Result};
 use crate::json;
-use crate::logging::{LoggedCall, Summary};
+use crate::logging::{LoggedCall, Summary, Trace};
 use crate::plugin::{Call, Plugin};
 use crate::request::{Env, NetworkVerb, Request, Verb};
 use crate::version::Version;
@@ -152,7 +152,7 @@ fn serve(
         .map_err(|error| error.details("stdin must hold one network configuration, a JSON object"))
         .context(|| "read the network configuration on stdin")?;
     let network = head.network()?;
-    let mut summary = head.log(env("CNI_LOG")).start(|| subject(plugin.name(), &request, network.as_str()));
+    let mut summary = head.log(env("CNI_LOG")).start(|| subject(plugin.name(), &request, network.as_str(), env));
     let outcome = (|| {
         if let Request::Unknown(command) = &request {
             // Runtimes compare this text.
@@ -213,12 +213,13 @@ fn execute(
 }
 
 /// Returns what the log of the call is about.
-fn subject(plugin: &'static str, request: &Request, network: &str) -> LoggedCall {
+fn subject(plugin: &'static str, request: &Request, network: &str, env: Env<'_>) -> LoggedCall {
     let attachment = match request {
         Request::Attachment(_, at, _) => Some((at.container.to_string(), at.ifname.to_string())),
         _ => None,
     };
-    LoggedCall { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment }
+    let trace = Trace::of_caller(env);
+    LoggedCall { plugin, command: request.command().to_owned(), network: network.to_owned(), attachment, trace }
 }
 
 #[cfg(test)]

@@ -65,6 +65,7 @@ fn severity(level: Level) -> u8 {
 fn journal(subject: &LoggedCall, level: Level, message: &str) -> Vec<u8> {
     let priority = severity(level).to_string();
     let (container, ifname) = subject.attachment.as_ref().map_or(("", ""), |(container, ifname)| (container, ifname));
+    let (trace, span) = subject.trace.as_ref().map_or(("", ""), |trace| (&trace.trace_id, &trace.span_id));
     let fields = [
         ("MESSAGE", message),
         ("PRIORITY", &priority),
@@ -73,6 +74,8 @@ fn journal(subject: &LoggedCall, level: Level, message: &str) -> Vec<u8> {
         ("CNI_NETWORK", &subject.network),
         ("CNI_CONTAINERID", container),
         ("CNI_IFNAME", ifname),
+        ("TRACE_ID", trace),
+        ("SPAN_ID", span),
     ];
     let mut bytes = Vec::new();
     for (name, value) in fields.into_iter().filter(|(_, value)| !value.is_empty()) {
@@ -147,10 +150,11 @@ impl Write for Sender {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::logging::Trace;
 
     fn subject(attachment: Option<(&str, &str)>) -> LoggedCall {
         let attachment = attachment.map(|(container, ifname)| (container.to_owned(), ifname.to_owned()));
-        LoggedCall { plugin: "bridge", command: "ADD".to_owned(), network: "net1".to_owned(), attachment }
+        LoggedCall { plugin: "bridge", command: "ADD".to_owned(), network: "net1".to_owned(), attachment, trace: None }
     }
 
     #[test]
@@ -159,6 +163,9 @@ mod tests {
         let wanted = b"MESSAGE\n\x07\0\0\0\0\0\0\0one\ntwo\nPRIORITY=3\nSYSLOG_IDENTIFIER=bridge\nCNI_COMMAND=ADD\n\
             CNI_NETWORK=net1\nCNI_CONTAINERID=c1\nCNI_IFNAME=eth0\n";
         assert_eq!(bytes, wanted);
+        let trace = Trace { trace_id: "0af7".to_owned(), span_id: "b7ad".to_owned() };
+        let bytes = journal(&LoggedCall { trace: Some(trace), ..subject(None) }, Level::Info, "x");
+        assert!(bytes.ends_with(b"CNI_NETWORK=net1\nTRACE_ID=0af7\nSPAN_ID=b7ad\n"));
         let bytes = journal(&subject(None), Level::Info, "x=y");
         let wanted = b"MESSAGE=x=y\nPRIORITY=6\nSYSLOG_IDENTIFIER=bridge\nCNI_COMMAND=ADD\nCNI_NETWORK=net1\n";
         assert_eq!(bytes, wanted);

@@ -81,6 +81,23 @@ fn level_info_has_one_line_for_each_call() {
 }
 
 #[test]
+fn a_line_has_the_trace_of_the_caller() {
+    let lab = Lab::new();
+    lab.netns("c1");
+    let (trace, span) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+    let subject = |traceparent: &str| {
+        let outcome = add(&lab, json!({})).env("CNI_LOG", "info").env("TRACEPARENT", traceparent).run();
+        let (_, line) = outcome.stderr.split_once(" loopback ").unwrap();
+        line.split(':').next().unwrap().to_owned()
+    };
+    let without = "ADD net=net1 container=c1 if=eth0";
+    assert_eq!(subject(&format!("00-{trace}-{span}-01")), format!("{without} trace={trace} span={span}"));
+    for garbage in ["", "00", "00-x-y-01", "00-\n-\n-01"] {
+        assert_eq!(subject(garbage), without, "{garbage:?}");
+    }
+}
+
+#[test]
 fn to_a_file_that_grows() {
     let lab = Lab::new();
     let file = lab.dir().join("cni.log");
