@@ -4,30 +4,40 @@
 //! that matches decides. A plugin can accept packets in a chain of its own choice, but not in the chains of other
 //! programs.
 
+#[cfg(feature = "fuzzing")]
+mod fuzzing;
+mod nat;
+mod packets;
 mod path;
 mod read;
 
+#[cfg(feature = "fuzzing")]
+pub(crate) use fuzzing::fuzz;
+
 use cni::Result;
 use cni::inspect::{Command, CommandLine, Finding, ForwardChain, Level, Subject};
-use linux::ip::Cidr;
 use linux::iptables::{FAMILIES, LegacyTable, Tools};
+use linux::netlink::Netlink;
 use linux::netlink::nft::{BaseChain, Family, Nftables, Side, Table};
 use linux::{sysctl, tool};
 
 use super::{Report, Selection};
 use crate::node::{Network, Node, State};
-use path::{Chains, Effect, Last, Packets, Rule, follow};
+use packets::Surroundings;
+use path::{Chains, Effect, Last, Rule, follow, refusing};
 
 /// The check of all findings about chains.
 const CHECK: &str = "firewall";
-/// The tables of iptables in which rules drop packets, with the priority of their chains. Plugins accept in the second.
-const TABLES: [(&str, i32); 3] = [("mangle", -150), (FILTER, 0), ("security", 50)];
+/// The tables of iptables in which rules drop packets, with the priority of their chains. Plugins accept in `filter`.
+const TABLES: [(&str, i32); 4] = [("raw", -300), ("mangle", -150), (FILTER, 0), ("security", 50)];
 const FILTER: &str = "filter";
 /// The chains of iptables.
 const FORWARD: &str = "FORWARD";
 const INPUT: &str = "INPUT";
-/// The kernel's number of the hook for packets to this host.
+/// The kernel's numbers of the hooks for packets that arrive, for those to this host, and for those that leave.
+const PREROUTING: u32 = 0;
 const LOCAL_INPUT: u32 = 1;
+const POSTROUTING: u32 = 4;
 /// The prefix of tables that plugins create, here and in the reference.
 const OF_PLUGINS: &str = "cni_";
 
@@ -62,10 +72,14 @@ enum Tool {
 /// Which packets pass a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum PacketPath {
+    /// Those that arrive, before the kernel looks for their route.
+    Prerouting,
     /// Those that are not addressed to this host.
     Forward,
     /// Those to this host.
     Input,
+    /// Those that leave.
+    Postrouting,
     /// Frames between the ports of a bridge.
     WithinBridge,
     /// Frames between a bridge and this host.
@@ -85,6 +99,15 @@ struct Blocked<'a> {
     /// The rule that drops all packets before they get to the rules of the plugin `firewall`, and the bridges.
     above: Option<&'a Rule>,
     behind: Vec<&'a str>,
+    /// The rules that drop packets on conditions that are not examined.
+    unclear: Vec<&'a Rule>,
+}
+
+impl PacketPath {
+    /// Returns whether packets between containers and other networks pass it.
+    fn is_on_the_way(self) -> bool {
+        matches!(self, PacketPath::Prerouting | PacketPath::Forward | PacketPath::Postrouting)
+    }
 }
 
 impl<'a> Blocked<'a> {
@@ -110,13 +133,17 @@ impl<'a> Blocked<'a> {
             insert(&mut self.behind);
             self.above = Some(rule);
         }
-        if !effect.rules.is_empty() {
-            insert(&mut self.dropped);
+        self.unclear.extend(effect.unclear);
+        effect.rules.into_iter().for_each(|rule| self.add_rule(bridge, rule));
+    }
+
+    /// Adds a rule that drops packets on a bridge.
+    fn add_rule(&mut self, bridge: &'a str, rule: &'a Rule) {
+        if !self.dropped.contains(&bridge) {
+            self.dropped.push(bridge);
         }
-        for rule in effect.rules {
-            if !self.rules.contains(&rule) {
-                self.rules.push(rule);
-            }
+        if !self.rules.contains(&rule) {
+            self.rules.push(rule);
         }
     }
 }
@@ -128,6 +155,7 @@ pub(super) fn check(scope: &Selection, report: &mut Report) -> Result<()> {
     }
     let filtered = sysctl::read(&["net", "bridge", "bridge-nf-call-iptables"])?.is_some_and(|value| value != "0");
     check_chains(&scope.node, &gateways, filtered, report)?;
+    nat::check(scope, &gateways, report)?;
     let text = match filtered {
         true => "on: packets within a bridge pass the firewall",
         false => "off (kube-proxy needs it on for services)",
@@ -161,10 +189,14 @@ fn check_chains(node: &Node, gateways: &[(&Network, &str)], filtered: bool, repo
         }
     }
     bases.sort_by_key(|base| (base.place, base.priority));
+    let routes = Netlink::open()?.default_routes()?;
+    let uplink = routes.iter().find_map(|route| node.links.iter().find(|link| Some(link.index) == route.link));
+    let uplink = uplink.map(|link| link.name.clone());
     for base in &bases {
-        match base.blocked(node, gateways, &bases) {
+        match base.blocked(node, gateways, &bases, uplink.as_deref()) {
             Ok(blocked) => {
-                is_blocked |= base.place == PacketPath::Forward && !blocked.is_empty();
+                is_blocked |= base.place.is_on_the_way() && !blocked.is_empty();
+                report.unclear_rules(blocked.unclear.iter().map(|rule| rule.name.as_str()));
                 base.describe(&blocked, filtered).into_iter().for_each(|finding| report.host(finding));
             }
             Err(error) => {
@@ -196,8 +228,10 @@ fn in_nftables(node: &Node, families: &[Family]) -> Result<Vec<Base>> {
             continue;
         };
         let place = match (is_bridge, chain.place) {
+            (false, PREROUTING) => PacketPath::Prerouting,
             (false, BaseChain::FORWARD) => PacketPath::Forward,
             (false, LOCAL_INPUT) => PacketPath::Input,
+            (false, POSTROUTING) => PacketPath::Postrouting,
             (true, BaseChain::FORWARD) => PacketPath::WithinBridge,
             (true, _) => PacketPath::BridgeToHost,
             (false, _) => continue,
@@ -226,7 +260,12 @@ fn in_legacy_table(table: &LegacyTable, family: Family, of: &'static str, priori
     let mut bases = Vec::new();
     let tool = table.save.trim_end_matches("-save");
     let title = if of == FILTER { String::new() } else { format!(" -t {of}") };
-    for (name, place) in [(FORWARD, PacketPath::Forward), (INPUT, PacketPath::Input)] {
+    for (name, place) in [
+        ("PREROUTING", PacketPath::Prerouting),
+        (FORWARD, PacketPath::Forward),
+        (INPUT, PacketPath::Input),
+        ("POSTROUTING", PacketPath::Postrouting),
+    ] {
         let policy = table.lines.iter().find_map(|line| line.strip_prefix(&format!(":{name} ")));
         let Some(policy) = policy else { continue };
         bases.push(Base {
@@ -241,41 +280,6 @@ fn in_legacy_table(table: &LegacyTable, family: Family, of: &'static str, priori
         });
     }
     Ok(bases)
-}
-
-/// Returns the packets of a network that pass a chain, in each direction: from the bridge, and to it.
-fn packets(
-    node: &Node,
-    place: PacketPath,
-    network: &Network,
-    bridge: &str,
-    families: &[Family],
-) -> impl Iterator<Item = (Side, Packets)> {
-    let ranges = || network.ranges.iter().flatten();
-    let subnets: Option<Vec<Cidr>> = (ranges().next().is_some()).then(|| ranges().map(|range| range.subnet).collect());
-    let gateways = subnets.as_ref().map(|_| ranges().map(|range| Cidr::host(range.gateway)).collect());
-    let of_bridge = || Some(vec![bridge.to_owned()]);
-    let ports = || {
-        let ports = node.link(bridge).into_iter().flat_map(|bridge| node.ports(bridge));
-        Some(ports.map(|port| port.name.clone()).collect())
-    };
-    let families = families.to_vec();
-    let from = Packets { addresses: [subnets.clone(), None], families: families.clone(), ..Packets::default() };
-    let to = Packets { addresses: [None, subnets], families, ..Packets::default() };
-    let packets = match place {
-        PacketPath::Forward => {
-            vec![Packets { links: [of_bridge(), None], ..from }, Packets { links: [None, of_bridge()], ..to }]
-        }
-        PacketPath::Input => {
-            let [source, _] = from.addresses;
-            vec![Packets { links: [of_bridge(), None], addresses: [source, gateways], ..to }]
-        }
-        PacketPath::WithinBridge | PacketPath::BridgeToHost => vec![
-            Packets { links: [ports(), None], bridges: [of_bridge(), None], ..from },
-            Packets { links: [None, ports()], bridges: [None, of_bridge()], ..to },
-        ],
-    };
-    [Side::From, Side::To].into_iter().zip(packets)
 }
 
 impl Base {
@@ -306,7 +310,13 @@ impl Base {
     }
 
     /// Follows the packets of all networks through the chain. `bases` are all chains.
-    fn blocked<'a>(&'a self, node: &Node, gateways: &[(&'a Network, &'a str)], bases: &[Base]) -> Result<Blocked<'a>> {
+    fn blocked<'a>(
+        &'a self,
+        node: &Node,
+        gateways: &[(&'a Network, &'a str)],
+        bases: &[Base],
+        uplink: Option<&str>,
+    ) -> Result<Blocked<'a>> {
         let mut blocked = Blocked::default();
         for (network, bridge) in gateways {
             let families = used_families(&[(network, bridge)]);
@@ -317,8 +327,14 @@ impl Base {
             if is_accepted && matches!(self.tool, Tool::Nft(..)) {
                 continue;
             }
-            for (side, packets) in packets(node, self.place, network, bridge, &families) {
+            let host = Surroundings { node, uplink, priority: self.priority };
+            for (side, packets) in host.packets(self.place, network, bridge, &families) {
                 blocked.add(bridge, side, follow(&self.chains, &self.name, self.drops, &packets, is_accepted));
+            }
+            for packets in host.by_uplink(self.place, network, bridge, &families) {
+                if let Some(rule) = refusing(&self.chains, &self.name, &packets, is_accepted) {
+                    blocked.add_rule(bridge, rule);
+                }
             }
         }
         Ok(blocked)
@@ -377,7 +393,8 @@ impl Base {
             (PacketPath::Forward, Tool::Iptables(_) | Tool::Legacy(_, FILTER)) => {
                 "accept the packets there, or attach containers with the plugin \"firewall\", which does so".to_owned()
             }
-            (PacketPath::Forward, Tool::Legacy(..) | Tool::Nft(_)) => {
+            (PacketPath::Forward, Tool::Legacy(..) | Tool::Nft(_))
+            | (PacketPath::Prerouting | PacketPath::Postrouting, _) => {
                 format!("accept packets from and to {names} in the configuration of the program that owns the chain")
             }
             (PacketPath::Input, _) => format!("accept the services that containers on {names} need"),
@@ -407,7 +424,8 @@ impl Base {
     fn consequence(&self, filtered: bool) -> &'static str {
         match self.place {
             PacketPath::Forward if filtered => "containers can reach neither each other nor other networks",
-            PacketPath::Forward => "containers cannot reach other networks",
+            PacketPath::Forward | PacketPath::Postrouting => "containers cannot reach other networks",
+            PacketPath::Prerouting => "containers can reach neither this host nor other networks",
             PacketPath::Input => "containers cannot reach services of this host, such as DNS",
             PacketPath::WithinBridge => "containers on a bridge cannot reach each other",
             PacketPath::BridgeToHost => "containers cannot reach the gateway",
@@ -419,26 +437,11 @@ impl Base {
         match self.place {
             PacketPath::Forward if filtered => "br_netfilter is on, so bridged packets pass it too",
             PacketPath::Forward => "packets within a bridge do not pass it",
+            PacketPath::Prerouting => "packets that arrive from containers pass it",
+            PacketPath::Postrouting => "packets that leave to containers, and to other networks, pass it",
             PacketPath::Input => "containers may need services of this host, such as DNS",
             PacketPath::WithinBridge => "packets between containers on a bridge pass it",
             PacketPath::BridgeToHost => "packets between containers and the gateway pass it",
         }
-    }
-}
-
-/// Reads lines of a save tool, and follows the packets of a bridge through them.
-#[cfg(feature = "fuzzing")]
-pub(crate) fn fuzz(lines: &[String]) {
-    let Ok(chains) = read::from_legacy(lines, FORWARD) else { return };
-    let packets = Packets {
-        links: [Some(vec!["br0".to_owned()]), None],
-        addresses: [Some(vec![Cidr::host([10, 22, 0, 2].into())]), None],
-        families: vec![Family::Ipv4],
-        ..Packets::default()
-    };
-    for (drops, is_accepted) in [(false, false), (true, false), (true, true)] {
-        let effect = follow(&chains, FORWARD, drops, &packets, is_accepted);
-        assert!(effect.rules.iter().all(|rule| rule.verdict == path::Verdict::Refuse), "{effect:?}");
-        assert!(!(is_accepted && effect.last.is_some()), "{effect:?}");
     }
 }

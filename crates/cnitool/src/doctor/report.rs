@@ -1,5 +1,7 @@
 //! The findings so far, and their output as text or JSON.
 
+use std::collections::BTreeSet;
+
 use cni::inspect::{Command, Finding, Fix, Level, Subject};
 use cni::{Error, Result};
 use serde_json::{Value, json};
@@ -38,13 +40,15 @@ pub(super) struct Report {
     findings: Vec<(Option<String>, Finding)>,
     /// What could not be inspected, and why.
     unseen: Vec<String>,
+    /// The rules that drop packets of containers on conditions that only packets show.
+    unclear: BTreeSet<String>,
     /// The error of the first failed output.
     output_error: Option<Error>,
 }
 
 impl Report {
     pub(super) fn new(output: Output, quiet: bool) -> Report {
-        Report { output, quiet, findings: Vec::new(), unseen: Vec::new(), output_error: None }
+        Report { output, quiet, findings: Vec::new(), unseen: Vec::new(), unclear: BTreeSet::new(), output_error: None }
     }
 
     /// Adds a finding about the host.
@@ -70,6 +74,26 @@ impl Report {
     /// Notes that something could not be inspected.
     pub(super) fn unseen(&mut self, what: impl Into<String>) {
         self.unseen.push(what.into());
+    }
+
+    /// Notes rules that drop packets of containers on conditions that are not examined.
+    pub(super) fn unclear_rules<'a>(&mut self, rules: impl Iterator<Item = &'a str>) {
+        self.unclear.extend(rules.map(str::to_owned));
+    }
+
+    /// Returns what no inspection can find.
+    fn not_checked(&self) -> Vec<String> {
+        let always =
+            ["firewalls inside containers", "programs of eBPF", "switches, clouds and networks behind the uplink"];
+        let rules: Vec<String> = self.unclear.iter().cloned().collect();
+        let unclear = (!rules.is_empty()).then(|| {
+            let number = table::count(rules.len(), "rule");
+            format!(
+                "{number} that may drop packets of containers, by other conditions than doctor knows: {}",
+                first_few(&rules)
+            )
+        });
+        unclear.into_iter().chain(always.map(str::to_owned)).collect()
     }
 
     /// Returns the worst level of the findings about a network.
@@ -121,14 +145,16 @@ impl Report {
             table::count(self.count(Level::Warn), "warning"),
             table::count(self.count(Level::Fail), "failure"),
         ];
-        format!("\n{}\n", counts.join(", ")) + &node.not_seen()
+        let list = self.not_checked().join("; ");
+        let not_checked = format!("not checked, because only packets show it: {list}. `cnitool test` sends some");
+        format!("\n{}\n", counts.join(", ")) + &node.not_seen() + "\n" + &table::wrap(&not_checked, 0)
     }
 
     fn describe(&self, unseen: &[String]) -> Value {
         let shown = self.findings.iter().filter(|(_, finding)| !self.quiet || finding.level > Level::Ok);
         let findings: Vec<Value> = shown.map(|(network, finding)| describe(network.as_deref(), finding)).collect();
         json!({
-            "findings": findings, "notSeen": unseen,
+            "findings": findings, "notSeen": unseen, "notChecked": self.not_checked(),
             "ok": self.count(Level::Ok), "warnings": self.count(Level::Warn), "failures": self.count(Level::Fail),
         })
     }

@@ -5,6 +5,7 @@ mod commands;
 mod config;
 mod containers;
 mod firewall;
+mod hooks;
 mod kernel;
 mod leases;
 mod link;

@@ -30,7 +30,7 @@ use crate::wait::Deadline;
 
 pub use edit::{Edit, Position, digest};
 pub use expression::{Attributes, Comparison, Data, Field, Header, Register, Verdict};
-pub use rule::{Condition, Extension, LinkPattern, Property, Rule, Side};
+pub use rule::{Condition, ConnectionStates, Extension, LinkPattern, Lookup, Property, Rule, Side};
 #[cfg(feature = "fuzzing")]
 pub(super) use set::read_name as read_set_name;
 pub use set::{Element, Elements, MapsTo, Set, SetSpec};
@@ -406,6 +406,14 @@ impl Nftables {
         }
         let what = format!("the list changed each of the {GUARDED_ATTEMPTS} times it was read");
         Err(Error::new(Kind::Transient, what)).context(|| format!("list the elements of set {set}"))
+    }
+
+    /// Returns the elements of any set or map of another program, in any order; none if it does not exist.
+    pub fn listed_elements(&mut self, set: Set<'_>) -> Result<Vec<Element>> {
+        let request = set::about_set(set::GETSETELEM, NlmF::empty(), set).finish();
+        let listed = self.list(&request, set::NEWSETELEM, |payload| Element::read_all(payload).map(Some));
+        let listed = listed.or_else(|error| absent(error, Vec::new()));
+        Ok(listed.context(|| format!("list the elements of set {set}"))?.concat())
     }
 
     /// Returns the element of a set or map with this key; `None` if there is none.

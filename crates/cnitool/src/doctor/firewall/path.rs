@@ -2,9 +2,11 @@
 //! I/O.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
-use linux::ip::Cidr;
-use linux::netlink::nft::{Condition, Family, LinkPattern, Property, Side};
+use linux::netlink::nft::Condition;
+
+use super::packets::{Match, Packets};
 
 /// The prefixes of chains that plugins create, here and in the reference.
 const OF_PLUGINS: [&str; 2] = ["CNI-", "cni-"];
@@ -36,6 +38,10 @@ pub(super) enum Verdict {
     Jump(String),
     /// Continues in another chain without coming back.
     Goto(String),
+    /// Replaces the destination, which also decides.
+    TranslateDestination,
+    /// Replaces the source by this address, which also decides.
+    TranslateSource(IpAddr),
     /// Decides nothing.
     Continue,
 }
@@ -61,114 +67,6 @@ pub(super) fn leads_to_acceptance(chains: &Chains, base: &str) -> bool {
     chains.get(base).into_iter().flatten().any(|rule| rule.verdict.target() == Some(ACCEPTING))
 }
 
-/// Packets from or to the containers on a bridge, as far as their properties are known.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Packets {
-    /// The links on which they arrive and leave.
-    pub(super) links: [Option<Vec<String>>; 2],
-    /// The bridges on whose ports they arrive and leave.
-    pub(super) bridges: [Option<Vec<String>>; 2],
-    /// The networks of their source and destination.
-    pub(super) addresses: [Option<Vec<Cidr>>; 2],
-    pub(super) families: Vec<Family>,
-}
-
-/// Which packets a condition or a rule matches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Match {
-    All,
-    Part,
-    /// It depends on something that is not examined, such as the state of the connection.
-    Unknown,
-    None,
-}
-
-impl Match {
-    /// Returns the match of a property that these packets have or not.
-    fn of(outcomes: impl Iterator<Item = Match>) -> Match {
-        let outcomes: Vec<Match> = outcomes.collect();
-        match () {
-            () if outcomes.iter().all(|outcome| *outcome == Match::None) => Match::None,
-            () if outcomes.iter().all(|outcome| *outcome == Match::All) => Match::All,
-            () => Match::Part,
-        }
-    }
-
-    fn negate(self) -> Match {
-        match self {
-            Match::All => Match::None,
-            Match::None => Match::All,
-            other => other,
-        }
-    }
-}
-
-impl From<bool> for Match {
-    fn from(is_matched: bool) -> Match {
-        if is_matched { Match::All } else { Match::None }
-    }
-}
-
-impl Packets {
-    /// Returns which packets a rule matches, and whether it is about containers: about their links or addresses.
-    fn compare(&self, rule: &Rule) -> (Match, bool) {
-        let mut is_about = false;
-        let mut all = Match::All;
-        for Condition { is_negated, property } in &rule.conditions {
-            let (outcome, names) = self.compare_property(property);
-            is_about |= names && !is_negated && outcome < Match::Unknown;
-            // One condition that no packet has decides.
-            all = all.max(if *is_negated { outcome.negate() } else { outcome });
-        }
-        (all, is_about)
-    }
-
-    fn compare_property(&self, property: &Property) -> (Match, bool) {
-        match property {
-            Property::Link(side, pattern) => compare_links(of_side(&self.links, *side), pattern),
-            Property::Bridge(side, pattern) => compare_links(of_side(&self.bridges, *side), pattern),
-            Property::Address(side, net) => match of_side(&self.addresses, *side) {
-                Some(own) => (Match::of(own.iter().map(|own| compare_networks(*own, *net))), net.prefix() > 0),
-                None => (Match::Part, false),
-            },
-            Property::Family(family) => {
-                let is_same = |own: &Family| Match::from(own == family || *family == Family::Inet);
-                (Match::of(self.families.iter().map(is_same)), false)
-            }
-            Property::Protocol => (Match::Part, false),
-            Property::Other => (Match::Unknown, false),
-        }
-    }
-}
-
-fn of_side<T>([from, to]: &[Option<T>; 2], side: Side) -> Option<&T> {
-    match side {
-        Side::From => from.as_ref(),
-        Side::To => to.as_ref(),
-    }
-}
-
-/// Compares the names of links. A prefix that every name has says nothing about containers.
-fn compare_links(own: Option<&Vec<String>>, pattern: &LinkPattern) -> (Match, bool) {
-    let Some(own) = own else { return (Match::Part, false) };
-    match pattern {
-        LinkPattern::Name(name) => (Match::of(own.iter().map(|link| Match::from(link == name))), true),
-        LinkPattern::Prefix(start) => {
-            (Match::of(own.iter().map(|link| Match::from(link.starts_with(start)))), !start.is_empty())
-        }
-        LinkPattern::Index(_) => (Match::Unknown, false),
-    }
-}
-
-/// Compares the network of packets with that of a condition.
-fn compare_networks(own: Cidr, net: Cidr) -> Match {
-    match (net.contains(own.ip()) && net.prefix() <= own.prefix(), own.contains(net.ip())) {
-        (true, _) => Match::All,
-        (false, true) => Match::Part,
-        (false, false) => Match::None,
-    }
-}
-
 /// Where packets get to in a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End<'a> {
@@ -191,6 +89,8 @@ pub(super) struct Effect<'a> {
     pub(super) last: Option<Last>,
     /// The rule that drops all of them before they get to the rules of a plugin, which accepts them.
     pub(super) above: Option<&'a Rule>,
+    /// The rules that may drop some of them.
+    pub(super) unclear: Vec<&'a Rule>,
 }
 
 /// What drops packets that no rule accepts.
@@ -204,7 +104,7 @@ pub(super) enum Last {
 /// Follows packets through a base chain: the first rule that matches decides. `is_accepted` means that a plugin accepts
 /// them in a chain of its own, or would do so if the base chain led there, which the plugin reports itself.
 pub(super) fn follow<'a>(chains: &'a Chains, base: &str, drops: bool, of: &Packets, is_accepted: bool) -> Effect<'a> {
-    let mut walk = Walk { chains, packets: of, is_accepted, partial: Vec::new(), ends: BTreeMap::new() };
+    let mut walk = Walk::new(chains, of, is_accepted);
     let end = walk.chain(base, true);
     let mut rules = walk.partial;
     let last = match end {
@@ -222,20 +122,39 @@ pub(super) fn follow<'a>(chains: &'a Chains, base: &str, drops: bool, of: &Packe
         }
         _ => None,
     };
-    Effect { rules, last: last.filter(|_| !is_accepted), above }
+    Effect { rules, last: last.filter(|_| !is_accepted), above, unclear: walk.unclear }
+}
+
+/// Returns the rule that certainly refuses all these packets, if it is about them, and how it gets them. Nothing else
+/// may have decided about any of them before.
+pub(super) fn refusing<'a>(chains: &'a Chains, base: &str, of: &Packets, is_accepted: bool) -> Option<&'a Rule> {
+    let mut walk = Walk::new(chains, of, is_accepted);
+    match walk.chain(base, true) {
+        End::Refused(rule) if !walk.may_have_left => Some(rule),
+        _ => None,
+    }
 }
 
 struct Walk<'a, 'b> {
     chains: &'a Chains,
     packets: &'b Packets,
     is_accepted: bool,
+    /// Whether some of the packets may have left the base chain by a rule that accepts them.
+    may_have_left: bool,
+    /// The rules that are about the packets, and refuse some of them on conditions that are not examined.
+    unclear: Vec<&'a Rule>,
     /// The rules that refuse a part of the packets.
     partial: Vec<&'a Rule>,
     /// Where packets get to in each chain that another one leads to.
     ends: BTreeMap<&'a str, End<'a>>,
 }
 
-impl<'a> Walk<'a, '_> {
+impl<'a, 'b> Walk<'a, 'b> {
+    fn new(chains: &'a Chains, packets: &'b Packets, is_accepted: bool) -> Walk<'a, 'b> {
+        let (partial, unclear) = (Vec::new(), Vec::new());
+        Walk { chains, packets, is_accepted, may_have_left: false, unclear, partial, ends: BTreeMap::new() }
+    }
+
     /// Follows packets through a chain that another one leads to. Each is followed once: the number of paths to it can
     /// double with every chain on the way.
     fn other_chain(&mut self, name: &'a str) -> End<'a> {
@@ -259,9 +178,15 @@ impl<'a> Walk<'a, '_> {
             let is_certain = matched == Match::All;
             match &rule.verdict {
                 _ if matched == Match::None => {}
-                Verdict::Accept | Verdict::Return if !is_certain => may_leave = true,
-                Verdict::Accept => return End::Accepted,
+                Verdict::Accept | Verdict::Return | Verdict::TranslateDestination | Verdict::TranslateSource(_)
+                    if !is_certain =>
+                {
+                    may_leave = true;
+                    self.may_have_left |= rule.verdict != Verdict::Return;
+                }
+                Verdict::Accept | Verdict::TranslateDestination | Verdict::TranslateSource(_) => return End::Accepted,
                 Verdict::Return => return End::Continue,
+                Verdict::Refuse if matched == Match::Unknown => self.unclear.extend(is_about.then_some(rule)),
                 _ if matched == Match::Unknown => {}
                 Verdict::Refuse if is_certain && is_about => return End::Refused(rule),
                 Verdict::Refuse if is_certain && is_base => return End::RefusedWithOthers(number),
@@ -269,7 +194,10 @@ impl<'a> Walk<'a, '_> {
                 Verdict::Refuse if is_about => self.partial.push(rule),
                 Verdict::Jump(chain) | Verdict::Goto(chain) => match self.other_chain(chain) {
                     End::Continue if is_certain && self.is_accepted && chain == ACCEPTING => return End::Accepted,
-                    End::Accepted if !is_certain => may_leave = true,
+                    End::Accepted if !is_certain => {
+                        may_leave = true;
+                        self.may_have_left = true;
+                    }
                     End::Refused(inner) if !is_certain => self.partial.extend(is_about.then_some(inner)),
                     End::Continue if is_certain && matches!(rule.verdict, Verdict::Goto(_)) => return End::Continue,
                     End::Continue => {}
@@ -284,6 +212,8 @@ impl<'a> Walk<'a, '_> {
 
 #[cfg(test)]
 mod tests {
+    use linux::netlink::nft::{ConnectionStates, Family, LinkPattern, Property, Side};
+
     use super::*;
 
     fn link(side: Side, name: &str) -> Condition {

@@ -1,9 +1,13 @@
 //! Reads the rules that packets can reach from a base chain: from nf_tables, or from the text of a legacy table.
 
+use std::collections::BTreeMap;
+
 use cni::Result;
 use linux::iptables::words;
 use linux::netlink::Link;
-use linux::netlink::nft::{self, Condition, LinkPattern, Nftables, Property, Side, Table};
+use linux::netlink::nft::{
+    self, Condition, ConnectionStates, Element, LinkPattern, Lookup, Nftables, Property, Side, Table,
+};
 
 use super::path::{Chains, Rule, Verdict};
 
@@ -12,9 +16,16 @@ const MAX_CHAINS: usize = 500;
 
 /// Reads a chain of nf_tables, and the chains that it leads to.
 pub(super) fn from_nftables(nft: &mut Nftables, table: Table<'_>, base: &str, links: &[Link]) -> Result<Chains> {
+    let mut sets = Sets::new();
     read_reachable(base, |name| {
-        let rules = nft.rules(table.chain(name))?;
-        Ok(rules.iter().map(|rule| of_nftables(table, rule, links)).collect())
+        let mut rules = Vec::new();
+        for rule in nft.rules(table.chain(name))? {
+            for lookup in rule.lookups.iter().filter(|lookup| !sets.contains_key(&lookup.set)).collect::<Vec<_>>() {
+                sets.insert(lookup.set.clone(), nft.listed_elements(table.set(&lookup.set))?);
+            }
+            rules.extend(of_nftables(table, &rule, links, &sets));
+        }
+        Ok(rules)
     })
 }
 
@@ -41,26 +52,63 @@ fn read_reachable(base: &str, mut read: impl FnMut(&str) -> Result<Vec<Rule>>) -
     Ok(chains)
 }
 
-/// Converts a rule of nf_tables. Conditions about the index of a link become conditions about its name.
-fn of_nftables(table: Table<'_>, rule: &nft::Rule, links: &[Link]) -> Rule {
-    let verdict = match &rule.verdict {
+/// The elements of the sets that rules of a table name.
+type Sets = BTreeMap<String, Vec<Element>>;
+
+/// Converts a rule of nf_tables, for each verdict that it can have. Conditions about the index of a link become conditions
+/// about its name, and those about a set conditions about its elements.
+fn of_nftables(table: Table<'_>, rule: &nft::Rule, links: &[Link], sets: &Sets) -> Vec<Rule> {
+    let verdict = |verdict: &nft::Verdict| match verdict {
+        nft::Verdict::Accept => Verdict::Accept,
+        nft::Verdict::Return => Verdict::Return,
+        nft::Verdict::Drop => Verdict::Refuse,
+        nft::Verdict::Jump(chain) => Verdict::Jump(chain.clone()),
+        nft::Verdict::Goto(chain) => Verdict::Goto(chain.clone()),
+    };
+    let own = match &rule.verdict {
         _ if rule.refuses() => Verdict::Refuse,
-        Some(nft::Verdict::Accept) => Verdict::Accept,
-        Some(nft::Verdict::Return) => Verdict::Return,
-        Some(nft::Verdict::Jump(chain)) => Verdict::Jump(chain.clone()),
-        Some(nft::Verdict::Goto(chain)) => Verdict::Goto(chain.clone()),
-        Some(nft::Verdict::Drop) | None => Verdict::Continue,
+        _ if rule.translates_destination => Verdict::TranslateDestination,
+        Some(own) => verdict(own),
+        None => rule.translates_source_to.map_or(Verdict::Continue, Verdict::TranslateSource),
     };
     let chain = table.chain(&rule.chain);
-    let name = |index: u32| links.iter().find(|link| link.index.number() == index).map(|link| link.name.clone());
+    let elements = |lookup: &Lookup| sets.get(&lookup.set).map(Vec::as_slice).unwrap_or_default();
     let conditions = rule.conditions().into_iter().map(|condition| match condition.property {
-        Property::Link(side, LinkPattern::Index(index)) => {
-            let link = name(index).map(|name| Property::Link(side, LinkPattern::Name(name)));
-            Condition { property: link.unwrap_or(Property::Other), ..condition }
+        Property::InSet(lookup) => {
+            Condition { property: named(lookup.property(elements(&lookup)), links), ..condition }
         }
-        _ => condition,
+        property => Condition { property: named(property, links), ..condition },
     });
-    Rule { conditions: conditions.collect(), verdict, name: format!("{chain} handle {}", rule.handle) }
+    let whole =
+        Rule { conditions: conditions.collect(), verdict: own, name: format!("{chain} handle {}", rule.handle) };
+    let with = |property, verdict| {
+        let condition = Condition { is_negated: false, property };
+        Rule { conditions: [whole.conditions.as_slice(), &[condition]].concat(), verdict, name: whole.name.clone() }
+    };
+    let mut rules = Vec::new();
+    for lookup in rule.lookups.iter().filter(|lookup| lookup.is_verdict_map()) {
+        match lookup.verdicts(elements(lookup)) {
+            Some(all) => {
+                rules.extend(all.into_iter().map(|(property, own)| with(named(property, links), verdict(&own))))
+            }
+            // It may decide about any packet.
+            None => rules.push(with(Property::Other, Verdict::Accept)),
+        }
+    }
+    rules.push(whole);
+    rules
+}
+
+/// Replaces the indexes of links by their names.
+fn named(property: Property, links: &[Link]) -> Property {
+    match property {
+        Property::Link(side, LinkPattern::Index(index)) => {
+            let link = links.iter().find(|link| link.index.number() == index);
+            link.map_or(Property::Other, |link| Property::Link(side, LinkPattern::Name(link.name.clone())))
+        }
+        Property::AnyOf(all) => Property::AnyOf(all.into_iter().map(|property| named(property, links)).collect()),
+        other => other,
+    }
 }
 
 /// Parses a rule in the form of `iptables-save`, without `-A` and the chain.
@@ -84,16 +132,31 @@ fn of_legacy(chain: &str, text: &str) -> Rule {
                 words.next();
                 continue;
             }
-            "-p" | "--dport" | "--sport" | "--dports" | "--sports" | "--icmp-type" | "--icmpv6-type" => {
+            "-p" => {
+                let number = words.next().and_then(protocol);
+                number.map_or(Property::Protocol, Property::TransportProtocol)
+            }
+            "--sport" | "--dports" | "--sports" | "--icmp-type" | "--icmpv6-type" => {
                 words.next();
                 Property::Protocol
             }
+            "--dport" => ports(words.next().unwrap_or_default()),
+            "--ctstate" | "--state" => states(words.next().unwrap_or_default()),
+            "--dst-type" if words.next() == Some("LOCAL") => Property::ToHost,
             "-m" => match words.next() {
-                Some("comment" | "tcp" | "udp" | "sctp" | "icmp" | "icmp6" | "multiport") => continue,
+                // Their options follow.
+                Some("comment" | "tcp" | "udp" | "sctp" | "icmp" | "icmp6" | "multiport" | "conntrack" | "state")
+                | Some("addrtype") => continue,
                 _ => Property::Other,
             },
             "-j" | "-g" => {
                 verdict = legacy_verdict(word, words.next().unwrap_or_default());
+                if let (Verdict::Jump(target), Some("--to-source")) = (&verdict, words.next())
+                    && target == "SNAT"
+                    && let Some(Ok(ip)) = words.next().map(str::parse)
+                {
+                    verdict = Verdict::TranslateSource(ip);
+                }
                 break;
             }
             // The options of other matches, and their values.
@@ -109,9 +172,45 @@ fn legacy_verdict(option: &str, target: &str) -> Verdict {
         "ACCEPT" => Verdict::Accept,
         "DROP" | "REJECT" => Verdict::Refuse,
         "RETURN" => Verdict::Return,
+        "DNAT" | "REDIRECT" => Verdict::TranslateDestination,
         chain if option == "-g" => Verdict::Goto(chain.to_owned()),
         chain => Verdict::Jump(chain.to_owned()),
     }
+}
+
+/// Returns the number of a transport protocol.
+pub(super) fn protocol(name: &str) -> Option<u8> {
+    match name {
+        "tcp" => Some(6),
+        "udp" => Some(17),
+        "dccp" => Some(33),
+        "sctp" => Some(132),
+        _ => None,
+    }
+}
+
+/// Parses a port, or the first and the last one.
+fn ports(text: &str) -> Property {
+    let (first, last) = text.split_once(':').unwrap_or((text, text));
+    match (first.parse(), last.parse()) {
+        (Ok(first), Ok(last)) => Property::DestinationPort(first, last),
+        _ => Property::Protocol,
+    }
+}
+
+/// Parses states of connections.
+fn states(text: &str) -> Property {
+    let state = |name: &str| match name {
+        "INVALID" => Some(ConnectionStates::INVALID),
+        "ESTABLISHED" => Some(ConnectionStates::ESTABLISHED),
+        "RELATED" => Some(ConnectionStates::RELATED),
+        "NEW" => Some(ConnectionStates::NEW),
+        // UNTRACKED, SNAT, DNAT
+        _ => None,
+    };
+    let states: Option<Vec<u32>> = text.split(',').map(state).collect();
+    states
+        .map_or(Property::Other, |all| Property::State(ConnectionStates(all.into_iter().fold(0, |all, one| all | one))))
 }
 
 fn link_pattern(name: &str) -> LinkPattern {
@@ -145,10 +244,15 @@ mod tests {
         assert_eq!(conditions, [(true, source), (false, link(Side::From, "br-pods")), (true, output)]);
         assert_eq!(verdict, Verdict::Refuse);
         let (conditions, verdict) = read("-p tcp -m tcp --dport 25 -m comment --comment \"no -j mail\" -j USER");
-        assert_eq!(conditions, [(false, Property::Protocol), (false, Property::Protocol)]);
+        assert_eq!(conditions, [(false, Property::TransportProtocol(6)), (false, Property::DestinationPort(25, 25))]);
         assert_eq!(verdict, Verdict::Jump("USER".to_owned()));
-        let (conditions, _) = read("-m conntrack --ctstate INVALID -j DROP");
+        let (conditions, _) = read("-m conntrack ! --ctstate INVALID,NEW -j DROP");
+        assert_eq!(conditions, [(true, Property::State(ConnectionStates(9)))]);
+        let (conditions, _) = read("-m mark --mark 0x1 -j DROP");
         assert!(conditions.contains(&(false, Property::Other)), "{conditions:?}");
+        assert_eq!(read("-m addrtype --dst-type LOCAL -j DOCKER").0, [(false, Property::ToHost)]);
+        assert_eq!(read("-j DNAT --to-destination 10.1.0.2:80").1, Verdict::TranslateDestination);
+        assert_eq!(read("-j SNAT --to-source 192.0.2.1").1, Verdict::TranslateSource([192, 0, 2, 1].into()));
     }
 
     #[test]

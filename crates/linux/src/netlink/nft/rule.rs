@@ -1,6 +1,7 @@
 //! Rules as the kernel lists them.
 
 mod condition;
+mod lookup;
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -13,7 +14,8 @@ use crate::error::Result;
 use crate::ip::Cidr;
 use crate::netlink::wire;
 
-pub use condition::{Condition, LinkPattern, Property, Side};
+pub use condition::{Condition, ConnectionStates, LinkPattern, Property, Side};
+pub use lookup::Lookup;
 
 /// The properties of a listed rule that cni0 uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,13 @@ pub struct Rule {
     /// The address and port by which the rule replaces the destination; `None` if it has a range of them, a map, or no
     /// port. A target `DNAT` of iptables is one of the `extensions` instead.
     pub translates_to: Option<SocketAddr>,
+    /// Whether the rule replaces the destination.
+    pub translates_destination: bool,
+    /// The address by which the rule replaces the source, if it is a single one. A target `SNAT` of iptables is one of
+    /// the `extensions` instead.
+    pub translates_source_to: Option<IpAddr>,
+    /// The sets and maps in which the rule looks up a field.
+    pub lookups: Vec<Lookup>,
     /// The values with which the rule compares, in order.
     pub values: Vec<Vec<u8>>,
     /// The matches and targets of iptables, in order.
@@ -245,7 +254,7 @@ impl Rule {
         }
         match name.as_str() {
             "immediate" => return self.read_immediate(data, registers),
-            "meta" | "payload" => return self.read_load(&name, data, registers),
+            "meta" | "payload" | "ct" | "fib" => return self.read_load(&name, data, registers),
             "bitwise" => {
                 let mask = nested(data, &[4])?.into_iter().find(|(kind, _)| *kind == 1);
                 registers.mask = mask.map(|(_, mask)| mask.to_vec()).unwrap_or_default();
@@ -253,6 +262,21 @@ impl Rule {
             }
             "nat" => {
                 self.translates_to = registers.read_translation(data)?;
+                (self.translates_destination, self.translates_source_to) = registers.read_nat(data)?;
+                self.others.push(name);
+            }
+            "redir" => {
+                self.translates_destination = true;
+                self.others.push(name);
+            }
+            "lookup" => {
+                let field = FieldComparison {
+                    origin: registers.field,
+                    mask: std::mem::take(&mut registers.mask),
+                    how: Comparison::Equal,
+                    value: Vec::new(),
+                };
+                self.lookups.push(Lookup::read(field, data)?);
                 self.others.push(name);
             }
             "cmp" => self.read_comparison(data, registers)?,
@@ -272,18 +296,22 @@ impl Rule {
     /// Reads an expression that loads a field into a register, or changes the field.
     fn read_load(&mut self, name: &str, data: &[u8], registers: &mut Registers) -> Result<()> {
         *registers = Registers::default();
-        let (mut is_load, mut numbers) = (false, [0; 5]);
+        let (mut is_load, mut has_direction, mut numbers) = (false, false, [0; 5]);
         for attribute in wire::attributes(data, 0) {
             let (kind, value) = attribute?;
             is_load |= kind == 1;
-            if let Some(number) = numbers.get_mut(usize::from(kind)) {
+            // The direction of a connection has one byte.
+            has_direction |= name == "ct" && kind == 3;
+            if let Some(number) = numbers.get_mut(usize::from(kind)).filter(|_| !(name == "ct" && kind == 3)) {
                 *number = u32::from_be(wire::number(value, 0)?);
             }
         }
         let [_, _, key, offset, _] = numbers;
         registers.field = match (name, Header::numbered(key)) {
             ("meta", _) => Some(Origin::Meta(key)),
-            (_, Some(header)) => Some(Origin::Payload(header, offset)),
+            ("ct", _) if !has_direction => Some(Origin::Connection { key, is_original: false }),
+            ("fib", _) => Some(Origin::Fib { result: key, flags: offset }),
+            ("payload", Some(header)) => Some(Origin::Payload(header, offset)),
             _ => None,
         };
         if !is_load {
@@ -342,6 +370,7 @@ impl Rule {
         match extension.name.as_str() {
             "comment" => self.comment = wire::text(&extension.info),
             "MASQUERADE" => self.masquerades = true,
+            "DNAT" | "REDIRECT" => self.translates_destination = true,
             _ => {}
         }
         self.extensions.push(extension);
@@ -376,6 +405,19 @@ impl Registers {
     fn value(&self, register: Register) -> Option<&[u8]> {
         let last = self.loaded.iter().rev().find(|(loaded, _)| *loaded == register)?;
         Some(&last.1)
+    }
+
+    /// Returns whether a `nat` expression translates destinations, and the address by which it replaces sources.
+    fn read_nat(&self, nat: &[u8]) -> Result<(bool, Option<IpAddr>)> {
+        let (mut is_source, mut address) = (true, None);
+        for attribute in wire::attributes(nat, 0) {
+            match attribute? {
+                (1, value) => is_source = wire::number(value, 0)? == 0,
+                (3, value) => address = self.value(Register::read(value)?),
+                _ => {}
+            }
+        }
+        Ok((!is_source, address.filter(|_| is_source).and_then(|address| wire::ip(address).ok())))
     }
 
     /// Returns the address and port of a `nat` expression if it translates destinations.

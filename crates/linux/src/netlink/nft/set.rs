@@ -36,6 +36,8 @@ const LIST_ELEM: u16 = 1;
 const ELEMENTS: u16 = 3;
 const ELEM_KEY: u16 = 1;
 const ELEM_DATA: u16 = 2;
+const ELEM_FLAGS: u16 = 3;
+const INTERVAL_END: u32 = 1;
 const ELEM_USERDATA: u16 = 6;
 const ELEM_KEY_END: u16 = 10;
 const FLAG_ANONYMOUS: u32 = 1;
@@ -158,6 +160,8 @@ pub struct Element {
     pub key: Vec<u8>,
     /// The last key of a range.
     pub key_end: Option<Vec<u8>>,
+    /// Whether the key is the first after a range, in a set whose ranges are not pairs of keys.
+    pub ends_range: bool,
     /// What the key maps to; `None` in a set.
     pub data: Option<Data>,
     /// The comment, the mark and the note.
@@ -168,7 +172,7 @@ impl Element {
     /// Returns an element with the concatenation of `key` as its key.
     pub fn new(key: &[Value]) -> Element {
         let key = Value::concatenate(key);
-        Element { key, key_end: None, data: None, userdata: UserData::default() }
+        Element { key, key_end: None, ends_range: false, data: None, userdata: UserData::default() }
     }
 
     /// Returns an element for the keys whose parts are between those of `first` and `last`.
@@ -245,6 +249,7 @@ impl Element {
             match attribute? {
                 (ELEM_KEY, data) => element.key = Data::read(data)?.and_then(Data::into_value).unwrap_or_default(),
                 (ELEM_KEY_END, data) => element.key_end = Data::read(data)?.and_then(Data::into_value),
+                (ELEM_FLAGS, flags) => element.ends_range = u32::from_be(wire::number(flags, 0)?) & INTERVAL_END != 0,
                 (ELEM_DATA, data) => element.data = Data::read(data)?,
                 (ELEM_USERDATA, data) => element.userdata = UserData::read(data),
                 _ => {}
